@@ -1,0 +1,79 @@
+# Puts a private, patched copy of llama.cpp's source at PYPCD_LLAMA_DIR. What the user named is never changed.
+
+set(PYPCD_LLAMA_DIR "${CMAKE_BINARY_DIR}/llama.cpp-${PYPCD_PIN}")
+set(PYPCD_PATCH     "${PROJECT_SOURCE_DIR}/cpp/patches/llama-cpp-hooks.patch")
+
+if(NOT EXISTS "${PYPCD_LLAMA_DIR}/CMakeLists.txt")
+    set(source "${PYPCD_LLAMA_CPP_SOURCE}")
+
+    if(NOT source)
+        message(STATUS "Downloading the source of llama-cpp-python ${PYPCD_PIN}")
+        execute_process(
+            COMMAND "${Python_EXECUTABLE}" -m pip download --quiet --no-deps --no-build-isolation
+                --no-binary llama-cpp-python "llama-cpp-python==${PYPCD_PIN}" --dest "${CMAKE_BINARY_DIR}/sdist"
+            RESULT_VARIABLE failed)
+        file(GLOB source "${CMAKE_BINARY_DIR}/sdist/llama_cpp_python-*.tar.gz")
+        if(failed OR NOT source)
+            message(FATAL_ERROR
+                "The source of llama-cpp-python ${PYPCD_PIN} could not be downloaded.\n"
+                "Without network, name a llama.cpp tree or that version's sdist: "
+                "PYPCD_LLAMA_CPP_SOURCE=/path pip install .")
+        endif()
+    endif()
+
+    if(NOT EXISTS "${source}")
+        message(FATAL_ERROR "PYPCD_LLAMA_CPP_SOURCE names '${source}', which does not exist.")
+    endif()
+
+    set(unpacked "${CMAKE_BINARY_DIR}/unpacked")
+    file(REMOVE_RECURSE "${unpacked}" "${PYPCD_LLAMA_DIR}")
+
+    if(IS_DIRECTORY "${source}")
+        set(tree "${source}")
+    else()
+        file(ARCHIVE_EXTRACT INPUT "${source}" DESTINATION "${unpacked}" PATTERNS
+            "*/vendor/llama.cpp/CMakeLists.txt" "*/vendor/llama.cpp/LICENSE" "*/vendor/llama.cpp/licenses/*"
+            "*/vendor/llama.cpp/cmake/*" "*/vendor/llama.cpp/ggml/cmake/*" "*/vendor/llama.cpp/include/*" "*/vendor/llama.cpp/src/*"
+            "*/vendor/llama.cpp/vendor/*")
+        file(GLOB tree "${unpacked}/*/vendor/llama.cpp")
+    endif()
+
+    if(NOT EXISTS "${tree}/src/llama-kv-cache.cpp")
+        message(FATAL_ERROR "'${source}' holds no llama.cpp source (src/llama-kv-cache.cpp is missing).")
+    endif()
+
+    file(COPY "${tree}/" DESTINATION "${PYPCD_LLAMA_DIR}.new"
+        PATTERN ".git" EXCLUDE PATTERN "*.gguf" EXCLUDE REGEX "^${tree}/(build|tests|tools|docs|media)" EXCLUDE)
+    file(RENAME "${PYPCD_LLAMA_DIR}.new" "${PYPCD_LLAMA_DIR}")
+    file(REMOVE_RECURSE "${unpacked}")
+endif()
+
+# Apply once: what reverses cleanly is applied already.
+find_program(GIT_EXECUTABLE git)
+if(NOT GIT_EXECUTABLE)
+    message(FATAL_ERROR "git is needed to apply ${PYPCD_PATCH}; install it and try again.")
+endif()
+
+function(pypcd_git_apply result)
+    execute_process(
+        COMMAND "${CMAKE_COMMAND}" -E env "GIT_CEILING_DIRECTORIES=${CMAKE_BINARY_DIR}"
+            "${GIT_EXECUTABLE}" apply --whitespace=nowarn ${ARGN} "${PYPCD_PATCH}"
+        WORKING_DIRECTORY "${PYPCD_LLAMA_DIR}"
+        RESULT_VARIABLE code OUTPUT_QUIET ERROR_VARIABLE text)
+    set(${result} "${code}" PARENT_SCOPE)
+    set(${result}_text "${text}" PARENT_SCOPE)
+endfunction()
+
+pypcd_git_apply(reversed --reverse --check)
+if(NOT reversed EQUAL 0)
+    pypcd_git_apply(applied)
+    if(NOT applied EQUAL 0)
+        message(FATAL_ERROR
+            "The hook patch does not apply to this llama.cpp source:\n${applied_text}"
+            "pypcd is written for llama-cpp-python ${PYPCD_PIN}; build from that version's source, "
+            "or move the pin as cpp/README.md describes.")
+    endif()
+    message(STATUS "Applied the PCD hooks to llama.cpp")
+else()
+    message(STATUS "The PCD hooks are applied already")
+endif()

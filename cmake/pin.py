@@ -1,0 +1,15 @@
+"""Makes the runtime requirements from the pin in pyproject.toml's build requirements (a scikit-build-core provider)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+
+def dynamic_metadata(field: str, settings: dict[str, Any] | None = None, _project: dict[str, Any] | None = None) -> list[str]:
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    pin = re.search(r'"(llama-cpp-python==[^"]+)"', text)
+    if field != "dependencies" or pin is None:
+        raise ValueError(f"cmake/pin.py provides the dependencies from pyproject.toml's pin, not {field!r}")
+    return [pin.group(1), "numpy>=1.24", "gguf>=0.10"]

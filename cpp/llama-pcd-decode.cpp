@@ -1,0 +1,422 @@
+// How a batch becomes contrasted rows: add the twins, decode, combine, drop the twins, show the caller only
+// the rows that were asked for.
+
+#include "llama-pcd-impl.h"
+
+#include "llama-context.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <cmath>
+
+// Added to the logits outside the plausible tokens. Finite, so that a grammar or a logit processor that forbids all
+// plausible tokens still finds the model's own order among the rest; e^-10000 is 0 at any sane temperature.
+static constexpr float OUTSIDE = -1e4f;
+
+bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret) {
+    llama_pcd * pcd = lctx.get_cparams().pcd.get();
+    if (!pcd || pcd->nested) {
+        return false;
+    }
+    if (!pcd->on) {
+        pcd->stale = true; // keys stored from here on have no second
+        return false;
+    }
+    ret = pcd->decode(batch);
+    return true;
+}
+
+int llama_pcd::decode(const llama_batch_ext & batch) {
+    rows = {};
+
+    if (!lctx.sampling.samplers.empty()) {
+        LLAMA_LOG_ERROR("%s: backend samplers bypass the logits PCD works on; remove them or turn PCD off\n", __func__);
+        return -1;
+    }
+
+    for (size_t i = 0; i < batch.tokens.size(); ++i) {
+        for (llama_seq_id s : batch.tokens[i].seq_ids) {
+            if (llama_pcd_is_twin(s)) {
+                LLAMA_LOG_ERROR("%s: sequence id %d: ids from %d on belong to PCD's twins\n", __func__, s, LLAMA_PCD_SEQ_FIRST);
+                return -1;
+            }
+        }
+        if (batch.tokens[i].output) {
+            rows.out_ids.push_back(i);
+        }
+    }
+
+    const size_t n_out = rows.out_ids.size();
+
+    if (n_out == 0 || suspended) {
+        rows = {};
+        return decode_nested(batch);
+    }
+
+    if (stale && has_second_keys() && !derive_second_keys()) {
+        LLAMA_LOG_ERROR("%s: failed to derive the second keys\n", __func__);
+        return -3;
+    }
+
+    stats.n_tokens += n_out;
+
+    const size_t n_vocab = lctx.model.vocab.n_tokens();
+    rows.standard        .resize(n_out*n_vocab);
+    rows.over_rotated    .resize(n_out*n_vocab);
+    rows.has_over_rotated.assign(n_out, false);
+
+    const size_t n_free   = n_free_cells();
+    const size_t n_tokens = batch.tokens.size();
+
+    int ret = 1;
+
+    if (params.gamma == 1) {
+        ret = decode_alternate(batch); // never needs a twin
+    } else if (params.evaluation == LLAMA_PCD_EVALUATION_FUSED && n_out <= LLAMA_PCD_MAX_TWINS &&
+            n_tokens + n_out <= std::min<size_t>(lctx.n_batch(), n_free)) {
+        ret = decode_fused(batch);
+    } else if (n_tokens + 1 <= n_free) {
+        ret = decode_alternate(batch);
+    }
+
+    // no cell to spare for a twin: it can have its token's before the token does
+    if (ret == 1) {
+        ret = decode_sequential(batch);
+    }
+    if (ret != 0) {
+        rows = {};
+        return ret;
+    }
+
+    for (size_t i = 0; i < n_out; ++i) {
+        write_row(i, lctx.logits.data + lctx.output_ids[rows.out_ids[i]]*n_vocab);
+    }
+
+    return 0;
+}
+
+int llama_pcd::decode_nested(const llama_batch_ext & batch) {
+    nested    = true;
+    misplaced = false;
+
+    int ret;
+    try {
+        ret = lctx.decode(batch);
+    } catch (...) {
+        nested = false;
+        drop_twins();
+        throw;
+    }
+    nested = false;
+
+    drop_twins();
+
+    return ret;
+}
+
+// one batch with all tokens and, behind them, their twins
+int llama_pcd::decode_fused(const llama_batch_ext & batch) {
+    const size_t n_std   = batch.tokens.size();
+    const size_t n_out   = rows.out_ids.size();
+    const size_t n_vocab = lctx.model.vocab.n_tokens();
+
+    llama_batch_ext both = batch_like(batch);
+    both.tokens = batch.tokens;
+    both.embd   = batch.embd;
+    both.n_embd = batch.n_embd;
+    add_twins(both, batch, 0, n_out);
+
+    const int ret = decode_nested(both);
+    if (ret != 0) {
+        return ret;
+    }
+
+    if (misplaced) {
+        // the memory split the batch in its own way; take the tokens back and go one by one
+        for (const auto & token : batch.tokens) {
+            for (llama_seq_id s : token.seq_ids) {
+                lctx.memory->seq_rm(s, token.pos[0], -1);
+            }
+        }
+        return 1;
+    }
+
+    lctx.n_queued_tokens -= n_out; // twins are not the caller's tokens
+    lctx.synchronize();
+    lctx.output_reorder();
+
+    for (size_t i = 0; i < n_out; ++i) {
+        const float * l1 = lctx.logits.data + lctx.output_ids[rows.out_ids[i]]*n_vocab;
+        const float * l2 = lctx.logits.data + lctx.output_ids[n_std + i]*n_vocab;
+
+        std::copy(l1, l1 + n_vocab, rows.standard.begin()     + i*n_vocab);
+        std::copy(l2, l2 + n_vocab, rows.over_rotated.begin() + i*n_vocab);
+        rows.has_over_rotated[i] = true;
+    }
+    stats.n_twins += n_out;
+
+    // the twins' rows are the last ones: forget them
+    lctx.n_outputs -= n_out;
+    for (size_t i = 0; i < n_out; ++i) {
+        lctx.output_ids[n_std + i] = -1;
+    }
+
+    return 0;
+}
+
+// the batch first, then the twins that can still change an outcome
+int llama_pcd::decode_alternate(const llama_batch_ext & batch) {
+    const size_t n_out   = rows.out_ids.size();
+    const size_t n_vocab = lctx.model.vocab.n_tokens();
+
+    const int ret = decode_nested(batch);
+    if (ret != 0) {
+        return ret;
+    }
+
+    const auto n_queued = lctx.n_queued_tokens;
+    const auto t_start  = lctx.t_compute_start_us;
+
+    lctx.n_queued_tokens = 0; // counted below, together with the twins' time
+    lctx.synchronize();
+    lctx.output_reorder();
+
+    // the second pass overwrites the outputs of the first
+    const auto n_outputs  = lctx.n_outputs;
+    const auto output_ids = lctx.output_ids;
+
+    std::vector<size_t> todo;
+    for (size_t i = 0; i < n_out; ++i) {
+        const float * l1 = lctx.logits.data + output_ids[rows.out_ids[i]]*n_vocab;
+
+        std::copy(l1, l1 + n_vocab, rows.standard.begin() + i*n_vocab);
+        if (needs_twin(l1)) {
+            todo.push_back(i);
+        } else {
+            stats.n_skipped++;
+        }
+    }
+
+    const size_t n_logits = todo.empty() ? 0 : n_outputs*n_vocab;
+    const size_t n_embd   = todo.empty() || !lctx.embd.data ? 0 : n_outputs*lctx.model.hparams.n_embd_out();
+
+    const std::vector<float> logits(lctx.logits.data, lctx.logits.data + n_logits);
+    const std::vector<float> embd  (lctx.embd.data,   lctx.embd.data   + n_embd);
+
+    const size_t n_max = std::min<size_t>({ LLAMA_PCD_MAX_TWINS, lctx.n_batch(), n_free_cells() });
+
+    int status = 0;
+    for (size_t k = 0; k < todo.size() && status == 0; ) {
+        // neighbours go together
+        size_t n = 1;
+        while (n < n_max && k + n < todo.size() && todo[k + n] == todo[k] + n) {
+            n++;
+        }
+        status = decode_twins(batch, todo[k], n);
+        k += n;
+    }
+
+    std::copy(logits.begin(), logits.end(), lctx.logits.data);
+    std::copy(embd.begin(),   embd.end(),   lctx.embd.data);
+
+    lctx.n_outputs          = n_outputs;
+    lctx.output_ids         = output_ids;
+    lctx.n_queued_tokens    = n_queued;
+    lctx.t_compute_start_us = t_start;
+
+    lctx.synchronize();
+
+    return status == 1 ? -2 : status;
+}
+
+// the cache is full up to the tokens themselves: each twin is evaluated in the cell of its token, before it
+int llama_pcd::decode_sequential(const llama_batch_ext & batch) {
+    const size_t n_out   = rows.out_ids.size();
+    const size_t n_vocab = lctx.model.vocab.n_tokens();
+    const size_t n_embd  = lctx.embd.data ? lctx.model.hparams.n_embd_out() : 0;
+
+    std::vector<float> embd;
+
+    const auto decode_part = [&](size_t b, size_t e) {
+        llama_batch_ext part = batch_like(batch);
+        part.tokens.assign(batch.tokens.begin() + b, batch.tokens.begin() + e);
+        part.n_embd = batch.n_embd;
+        part.embd.assign(batch.embd.begin() + b*batch.n_embd, batch.embd.begin() + (batch.embd.empty() ? b*batch.n_embd : e*batch.n_embd));
+        return decode_nested(part);
+    };
+
+    int    ret  = 0;
+    size_t done = 0;
+
+    for (size_t i = 0; i < n_out && ret == 0; ++i) {
+        const size_t at = rows.out_ids[i];
+
+        if (at > done) {
+            ret = decode_part(done, at);
+        }
+        if (ret == 0) {
+            ret = decode_twins(batch, i, 1);
+        }
+        if (ret == 0) {
+            ret = decode_part(at, at + 1);
+        }
+        if (ret == 0) {
+            lctx.synchronize();
+            std::copy(lctx.logits.data, lctx.logits.data + n_vocab, rows.standard.begin() + i*n_vocab);
+            embd.insert(embd.end(), lctx.embd.data, lctx.embd.data + n_embd);
+        }
+        done = at + 1;
+    }
+    if (ret == 0 && done < batch.tokens.size()) {
+        ret = decode_part(done, batch.tokens.size());
+    }
+
+    if (ret != 0) {
+        // as if nothing had been decoded
+        for (const auto & token : batch.tokens) {
+            for (llama_seq_id s : token.seq_ids) {
+                lctx.memory->seq_rm(s, token.pos[0], -1);
+            }
+        }
+        return ret;
+    }
+
+    lctx.synchronize();
+    if (lctx.output_reserve(n_out) < n_out) {
+        return -2;
+    }
+    std::copy(embd.begin(), embd.end(), lctx.embd.data);
+
+    lctx.output_swaps.clear();
+    lctx.n_outputs = n_out;
+    for (size_t i = 0; i < n_out; ++i) {
+        lctx.output_ids[rows.out_ids[i]] = i;
+    }
+
+    return 0;
+}
+
+// evaluate the twins of outputs [i0, i0 + n) alone and keep their rows
+int llama_pcd::decode_twins(const llama_batch_ext & batch, size_t i0, size_t n) {
+    const size_t n_vocab = lctx.model.vocab.n_tokens();
+
+    llama_batch_ext twins = batch_like(batch);
+    add_twins(twins, batch, i0, n);
+
+    const int ret = decode_nested(twins);
+    if (ret != 0) {
+        return ret;
+    }
+
+    lctx.n_queued_tokens = 0;
+    lctx.synchronize();
+    lctx.output_reorder();
+
+    for (size_t i = 0; i < n; ++i) {
+        const float * l2 = lctx.logits.data + lctx.output_ids[i]*n_vocab;
+
+        std::copy(l2, l2 + n_vocab, rows.over_rotated.begin() + (i0 + i)*n_vocab);
+        rows.has_over_rotated[i0 + i] = true;
+    }
+    stats.n_twins += n;
+
+    return 0;
+}
+
+llama_batch_ext llama_pcd::batch_like(const llama_batch_ext & batch) const {
+    return llama_batch_ext(batch.n_tokens_max + LLAMA_PCD_MAX_TWINS, batch.n_embd_inp, batch.n_embd_inp_enc,
+            LLAMA_MAX_SEQ, batch.mem, batch.n_vocab, batch.n_pos_per_embd);
+}
+
+void llama_pcd::add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n) {
+    parents.clear();
+    dst.n_embd = src.n_embd;
+
+    for (size_t i = 0; i < n; ++i) {
+        llama_batch_ext::token twin = src.tokens[rows.out_ids[i0 + i]];
+
+        // the sequences of one token are equal up to it: any of them tells what its twin may see
+        parents.push_back(*std::min_element(twin.seq_ids.begin(), twin.seq_ids.end()));
+
+        if (twin.has_embd) {
+            const auto first = src.embd.begin() + twin.embd_off;
+            twin.embd_off = dst.embd.size();
+            dst.embd.insert(dst.embd.end(), first, first + src.n_embd);
+        }
+
+        twin.seq_ids = { LLAMA_PCD_SEQ_FIRST + (llama_seq_id) i };
+        twin.output  = true;
+        dst.tokens.push_back(twin);
+    }
+}
+
+void llama_pcd::drop_twins() {
+    for (size_t i = 0; i < parents.size(); ++i) {
+        lctx.memory->seq_rm(LLAMA_PCD_SEQ_FIRST + (llama_seq_id) i, -1, -1);
+    }
+    parents.clear();
+}
+
+uint32_t llama_pcd::n_free_cells() const {
+    uint32_t res = UINT32_MAX;
+    for_each_kv([&](llama_kv_cache * kv) {
+        const auto & cells = kv->v_cells[0];
+        if (kv->n_swa == 0) { // a sliding-window cache makes its own room
+            res = std::min(res, cells.size() - cells.get_used());
+        }
+    });
+    return res;
+}
+
+bool llama_pcd::needs_twin(const float * standard) const {
+    if (params.gamma == 1) {
+        return false;
+    }
+    return params.relative_top == 0.0f ||
+        llama_pcd_contrast(standard, nullptr, lctx.model.vocab.n_tokens(), 0.0f, params.gamma, params.relative_top, 0.0f, nullptr) > 1;
+}
+
+//
+// rows
+//
+
+void llama_pcd::write_row(size_t i, float * dst) {
+    const size_t n_vocab = lctx.model.vocab.n_tokens();
+
+    const float * l1 = rows.standard.data() + i*n_vocab;
+    const float * l2 = rows.has_over_rotated[i] ? rows.over_rotated.data() + i*n_vocab : nullptr;
+
+    if (params.combine) {
+        llama_pcd_contrast(l1, l2, n_vocab, params.beta, params.gamma, params.relative_top, OUTSIDE, dst);
+    } else {
+        std::copy(l1, l1 + n_vocab, dst);
+    }
+}
+
+const float * llama_pcd::get_row(int32_t i, int32_t which) {
+    const size_t n_vocab = lctx.model.vocab.n_tokens();
+
+    const auto & ids = rows.out_ids;
+    const auto   it  = i >= 0 ? std::find(ids.begin(), ids.end(), i) :
+        ids.end() - std::min<size_t>(ids.size(), i == INT32_MIN ? ids.size() : (size_t) -i);
+
+    if (it == ids.end() || (i < 0 && (size_t) -(int64_t) i > ids.size())) {
+        return nullptr;
+    }
+    const size_t k = it - ids.begin();
+
+    switch (which) {
+        case LLAMA_PCD_ROW_STANDARD:
+            return rows.standard.data() + k*n_vocab;
+        case LLAMA_PCD_ROW_OVER_ROTATED:
+            return rows.has_over_rotated[k] ? rows.over_rotated.data() + k*n_vocab : nullptr;
+        case LLAMA_PCD_ROW_CONTRASTED:
+            rows.contrasted.resize(n_vocab);
+            llama_pcd_contrast(rows.standard.data() + k*n_vocab,
+                    rows.has_over_rotated[k] ? rows.over_rotated.data() + k*n_vocab : nullptr,
+                    n_vocab, params.beta, params.gamma, params.relative_top, -INFINITY, rows.contrasted.data());
+            return rows.contrasted.data();
+        default:
+            return nullptr;
+    }
+}

@@ -1,0 +1,118 @@
+// Positional Contrastive Decoding (PCD) for llama.cpp: the public C API.
+//
+// PCD is a property of a llama_context. Once it is on, llama_decode() evaluates beside every token whose
+// logits were asked for a "twin": the same token, over-rotated and/or restricted to a window. It then writes
+//
+//     L~ = (1 + beta) L - beta L*        on the plausible tokens of L (paper, Eq. 6)
+//
+// over the caller's logits row and drops the twins again. Callers need to know nothing of it.
+
+#pragma once
+
+#include "llama.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// bumped whenever llama_pcd_params or the meaning of a function changes
+#define LLAMA_PCD_VERSION 1
+
+// the most twins evaluated in one pass; further ones take further passes
+#define LLAMA_PCD_MAX_TWINS 64
+
+enum llama_pcd_cache {
+    LLAMA_PCD_CACHE_REROTATED = 0, // the twin sees the cached keys turned to theta*: second keys, same values
+    LLAMA_PCD_CACHE_SHARED    = 1, // the twin sees the cached keys as they are
+};
+
+enum llama_pcd_evaluation {
+    LLAMA_PCD_EVALUATION_FUSED     = 0, // twins ride in the batch of their tokens: the weights are read once
+    LLAMA_PCD_EVALUATION_ALTERNATE = 1, // first the batch, then its twins, on the same cache
+};
+
+enum llama_pcd_perturbation {
+    LLAMA_PCD_PERTURBATION_OVER_ROTATION = 0,
+    LLAMA_PCD_PERTURBATION_NONE          = 1, // no rotation: the twin differs by its window alone
+};
+
+enum llama_pcd_transition {
+    LLAMA_PCD_TRANSITION_EXPONENTIAL = 0, // T(x) = 2 - exp(alpha x)  (Eq. 4)
+    LLAMA_PCD_TRANSITION_NONE        = 1, // T = 0, that is theta* = theta'
+};
+
+enum llama_pcd_row {
+    LLAMA_PCD_ROW_STANDARD     = 0, // L
+    LLAMA_PCD_ROW_OVER_ROTATED = 1, // L*
+    LLAMA_PCD_ROW_CONTRASTED   = 2, // L~, with -inf outside the plausible tokens
+};
+
+enum llama_pcd_status {
+    LLAMA_PCD_OK          =  0,
+    LLAMA_PCD_INVALID     = -1, // a parameter is out of range
+    LLAMA_PCD_UNSUPPORTED = -2, // this model or context cannot run it
+    LLAMA_PCD_NO_MEMORY   = -3, // the second keys could not be allocated
+    LLAMA_PCD_DISABLED    = -4, // PYPCD_DISABLE is set in the environment
+};
+
+struct llama_pcd_params {
+    int32_t cache;        // enum llama_pcd_cache
+    int32_t evaluation;   // enum llama_pcd_evaluation
+    int32_t perturbation; // enum llama_pcd_perturbation
+    int32_t transition;   // enum llama_pcd_transition
+    float   alpha;        // slope of the transition function
+    float   base_ratio;   // B'/B
+    float   beta;         // contrast intensity
+    int32_t gamma;        // keep the gamma most probable tokens
+    float   relative_top; // and of these only p(v) >= relative_top * max p; 0 keeps them all
+    int32_t window;       // the twin sees the last `window` positions, its own included; 0 sees all
+    int32_t n_sink;       // and, with a window, the first n_sink positions
+    bool    combine;      // false leaves the standard rows in place, for llama_sampler_init_pcd()
+};
+
+struct llama_pcd_stats {
+    int64_t n_tokens;      // rows the caller asked for while PCD was on
+    int64_t n_twins;       // twins evaluated
+    int64_t n_skipped;     // twins not needed: a single token was plausible
+    int64_t n_derived;     // times the second keys were derived anew from the first
+    int64_t second_key_bytes;
+};
+
+// LLAMA_PCD_VERSION of the loaded library; a stock libllama lacks the symbol
+LLAMA_API int32_t llama_pcd_version(void);
+
+LLAMA_API struct llama_pcd_params llama_pcd_default_params(void);
+
+// Turn PCD on with these parameters, change them, or (params == NULL) turn it off. May be called between any
+// two decodes. On failure the former setting stays and `err` holds one sentence.
+LLAMA_API int32_t llama_pcd_set(struct llama_context * ctx, const struct llama_pcd_params * params, char * err, size_t n_err);
+
+// Whether this context could run these parameters; changes nothing.
+LLAMA_API int32_t llama_pcd_check(struct llama_context * ctx, const struct llama_pcd_params * params, char * err, size_t n_err);
+
+// Hold the twins back (true) or let them be evaluated again. For the parts of a prompt whose logits nobody reads.
+LLAMA_API void llama_pcd_suspend(struct llama_context * ctx, bool suspend);
+
+// Row `which` of batch entry i of the last decode (negative i counts from the last output), n_vocab floats that
+// live until the next decode; NULL where there is none (PCD off, no such output, twin skipped).
+LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int32_t i, int32_t which);
+
+LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx);
+
+// rho_j = theta*_j / theta_j, j = 1 .. n_rot/2, into out[n_rot/2]
+LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, double * out);
+
+// L~ from L and L* (NULL: no contrast) into out, all [n_vocab]. Tokens outside the plausible set get
+// L + outside (-INFINITY excludes them). Returns the number of plausible tokens.
+LLAMA_API int32_t llama_pcd_contrast(
+        const float * standard, const float * over_rotated, int32_t n_vocab,
+        float beta, int32_t gamma, float relative_top, float outside, float * out);
+
+// The same combination as a sampler, for callers who build their own chain: put it first, and set the context
+// with combine = false so that the contrast is not applied twice. It reads the last output row unless told another.
+LLAMA_API struct llama_sampler * llama_sampler_init_pcd(struct llama_context * ctx);
+LLAMA_API void                   llama_sampler_pcd_set_row(struct llama_sampler * smpl, int32_t i);
+
+#ifdef __cplusplus
+}
+#endif

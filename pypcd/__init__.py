@@ -1,0 +1,1 @@
+"""Positional Contrastive Decoding for GGUF models."""

@@ -1,0 +1,187 @@
+"""The settings of Positional Contrastive Decoding. Knows nothing of models or libraries."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from typing import Any, Mapping, Union
+
+__all__ = ["PCDConfig", "PCDSetting"]
+
+CACHES = ("rerotated", "shared", "separate")
+EVALUATIONS = ("fused", "alternate")
+TRANSITIONS = ("exponential", "none")
+PERTURBATIONS = ("over-rotation", "noise", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class PCDConfig:
+    """How the local-aware logits L* are made and how they are contrasted with the standard logits L.
+
+    The result is ``(1 + beta) L - beta L*`` (Eq. 6 of the paper, arXiv 2506.08371) on the plausible tokens of L;
+    the others are excluded. The defaults are the paper's.
+
+    Args:
+        alpha: slope of the transition function T(x) = 2 - exp(alpha x) (Eq. 4), 0 to 10. 0 leaves L* = L.
+        beta: contrast intensity, 0 to 1000. 0 decodes plainly among the top gamma.
+        gamma: how many of the most probable tokens of L stay in play, at least 1. 1 is greedy decoding.
+        base_ratio: B'/B, more than 0 and at most 1. 1 leaves L* = L.
+        relative_top: keep only tokens with p(v) >= relative_top * max p beside the top gamma, 0 to 1. 0 is the
+            paper; 0.1 is contrastive decoding's and DoLa's plausibility cut.
+        cache: what the twin sees of the prompt. "rerotated": the cached keys turned to theta* (Eq. 5 on the shared
+            prompt cache, half as much KV memory again); "shared": the cached keys as they are; "separate": keys and
+            values of a second, over-rotated pass (not built yet).
+        evaluation: "fused": token and twin in one batch, the weights read once; "alternate": one after the other,
+            skipping the twin when a single token is plausible.
+        transition: "exponential" (Eq. 4) or "none": theta* = theta'.
+        perturbation: "over-rotation" (the paper), "none" (the twin differs by its window alone; exists for models
+            without RoPE too) or "noise" (the method's first version; not built yet).
+        window: the twin attends to the last `window` positions, its own included, and the first n_sink; None: to all.
+        n_sink: first positions a windowed twin still sees.
+
+    Raises:
+        ValueError: a value is out of range; the message names the field, the value and what is allowed.
+        NotImplementedError: cache="separate" or perturbation="noise".
+    """
+
+    alpha: float = 0.2
+    beta: float = 2.5
+    gamma: int = 30
+    base_ratio: float = 1e-4
+    relative_top: float = 0.0
+    cache: str = "rerotated"
+    evaluation: str = "fused"
+    transition: str = "exponential"
+    perturbation: str = "over-rotation"
+    window: int | None = None
+    n_sink: int = 4
+
+    def __post_init__(self) -> None:
+        self._number("alpha", 0, 10)
+        self._number("beta", 0, 1000)
+        self._number("base_ratio", 0, 1, open_below=True)
+        self._number("relative_top", 0, 1)
+        self._integer("gamma", 1)
+        self._integer("n_sink", 0)
+        if self.window is not None:
+            self._integer("window", 1)
+        self._choice("cache", CACHES)
+        self._choice("evaluation", EVALUATIONS)
+        self._choice("transition", TRANSITIONS)
+        self._choice("perturbation", PERTURBATIONS)
+        if self.cache == "separate":
+            raise NotImplementedError('cache="separate" is not built yet; use "rerotated" or "shared"')
+        if self.perturbation == "noise":
+            raise NotImplementedError('perturbation="noise" is not built yet; use "over-rotation" or "none"')
+        if self.perturbation == "none" and self.window is None:
+            raise ValueError('window is None, but perturbation="none" leaves the twin equal to its token without one; set window to 1 or more')
+
+    # -- presets ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def paper(cls) -> PCDConfig:
+        """The paper's optimum: alpha 0.2, beta 2.5, gamma 30, base_ratio 1e-4."""
+        return cls()
+
+    @classmethod
+    def cautious(cls) -> PCDConfig:
+        """Milder, with a plausibility cut: beta 1.5, relative_top 0.1."""
+        return cls(beta=1.5, relative_top=0.1)
+
+    @classmethod
+    def windowed(cls) -> PCDConfig:
+        """A twin that sees the last 64 positions, without any rotation."""
+        return cls(perturbation="none", window=64)
+
+    @classmethod
+    def blog(cls) -> PCDConfig:
+        """The method's first version: noise on cos and sin, beta 1.5, gamma 100."""
+        return cls(perturbation="noise", cache="shared", beta=1.5, gamma=100)
+
+    @classmethod
+    def preset(cls, name: str) -> PCDConfig:
+        """The preset called `name`: "paper", "cautious", "window" or "blog".
+
+        Raises:
+            ValueError: there is no such preset.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"pcd={name!r} is no preset{_nearest(name, PRESETS)}; allowed: {', '.join(PRESETS)}")
+        return getattr(cls, PRESETS[name])()
+
+    # -- making one from another -----------------------------------------------------------------------------------
+
+    def replace(self, **changes: Any) -> PCDConfig:
+        """A copy with some fields changed.
+
+        Raises:
+            TypeError: a field does not exist; the message names the nearest.
+        """
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in names:
+                raise TypeError(f"PCDConfig has no field {name!r}{_nearest(name, names)}; its fields: {', '.join(names)}")
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def resolve(cls, setting: PCDSetting, base: PCDConfig | None = None) -> PCDConfig | None:
+        """What a user's `pcd=` means: None and False are off, True is `base` or the default, a string is a preset,
+        a mapping changes fields of `base` or the default."""
+        if setting is None or setting is False:
+            return None
+        if setting is True:
+            return base or cls()
+        if isinstance(setting, PCDConfig):
+            return setting
+        if isinstance(setting, str):
+            return cls.preset(setting)
+        if isinstance(setting, Mapping):
+            return (base or cls()).replace(**setting)
+        raise TypeError(f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, a preset's name, a mapping, PCDConfig")
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def describe(self) -> str:
+        """The fields that differ from the default, as `beta=1.5 window=64`; "default" if none does."""
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        return " ".join(changed) or "default"
+
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def _number(self, name: str, low: float, high: float, *, open_below: bool = False) -> None:
+        value = getattr(self, name)
+        allowed = f"{'more than' if open_below else 'from'} {low} {'and at most' if open_below else 'to'} {high}"
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            try:  # numpy scalars are numbers too
+                value = float(value) if not isinstance(value, (bool, str)) else None
+            except (TypeError, ValueError):
+                value = None
+            if value is None:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, not a number; allowed: {allowed}")
+        value = float(value)
+        if not math.isfinite(value) or not low <= value <= high or (open_below and value == low):
+            raise ValueError(f"{name} is {value:g}; allowed: {allowed}")
+        object.__setattr__(self, name, value)
+
+    def _integer(self, name: str, low: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value.__index__() < 2**31:
+            raise ValueError(f"{name} is {value!r}; allowed: an integer of at least {low}")
+        object.__setattr__(self, name, value.__index__())
+
+    def _choice(self, name: str, allowed: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in allowed:
+            raise ValueError(f"{name} is {value!r}{_nearest(value, allowed)}; allowed: {', '.join(map(repr, allowed))}")
+
+
+PRESETS = {"paper": "paper", "cautious": "cautious", "window": "windowed", "blog": "blog"}
+
+PCDSetting = Union[None, bool, str, Mapping[str, Any], PCDConfig]
+
+
+def _nearest(name: object, names: Any) -> str:
+    close = difflib.get_close_matches(str(name), list(names), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,29 @@
+"""What can go wrong, as types.
+
+    PCDError(RuntimeError)
+     ├── LibraryError(PCDError, ImportError)   the patched libllama is missing, stock, or of another version
+     ├── ModelError(PCDError, ValueError)      the model file cannot be loaded
+     └── UnsupportedError(PCDError)            this model or context cannot run the PCD asked for
+
+Values out of range raise plain ValueError, unknown keyword arguments TypeError, a missing file FileNotFoundError.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LibraryError", "ModelError", "PCDError", "UnsupportedError"]
+
+
+class PCDError(RuntimeError):
+    """Base of pypcd's own errors."""
+
+
+class LibraryError(PCDError, ImportError):
+    """The libllama in this process is not pypcd's."""
+
+
+class ModelError(PCDError, ValueError):
+    """The model file cannot be loaded."""
+
+
+class UnsupportedError(PCDError):
+    """This model or context cannot run the PCD asked for."""
