@@ -1,0 +1,347 @@
+"""The method in float64 numpy: a transformer that reads a GGUF file, its local-aware twin, and the contrast.
+
+Written from the definitions, to be read and to check the engine against; nothing is shared with pypcd.
+
+    ref = Reference("m.gguf")
+    standard = ref.standard(tokens)[-1]
+    over = ref.twin(tokens, len(tokens) - 1, rho=lambda n_rot: rho(n_rot, alpha=0.2, base_ratio=1e-4))
+    next_token = contrast(standard, over, beta=2.5, gamma=30).argmax()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+RhoTable = Callable[[int], Array]
+
+# which two dimensions of a head turn together: (2j, 2j+1), or (j, j + n_rot/2); None: the model has no RoPE
+ROPE_LAYOUT: dict[str, str | None] = {
+    **dict.fromkeys(("llama", "smollm3"), "norm"),
+    **dict.fromkeys(("qwen2", "qwen2vl", "qwen3", "stablelm", "gemma2", "gemma3"), "neox"),
+    **dict.fromkeys(("gpt2", "bloom")),
+}
+_GGML = gguf.GGMLQuantizationType
+GELU_ARCHS = {"gemma2", "gemma3", "gpt2", "bloom"}
+
+
+def rho(n_rot: int, alpha: float, base_ratio: float, transition: str = "exponential") -> Array:
+    """theta*_j / theta_j, float64[n_rot/2]: how far each pair over-rotates, whatever the model's base is."""
+    j = np.arange(1, n_rot // 2 + 1, dtype=np.float64)
+    if transition == "exponential":
+        keep = 2.0 - np.exp(alpha * j / (n_rot / 2))  # T: the weight of the model's own frequency
+    elif transition == "none":
+        keep = np.zeros_like(j)
+    else:
+        raise ValueError(f"transition is 'exponential' or 'none', not {transition!r}")
+    return keep + (1.0 - keep) * base_ratio ** (-2.0 * (j - 1.0) / n_rot)
+
+
+def contrast(standard: Array, over: Array, beta: float, gamma: int, relative_top: float = 0.0) -> Array:
+    """(1 + beta) L - beta L* on the kept tokens, -inf on the others; all float64[n_vocab].
+
+    Kept: the gamma largest of `standard` (of equal ones, the lower token id) whose probability
+    is at least relative_top times the largest."""
+    kept = np.argsort(-standard, kind="stable")[:gamma]
+    if relative_top > 0.0:
+        kept = kept[standard[kept] >= standard.max() + math.log(relative_top)]
+    out = np.full(standard.shape, -np.inf)
+    out[kept] = (1.0 + beta) * standard[kept] - beta * over[kept]
+    return out
+
+
+class Reference:
+    """A decoder-only transformer, exact unless told to round.
+
+    `kv_dtype=np.float16` rounds what a float16 cache rounds: stored keys and values, and (as ggml's CPU
+    backend does without flash attention) the queries and attention weights multiplied with them.
+    `cpu_rounding=True` adds what that backend rounds elsewhere: GELU, looked up in a float16 table, and
+    activations multiplied with float16 or quantised weights.
+    `rope_freq_base`, `rope_freq_scale`: a context's overrides; sliding-window layers keep the model's."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        kv_dtype: type[np.floating[Any]] | None = None,
+        *,
+        cpu_rounding: bool = False,
+        rope_freq_base: float | None = None,
+        rope_freq_scale: float | None = None,
+    ) -> None:
+        reader = gguf.GGUFReader(str(path))
+        self._meta = {
+            key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")
+        }
+        self.arch: str = self._meta["general.architecture"]
+        if self.arch not in ROPE_LAYOUT:
+            raise ValueError(f"the reference has no {self.arch!r}; it has {', '.join(ROPE_LAYOUT)}")
+        self._w: dict[str, Array] = {
+            t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float64) for t in reader.tensors
+        }
+        self._types = {t.name: t.tensor_type for t in reader.tensors}
+        self.kv_dtype = kv_dtype
+        self.cpu_rounding = cpu_rounding
+
+        n_embd, self.n_layer = self._key("embedding_length"), self._key("block_count")
+        self.n_head = self._key("attention.head_count")
+        self.n_head_kv = self._key("attention.head_count_kv", self.n_head)
+        self.head_dim = self._key("attention.key_length", n_embd // self.n_head)
+        self.n_rot = self._key("rope.dimension_count", self.head_dim) if ROPE_LAYOUT[self.arch] else 0
+        self.window: int = self._key("attention.sliding_window", 0)
+        self.sliding = self._sliding_layers()
+        self._rope = [self._layer_rope(il, rope_freq_base, rope_freq_scale) for il in range(self.n_layer)]
+
+    # --- the method ---
+
+    def standard(self, tokens: Sequence[int]) -> Array:
+        """Logits of the unperturbed model at every position, float64[n_tokens, n_vocab]."""
+        return self._evaluate(tokens)[0]
+
+    def twin(
+        self,
+        tokens: Sequence[int],
+        i: int,
+        *,
+        rho: RhoTable | None = None,
+        cache: str = "rerotated",
+        window: int | None = None,
+        n_sink: int = 4,
+    ) -> Array:
+        """Logits of the local-aware twin of the token at position i, float64[n_vocab].
+
+        The twin attends to the positions n < i and to itself, never to the standard token at i.
+        `cache` says what it finds at n < i (theta* = rho theta):
+          'rerotated'  keys of the standard pass, turned by theta* in place of theta, and its values;
+          'shared'     keys and values of the standard pass as they are;
+          'separate'   keys and values of a second pass that used theta* at every position in every layer.
+        `window=W` hides the positions with i - n >= W, but for the first n_sink. In the second pass of
+        'separate' every position is a twin, so each sees only its own window.
+        `rho=None` is a twin without rotation."""
+        if rho is not None and not self.n_rot:
+            raise ValueError(f"{self.arch} has no RoPE to over-rotate")
+        ones = np.ones(self.n_rot // 2)
+        over = ones if rho is None else rho(self.n_rot)
+        if cache not in ("rerotated", "shared", "separate"):
+            raise ValueError(f"cache is 'rerotated', 'shared' or 'separate', not {cache!r}")
+        memory = None
+        if i > 0 and cache == "separate":
+            memory = self._evaluate(tokens[:i], over, window=window, n_sink=n_sink)[1]
+        elif i > 0:
+            memory = self._evaluate(tokens[:i])[1]
+        memory_rho = ones if cache == "shared" else over
+        return self._evaluate(tokens[i : i + 1], over, memory, memory_rho, window=window, n_sink=n_sink)[0][0]
+
+    # --- the transformer ---
+
+    def _evaluate(
+        self,
+        tokens: Sequence[int],
+        rho: Array | None = None,
+        memory: list[tuple[Array, Array]] | None = None,
+        memory_rho: Array | None = None,
+        *,
+        window: int | None = None,
+        n_sink: int = 0,
+    ) -> tuple[Array, list[tuple[Array, Array]]]:
+        """Evaluate `tokens` behind the positions that `memory` holds.
+
+        Returns the logits, and per layer the keys *before* rotation and the values, [n, n_head_kv, head_dim].
+        Every query, and its own key, turns by rho theta; the keys in memory by memory_rho theta."""
+        n_past = len(memory[0][0]) if memory else 0
+        n_all = n_past + len(tokens)
+        pos = np.arange(n_all, dtype=np.float64)
+        ones = np.ones(self.n_rot // 2)
+        rho_at = np.empty((n_all, self.n_rot // 2))
+        rho_at[:n_past] = ones if memory_rho is None else memory_rho
+        rho_at[n_past:] = ones if rho is None else rho
+
+        distance = pos[n_past:, None] - pos
+        visible = distance >= 0
+        if window is not None:
+            visible &= (distance < window) | (pos < n_sink)
+
+        x = self._embed(np.asarray(tokens, dtype=np.int64), n_past)
+        layers = []
+        for il in range(self.n_layer):
+            theta, magnitude = self._rope[il]
+            q, k, v = self._qkv(il, self._norm(x, f"blk.{il}.attn_norm"))
+            layers.append((k, v))
+            if memory:
+                k, v = np.concatenate([memory[il][0], k]), np.concatenate([memory[il][1], v])
+            angle = pos[:, None] * rho_at * theta
+            q = self._rotate(q, angle[n_past:], magnitude)
+            k = self._rotate(k, angle, magnitude)
+            mask = visible & (distance < self.window) if il in self.sliding else visible
+            x = self._feed_forward(il, x + self._attention(il, q, k, v, mask, distance))
+
+        logits = self._linear(
+            self._norm(x, "output_norm"), "output" if "output.weight" in self._w else "token_embd"
+        )
+        return _soft_cap(logits, self._key("final_logit_softcapping", 0.0)), layers
+
+    def _embed(self, tokens: NDArray[np.int64], n_past: int) -> Array:
+        x = self._w["token_embd.weight"][tokens]
+        if self.arch.startswith("gemma"):
+            x = x * math.sqrt(x.shape[1])
+        if self.arch == "gpt2":
+            x = x + self._w["position_embd.weight"][n_past : n_past + len(tokens)]
+        if self.arch == "bloom":
+            x = self._norm(x, "token_embd_norm")
+        return x
+
+    def _qkv(self, il: int, x: Array) -> tuple[Array, Array, Array]:
+        """[n, n_head, head_dim] and twice [n, n_head_kv, head_dim], before rotation."""
+        block, d = f"blk.{il}.", self.head_dim
+        if block + "attn_qkv.weight" in self._w:
+            joined = self._linear(x, block + "attn_qkv")
+            q, k, v = np.split(joined, [self.n_head * d, (self.n_head + self.n_head_kv) * d], axis=1)
+        else:
+            q, k, v = (self._linear(x, block + name) for name in ("attn_q", "attn_k", "attn_v"))
+        q, k, v = (y.reshape(len(x), -1, d) for y in (q, k, v))
+        if block + "attn_q_norm.weight" in self._w:
+            q, k = self._norm(q, block + "attn_q_norm"), self._norm(k, block + "attn_k_norm")
+        return q, k, v
+
+    def _attention(
+        self, il: int, q: Array, k: Array, v: Array, mask: NDArray[np.bool_], distance: Array
+    ) -> Array:
+        """q, k rotated; mask, distance [n_queries, n_keys]; returns [n_queries, n_embd]."""
+        group = self.n_head // self.n_head_kv  # consecutive query heads share a key head
+        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+        q, k, v = (self._round(y.transpose(1, 0, 2)) for y in (q, k, v))
+        scores = q @ k.transpose(0, 2, 1) / math.sqrt(self.head_dim)
+        scores = _soft_cap(
+            scores, self._key("attn_logit_softcapping", 50.0 if self.arch == "gemma2" else 0.0)
+        )
+        if self.arch == "bloom":
+            scores = scores - _alibi_slopes(self.n_head)[:, None, None] * distance
+        scores = np.where(mask, scores, -np.inf)
+        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        p = self._round(p / p.sum(axis=-1, keepdims=True))
+        y = self._linear((p @ v).transpose(1, 0, 2).reshape(len(distance), -1), f"blk.{il}.attn_output")
+        return self._norm_if(y, f"blk.{il}.post_attention_norm")
+
+    def _feed_forward(self, il: int, x: Array) -> Array:
+        block = f"blk.{il}."
+        h = self._norm(x, block + "ffn_norm")
+        act, up = self._gelu if self.arch in GELU_ARCHS else _silu, self._linear(h, block + "ffn_up")
+        gated = block + "ffn_gate.weight" in self._w
+        hidden = act(self._linear(h, block + "ffn_gate")) * up if gated else act(up)
+        return x + self._norm_if(self._linear(hidden, block + "ffn_down"), block + "post_ffw_norm")
+
+    # --- rotation ---
+
+    def _layer_rope(self, il: int, freq_base: float | None, freq_scale: float | None) -> tuple[Array, float]:
+        """(theta, magnitude): the model's own angle per position, float64[n_rot/2], all factors applied."""
+        if not self.n_rot or (self.arch == "smollm3" and (il + 1) % 4 == 0):
+            return np.zeros(self.n_rot // 2), 1.0
+        yarn = self._key("rope.scaling.type", "linear") == "yarn"
+        base = train_base = self._key("rope.freq_base", 10000.0)
+        scale = train_scale = 1.0 / self._key("rope.scaling.factor", 1.0)
+        base, scale = freq_base or base, freq_scale or scale
+        context_factor = 1.0 / scale
+        if il in self.sliding:  # these ignore the context's settings; gemma3's are not even scaled
+            base = self._key("rope.freq_base_swa", train_base if self.arch == "gemma2" else 10000.0)
+            scale = train_scale if self.arch == "gemma2" else 1.0
+
+        j = np.arange(self.n_rot // 2, dtype=np.float64)
+        theta = base ** (-2.0 * j / self.n_rot) / self._w.get("rope_freqs.weight", 1.0)
+        magnitude: float = self._key("rope.scaling.attn_factor", 1.0)
+        if not yarn:
+            return theta * scale, magnitude
+        # YaRN: keep the pairs that turn more than 32 times in the original context, slow those below one turn
+        n_orig = self._key("rope.scaling.original_context_length", self._key("context_length"))
+
+        def pair_with(turns: float) -> float:
+            return self.n_rot * math.log(n_orig / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low, high = max(0, math.floor(pair_with(32))), min(self.n_rot - 1, math.ceil(pair_with(1)))
+        kept = 1.0 - np.clip((j - low) / max(0.001, high - low), 0.0, 1.0)
+        theta = theta * (scale * (1.0 - kept) + kept)
+        # llama-context.cpp cancels what ggml's rope multiplies with, so 1 + 0.1 ln(factor) is applied once
+        magnitude *= max(1.0, 1.0 + 0.1 * math.log(context_factor)) / (1.0 + 0.1 * math.log(context_factor))
+        return theta, magnitude * (1.0 + 0.1 * math.log(1.0 / scale))
+
+    def _rotate(self, x: Array, angle: Array, magnitude: float) -> Array:
+        """Turn x [n, heads, head_dim] by angle [n, n_rot/2]; dimensions past n_rot stay."""
+        half, y = self.n_rot // 2, x.copy()
+        norm = ROPE_LAYOUT[self.arch] == "norm"
+        a, b = (
+            (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if norm else (slice(half), slice(half, 2 * half))
+        )
+        cos, sin = np.cos(angle)[:, None] * magnitude, np.sin(angle)[:, None] * magnitude
+        y[..., a] = x[..., a] * cos - x[..., b] * sin
+        y[..., b] = x[..., a] * sin + x[..., b] * cos
+        return y
+
+    # --- small parts ---
+
+    def _key(self, name: str, default: Any = None) -> Any:
+        return self._meta.get(f"{self.arch}.{name}", default)
+
+    def _sliding_layers(self) -> set[int]:
+        if not self.window:
+            return set()
+        pattern = self._key("attention.sliding_window_pattern", {"gemma2": 2, "gemma3": 6}.get(self.arch))
+        if isinstance(pattern, list):
+            return {il for il, slides in enumerate(pattern) if slides}
+        return {il for il in range(self.n_layer) if pattern and il % pattern < pattern - 1}
+
+    def _round(self, x: Array) -> Array:
+        return x if self.kv_dtype is None else x.astype(self.kv_dtype).astype(np.float64)
+
+    def _linear(self, x: Array, name: str) -> Array:
+        kind = self._types[name + ".weight"]
+        if self.cpu_rounding and kind != _GGML.F32:
+            kind = (
+                _GGML.F16 if kind == _GGML.F16 else _GGML.Q8_0
+            )  # ggml's partner of the quantised types used here
+            x = gguf.quants.dequantize(gguf.quants.quantize(x.astype(np.float32), kind), kind).astype(
+                np.float64
+            )
+        return x @ self._w[name + ".weight"].T + self._w.get(name + ".bias", 0.0)
+
+    def _norm(self, x: Array, name: str) -> Array:
+        """RMSNorm, or LayerNorm where the model has biases."""
+        bias = self._w.get(name + ".bias")
+        if bias is None:
+            eps = self._key("attention.layer_norm_rms_epsilon")
+            return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * self._w[name + ".weight"]
+        x = x - x.mean(axis=-1, keepdims=True)
+        eps = self._key("attention.layer_norm_epsilon")
+        return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * self._w[name + ".weight"] + bias
+
+    def _norm_if(self, x: Array, name: str) -> Array:
+        return self._norm(x, name) if name + ".weight" in self._w else x
+
+    def _gelu(self, x: Array) -> Array:
+        if not self.cpu_rounding:
+            return _gelu(x)
+        rounded = _gelu(x.astype(np.float16).astype(np.float64)).astype(np.float16).astype(np.float64)
+        return np.where(x <= -10.0, 0.0, np.where(x >= 10.0, x, rounded))
+
+
+def _soft_cap(x: Array, cap: float) -> Array:
+    return np.tanh(x / cap) * cap if cap else x
+
+
+def _silu(x: Array) -> Array:
+    return x / (1.0 + np.exp(-x))
+
+
+def _gelu(x: Array) -> Array:
+    return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _alibi_slopes(n_head: int) -> Array:
+    """A head's penalty per position of distance: 2^-8/n, 2^-16/n, ...; beyond a power of two, in between."""
+    n = 2 ** math.floor(math.log2(n_head))
+    h = np.arange(n_head)
+    return np.where(h < n, 2.0 ** (-8.0 / n * (h + 1)), 2.0 ** (-4.0 / n * (2 * (h - n) + 1)))

@@ -1,0 +1,354 @@
+"""The oracle, checked: its standard row against llama.cpp, its twins against llama.cpp put together by hand
+(another base, other factors, a loaded state, a K-shift), its tables and contrast against worked numbers.
+
+The engine runs here without PCD: what it computes is stock llama.cpp."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+with contextlib.suppress(ImportError):
+    import pypcd  # noqa: F401  chooses the library that llama_cpp loads, so it comes first
+
+from reference import GELU_ARCHS, Reference, contrast, rho
+from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS, write_tiny_gguf
+
+TOKENS = [1, *np.random.default_rng(7).integers(3, 384, 119).tolist()]  # several sliding windows long
+LAST = len(TOKENS) - 1
+CACHES = ["rerotated", "shared", "separate"]
+SCALED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"rope_freqs": np.linspace(1, 8, 8)}),
+    ("llama", {"yarn": (4.0, 64)}),
+    ("llama", {"yarn": (4.0, 4096), "n_embd": 128}),
+    ("qwen2", {"yarn": (4.0, 64)}),
+    ("qwen2", {"linear_scale": 4.0}),
+    ("gemma2", {"linear_scale": 4.0, "sliding_window": 40}),
+    ("gemma3", {"linear_scale": 4.0, "rope_freq_base": 1e6}),
+    ("gemma3", {"yarn": (4.0, 64)}),
+    ("bloom", {"n_head": 6, "n_embd": 96}),
+    ("llama", {"n_head_kv": 1}),
+]
+CASES = [(arch, {}) for arch in ATTENTION_ARCHS] + SCALED
+CASE_IDS = ["-".join([arch, *kw]) for arch, kw in CASES]
+
+
+Tiny = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """write_tiny_gguf without the path; each model is written once."""
+    folder, made = tmp_path_factory.mktemp("tiny"), {}
+
+    def make(arch: str, **kwargs: Any) -> Path:
+        key = arch + repr(kwargs)
+        if key not in made:
+            made[key] = write_tiny_gguf(folder / f"{len(made)}.gguf", arch, **kwargs)
+        return made[key]
+
+    return make
+
+
+# reading the tokenizer's keys takes longer than evaluating the model
+reference = functools.cache(Reference)
+
+
+def table(n_rot: int) -> np.ndarray:
+    """The paper's table."""
+    return rho(n_rot, alpha=0.2, base_ratio=1e-4)
+
+
+def engine(path: Path, *, f16: bool = False, **kwargs: Any) -> Any:
+    """A llama_cpp.Llama with a float32 cache (which leaves nothing to round) unless `f16`."""
+    import llama_cpp
+
+    types = {} if f16 else {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
+    return llama_cpp.Llama(
+        str(path), verbose=False, logits_all=True, n_ctx=512, n_threads=2, n_gpu_layers=0, **types, **kwargs
+    )
+
+
+def logits(llm: Any, tokens: list[int]) -> np.ndarray:
+    """Evaluate `tokens` behind what the context holds; float64[len(tokens), n_vocab]."""
+    start = llm.n_tokens
+    llm.eval(tokens)
+    return np.array(llm.scores[start : llm.n_tokens], dtype=np.float64)
+
+
+def close(a: np.ndarray, b: np.ndarray, tolerance: float) -> None:
+    worst = float(np.abs(a - b).max())
+    assert worst < tolerance, f"largest difference {worst:.1e}, allowed {tolerance:.1e}"
+
+
+# --- the models ---
+
+
+@pytest.mark.parametrize("weight_type", ["F32", "Q8_0"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_tiny_model_loads_speaks_and_spreads_its_logits(
+    arch: str, weight_type: str, tiny: Tiny
+) -> None:
+    if weight_type != "F32" and _has_amx():
+        pytest.skip("stock llama-cpp-python crashes on quantised weights where the CPU has AMX")
+    llm = engine(tiny(arch, weight_type=weight_type))
+    text = "Naïve tests, ✓ 123\n  of anything"
+    tokens = llm.tokenize(text.encode())
+    assert llm.detokenize(tokens).decode() == text
+    rows = logits(llm, tokens)
+    assert np.isfinite(rows).all()
+    assert 1.0 < rows.std() < 3.0
+    assert (llm.scores[: len(tokens)].argmax(axis=1) != llm.token_eos()).all()
+
+
+def test_a_tiny_model_depends_on_its_seed_only(tmp_path: Path) -> None:
+    a, b, c = (write_tiny_gguf(tmp_path / f"{i}.gguf", "qwen3", seed=i // 2) for i in range(3))
+    assert a.read_bytes() == b.read_bytes() != c.read_bytes()
+
+
+def _has_amx() -> bool:
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and "amx_tile" in cpuinfo.read_text()
+
+
+# --- the standard row is llama.cpp's ---
+
+
+@pytest.mark.parametrize(("arch", "kwargs"), CASES, ids=CASE_IDS)
+def test_standard_row(arch: str, kwargs: dict[str, Any], tiny: Tiny) -> None:
+    path = tiny(arch, **kwargs)
+    # ggml's CPU backend looks GELU up in a float16 table: an input between two entries may fall to either
+    tolerance = 1e-2 if arch in GELU_ARCHS else 2e-4
+    close(reference(path, cpu_rounding=True).standard(TOKENS), logits(engine(path), TOKENS), tolerance)
+
+
+@pytest.mark.parametrize(("arch", "kwargs"), CASES, ids=CASE_IDS)
+def test_standard_row_with_a_float16_cache(arch: str, kwargs: dict[str, Any], tiny: Tiny) -> None:
+    path = tiny(arch, **kwargs)
+    expected = reference(path, np.float16, cpu_rounding=True).standard(TOKENS)
+    close(expected, logits(engine(path, f16=True), TOKENS), 3e-2)
+    close(expected, logits(engine(path, f16=True, flash_attn=True), TOKENS), 6e-2)  # rounds its sums as well
+
+
+@pytest.mark.parametrize("arch", ["gemma2", "gemma3"])
+def test_standard_row_with_a_sliding_cache(arch: str, tiny: Tiny) -> None:
+    """llama_cpp.Llama keeps a full cache for sliding layers unless told otherwise; both must do."""
+    path = tiny(arch)
+    rows = logits(engine(path, swa_full=False, n_batch=32, n_ubatch=32), TOKENS)
+    close(reference(path, cpu_rounding=True).standard(TOKENS), rows, 1e-2)
+
+
+@pytest.mark.parametrize("weight_type", ["F16", "Q8_0", "Q4_0"])
+def test_standard_row_with_coarse_weights(weight_type: str, tiny: Tiny) -> None:
+    """The weights are the same; what is left is how ggml rounds the activations it multiplies them with."""
+    if weight_type != "F16" and _has_amx():
+        pytest.skip("stock llama-cpp-python crashes on quantised weights where the CPU has AMX")
+    path = tiny("llama", weight_type=weight_type)
+    expected, rows = reference(path, cpu_rounding=True).standard(TOKENS), logits(engine(path), TOKENS)
+    assert ((expected - rows) ** 2).mean() < 2e-3 * (expected**2).mean()
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma2", "gemma3"])
+def test_standard_row_follows_the_context_base_and_scale(arch: str, tiny: Tiny) -> None:
+    path = tiny(arch)
+    override = {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}
+    rows = logits(engine(path, **override), TOKENS)
+    close(
+        reference(path, cpu_rounding=True, **override).standard(TOKENS),
+        rows,
+        1e-2 if arch in GELU_ARCHS else 2e-4,
+    )
+    assert np.abs(rows - reference(path).standard(TOKENS)).max() > 0.5
+
+
+# --- the twins are llama.cpp's, put together by hand ---
+
+
+def with_frequencies(tiny: Tiny, factor: Callable[[np.ndarray], np.ndarray]) -> Path:
+    """The same llama with every frequency multiplied by factor(rho); 0 stands for no rotation at all."""
+    with np.errstate(divide="ignore"):
+        freqs = np.minimum(1.0 / factor(table(16)), 1e30)
+    return tiny("llama", rope_freqs=freqs)
+
+
+def test_separate_is_a_model_with_other_frequency_factors(tiny: Tiny) -> None:
+    ref = reference(tiny("llama"))
+    rows = logits(engine(with_frequencies(tiny, lambda r: r)), TOKENS)
+    for i in (0, 1, 17, LAST):
+        close(ref.twin(TOKENS, i, rho=table, cache="separate"), rows[i], 2e-4)
+
+
+@pytest.mark.parametrize(
+    ("arch", "kwargs"), [("qwen2", {}), ("llama", {"linear_scale": 2.0})], ids=["qwen2", "linear"]
+)
+def test_separate_without_transition_is_a_context_with_another_base(
+    arch: str, kwargs: dict[str, Any], tiny: Tiny
+) -> None:
+    path = tiny(arch, **kwargs)
+    over = reference(path).twin(TOKENS, LAST, rho=lambda n: rho(n, 0.2, 0.01, "none"), cache="separate")
+    close(over, reference(path, rope_freq_base=100.0).standard(TOKENS)[-1], 1e-11)
+    close(over, logits(engine(path, rope_freq_base=100.0), TOKENS)[-1], 2e-4)
+
+
+def test_shared_is_the_standard_cache_loaded_into_the_other_model(tiny: Tiny) -> None:
+    path = tiny("llama")
+    llm, other = engine(path), engine(with_frequencies(tiny, lambda r: r))
+    llm.eval(TOKENS[:-1])
+    other.load_state(llm.save_state())
+    close(reference(path).twin(TOKENS, LAST, rho=table, cache="shared"), logits(other, TOKENS[-1:])[0], 2e-4)
+
+
+def test_rerotated_is_a_k_shift_by_the_difference_table(tiny: Tiny) -> None:
+    """Stock operations only: a context that turns by theta* - theta shifts each key by its own position
+    (to 2n), one that turns by nothing takes the position back to n, the over-rotated model reads it."""
+    import llama_cpp
+
+    path = tiny("llama")
+    llm = engine(path)
+    turn = engine(with_frequencies(tiny, lambda r: r - 1))
+    still = engine(with_frequencies(tiny, lambda r: 0 * r))
+    over = engine(with_frequencies(tiny, lambda r: r))
+
+    def shift(target: Any, moves: list[tuple[int, int]]) -> None:
+        memory = llama_cpp.llama_get_memory(target.ctx)
+        for position, delta in moves:
+            llama_cpp.llama_memory_seq_add(memory, 0, position, position + 1, delta)
+        # the shift is carried out before the next decode: that of a token behind everything, dropped again
+        target.n_tokens = llama_cpp.llama_memory_seq_pos_max(memory, 0) + 1
+        target.eval([5])
+        llama_cpp.llama_memory_seq_rm(memory, 0, target.n_tokens - 1, -1)
+        target.n_tokens = LAST
+
+    llm.eval(TOKENS[:-1])
+    turn.load_state(llm.save_state())
+    shift(
+        turn, [(n, n) for n in reversed(range(LAST))]
+    )  # from the top down, so that no cell runs into another
+    still.load_state(turn.save_state())
+    shift(still, [(2 * n, -n) for n in range(LAST)])
+    over.load_state(still.save_state())
+    close(reference(path).twin(TOKENS, LAST, rho=table), logits(over, TOKENS[-1:])[0], 5e-4)
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "gemma2", "bloom", "gpt2"])
+def test_a_window_is_a_cache_with_the_middle_removed(arch: str, tiny: Tiny) -> None:
+    import llama_cpp
+
+    path = tiny(arch)
+    llm = engine(path)
+    llm.eval(TOKENS[:-1])
+    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm.ctx), 0, 3, LAST - 10 + 1)
+    row = reference(path, cpu_rounding=True).twin(TOKENS, LAST, window=10, n_sink=3)
+    close(row, logits(llm, TOKENS[-1:])[0], 1e-2 if arch in GELU_ARCHS else 2e-4)
+
+
+# --- exact identities ---
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(("arch", "kwargs"), CASES, ids=CASE_IDS)
+def test_a_twin_that_differs_in_nothing_is_the_standard_row(
+    arch: str, kwargs: dict[str, Any], cache: str, tiny: Tiny
+) -> None:
+    ref = reference(tiny(arch, **kwargs))
+    rows = ref.standard(TOKENS[:41])
+    for i in (0, 40):  # sliding windows hide something at 40
+        close(ref.twin(TOKENS, i, cache=cache), rows[i], 1e-12)
+        close(ref.twin(TOKENS, i, cache=cache, window=i + 1, n_sink=0), rows[i], 1e-12)
+        if arch in ROPE_ARCHS:
+            close(ref.twin(TOKENS, i, rho=lambda n: rho(n, 0.0, 1e-4), cache=cache), rows[i], 1e-12)
+            close(ref.twin(TOKENS, i, rho=lambda n: rho(n, 0.2, 1.0), cache=cache), rows[i], 1e-12)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("arch", ROPE_ARCHS)
+def test_over_rotation_moves_the_logits(arch: str, cache: str, tiny: Tiny) -> None:
+    ref = reference(tiny(arch))
+    row, over = ref.standard(TOKENS)[-1], ref.twin(TOKENS, LAST, rho=table, cache=cache)
+    assert np.std(row - over) > 0.2
+    others = [ref.twin(TOKENS, LAST, rho=table, cache=c) for c in CACHES if c != cache]
+    assert all(np.std(over - other) > 0.1 for other in others)
+
+
+@pytest.mark.parametrize("arch", ROPE_ARCHS)
+def test_one_key_cannot_be_over_rotated(arch: str, tiny: Tiny) -> None:
+    """A position alone turns its q and k by the same angle, and a softmax over one key is 1."""
+    ref = reference(tiny(arch))
+    close(ref.twin(TOKENS, 0, rho=table), ref.standard(TOKENS[:1])[0], 1e-12)
+    close(ref.twin(TOKENS, 40, rho=table, window=1, n_sink=0), ref.standard(TOKENS[40:41])[0], 1e-12)
+
+
+def test_with_one_layer_rerotated_is_separate(tiny: Tiny) -> None:
+    """They differ in the hidden states behind the keys, and below the first layer nothing can differ."""
+    ref = reference(tiny("llama", n_layer=1))
+    rerotated, shared, separate = (ref.twin(TOKENS, LAST, rho=table, cache=c) for c in CACHES)
+    close(rerotated, separate, 1e-12)
+    assert np.std(rerotated - shared) > 0.1
+
+
+def test_only_shared_depends_on_where_it_stands(tiny: Tiny) -> None:
+    """Rotation is relative unless key and query turn by different tables: the last 20 tokens, with and
+    without the positions before them, which the window hides (one layer keeps no memory of them)."""
+    ref = reference(tiny("llama", n_layer=1))
+    for cache in CACHES:
+        here = ref.twin(TOKENS, LAST, rho=table, cache=cache, window=20, n_sink=0)
+        moved = ref.twin(TOKENS[-20:], 19, rho=table, cache=cache)
+        assert (np.abs(here - moved).max() < 1e-11) == (cache != "shared")
+
+
+def test_a_model_without_rope_has_a_window_twin_only(tiny: Tiny) -> None:
+    ref = reference(tiny("bloom"))
+    assert np.abs(ref.twin(TOKENS, LAST, window=8) - ref.standard(TOKENS)[-1]).max() > 0.05
+    with pytest.raises(ValueError, match="bloom has no RoPE"):
+        ref.twin(TOKENS, LAST, rho=table)
+
+
+def test_unknown_words_are_errors(tiny: Tiny) -> None:
+    ref = reference(tiny("llama"))
+    with pytest.raises(ValueError, match="'both'"):
+        ref.twin(TOKENS, 3, cache="both")
+    with pytest.raises(ValueError, match="'linear'"):
+        rho(16, 0.2, 1e-4, "linear")
+    with pytest.raises(ValueError, match="'mamba'"):
+        reference(tiny("mamba"))
+
+
+# --- worked by hand ---
+
+
+def test_rho_by_hand() -> None:
+    # d = 4: j = 1 has frequency 1 under any base, so rho = 1; j = 2 has x = 1, ratio 1e-4^(-1/2) = 100
+    t = 2 - math.exp(0.2)
+    np.testing.assert_allclose(rho(4, 0.2, 1e-4), [1.0, t + (1 - t) * 100.0], rtol=1e-15)
+    np.testing.assert_allclose(rho(4, 0.2, 1e-4), [1.0, 22.918873], rtol=1e-7)
+    np.testing.assert_allclose(rho(4, 0.2, 1e-4, "none"), [1.0, 100.0], rtol=1e-15)
+
+
+def test_rho_gives_the_papers_frequencies() -> None:
+    d, base, ratio, alpha = 128, 10000.0, 1e-4, 0.2
+    theta = base ** (-2 * np.arange(d // 2) / d)
+    theta_over = (ratio * base) ** (-2 * np.arange(d // 2) / d)
+    t = 2 - np.exp(alpha * np.arange(1, d // 2 + 1) / (d // 2))
+    np.testing.assert_allclose(rho(d, alpha, ratio) * theta, t * theta + (1 - t) * theta_over, rtol=1e-13)
+    assert (rho(d, alpha, ratio) >= 1.0 - 1e-15).all()
+
+
+def test_contrast_by_hand() -> None:
+    standard, over = np.array([1.0, 3.0, 2.0, 0.0]), np.array([2.0, 2.0, 2.5, -9.0])
+    inf = np.inf
+    assert contrast(standard, over, beta=1.0, gamma=2).tolist() == [-inf, 4.0, 1.5, -inf]
+    assert contrast(standard, over, beta=0.0, gamma=3).tolist() == [1.0, 3.0, 2.0, -inf]
+    assert contrast(standard, over, beta=2.5, gamma=99).tolist() == [-1.5, 5.5, 0.75, 22.5]
+    # exp(2 - 3) = 0.368 and exp(1 - 3) = 0.135 of the largest probability
+    assert contrast(standard, over, beta=1.0, gamma=4, relative_top=0.3).tolist() == [-inf, 4.0, 1.5, -inf]
+    assert contrast(standard, over, beta=1.0, gamma=4, relative_top=0.4).tolist() == [-inf, 4.0, -inf, -inf]
+    assert contrast(standard, over, beta=1.0, gamma=1, relative_top=0.1).tolist() == [-inf, 4.0, -inf, -inf]
+    # of equal logits the lower token id stays
+    assert contrast(np.ones(4), np.zeros(4), beta=1.0, gamma=2).tolist() == [2.0, 2.0, -inf, -inf]
