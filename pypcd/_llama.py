@@ -1,0 +1,278 @@
+"""pypcd.Llama: a llama_cpp.Llama whose logits are contrasted."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import inspect
+import os
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Callable, TypeVar
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pypcd import _log, _machine, _native
+from pypcd._config import PCDConfig, PCDSetting, _nearest
+from pypcd._errors import ModelError, PCDError, UnsupportedError
+from pypcd._models import resolve_model
+
+__all__ = ["Llama", "PCDLogits", "PCDStats"]
+
+_T = TypeVar("_T")
+
+# the parameters that llama_cpp.Llama would take, and drop without a word if misspelt
+_KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
+
+
+@dataclasses.dataclass(frozen=True)
+class PCDLogits:
+    """The rows behind one contrasted distribution, each float32[n_vocab].
+
+    Attributes:
+        standard: L.
+        over_rotated: L*; None where it could not change the outcome and was not evaluated.
+        contrasted: L~ (Eq. 6), -inf outside the plausible tokens.
+    """
+
+    standard: npt.NDArray[np.float32]
+    over_rotated: npt.NDArray[np.float32] | None
+    contrasted: npt.NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class PCDStats:
+    """What PCD did in a context so far.
+
+    Attributes:
+        n_tokens: rows that were asked for while PCD was on.
+        n_twins: twins evaluated for them.
+        n_skipped: twins not needed, since a single token was plausible.
+        n_derived: times the second keys were derived anew from the first.
+        second_key_bytes: memory of the second keys.
+    """
+
+    n_tokens: int
+    n_twins: int
+    n_skipped: int
+    n_derived: int
+    second_key_bytes: int
+
+
+class Llama(llama_cpp.Llama):
+    """A llama_cpp.Llama with Positional Contrastive Decoding (PCD).
+
+    Every way of evaluating tokens gives contrasted logits while PCD is on: completion, chat, generate, eval and
+    whatever calls llama_decode on this context.
+
+    Args:
+        model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
+        pcd: True for the paper's setting, a preset's name, a mapping of changed fields, a PCDConfig, or False.
+        **kwargs: those of llama_cpp.Llama, with these other defaults: n_ctx is the model's own context, or what fits
+            in a quarter of main memory (llama_cpp: 512); n_gpu_layers is -1, all of them, where the library has a GPU
+            (0); flash_attn is on with a GPU and off without, the faster choice of each (off); n_threads is the number
+            of cores up to four, above that half of them (half); verbose is False (True). n_ctx=0 and None are the same.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelError: the file is not a GGUF, is damaged, or does not fit in memory.
+        UnsupportedError: this model cannot run the PCD asked for; the message says why and what can.
+        TypeError: an unknown keyword argument; the message names the nearest.
+        ValueError: a setting is out of range.
+    """
+
+    def __init__(self, model_path: str | os.PathLike[str], *, pcd: PCDSetting = False, use_extra_bufts: bool | None = None, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in _KEYWORDS:
+                raise TypeError(f"Llama has no argument {name!r}{_nearest(name, [*_KEYWORDS, 'pcd', 'use_extra_bufts'])}")
+
+        self._pcd: PCDConfig | None = None
+        config = PCDConfig.resolve(pcd)
+        path = resolve_model(model_path)
+        _log.clear_errors()
+
+        self._use_extra_bufts = use_extra_bufts
+        if use_extra_bufts is None and _machine.has_amx():
+            self._use_extra_bufts = False
+            _log.logger.info("AMX kernels are off: some compilers miscompile them. use_extra_bufts=True forces them on")
+
+        gpu = _machine.has_gpu()
+        kwargs.setdefault("verbose", False)
+        kwargs.setdefault("n_gpu_layers", -1 if gpu else 0)
+        if kwargs.get("flash_attn") is None:
+            kwargs["flash_attn"] = gpu and kwargs["n_gpu_layers"] != 0
+        if not kwargs.get("n_ctx"):
+            kwargs["n_ctx"] = _machine.fitting_n_ctx(path)
+        if kwargs.get("n_threads") is None:
+            kwargs["n_threads"] = _machine.default_threads()
+
+        try:
+            super().__init__(path, **kwargs)
+        except ValueError as error:
+            cause = _log.last_errors()
+            raise ModelError(f"cannot load {path}: {cause or error}") from error
+        self.pcd = config
+
+    # llama_cpp.Llama makes these structures and passes them on at once; what it has no argument for is set here
+
+    @property
+    def model_params(self) -> Any:
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        if self._use_extra_bufts is not None:
+            params.use_extra_bufts = self._use_extra_bufts
+        self._model_params = params
+
+    @property
+    def context_params(self) -> Any:
+        return self._context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        params.kv_unified = True  # twins are further sequences in the same cells
+        self._context_params = params
+
+    # -- the setting -----------------------------------------------------------------------------------------------
+
+    @property
+    def pcd(self) -> PCDConfig | None:
+        """The PCD setting in force, None while it is off. Assign anything that the `pcd` argument takes."""
+        return self._pcd
+
+    @pcd.setter
+    def pcd(self, setting: PCDSetting) -> None:
+        config = PCDConfig.resolve(setting, self._pcd)
+        if config == self._pcd:
+            return
+        if config is None:
+            _native.pcd_set(self._ctx.ctx, None, None, 0)
+        else:
+            error = ctypes.create_string_buffer(1024)
+            status = _native.pcd_set(self._ctx.ctx, ctypes.byref(_native_params(config)), error, len(error))
+            text = error.value.decode()
+            if status == _native.DISABLED:
+                _log.logger.warning("PCD stays off: %s", text)
+                return
+            if status == _native.INVALID:
+                raise ValueError(text)
+            if status != _native.OK:
+                raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {text}")
+        self._pcd = config
+        self._requires_eval = True  # logits at hand were made under the old setting
+
+    @contextlib.contextmanager
+    def _pcd_set_to(self, setting: PCDSetting) -> Iterator[None]:
+        """With this setting for a while; None means: as it is."""
+        before = self._pcd
+        if setting is not None:
+            self.pcd = PCDConfig.resolve(setting, before)
+        try:
+            yield
+        finally:
+            self.pcd = before
+
+    def _call(self, setting: PCDSetting, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+        """function(*args, **kwargs) under a setting that also holds while a stream it returns is read."""
+        if setting is None:
+            return function(*args, **kwargs)
+        PCDConfig.resolve(setting, self._pcd)  # complain now, not when the stream is first read
+
+        def stream(chunks: Iterator[Any]) -> Iterator[Any]:
+            with self._pcd_set_to(setting):
+                yield from chunks
+
+        with self._pcd_set_to(setting):
+            result = function(*args, **kwargs)
+        return stream(result) if isinstance(result, Iterator) else result  # type: ignore[return-value]
+
+    # -- generation ------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
+        """create_completion()."""
+        return self._call(pcd, super().__call__, *args, **kwargs)
+
+    def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
+        """llama_cpp.Llama.create_completion, with PCD off, on or otherwise set for this call alone."""
+        return self._call(pcd, super().create_completion, *args, **kwargs)
+
+    def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
+        """llama_cpp.Llama.create_chat_completion, with PCD off, on or otherwise set for this call alone."""
+        return self._call(pcd, super().create_chat_completion, *args, **kwargs)
+
+    def generate(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
+        """llama_cpp.Llama.generate, with PCD off, on or otherwise set for this call alone."""
+        with self._pcd_set_to(pcd):
+            yield from super().generate(*args, **kwargs)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens. In a long prompt only the last batch can have its logits read: only it gets a twin."""
+        tokens = list(tokens)
+        n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
+        if n_head:
+            _native.pcd_suspend(self._ctx.ctx, True)
+            try:
+                super().eval(tokens[:n_head])
+            finally:
+                _native.pcd_suspend(self._ctx.ctx, False)
+        super().eval(tokens[n_head:])
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """llama_cpp.Llama.embed; embeddings have nothing to contrast."""
+        with self._pcd_set_to(False):
+            return super().embed(*args, **kwargs)
+
+    # -- looking inside --------------------------------------------------------------------------------------------
+
+    def pcd_logits(self, i: int = -1) -> PCDLogits:
+        """The rows of the last evaluation, copied.
+
+        Args:
+            i: which one of those the last batch asked for: its index in the batch, or negative, from the end.
+
+        Raises:
+            PCDError: PCD is off, or nothing has been evaluated since it was turned on.
+        """
+        if self._pcd is None:
+            raise PCDError("there are no PCD logits while PCD is off; set pcd=True")
+        if self._pcd_row(i, _native.ROW_STANDARD) is None:
+            raise PCDError(f"there are no PCD logits for row {i}: evaluate tokens first, and of a batch only rows whose logits were asked for")
+        return PCDLogits(*(self._pcd_row(i, which) for which in range(3)))  # type: ignore[arg-type]
+
+    def _pcd_row(self, i: int, which: int) -> npt.NDArray[np.float32] | None:
+        pointer = _native.pcd_get_logits_ith(self._ctx.ctx, i, which)
+        return np.ctypeslib.as_array(pointer, shape=(self._n_vocab,)).copy() if pointer else None
+
+    def pcd_stats(self) -> PCDStats:
+        """What PCD did in this context so far."""
+        stats = _native.pcd_get_stats(self._ctx.ctx)
+        return PCDStats(*(getattr(stats, field.name) for field in dataclasses.fields(PCDStats)))
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the model."""
+        if hasattr(self, "_stack"):  # not so when __init__ raised early
+            super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "pcd": self._pcd, "use_extra_bufts": self._use_extra_bufts}
+
+
+def _native_params(config: PCDConfig) -> _native.Params:
+    params = _native.pcd_default_params()
+    params.cache = _native.CACHE[config.cache]
+    params.evaluation = _native.EVALUATION[config.evaluation]
+    params.perturbation = _native.PERTURBATION[config.perturbation]
+    params.transition = _native.TRANSITION[config.transition]
+    params.alpha = config.alpha
+    params.base_ratio = config.base_ratio
+    params.beta = config.beta
+    params.gamma = config.gamma
+    params.relative_top = config.relative_top
+    params.window = config.window or 0
+    params.n_sink = config.n_sink
+    return params

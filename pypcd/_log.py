@@ -1,0 +1,43 @@
+"""llama.cpp's log: quiet unless asked for, and remembered for error messages."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import logging
+import sys
+
+import llama_cpp
+
+logger = logging.getLogger("pypcd")
+
+_ERROR, _CONT = 3, 5  # enum ggml_log_level
+
+_errors: collections.deque[str] = collections.deque(maxlen=20)
+_last_level = 0
+
+
+@llama_cpp.llama_log_callback
+def _callback(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+    global _last_level
+    _last_level = level if level != _CONT else _last_level
+    line = text.decode("utf-8", "replace")
+    if _last_level == _ERROR and line.strip():
+        _errors.append(line.strip())
+    if logging.getLogger("llama-cpp-python").level <= logging.DEBUG:  # what verbose=True sets
+        print(line, end="", flush=True, file=sys.stderr)
+    elif line.strip():
+        logger.debug("%s", line.rstrip())
+
+
+def install() -> None:
+    llama_cpp.llama_log_set(_callback, ctypes.c_void_p(0))
+
+
+def clear_errors() -> None:
+    _errors.clear()
+
+
+def last_errors() -> str:
+    """The errors llama.cpp logged since clear_errors(), the cause first, as one clause; empty if it was silent."""
+    return "; ".join(dict.fromkeys(_errors))

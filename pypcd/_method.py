@@ -1,0 +1,73 @@
+"""The method in numpy: over-rotated frequencies and the contrast. Knows nothing of models or libraries.
+
+Symbols as in the paper (arXiv 2506.08371): theta standard and theta* over-rotated frequencies, B the rope base,
+d the number of rotated dimensions of a head, L and L* the logits of the two evaluations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["contrast", "frequencies", "rho"]
+
+Array = npt.NDArray[np.float64]
+
+
+def frequencies(n_rot: int, rope_freq_base: float) -> Array:
+    """theta_j = B^(-2(j-1)/d) for j = 1 .. d/2 (section 2.1).
+
+    Args:
+        n_rot: d, the rotated dimensions of a head; even.
+        rope_freq_base: B.
+
+    Returns:
+        float64[n_rot/2], radians per position.
+    """
+    return float(rope_freq_base) ** (-2.0 * np.arange(n_rot // 2) / n_rot)
+
+
+def rho(n_rot: int, *, alpha: float = 0.2, base_ratio: float = 1e-4, transition: str = "exponential") -> Array:
+    """By how much each frequency is over-rotated: rho_j = theta*_j / theta_j (Eq. 4).
+
+        T(x)  = 2 - exp(alpha x),  x = j / (d/2)      transition="none": T = 0
+        rho_j = T + (1 - T) base_ratio^(-2(j-1)/d)    >= 1
+
+    It does not depend on B, so it multiplies whatever a model does to its frequencies.
+
+    Returns:
+        float64[n_rot/2]
+    """
+    j = np.arange(1, n_rot // 2 + 1)
+    lowered = float(base_ratio) ** (-2.0 * (j - 1) / n_rot)
+    if transition == "exponential":
+        t = 2.0 - np.exp(alpha * j / (n_rot // 2))
+    elif transition == "none":
+        t = np.zeros(len(j))
+    else:
+        raise ValueError(f"transition is {transition!r}; allowed: 'exponential', 'none'")
+    return t + (1.0 - t) * lowered
+
+
+def contrast(
+    standard: npt.ArrayLike, over_rotated: npt.ArrayLike, *, beta: float = 2.5, gamma: int = 30, relative_top: float = 0.0
+) -> Array:
+    """L~ = (1 + beta) L - beta L* on the plausible tokens of L, -inf elsewhere (Eq. 6).
+
+    Plausible are the gamma most probable tokens of L (the lower id where logits are equal) that also reach
+    relative_top times the highest probability. A single plausible token keeps its logit: nothing is left to decide.
+
+    Args:
+        standard: L, float[n_vocab].
+        over_rotated: L*, float[n_vocab].
+
+    Returns:
+        float64[n_vocab]
+    """
+    first, second = np.asarray(standard, np.float64), np.asarray(over_rotated, np.float64)
+    kept = np.argsort(-first, kind="stable")[:gamma]
+    if relative_top > 0.0:
+        kept = kept[first[kept] >= first.max() + np.log(relative_top)]
+    result = np.full(first.shape, -np.inf)
+    result[kept] = (1.0 + beta) * first[kept] - beta * second[kept] if len(kept) > 1 else first[kept]
+    return result
