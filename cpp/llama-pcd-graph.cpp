@@ -317,8 +317,8 @@ void llama_pcd::write_difference_tables() {
 // second keys
 //
 
-// a key is never rotated twice, so the search ends at the first rotation
-static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth) {
+// a key is never rotated twice, so the search ends at the first rotation; weighed: a product lies between the two
+static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth, bool * weighed = nullptr) {
     if (!t || depth == 0) {
         return false;
     }
@@ -328,7 +328,13 @@ static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int d
     if (t->op == GGML_OP_ROPE) {
         return false;
     }
-    return descends_from(t->src[0], from, depth - 1) || descends_from(t->src[1], from, depth - 1);
+    if (descends_from(t->src[0], from, depth - 1, weighed) || descends_from(t->src[1], from, depth - 1, weighed)) {
+        if (weighed && t->op == GGML_OP_MUL) {
+            *weighed = true;
+        }
+        return true;
+    }
+    return false;
 }
 
 // the rotation behind this key; the layer's last one where the key does not show it
@@ -336,8 +342,10 @@ static llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur) {
     llama_pcd_rotation res;
 
     for (auto it = graph.rotations.rbegin(); it != graph.rotations.rend(); ++it) {
-        if (descends_from(k_cur, it->out, 10)) {
+        bool weighed = false;
+        if (descends_from(k_cur, it->out, 10, &weighed)) {
             res = *it;
+            res.weighed = weighed;
             break;
         }
     }

@@ -26,6 +26,7 @@ struct llama_pcd_rotation {
     ggml_tensor * factors = nullptr; // the model's own frequency factors
 
     bool  multi      = false;
+    bool  weighed    = false; // learned weights multiply the key after its rotation
     int   n_dims     = 0;
     int   mode       = 0;
     int   n_ctx_orig = 0;

@@ -197,6 +197,18 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
         // the graphs built here also tell each layer's rotation
         lctx.sched_need_reserve = true;
         lctx.sched_reserve();
+
+        for (const auto & cur : kvs) {
+            for (const auto & layer : cur.layers) {
+                if (layer.rotation.weighed) {
+                    off();
+                    kvs.clear();
+                    stats.second_key_bytes = 0;
+                    err = "the architecture '" + lctx.get_model().arch_name() + "' weighs its keys after rotating them, so a stored key cannot be turned further; use cache=\"shared\"";
+                    return LLAMA_PCD_UNSUPPORTED;
+                }
+            }
+        }
     }
 
     return LLAMA_PCD_OK;

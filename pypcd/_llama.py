@@ -209,8 +209,17 @@ class Llama(llama_cpp.Llama):
             yield from super().generate(*args, **kwargs)
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens. In a long prompt only the last batch can have its logits read: only it gets a twin."""
+        """Evaluate tokens. In a long prompt only the last batch can have its logits read: only it gets a twin.
+
+        Raises:
+            ValueError: they do not fit in the context; nothing is evaluated.
+        """
         tokens = list(tokens)
+        if self.n_tokens + len(tokens) > self.n_ctx():
+            raise ValueError(
+                f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
+                "shorten the prompt or load the model with a larger n_ctx"
+            )
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
         if n_head:
             _native.pcd_suspend(self._ctx.ctx, True)

@@ -11,7 +11,7 @@ import llama_cpp
 
 logger = logging.getLogger("pypcd")
 
-_ERROR, _CONT = 3, 5  # enum ggml_log_level
+_ERROR, _CONT = 4, 5  # enum ggml_log_level (llama_cpp._logger has an older one)
 
 _errors: collections.deque[str] = collections.deque(maxlen=20)
 _last_level = 0

@@ -1,0 +1,41 @@
+"""The `pypcd` command. Each subcommand is a module with HELP, add_arguments(parser) and run(args) -> exit status.
+
+Logs go to stderr, results to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = ("chat", "generate", "info", "bench", "demo")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="pypcd", description="Positional Contrastive Decoding for GGUF models.")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    from pypcd import PCDError  # loads the library; the modules below do too
+
+    for name in COMMANDS:
+        module = importlib.import_module(f"pypcd._cli.{name}")
+        sub = subparsers.add_parser(name, help=module.HELP, description=module.HELP)
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+
+    args = parser.parse_args(argv)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; say nothing at exit either
+        return 141
+    except (PCDError, ValueError, TypeError, OSError, NotImplementedError) as error:
+        print(f"pypcd: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,100 @@
+"""pypcd demo: what PCD does, measured on the small model that ships with pypcd."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from pypcd import Llama
+from pypcd._demo import CONTROL, METHODS, PLAIN, Answer, answer_all
+from pypcd._stats import Paired, paired
+from pypcd._tasks import kv_retrieval
+
+HELP = "ask the model that comes with pypcd a few hundred questions, plainly and with PCD"
+
+PAIRS = (16, 48, 96, 144)
+GROUPS = (4, 4)  # hexadecimal digits of the demo model's keys and values
+
+TITLES = {"plain": "plain (greedy)", "PCD": "PCD (paper)", "window": "window twin", "control": "control"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--n", type=int, default=75, help="questions per length (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="other questions (default %(default)s)")
+    parser.add_argument("--threads", type=int, help="default: all cores up to four")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.n < 2:
+        raise ValueError(f"--n is {args.n}; allowed: at least 2")
+    llm = Llama("demo", n_ctx=4096, n_threads=args.threads)
+
+    results: list[tuple[int, list[Answer]]] = []
+    with _progress(2 * args.n * len(PAIRS)) as progress:
+        for n_pairs in PAIRS:
+            samples = list(kv_retrieval(args.n, n_pairs, groups=GROUPS, seed=args.seed))
+            n_tokens = len(llm.tokenize(samples[0].prompt.encode(), special=False))
+            results.append((n_tokens, answer_all(llm, samples, progress)))
+
+    if args.json:
+        print(json.dumps({"model": "demo", "n_per_length": args.n, "seed": args.seed, "cells": list(_cells(results))}, indent=2))
+        return 0
+
+    print("pypcd's demo model looks up values in a JSON object. A pull towards the last value was planted in it:")
+    print("a model organism of the failure PCD is made for, and no evidence about any other model.\n")
+    _print_examples([answer for _, answers in results for answer in answers])
+    _print_table(results, args.n)
+    return 0
+
+
+def _cells(results: list[tuple[int, list[Answer]]]) -> Iterator[dict[str, Any]]:
+    for n_tokens, answers in results:
+        for method in (*METHODS, CONTROL):
+            yield {"n_tokens": n_tokens, "method": method, **vars(_compare(answers, method))}
+
+
+def _compare(answers: list[Answer], method: str) -> Paired:
+    return paired([a.is_right(method) for a in answers], [a.is_right(PLAIN) for a in answers])
+
+
+def _print_examples(answers: list[Answer], n: int = 3) -> None:
+    mended = [a for a in answers if a.step and a.is_right("PCD")]
+    others = [a for a in answers if a.step and not a.is_right("PCD")]
+    for answer in [*mended[:: max(1, len(mended) // n)], *others][:n]:
+        right = answer.sample.answer
+        print(f"the right value is {right}, the last one in the prompt {answer.sample.nearest}")
+        print(f"  plain answers {answer.texts[PLAIN]!r}, PCD {answer.texts['PCD']!r}; the first token they may differ at:")
+        for title, candidates in (("before", answer.step.before), ("after", answer.step.after)):  # type: ignore[union-attr]
+            print(f"    {title:6}  " + "   ".join(f"{text:<5} {100 * p:5.1f}%" for text, p in candidates))
+        print()
+
+
+def _print_table(results: list[tuple[int, list[Answer]]], n: int) -> None:
+    print(f"exact match in %, {n} questions a length; difference to plain in points with its 95% interval;")
+    print("wins/losses: questions only this method / only plain got right\n")
+    print(f"{'tokens':>6}  {'method':<15} {'right':>6}  {'difference':>26}  {'wins/losses':>11}")
+    for n_tokens, answers in results:
+        for method in (*METHODS, CONTROL):
+            c = _compare(answers, method)
+            change = "" if method == PLAIN else f"{c.difference:+6.1f}  [{c.low:+6.1f}, {c.high:+6.1f}]{' ' if c.is_clear else '~'}"
+            counts = "" if method == PLAIN else f"{c.wins}/{c.losses}"
+            print(f"{n_tokens:>6}  {TITLES[method]:<15} {c.score:>6.1f}  {change:>26}  {counts:>11}")
+        print()
+    print("~ the interval spans zero: no difference shown.  window twin: sees the last 64 tokens, no rotation.")
+    print("control: subtracts what other questions make likely; a gain it shares is no matter of position.")
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    if not sys.stderr.isatty():
+        yield lambda n: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="answer", leave=False, dynamic_ncols=True) as bar:
+        yield lambda n: bar.update(n) and None
