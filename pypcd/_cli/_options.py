@@ -1,0 +1,210 @@
+"""What the subcommands share: options, the sampling settings, loading the model with PCD on where it can run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import math
+import random
+from typing import Any
+
+import llama_cpp
+
+import pypcd
+from pypcd import ModelError, PCDConfig, UnsupportedError
+from pypcd._cli import _terminal
+from pypcd._config import PRESETS, _nearest
+
+# name -> (lowest, highest, what is allowed)
+_RANGES = {
+    "temperature": (0, 100, "a number from 0 (the most probable token) to 100"),
+    "top_p": (0, 1, "a number from 0 to 1"),
+    "top_k": (0, 2**31 - 1, "an integer of at least 0; 0 keeps all tokens"),
+    "min_p": (0, 1, "a number from 0 to 1"),
+    "repeat_penalty": (0.01, 100, "a number from 0.01 to 100; 1 is none"),
+    "max_tokens": (0, 2**31 - 1, "an integer of at least 0; 0 goes on until the context is full"),
+    "seed": (0, 2**32 - 2, "an integer from 0 to 4294967294, or 'random'"),
+}
+
+
+@dataclasses.dataclass
+class Sampling:
+    """How tokens are drawn. The temperature is 0: greedy, as in the paper, and the same again each time."""
+
+    temperature: float = 0.0
+    top_p: float = 0.95
+    top_k: int = 40
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    max_tokens: int = 1024
+    seed: int | None = None  # None: another one for each answer
+
+    def set(self, name: str, value: object) -> str:
+        """Set a field, from text too. Returns the field's name.
+
+        Raises:
+            ValueError: there is no such field, or the value is out of range; the message says what is allowed.
+        """
+        name = {"temp": "temperature"}.get(name, name).replace("-", "_")
+        if name not in _RANGES:
+            raise ValueError(
+                f"there is no setting {name!r}{_nearest(name, _RANGES)}; there are: {', '.join(_RANGES)}"
+            )
+        if name == "seed" and value in ("random", None):
+            self.seed = None
+            return name
+        low, high, allowed = _RANGES[name]
+        whole = name in ("top_k", "max_tokens", "seed")
+        try:
+            number = int(str(value)) if whole else float(str(value))
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high:
+            raise ValueError(f"{name} is {value}; allowed: {allowed}")
+        setattr(self, name, number)
+        return name
+
+    def draw_seed(self) -> int:
+        return random.randrange(2**32 - 1) if self.seed is None else self.seed
+
+    def describe(self) -> str:
+        values = {**dataclasses.asdict(self), "seed": "random" if self.seed is None else self.seed}
+        return "  ".join(f"{name}={value}" for name, value in values.items())
+
+
+def parse_pcd(text: str, base: PCDConfig | None = None) -> PCDConfig | None:
+    """A PCD setting as typed: on, off, a preset's name, name=value pairs, or a preset followed by pairs.
+
+    Raises:
+        ValueError, TypeError: it is none of these, or a value is out of range.
+    """
+    words = text.replace(",", " ").split() or [""]
+    config = base or PCDConfig()
+    if "=" not in words[0]:
+        first = words.pop(0).lower()
+        if first == "off" and not words:
+            return None
+        if first in PRESETS:
+            config = PCDConfig.preset(first)
+        elif first != "on":
+            names = ["on", "off", *PRESETS]
+            near = _nearest(first, names)
+            raise ValueError(
+                f"{text!r} is no PCD setting{near}; allowed: {', '.join(names)}, or values such as beta=1.5,window=64"
+            )
+    pairs = [word.partition("=") for word in words]
+    for name, equals, value in pairs:
+        if not equals or not value:
+            raise ValueError(f"{name!r} is no PCD value; write it as name=value, such as beta=1.5")
+    return config.replace(**{name: _value(name, value) for name, _, value in pairs})
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "window" and text.lower() in ("none", "off", "0"):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def describe_pcd(config: PCDConfig | None) -> str:
+    if config is None:
+        return "off"
+    return "on" if config == PCDConfig() else f"on ({config.describe()})"
+
+
+def add_model(parser: argparse.ArgumentParser, **kwargs: Any) -> None:
+    parser.formatter_class = lambda prog: argparse.HelpFormatter(
+        prog, max_help_position=26
+    )  # one line for each option
+    parser.add_argument("model", metavar="MODEL", help="a GGUF file, or 'demo', which comes with pypcd", **kwargs)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options of chat and generate."""
+    add = parser.add_argument
+    add("--pcd", metavar="SETTING", help="on (default), off, a preset, or beta=1.5,window=64 …")
+    add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy, reproducible")
+    add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
+    add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")
+    add("--n-ctx", metavar="N", type=int, default=0, help="context (default: the model's, or what fits)")
+    add("--threads", metavar="N", type=int, help="CPU threads")
+    add("--gpu-layers", metavar="N", type=int, help="layers on the GPU (default: all, where there is one)")
+    add("--verbose", action="store_true", help="llama.cpp's own log, on stderr")
+
+
+def sampling_from(args: argparse.Namespace) -> Sampling:
+    sampling = Sampling()
+    for name, value in (("temperature", args.temp), ("seed", args.seed), ("max_tokens", args.max_tokens)):
+        sampling.set(name, value)
+    return sampling
+
+
+def load_model(args: argparse.Namespace) -> pypcd.Llama:
+    """The model, with PCD as asked for. By default PCD is on; a model that cannot run it goes on without, and says so.
+
+    Raises:
+        UnsupportedError: PCD was asked for by name, and cannot run.
+    """
+    config = parse_pcd(args.pcd or "on")  # complain before the slow part
+    for name, low in (("n_ctx", 0), ("threads", 1), ("gpu_layers", -1)):
+        value = getattr(args, name)
+        if value is not None and value < low:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}; allowed: an integer of at least {low}")
+    if args.verbose:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+
+    options = {
+        "n_ctx": args.n_ctx,
+        "verbose": args.verbose,
+        "n_threads": args.threads,
+        "n_threads_batch": args.threads,
+    }
+    if args.gpu_layers is not None:
+        options["n_gpu_layers"] = args.gpu_layers
+    llm = open_model(args.model, **options)
+    try:
+        llm.pcd = config
+    except UnsupportedError as error:
+        if args.pcd is not None:
+            raise
+        _terminal.note(f"going on without PCD: {str(error).partition('cannot run here: ')[2] or error}")
+    return llm
+
+
+def open_model(path: str, **options: Any) -> pypcd.Llama:
+    """pypcd.Llama, with a progress bar where loading takes long."""
+    # pypcd.Llama reads the metadata before llama_cpp.Llama has set this level
+    logging.getLogger("llama-cpp-python").setLevel(logging.DEBUG if options.get("verbose") else logging.ERROR)
+    bar = _terminal.progress(100, "loading", unit="%", enabled=not options.get("verbose"))
+    with bar, _terminal.interruptible() as stopped:
+
+        @llama_cpp.llama_progress_callback
+        def callback(done: float, _: object) -> bool:
+            bar.update(int(100 * done) - bar.n)
+            return not stopped()
+
+        class LoadingLlama(pypcd.Llama):
+            # llama_cpp.Llama has no argument for the callback
+            @property
+            def model_params(self) -> Any:
+                return self._model_params
+
+            @model_params.setter
+            def model_params(self, params: Any) -> None:
+                setter: Any = pypcd.Llama.model_params
+                setter.fset(self, params)
+                params.progress_callback = callback
+
+        try:
+            llm = LoadingLlama(path, **options)
+        except ModelError:
+            if not stopped():
+                raise
+    if stopped():
+        raise KeyboardInterrupt
+    return llm

@@ -1,0 +1,510 @@
+"""The command line: through a pseudo-terminal, through pipes, and the session's logic by itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+import pypcd
+from pypcd._cli import _options, _terminal
+from pypcd._cli.chat import COMMANDS, ChatSession
+from pypcd._cli.generate import ContextFull, Generation
+
+ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
+TIMEOUT = 60  # for one expectation, on a machine that is busy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("cli") / "tiny.gguf"
+    return str(write_tiny_gguf(path, seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=16384, n_layer=2))
+
+
+@pytest.fixture(scope="module")
+def llm(model):
+    llm = pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture
+def session(llm) -> ChatSession:
+    llm.reset()
+    llm.pcd = True
+    return ChatSession(llm, _options.Sampling(max_tokens=12))
+
+
+def pypcd_command(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pypcd", *args]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, encoding="utf-8", env={**ENV, **env}, timeout=TIMEOUT
+    )
+
+
+def ask(session: ChatSession, text: str) -> str:
+    return "".join(session.send(text))
+
+
+# -- the session, without a terminal ---------------------------------------------------------------------------------
+
+
+def test_turns_build_on_each_other_and_reuse_the_prompt(session):
+    first = ask(session, "one")
+    ask(session, "two")
+    assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2
+    assert session.messages[1]["content"] == first
+    assert session.figures[0].cached_tokens == 0
+    assert session.figures[1].cached_tokens > 5
+    assert [f.completion_tokens for f in session.figures] == [12, 12]
+
+
+def test_an_answer_is_what_create_chat_completion_gives(session, llm):
+    text = ask(session, "hello")
+    llm.reset()
+    reply = llm.create_chat_completion(
+        [{"role": "user", "content": "hello"}], temperature=0, max_tokens=12, repeat_penalty=1.0
+    )
+    # llama_cpp drops what is not UTF-8
+    assert reply["choices"][0]["message"]["content"] == text.replace("\ufffd", "")
+
+
+def test_regen_and_undo(session):
+    first = ask(session, "one")
+    assert "".join(session.regen()) == first  # greedy
+    assert len(session.messages) == 2
+    assert session.undo() == "one"
+    assert session.messages == []
+    with pytest.raises(ValueError, match="no turn"):
+        session.undo()
+    with pytest.raises(ValueError, match="no message"):
+        list(session.regen())
+
+
+def test_compare_leaves_everything_as_it_was(session, llm):
+    with_pcd = ask(session, "one")
+    llm.pcd = False
+    before = json.dumps(session.messages)
+    on, off = session.compare()
+    assert (on.figures.pcd, off.figures.pcd) == (pypcd.PCDConfig(), None)
+    assert on.text == with_pcd
+    assert json.dumps(session.messages) == before
+    assert llm.pcd is None
+    assert "".join(session.regen()) == off.text
+
+
+def test_a_stopped_answer_stays_and_a_message_without_one_is_a_draft(session):
+    pieces = []
+    for piece in session.send("one", stopped=lambda: len(pieces) > 2):
+        pieces.append(piece)
+    assert session.figures[-1].finish_reason == "interrupted"
+    assert session.messages[-1]["content"] == "".join(pieces) != ""
+    kept = list(session.messages)
+
+    list(session.send("two", stopped=lambda: True))
+    assert session.messages[:2] == kept
+    if len(session.messages) == 2:  # the prompt was not even read
+        assert session.draft == "two"
+        list(session.regen())
+    assert session.messages[2]["content"] == "two"
+    assert session.draft is None
+
+
+def test_a_full_context_loses_nothing(session, tmp_path):
+    ask(session, "one")
+    kept = list(session.messages)
+    long = tmp_path / "long.txt"
+    long.write_text("ba " * 600)
+    assert "tokens" in session.read(str(long))
+    with pytest.raises(ContextFull, match=r"tokens do not fit in the context of \d+.*/undo.*--n-ctx"):
+        list(session.send("what is it?"))
+    assert session.messages == kept
+    assert session.draft.startswith("ba ba") and session.draft.endswith("\n\nwhat is it?")
+    assert ask(session, "short") != ""
+
+
+def test_the_answer_ends_where_the_context_does(llm):
+    llm.pcd = True
+    prompt = llm.tokenize(b"ba " * 200)
+    generation = Generation(llm, prompt, _options.Sampling(max_tokens=0))
+    assert "".join(generation) == generation.text
+    assert generation.figures.finish_reason == "context"
+    assert generation.figures.context_used == llm.n_ctx()
+
+
+def test_stop_strings_never_show(llm):
+    llm.pcd = False
+    prompt = llm.tokenize(b"hello")
+    whole = "".join(Generation(llm, prompt, _options.Sampling(max_tokens=30)))
+    stop = whole[8:11]
+    shown = list(Generation(llm, prompt, _options.Sampling(max_tokens=30), stop=[stop]))
+    assert "".join(shown) == whole[: whole.index(stop)]
+
+
+def test_save_and_load(session, llm, tmp_path):
+    ask(session, "one")
+    session.system = "be kind"
+    session.sampling.set("top_k", "7")
+    session.set_pcd("beta=1.5")
+    path = tmp_path / "talk.json"
+    session.save(str(path))
+    session.save(str(path))  # over a session is fine
+
+    llm.pcd = False
+    other = ChatSession(llm)
+    assert other.load(str(path)).startswith("1 turns")
+    assert (other.messages, other.system, other.sampling) == (session.messages, "be kind", session.sampling)
+    assert llm.pcd.beta == 1.5
+
+    precious = tmp_path / "notes.txt"
+    precious.write_text("mine")
+    with pytest.raises(ValueError, match="no session"):
+        session.save(str(precious))
+    assert precious.read_text() == "mine"
+    for damage in (
+        {"messages": [{"role": "user"}]},
+        {"messages": 3},
+        {"settings": {"top_k": -1}},
+        {"settings": 3},
+        {"messages": [{"role": "user", "content": "x"}]},
+        {"pcd": {"betta": 1}},
+    ):
+        path.write_text(json.dumps({"pypcd_session": 1, "messages": [], **damage}))
+        with pytest.raises((ValueError, TypeError)):
+            other.load(str(path))
+        assert other.messages == session.messages
+
+
+def test_system_message_and_template_errors(session, llm):
+    ask(session, "one")
+    n = session.figures[-1].prompt_tokens
+    session.system = "be kind"
+    ask(session, "two")
+    assert session.figures[-1].prompt_tokens > n + 12
+    llm.metadata["tokenizer.chat_template"], before = (
+        "{{ raise_exception('no') }}",
+        llm.metadata["tokenizer.chat_template"],
+    )
+    try:
+        with pytest.raises(pypcd.PCDError, match="template refuses"):
+            list(ChatSession(llm).send("x"))
+    finally:
+        llm.metadata["tokenizer.chat_template"] = before
+
+
+def test_read_refuses_what_is_no_text(session, tmp_path):
+    (tmp_path / "b.bin").write_bytes(b"ab\0c")
+    with pytest.raises(ValueError, match="not a text file"):
+        session.read(str(tmp_path / "b.bin"))
+    with pytest.raises(FileNotFoundError):
+        session.read(str(tmp_path / "none"))
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("on", pypcd.PCDConfig()),
+        ("off", None),
+        ("cautious", pypcd.PCDConfig.cautious()),
+        ("beta=1.5,window=64", pypcd.PCDConfig(beta=1.5, window=64)),
+        ("beta=1.5 gamma=10", pypcd.PCDConfig(beta=1.5, gamma=10)),
+        ("window, window=8", pypcd.PCDConfig.windowed().replace(window=8)),
+        ("window=none cache=shared", pypcd.PCDConfig(cache="shared")),
+    ],
+)
+def test_pcd_settings(text, expected):
+    assert _options.parse_pcd(text) == expected
+
+
+def test_pcd_settings_build_on_the_last_ones(session, llm):
+    for text in ("beta=1.5", "off", "gamma=10", "on"):
+        session.set_pcd(text)
+    assert llm.pcd == pypcd.PCDConfig(beta=1.5, gamma=10)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("onn", "did you mean 'on'"),
+        ("betta=1", "did you mean 'beta'"),
+        ("beta=-1", "beta is -1"),
+        ("beta=", "name=value"),
+        ("", "allowed: on, off"),
+    ],
+)
+def test_wrong_pcd_settings(text, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        _options.parse_pcd(text)
+
+
+def test_sampling_settings():
+    sampling = _options.Sampling()
+    for name, text, value in (("temp", "0.8", 0.8), ("top_k", "5", 5), ("seed", "7", 7), ("max-tokens", "0", 0)):
+        assert getattr(sampling, sampling.set(name, text)) == value
+    sampling.set("seed", "random")
+    assert sampling.seed is None
+    for name, text, message in (
+        ("temprature", "1", "did you mean 'temperature'"),
+        ("temperature", "hot", "temperature is hot; allowed"),
+        ("temperature", "nan", "allowed"),
+        ("top_p", "2", "from 0 to 1"),
+        ("top_k", "1.5", "integer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sampling.set(name, text)
+
+
+def test_a_seed_makes_a_warm_answer_repeatable(session):
+    session.sampling = _options.Sampling(temperature=1.5, max_tokens=12, seed=5)
+    assert ask(session, "one") == "".join(session.regen())
+
+
+# -- the terminal ----------------------------------------------------------------------------------------------------
+
+
+def test_model_output_cannot_drive_the_terminal():
+    assert _terminal.clean("a\x1b[31m\x07b\r\n\tc\x9b\u202e") == "a\u241b[31m\u2407b\n\tc\ufffd\ufffd"
+
+
+def test_columns_fit(monkeypatch):
+    left, right = ("PCD on", "word " * 30 + "\n漢字" * 20), ("PCD off", "x" * 200)
+    for columns in (60, 61, 80, 200):
+        lines = _terminal.side_by_side(left, right, columns).split("\n")
+        assert max(map(_terminal.cells, lines)) <= columns
+        assert all(" | " in f"{line} " for line in lines)
+    stacked = _terminal.side_by_side(left, right, 40).split("\n")
+    assert max(map(_terminal.cells, stacked)) <= 40
+    assert [line for line in stacked if line.startswith("---")] == ["--- PCD on ---", "--- PCD off ---"]
+
+
+def test_no_colour_but_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert _terminal.faint("x", Terminal()) == "\x1b[2mx\x1b[0m"
+    assert _terminal.faint("x", io.StringIO()) == "x"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert _terminal.faint("x", Terminal()) == "x"
+
+
+# -- the commands, through pipes -------------------------------------------------------------------------------------
+
+
+def test_piped_chat_answers_line_by_line(model):
+    done = pypcd_command(
+        "chat", model, "--threads=1", "--max-tokens=5", "--json", stdin='hello\n\n"""two\nlines"""\n/nope\n/compare\n'
+    )
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [r.get("message") for r in records] == ["hello", "two\nlines", None]
+    assert records[0]["completion_tokens"] == 5 and records[0]["pcd"]["beta"] == 2.5
+    assert [r["pcd"] is None for r in records[2]["compare"]] == [False, True]
+    assert "no command /nope" in done.stderr
+    assert done.returncode == 1  # a program should hear of the unknown command
+    assert ">>>" not in done.stdout + done.stderr
+
+
+def test_one_shot_chat_without_template(tmp_path):
+    base = write_tiny_gguf(tmp_path / "base.gguf", "bloom")
+    done = pypcd_command("chat", str(base), "-p", "/hi", "--threads=1", "--max-tokens=3")
+    assert done.returncode == 0, done.stderr
+    assert "no chat template" in done.stderr and "pypcd generate" in done.stderr
+    assert "going on without PCD: the architecture 'bloom'" in done.stderr
+    assert "3 tokens |" in done.stderr and "PCD off" in done.stderr
+    assert "llama_model_loader" not in done.stderr
+
+    done = pypcd_command("chat", str(base), "-p", "hi", "--pcd=on")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith("pypcd: PCD (default) cannot run here")
+
+
+def test_generate(model):
+    done = pypcd_command(
+        "generate", model, "--threads=1", "--max-tokens=6", "--json", "--pcd=beta=1.5", stdin="hello\n"
+    )
+    record = json.loads(done.stdout)
+    assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
+    plain = pypcd_command("generate", model, "--threads=1", "--max-tokens=6", "--pcd=beta=1.5", "-p", "hello")
+    assert plain.stdout == record["text"] + "\n"
+    assert plain.stderr.count("\n") == 1 and "PCD on (beta=1.5) | cut at max_tokens" in plain.stderr
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (("chat", "none.gguf"), "there is no model file none.gguf"),
+        (("generate", "none.gguf", "-p", ""), "the prompt is empty"),
+        (("generate", "none.gguf", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
+        (("generate", "none.gguf", "-p", "x", "--temp", "hot"), "temperature is hot"),
+        (("info", __file__), "is no GGUF file"),
+    ],
+)
+def test_errors_are_one_sentence_and_status_1(args, message, capsys, monkeypatch):
+    from pypcd._cli import main
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    assert main(args) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("pypcd: ") and message in err and err.count("\n") == 1
+
+
+def test_generate_says_what_to_do_about_a_long_prompt(model, capsys, monkeypatch):
+    from pypcd._cli import main
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    assert main(["generate", model, "-p", "ba " * 600, "--n-ctx=256"]) == 1
+    assert "larger --n-ctx" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["chat", "generate", "info"])
+def test_help_fits_a_screen(command, capsys, monkeypatch):
+    from pypcd._cli import main
+
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+
+
+def test_info_json(model):
+    done = pypcd_command("info", model, "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert Path(record["library"]["libllama"]).exists() and record["machine"]["backends"]
+    rope = record["model"]["rope"]
+    assert (rope["base"], rope["n_rot"], rope["frequencies"]) == (10000, 16, 8)
+    assert rope["turned"] == int((pypcd.rho(16) > 1.01).sum())
+    assert rope["wavelengths"][0] == pytest.approx(6.2832, abs=1e-4)
+    assert rope["wavelengths"][-1] / rope["wavelengths_over_rotated"][-1] == pytest.approx(pypcd.rho(16)[-1])
+    assert record["model"]["pcd"] == "yes"
+    assert [c["passed"] for c in record["self_test"]["checks"]] == [True] * 3
+
+
+def test_info_text_and_a_failing_self_test(model, llm, capsys, monkeypatch):
+    from pypcd._cli import info, main
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    assert main(["info", model]) == 0
+    text = capsys.readouterr().out
+    assert "of 8 frequencies by more than 1%" in text and text.count("PASS") == 3
+
+    monkeypatch.setattr(info, "TOLERANCE", -1.0)
+    assert main(["info", model]) == 1
+    assert capsys.readouterr().out.count("FAIL") == 3
+
+
+# -- a pseudo-terminal -----------------------------------------------------------------------------------------------
+
+
+def start_chat(model: str, *args: str, columns: int = 120):
+    pexpect = pytest.importorskip("pexpect")
+    child = pexpect.spawn(
+        sys.executable, ["-m", "pypcd", "chat", model, "--threads=1", *args], env={**ENV, "COLUMNS": str(columns)},
+        dimensions=(50, columns), encoding="utf-8", codec_errors="replace", timeout=TIMEOUT,
+    )  # fmt: skip
+    child.delaybeforesend = 0.05
+    child.expect(">>> ")
+    return child
+
+
+pty = pytest.mark.filterwarnings("ignore:.*forkpty:DeprecationWarning")  # Python 3.12 warns of threads, llama.cpp's
+
+
+@pty
+def test_chat_in_a_terminal(model, tmp_path):
+    child = start_chat(model, "--max-tokens=8", "--n-ctx=256")
+
+    def enter(text: str, *expected: str) -> None:
+        child.sendline(text)
+        for pattern in expected:
+            child.expect(pattern)
+        child.expect("\n>>> ")
+
+    notes, talk = tmp_path / "notes.txt", tmp_path / "talk.json"
+    notes.write_text("bababa\n" * 200)
+
+    enter("/help", *(f"/{name}" for name in COMMANDS), "Ctrl-C")
+    enter("hello", r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD on \| cut at max_tokens")
+    child.sendline('"""two')
+    child.expect(r"\.\.\. ")
+    enter('lines"""', r"8 tokens \|")
+    enter("/pcd beta=1.5", r"PCD on \(beta=1.5\)")
+    enter("/pcd off", "PCD off")
+    enter("/pcd betta=2", "did you mean 'beta'")
+    enter(
+        "/compare", r"PCD on \(beta=1.5\) +\| PCD off", "--- [|] ---", r"8 tokens \|.*PCD on", r"8 tokens \|.*PCD off"
+    )
+    enter("/regen", r"8 tokens \|.*PCD off")
+    enter("/undo", "taken back: two")
+    enter("/system be kind", "system message: be kind")
+    enter("/system", "system message: be kind")
+    enter("/set", "temperature=0")
+    enter("/set top_k 5", "top_k is 5")
+    enter("/set tpo_k 5", "did you mean 'top_k'")
+    enter("/set top_k", "/set NAME VALUE")
+    enter("/save", "needs a file name")
+    enter(f"/save {talk}", "saved to")
+    enter("/read /nowhere", "/nowhere: No such file")
+    enter(f"/read {notes}", "goes in front of your next message")
+    enter("what is it", r"context is full.*--n-ctx")
+    enter("/clear", "forgotten")
+    enter(f"/load {talk}", "1 turns from")
+    enter("/stats", "3 answers", "twins")
+    enter("/cmopare", "did you mean 'compare'")
+    child.sendintr()
+    child.expect("Ctrl-D or /exit leaves")
+    child.expect(">>> ")
+    child.sendline("/exit")
+    child.expect(_eof())
+    child.close()
+    assert child.exitstatus == 0
+
+    saved = json.loads(talk.read_text())
+    assert [m["role"] for m in saved["messages"]] == ["user", "assistant"]
+    assert saved["system"] == "be kind" and saved["settings"]["top_k"] == 5
+
+
+@pty
+def test_ctrl_c_keeps_the_turn_and_ctrl_d_leaves_a_narrow_terminal(model, tmp_path):
+    child = start_chat(model, "--max-tokens=0", "--n-ctx=16384", columns=40)
+    talk = tmp_path / "talk.json"
+    child.sendline("hello")
+    child.expect("hello\r\n")
+    child.expect(r"\S{3}")  # the answer streams
+    child.sendintr()
+    child.expect("stopped")
+    child.expect(">>> ")
+    child.sendline(f"/save {talk}")
+    child.expect("saved")
+    child.expect("\n>>> ")
+    question, answer = json.loads(talk.read_text())["messages"]
+    assert question["content"] == "hello" and len(answer["content"]) >= 3
+
+    child.sendline("/set max_tokens 8")
+    child.expect("max_tokens is 8")
+    child.sendline("/compare")
+    child.expect("--- PCD on ---")  # stacked
+    child.expect("--- PCD off ---")
+    child.expect(">>> ")
+    child.sendeof()
+    child.expect(_eof())
+    child.close()
+    assert child.exitstatus == 0
+
+
+def _eof():
+    import pexpect
+
+    return pexpect.EOF
