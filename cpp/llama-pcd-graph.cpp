@@ -94,6 +94,11 @@ static uint32_t count_twins(const llama_ubatch & ubatch) {
     return n;
 }
 
+bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ubatch) {
+    const uint32_t n_twin = cparams.pcd && cparams.pcd->on ? count_twins(ubatch) : 0;
+    return std::max(n_twin, ubatch.n_tokens - n_twin) > 1;
+}
+
 bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     const llama_pcd * cur = params.cparams.pcd.get();
 

@@ -178,6 +178,9 @@ void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
 // llama_context::decode: true if the batch was decoded here, with the result in ret
 bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret);
 
+// llama_context::process_ubatch: whether it is prompt processing; one token and its twin are not
+bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ubatch);
+
 // llama_context::graph_max_nodes
 uint32_t llama_pcd_max_nodes(const llama_context & lctx);
 

@@ -183,5 +183,5 @@ PCDSetting = Union[None, bool, str, Mapping[str, Any], PCDConfig]
 
 
 def _nearest(name: object, names: Any) -> str:
-    close = difflib.get_close_matches(str(name), list(names), n=1)
+    close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

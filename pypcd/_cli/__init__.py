@@ -19,7 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pypcd", description="Positional Contrastive Decoding for GGUF models.")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    from pypcd import PCDError  # loads the library; the modules below do too
+    from pypcd import __version__  # loads the library; the modules below do too
+
+    parser.add_argument("--version", action="version", version=f"pypcd {__version__}")
 
     for name in COMMANDS:
         module = importlib.import_module(f"pypcd._cli.{name}")
@@ -36,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; say nothing at exit either
         return 141
-    except (PCDError, ValueError, TypeError, OSError, NotImplementedError) as error:
-        print(f"pypcd: {error}", file=sys.stderr)
+    except (RuntimeError, ValueError, TypeError, OSError) as error:  # PCDError and NotImplementedError are RuntimeErrors
+        text = error.strerror and f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        print(f"pypcd: {text}", file=sys.stderr)
         return 1
