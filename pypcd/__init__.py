@@ -6,7 +6,7 @@
 Import pypcd before llama_cpp: it loads its own build of libllama in place of the stock one.
 """
 
-from pypcd import _native  # first: it decides which library llama_cpp loads
+from pypcd import _native  # noqa: F401  first: it decides which library llama_cpp loads
 from pypcd import _log
 from pypcd._config import PCDConfig
 from pypcd._errors import LibraryError, ModelError, PCDError, UnsupportedError

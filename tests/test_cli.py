@@ -14,8 +14,9 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd._cli import _options, _terminal
-from pypcd._cli.chat import COMMANDS, ChatSession
-from pypcd._cli.generate import ContextFull, Generation
+from pypcd._cli._session import ChatSession
+from pypcd._cli.chat import COMMANDS
+from pypcd._cli._generation import ContextFull, Generation
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
 TIMEOUT = 60  # for one expectation, on a machine that is busy
@@ -393,14 +394,15 @@ def test_info_json(model):
 
 
 def test_info_text_and_a_failing_self_test(model, llm, capsys, monkeypatch):
-    from pypcd._cli import info, main
+    from pypcd import _selftest
+    from pypcd._cli import main
 
     monkeypatch.setattr(_terminal, "setup", lambda: None)
     assert main(["info", model]) == 0
     text = capsys.readouterr().out
     assert "of 8 frequencies by more than 1%" in text and text.count("PASS") == 3
 
-    monkeypatch.setattr(info, "TOLERANCE", -1.0)
+    monkeypatch.setattr(_selftest, "TOLERANCE", -1.0)
     assert main(["info", model]) == 1
     assert capsys.readouterr().out.count("FAIL") == 3
 

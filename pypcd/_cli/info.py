@@ -14,13 +14,12 @@ import llama_cpp
 import numpy as np
 
 import pypcd
-from pypcd import PCDConfig, PCDError, UnsupportedError, _machine, _native
+from pypcd import PCDConfig, _machine, _native
 from pypcd._cli import _options, _terminal
 from pypcd._models import DEMO_MODEL, resolve_model
+from pypcd._selftest import can_run, self_test
 
 HELP = "show the library, the machine and what PCD does to a model, and test it"
-
-TOLERANCE = 0.05  # of the logits' standard deviation: above what quantised kernels differ by, far below a wrong angle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,7 +145,7 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
             "wavelengths": before.tolist(),
             "wavelengths_over_rotated": (before / turned).tolist(),
         }
-    facts["pcd"], facts["window"] = _can(llm, PCDConfig()), _can(llm, PCDConfig.windowed())
+    facts["pcd"], facts["window"] = can_run(llm, PCDConfig()), can_run(llm, PCDConfig.windowed())
     return facts
 
 
@@ -155,69 +154,6 @@ def _has_factors(path: str) -> bool:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         end = min(len(data), 2**25)  # the header, and with a large vocabulary more than that rarely
         return any(data.find(name, 0, end) >= 0 for name in (b"rope_freqs.weight", b"rope_factors_long.weight"))
-
-
-def _can(llm: pypcd.Llama, config: PCDConfig) -> str:
-    """ "yes", or why not."""
-    error = ctypes.create_string_buffer(1024)
-    status = _native.pcd_check(llm._ctx.ctx, ctypes.byref(pypcd._llama._native_params(config)), error, len(error))
-    return "yes" if status == _native.OK else error.value.decode()
-
-
-# -- self-test -------------------------------------------------------------------------------------------------------
-
-
-def self_test(llm: pypcd.Llama) -> dict[str, Any]:
-    """Three identities on a random prompt. Where nothing can be over-rotated, the window twin is tested."""
-    result: dict[str, Any] = {"model": llm.model_path, "checks": []}
-    windowed = _can(llm, PCDConfig()) != "yes"
-    base = PCDConfig.windowed() if windowed else PCDConfig()
-    reason = _can(llm, base)
-    if reason != "yes":
-        return {**result, "skipped": reason}
-    tokens = np.random.default_rng(0).integers(0, llm.n_vocab(), 40).tolist()
-
-    def rows(config: PCDConfig) -> pypcd.PCDLogits:
-        llm.reset()
-        llm.pcd = config
-        llm.eval(tokens)
-        return llm.pcd_logits()
-
-    def check(what: str, first: Any, second: Any, also: bool = True) -> None:
-        shown = np.isfinite(first) & np.isfinite(second)
-        difference = float(np.abs(first[shown] - second[shown]).max() / scale)
-        result["checks"].append(
-            {"what": what, "passed": bool(difference <= TOLERANCE and also), "difference": difference}
-        )
-
-    llm.reset()
-    llm.pcd = False
-    llm.eval(tokens)
-    plain = np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), shape=(llm.n_vocab(),)).copy()
-    scale = float(plain.std())
-    try:
-        none = rows(base.replace(beta=0.0)).contrasted
-        check(
-            "beta=0 decodes as without PCD",
-            none,
-            plain,
-            also=bool(plain[none.argmax()] >= plain.max() - TOLERANCE * scale),
-        )
-        same = rows(base.replace(window=len(tokens)) if windowed else base.replace(base_ratio=1.0))
-        check(
-            "window=all changes nothing" if windowed else "base_ratio=1 changes nothing",
-            same.over_rotated,
-            same.standard,
-        )
-        fused, alternate = rows(base), rows(base.replace(evaluation="alternate"))
-        check("fused equals alternate", fused.over_rotated, alternate.over_rotated)
-    except UnsupportedError as error:  # one of the variants may be refused still
-        result["skipped"] = str(error)
-    except RuntimeError as error:
-        raise PCDError(f"the self-test could not evaluate the model: {error}") from error
-    finally:
-        llm.pcd = False
-    return result
 
 
 # -- text ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,202 @@
+"""A conversation with a model: messages, settings, sessions on disk. Knows nothing of the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jinja2
+from llama_cpp import llama_chat_format
+
+import pypcd
+from pypcd import PCDConfig, PCDError, UnsupportedError
+from pypcd._cli import _options
+from pypcd._cli._generation import ContextFull, Figures, Generation
+
+Message = dict  # {"role": ..., "content": ...}
+
+
+def never() -> bool:
+    return False
+
+
+class ChatSession:
+    """Messages, settings and the model that answers. It neither reads nor writes the terminal.
+
+    A message is part of `messages` once an answer to it has begun; until then `draft` keeps it, so that nothing
+    is lost to an error.
+    """
+
+    def __init__(self, llm: pypcd.Llama, sampling: _options.Sampling | None = None, system: str = "") -> None:
+        self.llm = llm
+        self.sampling = sampling or _options.Sampling()
+        self.system = system
+        self.messages: list[Message] = []
+        self.draft: str | None = None
+        self.attached: list[str] = []
+        self.figures: list[Figures] = []
+        self._on = llm.pcd  # what "on" means here
+        self._formatter = _formatter(llm)
+
+    def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
+        """Answer a message, with the attached files in front of it."""
+        self.draft = "\n\n".join([*self.attached, text])
+        self.attached = []
+        yield from self.regen(stopped)
+
+    def regen(self, stopped: Callable[[], bool] = never) -> Iterator[str]:
+        """Answer the draft if there is one, else the last message once more."""
+        messages = self._question()
+        answer = self._generation(messages, stopped)
+        try:
+            yield from answer
+        finally:
+            if answer.text or answer.figures.finish_reason != "interrupted":
+                self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+                self.draft = None
+                self.figures.append(answer.figures)
+
+    def compare(self, stopped: Callable[[], bool] = never, tick: Callable[[], object] = never) -> list[Generation]:
+        """The last message answered with PCD and without; history and settings stay as they are."""
+        messages, before = self._question(), self.llm.pcd
+        sampling = dataclasses.replace(self.sampling, seed=self.sampling.draw_seed())
+        answers = []
+        try:
+            for config in (before or self._on or PCDConfig(), None):
+                self.llm.pcd = config
+                answers.append(self._generation(messages, stopped, sampling))
+                for _ in answers[-1]:
+                    tick()
+        finally:
+            self.llm.pcd = before
+        return answers
+
+    def undo(self) -> str:
+        """Take back the last turn; returns its message."""
+        if not self.messages:
+            raise ValueError("there is no turn to take back")
+        self.messages, last = self.messages[:-2], self.messages[-2]
+        return last["content"]
+
+    def clear(self) -> None:
+        self.messages, self.attached = [], []
+
+    def read(self, path: str) -> str:
+        """Put a file's text in front of the next message; returns what was read, in words."""
+        data = pathlib.Path(path).expanduser().read_bytes()
+        if b"\0" in data[:8192]:
+            raise ValueError(f"{path} is not a text file")
+        text = data.decode("utf-8", "replace")
+        n = len(self.llm.tokenize(text.encode(), add_bos=False, special=False))
+        self.attached.append(text)
+        return f"{path} ({n} tokens) goes in front of your next message"
+
+    def set_pcd(self, text: str) -> None:
+        self.llm.pcd = _options.parse_pcd(text, self._on)
+        self._on = self.llm.pcd or self._on
+
+    def save(self, path: str) -> pathlib.Path:
+        target = pathlib.Path(path).expanduser()
+        if target.exists():
+            _load_json(target)  # raises rather than overwrite what is no session
+        record = {
+            "pypcd_session": 1,
+            "model": self.llm.model_path,
+            "system": self.system,
+            "messages": self.messages,
+            "settings": dataclasses.asdict(self.sampling),
+            "pcd": self.llm.pcd.as_dict() if self.llm.pcd else None,
+        }
+        target.write_text(json.dumps(record, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        return target
+
+    def load(self, path: str) -> str:
+        """Replace messages and settings by saved ones; returns what was loaded, in words.
+
+        Raises:
+            ValueError: the file is no session; nothing has changed then.
+        """
+        record = _load_json(pathlib.Path(path).expanduser())
+        sampling, messages, system, pcd = _options.Sampling(), record["messages"], record["system"], record["pcd"]
+        if not _is_turns(messages) or not isinstance(system, str):
+            raise ValueError(f"{path} is damaged: its messages are not turns of user and assistant")
+        for name, value in record["settings"].items():
+            sampling.set(name, value)
+        config, said = PCDConfig().replace(**pcd) if pcd else None, ""
+        try:
+            self.llm.pcd = config
+            self._on = config or self._on
+        except UnsupportedError as error:
+            said = f"; its PCD setting is left out: {error}"
+        self.messages, self.system, self.sampling = messages, system, sampling
+        return f"{len(messages) // 2} turns from {path}{said}"
+
+    def _question(self) -> list[Message]:
+        """The messages up to the one to be answered."""
+        if self.draft is not None:
+            return [*self.messages, {"role": "user", "content": self.draft}]
+        if not self.messages:
+            raise ValueError("there is no message yet")
+        return self.messages[:-1]
+
+    def _generation(self, messages: list[Message], stopped: Callable[[], bool], sampling: Any = None) -> Generation:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        try:
+            made = self._formatter(messages=[*system, *messages])
+        except (jinja2.TemplateError, ValueError) as error:
+            raise PCDError(f"the model's chat template refuses these messages: {error}") from error
+        prompt = self.llm.tokenize(
+            made.prompt.encode("utf-8", "replace"), add_bos=not made.added_special, special=True
+        )
+        if prompt[:2] == [self.llm.token_bos()] * 2:
+            prompt = prompt[1:]
+        stop = [made.stop] if isinstance(made.stop, str) else made.stop or []
+        try:
+            return Generation(self.llm, prompt, sampling or self.sampling, stop=stop, stopped=stopped)
+        except ContextFull as error:
+            room = "/undo or /clear makes room and /regen then sends it again; or start" if self.messages else "start"
+            raise ContextFull(f"the context is full: {error}; {room} with a larger --n-ctx") from None
+
+
+def has_template(llm: pypcd.Llama) -> bool:
+    return "tokenizer.chat_template" in llm.metadata
+
+
+def _formatter(llm: pypcd.Llama) -> Any:
+    if not has_template(llm):
+        return llama_chat_format.format_llama2  # what llama_cpp falls back to
+    bos, eos = (llm._model.token_get_text(t) if t != -1 else "" for t in (llm.token_bos(), llm.token_eos()))
+    try:
+        return llama_chat_format.Jinja2ChatFormatter(
+            llm.metadata["tokenizer.chat_template"], eos_token=eos, bos_token=bos
+        )
+    except jinja2.TemplateError as error:
+        raise PCDError(f"the model's chat template is broken: {error}") from error
+
+
+def _load_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or record.get("pypcd_session") != 1:
+        raise ValueError(f"{path} is no session saved by pypcd chat")
+    empty: dict[str, Any] = {"system": "", "messages": [], "settings": {}, "pcd": None}
+    for name in ("settings", "pcd"):
+        if not isinstance(record.get(name) or {}, dict):
+            raise ValueError(f"{path} is damaged: its {name} are no mapping")
+    return {**empty, **record}
+
+
+def _is_turns(messages: Any) -> bool:
+    """Whether these are messages of user and assistant in turn."""
+    if not isinstance(messages, list) or len(messages) % 2:
+        return False
+    roles = ("user", "assistant") * (len(messages) // 2)
+    return all(
+        isinstance(m, dict) and m.get("role") == role and isinstance(m.get("content"), str)
+        for m, role in zip(messages, roles)
+    )
