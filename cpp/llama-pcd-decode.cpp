@@ -27,7 +27,7 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
 }
 
 int llama_pcd::decode(const llama_batch_ext & batch) {
-    rows = {};
+    rows.out_ids.clear();
 
     if (!lctx.sampling.samplers.empty()) {
         LLAMA_LOG_ERROR("%s: backend samplers bypass the logits PCD works on; remove them or turn PCD off\n", __func__);
@@ -49,9 +49,12 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     const size_t n_out = rows.out_ids.size();
 
     if (n_out == 0 || suspended) {
-        rows = {};
+        rows.out_ids.clear();
         return decode_nested(batch);
     }
+
+    // a pending K-shift will move the first keys before this batch is computed
+    for_each_kv([&](llama_kv_cache * kv) { stale |= kv->get_has_shift(); });
 
     if (stale && has_second_keys() && !derive_second_keys()) {
         LLAMA_LOG_ERROR("%s: failed to derive the second keys\n", __func__);
@@ -61,7 +64,7 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     stats.n_tokens += n_out;
 
     const size_t n_vocab = lctx.model.vocab.n_tokens();
-    rows.standard        .resize(n_out*n_vocab);
+    rows.standard        .resize(n_out*n_vocab); // the same size at every step of a generation: no work
     rows.over_rotated    .resize(n_out*n_vocab);
     rows.has_over_rotated.assign(n_out, false);
 
@@ -84,7 +87,7 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
         ret = decode_sequential(batch);
     }
     if (ret != 0) {
-        rows = {};
+        rows.out_ids.clear();
         return ret;
     }
 
