@@ -1,0 +1,98 @@
+"""The demo's experiment: its counts are those of the answers, and its control is what it says."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import pypcd
+from pypcd import _demo
+from pypcd._cli import main
+from pypcd._models import DEMO_MODEL, resolve_model
+from pypcd._tasks import kv_retrieval
+
+
+@pytest.fixture(scope="module")
+def llm() -> pypcd.Llama:
+    return pypcd.Llama("demo", n_ctx=1024, n_threads=1, n_threads_batch=1)
+
+
+@pytest.fixture(scope="module")
+def answers(llm: pypcd.Llama) -> list[_demo.Answer]:
+    return _demo.answer_all(llm, list(kv_retrieval(4, 8, groups=(4, 4))))
+
+
+def test_demo_names_the_model_that_ships() -> None:
+    assert resolve_model("demo") == str(DEMO_MODEL)
+    assert DEMO_MODEL.stat().st_size < 10e6
+
+
+def test_the_models_card_says_first_what_was_planted() -> None:
+    first = DEMO_MODEL.with_name("README.md").read_text(encoding="utf-8").splitlines()[0]
+    assert "planted" in first and "evidence" in first
+
+
+def test_plain_answers_are_those_of_plain_generation(llm: pypcd.Llama, answers: list[_demo.Answer]) -> None:
+    for answer in answers:
+        llm.pcd = None
+        llm.reset()
+        prompt = llm.tokenize(answer.sample.prompt.encode(), special=False)
+        tokens = []
+        for token in llm.generate(prompt, temp=0.0):
+            if token == llm.token_eos() or len(tokens) > 20:
+                break
+            tokens.append(token)
+        text = llm.detokenize(tokens).decode("utf-8", "replace").strip()
+        assert text.startswith(answer.texts[_demo.PLAIN]) and answer.texts[_demo.PLAIN]
+
+
+def test_pcd_answers_are_those_of_a_generation_with_pcd(llm: pypcd.Llama, answers: list[_demo.Answer]) -> None:
+    answer = answers[0]
+    llm.reset()
+    prompt = llm.tokenize(answer.sample.prompt.encode(), special=False)
+    tokens = []
+    for token in llm.generate(prompt, temp=0.0, pcd=True):
+        if token == llm.token_eos() or len(tokens) > 20:
+            break
+        tokens.append(token)
+    assert llm.detokenize(tokens).decode("utf-8", "replace").strip().startswith(answer.texts["PCD"])
+
+
+def test_every_answer_has_every_method(answers: list[_demo.Answer]) -> None:
+    for answer in answers:
+        assert set(answer.texts) == {*_demo.METHODS, _demo.CONTROL}
+        wrong = answer.texts[_demo.PLAIN] != answer.sample.answer
+        assert (answer.step is not None) == wrong
+        if answer.step:
+            for candidates in (answer.step.before, answer.step.after):
+                p = [share for _, share in candidates]
+                assert p == sorted(p, reverse=True) and 0 < sum(p) <= 1 + 1e-9
+
+
+def test_log_probabilities_are_normalised() -> None:
+    row = np.random.default_rng(0).normal(size=100) * 10
+    assert np.exp(_demo._log_softmax(row)).sum() == pytest.approx(1.0)
+
+
+def test_the_command_prints_figures_that_add_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from pypcd._cli import demo
+
+    monkeypatch.setattr(demo, "PAIRS", (6,))
+    assert main(["demo", "--n", "3", "--threads", "1", "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [cell["method"] for cell in cells] == [*_demo.METHODS, _demo.CONTROL]
+    for cell in cells:
+        assert cell["n"] == 3
+        assert cell["difference"] == pytest.approx(100 * (cell["wins"] - cell["losses"]) / 3)
+        assert cell["score"] == pytest.approx(cells[0]["score"] + cell["difference"])
+
+    assert main(["demo", "--n", "3", "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "was planted" in out and out.count("control") >= 2
+
+
+def test_too_few_questions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--n", "1"]) == 1
+    assert "--n is 1; allowed: at least 2" in capsys.readouterr().err
