@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 PLAIN = "plain"
 CONTROL = "control"
 
-# the settings that are compared; the control subtracts other samples' mean log-probabilities in place of L*
+# the settings that are compared, beside the control
 METHODS: dict[str, PCDConfig | None] = {
     PLAIN: None,
     "PCD": PCDConfig.paper(),
@@ -57,52 +57,58 @@ class Answer:
         return self.texts[method] == self.sample.answer
 
 
-def answer_all(llm: Llama, samples: Sequence[Sample], progress: Callable[[int], None] = lambda n: None) -> list[Answer]:
+def answer_all(
+    llm: Llama, samples: Sequence[Sample], pool: Sequence[Sample], progress: Callable[[int], None] = lambda n: None
+) -> list[Answer]:
     """Answer every sample with every method, greedily.
 
     Args:
-        progress: told the number of samples just finished; each is visited twice.
+        pool: other samples of the same kind, for the control alone.
+        progress: told how many samples have just been finished, the pool's included.
     """
-    answers: list[Answer] = []
-    plain_rows: list[list[Array]] = []  # log-probabilities along plain decoding's own path
-
+    prior = _prior(llm, pool, progress)
+    answers = []
     for sample in samples:
-        prompt = llm.tokenize(sample.prompt.encode(), special=False)
-        n_max = len(llm.tokenize(sample.answer.encode(), add_bos=False)) + 2
-        texts, rows = {}, []
+        prompt, n_max = _prompt(llm, sample)
+        texts = {}
         for name, config in METHODS.items():
             llm.pcd = config
-            path = list(_greedy(llm, prompt, n_max))
-            texts[name] = _text(llm, [token for token, _ in path])
-            if name == PLAIN:
-                rows = [row for _, row in path]
+            texts[name] = _text(llm, [token for token, _ in _greedy(llm, prompt, n_max)])
+        llm.pcd = None
+        texts[CONTROL] = _text(llm, [token for token, _ in _greedy(llm, prompt, n_max, prior)])
         answer = Answer(sample, texts)
-        if texts[PLAIN] != sample.answer:
+        if not answer.is_right(PLAIN):
             answer.step = _first_wrong_step(llm, prompt, sample.answer, n_max)
         answers.append(answer)
-        plain_rows.append(rows)
-        progress(1)
-
-    # the control knows nothing of the question or of positions: what other samples make likely at this step
-    config = METHODS["PCD"]
-    assert config is not None
-    n_steps = max(len(rows) for rows in plain_rows)
-    sums = [np.sum([rows[t] for rows in plain_rows if t < len(rows)], axis=0) for t in range(n_steps)]
-    counts = [sum(t < len(rows) for rows in plain_rows) for t in range(n_steps)]
-    llm.pcd = None
-    for answer, rows in zip(answers, plain_rows):
-
-        def control(t: int, row: Array, own: list[Array] = rows) -> Array:
-            t = min(t, n_steps - 1)
-            mine = own[t] if t < len(own) else 0.0
-            others = counts[t] - (t < len(own))
-            return contrast(row, (sums[t] - mine) / others, beta=config.beta, gamma=config.gamma) if others else row
-
-        prompt = llm.tokenize(answer.sample.prompt.encode(), special=False)
-        n_max = len(llm.tokenize(answer.sample.answer.encode(), add_bos=False)) + 2
-        answer.texts[CONTROL] = _text(llm, [token for token, _ in _greedy(llm, prompt, n_max, control)])
         progress(1)
     return answers
+
+
+def _prior(llm: Llama, pool: Sequence[Sample], progress: Callable[[int], None]) -> Callable[[int, Array], Array]:
+    """The position-free control: in place of L* the mean log-probabilities that other samples have at the same step.
+
+    It knows nothing of the question or of positions, so a gain that it shares with PCD is no matter of position.
+    """
+    llm.pcd = None
+    steps: list[list[Array]] = []
+    for sample in pool:
+        for t, (_, row) in enumerate(_greedy(llm, *_prompt(llm, sample))):
+            steps += [[]] if t == len(steps) else []
+            steps[t].append(row)
+        progress(1)
+    means = [np.mean(rows, axis=0) for rows in steps]
+    config = PCDConfig.paper()
+
+    def change(t: int, row: Array) -> Array:
+        return contrast(row, means[min(t, len(means) - 1)], beta=config.beta, gamma=config.gamma)
+
+    return change
+
+
+def _prompt(llm: Llama, sample: Sample) -> tuple[list[int], int]:
+    """The prompt's tokens, and how many the answer may take."""
+    n_answer = len(llm.tokenize(sample.answer.encode(), add_bos=False))
+    return llm.tokenize(sample.prompt.encode(), special=False), n_answer + 2
 
 
 def _greedy(

@@ -21,7 +21,7 @@ def llm() -> pypcd.Llama:
 
 @pytest.fixture(scope="module")
 def answers(llm: pypcd.Llama) -> list[_demo.Answer]:
-    return _demo.answer_all(llm, list(kv_retrieval(4, 8, groups=(4, 4))))
+    return _demo.answer_all(llm, list(kv_retrieval(4, 8, groups=(4, 4))), list(kv_retrieval(2, 8, groups=(4, 4), seed=1)))
 
 
 def test_demo_names_the_model_that_ships() -> None:
@@ -80,6 +80,7 @@ def test_the_command_prints_figures_that_add_up(capsys: pytest.CaptureFixture[st
     from pypcd._cli import demo
 
     monkeypatch.setattr(demo, "PAIRS", (6,))
+    monkeypatch.setattr(demo, "N_POOL", 2)
     assert main(["demo", "--n", "3", "--threads", "1", "--json"]) == 0
     cells = json.loads(capsys.readouterr().out)["cells"]
     assert [cell["method"] for cell in cells] == [*_demo.METHODS, _demo.CONTROL]

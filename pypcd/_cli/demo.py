@@ -18,6 +18,7 @@ HELP = "ask the model that comes with pypcd a few hundred questions, plainly and
 
 PAIRS = (16, 48, 96, 144)
 GROUPS = (4, 4)  # hexadecimal digits of the demo model's keys and values
+N_POOL = 12  # further questions, from which the control takes its prior
 
 TITLES = {"plain": "plain (greedy)", "PCD": "PCD (paper)", "window": "window twin", "control": "control"}
 
@@ -35,11 +36,12 @@ def run(args: argparse.Namespace) -> int:
     llm = Llama("demo", n_ctx=4096, n_threads=args.threads)
 
     results: list[tuple[int, list[Answer]]] = []
-    with _progress(2 * args.n * len(PAIRS)) as progress:
+    with _progress((args.n + N_POOL) * len(PAIRS)) as progress:
         for n_pairs in PAIRS:
             samples = list(kv_retrieval(args.n, n_pairs, groups=GROUPS, seed=args.seed))
+            pool = list(kv_retrieval(N_POOL, n_pairs, groups=GROUPS, seed=args.seed + 1))
             n_tokens = len(llm.tokenize(samples[0].prompt.encode(), special=False))
-            results.append((n_tokens, answer_all(llm, samples, progress)))
+            results.append((n_tokens, answer_all(llm, samples, pool, progress)))
 
     if args.json:
         print(json.dumps({"model": "demo", "n_per_length": args.n, "seed": args.seed, "cells": list(_cells(results))}, indent=2))
