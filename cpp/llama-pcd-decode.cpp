@@ -48,6 +48,8 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
 
     const size_t n_out = rows.out_ids.size();
 
+    stale |= !has_second_keys(); // keys stored from here on have no second
+
     if (n_out == 0 || suspended) {
         rows.out_ids.clear();
         return decode_nested(batch);
@@ -75,6 +77,8 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
 
     if (params.gamma == 1) {
         ret = decode_alternate(batch); // never needs a twin
+    } else if (forgets() && (n_out > 1 || rows.out_ids[0] + 1 != (int32_t) n_tokens)) {
+        ret = 1; // what an early twin must see may be gone once the batch's last token is in
     } else if (params.evaluation == LLAMA_PCD_EVALUATION_FUSED && n_out <= LLAMA_PCD_MAX_TWINS &&
             n_tokens + n_out <= std::min<size_t>(lctx.n_batch(), n_free)) {
         ret = decode_fused(batch);
@@ -82,7 +86,7 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
         ret = decode_alternate(batch);
     }
 
-    // no cell to spare for a twin: it can have its token's before the token does
+    // each twin before its token, in the token's cell
     if (ret == 1) {
         ret = decode_sequential(batch);
     }
@@ -232,7 +236,8 @@ int llama_pcd::decode_alternate(const llama_batch_ext & batch) {
     return status == 1 ? -2 : status;
 }
 
-// the cache is full up to the tokens themselves: each twin is evaluated in the cell of its token, before it
+// For a cache that is full up to the tokens themselves, or that forgets: each twin is evaluated before its token, in
+// the cell that the token takes after it.
 int llama_pcd::decode_sequential(const llama_batch_ext & batch) {
     const size_t n_out   = rows.out_ids.size();
     const size_t n_vocab = lctx.model.vocab.n_tokens();
@@ -369,6 +374,19 @@ uint32_t llama_pcd::n_free_cells() const {
         }
     });
     return res;
+}
+
+// whether a sliding-window cache drops cells as it goes
+bool llama_pcd::forgets() const {
+    uint32_t n_max = 0;
+    uint32_t n_swa = UINT32_MAX;
+    for_each_kv([&](llama_kv_cache * kv) {
+        n_max = std::max(n_max, kv->get_size());
+        if (kv->n_swa > 0) {
+            n_swa = std::min(n_swa, kv->get_size());
+        }
+    });
+    return n_swa < n_max;
 }
 
 bool llama_pcd::needs_twin(const float * standard) const {

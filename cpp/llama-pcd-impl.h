@@ -155,6 +155,7 @@ private:
 
     uint32_t n_free_cells() const;
 
+    bool forgets() const;
     bool needs_twin(const float * standard) const;
 
     void write_row(size_t i, float * dst);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
 from typing import Any, Mapping, Union
 
 __all__ = ["PCDConfig", "PCDSetting"]
@@ -153,14 +154,12 @@ class PCDConfig:
     def _number(self, name: str, low: float, high: float, *, open_below: bool = False) -> None:
         value = getattr(self, name)
         allowed = f"{'more than' if open_below else 'from'} {low} {'and at most' if open_below else 'to'} {high}"
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            try:  # numpy scalars are numbers too
-                value = float(value) if not isinstance(value, (bool, str)) else None
-            except (TypeError, ValueError):
-                value = None
-            if value is None:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, not a number; allowed: {allowed}")
-        value = float(value)
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's scalars are Real too
+            raise ValueError(f"{name} is {value!r}, not a number; allowed: {allowed}")
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
         if not math.isfinite(value) or not low <= value <= high or (open_below and value == low):
             raise ValueError(f"{name} is {value:g}; allowed: {allowed}")
         object.__setattr__(self, name, value)

@@ -89,6 +89,7 @@ class Llama(llama_cpp.Llama):
                 raise TypeError(f"Llama has no argument {name!r}{_nearest(name, [*_KEYWORDS, 'pcd', 'use_extra_bufts'])}")
 
         self._pcd: PCDConfig | None = None
+        self._combines = True  # False once a sampler has taken the contrast over
         config = PCDConfig.resolve(pcd)
         path = resolve_model(model_path)
         _log.clear_errors()
@@ -146,7 +147,7 @@ class Llama(llama_cpp.Llama):
     @pcd.setter
     def pcd(self, setting: PCDSetting) -> None:
         config = PCDConfig.resolve(setting, self._pcd)
-        if config == self._pcd:
+        if config == self._pcd and self._combines:
             return
         if config is None:
             _native.pcd_set(self._ctx.ctx, None, None, 0)
@@ -161,15 +162,17 @@ class Llama(llama_cpp.Llama):
                 raise ValueError(text)
             if status != _native.OK:
                 raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {text}")
-        self._pcd = config
+        self._pcd, self._combines = config, True
         self._requires_eval = True  # logits at hand were made under the old setting
 
     @contextlib.contextmanager
     def _pcd_set_to(self, setting: PCDSetting) -> Iterator[None]:
         """With this setting for a while; None means: as it is."""
+        if setting is None:
+            yield
+            return
         before = self._pcd
-        if setting is not None:
-            self.pcd = PCDConfig.resolve(setting, before)
+        self.pcd = PCDConfig.resolve(setting, before)
         try:
             yield
         finally:

@@ -141,6 +141,8 @@ def pinned_version() -> str | None:
 
 lib = _load()
 
+import llama_cpp  # noqa: E402  not before _load(), which decides what it loads
+
 _ctx_p = ctypes.c_void_p
 _float_p = ctypes.POINTER(ctypes.c_float)
 
@@ -160,5 +162,5 @@ pcd_get_logits_ith = _bind("llama_pcd_get_logits_ith", _float_p, _ctx_p, ctypes.
 pcd_get_stats = _bind("llama_pcd_get_stats", Stats, _ctx_p)
 pcd_rho = _bind("llama_pcd_rho", None, ctypes.c_int32, ctypes.c_float, ctypes.c_float, ctypes.c_int32, ctypes.POINTER(ctypes.c_double))
 pcd_contrast = _bind("llama_pcd_contrast", ctypes.c_int32, _float_p, _float_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int32, ctypes.c_float, ctypes.c_float, _float_p)
-sampler_init_pcd = _bind("llama_sampler_init_pcd", ctypes.c_void_p, _ctx_p)
-sampler_pcd_set_row = _bind("llama_sampler_pcd_set_row", None, ctypes.c_void_p, ctypes.c_int32)
+sampler_init_pcd = _bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, _ctx_p)
+sampler_pcd_set_row = _bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)

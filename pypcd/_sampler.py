@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 from pypcd import _llama, _native
 from pypcd._errors import PCDError
@@ -10,7 +11,7 @@ from pypcd._errors import PCDError
 __all__ = ["pcd_sampler"]
 
 
-def pcd_sampler(llm: _llama.Llama, row: int = -1) -> int:
+def pcd_sampler(llm: _llama.Llama, row: int = -1) -> Any:
     """A `llama_sampler *` that contrasts the candidates; add it first to a chain, which then owns it.
 
     From here on the context leaves its standard logits in place, so that the contrast is applied once, by the sampler.
@@ -21,7 +22,7 @@ def pcd_sampler(llm: _llama.Llama, row: int = -1) -> int:
         row: the logits row the chain will sample from: its index in the batch, or negative, from the end.
 
     Returns:
-        The sampler's address, for llama_cpp.llama_sampler_chain_add.
+        The sampler, as llama_cpp.llama_sampler_chain_add takes it.
 
     Raises:
         PCDError: PCD is off.
@@ -33,6 +34,7 @@ def pcd_sampler(llm: _llama.Llama, row: int = -1) -> int:
     error = ctypes.create_string_buffer(1024)
     if _native.pcd_set(llm._ctx.ctx, ctypes.byref(params), error, len(error)) != _native.OK:
         raise PCDError(error.value.decode())
+    llm._combines = False
     llm._requires_eval = True
     sampler = _native.sampler_init_pcd(llm._ctx.ctx)
     _native.sampler_pcd_set_row(sampler, row)

@@ -1,0 +1,137 @@
+"""Shared by all tests: pypcd's library before llama_cpp's, tiny models written once, references opened once."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: its threads cost more than they give here
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+import pypcd  # it chooses the library that llama_cpp loads, so it comes first
+
+# isort: split
+import llama_cpp
+import numpy as np
+import pytest
+from hypothesis import settings
+from reference import GELU_ARCHS, Reference, contrast, rho
+from tiny_gguf import write_tiny_gguf
+
+settings.register_profile("pypcd", deadline=None, database=None)  # these two cores may be shared
+settings.load_profile("pypcd")
+
+Tiny = Callable[..., Path]
+
+TOKENS: list[int] = [1, *np.random.default_rng(7).integers(3, 384, 119).tolist()]  # several sliding windows long
+F32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}  # a cache that rounds nothing
+
+reference = functools.cache(Reference)  # reading the tokenizer's keys takes longer than evaluating the model
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """write_tiny_gguf without the path; each model is written once."""
+    folder, made = tmp_path_factory.mktemp("tiny"), {}
+
+    def make(arch: str = "llama", **kwargs: Any) -> Path:
+        key = arch + repr(sorted(kwargs.items()))
+        if key not in made:
+            made[key] = write_tiny_gguf(folder / f"{len(made)}.gguf", arch, **kwargs)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def load() -> Iterator[Callable[..., pypcd.Llama]]:
+    """pypcd.Llama of small dimensions, closed after the test; `f16` for llama.cpp's default cache."""
+    opened = []
+
+    def make(path: Path, pcd: Any = True, *, f16: bool = False, **kwargs: Any) -> pypcd.Llama:
+        settings = {"n_ctx": 256, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1, "n_gpu_layers": 0, "flash_attn": False}
+        opened.append(pypcd.Llama(path, pcd=pcd, **{**settings, **({} if f16 else F32), **kwargs}))
+        return opened[-1]
+
+    yield make
+    for llm in opened:
+        llm.close()
+
+
+def tolerance(path: Path) -> float:
+    """Float32 sums, and for GELU ggml's table of float16 values."""
+    return 1e-2 if reference(path).arch in GELU_ARCHS else 2e-4
+
+
+@functools.lru_cache(maxsize=256)
+def _standard(path: Path, tokens: tuple[int, ...], overrides: tuple[tuple[str, Any], ...]) -> np.ndarray:
+    return reference(path, cpu_rounding=True, **dict(overrides)).standard(tokens)
+
+
+@functools.lru_cache(maxsize=4096)
+def _twin(path: Path, tokens: tuple[int, ...], rotation: tuple[Any, ...] | None, cache: str, window: int | None,
+          n_sink: int, overrides: tuple[tuple[str, Any], ...]) -> np.ndarray:
+    table = None if rotation is None else lambda n_rot: rho(n_rot, *rotation)
+    ref = reference(path, cpu_rounding=True, **dict(overrides))
+    return ref.twin(tokens, len(tokens) - 1, rho=table, cache=cache, window=window, n_sink=n_sink)
+
+
+def expected(path: Path, tokens: list[int], i: int, c: pypcd.PCDConfig, **overrides: Any) -> tuple[np.ndarray, np.ndarray]:
+    """L and L* at position i, from the float64 reference."""
+    rotation = None if c.perturbation == "none" else (c.alpha, c.base_ratio, c.transition)
+    more = tuple(sorted(overrides.items()))
+    over = _twin(path, tuple(tokens[: i + 1]), rotation, c.cache, c.window, c.n_sink, more)
+    return _standard(path, tuple(tokens), more)[i], over
+
+
+def close(a: Any, b: Any, atol: float) -> None:
+    worst = float(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max())
+    assert worst < atol, f"largest difference {worst:.1e}, allowed {atol:.1e}"
+
+
+def native_row(llm: pypcd.Llama, i: int = -1) -> np.ndarray:
+    """What any caller of llama_get_logits_ith sees."""
+    pointer = llama_cpp.llama_get_logits_ith(llm.ctx, i)
+    return np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),)).copy()
+
+
+def check_rows(llm: pypcd.Llama, path: Path, tokens: list[int], row: int = -1, at: int | None = None,
+               atol: float | None = None, moved: float = 0.05, **overrides: Any) -> None:
+    """Row `row` of the last decode is the reference's at position `at` of tokens: L, L*, the contrast and what callers see."""
+    c = llm.pcd
+    assert c is not None
+    at = len(tokens) - 1 if at is None else at
+    got, atol = llm.pcd_logits(row), tolerance(path) if atol is None else atol
+    standard, over = expected(path, tokens, at, c, **overrides)
+    close(got.standard, standard, atol)
+    assert got.over_rotated is not None
+    close(got.over_rotated, over, atol)
+    if at > 2 and c.beta:
+        assert np.abs(standard - over).max() > moved, "the twin must differ, or this test shows nothing"
+    check_contrast(got, c, native_row(llm, row))
+
+
+def check_contrast(got: pypcd.PCDLogits, c: pypcd.PCDConfig, seen: np.ndarray) -> None:
+    """The contrast of these rows is Eq. 6, and is what a caller sees; outside the kept tokens L's order stays, far below."""
+    assert got.over_rotated is not None
+    eq6 = contrast(got.standard.astype(float), got.over_rotated.astype(float), c.beta, c.gamma, c.relative_top)
+    kept = np.isfinite(eq6)
+    if kept.sum() == 1:  # nothing is left to decide, and the logit stays
+        eq6[kept] = got.standard[kept]
+    assert (np.isfinite(got.contrasted) == kept).all()
+    np.testing.assert_allclose(got.contrasted[kept], eq6[kept], rtol=1e-5, atol=1e-4)
+    assert np.array_equal(seen[kept], got.contrasted[kept])
+    if not kept.all():
+        assert seen[~kept].max() < seen[kept].min() - 1000
+        np.testing.assert_allclose(seen[~kept] + 1e4, got.standard[~kept], atol=2e-3)
+
+
+def run_python(code: str, *args: Any, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter, where nothing is imported yet."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **environment}
+    return subprocess.run([sys.executable, "-c", code, *map(str, args)], env=env, text=True, capture_output=True, timeout=timeout, check=False)

@@ -1,0 +1,121 @@
+"""The formulas of the method, in numpy (pypcd) and in C++ (the library), against the reference's own."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pypcd
+from pypcd import _native
+
+n_rots = st.integers(1, 128).map(lambda n: 2 * n)
+alphas = st.floats(0, 10, width=32)
+ratios = st.floats(2.0**-20, 1, width=32)
+# few distinct values, so that ties are the rule
+logits = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=1, max_size=40)
+
+
+def c_rho(n_rot: int, alpha: float, base_ratio: float, transition: str) -> np.ndarray:
+    out = np.full(n_rot // 2, np.nan)
+    _native.pcd_rho(n_rot, alpha, base_ratio, _native.TRANSITION[transition], out.ctypes.data_as(ctypes.POINTER(ctypes.c_double)))
+    return out
+
+
+def c_contrast(first: np.ndarray, second: np.ndarray | None, beta: float, gamma: int, relative_top: float, outside: float) -> tuple[int, np.ndarray]:
+    first, out = first.astype(np.float32), np.full(len(first), np.nan, np.float32)
+    second = None if second is None else second.astype(np.float32)
+
+    def pointer(a: np.ndarray | None) -> object:
+        return None if a is None else a.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
+    n = _native.pcd_contrast(pointer(first), pointer(second), len(first), beta, gamma, relative_top, outside, pointer(out))
+    return n, out
+
+
+@given(n_rots, alphas, ratios, st.sampled_from(["exponential", "none"]))
+def test_rho_is_equation_4_in_python_and_in_c(n_rot: int, alpha: float, base_ratio: float, transition: str) -> None:
+    wanted = reference.rho(n_rot, alpha, base_ratio, transition)
+    got = pypcd.rho(n_rot, alpha=alpha, base_ratio=base_ratio, transition=transition)
+    np.testing.assert_allclose(got, wanted, rtol=1e-9)
+    np.testing.assert_allclose(c_rho(n_rot, alpha, base_ratio, transition), wanted, rtol=1e-9)
+    assert got[0] == pytest.approx(1)  # the fastest pair never turns more
+    assert (got >= 1 - 1e-9).all()
+
+
+@given(n_rots, alphas, ratios)
+def test_rho_is_1_without_over_rotation(n_rot: int, alpha: float, base_ratio: float) -> None:
+    assert pypcd.rho(n_rot, alpha=0, base_ratio=base_ratio) == pytest.approx(1)
+    assert pypcd.rho(n_rot, alpha=alpha, base_ratio=1) == pytest.approx(1)
+
+
+def test_rho_by_hand() -> None:
+    t = 2 - math.exp(0.2)  # d = 4, j = 2: x = 1, ratio 1e-4^(-1/2) = 100
+    np.testing.assert_allclose(pypcd.rho(4), [1.0, t + (1 - t) * 100.0], rtol=1e-12)
+    np.testing.assert_allclose(pypcd.rho(4, transition="none"), [1.0, 100.0], rtol=1e-12)
+
+
+def test_rho_times_theta_is_the_base_divided_for_every_base() -> None:
+    for base in (500.0, 1e4, 1e6):
+        over = pypcd.rho(64, base_ratio=1e-3, transition="none") * pypcd.frequencies(64, base)
+        np.testing.assert_allclose(over, pypcd.frequencies(64, base * 1e-3), rtol=1e-12)
+
+
+@given(n_rots, st.floats(1, 1e7))
+def test_frequencies_fall_by_a_constant_factor_from_1(n_rot: int, base: float) -> None:
+    theta = pypcd.frequencies(n_rot, base)
+    assert len(theta) == n_rot // 2 and theta[0] == 1.0
+    np.testing.assert_allclose(theta, [base ** (-2 * j / n_rot) for j in range(n_rot // 2)], rtol=1e-9)
+
+
+def test_an_unknown_transition_is_an_error() -> None:
+    with pytest.raises(ValueError, match="transition is 'linear'; allowed: 'exponential', 'none'"):
+        pypcd.rho(16, transition="linear")
+
+
+@settings(max_examples=200)
+@given(logits, st.sampled_from([0.0, 0.5, 1.5, 2.5]), st.integers(1, 45), st.sampled_from([0.0, 0.04, 0.2, 0.9, 1.0]))
+def test_contrast_is_equation_6_with_ties_to_the_lower_id(rows: list[tuple[int, int]], beta: float, gamma: int, relative_top: float) -> None:
+    first, second = np.array(rows, np.float64).T
+    wanted = reference.contrast(first, second, beta, gamma, relative_top)
+    kept = np.isfinite(wanted)
+    if kept.sum() == 1:  # decided whatever L* says
+        wanted[kept] = first[kept]
+    assert pypcd.contrast(first, second, beta=beta, gamma=gamma, relative_top=relative_top).tolist() == wanted.tolist()
+    n, got = c_contrast(first, second, beta, gamma, relative_top, -math.inf)
+    assert n == kept.sum()
+    assert got.tolist() == wanted.tolist()  # small integers and halves are exact in float32
+    n, got = c_contrast(first, second, beta, gamma, relative_top, -10000.0)
+    assert n == kept.sum() and got[kept].tolist() == wanted[kept].tolist()
+    assert got[~kept].tolist() == (first[~kept] - 10000).tolist()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.floats(0, 10, width=32), st.integers(1, 400), st.floats(0, 1, width=32))
+def test_contrast_agrees_on_ordinary_logits(seed: int, n_vocab: int, beta: float, gamma: int, relative_top: float) -> None:
+    first, second = np.random.default_rng(seed).normal(0, 3, (2, n_vocab)).astype(np.float32).astype(np.float64)
+    gap = np.abs(first - first.max() - math.log(relative_top)).min() if relative_top else 1.0
+    if gap < 1e-5:
+        return  # on the edge of the cut float32 and float64 may differ
+    wanted = pypcd.contrast(first, second, beta=beta, gamma=gamma, relative_top=relative_top)
+    n, got = c_contrast(first, second, beta, gamma, relative_top, -math.inf)
+    assert n == np.isfinite(wanted).sum() and (np.isfinite(wanted) == np.isfinite(got)).all()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-4)
+
+
+@given(logits, st.integers(1, 45))
+def test_without_a_second_row_the_plausible_logits_stay(rows: list[tuple[int, int]], gamma: int) -> None:
+    first = np.array(rows, np.float64)[:, 0]
+    n, got = c_contrast(first, None, 2.5, gamma, 0.0, -math.inf)
+    assert n == min(gamma, len(first)) and got[np.isfinite(got)].tolist() == first[np.isfinite(got)].tolist()
+
+
+@given(logits)
+def test_beta_0_keeps_the_order_and_gamma_1_the_best(rows: list[tuple[int, int]]) -> None:
+    first, second = np.array(rows, np.float64).T
+    assert pypcd.contrast(first, second, beta=0, gamma=99).tolist() == first.tolist()
+    assert pypcd.contrast(first, second, gamma=1).argmax() == first.argmax()

@@ -1,0 +1,99 @@
+"""The contrast as a sampler, in chains that callers build themselves."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import TOKENS, Tiny, check_rows, native_row
+
+import pypcd
+
+Load = Callable[..., pypcd.Llama]
+
+
+def chain_of(*samplers: Any) -> Any:
+    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+    for sampler in samplers:
+        llama_cpp.llama_sampler_chain_add(chain, sampler)
+    return chain
+
+
+def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list[int]:
+    """Greedy decoding by a caller who knows llama_decode and a chain."""
+    tokens = [*prompt]
+    llm.eval(prompt)
+    for _ in range(n):
+        tokens.append(llama_cpp.llama_sampler_sample(chain, llm.ctx, -1))
+        llm.eval(tokens[-1:])
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("setting", [{}, {"evaluation": "alternate"}, {"cache": "shared"}, {"relative_top": 0.5, "evaluation": "alternate"}, {"gamma": 1}], ids=str)
+def test_the_sampler_chooses_the_tokens_of_a_contrasting_context(setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    wanted = list(itertools.islice(load(path, setting).generate(TOKENS[:40], temp=0), 20))
+    llm = load(path, setting)
+    chain = chain_of(pypcd.pcd_sampler(llm), llama_cpp.llama_sampler_init_greedy())
+    assert decode_with(llm, chain, TOKENS[:40], 20) == wanted
+    copy = llama_cpp.llama_sampler_clone(chain)
+    llama_cpp.llama_sampler_free(chain)
+    llm.reset()
+    assert decode_with(llm, copy, TOKENS[:40], 20) == wanted
+    llama_cpp.llama_sampler_free(copy)
+
+
+def test_the_context_keeps_its_standard_logits_until_pcd_is_assigned_anew(tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    llm = load(path, True)
+    sampler = pypcd.pcd_sampler(llm)
+    llm.eval(TOKENS[:40])
+    assert np.array_equal(native_row(llm), llm.pcd_logits().standard)
+    llm.pcd = {"beta": 1}
+    llm.eval(TOKENS[40:41])
+    check_rows(llm, path, TOKENS[:41])  # which looks at what a caller sees
+    llama_cpp.llama_sampler_free(sampler)
+
+
+def test_assigning_the_same_setting_gives_the_work_back_to_the_context(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), True)
+    llama_cpp.llama_sampler_free(pypcd.pcd_sampler(llm))
+    llm.pcd = True
+    llm.eval(TOKENS[:41])
+    check_rows(llm, tiny("llama"), TOKENS[:41])
+
+
+def test_a_sampler_reads_the_row_it_was_made_for(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), True, logits_all=True)
+    for row in (0, 7, 19, -1, -20):
+        chain = chain_of(pypcd.pcd_sampler(llm, row), llama_cpp.llama_sampler_init_greedy())
+        llm.reset()
+        llm.eval(TOKENS[:20])
+        assert llama_cpp.llama_sampler_sample(chain, llm.ctx, row) == llm.pcd_logits(row).contrasted.argmax()
+        llama_cpp.llama_sampler_free(chain)
+
+
+def test_with_temperature_only_plausible_tokens_are_drawn(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {"gamma": 5})
+    chain = chain_of(pypcd.pcd_sampler(llm), llama_cpp.llama_sampler_init_temp(50.0), llama_cpp.llama_sampler_init_dist(7))
+    llm.eval(TOKENS[:40])
+    drawn = {llama_cpp.llama_sampler_sample(chain, llm.ctx, -1) for _ in range(200)}
+    assert drawn == set(np.flatnonzero(np.isfinite(llm.pcd_logits().contrasted)).tolist())
+    llama_cpp.llama_sampler_free(chain)
+
+
+def test_without_pcd_there_is_no_sampler(tiny: Tiny, load: Load) -> None:
+    with pytest.raises(pypcd.PCDError, match="set llm.pcd = True first"):
+        pypcd.pcd_sampler(load(tiny("llama"), False))
+
+
+def test_a_sampler_left_behind_does_nothing_once_pcd_is_off(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), True)
+    chain = chain_of(pypcd.pcd_sampler(llm), llama_cpp.llama_sampler_init_greedy())
+    llm.pcd = False
+    plain = list(itertools.islice(load(tiny("llama"), False).generate(TOKENS[:40], temp=0), 10))
+    assert decode_with(llm, chain, TOKENS[:40], 10) == plain
+    llama_cpp.llama_sampler_free(chain)
