@@ -73,7 +73,8 @@ class Llama(llama_cpp.Llama):
         **kwargs: those of llama_cpp.Llama, with these other defaults: n_ctx is the model's own context, or what fits
             in a quarter of main memory (llama_cpp: 512); n_gpu_layers is -1, all of them, where the library has a GPU
             (0); flash_attn is on with a GPU and off without, the faster choice of each (off); n_threads is the number
-            of cores up to four, above that half of them (half); verbose is False (True). n_ctx=0 and None are the same.
+            of cores up to four, above that half of them (half), n_threads_batch what n_threads is given as, else all
+            cores (all cores); verbose is False (True). n_ctx=0 and None are the same.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -106,6 +107,8 @@ class Llama(llama_cpp.Llama):
             kwargs["flash_attn"] = gpu and kwargs["n_gpu_layers"] != 0
         if not kwargs.get("n_ctx"):
             kwargs["n_ctx"] = _machine.fitting_n_ctx(path)
+        if kwargs.get("n_threads_batch") is None:
+            kwargs["n_threads_batch"] = kwargs.get("n_threads") or _machine.n_cores()
         if kwargs.get("n_threads") is None:
             kwargs["n_threads"] = _machine.default_threads()
 

@@ -12,12 +12,17 @@ import llama_cpp
 from pypcd import _log
 
 
+def n_cores() -> int:
+    """The cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux can tell
+        return os.cpu_count() or 1
+
+
 def default_threads() -> int:
     """All cores up to four, else half of them: beyond that they are mostly hyper-threads."""
-    try:
-        n = len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux can tell
-        n = os.cpu_count() or 1
+    n = n_cores()
     return n if n <= 4 else n // 2
 
 

@@ -16,7 +16,7 @@ from pypcd._tasks import kv_retrieval
 
 HELP = "ask the model that comes with pypcd a few hundred questions, plainly and with PCD"
 
-PAIRS = (16, 48, 96, 144)
+PAIRS = (16, 40, 80, 120)
 GROUPS = (4, 4)  # hexadecimal digits of the demo model's keys and values
 N_POOL = 12  # further questions, from which the control takes its prior
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.n < 2:
         raise ValueError(f"--n is {args.n}; allowed: at least 2")
-    llm = Llama("demo", n_ctx=4096, n_threads=args.threads)
+    llm = Llama("demo", n_ctx=2048, n_threads=args.threads)
 
     results: list[tuple[int, list[Answer]]] = []
     with _progress((args.n + N_POOL) * len(PAIRS)) as progress:
