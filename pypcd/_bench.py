@@ -1,24 +1,31 @@
-"""Times plain decoding and every way of PCD side by side: same process, same model, interleaved rounds.
+"""Times plain decoding and every way of PCD side by side: same model, same tokens, interleaved rounds.
 
-Figures are medians over rounds of a mode's time divided by plain decoding's time in the same round, plain in its own
-fastest setting (flash attention on or off, whichever was quicker). Knows nothing of the terminal.
+Figures are medians over rounds of a mode's time divided by plain decoding's time in the same round; plain and every
+mode each in their own faster setting of flash attention. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
-import time
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import llama_cpp
 import numpy as np
 
-from pypcd import _llama
+from pypcd import _llama, _timing
 from pypcd._config import PCDConfig
+from pypcd._errors import PCDError
 
 __all__ = ["Measurement", "bench", "modes_for"]
+
+PLAIN = "plain"
+STOCK = "stock"  # llama_cpp.Llama with llama-cpp-python's own library, in another process
+
+N_PREFILL = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +33,13 @@ class Measurement:
     """One mode at one context length.
 
     Attributes:
-        mode: "plain" or a mode's name.
+        mode: "plain", "stock" or a PCD mode's name.
         n_past: tokens in the cache.
-        flash_attn: the flash attention setting it ran with (each mode in its faster one).
+        flash_attn: the flash attention setting it ran with, its faster one.
         tokens_per_second: decoding one token at a time, median.
         ratio: time per token over plain's, median of rounds; 1 for plain.
-        prefill_ratio: time of a fresh 512-token prompt over plain's.
+        twins: twins evaluated per token.
+        prefill_ratio: time of a fresh prompt of up to 512 tokens over plain's; None where it was not measured.
         kv_bytes: keys and values of the context, second keys included.
     """
 
@@ -40,13 +48,15 @@ class Measurement:
     flash_attn: bool
     tokens_per_second: float
     ratio: float
-    prefill_ratio: float
+    twins: float
+    prefill_ratio: float | None
     kv_bytes: int
 
 
 def modes_for(names: Sequence[str]) -> dict[str, PCDConfig | None]:
-    """The named modes: plain, rerotated, shared, window, each PCD mode also with -alternate behind it."""
-    known: dict[str, PCDConfig | None] = {"plain": None}
+    """The named modes: plain, stock, rerotated, shared, window; a PCD mode also with -alternate (one evaluation after
+    the other) or -cautious (the same with relative_top=0.1) behind it."""
+    known: dict[str, PCDConfig | None] = {PLAIN: None, STOCK: None}
     for name, config in (("rerotated", PCDConfig()), ("shared", PCDConfig(cache="shared")), ("window", PCDConfig.windowed())):
         known[name] = config
         known[f"{name}-alternate"] = config.replace(evaluation="alternate")
@@ -54,7 +64,7 @@ def modes_for(names: Sequence[str]) -> dict[str, PCDConfig | None]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"there is no mode {unknown[0]!r}; allowed: {', '.join(known)}")
-    return {"plain": None, **{name: known[name] for name in names}}
+    return {PLAIN: None, **{name: known[name] for name in names}}
 
 
 def bench(
@@ -62,6 +72,7 @@ def bench(
     modes: dict[str, PCDConfig | None],
     lengths: Sequence[int],
     *,
+    text: str = "",
     n_tokens: int = 16,
     rounds: int = 5,
     flash_attn: Sequence[bool] = (False, True),
@@ -74,55 +85,122 @@ def bench(
         model: a model path.
         modes: names and settings; "plain" is measured in any case.
         lengths: tokens in the cache when decoding starts.
+        text: what fills the cache, repeated; empty: random tokens. Decoded is what plain decoding continues it with.
         n_tokens: tokens decoded per round and mode.
         rounds: interleaved repetitions.
         flash_attn: settings to try; each mode is reported in its faster one.
         kwargs: passed on to pypcd.Llama.
     """
-    rng = np.random.default_rng(0)
     n_ctx = max(lengths) + n_tokens + 8
-    models = {}
-    for fa in flash_attn:
-        progress(f"loading (flash attention {'on' if fa else 'off'})")
-        models[fa] = _llama.Llama(model, n_ctx=n_ctx, flash_attn=fa, **kwargs)
-    tokens = rng.integers(3, next(iter(models.values())).n_vocab(), n_ctx).tolist()
+    models: dict[bool, _Model] = {}
+    try:
+        for fa in flash_attn:
+            progress(f"loading, flash attention {'on' if fa else 'off'}")
+            models[fa] = _Model(model, STOCK in modes, n_ctx=n_ctx, flash_attn=fa, **kwargs)
+        first = next(iter(models.values()))
+        context = _context(first.llm, text, n_ctx)
 
-    prefill = _prefill_ratios(models, modes, tokens[: min(512, min(lengths))], progress)
-    plain_kv = {fa: llm_kv_bytes(llm) for fa, llm in models.items()}
-
-    for n_past in sorted(lengths):
-        times: dict[tuple[str, bool], list[float]] = {(name, fa): [] for name in modes for fa in models}
-        for fa, llm in models.items():
-            llm.pcd = None
+        prefill: dict[str, float] = {}
+        for n_past in sorted(lengths):
             progress(f"filling the cache to {n_past} tokens")
-            _rewind(llm, min(n_past, llm.n_tokens))
-            llm.eval(tokens[llm.n_tokens : n_past])
-        for i in range(rounds):
-            for name, config in modes.items():
-                for fa, llm in models.items():
+            for m in models.values():
+                m.fill(context[:n_past], stock=True)
+            tokens = first.continuation(n_tokens)
+
+            progress(f"{n_past} tokens: which flash attention setting is faster")
+            few = tokens[: max(3, n_tokens // 4)]
+            best = {name: min(models.values(), key=lambda m: m.time(name, config, few)[0]) for name, config in modes.items()}
+
+            if not prefill:
+                prefill = _prefill_ratios(best[PLAIN], modes, context[: min(N_PREFILL, n_past)], progress)
+                best[PLAIN].fill(context[:n_past])
+
+            times: dict[str, list[float]] = {name: [] for name in modes}
+            twins: dict[str, float] = {}
+            for i in range(rounds):
+                for name, config in modes.items():
                     progress(f"{n_past} tokens, round {i + 1} of {rounds}, {name}")
-                    times[name, fa].append(_time_decode(llm, config, n_past, tokens, n_tokens))
+                    seconds, twins[name] = best[name].time(name, config, tokens)
+                    times[name].append(seconds)
 
-        best_fa = {name: min(models, key=lambda fa: statistics.median(times[name, fa])) for name in modes}
-        plain = times["plain", best_fa["plain"]]
-        for name, config in modes.items():
-            own = times[name, best_fa[name]]
-            extra = models[best_fa[name]].pcd_stats().second_key_bytes if config and config.cache == "rerotated" and config.perturbation != "none" else 0
-            yield Measurement(
-                mode=name,
-                n_past=n_past,
-                flash_attn=best_fa[name],
-                tokens_per_second=1 / statistics.median(own),
-                ratio=statistics.median(a / b for a, b in zip(own, plain)),
-                prefill_ratio=prefill[name, best_fa[name]],
-                kv_bytes=plain_kv[best_fa[name]] + extra,
-            )
-
-    for llm in models.values():
-        llm.close()
+            for name, config in modes.items():
+                yield Measurement(
+                    mode=name,
+                    n_past=n_past,
+                    flash_attn=best[name].flash_attn,
+                    tokens_per_second=1 / statistics.median(times[name]),
+                    ratio=_median_ratio(times[name], times[PLAIN]),
+                    twins=twins[name],
+                    prefill_ratio=prefill.get(name),
+                    kv_bytes=best[name].kv_bytes(config),
+                )
+    finally:
+        for m in models.values():
+            m.close()
 
 
-def llm_kv_bytes(llm: _llama.Llama) -> int:
+class _Model:
+    """A model in one setting of flash attention and, if asked for, the stock library's beside it."""
+
+    def __init__(self, path: str, stock: bool, **kwargs: Any) -> None:
+        self.llm = _llama.Llama(path, **kwargs)
+        self.flash_attn: bool = kwargs["flash_attn"]
+        self.stock: subprocess.Popen[str] | None = None
+        if stock:
+            given = {name: value for name, value in kwargs.items() if name != "use_extra_bufts"}
+            options = {**given, "model_path": self.llm.model_path, "n_gpu_layers": self.llm.model_params.n_gpu_layers}
+            command = [sys.executable, _timing.__file__, json.dumps(options)]
+            self.stock = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def fill(self, tokens: list[int], *, stock: bool = False) -> float:
+        seconds = _timing.fill(self.llm, tokens)
+        if stock and self.stock:
+            self._ask({"fill": tokens})
+        return seconds
+
+    def continuation(self, n_tokens: int) -> list[int]:
+        """What plain decoding adds to the cache, greedily: one token to warm up and n_tokens to time."""
+        self.llm.pcd = None
+        n_past, tokens = self.llm.n_tokens, []
+        for _ in range(n_tokens + 1):
+            row = np.ctypeslib.as_array(self.llm._ctx.get_logits_ith(-1), shape=(self.llm.n_vocab(),))
+            tokens.append(int(row.argmax()))
+            self.llm.eval(tokens[-1:])
+        _timing.rewind(self.llm, n_past)
+        return tokens
+
+    def time(self, name: str, config: PCDConfig | None, tokens: list[int]) -> tuple[float, float]:
+        """Seconds and twins per token."""
+        if name == STOCK:
+            return self._ask({"decode": tokens}), 0.0
+        self.llm.pcd = config
+        before = self.llm.pcd_stats().n_twins
+        seconds = _timing.time_decode(self.llm, tokens)
+        return seconds, (self.llm.pcd_stats().n_twins - before) / len(tokens)
+
+    def kv_bytes(self, config: PCDConfig | None) -> int:
+        second = config is not None and config.cache == "rerotated" and config.perturbation != "none"
+        return kv_bytes(self.llm) + (self.llm.pcd_stats().second_key_bytes if second else 0)
+
+    def _ask(self, request: dict[str, Any]) -> float:
+        assert self.stock and self.stock.stdin and self.stock.stdout
+        try:
+            self.stock.stdin.write(json.dumps(request) + "\n")
+            self.stock.stdin.flush()
+            line = self.stock.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise PCDError(f"the process with the stock library ended with status {self.stock.wait()}; leave out the mode 'stock'")
+        return float(json.loads(line))
+
+    def close(self) -> None:
+        if self.stock:
+            self.stock.communicate()
+        self.llm.close()
+
+
+def kv_bytes(llm: _llama.Llama) -> int:
     """Bytes of keys and values, as the model's metadata says they are laid out (f16)."""
     arch = llm.metadata.get("general.architecture", "")
 
@@ -135,43 +213,28 @@ def llm_kv_bytes(llm: _llama.Llama) -> int:
     return llm.n_ctx() * number("block_count", 0) * number("attention.head_count_kv", n_head) * (head + value) * 2
 
 
-def _rewind(llm: _llama.Llama, n_past: int) -> None:
-    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm._ctx.ctx), -1, n_past, -1)
-    llm.n_tokens = n_past
-
-
-def _time_decode(llm: _llama.Llama, config: PCDConfig | None, n_past: int, tokens: list[int], n_tokens: int) -> float:
-    """Seconds per token, after one untimed token (graphs are built, second keys derived)."""
-    llm.pcd = config
-    _rewind(llm, n_past)
-    llm.eval(tokens[n_past : n_past + 1])
-    start = time.perf_counter()
-    for token in tokens[n_past + 1 : n_past + 1 + n_tokens]:
-        llm.eval([token])
-        llm._ctx.get_logits_ith(-1)  # waits for the computation
-    seconds = (time.perf_counter() - start) / n_tokens
-    _rewind(llm, n_past)
-    return seconds
+def _context(llm: _llama.Llama, text: str, n: int) -> list[int]:
+    if not text:
+        return np.random.default_rng(0).integers(3, llm.n_vocab(), n).tolist()
+    tokens = llm.tokenize(text.encode(), special=False)
+    return (tokens * (n // len(tokens) + 1))[:n]
 
 
 def _prefill_ratios(
-    models: dict[bool, _llama.Llama], modes: dict[str, PCDConfig | None], prompt: list[int], progress: Callable[[str], None]
-) -> dict[tuple[str, bool], float]:
-    result = {}
-    for fa, llm in models.items():
-        times: dict[str, list[float]] = {name: [] for name in modes}
-        for i in range(4):
-            for name, config in modes.items():
-                progress(f"prompt of {len(prompt)} tokens, round {i + 1} of 4, {name}")
-                llm.pcd = config
-                _rewind(llm, 0)
-                start = time.perf_counter()
-                llm.eval(prompt)
-                llm._ctx.get_logits_ith(-1)
-                if i > 0:  # the first round warms up
-                    times[name].append(time.perf_counter() - start)
-        for name in modes:
-            result[name, fa] = statistics.median(a / b for a, b in zip(times[name], times["plain"]))
-        llm.pcd = None
-        _rewind(llm, 0)
-    return result
+    m: _Model, modes: dict[str, PCDConfig | None], prompt: list[int], progress: Callable[[str], None], rounds: int = 3
+) -> dict[str, float]:
+    """Of the modes with a prompt of their own: those behind a dash read it as the one before the dash does."""
+    timed = {name: config for name, config in modes.items() if name != STOCK and "-" not in name}
+    times: dict[str, list[float]] = {name: [] for name in timed}
+    for i in range(rounds):
+        for name, config in timed.items():
+            progress(f"prompt of {len(prompt)} tokens, round {i + 1} of {rounds}, {name}")
+            m.llm.pcd = config
+            _timing.rewind(m.llm, 0)
+            times[name].append(m.fill(prompt))
+    m.llm.pcd = None
+    return {name: _median_ratio(times[name], times[PLAIN]) for name in timed}
+
+
+def _median_ratio(times: Sequence[float], plain: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(times, plain))

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Write a random Llama-architecture GGUF with Q4_0 weights, for timing: speed does not depend on what weights say.
+"""Write a random Llama-architecture GGUF, for timing: speed does not depend on what weights say.
 
-    python scripts/make_random_model.py random-1b.gguf             # 1.1B parameters, 620 MB
-    python scripts/make_random_model.py --shape 8b random-8b.gguf  # 8B parameters, 4.5 GB
+    python scripts/make_random_model.py random-1b.gguf             # 1.1B parameters, Q4_0, 620 MB
+    python scripts/make_random_model.py --shape 8b random-8b.gguf  # 8B parameters, Q4_0, 4.5 GB
+    python scripts/make_random_model.py --sure sure-1b.gguf        # nearly all probability on one token
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import numpy as np
 # layers, embedding, heads, KV heads, feed-forward, vocabulary
 SHAPES = {"1b": (22, 2048, 32, 4, 5632, 32000), "8b": (32, 4096, 32, 8, 14336, 128256)}
 
+TYPES = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "f16": gguf.LlamaFileType.MOSTLY_F16}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out")
     parser.add_argument("--shape", choices=SHAPES, default="1b")
+    parser.add_argument("--type", choices=TYPES, default="q4_0", help="of the weights (default %(default)s)")
+    parser.add_argument("--sure", action="store_true", help="spread the logits until one token holds nearly all probability")
     parser.add_argument("--n-ctx", type=int, default=131072, help="context length in the metadata (default %(default)s)")
     args = parser.parse_args()
 
@@ -37,21 +42,26 @@ def main() -> None:
     writer.add_head_count_kv(n_head_kv)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(500000.0)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    writer.add_file_type(TYPES[args.type])
     _add_tokenizer(writer, n_vocab)
 
-    def matrix(name: str, rows: int, columns: int) -> None:
-        blocks = np.empty((rows * columns // 32, 18), np.uint8)  # one f16 scale and 32 four-bit weights
-        scales = rng.uniform(0.5, 1.5, len(blocks)) / (4 * columns**0.5)
+    def matrix(name: str, rows: int, columns: int, scale: float = 1.0) -> None:
+        """Weights of about scale / sqrt(columns), in blocks of 32 behind an f16 scale where quantised."""
+        if args.type == "f16":
+            writer.add_tensor(name, (rng.standard_normal((rows, columns), np.float32) * np.float32(scale / columns**0.5)).astype(np.float16))
+            return
+        n_bytes, spread = {"q4_0": (16, 4.6), "q8_0": (32, 74.0)}[args.type]  # the spread of uniform random codes
+        blocks = np.empty((rows * columns // 32, 2 + n_bytes), np.uint8)
+        scales = rng.uniform(0.5, 1.5, len(blocks)) * scale / (spread * columns**0.5)
         blocks[:, :2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
-        blocks[:, 2:] = rng.integers(0, 256, (len(blocks), 16), dtype=np.uint8)
-        writer.add_tensor(name, blocks.reshape(rows, columns // 32 * 18), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+        blocks[:, 2:] = rng.integers(0, 256, (len(blocks), n_bytes), dtype=np.uint8)
+        writer.add_tensor(name, blocks.reshape(rows, -1), raw_dtype=gguf.GGMLQuantizationType[args.type.upper()])
 
     def norm(name: str) -> None:
         writer.add_tensor(name, np.ones(n_embd, np.float32))
 
     matrix("token_embd.weight", n_vocab, n_embd)
-    matrix("output.weight", n_vocab, n_embd)
+    matrix("output.weight", n_vocab, n_embd, scale=100.0 if args.sure else 1.0)
     norm("output_norm.weight")
     for i in range(n_layer):
         norm(f"blk.{i}.attn_norm.weight")

@@ -5,64 +5,74 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import pathlib
 import sys
 
 import llama_cpp
 
 from pypcd import _machine
 from pypcd._bench import Measurement, bench, modes_for
+from pypcd._cli import _options
 
 HELP = "time plain decoding and PCD side by side"
 
-DEFAULT_MODES = "rerotated,shared,window,rerotated-alternate,rerotated-cautious"
+DEFAULT_MODES = "stock,rerotated,shared,window,rerotated-alternate,rerotated-cautious"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a GGUF file, or demo")
-    parser.add_argument("--length", default="512,2048", help="tokens in the context, comma-separated (default %(default)s)")
-    parser.add_argument("--mode", default=DEFAULT_MODES, help="rerotated, shared, window, each also with -alternate or -cautious behind it")
-    parser.add_argument("--n-tokens", type=int, default=16, help="tokens decoded per round (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default %(default)s)")
-    parser.add_argument("--flash-attn", choices=("both", "on", "off"), default="both", help="settings to try; a mode is reported in its faster one")
-    parser.add_argument("--threads", type=int, help="default: all cores up to four, above that half")
-    parser.add_argument("--gpu-layers", type=int, help="layers on the GPU; default: all")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.usage = "pypcd bench MODEL [options]"
+    parser.epilog = "Times are ratios to plain decoding in the same round; plain and each mode run in their own faster setting of flash attention."
+    _options.add_model(parser)
+    add = parser.add_argument
+    add("--length", metavar="N,…", default="512,2048", help="tokens in the context (default %(default)s)")
+    add("--mode", metavar="NAME,…", default=DEFAULT_MODES, help="stock (llama_cpp.Llama), rerotated, shared, window; a PCD mode also with -alternate or -cautious behind it (default: %(default)s)")
+    add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
+    add("--n-tokens", metavar="N", type=int, default=16, help="tokens decoded per round (default %(default)s)")
+    add("--rounds", metavar="N", type=int, default=5, help="interleaved rounds (default %(default)s)")
+    add("--flash-attn", choices=("both", "on", "off"), default="both", help="settings to try (default %(default)s)")
+    add("--threads", metavar="N", type=int, help="CPU threads")
+    add("--gpu-layers", metavar="N", type=int, help="layers on the GPU (default: all, where there is one)")
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     lengths = [_length(text) for text in args.length.split(",")]
-    for name, value in (("--n-tokens", args.n_tokens), ("--rounds", args.rounds)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; allowed: at least 1")
+    for name, value, least in (("--n-tokens", args.n_tokens, 2), ("--rounds", args.rounds, 1)):
+        if value < least:
+            raise ValueError(f"{name} is {value}; allowed: at least {least}")
     modes = modes_for([name for name in args.mode.split(",") if name])
+    text = args.text.read_text(encoding="utf-8") if args.text else ""
+    if args.text and not text:
+        raise ValueError(f"{args.text} is empty")
     threads = args.threads or _machine.default_threads()
     options = {"n_threads": threads, "n_threads_batch": threads}
     if args.gpu_layers is not None:
         options["n_gpu_layers"] = args.gpu_layers
 
-    show = sys.stderr.isatty()
-
-    def progress(text: str) -> None:
-        if show:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-    flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]
-    rows: list[Measurement] = []
     if not args.json:
-        print(f"{args.model}, {threads} threads, {'GPU' if _machine.has_gpu() else 'CPU'}, llama-cpp-python {llama_cpp.__version__}; medians of {args.rounds} rounds")
-        print(f"{'tokens':>6}  {'mode':<20} {'flash':>5} {'tok/s':>8} {'time/plain':>11} {'prompt/plain':>13} {'KV MiB':>8}")
-    for row in bench(args.model, modes, lengths, n_tokens=args.n_tokens, rounds=args.rounds, flash_attn=flash_attn, progress=progress, **options):
-        progress("")
+        where = "GPU" if _machine.has_gpu() else "CPU"
+        print(f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; medians of {args.rounds} rounds of {args.n_tokens} tokens")
+        print(f"{'tokens':>6}  {'mode':<20} {'flash':>5} {'tok/s':>8} {'time/plain':>11} {'twins':>6} {'prompt/plain':>13} {'KV MiB':>8}")
+    rows: list[Measurement] = []
+    flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]
+    for row in bench(args.model, modes, lengths, text=text, n_tokens=args.n_tokens, rounds=args.rounds, flash_attn=flash_attn, progress=_progress, **options):
+        _progress("")
         rows.append(row)
         if not args.json:
+            prefill = "-" if row.prefill_ratio is None else f"{row.prefill_ratio:.2f}x"
             print(
                 f"{row.n_past:>6}  {row.mode:<20} {'on' if row.flash_attn else 'off':>5} {row.tokens_per_second:>8.2f} "
-                f"{row.ratio:>10.2f}x {row.prefill_ratio:>12.2f}x {row.kv_bytes / 2**20:>8.1f}",
+                f"{row.ratio:>10.2f}x {row.twins:>6.2f} {prefill:>13} {row.kv_bytes / 2**20:>8.1f}",
                 flush=True,
             )
     if args.json:
         print(json.dumps({"model": args.model, "n_threads": threads, "gpu": _machine.has_gpu(), "measurements": [dataclasses.asdict(row) for row in rows]}, indent=2))
     return 0
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _length(text: str) -> int:

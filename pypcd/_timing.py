@@ -1,0 +1,54 @@
+"""Times one token at a time on a llama_cpp.Llama.
+
+Run as a script it does so for a stock one, in a process that never saw pypcd: `_bench` asks it on stdin, one JSON
+object a line. So it imports nothing of pypcd.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import llama_cpp
+
+
+def rewind(llm: llama_cpp.Llama, n_past: int) -> None:
+    """Keep the first n_past tokens of the cache."""
+    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm._ctx.ctx), -1, n_past, -1)
+    llm.n_tokens = n_past
+
+
+def fill(llm: llama_cpp.Llama, tokens: list[int]) -> float:
+    """Bring the cache to these tokens; seconds it took."""
+    rewind(llm, min(llm.n_tokens, len(tokens)))
+    start = time.perf_counter()
+    if llm.n_tokens < len(tokens):
+        llm.eval(tokens[llm.n_tokens :])
+        llm._ctx.get_logits_ith(-1)  # waits for the computation
+    return time.perf_counter() - start
+
+
+def time_decode(llm: llama_cpp.Llama, tokens: list[int]) -> float:
+    """Seconds per token, after one untimed token (graphs are built, second keys derived); the cache stays as it was."""
+    n_past = llm.n_tokens
+    llm.eval(tokens[:1])
+    start = time.perf_counter()
+    for token in tokens[1:]:
+        llm.eval([token])
+        llm._ctx.get_logits_ith(-1)
+    seconds = (time.perf_counter() - start) / (len(tokens) - 1)
+    rewind(llm, n_past)
+    return seconds
+
+
+def main() -> None:
+    llm = llama_cpp.Llama(verbose=False, **json.loads(sys.argv[1]))
+    for line in sys.stdin:
+        request = json.loads(line)
+        result = fill(llm, request["fill"]) if "fill" in request else time_decode(llm, request["decode"])
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
