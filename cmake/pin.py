@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 
-def dynamic_metadata(field: str, settings: dict[str, Any] | None = None, _project: dict[str, Any] | None = None) -> list[str]:
+def dynamic_metadata(
+    field: str, settings: dict[str, Any] | None = None, _project: dict[str, Any] | None = None
+) -> list[str]:
     text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
     pin = re.search(r'"(llama-cpp-python==[^"]+)"', text)
     if field != "dependencies" or pin is None:

@@ -57,7 +57,11 @@ def modes_for(names: Sequence[str]) -> dict[str, PCDConfig | None]:
     """The named modes: plain, stock, rerotated, shared, window; a PCD mode also with -alternate (one evaluation after
     the other) or -cautious (the same with relative_top=0.1) behind it."""
     known: dict[str, PCDConfig | None] = {PLAIN: None, STOCK: None}
-    for name, config in (("rerotated", PCDConfig()), ("shared", PCDConfig(cache="shared")), ("window", PCDConfig.windowed())):
+    for name, config in (
+        ("rerotated", PCDConfig()),
+        ("shared", PCDConfig(cache="shared")),
+        ("window", PCDConfig.windowed()),
+    ):
         known[name] = config
         known[f"{name}-alternate"] = config.replace(evaluation="alternate")
         known[f"{name}-cautious"] = config.replace(evaluation="alternate", relative_top=0.1)
@@ -109,7 +113,9 @@ def bench(
 
             progress(f"{n_past} tokens: which flash attention setting is faster")
             few = tokens[: max(3, n_tokens // 4)]
-            best = {name: min(models.values(), key=lambda m: m.time(name, config, few)[0]) for name, config in modes.items()}
+            best = {
+                name: min(models.values(), key=lambda m: m.time(name, config, few)[0]) for name, config in modes.items()
+            }
 
             if not prefill:
                 prefill = _prefill_ratios(best[PLAIN], modes, context[: min(N_PREFILL, n_past)], progress)
@@ -191,7 +197,9 @@ class _Model:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise PCDError(f"the process with the stock library ended with status {self.stock.wait()}; leave out the mode 'stock'")
+            raise PCDError(
+                f"the process with the stock library ended with status {self.stock.wait()}; leave out the mode 'stock'"
+            )
         return float(json.loads(line))
 
     def close(self) -> None:

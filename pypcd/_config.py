@@ -6,7 +6,8 @@ import dataclasses
 import difflib
 import math
 import numbers
-from typing import Any, Mapping, Union
+from collections.abc import Mapping
+from typing import Any, Union
 
 __all__ = ["PCDConfig", "PCDSetting"]
 
@@ -76,7 +77,9 @@ class PCDConfig:
         if self.perturbation == "noise":
             raise NotImplementedError('perturbation="noise" is not built yet; use "over-rotation" or "none"')
         if self.perturbation == "none" and self.window is None:
-            raise ValueError('window is None, but perturbation="none" leaves the twin equal to its token without one; set window to 1 or more')
+            raise ValueError(
+                'window is None, but perturbation="none" leaves the twin equal to its token without one; set window to 1 or more'
+            )
 
     # -- presets ---------------------------------------------------------------------------------------------------
 
@@ -122,7 +125,9 @@ class PCDConfig:
         names = [field.name for field in dataclasses.fields(self)]
         for name in changes:
             if name not in names:
-                raise TypeError(f"PCDConfig has no field {name!r}{_nearest(name, names)}; its fields: {', '.join(names)}")
+                raise TypeError(
+                    f"PCDConfig has no field {name!r}{_nearest(name, names)}; its fields: {', '.join(names)}"
+                )
         return dataclasses.replace(self, **changes)
 
     @classmethod
@@ -139,14 +144,18 @@ class PCDConfig:
             return cls.preset(setting)
         if isinstance(setting, Mapping):
             return (base or cls()).replace(**setting)
-        raise TypeError(f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, a preset's name, a mapping, PCDConfig")
+        raise TypeError(
+            f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, a preset's name, a mapping, PCDConfig"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def describe(self) -> str:
         """The fields that differ from the default, as `beta=1.5 window=64`; "default" if none does."""
-        changed = [f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        changed = [
+            f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self) if getattr(self, f.name) != f.default
+        ]
         return " ".join(changed) or "default"
 
     # -- checks ----------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def _greedy(
 
 def _rewind(llm: Llama, prompt: list[int]) -> None:
     """Keep what the cache shares with the prompt, all but its last token."""
-    shared = min(llm.longest_token_prefix(llm._input_ids, prompt), len(prompt) - 1)
+    shared = min(llm.longest_token_prefix(llm._input_ids.tolist(), prompt), len(prompt) - 1)
     llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm._ctx.ctx), -1, shared, -1)
     llm.n_tokens = shared
 

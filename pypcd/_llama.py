@@ -84,10 +84,19 @@ class Llama(llama_cpp.Llama):
         ValueError: a setting is out of range.
     """
 
-    def __init__(self, model_path: str | os.PathLike[str], *, pcd: PCDSetting = False, use_extra_bufts: bool | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        pcd: PCDSetting = False,
+        use_extra_bufts: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
         for name in kwargs:
             if name not in _KEYWORDS:
-                raise TypeError(f"Llama has no argument {name!r}{_nearest(name, [*_KEYWORDS, 'pcd', 'use_extra_bufts'])}")
+                raise TypeError(
+                    f"Llama has no argument {name!r}{_nearest(name, [*_KEYWORDS, 'pcd', 'use_extra_bufts'])}"
+                )
 
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler has taken the contrast over
@@ -254,7 +263,9 @@ class Llama(llama_cpp.Llama):
         if self._pcd is None:
             raise PCDError("there are no PCD logits while PCD is off; set pcd=True")
         if self._pcd_row(i, _native.ROW_STANDARD) is None:
-            raise PCDError(f"there are no PCD logits for row {i}: evaluate tokens first, and of a batch only rows whose logits were asked for")
+            raise PCDError(
+                f"there are no PCD logits for row {i}: evaluate tokens first, and of a batch only rows whose logits were asked for"
+            )
         return PCDLogits(*(self._pcd_row(i, which) for which in range(3)))  # type: ignore[arg-type]
 
     def _pcd_row(self, i: int, which: int) -> npt.NDArray[np.float32] | None:

@@ -31,7 +31,9 @@ def _callback(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
 
 
 def install() -> None:
-    logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # as llama_cpp.Llama(verbose=False) does, but from the start
+    logging.getLogger("llama-cpp-python").setLevel(
+        logging.ERROR
+    )  # as llama_cpp.Llama(verbose=False) does, but from the start
     llama_cpp.llama_log_set(_callback, ctypes.c_void_p(0))
 
 

@@ -50,7 +50,12 @@ def rho(n_rot: int, *, alpha: float = 0.2, base_ratio: float = 1e-4, transition:
 
 
 def contrast(
-    standard: npt.ArrayLike, over_rotated: npt.ArrayLike, *, beta: float = 2.5, gamma: int = 30, relative_top: float = 0.0
+    standard: npt.ArrayLike,
+    over_rotated: npt.ArrayLike,
+    *,
+    beta: float = 2.5,
+    gamma: int = 30,
+    relative_top: float = 0.0,
 ) -> Array:
     """L~ = (1 + beta) L - beta L* on the plausible tokens of L, -inf elsewhere (Eq. 6).
 

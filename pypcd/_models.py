@@ -27,9 +27,13 @@ def resolve_model(model: str | os.PathLike[str]) -> str:
         hint = f"; it holds {', '.join(found[:3])}" if found else ""
         raise ModelError(f"{path} is a folder, not a GGUF file{hint}")
     if not path.exists():
-        raise FileNotFoundError(f"there is no model file {path}; give the path of a .gguf file, or 'demo' for the model that comes with pypcd")
+        raise FileNotFoundError(
+            f"there is no model file {path}; give the path of a .gguf file, or 'demo' for the model that comes with pypcd"
+        )
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
-        raise ModelError(f"{path} is no GGUF file: it starts with {magic!r}, not b'GGUF'; convert the model with llama.cpp's convert_hf_to_gguf.py")
+        raise ModelError(
+            f"{path} is no GGUF file: it starts with {magic!r}, not b'GGUF'; convert the model with llama.cpp's convert_hf_to_gguf.py"
+        )
     return str(path)

@@ -86,7 +86,10 @@ def _preload_ggml() -> None:
         os.add_dll_directory(str(lib))
         return
     # base first, then the backends, then the registry that links to them all
-    names = sorted(lib.glob("libggml*.dylib" if sys.platform == "darwin" else "libggml*.so"), key=lambda p: (p.stem != "libggml-base", p.stem == "libggml", p.stem))
+    names = sorted(
+        lib.glob("libggml*.dylib" if sys.platform == "darwin" else "libggml*.so"),
+        key=lambda p: (p.stem != "libggml-base", p.stem == "libggml", p.stem),
+    )
     for name in names:
         ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)
 
@@ -114,14 +117,20 @@ def _load() -> Any:
     try:
         version = lib.llama_pcd_version
     except AttributeError:
-        raise LibraryError(f"the loaded {pathlib.Path(lib._name).name} has no PCD hooks ({lib._name}); {remedy}") from None
+        raise LibraryError(
+            f"the loaded {pathlib.Path(lib._name).name} has no PCD hooks ({lib._name}); {remedy}"
+        ) from None
     version.restype = ctypes.c_int32
     if version() != API_VERSION:
-        raise LibraryError(f"{lib._name} speaks version {version()} of the PCD interface, this package version {API_VERSION}; reinstall pypcd")
+        raise LibraryError(
+            f"{lib._name} speaks version {version()} of the PCD interface, this package version {API_VERSION}; reinstall pypcd"
+        )
 
     pin = pinned_version()
     if pin is not None and llama_cpp.__version__ != pin:
-        raise LibraryError(f"pypcd was built for llama-cpp-python {pin}, but {llama_cpp.__version__} is installed; run: pip install llama-cpp-python=={pin}")
+        raise LibraryError(
+            f"pypcd was built for llama-cpp-python {pin}, but {llama_cpp.__version__} is installed; run: pip install llama-cpp-python=={pin}"
+        )
 
     return lib
 
@@ -141,7 +150,7 @@ def pinned_version() -> str | None:
 
 lib = _load()
 
-import llama_cpp  # noqa: E402  not before _load(), which decides what it loads
+import llama_cpp  # not before _load(), which decides what it loads
 
 _ctx_p = ctypes.c_void_p
 _float_p = ctypes.POINTER(ctypes.c_float)
@@ -160,7 +169,26 @@ pcd_check = _bind("llama_pcd_check", ctypes.c_int32, _ctx_p, ctypes.POINTER(Para
 pcd_suspend = _bind("llama_pcd_suspend", None, _ctx_p, ctypes.c_bool)
 pcd_get_logits_ith = _bind("llama_pcd_get_logits_ith", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
 pcd_get_stats = _bind("llama_pcd_get_stats", Stats, _ctx_p)
-pcd_rho = _bind("llama_pcd_rho", None, ctypes.c_int32, ctypes.c_float, ctypes.c_float, ctypes.c_int32, ctypes.POINTER(ctypes.c_double))
-pcd_contrast = _bind("llama_pcd_contrast", ctypes.c_int32, _float_p, _float_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int32, ctypes.c_float, ctypes.c_float, _float_p)
+pcd_rho = _bind(
+    "llama_pcd_rho",
+    None,
+    ctypes.c_int32,
+    ctypes.c_float,
+    ctypes.c_float,
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_double),
+)
+pcd_contrast = _bind(
+    "llama_pcd_contrast",
+    ctypes.c_int32,
+    _float_p,
+    _float_p,
+    ctypes.c_int32,
+    ctypes.c_float,
+    ctypes.c_int32,
+    ctypes.c_float,
+    ctypes.c_float,
+    _float_p,
+)
 sampler_init_pcd = _bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, _ctx_p)
 sampler_pcd_set_row = _bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)

@@ -54,7 +54,16 @@ def paired(method: Sequence[bool], baseline: Sequence[bool], *, seed: int = 0, n
     rng = np.random.default_rng(seed)
     counts = rng.multinomial(len(a), [wins / len(a), losses / len(a), 1 - (wins + losses) / len(a)], size=n_bootstrap)
     low, high = np.percentile(100 * (counts[:, 0] - counts[:, 1]) / len(a), [2.5, 97.5])
-    return Paired(len(a), 100 * float(a.mean()), wins, losses, 100 * float(delta.mean()), float(low), float(high), _mcnemar(wins, losses))
+    return Paired(
+        len(a),
+        100 * float(a.mean()),
+        wins,
+        losses,
+        100 * float(delta.mean()),
+        float(low),
+        float(high),
+        _mcnemar(wins, losses),
+    )
 
 
 def _mcnemar(wins: int, losses: int) -> float:

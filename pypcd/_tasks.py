@@ -26,7 +26,9 @@ class Sample:
     depth: float
 
 
-def kv_retrieval(n_samples: int, n_pairs: int, *, groups: tuple[int, ...] = (8, 4, 4, 4, 12), seed: int = 0) -> Iterator[Sample]:
+def kv_retrieval(
+    n_samples: int, n_pairs: int, *, groups: tuple[int, ...] = (8, 4, 4, 4, 12), seed: int = 0
+) -> Iterator[Sample]:
     """InfiniteBench's Retrieve.KV with its official prompt; the answer's depth sweeps the context evenly.
 
     Args:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Write a random Llama-architecture GGUF, for timing: speed does not depend on what weights say.
 
-    python scripts/make_random_model.py random-1b.gguf             # 1.1B parameters, Q4_0, 620 MB
-    python scripts/make_random_model.py --shape 8b random-8b.gguf  # 8B parameters, Q4_0, 4.5 GB
-    python scripts/make_random_model.py --sure sure-1b.gguf        # nearly all probability on one token
+python scripts/make_random_model.py random-1b.gguf             # 1.1B parameters, Q4_0, 620 MB
+python scripts/make_random_model.py --shape 8b random-8b.gguf  # 8B parameters, Q4_0, 4.5 GB
+python scripts/make_random_model.py --sure sure-1b.gguf        # nearly all probability on one token
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ import numpy as np
 # layers, embedding, heads, KV heads, feed-forward, vocabulary
 SHAPES = {"1b": (22, 2048, 32, 4, 5632, 32000), "8b": (32, 4096, 32, 8, 14336, 128256)}
 
-TYPES = {"q4_0": gguf.LlamaFileType.MOSTLY_Q4_0, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "f16": gguf.LlamaFileType.MOSTLY_F16}
+TYPES = {
+    "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+    "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "f16": gguf.LlamaFileType.MOSTLY_F16,
+}
 
 
 def main() -> None:
@@ -24,8 +28,12 @@ def main() -> None:
     parser.add_argument("out")
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--type", choices=TYPES, default="q4_0", help="of the weights (default %(default)s)")
-    parser.add_argument("--sure", action="store_true", help="spread the logits until one token holds nearly all probability")
-    parser.add_argument("--n-ctx", type=int, default=131072, help="context length in the metadata (default %(default)s)")
+    parser.add_argument(
+        "--sure", action="store_true", help="spread the logits until one token holds nearly all probability"
+    )
+    parser.add_argument(
+        "--n-ctx", type=int, default=131072, help="context length in the metadata (default %(default)s)"
+    )
     args = parser.parse_args()
 
     n_layer, n_embd, n_head, n_head_kv, n_ff, n_vocab = SHAPES[args.shape]
@@ -48,7 +56,12 @@ def main() -> None:
     def matrix(name: str, rows: int, columns: int, scale: float = 1.0) -> None:
         """Weights of about scale / sqrt(columns), in blocks of 32 behind an f16 scale where quantised."""
         if args.type == "f16":
-            writer.add_tensor(name, (rng.standard_normal((rows, columns), np.float32) * np.float32(scale / columns**0.5)).astype(np.float16))
+            writer.add_tensor(
+                name,
+                (rng.standard_normal((rows, columns), np.float32) * np.float32(scale / columns**0.5)).astype(
+                    np.float16
+                ),
+            )
             return
         n_bytes, spread = {"q4_0": (16, 4.6), "q8_0": (32, 74.0)}[args.type]  # the spread of uniform random codes
         blocks = np.empty((rows * columns // 32, 2 + n_bytes), np.uint8)

@@ -54,7 +54,14 @@ def load() -> Iterator[Callable[..., pypcd.Llama]]:
     opened = []
 
     def make(path: Path, pcd: Any = True, *, f16: bool = False, **kwargs: Any) -> pypcd.Llama:
-        settings = {"n_ctx": 256, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1, "n_gpu_layers": 0, "flash_attn": False}
+        settings = {
+            "n_ctx": 256,
+            "n_batch": 64,
+            "n_threads": 1,
+            "n_threads_batch": 1,
+            "n_gpu_layers": 0,
+            "flash_attn": False,
+        }
         opened.append(pypcd.Llama(path, pcd=pcd, **{**settings, **({} if f16 else F32), **kwargs}))
         return opened[-1]
 
@@ -74,14 +81,23 @@ def _standard(path: Path, tokens: tuple[int, ...], overrides: tuple[tuple[str, A
 
 
 @functools.lru_cache(maxsize=4096)
-def _twin(path: Path, tokens: tuple[int, ...], rotation: tuple[Any, ...] | None, cache: str, window: int | None,
-          n_sink: int, overrides: tuple[tuple[str, Any], ...]) -> np.ndarray:
+def _twin(
+    path: Path,
+    tokens: tuple[int, ...],
+    rotation: tuple[Any, ...] | None,
+    cache: str,
+    window: int | None,
+    n_sink: int,
+    overrides: tuple[tuple[str, Any], ...],
+) -> np.ndarray:
     table = None if rotation is None else lambda n_rot: rho(n_rot, *rotation)
     ref = reference(path, cpu_rounding=True, **dict(overrides))
     return ref.twin(tokens, len(tokens) - 1, rho=table, cache=cache, window=window, n_sink=n_sink)
 
 
-def expected(path: Path, tokens: list[int], i: int, c: pypcd.PCDConfig, **overrides: Any) -> tuple[np.ndarray, np.ndarray]:
+def expected(
+    path: Path, tokens: list[int], i: int, c: pypcd.PCDConfig, **overrides: Any
+) -> tuple[np.ndarray, np.ndarray]:
     """L and L* at position i, from the float64 reference."""
     rotation = None if c.perturbation == "none" else (c.alpha, c.base_ratio, c.transition)
     more = tuple(sorted(overrides.items()))
@@ -100,8 +116,16 @@ def native_row(llm: pypcd.Llama, i: int = -1) -> np.ndarray:
     return np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),)).copy()
 
 
-def check_rows(llm: pypcd.Llama, path: Path, tokens: list[int], row: int = -1, at: int | None = None,
-               atol: float | None = None, moved: float = 0.05, **overrides: Any) -> None:
+def check_rows(
+    llm: pypcd.Llama,
+    path: Path,
+    tokens: list[int],
+    row: int = -1,
+    at: int | None = None,
+    atol: float | None = None,
+    moved: float = 0.05,
+    **overrides: Any,
+) -> None:
     """Row `row` of the last decode is the reference's at position `at` of tokens: L, L*, the contrast and what callers see."""
     c = llm.pcd
     assert c is not None
@@ -134,4 +158,11 @@ def check_contrast(got: pypcd.PCDLogits, c: pypcd.PCDConfig, seen: np.ndarray) -
 def run_python(code: str, *args: Any, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter, where nothing is imported yet."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **environment}
-    return subprocess.run([sys.executable, "-c", code, *map(str, args)], env=env, text=True, capture_output=True, timeout=timeout, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=timeout,
+        check=False,
+    )

@@ -76,9 +76,7 @@ class Reference:
         rope_freq_scale: float | None = None,
     ) -> None:
         reader = gguf.GGUFReader(str(path))
-        self._meta = {
-            key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")
-        }
+        self._meta = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")}
         self.arch: str = self._meta["general.architecture"]
         if self.arch not in ROPE_LAYOUT:
             raise ValueError(f"the reference has no {self.arch!r}; it has {', '.join(ROPE_LAYOUT)}")
@@ -181,9 +179,7 @@ class Reference:
             mask = visible & (distance < self.window) if il in self.sliding else visible
             x = self._feed_forward(il, x + self._attention(il, q, k, v, mask, distance))
 
-        logits = self._linear(
-            self._norm(x, "output_norm"), "output" if "output.weight" in self._w else "token_embd"
-        )
+        logits = self._linear(self._norm(x, "output_norm"), "output" if "output.weight" in self._w else "token_embd")
         return _soft_cap(logits, self._key("final_logit_softcapping", 0.0)), layers
 
     def _embed(self, tokens: NDArray[np.int64], n_past: int) -> Array:
@@ -209,17 +205,13 @@ class Reference:
             q, k = self._norm(q, block + "attn_q_norm"), self._norm(k, block + "attn_k_norm")
         return q, k, v
 
-    def _attention(
-        self, il: int, q: Array, k: Array, v: Array, mask: NDArray[np.bool_], distance: Array
-    ) -> Array:
+    def _attention(self, il: int, q: Array, k: Array, v: Array, mask: NDArray[np.bool_], distance: Array) -> Array:
         """q, k rotated; mask, distance [n_queries, n_keys]; returns [n_queries, n_embd]."""
         group = self.n_head // self.n_head_kv  # consecutive query heads share a key head
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         q, k, v = (self._round(y.transpose(1, 0, 2)) for y in (q, k, v))
         scores = q @ k.transpose(0, 2, 1) / math.sqrt(self.head_dim)
-        scores = _soft_cap(
-            scores, self._key("attn_logit_softcapping", 50.0 if self.arch == "gemma2" else 0.0)
-        )
+        scores = _soft_cap(scores, self._key("attn_logit_softcapping", 50.0 if self.arch == "gemma2" else 0.0))
         if self.arch == "bloom":
             scores = scores - _alibi_slopes(self.n_head)[:, None, None] * distance
         scores = np.where(mask, scores, -np.inf)
@@ -273,9 +265,7 @@ class Reference:
         """Turn x [n, heads, head_dim] by angle [n, n_rot/2]; dimensions past n_rot stay."""
         half, y = self.n_rot // 2, x.copy()
         norm = ROPE_LAYOUT[self.arch] == "norm"
-        a, b = (
-            (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if norm else (slice(half), slice(half, 2 * half))
-        )
+        a, b = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if norm else (slice(half), slice(half, 2 * half))
         cos, sin = np.cos(angle)[:, None] * magnitude, np.sin(angle)[:, None] * magnitude
         y[..., a] = x[..., a] * cos - x[..., b] * sin
         y[..., b] = x[..., a] * sin + x[..., b] * cos
@@ -300,12 +290,8 @@ class Reference:
     def _linear(self, x: Array, name: str) -> Array:
         kind = self._types[name + ".weight"]
         if self.cpu_rounding and kind != _GGML.F32:
-            kind = (
-                _GGML.F16 if kind == _GGML.F16 else _GGML.Q8_0
-            )  # ggml's partner of the quantised types used here
-            x = gguf.quants.dequantize(gguf.quants.quantize(x.astype(np.float32), kind), kind).astype(
-                np.float64
-            )
+            kind = _GGML.F16 if kind == _GGML.F16 else _GGML.Q8_0  # ggml's partner of the quantised types used here
+            x = gguf.quants.dequantize(gguf.quants.quantize(x.astype(np.float32), kind), kind).astype(np.float64)
         return x @ self._w[name + ".weight"].T + self._w.get(name + ".bias", 0.0)
 
     def _norm(self, x: Array, name: str) -> Array:

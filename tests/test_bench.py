@@ -20,8 +20,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_mode_is_measured_at_every_length_plain_first(model: Path) -> None:
     modes = modes_for(["stock", "rerotated", "shared-alternate"])
-    rows = list(bench(str(model), modes, [64, 16], n_tokens=2, rounds=2, flash_attn=(False,), n_threads=1, n_threads_batch=1))
-    assert [(row.n_past, row.mode) for row in rows] == [(n, name) for n in (16, 64) for name in ("plain", "stock", "rerotated", "shared-alternate")]
+    rows = list(
+        bench(str(model), modes, [64, 16], n_tokens=2, rounds=2, flash_attn=(False,), n_threads=1, n_threads_batch=1)
+    )
+    assert [(row.n_past, row.mode) for row in rows] == [
+        (n, name) for n in (16, 64) for name in ("plain", "stock", "rerotated", "shared-alternate")
+    ]
     for row in rows:
         assert row.tokens_per_second > 0 and row.ratio > 0
         assert (row.ratio == 1) == (row.mode == "plain")
@@ -30,7 +34,19 @@ def test_every_mode_is_measured_at_every_length_plain_first(model: Path) -> None
 
 
 def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path) -> None:
-    rows = {row.mode: row for row in bench(str(model), modes_for(["rerotated", "window"]), [16], n_tokens=2, rounds=1, flash_attn=(False,), n_threads=1, n_threads_batch=1)}
+    rows = {
+        row.mode: row
+        for row in bench(
+            str(model),
+            modes_for(["rerotated", "window"]),
+            [16],
+            n_tokens=2,
+            rounds=1,
+            flash_attn=(False,),
+            n_threads=1,
+            n_threads_batch=1,
+        )
+    }
     # tiny llama: 3 layers, 2 KV heads of 16, f16, 256 cells
     plain = 256 * 3 * 2 * 16 * 2 * 2
     assert rows["plain"].kv_bytes in (plain, 2 * plain)  # 2 or 4 KV heads
@@ -40,14 +56,39 @@ def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path)
 
 def test_a_model_sure_of_its_tokens_needs_no_twins_in_cautious_mode(model: Path) -> None:
     sure = PCDConfig(evaluation="alternate", relative_top=1.0)  # only the most probable token is plausible
-    row = list(bench(str(model), {"plain": None, "sure": sure}, [16], n_tokens=4, rounds=1, flash_attn=(False,), n_threads=1, n_threads_batch=1))[1]
+    row = list(
+        bench(
+            str(model),
+            {"plain": None, "sure": sure},
+            [16],
+            n_tokens=4,
+            rounds=1,
+            flash_attn=(False,),
+            n_threads=1,
+            n_threads_batch=1,
+        )
+    )[1]
     assert row.twins == 0
 
 
 def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "text.txt"
     path.write_text("some words")
-    options = ["bench", str(model), "--length", "64", "--mode", "window", "--n-tokens", "2", "--rounds", "1", "--threads", "1", "--text"]
+    options = [
+        "bench",
+        str(model),
+        "--length",
+        "64",
+        "--mode",
+        "window",
+        "--n-tokens",
+        "2",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+        "--text",
+    ]
     assert main([*options, str(path)]) == 0
     assert "window" in capsys.readouterr().out
     path.write_text("")
@@ -60,7 +101,18 @@ def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.Capt
 def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pypcd._timing.__file__", "/nowhere.py")
     with pytest.raises(PCDError, match="the stock library ended with status 2; leave out the mode 'stock'"):
-        list(bench(str(model), modes_for(["stock"]), [16], n_tokens=2, rounds=1, flash_attn=(False,), n_threads=1, n_threads_batch=1))
+        list(
+            bench(
+                str(model),
+                modes_for(["stock"]),
+                [16],
+                n_tokens=2,
+                rounds=1,
+                flash_attn=(False,),
+                n_threads=1,
+                n_threads_batch=1,
+            )
+        )
 
 
 def test_modes_mean_what_they_say() -> None:
@@ -73,7 +125,20 @@ def test_modes_mean_what_they_say() -> None:
 
 
 def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["bench", str(model), "--length", "16", "--mode", "shared", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+    options = [
+        "bench",
+        str(model),
+        "--length",
+        "16",
+        "--mode",
+        "shared",
+        "--n-tokens",
+        "2",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+    ]
     assert main([*options, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert [m["mode"] for m in record["measurements"]] == ["plain", "shared"]
@@ -81,7 +146,9 @@ def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.Capture
     assert "shared" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("options", [["--length", "x"], ["--length", "3"], ["--rounds", "0"], ["--n-tokens", "1"], ["--mode", "fast"]])
+@pytest.mark.parametrize(
+    "options", [["--length", "x"], ["--length", "3"], ["--rounds", "0"], ["--n-tokens", "1"], ["--mode", "fast"]]
+)
 def test_bad_options_are_refused(model: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(model), *options]) == 1
     assert "allowed" in capsys.readouterr().err

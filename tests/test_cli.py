@@ -14,9 +14,9 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd._cli import _options, _terminal
+from pypcd._cli._generation import ContextFull, Generation
 from pypcd._cli._session import ChatSession
 from pypcd._cli.chat import COMMANDS
-from pypcd._cli._generation import ContextFull, Generation
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
 TIMEOUT = 60  # for one expectation, on a machine that is busy
@@ -45,7 +45,14 @@ def session(llm) -> ChatSession:
 def pypcd_command(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pypcd", *args]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, encoding="utf-8", env={**ENV, **env}, timeout=TIMEOUT
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**ENV, **env},
+        timeout=TIMEOUT,
+        check=False,
     )
 
 
@@ -102,8 +109,7 @@ def test_compare_leaves_everything_as_it_was(session, llm):
 
 def test_a_stopped_answer_stays_and_a_message_without_one_is_a_draft(session):
     pieces = []
-    for piece in session.send("one", stopped=lambda: len(pieces) > 2):
-        pieces.append(piece)
+    pieces.extend(session.send("one", stopped=lambda: len(pieces) > 2))
     assert session.figures[-1].finish_reason == "interrupted"
     assert session.messages[-1]["content"] == "".join(pieces) != ""
     kept = list(session.messages)

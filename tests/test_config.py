@@ -33,7 +33,14 @@ configs = st.builds(
 def test_the_default_is_the_papers_optimum() -> None:
     c = PCDConfig()
     assert (c.alpha, c.beta, c.gamma, c.base_ratio) == (0.2, 2.5, 30, 1e-4)
-    assert (c.relative_top, c.cache, c.evaluation, c.transition, c.perturbation, c.window) == (0, "rerotated", "fused", "exponential", "over-rotation", None)
+    assert (c.relative_top, c.cache, c.evaluation, c.transition, c.perturbation, c.window) == (
+        0,
+        "rerotated",
+        "fused",
+        "exponential",
+        "over-rotation",
+        None,
+    )
     assert c == PCDConfig.paper() == PCDConfig.preset("paper")
 
 

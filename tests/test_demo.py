@@ -21,7 +21,9 @@ def llm() -> pypcd.Llama:
 
 @pytest.fixture(scope="module")
 def answers(llm: pypcd.Llama) -> list[_demo.Answer]:
-    return _demo.answer_all(llm, list(kv_retrieval(4, 8, groups=(4, 4))), list(kv_retrieval(2, 8, groups=(4, 4), seed=1)))
+    return _demo.answer_all(
+        llm, list(kv_retrieval(4, 8, groups=(4, 4))), list(kv_retrieval(2, 8, groups=(4, 4), seed=1))
+    )
 
 
 def test_demo_names_the_model_that_ships() -> None:
@@ -76,7 +78,9 @@ def test_log_probabilities_are_normalised() -> None:
     assert np.exp(_demo._log_softmax(row)).sum() == pytest.approx(1.0)
 
 
-def test_the_command_prints_figures_that_add_up(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_figures_that_add_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pypcd._cli import demo
 
     monkeypatch.setattr(demo, "PAIRS", (6,))

@@ -97,12 +97,23 @@ def test_without_transition_theta_is_that_of_another_base(arch: str, cache: str,
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("setting", [
-    {"window": 20}, {"window": 20, "cache": "shared"}, {"window": 1, "n_sink": 1}, {"window": 7, "n_sink": 0, "cache": "shared"},
-    {"window": 500}, {"window": 20, "perturbation": "none"}, {"window": 3, "n_sink": 0, "perturbation": "none"},
-], ids=str)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"window": 20},
+        {"window": 20, "cache": "shared"},
+        {"window": 1, "n_sink": 1},
+        {"window": 7, "n_sink": 0, "cache": "shared"},
+        {"window": 500},
+        {"window": 20, "perturbation": "none"},
+        {"window": 3, "n_sink": 0, "perturbation": "none"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_a_window_hides_the_middle_from_the_twin(arch: str, setting: dict[str, Any], evaluation: str, tiny: Tiny, load: Load) -> None:
+def test_a_window_hides_the_middle_from_the_twin(
+    arch: str, setting: dict[str, Any], evaluation: str, tiny: Tiny, load: Load
+) -> None:
     llm = load(tiny(arch), {**setting, "evaluation": evaluation}, n_batch=48)
     llm.eval(TOKENS)
     check_rows(llm, tiny(arch), TOKENS)
@@ -119,11 +130,20 @@ def test_a_window_without_rotation_exists_for_every_attention_model(arch: str, t
 @pytest.mark.parametrize("swa_full", [False, True])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("arch", ["gemma2", "gemma3"])
-def test_sliding_layers_agree_when_their_cache_wraps(arch: str, cache: str, swa_full: bool, tiny: Tiny, load: Load) -> None:
+def test_sliding_layers_agree_when_their_cache_wraps(
+    arch: str, cache: str, swa_full: bool, tiny: Tiny, load: Load
+) -> None:
     """A short sliding-window cache has 256 cells here: 600 tokens overwrite each of them twice."""
     tokens = (TOKENS * 6)[:600]
     for evaluation in EVALUATIONS:
-        llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation}, n_ctx=1024, n_batch=64, n_ubatch=32, swa_full=swa_full)
+        llm = load(
+            tiny(arch),
+            {"cache": cache, "evaluation": evaluation},
+            n_ctx=1024,
+            n_batch=64,
+            n_ubatch=32,
+            swa_full=swa_full,
+        )
         llm.eval(tokens[:598])
         for n in (599, 600):
             llm.eval(tokens[n - 1 : n])
@@ -132,7 +152,9 @@ def test_sliding_layers_agree_when_their_cache_wraps(arch: str, cache: str, swa_
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("n_ubatch", [16, 128])
-@pytest.mark.parametrize(("arch", "cache"), [("llama", "rerotated"), ("llama", "shared"), ("qwen2vl", "rerotated"), ("gemma3", "rerotated")])
+@pytest.mark.parametrize(
+    ("arch", "cache"), [("llama", "rerotated"), ("llama", "shared"), ("qwen2vl", "rerotated"), ("gemma3", "rerotated")]
+)
 def test_every_row_of_a_batch_has_its_twin_and_no_twin_sees_another(
     arch: str, cache: str, n_ubatch: int, evaluation: str, tiny: Tiny, load: Load
 ) -> None:
@@ -153,7 +175,15 @@ def test_rows_far_apart_keep_their_own_view_of_a_short_sliding_cache(
 ) -> None:
     """256 cells of a window of 16: when the last ubatch of a batch is stored, the first tokens' window is gone."""
     tokens = (TOKENS * 6)[:720]
-    llm = load(tiny("gemma3"), {"evaluation": evaluation}, n_ctx=1024, n_batch=n_batch, n_ubatch=n_ubatch, swa_full=False, logits_all=True)
+    llm = load(
+        tiny("gemma3"),
+        {"evaluation": evaluation},
+        n_ctx=1024,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        swa_full=False,
+        logits_all=True,
+    )
     first = 720 - n_batch
     llm.eval(tokens[:first])
     llm.eval(tokens[first:])
@@ -164,7 +194,9 @@ def test_rows_far_apart_keep_their_own_view_of_a_short_sliding_cache(
 @pytest.mark.parametrize("flash_attn", [False, True])
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("arch", ROPE_ARCHS)
-def test_a_float16_cache_with_and_without_flash_attention(arch: str, evaluation: str, flash_attn: bool, tiny: Tiny, load: Load) -> None:
+def test_a_float16_cache_with_and_without_flash_attention(
+    arch: str, evaluation: str, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
     """Rounding to float16 moves these peaked logits by hundredths; a wrong angle moves them by tenths."""
     for cache in CACHES:
         llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation}, f16=True, flash_attn=flash_attn)
@@ -185,7 +217,10 @@ def test_quantised_weights(weight_type: str, tiny: Tiny, load: Load) -> None:
         assert ((wanted[0] - wanted[1]) ** 2).mean() > 0.1 * (wanted[0] ** 2).mean()
 
 
-@pytest.mark.parametrize(("n_embd", "type_k"), [(128, llama_cpp.GGML_TYPE_Q8_0), (256, llama_cpp.GGML_TYPE_Q8_0), (256, llama_cpp.GGML_TYPE_Q4_0)])
+@pytest.mark.parametrize(
+    ("n_embd", "type_k"),
+    [(128, llama_cpp.GGML_TYPE_Q8_0), (256, llama_cpp.GGML_TYPE_Q8_0), (256, llama_cpp.GGML_TYPE_Q4_0)],
+)
 def test_quantised_keys_turn_as_float_ones_do(n_embd: int, type_k: int, tiny: Tiny, load: Load) -> None:
     """Heads of 32 dimensions are stored as they are, of 64 Hadamard-rotated."""
     path = tiny("llama", n_embd=n_embd)
@@ -215,7 +250,14 @@ for i, (path, kwargs, tokens) in enumerate(cases):
     np.savez(f"{out}/{i}.npz", rows=rows, greedy=list(itertools.islice(llm.generate(tokens[:40], temp=0.0), 20)))
     llm.close()
 """
-SMALL: dict[str, Any] = {"n_ctx": 256, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1, "n_gpu_layers": 0, "flash_attn": False}
+SMALL: dict[str, Any] = {
+    "n_ctx": 256,
+    "n_batch": 64,
+    "n_threads": 1,
+    "n_threads_batch": 1,
+    "n_gpu_layers": 0,
+    "flash_attn": False,
+}
 GATE0: dict[str, tuple[str, dict[str, Any]]] = {
     **{arch: (arch, {}) for arch in ARCHS},
     "llama-f32": ("llama", F32),
@@ -238,7 +280,9 @@ def stock(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     done = run_python(STOCK, out / "cases.json")
     assert done.returncode == 0, done.stderr
     rows = [np.load(out / f"{i}.npz") for i in range(len(cases))]
-    return {name: (Path(case[0]), case[1], r["rows"], r["greedy"].tolist()) for name, case, r in zip(GATE0, cases, rows)}
+    return {
+        name: (Path(case[0]), case[1], r["rows"], r["greedy"].tolist()) for name, case, r in zip(GATE0, cases, rows)
+    }
 
 
 def greedy(llm: pypcd.Llama, n: int = 20) -> list[int]:
@@ -269,9 +313,13 @@ def test_turned_off_again_every_logit_is_stock_llama_cpps_bit_for_bit(name: str,
         assert contrasted != tokens
 
 
-@pytest.mark.parametrize("setting", [{"beta": 0}, {"gamma": 1}, {"relative_top": 1}, {"beta": 0, "window": 9, "cache": "shared"}], ids=str)
+@pytest.mark.parametrize(
+    "setting", [{"beta": 0}, {"gamma": 1}, {"relative_top": 1}, {"beta": 0, "window": 9, "cache": "shared"}], ids=str
+)
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
-def test_beta_0_or_a_single_token_in_play_is_stock_greedy_decoding(setting: dict[str, Any], evaluation: str, stock: dict[str, Any]) -> None:
+def test_beta_0_or_a_single_token_in_play_is_stock_greedy_decoding(
+    setting: dict[str, Any], evaluation: str, stock: dict[str, Any]
+) -> None:
     for name in ("llama", "qwen3", "llama-f32"):
         path, kwargs, _, tokens = stock[name]
         assert greedy(pypcd.Llama(path, pcd={**setting, "evaluation": evaluation}, **kwargs)) == tokens
@@ -280,7 +328,9 @@ def test_beta_0_or_a_single_token_in_play_is_stock_greedy_decoding(setting: dict
 @pytest.mark.parametrize("setting", [{"alpha": 0}, {"base_ratio": 1}], ids=str)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("arch", ROPE_ARCHS)
-def test_without_over_rotation_both_rows_are_one(arch: str, cache: str, setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
+def test_without_over_rotation_both_rows_are_one(
+    arch: str, cache: str, setting: dict[str, Any], tiny: Tiny, load: Load
+) -> None:
     for evaluation in EVALUATIONS:
         llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation, **setting})
         llm.eval(TOKENS)
@@ -290,7 +340,9 @@ def test_without_over_rotation_both_rows_are_one(arch: str, cache: str, setting:
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("arch", ["llama", "qwen2vl", "smollm3", "stablelm"])
-def test_fused_and_alternate_evaluation_give_the_same_rows_and_tokens(arch: str, cache: str, tiny: Tiny, load: Load) -> None:
+def test_fused_and_alternate_evaluation_give_the_same_rows_and_tokens(
+    arch: str, cache: str, tiny: Tiny, load: Load
+) -> None:
     runs = []
     for evaluation in EVALUATIONS:
         llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation})
@@ -301,14 +353,18 @@ def test_fused_and_alternate_evaluation_give_the_same_rows_and_tokens(arch: str,
 
 
 @pytest.mark.parametrize("relative_top", [0.1, 0.3, 0.6])
-def test_the_twin_is_skipped_exactly_where_a_single_token_is_plausible(relative_top: float, tiny: Tiny, load: Load) -> None:
+def test_the_twin_is_skipped_exactly_where_a_single_token_is_plausible(
+    relative_top: float, tiny: Tiny, load: Load
+) -> None:
     setting = {"relative_top": relative_top, "gamma": 50}
     fused = load(tiny("llama"), {**setting, "evaluation": "fused"})
     alternate = load(tiny("llama"), {**setting, "evaluation": "alternate"})
     assert greedy(fused, 30) == greedy(alternate, 30)
     assert fused.pcd_stats().n_skipped == 0 and fused.pcd_stats().n_twins == 30
 
-    fused, alternate = (load(tiny("llama"), {**setting, "evaluation": e}, logits_all=True, n_batch=128) for e in EVALUATIONS)
+    fused, alternate = (
+        load(tiny("llama"), {**setting, "evaluation": e}, logits_all=True, n_batch=128) for e in EVALUATIONS
+    )
     n_single = 0
     for llm in (fused, alternate):
         llm.eval(TOKENS[:60])
@@ -329,7 +385,9 @@ def test_the_twin_is_skipped_exactly_where_a_single_token_is_plausible(relative_
 @pytest.mark.parametrize("logits_all", [False, True])
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("cache", CACHES)
-def test_n_ctx_is_usable_to_its_last_token(cache: str, evaluation: str, logits_all: bool, tiny: Tiny, load: Load) -> None:
+def test_n_ctx_is_usable_to_its_last_token(
+    cache: str, evaluation: str, logits_all: bool, tiny: Tiny, load: Load
+) -> None:
     path, tokens = tiny("llama"), (TOKENS * 3)[:256]
     llm = load(path, {"cache": cache, "evaluation": evaluation}, n_ctx=256, logits_all=logits_all)
     for pieces in ([253, 254, 255, 256], [256], [200, 256], [255, 256]):
@@ -352,7 +410,9 @@ def test_n_ctx_is_usable_to_its_last_token(cache: str, evaluation: str, logits_a
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
-def test_low_level_callers_see_contrasted_rows_for_the_tokens_they_marked(evaluation: str, tiny: Tiny, load: Load) -> None:
+def test_low_level_callers_see_contrasted_rows_for_the_tokens_they_marked(
+    evaluation: str, tiny: Tiny, load: Load
+) -> None:
     """As guidance does: its own llama_decode, logits on for some or all tokens of the batch."""
     path = tiny("llama")
     llm = load(path, {"evaluation": evaluation}, n_batch=128)

@@ -59,8 +59,12 @@ BAD_CONFIGS: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "error", "message"), BAD_CONFIGS, ids=[str(fields)[:40] for fields, *_ in BAD_CONFIGS])
-def test_a_bad_setting_is_refused_by_name_value_and_range(fields: dict[str, Any], error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(
+    ("fields", "error", "message"), BAD_CONFIGS, ids=[str(fields)[:40] for fields, *_ in BAD_CONFIGS]
+)
+def test_a_bad_setting_is_refused_by_name_value_and_range(
+    fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         pypcd.PCDConfig(**fields)
     with pytest.raises(error, match=message):
@@ -79,12 +83,19 @@ BAD_PCD: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("value", "error", "message"), BAD_PCD, ids=[repr(value) for value, *_ in BAD_PCD])
-def test_a_bad_pcd_argument_is_refused_wherever_it_is_given(value: Any, error: type[Exception], message: str, tiny: Tiny, load: Load) -> None:
+def test_a_bad_pcd_argument_is_refused_wherever_it_is_given(
+    value: Any, error: type[Exception], message: str, tiny: Tiny, load: Load
+) -> None:
     llm = load(tiny("llama"), {"beta": 2})
     before = llm.pcd
-    for use in (lambda: load(tiny("llama"), value), lambda: llm("a", pcd=value), lambda: llm("a", stream=True, pcd=value),
-                lambda: llm.create_chat_completion([{"role": "user", "content": "x"}], pcd=value),
-                lambda: next(llm.generate([1, 2], pcd=value)), lambda: setattr(llm, "pcd", value)):
+    for use in (
+        lambda: load(tiny("llama"), value),
+        lambda: llm("a", pcd=value),
+        lambda: llm("a", stream=True, pcd=value),
+        lambda: llm.create_chat_completion([{"role": "user", "content": "x"}], pcd=value),
+        lambda: next(llm.generate([1, 2], pcd=value)),
+        lambda: setattr(llm, "pcd", value),
+    ):
         with pytest.raises(error, match=message):
             use()
         assert llm.pcd == before
@@ -97,13 +108,29 @@ def test_a_bad_pcd_argument_is_refused_wherever_it_is_given(value: Any, error: t
 
 def bad_files(tmp_path: Path, good: Path) -> dict[str, tuple[Path, type[Exception], str]]:
     data = good.read_bytes()
-    made = {"empty": b"", "text": b"This is not a model.", "half-magic": b"GG", "magic-only": b"GGUF", "header": data[:200], "no-weights": data[: len(data) // 2],
-            "version": data[:4] + b"\xff\xff\xff\x7f" + data[8:], "zeros": data[:8] + bytes(4000), "counts": data[:8] + b"\xff" * 16 + data[24:]}
+    made = {
+        "empty": b"",
+        "text": b"This is not a model.",
+        "half-magic": b"GG",
+        "magic-only": b"GGUF",
+        "header": data[:200],
+        "no-weights": data[: len(data) // 2],
+        "version": data[:4] + b"\xff\xff\xff\x7f" + data[8:],
+        "zeros": data[:8] + bytes(4000),
+        "counts": data[:8] + b"\xff" * 16 + data[24:],
+    }
     for name, content in made.items():
         (tmp_path / f"{name}.gguf").write_bytes(content)
-    (tmp_path / "unknown.gguf").write_bytes(data.replace(b"general.architecture" + data.partition(b"general.architecture")[2][:12] + b"llama", b"general.architecture" + data.partition(b"general.architecture")[2][:12] + b"nosuch"[:5]))
+    (tmp_path / "unknown.gguf").write_bytes(
+        data.replace(
+            b"general.architecture" + data.partition(b"general.architecture")[2][:12] + b"llama",
+            b"general.architecture" + data.partition(b"general.architecture")[2][:12] + b"nosuch"[:5],
+        )
+    )
     (tmp_path / "folder").mkdir()
-    table: dict[str, tuple[Path, type[Exception], str]] = {name: (tmp_path / f"{name}.gguf", pypcd.ModelError, f"{name}.gguf") for name in made}
+    table: dict[str, tuple[Path, type[Exception], str]] = {
+        name: (tmp_path / f"{name}.gguf", pypcd.ModelError, f"{name}.gguf") for name in made
+    }
     table["unknown"] = (tmp_path / "unknown.gguf", pypcd.ModelError, "nosuc")
     table["folder"] = (tmp_path / "folder", pypcd.ModelError, "is a folder")
     table["folder-with-models"] = (tmp_path, pypcd.ModelError, r"is a folder.*it holds counts\.gguf")
@@ -112,8 +139,25 @@ def bad_files(tmp_path: Path, good: Path) -> dict[str, tuple[Path, type[Exceptio
     return table
 
 
-@pytest.mark.parametrize("name", ["empty", "text", "half-magic", "magic-only", "header", "no-weights", "version", "zeros", "counts", "unknown",
-                                  "folder", "folder-with-models", "missing", "missing-folder"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "empty",
+        "text",
+        "half-magic",
+        "magic-only",
+        "header",
+        "no-weights",
+        "version",
+        "zeros",
+        "counts",
+        "unknown",
+        "folder",
+        "folder-with-models",
+        "missing",
+        "missing-folder",
+    ],
+)
 @pytest.mark.parametrize("n_ctx", [256, None])
 def test_a_file_that_is_no_model_is_a_clear_error(name: str, n_ctx: int | None, tmp_path: Path, tiny: Tiny) -> None:
     path, error, message = bad_files(tmp_path, tiny("llama"))[name]
@@ -135,7 +179,9 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "setting", "kwargs", "message"), UNSUPPORTED, ids=[f"{a}-{i}" for i, (a, *_) in enumerate(UNSUPPORTED)])
+@pytest.mark.parametrize(
+    ("arch", "setting", "kwargs", "message"), UNSUPPORTED, ids=[f"{a}-{i}" for i, (a, *_) in enumerate(UNSUPPORTED)]
+)
 def test_what_cannot_run_pcd_says_why_and_still_runs_without(
     arch: str, setting: dict[str, Any], kwargs: dict[str, Any], message: str, tiny: Tiny, load: Load
 ) -> None:
@@ -162,8 +208,12 @@ def test_a_refused_setting_leaves_the_one_in_force(tiny: Tiny, load: Load) -> No
 
 
 @pytest.mark.parametrize("n_batch", [16, 256])
-@pytest.mark.parametrize("pcd", [False, {}, {"evaluation": "alternate", "cache": "shared"}], ids=["off", "default", "alternate-shared"])
-def test_more_tokens_than_the_context_are_refused_before_any_is_evaluated(pcd: Any, n_batch: int, tiny: Tiny, load: Load) -> None:
+@pytest.mark.parametrize(
+    "pcd", [False, {}, {"evaluation": "alternate", "cache": "shared"}], ids=["off", "default", "alternate-shared"]
+)
+def test_more_tokens_than_the_context_are_refused_before_any_is_evaluated(
+    pcd: Any, n_batch: int, tiny: Tiny, load: Load
+) -> None:
     llm = load(tiny("llama"), pcd, n_ctx=256, n_batch=n_batch)
     with pytest.raises(ValueError, match="257 more tokens after 0 exceed the context of 256"):
         llm.eval([5] * 257)
@@ -184,7 +234,10 @@ def test_odd_calls_with_pcd_on_end_well(tiny: Tiny, load: Load) -> None:
     llm.eval([])
     with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
         llm.pcd_logits()
-    assert isinstance(llm("", max_tokens=3, temperature=0)["choices"][0]["text"], str) and llm.input_ids[0] == llm.token_bos()
+    assert (
+        isinstance(llm("", max_tokens=3, temperature=0)["choices"][0]["text"], str)
+        and llm.input_ids[0] == llm.token_bos()
+    )
     with pytest.raises(RuntimeError, match="llama_decode"):
         llm.eval([10**6])  # no such token
     llm.reset()
@@ -208,7 +261,9 @@ def test_rows_are_not_to_be_had_while_pcd_is_off(tiny: Tiny, load: Load) -> None
         llm.pcd_logits()
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("n_cxt", "n_ctx"), ("pdc", "pcd"), ("use_extra_buft", "use_extra_bufts"), ("gamma", "")])
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("n_cxt", "n_ctx"), ("pdc", "pcd"), ("use_extra_buft", "use_extra_bufts"), ("gamma", "")]
+)
 def test_an_unknown_argument_is_an_error_not_dropped(name: str, nearest: str, tiny: Tiny) -> None:
     with pytest.raises(TypeError, match=f"Llama has no argument '{name}'.*{nearest}"):
         pypcd.Llama(tiny("llama"), **{name: 1})
@@ -231,17 +286,31 @@ def fails_with(done: Any, *parts: str) -> None:
 
 
 def test_llama_cpp_imported_first_is_an_error_that_names_the_remedy() -> None:
-    fails_with(run_python("import llama_cpp, pypcd"), "LibraryError: .*has no PCD hooks", "import pypcd before llama_cpp")
+    fails_with(
+        run_python("import llama_cpp, pypcd"), "LibraryError: .*has no PCD hooks", "import pypcd before llama_cpp"
+    )
 
 
 def test_an_unpatched_library_is_an_error() -> None:
     stock = str(Path(llama_cpp.__file__).parent / "lib")
-    fails_with(run_python("import pypcd", LLAMA_CPP_LIB_PATH=stock), "LibraryError: .*has no PCD hooks", "unset LLAMA_CPP_LIB_PATH")
+    fails_with(
+        run_python("import pypcd", LLAMA_CPP_LIB_PATH=stock),
+        "LibraryError: .*has no PCD hooks",
+        "unset LLAMA_CPP_LIB_PATH",
+    )
 
 
 def test_a_library_path_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
     done = run_python("import pypcd", LLAMA_CPP_LIB_PATH=str(tmp_path))
     assert done.returncode == 1 and "Error" in done.stderr.splitlines()[-1]
+
+
+def test_at_the_command_line_it_is_a_sentence_and_no_traceback() -> None:
+    stock = str(Path(llama_cpp.__file__).parent / "lib")
+    # as the installed command does it: the script's name is the command's
+    done = run_python("import sys; sys.argv[0] = '/somewhere/pypcd'; import pypcd", LLAMA_CPP_LIB_PATH=stock)
+    assert done.returncode == 1
+    assert re.fullmatch("pypcd: the loaded .* has no PCD hooks .*; unset LLAMA_CPP_LIB_PATH.*\n", done.stderr)
 
 
 @pytest.mark.parametrize("value", ["1", "yes"])
@@ -260,5 +329,9 @@ def test_disabled_by_the_environment_it_warns_and_decodes_plainly(value: str, ti
 
 
 def test_a_zero_in_that_variable_leaves_pcd_on(tiny: Tiny) -> None:
-    done = run_python("import sys, pypcd; print(pypcd.Llama(sys.argv[1], pcd=True, n_ctx=256).pcd.describe())", tiny("llama"), PYPCD_DISABLE="0")
+    done = run_python(
+        "import sys, pypcd; print(pypcd.Llama(sys.argv[1], pcd=True, n_ctx=256).pcd.describe())",
+        tiny("llama"),
+        PYPCD_DISABLE="0",
+    )
     assert done.stdout == "default\n" and done.stderr == ""

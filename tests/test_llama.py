@@ -74,13 +74,25 @@ def test_pcd_may_be_turned_on_off_and_on_again_behind_a_prompt(mode: dict[str, s
         check_rows(llm, path, T[:56])
 
 
-CHANGES = [{"beta": 0.5}, {"gamma": 3}, {"alpha": 0.6}, {"base_ratio": 0.01}, {"transition": "none"}, {"window": 9},
-           {"cache": "shared"}, {"cache": "rerotated"}, {"evaluation": "alternate"}, {"perturbation": "none", "window": 5}]
+CHANGES = [
+    {"beta": 0.5},
+    {"gamma": 3},
+    {"alpha": 0.6},
+    {"base_ratio": 0.01},
+    {"transition": "none"},
+    {"window": 9},
+    {"cache": "shared"},
+    {"cache": "rerotated"},
+    {"evaluation": "alternate"},
+    {"perturbation": "none", "window": 5},
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 @modes
-def test_a_changed_setting_holds_from_the_next_token_on_and_back(mode: dict[str, str], change: dict[str, Any], tiny: Tiny, load: Load) -> None:
+def test_a_changed_setting_holds_from_the_next_token_on_and_back(
+    mode: dict[str, str], change: dict[str, Any], tiny: Tiny, load: Load
+) -> None:
     llm = load(tiny("llama"), mode)
     llm.eval(T[:40])
     before = llm.pcd
@@ -109,7 +121,9 @@ def test_removed_tokens_are_forgotten(mode: dict[str, str], tiny: Tiny, load: Lo
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "stablelm"])
 @modes
-def test_a_context_shift_gives_the_rows_of_the_shorter_text(mode: dict[str, str], arch: str, tiny: Tiny, load: Load) -> None:
+def test_a_context_shift_gives_the_rows_of_the_shorter_text(
+    mode: dict[str, str], arch: str, tiny: Tiny, load: Load
+) -> None:
     """With one layer a key knows nothing of the tokens before it, so that text may be evaluated afresh."""
     path = tiny(arch, n_layer=1)
     llm = load(path, mode)
@@ -125,11 +139,20 @@ def test_a_context_shift_gives_the_rows_of_the_shorter_text(mode: dict[str, str]
 
 
 configs = st.builds(
-    pypcd.PCDConfig, cache=st.sampled_from(["rerotated", "shared"]), evaluation=st.sampled_from(["fused", "alternate"]),
-    alpha=st.sampled_from([0.2, 0.2, 0.2, 0.5]), gamma=st.sampled_from([30, 2, 1]), window=st.sampled_from([None, None, 6]))
-settings_of_pcd = st.one_of(configs, configs, st.sampled_from([False, True, pypcd.PCDConfig(perturbation="none", window=9, n_sink=2)]))
+    pypcd.PCDConfig,
+    cache=st.sampled_from(["rerotated", "shared"]),
+    evaluation=st.sampled_from(["fused", "alternate"]),
+    alpha=st.sampled_from([0.2, 0.2, 0.2, 0.5]),
+    gamma=st.sampled_from([30, 2, 1]),
+    window=st.sampled_from([None, None, 6]),
+)
+settings_of_pcd = st.one_of(
+    configs, configs, st.sampled_from([False, True, pypcd.PCDConfig(perturbation="none", window=9, n_sink=2)])
+)
 actions = st.one_of(
-    st.none(), st.tuples(st.just("set"), settings_of_pcd), st.tuples(st.just("set"), settings_of_pcd),
+    st.none(),
+    st.tuples(st.just("set"), settings_of_pcd),
+    st.tuples(st.just("set"), settings_of_pcd),
     st.tuples(st.just("truncate"), st.integers(0, 60)),
     st.tuples(st.sampled_from(["reset", "save", "load", "load"]), st.none()),
 )
@@ -138,14 +161,31 @@ steps = st.lists(st.tuples(actions, st.sampled_from([1, 1, 1, 9, 30])), min_size
 
 
 @settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(["llama", "qwen2vl", "stablelm"]), st.sampled_from([(64, 64), (7, 7), (32, 8)]), st.booleans(), steps, st.randoms())
+@given(
+    st.sampled_from(["llama", "qwen2vl", "stablelm"]),
+    st.sampled_from([(64, 64), (7, 7), (32, 8)]),
+    st.booleans(),
+    steps,
+    st.randoms(),
+)
 def test_no_interleaving_of_steps_leaves_a_trace(
     tiny: Tiny, arch: str, batches: tuple[int, int], logits_all: bool, steps: list[tuple[Any, int]], random: Any
 ) -> None:
     path, saved = tiny(arch), None
     held: list[int] = []
-    llm = pypcd.Llama(path, pcd=True, n_ctx=512, n_batch=batches[0], n_ubatch=batches[1], n_threads=1, n_threads_batch=1, n_gpu_layers=0, flash_attn=False,
-                      logits_all=logits_all, **F32)
+    llm = pypcd.Llama(
+        path,
+        pcd=True,
+        n_ctx=512,
+        n_batch=batches[0],
+        n_ubatch=batches[1],
+        n_threads=1,
+        n_threads_batch=1,
+        n_gpu_layers=0,
+        flash_attn=False,
+        logits_all=logits_all,
+        **F32,
+    )
     with contextlib.closing(llm):
         for action, n in [*steps, (("set", True), 1)]:
             what, value = action or ("nothing", None)
@@ -266,13 +306,17 @@ def test_a_ram_cache_gives_the_answers_of_an_uncached_model(tiny: Tiny, load: Lo
         for setting in (None, False, {"alpha": 0.5}):
             fresh.reset()
             fresh._ctx.kv_cache_clear()
-            assert text_of(llm(prompt, max_tokens=10, temperature=0, pcd=setting)) == text_of(fresh(prompt, max_tokens=10, temperature=0, pcd=setting))
+            assert text_of(llm(prompt, max_tokens=10, temperature=0, pcd=setting)) == text_of(
+                fresh(prompt, max_tokens=10, temperature=0, pcd=setting)
+            )
 
 
 def test_speculative_decoding_gives_the_tokens_of_plain_decoding(tiny: Tiny, load: Load) -> None:
     prompt = (T[3:9] * 6)[:34]
     plain = list(itertools.islice(load(tiny("llama"), True).generate(prompt, temp=0), 30))
-    llm = load(tiny("llama"), True, logits_all=True, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=5, max_ngram_size=1))
+    llm = load(
+        tiny("llama"), True, logits_all=True, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=5, max_ngram_size=1)
+    )
     assert list(itertools.islice(llm.generate(prompt, temp=0), 30)) == plain
 
 
@@ -296,9 +340,17 @@ def test_a_grammar_beats_the_plausibility_cut(gamma: int, temperature: float, ti
 
 
 def test_json_mode_gives_json(tiny: Tiny, load: Load) -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": ["yes", "no"]}, "b": {"type": "boolean"}}, "required": ["a", "b"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["yes", "no"]}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+    }
     answer = load(tiny("llama"), {"gamma": 3}).create_chat_completion(
-        [{"role": "user", "content": "x"}], response_format={"type": "json_object", "schema": schema}, max_tokens=120, temperature=0)
+        [{"role": "user", "content": "x"}],
+        response_format={"type": "json_object", "schema": schema},
+        max_tokens=120,
+        temperature=0,
+    )
     content = json.loads(answer["choices"][0]["message"]["content"])
     assert content["a"] in ("yes", "no") and isinstance(content["b"], bool)
 
@@ -353,7 +405,9 @@ def test_a_pickled_model_comes_back_with_its_setting(tiny: Tiny, load: Load) -> 
     twin = pickle.loads(pickle.dumps(llm))
     with contextlib.closing(twin):
         assert twin.pcd == llm.pcd and twin.n_ctx() == llm.n_ctx()
-        assert list(itertools.islice(twin.generate(T[:30], temp=0), 10)) == list(itertools.islice(llm.generate(T[:30], temp=0), 10))
+        assert list(itertools.islice(twin.generate(T[:30], temp=0), 10)) == list(
+            itertools.islice(llm.generate(T[:30], temp=0), 10)
+        )
 
 
 def test_from_pretrained_passes_pcd_on(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
@@ -363,9 +417,13 @@ def test_from_pretrained_passes_pcd_on(tiny: Tiny, monkeypatch: pytest.MonkeyPat
         def ls(self, repo_id: str, recursive: bool = False) -> list[str]:
             return [f"{repo_id}/{path.name}", f"{repo_id}/README.md"]
 
-    hub = types.SimpleNamespace(HfFileSystem=FileSystem, hf_hub_download=lambda **kwargs: str(path.parent / kwargs["filename"]))
+    hub = types.SimpleNamespace(
+        HfFileSystem=FileSystem, hf_hub_download=lambda **kwargs: str(path.parent / kwargs["filename"])
+    )
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    monkeypatch.setitem(sys.modules, "huggingface_hub.utils", types.SimpleNamespace(validate_repo_id=lambda repo_id: None))
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub.utils", types.SimpleNamespace(validate_repo_id=lambda repo_id: None)
+    )
     llm = pypcd.Llama.from_pretrained("someone/something", "*.gguf", pcd={"beta": 2}, n_ctx=256)
     with contextlib.closing(llm):
         assert isinstance(llm, pypcd.Llama) and llm.pcd == pypcd.PCDConfig(beta=2) and llm.n_ctx() == 256

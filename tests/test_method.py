@@ -23,18 +23,24 @@ logits = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=1,
 
 def c_rho(n_rot: int, alpha: float, base_ratio: float, transition: str) -> np.ndarray:
     out = np.full(n_rot // 2, np.nan)
-    _native.pcd_rho(n_rot, alpha, base_ratio, _native.TRANSITION[transition], out.ctypes.data_as(ctypes.POINTER(ctypes.c_double)))
+    _native.pcd_rho(
+        n_rot, alpha, base_ratio, _native.TRANSITION[transition], out.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
+    )
     return out
 
 
-def c_contrast(first: np.ndarray, second: np.ndarray | None, beta: float, gamma: int, relative_top: float, outside: float) -> tuple[int, np.ndarray]:
+def c_contrast(
+    first: np.ndarray, second: np.ndarray | None, beta: float, gamma: int, relative_top: float, outside: float
+) -> tuple[int, np.ndarray]:
     first, out = first.astype(np.float32), np.full(len(first), np.nan, np.float32)
     second = None if second is None else second.astype(np.float32)
 
     def pointer(a: np.ndarray | None) -> object:
         return None if a is None else a.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
-    n = _native.pcd_contrast(pointer(first), pointer(second), len(first), beta, gamma, relative_top, outside, pointer(out))
+    n = _native.pcd_contrast(
+        pointer(first), pointer(second), len(first), beta, gamma, relative_top, outside, pointer(out)
+    )
     return n, out
 
 
@@ -80,7 +86,9 @@ def test_an_unknown_transition_is_an_error() -> None:
 
 @settings(max_examples=200)
 @given(logits, st.sampled_from([0.0, 0.5, 1.5, 2.5]), st.integers(1, 45), st.sampled_from([0.0, 0.04, 0.2, 0.9, 1.0]))
-def test_contrast_is_equation_6_with_ties_to_the_lower_id(rows: list[tuple[int, int]], beta: float, gamma: int, relative_top: float) -> None:
+def test_contrast_is_equation_6_with_ties_to_the_lower_id(
+    rows: list[tuple[int, int]], beta: float, gamma: int, relative_top: float
+) -> None:
     first, second = np.array(rows, np.float64).T
     wanted = reference.contrast(first, second, beta, gamma, relative_top)
     kept = np.isfinite(wanted)
@@ -95,8 +103,16 @@ def test_contrast_is_equation_6_with_ties_to_the_lower_id(rows: list[tuple[int, 
     assert got[~kept].tolist() == (first[~kept] - 10000).tolist()
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 300), st.floats(0, 10, width=32), st.integers(1, 400), st.floats(0, 1, width=32))
-def test_contrast_agrees_on_ordinary_logits(seed: int, n_vocab: int, beta: float, gamma: int, relative_top: float) -> None:
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 300),
+    st.floats(0, 10, width=32),
+    st.integers(1, 400),
+    st.floats(0, 1, width=32),
+)
+def test_contrast_agrees_on_ordinary_logits(
+    seed: int, n_vocab: int, beta: float, gamma: int, relative_top: float
+) -> None:
     first, second = np.random.default_rng(seed).normal(0, 3, (2, n_vocab)).astype(np.float32).astype(np.float64)
     gap = np.abs(first - first.max() - math.log(relative_top)).min() if relative_top else 1.0
     if gap < 1e-5:

@@ -93,9 +93,7 @@ def close(a: np.ndarray, b: np.ndarray, tolerance: float) -> None:
 
 @pytest.mark.parametrize("weight_type", ["F32", "Q8_0"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_every_tiny_model_loads_speaks_and_spreads_its_logits(
-    arch: str, weight_type: str, tiny: Tiny
-) -> None:
+def test_every_tiny_model_loads_speaks_and_spreads_its_logits(arch: str, weight_type: str, tiny: Tiny) -> None:
     if weight_type != "F32" and _has_amx():
         pytest.skip("stock llama-cpp-python crashes on quantised weights where the CPU has AMX")
     llm = engine(tiny(arch, weight_type=weight_type))
@@ -185,9 +183,7 @@ def test_separate_is_a_model_with_other_frequency_factors(tiny: Tiny) -> None:
         close(ref.twin(TOKENS, i, rho=table, cache="separate"), rows[i], 2e-4)
 
 
-@pytest.mark.parametrize(
-    ("arch", "kwargs"), [("qwen2", {}), ("llama", {"linear_scale": 2.0})], ids=["qwen2", "linear"]
-)
+@pytest.mark.parametrize(("arch", "kwargs"), [("qwen2", {}), ("llama", {"linear_scale": 2.0})], ids=["qwen2", "linear"])
 def test_separate_without_transition_is_a_context_with_another_base(
     arch: str, kwargs: dict[str, Any], tiny: Tiny
 ) -> None:
@@ -228,9 +224,7 @@ def test_rerotated_is_a_k_shift_by_the_difference_table(tiny: Tiny) -> None:
 
     llm.eval(TOKENS[:-1])
     turn.load_state(llm.save_state())
-    shift(
-        turn, [(n, n) for n in reversed(range(LAST))]
-    )  # from the top down, so that no cell runs into another
+    shift(turn, [(n, n) for n in reversed(range(LAST))])  # from the top down, so that no cell runs into another
     still.load_state(turn.save_state())
     shift(still, [(2 * n, -n) for n in range(LAST)])
     over.load_state(still.save_state())

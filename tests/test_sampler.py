@@ -32,8 +32,20 @@ def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("setting", [{}, {"evaluation": "alternate"}, {"cache": "shared"}, {"relative_top": 0.5, "evaluation": "alternate"}, {"gamma": 1}], ids=str)
-def test_the_sampler_chooses_the_tokens_of_a_contrasting_context(setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"evaluation": "alternate"},
+        {"cache": "shared"},
+        {"relative_top": 0.5, "evaluation": "alternate"},
+        {"gamma": 1},
+    ],
+    ids=str,
+)
+def test_the_sampler_chooses_the_tokens_of_a_contrasting_context(
+    setting: dict[str, Any], tiny: Tiny, load: Load
+) -> None:
     path = tiny("llama")
     wanted = list(itertools.islice(load(path, setting).generate(TOKENS[:40], temp=0), 20))
     llm = load(path, setting)
@@ -78,7 +90,9 @@ def test_a_sampler_reads_the_row_it_was_made_for(tiny: Tiny, load: Load) -> None
 
 def test_with_temperature_only_plausible_tokens_are_drawn(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), {"gamma": 5})
-    chain = chain_of(pypcd.pcd_sampler(llm), llama_cpp.llama_sampler_init_temp(50.0), llama_cpp.llama_sampler_init_dist(7))
+    chain = chain_of(
+        pypcd.pcd_sampler(llm), llama_cpp.llama_sampler_init_temp(50.0), llama_cpp.llama_sampler_init_dist(7)
+    )
     llm.eval(TOKENS[:40])
     drawn = {llama_cpp.llama_sampler_sample(chain, llm.ctx, -1) for _ in range(200)}
     assert drawn == set(np.flatnonzero(np.isfinite(llm.pcd_logits().contrasted)).tolist())

@@ -27,7 +27,9 @@ def test_a_large_one_sided_gain_is_clear() -> None:
 
 def test_the_interval_covers_the_analytic_one() -> None:
     n, wins, losses = 400, 60, 20
-    result = paired([True] * wins + [False] * (n - wins), [False] * wins + [True] * losses + [False] * (n - wins - losses))
+    result = paired(
+        [True] * wins + [False] * (n - wins), [False] * wins + [True] * losses + [False] * (n - wins - losses)
+    )
     mean = (wins - losses) / n
     half = 1.96 * ((wins + losses) / n - mean**2) ** 0.5 / n**0.5
     assert result.low == pytest.approx(100 * (mean - half), abs=0.6)

@@ -20,7 +20,7 @@ from conftest import Tiny
 
 import pypcd
 
-PLUGIN = '''
+PLUGIN = """
 import importlib.util, json, os, sys, types
 import pytest
 import pypcd
@@ -53,13 +53,30 @@ if importlib.util.find_spec("scipy") is None:  # imported there and not used
 def pytest_sessionfinish(session):
     assert hasattr(llama_cpp.llama_cpp._lib, "llama_pcd_version")
     assert Llama.made > 0 or not case["class"]
-'''
+"""
 # what runs without a download: found by running all of it
-NEEDS_NO_MODEL = {"test_llama_cpp_version", "test_llama_cpp_tokenization", "test_mistral_instruct", "test_hf_tokenizer_config_str_to_chat_formatter",
-                  "test_grammar_from_string", "test_composed_pydantic_grammar", "test_grammar_anyof", "test_find_candidate_pred_tokens"}
-ON_ANY_TRANSFORMER = {f"test_{name}_matches_fresh[llama_cpp_transformer_model_path-False-False]" for name in
-                      ("exact_cached_prompt_reuse", "loaded_exact_cached_prompt_reuse", "ram_cache_exact_prompt_hit", "shorter_prompt_prefix_reuse")}
-RECURRENT = {"test_recurrent_model_prompt_cache_reset"} | {name.replace("transformer", "recurrent").replace("False", "True", 1) for name in ON_ANY_TRANSFORMER}
+NEEDS_NO_MODEL = {
+    "test_llama_cpp_version",
+    "test_llama_cpp_tokenization",
+    "test_mistral_instruct",
+    "test_hf_tokenizer_config_str_to_chat_formatter",
+    "test_grammar_from_string",
+    "test_composed_pydantic_grammar",
+    "test_grammar_anyof",
+    "test_find_candidate_pred_tokens",
+}
+ON_ANY_TRANSFORMER = {
+    f"test_{name}_matches_fresh[llama_cpp_transformer_model_path-False-False]"
+    for name in (
+        "exact_cached_prompt_reuse",
+        "loaded_exact_cached_prompt_reuse",
+        "ram_cache_exact_prompt_hit",
+        "shorter_prompt_prefix_reuse",
+    )
+}
+RECURRENT = {"test_recurrent_model_prompt_cache_reset"} | {
+    name.replace("transformer", "recurrent").replace("False", "True", 1) for name in ON_ANY_TRANSFORMER
+}
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +88,17 @@ def upstream() -> Path:
     return Path(folder).resolve()
 
 
-@pytest.mark.parametrize(("llama", "pcd"), [
-    (False, False), (True, False), (True, True), (True, {"cache": "shared", "evaluation": "alternate"}), (True, "window"),
-], ids=["library", "class", "on", "alternate-shared", "window"])
+@pytest.mark.parametrize(
+    ("llama", "pcd"),
+    [
+        (False, False),
+        (True, False),
+        (True, True),
+        (True, {"cache": "shared", "evaluation": "alternate"}),
+        (True, "window"),
+    ],
+    ids=["library", "class", "on", "alternate-shared", "window"],
+)
 def test_llama_cpp_pythons_own_tests_pass(llama: bool, pcd: Any, upstream: Path, tiny: Tiny, tmp_path: Path) -> None:
     # a folder without the distribution's own llama_cpp, which would hide the installed one
     vocab = Path("vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf")
@@ -87,10 +112,30 @@ def test_llama_cpp_pythons_own_tests_pass(llama: bool, pcd: Any, upstream: Path,
     case = {"class": llama, "pcd": pcd, "models": models}
     path = os.pathsep.join([str(tmp_path), str(Path(pypcd.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "pypcd_upstream", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path),
-         "--junitxml", str(tmp_path / "report.xml"), "tests"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path, "PYPCD_UPSTREAM_CASE": json.dumps(case), "PYTHONDONTWRITEBYTECODE": "1"},
-        text=True, capture_output=True, timeout=300, check=False)
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "pypcd_upstream",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            os.devnull,
+            "--rootdir",
+            str(tmp_path),
+            "--junitxml",
+            str(tmp_path / "report.xml"),
+            "tests",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "PYPCD_UPSTREAM_CASE": json.dumps(case), "PYTHONDONTWRITEBYTECODE": "1"},
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     cases = ElementTree.parse(tmp_path / "report.xml").getroot().iter("testcase")
     passed = {case.get("name") for case in cases if not len(case)}

@@ -188,15 +188,11 @@ def write_tiny_gguf(
     return out
 
 
-def _add_attention(
-    w: _Writer, block: str, spec: Arch, n_embd: int, n_head: int, n_head_kv: int, head_dim: int
-) -> None:
+def _add_attention(w: _Writer, block: str, spec: Arch, n_embd: int, n_head: int, n_head_kv: int, head_dim: int) -> None:
     # a score q.k / sqrt(head_dim) has a standard deviation of the product of the two gains, that is 2.5
     n_q, n_kv, gain = n_head * head_dim, n_head_kv * head_dim, 1.0 if spec.qk_norm else 1.6
     if spec.fused_qkv:
-        rows = [
-            w.normal(n, n_embd, g / math.sqrt(n_embd)) for n, g in ((n_q, gain), (n_kv, gain), (n_kv, 1.0))
-        ]
+        rows = [w.normal(n, n_embd, g / math.sqrt(n_embd)) for n, g in ((n_q, gain), (n_kv, gain), (n_kv, 1.0))]
         w.add(block + "attn_qkv.weight", np.concatenate(rows))
         w.add(block + "attn_qkv.bias", w.normal(1, n_q + 2 * n_kv, 0.3)[0])
     else:
@@ -271,18 +267,14 @@ def _pieces() -> Iterator[str]:
 def _add_tokenizer(kv: gguf.GGUFWriter, n_vocab: int, chat_template: str | None) -> None:
     """SentencePiece ('llama'): <unk> <s> </s>, the 256 bytes, then pieces."""
     if n_vocab < 300:
-        raise ValueError(
-            f"n_vocab must be at least 300 (3 special tokens, 256 bytes, letters), not {n_vocab}"
-        )
+        raise ValueError(f"n_vocab must be at least 300 (3 special tokens, 256 bytes, letters), not {n_vocab}")
     kind = gguf.TokenType
     pieces = list(itertools.islice(_pieces(), n_vocab - 259))
     kv.add_tokenizer_model("llama")
     kv.add_tokenizer_pre("default")
     kv.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *pieces])
     kv.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(pieces))])
-    kv.add_token_types(
-        [kind.UNKNOWN, kind.CONTROL, kind.CONTROL] + [kind.BYTE] * 256 + [kind.NORMAL] * len(pieces)
-    )
+    kv.add_token_types([kind.UNKNOWN, kind.CONTROL, kind.CONTROL] + [kind.BYTE] * 256 + [kind.NORMAL] * len(pieces))
     kv.add_bos_token_id(1)
     kv.add_eos_token_id(2)
     kv.add_unk_token_id(0)

@@ -38,7 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; say nothing at exit either
         return 141
-    except (RuntimeError, ValueError, TypeError, OSError) as error:  # PCDError and NotImplementedError are RuntimeErrors
-        text = error.strerror and f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        OSError,
+    ) as error:  # PCDError and NotImplementedError are RuntimeErrors
+        text = (
+            error.strerror and f"{error.filename}: {error.strerror}"
+            if isinstance(error, OSError) and error.filename
+            else str(error)
+        )
         print(f"pypcd: {text}", file=sys.stderr)
         return 1

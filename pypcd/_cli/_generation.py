@@ -36,9 +36,7 @@ class Figures:
     @property
     def rate(self) -> float | None:
         """Tokens per second; the first one comes out of the prompt."""
-        return (
-            (self.completion_tokens - 1) / self.seconds if self.completion_tokens > 1 and self.seconds > 0 else None
-        )
+        return (self.completion_tokens - 1) / self.seconds if self.completion_tokens > 1 and self.seconds > 0 else None
 
     @property
     def prompt_rate(self) -> float | None:

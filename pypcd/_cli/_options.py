@@ -48,9 +48,7 @@ class Sampling:
         """
         name = {"temp": "temperature"}.get(name, name).replace("-", "_")
         if name not in _RANGES:
-            raise ValueError(
-                f"there is no setting {name!r}{_nearest(name, _RANGES)}; there are: {', '.join(_RANGES)}"
-            )
+            raise ValueError(f"there is no setting {name!r}{_nearest(name, _RANGES)}; there are: {', '.join(_RANGES)}")
         if name == "seed" and value in ("random", None):
             self.seed = None
             return name
@@ -118,9 +116,7 @@ def describe_pcd(config: PCDConfig | None) -> str:
 
 
 def add_model(parser: argparse.ArgumentParser, **kwargs: Any) -> None:
-    parser.formatter_class = lambda prog: argparse.HelpFormatter(
-        prog, max_help_position=26
-    )  # one line for each option
+    parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=26)  # one line for each option
     parser.add_argument("model", metavar="MODEL", help="a GGUF file, or 'demo', which comes with pypcd", **kwargs)
 
 

@@ -148,9 +148,7 @@ class ChatSession:
             made = self._formatter(messages=[*system, *messages])
         except (jinja2.TemplateError, ValueError) as error:
             raise PCDError(f"the model's chat template refuses these messages: {error}") from error
-        prompt = self.llm.tokenize(
-            made.prompt.encode("utf-8", "replace"), add_bos=not made.added_special, special=True
-        )
+        prompt = self.llm.tokenize(made.prompt.encode("utf-8", "replace"), add_bos=not made.added_special, special=True)
         if prompt[:2] == [self.llm.token_bos()] * 2:
             prompt = prompt[1:]
         stop = [made.stop] if isinstance(made.stop, str) else made.stop or []

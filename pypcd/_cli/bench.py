@@ -25,7 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_model(parser)
     add = parser.add_argument
     add("--length", metavar="N,…", default="512,2048", help="tokens in the context (default %(default)s)")
-    add("--mode", metavar="NAME,…", default=DEFAULT_MODES, help="stock (llama_cpp.Llama), rerotated, shared, window; a PCD mode also with -alternate or -cautious behind it (default: %(default)s)")
+    add(
+        "--mode",
+        metavar="NAME,…",
+        default=DEFAULT_MODES,
+        help="stock (llama_cpp.Llama), rerotated, shared, window; a PCD mode also with -alternate or -cautious behind it (default: %(default)s)",
+    )
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
     add("--n-tokens", metavar="N", type=int, default=16, help="tokens decoded per round (default %(default)s)")
     add("--rounds", metavar="N", type=int, default=5, help="interleaved rounds (default %(default)s)")
@@ -51,11 +56,25 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.json:
         where = "GPU" if _machine.has_gpu() else "CPU"
-        print(f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; medians of {args.rounds} rounds of {args.n_tokens} tokens")
-        print(f"{'tokens':>6}  {'mode':<20} {'flash':>5} {'tok/s':>8} {'time/plain':>11} {'twins':>6} {'prompt/plain':>13} {'KV MiB':>8}")
+        print(
+            f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; medians of {args.rounds} rounds of {args.n_tokens} tokens"
+        )
+        print(
+            f"{'tokens':>6}  {'mode':<20} {'flash':>5} {'tok/s':>8} {'time/plain':>11} {'twins':>6} {'prompt/plain':>13} {'KV MiB':>8}"
+        )
     rows: list[Measurement] = []
     flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]
-    for row in bench(args.model, modes, lengths, text=text, n_tokens=args.n_tokens, rounds=args.rounds, flash_attn=flash_attn, progress=_progress, **options):
+    for row in bench(
+        args.model,
+        modes,
+        lengths,
+        text=text,
+        n_tokens=args.n_tokens,
+        rounds=args.rounds,
+        flash_attn=flash_attn,
+        progress=_progress,
+        **options,
+    ):
         _progress("")
         rows.append(row)
         if not args.json:
@@ -66,7 +85,17 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
     if args.json:
-        print(json.dumps({"model": args.model, "n_threads": threads, "gpu": _machine.has_gpu(), "measurements": [dataclasses.asdict(row) for row in rows]}, indent=2))
+        print(
+            json.dumps(
+                {
+                    "model": args.model,
+                    "n_threads": threads,
+                    "gpu": _machine.has_gpu(),
+                    "measurements": [dataclasses.asdict(row) for row in rows],
+                },
+                indent=2,
+            )
+        )
     return 0
 
 

@@ -115,9 +115,7 @@ class Chat:
             self.status = 130
 
     def fail(self, error: BaseException) -> None:
-        reason = (
-            f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.strerror else str(error)
-        )
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.strerror else str(error)
         _terminal.note(reason)
         if not self.lines.typed:
             self.status = 1

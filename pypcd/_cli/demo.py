@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import sys
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import Any
 
 from pypcd import Llama
+from pypcd._cli import _terminal
 from pypcd._demo import CONTROL, METHODS, PLAIN, Answer, answer_all
 from pypcd._stats import Paired, paired
 from pypcd._tasks import kv_retrieval
@@ -36,15 +35,19 @@ def run(args: argparse.Namespace) -> int:
     llm = Llama("demo", n_ctx=2048, n_threads=args.threads)
 
     results: list[tuple[int, list[Answer]]] = []
-    with _progress((args.n + N_POOL) * len(PAIRS)) as progress:
+    with _terminal.progress((args.n + N_POOL) * len(PAIRS), "asking", unit=" questions") as bar:
         for n_pairs in PAIRS:
             samples = list(kv_retrieval(args.n, n_pairs, groups=GROUPS, seed=args.seed))
             pool = list(kv_retrieval(N_POOL, n_pairs, groups=GROUPS, seed=args.seed + 1))
             n_tokens = len(llm.tokenize(samples[0].prompt.encode(), special=False))
-            results.append((n_tokens, answer_all(llm, samples, pool, progress)))
+            results.append((n_tokens, answer_all(llm, samples, pool, bar.update)))
 
     if args.json:
-        print(json.dumps({"model": "demo", "n_per_length": args.n, "seed": args.seed, "cells": list(_cells(results))}, indent=2))
+        print(
+            json.dumps(
+                {"model": "demo", "n_per_length": args.n, "seed": args.seed, "cells": list(_cells(results))}, indent=2
+            )
+        )
         return 0
 
     print("pypcd's demo model looks up values in a JSON object. A pull towards the last value was planted in it:")
@@ -70,7 +73,9 @@ def _print_examples(answers: list[Answer], n: int = 3) -> None:
     for answer in [*mended[:: max(1, len(mended) // n)], *others][:n]:
         right = answer.sample.answer
         print(f"the right value is {right}, the last one in the prompt {answer.sample.nearest}")
-        print(f"  plain answers {answer.texts[PLAIN]!r}, PCD {answer.texts['PCD']!r}; the first token they may differ at:")
+        print(
+            f"  plain answers {answer.texts[PLAIN]!r}, PCD {answer.texts['PCD']!r}; the first token they may differ at:"
+        )
         for title, candidates in (("before", answer.step.before), ("after", answer.step.after)):  # type: ignore[union-attr]
             print(f"    {title:6}  " + "   ".join(f"{text:<5} {100 * p:5.1f}%" for text, p in candidates))
         print()
@@ -83,20 +88,13 @@ def _print_table(results: list[tuple[int, list[Answer]]], n: int) -> None:
     for n_tokens, answers in results:
         for method in (*METHODS, CONTROL):
             c = _compare(answers, method)
-            change = "" if method == PLAIN else f"{c.difference:+6.1f}  [{c.low:+6.1f}, {c.high:+6.1f}]{' ' if c.is_clear else '~'}"
+            change = (
+                ""
+                if method == PLAIN
+                else f"{c.difference:+6.1f}  [{c.low:+6.1f}, {c.high:+6.1f}]{' ' if c.is_clear else '~'}"
+            )
             counts = "" if method == PLAIN else f"{c.wins}/{c.losses}"
             print(f"{n_tokens:>6}  {TITLES[method]:<15} {c.score:>6.1f}  {change:>26}  {counts:>11}")
         print()
     print("~ the interval spans zero: no difference shown.  window twin: sees the last 64 tokens, no rotation.")
     print("control: subtracts what other questions make likely; a gain it shares is no matter of position.")
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    if not sys.stderr.isatty():
-        yield lambda n: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit="answer", leave=False, dynamic_ncols=True) as bar:
-        yield lambda n: bar.update(n) and None

@@ -30,7 +30,7 @@ def read_prompt(given: str | None) -> str:
         raise ValueError("there is no prompt; give one with -p TEXT or on standard input")
     else:
         text = sys.stdin.buffer.read().decode("utf-8", "replace")
-        text = text[:-1] if text.endswith("\n") else text
+        text = text.removesuffix("\n")
     if not text:
         raise ValueError("the prompt is empty")
     return text
