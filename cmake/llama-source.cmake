@@ -3,9 +3,21 @@
 set(PYPCD_LLAMA_DIR "${CMAKE_BINARY_DIR}/llama.cpp-${PYPCD_PIN}")
 set(PYPCD_PATCH     "${PROJECT_SOURCE_DIR}/cpp/patches/llama-cpp-hooks.patch")
 
-if(NOT EXISTS "${PYPCD_LLAMA_DIR}/CMakeLists.txt")
+# A patch that changed since the last build in this folder starts from a fresh copy.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PYPCD_PATCH}")
+set(stamp "${PYPCD_LLAMA_DIR}/pypcd-patch.sha256")
+file(SHA256 "${PYPCD_PATCH}" patch_hash)
+set(stamped "")
+if(EXISTS "${stamp}")
+    file(READ "${stamp}" stamped)
+endif()
+
+if(NOT stamped STREQUAL patch_hash)
     set(source "${PYPCD_LLAMA_CPP_SOURCE}")
 
+    if(NOT source)
+        file(GLOB source "${CMAKE_BINARY_DIR}/sdist/llama_cpp_python-${PYPCD_PIN}.tar.gz")
+    endif()
     if(NOT source)
         message(STATUS "Downloading the source of llama-cpp-python ${PYPCD_PIN}")
         execute_process(
@@ -77,3 +89,4 @@ if(NOT reversed EQUAL 0)
 else()
     message(STATUS "The PCD hooks are applied already")
 endif()
+file(WRITE "${stamp}" "${patch_hash}")

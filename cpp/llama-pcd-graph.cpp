@@ -690,9 +690,3 @@ bool llama_pcd::derive_second_keys() {
 
     return true;
 }
-
-void llama_pcd_set_stale(llama_pcd * pcd) {
-    if (pcd) {
-        pcd->stale = true;
-    }
-}

@@ -98,6 +98,8 @@ struct llama_pcd {
 
     const float * get_row(int32_t i, int32_t which);
 
+    void forget_rows() { rows.out_ids.clear(); }
+
     //
     // graph (llama-pcd-graph.cpp)
     //
@@ -185,5 +187,8 @@ bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ub
 // llama_context::graph_max_nodes
 uint32_t llama_pcd_max_nodes(const llama_context & lctx);
 
-// llama_kv_cache: the first keys changed under the second
+// llama_kv_cache::update: the first keys changed under the second
 void llama_pcd_set_stale(llama_pcd * pcd);
+
+// llama_kv_cache::state_read_sinfo: other cells from here on
+void llama_pcd_state_loaded(llama_pcd * pcd);

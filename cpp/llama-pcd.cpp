@@ -227,6 +227,19 @@ uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
     return lctx.get_cparams().pcd ? 64*lctx.get_model().hparams.n_layer_all : 0;
 }
 
+void llama_pcd_set_stale(llama_pcd * pcd) {
+    if (pcd) {
+        pcd->stale = true;
+    }
+}
+
+void llama_pcd_state_loaded(llama_pcd * pcd) {
+    if (pcd) {
+        pcd->stale = true;
+        pcd->forget_rows();
+    }
+}
+
 //
 // C API
 //

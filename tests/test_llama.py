@@ -47,6 +47,16 @@ def test_a_loaded_state_gives_the_rows_of_a_fresh_evaluation(mode: dict[str, str
         check_rows(target, path, T[:50] + T[70:71])
 
 
+def test_a_loaded_state_brings_no_rows_and_leaves_none(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), True)
+    llm.eval(T[:20])
+    state = llm.save_state()
+    llm.eval(T[20:30])
+    llm.load_state(state)
+    with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
+        llm.pcd_logits()
+
+
 @modes
 def test_a_state_saved_with_pcd_off_can_be_continued_with_pcd_on(mode: dict[str, str], tiny: Tiny, load: Load) -> None:
     plain = load(tiny("qwen3"), False)
