@@ -48,21 +48,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return make
 
 
+SMALL: dict[str, Any] = {
+    "n_ctx": 256,
+    "n_batch": 64,
+    "n_threads": 1,
+    "n_threads_batch": 1,
+    "n_gpu_layers": 0,
+    "flash_attn": False,
+}
+
+
 @pytest.fixture
 def load() -> Iterator[Callable[..., pypcd.Llama]]:
     """pypcd.Llama of small dimensions, closed after the test; `f16` for llama.cpp's default cache."""
     opened = []
 
     def make(path: Path, pcd: Any = True, *, f16: bool = False, **kwargs: Any) -> pypcd.Llama:
-        settings = {
-            "n_ctx": 256,
-            "n_batch": 64,
-            "n_threads": 1,
-            "n_threads_batch": 1,
-            "n_gpu_layers": 0,
-            "flash_attn": False,
-        }
-        opened.append(pypcd.Llama(path, pcd=pcd, **{**settings, **({} if f16 else F32), **kwargs}))
+        opened.append(pypcd.Llama(path, pcd=pcd, **{**SMALL, **({} if f16 else F32), **kwargs}))
         return opened[-1]
 
     yield make

@@ -9,7 +9,7 @@ import pytest
 from tiny_gguf import write_tiny_gguf
 
 from pypcd import PCDConfig, PCDError
-from pypcd._bench import bench, modes_for
+from pypcd._bench import Measurement, bench, modes_for
 from pypcd._cli import main
 
 
@@ -18,14 +18,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("bench") / "m.gguf", "llama")
 
 
+def measure(model: Path, modes: dict[str, PCDConfig | None], *lengths: int) -> list[Measurement]:
+    options = {"n_tokens": 2, "rounds": 2, "flash_attn": (False,), "n_threads": 1, "n_threads_batch": 1}
+    return list(bench(str(model), modes, lengths or (16,), **options))
+
+
 def test_every_mode_is_measured_at_every_length_plain_first(model: Path) -> None:
-    modes = modes_for(["stock", "rerotated", "shared-alternate"])
-    rows = list(
-        bench(str(model), modes, [64, 16], n_tokens=2, rounds=2, flash_attn=(False,), n_threads=1, n_threads_batch=1)
-    )
-    assert [(row.n_past, row.mode) for row in rows] == [
-        (n, name) for n in (16, 64) for name in ("plain", "stock", "rerotated", "shared-alternate")
-    ]
+    rows = measure(model, modes_for(["stock", "rerotated", "shared-alternate"]), 64, 16)
+    names = ("plain", "stock", "rerotated", "shared-alternate")
+    assert [(row.n_past, row.mode) for row in rows] == [(n, name) for n in (16, 64) for name in names]
     for row in rows:
         assert row.tokens_per_second > 0 and row.ratio > 0
         assert (row.ratio == 1) == (row.mode == "plain")
@@ -34,41 +35,15 @@ def test_every_mode_is_measured_at_every_length_plain_first(model: Path) -> None
 
 
 def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path) -> None:
-    rows = {
-        row.mode: row
-        for row in bench(
-            str(model),
-            modes_for(["rerotated", "window"]),
-            [16],
-            n_tokens=2,
-            rounds=1,
-            flash_attn=(False,),
-            n_threads=1,
-            n_threads_batch=1,
-        )
-    }
-    # tiny llama: 3 layers, 2 KV heads of 16, f16, 256 cells
-    plain = 256 * 3 * 2 * 16 * 2 * 2
-    assert rows["plain"].kv_bytes in (plain, 2 * plain)  # 2 or 4 KV heads
+    rows = {row.mode: row for row in measure(model, modes_for(["rerotated", "window"]))}
+    assert rows["plain"].kv_bytes == 256 * 3 * 2 * 16 * 2 * 2  # cells, layers, KV heads of 16, K and V of f16
     assert rows["window"].kv_bytes == rows["plain"].kv_bytes
     assert rows["rerotated"].kv_bytes == pytest.approx(1.5 * rows["plain"].kv_bytes, rel=0.01)
 
 
 def test_a_model_sure_of_its_tokens_needs_no_twins_in_cautious_mode(model: Path) -> None:
     sure = PCDConfig(evaluation="alternate", relative_top=1.0)  # only the most probable token is plausible
-    row = list(
-        bench(
-            str(model),
-            {"plain": None, "sure": sure},
-            [16],
-            n_tokens=4,
-            rounds=1,
-            flash_attn=(False,),
-            n_threads=1,
-            n_threads_batch=1,
-        )
-    )[1]
-    assert row.twins == 0
+    assert measure(model, {"plain": None, "sure": sure})[1].twins == 0
 
 
 def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,18 +76,7 @@ def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.Capt
 def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pypcd._timing.__file__", "/nowhere.py")
     with pytest.raises(PCDError, match="the stock library ended with status 2; leave out the mode 'stock'"):
-        list(
-            bench(
-                str(model),
-                modes_for(["stock"]),
-                [16],
-                n_tokens=2,
-                rounds=1,
-                flash_attn=(False,),
-                n_threads=1,
-                n_threads_batch=1,
-            )
-        )
+        measure(model, modes_for(["stock"]))
 
 
 def test_modes_mean_what_they_say() -> None:

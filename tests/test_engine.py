@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import (
     F32,
+    SMALL,
     TOKENS,
     Tiny,
     check_contrast,
@@ -250,14 +251,6 @@ for i, (path, kwargs, tokens) in enumerate(cases):
     np.savez(f"{out}/{i}.npz", rows=rows, greedy=list(itertools.islice(llm.generate(tokens[:40], temp=0.0), 20)))
     llm.close()
 """
-SMALL: dict[str, Any] = {
-    "n_ctx": 256,
-    "n_batch": 64,
-    "n_threads": 1,
-    "n_threads_batch": 1,
-    "n_gpu_layers": 0,
-    "flash_attn": False,
-}
 GATE0: dict[str, tuple[str, dict[str, Any]]] = {
     **{arch: (arch, {}) for arch in ARCHS},
     "llama-f32": ("llama", F32),
