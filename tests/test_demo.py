@@ -101,3 +101,13 @@ def test_the_command_prints_figures_that_add_up(
 def test_too_few_questions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--n", "1"]) == 1
     assert "--n is 1; allowed: at least 2" in capsys.readouterr().err
+
+
+def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--n", "3", "--question", "5"]) == 0
+    out, err = capsys.readouterr()
+    wanted = list(kv_retrieval(3, 40, groups=(4, 4)))[1]  # the fifth: second of the second length
+    assert out == wanted.prompt
+    assert wanted.answer in err
+    assert main(["demo", "--n", "3", "--question", "13"]) == 1
+    assert "--question is 13; allowed: 1 to 12" in capsys.readouterr().err

@@ -42,8 +42,8 @@ class ChatSession:
         self._formatter = _formatter(llm)
 
     def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
-        """Answer a message, with the attached files in front of it."""
-        self.draft = "\n\n".join([*self.attached, text])
+        """Answer a message, with the attached files in front of it; they may be all there is."""
+        self.draft = "\n\n".join([*self.attached, *([text] if text.strip() else [])])
         self.attached = []
         yield from self.regen(stopped)
 
@@ -92,7 +92,7 @@ class ChatSession:
         text = data.decode("utf-8", "replace")
         n = len(self.llm.tokenize(text.encode(), add_bos=False, special=False))
         self.attached.append(text)
-        return f"{path} ({n} tokens) goes in front of your next message"
+        return f"{path} ({n} tokens) goes in front of your next message; an empty one sends it alone"
 
     def set_pcd(self, text: str) -> None:
         self.llm.pcd = _options.parse_pcd(text, self._on)

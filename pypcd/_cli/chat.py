@@ -13,6 +13,7 @@ from pypcd._cli import _options, _terminal
 from pypcd._cli._session import ChatSession, has_template
 from pypcd._cli._terminal import say
 from pypcd._config import _nearest
+from pypcd._models import DEMO_MODEL
 
 HELP = "talk with a model in the terminal"
 
@@ -26,13 +27,17 @@ COMMANDS = {
     "clear": ("", "forget the conversation"),
     "system": ("TEXT", "set the system message; 'none' removes it; alone: show it"),
     "set": ("NAME VALUE", "change temperature, top_p, top_k, min_p, max_tokens, …; alone: show them"),
-    "read": ("FILE", "put a file's text in front of your next message"),
+    "read": ("FILE", "put a file's text in front of your next message, which may be empty"),
     "save": ("FILE", "save the conversation and its settings"),
     "load": ("FILE", "go on with a saved conversation"),
     "stats": ("", "figures of the conversation so far"),
     "exit": ("", "leave (or Ctrl-D)"),
 }
 ALIASES = {"quit": "exit", "bye": "exit", "?": "help"}
+DEMO_HINT = (
+    "It looks values up in a JSON object and knows nothing else. In another terminal: pypcd demo --question 215 > q.txt; "
+    "here: /read q.txt, Enter, /compare"
+)
 ERRORS = (PCDError, ValueError, TypeError, OSError, NotImplementedError)
 
 
@@ -50,6 +55,8 @@ class Chat:
             name = llm.metadata.get("general.name") or pathlib.Path(llm.model_path).name
             state = f"context {llm.n_ctx()} | PCD {_options.describe_pcd(llm.pcd)}"
             say(f"{name} | {state} | /help for commands, Ctrl-D to leave")
+            if pathlib.Path(llm.model_path) == DEMO_MODEL:
+                say(DEMO_HINT)
         while True:
             try:
                 message = self.lines.read()
@@ -74,7 +81,7 @@ class Chat:
 
     def handle(self, text: str, literal: bool) -> bool:
         """One message or command. False: leave."""
-        if not text.strip():
+        if not text.strip() and not self.session.attached:
             return True
         if literal or not text.startswith("/") or text.startswith("//"):
             message = text[1:] if text.startswith("//") and not literal else text

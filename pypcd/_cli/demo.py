@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from pypcd import Llama
 from pypcd._cli import _terminal
 from pypcd._demo import CONTROL, METHODS, PLAIN, Answer, answer_all
 from pypcd._stats import Paired, paired
-from pypcd._tasks import kv_retrieval
+from pypcd._tasks import Sample, kv_retrieval
 
 HELP = "ask the model that comes with pypcd a few hundred questions, plainly and with PCD"
 
@@ -25,6 +26,7 @@ TITLES = {"plain": "plain (greedy)", "PCD": "PCD (paper)", "window": "window twi
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", type=int, default=75, help="questions per length (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="other questions (default %(default)s)")
+    parser.add_argument("--question", type=int, metavar="K", help="print question K, for generate or chat, and leave")
     parser.add_argument("--threads", type=int, help="default: all cores up to four")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
@@ -32,12 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.n < 2:
         raise ValueError(f"--n is {args.n}; allowed: at least 2")
+    if args.question is not None:
+        return _print_question(args)
     llm = Llama("demo", n_ctx=2048, n_threads=args.threads)
 
     results: list[tuple[int, list[Answer]]] = []
     with _terminal.progress((args.n + N_POOL) * len(PAIRS), "asking", unit=" questions") as bar:
         for n_pairs in PAIRS:
-            samples = list(kv_retrieval(args.n, n_pairs, groups=GROUPS, seed=args.seed))
+            samples = _questions(args, n_pairs)
             pool = list(kv_retrieval(N_POOL, n_pairs, groups=GROUPS, seed=args.seed + 1))
             n_tokens = len(llm.tokenize(samples[0].prompt.encode(), special=False))
             results.append((n_tokens, answer_all(llm, samples, pool, bar.update)))
@@ -54,6 +58,21 @@ def run(args: argparse.Namespace) -> int:
     print("a model organism of the failure PCD is made for, and no evidence about any other model.\n")
     _print_examples([answer for _, answers in results for answer in answers])
     _print_table(results, args.n)
+    print("try one: pypcd demo --question K | pypcd generate demo [--pcd off]")
+    return 0
+
+
+def _questions(args: argparse.Namespace, n_pairs: int) -> list[Sample]:
+    return list(kv_retrieval(args.n, n_pairs, groups=GROUPS, seed=args.seed))
+
+
+def _print_question(args: argparse.Namespace) -> int:
+    k, total = args.question, args.n * len(PAIRS)
+    if not 1 <= k <= total:
+        raise ValueError(f"--question is {k}; allowed: 1 to {total}, --n for each of {len(PAIRS)} lengths")
+    sample = _questions(args, PAIRS[(k - 1) // args.n])[(k - 1) % args.n]
+    _terminal.write(sample.prompt + "\n" * sys.stdout.isatty())
+    _terminal.say(f"the right value is {sample.answer}, the last one in the prompt {sample.nearest}")
     return 0
 
 
@@ -68,14 +87,12 @@ def _compare(answers: list[Answer], method: str) -> Paired:
 
 
 def _print_examples(answers: list[Answer], n: int = 3) -> None:
-    mended = [a for a in answers if a.step and a.is_right("PCD")]
-    others = [a for a in answers if a.step and not a.is_right("PCD")]
-    for answer in [*mended[:: max(1, len(mended) // n)], *others][:n]:
-        right = answer.sample.answer
-        print(f"the right value is {right}, the last one in the prompt {answer.sample.nearest}")
-        print(
-            f"  plain answers {answer.texts[PLAIN]!r}, PCD {answer.texts['PCD']!r}; the first token they may differ at:"
-        )
+    numbered = list(enumerate(answers, 1))
+    mended = [(k, a) for k, a in numbered if a.step and a.is_right("PCD")]
+    others = [(k, a) for k, a in numbered if a.step and not a.is_right("PCD")]
+    for k, answer in [*mended[:: max(1, len(mended) // n)], *others][:n]:
+        print(f"question {k}: the right value is {answer.sample.answer}, the last one is {answer.sample.nearest}")
+        print(f"  plain answers {answer.texts[PLAIN]!r}, PCD {answer.texts['PCD']!r}; where plain first goes wrong:")
         for title, candidates in (("before", answer.step.before), ("after", answer.step.after)):  # type: ignore[union-attr]
             print(f"    {title:6}  " + "   ".join(f"{text:<5} {100 * p:5.1f}%" for text, p in candidates))
         print()
