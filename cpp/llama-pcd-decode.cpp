@@ -29,17 +29,19 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
 int llama_pcd::decode(const llama_batch_ext & batch) {
     rows.out_ids.clear();
 
-    if (!lctx.sampling.samplers.empty()) {
-        LLAMA_LOG_ERROR("%s: backend samplers bypass the logits PCD works on; remove them or turn PCD off\n", __func__);
-        return -1;
-    }
+    const size_t n_tokens = batch.tokens.size();
+    const size_t n_free   = n_free_cells();
 
-    for (size_t i = 0; i < batch.tokens.size(); ++i) {
+    // what upstream refuses is refused here too: in its own words, and before anything has changed
+    bool refused = n_tokens == 0 || n_tokens > lctx.n_batch() || n_tokens > n_free;
+
+    for (size_t i = 0; i < n_tokens; ++i) {
         for (llama_seq_id s : batch.tokens[i].seq_ids) {
             if (llama_pcd_is_twin(s)) {
                 LLAMA_LOG_ERROR("%s: sequence id %d: ids from %d on belong to PCD's twins\n", __func__, s, LLAMA_PCD_SEQ_FIRST);
                 return -1;
             }
+            refused |= s < 0 || s >= batch.n_seq_max;
         }
         if (batch.tokens[i].output) {
             rows.out_ids.push_back(i);
@@ -50,28 +52,36 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
 
     stale |= !has_second_keys(); // keys stored from here on have no second
 
-    if (n_out == 0 || suspended) {
+    if (n_out == 0 || suspended || refused) {
         rows.out_ids.clear();
         return decode_nested(batch);
+    }
+
+    const std::string reason = conflict();
+    if (!reason.empty()) {
+        LLAMA_LOG_ERROR("%s: PCD is on, but %s; turn it off first\n", __func__, reason.c_str());
+        rows.out_ids.clear();
+        return -1;
     }
 
     // a pending K-shift will move the first keys before this batch is computed
     for_each_kv([&](llama_kv_cache * kv) { stale |= kv->get_has_shift(); });
 
-    if (stale && has_second_keys() && !derive_second_keys()) {
-        LLAMA_LOG_ERROR("%s: failed to derive the second keys\n", __func__);
-        return -3;
+    if (stale && has_second_keys()) {
+        const ggml_status status = derive_second_keys();
+        if (status != GGML_STATUS_SUCCESS) {
+            LLAMA_LOG_ERROR("%s: failed to derive the second keys\n", __func__);
+            rows.out_ids.clear();
+            return status == GGML_STATUS_ABORTED ? 2 : -3;
+        }
     }
 
     stats.n_tokens += n_out;
 
-    const size_t n_vocab = lctx.model.vocab.n_tokens();
-    rows.standard        .resize(n_out*n_vocab); // the same size at every step of a generation: no work
-    rows.over_rotated    .resize(n_out*n_vocab);
-    rows.has_over_rotated.assign(n_out, false);
+    rows.resize(n_out, lctx.model.vocab.n_tokens());
 
-    const size_t n_free   = n_free_cells();
-    const size_t n_tokens = batch.tokens.size();
+    // rows that a fused batch computes: the twins' beside the caller's
+    const size_t n_rows = (lctx.cparams.embeddings ? n_tokens : n_out) + n_out;
 
     int ret = 1;
 
@@ -80,7 +90,7 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     } else if (forgets() && (n_out > 1 || rows.out_ids[0] + 1 != (int32_t) n_tokens)) {
         ret = 1; // what an early twin must see may be gone once the batch's last token is in
     } else if (params.evaluation == LLAMA_PCD_EVALUATION_FUSED && n_out <= LLAMA_PCD_MAX_TWINS &&
-            n_tokens + n_out <= std::min<size_t>(lctx.n_batch(), n_free)) {
+            n_rows <= lctx.cparams.n_outputs_max && n_tokens + n_out <= std::min<size_t>(lctx.n_batch(), n_free)) {
         ret = decode_fused(batch);
     } else if (n_tokens + 1 <= n_free) {
         ret = decode_alternate(batch);
@@ -95,6 +105,7 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
         return ret;
     }
 
+    const size_t n_vocab = lctx.model.vocab.n_tokens();
     for (size_t i = 0; i < n_out; ++i) {
         write_row(i, lctx.logits.data + lctx.output_ids[rows.out_ids[i]]*n_vocab);
     }
@@ -210,7 +221,7 @@ int llama_pcd::decode_alternate(const llama_batch_ext & batch) {
     const std::vector<float> logits(lctx.logits.data, lctx.logits.data + n_logits);
     const std::vector<float> embd  (lctx.embd.data,   lctx.embd.data   + n_embd);
 
-    const size_t n_max = std::min<size_t>({ LLAMA_PCD_MAX_TWINS, lctx.n_batch(), n_free_cells() });
+    const size_t n_max = std::min<size_t>({ LLAMA_PCD_MAX_TWINS, lctx.n_batch(), n_free_cells(), lctx.cparams.n_outputs_max });
 
     int status = 0;
     for (size_t k = 0; k < todo.size() && status == 0; ) {
@@ -223,8 +234,11 @@ int llama_pcd::decode_alternate(const llama_batch_ext & batch) {
         k += n;
     }
 
-    std::copy(logits.begin(), logits.end(), lctx.logits.data);
-    std::copy(embd.begin(),   embd.end(),   lctx.embd.data);
+    if (!todo.empty()) {
+        lctx.output_reserve(n_outputs); // fewer rows lie in another layout
+        std::copy(logits.begin(), logits.end(), lctx.logits.data);
+        std::copy(embd.begin(),   embd.end(),   lctx.embd.data);
+    }
 
     lctx.n_outputs          = n_outputs;
     lctx.output_ids         = output_ids;
@@ -241,64 +255,83 @@ int llama_pcd::decode_alternate(const llama_batch_ext & batch) {
 int llama_pcd::decode_sequential(const llama_batch_ext & batch) {
     const size_t n_out   = rows.out_ids.size();
     const size_t n_vocab = lctx.model.vocab.n_tokens();
-    const size_t n_embd  = lctx.embd.data ? lctx.model.hparams.n_embd_out() : 0;
 
-    std::vector<float> embd;
-
-    const auto decode_part = [&](size_t b, size_t e) {
-        llama_batch_ext part = batch_like(batch);
-        part.tokens.assign(batch.tokens.begin() + b, batch.tokens.begin() + e);
-        part.n_embd = batch.n_embd;
-        part.embd.assign(batch.embd.begin() + b*batch.n_embd, batch.embd.begin() + (batch.embd.empty() ? b*batch.n_embd : e*batch.n_embd));
-        return decode_nested(part);
-    };
+    // the outputs of all parts, in the order of their tokens
+    std::vector<size_t> ids;
+    std::vector<float>  logits;
+    std::vector<float>  embd;
 
     int    ret  = 0;
     size_t done = 0;
+
+    const auto decode_to = [&](size_t end) {
+        llama_batch_ext part = batch_like(batch);
+        part.tokens.assign(batch.tokens.begin() + done, batch.tokens.begin() + end);
+        part.n_embd = batch.n_embd;
+        if (!batch.embd.empty()) {
+            part.embd.assign(batch.embd.begin() + done*batch.n_embd, batch.embd.begin() + end*batch.n_embd);
+        }
+
+        ret = decode_nested(part);
+        if (ret != 0) {
+            return;
+        }
+        lctx.synchronize();
+        lctx.output_reorder();
+
+        const size_t n_embd = lctx.embd.data ? lctx.model.hparams.n_embd_out() : 0;
+
+        for (size_t i = done; i < end; ++i) {
+            const int32_t j = lctx.output_ids[i - done];
+            if (j >= 0) {
+                ids.push_back(i);
+                logits.insert(logits.end(), lctx.logits.data + j*n_vocab, lctx.logits.data + (j + 1)*n_vocab);
+                embd  .insert(embd.end(),   lctx.embd.data   + j*n_embd,  lctx.embd.data   + (j + 1)*n_embd);
+            }
+        }
+        done = end;
+    };
 
     for (size_t i = 0; i < n_out && ret == 0; ++i) {
         const size_t at = rows.out_ids[i];
 
         if (at > done) {
-            ret = decode_part(done, at);
+            decode_to(at);
         }
         if (ret == 0) {
             ret = decode_twins(batch, i, 1);
         }
         if (ret == 0) {
-            ret = decode_part(at, at + 1);
+            decode_to(at + 1);
         }
         if (ret == 0) {
-            lctx.synchronize();
-            std::copy(lctx.logits.data, lctx.logits.data + n_vocab, rows.standard.begin() + i*n_vocab);
-            embd.insert(embd.end(), lctx.embd.data, lctx.embd.data + n_embd);
+            std::copy(logits.end() - n_vocab, logits.end(), rows.standard.begin() + i*n_vocab);
         }
-        done = at + 1;
     }
     if (ret == 0 && done < batch.tokens.size()) {
-        ret = decode_part(done, batch.tokens.size());
+        decode_to(batch.tokens.size());
     }
 
     if (ret != 0) {
         // as if nothing had been decoded
-        for (const auto & token : batch.tokens) {
-            for (llama_seq_id s : token.seq_ids) {
-                lctx.memory->seq_rm(s, token.pos[0], -1);
+        for (size_t i = 0; i < done; ++i) {
+            for (llama_seq_id s : batch.tokens[i].seq_ids) {
+                lctx.memory->seq_rm(s, batch.tokens[i].pos[0], -1);
             }
         }
         return ret;
     }
 
-    lctx.synchronize();
-    if (lctx.output_reserve(n_out) < n_out) {
+    if (lctx.output_reserve(ids.size()) < ids.size()) {
         return -2;
     }
-    std::copy(embd.begin(), embd.end(), lctx.embd.data);
+    std::copy(logits.begin(), logits.end(), lctx.logits.data);
+    std::copy(embd.begin(),   embd.end(),   lctx.embd.data);
 
     lctx.output_swaps.clear();
-    lctx.n_outputs = n_out;
-    for (size_t i = 0; i < n_out; ++i) {
-        lctx.output_ids[rows.out_ids[i]] = i;
+    lctx.n_outputs = ids.size();
+    for (size_t i = 0; i < ids.size(); ++i) {
+        lctx.output_ids[ids[i]] = i;
     }
 
     return 0;

@@ -322,8 +322,9 @@ void llama_pcd::write_difference_tables() {
 // second keys
 //
 
-// a key is never rotated twice, so the search ends at the first rotation; weighed: a product lies between the two
-static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth, bool * weighed = nullptr) {
+// a key is never rotated twice, so the search ends at the first rotation; `on_path` sees the operations on the way back
+template <typename F>
+static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth, const F & on_path) {
     if (!t || depth == 0) {
         return false;
     }
@@ -333,13 +334,15 @@ static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int d
     if (t->op == GGML_OP_ROPE) {
         return false;
     }
-    if (descends_from(t->src[0], from, depth - 1, weighed) || descends_from(t->src[1], from, depth - 1, weighed)) {
-        if (weighed && t->op == GGML_OP_MUL) {
-            *weighed = true;
-        }
+    if (descends_from(t->src[0], from, depth - 1, on_path) || descends_from(t->src[1], from, depth - 1, on_path)) {
+        on_path(t->op);
         return true;
     }
     return false;
+}
+
+static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth) {
+    return descends_from(t, from, depth, [](ggml_op) {});
 }
 
 // the rotation behind this key; the layer's last one where the key does not show it
@@ -347,10 +350,16 @@ static llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur) {
     llama_pcd_rotation res;
 
     for (auto it = graph.rotations.rbegin(); it != graph.rotations.rend(); ++it) {
-        bool weighed = false;
-        if (descends_from(k_cur, it->out, 10, &weighed)) {
+        bool weighed  = false;
+        bool hadamard = false;
+        const auto on_path = [&](ggml_op op) {
+            weighed  |= op == GGML_OP_MUL;
+            hadamard |= op == GGML_OP_MUL_MAT;
+        };
+        if (descends_from(k_cur, it->out, 10, on_path)) {
             res = *it;
-            res.weighed = weighed;
+            res.weighed  = weighed;
+            res.hadamard = hadamard;
             break;
         }
     }
@@ -394,17 +403,19 @@ void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
 
     if (r.out) {
         ggml_tensor * rot = nullptr;
-        for (const auto & cur : graph.inp->k_rot) {
-            if (cur.first == &kv) {
-                rot = cur.second;
+        if (r.hadamard) {
+            for (const auto & cur : graph.inp->k_rot) {
+                if (cur.first == &kv) {
+                    rot = cur.second;
+                }
+            }
+            if (!rot) {
+                rot = kv.build_input_k_rot(ctx);
+                graph.inp->k_rot.push_back({ &kv, rot });
             }
         }
-        if (!rot) {
-            rot = kv.build_input_k_rot(ctx);
-            graph.inp->k_rot.push_back({ &kv, rot });
-        }
 
-        // a quantised cache stores Hadamard-rotated keys; the transform is its own inverse
+        // most layers of a quantised cache store Hadamard-rotated keys; the transform is its own inverse
         if (rot) {
             k_cur = llama_mul_mat_hadamard(ctx, k_cur, rot);
         }
@@ -522,8 +533,24 @@ static void mask_twins_impl(const llama_pcd & pcd, T * data, int64_t n_kv, const
     const auto & p = pcd.params;
 
     const auto sees = [&](llama_pos p0, llama_pos p1) {
-        return p0 < p1 && !llama_hparams::is_masked_swa(n_swa, swa_type, p0, p1) &&
+        return !llama_hparams::is_masked_swa(n_swa, swa_type, p0, p1) &&
             (p.window == 0 || p1 - p0 < p.window || p0 < p.n_sink);
+    };
+
+    const bool     is_2d = ubatch->is_pos_2d();
+    const uint32_t n     = ubatch->n_tokens;
+
+    // patches of one image share their position in time: what counts is their place in it
+    const auto is_before = [&](int64_t j, uint32_t i) {
+        const llama_pos p0 = cells.pos_get(j);
+        const llama_pos p1 = ubatch->pos[i];
+        if (p0 != p1 || !is_2d) {
+            return p0 < p1;
+        }
+        const llama_pos x = ubatch->pos[2*n + i];
+        const llama_pos y = ubatch->pos[1*n + i];
+        const auto & ext = cells.ext_get(j);
+        return !ext.is_2d_gt(x, y) && (ext.x != x || ext.y != y);
     };
 
     for (uint32_t i = 0; i < ubatch->n_tokens; ++i) {
@@ -541,7 +568,7 @@ static void mask_twins_impl(const llama_pcd & pcd, T * data, int64_t n_kv, const
             if (!cells.is_empty(j)) {
                 const llama_pos p0 = cells.pos_get(j);
 
-                if (cells.seq_has(j, twin) || (cells.seq_has(j, parent) && sees(p0, p1))) {
+                if (cells.seq_has(j, twin) || (cells.seq_has(j, parent) && is_before(j, i) && sees(p0, p1))) {
                     value = use_alibi ? -std::abs(float(p0 - p1)) : 0.0f;
                 }
             }
@@ -606,7 +633,7 @@ public:
     ggml_tensor * rot = nullptr;
 };
 
-bool llama_pcd::derive_range(const llama_pcd_kv & cur, uint32_t c0, uint32_t c1) {
+ggml_status llama_pcd::derive_range(const llama_pcd_kv & cur, uint32_t c0, uint32_t c1) {
     const auto & hparams = lctx.model.hparams;
 
     const uint32_t n     = c1 - c0;
@@ -641,12 +668,13 @@ bool llama_pcd::derive_range(const llama_pcd_kv & cur, uint32_t c0, uint32_t c1)
             if (k->type != GGML_TYPE_F32 && k->type != GGML_TYPE_F16) {
                 k = ggml_cast(ctx, k, GGML_TYPE_F32);
             }
-            if (inp->rot) {
-                k = llama_mul_mat_hadamard(ctx, k, inp->rot);
+            ggml_tensor * rot = layer.rotation.hadamard ? inp->rot : nullptr;
+            if (rot) {
+                k = llama_mul_mat_hadamard(ctx, k, rot);
             }
             k = build_turn(*this, ctx, k, inp->pos, layer.rotation, layer.rotation.offset);
-            if (inp->rot) {
-                k = llama_mul_mat_hadamard(ctx, k, inp->rot);
+            if (rot) {
+                k = llama_mul_mat_hadamard(ctx, k, rot);
             }
         }
 
@@ -656,14 +684,14 @@ bool llama_pcd::derive_range(const llama_pcd_kv & cur, uint32_t c0, uint32_t c1)
     res->add_input(std::move(inp));
 
     if (!ggml_backend_sched_alloc_graph(sched, gf)) {
-        return false;
+        return GGML_STATUS_ALLOC_FAILED;
     }
     res->set_inputs(nullptr);
 
-    return lctx.graph_compute(gf, false) == GGML_STATUS_SUCCESS;
+    return lctx.graph_compute(gf, false);
 }
 
-bool llama_pcd::derive_second_keys() {
+ggml_status llama_pcd::derive_second_keys() {
     lctx.synchronize();
     lctx.sched_reserve();
     lctx.memory_update(false); // a pending K-shift comes first
@@ -675,9 +703,10 @@ bool llama_pcd::derive_second_keys() {
         const uint32_t n_used = cur.kv->v_cells[0].used_max_p1();
 
         for (uint32_t c0 = 0; c0 < n_used; c0 += n_chunk) {
-            if (!derive_range(cur, c0, std::min(c0 + n_chunk, n_used))) {
+            const ggml_status status = derive_range(cur, c0, std::min(c0 + n_chunk, n_used));
+            if (status != GGML_STATUS_SUCCESS) {
                 reset_graphs();
-                return false;
+                return status;
             }
             ggml_backend_sched_synchronize(lctx.get_sched());
         }
@@ -688,5 +717,5 @@ bool llama_pcd::derive_second_keys() {
     stale = false;
     stats.n_derived++;
 
-    return true;
+    return GGML_STATUS_SUCCESS;
 }

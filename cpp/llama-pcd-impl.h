@@ -27,6 +27,7 @@ struct llama_pcd_rotation {
 
     bool  multi      = false;
     bool  weighed    = false; // learned weights multiply the key after its rotation
+    bool  hadamard   = false; // the cache stores the key Hadamard-rotated
     int   n_dims     = 0;
     int   mode       = 0;
     int   n_ctx_orig = 0;
@@ -69,6 +70,7 @@ struct llama_pcd {
     bool suspended = false; // keep the second keys up to date, evaluate no twins
     bool nested    = false; // inside our own call of llama_context::decode
     bool stale     = false; // some second keys no longer follow from the first
+    bool weighs_keys = false; // see llama_pcd_rotation::weighed; known once a graph was built
     bool misplaced = false; // an ubatch came with its twins in another place than its end
 
     uint32_t generation = 0; // changes with the topology of the graphs
@@ -87,6 +89,10 @@ struct llama_pcd {
     //
 
     int32_t check(const llama_pcd_params & p, std::string & err) const;
+
+    // what the context is set to that twins cannot live with; empty: nothing
+    std::string conflict() const;
+
     int32_t set  (const llama_pcd_params & p, std::string & err);
     void    off();
 
@@ -116,7 +122,7 @@ struct llama_pcd {
     void mask_twins(ggml_tensor * dst, const llama_ubatch * ubatch, const llama_kv_cells & cells,
             uint32_t n_swa, llama_swa_type swa_type, bool use_alibi) const;
 
-    bool derive_second_keys();
+    ggml_status derive_second_keys();
 
     void for_each_kv(const std::function<void(llama_kv_cache *)> & fn) const;
 
@@ -137,10 +143,20 @@ private:
         std::vector<float>   over_rotated;
         std::vector<bool>    has_over_rotated;
         std::vector<float>   contrasted; // made when asked for
+
+        void resize(size_t n_rows, size_t n_vocab) {
+            for (auto * cur : { &standard, &over_rotated }) {
+                if (cur->capacity() > 64*n_vocab && cur->capacity() > 4*n_rows*n_vocab) {
+                    *cur = {}; // a long prompt's rows are not kept for single tokens
+                }
+                cur->resize(n_rows*n_vocab);
+            }
+            has_over_rotated.assign(n_rows, false);
+        }
     } rows;
 
     bool alloc_second_keys(std::string & err);
-    bool derive_range(const llama_pcd_kv & kv, uint32_t c0, uint32_t c1);
+    ggml_status derive_range(const llama_pcd_kv & kv, uint32_t c0, uint32_t c1);
 
     void reset_graphs();
 

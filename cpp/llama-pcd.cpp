@@ -6,6 +6,7 @@
 #include "llama-kv-cache-iswa.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -42,6 +43,35 @@ void llama_pcd::for_each_kv(const std::function<void(llama_kv_cache *)> & fn) co
     }
 }
 
+std::string llama_pcd::conflict() const {
+    const auto & cparams = lctx.cparams;
+    const auto & inputs  = cparams.embeddings_layer_inp;
+
+    if (!lctx.sampling.samplers.empty()) {
+        return "backend samplers bypass the logits PCD works on (llama_context_params.samplers, llama_set_sampler)";
+    }
+    if (!cparams.causal_attn) {
+        return "attention is not causal in this context (llama_set_causal_attn)";
+    }
+    if (cparams.pooling_type != LLAMA_POOLING_TYPE_NONE && cparams.embeddings) {
+        return "this context pools embeddings and computes no logits";
+    }
+    if (cparams.embeddings_nextn || std::find(inputs.begin(), inputs.end(), true) != inputs.end()) {
+        return "this context hands hidden states to a draft model";
+    }
+    return {};
+}
+
+// it caches the first rotation's table without looking at the frequency factors of the next one
+static bool on_cann(const llama_model & model) {
+    for (const auto & cur : model.devices) {
+        if (std::string(ggml_backend_reg_name(ggml_backend_dev_backend_reg(cur.dev))) == "CANN") {
+            return true;
+        }
+    }
+    return false;
+}
+
 int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
     err = check_range(p);
     if (!err.empty()) {
@@ -68,16 +98,20 @@ int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
         err = "the architecture '" + arch + "' has recurrent or otherwise special memory, which cannot drop a twin's state; PCD needs a plain or sliding-window KV cache";
     } else if (model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE && p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION) {
         err = "the architecture '" + arch + "' has no rotary positions to over-rotate; use perturbation=\"none\" with a window";
-    } else if (!cparams.causal_attn) {
-        err = "attention is not causal in this context";
-    } else if (cparams.pooling_type != LLAMA_POOLING_TYPE_NONE && cparams.embeddings) {
-        err = "this context pools embeddings and computes no logits";
+    } else if (llama_model_has_encoder(&model)) {
+        err = "the architecture '" + arch + "' has an encoder, and a twin cannot attend to it";
+    } else if (weighs_keys && p.cache == LLAMA_PCD_CACHE_REROTATED && p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION) {
+        err = "the architecture '" + arch + "' weighs its keys after rotating them, so a stored key cannot be turned further; use cache=\"shared\"";
+    } else if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR && p.cache == LLAMA_PCD_CACHE_REROTATED && p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION) {
+        err = "second keys cannot be split over devices tensor by tensor; use another split_mode or cache=\"shared\"";
+    } else if (on_cann(model) && p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION) {
+        err = "the CANN backend keeps one table for all rotations of a graph; use perturbation=\"none\" with a window";
     } else if (!unified) {
         err = "this context keeps one KV stream per sequence; create it with kv_unified = true";
     } else if (shared || cparams.ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT) {
         err = "this context drafts for another one and shares its KV cache";
-    } else if (!lctx.sampling.samplers.empty()) {
-        err = "backend samplers bypass the logits PCD works on; create the context without llama_context_params.samplers";
+    } else {
+        err = conflict();
     }
 
     return err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
@@ -115,7 +149,7 @@ bool llama_pcd::alloc_second_keys(std::string & err) {
         std::map<ggml_backend_buffer_type_t, ggml_context *> ctxs;
 
         for (const auto & layer : kv->layers) {
-            if (!model.hparams.has_rope(layer.il)) {
+            if (!model.hparams.has_rope(layer.il) || model.hparams.n_head_kv(layer.il) == 0) {
                 continue;
             }
 
@@ -171,12 +205,27 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
     // one stream holds all cells, so a mask over several sequences is one mask
     lctx.cparams.kv_unified = true;
 
-    const llama_pcd_params old = params;
-
     const bool first = kvs.empty() && p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION && p.cache == LLAMA_PCD_CACHE_REROTATED;
     if (first && !alloc_second_keys(err)) {
         return LLAMA_PCD_NO_MEMORY;
     }
+
+    const llama_pcd_params old       = params;
+    const bool             old_on    = on;
+    const bool             old_stale = stale;
+
+    const auto undo = [&]() {
+        params = old;
+        on     = old_on;
+        stale  = old_stale;
+        write_difference_tables();
+        if (first) {
+            kvs.clear();
+            stats.second_key_bytes  = 0;
+            lctx.sched_need_reserve = true;
+        }
+        reset_graphs();
+    };
 
     params = p;
 
@@ -195,19 +244,22 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
 
     if (first) {
         // the graphs built here also tell each layer's rotation
-        lctx.sched_need_reserve = true;
-        lctx.sched_reserve();
+        try {
+            lctx.sched_need_reserve = true;
+            lctx.sched_reserve();
+        } catch (...) {
+            undo();
+            throw;
+        }
 
         for (const auto & cur : kvs) {
             for (const auto & layer : cur.layers) {
-                if (layer.rotation.weighed) {
-                    off();
-                    kvs.clear();
-                    stats.second_key_bytes = 0;
-                    err = "the architecture '" + lctx.get_model().arch_name() + "' weighs its keys after rotating them, so a stored key cannot be turned further; use cache=\"shared\"";
-                    return LLAMA_PCD_UNSUPPORTED;
-                }
+                weighs_keys |= layer.rotation.weighed;
             }
+        }
+        if (weighs_keys) {
+            undo();
+            return check(p, err);
         }
     }
 
@@ -306,14 +358,15 @@ int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char
     try {
         return report(pcd->set(*params, text), text, err, n_err);
     } catch (const std::exception & e) {
-        pcd->off();
         return report(LLAMA_PCD_NO_MEMORY, e.what(), err, n_err);
     }
 }
 
 int32_t llama_pcd_check(llama_context * ctx, const llama_pcd_params * params, char * err, size_t n_err) {
+    const auto & pcd = llama_pcd::of(*ctx);
+
     std::string text;
-    const int32_t status = llama_pcd(*ctx).check(*params, text);
+    const int32_t status = pcd ? pcd->check(*params, text) : llama_pcd(*ctx).check(*params, text);
     return report(status, text, err, n_err);
 }
 
