@@ -18,8 +18,13 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
     if (!pcd || pcd->nested) {
         return false;
     }
+    if (pcd->graphs_on != pcd->on) { // a graph built without PCD does not know that it cannot serve one with it
+        pcd->graphs_on = pcd->on;
+        pcd->reset_graphs();
+    }
     if (!pcd->on) {
         pcd->stale = true; // keys stored from here on have no second
+        pcd->forget_rows();
         return false;
     }
     ret = pcd->decode(batch);
@@ -79,6 +84,7 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     stats.n_tokens += n_out;
 
     rows.resize(n_out, lctx.model.vocab.n_tokens());
+    rows.params = params;
 
     // rows that a fused batch computes: the twins' beside the caller's
     const size_t n_rows = (lctx.cparams.embeddings ? n_tokens : n_out) + n_out;
@@ -468,7 +474,7 @@ const float * llama_pcd::get_row(int32_t i, int32_t which) {
             rows.contrasted.resize(n_vocab);
             llama_pcd_contrast(rows.standard.data() + k*n_vocab,
                     rows.has_over_rotated[k] ? rows.over_rotated.data() + k*n_vocab : nullptr,
-                    n_vocab, params.beta, params.gamma, params.relative_top, -INFINITY, rows.contrasted.data());
+                    n_vocab, rows.params.beta, rows.params.gamma, rows.params.relative_top, -INFINITY, rows.contrasted.data());
             return rows.contrasted.data();
         default:
             return nullptr;

@@ -68,6 +68,7 @@ struct llama_pcd {
 
     bool on        = false;
     bool suspended = false; // keep the second keys up to date, evaluate no twins
+    bool graphs_on = false; // what the last graphs were built for
     bool nested    = false; // inside our own call of llama_context::decode
     bool stale     = false; // some second keys no longer follow from the first
     bool weighs_keys = false; // see llama_pcd_rotation::weighed; known once a graph was built
@@ -126,6 +127,10 @@ struct llama_pcd {
 
     void for_each_kv(const std::function<void(llama_kv_cache *)> & fn) const;
 
+    int64_t kv_bytes() const;
+
+    void reset_graphs();
+
 private:
     struct table {
         ggml_tensor * factors;
@@ -138,6 +143,7 @@ private:
 
     // rows of the last decode: [n_rows][n_vocab]
     struct {
+        llama_pcd_params     params;    // as they were
         std::vector<int32_t> out_ids;   // batch index of each row
         std::vector<float>   standard;
         std::vector<float>   over_rotated;
@@ -157,8 +163,6 @@ private:
 
     bool alloc_second_keys(std::string & err);
     ggml_status derive_range(const llama_pcd_kv & kv, uint32_t c0, uint32_t c1);
-
-    void reset_graphs();
 
     int decode_nested    (const llama_batch_ext & batch);
     int decode_fused     (const llama_batch_ext & batch);

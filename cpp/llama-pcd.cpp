@@ -72,6 +72,12 @@ static bool on_cann(const llama_model & model) {
     return false;
 }
 
+int64_t llama_pcd::kv_bytes() const {
+    int64_t res = 0;
+    for_each_kv([&](llama_kv_cache * kv) { res += kv->size_k_bytes() + kv->size_v_bytes(); });
+    return res;
+}
+
 int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
     err = check_range(p);
     if (!err.empty()) {
@@ -234,9 +240,8 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
         stale = true;
     }
 
-    // keys stored while they were not kept beside the first are missing
-    if (!on || p.cache != old.cache || p.perturbation != old.perturbation) {
-        stale |= first;
+    stale |= first;
+    if (p.cache != old.cache || p.perturbation != old.perturbation) {
         reset_graphs();
     }
 
@@ -267,12 +272,7 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
 }
 
 void llama_pcd::off() {
-    if (on) {
-        lctx.synchronize();
-        reset_graphs();
-    }
     on = false;
-    rows = {};
 }
 
 uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
@@ -363,6 +363,9 @@ int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char
 }
 
 int32_t llama_pcd_check(llama_context * ctx, const llama_pcd_params * params, char * err, size_t n_err) {
+    if (is_disabled()) {
+        return report(LLAMA_PCD_DISABLED, "PYPCD_DISABLE is set in the environment", err, n_err);
+    }
     const auto & pcd = llama_pcd::of(*ctx);
 
     std::string text;
@@ -378,10 +381,13 @@ void llama_pcd_suspend(llama_context * ctx, bool suspend) {
 
 const float * llama_pcd_get_logits_ith(llama_context * ctx, int32_t i, int32_t which) {
     auto & pcd = llama_pcd::of(*ctx);
-    return pcd && pcd->on ? pcd->get_row(i, which) : nullptr;
+    return pcd ? pcd->get_row(i, which) : nullptr;
 }
 
 llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
     auto & pcd = llama_pcd::of(*ctx);
-    return pcd ? pcd->stats : llama_pcd_stats {};
+
+    llama_pcd_stats res = pcd ? pcd->stats : llama_pcd_stats {};
+    res.kv_bytes = llama_pcd(*ctx).kv_bytes();
+    return res;
 }

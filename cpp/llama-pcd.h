@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 1
+#define LLAMA_PCD_VERSION 2
 
 // the most twins evaluated in one pass; further ones take further passes
 #define LLAMA_PCD_MAX_TWINS 64
@@ -76,6 +76,7 @@ struct llama_pcd_stats {
     int64_t n_skipped;     // twins not needed: a single token was plausible
     int64_t n_derived;     // times the second keys were derived anew from the first
     int64_t second_key_bytes;
+    int64_t kv_bytes;      // of the keys and values beside them; 0 for memory PCD knows nothing of
 };
 
 // LLAMA_PCD_VERSION of the loaded library; a stock libllama lacks the symbol
@@ -94,7 +95,8 @@ LLAMA_API int32_t llama_pcd_check(struct llama_context * ctx, const struct llama
 LLAMA_API void llama_pcd_suspend(struct llama_context * ctx, bool suspend);
 
 // Row `which` of batch entry i of the last decode (negative i counts from the last output), n_vocab floats that
-// live until the next decode; NULL where there is none (PCD off, no such output, twin skipped).
+// live until the next decode; NULL where there is none (decoded with PCD off, no such output, twin skipped).
+// The contrasted row is that of the parameters it was decoded with.
 LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int32_t i, int32_t which);
 
 LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx);

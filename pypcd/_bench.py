@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pypcd import _llama, _timing
+from pypcd import _llama, _machine, _timing
 from pypcd._config import PCDConfig
 from pypcd._errors import PCDError
 
@@ -53,6 +53,12 @@ class Measurement:
     kv_bytes: int
 
 
+def default_modes() -> list[str]:
+    """What is worth knowing; without the stock library where that would crash (its AMX kernels cannot be turned off)."""
+    modes = [STOCK, "rerotated", "shared", "window", "rerotated-alternate", "rerotated-cautious"]
+    return modes[1:] if _machine.has_amx() else modes
+
+
 def modes_for(names: Sequence[str]) -> dict[str, PCDConfig | None]:
     """The named modes: plain, stock, rerotated, shared, window; a PCD mode also with -alternate (one evaluation after
     the other) or -cautious (the same with relative_top=0.1) behind it."""
@@ -83,7 +89,7 @@ def bench(
     progress: Callable[[str], None] = lambda text: None,
     **kwargs: Any,
 ) -> Iterator[Measurement]:
-    """Measure every mode at every context length, shortest first.
+    """Measure every mode that the model can run at every context length, shortest first.
 
     Args:
         model: a model path.
@@ -102,6 +108,7 @@ def bench(
             progress(f"loading, flash attention {'on' if fa else 'off'}")
             models[fa] = _Model(model, STOCK in modes, n_ctx=n_ctx, flash_attn=fa, **kwargs)
         first = next(iter(models.values()))
+        modes = {name: config for name, config in modes.items() if first.llm.pcd_refusal(config) is None}
         context = _context(first.llm, text, n_ctx)
 
         prefill: dict[str, float] = {}
@@ -156,7 +163,9 @@ class _Model:
             given = {name: value for name, value in kwargs.items() if name != "use_extra_bufts"}
             options = {**given, "model_path": self.llm.model_path, "n_gpu_layers": self.llm.model_params.n_gpu_layers}
             command = [sys.executable, _timing.__file__, json.dumps(options)]
-            self.stock = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self.stock = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
 
     def fill(self, tokens: list[int], *, stock: bool = False) -> float:
         seconds = _timing.fill(self.llm, tokens)
@@ -186,7 +195,8 @@ class _Model:
 
     def kv_bytes(self, config: PCDConfig | None) -> int:
         second = config is not None and config.cache == "rerotated" and config.perturbation != "none"
-        return kv_bytes(self.llm) + (self.llm.pcd_stats().second_key_bytes if second else 0)
+        stats = self.llm.pcd_stats()
+        return stats.kv_bytes + (stats.second_key_bytes if second else 0)
 
     def _ask(self, request: dict[str, Any]) -> float:
         assert self.stock and self.stock.stdin and self.stock.stdout
@@ -206,19 +216,6 @@ class _Model:
         if self.stock:
             self.stock.communicate()
         self.llm.close()
-
-
-def kv_bytes(llm: _llama.Llama) -> int:
-    """Bytes of keys and values, as the model's metadata says they are laid out (f16)."""
-    arch = llm.metadata.get("general.architecture", "")
-
-    def number(key: str, default: int) -> int:
-        return int(llm.metadata.get(f"{arch}.{key}", default))
-
-    n_head = number("attention.head_count", 1)
-    head = number("attention.key_length", number("embedding_length", 0) // n_head)
-    value = number("attention.value_length", head)
-    return llm.n_ctx() * number("block_count", 0) * number("attention.head_count_kv", n_head) * (head + value) * 2
 
 
 def _context(llm: _llama.Llama, text: str, n: int) -> list[int]:

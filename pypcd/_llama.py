@@ -23,6 +23,9 @@ __all__ = ["Llama", "PCDLogits", "PCDStats"]
 
 _T = TypeVar("_T")
 
+# what llama_cpp's server and LangChain still pass on, though llama_cpp.Llama has long dropped it: name -> what it may be
+_FORMER = {"mul_mat_q": (True, None), "rpc_servers": (None,), "n_parts": (-1, None), "f16_kv": (True, None)}
+
 # the parameters that llama_cpp.Llama would take, and drop without a word if misspelt
 _KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
 
@@ -52,6 +55,7 @@ class PCDStats:
         n_skipped: twins not needed, since a single token was plausible.
         n_derived: times the second keys were derived anew from the first.
         second_key_bytes: memory of the second keys.
+        kv_bytes: memory of the keys and values beside them.
     """
 
     n_tokens: int
@@ -59,6 +63,7 @@ class PCDStats:
     n_skipped: int
     n_derived: int
     second_key_bytes: int
+    kv_bytes: int
 
 
 class Llama(llama_cpp.Llama):
@@ -70,8 +75,10 @@ class Llama(llama_cpp.Llama):
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
         pcd: True for the paper's setting, a preset's name, a mapping of changed fields, a PCDConfig, or False.
+        use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, but not with AMX,
+            which some compilers miscompile.
         **kwargs: those of llama_cpp.Llama, with these other defaults: n_ctx is the model's own context, or what fits
-            in a quarter of main memory (llama_cpp: 512); n_gpu_layers is -1, all of them, where the library has a GPU
+            in a quarter of memory (llama_cpp: 512), rounded up to a multiple of 256; n_gpu_layers is -1, all of them, where the library has a GPU
             (0); flash_attn is on with a GPU and off without, the faster choice of each (off); n_threads is the number
             of cores up to four, above that half of them (half), n_threads_batch what n_threads is given as, else all
             cores (all cores); verbose is False (True). n_ctx=0 and None are the same.
@@ -92,11 +99,11 @@ class Llama(llama_cpp.Llama):
         use_extra_bufts: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in kwargs:
-            if name not in _KEYWORDS:
-                raise TypeError(
-                    f"Llama has no argument {name!r}{_nearest(name, [*_KEYWORDS, 'pcd', 'use_extra_bufts'])}"
-                )
+        for name in [name for name in kwargs if name not in _KEYWORDS]:
+            if kwargs[name] not in _FORMER.get(name, ()):
+                near = _nearest(name, [*_KEYWORDS, "pcd", "use_extra_bufts"])
+                raise TypeError(f"Llama has no argument {name!r}{near}")
+            del kwargs[name]
 
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler has taken the contrast over
@@ -114,8 +121,7 @@ class Llama(llama_cpp.Llama):
         kwargs.setdefault("n_gpu_layers", -1 if gpu else 0)
         if kwargs.get("flash_attn") is None:
             kwargs["flash_attn"] = gpu and kwargs["n_gpu_layers"] != 0
-        if not kwargs.get("n_ctx"):
-            kwargs["n_ctx"] = _machine.fitting_n_ctx(path)
+        kwargs["n_ctx"] = _machine.checked_n_ctx(path, kwargs)
         if kwargs.get("n_threads_batch") is None:
             kwargs["n_threads_batch"] = kwargs.get("n_threads") or _machine.n_cores()
         if kwargs.get("n_threads") is None:
@@ -126,7 +132,11 @@ class Llama(llama_cpp.Llama):
         except ValueError as error:
             cause = _log.last_errors()
             raise ModelError(f"cannot load {path}: {cause or error}") from error
-        self.pcd = config
+        try:
+            self.pcd = config
+        except BaseException:
+            self.close()  # a traceback may keep this object for long
+            raise
 
     # llama_cpp.Llama makes these structures and passes them on at once; what it has no argument for is set here
 
@@ -153,20 +163,31 @@ class Llama(llama_cpp.Llama):
 
     @property
     def pcd(self) -> PCDConfig | None:
-        """The PCD setting in force, None while it is off. Assign anything that the `pcd` argument takes."""
+        """The PCD setting in force, None while it is off. Assign anything that the `pcd` argument takes.
+
+        While PCD is on, True leaves it as it is and a mapping changes the setting in force. The second keys, once
+        made, stay until the model is closed, so that switching costs nothing.
+        """
         return self._pcd
 
     @pcd.setter
     def pcd(self, setting: PCDSetting) -> None:
+        self._apply(PCDConfig.resolve(setting, self._pcd))
+
+    def pcd_refusal(self, setting: PCDSetting = True) -> str | None:
+        """Why this model or context cannot run a setting, in a sentence; None if it can. Changes nothing."""
         config = PCDConfig.resolve(setting, self._pcd)
-        if config == self._pcd and self._combines:
+        status, text = (_native.OK, "") if config is None else self._native(_native.pcd_check, config)
+        return None if status == _native.OK else text
+
+    def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
+        """Put a setting in force; combine=False leaves the contrast to a sampler."""
+        if config == self._pcd and combine == self._combines:
             return
         if config is None:
-            _native.pcd_set(self._ctx.ctx, None, None, 0)
+            _native.pcd_set(self._open_ctx(), None, None, 0)
         else:
-            error = ctypes.create_string_buffer(1024)
-            status = _native.pcd_set(self._ctx.ctx, ctypes.byref(_native_params(config)), error, len(error))
-            text = error.value.decode()
+            status, text = self._native(_native.pcd_set, config, combine)
             if status == _native.DISABLED:
                 _log.logger.warning("PCD stays off: %s", text)
                 return
@@ -174,8 +195,19 @@ class Llama(llama_cpp.Llama):
                 raise ValueError(text)
             if status != _native.OK:
                 raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {text}")
-        self._pcd, self._combines = config, True
+        self._pcd, self._combines = config, combine
         self._requires_eval = True  # logits at hand were made under the old setting
+
+    def _native(self, function: Any, config: PCDConfig, combine: bool = True) -> tuple[int, str]:
+        params = _native_params(config)
+        params.combine = combine
+        error = ctypes.create_string_buffer(1024)
+        return function(self._open_ctx(), ctypes.byref(params), error, len(error)), error.value.decode()
+
+    def _open_ctx(self) -> Any:
+        if not self._ctx.ctx:
+            raise PCDError("the model is closed")
+        return self._ctx.ctx
 
     @contextlib.contextmanager
     def _pcd_set_to(self, setting: PCDSetting) -> Iterator[None]:
@@ -183,26 +215,41 @@ class Llama(llama_cpp.Llama):
         if setting is None:
             yield
             return
-        before = self._pcd
-        self.pcd = PCDConfig.resolve(setting, before)
+        before = self._pcd, self._combines
+        self.pcd = PCDConfig.resolve(setting, self._pcd)
         try:
             yield
         finally:
-            self.pcd = before
+            if self._ctx.ctx:
+                self._apply(*before)
 
-    def _call(self, setting: PCDSetting, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
+    def _steps(self, iterator: Iterator[_T], setting: PCDSetting) -> Generator[_T, Any, None]:
+        """An iterator of which every step, and nothing between them, runs under a setting."""
+        config = PCDConfig.resolve(setting, self._pcd)  # complain now, not when the stream is first read
+
+        def steps() -> Generator[_T, Any, None]:
+            sent = None
+            try:
+                while True:
+                    with self._pcd_set_to(False if config is None else config):
+                        try:
+                            item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
+                        except StopIteration:
+                            return
+                    sent = yield item
+            finally:
+                if isinstance(iterator, Generator):
+                    iterator.close()
+
+        return steps()
+
+    def _call(self, setting: PCDSetting, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """function(*args, **kwargs) under a setting that also holds while a stream it returns is read."""
         if setting is None:
             return function(*args, **kwargs)
-        PCDConfig.resolve(setting, self._pcd)  # complain now, not when the stream is first read
-
-        def stream(chunks: Iterator[Any]) -> Iterator[Any]:
-            with self._pcd_set_to(setting):
-                yield from chunks
-
         with self._pcd_set_to(setting):
             result = function(*args, **kwargs)
-        return stream(result) if isinstance(result, Iterator) else result  # type: ignore[return-value]
+        return self._steps(result, setting) if isinstance(result, Iterator) else result
 
     # -- generation ------------------------------------------------------------------------------------------------
 
@@ -219,9 +266,15 @@ class Llama(llama_cpp.Llama):
         return self._call(pcd, super().create_chat_completion, *args, **kwargs)
 
     def generate(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
-        """llama_cpp.Llama.generate, with PCD off, on or otherwise set for this call alone."""
-        with self._pcd_set_to(pcd):
-            yield from super().generate(*args, **kwargs)
+        """llama_cpp.Llama.generate, with PCD off, on or otherwise set for this call alone.
+
+        Raises:
+            PCDError: a pcd_sampler() has taken the contrast over, so these tokens would be plain ones.
+        """
+        if pcd is None and self._pcd is not None and not self._combines:
+            raise PCDError("a pcd_sampler does the contrast in its own chain; assign llm.pcd anew to generate with PCD")
+        tokens = super().generate(*args, **kwargs)
+        return tokens if pcd is None else self._steps(tokens, pcd)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens. In a long prompt only the last batch can have its logits read: only it gets a twin.
@@ -258,23 +311,21 @@ class Llama(llama_cpp.Llama):
             i: which one of those the last batch asked for: its index in the batch, or negative, from the end.
 
         Raises:
-            PCDError: PCD is off, or nothing has been evaluated since it was turned on.
+            PCDError: the last evaluation was without PCD, or there was none.
         """
-        if self._pcd is None:
-            raise PCDError("there are no PCD logits while PCD is off; set pcd=True")
         if self._pcd_row(i, _native.ROW_STANDARD) is None:
             raise PCDError(
-                f"there are no PCD logits for row {i}: evaluate tokens first, and of a batch only rows whose logits were asked for"
+                f"there are no PCD logits for row {i}: evaluate tokens first, with pcd=True, and of a batch only rows whose logits were asked for"
             )
         return PCDLogits(*(self._pcd_row(i, which) for which in range(3)))  # type: ignore[arg-type]
 
     def _pcd_row(self, i: int, which: int) -> npt.NDArray[np.float32] | None:
-        pointer = _native.pcd_get_logits_ith(self._ctx.ctx, i, which)
+        pointer = _native.pcd_get_logits_ith(self._open_ctx(), i, which)
         return np.ctypeslib.as_array(pointer, shape=(self._n_vocab,)).copy() if pointer else None
 
     def pcd_stats(self) -> PCDStats:
         """What PCD did in this context so far."""
-        stats = _native.pcd_get_stats(self._ctx.ctx)
+        stats = _native.pcd_get_stats(self._open_ctx())
         return PCDStats(*(getattr(stats, field.name) for field in dataclasses.fields(PCDStats)))
 
     # -- life ------------------------------------------------------------------------------------------------------

@@ -6,10 +6,13 @@ import ctypes
 import functools
 import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import llama_cpp
 
 from pypcd import _log
+from pypcd._shape import Shape, read_metadata
 
 
 def n_cores() -> int:
@@ -42,53 +45,90 @@ def has_amx() -> bool:
 
 
 def total_memory() -> int:
-    """Bytes of main memory; 16 GiB where the system does not say."""
+    """Bytes of main memory this process may use; 16 GiB where the system does not say."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        return 16 * 2**30
+        total = 16 * 2**30
+    try:  # a container may have less
+        return min(total, int(pathlib.Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return total
 
 
-def model_metadata(path: str) -> dict[str, str]:
-    """A GGUF's scalar metadata, without loading its weights; {} if the file cannot be read."""
-    params = llama_cpp.llama_model_default_params()
-    params.vocab_only = True
-    params.use_extra_bufts = False
-    model = llama_cpp.llama_model_load_from_file(path.encode(), params)
-    if not model:
-        return {}
+def backends() -> list[str]:
+    """Names of ggml's backends; empty where they cannot be asked."""
     try:
-        buffer = ctypes.create_string_buffer(2**16)
-        result = {}
-        for i in range(llama_cpp.llama_model_meta_count(model)):
-            llama_cpp.llama_model_meta_key_by_index(model, i, buffer, len(buffer))
-            key = buffer.value.decode("utf-8", "replace")
-            llama_cpp.llama_model_meta_val_str_by_index(model, i, buffer, len(buffer))
-            result[key] = buffer.value.decode("utf-8", "replace")
-        return result
-    finally:
-        llama_cpp.llama_model_free(model)
+        registries = [_handle(_ggml("reg_get", _handle, _size(i))) for i in range(_ggml("reg_count", _size))]
+        return [_ggml("reg_name", _text, registry).decode() for registry in registries]
+    except AttributeError:  # Windows finds a symbol only in the library that defines it
+        return []
 
 
-def fitting_n_ctx(path: str) -> int:
-    """The context the model was trained for, or less where its KV cache with second keys (f16) would take more than
-    a quarter of main memory."""
-    meta = model_metadata(path)
-    arch = meta.get("general.architecture", "")
+def devices() -> list[dict[str, Any]]:
+    """ggml's devices: name, description, memory and free memory in bytes, is_gpu; empty where they cannot be asked."""
+    try:
+        return [_device(_handle(_ggml("dev_get", _handle, _size(i)))) for i in range(_ggml("dev_count", _size))]
+    except AttributeError:
+        return []
 
-    def number(key: str, default: int) -> int:
-        text = meta.get(f"{arch}.{key}", "")
-        values = [int(v) for v in text.strip("[]").split(",") if v.strip().isdigit()]  # some models list one per layer
-        return max(values, default=default)
 
-    n_train = number("context_length", 4096)
-    n_head = max(number("attention.head_count", 1), 1)
-    head = number("attention.key_length", number("embedding_length", 4096) // n_head)
-    per_token = 3 * 2 * number("block_count", 32) * number("attention.head_count_kv", n_head) * head
+def _device(device: ctypes.c_void_p) -> dict[str, Any]:
+    free, total = _size(), _size()
+    _ggml("dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
+    name, what = (_ggml(f, _text, device).decode("utf-8", "replace") for f in ("dev_name", "dev_description"))
+    is_gpu = _ggml("dev_type", ctypes.c_int, device) == 1  # GGML_BACKEND_DEVICE_TYPE_GPU
+    return {"name": name, "description": what, "memory": total.value, "free": free.value, "is_gpu": is_gpu}
 
-    fits = total_memory() // 4 // max(per_token, 1)
-    if fits >= n_train:
-        return n_train
-    n_ctx = max(2048, fits // 1024 * 1024)
-    _log.logger.info("n_ctx is %d, not the model's %d, to fit in memory; set n_ctx to have another", n_ctx, n_train)
-    return n_ctx
+
+_text, _handle, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
+
+
+def _ggml(name: str, restype: Any, *args: Any) -> Any:
+    """One of ggml_backend_*; llama_cpp has no names for these functions."""
+    function = getattr(llama_cpp.llama_cpp._lib, "ggml_backend_" + name)
+    function.restype = restype
+    return function(*args)
+
+
+def checked_n_ctx(path: str, kwargs: Mapping[str, Any]) -> int:
+    """The context to open a model with: what was asked for, or the model's own, or what fits in a quarter of memory.
+
+    llama.cpp rounds a context up to a multiple of 256; llama_cpp.Llama's own arrays have to follow.
+
+    Args:
+        kwargs: those of llama_cpp.Llama.
+
+    Raises:
+        ValueError: no machine has room for it, or not this one.
+    """
+    n_ctx = kwargs.get("n_ctx") or 0
+    if not 0 <= n_ctx < 2**31:
+        raise ValueError(f"n_ctx is {n_ctx}; allowed: 0 (the model's own, or what fits) to {2**31 - 1}")
+
+    shape = Shape.from_metadata(*read_metadata(path))
+    kv = shape.key_bytes + shape.value_bytes
+    gpus = [device for device in devices() if device["is_gpu"]] if kwargs.get("n_gpu_layers") != 0 else []
+
+    if n_ctx:
+        memory = total_memory() + sum(device["memory"] for device in gpus)
+        if n_ctx * kv // 16 > memory:  # quantised keys and values, windows and latent attention take less than f16
+            raise ValueError(
+                f"n_ctx is {n_ctx}: keys and values would take some {n_ctx * kv / 2**30:,.0f} GiB, and this machine has "
+                f"{memory / 2**30:,.0f}; the model was trained for {shape.n_ctx_train}"
+            )
+    else:
+        budget = total_memory() // 4
+        free = sum(device["free"] for device in gpus) - os.path.getsize(path)
+        if gpus and free > 0:
+            budget = min(budget, free * 3 // 4)
+        per_token = kv + shape.key_bytes  # second keys
+        per_token += (
+            0 if kwargs.get("flash_attn") else 4 * shape.n_head * kwargs.get("n_ubatch", 512)
+        )  # attention scores
+        per_token += 4 * shape.n_vocab if kwargs.get("logits_all") else 0
+        n_ctx = min(shape.n_ctx_train, max(2048, budget // max(per_token, 1) // 1024 * 1024))
+        if n_ctx < shape.n_ctx_train:
+            text = "n_ctx is %d, not the model's %d, to fit in memory; set n_ctx to have another"
+            _log.logger.info(text, n_ctx, shape.n_ctx_train)
+    return -(-n_ctx // 256) * 256

@@ -19,6 +19,8 @@ def resolve_model(model: str | os.PathLike[str]) -> str:
         FileNotFoundError: there is no such file.
         ModelError: it is a folder, or not a GGUF file.
     """
+    if not str(model):
+        raise ModelError("the model's name is empty; give the path of a .gguf file, or 'demo'")
     path = pathlib.Path(model).expanduser()
     if str(model) == "demo" and not path.exists():
         path = DEMO_MODEL

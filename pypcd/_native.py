@@ -11,13 +11,14 @@ import importlib.util
 import os
 import pathlib
 import re
+import site
 import sys
 import sysconfig
 from typing import Any
 
 from pypcd._errors import LibraryError
 
-API_VERSION = 1  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
+API_VERSION = 2  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
 
 OK, INVALID, UNSUPPORTED, NO_MEMORY, DISABLED = 0, -1, -2, -3, -4
 ROW_STANDARD, ROW_OVER_ROTATED, ROW_CONTRASTED = 0, 1, 2
@@ -56,14 +57,15 @@ class Stats(ctypes.Structure):
         ("n_skipped", ctypes.c_int64),
         ("n_derived", ctypes.c_int64),
         ("second_key_bytes", ctypes.c_int64),
+        ("kv_bytes", ctypes.c_int64),
     ]
 
 
 def library_dirs() -> list[pathlib.Path]:
     """Where pypcd's library may lie: beside this file, or in site-packages for an editable install."""
     here = pathlib.Path(__file__).parent / "lib"
-    site = pathlib.Path(sysconfig.get_path("platlib")) / "pypcd" / "lib"
-    return [here, site]
+    sites = [sysconfig.get_path("platlib"), site.getusersitepackages()]
+    return [here, *(pathlib.Path(path) / "pypcd" / "lib" for path in sites)]
 
 
 def _library_dir() -> pathlib.Path:
@@ -99,15 +101,18 @@ def _load() -> Any:
     remedy = "import pypcd before llama_cpp (or before the package that imports it)"
 
     if "llama_cpp" not in sys.modules:
-        before = os.environ.get("LLAMA_CPP_LIB_PATH")
-        if before is None:
-            os.environ["LLAMA_CPP_LIB_PATH"] = str(_library_dir())
+        before = os.environ.pop("LLAMA_CPP_LIB_PATH", None)
+        os.environ["LLAMA_CPP_LIB_PATH"] = before or str(_library_dir())
         try:
             _preload_ggml()
             import llama_cpp
+        except (OSError, RuntimeError) as error:
+            hint = f"; LLAMA_CPP_LIB_PATH is set to {before}: unset it" if before else "; reinstall pypcd"
+            raise LibraryError(f"libllama cannot be loaded: {error}{hint}") from error
         finally:
-            if before is None:
-                del os.environ["LLAMA_CPP_LIB_PATH"]
+            del os.environ["LLAMA_CPP_LIB_PATH"]
+            if before is not None:
+                os.environ["LLAMA_CPP_LIB_PATH"] = before
         remedy = "unset LLAMA_CPP_LIB_PATH, which names another library" if before else "reinstall pypcd"
     else:
         import llama_cpp

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from pypcd import _llama, _native
@@ -14,8 +13,9 @@ __all__ = ["pcd_sampler"]
 def pcd_sampler(llm: _llama.Llama, row: int = -1) -> Any:
     """A `llama_sampler *` that contrasts the candidates; add it first to a chain, which then owns it.
 
-    From here on the context leaves its standard logits in place, so that the contrast is applied once, by the sampler.
-    Assigning `llm.pcd` anew gives the work back to the context.
+    From here on the context leaves its standard logits in place, so that the contrast is applied once, by the sampler;
+    llm.generate() and what is built on it refuse to run meanwhile. Assigning `llm.pcd` gives the work back to the
+    context.
 
     Args:
         llm: a model with PCD on.
@@ -29,13 +29,7 @@ def pcd_sampler(llm: _llama.Llama, row: int = -1) -> Any:
     """
     if llm.pcd is None:
         raise PCDError("a PCD sampler needs the over-rotated logits; set llm.pcd = True first")
-    params = _llama._native_params(llm.pcd)
-    params.combine = False
-    error = ctypes.create_string_buffer(1024)
-    if _native.pcd_set(llm._ctx.ctx, ctypes.byref(params), error, len(error)) != _native.OK:
-        raise PCDError(error.value.decode())
-    llm._combines = False
-    llm._requires_eval = True
+    llm._apply(llm.pcd, combine=False)
     sampler = _native.sampler_init_pcd(llm._ctx.ctx)
     _native.sampler_pcd_set_row(sampler, row)
     return sampler

@@ -1,42 +1,42 @@
-"""Three identities that a working engine satisfies, measured on a given model."""
+"""What a working engine satisfies on any model: three identities, and that the twin is none of its token's."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
 
-import pypcd
-from pypcd import PCDConfig, PCDError, UnsupportedError, _native
+from pypcd._config import PCDConfig
+from pypcd._errors import PCDError, UnsupportedError
+from pypcd._llama import Llama, PCDLogits
 
-__all__ = ["can_run", "self_test"]
+__all__ = ["self_test"]
 
 TOLERANCE = 0.05  # of the logits' standard deviation: above what quantised kernels differ by, far below a wrong angle
 
 
-def self_test(llm: pypcd.Llama) -> dict[str, Any]:
-    """Three identities on a random prompt. Where nothing can be over-rotated, the window twin is tested."""
+def self_test(llm: Llama) -> dict[str, Any]:
+    """Four checks on a random prompt. Where nothing can be over-rotated, the window twin is tested."""
     result: dict[str, Any] = {"model": llm.model_path, "checks": []}
-    windowed = can_run(llm, PCDConfig()) != "yes"
-    base = PCDConfig.windowed() if windowed else PCDConfig()
-    reason = can_run(llm, base)
-    if reason != "yes":
+    windowed = llm.pcd_refusal(PCDConfig()) is not None
+    base = PCDConfig(perturbation="none", window=8) if windowed else PCDConfig()
+    reason = llm.pcd_refusal(base)
+    if reason is not None:
         return {**result, "skipped": reason}
     tokens = np.random.default_rng(0).integers(0, llm.n_vocab(), 40).tolist()
 
-    def rows(config: PCDConfig) -> pypcd.PCDLogits:
+    def rows(config: PCDConfig) -> PCDLogits:
         llm.reset()
         llm.pcd = config
         llm.eval(tokens)
         return llm.pcd_logits()
 
-    def check(what: str, first: Any, second: Any, also: bool = True) -> None:
+    def difference(first: Any, second: Any) -> float:
         shown = np.isfinite(first) & np.isfinite(second)
-        difference = float(np.abs(first[shown] - second[shown]).max() / scale)
-        result["checks"].append(
-            {"what": what, "passed": bool(difference <= TOLERANCE and also), "difference": difference}
-        )
+        return float(np.abs(first[shown] - second[shown]).max() / scale)
+
+    def check(what: str, value: float, passed: bool) -> None:
+        result["checks"].append({"what": what, "passed": bool(passed), "difference": value})
 
     llm.reset()
     llm.pcd = False
@@ -45,20 +45,21 @@ def self_test(llm: pypcd.Llama) -> dict[str, Any]:
     scale = float(plain.std())
     try:
         none = rows(base.replace(beta=0.0)).contrasted
-        check(
-            "beta=0 decodes as without PCD",
-            none,
-            plain,
-            also=bool(plain[none.argmax()] >= plain.max() - TOLERANCE * scale),
-        )
-        same = rows(base.replace(window=len(tokens)) if windowed else base.replace(base_ratio=1.0))
-        check(
-            "window=all changes nothing" if windowed else "base_ratio=1 changes nothing",
-            same.over_rotated,
-            same.standard,
-        )
+        value = difference(none, plain)
+        same_token = plain[none.argmax()] >= plain.max() - TOLERANCE * scale
+        check("beta=0 decodes as without PCD", value, value <= TOLERANCE and same_token)
+
+        still = rows(base.replace(window=len(tokens)) if windowed else base.replace(base_ratio=1.0))
+        value = difference(still.over_rotated, still.standard)
+        what = "window=all" if windowed else "base_ratio=1"
+        check(f"{what} leaves the twin equal to its token", value, value <= TOLERANCE)
+
         fused, alternate = rows(base), rows(base.replace(evaluation="alternate"))
-        check("fused equals alternate", fused.over_rotated, alternate.over_rotated)
+        value = difference(fused.over_rotated, alternate.over_rotated)
+        check("fused equals alternate", value, value <= TOLERANCE)
+
+        value = difference(fused.over_rotated, fused.standard)
+        check("the twin differs from its token", value, value > TOLERANCE)
     except UnsupportedError as error:  # one of the variants may be refused still
         result["skipped"] = str(error)
     except RuntimeError as error:
@@ -66,10 +67,3 @@ def self_test(llm: pypcd.Llama) -> dict[str, Any]:
     finally:
         llm.pcd = False
     return result
-
-
-def can_run(llm: pypcd.Llama, config: PCDConfig) -> str:
-    """ "yes", or why not."""
-    error = ctypes.create_string_buffer(1024)
-    status = _native.pcd_check(llm._ctx.ctx, ctypes.byref(pypcd._llama._native_params(config)), error, len(error))
-    return "yes" if status == _native.OK else error.value.decode()

@@ -111,8 +111,32 @@ def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    "options", [["--length", "x"], ["--length", "3"], ["--rounds", "0"], ["--n-tokens", "1"], ["--mode", "fast"]]
+    ("options", "status"),
+    [
+        (["--length", "x"], 1),
+        (["--length", "3"], 1),
+        (["--mode", "fast"], 1),
+        (["--rounds", "0"], 2),
+        (["--n-tokens", "1"], 2),
+        (["--threads", "-1"], 2),
+    ],
 )
-def test_bad_options_are_refused(model: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", str(model), *options]) == 1
+def test_bad_options_are_refused(
+    model: Path, options: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert main(["bench", str(model), *options]) == status
+    except SystemExit as exit:  # argparse's own way
+        assert exit.code == status
     assert "allowed" in capsys.readouterr().err
+
+
+def test_modes_that_a_model_cannot_run_are_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bloom = write_tiny_gguf(tmp_path / "bloom.gguf", "bloom")  # no RoPE
+    options = ["--length", "16", "--mode", "rerotated,window", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+    assert main(["bench", str(bloom), *options]) == 0
+    out, err = capsys.readouterr()
+    assert "window" in out and "rerotated" not in out
+    assert "cannot run the mode rerotated" in err

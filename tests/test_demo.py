@@ -99,8 +99,9 @@ def test_the_command_prints_figures_that_add_up(
 
 
 def test_too_few_questions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--n", "1"]) == 1
-    assert "--n is 1; allowed: at least 2" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["demo", "--n", "1"])
+    assert "--n: '1'; allowed: an integer of at least 2" in capsys.readouterr().err
 
 
 def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:

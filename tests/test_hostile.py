@@ -78,7 +78,7 @@ BAD_PCD: list[tuple[Any, type[Exception], str]] = [
     (2.5, TypeError, "pcd=2.5 is a float"),
     (["paper"], TypeError, "is a list"),
     ({"betta": 1}, TypeError, "no field 'betta'.*'beta'"),
-    ({1: 2}, TypeError, "1|keyword"),
+    ({1: 2}, TypeError, "keywords must be strings|no field 1"),
 ]
 
 
@@ -251,14 +251,50 @@ def test_odd_calls_with_pcd_on_end_well(tiny: Tiny, load: Load) -> None:
     assert llm.pcd is not None
 
 
-def test_rows_are_not_to_be_had_while_pcd_is_off(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
+def test_rows_are_not_to_be_had_of_an_evaluation_without_pcd(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), True)
     llm.eval([1, 2, 3])
-    with pytest.raises(pypcd.PCDError, match="while PCD is off; set pcd=True"):
-        llm.pcd_logits()
-    llm.pcd = True
-    with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
-        llm.pcd_logits()
+    llm.pcd = False
+    llm.pcd_logits()  # still those of the last evaluation
+    llm.eval([4])
+    for llm.pcd in (False, True):
+        with pytest.raises(pypcd.PCDError, match="evaluate tokens first, with pcd=True"):
+            llm.pcd_logits()
+
+
+def test_a_closed_model_says_so(tiny: Tiny) -> None:
+    llm = pypcd.Llama(tiny("llama"), n_ctx=256, n_threads=1)
+    stream = llm("some text", max_tokens=9, stream=True, pcd=True)
+    next(stream)
+    llm.close()
+    stream.close()
+    for use in (llm.pcd_logits, llm.pcd_stats, llm.pcd_refusal, lambda: setattr(llm, "pcd", True)):
+        with pytest.raises(pypcd.PCDError, match="the model is closed"):
+            use()
+
+
+@pytest.mark.parametrize("n_ctx", [-5, 2**31, 2**40])
+def test_a_context_out_of_range_is_an_error_at_once(n_ctx: int, tiny: Tiny) -> None:
+    with pytest.raises(ValueError, match=f"n_ctx is {n_ctx}; allowed: 0"):
+        pypcd.Llama(tiny("llama"), n_ctx=n_ctx)
+
+
+def test_a_context_no_machine_has_room_for_is_an_error_at_once() -> None:
+    with pytest.raises(ValueError, match="n_ctx is 2000000000: keys and values would take some .* GiB, and this"):
+        pypcd.Llama("demo", n_ctx=2_000_000_000)
+
+
+def test_a_context_that_is_no_multiple_of_256_is_usable_to_its_end(tiny: Tiny) -> None:
+    llm = pypcd.Llama(tiny("llama"), pcd=True, n_ctx=300, n_threads=1, n_threads_batch=1)
+    assert llm.n_ctx() == len(llm.input_ids) == 512
+    llm.eval((TOKENS * 6)[:512])
+    assert llm.n_tokens == 512
+
+
+def test_arguments_that_llama_cpp_dropped_long_ago_are_taken_unless_they_ask_for_something(tiny: Tiny) -> None:
+    pypcd.Llama(tiny("llama"), n_ctx=256, mul_mat_q=True, rpc_servers=None, n_parts=-1, f16_kv=True).close()
+    with pytest.raises(TypeError, match="Llama has no argument 'rpc_servers'"):
+        pypcd.Llama(tiny("llama"), rpc_servers="host:1")
 
 
 @pytest.mark.parametrize(
@@ -301,8 +337,12 @@ def test_an_unpatched_library_is_an_error() -> None:
 
 
 def test_a_library_path_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
-    done = run_python("import pypcd", LLAMA_CPP_LIB_PATH=str(tmp_path))
-    assert done.returncode == 1 and "Error" in done.stderr.splitlines()[-1]
+    fails_with(
+        run_python("import pypcd", LLAMA_CPP_LIB_PATH=str(tmp_path)),
+        "LibraryError: libllama cannot be loaded",
+        "LLAMA_CPP_LIB_PATH is set to .*: unset it",
+    )
+    assert run_python("import pypcd", LLAMA_CPP_LIB_PATH="").returncode == 0
 
 
 def test_at_the_command_line_it_is_a_sentence_and_no_traceback() -> None:

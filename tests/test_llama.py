@@ -274,7 +274,8 @@ def test_the_setting_is_restored_when_a_call_fails_or_a_stream_is_abandoned(tiny
     before = llm.pcd
     stream = llm(PROMPT, max_tokens=20, stream=True, pcd={"beta": 9})
     next(stream)
-    assert llm.pcd.beta == 9
+    assert llm.pcd is before  # the setting holds in a step, not between two
+    assert next(stream)
     stream.close()
     assert llm.pcd is before
     never_read = llm(PROMPT, max_tokens=20, stream=True, pcd=False)
@@ -282,7 +283,6 @@ def test_the_setting_is_restored_when_a_call_fails_or_a_stream_is_abandoned(tiny
     del never_read
     tokens = llm.generate(T[:20], pcd=False)
     next(tokens)
-    assert llm.pcd is None
     tokens.close()
     assert llm.pcd is before
     with pytest.raises(ValueError, match="exceed context window"):
@@ -291,6 +291,35 @@ def test_the_setting_is_restored_when_a_call_fails_or_a_stream_is_abandoned(tiny
     with pytest.raises(ValueError, match="beta is -1"):
         llm(PROMPT, stream=True, pcd={"beta": -1})
     assert llm.pcd is before
+
+
+def test_streams_do_not_pass_their_settings_on(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {"beta": 0.5})
+    before = llm.pcd
+    first, second = (llm(PROMPT, max_tokens=9, stream=True, pcd={"beta": beta}) for beta in (1, 2))
+    next(first), next(second), next(first)
+    llm.pcd = {"gamma": 7}
+    first.close()
+    second.close()
+    assert llm.pcd == before.replace(gamma=7)
+
+
+def test_a_step_of_a_stream_costs_no_second_keys(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), True)
+    llm.eval(T[:30])
+    n_derived = llm.pcd_stats().n_derived
+    llm.reset()
+    list(itertools.islice(llm.generate(T[:30], temp=0, pcd={"beta": 1}), 10))
+    assert llm.pcd_stats().n_derived == n_derived
+
+
+def test_rows_are_those_of_the_setting_they_were_evaluated_with(tiny: Tiny, load: Load) -> None:
+    for base in (True, False):
+        llm = load(tiny("llama"), base)
+        llm(PROMPT, max_tokens=3, temperature=0, pcd={"beta": 1.0, "gamma": 5})
+        rows = llm.pcd_logits()
+        wanted = pypcd.contrast(rows.standard, rows.over_rotated, beta=1.0, gamma=5)
+        np.testing.assert_allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(tiny: Tiny, load: Load) -> None:

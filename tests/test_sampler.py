@@ -111,3 +111,17 @@ def test_a_sampler_left_behind_does_nothing_once_pcd_is_off(tiny: Tiny, load: Lo
     plain = list(itertools.islice(load(tiny("llama"), False).generate(TOKENS[:40], temp=0), 10))
     assert decode_with(llm, chain, TOKENS[:40], 10) == plain
     llama_cpp.llama_sampler_free(chain)
+
+
+def test_generation_refuses_to_be_plain_while_a_sampler_does_the_contrast(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), True)
+    sampler = pypcd.pcd_sampler(llm)
+    with pytest.raises(pypcd.PCDError, match="assign llm.pcd anew"):
+        next(llm.generate(TOKENS[:5]))
+    next(llm.generate(TOKENS[:5], pcd={"beta": 1}))  # this call's own setting, by the context
+    llm.reset()
+    llm.eval(TOKENS[:5])
+    assert np.array_equal(native_row(llm), llm.pcd_logits().standard)  # and the sampler's work again
+    llm.pcd = llm.pcd
+    next(llm.generate(TOKENS[:5]))
+    llama_cpp.llama_sampler_free(sampler)

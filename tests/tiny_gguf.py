@@ -58,6 +58,13 @@ ARCHS: dict[str, Arch] = {
     # RoPE attention layers between short convolutions: a recurrent state that no twin can leave again
     "lfm2": Arch("neox", qk_norm=True, recurrent=True),
 }
+ODD_ARCHS: dict[str, Arch] = {  # unknown to the reference
+    "hunyuan-dense": Arch("neox", qk_norm=True),  # its norms come after the rotation
+    "deci": Arch("norm"),  # its second layer has no attention
+    "deepseek2": Arch("norm"),  # all heads share a latent key: 96 dimensions as they are, then 32 rotated
+    "t5": Arch(None, n_layer=2),  # an encoder, and a decoder that attends to it
+}
+MLA_LATENT, MLA_ROT = 96, 32
 ROPE_ARCHS = [a for a, s in ARCHS.items() if s.rope and not s.recurrent]
 ATTENTION_ARCHS = [a for a, s in ARCHS.items() if not s.recurrent]
 
@@ -84,11 +91,11 @@ def write_tiny_gguf(
     chat_template: str | None = None,
 ) -> Path:
     """Write a random model to `path`; equal arguments give equal bytes. head_dim = n_embd / n_head."""
-    spec = ARCHS[arch]
+    spec = {**ARCHS, **ODD_ARCHS}[arch]
     n_layer = n_layer or spec.n_layer
-    n_head_kv = n_head_kv or (n_head if spec.fused_qkv else n_head // 2)
+    n_head_kv = n_head_kv or (n_head if spec.fused_qkv or arch == "t5" else n_head // 2)
     head_dim = n_embd // n_head
-    n_rot = int(head_dim * spec.rotary)
+    n_rot = MLA_ROT if arch == "deepseek2" else int(head_dim * spec.rotary)
     if rope_freqs is not None and arch != "llama":
         raise ValueError(f"llama.cpp reads rope_freqs.weight for llama, not for {arch}")
     if sliding_window is not None and not spec.swa_pattern:
@@ -115,19 +122,38 @@ def write_tiny_gguf(
         kv.add_ssm_inner_size(2 * n_embd)
         kv.add_ssm_state_size(16)
         kv.add_ssm_time_step_rank(4)
-    else:
+    elif arch == "deepseek2":
+        kinds = ["mla"] * n_layer
         kv.add_head_count(n_head)
+        kv.add_head_count_kv(1)
+        kv.add_key_length(MLA_LATENT + MLA_ROT)
+        kv.add_value_length(MLA_LATENT)
+        kv.add_key_length_mla(head_dim + MLA_ROT)
+        kv.add_value_length_mla(head_dim)
+        kv.add_q_lora_rank(n_embd // 2)
+        kv.add_kv_lora_rank(MLA_LATENT)
+        kv.add_leading_dense_block_count(n_layer)  # no experts, but their numbers are asked for
+        kv.add_expert_feed_forward_length(32)
+        kv.add_expert_shared_count(1)
+    else:
         if arch == "lfm2":
             kinds = ["attention" if i % 2 else "conv" for i in range(n_layer)]
-            kv.add_head_count_kv([n_head_kv if k == "attention" else 0 for k in kinds])
+        elif arch == "deci":
+            kinds[1] = "none"
+        n_heads, n_heads_kv = ([n if k == "attention" else 0 for k in kinds] for n in (n_head, n_head_kv))
+        kv.add_head_count(n_heads if arch == "deci" else n_head)
+        kv.add_head_count_kv(n_heads_kv if 0 in n_heads_kv else n_head_kv)
+        if arch == "lfm2":
             kv.add_shortconv_l_cache(3)
-        else:
-            kv.add_head_count_kv(n_head_kv)
         kv.add_key_length(head_dim)
         kv.add_value_length(head_dim)
     if spec.rope:
         kv.add_rope_dimension_count(n_rot)
         kv.add_rope_freq_base(rope_freq_base)
+    if arch == "t5":
+        kinds = []  # all of its own
+        kv.add_relative_attn_buckets_count(32)
+        kv.add_decoder_start_token_id(0)
     if arch == "qwen2vl":
         kv.add_rope_dimension_sections([n_rot // 4, n_rot // 8, n_rot // 8, 0])
     if spec.swa_pattern:
@@ -160,7 +186,8 @@ def write_tiny_gguf(
         w.add("rope_freqs.weight", np.asarray(rope_freqs, np.float32))
     for i, kind in enumerate(kinds):
         block = f"blk.{i}."
-        w.norm(block + "attn_norm", n_embd, bias=spec.layer_norm)
+        if kind != "none":
+            w.norm(block + "attn_norm", n_embd, bias=spec.layer_norm)
         if kind == "mamba":
             _add_mamba(w, block, n_embd)
             continue
@@ -168,7 +195,9 @@ def write_tiny_gguf(
             w.add(block + "shortconv.conv.weight", w.normal(n_embd, 3), quantize=False)
             w.matrix(block + "shortconv.in_proj", 3 * n_embd, n_embd)
             w.matrix(block + "shortconv.out_proj", n_embd, n_embd)
-        else:
+        elif kind == "mla":
+            _add_mla(w, block, n_embd, n_head, head_dim)
+        elif kind == "attention":
             _add_attention(w, block, spec, n_embd, n_head, n_head_kv, head_dim)
         if spec.post_norm:
             w.norm(block + "post_attention_norm", n_embd)
@@ -178,7 +207,10 @@ def write_tiny_gguf(
         if spec.gated:
             w.matrix(block + "ffn_gate", n_ff, n_embd)
         w.matrix(block + "ffn_down", n_embd, n_ff, bias=not spec.gated)
-    final_norm = "token_embd_norm" if arch == "lfm2" else "output_norm"  # lfm2's historical name for it
+    if arch == "t5":
+        _add_t5_layers(w, n_layer, n_embd, n_head, n_ff)
+    # lfm2's is a historical name
+    final_norm = {"lfm2": "token_embd_norm", "t5": "dec.output_norm"}.get(arch, "output_norm")
     w.norm(final_norm, n_embd, bias=spec.layer_norm, gain=2.0 if spec.tied else 1.0)
     if not spec.tied:
         output = w.normal(n_vocab, n_embd, 2 / math.sqrt(n_embd))
@@ -202,6 +234,34 @@ def _add_attention(w: _Writer, block: str, spec: Arch, n_embd: int, n_head: int,
         w.norm(block + "attn_q_norm", head_dim, gain=1.6)
         w.norm(block + "attn_k_norm", head_dim, gain=1.6)
     w.matrix(block + "attn_output", n_embd, n_q, bias=spec.fused_qkv)
+
+
+def _add_mla(w: _Writer, block: str, n_embd: int, n_head: int, head_dim: int) -> None:
+    n_low = n_embd // 2
+    w.matrix(block + "attn_q_a", n_low, n_embd)
+    w.norm(block + "attn_q_a_norm", n_low)
+    w.matrix(block + "attn_q_b", n_head * (head_dim + MLA_ROT), n_low, gain=2.0)
+    w.matrix(block + "attn_kv_a_mqa", MLA_LATENT + MLA_ROT, n_embd, gain=2.0)
+    w.norm(block + "attn_kv_a_norm", MLA_LATENT)
+    for name, rows, columns in (("attn_k_b", MLA_LATENT, head_dim), ("attn_v_b", head_dim, MLA_LATENT)):
+        tensor = w.normal(n_head * rows, columns, 1 / math.sqrt(columns))
+        w.add(f"{block}{name}.weight", tensor.reshape(n_head, rows, columns))
+    w.matrix(block + "attn_output", n_embd, n_head * head_dim)
+
+
+def _add_t5_layers(w: _Writer, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
+    w.norm("enc.output_norm", n_embd)
+    for side, i in itertools.product(("enc", "dec"), range(n_layer)):
+        block = f"{side}.blk.{i}."
+        for kind in ("attn_", "cross_attn_") if side == "dec" else ("attn_",):
+            w.norm(f"{block}{kind}norm", n_embd)
+            for name in "qkvo":
+                w.matrix(f"{block}{kind}{name}", n_embd, n_embd, gain=0.7)
+        if i == 0:
+            w.matrix(block + "attn_rel_b", 32, n_head)
+        w.norm(block + "ffn_norm", n_embd)
+        for name, rows, columns in (("gate", n_ff, n_embd), ("up", n_ff, n_embd), ("down", n_embd, n_ff)):
+            w.matrix(f"{block}ffn_{name}", rows, columns)
 
 
 def _add_mamba(w: _Writer, block: str, n_embd: int) -> None:

@@ -11,15 +11,17 @@ import os
 import sys
 from collections.abc import Sequence
 
+from pypcd import __version__
+from pypcd._cli import _terminal
+
 COMMANDS = ("chat", "generate", "info", "bench", "demo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
+    _terminal.setup()
     parser = argparse.ArgumentParser(prog="pypcd", description="Positional Contrastive Decoding for GGUF models.")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-
-    from pypcd import __version__  # loads the library; the modules below do too
 
     parser.add_argument("--version", action="version", version=f"pypcd {__version__}")
 

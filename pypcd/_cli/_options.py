@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import llama_cpp
@@ -14,7 +15,7 @@ import llama_cpp
 import pypcd
 from pypcd import ModelError, PCDConfig, UnsupportedError
 from pypcd._cli import _terminal
-from pypcd._config import PRESETS, _nearest
+from pypcd._config import BUILT, PRESETS, _nearest
 
 # name -> (lowest, highest, what is allowed)
 _RANGES = {
@@ -86,7 +87,7 @@ def parse_pcd(text: str, base: PCDConfig | None = None) -> PCDConfig | None:
         if first in PRESETS:
             config = PCDConfig.preset(first)
         elif first != "on":
-            names = ["on", "off", *PRESETS]
+            names = ["on", "off", *BUILT]
             near = _nearest(first, names)
             raise ValueError(
                 f"{text!r} is no PCD setting{near}; allowed: {', '.join(names)}, or values such as beta=1.5,window=64"
@@ -120,16 +121,44 @@ def add_model(parser: argparse.ArgumentParser, **kwargs: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="a GGUF file, or 'demo', which comes with pypcd", **kwargs)
 
 
+def at_least(low: int) -> Callable[[str], int]:
+    """An argparse type: an integer of at least `low`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value < 2**31:
+            raise argparse.ArgumentTypeError(f"{text!r}; allowed: an integer of at least {low}")
+        return value
+
+    return convert
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--threads", metavar="N", type=at_least(1), help="CPU threads")
+    add("--gpu-layers", metavar="N", type=at_least(-1), help="layers on the GPU (default: all, where there is one)")
+
+
+def machine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What add_machine() asked for, as arguments of pypcd.Llama."""
+    options = {"n_threads": args.threads, "n_threads_batch": args.threads}
+    if args.gpu_layers is not None:
+        options["n_gpu_layers"] = args.gpu_layers
+    return options
+
+
 def add_common(parser: argparse.ArgumentParser) -> None:
     """The options of chat and generate."""
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help="on (default), off, a preset, or beta=1.5,window=64 …")
+    add("--pcd", metavar="SETTING", help="on (default), off, a preset, or beta=1.5,window=64 ...")
     add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy, reproducible")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
     add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")
-    add("--n-ctx", metavar="N", type=int, default=0, help="context (default: the model's, or what fits)")
-    add("--threads", metavar="N", type=int, help="CPU threads")
-    add("--gpu-layers", metavar="N", type=int, help="layers on the GPU (default: all, where there is one)")
+    add("--n-ctx", metavar="N", type=at_least(0), default=0, help="context (default: the model's, or what fits)")
+    add_machine(parser)
     add("--verbose", action="store_true", help="llama.cpp's own log, on stderr")
 
 
@@ -146,29 +175,17 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
     Raises:
         UnsupportedError: PCD was asked for by name, and cannot run.
     """
-    config = parse_pcd(args.pcd or "on")  # complain before the slow part
-    for name, low in (("n_ctx", 0), ("threads", 1), ("gpu_layers", -1)):
-        value = getattr(args, name)
-        if value is not None and value < low:
-            raise ValueError(f"--{name.replace('_', '-')} is {value}; allowed: an integer of at least {low}")
+    config = parse_pcd("on" if args.pcd is None else args.pcd)  # complain before the slow part
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-
-    options = {
-        "n_ctx": args.n_ctx,
-        "verbose": args.verbose,
-        "n_threads": args.threads,
-        "n_threads_batch": args.threads,
-    }
-    if args.gpu_layers is not None:
-        options["n_gpu_layers"] = args.gpu_layers
-    llm = open_model(args.model, **options)
-    try:
+    llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **machine_options(args))
+    refusal = llm.pcd_refusal(config)
+    if refusal is None:
         llm.pcd = config
-    except UnsupportedError as error:
-        if args.pcd is not None:
-            raise
-        _terminal.note(f"going on without PCD: {str(error).partition('cannot run here: ')[2] or error}")
+    elif args.pcd is not None:
+        raise UnsupportedError(f"PCD cannot run here: {refusal}")
+    else:
+        _terminal.note(f"going on without PCD: {refusal}")
     return llm
 
 

@@ -183,6 +183,7 @@ def _load_json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("pypcd_session") != 1:
         raise ValueError(f"{path} is no session saved by pypcd chat")
     empty: dict[str, Any] = {"system": "", "messages": [], "settings": {}, "pcd": None}
+    record = {name: value for name, value in record.items() if value is not None}
     for name in ("settings", "pcd"):
         if not isinstance(record.get(name) or {}, dict):
             raise ValueError(f"{path} is damaged: its {name} are no mapping")

@@ -27,7 +27,10 @@ _UNSAFE[ord("\r")] = None  # type: ignore[assignment]
 
 
 def setup() -> None:
-    """Text that a stream's encoding cannot hold must not end the program."""
+    """Neither a closed stream nor text that a stream's encoding cannot hold must end the program."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  for as long as the program runs
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -98,6 +101,9 @@ def interruptible() -> Iterator[Interrupt]:
     flag = Interrupt()
 
     def handler(*_: object) -> None:
+        if flag.pressed:  # whoever should look at the flag does not
+            signal.signal(signal.SIGINT, before)
+            raise KeyboardInterrupt
         flag.pressed = True
 
     before = signal.signal(signal.SIGINT, handler)

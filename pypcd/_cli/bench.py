@@ -11,12 +11,10 @@ import sys
 import llama_cpp
 
 from pypcd import _machine
-from pypcd._bench import Measurement, bench, modes_for
-from pypcd._cli import _options
+from pypcd._bench import Measurement, bench, default_modes, modes_for
+from pypcd._cli import _options, _terminal
 
 HELP = "time plain decoding and PCD side by side"
-
-DEFAULT_MODES = "stock,rerotated,shared,window,rerotated-alternate,rerotated-cautious"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,44 +22,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Times are ratios to plain decoding in the same round; plain and each mode run in their own faster setting of flash attention."
     _options.add_model(parser)
     add = parser.add_argument
-    add("--length", metavar="N,…", default="512,2048", help="tokens in the context (default %(default)s)")
+    add("--length", metavar="N,...", default="512,2048", help="tokens in the context (default %(default)s)")
     add(
         "--mode",
-        metavar="NAME,…",
-        default=DEFAULT_MODES,
-        help="stock (llama_cpp.Llama), rerotated, shared, window; a PCD mode also with -alternate or -cautious behind it (default: %(default)s)",
+        metavar="NAME,...",
+        help="stock (llama_cpp.Llama), rerotated, shared, window; a PCD mode also with -alternate or -cautious behind it",
     )
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
-    add("--n-tokens", metavar="N", type=int, default=16, help="tokens decoded per round (default %(default)s)")
-    add("--rounds", metavar="N", type=int, default=5, help="interleaved rounds (default %(default)s)")
+    add(
+        "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
+    )
+    add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (default %(default)s)")
     add("--flash-attn", choices=("both", "on", "off"), default="both", help="settings to try (default %(default)s)")
-    add("--threads", metavar="N", type=int, help="CPU threads")
-    add("--gpu-layers", metavar="N", type=int, help="layers on the GPU (default: all, where there is one)")
+    _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     lengths = [_length(text) for text in args.length.split(",")]
-    for name, value, least in (("--n-tokens", args.n_tokens, 2), ("--rounds", args.rounds, 1)):
-        if value < least:
-            raise ValueError(f"{name} is {value}; allowed: at least {least}")
-    modes = modes_for([name for name in args.mode.split(",") if name])
-    text = args.text.read_text(encoding="utf-8") if args.text else ""
+    modes = modes_for([name for name in args.mode.split(",") if name] if args.mode else default_modes())
+    text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
     if args.text and not text:
         raise ValueError(f"{args.text} is empty")
-    threads = args.threads or _machine.default_threads()
-    options = {"n_threads": threads, "n_threads_batch": threads}
-    if args.gpu_layers is not None:
-        options["n_gpu_layers"] = args.gpu_layers
+    options = _options.machine_options(args)
+    options["n_threads"] = options["n_threads_batch"] = threads = args.threads or _machine.default_threads()
 
-    if not args.json:
-        where = "GPU" if _machine.has_gpu() else "CPU"
-        print(
-            f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; medians of {args.rounds} rounds of {args.n_tokens} tokens"
-        )
-        print(
-            f"{'tokens':>6}  {'mode':<20} {'flash':>5} {'tok/s':>8} {'time/plain':>11} {'twins':>6} {'prompt/plain':>13} {'KV MiB':>8}"
-        )
     rows: list[Measurement] = []
     flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]
     for row in bench(
@@ -76,27 +61,36 @@ def run(args: argparse.Namespace) -> int:
         **options,
     ):
         _progress("")
+        if not rows and not args.json:
+            print(_header(args, threads), flush=True)
         rows.append(row)
         if not args.json:
-            prefill = "-" if row.prefill_ratio is None else f"{row.prefill_ratio:.2f}x"
-            print(
-                f"{row.n_past:>6}  {row.mode:<20} {'on' if row.flash_attn else 'off':>5} {row.tokens_per_second:>8.2f} "
-                f"{row.ratio:>10.2f}x {row.twins:>6.2f} {prefill:>13} {row.kv_bytes / 2**20:>8.1f}",
-                flush=True,
-            )
+            print(_line(row), flush=True)
+    for name in modes.keys() - {row.mode for row in rows}:
+        _terminal.note(f"this model cannot run the mode {name}; 'pypcd info MODEL' says why")
     if args.json:
-        print(
-            json.dumps(
-                {
-                    "model": args.model,
-                    "n_threads": threads,
-                    "gpu": _machine.has_gpu(),
-                    "measurements": [dataclasses.asdict(row) for row in rows],
-                },
-                indent=2,
-            )
-        )
+        record = {"model": args.model, "n_threads": threads, "gpu": _machine.has_gpu()}
+        print(json.dumps({**record, "measurements": [dataclasses.asdict(row) for row in rows]}, indent=2))
     return 0
+
+
+def _header(args: argparse.Namespace, threads: int) -> str:
+    where = "GPU" if _machine.has_gpu() else "CPU"
+    of = f"medians of {args.rounds} rounds of {args.n_tokens} tokens"
+    return (
+        f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; {of}\n"
+        f"{'tokens':>6}  {'mode':<20} {'flash':>5} {'tok/s':>8} {'time/plain':>11} {'twins':>6} {'prompt/plain':>13} {'KV MiB':>8}"
+    )
+
+
+def _line(row: Measurement) -> str:
+    flash, prefill = "on" if row.flash_attn else "off", "-"
+    if row.prefill_ratio is not None:
+        prefill = f"{row.prefill_ratio:.2f}x"
+    return (
+        f"{row.n_past:>6}  {row.mode:<20} {flash:>5} {row.tokens_per_second:>8.2f} {row.ratio:>10.2f}x "
+        f"{row.twins:>6.2f} {prefill:>13} {row.kv_bytes / 2**20:>8.1f}"
+    )
 
 
 def _progress(text: str) -> None:

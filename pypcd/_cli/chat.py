@@ -122,7 +122,7 @@ class Chat:
             self.status = 130
 
     def fail(self, error: BaseException) -> None:
-        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.strerror else str(error)
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         _terminal.note(reason)
         if not self.lines.typed:
             self.status = 1
@@ -215,8 +215,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _terminal.setup()
     sampling = _options.sampling_from(args)
+    if args.prompt is not None and not args.prompt.strip():
+        raise ValueError("the prompt is empty")
     llm = _options.load_model(args)
     if not has_template(llm):
         _terminal.note(

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from pypcd import Llama
-from pypcd._cli import _terminal
+from pypcd import Llama, PCDError
+from pypcd._cli import _options, _terminal
 from pypcd._demo import CONTROL, METHODS, PLAIN, Answer, answer_all
 from pypcd._stats import Paired, paired
 from pypcd._tasks import Sample, kv_retrieval
@@ -24,20 +24,21 @@ TITLES = {"plain": "plain (greedy)", "PCD": "PCD (paper)", "window": "window twi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--n", type=int, default=75, help="questions per length (default %(default)s)")
+    parser.add_argument("--n", type=_options.at_least(2), default=75, help="questions per length (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="other questions (default %(default)s)")
     parser.add_argument("--question", type=int, metavar="K", help="print question K, for generate or chat, and leave")
-    parser.add_argument("--threads", type=int, help="default: all cores up to four")
+    parser.add_argument("--threads", type=_options.at_least(1), help="default: all cores up to four")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.n < 2:
-        raise ValueError(f"--n is {args.n}; allowed: at least 2")
     if args.question is not None:
         return _print_question(args)
     llm = Llama("demo", n_ctx=2048, n_threads=args.threads)
 
+    refusal = llm.pcd_refusal()
+    if refusal is not None:
+        raise PCDError(refusal)
     results: list[tuple[int, list[Answer]]] = []
     with _terminal.progress((args.n + N_POOL) * len(PAIRS), "asking", unit=" questions") as bar:
         for n_pairs in PAIRS:

@@ -1,4 +1,4 @@
-"""pypcd generate: continue a prompt. Also the loop that chat uses to answer."""
+"""pypcd generate: continue a prompt."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def read_prompt(given: str | None) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    _terminal.setup()
     sampling = _options.sampling_from(args)
     prompt = read_prompt(args.prompt)
     llm = _options.load_model(args)

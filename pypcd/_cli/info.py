@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import mmap
 import os
 import platform
 from typing import Any
 
+import gguf
 import llama_cpp
 import numpy as np
 
@@ -17,7 +16,8 @@ import pypcd
 from pypcd import PCDConfig, _machine, _native
 from pypcd._cli import _options, _terminal
 from pypcd._models import DEMO_MODEL, resolve_model
-from pypcd._selftest import can_run, self_test
+from pypcd._selftest import self_test
+from pypcd._shape import Shape
 
 HELP = "show the library, the machine and what PCD does to a model, and test it"
 
@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _terminal.setup()
     record: dict[str, Any] = {"library": library_facts(), "machine": machine_facts()}
     path = resolve_model(args.model) if args.model else None
     tested = path or (str(DEMO_MODEL) if DEMO_MODEL.exists() else None)
@@ -64,14 +63,13 @@ def library_facts() -> dict[str, Any]:
 
 
 def machine_facts() -> dict[str, Any]:
-    backends, devices = _ggml()
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "threads": _machine.default_threads(),
         "memory": _machine.total_memory(),
         "gpu_offload": _machine.has_gpu(),
-        "backends": backends,
-        "devices": devices,
+        "backends": _machine.backends(),
+        "devices": _machine.devices(),
         "cpu_features": llama_cpp.llama_print_system_info().decode().strip(" |\n"),
         "amx": "off: present, but some compilers miscompile it (use_extra_bufts=True forces it on)"
         if _machine.has_amx()
@@ -79,41 +77,9 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def _ggml() -> tuple[list[str], list[dict[str, Any]]]:
-    """ggml's backends and devices; llama_cpp has no names for these functions."""
-
-    def call(name: str, restype: Any, *args: Any) -> Any:
-        function = getattr(_native.lib, "ggml_backend_" + name)
-        function.restype = restype
-        return function(*args)
-
-    text, handle, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
-    try:
-        registries = [handle(call("reg_get", handle, size(i))) for i in range(call("reg_count", size))]
-        backends = [call("reg_name", text, registry).decode() for registry in registries]
-        devices = []
-        for i in range(call("dev_count", size)):
-            device = handle(call("dev_get", handle, size(i)))
-            free, total = size(), size()
-            call("dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
-            name, what = (call(f, text, device).decode("utf-8", "replace") for f in ("dev_name", "dev_description"))
-            devices.append({"name": name, "description": what, "memory": total.value})
-        return backends, devices
-    except AttributeError:  # Windows finds a symbol only in the library that defines it
-        return [], []
-
-
 def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
     meta = llm.metadata
-    arch = meta.get("general.architecture", "unknown")
-
-    def number(key: str, default: float) -> float:
-        try:
-            return float(meta.get(f"{arch}.{key}", default))
-        except ValueError:  # a list, one value per layer
-            return default
-
-    head = number("attention.key_length", number("embedding_length", 0) / max(number("attention.head_count", 1), 1))
+    arch, shape = meta.get("general.architecture", "unknown"), Shape.from_metadata(meta)
     facts: dict[str, Any] = {
         "path": llm.model_path,
         "name": meta.get("general.name"),
@@ -124,7 +90,7 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
         "chat_template": "tokenizer.chat_template" in meta,
     }
     if llama_cpp.llama_model_rope_type(llm.model) != llama_cpp.LLAMA_ROPE_TYPE_NONE:
-        n_rot, base = int(number("rope.dimension_count", head)), number("rope.freq_base", 10000.0)
+        n_rot, base = shape.n_rot, shape.rope_freq_base
         factor = 1 / (llama_cpp.llama_model_rope_freq_scale_train(llm.model) or 1.0)
         scaling = {
             "type": meta.get(f"{arch}.rope.scaling.type", "none"),
@@ -145,15 +111,15 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
             "wavelengths": before.tolist(),
             "wavelengths_over_rotated": (before / turned).tolist(),
         }
-    facts["pcd"], facts["window"] = can_run(llm, PCDConfig()), can_run(llm, PCDConfig.windowed())
+    for name, config in (("pcd", PCDConfig()), ("window", PCDConfig.windowed())):
+        facts[name] = llm.pcd_refusal(config) or "yes"
     return facts
 
 
 def _has_factors(path: str) -> bool:
-    """Whether the file's header names a tensor of per-frequency factors (Llama 3.1, LongRoPE)."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        end = min(len(data), 2**25)  # the header, and with a large vocabulary more than that rarely
-        return any(data.find(name, 0, end) >= 0 for name in (b"rope_freqs.weight", b"rope_factors_long.weight"))
+    """Whether the file holds a tensor of per-frequency factors (Llama 3.1, LongRoPE)."""
+    names = {tensor.name for tensor in gguf.GGUFReader(path).tensors}
+    return not names.isdisjoint({"rope_freqs.weight", "rope_factors_long.weight"})
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
