@@ -3,16 +3,17 @@
 set(PYPCD_LLAMA_DIR "${CMAKE_BINARY_DIR}/llama.cpp-${PYPCD_PIN}")
 set(PYPCD_PATCH     "${PROJECT_SOURCE_DIR}/cpp/patches/llama-cpp-hooks.patch")
 
-# A patch that changed since the last build in this folder starts from a fresh copy.
+# Another patch or source than the last build had in this folder starts from a fresh copy.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PYPCD_PATCH}")
-set(stamp "${PYPCD_LLAMA_DIR}/pypcd-patch.sha256")
-file(SHA256 "${PYPCD_PATCH}" patch_hash)
-set(stamped "")
+set(stamp "${PYPCD_LLAMA_DIR}/pypcd-source")
+file(SHA256 "${PYPCD_PATCH}" wanted)
+string(APPEND wanted " ${PYPCD_LLAMA_CPP_SOURCE}")
+set(found "")
 if(EXISTS "${stamp}")
-    file(READ "${stamp}" stamped)
+    file(READ "${stamp}" found)
 endif()
 
-if(NOT stamped STREQUAL patch_hash)
+if(NOT found STREQUAL wanted)
     set(source "${PYPCD_LLAMA_CPP_SOURCE}")
 
     if(NOT source)
@@ -89,4 +90,4 @@ if(NOT reversed EQUAL 0)
 else()
     message(STATUS "The PCD hooks are applied already")
 endif()
-file(WRITE "${stamp}" "${patch_hash}")
+file(WRITE "${stamp}" "${wanted}")
