@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import numbers
 from collections.abc import Mapping
 from typing import Any, Union
+
+from pypcd._errors import did_you_mean
 
 __all__ = ["PCDConfig", "PCDSetting"]
 
@@ -111,7 +112,7 @@ class PCDConfig:
             ValueError: there is no such preset.
         """
         if name not in PRESETS:
-            raise ValueError(f"pcd={name!r} is no preset{_nearest(name, PRESETS)}; allowed: {', '.join(BUILT)}")
+            raise ValueError(f"pcd={name!r} is no preset{did_you_mean(name, PRESETS)}; allowed: {', '.join(BUILT)}")
         return getattr(cls, PRESETS[name])()
 
     # -- making one from another -----------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class PCDConfig:
         for name in changes:
             if name not in names:
                 raise TypeError(
-                    f"PCDConfig has no field {name!r}{_nearest(name, names)}; its fields: {', '.join(names)}"
+                    f"PCDConfig has no field {name!r}{did_you_mean(name, names)}; its fields: {', '.join(names)}"
                 )
         return dataclasses.replace(self, **changes)
 
@@ -182,15 +183,12 @@ class PCDConfig:
     def _choice(self, name: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if value not in allowed:
-            raise ValueError(f"{name} is {value!r}{_nearest(value, allowed)}; allowed: {', '.join(map(repr, allowed))}")
+            raise ValueError(
+                f"{name} is {value!r}{did_you_mean(value, allowed)}; allowed: {', '.join(map(repr, allowed))}"
+            )
 
 
 PRESETS = {"paper": "paper", "cautious": "cautious", "window": "windowed", "blog": "blog"}
 BUILT = [name for name in PRESETS if name != "blog"]
 
 PCDSetting = Union[None, bool, str, Mapping[str, Any], PCDConfig]
-
-
-def _nearest(name: object, names: Any) -> str:
-    close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""

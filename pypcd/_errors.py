@@ -10,7 +10,10 @@ Values out of range raise plain ValueError, unknown keyword arguments TypeError,
 
 from __future__ import annotations
 
-__all__ = ["LibraryError", "ModelError", "PCDError", "UnsupportedError"]
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["LibraryError", "ModelError", "PCDError", "UnsupportedError", "did_you_mean"]
 
 
 class PCDError(RuntimeError):
@@ -27,3 +30,9 @@ class ModelError(PCDError, ValueError):
 
 class UnsupportedError(PCDError):
     """This model or context cannot run the PCD asked for."""
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """ " (did you mean 'x'?)" for the name nearest to a misspelt one; empty if none is near."""
+    close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

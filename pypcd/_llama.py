@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import _log, _machine, _native
-from pypcd._config import PCDConfig, PCDSetting, _nearest
-from pypcd._errors import ModelError, PCDError, UnsupportedError
+from pypcd._config import PCDConfig, PCDSetting
+from pypcd._errors import ModelError, PCDError, UnsupportedError, did_you_mean
 from pypcd._models import resolve_model
 
 __all__ = ["Llama", "PCDLogits", "PCDStats"]
@@ -101,7 +101,7 @@ class Llama(llama_cpp.Llama):
     ) -> None:
         for name in [name for name in kwargs if name not in _KEYWORDS]:
             if kwargs[name] not in _FORMER.get(name, ()):
-                near = _nearest(name, [*_KEYWORDS, "pcd", "use_extra_bufts"])
+                near = did_you_mean(name, [*_KEYWORDS, "pcd", "use_extra_bufts"])
                 raise TypeError(f"Llama has no argument {name!r}{near}")
             del kwargs[name]
 

@@ -1,4 +1,4 @@
-"""The loop that makes an answer: pieces of text as they come, figures, stop strings, Ctrl-C. Knows nothing of the terminal."""
+"""The loop that makes an answer: pieces of text as they come, figures, stop strings, Ctrl-C."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ import llama_cpp
 import pypcd
 from pypcd import ModelError, PCDConfig, UnsupportedError
 from pypcd._cli import _terminal
-from pypcd._config import BUILT, PRESETS, _nearest
+from pypcd._config import BUILT, PRESETS
+from pypcd._errors import did_you_mean
 
 # name -> (lowest, highest, what is allowed)
 _RANGES = {
@@ -49,7 +50,9 @@ class Sampling:
         """
         name = {"temp": "temperature"}.get(name, name).replace("-", "_")
         if name not in _RANGES:
-            raise ValueError(f"there is no setting {name!r}{_nearest(name, _RANGES)}; there are: {', '.join(_RANGES)}")
+            raise ValueError(
+                f"there is no setting {name!r}{did_you_mean(name, _RANGES)}; there are: {', '.join(_RANGES)}"
+            )
         if name == "seed" and value in ("random", None):
             self.seed = None
             return name
@@ -88,7 +91,7 @@ def parse_pcd(text: str, base: PCDConfig | None = None) -> PCDConfig | None:
             config = PCDConfig.preset(first)
         elif first != "on":
             names = ["on", "off", *BUILT]
-            near = _nearest(first, names)
+            near = did_you_mean(first, names)
             raise ValueError(
                 f"{text!r} is no PCD setting{near}; allowed: {', '.join(names)}, or values such as beta=1.5,window=64"
             )

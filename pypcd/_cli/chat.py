@@ -12,7 +12,7 @@ from pypcd import PCDError
 from pypcd._cli import _options, _terminal
 from pypcd._cli._session import ChatSession, has_template
 from pypcd._cli._terminal import say
-from pypcd._config import _nearest
+from pypcd._errors import did_you_mean
 from pypcd._models import DEMO_MODEL
 
 HELP = "talk with a model in the terminal"
@@ -91,7 +91,7 @@ class Chat:
         name = ALIASES.get(name, name)
         if name not in COMMANDS:
             hint = "/help lists them, // sends a message that starts with /"
-            raise ValueError(f"there is no command /{name}{_nearest(name, COMMANDS)}; {hint}")
+            raise ValueError(f"there is no command /{name}{did_you_mean(name, COMMANDS)}; {hint}")
         if name in ("read", "save", "load") and not argument.strip():
             raise ValueError(f"/{name} needs a file name")
         return getattr(self, f"do_{name}")(argument.strip()) is not False
