@@ -6,8 +6,9 @@ What must come out is known from the same library with PCD off, from a float32 c
 from __future__ import annotations
 
 import ctypes
-import threading
+import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
 
 import llama_cpp
@@ -27,11 +28,8 @@ TWINS = range(192, 256)  # their sequence ids
 ROUNDING = 1e-3  # a batch evaluated in other parts; a wrong angle, cell or mask moves rows by tenths
 SMALL_CONTEXT: dict[str, Any] = {
     **F32,
-    "n_ctx": 256,
-    "n_batch": 256,
-    "n_ubatch": 256,
-    "n_threads": 1,
-    "n_threads_batch": 1,
+    **dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), 256),
+    **dict.fromkeys(("n_threads", "n_threads_batch"), 1),
     "kv_unified": True,
     "flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
@@ -57,67 +55,56 @@ class Context:
         self.n_embd = llama_cpp.llama_model_n_embd(model)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         if pcd is not None:
-            assert self.set(pcd) == (_native.OK, "")
+            assert ask(self, pcd) == (_native.OK, "")
 
-    def set(self, setting: Setting, call: Any = _native.pcd_set) -> tuple[int, str]:
-        error = ctypes.create_string_buffer(500)
-        params = _native_params(pypcd.PCDConfig(**setting))
-        return call(self.ctx, ctypes.byref(params), error, 500), error.value.decode()
-
-    def decode(
-        self,
-        tokens: Sequence[int] | np.ndarray,
-        start: int | None = None,
-        *,
-        out: Sequence[int] | None = None,
-        seq: int = 0,
-        positions: np.ndarray | None = None,
-        call: Any = llama_cpp.llama_decode,
-    ) -> int:
-        """Tokens or embeddings, by default behind all others and with logits for the last; the status."""
-        n = len(tokens)
-        if start is None:
-            start = self.span(seq)[1] + 1
-        if positions is None:
-            positions = np.arange(start, start + n)
+    def decode(self, tokens: Any, at: Any = None, *, out: Any = None, seq: int = 0, call: Any = None) -> int:
+        """Tokens or embeddings from position `at` on, by default behind all others and for the last one's logits."""
+        n, embedded = len(tokens), isinstance(tokens, np.ndarray)
+        first = self.span(seq)[1] + 1 if at is None else at
+        positions = first if isinstance(first, np.ndarray) else np.arange(first, first + n)
         out = [n - 1] if out is None else out
         int32, seqs = ctypes.c_int32, (ctypes.c_int32 * 1)(seq)
-        ids = embeddings = None
-        if isinstance(tokens, np.ndarray):
-            embeddings = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        else:
-            ids = (int32 * n)(*tokens)
         batch = llama_cpp.llama_batch(
             n,
-            ids,
-            embeddings,
+            None if embedded else (int32 * n)(*tokens),
+            tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if embedded else None,
             (int32 * positions.size)(*positions.ravel().tolist()),
             (int32 * n)(*[1] * n),
             (ctypes.POINTER(int32) * n)(*[seqs] * n),
             (ctypes.c_int8 * n)(*(i in out for i in range(n))),
         )
-        return call(self.ctx, batch)
+        return (call or llama_cpp.llama_decode)(self.ctx, batch)
 
     def rows(self, i: int = -1) -> Rows:
         """L and L*."""
-        pointers = [_native.pcd_get_logits_ith(self.ctx, i, which) for which in range(2)]
-        assert all(pointers), "no such row"
-        standard, over = (np.ctypeslib.as_array(p, shape=(self.n_vocab,)).copy() for p in pointers)
+        standard, over = (read(_native.pcd_get_logits_ith(self.ctx, i, which), self.n_vocab) for which in range(2))
+        assert standard is not None and over is not None
         return standard, over
 
-    def seen(self, i: int = -1) -> np.ndarray:
-        return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.ctx, i), shape=(self.n_vocab,)).copy()
+    def seen(self, i: int = -1) -> np.ndarray | None:
+        return read(llama_cpp.llama_get_logits_ith(self.ctx, i), self.n_vocab)
 
     def embedding(self, i: int) -> np.ndarray | None:
-        pointer = llama_cpp.llama_get_embeddings_ith(self.ctx, i)
-        return np.ctypeslib.as_array(pointer, shape=(self.n_embd,)).copy() if pointer else None
+        return read(llama_cpp.llama_get_embeddings_ith(self.ctx, i), self.n_embd)
 
     def span(self, seq: int = 0) -> tuple[int, int]:
         """The first and the last position in memory, -1 where there is none."""
-        return (
-            llama_cpp.llama_memory_seq_pos_min(self.memory, seq),
-            llama_cpp.llama_memory_seq_pos_max(self.memory, seq),
-        )
+        ends = llama_cpp.llama_memory_seq_pos_min, llama_cpp.llama_memory_seq_pos_max
+        return ends[0](self.memory, seq), ends[1](self.memory, seq)
+
+
+def read(pointer: Any, n: int) -> np.ndarray | None:
+    return np.ctypeslib.as_array(pointer, shape=(n,)).copy() if pointer else None
+
+
+def decode_in(contexts: Sequence[Context], *args: Any, **kwargs: Any) -> None:
+    for context in contexts:
+        assert context.decode(*args, **kwargs) == 0
+
+
+def ask(context: Context | pypcd.Llama, setting: Setting, call: Any = _native.pcd_set) -> tuple[int, str]:
+    error, params = ctypes.create_string_buffer(500), _native_params(pypcd.PCDConfig(**setting))
+    return call(context.ctx, ctypes.byref(params), error, 500), error.value.decode()
 
 
 Native = Callable[..., Context]
@@ -126,8 +113,7 @@ Native = Callable[..., Context]
 @pytest.fixture
 def native(tiny: Tiny) -> Iterator[Native]:
     """native(arch, setting or None, **llama_context_params)"""
-    models: dict[str, Any] = {}
-    opened: list[Context] = []
+    models, opened = {}, []
 
     def make(arch: str, pcd: Setting | None = None, **params: Any) -> Context:
         if arch not in models:
@@ -146,9 +132,14 @@ def native(tiny: Tiny) -> Iterator[Native]:
 
 
 def same_rows(a: Rows, b: Rows) -> None:
-    close(a[0], b[0], ROUNDING)
-    close(a[1], b[1], ROUNDING)
+    close(a, b, ROUNDING)
     assert np.abs(a[0] - a[1]).max() > 0.05, "the twin must differ, or this test shows nothing"
+
+
+def check_row(context: Context, stock: Context, other: Context, i: int = -1) -> None:
+    """L as stock has it, L* as another context with PCD."""
+    close(context.rows(i)[0], stock.seen(i), ROUNDING)
+    same_rows(context.rows(i), other.rows(i))
 
 
 # --- odd models ---
@@ -163,7 +154,7 @@ def test_latent_keys_in_a_quantised_cache_turn_as_float_ones_do(turned_on: str, 
         context = native("deepseek2", type_k=type_kv, type_v=type_kv, flash_attn_type=flash)
         for tokens, when in ((TOKENS[:99], "first"), (TOKENS[99:100], "later")):
             if turned_on == when:
-                assert context.set({}) == (_native.OK, "")
+                assert ask(context, {}) == (_native.OK, "")
             assert context.decode(tokens) == 0
         return context.rows()
 
@@ -190,34 +181,27 @@ def test_keys_weighed_after_their_rotation_are_refused_and_nothing_changes(befor
         rows = asked.pcd_logits()
         assert asked.pcd is not None and np.abs(rows.standard - rows.over_rotated).max() > 0.05
         check_contrast(rows, asked.pcd, native_row(asked))
-    rerotated, shared = (_native_params(pypcd.PCDConfig(cache=cache)) for cache in ("rerotated", "shared"))
-    error = ctypes.create_string_buffer(500)
-    assert _native.pcd_check(asked.ctx, ctypes.byref(rerotated), error, 500) == _native.UNSUPPORTED
-    assert b"weighs its keys" in error.value
-    assert _native.pcd_check(asked.ctx, ctypes.byref(shared), error, 500) == _native.OK
+    status, text = ask(asked, {"cache": "rerotated"}, _native.pcd_check)
+    assert status == _native.UNSUPPORTED and "weighs its keys" in text
+    assert ask(asked, {"cache": "shared"}, _native.pcd_check) == (_native.OK, "")
 
 
 def test_a_layer_without_attention_has_no_keys_to_derive(native: Native) -> None:
     stock, first, later = native("deci"), native("deci", {}), native("deci")
-    for context in (stock, first, later):
-        assert context.decode(TOKENS[:40]) == 0
-    assert later.set({}) == (_native.OK, "")
-    for context in (stock, first, later):
-        assert context.decode(TOKENS[40:41]) == 0
-    same_rows(later.rows(), first.rows())
-    close(first.rows()[0], stock.seen(), ROUNDING)
+    decode_in((stock, first, later), TOKENS[:40])
+    assert ask(later, {}) == (_native.OK, "")
+    decode_in((stock, first, later), TOKENS[40:41])
+    check_row(later, stock, first)
 
 
 def test_a_decoder_with_an_encoder_is_refused_and_decodes_on_without(native: Native) -> None:
     asked, never = native("t5"), native("t5")
-    for context in (asked, never):
-        assert context.decode(TOKENS[:20], 0, out=range(20), call=llama_cpp.llama_encode) == 0
-        assert context.decode(TOKENS[:10]) == 0
-    status, text = asked.set({"perturbation": "none", "window": 8})
+    decode_in((asked, never), TOKENS[:20], 0, out=range(20), call=llama_cpp.llama_encode)
+    decode_in((asked, never), TOKENS[:10])
+    status, text = ask(asked, {"perturbation": "none", "window": 8})
     assert status == _native.UNSUPPORTED
     assert text == "the architecture 't5' has an encoder, and a twin cannot attend to it"
-    for context in (asked, never):
-        assert context.decode(TOKENS[10:11]) == 0
+    decode_in((asked, never), TOKENS[10:11])
     assert np.array_equal(asked.seen(), never.seen())
 
 
@@ -227,38 +211,33 @@ IMAGE = np.random.default_rng(3).standard_normal((12, 64)).astype(np.float32)
 PLACES = np.array([(10, 10 + y, 10 + x, 0) for y in range(3) for x in range(4)]).T
 
 
-def decode_around_an_image(context: Context, out: Sequence[int] = ()) -> None:
-    assert context.decode(TOKENS[:10]) == 0
-    assert context.decode(IMAGE, positions=PLACES, out=out) == 0
+def decode_image_in(contexts: Sequence[Context], out: Sequence[int]) -> None:
+    decode_in(contexts, TOKENS[:10])
+    decode_in(contexts, IMAGE, PLACES, out=out)
 
 
 @pytest.mark.parametrize("evaluation", ["fused", "alternate"])
 def test_without_over_rotation_the_twins_of_patches_are_the_patches(evaluation: str, native: Native) -> None:
     stock = native("qwen2vl")
     context = native("qwen2vl", {"base_ratio": 1, "evaluation": evaluation})
-    for c in (stock, context):
-        decode_around_an_image(c, range(12))
+    decode_image_in((stock, context), range(12))
     for i in range(12):
-        close(context.rows(i)[0], stock.seen(i), ROUNDING)
-        close(context.rows(i)[1], stock.seen(i), ROUNDING)
-    for c in (stock, context):
-        assert c.decode(TOKENS[10:12], 14) == 0
-    close(context.rows()[0], stock.seen(), ROUNDING)
-    close(context.rows()[1], stock.seen(), ROUNDING)
+        for row in context.rows(i):
+            close(row, stock.seen(i), ROUNDING)
+    decode_in((stock, context), TOKENS[10:12], 14)
+    for row in context.rows():
+        close(row, stock.seen(), ROUNDING)
 
 
 def test_text_after_an_image_has_one_over_rotated_row_however_it_is_made(native: Native) -> None:
     stock, stored, derived = native("qwen2vl"), native("qwen2vl", {}), native("qwen2vl")
     alternate = native("qwen2vl", {"evaluation": "alternate"})
-    for context in (stock, stored, derived, alternate):
-        decode_around_an_image(context)
-        assert context.decode(TOKENS[10:19], 14) == 0
-    assert derived.set({}) == (_native.OK, "")
-    for context in (stock, stored, derived, alternate):
-        assert context.decode(TOKENS[19:20], 23) == 0
-    same_rows(derived.rows(), stored.rows())
-    same_rows(alternate.rows(), stored.rows())
-    close(stored.rows()[0], stock.seen(), ROUNDING)
+    decode_image_in((stock, stored, derived, alternate), [])
+    decode_in((stock, stored, derived, alternate), TOKENS[10:19], 14)
+    assert ask(derived, {}) == (_native.OK, "")
+    decode_in((stock, stored, derived, alternate), TOKENS[19:20], 23)
+    check_row(derived, stock, stored)
+    check_row(alternate, stock, stored)
 
 
 # --- batches that cannot be decoded ---
@@ -268,20 +247,17 @@ def test_text_after_an_image_has_one_over_rotated_row_however_it_is_made(native:
 def test_a_batch_that_does_not_fit_changes_nothing(arch: str, native: Native) -> None:
     tokens, params = (TOKENS * 5)[:513], {"n_ctx": 512, "n_batch": 512, "n_ubatch": 16, "swa_full": False}
     stock, asked, never = native(arch, **params), native(arch, {}, **params), native(arch, {}, **params)
-    for context in (stock, asked, never):
-        assert context.decode(tokens[:262]) == 0
+    decode_in((stock, asked, never), tokens[:262])
     for context in (stock, asked):
         before = context.span()
         for n in (251, 260, 512):
             assert context.decode(tokens[:n], 262, out=[n - 11, n - 1]) == 1
             assert context.span() == before
     for n in (1, 249):  # up to the last cell
-        for context in (stock, asked, never):
-            assert context.decode(tokens[context.span()[1] + 1 :][:n], out=[0, n - 1]) == 0
+        decode_in((stock, asked, never), tokens[asked.span()[1] + 1 :][:n], out=[0, n - 1])
         assert asked.span() == never.span() and asked.span()[1] == stock.span()[1]
         for i in (0, n - 1):
-            close(asked.rows(i)[0], stock.seen(i), ROUNDING)
-            same_rows(asked.rows(i), never.rows(i))
+            check_row(asked, stock, never, i)
 
 
 @pytest.mark.parametrize("evaluation", ["fused", "alternate"])
@@ -289,28 +265,20 @@ def test_a_batch_that_does_not_fit_changes_nothing(arch: str, native: Native) ->
 def test_an_invalid_batch_is_refused_and_changes_nothing(arch: str, evaluation: str, native: Native) -> None:
     params = {"n_ctx": 1024, "n_seq_max": 2, "swa_full": False}
     stock, asked = native(arch, **params), native(arch, {"evaluation": evaluation}, **params)
+    decode_in((stock, asked), TOKENS[:20])
+    decode_in((stock, asked), TOKENS[20:32], seq=1)
     for context in (stock, asked):
-        assert context.decode(TOKENS[:20]) == context.decode(TOKENS[20:32], seq=1) == 0
-        for start, seq, token in (
-            (5, 0, 9),  # before the end of what is there
-            (30, 0, 9),  # and behind it
-            (5, -1, 9),
-            (0, 2, 9),
-            (0, 191, 9),
-            (0, 192, 9),  # a twin's
-            (0, 10**6, 9),
-            (20, 0, 384),  # no such token
-            (20, 0, -1),
-        ):
-            assert context.decode([token] * 4, start, seq=seq, out=[1, 3]) == -1, (start, seq, token)
+        # before the end, behind it, in sequences that cannot be, a twin's among them, and tokens that are none
+        for at, seq, token in zip((5, 30, 5, 0, 0, 0, 20, 20), (0, 0, -1, 2, 192, 10**6, 0, 0), [9] * 6 + [384, -1]):
+            assert context.decode([token] * 4, at, seq=seq, out=[1, 3]) == -1, (at, seq, token)
+            assert (context.span(0), context.span(1)) == ((0, 19), (0, 11)), (at, seq, token)
         assert context.decode([], 20) == -1
-        assert (context.span(0)[1], context.span(1)[1]) == (19, 11)
-        assert context.decode(TOKENS[40:44], seq=1, out=[1, 3]) == 0
+    decode_in((stock, asked), TOKENS[40:44], seq=1, out=[1, 3])
     fresh = native(arch, {"evaluation": evaluation}, **params)
-    assert fresh.decode(TOKENS[20:32]) == fresh.decode(TOKENS[40:44], out=[1, 3]) == 0
+    decode_in([fresh], TOKENS[20:32])
+    decode_in([fresh], TOKENS[40:44], out=[1, 3])
     for i in (1, 3):
-        close(asked.rows(i)[0], stock.seen(i), ROUNDING)
-        same_rows(asked.rows(i), fresh.rows(i))
+        check_row(asked, stock, fresh, i)
 
 
 # --- limits and outputs of a context ---
@@ -323,8 +291,7 @@ def test_a_limit_on_outputs_counts_the_callers_rows_alone(evaluation: str, n: in
     free = native("llama", {"evaluation": evaluation})
     for start, stop in ((0, 10), (10, 10 + n), (10 + n, 20)):
         out = range(stop - start - n, stop - start)
-        for context in (limited, free):
-            assert context.decode(TOKENS[start:stop], out=out) == 0
+        decode_in((limited, free), TOKENS[start:stop], out=out)
         for i in out if start else out[-1:]:
             same_rows(limited.rows(i), free.rows(i))
             close(limited.seen(i), free.seen(i), 2e-3)  # next to -10000 a float32 has few digits left
@@ -336,14 +303,12 @@ def test_embeddings_are_stock_for_every_token(way: str, out: Sequence[int], nati
     arch, setting, params = WAYS[way]
     stock, context = native(arch, embeddings=True, **params), native(arch, setting, embeddings=True, **params)
     without = native(arch, setting, **params)
-    for c in (stock, context, without):
-        assert c.decode(TOKENS[:20], out=out) == 0
+    decode_in((stock, context, without), TOKENS[:20], out=out)
     for i in range(20):
         close(context.embedding(i), stock.embedding(i), ROUNDING)
     for i in out:
-        close(context.rows(i)[0], stock.seen(i), ROUNDING)
-        if i > 2:
-            same_rows(context.rows(i), without.rows(i))
+        if i > 2:  # the first tokens have little behind them
+            check_row(context, stock, without, i)
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -353,32 +318,26 @@ def test_embeddings_may_be_turned_on_and_off(way: str, first: bool, native: Nati
     stock, context = native(arch, embeddings=first, **params), native(arch, setting, embeddings=first, **params)
     without = native(arch, setting, **params)
     for k, on in enumerate((first, not first, first)):
-        for c in (stock, context, without):
-            if k and c is not without:
-                llama_cpp.llama_set_embeddings(c.ctx, on)
-            assert c.decode(TOKENS[10 * k : 10 * k + 10], out=[3, 9]) == 0
+        llama_cpp.llama_set_embeddings(stock.ctx, on)
+        llama_cpp.llama_set_embeddings(context.ctx, on)
+        decode_in((stock, context, without), TOKENS[10 * k : 10 * k + 10], out=[3, 9])
         for i in range(10):
-            a, b = context.embedding(i), stock.embedding(i)
-            assert (b is not None) == on
-            assert a is None if b is None else a is not None
+            assert (context.embedding(i) is not None) == (stock.embedding(i) is not None) == on
             if on:
-                close(a, b, ROUNDING)
+                close(context.embedding(i), stock.embedding(i), ROUNDING)
         for i in (3, 9):
-            close(context.rows(i)[0], stock.seen(i), ROUNDING)
-            same_rows(context.rows(i), without.rows(i))
+            check_row(context, stock, without, i)
 
 
 def test_attention_that_is_no_longer_causal_is_an_error_until_it_is_again(native: Native) -> None:
     asked, never = native("llama", {}), native("llama", {})
-    for context in (asked, never):
-        assert context.decode(TOKENS[:20]) == 0
+    decode_in((asked, never), TOKENS[:20])
     llama_cpp.llama_set_causal_attn(asked.ctx, False)
     assert asked.decode(TOKENS[20:23]) == -1
     assert asked.span() == (0, 19)
-    assert asked.set({}, _native.pcd_check)[0] == _native.UNSUPPORTED
+    assert ask(asked, {}, _native.pcd_check)[0] == _native.UNSUPPORTED
     llama_cpp.llama_set_causal_attn(asked.ctx, True)
-    for context in (asked, never):
-        assert context.decode(TOKENS[20:23]) == 0
+    decode_in((asked, never), TOKENS[20:23])
     same_rows(asked.rows(), never.rows())
 
 
@@ -401,7 +360,7 @@ def test_an_aborted_decode_leaves_no_twin_and_can_be_retried(way: str, derived: 
         context = native(arch, None if derived else setting, **params)
         llama_cpp.llama_set_abort_callback(context.ctx, abort, None)
         assert context.decode(TOKENS[:20]) == 0
-        assert context.set(setting) == (_native.OK, "")
+        assert ask(context, setting) == (_native.OK, "")
         return context
 
     context = prompted()
@@ -410,8 +369,7 @@ def test_an_aborted_decode_leaves_no_twin_and_can_be_retried(way: str, derived: 
     expected, n_steps = [context.rows(i) for i in (0, 2)], before - left[0]
     for at in (0, n_steps // 5, n_steps // 2, n_steps * 4 // 5, n_steps - 1):
         context = prompted()
-        n_derived = _native.pcd_get_stats(context.ctx).n_derived
-        left[0] = at
+        left[0], n_derived = at, _native.pcd_get_stats(context.ctx).n_derived
         assert context.decode(TOKENS[20:23], out=[0, 2]) == 2
         assert all(context.span(seq) == (-1, -1) for seq in TWINS)
         assert not _native.pcd_get_logits_ith(context.ctx, -1, 0)
@@ -428,72 +386,49 @@ def test_an_aborted_decode_leaves_no_twin_and_can_be_retried(way: str, derived: 
 def test_threads_with_contexts_of_their_own_give_the_same_rows(native: Native) -> None:
     kinds = [("llama", {}), ("llama", {"cache": "shared"}), ("gemma3", {"evaluation": "alternate"})] * 3
     contexts = [native(arch, setting, n_ctx=512, swa_full=False) for arch, setting in kinds]
-    start = threading.Barrier(len(contexts) - 3)
 
-    def work(context: Context, alone: bool = False) -> None:
-        if not alone:
-            start.wait()
+    def work(context: Context) -> None:
         for a, b in ((0, 40), *((i, i + 1) for i in range(40, 60))):
-            assert context.decode(TOKENS[a:b]) == 0
+            decode_in([context], TOKENS[a:b])
 
     for context in contexts[:3]:
-        work(context, alone=True)
-    threads = [threading.Thread(target=work, args=(context,)) for context in contexts[3:]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        work(context)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, contexts[3:]))
     for i, context in enumerate(contexts[3:]):
         assert np.array_equal(context.rows(), contexts[i % 3].rows())
         assert np.array_equal(context.seen(), contexts[i % 3].seen())
 
 
-def _copy(memory: Any) -> None:
-    llama_cpp.llama_memory_seq_cp(memory, 0, 1, 0, 30)
-
-
-def _shift(memory: Any) -> None:
-    llama_cpp.llama_memory_seq_add(memory, 0, 0, -1, 50)
-
-
-def _cut(memory: Any) -> None:
-    llama_cpp.llama_memory_seq_rm(memory, 0, 10, 20)
-    llama_cpp.llama_memory_seq_add(memory, 0, 20, -1, -10)
-
-
-def _halve(memory: Any) -> None:
-    llama_cpp.llama_memory_seq_div(memory, 0, 0, 40, 2)
-
-
-def _copy_and_shift(memory: Any) -> None:
-    llama_cpp.llama_memory_seq_cp(memory, 0, 1, 0, 30)
-    llama_cpp.llama_memory_seq_keep(memory, 1)
-    llama_cpp.llama_memory_seq_add(memory, 1, 10, 30, 7)
+# what is done with 40 tokens, the sequence that goes on, and how many of its tokens are as they were
+EDITS: dict[str, tuple[list[tuple[Any, ...]], int, int]] = {
+    "copy": ([("cp", 0, 1, 0, 30)], 1, 30),
+    "shift": ([("add", 0, 0, -1, 50)], 0, 40),
+    "cut": ([("rm", 0, 10, 20), ("add", 0, 20, -1, -10)], 0, 0),
+    "halve": ([("div", 0, 0, 40, 2)], 0, 0),
+    "copy-and-shift": ([("cp", 0, 1, 0, 30), ("keep", 1), ("add", 1, 10, 30, 7)], 1, 0),
+}
 
 
 @pytest.mark.parametrize("cache", ["rerotated", "shared"])
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
-@pytest.mark.parametrize(
-    ("edit", "seq", "n_same"),
-    [(_copy, 1, 30), (_shift, 0, 40), (_cut, 0, 0), (_halve, 0, 0), (_copy_and_shift, 1, 0)],
-    ids=["copy", "shift", "cut", "halve", "copy-and-shift"],
-)
-def test_an_edited_memory_gives_the_rows_of_pcd_turned_on_behind_it(
-    edit: Callable[[Any], None], seq: int, n_same: int, arch: str, cache: str, native: Native
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_memory_gives_the_rows_of_pcd_turned_on_later(
+    edit: str, arch: str, cache: str, native: Native
 ) -> None:
-    """Where it still holds the first n_same tokens, also those of these tokens alone."""
+    """And where its tokens are as they were, those of these tokens alone."""
     params, setting = {"n_seq_max": 2, "swa_full": True}, {"cache": cache}
     stock, first, later, alone = (native(arch, on, **params) for on in (None, setting, None, setting))
-    for context in (stock, first, later):
-        assert context.decode(TOKENS[:40]) == 0
-        edit(context.memory)
-    assert later.set(setting) == (_native.OK, "")
-    for context in (stock, first, later):
-        assert context.decode(TOKENS[40:45], seq=seq, out=[0, 4]) == 0
+    calls, seq, n_same = EDITS[edit]
+    decode_in((stock, first, later), TOKENS[:40])
+    for context, (name, *args) in itertools.product((stock, first, later), calls):
+        getattr(llama_cpp, f"llama_memory_seq_{name}")(context.memory, *args)
+    assert ask(later, setting) == (_native.OK, "")
+    decode_in((stock, first, later), TOKENS[40:45], seq=seq, out=[0, 4])
     if n_same:
-        assert alone.decode(TOKENS[:n_same]) == alone.decode(TOKENS[40:45], out=[0, 4]) == 0
+        decode_in([alone], TOKENS[:n_same])
+        decode_in([alone], TOKENS[40:45], out=[0, 4])
     for i in (0, 4):
-        close(first.rows(i)[0], stock.seen(i), ROUNDING)
-        same_rows(first.rows(i), later.rows(i))
-        if n_same and (edit is not _shift or cache == "rerotated"):  # else a shift changes the angles between q* and k
-            same_rows(first.rows(i), alone.rows(i))
+        check_row(first, stock, later, i)
+        if n_same and (edit, cache) != ("shift", "shared"):  # a shift changes the angles from q* to k
+            check_row(first, stock, alone, i)
