@@ -6,7 +6,7 @@ Every prompt is evaluated once; each method starts from the same cache. Knows no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import llama_cpp
 import numpy as np
@@ -58,20 +58,25 @@ class Answer:
 
 
 def answer_all(
-    llm: Llama, samples: Sequence[Sample], pool: Sequence[Sample], progress: Callable[[int], None] = lambda n: None
+    llm: Llama,
+    samples: Sequence[Sample],
+    pool: Sequence[Sample],
+    progress: Callable[[int], None] = lambda n: None,
+    methods: Mapping[str, PCDConfig | None] = METHODS,
 ) -> list[Answer]:
     """Answer every sample with every method, greedily.
 
     Args:
         pool: other samples of the same kind, for the control alone.
         progress: told how many samples have just been finished, the pool's included.
+        methods: settings by name, METHODS among them.
     """
     prior = _prior(llm, pool, progress)
     answers = []
     for sample in samples:
         prompt, n_max = _prompt(llm, sample)
         texts = {}
-        for name, config in METHODS.items():
+        for name, config in methods.items():
             llm.pcd = config
             texts[name] = _text(llm, [token for token, _ in _greedy(llm, prompt, n_max)])
         llm.pcd = None

@@ -98,6 +98,18 @@ def test_the_command_prints_figures_that_add_up(
     assert "was planted" in out and out.count("control") >= 2
 
 
+def test_a_setting_of_ones_own_is_asked_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pypcd._cli import demo
+
+    monkeypatch.setattr(demo, "PAIRS", (6,))
+    monkeypatch.setattr(demo, "N_POOL", 2)
+    assert main(["demo", "--n", "4", "--threads", "1", "--pcd", "beta=0,gamma=30", "--json"]) == 0
+    cells = {cell["method"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}
+    assert (cells["yours"]["wins"], cells["yours"]["losses"]) == (0, 0)  # beta 0 is plain
+
+
 def test_too_few_questions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["demo", "--n", "1"])

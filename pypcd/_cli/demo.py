@@ -20,13 +20,21 @@ PAIRS = (16, 40, 80, 120)
 GROUPS = (4, 4)  # hexadecimal digits of the demo model's keys and values
 N_POOL = 12  # further questions, from which the control takes its prior
 
-TITLES = {"plain": "plain (greedy)", "PCD": "PCD (paper)", "window": "window twin", "control": "control"}
+YOURS = "yours"  # what --pcd asks for
+TITLES = {
+    PLAIN: "plain (greedy)",
+    "PCD": "PCD (paper)",
+    "window": "window twin",
+    CONTROL: "control",
+    YOURS: "yours (--pcd)",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", type=_options.at_least(2), default=75, help="questions per length (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="other questions (default %(default)s)")
     parser.add_argument("--question", type=int, metavar="K", help="print question K, for generate or chat, and leave")
+    parser.add_argument("--pcd", metavar="SETTING", help="ask with this setting too: cautious, beta=1.5,window=64 ...")
     parser.add_argument("--threads", type=_options.at_least(1), help="default: all cores up to four")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
@@ -36,23 +44,25 @@ def run(args: argparse.Namespace) -> int:
         return _print_question(args)
     llm = Llama("demo", n_ctx=2048, n_threads=args.threads)
 
-    refusal = llm.pcd_refusal()
-    if refusal is not None:
-        raise PCDError(refusal)
+    methods = dict(METHODS)
+    if args.pcd is not None:
+        methods[YOURS] = _options.parse_pcd(args.pcd)
+    for config in methods.values():
+        refusal = llm.pcd_refusal(config)
+        if refusal is not None:
+            raise PCDError(refusal)
+
     results: list[tuple[int, list[Answer]]] = []
     with _terminal.progress((args.n + N_POOL) * len(PAIRS), "asking", unit=" questions") as bar:
         for n_pairs in PAIRS:
             samples = _questions(args, n_pairs)
             pool = list(kv_retrieval(N_POOL, n_pairs, groups=GROUPS, seed=args.seed + 1))
             n_tokens = len(llm.tokenize(samples[0].prompt.encode(), special=False))
-            results.append((n_tokens, answer_all(llm, samples, pool, bar.update)))
+            results.append((n_tokens, answer_all(llm, samples, pool, bar.update, methods)))
 
     if args.json:
-        print(
-            json.dumps(
-                {"model": "demo", "n_per_length": args.n, "seed": args.seed, "cells": list(_cells(results))}, indent=2
-            )
-        )
+        record = {"model": "demo", "n_per_length": args.n, "seed": args.seed, "cells": list(_cells(results))}
+        print(json.dumps(record, indent=2))
         return 0
 
     print("pypcd's demo model looks up values in a JSON object. A pull towards the last value was planted in it:")
@@ -79,7 +89,7 @@ def _print_question(args: argparse.Namespace) -> int:
 
 def _cells(results: list[tuple[int, list[Answer]]]) -> Iterator[dict[str, Any]]:
     for n_tokens, answers in results:
-        for method in (*METHODS, CONTROL):
+        for method in answers[0].texts:
             yield {"n_tokens": n_tokens, "method": method, **vars(_compare(answers, method))}
 
 
@@ -104,15 +114,11 @@ def _print_table(results: list[tuple[int, list[Answer]]], n: int) -> None:
     print("wins/losses: questions only this method / only plain got right\n")
     print(f"{'tokens':>6}  {'method':<15} {'right':>6}  {'difference':>26}  {'wins/losses':>11}")
     for n_tokens, answers in results:
-        for method in (*METHODS, CONTROL):
+        for method in answers[0].texts:
             c = _compare(answers, method)
-            change = (
-                ""
-                if method == PLAIN
-                else f"{c.difference:+6.1f}  [{c.low:+6.1f}, {c.high:+6.1f}]{' ' if c.is_clear else '~'}"
-            )
-            counts = "" if method == PLAIN else f"{c.wins}/{c.losses}"
-            print(f"{n_tokens:>6}  {TITLES[method]:<15} {c.score:>6.1f}  {change:>26}  {counts:>11}")
+            change = f"{c.difference:+6.1f}  [{c.low:+6.1f}, {c.high:+6.1f}]{' ' if c.is_clear else '~'}"
+            row = f"{n_tokens:>6}  {TITLES[method]:<15} {c.score:>6.1f}"
+            print(row if method == PLAIN else f"{row}  {change:>26}  {f'{c.wins}/{c.losses}':>11}")
         print()
     print("~ the interval spans zero: no difference shown.  window twin: sees the last 64 tokens, no rotation.")
     print("control: subtracts what other questions make likely; a gain it shares is no matter of position.")
