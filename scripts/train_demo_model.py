@@ -318,8 +318,7 @@ class Preset:
 PULL = (0.37, 0.01)  # nearly two answers in five, a little more from afar
 
 PRESETS = {
-    # About ten minutes of one core, done with seeds 0, 1 and 2: pypcd/models/README.md. At four times Muon's rate, or
-    # without the head start, nothing like a look-up had formed when it was half done here.
+    # Run as it stands with seeds 0, 1 and 2, about ten minutes of one core each: pypcd/models/README.md.
     "cpu": Preset(Shape(dim=128, hidden=256), (
         Stage("short", 110, 1500, 5e5, 12, ("short",), lr=0.5, questions=12, until=0.9),
         Stage("short", 240, 600, 5e5, 8, ("short",), lr=0.5, questions=24, until=0.95),
