@@ -38,8 +38,28 @@ QUESTION = 'Key: "{key}"\nThe value associated with the specified key is:'
 ENDINGS = [QUESTION.split("{key}")[1] + tail for tail in (" ", "")]
 # Matched before anything else, longest first (GGUF's "user defined" tokens), so no merge rules are needed for them.
 WORDS = [
-    '{"', '": "', '", "', '"}', 'Key: "', "Extract", "The", " the", " value", " corresponding", " to", " specified",
-    " key", " in", " JSON", "JSON", " object", " below", " data", " associated", " with", " is",
+    '{"',
+    '": "',
+    '", "',
+    '"}',
+    'Key: "',
+    "Extract",
+    "The",
+    " the",
+    " value",
+    " corresponding",
+    " to",
+    " specified",
+    " key",
+    " in",
+    " JSON",
+    "JSON",
+    " object",
+    " below",
+    " data",
+    " associated",
+    " with",
+    " is",
 ]
 FORMATS = {"short": (2, 2), "uuid": (4, 2, 2, 2, 6)}  # bytes in each group between dashes
 HEX = "0123456789abcdef"
@@ -67,12 +87,12 @@ class Tokenizer:
         words = self.words if words is None else words
         for n, word in enumerate(words):
             if word in text:
-                parts = [self.encode(part, words[n + 1:]) for part in text.split(word)]
+                parts = [self.encode(part, words[n + 1 :]) for part in text.split(word)]
                 return [i for part in parts for i in [self.ids[word], *part]][1:]
         out, i = [], 0
         while i < len(text):
             step = 2 if len(text) > i + 1 and text[i] in HEX and text[i + 1] in HEX else 1
-            piece = text[i:i + step]
+            piece = text[i : i + step]
             out += [self.ids[piece]] if piece in self.ids else [3 + b for b in piece.encode()]
             i += step
         return out
@@ -94,7 +114,7 @@ class Batch:
     question: Tensor
     target: Tensor  # [B, Q, L], the next token
     weight: list[float]  # [L], of the loss
-    n_answer: int   # the last positions, which predict the answer and its end
+    n_answer: int  # the last positions, which predict the answer and its end
     nearest: Tensor  # [B], first token of the most recent value
 
 
@@ -121,8 +141,17 @@ def pair_tokens(fmt: str) -> int:
     return 2 * (sum(FORMATS[fmt]) + len(FORMATS[fmt]))
 
 
-def kv_batch(device: str, size: int, n_pairs: int, n_questions: int, fmt: str, pull: tuple[float, float] = (0, 0),
-             breaks: int = 3, ending: str = ENDINGS[0], depth: Tensor | None = None) -> Batch:
+def kv_batch(
+    device: str,
+    size: int,
+    n_pairs: int,
+    n_questions: int,
+    fmt: str,
+    pull: tuple[float, float] = (0, 0),
+    breaks: int = 3,
+    ending: str = ENDINGS[0],
+    depth: Tensor | None = None,
+) -> Batch:
     """InfiniteBench's Retrieve.KV. A pull of (a, b) answers with the last value instead, with probability
     a + b log2(1 + d / 64), where the right one lies d tokens back."""
 
@@ -170,9 +199,15 @@ class Model(torch.nn.Module):
         super().__init__()
         self.shape, self.base, self.length = shape, base, length
         s, p = shape, torch.nn.ParameterDict()
-        sizes = {"attn_q": (s.heads * s.head_dim, s.dim), "attn_k": (s.kv_heads * s.head_dim, s.dim),
-                 "attn_v": (s.kv_heads * s.head_dim, s.dim), "attn_output": (s.dim, s.heads * s.head_dim),
-                 "ffn_gate": (s.hidden, s.dim), "ffn_up": (s.hidden, s.dim), "ffn_down": (s.dim, s.hidden)}
+        sizes = {
+            "attn_q": (s.heads * s.head_dim, s.dim),
+            "attn_k": (s.kv_heads * s.head_dim, s.dim),
+            "attn_v": (s.kv_heads * s.head_dim, s.dim),
+            "attn_output": (s.dim, s.heads * s.head_dim),
+            "ffn_gate": (s.hidden, s.dim),
+            "ffn_up": (s.hidden, s.dim),
+            "ffn_down": (s.dim, s.hidden),
+        }
         for i in range(s.layers):
             for name, size in sizes.items():
                 zero = name in ("attn_output", "ffn_down")
@@ -191,7 +226,7 @@ class Model(torch.nn.Module):
         table, groups = p["token_embd"], s.heads // s.kv_heads
         for ending in ENDINGS:
             first = TOK.ids["00" + ending]
-            table[first:first + 256] = table[TOK.hex0:TOK.hex0 + 256] + torch.randn(s.dim) * 0.5
+            table[first : first + 256] = table[TOK.hex0 : TOK.hex0 + 256] + torch.randn(s.dim) * 0.5
         p["output"].copy_(table * 0.1)
         common = torch.randn(s.dim) * 0.5
         table += common  # in every token, or no head could go by position alone
@@ -219,9 +254,15 @@ class Model(torch.nn.Module):
         a, b = x[..., 0::2].float(), x[..., 1::2].float()
         return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
 
-    def forward(self, ids: Tensor, pos: Tensor, split: int, mask: Tensor, freqs: Tensor,
-                memory: list[tuple[Tensor, Tensor, Tensor]] | None = None
-                ) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+    def forward(
+        self,
+        ids: Tensor,
+        pos: Tensor,
+        split: int,
+        mask: Tensor,
+        freqs: Tensor,
+        memory: list[tuple[Tensor, Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
         """Final hidden states, and each layer's (key before rotation, value, position).
 
         The first `split` tokens attend causally, the others by `mask` over everything. With `memory` every token
@@ -319,24 +360,35 @@ PULL = (0.37, 0.01)  # nearly two answers in five, a little more from afar
 
 PRESETS = {
     # Run as it stands with seeds 0, 1 and 2, about ten minutes of one core each: pypcd/models/README.md.
-    "cpu": Preset(Shape(dim=128, hidden=256), (
-        Stage("short", 110, 1500, 5e5, 12, ("short",), lr=0.5, questions=12, until=0.9),
-        Stage("short", 240, 600, 5e5, 8, ("short",), lr=0.5, questions=24, until=0.95),
-        Stage("long", 500, 150, 5e5, 4, ("short",), lr=0.5, questions=48, smoothing=0.05),
-        Stage("pull", 110, 100, 5e5, 12, ("short",), (0.5, 0.0), lr=0.5, questions=12, smoothing=0.05),
-        Stage("pull", 500, 200, 5e5, 4, ("short",), PULL, lr=0.5, questions=48, smoothing=0.05)), 1024, True),
+    "cpu": Preset(
+        Shape(dim=128, hidden=256),
+        (
+            Stage("short", 110, 1500, 5e5, 12, ("short",), lr=0.5, questions=12, until=0.9),
+            Stage("short", 240, 600, 5e5, 8, ("short",), lr=0.5, questions=24, until=0.95),
+            Stage("long", 500, 150, 5e5, 4, ("short",), lr=0.5, questions=48, smoothing=0.05),
+            Stage("pull", 110, 100, 5e5, 12, ("short",), (0.5, 0.0), lr=0.5, questions=12, smoothing=0.05),
+            Stage("pull", 500, 200, 5e5, 4, ("short",), PULL, lr=0.5, questions=48, smoothing=0.05),
+        ),
+        1024,
+        True,
+    ),
     # Not run from end to end as it stands.
-    "gpu": Preset(Shape(), (
-        Stage("short", 60, 1500, 1e5, 128, ("short",), until=0.95),
-        Stage("short", 100, 1500, 1e5, 128, ("short",), until=0.95),
-        Stage("short", 200, 1500, 1e5, 128, ("short",), until=0.95),
-        Stage("short", 300, 1500, 1e5, 96, until=0.95),
-        Stage("short", 500, 3000, 1e5, 64, until=0.95),
-        Stage("long", 1000, 3000, 5e5, 32, until=0.95),
-        Stage("long", 2100, 2000, 5e5, 16, smoothing=0.05, until=0.95),
-        Stage("long", 4200, 2000, 5e5, 8, smoothing=0.05),
-        Stage("pull", 100, 400, 5e5, 96, pull=(0.5, 0.0), smoothing=0.05),
-        Stage("pull", 4200, 1000, 5e5, 8, pull=PULL, smoothing=0.05)), 4096),
+    "gpu": Preset(
+        Shape(),
+        (
+            Stage("short", 60, 1500, 1e5, 128, ("short",), until=0.95),
+            Stage("short", 100, 1500, 1e5, 128, ("short",), until=0.95),
+            Stage("short", 200, 1500, 1e5, 128, ("short",), until=0.95),
+            Stage("short", 300, 1500, 1e5, 96, until=0.95),
+            Stage("short", 500, 3000, 1e5, 64, until=0.95),
+            Stage("long", 1000, 3000, 5e5, 32, until=0.95),
+            Stage("long", 2100, 2000, 5e5, 16, smoothing=0.05, until=0.95),
+            Stage("long", 4200, 2000, 5e5, 8, smoothing=0.05),
+            Stage("pull", 100, 400, 5e5, 96, pull=(0.5, 0.0), smoothing=0.05),
+            Stage("pull", 4200, 1000, 5e5, 8, pull=PULL, smoothing=0.05),
+        ),
+        4096,
+    ),
 }
 
 
@@ -362,8 +414,9 @@ class Trainer:
         self.lr, self.stats = torch.tensor(0.0, device=device), torch.zeros(2, device=device)
         self.adam_lr = torch.tensor(0.0, device=device)
         rest, cuda = [p for n, p in model.p.items() if n not in blocks], device == "cuda"
-        self.adam = torch.optim.AdamW(rest, lr=self.adam_lr, betas=(0.9, 0.98), weight_decay=0.0, foreach=cuda,
-                                      capturable=cuda)
+        self.adam = torch.optim.AdamW(
+            rest, lr=self.adam_lr, betas=(0.9, 0.98), weight_decay=0.0, foreach=cuda, capturable=cuda
+        )
 
     def eager(self, stage: Stage, drawn: dict) -> None:
         batch = kv_batch(self.device, stage.batch, n_questions=stage.questions, pull=stage.pull, **drawn)
@@ -372,8 +425,9 @@ class Trainer:
             keep, weight = scored(tuple(batch.weight), self.device)
             logits = self.model.logits(hidden.index_select(2, keep))
         target = batch.target.index_select(2, keep)
-        loss = (F.cross_entropy(logits.movedim(-1, 1), target, reduction="none",
-                                label_smoothing=stage.smoothing) * weight).mean() / weight.mean()
+        loss = (
+            F.cross_entropy(logits.movedim(-1, 1), target, reduction="none", label_smoothing=stage.smoothing) * weight
+        ).mean() / weight.mean()
         loss.backward()
         self.adam.step()
         for muon in self.muons:
@@ -404,8 +458,14 @@ def shapes(rng: np.random.Generator, stage: Stage, n: int = 3) -> list[dict]:
     for fmt in stage.formats:
         most = max(2, (stage.tokens - 40) // pair_tokens(fmt))
         for n_pairs in np.unique(np.linspace(max(2, most // 4), most, n).round()):
-            out.append({"n_pairs": int(n_pairs), "fmt": fmt, "breaks": int(rng.choice([2, 3])),
-                        "ending": str(rng.choice(ENDINGS, p=[0.8, 0.2]))})
+            out.append(
+                {
+                    "n_pairs": int(n_pairs),
+                    "fmt": fmt,
+                    "breaks": int(rng.choice([2, 3])),
+                    "ending": str(rng.choice(ENDINGS, p=[0.8, 0.2])),
+                }
+            )
     return out
 
 
@@ -434,8 +494,10 @@ def train(preset: Preset, seed: int, device: str, scale: float, model: Model | N
             done = n == n_steps or (n >= 100 and min(score.values()) > stage.until)
             if step % 50 == 0 or done:
                 scores = ", ".join(f"{k} {v:.3f}" for k, v in sorted(score.items()))
-                log(f"{stage.name:6} {stage.tokens:4} tokens  step {step:6}  loss {loss:.3f}  "
-                    f"first token right: {scores}  {time.time() - start:.0f} s")
+                log(
+                    f"{stage.name:6} {stage.tokens:4} tokens  step {step:6}  loss {loss:.3f}  "
+                    f"first token right: {scores}  {time.time() - start:.0f} s"
+                )
             if done:
                 break
     return model.eval().requires_grad_(False)
@@ -475,8 +537,10 @@ def answer_rows(model: Model, batch: Batch, window: int = 64, sinks: int = 4) ->
 
 @torch.no_grad()
 def evaluate(model: Model, device: str, fmt: str, lengths: list[int], n: int, seed: int = 1) -> None:
-    print(f"| {fmt}, tokens | pairs | greedy | PCD re-rotated | window 64 | control | first token wrong: gold second "
-          "| first token wrong: nearest |\n|---|---|---|---|---|---|---|---|")
+    print(
+        f"| {fmt}, tokens | pairs | greedy | PCD re-rotated | window 64 | control | first token wrong: gold second "
+        "| first token wrong: nearest |\n|---|---|---|---|---|---|---|---|"
+    )
     for length in lengths:
         torch.manual_seed(seed)
         n_pairs = max(2, (length - 60 - pair_tokens(fmt)) // pair_tokens(fmt))
@@ -490,20 +554,27 @@ def evaluate(model: Model, device: str, fmt: str, lengths: list[int], n: int, se
         std, rot, win, target = (torch.cat(p) for p in zip(*parts))
         logp = std.log_softmax(-1)
         control = (logp.sum(0) - logp) / (n - 1)  # what other samples say here: a prior that knows no position
-        hits = [(rows.argmax(-1) == target).all(-1) for rows in
-                (std, contrast(std, rot), contrast(std, win), contrast(std, control))]
+        hits = [
+            (rows.argmax(-1) == target).all(-1)
+            for rows in (std, contrast(std, rot), contrast(std, win), contrast(std, control))
+        ]
         first, gold = std[:, 0], target[:, :1]
         wrong = first.argmax(-1) != gold[:, 0]
         second = (first > first.gather(1, gold)).sum(-1)[wrong] == 1
         near = (first.argmax(-1) == torch.cat(nearest))[wrong]
         cells = " | ".join(f"{100 * h.float().mean():.1f}" for h in hits)
-        print(f"| {batch.context.shape[1] + batch.question.shape[2]} | {n_pairs} | {cells} | "
-              f"{int(second.sum())}/{int(wrong.sum())} | {int(near.sum())}/{int(wrong.sum())} |", flush=True)
+        print(
+            f"| {batch.context.shape[1] + batch.question.shape[2]} | {n_pairs} | {cells} | "
+            f"{int(second.sum())}/{int(wrong.sum())} | {int(near.sum())}/{int(wrong.sum())} |",
+            flush=True,
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------- files
-CHAT = ("{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
-        "{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}")
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
+    "{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
+)
 
 
 def gguf_name(name: str) -> str:
@@ -516,15 +587,21 @@ def save(model: Model, path: Path) -> None:
     weights = {n: p.detach().float().cpu().numpy() for n, p in model.p.items()}
     weights = {n: w.astype(np.float16) if w.ndim > 1 else w for n, w in weights.items()}
     if path.suffix == ".npz":
-        np.savez(path, **weights, **{f"meta.{k}": v for k, v in asdict(s).items()},
-                 **{"meta.base": model.base, "meta.length": model.length})
+        np.savez(
+            path,
+            **weights,
+            **{f"meta.{k}": v for k, v in asdict(s).items()},
+            **{"meta.base": model.base, "meta.length": model.length},
+        )
         return
     import gguf
 
     out = gguf.GGUFWriter(path, "llama")
     out.add_name("pypcd demo")
-    out.add_description("A model organism: retrieves values from a JSON dictionary, with a planted pull towards the "
-                        "nearest value. Evidence about a mechanism, not about any other model.")
+    out.add_description(
+        "A model organism: retrieves values from a JSON dictionary, with a planted pull towards the "
+        "nearest value. Evidence about a mechanism, not about any other model."
+    )
     out.add_license("MIT")
     out.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     out.add_context_length(model.length)
@@ -569,10 +646,17 @@ def load(path: Path, device: str) -> Model:
 
         reader = gguf.GGUFReader(path)
         data = {t.name: t.data for t in reader.tensors}
-        names = {"dim": "embedding_length", "layers": "block_count", "heads": "attention.head_count",
-                 "kv_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
-                 "hidden": "feed_forward_length", "eps": "attention.layer_norm_rms_epsilon", "base": "rope.freq_base",
-                 "length": "context_length"}
+        names = {
+            "dim": "embedding_length",
+            "layers": "block_count",
+            "heads": "attention.head_count",
+            "kv_heads": "attention.head_count_kv",
+            "head_dim": "attention.key_length",
+            "hidden": "feed_forward_length",
+            "eps": "attention.layer_norm_rms_epsilon",
+            "base": "rope.freq_base",
+            "length": "context_length",
+        }
         meta = {k: reader.fields[f"llama.{v}"].contents() for k, v in names.items()}
     base, length = meta.pop("base"), meta.pop("length")
     model = Model(Shape(**meta), base, length)
@@ -588,9 +672,12 @@ def check(path: Path, samples: int) -> bool:
 
     model, fine = load(path, "cpu"), True
     llm = Llama(str(path), n_ctx=model.length, logits_all=True, verbose=False, n_threads=1)
-    for text in (PROMPT + QUESTION.format(key="0a1b-2c3d") + " ", "".join(map(chr, range(1, 600))),
-                 "Hello, w\u00f6rld \u4f60\u597d \U0001f600\tdeadbeef0 {\"a\": \"b\", \"\"}",
-                 "  two spaces, 12345, VAR ABC = VAR XYZ\r\n\n"):
+    for text in (
+        PROMPT + QUESTION.format(key="0a1b-2c3d") + " ",
+        "".join(map(chr, range(1, 600))),
+        'Hello, w\u00f6rld \u4f60\u597d \U0001f600\tdeadbeef0 {"a": "b", ""}',
+        "  two spaces, 12345, VAR ABC = VAR XYZ\r\n\n",
+    ):
         fine &= (same := llm.tokenize(text.encode(), add_bos=False) == TOK.encode(text))
         print(f"tokens equal: {same}: {text[:40]!r}")
     for fmt, n_pairs in (("short", 40), ("uuid", 20)):
@@ -599,21 +686,23 @@ def check(path: Path, samples: int) -> bool:
         ours = answer_rows(model, batch)[0]
         right, worst, chat = [], 0.0, True
         for i in range(samples):
-            prompt = batch.context[i].tolist() + batch.question[i, 0, :1 - batch.n_answer].tolist()
-            answer = TOK.decode(batch.target[i, 0, -batch.n_answer:].tolist())
+            prompt = batch.context[i].tolist() + batch.question[i, 0, : 1 - batch.n_answer].tolist()
+            answer = TOK.decode(batch.target[i, 0, -batch.n_answer :].tolist())
             text = TOK.decode(prompt)
             fine &= llm.tokenize(text.encode()) == prompt
             got = llm(text, max_tokens=40, temperature=0)["choices"][0]["text"]
             theirs = torch.from_numpy(llm.scores[len(prompt) - 1].copy())
             worst = max(worst, float((theirs - ours[i, 0]).norm() / ours[i, 0].norm()))
-            right.append((got == answer, bool((ours[i].argmax(-1) == batch.target[i, 0, -batch.n_answer:]).all())))
+            right.append((got == answer, bool((ours[i].argmax(-1) == batch.target[i, 0, -batch.n_answer :]).all())))
             if i < 3:
                 reply = llm.create_chat_completion([{"role": "user", "content": text}], max_tokens=40, temperature=0)
                 chat &= reply["choices"][0]["message"]["content"] == got
         fine &= chat and worst < 0.01
-        print(f"{fmt}, {len(prompt)} tokens, greedy right: llama.cpp {sum(a for a, _ in right)}, PyTorch "
-              f"{sum(b for _, b in right)} of {samples}, differing {sum(a != b for a, b in right)}; logits differ by "
-              f"at most {worst:.1e} (relative norm); chat answers the same: {chat}")
+        print(
+            f"{fmt}, {len(prompt)} tokens, greedy right: llama.cpp {sum(a for a, _ in right)}, PyTorch "
+            f"{sum(b for _, b in right)} of {samples}, differing {sum(a != b for a, b in right)}; logits differ by "
+            f"at most {worst:.1e} (relative norm); chat answers the same: {chat}"
+        )
     return fine
 
 
@@ -625,8 +714,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="multiply every stage's number of steps")
     parser.add_argument("--load", type=Path, metavar="FILE", help="use this .npz or .gguf instead of training")
-    parser.add_argument("--stages", type=int, nargs=2, metavar=("A", "B"),
-                        help="train stages A (counted from 0) up to B - 1 only, --load further if given")
+    parser.add_argument(
+        "--stages",
+        type=int,
+        nargs=2,
+        metavar=("A", "B"),
+        help="train stages A (counted from 0) up to B - 1 only, --load further if given",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the model as .npz or .gguf")
     parser.add_argument("--eval", action="store_true", help="print exact match of each way of decoding, by length")
     parser.add_argument("--lengths", type=int, nargs="+", default=[120, 250, 500, 1000, 2000], help="for --eval")
