@@ -177,7 +177,7 @@ class Llama(llama_cpp.Llama):
     def pcd_refusal(self, setting: PCDSetting = True) -> str | None:
         """Why this model or context cannot run a setting, in a sentence; None if it can. Changes nothing."""
         config = PCDConfig.resolve(setting, self._pcd)
-        status, text = (_native.OK, "") if config is None else self._native(_native.pcd_check, config)
+        status, text = (_native.OK, "") if config is None else self._native_call(_native.pcd_check, config)
         return None if status == _native.OK else text
 
     def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
@@ -187,7 +187,7 @@ class Llama(llama_cpp.Llama):
         if config is None:
             _native.pcd_set(self._open_ctx(), None, None, 0)
         else:
-            status, text = self._native(_native.pcd_set, config, combine)
+            status, text = self._native_call(_native.pcd_set, config, combine)
             if status == _native.DISABLED:
                 _log.logger.warning("PCD stays off: %s", text)
                 return
@@ -198,7 +198,7 @@ class Llama(llama_cpp.Llama):
         self._pcd, self._combines = config, combine
         self._requires_eval = True  # logits at hand were made under the old setting
 
-    def _native(self, function: Any, config: PCDConfig, combine: bool = True) -> tuple[int, str]:
+    def _native_call(self, function: Any, config: PCDConfig, combine: bool = True) -> tuple[int, str]:
         params = _native_params(config)
         params.combine = combine
         error = ctypes.create_string_buffer(1024)
