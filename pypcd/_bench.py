@@ -23,6 +23,7 @@ from pypcd._errors import PCDError
 __all__ = ["Measurement", "bench", "modes_for"]
 
 PLAIN = "plain"
+TWO_ROWS = "two-rows"  # plain steps of two tokens: what a second row costs here, whoever asks for it
 STOCK = "stock"  # llama_cpp.Llama with llama-cpp-python's own library, in another process
 
 N_PREFILL = 512
@@ -33,10 +34,10 @@ class Measurement:
     """One mode at one context length.
 
     Attributes:
-        mode: "plain", "stock" or a PCD mode's name.
+        mode: "plain", "two-rows", "stock" or a PCD mode's name.
         n_past: tokens in the cache.
         flash_attn: the flash attention setting it ran with, its faster one.
-        tokens_per_second: decoding one token at a time, median.
+        tokens_per_second: decoding one token at a time, median; two-rows: steps.
         ratio: time per token over plain's, median of rounds; 1 for plain.
         twins: twins evaluated per token.
         prefill_ratio: time of a fresh prompt of up to 512 tokens over plain's; None where it was not measured.
@@ -55,14 +56,14 @@ class Measurement:
 
 def default_modes() -> list[str]:
     """What is worth knowing; without the stock library where that would crash (its AMX kernels cannot be turned off)."""
-    modes = [STOCK, "rerotated", "shared", "window", "rerotated-alternate", "rerotated-cautious"]
-    return modes[1:] if _machine.has_amx() else modes
+    modes = [STOCK, TWO_ROWS, "rerotated", "shared", "window", "rerotated-alternate", "rerotated-cautious"]
+    return [mode for mode in modes if mode != STOCK or not _machine.has_amx()]
 
 
 def modes_for(names: Sequence[str]) -> dict[str, PCDConfig | None]:
-    """The named modes: plain, stock, rerotated, shared, window; a PCD mode also with -alternate (one evaluation after
-    the other) or -cautious (the same with relative_top=0.1) behind it."""
-    known: dict[str, PCDConfig | None] = {PLAIN: None, STOCK: None}
+    """The named modes: plain, two-rows, stock, rerotated, shared, window; a PCD mode also with -alternate (one
+    evaluation after the other) or -cautious (the same with relative_top=0.1) behind it."""
+    known: dict[str, PCDConfig | None] = {PLAIN: None, TWO_ROWS: None, STOCK: None}
     for name, config in (
         ("rerotated", PCDConfig()),
         ("shared", PCDConfig(cache="shared")),
@@ -189,6 +190,8 @@ class _Model:
         if name == STOCK:
             return self._ask({"decode": tokens}), 0.0
         self.llm.pcd = config
+        if name == TWO_ROWS:
+            return _timing.time_two_rows(self.llm, tokens), 0.0
         before = self.llm.pcd_stats().n_twins
         seconds = _timing.time_decode(self.llm, tokens)
         return seconds, (self.llm.pcd_stats().n_twins - before) / len(tokens)
@@ -228,7 +231,7 @@ def _context(llm: _llama.Llama, text: str, n: int) -> list[int]:
 def _prefill_ratios(
     m: _Model, modes: dict[str, PCDConfig | None], prompt: list[int], progress: Callable[[str], None], rounds: int = 3
 ) -> dict[str, float]:
-    """Of the modes with a prompt of their own: those behind a dash read it as the one before the dash does."""
+    """Of the modes with a prompt of their own: those with a dash read it as the one before the dash does, or as plain."""
     timed = {name: config for name, config in modes.items() if name != STOCK and "-" not in name}
     times: dict[str, list[float]] = {name: [] for name in timed}
     for i in range(rounds):

@@ -42,6 +42,29 @@ def time_decode(llm: llama_cpp.Llama, tokens: list[int]) -> float:
     return seconds
 
 
+def time_two_rows(llm: llama_cpp.Llama, tokens: list[int]) -> float:
+    """Seconds for a step of two tokens with the logits of both: what a second row costs, whoever asks for it."""
+    n_past = llm.n_tokens
+    batch = llama_cpp.llama_batch_init(2, 0, 1)
+    try:
+        batch.n_tokens = 2
+        seconds = []
+        for i in range(0, len(tokens) - 1, 2):
+            for k in range(2):
+                batch.token[k], batch.pos[k], batch.logits[k] = tokens[i + k], n_past + i + k, True
+                batch.n_seq_id[k], batch.seq_id[k][0] = 1, 0
+            start = time.perf_counter()
+            if llama_cpp.llama_decode(llm._ctx.ctx, batch) != 0:
+                raise RuntimeError("llama_decode failed")
+            llm._ctx.get_logits_ith(-1)  # waits for the computation
+            seconds.append(time.perf_counter() - start)
+    finally:
+        llama_cpp.llama_batch_free(batch)
+    rewind(llm, n_past)
+    timed = seconds[1:] or seconds  # the first step builds the graph
+    return sum(timed) / len(timed)
+
+
 def main() -> None:
     llm = llama_cpp.Llama(verbose=False, **json.loads(sys.argv[1]))
     for line in sys.stdin:

@@ -24,13 +24,13 @@ def measure(model: Path, modes: dict[str, PCDConfig | None], *lengths: int) -> l
 
 
 def test_every_mode_is_measured_at_every_length_plain_first(model: Path) -> None:
-    rows = measure(model, modes_for(["stock", "rerotated", "shared-alternate"]), 64, 16)
-    names = ("plain", "stock", "rerotated", "shared-alternate")
+    rows = measure(model, modes_for(["stock", "two-rows", "rerotated", "shared-alternate"]), 64, 16)
+    names = ("plain", "stock", "two-rows", "rerotated", "shared-alternate")
     assert [(row.n_past, row.mode) for row in rows] == [(n, name) for n in (16, 64) for name in names]
     for row in rows:
         assert row.tokens_per_second > 0 and row.ratio > 0
         assert (row.ratio == 1) == (row.mode == "plain")
-        assert row.twins == (0 if row.mode in ("plain", "stock") else 1)
+        assert row.twins == (0 if row.mode in ("plain", "stock", "two-rows") else 1)
         assert (row.prefill_ratio is not None) == (row.mode in ("plain", "rerotated"))
 
 
@@ -84,7 +84,7 @@ def test_modes_mean_what_they_say() -> None:
     assert modes["plain"] is None
     assert modes["rerotated-cautious"] == PCDConfig(evaluation="alternate", relative_top=0.1)
     assert modes["window-alternate"] == PCDConfig.windowed().replace(evaluation="alternate")
-    with pytest.raises(ValueError, match="there is no mode 'fast'; allowed: plain, stock, rerotated"):
+    with pytest.raises(ValueError, match="there is no mode 'fast'; allowed: plain, two-rows, stock, rerotated"):
         modes_for(["fast"])
 
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--mode",
         metavar="NAME,...",
-        help="stock (llama_cpp.Llama), rerotated, shared, window; a PCD mode also with -alternate or -cautious behind it",
+        help="stock (llama_cpp.Llama), two-rows (plain steps of two tokens), rerotated, shared, window; a PCD mode also with -alternate or -cautious behind it",
     )
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
     add(
