@@ -175,9 +175,20 @@ class Llama(llama_cpp.Llama):
         self._apply(PCDConfig.resolve(setting, self._pcd))
 
     def pcd_refusal(self, setting: PCDSetting = True) -> str | None:
-        """Why this model or context cannot run a setting, in a sentence; None if it can. Changes nothing."""
+        """Why this model or context cannot run a setting, in a sentence; None if it can.
+
+        The setting in force stays. Second keys that it would need are made, since some models show only then.
+        """
         config = PCDConfig.resolve(setting, self._pcd)
-        status, text = (_native.OK, "") if config is None else self._native_call(_native.pcd_check, config)
+        if config is None:
+            return None
+        status, text = self._native_call(_native.pcd_check, config)
+        if status == _native.OK:
+            status, text = self._native_call(_native.pcd_set, config)
+            if self._pcd is None:
+                _native.pcd_set(self._open_ctx(), None, None, 0)
+            else:
+                self._native_call(_native.pcd_set, self._pcd, self._combines)
         return None if status == _native.OK else text
 
     def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:

@@ -123,10 +123,10 @@ def checked_n_ctx(path: str, kwargs: Mapping[str, Any]) -> int:
         if gpus and free > 0:
             budget = min(budget, free * 3 // 4)
         per_token = kv + shape.key_bytes  # second keys
-        per_token += (
-            0 if kwargs.get("flash_attn") else 4 * shape.n_head * kwargs.get("n_ubatch", 512)
-        )  # attention scores
-        per_token += 4 * shape.n_vocab if kwargs.get("logits_all") else 0
+        if not kwargs.get("flash_attn"):
+            per_token += 4 * shape.n_head * kwargs.get("n_ubatch", 512)  # attention scores
+        if kwargs.get("logits_all"):
+            per_token += 4 * shape.n_vocab
         n_ctx = min(shape.n_ctx_train, max(2048, budget // max(per_token, 1) // 1024 * 1024))
         if n_ctx < shape.n_ctx_train:
             text = "n_ctx is %d, not the model's %d, to fit in memory; set n_ctx to have another"

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, Callable
 
 import llama_cpp
+import numpy as np
 import pytest
 from conftest import TOKENS, Tiny, check_rows, run_python
+from tiny_gguf import write_tiny_gguf
 
 import pypcd
 
@@ -271,6 +273,30 @@ def test_a_closed_model_says_so(tiny: Tiny) -> None:
     for use in (llm.pcd_logits, llm.pcd_stats, llm.pcd_refusal, lambda: setattr(llm, "pcd", True)):
         with pytest.raises(pypcd.PCDError, match="the model is closed"):
             use()
+
+
+def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pypcd._cli import main
+
+    path = write_tiny_gguf(tmp_path / "m.gguf", "hunyuan-dense")  # weighs its keys after rotating them
+    llm = pypcd.Llama(path, pcd={"cache": "shared", "beta": 1}, n_ctx=256, n_threads=1)
+    before = llm.pcd
+    assert "weighs its keys" in (llm.pcd_refusal({"cache": "rerotated"}) or "")
+    assert llm.pcd_refusal() is None  # the setting in force
+    llm.eval(TOKENS[:9])
+    rows = llm.pcd_logits()
+    wanted = pypcd.contrast(rows.standard, rows.over_rotated, beta=1)
+    assert llm.pcd is before and np.allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
+    llm.close()
+
+    assert main(["generate", str(path), "-p", "abc", "--max-tokens", "2", "--threads", "1"]) == 0
+    assert "going on without PCD: the architecture 'hunyuan-dense' weighs its keys" in capsys.readouterr().err
+    options = ["--length", "16", "--mode", "rerotated,shared", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+    assert main(["bench", str(path), *options]) == 0
+    out, err = capsys.readouterr()
+    assert "shared" in out and "rerotated" not in out and "cannot run the mode rerotated" in err
 
 
 @pytest.mark.parametrize("n_ctx", [-5, 2**31, 2**40])
