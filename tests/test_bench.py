@@ -12,6 +12,8 @@ from pypcd import PCDConfig, PCDError
 from pypcd._bench import Measurement, bench, modes_for
 from pypcd._cli import main
 
+QUICK = ["--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -49,21 +51,7 @@ def test_a_model_sure_of_its_tokens_needs_no_twins_in_cautious_mode(model: Path)
 def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "text.txt"
     path.write_text("some words")
-    options = [
-        "bench",
-        str(model),
-        "--length",
-        "64",
-        "--mode",
-        "window",
-        "--n-tokens",
-        "2",
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-        "--text",
-    ]
+    options = ["bench", str(model), "--length", "64", "--mode", "window", *QUICK, "--text"]
     assert main([*options, str(path)]) == 0
     assert "window" in capsys.readouterr().out
     path.write_text("")
@@ -89,20 +77,7 @@ def test_modes_mean_what_they_say() -> None:
 
 
 def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [
-        "bench",
-        str(model),
-        "--length",
-        "16",
-        "--mode",
-        "shared",
-        "--n-tokens",
-        "2",
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-    ]
+    options = ["bench", str(model), "--length", "16", "--mode", "shared", *QUICK]
     assert main([*options, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert [m["mode"] for m in record["measurements"]] == ["plain", "shared"]
@@ -135,8 +110,7 @@ def test_modes_that_a_model_cannot_run_are_left_out_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bloom = write_tiny_gguf(tmp_path / "bloom.gguf", "bloom")  # no RoPE
-    options = ["--length", "16", "--mode", "rerotated,window", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
-    assert main(["bench", str(bloom), *options]) == 0
+    assert main(["bench", str(bloom), "--length", "16", "--mode", "rerotated,window", *QUICK]) == 0
     out, err = capsys.readouterr()
     assert "window" in out and "rerotated" not in out
     assert "cannot run the mode rerotated" in err
