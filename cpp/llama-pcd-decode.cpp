@@ -32,7 +32,7 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
 }
 
 int llama_pcd::decode(const llama_batch_ext & batch) {
-    rows.out_ids.clear();
+    forget_rows();
 
     const size_t n_tokens = batch.tokens.size();
     const size_t n_free   = n_free_cells();
@@ -40,43 +40,67 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     // what upstream refuses is refused here too: in its own words, and before anything has changed
     bool refused = n_tokens == 0 || n_tokens > lctx.n_batch() || n_tokens > n_free;
 
+    size_t n_outputs = 0;
+
     for (size_t i = 0; i < n_tokens; ++i) {
-        for (llama_seq_id s : batch.tokens[i].seq_ids) {
+        const auto & token = batch.tokens[i];
+
+        for (llama_seq_id s : token.seq_ids) {
             if (llama_pcd_is_twin(s)) {
                 LLAMA_LOG_ERROR("%s: sequence id %d: ids from %d on belong to PCD's twins\n", __func__, s, LLAMA_PCD_SEQ_FIRST);
                 return -1;
             }
             refused |= s < 0 || s >= batch.n_seq_max;
         }
-        if (batch.tokens[i].output) {
-            rows.out_ids.push_back(i);
+        refused |= token.seq_ids.empty();
+
+        if (token.output && !refused) {
+            n_outputs++;
+            const llama_pcd_seq contrast = contrast_of(llama_pcd_parent_of(token));
+            if (contrast.on) {
+                rows.out_ids.push_back(i);
+                rows.contrasts.push_back(contrast);
+            }
         }
+    }
+
+    stale |= !rerotated(); // keys stored from here on have no second
+
+    if (refused) {
+        forget_rows();
+        return decode_nested(batch);
+    }
+    if (suspended) {
+        forget_rows();
     }
 
     const size_t n_out = rows.out_ids.size();
 
-    stale |= !has_second_keys(); // keys stored from here on have no second
+    // with a second stream every token has its twin, at once or, with alternate evaluation, once a row needs it
+    // (not so where sliding-window layers will have forgotten by then)
+    const bool streams = separate() && (params.evaluation == LLAMA_PCD_EVALUATION_FUSED || is_short() || forgets(n_tokens));
 
-    if (n_out == 0 || suspended || refused) {
-        rows.out_ids.clear();
+    if (n_out == 0 && !streams) {
         return decode_nested(batch);
     }
 
-    const std::string reason = conflict();
-    if (!reason.empty()) {
-        LLAMA_LOG_ERROR("%s: PCD is on, but %s; turn it off first\n", __func__, reason.c_str());
-        rows.out_ids.clear();
-        return -1;
+    if (n_out > 0) {
+        const std::string reason = conflict();
+        if (!reason.empty()) {
+            LLAMA_LOG_ERROR("%s: PCD is on, but %s; turn it off first\n", __func__, reason.c_str());
+            forget_rows();
+            return -1;
+        }
     }
 
     // a pending K-shift will move the first keys before this batch is computed
     for_each_kv([&](llama_kv_cache * kv) { stale |= kv->get_has_shift(); });
 
-    if (stale && has_second_keys()) {
+    if (stale && rerotated()) {
         const ggml_status status = derive_second_keys();
         if (status != GGML_STATUS_SUCCESS) {
             LLAMA_LOG_ERROR("%s: failed to derive the second keys\n", __func__);
-            rows.out_ids.clear();
+            forget_rows();
             return status == GGML_STATUS_ABORTED ? 2 : -3;
         }
     }
@@ -84,16 +108,22 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     stats.n_tokens += n_out;
 
     rows.resize(n_out, lctx.model.vocab.n_tokens());
-    rows.params = params;
 
     // rows that a fused batch computes: the twins' beside the caller's
-    const size_t n_rows = (lctx.cparams.embeddings ? n_tokens : n_out) + n_out;
+    const size_t n_rows = (lctx.cparams.embeddings ? n_tokens : n_outputs) + n_out;
+
+    bool needs_none = true;
+    for (const auto & cur : rows.contrasts) {
+        needs_none &= cur.gamma == 1;
+    }
 
     int ret = 1;
 
-    if (params.gamma == 1) {
-        ret = decode_alternate(batch); // never needs a twin
-    } else if (forgets() && (n_out > 1 || rows.out_ids[0] + 1 != (int32_t) n_tokens)) {
+    if (separate()) {
+        ret = streams || n_tokens + 1 > n_free ? decode_streams(batch) : decode_alternate(batch);
+    } else if (needs_none) {
+        ret = decode_alternate(batch);
+    } else if (forgets(n_tokens + n_out) && (n_out > 1 || rows.out_ids[0] + 1 != (int32_t) n_tokens)) {
         ret = 1; // what an early twin must see may be gone once the batch's last token is in
     } else if (params.evaluation == LLAMA_PCD_EVALUATION_FUSED && n_out <= LLAMA_PCD_MAX_TWINS &&
             n_rows <= lctx.cparams.n_outputs_max && n_tokens + n_out <= std::min<size_t>(lctx.n_batch(), n_free)) {
@@ -103,11 +133,11 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     }
 
     // each twin before its token, in the token's cell
-    if (ret == 1) {
+    if (ret == 1 && !separate()) {
         ret = decode_sequential(batch);
     }
     if (ret != 0) {
-        rows.out_ids.clear();
+        forget_rows();
         return ret;
     }
 
@@ -133,6 +163,9 @@ int llama_pcd::decode_nested(const llama_batch_ext & batch) {
     }
     nested = false;
 
+    if (ret == 0 && !parents.empty() && separate() && !misplaced) {
+        set_fresh();
+    }
     drop_twins();
 
     return ret;
@@ -140,9 +173,8 @@ int llama_pcd::decode_nested(const llama_batch_ext & batch) {
 
 // one batch with all tokens and, behind them, their twins
 int llama_pcd::decode_fused(const llama_batch_ext & batch) {
-    const size_t n_std   = batch.tokens.size();
-    const size_t n_out   = rows.out_ids.size();
-    const size_t n_vocab = lctx.model.vocab.n_tokens();
+    const size_t n_std = batch.tokens.size();
+    const size_t n_out = rows.out_ids.size();
 
     llama_batch_ext both = batch_like(batch);
     both.tokens = batch.tokens;
@@ -156,12 +188,8 @@ int llama_pcd::decode_fused(const llama_batch_ext & batch) {
     }
 
     if (misplaced) {
-        // the memory split the batch in its own way; take the tokens back and go one by one
-        for (const auto & token : batch.tokens) {
-            for (llama_seq_id s : token.seq_ids) {
-                lctx.memory->seq_rm(s, token.pos[0], -1);
-            }
-        }
+        // the memory split the batch in its own way; go one by one
+        take_back(batch, n_std);
         return 1;
     }
 
@@ -170,14 +198,9 @@ int llama_pcd::decode_fused(const llama_batch_ext & batch) {
     lctx.output_reorder();
 
     for (size_t i = 0; i < n_out; ++i) {
-        const float * l1 = lctx.logits.data + lctx.output_ids[rows.out_ids[i]]*n_vocab;
-        const float * l2 = lctx.logits.data + lctx.output_ids[n_std + i]*n_vocab;
-
-        std::copy(l1, l1 + n_vocab, rows.standard.begin()     + i*n_vocab);
-        std::copy(l2, l2 + n_vocab, rows.over_rotated.begin() + i*n_vocab);
-        rows.has_over_rotated[i] = true;
+        copy_row(rows.standard,     i, rows.out_ids[i]);
+        copy_row(rows.over_rotated, i, n_std + i);
     }
-    stats.n_twins += n_out;
 
     // the twins' rows are the last ones: forget them
     lctx.n_outputs -= n_out;
@@ -214,7 +237,7 @@ int llama_pcd::decode_alternate(const llama_batch_ext & batch) {
         const float * l1 = lctx.logits.data + output_ids[rows.out_ids[i]]*n_vocab;
 
         std::copy(l1, l1 + n_vocab, rows.standard.begin() + i*n_vocab);
-        if (needs_twin(l1)) {
+        if (needs_twin(i, l1)) {
             todo.push_back(i);
         } else {
             stats.n_skipped++;
@@ -227,18 +250,7 @@ int llama_pcd::decode_alternate(const llama_batch_ext & batch) {
     const std::vector<float> logits(lctx.logits.data, lctx.logits.data + n_logits);
     const std::vector<float> embd  (lctx.embd.data,   lctx.embd.data   + n_embd);
 
-    const size_t n_max = std::min<size_t>({ LLAMA_PCD_MAX_TWINS, lctx.n_batch(), n_free_cells(), lctx.cparams.n_outputs_max });
-
-    int status = 0;
-    for (size_t k = 0; k < todo.size() && status == 0; ) {
-        // neighbours go together
-        size_t n = 1;
-        while (n < n_max && k + n < todo.size() && todo[k + n] == todo[k] + n) {
-            n++;
-        }
-        status = decode_twins(batch, todo[k], n);
-        k += n;
-    }
+    const int status = separate() ? catch_up_rows(batch, todo) : decode_twins_of(batch, todo);
 
     if (!todo.empty()) {
         lctx.output_reserve(n_outputs); // fewer rows lie in another layout
@@ -256,46 +268,39 @@ int llama_pcd::decode_alternate(const llama_batch_ext & batch) {
     return status == 1 ? -2 : status;
 }
 
+// neighbours go together
+int llama_pcd::decode_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo) {
+    const size_t n_max = std::min<size_t>({ LLAMA_PCD_MAX_TWINS, lctx.n_batch(), n_free_cells(), lctx.cparams.n_outputs_max });
+
+    int status = 0;
+    for (size_t k = 0; k < todo.size() && status == 0; ) {
+        size_t n = 1;
+        while (n < n_max && k + n < todo.size() && todo[k + n] == todo[k] + n) {
+            n++;
+        }
+        status = decode_twins(batch, todo[k], n);
+        k += n;
+    }
+    return status;
+}
+
 // For a cache that is full up to the tokens themselves, or that forgets: each twin is evaluated before its token, in
 // the cell that the token takes after it.
 int llama_pcd::decode_sequential(const llama_batch_ext & batch) {
-    const size_t n_out   = rows.out_ids.size();
-    const size_t n_vocab = lctx.model.vocab.n_tokens();
+    const size_t n_tokens = batch.tokens.size();
+    const size_t n_out    = rows.out_ids.size();
 
-    // the outputs of all parts, in the order of their tokens
-    std::vector<size_t> ids;
-    std::vector<float>  logits;
-    std::vector<float>  embd;
+    outputs all;
 
     int    ret  = 0;
     size_t done = 0;
 
     const auto decode_to = [&](size_t end) {
-        llama_batch_ext part = batch_like(batch);
-        part.tokens.assign(batch.tokens.begin() + done, batch.tokens.begin() + end);
-        part.n_embd = batch.n_embd;
-        if (!batch.embd.empty()) {
-            part.embd.assign(batch.embd.begin() + done*batch.n_embd, batch.embd.begin() + end*batch.n_embd);
+        ret = decode_nested(part_of(batch, done, end));
+        if (ret == 0) {
+            take_outputs(all, done, end);
+            done = end;
         }
-
-        ret = decode_nested(part);
-        if (ret != 0) {
-            return;
-        }
-        lctx.synchronize();
-        lctx.output_reorder();
-
-        const size_t n_embd = lctx.embd.data ? lctx.model.hparams.n_embd_out() : 0;
-
-        for (size_t i = done; i < end; ++i) {
-            const int32_t j = lctx.output_ids[i - done];
-            if (j >= 0) {
-                ids.push_back(i);
-                logits.insert(logits.end(), lctx.logits.data + j*n_vocab, lctx.logits.data + (j + 1)*n_vocab);
-                embd  .insert(embd.end(),   lctx.embd.data   + j*n_embd,  lctx.embd.data   + (j + 1)*n_embd);
-            }
-        }
-        done = end;
     };
 
     for (size_t i = 0; i < n_out && ret == 0; ++i) {
@@ -311,42 +316,22 @@ int llama_pcd::decode_sequential(const llama_batch_ext & batch) {
             decode_to(at + 1);
         }
         if (ret == 0) {
-            std::copy(logits.end() - n_vocab, logits.end(), rows.standard.begin() + i*n_vocab);
+            copy_row(rows.standard, i, 0);
         }
     }
-    if (ret == 0 && done < batch.tokens.size()) {
-        decode_to(batch.tokens.size());
+    if (ret == 0 && done < n_tokens) {
+        decode_to(n_tokens);
     }
-
     if (ret != 0) {
-        // as if nothing had been decoded
-        for (size_t i = 0; i < done; ++i) {
-            for (llama_seq_id s : batch.tokens[i].seq_ids) {
-                lctx.memory->seq_rm(s, batch.tokens[i].pos[0], -1);
-            }
-        }
+        take_back(batch, done);
         return ret;
     }
 
-    if (lctx.output_reserve(ids.size()) < ids.size()) {
-        return -2;
-    }
-    std::copy(logits.begin(), logits.end(), lctx.logits.data);
-    std::copy(embd.begin(),   embd.end(),   lctx.embd.data);
-
-    lctx.output_swaps.clear();
-    lctx.n_outputs = ids.size();
-    for (size_t i = 0; i < ids.size(); ++i) {
-        lctx.output_ids[ids[i]] = i;
-    }
-
-    return 0;
+    return put_outputs(all);
 }
 
 // evaluate the twins of outputs [i0, i0 + n) alone and keep their rows
 int llama_pcd::decode_twins(const llama_batch_ext & batch, size_t i0, size_t n) {
-    const size_t n_vocab = lctx.model.vocab.n_tokens();
-
     llama_batch_ext twins = batch_like(batch);
     add_twins(twins, batch, i0, n);
 
@@ -360,40 +345,120 @@ int llama_pcd::decode_twins(const llama_batch_ext & batch, size_t i0, size_t n) 
     lctx.output_reorder();
 
     for (size_t i = 0; i < n; ++i) {
-        const float * l2 = lctx.logits.data + lctx.output_ids[i]*n_vocab;
-
-        std::copy(l2, l2 + n_vocab, rows.over_rotated.begin() + (i0 + i)*n_vocab);
-        rows.has_over_rotated[i0 + i] = true;
+        copy_row(rows.over_rotated, i0 + i, i);
     }
-    stats.n_twins += n;
 
     return 0;
 }
+
+//
+// parts of a batch
+//
 
 llama_batch_ext llama_pcd::batch_like(const llama_batch_ext & batch) const {
     return llama_batch_ext(batch.n_tokens_max + LLAMA_PCD_MAX_TWINS, batch.n_embd_inp, batch.n_embd_inp_enc,
             LLAMA_MAX_SEQ, batch.mem, batch.n_vocab, batch.n_pos_per_embd);
 }
 
+llama_batch_ext llama_pcd::part_of(const llama_batch_ext & batch, size_t i0, size_t i1) const {
+    llama_batch_ext res = batch_like(batch);
+
+    res.n_embd = batch.n_embd;
+    res.tokens.assign(batch.tokens.begin() + i0, batch.tokens.begin() + i1);
+    for (auto & token : res.tokens) {
+        copy_embd(res, batch, token);
+    }
+
+    return res;
+}
+
+void llama_pcd::copy_embd(llama_batch_ext & dst, const llama_batch_ext & src, llama_batch_ext::token & token) const {
+    if (token.has_embd) {
+        const auto first = src.embd.begin() + token.embd_off;
+        token.embd_off = dst.embd.size();
+        dst.embd.insert(dst.embd.end(), first, first + src.n_embd);
+    }
+}
+
+// behind the others; its sequence is chosen by that of its token
+void llama_pcd::add_twin(llama_batch_ext & dst, const llama_batch_ext & src, const llama_batch_ext::token & token, llama_seq_id twin, bool output) {
+    llama_batch_ext::token res = token;
+
+    copy_embd(dst, src, res);
+    res.seq_ids = { twin };
+    res.output  = output;
+
+    dst.n_embd = src.n_embd;
+    dst.tokens.push_back(res);
+}
+
 void llama_pcd::add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n) {
     parents.clear();
-    dst.n_embd = src.n_embd;
 
     for (size_t i = 0; i < n; ++i) {
-        llama_batch_ext::token twin = src.tokens[rows.out_ids[i0 + i]];
+        const auto & token = src.tokens[rows.out_ids[i0 + i]];
 
-        // the sequences of one token are equal up to it: any of them tells what its twin may see
-        parents.push_back(*std::min_element(twin.seq_ids.begin(), twin.seq_ids.end()));
+        parents.push_back(llama_pcd_parent_of(token));
+        add_twin(dst, src, token, LLAMA_PCD_SEQ_FIRST + (llama_seq_id) i, true);
+    }
+}
 
-        if (twin.has_embd) {
-            const auto first = src.embd.begin() + twin.embd_off;
-            twin.embd_off = dst.embd.size();
-            dst.embd.insert(dst.embd.end(), first, first + src.n_embd);
+// the outputs of a part that was just decoded; call before anything else is
+void llama_pcd::take_outputs(outputs & dst, size_t i0, size_t i1) {
+    lctx.synchronize();
+    lctx.output_reorder();
+
+    const size_t n_vocab = lctx.model.vocab.n_tokens();
+    const size_t n_embd  = lctx.embd.data ? lctx.model.hparams.n_embd_out() : 0;
+
+    for (size_t i = i0; i < i1; ++i) {
+        const int32_t j = lctx.output_ids[i - i0];
+        if (j >= 0) {
+            dst.ids.push_back(i);
+            dst.logits.insert(dst.logits.end(), lctx.logits.data + j*n_vocab, lctx.logits.data + (j + 1)*n_vocab);
+            dst.embd  .insert(dst.embd.end(),   lctx.embd.data   + j*n_embd,  lctx.embd.data   + (j + 1)*n_embd);
         }
+    }
+}
 
-        twin.seq_ids = { LLAMA_PCD_SEQ_FIRST + (llama_seq_id) i };
-        twin.output  = true;
-        dst.tokens.push_back(twin);
+// make them the context's
+int llama_pcd::put_outputs(const outputs & src) {
+    const size_t n = src.ids.size();
+
+    if (lctx.output_reserve(n) < n) {
+        return -2;
+    }
+    std::copy(src.logits.begin(), src.logits.end(), lctx.logits.data);
+    std::copy(src.embd.begin(),   src.embd.end(),   lctx.embd.data);
+
+    lctx.output_swaps.clear();
+    lctx.n_outputs = n;
+    for (size_t i = 0; i < n; ++i) {
+        lctx.output_ids[src.ids[i]] = i;
+    }
+
+    return 0;
+}
+
+// as if the first n tokens had not been decoded
+void llama_pcd::take_back(const llama_batch_ext & batch, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        for (llama_seq_id s : batch.tokens[i].seq_ids) {
+            lctx.memory->seq_rm(s, batch.tokens[i].pos[0], -1);
+        }
+    }
+}
+
+// logits of an entry of the batch that was just decoded
+void llama_pcd::copy_row(std::vector<float> & dst, size_t i, int32_t batch_index) {
+    const size_t  n_vocab = lctx.model.vocab.n_tokens();
+    const float * src     = lctx.logits.data + lctx.output_ids[batch_index]*n_vocab;
+
+    std::copy(src, src + n_vocab, dst.begin() + i*n_vocab);
+
+    if (&dst == &rows.over_rotated) {
+        rows.has_over_rotated[i] = true;
+        stats.n_twins++;
     }
 }
 
@@ -415,25 +480,35 @@ uint32_t llama_pcd::n_free_cells() const {
     return res;
 }
 
-// whether a sliding-window cache drops cells as it goes
-bool llama_pcd::forgets() const {
-    uint32_t n_max = 0;
-    uint32_t n_swa = UINT32_MAX;
+// Whether a sliding-window cache may give away cells that fell out of the window when n more are placed: it does so as
+// soon as its search does not start behind all that is in use, even where other cells are free.
+bool llama_pcd::forgets(size_t n) const {
+    bool res = false;
     for_each_kv([&](llama_kv_cache * kv) {
-        n_max = std::max(n_max, kv->get_size());
-        if (kv->n_swa > 0) {
-            n_swa = std::min(n_swa, kv->get_size());
-        }
+        const auto & cells = kv->v_cells[0];
+        const size_t used  = cells.get_used();
+
+        res |= kv->n_swa > 0 && (cells.used_max_p1() != used || kv->v_heads[0] != used || used + n > cells.size());
     });
-    return n_swa < n_max;
+    return res;
 }
 
-bool llama_pcd::needs_twin(const float * standard) const {
-    if (params.gamma == 1) {
-        return false;
-    }
-    return params.relative_top == 0.0f ||
-        llama_pcd_contrast(standard, nullptr, lctx.model.vocab.n_tokens(), 0.0f, params.gamma, params.relative_top, 0.0f, nullptr) > 1;
+// whether sliding-window layers have fewer cells than the others
+bool llama_pcd::is_short() const {
+    uint32_t n_min = UINT32_MAX;
+    uint32_t n_max = 0;
+    for_each_kv([&](llama_kv_cache * kv) {
+        n_min = std::min(n_min, kv->get_size());
+        n_max = std::max(n_max, kv->get_size());
+    });
+    return n_min < n_max;
+}
+
+bool llama_pcd::needs_twin(size_t i, const float * standard) const {
+    const auto & c = rows.contrasts[i];
+
+    return c.gamma > 1 && (c.relative_top == 0.0f ||
+        llama_pcd_contrast(standard, nullptr, lctx.model.vocab.n_tokens(), 0.0f, c.gamma, c.relative_top, 0.0f, nullptr) > 1);
 }
 
 //
@@ -447,7 +522,8 @@ void llama_pcd::write_row(size_t i, float * dst) {
     const float * l2 = rows.has_over_rotated[i] ? rows.over_rotated.data() + i*n_vocab : nullptr;
 
     if (params.combine) {
-        llama_pcd_contrast(l1, l2, n_vocab, params.beta, params.gamma, params.relative_top, OUTSIDE, dst);
+        const auto & c = rows.contrasts[i];
+        llama_pcd_contrast(l1, l2, n_vocab, c.beta, c.gamma, c.relative_top, OUTSIDE, dst);
     } else {
         std::copy(l1, l1 + n_vocab, dst);
     }
@@ -474,7 +550,7 @@ const float * llama_pcd::get_row(int32_t i, int32_t which) {
             rows.contrasted.resize(n_vocab);
             llama_pcd_contrast(rows.standard.data() + k*n_vocab,
                     rows.has_over_rotated[k] ? rows.over_rotated.data() + k*n_vocab : nullptr,
-                    n_vocab, rows.params.beta, rows.params.gamma, rows.params.relative_top, -INFINITY, rows.contrasted.data());
+                    n_vocab, rows.contrasts[k].beta, rows.contrasts[k].gamma, rows.contrasts[k].relative_top, -INFINITY, rows.contrasted.data());
             return rows.contrasted.data();
         default:
             return nullptr;

@@ -1,11 +1,10 @@
 // What PCD adds to a compute graph.
 //
-//   rotation   a twin's q and k are turned a second time, by their position with the table theta* - theta;
-//              standard tokens by 0, which is the identity. One batch carries both on every backend.
-//   keys       rerotated: beside each stored key its copy turned the same way (standard tokens by their
-//              position, twins by 0: theirs are turned already).
-//   attention  rerotated: standard tokens attend with (q, K, V), twins with (q*, K*, V).
-//   mask       a twin sees the cells of its token's sequence before its position, and its own cell.
+//   rotation   a twin's q and k are turned a second time, by their position with the table theta* - theta; standard
+//              tokens by 0, which is the identity. One batch carries both on every backend. Or noise is added to them.
+//   keys       rerotated: beside each stored key its copy turned the same way (standard tokens by their position, twins
+//              by 0: theirs are turned already). separate: a twin's own keys and values, in the cell of its token.
+//   attention  where there are second keys: standard tokens attend with (q, K, V), twins with (q*, K*, V or V*).
 
 #include "llama-pcd-impl.h"
 #include "llama-pcd-rope.h"
@@ -33,23 +32,30 @@ static constexpr float FACTOR_STILL = 1e30f;
 
 class llm_graph_input_pcd : public llm_graph_input_i {
 public:
-    llm_graph_input_pcd(const llama_pcd * pcd, uint32_t n_tokens, uint32_t n_twin, uint32_t n_pos)
+    llm_graph_input_pcd(llama_pcd * pcd, uint32_t n_tokens, uint32_t n_twin, uint32_t n_pos)
         : pcd(pcd), generation(pcd->generation), n_tokens(n_tokens), n_twin(n_twin), n_pos(n_pos) {}
 
     void set_input(const llama_ubatch * ubatch) override {
+        pcd->find_twin_cells(*ubatch);
+
         set_pos(twin_pos, ubatch, true);
         set_pos(key_pos,  ubatch, false);
+        set_offsets(ubatch);
+        set_noise(ubatch);
 
         for (auto & [kv, rot] : k_rot) {
             if (rot && rot->buffer) {
                 kv->set_input_k_rot(rot);
             }
         }
+        for (auto & [kv, rows] : twin_rows) {
+            set_rows(rows, pcd->find_kv(kv)->twin_cells, kv->get_size());
+        }
     }
 
     bool can_reuse(const llm_graph_params & params) override;
 
-    const llama_pcd * pcd;
+    llama_pcd * pcd;
 
     const uint32_t generation;
     const uint32_t n_tokens;
@@ -58,10 +64,20 @@ public:
 
     ggml_tensor * twin_pos = nullptr; // I32 [n_tokens*n_pos] the position of a twin, 0 for a standard token
     ggml_tensor * key_pos  = nullptr; // I32 [n_tokens*n_pos] the other way round
+    ggml_tensor * offsets  = nullptr; // I32 [n_tokens*n_pos] by how much a twin's position is moved
+
+    std::map<std::pair<int32_t, int32_t>, ggml_tensor *> noise; // (layer, n_dims) -> F32 [n_dims/2, 2, n_twin]
 
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> k_rot;
 
+    // I64: the rows of the second keys that twins write, [n_twin], or of transposed values, [n_embd*n_twin]
+    std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> twin_rows;
+
 private:
+    static void set(ggml_tensor * t, const void * data) {
+        ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
+    }
+
     void set_pos(ggml_tensor * t, const llama_ubatch * ubatch, bool of_twins) const {
         if (!t || !t->buffer) {
             return;
@@ -82,7 +98,63 @@ private:
             }
         }
 
-        ggml_backend_tensor_set(t, data.data(), 0, data.size()*sizeof(int32_t));
+        set(t, data.data());
+    }
+
+    void set_offsets(const llama_ubatch * ubatch) const {
+        if (!offsets || !offsets->buffer) {
+            return;
+        }
+
+        const auto & p = pcd->params;
+
+        std::vector<int32_t> data(n_tokens*n_pos, 0);
+
+        for (uint32_t i = n_tokens - n_twin; i < n_tokens; ++i) {
+            for (uint32_t j = 0; j < std::min(n_pos, 3u); ++j) {
+                data[j*n_tokens + i] = llama_pcd_offset(p.seed, ubatch->pos[i], p.offset_min, p.offset_max);
+            }
+        }
+
+        set(offsets, data.data());
+    }
+
+    void set_noise(const llama_ubatch * ubatch) const {
+        const auto & p = pcd->params;
+
+        for (const auto & [key, t] : noise) {
+            if (!t->buffer) {
+                continue;
+            }
+            const auto [layer, n_dims] = key;
+
+            std::vector<float> data(ggml_nelements(t));
+            for (uint32_t i = 0; i < n_twin; ++i) {
+                float * cur = data.data() + (size_t) i*2*(n_dims/2);
+                llama_pcd_noise(p.seed, ubatch->pos[n_tokens - n_twin + i], layer, n_dims, p.noise, p.band, cur, cur + n_dims/2);
+            }
+
+            set(t, data.data());
+        }
+    }
+
+    void set_rows(ggml_tensor * t, const std::vector<int32_t> & cells, int64_t kv_size) const {
+        if (!t->buffer) {
+            return;
+        }
+
+        const int64_t n_embd = t->ne[0]/n_twin;
+
+        std::vector<int64_t> data;
+        data.reserve(t->ne[0]);
+        for (const int32_t idx : cells) {
+            GGML_ASSERT(idx >= 0);
+            for (int64_t j = 0; j < n_embd; ++j) {
+                data.push_back(j*kv_size + idx);
+            }
+        }
+
+        set(t, data.data());
     }
 };
 
@@ -119,17 +191,34 @@ struct pcd_graph {
 
     uint32_t n_tokens = 0;
     uint32_t n_twin   = 0;
+    int32_t  n_attn   = 0; // attentions built so far: the layer, where each has one
 
     std::vector<llama_pcd_rotation> rotations; // built and not yet claimed by a layer
 
     bool splitting = false; // inside our own calls of build_attn_mha
 
-    ggml_tensor * input_pos(ggml_tensor *& t, const char * name) const {
+    ggml_tensor * input(ggml_tensor *& t, ggml_type type, int64_t ne0, const char * name, int64_t ne1 = 1, int64_t ne2 = 1) const {
         if (!t) {
-            t = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, (int64_t) n_tokens*inp->n_pos);
+            t = ggml_new_tensor_3d(ctx, type, ne0, ne1, ne2);
             ggml_set_input(t);
             ggml_set_name(t, name);
         }
+        return t;
+    }
+
+    ggml_tensor * input_pos(ggml_tensor *& t, const char * name) const {
+        return input(t, GGML_TYPE_I32, (int64_t) n_tokens*inp->n_pos, name);
+    }
+
+    // n_embd rows for each twin
+    ggml_tensor * input_rows(const llama_kv_cache * kv, int64_t n_embd) const {
+        for (const auto & [cur, t] : inp->twin_rows) {
+            if (cur == kv && t->ne[0] == n_embd*n_twin) {
+                return t;
+            }
+        }
+        ggml_tensor * t = nullptr;
+        inp->twin_rows.push_back({ kv, input(t, GGML_TYPE_I64, n_embd*n_twin, "pcd_twin_rows") });
         return t;
     }
 };
@@ -173,11 +262,8 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
 // rotation
 //
 
-// turn `a` by pos with the difference table of the rotation r
-static ggml_tensor * build_turn(
-        llama_pcd & pcd, ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, const llama_pcd_rotation & r, int offset) {
-    ggml_tensor * t = pcd.difference_table(r.factors, r.n_dims);
-
+// turn `a` by pos with these frequency factors, as the rotation r does
+static ggml_tensor * build_turn(ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, ggml_tensor * factors, const llama_pcd_rotation & r, int offset) {
     // ggml scales the magnitude in every rope with YaRN; the first one did it already
     const float attn_factor = r.ext_factor == 0.0f ? 1.0f : 1.0f/(1.0f + 0.1f*logf(1.0f/r.freq_scale));
 
@@ -185,23 +271,65 @@ static ggml_tensor * build_turn(
     if (r.multi) {
         int sections[GGML_MROPE_SECTIONS];
         std::copy(r.sections, r.sections + GGML_MROPE_SECTIONS, sections);
-        res = ggml_rope_multi(ctx, a, pos, t, r.n_dims, sections, r.mode, r.n_ctx_orig,
+        res = ggml_rope_multi(ctx, a, pos, factors, r.n_dims, sections, r.mode, r.n_ctx_orig,
                 r.freq_base, r.freq_scale, r.ext_factor, attn_factor, r.beta_fast, r.beta_slow);
     } else {
-        res = ggml_rope_ext(ctx, a, pos, t, r.n_dims, r.mode, r.n_ctx_orig,
+        res = ggml_rope_ext(ctx, a, pos, factors, r.n_dims, r.mode, r.n_ctx_orig,
                 r.freq_base, r.freq_scale, r.ext_factor, attn_factor, r.beta_fast, r.beta_slow);
     }
 
     return offset > 0 ? ggml_rope_set_offset(res, offset) : res;
 }
 
-static ggml_tensor * rotated(ggml_context * ctx, ggml_tensor * cur, llama_pcd_rotation r) {
-    if (!graph.pcd || graph.ctx != ctx || !graph.pcd->rotates() || cur->ne[2] != graph.n_tokens) {
+ggml_tensor * llama_pcd_build_turn(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos,
+        const llama_pcd_rotation & r, int offset, llama_pcd::table_kind kind) {
+    return build_turn(ctx, a, pos, pcd.table(kind, r.factors, r.n_dims), r, offset);
+}
+
+// the twins at the end of cur, which is a rotated: cos and sin of the first component of each pair get noise, that is
+//   y1 = (cos + n1) a1 - (sin + n2) a2
+static ggml_tensor * build_noise(ggml_context * ctx, ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r) {
+    const int64_t n_half = r.n_dims/2;
+    const int64_t n_head = a->ne[1];
+    const int64_t n_twin = graph.n_twin;
+    const int64_t i0     = graph.n_tokens - n_twin;
+
+    ggml_tensor * noise = graph.input(graph.inp->noise[{ graph.n_attn, r.n_dims }], GGML_TYPE_F32, n_half, "pcd_noise", 2, n_twin);
+
+    // pairs are neighbours, or half the rotated dimensions apart
+    const bool   pairs  = r.mode == GGML_ROPE_TYPE_NORMAL;
+    const size_t stride = pairs ? 2*a->nb[0] : a->nb[0];
+
+    const auto component = [&](size_t offs) {
+        return ggml_cont(ctx, ggml_view_4d(ctx, a, 1, n_half, n_head, n_twin, stride, a->nb[1], a->nb[2], i0*a->nb[2] + offs*a->nb[0]));
+    };
+    const auto part = [&](int64_t k) {
+        return ggml_view_4d(ctx, noise, 1, n_half, 1, n_twin, noise->nb[0], noise->nb[1], noise->nb[2], k*noise->nb[1]);
+    };
+
+    ggml_tensor * delta = ggml_sub(ctx,
+            ggml_mul(ctx, component(0),                  part(0)),
+            ggml_mul(ctx, component(pairs ? 1 : n_half), part(1)));
+
+    return ggml_acc(ctx, cur, delta, pairs ? 2*cur->nb[0] : cur->nb[0], cur->nb[1], cur->nb[2], i0*cur->nb[2]);
+}
+
+static ggml_tensor * rotated(ggml_context * ctx, ggml_tensor * cur, ggml_tensor * a, llama_pcd_rotation r) {
+    llama_pcd * pcd = graph.pcd;
+    if (!pcd || graph.ctx != ctx || cur->ne[2] != graph.n_tokens) {
         return cur;
     }
 
-    if (graph.n_twin > 0) {
-        cur = build_turn(*graph.pcd, ctx, cur, graph.input_pos(graph.inp->twin_pos, "pcd_twin_pos"), r, 0);
+    const auto & p = pcd->params;
+
+    if (graph.n_twin > 0 && pcd->rotates()) {
+        cur = llama_pcd_build_turn(*pcd, ctx, cur, graph.input_pos(graph.inp->twin_pos, "pcd_twin_pos"), r, 0, llama_pcd::TABLE_DIFFERENCE);
+    }
+    if (graph.n_twin > 0 && p.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
+        if (p.offset_min != 0 || p.offset_max != 0) {
+            cur = build_turn(ctx, cur, graph.input_pos(graph.inp->offsets, "pcd_offsets"), r.factors, r, 0);
+        }
+        cur = build_noise(ctx, cur, a, r);
     }
 
     r.out = cur;
@@ -226,7 +354,7 @@ ggml_tensor * llama_pcd_rope_ext(
     r.beta_slow  = beta_slow;
 
     return rotated(ctx, ggml_rope_ext(ctx, a, b, c, n_dims, mode, n_ctx_orig,
-            freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), r);
+            freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), a, r);
 }
 
 ggml_tensor * llama_pcd_rope_multi(
@@ -247,7 +375,7 @@ ggml_tensor * llama_pcd_rope_multi(
     std::copy(sections, sections + GGML_MROPE_SECTIONS, r.sections);
 
     return rotated(ctx, ggml_rope_multi(ctx, a, b, c, n_dims, sections, mode, n_ctx_orig,
-            freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), r);
+            freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), a, r);
 }
 
 ggml_tensor * llama_pcd_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, int n_dims, int mode) {
@@ -258,16 +386,21 @@ ggml_tensor * llama_pcd_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * 
 ggml_tensor * llama_pcd_rope_set_offset(ggml_tensor * a, int n_offs) {
     if (graph.pcd && !graph.rotations.empty() && graph.rotations.back().out == a) {
         graph.rotations.back().offset = n_offs;
-        if (graph.n_twin > 0) {
+        graph.pcd->offsets_pairs |= n_offs > 0;
+
+        if (a->op != GGML_OP_ROPE) {
+            return a; // noise, which is refused for such a model: this graph is never computed
+        }
+        if (graph.n_twin > 0 && graph.pcd->rotates()) {
             ggml_rope_set_offset(a->src[0], n_offs); // ours was built on top of the model's
         }
     }
     return ggml_rope_set_offset(a, n_offs);
 }
 
-ggml_tensor * llama_pcd::difference_table(ggml_tensor * factors, int n_dims) {
+ggml_tensor * llama_pcd::table(table_kind kind, ggml_tensor * factors, int n_dims) {
     for (const auto & cur : tables) {
-        if (cur.factors == factors && cur.t->ne[0] == n_dims/2) {
+        if (cur.kind == kind && cur.factors == factors && cur.t->ne[0] == n_dims/2) {
             return cur.t;
         }
     }
@@ -278,28 +411,31 @@ ggml_tensor * llama_pcd::difference_table(ggml_tensor * factors, int n_dims) {
 
     ggml_init_params ip = { ggml_tensor_overhead(), nullptr, true };
 
-    table cur;
+    table_entry cur;
+    cur.kind    = kind;
     cur.factors = factors;
     cur.ctx.reset(ggml_init(ip));
     cur.t = ggml_new_tensor_1d(cur.ctx.get(), GGML_TYPE_F32, n_dims/2);
-    ggml_set_name(cur.t, "pcd_difference_table");
+    ggml_set_name(cur.t, kind == TABLE_DIFFERENCE ? "pcd_difference_table" : "pcd_table");
     cur.buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(cur.ctx.get(), buft));
     if (!cur.buf) {
         throw std::runtime_error("pcd: no memory for a frequency table");
     }
 
     tables.push_back(std::move(cur));
-    write_difference_tables();
+    write_tables();
 
     return tables.back().t;
 }
 
-void llama_pcd::write_difference_tables() {
+void llama_pcd::write_tables() {
     for (const auto & cur : tables) {
         const int64_t n = cur.t->ne[0];
 
-        std::vector<double> rho(n);
-        llama_pcd_rho(2*n, params.alpha, params.base_ratio, params.transition, rho.data());
+        std::vector<double> rho(n, 1.0);
+        if (rotates()) {
+            llama_pcd_rho(2*n, params.alpha, params.base_ratio, params.transition, params.band, rho.data());
+        }
 
         std::vector<float> own(n, 1.0f);
         if (cur.factors) {
@@ -307,10 +443,10 @@ void llama_pcd::write_difference_tables() {
             ggml_backend_tensor_get(cur.factors, own.data(), 0, n*sizeof(float));
         }
 
-        // rope divides the angle by its factor: theta* - theta = (rho - 1) theta = theta / (ff / (rho - 1))
+        // rope divides the angle by its factor: theta* = theta / (ff / rho), theta* - theta = theta / (ff / (rho - 1))
         std::vector<float> data(n);
         for (int64_t j = 0; j < n; ++j) {
-            const double turn = rho[j] - 1.0;
+            const double turn = cur.kind == TABLE_DIFFERENCE ? rho[j] - 1.0 : rho[j];
             data[j] = std::abs(turn)*FACTOR_STILL > own[j] ? (float) (own[j]/turn) : FACTOR_STILL;
         }
 
@@ -387,12 +523,12 @@ static int rotation_offset(const ggml_tensor * k_cur, const llama_pcd_rotation &
 
 void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
     llama_pcd * pcd = graph.pcd;
-    if (!pcd || graph.ctx != ctx || !pcd->has_second_keys()) {
+    if (!pcd || graph.ctx != ctx) {
         return;
     }
 
     auto * layer = pcd->find_layer(&kv, il);
-    if (!layer) {
+    if (!layer || !layer->k2) {
         return;
     }
 
@@ -401,33 +537,74 @@ void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
     r.offset = r.out ? rotation_offset(k_cur, r) : 0;
     layer->rotation = r;
 
-    if (r.out) {
-        ggml_tensor * rot = nullptr;
-        if (r.hadamard) {
-            for (const auto & cur : graph.inp->k_rot) {
-                if (cur.first == &kv) {
-                    rot = cur.second;
+    if (pcd->rerotated() && layer->rotates) {
+        if (r.out) {
+            ggml_tensor * rot = nullptr;
+            if (r.hadamard) {
+                for (const auto & cur : graph.inp->k_rot) {
+                    if (cur.first == &kv) {
+                        rot = cur.second;
+                    }
+                }
+                if (!rot) {
+                    rot = kv.build_input_k_rot(ctx);
+                    graph.inp->k_rot.push_back({ &kv, rot });
                 }
             }
-            if (!rot) {
-                rot = kv.build_input_k_rot(ctx);
-                graph.inp->k_rot.push_back({ &kv, rot });
+
+            // most layers of a quantised cache store Hadamard-rotated keys; the transform is its own inverse
+            if (rot) {
+                k_cur = llama_mul_mat_hadamard(ctx, k_cur, rot);
+            }
+            k_cur = llama_pcd_build_turn(*pcd, ctx, k_cur, graph.input_pos(graph.inp->key_pos, "pcd_key_pos"), r, r.offset, llama_pcd::TABLE_DIFFERENCE);
+            if (rot) {
+                k_cur = llama_mul_mat_hadamard(ctx, k_cur, rot);
             }
         }
 
-        // most layers of a quantised cache store Hadamard-rotated keys; the transform is its own inverse
-        if (rot) {
-            k_cur = llama_mul_mat_hadamard(ctx, k_cur, rot);
-        }
-        k_cur = build_turn(*pcd, ctx, k_cur, graph.input_pos(graph.inp->key_pos, "pcd_key_pos"), r, r.offset);
-        if (rot) {
-            k_cur = llama_mul_mat_hadamard(ctx, k_cur, rot);
-        }
+        k_cur = ggml_view_2d(ctx, k_cur, k_cur->ne[0]*k_cur->ne[1], k_cur->ne[2], k_cur->nb[2], 0);
+
+        ggml_build_forward_expand(graph.gf, ggml_set_rows(ctx, layer->k2, k_cur, k_idxs));
     }
 
-    k_cur = ggml_view_2d(ctx, k_cur, k_cur->ne[0]*k_cur->ne[1], k_cur->ne[2], k_cur->nb[2], 0);
+    if (pcd->separate() && graph.n_twin > 0) {
+        k_cur = ggml_view_2d(ctx, k_cur, k_cur->ne[0]*k_cur->ne[1], graph.n_twin, k_cur->nb[2], (graph.n_tokens - graph.n_twin)*k_cur->nb[2]);
 
-    ggml_build_forward_expand(graph.gf, ggml_set_rows(ctx, layer->k2, k_cur, k_idxs));
+        ggml_build_forward_expand(graph.gf, ggml_set_rows(ctx, layer->k2, k_cur, graph.input_rows(&kv, 1)));
+    }
+}
+
+void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * v_cur, int32_t il) {
+    llama_pcd * pcd = graph.pcd;
+    if (!pcd || graph.ctx != ctx || graph.n_twin == 0 || !pcd->separate()) {
+        return;
+    }
+
+    auto * layer = pcd->find_layer(&kv, il);
+    if (!layer || !layer->v2) {
+        return;
+    }
+
+    ggml_tensor * v2 = layer->v2;
+
+    const int64_t n_embd = v_cur->ne[0]*v_cur->ne[1];
+
+    v_cur = ggml_view_2d(ctx, v_cur, n_embd, graph.n_twin, v_cur->nb[2], (graph.n_tokens - graph.n_twin)*v_cur->nb[2]);
+
+    if (pcd->v_is_transposed(kv)) {
+        // each element is a row of its own, and all layers are as wide as the widest
+        v_cur = ggml_cont(ctx, v_cur);
+        if (n_embd < v2->ne[0]) {
+            v_cur = ggml_pad(ctx, v_cur, v2->ne[0] - n_embd, 0, 0, 0);
+        }
+        ggml_tensor * rows = graph.input_rows(&kv, v2->ne[0]);
+
+        v_cur = ggml_reshape_2d(ctx, v_cur, 1, ggml_nelements(v_cur));
+        v2    = ggml_reshape_2d(ctx, v2,    1, ggml_nelements(v2));
+        ggml_build_forward_expand(graph.gf, ggml_set_rows(ctx, v2, v_cur, rows));
+    } else {
+        ggml_build_forward_expand(graph.gf, ggml_set_rows(ctx, v2, v_cur, graph.input_rows(&kv, 1)));
+    }
 }
 
 ggml_tensor * llama_pcd_build_attn(
@@ -440,24 +617,35 @@ ggml_tensor * llama_pcd_build_attn(
 
     // a layer that shares another's cells stores no keys: its rotation must not reach the next layer
     graph.rotations.clear();
+    graph.n_attn++;
 
-    if (graph.n_twin == 0 || !pcd->has_second_keys()) {
+    if (graph.n_twin == 0) {
         return nullptr;
     }
 
     const auto * layer = pcd->find_layer(k->view_src);
-    if (!layer) {
+    if (!layer || !layer->k2 || !(pcd->separate() || (pcd->rerotated() && layer->rotates))) {
         return nullptr;
     }
 
     ggml_context * ctx = gctx.ctx0;
 
-    const ggml_tensor * k2 = layer->k2;
+    // the same cells of another tensor
+    const auto keys_in = [&](ggml_tensor * t) {
+        const size_t n_skip = k->view_offs/layer->k1->nb[1]; // whole rows; the view starts at a cell
 
-    const size_t n_skip = k->view_offs/layer->k1->nb[1]; // whole rows; the view starts at a cell
+        return ggml_view_4d(ctx, t, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
+                ggml_row_size(t->type, k->ne[0]), t->nb[1], t->nb[2], n_skip*t->nb[1]);
+    };
+    ggml_tensor * k1 = keys_in(layer->k1);
+    ggml_tensor * k2 = keys_in(layer->k2);
+    ggml_tensor * v2 = v;
 
-    k = ggml_view_4d(ctx, layer->k2, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
-            ggml_row_size(k2->type, k->ne[0]), k2->nb[1], k2->nb[2], n_skip*k2->nb[1]);
+    if (pcd->separate()) {
+        v2 = layer->v2 ?
+            ggml_view_4d(ctx, layer->v2, v->ne[0], v->ne[1], v->ne[2], v->ne[3], v->nb[1], v->nb[2], v->nb[3], v->view_offs) :
+            ggml_view_4d(ctx, k2,        v->ne[0], v->ne[1], v->ne[2], v->ne[3], k2->nb[1], k2->nb[2], k2->nb[3], 0);
+    }
 
     const int64_t n_twin = graph.n_twin;
     const int64_t n_std  = graph.n_tokens - n_twin;
@@ -477,13 +665,10 @@ ggml_tensor * llama_pcd_build_attn(
 
     graph.splitting = true;
 
-    ggml_tensor * cur = gctx.build_attn_mha(part_q(n_std, n_twin), k, v, part_rows(kq_b, n_std, n_twin),
+    ggml_tensor * cur = gctx.build_attn_mha(part_q(n_std, n_twin), k2, v2, part_rows(kq_b, n_std, n_twin),
             part_rows(kq_mask, n_std, n_twin), sinks, v_mla, n_kv_max, kq_scale, il);
 
     if (n_std > 0) {
-        ggml_tensor * k1 = ggml_view_4d(ctx, layer->k1, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
-                ggml_row_size(layer->k1->type, k->ne[0]), layer->k1->nb[1], layer->k1->nb[2], n_skip*layer->k1->nb[1]);
-
         ggml_tensor * std = gctx.build_attn_mha(part_q(0, n_std), k1, v, part_rows(kq_b, 0, n_std),
                 part_rows(kq_mask, 0, n_std), sinks, v_mla, n_kv_max, kq_scale, il);
 
@@ -495,227 +680,4 @@ ggml_tensor * llama_pcd_build_attn(
     ggml_build_forward_expand(gctx.gf, cur);
 
     return cur;
-}
-
-llama_pcd_kv::layer * llama_pcd::find_layer(const llama_kv_cache * kv, int32_t il) {
-    for (auto & cur : kvs) {
-        if (cur.kv == kv) {
-            const auto it = kv->map_layer_ids.find(il);
-            const ggml_tensor * k1 = it == kv->map_layer_ids.end() ? nullptr : kv->layers[it->second].k;
-            for (auto & layer : cur.layers) {
-                if (layer.k1 == k1) {
-                    return &layer;
-                }
-            }
-        }
-    }
-    return nullptr;
-}
-
-llama_pcd_kv::layer * llama_pcd::find_layer(const ggml_tensor * k1) {
-    for (auto & cur : kvs) {
-        for (auto & layer : cur.layers) {
-            if (layer.k1 == k1) {
-                return &layer;
-            }
-        }
-    }
-    return nullptr;
-}
-
-//
-// mask
-//
-
-template <typename T>
-static void mask_twins_impl(const llama_pcd & pcd, T * data, int64_t n_kv, const llama_ubatch * ubatch,
-        const llama_kv_cells & cells, uint32_t n_swa, llama_swa_type swa_type, bool use_alibi) {
-    const auto & p = pcd.params;
-
-    const auto sees = [&](llama_pos p0, llama_pos p1) {
-        return !llama_hparams::is_masked_swa(n_swa, swa_type, p0, p1) &&
-            (p.window == 0 || p1 - p0 < p.window || p0 < p.n_sink);
-    };
-
-    const bool     is_2d = ubatch->is_pos_2d();
-    const uint32_t n     = ubatch->n_tokens;
-
-    // patches of one image share their position in time: what counts is their place in it
-    const auto is_before = [&](int64_t j, uint32_t i) {
-        const llama_pos p0 = cells.pos_get(j);
-        const llama_pos p1 = ubatch->pos[i];
-        if (p0 != p1 || !is_2d) {
-            return p0 < p1;
-        }
-        const llama_pos x = ubatch->pos[2*n + i];
-        const llama_pos y = ubatch->pos[1*n + i];
-        const auto & ext = cells.ext_get(j);
-        return !ext.is_2d_gt(x, y) && (ext.x != x || ext.y != y);
-    };
-
-    for (uint32_t i = 0; i < ubatch->n_tokens; ++i) {
-        const llama_seq_id twin = ubatch->seq_id[i][0];
-        if (!llama_pcd_is_twin(twin)) {
-            continue;
-        }
-
-        const llama_seq_id parent = pcd.parents.at(twin - LLAMA_PCD_SEQ_FIRST);
-        const llama_pos    p1     = ubatch->pos[i];
-
-        for (int64_t j = 0; j < n_kv; ++j) {
-            float value = -INFINITY;
-
-            if (!cells.is_empty(j)) {
-                const llama_pos p0 = cells.pos_get(j);
-
-                if (cells.seq_has(j, twin) || (cells.seq_has(j, parent) && is_before(j, i) && sees(p0, p1))) {
-                    value = use_alibi ? -std::abs(float(p0 - p1)) : 0.0f;
-                }
-            }
-
-            data[i*n_kv + j] = llama_cast<T>(value);
-        }
-    }
-}
-
-void llama_pcd::mask_twins(ggml_tensor * dst, const llama_ubatch * ubatch, const llama_kv_cells & cells,
-        uint32_t n_swa, llama_swa_type swa_type, bool use_alibi) const {
-    if (parents.empty()) {
-        return;
-    }
-    if (dst->type == GGML_TYPE_F16) {
-        mask_twins_impl(*this, (ggml_fp16_t *) dst->data, dst->ne[0], ubatch, cells, n_swa, swa_type, use_alibi);
-    } else {
-        mask_twins_impl(*this, (float       *) dst->data, dst->ne[0], ubatch, cells, n_swa, swa_type, use_alibi);
-    }
-}
-
-//
-// the second keys from the first, for all cells at once
-//
-
-// positions as the cells have them, [n*n_pos]
-static std::vector<int32_t> cell_positions(const llama_kv_cells & cells, uint32_t c0, uint32_t n, uint32_t n_pos) {
-    std::vector<int32_t> res(n*n_pos, 0);
-
-    for (uint32_t i = 0; i < n; ++i) {
-        if (cells.is_empty(c0 + i)) {
-            continue;
-        }
-        res[i] = cells.pos_get(c0 + i);
-        if (n_pos == 4) {
-            res[1*n + i] = cells.ext_get(c0 + i).y;
-            res[2*n + i] = cells.ext_get(c0 + i).x;
-        }
-    }
-
-    return res;
-}
-
-class llm_graph_input_pcd_cells : public llm_graph_input_i {
-public:
-    llm_graph_input_pcd_cells(const llama_kv_cache * kv, std::vector<int32_t> data) : kv(kv), data(std::move(data)) {}
-
-    void set_input(const llama_ubatch * /*ubatch*/) override {
-        if (pos->buffer) {
-            ggml_backend_tensor_set(pos, data.data(), 0, data.size()*sizeof(int32_t));
-        }
-        if (rot && rot->buffer) {
-            kv->set_input_k_rot(rot);
-        }
-    }
-
-    const llama_kv_cache * kv;
-
-    const std::vector<int32_t> data;
-
-    ggml_tensor * pos = nullptr;
-    ggml_tensor * rot = nullptr;
-};
-
-ggml_status llama_pcd::derive_range(const llama_pcd_kv & cur, uint32_t c0, uint32_t c1) {
-    const auto & hparams = lctx.model.hparams;
-
-    const uint32_t n     = c1 - c0;
-    const uint32_t n_pos = hparams.n_pos_per_embd();
-
-    auto * sched = lctx.get_sched();
-    auto * res   = lctx.get_gf_res_reserve();
-
-    ggml_backend_sched_reset(sched);
-    res->reset();
-
-    auto * ctx = res->get_ctx();
-    auto * gf  = res->get_gf();
-
-    auto inp = std::make_unique<llm_graph_input_pcd_cells>(cur.kv, cell_positions(cur.kv->v_cells[0], c0, n, n_pos));
-
-    inp->pos = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, (int64_t) n*n_pos);
-    ggml_set_input(inp->pos);
-    inp->rot = cur.kv->build_input_k_rot(ctx);
-
-    for (const auto & layer : cur.layers) {
-        const int64_t n_head  = hparams.n_head_kv(layer.il);
-        const int64_t n_embd  = layer.k1->ne[0]/n_head;
-
-        const auto part = [&](ggml_tensor * t) {
-            return ggml_view_3d(ctx, t, n_embd, n_head, n, ggml_row_size(t->type, n_embd), t->nb[1], c0*t->nb[1]);
-        };
-
-        ggml_tensor * k = part(layer.k1);
-
-        if (layer.rotation.out) {
-            if (k->type != GGML_TYPE_F32 && k->type != GGML_TYPE_F16) {
-                k = ggml_cast(ctx, k, GGML_TYPE_F32);
-            }
-            ggml_tensor * rot = layer.rotation.hadamard ? inp->rot : nullptr;
-            if (rot) {
-                k = llama_mul_mat_hadamard(ctx, k, rot);
-            }
-            k = build_turn(*this, ctx, k, inp->pos, layer.rotation, layer.rotation.offset);
-            if (rot) {
-                k = llama_mul_mat_hadamard(ctx, k, rot);
-            }
-        }
-
-        ggml_build_forward_expand(gf, ggml_cpy(ctx, k, part(layer.k2)));
-    }
-
-    res->add_input(std::move(inp));
-
-    if (!ggml_backend_sched_alloc_graph(sched, gf)) {
-        return GGML_STATUS_ALLOC_FAILED;
-    }
-    res->set_inputs(nullptr);
-
-    return lctx.graph_compute(gf, false);
-}
-
-ggml_status llama_pcd::derive_second_keys() {
-    lctx.synchronize();
-    lctx.sched_reserve();
-    lctx.memory_update(false); // a pending K-shift comes first
-
-    // in pieces: a whole layer at once would need as much scratch memory again
-    const uint32_t n_chunk = 4096;
-
-    for (const auto & cur : kvs) {
-        const uint32_t n_used = cur.kv->v_cells[0].used_max_p1();
-
-        for (uint32_t c0 = 0; c0 < n_used; c0 += n_chunk) {
-            const ggml_status status = derive_range(cur, c0, std::min(c0 + n_chunk, n_used));
-            if (status != GGML_STATUS_SUCCESS) {
-                reset_graphs();
-                return status;
-            }
-            ggml_backend_sched_synchronize(lctx.get_sched());
-        }
-    }
-
-    reset_graphs();
-
-    stale = false;
-    stats.n_derived++;
-
-    return GGML_STATUS_SUCCESS;
 }

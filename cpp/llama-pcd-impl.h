@@ -10,6 +10,9 @@
 
 #include "ggml-cpp.h"
 
+#include <algorithm>
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -40,20 +43,38 @@ struct llama_pcd_rotation {
     float beta_slow  = 0.0f;
 };
 
-// the second keys of one KV cache: K turned from theta to theta*, in the same cells
+// what is kept beside one KV cache, in the same cells
 struct llama_pcd_kv {
     struct layer {
-        uint32_t           il;
-        ggml_tensor      * k1;
-        ggml_tensor      * k2;
-        llama_pcd_rotation rotation; // as last seen in a graph
+        uint32_t      il;
+        bool          rotates; // the model rotates this layer's keys
+        ggml_tensor * k1;
+        ggml_tensor * v1;            // null: the values are a part of the keys
+        ggml_tensor * k2 = nullptr;  // null: not kept
+        ggml_tensor * v2 = nullptr;
+
+        llama_pcd_rotation rotation = {}; // as last seen in a graph
     };
 
     llama_kv_cache * kv;
 
     std::vector<layer> layers;
 
+    // cache = separate: whether the second keys and values of a cell were evaluated for the token in it
+    std::vector<uint8_t> fresh;
+
+    // where the keys of the twins in flight go
+    std::vector<int32_t> twin_cells;
+
     std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs;
+};
+
+// the contrast of one sequence, where it differs from the context's
+struct llama_pcd_seq {
+    bool    on;
+    float   beta;
+    int32_t gamma;
+    float   relative_top;
 };
 
 struct llama_pcd {
@@ -66,36 +87,50 @@ struct llama_pcd {
 
     llama_pcd_params params = {};
 
+    std::map<llama_seq_id, llama_pcd_seq> seqs;
+
     bool on        = false;
-    bool suspended = false; // keep the second keys up to date, evaluate no twins
+    bool suspended = false; // keep the second keys up to date, evaluate no rows for them
     bool graphs_on = false; // what the last graphs were built for
     bool nested    = false; // inside our own call of llama_context::decode
-    bool stale     = false; // some second keys no longer follow from the first
-    bool weighs_keys = false; // see llama_pcd_rotation::weighed; known once a graph was built
+    bool stale     = false; // cache = rerotated: some second keys no longer follow from the first
     bool misplaced = false; // an ubatch came with its twins in another place than its end
+
+    // what only a graph shows
+    bool weighs_keys   = false; // see llama_pcd_rotation::weighed
+    bool offsets_pairs = false; // a rotation does not start at the first dimension of its tensor
 
     uint32_t generation = 0; // changes with the topology of the graphs
 
-    std::vector<llama_pcd_kv> kvs; // of the memory; with second keys once cache = rerotated was asked for
+    std::vector<llama_pcd_kv> kvs; // one for each cache of the memory
 
-    std::vector<llama_seq_id> parents; // sequence of the token behind twin i of the batch in flight
+    std::vector<llama_seq_id> parents; // sequence of the tokens behind twin sequence i of the batch in flight
 
     llama_pcd_stats stats = {};
 
-    bool rotates() const { return params.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION; }
-    bool has_second_keys() const { return rotates() && params.cache == LLAMA_PCD_CACHE_REROTATED; }
+    static bool rotates  (const llama_pcd_params & p) { return p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION; }
+    static bool rerotated(const llama_pcd_params & p) { return p.cache == LLAMA_PCD_CACHE_REROTATED && rotates(p); }
+    static bool separate (const llama_pcd_params & p) { return p.cache == LLAMA_PCD_CACHE_SEPARATE; }
+
+    bool rotates()   const { return rotates(params); }
+    bool rerotated() const { return rerotated(params); }
+    bool separate()  const { return separate(params); }
 
     //
     // settings (llama-pcd.cpp)
     //
 
-    int32_t check(const llama_pcd_params & p, std::string & err) const;
+    int32_t     check     (const llama_pcd_params & p, std::string & err) const;
+    std::string check_type(const llama_pcd_params & p) const;
 
     // what the context is set to that twins cannot live with; empty: nothing
     std::string conflict() const;
 
-    int32_t set  (const llama_pcd_params & p, std::string & err);
+    int32_t set    (const llama_pcd_params & p, std::string & err);
+    int32_t set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err);
     void    off();
+
+    llama_pcd_seq contrast_of(llama_seq_id seq_id) const;
 
     //
     // decode (llama-pcd-decode.cpp)
@@ -105,50 +140,68 @@ struct llama_pcd {
 
     const float * get_row(int32_t i, int32_t which);
 
-    void forget_rows() { rows.out_ids.clear(); }
+    void forget_rows() { rows.out_ids.clear(); rows.contrasts.clear(); }
 
     //
     // graph (llama-pcd-graph.cpp)
     //
 
-    // the difference table theta* - theta as frequency factors, times the model's own; kept on the device
-    ggml_tensor * difference_table(ggml_tensor * factors, int n_dims);
+    // frequency factors, times the model's own, kept on the device
+    enum table_kind {
+        TABLE_DIFFERENCE, // theta* - theta
+        TABLE_WHOLE,      // theta*
+    };
 
-    void write_difference_tables();
+    ggml_tensor * table(table_kind kind, ggml_tensor * factors, int n_dims);
 
-    llama_pcd_kv::layer * find_layer(const llama_kv_cache * kv, int32_t il);
-    llama_pcd_kv::layer * find_layer(const ggml_tensor * k1);
+    void write_tables();
 
-    // rewrite the twins' rows of a KQ mask
-    void mask_twins(ggml_tensor * dst, const llama_ubatch * ubatch, const llama_kv_cells & cells,
-            uint32_t n_swa, llama_swa_type swa_type, bool use_alibi) const;
+    void reset_graphs();
 
-    ggml_status derive_second_keys();
+    //
+    // second keys and values (llama-pcd-kv.cpp)
+    //
 
     void for_each_kv(const std::function<void(llama_kv_cache *)> & fn) const;
 
     int64_t kv_bytes() const;
 
-    void reset_graphs();
+    llama_pcd_kv        * find_kv   (const llama_kv_cache * kv);
+    llama_pcd_kv::layer * find_layer(const llama_kv_cache * kv, int32_t il);
+    llama_pcd_kv::layer * find_layer(const ggml_tensor * k1);
+
+    bool v_is_transposed(const llama_kv_cache & kv) const { return kv.v_trans; }
+
+    int32_t set_tokens(llama_seq_id seq_id, const llama_token * tokens, int32_t n) const;
+
+    void find_twin_cells(const llama_ubatch & ubatch);
+
+    // rewrite the twins' rows of a KQ mask
+    void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
+
+    void cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo);
+    void cells_loaded(llama_seq_id seq_id);
+    void keys_shift  (llama_kv_cache & kv);
 
 private:
-    struct table {
+    struct table_entry {
+        table_kind    kind;
         ggml_tensor * factors;
         ggml_tensor * t;
         ggml_context_ptr        ctx;
         ggml_backend_buffer_ptr buf;
     };
 
-    std::vector<table> tables;
+    std::vector<table_entry> tables;
 
     // rows of the last decode: [n_rows][n_vocab]
     struct {
-        llama_pcd_params     params;    // as they were
-        std::vector<int32_t> out_ids;   // batch index of each row
-        std::vector<float>   standard;
-        std::vector<float>   over_rotated;
-        std::vector<bool>    has_over_rotated;
-        std::vector<float>   contrasted; // made when asked for
+        std::vector<int32_t>       out_ids;   // batch index of each row
+        std::vector<llama_pcd_seq> contrasts; // as they were
+        std::vector<float> standard;
+        std::vector<float> over_rotated;
+        std::vector<bool>  has_over_rotated;
+        std::vector<float> contrasted; // made when asked for
 
         void resize(size_t n_rows, size_t n_vocab) {
             for (auto * cur : { &standard, &over_rotated }) {
@@ -161,27 +214,84 @@ private:
         }
     } rows;
 
-    bool alloc_second_keys(std::string & err);
-    ggml_status derive_range(const llama_pcd_kv & kv, uint32_t c0, uint32_t c1);
+    // outputs of the parts of a batch, in the order of its tokens
+    struct outputs {
+        std::vector<size_t> ids;
+        std::vector<float>  logits;
+        std::vector<float>  embd;
+    };
+
+    //
+    // second keys and values (llama-pcd-kv.cpp)
+    //
+
+    llama_pcd_params second_params = {}; // what they were made with
+    bool             has_second    = false;
+
+    bool alloc_second(const llama_pcd_params & p, std::vector<llama_pcd_kv> & res, int64_t & n_bytes, std::string & err) const;
+
+    bool follows_settings() const; // whether second_params and params ask for the same rotation
+
+    ggml_status derive_second_keys();
+    ggml_status turn_range(const llama_pcd_kv & kv, uint32_t c0, uint32_t c1, bool shift);
+
+    //
+    // decode (llama-pcd-decode.cpp)
+    //
 
     int decode_nested    (const llama_batch_ext & batch);
     int decode_fused     (const llama_batch_ext & batch);
     int decode_alternate (const llama_batch_ext & batch);
     int decode_sequential(const llama_batch_ext & batch);
     int decode_twins     (const llama_batch_ext & batch, size_t i0, size_t n);
+    int decode_twins_of  (const llama_batch_ext & batch, const std::vector<size_t> & todo);
 
     llama_batch_ext batch_like(const llama_batch_ext & batch) const;
+    llama_batch_ext part_of   (const llama_batch_ext & batch, size_t i0, size_t i1) const;
 
+    void take_outputs(outputs & dst, size_t i0, size_t i1);
+    int  put_outputs (const outputs & src);
+    void take_back   (const llama_batch_ext & batch, size_t n);
+
+    void copy_embd (llama_batch_ext & dst, const llama_batch_ext & src, llama_batch_ext::token & token) const;
+    void add_twin  (llama_batch_ext & dst, const llama_batch_ext & src, const llama_batch_ext::token & token, llama_seq_id twin, bool output);
     void add_twins (llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n);
     void drop_twins();
 
+    void copy_row(std::vector<float> & dst, size_t i, int32_t batch_index);
+
     uint32_t n_free_cells() const;
 
-    bool forgets() const;
-    bool needs_twin(const float * standard) const;
+    bool forgets(size_t n) const;
+    bool is_short() const;
+    bool needs_twin(size_t i, const float * standard) const;
 
     void write_row(size_t i, float * dst);
+
+    //
+    // the second stream of cache = separate (llama-pcd-stream.cpp)
+    //
+
+    int decode_streams(const llama_batch_ext & batch);
+    int decode_both   (const llama_batch_ext & batch, size_t i0, size_t i1, outputs & all);
+    int decode_in_turn(const llama_batch_ext & batch, size_t i, outputs & all);
+
+    size_t end_of_part(const llama_batch_ext & batch, size_t i0) const;
+
+    int catch_up     (const llama_batch_ext & batch, llama_seq_id parent, llama_pos end, const std::map<llama_pos, size_t> & wanted);
+    int catch_up_rows(const llama_batch_ext & batch, const std::vector<size_t> & todo);
+
+    void set_fresh();
 };
+
+// the sequences of one token are equal up to it: any of them tells what its twin may see
+static inline llama_seq_id llama_pcd_parent_of(const llama_batch_ext::token & token) {
+    return *std::min_element(token.seq_ids.begin(), token.seq_ids.end());
+}
+
+// turn `a` by pos with a table, as the rotation r does
+ggml_tensor * llama_pcd_build_turn(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos,
+        const llama_pcd_rotation & r, int offset, llama_pcd::table_kind kind);
 
 //
 // hooks
@@ -195,8 +305,9 @@ ggml_tensor * llama_pcd_build_attn(
         const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
         ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il);
 
-// llama_kv_cache::cpy_k: store the second keys too
+// llama_kv_cache::cpy_k, cpy_v: store the second ones too
 void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il);
+void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * v_cur, int32_t il);
 
 // llama_context::decode: true if the batch was decoded here, with the result in ret
 bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret);
@@ -206,9 +317,3 @@ bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ub
 
 // llama_context::graph_max_nodes
 uint32_t llama_pcd_max_nodes(const llama_context & lctx);
-
-// llama_kv_cache::update: the first keys changed under the second
-void llama_pcd_set_stale(llama_pcd * pcd);
-
-// llama_kv_cache::state_read_sinfo: other cells from here on
-void llama_pcd_state_loaded(llama_pcd * pcd);

@@ -3,24 +3,28 @@
 #include "llama-pcd-impl.h"
 
 #include "llama-context.h"
-#include "llama-kv-cache-iswa.h"
+#include "llama-kv-cache.h"
 #include "llama-model.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <map>
+#include <tuple>
 
 //
 // checks
 //
 
+static constexpr int32_t OFFSET_MAX = 1 << 20;
+
 static std::string check_range(const llama_pcd_params & p) {
-    if (p.cache < 0 || p.cache > LLAMA_PCD_CACHE_SHARED)                           { return format("cache is %d, not an enum llama_pcd_cache", p.cache); }
+    if (p.cache < 0 || p.cache > LLAMA_PCD_CACHE_SEPARATE)                         { return format("cache is %d, not an enum llama_pcd_cache", p.cache); }
     if (p.evaluation < 0 || p.evaluation > LLAMA_PCD_EVALUATION_ALTERNATE)         { return format("evaluation is %d, not an enum llama_pcd_evaluation", p.evaluation); }
-    if (p.perturbation < 0 || p.perturbation > LLAMA_PCD_PERTURBATION_NONE)        { return format("perturbation is %d, not an enum llama_pcd_perturbation", p.perturbation); }
+    if (p.perturbation < 0 || p.perturbation > LLAMA_PCD_PERTURBATION_NOISE)       { return format("perturbation is %d, not an enum llama_pcd_perturbation", p.perturbation); }
     if (p.transition < 0 || p.transition > LLAMA_PCD_TRANSITION_NONE)              { return format("transition is %d, not an enum llama_pcd_transition", p.transition); }
+    if (p.band < 0 || p.band > LLAMA_PCD_BAND_ALL)                                 { return format("band is %d, not an enum llama_pcd_band", p.band); }
+    if (p.type_k_over < -1 || p.type_k_over >= GGML_TYPE_COUNT)                    { return format("type_k_over is %d, not an enum ggml_type, nor -1", p.type_k_over); }
     if (!std::isfinite(p.alpha) || p.alpha < 0.0f || p.alpha > 10.0f)              { return format("alpha is %g, allowed: 0 to 10", p.alpha); }
     if (!std::isfinite(p.base_ratio) || p.base_ratio <= 0.0f || p.base_ratio > 1.0f) { return format("base_ratio is %g, allowed: more than 0 and at most 1", p.base_ratio); }
     if (!std::isfinite(p.beta) || p.beta < 0.0f || p.beta > 1000.0f)               { return format("beta is %g, allowed: 0 to 1000", p.beta); }
@@ -28,19 +32,11 @@ static std::string check_range(const llama_pcd_params & p) {
     if (!(p.relative_top >= 0.0f && p.relative_top <= 1.0f))                       { return format("relative_top is %g, allowed: 0 to 1", p.relative_top); }
     if (p.window < 0)                                                              { return format("window is %d, allowed: 0 (off) or more", p.window); }
     if (p.n_sink < 0)                                                              { return format("n_sink is %d, allowed: 0 or more", p.n_sink); }
+    if (!std::isfinite(p.noise) || p.noise < 0.0f || p.noise > 10.0f)              { return format("noise is %g, allowed: 0 to 10", p.noise); }
+    if (p.offset_min < -OFFSET_MAX || p.offset_max > OFFSET_MAX || p.offset_min > p.offset_max) { return format("offset_min, offset_max are %d, %d, allowed: -%d to %d in this order", p.offset_min, p.offset_max, OFFSET_MAX, OFFSET_MAX); }
+    if (p.perturbation == LLAMA_PCD_PERTURBATION_NOISE && p.cache == LLAMA_PCD_CACHE_REROTATED) { return "cache \"rerotated\" turns keys to other frequencies, and perturbation \"noise\" has none; use cache \"shared\" or \"separate\""; }
     if (p.perturbation == LLAMA_PCD_PERTURBATION_NONE && p.window == 0)            { return "perturbation \"none\" without a window leaves the twin equal to its token; set window"; }
     return {};
-}
-
-void llama_pcd::for_each_kv(const std::function<void(llama_kv_cache *)> & fn) const {
-    llama_memory_i * mem = lctx.get_memory();
-
-    if (auto * kv = dynamic_cast<llama_kv_cache *>(mem)) {
-        fn(kv);
-    } else if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(mem)) {
-        fn(iswa->get_base());
-        fn(iswa->get_swa());
-    }
 }
 
 std::string llama_pcd::conflict() const {
@@ -72,10 +68,26 @@ static bool on_cann(const llama_model & model) {
     return false;
 }
 
-int64_t llama_pcd::kv_bytes() const {
-    int64_t res = 0;
-    for_each_kv([&](llama_kv_cache * kv) { res += kv->size_k_bytes() + kv->size_v_bytes(); });
-    return res;
+// whether second keys can be stored in this type: a block must not reach over the end of a head
+std::string llama_pcd::check_type(const llama_pcd_params & p) const {
+    const ggml_type type = (ggml_type) p.type_k_over;
+    const auto & hparams = lctx.get_model().hparams;
+
+    if (type != GGML_TYPE_F32 && type != GGML_TYPE_F16 && type != GGML_TYPE_BF16 && type != GGML_TYPE_Q8_0 &&
+        type != GGML_TYPE_Q5_1 && type != GGML_TYPE_Q5_0 && type != GGML_TYPE_Q4_1 && type != GGML_TYPE_Q4_0) {
+        return format("type_k_over is %s; allowed: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0", ggml_type_name(type));
+    }
+
+    std::string err;
+    for_each_kv([&](llama_kv_cache * kv) {
+        for (const uint32_t il : kv->get_layer_ids()) {
+            if (hparams.n_head_kv(il) > 0 && hparams.n_embd_head_k(il) % ggml_blck_size(type) != 0) {
+                err = format("type_k_over is %s, stored in blocks of %d, but a head has %d dimensions; use f16",
+                        ggml_type_name(type), (int) ggml_blck_size(type), (int) hparams.n_embd_head_k(il));
+            }
+        }
+    });
+    return err;
 }
 
 int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
@@ -102,15 +114,17 @@ int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
         err = "the architecture '" + arch + "' keeps no KV cache, so there is no context to contrast";
     } else if (n_kv == 0) {
         err = "the architecture '" + arch + "' has recurrent or otherwise special memory, which cannot drop a twin's state; PCD needs a plain or sliding-window KV cache";
-    } else if (model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE && p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION) {
-        err = "the architecture '" + arch + "' has no rotary positions to over-rotate; use perturbation=\"none\" with a window";
+    } else if (model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE && p.perturbation != LLAMA_PCD_PERTURBATION_NONE) {
+        err = "the architecture '" + arch + "' has no rotary positions to " + (rotates(p) ? "over-rotate" : "add noise to") + "; use perturbation=\"none\" with a window";
     } else if (llama_model_has_encoder(&model)) {
         err = "the architecture '" + arch + "' has an encoder, and a twin cannot attend to it";
-    } else if (weighs_keys && p.cache == LLAMA_PCD_CACHE_REROTATED && p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION) {
-        err = "the architecture '" + arch + "' weighs its keys after rotating them, so a stored key cannot be turned further; use cache=\"shared\"";
-    } else if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR && p.cache == LLAMA_PCD_CACHE_REROTATED && p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION) {
+    } else if (weighs_keys && rerotated(p)) {
+        err = "the architecture '" + arch + "' weighs its keys after rotating them, so a stored key cannot be turned further; use cache=\"shared\" or \"separate\"";
+    } else if (offsets_pairs && p.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
+        err = "the architecture '" + arch + "' rotates a part of each head in place, where noise is not built; use perturbation=\"over-rotation\"";
+    } else if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR && (rerotated(p) || separate(p))) {
         err = "second keys cannot be split over devices tensor by tensor; use another split_mode or cache=\"shared\"";
-    } else if (on_cann(model) && p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION) {
+    } else if (on_cann(model) && p.perturbation != LLAMA_PCD_PERTURBATION_NONE) {
         err = "the CANN backend keeps one table for all rotations of a graph; use perturbation=\"none\" with a window";
     } else if (!unified) {
         err = "this context keeps one KV stream per sequence; create it with kv_unified = true";
@@ -118,6 +132,10 @@ int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
         err = "this context drafts for another one and shares its KV cache";
     } else {
         err = conflict();
+    }
+
+    if (err.empty() && p.type_k_over >= 0 && (rerotated(p) || separate(p))) {
+        err = check_type(p);
     }
 
     return err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
@@ -136,68 +154,21 @@ void llama_pcd::reset_graphs() {
     generation++;
 }
 
-bool llama_pcd::alloc_second_keys(std::string & err) {
-    if (!kvs.empty()) {
-        return true;
-    }
+static bool same_table(const llama_pcd_params & a, const llama_pcd_params & b) {
+    return a.perturbation == b.perturbation && a.alpha == b.alpha && a.base_ratio == b.base_ratio &&
+        a.transition == b.transition && a.band == b.band;
+}
 
-    const auto & model = lctx.get_model();
+bool llama_pcd::follows_settings() const {
+    return same_table(params, second_params);
+}
 
-    std::vector<llama_pcd_kv> res;
-    size_t n_bytes = 0;
-    bool   ok      = true;
+// whether second keys (and values) made with a can go on serving b
+static bool same_second(const llama_pcd_params & a, const llama_pcd_params & b) {
+    const bool same_twins = a.window == b.window && a.n_sink == b.n_sink && a.noise == b.noise &&
+        a.offset_min == b.offset_min && a.offset_max == b.offset_max && a.seed == b.seed;
 
-    for_each_kv([&](llama_kv_cache * kv) {
-        llama_pcd_kv cur;
-        cur.kv = kv;
-
-        // one buffer for each kind of memory the first keys live in
-        std::map<ggml_backend_buffer_type_t, ggml_context *> ctxs;
-
-        for (const auto & layer : kv->layers) {
-            if (!model.hparams.has_rope(layer.il) || model.hparams.n_head_kv(layer.il) == 0) {
-                continue;
-            }
-
-            auto *& ctx = ctxs[ggml_backend_buffer_get_type(layer.k->buffer)];
-            if (!ctx) {
-                ggml_init_params ip = { kv->layers.size()*ggml_tensor_overhead(), nullptr, true };
-                ctx = ggml_init(ip);
-            }
-
-            ggml_tensor * k2 = ggml_new_tensor_2d(ctx, layer.k->type, layer.k->ne[0], layer.k->ne[1]);
-            ggml_format_name(k2, "cache_k_over_l%d", layer.il);
-
-            cur.layers.push_back({ layer.il, layer.k, k2, {} });
-        }
-
-        for (const auto & [buft, ctx] : ctxs) {
-            ggml_context_ptr        ctx_own(ctx);
-            ggml_backend_buffer_ptr buf(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
-
-            if (buf) {
-                ggml_backend_buffer_clear(buf.get(), 0); // no NaN may lurk in unused cells
-                n_bytes += ggml_backend_buffer_get_size(buf.get());
-            }
-            ok &= buf != nullptr;
-
-            cur.ctxs_bufs.emplace_back(std::move(ctx_own), std::move(buf));
-        }
-
-        res.push_back(std::move(cur));
-    });
-
-    if (!ok) {
-        size_t n_k = 0;
-        for_each_kv([&](llama_kv_cache * kv) { n_k += kv->size_k_bytes(); });
-        err = format("the second keys need another %.0f MiB; use a smaller n_ctx, cache=\"shared\" or perturbation=\"none\" with a window", n_k/1024.0/1024.0);
-        return false;
-    }
-
-    kvs = std::move(res);
-    stats.second_key_bytes = n_bytes;
-
-    return true;
+    return a.cache == b.cache && same_table(a, b) && (!llama_pcd::separate(a) || same_twins);
 }
 
 int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
@@ -211,43 +182,60 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
     // one stream holds all cells, so a mask over several sequences is one mask
     lctx.cparams.kv_unified = true;
 
-    const bool first = kvs.empty() && p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION && p.cache == LLAMA_PCD_CACHE_REROTATED;
-    if (first && !alloc_second_keys(err)) {
+    std::vector<llama_pcd_kv> made;
+    int64_t n_bytes = stats.second_bytes;
+
+    if (!alloc_second(p, made, n_bytes, err)) {
         return LLAMA_PCD_NO_MEMORY;
     }
+    const bool is_new = !made.empty();
 
-    const llama_pcd_params old       = params;
-    const bool             old_on    = on;
-    const bool             old_stale = stale;
+    const auto old = std::make_tuple(params, on, stale, has_second, second_params, stats.second_bytes);
+
+    if (is_new) {
+        std::swap(kvs, made);
+        has_second = false;
+    }
+
+    const bool other_table = !same_table(p, params);
 
     const auto undo = [&]() {
-        params = old;
-        on     = old_on;
-        stale  = old_stale;
-        write_difference_tables();
-        if (first) {
-            kvs.clear();
-            stats.second_key_bytes  = 0;
+        std::tie(params, on, stale, has_second, second_params, stats.second_bytes) = old;
+        if (other_table) {
+            write_tables();
+        }
+        if (is_new) {
+            std::swap(kvs, made);
             lctx.sched_need_reserve = true;
         }
         reset_graphs();
     };
 
-    params = p;
-
-    if (p.alpha != old.alpha || p.base_ratio != old.base_ratio || p.transition != old.transition) {
-        write_difference_tables();
-        stale = true;
-    }
-
-    stale |= first;
-    if (p.cache != old.cache || p.perturbation != old.perturbation) {
+    const auto topology = [](const llama_pcd_params & a) {
+        return std::make_tuple(a.cache, a.perturbation, a.offset_min != 0 || a.offset_max != 0);
+    };
+    if (is_new || topology(p) != topology(params)) {
         reset_graphs();
     }
 
-    on = true;
+    params = p;
+    on     = true;
+    stats.second_bytes = n_bytes;
 
-    if (first) {
+    if (other_table) {
+        write_tables();
+    }
+
+    if ((rerotated() || separate()) && !(has_second && same_second(p, second_params))) {
+        for (auto & cur : kvs) {
+            std::fill(cur.fresh.begin(), cur.fresh.end(), 0);
+        }
+        stale         = true;
+        has_second    = true;
+        second_params = p;
+    }
+
+    if (is_new) {
         // the graphs built here also tell each layer's rotation
         try {
             lctx.sched_need_reserve = true;
@@ -262,13 +250,39 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
                 weighs_keys |= layer.rotation.weighed;
             }
         }
-        if (weighs_keys) {
-            undo();
-            return check(p, err);
-        }
+    }
+    if (check(p, err) != LLAMA_PCD_OK) { // what only a graph shows
+        undo();
+        return LLAMA_PCD_UNSUPPORTED;
     }
 
     return LLAMA_PCD_OK;
+}
+
+int32_t llama_pcd::set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err) {
+    if (seq_id < 0 || llama_pcd_is_twin(seq_id)) {
+        err = format("seq_id is %d, allowed: 0 to %d", seq_id, LLAMA_PCD_SEQ_FIRST - 1);
+        return LLAMA_PCD_INVALID;
+    }
+    if (p) {
+        llama_pcd_params all = params;
+        all.beta         = p->beta;
+        all.gamma        = p->gamma;
+        all.relative_top = p->relative_top;
+
+        err = check_range(all);
+        if (!err.empty()) {
+            return LLAMA_PCD_INVALID;
+        }
+    }
+    seqs[seq_id] = p ? llama_pcd_seq { true, p->beta, p->gamma, p->relative_top } : llama_pcd_seq { false, 0.0f, 1, 0.0f };
+
+    return LLAMA_PCD_OK;
+}
+
+llama_pcd_seq llama_pcd::contrast_of(llama_seq_id seq_id) const {
+    const auto it = seqs.find(seq_id);
+    return it != seqs.end() ? it->second : llama_pcd_seq { true, params.beta, params.gamma, params.relative_top };
 }
 
 void llama_pcd::off() {
@@ -277,19 +291,6 @@ void llama_pcd::off() {
 
 uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
     return lctx.get_cparams().pcd ? 64*lctx.get_model().hparams.n_layer_all : 0;
-}
-
-void llama_pcd_set_stale(llama_pcd * pcd) {
-    if (pcd) {
-        pcd->stale = true;
-    }
-}
-
-void llama_pcd_state_loaded(llama_pcd * pcd) {
-    if (pcd) {
-        pcd->stale = true;
-        pcd->forget_rows();
-    }
 }
 
 //
@@ -306,6 +307,8 @@ llama_pcd_params llama_pcd_default_params(void) {
         /* .evaluation   = */ LLAMA_PCD_EVALUATION_FUSED,
         /* .perturbation = */ LLAMA_PCD_PERTURBATION_OVER_ROTATION,
         /* .transition   = */ LLAMA_PCD_TRANSITION_EXPONENTIAL,
+        /* .band         = */ LLAMA_PCD_BAND_LOW,
+        /* .type_k_over  = */ -1,
         /* .alpha        = */ 0.2f,
         /* .base_ratio   = */ 1e-4f,
         /* .beta         = */ 2.5f,
@@ -313,6 +316,10 @@ llama_pcd_params llama_pcd_default_params(void) {
         /* .relative_top = */ 0.0f,
         /* .window       = */ 0,
         /* .n_sink       = */ 4,
+        /* .noise        = */ 0.03f,
+        /* .offset_min   = */ 0,
+        /* .offset_max   = */ 0,
+        /* .seed         = */ 0,
         /* .combine      = */ true,
     };
 }
@@ -377,6 +384,29 @@ void llama_pcd_suspend(llama_context * ctx, bool suspend) {
     if (auto & pcd = llama_pcd::of(*ctx)) {
         pcd->suspended = suspend;
     }
+}
+
+int32_t llama_pcd_set_seq(llama_context * ctx, llama_seq_id seq_id, const llama_pcd_params * params, char * err, size_t n_err) {
+    auto & pcd = llama_pcd::of(*ctx);
+    if (!pcd) {
+        return report(LLAMA_PCD_INVALID, "PCD was never turned on in this context; call llama_pcd_set() first", err, n_err);
+    }
+    std::string text;
+    return report(pcd->set_seq(seq_id, params, text), text, err, n_err);
+}
+
+void llama_pcd_unset_seq(llama_context * ctx, llama_seq_id seq_id) {
+    if (auto & pcd = llama_pcd::of(*ctx)) {
+        if (seq_id < 0) {
+            pcd->seqs.clear();
+        } else {
+            pcd->seqs.erase(seq_id);
+        }
+    }
+}
+
+int32_t llama_pcd_set_tokens(llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n) {
+    return llama_pcd(*ctx).set_tokens(seq_id, tokens, n);
 }
 
 const float * llama_pcd_get_logits_ith(llama_context * ctx, int32_t i, int32_t which) {

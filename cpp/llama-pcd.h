@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 2
+#define LLAMA_PCD_VERSION 3
 
 // the most twins evaluated in one pass; further ones take further passes
 #define LLAMA_PCD_MAX_TWINS 64
@@ -24,6 +24,7 @@ extern "C" {
 enum llama_pcd_cache {
     LLAMA_PCD_CACHE_REROTATED = 0, // the twin sees the cached keys turned to theta*: second keys, same values
     LLAMA_PCD_CACHE_SHARED    = 1, // the twin sees the cached keys as they are
+    LLAMA_PCD_CACHE_SEPARATE  = 2, // every token has its twin, which keeps keys and values of its own (Eq. 5 in every layer)
 };
 
 enum llama_pcd_evaluation {
@@ -34,6 +35,14 @@ enum llama_pcd_evaluation {
 enum llama_pcd_perturbation {
     LLAMA_PCD_PERTURBATION_OVER_ROTATION = 0,
     LLAMA_PCD_PERTURBATION_NONE          = 1, // no rotation: the twin differs by its window alone
+    LLAMA_PCD_PERTURBATION_NOISE         = 2, // noise on cos and sin of the first component of each pair
+};
+
+// which pairs of dimensions are perturbed
+enum llama_pcd_band {
+    LLAMA_PCD_BAND_LOW  = 0, // low frequencies: Eq. 4; with noise the slower half of the pairs
+    LLAMA_PCD_BAND_HIGH = 1, // the same table in reverse order; with noise the faster half
+    LLAMA_PCD_BAND_ALL  = 2, // of both the larger; with noise all pairs
 };
 
 enum llama_pcd_transition {
@@ -60,6 +69,8 @@ struct llama_pcd_params {
     int32_t evaluation;   // enum llama_pcd_evaluation
     int32_t perturbation; // enum llama_pcd_perturbation
     int32_t transition;   // enum llama_pcd_transition
+    int32_t band;         // enum llama_pcd_band
+    int32_t type_k_over;  // enum ggml_type of the second keys; -1: that of the first
     float   alpha;        // slope of the transition function
     float   base_ratio;   // B'/B
     float   beta;         // contrast intensity
@@ -67,6 +78,10 @@ struct llama_pcd_params {
     float   relative_top; // and of these only p(v) >= relative_top * max p; 0 keeps them all
     int32_t window;       // the twin sees the last `window` positions, its own included; 0 sees all
     int32_t n_sink;       // and, with a window, the first n_sink positions
+    float   noise;        // standard deviation, for LLAMA_PCD_PERTURBATION_NOISE
+    int32_t offset_min;   // and with it the twin's position is moved by a random number from offset_min
+    int32_t offset_max;   // to offset_max; 0 and 0: not at all
+    int32_t seed;         // of both
     bool    combine;      // false leaves the standard rows in place, for llama_sampler_init_pcd()
 };
 
@@ -75,8 +90,9 @@ struct llama_pcd_stats {
     int64_t n_twins;       // twins evaluated
     int64_t n_skipped;     // twins not needed: a single token was plausible
     int64_t n_derived;     // times the second keys were derived anew from the first
-    int64_t second_key_bytes;
-    int64_t kv_bytes;      // of the keys and values beside them; 0 for memory PCD knows nothing of
+    int64_t n_caught_up;   // tokens whose second keys and values were evaluated later than the token (cache = separate)
+    int64_t second_bytes;  // of the second keys and values
+    int64_t kv_bytes;      // of the first; 0 for memory PCD knows nothing of
 };
 
 // LLAMA_PCD_VERSION of the loaded library; a stock libllama lacks the symbol
@@ -101,8 +117,24 @@ LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int
 
 LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx);
 
+// PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else beta, gamma and
+// relative_top are taken from params; all else belongs to the context and is not looked at.
+LLAMA_API int32_t llama_pcd_set_seq(struct llama_context * ctx, llama_seq_id seq_id, const struct llama_pcd_params * params, char * err, size_t n_err);
+
+// Let a sequence (-1: all of them) follow the context again.
+LLAMA_API void llama_pcd_unset_seq(struct llama_context * ctx, llama_seq_id seq_id);
+
+// Which tokens lie at positions 0 .. n-1 of a sequence: state files do not say, and cache = separate evaluates them
+// again after one was loaded. Returns how many of these positions are in memory.
+LLAMA_API int32_t llama_pcd_set_tokens(struct llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n);
+
 // rho_j = theta*_j / theta_j, j = 1 .. n_rot/2, into out[n_rot/2]
-LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, double * out);
+LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out);
+
+// What is added to cos and sin of the first component of pair j at a position and layer, into each [n_rot/2]; and by how
+// much the position itself is moved. Functions of these arguments alone: evaluating a token again gives the same.
+LLAMA_API void    llama_pcd_noise (int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);
+LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max);
 
 // L~ from L and L* (NULL: no contrast) into out, all [n_vocab]. Tokens outside the plausible set get
 // L + outside (-INFINITY excludes them). Returns the number of plausible tokens.

@@ -199,7 +199,7 @@ class _Model:
     def kv_bytes(self, config: PCDConfig | None) -> int:
         second = config is not None and config.cache == "rerotated" and config.perturbation != "none"
         stats = self.llm.pcd_stats()
-        return stats.kv_bytes + (stats.second_key_bytes if second else 0)
+        return stats.kv_bytes + (stats.second_bytes if second else 0)
 
     def _ask(self, request: dict[str, Any]) -> float:
         assert self.stock and self.stock.stdin and self.stock.stdout

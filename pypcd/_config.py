@@ -12,10 +12,14 @@ from pypcd._errors import did_you_mean
 
 __all__ = ["PCDConfig", "PCDSetting"]
 
-CACHES = ("rerotated", "shared")
+CACHES = ("rerotated", "shared", "separate")
 EVALUATIONS = ("fused", "alternate")
 TRANSITIONS = ("exponential", "none")
-PERTURBATIONS = ("over-rotation", "none")
+PERTURBATIONS = ("over-rotation", "noise", "none")
+BANDS = ("low", "high", "all")
+KEY_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+
+_OFFSET = 2**20  # positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,19 +37,27 @@ class PCDConfig:
         relative_top: keep only tokens with p(v) >= relative_top * max p beside the top gamma, 0 to 1. 0 is the
             paper; 0.1 is contrastive decoding's and DoLa's plausibility cut.
         cache: what the twin sees of the prompt. "rerotated": the cached keys turned to theta* (Eq. 5 on the shared
-            prompt cache, half as much KV memory again); "shared": the cached keys as they are; "separate": keys and
-            values of a second, over-rotated pass (not built yet).
+            prompt cache; keys and values take 1.5 times the memory); "shared": the cached keys as they are;
+            "separate": keys and values of a second, over-rotated evaluation of the whole prompt (Eq. 5 in every
+            layer; a second prefill, twice the memory).
         evaluation: "fused": token and twin in one batch, the weights read once; "alternate": one after the other,
             skipping the twin when a single token is plausible.
         transition: "exponential" (Eq. 4) or "none": theta* = theta'.
-        perturbation: "over-rotation" (the paper), "none" (the twin differs by its window alone; exists for models
-            without RoPE too) or "noise" (the method's first version; not built yet).
+        perturbation: "over-rotation" (the paper), "noise" (the method's first version: noise on cos and sin of the
+            first component of each pair; with cache "shared" or "separate") or "none" (the twin differs by its window
+            alone; exists for models without RoPE too).
         window: the twin attends to the last `window` positions, its own included, and the first n_sink; None: to all.
         n_sink: first positions a windowed twin still sees.
+        band: which frequencies are perturbed. "low" is the paper; "high": the table of Eq. 4 in reverse order; "all":
+            of both the larger. Of noise: the slower half of the pairs, the faster, or all, as in the first version.
+        type_k_over: type of the second keys, "f16", "q8_0", "q4_0" ...; None: that of the cached keys.
+        noise: its standard deviation, 0 to 10.
+        offset_min: with noise, the twin's position is also moved by a random number from offset_min to offset_max.
+        offset_max: see offset_min; 0 and 0 leave the position.
+        seed: of noise and offset, which are functions of seed, position and layer: evaluated again, they are the same.
 
     Raises:
         ValueError: a value is out of range; the message names the field, the value and what is allowed.
-        NotImplementedError: cache="separate" or perturbation="noise".
     """
 
     alpha: float = 0.2
@@ -59,6 +71,12 @@ class PCDConfig:
     perturbation: str = "over-rotation"
     window: int | None = None
     n_sink: int = 4
+    band: str = "low"
+    type_k_over: str | None = None
+    noise: float = 0.03
+    offset_min: int = 0
+    offset_max: int = 0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         self._number("alpha", 0, 10)
@@ -69,14 +87,22 @@ class PCDConfig:
         self._integer("n_sink", 0)
         if self.window is not None:
             self._integer("window", 1)
-        if self.cache == "separate":
-            raise NotImplementedError('cache="separate" is not built yet; use "rerotated" or "shared"')
-        if self.perturbation == "noise":
-            raise NotImplementedError('perturbation="noise" is not built yet; use "over-rotation" or "none"')
+        self._number("noise", 0, 10)
+        self._integer("offset_min", -_OFFSET, _OFFSET)
+        self._integer("offset_max", self.offset_min, _OFFSET)
+        self._integer("seed", 0)
         self._choice("cache", CACHES)
         self._choice("evaluation", EVALUATIONS)
         self._choice("transition", TRANSITIONS)
         self._choice("perturbation", PERTURBATIONS)
+        self._choice("band", BANDS)
+        if self.type_k_over is not None:
+            self._choice("type_k_over", KEY_TYPES)
+        if self.perturbation == "noise" and self.cache == "rerotated":
+            raise ValueError(
+                "cache is 'rerotated', which turns keys to other frequencies, and perturbation=\"noise\" has none; "
+                "allowed with it: 'shared', 'separate'"
+            )
         if self.perturbation == "none" and self.window is None:
             raise ValueError(
                 'window is None, but perturbation="none" leaves the twin equal to its token without one; set window to 1 or more'
@@ -101,18 +127,18 @@ class PCDConfig:
 
     @classmethod
     def blog(cls) -> PCDConfig:
-        """The method's first version: noise on cos and sin, beta 1.5, gamma 100."""
-        return cls(perturbation="noise", cache="shared", beta=1.5, gamma=100)
+        """The method's first version: noise on cos and sin of all pairs, the cached keys as they are, beta 1.5, gamma 100."""
+        return cls(perturbation="noise", cache="shared", band="all", beta=1.5, gamma=100)
 
     @classmethod
     def preset(cls, name: str) -> PCDConfig:
-        """The preset called `name`: "paper", "cautious" or "window" ("blog" is not built yet).
+        """The preset called `name`: "paper", "blog", "cautious" or "window".
 
         Raises:
             ValueError: there is no such preset.
         """
         if name not in PRESETS:
-            raise ValueError(f"pcd={name!r} is no preset{did_you_mean(name, PRESETS)}; allowed: {', '.join(BUILT)}")
+            raise ValueError(f"pcd={name!r} is no preset{did_you_mean(name, PRESETS)}; allowed: {', '.join(PRESETS)}")
         return getattr(cls, PRESETS[name])()
 
     # -- making one from another -----------------------------------------------------------------------------------
@@ -174,10 +200,11 @@ class PCDConfig:
             raise ValueError(f"{name} is {value:g}; allowed: {allowed}")
         object.__setattr__(self, name, value)
 
-    def _integer(self, name: str, low: int) -> None:
+    def _integer(self, name: str, low: int, high: int = 2**31 - 1) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value.__index__() < 2**31:
-            raise ValueError(f"{name} is {value!r}; allowed: an integer of at least {low}")
+        if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value.__index__() <= high:
+            allowed = f"of at least {low}" if high == 2**31 - 1 else f"from {low} to {high}"
+            raise ValueError(f"{name} is {value!r}; allowed: an integer {allowed}")
         object.__setattr__(self, name, value.__index__())
 
     def _choice(self, name: str, allowed: tuple[str, ...]) -> None:
@@ -189,6 +216,5 @@ class PCDConfig:
 
 
 PRESETS = {"paper": "paper", "cautious": "cautious", "window": "windowed", "blog": "blog"}
-BUILT = [name for name in PRESETS if name != "blog"]
 
 PCDSetting = Union[None, bool, str, Mapping[str, Any], PCDConfig]

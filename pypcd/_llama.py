@@ -54,7 +54,8 @@ class PCDStats:
         n_twins: twins evaluated for them.
         n_skipped: twins not needed, since a single token was plausible.
         n_derived: times the second keys were derived anew from the first.
-        second_key_bytes: memory of the second keys.
+        n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
+        second_bytes: memory of the second keys and values.
         kv_bytes: memory of the keys and values beside them.
     """
 
@@ -62,7 +63,8 @@ class PCDStats:
     n_twins: int
     n_skipped: int
     n_derived: int
-    second_key_bytes: int
+    n_caught_up: int
+    second_bytes: int
     kv_bytes: int
 
 
@@ -262,6 +264,38 @@ class Llama(llama_cpp.Llama):
             result = function(*args, **kwargs)
         return self._steps(result, setting) if isinstance(result, Iterator) else result
 
+    def set_sequence_pcd(self, seq_id: int, setting: PCDSetting = None) -> None:
+        """PCD for one sequence of this context, for callers that decode batches of several through `llm.ctx`.
+
+        Args:
+            seq_id: 0 to 191; the ids behind it are the twins'.
+            setting: False: no twins for its tokens; None: as the context again. Else a setting of which beta, gamma
+                and relative_top count; the rest belongs to the context and must be as it is there.
+
+        Raises:
+            PCDError: PCD was never turned on in this context.
+            ValueError: seq_id is out of range, or the setting differs in more than beta, gamma and relative_top.
+        """
+        if setting is None:
+            _native.pcd_unset_seq(self._open_ctx(), seq_id)
+            return
+        config, params = PCDConfig.resolve(setting, self._pcd), None
+        if config is not None:
+            fixed = (self._pcd or config).replace(
+                beta=config.beta, gamma=config.gamma, relative_top=config.relative_top
+            )
+            if config != fixed:
+                raise ValueError(
+                    f"setting is {config.describe()}, the context's {fixed.describe()}; allowed to differ for one "
+                    "sequence: beta, gamma, relative_top"
+                )
+            params = ctypes.byref(_native_params(config))
+        error = ctypes.create_string_buffer(1024)
+        status = _native.pcd_set_seq(self._open_ctx(), seq_id, params, error, len(error))
+        if status != _native.OK:
+            message = error.value.decode()
+            raise ValueError(message) if "seq_id" in message else PCDError(message)
+
     # -- generation ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
@@ -292,6 +326,7 @@ class Llama(llama_cpp.Llama):
 
         Raises:
             ValueError: they do not fit in the context; nothing is evaluated.
+            PCDError: llama_decode failed; the message has its reason.
         """
         tokens = list(tokens)
         if self.n_tokens + len(tokens) > self.n_ctx():
@@ -300,13 +335,24 @@ class Llama(llama_cpp.Llama):
                 "shorten the prompt or load the model with a larger n_ctx"
             )
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
-        if n_head:
-            _native.pcd_suspend(self._ctx.ctx, True)
-            try:
-                super().eval(tokens[:n_head])
-            finally:
-                _native.pcd_suspend(self._ctx.ctx, False)
-        super().eval(tokens[n_head:])
+        _log.clear_errors()
+        try:
+            if n_head:
+                _native.pcd_suspend(self._ctx.ctx, True)
+                try:
+                    super().eval(tokens[:n_head])
+                finally:
+                    _native.pcd_suspend(self._ctx.ctx, False)
+            super().eval(tokens[n_head:])
+        except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
+            raise PCDError(f"{error}: {_log.last_errors() or 'llama.cpp gave no reason'}") from error
+
+    def load_state(self, state: llama_cpp.LlamaState) -> None:
+        """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values anew,
+        which takes as long as the prompt did."""
+        super().load_state(state)
+        tokens = (ctypes.c_int32 * self.n_tokens)(*self.input_ids[: self.n_tokens].tolist())
+        _native.pcd_set_tokens(self._ctx.ctx, 0, tokens, self.n_tokens)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""
@@ -363,4 +409,10 @@ def _native_params(config: PCDConfig) -> _native.Params:
     params.relative_top = config.relative_top
     params.window = config.window or 0
     params.n_sink = config.n_sink
+    params.band = _native.BAND[config.band]
+    params.type_k_over = _native.TYPE_K_OVER[config.type_k_over]
+    params.noise = config.noise
+    params.offset_min = config.offset_min
+    params.offset_max = config.offset_max
+    params.seed = config.seed
     return params

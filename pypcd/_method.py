@@ -27,13 +27,16 @@ def frequencies(n_rot: int, rope_freq_base: float) -> Array:
     return float(rope_freq_base) ** (-2.0 * np.arange(n_rot // 2) / n_rot)
 
 
-def rho(n_rot: int, *, alpha: float = 0.2, base_ratio: float = 1e-4, transition: str = "exponential") -> Array:
+def rho(
+    n_rot: int, *, alpha: float = 0.2, base_ratio: float = 1e-4, transition: str = "exponential", band: str = "low"
+) -> Array:
     """By how much each frequency is over-rotated: rho_j = theta*_j / theta_j (Eq. 4).
 
         T(x)  = 2 - exp(alpha x),  x = j / (d/2)      transition="none": T = 0
         rho_j = T + (1 - T) base_ratio^(-2(j-1)/d)    >= 1
 
-    It does not depend on B, so it multiplies whatever a model does to its frequencies.
+    It does not depend on B, so it multiplies whatever a model does to its frequencies. band="high" is the same table
+    in reverse order, which over-rotates the high frequencies, "all" the larger of the two for each pair.
 
     Returns:
         float64[n_rot/2]
@@ -46,7 +49,10 @@ def rho(n_rot: int, *, alpha: float = 0.2, base_ratio: float = 1e-4, transition:
         t = np.zeros(len(j))
     else:
         raise ValueError(f"transition is {transition!r}; allowed: 'exponential', 'none'")
-    return t + (1.0 - t) * lowered
+    low = t + (1.0 - t) * lowered
+    if band not in ("low", "high", "all"):
+        raise ValueError(f"band is {band!r}; allowed: 'low', 'high', 'all'")
+    return {"low": low, "high": low[::-1], "all": np.maximum(low, low[::-1])}[band]
 
 
 def contrast(

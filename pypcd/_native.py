@@ -18,15 +18,27 @@ from typing import Any
 
 from pypcd._errors import LibraryError
 
-API_VERSION = 2  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
+API_VERSION = 3  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
 
 OK, INVALID, UNSUPPORTED, NO_MEMORY, DISABLED = 0, -1, -2, -3, -4
 ROW_STANDARD, ROW_OVER_ROTATED, ROW_CONTRASTED = 0, 1, 2
 
-CACHE = {"rerotated": 0, "shared": 1}
+CACHE = {"rerotated": 0, "shared": 1, "separate": 2}
 EVALUATION = {"fused": 0, "alternate": 1}
-PERTURBATION = {"over-rotation": 0, "none": 1}
+PERTURBATION = {"over-rotation": 0, "none": 1, "noise": 2}
 TRANSITION = {"exponential": 0, "none": 1}
+BAND = {"low": 0, "high": 1, "all": 2}
+TYPE_K_OVER = {  # enum ggml_type
+    None: -1,
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "bf16": 30,
+}
 
 
 class Params(ctypes.Structure):
@@ -37,6 +49,8 @@ class Params(ctypes.Structure):
         ("evaluation", ctypes.c_int32),
         ("perturbation", ctypes.c_int32),
         ("transition", ctypes.c_int32),
+        ("band", ctypes.c_int32),
+        ("type_k_over", ctypes.c_int32),
         ("alpha", ctypes.c_float),
         ("base_ratio", ctypes.c_float),
         ("beta", ctypes.c_float),
@@ -44,6 +58,10 @@ class Params(ctypes.Structure):
         ("relative_top", ctypes.c_float),
         ("window", ctypes.c_int32),
         ("n_sink", ctypes.c_int32),
+        ("noise", ctypes.c_float),
+        ("offset_min", ctypes.c_int32),
+        ("offset_max", ctypes.c_int32),
+        ("seed", ctypes.c_int32),
         ("combine", ctypes.c_bool),
     ]
 
@@ -56,7 +74,8 @@ class Stats(ctypes.Structure):
         ("n_twins", ctypes.c_int64),
         ("n_skipped", ctypes.c_int64),
         ("n_derived", ctypes.c_int64),
-        ("second_key_bytes", ctypes.c_int64),
+        ("n_caught_up", ctypes.c_int64),
+        ("second_bytes", ctypes.c_int64),
         ("kv_bytes", ctypes.c_int64),
     ]
 
@@ -171,6 +190,19 @@ def _bind(name: str, restype: Any, *argtypes: Any) -> Any:
 pcd_default_params = _bind("llama_pcd_default_params", Params)
 pcd_set = _bind("llama_pcd_set", ctypes.c_int32, _ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
 pcd_check = _bind("llama_pcd_check", ctypes.c_int32, _ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
+pcd_set_seq = _bind(
+    "llama_pcd_set_seq",
+    ctypes.c_int32,
+    _ctx_p,
+    ctypes.c_int32,
+    ctypes.POINTER(Params),
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
+pcd_unset_seq = _bind("llama_pcd_unset_seq", None, _ctx_p, ctypes.c_int32)
+pcd_set_tokens = _bind(
+    "llama_pcd_set_tokens", ctypes.c_int32, _ctx_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32
+)
 pcd_suspend = _bind("llama_pcd_suspend", None, _ctx_p, ctypes.c_bool)
 pcd_get_logits_ith = _bind("llama_pcd_get_logits_ith", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
 pcd_get_stats = _bind("llama_pcd_get_stats", Stats, _ctx_p)
@@ -181,8 +213,22 @@ pcd_rho = _bind(
     ctypes.c_float,
     ctypes.c_float,
     ctypes.c_int32,
+    ctypes.c_int32,
     ctypes.POINTER(ctypes.c_double),
 )
+pcd_noise = _bind(
+    "llama_pcd_noise",
+    None,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_float,
+    ctypes.c_int32,
+    _float_p,
+    _float_p,
+)
+pcd_offset = _bind("llama_pcd_offset", ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
 pcd_contrast = _bind(
     "llama_pcd_contrast",
     ctypes.c_int32,

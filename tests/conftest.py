@@ -20,7 +20,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from hypothesis import settings
-from reference import GELU_ARCHS, Reference, contrast, rho
+from reference import GELU_ARCHS, Noise, Reference, contrast, rho
 from tiny_gguf import write_tiny_gguf
 
 settings.register_profile("pypcd", deadline=None, database=None)  # these two cores may be shared
@@ -90,20 +90,24 @@ def _twin(
     cache: str,
     window: int | None,
     n_sink: int,
+    noise: Noise | None,
     overrides: tuple[tuple[str, Any], ...],
 ) -> np.ndarray:
     table = None if rotation is None else lambda n_rot: rho(n_rot, *rotation)
     ref = reference(path, cpu_rounding=True, **dict(overrides))
-    return ref.twin(tokens, len(tokens) - 1, rho=table, cache=cache, window=window, n_sink=n_sink)
+    return ref.twin(tokens, len(tokens) - 1, rho=table, cache=cache, window=window, n_sink=n_sink, noise=noise)
 
 
 def expected(
     path: Path, tokens: list[int], i: int, c: pypcd.PCDConfig, **overrides: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """L and L* at position i, from the float64 reference."""
-    rotation = None if c.perturbation == "none" else (c.alpha, c.base_ratio, c.transition)
+    rotation = (c.alpha, c.base_ratio, c.transition, c.band) if c.perturbation == "over-rotation" else None
+    noise = Noise(c.noise, c.seed, c.band, (c.offset_min, c.offset_max)) if c.perturbation == "noise" else None
+    # without rotation the cached keys are as they are, whatever `cache` says
+    cache = "shared" if rotation is None and c.cache == "rerotated" else c.cache
     more = tuple(sorted(overrides.items()))
-    over = _twin(path, tuple(tokens[: i + 1]), rotation, c.cache, c.window, c.n_sink, more)
+    over = _twin(path, tuple(tokens[: i + 1]), rotation, cache, c.window, c.n_sink, noise, more)
     return _standard(path, tuple(tokens), more)[i], over
 
 

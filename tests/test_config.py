@@ -22,11 +22,18 @@ configs = st.builds(
     gamma=st.integers(1, 2**31 - 1),
     base_ratio=st.floats(0, 1, exclude_min=True),
     relative_top=st.floats(0, 1),
-    cache=st.sampled_from(["rerotated", "shared"]),
+    cache=st.sampled_from(["shared", "separate"]),
     evaluation=st.sampled_from(_config.EVALUATIONS),
     transition=st.sampled_from(_config.TRANSITIONS),
     window=st.none() | st.integers(1, 2**31 - 1),
     n_sink=st.integers(0, 2**31 - 1),
+    perturbation=st.sampled_from(["over-rotation", "noise"]),
+    band=st.sampled_from(_config.BANDS),
+    type_k_over=st.none() | st.sampled_from(_config.KEY_TYPES),
+    noise=st.floats(0, 10),
+    offset_min=st.integers(-(2**20), 0),
+    offset_max=st.integers(0, 2**20),
+    seed=st.integers(0, 2**31 - 1),
 )
 
 
@@ -55,7 +62,7 @@ def test_every_field_reaches_the_library(c: PCDConfig) -> None:
     params = _llama._native_params(c)
     for field in dataclasses.fields(PCDConfig):
         value, native = getattr(c, field.name), getattr(params, field.name)
-        if isinstance(value, str):
+        if isinstance(value, str) or field.name == "type_k_over":
             assert getattr(_native, field.name.upper())[value] == native
         elif isinstance(value, float):
             assert np.float32(value) == native
@@ -85,8 +92,15 @@ def test_a_config_survives_dict_and_pickle(c: PCDConfig) -> None:
 def test_presets() -> None:
     assert PCDConfig.preset("cautious") == PCDConfig.cautious() == PCDConfig(beta=1.5, relative_top=0.1)
     assert PCDConfig.preset("window") == PCDConfig.windowed() == PCDConfig(perturbation="none", window=64)
-    with pytest.raises(NotImplementedError, match="noise"):
-        PCDConfig.preset("blog")
+    assert PCDConfig.preset("blog") == PCDConfig.blog()
+    assert (PCDConfig.blog().noise, PCDConfig.blog().beta, PCDConfig.blog().gamma) == (0.03, 1.5, 100)
+
+
+def test_key_types_are_ggmls() -> None:
+    import gguf
+
+    for name, number in _native.TYPE_K_OVER.items():
+        assert name is None or gguf.GGMLQuantizationType[name.upper()] == number
 
 
 def test_what_pcd_accepts() -> None:

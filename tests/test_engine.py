@@ -29,7 +29,7 @@ from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
 import pypcd
 from pypcd import _native
 
-CACHES, EVALUATIONS = ["rerotated", "shared"], ["fused", "alternate"]
+CACHES, EVALUATIONS = ["rerotated", "shared", "separate"], ["fused", "alternate"]
 LAST = len(TOKENS) - 1
 Load = Callable[..., pypcd.Llama]
 SCALED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -120,12 +120,42 @@ def test_a_window_hides_the_middle_from_the_twin(
     check_rows(llm, tiny(arch), TOKENS)
 
 
+@pytest.mark.parametrize("band", ["high", "all"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_other_bands_turn_other_pairs(cache: str, band: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("qwen3"), {"cache": cache, "band": band, "base_ratio": 0.01})
+    llm.eval(TOKENS)
+    check_rows(llm, tiny("qwen3"), TOKENS, atol=2e-3)  # fast pairs at large angles, in float32
+
+
+NOISES: list[dict[str, Any]] = [
+    {"cache": "shared", "noise": 0.3, "band": "all"},
+    {"cache": "separate", "noise": 0.1, "seed": 5},
+    {"cache": "shared", "noise": 0.2, "band": "high", "window": 30},
+    {"cache": "shared", "noise": 0.0, "offset_min": 3, "offset_max": 40},
+    {"cache": "separate", "noise": 0.05, "offset_min": -2, "offset_max": 9},
+]
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("setting", NOISES, ids=str)
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma3", "stablelm", "smollm3"])
+def test_noise_on_cos_and_sin(arch: str, setting: dict[str, Any], evaluation: str, tiny: Tiny, load: Load) -> None:
+    """stablelm rotates a part of each head, smollm3 not all layers."""
+    path = tiny(arch)
+    llm = load(path, {"perturbation": "noise", "evaluation": evaluation, **setting}, n_batch=32)
+    llm.eval(TOKENS[:60])
+    check_rows(llm, path, TOKENS[:60])
+    llm.eval(TOKENS[60:61])
+    check_rows(llm, path, TOKENS[:61])
+
+
 @pytest.mark.parametrize("arch", ATTENTION_ARCHS)
 def test_a_window_without_rotation_exists_for_every_attention_model(arch: str, tiny: Tiny, load: Load) -> None:
     llm = load(tiny(arch), {"perturbation": "none", "window": 10, "n_sink": 3})
     llm.eval(TOKENS)
     check_rows(llm, tiny(arch), TOKENS)
-    assert llm.pcd_stats().second_key_bytes == 0
+    assert llm.pcd_stats().second_bytes == 0
 
 
 @pytest.mark.parametrize("swa_full", [False, True])

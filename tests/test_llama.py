@@ -26,7 +26,7 @@ import pypcd
 
 Load = Callable[..., pypcd.Llama]
 T = TOKENS
-MODES = [{"cache": c, "evaluation": e} for c in ("rerotated", "shared") for e in ("fused", "alternate")]
+MODES = [{"cache": c, "evaluation": e} for c in ("rerotated", "shared", "separate") for e in ("fused", "alternate")]
 modes = pytest.mark.parametrize("mode", MODES, ids=["-".join(m.values()) for m in MODES])
 
 # --- history leaves no trace ---
@@ -93,8 +93,13 @@ CHANGES = [
     {"window": 9},
     {"cache": "shared"},
     {"cache": "rerotated"},
+    {"cache": "separate"},
     {"evaluation": "alternate"},
     {"perturbation": "none", "window": 5},
+    {"perturbation": "noise", "cache": "shared", "noise": 0.3},
+    {"perturbation": "noise", "cache": "separate", "noise": 0.3, "seed": 8},
+    {"cache": "separate", "band": "high", "base_ratio": 0.1},
+    {"cache": "separate", "window": 12},
 ]
 
 
@@ -148,16 +153,17 @@ def test_a_context_shift_gives_the_rows_of_the_shorter_text(
         check_rows(llm, path, text)
 
 
+NOISY = pypcd.PCDConfig(perturbation="noise", cache="separate", noise=0.2)
 configs = st.builds(
     pypcd.PCDConfig,
-    cache=st.sampled_from(["rerotated", "shared"]),
+    cache=st.sampled_from(["rerotated", "shared", "separate", "separate"]),
     evaluation=st.sampled_from(["fused", "alternate"]),
     alpha=st.sampled_from([0.2, 0.2, 0.2, 0.5]),
     gamma=st.sampled_from([30, 2, 1]),
     window=st.sampled_from([None, None, 6]),
 )
 settings_of_pcd = st.one_of(
-    configs, configs, st.sampled_from([False, True, pypcd.PCDConfig(perturbation="none", window=9, n_sink=2)])
+    configs, configs, st.sampled_from([False, True, pypcd.PCDConfig(perturbation="none", window=9, n_sink=2), NOISY])
 )
 actions = st.one_of(
     st.none(),
@@ -482,11 +488,11 @@ def test_the_defaults_are_as_the_docstring_says(tiny: Tiny) -> None:
 
 def test_stats_count_what_was_done(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), {"cache": "shared"}, n_batch=16)
-    assert llm.pcd_stats().second_key_bytes == 0
+    assert llm.pcd_stats().second_bytes == 0
     llm.eval(T[:50])  # four batches, of which only the last one's row can be read
     assert (llm.pcd_stats().n_tokens, llm.pcd_stats().n_twins, llm.pcd_stats().n_derived) == (1, 1, 0)
     llm.pcd = {"cache": "rerotated"}
     llm.eval(T[50:51])
     stats = llm.pcd_stats()
     assert (stats.n_tokens, stats.n_twins, stats.n_derived) == (2, 2, 1)
-    assert stats.second_key_bytes >= 3 * 256 * 32 * 4  # layers, cells, two heads of 16, float32
+    assert stats.second_bytes >= 3 * 256 * 32 * 4  # layers, cells, two heads of 16, float32

@@ -21,11 +21,10 @@ ratios = st.floats(2.0**-20, 1, width=32)
 logits = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=1, max_size=40)
 
 
-def c_rho(n_rot: int, alpha: float, base_ratio: float, transition: str) -> np.ndarray:
+def c_rho(n_rot: int, alpha: float, base_ratio: float, transition: str, band: str = "low") -> np.ndarray:
     out = np.full(n_rot // 2, np.nan)
-    _native.pcd_rho(
-        n_rot, alpha, base_ratio, _native.TRANSITION[transition], out.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
-    )
+    pointer = out.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
+    _native.pcd_rho(n_rot, alpha, base_ratio, _native.TRANSITION[transition], _native.BAND[band], pointer)
     return out
 
 
@@ -135,3 +134,45 @@ def test_beta_0_keeps_the_order_and_gamma_1_the_best(rows: list[tuple[int, int]]
     first, second = np.array(rows, np.float64).T
     assert pypcd.contrast(first, second, beta=0, gamma=99).tolist() == first.tolist()
     assert pypcd.contrast(first, second, gamma=1).argmax() == first.argmax()
+
+
+def c_noise(seed: int, pos: int, layer: int, n_rot: int, sigma: float, band: str) -> np.ndarray:
+    out = np.full((2, n_rot // 2), np.nan, np.float32)
+    pointers = [row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for row in out]
+    _native.pcd_noise(seed, pos, layer, n_rot, sigma, _native.BAND[band], *pointers)
+    return out
+
+
+seeds = st.integers(0, 2**31 - 1)
+
+
+@given(seeds, seeds, st.integers(0, 500), n_rots, st.sampled_from(["low", "high", "all"]))
+def test_noise_is_the_hash_of_seed_position_and_layer(seed: int, pos: int, layer: int, n_rot: int, band: str) -> None:
+    wanted = np.array(reference.Noise(0.5, seed, band).at(pos, layer, n_rot))
+    np.testing.assert_allclose(c_noise(seed, pos, layer, n_rot, 0.5, band), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_noise_is_normal_and_independent() -> None:
+    x = np.array([c_noise(3, pos, layer, 64, 0.03, "all") for pos in range(200) for layer in range(4)])
+    assert abs(x.mean()) < 0.001 and abs(x.std() - 0.03) < 0.0005  # 51,200 numbers
+    assert abs(np.abs(x) < 0.03).mean() == pytest.approx(0.6827, abs=0.01)
+    cos, sin = x[:, 0].ravel(), x[:, 1].ravel()
+    for a, b in ((cos, sin), (cos[:-1], cos[1:]), (cos[:-32], cos[32:]), (cos[:-128], cos[128:])):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.03
+
+
+@given(seeds, seeds, st.integers(-1000, 1000), st.integers(0, 2000))
+def test_an_offset_lies_in_its_range(seed: int, pos: int, low: int, span: int) -> None:
+    got = _native.pcd_offset(seed, pos, low, low + span)
+    assert low <= got <= low + span
+    assert got == reference.Noise(0, seed, offset=(low, low + span)).offset_at(pos)
+
+
+@given(n_rots, alphas, ratios, st.sampled_from(["high", "all"]))
+def test_the_band_says_which_pairs_turn(n_rot: int, alpha: float, base_ratio: float, band: str) -> None:
+    low = reference.rho(n_rot, alpha, base_ratio)
+    wanted = reference.rho(n_rot, alpha, base_ratio, band=band)
+    got = pypcd.rho(n_rot, alpha=alpha, base_ratio=base_ratio, band=band)
+    np.testing.assert_allclose(got, wanted, rtol=1e-9)
+    np.testing.assert_allclose(c_rho(n_rot, alpha, base_ratio, "exponential", band), wanted, rtol=1e-9)
+    assert got[-1] == pytest.approx(1) if band == "high" else got.max() == pytest.approx(low.max())

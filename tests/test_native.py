@@ -17,7 +17,7 @@ import pytest
 from conftest import F32, TOKENS, Tiny, check_contrast, close, native_row
 
 import pypcd
-from pypcd import _native
+from pypcd import _log, _native
 from pypcd._llama import _native_params
 
 Setting = dict[str, Any]
@@ -173,7 +173,7 @@ def test_keys_weighed_after_their_rotation_are_refused_and_nothing_changes(befor
     with pytest.raises(pypcd.UnsupportedError, match='weighs its keys after rotating them.*cache="shared"'):
         asked.pcd = {"cache": "rerotated"}
     assert asked.pcd == never.pcd
-    assert asked.pcd_stats().second_key_bytes == 0
+    assert asked.pcd_stats().second_bytes == 0
     for llm in (asked, never):
         llm.eval(TOKENS[20:21])
     assert np.array_equal(native_row(asked), native_row(never))
@@ -410,11 +410,18 @@ EDITS: dict[str, tuple[list[tuple[Any, ...]], int, int]] = {
 }
 
 
-@pytest.mark.parametrize("cache", ["rerotated", "shared"])
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize(
+    ("edit", "cache", "arch"),
+    [
+        *itertools.product(EDITS, ["rerotated", "shared"], ["llama", "gemma3"]),
+        # the tokens left by a cut, evaluated again, would know nothing of those cut out
+        ("copy", "separate", "llama"),
+        ("copy", "separate", "gemma3"),
+        ("shift", "separate", "llama"),
+    ],
+)
 def test_an_edited_memory_gives_the_rows_of_pcd_turned_on_later(
-    edit: str, arch: str, cache: str, native: Native
+    edit: str, cache: str, arch: str, native: Native
 ) -> None:
     """And where its tokens are as they were, those of these tokens alone."""
     params, setting = {"n_seq_max": 2, "swa_full": True}, {"cache": cache}
@@ -432,3 +439,22 @@ def test_an_edited_memory_gives_the_rows_of_pcd_turned_on_later(
         check_row(first, stock, later, i)
         if n_same and (edit, cache) != ("shift", "shared"):  # a shift changes the angles from q* to k
             check_row(first, stock, alone, i)
+
+
+def test_a_second_stream_is_not_made_up_for_what_sliding_layers_forgot(native: Native) -> None:
+    """A shift lets upstream reuse cells that fell out of the window, full-size cache or not."""
+    setting, params = {"cache": "separate"}, {"n_seq_max": 2, "swa_full": True}
+    first, later, alone = native("gemma3", setting, **params), native("gemma3", **params), native("gemma3", setting)
+    decode_in((first, later, alone), TOKENS[:40])
+    for context in (first, later):
+        llama_cpp.llama_memory_seq_add(context.memory, 0, 0, -1, 50)
+    assert ask(later, setting) == (_native.OK, "")
+    _log.clear_errors()
+    assert later.decode(TOKENS[40:45]) == -1
+    assert "position 50 of sequence 0 again, but sliding-window layers may have forgotten" in _log.last_errors()
+    decode_in((first, alone), TOKENS[40:45])
+    same_rows(first.rows(), alone.rows())
+    llama_cpp.llama_memory_clear(later.memory, False)
+    decode_in([later], TOKENS[:40])
+    decode_in([later], TOKENS[40:45])
+    same_rows(later.rows(), alone.rows())

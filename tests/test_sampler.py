@@ -38,6 +38,7 @@ def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list
         {},
         {"evaluation": "alternate"},
         {"cache": "shared"},
+        {"cache": "separate"},
         {"relative_top": 0.5, "evaluation": "alternate"},
         {"gamma": 1},
     ],

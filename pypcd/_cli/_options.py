@@ -15,7 +15,7 @@ import llama_cpp
 import pypcd
 from pypcd import ModelError, PCDConfig, UnsupportedError
 from pypcd._cli import _terminal
-from pypcd._config import BUILT, PRESETS
+from pypcd._config import PRESETS
 from pypcd._errors import did_you_mean
 
 # name -> (lowest, highest, what is allowed)
@@ -90,7 +90,7 @@ def parse_pcd(text: str, base: PCDConfig | None = None) -> PCDConfig | None:
         if first in PRESETS:
             config = PCDConfig.preset(first)
         elif first != "on":
-            names = ["on", "off", *BUILT]
+            names = ["on", "off", *PRESETS]
             near = did_you_mean(first, names)
             raise ValueError(
                 f"{text!r} is no PCD setting{near}; allowed: {', '.join(names)}, or values such as beta=1.5,window=64"
