@@ -348,6 +348,105 @@ def test_beta_0_or_a_single_token_in_play_is_stock_greedy_decoding(
         assert greedy(pypcd.Llama(path, pcd={**setting, "evaluation": evaluation}, **kwargs)) == tokens
 
 
+# --- separate: the second stream is stock llama.cpp with other frequencies, see gate 0 ---
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "stablelm", "qwen2vl", "smollm3"])
+def test_without_transition_the_second_stream_is_stock_with_another_base(
+    arch: str, evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    setting = {"cache": "separate", "transition": "none", "base_ratio": 0.01, "evaluation": evaluation}
+    for n_batch, n_ubatch in ((128, 128), (48, 9)):
+        llm = load(tiny(arch), setting, n_batch=n_batch, n_ubatch=n_ubatch, rope_freq_base=2e5)
+        stock = load(tiny(arch), False, rope_freq_base=2e3)
+        for start, stop in ((0, 100), (100, 101), (101, 119), (119, 120)):
+            llm.eval(TOKENS[start:stop])
+            stock.eval(TOKENS[start:stop])
+            close(llm.pcd_logits().over_rotated, native_row(stock), tolerance(tiny(arch)))
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("band", ["low", "high"])
+def test_the_second_stream_is_stock_with_the_table_in_the_model(
+    band: str, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    """A GGUF copy whose rope_freqs.weight is 1/rho, in a float16 cache as users have it."""
+    table = 1 / pypcd.rho(16, alpha=0.3, base_ratio=0.05, band=band)
+    llm = load(
+        tiny("llama"),
+        {"cache": "separate", "alpha": 0.3, "base_ratio": 0.05, "band": band},
+        f16=True,
+        flash_attn=flash_attn,
+    )
+    stock = load(tiny("llama", rope_freqs=tuple(table.tolist())), False, f16=True, flash_attn=flash_attn)
+    for start, stop in ((0, 100), (100, 101), (101, 119), (119, 120)):
+        llm.eval(TOKENS[start:stop])
+        stock.eval(TOKENS[start:stop])
+        close(llm.pcd_logits().over_rotated, native_row(stock), 1e-2)  # the same roundings but in another order
+
+
+def test_the_second_stream_fills_a_context_to_the_last_cell(tiny: Tiny, load: Load) -> None:
+    tokens = (TOKENS * 3)[:256]
+    for evaluation in EVALUATIONS:
+        llm = load(tiny("llama"), {"cache": "separate", "evaluation": evaluation}, n_ctx=256, n_batch=256)
+        llm.eval(tokens[:250])
+        for n in range(251, 257):
+            llm.eval(tokens[n - 1 : n])
+        check_rows(llm, tiny("llama"), tokens)
+        llm.reset()
+        llm.eval(tokens)  # at once
+        check_rows(llm, tiny("llama"), tokens)
+
+
+# --- second keys in a coarser type ---
+
+COARSE = {"f32": 1e-9, "f16": 6e-7, "bf16": 3e-5, "q8_0": 4e-4, "q5_1": 9e-3, "q5_0": 0.016, "q4_1": 0.04, "q4_0": 0.04}
+
+
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+@pytest.mark.parametrize("type_k_over", COARSE)
+def test_second_keys_may_be_coarser_than_the_first(type_k_over: str, cache: str, tiny: Tiny, load: Load) -> None:
+    """The standard row does not change; the other by what the type rounds: normalised squared errors as measured, doubled."""
+    path = tiny("llama", n_embd=128)
+    setting = {"cache": cache, "type_k_over": type_k_over}
+    for flash_attn, later in ((False, False), (True, False), (False, True)):
+        exact, plain, llm = (
+            load(path, pcd, flash_attn=flash_attn) for pcd in ({"cache": cache}, False, False if later else setting)
+        )
+        for each in (exact, plain, llm):
+            each.eval(TOKENS[:100])
+        llm.pcd = setting
+        for each in (exact, plain, llm):
+            each.eval(TOKENS[100:101])
+        close(llm.pcd_logits().standard, native_row(plain), 1e-2 if flash_attn else 2e-4)
+        wanted = exact.pcd_logits().over_rotated
+        error = ((llm.pcd_logits().over_rotated - wanted) ** 2).mean() / (wanted**2).mean()
+        assert error < COARSE[type_k_over]
+        keys = exact.pcd_stats().kv_bytes / 2
+        values = keys if cache == "separate" else 0
+        bits = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5}
+        assert llm.pcd_stats().second_bytes == pytest.approx(keys * bits[type_k_over] / 32 + values, rel=0.05)
+
+
+def test_a_type_of_second_keys_may_change_at_any_time(tiny: Tiny, load: Load) -> None:
+    path = tiny("llama", n_embd=128)
+    llm = load(path, {"type_k_over": "q4_0"})
+    llm.eval(TOKENS[:60])
+    coarse = llm.pcd_stats().second_bytes
+    llm.pcd = {"type_k_over": None}
+    llm.eval(TOKENS[60:61])
+    check_rows(llm, path, TOKENS[:61])
+    assert llm.pcd_stats().second_bytes > 5 * coarse
+
+
+def test_a_head_too_small_for_a_block_is_refused(tiny: Tiny, load: Load) -> None:
+    with pytest.raises(
+        pypcd.UnsupportedError, match="type_k_over is q8_0, .* blocks of 32, but a head has 16 dimensions"
+    ):
+        load(tiny("llama"), {"type_k_over": "q8_0"})
+
+
 @pytest.mark.parametrize("setting", [{"alpha": 0}, {"base_ratio": 1}], ids=str)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("arch", ROPE_ARCHS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
@@ -34,11 +35,15 @@ SMALL_CONTEXT: dict[str, Any] = {
     "flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
 SHORT_SLIDING: dict[str, Any] = {"swa_full": False, "n_ctx": 1024, "n_ubatch": 32}  # a cache that forgets
-# the three ways of evaluating twins: architecture, setting, context
+# the ways of evaluating twins: architecture, setting, context
 WAYS: dict[str, tuple[str, Setting, dict[str, Any]]] = {
     "fused": ("llama", {}, {}),
     "alternate": ("llama", {"evaluation": "alternate"}, {}),
-    "sequential": ("gemma3", {}, SHORT_SLIDING),
+    "sequential": ("gemma3", {}, {**SHORT_SLIDING, "n_ubatch": 2}),
+    "streams": ("llama", {"cache": "separate"}, {}),
+    "streams-in-parts": ("llama", {"cache": "separate"}, {"n_ubatch": 5}),
+    "streams-alternate": ("llama", {"cache": "separate", "evaluation": "alternate"}, {}),
+    "streams-sliding": ("gemma3", {"cache": "separate"}, SHORT_SLIDING),
 }
 
 
@@ -216,10 +221,14 @@ def decode_image_in(contexts: Sequence[Context], out: Sequence[int]) -> None:
     decode_in(contexts, IMAGE, PLACES, out=out)
 
 
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
-def test_without_over_rotation_the_twins_of_patches_are_the_patches(evaluation: str, native: Native) -> None:
+@pytest.mark.parametrize(
+    ("cache", "evaluation"), [("rerotated", "fused"), ("rerotated", "alternate"), ("separate", "fused")]
+)
+def test_without_over_rotation_the_twins_of_patches_are_the_patches(
+    cache: str, evaluation: str, native: Native
+) -> None:
     stock = native("qwen2vl")
-    context = native("qwen2vl", {"base_ratio": 1, "evaluation": evaluation})
+    context = native("qwen2vl", {"base_ratio": 1, "cache": cache, "evaluation": evaluation})
     decode_image_in((stock, context), range(12))
     for i in range(12):
         for row in context.rows(i):
@@ -240,13 +249,32 @@ def test_text_after_an_image_has_one_over_rotated_row_however_it_is_made(native:
     check_row(alternate, stock, stored)
 
 
+def test_an_image_in_the_second_stream_cannot_be_evaluated_again(native: Native) -> None:
+    """Its embeddings are gone; and in a window without rotation they are what the first stream has."""
+    context = native("qwen2vl", {"cache": "separate"})
+    decode_image_in([context], [])
+    decode_in([context], TOKENS[10:12], 14)
+    assert context.rows()
+    assert ask(context, {"cache": "separate", "alpha": 0.3}) == (_native.OK, "")
+    _log.clear_errors()
+    assert context.decode(TOKENS[12:13], 16) == -1
+    assert re.search("position 1[0-3] of sequence 0 again, but does not know its token.*image", _log.last_errors())
+    assert context.span() == (0, 15)
+    assert ask(context, {"cache": "rerotated", "alpha": 0.3}) == (_native.OK, "")
+    decode_in([context], TOKENS[12:13], 16)
+    assert context.rows()
+
+
 # --- batches that cannot be decoded ---
 
 
+@pytest.mark.parametrize(
+    "setting", [{}, {"cache": "separate"}, {"cache": "separate", "evaluation": "alternate"}], ids=str
+)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_a_batch_that_does_not_fit_changes_nothing(arch: str, native: Native) -> None:
+def test_a_batch_that_does_not_fit_changes_nothing(arch: str, setting: Setting, native: Native) -> None:
     tokens, params = (TOKENS * 5)[:513], {"n_ctx": 512, "n_batch": 512, "n_ubatch": 16, "swa_full": False}
-    stock, asked, never = native(arch, **params), native(arch, {}, **params), native(arch, {}, **params)
+    stock, asked, never = native(arch, **params), native(arch, setting, **params), native(arch, setting, **params)
     decode_in((stock, asked, never), tokens[:262])
     for context in (stock, asked):
         before = context.span()
@@ -260,11 +288,14 @@ def test_a_batch_that_does_not_fit_changes_nothing(arch: str, native: Native) ->
             check_row(asked, stock, never, i)
 
 
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
 @pytest.mark.parametrize("evaluation", ["fused", "alternate"])
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_an_invalid_batch_is_refused_and_changes_nothing(arch: str, evaluation: str, native: Native) -> None:
-    params = {"n_ctx": 1024, "n_seq_max": 2, "swa_full": False}
-    stock, asked = native(arch, **params), native(arch, {"evaluation": evaluation}, **params)
+def test_an_invalid_batch_is_refused_and_changes_nothing(
+    arch: str, evaluation: str, cache: str, native: Native
+) -> None:
+    params, setting = {"n_ctx": 1024, "n_seq_max": 2, "swa_full": False}, {"evaluation": evaluation, "cache": cache}
+    stock, asked = native(arch, **params), native(arch, setting, **params)
     decode_in((stock, asked), TOKENS[:20])
     decode_in((stock, asked), TOKENS[20:32], seq=1)
     for context in (stock, asked):
@@ -274,7 +305,7 @@ def test_an_invalid_batch_is_refused_and_changes_nothing(arch: str, evaluation: 
             assert (context.span(0), context.span(1)) == ((0, 19), (0, 11)), (at, seq, token)
         assert context.decode([], 20) == -1
     decode_in((stock, asked), TOKENS[40:44], seq=1, out=[1, 3])
-    fresh = native(arch, {"evaluation": evaluation}, **params)
+    fresh = native(arch, setting, **params)
     decode_in([fresh], TOKENS[20:32])
     decode_in([fresh], TOKENS[40:44], out=[1, 3])
     for i in (1, 3):
@@ -285,10 +316,11 @@ def test_an_invalid_batch_is_refused_and_changes_nothing(arch: str, evaluation: 
 
 
 @pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
 @pytest.mark.parametrize("evaluation", ["fused", "alternate"])
-def test_a_limit_on_outputs_counts_the_callers_rows_alone(evaluation: str, n: int, native: Native) -> None:
-    limited = native("llama", {"evaluation": evaluation}, n_outputs_max=n)
-    free = native("llama", {"evaluation": evaluation})
+def test_a_limit_on_outputs_counts_the_callers_rows_alone(evaluation: str, cache: str, n: int, native: Native) -> None:
+    limited = native("llama", {"evaluation": evaluation, "cache": cache}, n_outputs_max=n)
+    free = native("llama", {"evaluation": evaluation, "cache": cache})
     for start, stop in ((0, 10), (10, 10 + n), (10 + n, 20)):
         out = range(stop - start - n, stop - start)
         decode_in((limited, free), TOKENS[start:stop], out=out)
@@ -384,7 +416,7 @@ def test_an_aborted_decode_leaves_no_twin_and_can_be_retried(way: str, derived: 
 
 
 def test_threads_with_contexts_of_their_own_give_the_same_rows(native: Native) -> None:
-    kinds = [("llama", {}), ("llama", {"cache": "shared"}), ("gemma3", {"evaluation": "alternate"})] * 3
+    kinds = [("llama", {}), ("llama", {"cache": "separate"}), ("gemma3", {"evaluation": "alternate"})] * 3
     contexts = [native(arch, setting, n_ctx=512, swa_full=False) for arch, setting in kinds]
 
     def work(context: Context) -> None:
@@ -458,3 +490,150 @@ def test_a_second_stream_is_not_made_up_for_what_sliding_layers_forgot(native: N
     decode_in([later], TOKENS[:40])
     decode_in([later], TOKENS[40:45])
     same_rows(later.rows(), alone.rows())
+
+
+# --- several sequences ---
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_each_sequence_of_a_batch_has_its_own_twin(arch: str, cache: str, evaluation: str, native: Native) -> None:
+    """Three texts in one batch, the first two with a common beginning, give the rows of three contexts."""
+    texts = [TOKENS[:30], TOKENS[:20] + TOKENS[60:75], TOKENS[80:117]]
+    setting, params = {"cache": cache, "evaluation": evaluation}, {"n_seq_max": 3, "n_ctx": 512}
+    together, stock = native(arch, setting, **params), native(arch, **params)
+    alone = [native(arch, setting) for _ in texts]
+    for context in (together, stock):
+        assert decode_batch(context, [(t, p, [0, 1], False) for p, t in enumerate(texts[0][:20])]) == 0
+        batch = [(t, p, [s], False) for s, text in enumerate(texts) for p, t in enumerate(text) if s == 2 or p >= 20]
+        assert decode_batch(context, batch) == 0
+    for context, text in zip(alone, texts):
+        decode_in([context], text)
+    for step in range(3):  # a batching server's: one token each
+        batch = [(TOKENS[40 + 9 * s + step], len(text) + step, [s], True) for s, text in enumerate(texts)]
+        assert decode_batch(together, batch) == decode_batch(stock, batch) == 0
+        for s, context in enumerate(alone):
+            decode_in([context], [batch[s][0]])
+            check_row_at(together, s, stock, context)
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+def test_pcd_is_on_for_some_sequences_and_off_for_others(cache: str, evaluation: str, native: Native) -> None:
+    setting, params = {"cache": cache, "evaluation": evaluation}, {"n_seq_max": 3, "n_ctx": 512}
+    together, stock, alone = native("llama", setting, **params), native("llama", **params), native("llama", setting)
+    texts = [TOKENS[:30], TOKENS[30:60], TOKENS[60:90]]
+    set_seq(together, 1, None)
+    set_seq(together, 2, {"beta": 1.0, "gamma": 5, "relative_top": 0.0})
+    for step in range(2):
+        for context in (together, stock):
+            assert decode_batch(context, batch_of(texts, 0 if step == 0 else 25, 25 if step == 0 else 30)) == 0
+    assert np.array_equal(together.seen(9), stock.seen(9))  # of sequence 1: plain
+    assert not _native.pcd_get_logits_ith(together.ctx, 9, 0)
+    decode_in([alone], texts[2])
+    check_row_at(together, 14, stock, alone)
+    rows = together.rows(14)
+    wanted = pypcd.contrast(*rows, beta=1.0, gamma=5)
+    kept = np.isfinite(wanted)
+    np.testing.assert_allclose(together.seen(14)[kept], wanted[kept], rtol=1e-4, atol=1e-4)
+    assert kept.sum() == 5 and together.seen(14)[~kept].max() < -1000
+
+    _native.pcd_unset_seq(together.ctx, -1)  # its second keys, or its second stream, are made now
+    for context in (together, stock):
+        assert decode_batch(context, [(TOKENS[100], 30, [1], True)]) == 0
+    other = native("llama", setting)
+    decode_in([other], texts[1])
+    decode_in([other], TOKENS[100:101])
+    check_row_at(together, 0, stock, other)
+
+
+def test_a_sequence_that_cannot_be_is_refused(native: Native) -> None:
+    context = native("llama", {})
+    for seq, change, message in (
+        (-1, {}, "seq_id is -1, allowed: 0 to 191"),
+        (192, {}, "seq_id is 192"),
+        (0, {"gamma": 0}, "gamma is 0"),
+        (0, {"beta": -1.0}, "beta is -1"),
+    ):
+        assert message in set_seq(
+            context, seq, {"beta": 1.0, "gamma": 5, "relative_top": 0.0, **change}, _native.INVALID
+        )
+    assert "never turned on" in set_seq(native("llama"), 0, None, _native.INVALID)
+
+
+def batch_of(texts: Sequence[list[int]], start: int, stop: int) -> list[tuple[int, int, list[int], bool]]:
+    return [
+        (t, start + p, [s], p == stop - start - 1)
+        for s, text in enumerate(texts)
+        for p, t in enumerate(text[start:stop])
+    ]
+
+
+def decode_batch(context: Context, entries: Sequence[tuple[int, int, list[int], bool]]) -> int:
+    """(token, position, sequences, whether its logits are wanted)"""
+    n, int32 = len(entries), ctypes.c_int32
+    tokens, positions, sequences, wanted = zip(*entries)
+    batch = llama_cpp.llama_batch(
+        n,
+        (int32 * n)(*tokens),
+        None,
+        (int32 * n)(*positions),
+        (int32 * n)(*map(len, sequences)),
+        (ctypes.POINTER(int32) * n)(*((int32 * len(s))(*s) for s in sequences)),
+        (ctypes.c_int8 * n)(*wanted),
+    )
+    return llama_cpp.llama_decode(context.ctx, batch)
+
+
+def check_row_at(context: Context, i: int, stock: Context, alone: Context) -> None:
+    close(context.rows(i)[0], stock.seen(i), ROUNDING)
+    same_rows(context.rows(i), alone.rows())
+
+
+def set_seq(context: Context, seq: int, contrast: Setting | None, status: int = _native.OK) -> str:
+    params = None
+    if contrast is not None:
+        params = _native_params(pypcd.PCDConfig())
+        for name, value in contrast.items():
+            setattr(params, name, value)
+    error = ctypes.create_string_buffer(500)
+    assert _native.pcd_set_seq(context.ctx, seq, params and ctypes.byref(params), error, 500) == status
+    return error.value.decode()
+
+
+# --- the second stream ---
+
+
+def test_after_a_state_was_loaded_the_second_stream_needs_to_know_the_tokens(native: Native) -> None:
+    setting = {"cache": "separate"}
+    context, fresh, stock = native("llama", setting), native("llama", setting), native("llama")
+    decode_in((context, fresh, stock), TOKENS[:30])
+    size = llama_cpp.llama_state_get_size(stock.ctx)
+    state = (ctypes.c_uint8 * size)()
+    assert llama_cpp.llama_state_get_data(stock.ctx, state, size) == size
+    assert llama_cpp.llama_state_set_data(context.ctx, state, size) == size
+    _log.clear_errors()
+    assert context.decode(TOKENS[30:31]) == -1
+    assert "position 0 of sequence 0 again, but does not know its token" in _log.last_errors()
+    tokens = (ctypes.c_int32 * 30)(*TOKENS[:30])
+    assert _native.pcd_set_tokens(context.ctx, 1, tokens, 30) == 0  # another sequence
+    assert _native.pcd_set_tokens(context.ctx, 0, tokens, 30) == 30
+    decode_in((context, fresh, stock), TOKENS[30:31])
+    check_row(context, stock, fresh)
+    assert _native.pcd_get_stats(context.ctx).n_caught_up == 30
+
+
+def test_alternate_evaluation_catches_up_only_when_a_row_needs_it(native: Native) -> None:
+    setting = {"cache": "separate", "evaluation": "alternate", "relative_top": 1.0}
+    context, other = native("llama", setting), native("llama", {"cache": "separate"})
+    decode_in((context, other), TOKENS[:40])
+    for n in range(40, 50):
+        decode_in((context, other), TOKENS[n : n + 1])
+    stats = _native.pcd_get_stats(context.ctx)
+    assert (stats.n_twins, stats.n_skipped, stats.n_caught_up) == (0, 11, 0)
+    assert ask(context, {**setting, "relative_top": 0}) == (_native.OK, "")
+    decode_in((context, other), TOKENS[50:51])
+    same_rows(context.rows(), other.rows())
+    stats = _native.pcd_get_stats(context.ctx)
+    assert (stats.n_twins, stats.n_caught_up) == (1, 50)
