@@ -26,8 +26,6 @@ PLAIN = "plain"
 TWO_ROWS = "two-rows"  # plain steps of two tokens: what a second row costs here, whoever asks for it
 STOCK = "stock"  # llama_cpp.Llama with llama-cpp-python's own library, in another process
 
-N_PREFILL = 512
-
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
@@ -40,8 +38,8 @@ class Measurement:
         tokens_per_second: decoding one token at a time, median; two-rows: steps.
         ratio: time per token over plain's, median of rounds; 1 for plain.
         twins: twins evaluated per token.
-        prefill_ratio: time of a fresh prompt of up to 512 tokens over plain's; None where it was not measured.
-        kv_bytes: keys and values of the context, second keys included.
+        prefill_ratio: time of a fresh prompt over plain's; None where it was not measured.
+        kv_bytes: keys and values of the context, second ones included.
     """
 
     mode: str
@@ -56,26 +54,49 @@ class Measurement:
 
 def default_modes() -> list[str]:
     """What is worth knowing; without the stock library where that would crash (its AMX kernels cannot be turned off)."""
-    modes = [STOCK, TWO_ROWS, "rerotated", "shared", "window", "rerotated-alternate", "rerotated-cautious"]
+    modes = [STOCK, TWO_ROWS, "rerotated", "shared", "separate", "window", "rerotated-alternate", "rerotated-cautious"]
     return [mode for mode in modes if mode != STOCK or not _machine.has_amx()]
 
 
 def modes_for(names: Sequence[str]) -> dict[str, PCDConfig | None]:
-    """The named modes: plain, two-rows, stock, rerotated, shared, window; a PCD mode also with -alternate (one
-    evaluation after the other) or -cautious (the same with relative_top=0.1) behind it."""
+    """The named modes: plain, two-rows, stock, rerotated, shared, separate, window, noise.
+
+    A PCD mode also with one of these behind it: -alternate (one evaluation after the other), -cautious (the same with
+    relative_top=0.1), -q8_0 or -q4_0 (second keys of this type).
+    """
     known: dict[str, PCDConfig | None] = {PLAIN: None, TWO_ROWS: None, STOCK: None}
     for name, config in (
         ("rerotated", PCDConfig()),
         ("shared", PCDConfig(cache="shared")),
+        ("separate", PCDConfig(cache="separate")),
         ("window", PCDConfig.windowed()),
+        ("noise", PCDConfig.blog()),
     ):
         known[name] = config
         known[f"{name}-alternate"] = config.replace(evaluation="alternate")
         known[f"{name}-cautious"] = config.replace(evaluation="alternate", relative_top=0.1)
+        if name in ("rerotated", "separate"):
+            known[f"{name}-q8_0"] = config.replace(type_k_over="q8_0")
+            known[f"{name}-q4_0"] = config.replace(type_k_over="q4_0")
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"there is no mode {unknown[0]!r}; allowed: {', '.join(known)}")
     return {PLAIN: None, **{name: known[name] for name in names}}
+
+
+def _keeps_second(config: PCDConfig | None) -> bool:
+    """Whether a mode keeps second keys."""
+    if config is None or config.cache == "shared":
+        return False
+    return config.cache == "separate" or config.perturbation == "over-rotation"
+
+
+def _second(config: PCDConfig | None) -> tuple[str, str | None]:
+    """What a mode keeps beside the cache. Modes that keep different things get contexts of their own: switching back
+    and forth would make it anew each time. What keeps nothing is at home in any."""
+    if config is None or not _keeps_second(config):
+        return ("rerotated", None)
+    return (config.cache, config.type_k_over)
 
 
 def bench(
@@ -86,6 +107,7 @@ def bench(
     text: str = "",
     n_tokens: int = 16,
     rounds: int = 5,
+    n_prefill: int = 512,
     flash_attn: Sequence[bool] = (False, True),
     progress: Callable[[str], None] = lambda text: None,
     **kwargs: Any,
@@ -99,17 +121,24 @@ def bench(
         text: what fills the cache, repeated; empty: random tokens. Decoded is what plain decoding continues it with.
         n_tokens: tokens decoded per round and mode.
         rounds: interleaved repetitions.
+        n_prefill: tokens of the prompt that is timed from nothing, at most the shortest length.
         flash_attn: settings to try; each mode is reported in its faster one.
         kwargs: passed on to pypcd.Llama.
     """
     n_ctx = max(lengths) + n_tokens + 8
-    models: dict[bool, _Model] = {}
+    models: dict[tuple[bool, tuple[str, str | None]], _Model] = {}
     try:
         for fa in flash_attn:
-            progress(f"loading, flash attention {'on' if fa else 'off'}")
-            models[fa] = _Model(model, STOCK in modes, n_ctx=n_ctx, flash_attn=fa, **kwargs)
-        first = next(iter(models.values()))
-        modes = {name: config for name, config in modes.items() if first.llm.pcd_refusal(config) is None}
+            for second in dict.fromkeys(map(_second, modes.values())):
+                progress(f"loading, flash attention {'on' if fa else 'off'}")
+                stock = STOCK in modes and second == _second(None)
+                models[fa, second] = _Model(model, stock, n_ctx=n_ctx, flash_attn=fa, **kwargs)
+        modes = {
+            name: config
+            for name, config in modes.items()
+            if models[flash_attn[0], _second(config)].llm.pcd_refusal(config) is None
+        }
+        first = models[flash_attn[0], _second(None)]
         context = _context(first.llm, text, n_ctx)
 
         prefill: dict[str, float] = {}
@@ -121,13 +150,17 @@ def bench(
 
             progress(f"{n_past} tokens: which flash attention setting is faster")
             few = tokens[: max(3, n_tokens // 4)]
-            best = {
-                name: min(models.values(), key=lambda m: m.time(name, config, few)[0]) for name, config in modes.items()
-            }
+            best: dict[str, _Model] = {}
+            for name, config in modes.items():
+                ways = [models[fa, _second(config)] for fa in flash_attn]
+                best[name] = min(ways, key=lambda m: m.time(name, config, few)[0]) if len(ways) > 1 else ways[0]
 
             if not prefill:
-                prefill = _prefill_ratios(best[PLAIN], modes, context[: min(N_PREFILL, n_past)], progress)
-                best[PLAIN].fill(context[:n_past])
+                fa = best[PLAIN].flash_attn
+                at = {name: models[fa, _second(config)] for name, config in modes.items()}
+                prefill = _prefill_ratios(at, modes, context[: min(n_prefill, n_past)], progress)
+                for m in set(at.values()):
+                    m.fill(context[:n_past])
 
             times: dict[str, list[float]] = {name: [] for name in modes}
             twins: dict[str, float] = {}
@@ -197,9 +230,8 @@ class _Model:
         return seconds, (self.llm.pcd_stats().n_twins - before) / len(tokens)
 
     def kv_bytes(self, config: PCDConfig | None) -> int:
-        second = config is not None and config.cache == "rerotated" and config.perturbation != "none"
         stats = self.llm.pcd_stats()
-        return stats.kv_bytes + (stats.second_bytes if second else 0)
+        return stats.kv_bytes + (stats.second_bytes if _keeps_second(config) else 0)
 
     def _ask(self, request: dict[str, Any]) -> float:
         assert self.stock and self.stock.stdin and self.stock.stdout
@@ -229,7 +261,11 @@ def _context(llm: _llama.Llama, text: str, n: int) -> list[int]:
 
 
 def _prefill_ratios(
-    m: _Model, modes: dict[str, PCDConfig | None], prompt: list[int], progress: Callable[[str], None], rounds: int = 3
+    models: dict[str, _Model],
+    modes: dict[str, PCDConfig | None],
+    prompt: list[int],
+    progress: Callable[[str], None],
+    rounds: int = 3,
 ) -> dict[str, float]:
     """Of the modes with a prompt of their own: those with a dash read it as the one before the dash does, or as plain."""
     timed = {name: config for name, config in modes.items() if name != STOCK and "-" not in name}
@@ -237,10 +273,11 @@ def _prefill_ratios(
     for i in range(rounds):
         for name, config in timed.items():
             progress(f"prompt of {len(prompt)} tokens, round {i + 1} of {rounds}, {name}")
-            m.llm.pcd = config
-            _timing.rewind(m.llm, 0)
-            times[name].append(m.fill(prompt))
-    m.llm.pcd = None
+            models[name].llm.pcd = config
+            _timing.rewind(models[name].llm, 0)
+            times[name].append(models[name].fill(prompt))
+    for m in models.values():
+        m.llm.pcd = None
     return {name: _median_ratio(times[name], times[PLAIN]) for name in timed}
 
 

@@ -37,9 +37,10 @@ def test_every_mode_is_measured_at_every_length_plain_first(model: Path) -> None
 
 
 def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path) -> None:
-    rows = {row.mode: row for row in measure(model, modes_for(["rerotated", "window"]))}
+    rows = {row.mode: row for row in measure(model, modes_for(["rerotated", "window", "separate"]))}
     assert rows["plain"].kv_bytes == 256 * 3 * 2 * 16 * 2 * 2  # cells, layers, KV heads of 16, K and V of f16
     assert rows["window"].kv_bytes == rows["plain"].kv_bytes
+    assert rows["separate"].kv_bytes == pytest.approx(2 * rows["plain"].kv_bytes, rel=0.01)
     assert rows["rerotated"].kv_bytes == pytest.approx(1.5 * rows["plain"].kv_bytes, rel=0.01)
 
 
@@ -68,7 +69,9 @@ def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_modes_mean_what_they_say() -> None:
-    modes = modes_for(["rerotated-cautious", "window-alternate"])
+    modes = modes_for(["rerotated-cautious", "window-alternate", "separate-q8_0", "noise"])
+    assert modes["separate-q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
+    assert modes["noise"] == PCDConfig.blog()
     assert modes["plain"] is None
     assert modes["rerotated-cautious"] == PCDConfig(evaluation="alternate", relative_top=0.1)
     assert modes["window-alternate"] == PCDConfig.windowed().replace(evaluation="alternate")

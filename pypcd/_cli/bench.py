@@ -26,13 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--mode",
         metavar="NAME,...",
-        help="stock (llama_cpp.Llama), two-rows (plain steps of two tokens), rerotated, shared, window; a PCD mode also with -alternate or -cautious behind it",
+        help="stock (llama_cpp.Llama), two-rows (plain steps of two tokens), rerotated, shared, separate, window, noise; a PCD mode also with -alternate or -cautious behind it, rerotated and separate with -q8_0 or -q4_0",
     )
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
     add(
         "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
     )
     add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (default %(default)s)")
+    add("--prompt", metavar="N", type=_options.at_least(16), default=512, help="tokens of the timed prompt (512)")
     add("--flash-attn", choices=("both", "on", "off"), default="both", help="settings to try (default %(default)s)")
     _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         text=text,
         n_tokens=args.n_tokens,
         rounds=args.rounds,
+        n_prefill=args.prompt,
         flash_attn=flash_attn,
         progress=_progress,
         **options,
