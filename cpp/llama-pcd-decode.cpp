@@ -76,9 +76,10 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
 
     const size_t n_out = rows.out_ids.size();
 
-    // with a second stream every token has its twin, at once or, with alternate evaluation, once a row needs it
-    // (not so where sliding-window layers will have forgotten by then)
-    const bool streams = separate() && (params.evaluation == LLAMA_PCD_EVALUATION_FUSED || is_short() || forgets(n_tokens));
+    // with a second stream every token has its twin, at once or, with alternate evaluation, when a row first needs it;
+    // at once all the same where that is too late: sliding-window layers forget, and embeddings are not kept
+    const bool streams = separate() && (params.evaluation == LLAMA_PCD_EVALUATION_FUSED || is_short() || forgets(n_tokens) ||
+            batch.tokens[0].id == LLAMA_TOKEN_NULL);
 
     if (n_out == 0 && !streams) {
         return decode_nested(batch);
