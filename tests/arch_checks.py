@@ -35,9 +35,9 @@ WINDOW = {"perturbation": "none", "window": 12}
 READINGS: dict[str, dict[str, Any]] = {**{cache: {"cache": cache} for cache in CACHES}, "window": WINDOW}
 
 # Limits of normalised mean squared errors.
-# Two rows of one computation differ where the order of float32 sums does, by 1e-14 to 1e-11, and by up to 1e-9 where the
-# model looks its GELU up in a table of float16 values.
-IDENTICAL = 1e-9
+# Two rows of one computation differ where the order of float32 sums does, by 1e-14 to 1e-11, and by up to 3e-8 where 22
+# layers look their GELU up in a table of float16 values.
+IDENTICAL = 1e-7
 # What the twin must differ by for the other checks to mean anything. Some of these models hardly look at positions:
 # a smaller effect counts if it is this many times what two equal rows differ by.
 MOVED, ABOVE_NOISE = 1e-4, 1e4
@@ -177,6 +177,8 @@ def nmse(a: Sequence[np.ndarray] | np.ndarray, b: Sequence[np.ndarray] | np.ndar
 
 def rebased(model: Model, ratio: float) -> Model:
     """The same model with theta' for theta, wherever its layers take the base from metadata."""
+    if model.arch == "deepseek2-ocr":
+        raise Failed("this architecture asserts its base")
     bases = {key: model.number(key) or 10000.0 for key in ("rope.freq_base", "rope.freq_base_swa")}
     other = Model(model.path, {f"{model.arch}.{key}": base * ratio for key, base in bases.items()})
     if np.array_equal(stock_rows(other, [0]), stock_rows(model, [0])):
@@ -276,6 +278,8 @@ def outputs(model: Model) -> tuple[int, ...]:
     """The entries of a batch to ask for: all of them where llama.cpp answers with the rows of others."""
     every = tuple(range(PARTS[-1] - PARTS[-2]))
     all_rows, asked = stock_rows(model, every), stock_rows(model, TWINS_AT)
+    if not np.any(all_rows):
+        raise Failed("computes no logits")
     return TWINS_AT if furthest([all_rows[i] for i in TWINS_AT], asked) <= IDENTICAL else every
 
 
