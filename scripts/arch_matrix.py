@@ -42,7 +42,8 @@ CHECKED = """\
 - The twin's row is what llama.cpp computes without PCD, within a share of {share} of the twin's effect. *window*: on a cache from
   which the other cells were removed. *shared*: by a copy of the model with the base theta' (`transition="none"`), on a
   cache that the model itself filled. *rerotated*: the same, each cached key shifted to position 0 with theta and back with
-  theta' by llama.cpp's own K-shift. *separate*: by that copy of the model throughout. Where this cannot be had, a note says so.
+  theta' by llama.cpp's own K-shift; or, where that shift does not fit, on a model of a single layer by that copy throughout.
+  *separate*: by that copy throughout. Where none of it can be had, a note says so.
 - *rerotated* and *separate*: {shift} positions further on, the twin's row is the same.
 
 Differences are normalised mean squared errors. A random model tells whether the computation is right, not whether PCD helps.
@@ -92,7 +93,7 @@ def checks() -> Any:
 
 
 def architecture(path: Path) -> str:
-    return re.sub(r"-(dense|moe)$", "", path.stem)
+    return re.sub(r"(-7b|-single)?-(dense|moe)$", "", path.stem)
 
 
 def pin() -> str:
@@ -136,7 +137,7 @@ class Notes:
         return list(self.about).index(text) + 1
 
 
-def cell(reading: dict[str, Any] | None, name: str, notes: Notes, limit: dict[str, float]) -> str:
+def cell(reading: dict[str, Any] | None, name: str, notes: Notes, limit: dict[str, float], compared: bool) -> str:
     if reading is None:
         return ""
     status = reading["status"]
@@ -149,11 +150,9 @@ def cell(reading: dict[str, Any] | None, name: str, notes: Notes, limit: dict[st
     if status == "wrong":
         return f"**wrong**: {', '.join(reading['wrong'])}"
     small = max(reading["moved"], reading["moved_far"]) < limit["moved"]
-    note = (
-        f" ({notes.number('not compared with llama.cpp without PCD: ' + reading['no_oracle'], name)})"
-        if "no_oracle" in reading
-        else ""
-    )
+    note = ""
+    if not compared:
+        note = f" ({notes.number('not compared with llama.cpp without PCD: ' + reading['no_oracle'], name)})"
     return "yes" + "*" * small + note
 
 
@@ -173,7 +172,9 @@ def render(found: dict[str, Any]) -> str:
             continue
         row = [name, variants[0]["rotation"]]
         for reading in readings:
-            cells = [cell(model["readings"].get(reading), name, notes, limit) for model in variants]
+            tried = [model["readings"].get(reading) for model in variants]
+            compared = any("oracle" in (r or {}) for r in tried)
+            cells = [cell(r, name, notes, limit, compared) for r in tried]
             row.append(" / ".join(dict.fromkeys(cells)))
         if any("note" in model["stock"] for model in variants):
             row[0] += f" ({notes.number(variants[0]['stock']['note'], name)})"

@@ -1,7 +1,8 @@
 // Writes tiny random models, one per architecture: arch_models DIR
 //
 // test-llama-archs writes most of them, but none of those it cannot read back, nor of those its metadata does not suit.
-// Both are made here, with the metadata mended, and saved without its llama_model_saver.
+// Both are made here, with the metadata mended, and saved without its llama_model_saver; so are models of a single layer
+// where tests/arch_checks.py has no better way to know what turned keys give.
 
 #define main upstream_main
 #include "test-llama-archs.cpp"
@@ -14,32 +15,41 @@ static const float  STDEV = 0.3f; // so large that attention is far from uniform
 
 struct variant {
     llm_arch     arch;
-    const char * suffix;
+    const char * suffix  = "";
+    uint32_t     n_layer = 0; // 0: as test-llama-archs has it
 };
 
 static const variant VARIANTS[] = {
-    { LLM_ARCH_APERTUS,      "" },
-    { LLM_ARCH_BAICHUAN,     "-7b" }, // of another depth, it does not rotate
-    { LLM_ARCH_BITNET,       "" },
-    { LLM_ARCH_DEEPSEEK2OCR, "" },
-    { LLM_ARCH_GEMMA3N,      "" },
-    { LLM_ARCH_GEMMA4,       "" },
-    { LLM_ARCH_STEP35,       "" },
+    { LLM_ARCH_APERTUS },
+    { LLM_ARCH_BAICHUAN, "-7b", 32 }, // of another depth, it does not rotate
+    { LLM_ARCH_BITNET },
+    { LLM_ARCH_DEEPSEEK2OCR },
+    { LLM_ARCH_GEMMA3N },
+    { LLM_ARCH_GEMMA4 },
+    { LLM_ARCH_STEP35 },
+    { LLM_ARCH_GLM4,          "-single", 1 },
+    { LLM_ARCH_GLM4_MOE,      "-single", 1 },
+    { LLM_ARCH_HUNYUAN_DENSE, "-single", 1 },
+    { LLM_ARCH_HUNYUAN_MOE,   "-single", 1 },
+    { LLM_ARCH_HUNYUAN_VL,    "-single", 1 },
+    { LLM_ARCH_MAINCODER,     "-single", 1 },
+    { LLM_ARCH_PADDLEOCR,     "-single", 1 },
+    { LLM_ARCH_PANGU_EMBED,   "-single", 1 },
+    { LLM_ARCH_QWEN2VL,       "-single", 1 },
+    { LLM_ARCH_QWEN3TTS,      "-single", 1 },
+    { LLM_ARCH_QWEN3VL,       "-single", 1 },
+    { LLM_ARCH_QWEN3VLMOE,    "-single", 1 },
 };
 
-static void mend(llm_arch arch, gguf_context * meta) {
-    llama_model_saver ms(arch, meta);
+static void mend(const variant & v, gguf_context * meta) {
+    llama_model_saver ms(v.arch, meta);
 
-    switch (arch) {
-        case LLM_ARCH_BAICHUAN:
-            ms.add_kv(LLM_KV_BLOCK_COUNT, uint32_t(32));
-            break;
-        case LLM_ARCH_GEMMA4: // the last two layers use the keys of others
-            ms.add_kv(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN, std::vector<uint32_t>({ 1, 1, 0, 1, 0 }));
-            ms.add_kv(LLM_KV_ATTENTION_SHARED_KV_LAYERS, uint32_t(2));
-            break;
-        default:
-            break;
+    if (v.n_layer > 0) {
+        ms.add_kv(LLM_KV_BLOCK_COUNT, v.n_layer);
+    }
+    if (v.arch == LLM_ARCH_GEMMA4) { // the last two layers use the keys of others
+        ms.add_kv(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN, std::vector<uint32_t>({ 1, 1, 0, 1, 0 }));
+        ms.add_kv(LLM_KV_ATTENTION_SHARED_KV_LAYERS, uint32_t(2));
     }
 }
 
@@ -47,7 +57,7 @@ static void write(const variant & v, const std::string & dir) {
     const bool moe = moe_mandatory(v.arch) || v.arch == LLM_ARCH_DEEPSEEK2OCR;
 
     gguf_context_ptr meta = get_gguf_ctx(v.arch, moe);
-    mend(v.arch, meta.get());
+    mend(v, meta.get());
 
     const auto model_and_ctx = get_model_and_ctx(meta.get(), nullptr, SEED, STDEV, {});
 
