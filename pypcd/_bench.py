@@ -62,7 +62,7 @@ def modes_for(names: Sequence[str]) -> dict[str, PCDConfig | None]:
     """The named modes: plain, two-rows, stock, rerotated, shared, separate, window, noise.
 
     A PCD mode also with one of these behind it: -alternate (one evaluation after the other), -cautious (the same with
-    relative_top=0.1), -q8_0 or -q4_0 (second keys of this type).
+    relative_top=0.1), -q8_0 or -q4_0 (second keys of this type), -w4096 (the twin sees the last 4096 positions).
     """
     known: dict[str, PCDConfig | None] = {PLAIN: None, TWO_ROWS: None, STOCK: None}
     for name, config in (
@@ -75,6 +75,8 @@ def modes_for(names: Sequence[str]) -> dict[str, PCDConfig | None]:
         known[name] = config
         known[f"{name}-alternate"] = config.replace(evaluation="alternate")
         known[f"{name}-cautious"] = config.replace(evaluation="alternate", relative_top=0.1)
+        if config.window is None:
+            known[f"{name}-w4096"] = config.replace(window=4096)
         if name in ("rerotated", "separate"):
             known[f"{name}-q8_0"] = config.replace(type_k_over="q8_0")
             known[f"{name}-q4_0"] = config.replace(type_k_over="q4_0")

@@ -69,7 +69,8 @@ def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_modes_mean_what_they_say() -> None:
-    modes = modes_for(["rerotated-cautious", "window-alternate", "separate-q8_0", "noise"])
+    modes = modes_for(["rerotated-cautious", "window-alternate", "separate-q8_0", "noise", "rerotated-w4096"])
+    assert modes["rerotated-w4096"] == PCDConfig(window=4096)
     assert modes["separate-q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
     assert modes["noise"] == PCDConfig.blog()
     assert modes["plain"] is None

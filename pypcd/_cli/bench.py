@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--mode",
         metavar="NAME,...",
-        help="stock (llama_cpp.Llama), two-rows (plain steps of two tokens), rerotated, shared, separate, window, noise; a PCD mode also with -alternate or -cautious behind it, rerotated and separate with -q8_0 or -q4_0",
+        help="stock (llama_cpp.Llama), two-rows (plain steps of two tokens), rerotated, shared, separate, window, noise; a PCD mode also with -alternate or -cautious behind it, all but window with -w4096, rerotated and separate with -q8_0 or -q4_0",
     )
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
     add(
