@@ -51,22 +51,21 @@ BUILDS = ("unpack", "llama", "pypcd")
 
 # Of llama-cpp-python's source tree: what building and installing it reads, with LLAVA_BUILD=OFF and no backend but CUDA.
 LLAMA = "vendor/llama.cpp/"
-KEPT = (
-    *("CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE.md", "llama_cpp/*"),
-    *(
-        LLAMA + name
-        for name in ("CMakeLists.txt", "LICENSE", "licenses/*", "cmake/*", "common/*", "include/*", "src/*")
-    ),
-    *(LLAMA + "vendor/*", LLAMA + "ggml/CMakeLists.txt", LLAMA + "ggml/cmake/*", LLAMA + "ggml/include/*"),
-    *(LLAMA + "ggml/src/ggml-cpu/*", LLAMA + "ggml/src/ggml-cuda/*"),
-)
-LEFT_OUT = ("llama_cpp/lib/*", "*.pyc", "*.so", "*.gguf", LLAMA + "vendor/miniaudio/*.h", LLAMA + "vendor/stb/*.h")
-
-PACKAGES = (
-    *("pip", "scikit-build-core>=0.11", "ninja", "numpy>=1.24", "gguf>=0.10", "tqdm>=4.60", "diskcache>=5.6.1"),
-    *("jinja2>=2.11.3", "typing-extensions>=4.5.0", "pytest>=8", "hypothesis", "pexpect"),
-)
-PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux_2_12", "manylinux1")
+KEPT = [
+    "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE.md", "llama_cpp/*",
+    *(LLAMA + name for name in ("CMakeLists.txt", "LICENSE", "licenses/*", "cmake/*", "common/*", "include/*", "src/*")),
+    *(LLAMA + name for name in ("vendor/*", "ggml/CMakeLists.txt", "ggml/cmake/*", "ggml/include/*")),
+    *(LLAMA + name for name in ("ggml/src/ggml-cpu/*", "ggml/src/ggml-cuda/*")),
+]  # fmt: skip
+LEFT_OUT = [
+    *("llama_cpp/lib/*", "*.pyc", "*.so", "*.gguf"),
+    *(LLAMA + name for name in ("vendor/miniaudio/*.h", "vendor/stb/*.h")),  # for pictures and sound only
+]
+PACKAGES = [
+    "pip", "scikit-build-core>=0.11", "ninja", "numpy>=1.24", "gguf>=0.10", "tqdm>=4.60", "diskcache>=5.6.1",
+    "jinja2>=2.11.3", "typing-extensions>=4.5.0", "pytest>=8", "hypothesis", "pexpect",
+]  # fmt: skip
+PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux_2_12", "manylinux1"]
 
 
 def wanted(path: str) -> bool:
@@ -166,10 +165,10 @@ def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
 # --- what the machine has ---
 
 
-def output_of(*command: str, env: dict[str, str] | None = None) -> str:
+def output_of(*command: str) -> str:
     """What a command prints; empty if it cannot be run or fails."""
     try:
-        done = subprocess.run(command, text=True, capture_output=True, timeout=60, check=False, env=env)
+        done = subprocess.run(command, text=True, capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -303,6 +302,11 @@ class Run:
     def run(self) -> int:
         """The stages asked for, as far as they can go. The exit status: 0 if all is done and well."""
         keys, status = self.keys(), 0
+        stages = self.record["stages"]
+        for name in [name for name in stages if stages[name]["key"] != keys[name]]:
+            del stages[name]  # what it depends on has changed since
+        for name in ("rows", "bench"):
+            self.record[name] = [entry for entry in self.record[name] if entry["key"] == keys[name]]
         actions: dict[str, Callable[[], None]] = {
             "unpack": self.unpack,
             "llama": self.build_llama,
@@ -311,8 +315,7 @@ class Run:
             "bench": self.measure,
         }
         for name in STAGES:
-            old = self.record["stages"].get(name, {})
-            done = old.get("status") == "done" and old.get("key") == keys[name]
+            done = stages.get(name, {}).get("status") == "done"
             if name not in self.options.stages:
                 if name in BUILDS and not done and set(self.options.stages) & set(STAGES[STAGES.index(name) :]):
                     raise SystemExit(f"the stage {name} comes before those asked for and is not done; see --stages")
@@ -320,9 +323,8 @@ class Run:
             if done and name in BUILDS:
                 print(f"{name}: done before", flush=True)
                 continue
-            if old.get("key") != keys[name]:
-                old = {"key": keys[name], "seconds": 0.0}
-            entry = self.record["stages"][name] = {**old, "status": "unfinished", "error": ""}
+            entry = stages.setdefault(name, {"key": keys[name], "seconds": 0.0})
+            entry.update(status="unfinished", error="")
             self.write()
             print(f"{name}: starts", flush=True)
             start = time.monotonic()
@@ -402,7 +404,7 @@ class Run:
         folder.mkdir(exist_ok=True)
         script = [str(ROOT / "scripts" / "gpu_rows.py"), str(folder), self.options.backend]
         names = [name for name in json.loads(self.ask(script)) if name in (self.options.models or name)]
-        cases = self.record["rows"] = [case for case in self.record["rows"] if case["key"] == key]
+        cases = self.record["rows"]
         ended = {case["model"] for case in cases if case["case"] == "end"}
 
         with ThreadPoolExecutor(max(1, min(8, self.options.jobs // 2))) as pool:
@@ -431,6 +433,7 @@ class Run:
                 running = got["case"]
                 if "status" in got or running == "end":
                     cases.append({"key": key, "model": model, **got})
+                    running = "end" if running == "end" else "between two cases"
                     self.write(seldom=True)
             if running != "end":
                 why = f"{_ending(child.code)}: {_last_words(child.errors)}"
@@ -449,7 +452,6 @@ class Run:
             self.execute([*script, str(part)], "bench")
             part.rename(model)
             entry["model_seconds"] = round(time.monotonic() - start, 1)
-        self.record["bench"] = [table for table in self.record["bench"] if table["key"] == entry["key"]]
         wrong = []
         for length in o.lengths:
             if any(table["length"] == length and "measurements" in table for table in self.record["bench"]):
@@ -564,6 +566,7 @@ class Run:
             finally:
                 timer.cancel()
                 _end(process)
+                process.stdout.close()
                 self.children.discard(process)
         if self.stopping or time.monotonic() >= self.deadline:
             raise OutOfTime
