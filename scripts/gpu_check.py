@@ -828,15 +828,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--work", type=Path, default=ROOT / "build" / "check_gpu", help="kept between runs (default %(default)s)")
     add("--backend", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run (default %(default)s)")
     add("--stages", default=",".join(STAGES), help="default %(default)s")
-    add("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time (default %(default)s)")
+    add(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="compilers at a time; rows: half as many models, at most 8 (%(default)s)",
+    )
     add("--minutes", type=float, default=0, help="stop in good order after so many (default: go on)")
     add("--models", default="", help="for the rows, some of gpu_rows.py's (default: all)")
     add("--shape", default="8b", help="of the random model (default %(default)s)")
     add("--lengths", default="4096,16384,65536", help="tokens in the context (default %(default)s)")
     modes = "two-rows,rerotated,rerotated-w4096,shared,separate,window,rerotated-alternate"
     add("--modes", default=modes, help="default %(default)s")
-    add("--rounds", type=int, default=7, help="of the benchmark (default %(default)s)")
-    add("--n-tokens", type=int, default=33, help="per round (default %(default)s)")
+    add("--rounds", type=int, default=5, help="of the benchmark (default %(default)s)")
+    # many, since CUDA's recorded graphs are in use from the third equal step on
+    add("--n-tokens", type=int, default=65, help="per round (default %(default)s)")
     add("--prompt", type=int, default=2048, help="tokens of the timed prompt (default %(default)s)")
     add("--cuda-architectures", default="", help="as CMake writes them (default: this GPU's)")
     args = vars(parser.parse_args(arguments))

@@ -172,7 +172,7 @@ class Model:
                 n_threads_batch=1,
                 **options,
             )
-        except pypcd.UnsupportedError as error:
+        except (pypcd.UnsupportedError, pypcd.ModelError) as error:
             return str(error), 0
         try:
             points: list[list[Any]] = []
@@ -206,7 +206,7 @@ class Model:
         other, splits = self.rows(cache, setting, evaluation, placement)
         if isinstance(cpu, str) or isinstance(other, str):
             alike = isinstance(cpu, str) and isinstance(other, str)
-            why = [text for text in (cpu, other) if isinstance(text, str)][:1]
+            why = [text.replace(str(self.path), self.name) for text in (cpu, other) if isinstance(text, str)][:1]
             return {**result, "status": "refused" if alike else "failed", "why": why}
 
         plain_cpu, _ = self.rows(cache, PLAIN, "fused", "cpu")
