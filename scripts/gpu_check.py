@@ -591,7 +591,7 @@ class Run:
         with self.lock:
             if seldom and time.monotonic() - self.written < 5:
                 return
-            text = json.dumps(self.record, indent=1)
+            text = json.dumps(self.record)
             for folder in (self.work, self.options.out):
                 folder.mkdir(parents=True, exist_ok=True)
                 _write(folder / "check_gpu.json", text)
@@ -740,8 +740,9 @@ def _render_rows(record: dict[str, Any]) -> list[str]:
     other = "the GPU" if record["backend"] == "cuda" else "other micro-batches"
     about = (
         f"{len(cases)} cases of {len({case['model'] for case in cases})} models, {len(bad)} failed. Normalised mean "
-        "squared errors, the worst of each group; `effect` is how far L* is from L, the least of each group. Limits: "
-        "scripts/gpu_rows.py."
+        "squared errors, the worst of each group; `effect` is how far L* is from L, the least of each group; the last "
+        "column counts the parts of a graph that ran on the CPU where PCD has most more than plain decoding, and plain "
+        "decoding's. scripts/gpu_rows.py has the limits and the reasons for them."
     )
     lines = [
         "",
@@ -764,20 +765,21 @@ def _render_rows(record: dict[str, Any]) -> list[str]:
 
 def _row_titles(by: str) -> tuple[str, ...]:
     errors = ("L", "L*", "largest difference", "effect", "identity", "fused/alternate")
-    return (by, "cases", "refused", "failed", *errors, "splits on the CPU, plain")
+    return (by, "cases", "refused", "failed", *errors, "parts on the CPU")
 
 
 def _row_line(name: str, group: list[dict[str, Any]]) -> tuple[str, ...]:
-    def worst(field: str, pick: Callable[..., Any] = max) -> str:
-        values = [case[field] for case in group if case.get(field) is not None]
-        return f"{pick(values):.1e}" if values else ""
+    def worst(field: str) -> str:
+        values = [case[field] for case in group if field in case]
+        return f"{max(values):.1e}" if values else ""
 
     count = [sum(case["status"] in kinds for case in group) for kinds in (("refused",), ("failed", "crashed"))]
-    splits = [(case["splits"], case["plain_splits"]) for case in group if case.get("splits") is not None]
-    most = max(splits, default=None, key=lambda pair: pair[0] - (pair[1] or 0))
+    splits = [(case["splits"], case["plain_splits"]) for case in group if "splits" in case]
+    most = max(splits, default=None, key=lambda pair: pair[0] - pair[1])
     fields = ("standard", "over_rotated", "largest")
+    effects = [case["effect"] for case in group if "effect" in case and "identity" not in case]
     return (
-        *(name, str(len(group)), *map(str, count), *map(worst, fields), worst("effect", min)),
+        *(name, str(len(group)), *map(str, count), *map(worst, fields), f"{min(effects):.1e}" if effects else ""),
         *(worst("identity"), worst("alternate"), f"{most[0]}, {most[1]}" if most else ""),
     )
 

@@ -213,7 +213,9 @@ class Model:
         plain, plain_splits = self.rows(cache, PLAIN, "fused", placement)
         quantised = "q8_0" in cache + setting or MODELS[self.name].get("weight_type") == "Q4_0"
         result.update(compare(cpu, other), limit=LIMIT_QUANTISED if quantised else LIMIT)
-        result.update(plain=nmse(plain, plain_cpu), splits=splits, plain_splits=plain_splits)  # type: ignore[arg-type]
+        result["plain"] = nmse(plain, plain_cpu)  # type: ignore[arg-type]
+        if self.placements is PLACEMENTS["cuda"]:
+            result.update(splits=splits, plain_splits=plain_splits)
         if setting.endswith("base_ratio=1"):
             result["identity"] = nmse(other[:, 1], other[:, 0])
         if evaluation == "alternate":

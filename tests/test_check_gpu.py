@@ -3,6 +3,7 @@ counts as equal rows, the stand-in for git, the report."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from pypcd import _machine
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -159,6 +162,20 @@ def test_the_same_rows_come_from_other_micro_batches(tmp_path: Path) -> None:
         assert got["status"] == "ok", got
     got = model.check("q8_0, flash", "window", "alternate", "keys in RAM")
     assert got["status"] == "ok" and got["alternate"] < 1e-7 and got["effect"] > 0.05
+
+
+@pytest.mark.skipif(_machine.has_gpu(), reason="this library computes on a GPU")
+def test_a_library_without_a_gpu_is_found_out(tmp_path: Path) -> None:
+    wanted = "f16, flash; rerotated; fused; all layers"
+    skip = ["; ".join(names) for names in gpu_rows.Model(tmp_path, "llama", "cpu").cases()]
+    skip.remove(wanted)
+    command = [sys.executable, gpu_rows.__file__, str(tmp_path), "cuda", "llama", json.dumps(skip)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, env=env, text=True, capture_output=True, check=True)
+    start, got, end = map(json.loads, done.stdout.splitlines())
+    assert start == {"case": wanted} and end == {"case": "end"}
+    assert got["status"] == "failed" and got["why"] == ["not a bit differs: it was the CPU that computed"]
+    assert got["splits"] == got["plain_splits"] == 1  # the scheduler's log was read
 
 
 # --- a run ---
