@@ -303,10 +303,14 @@ class Run:
         """The stages asked for, as far as they can go. The exit status: 0 if all is done and well."""
         keys, status = self.keys(), 0
         stages = self.record["stages"]
-        for name in [name for name in stages if stages[name]["key"] != keys[name]]:
-            del stages[name]  # what it depends on has changed since
+        for name, stage in list(stages.items()):
+            # other options than last time count where the stage is asked for, another build in any case
+            asked = name in BUILDS or name in self.options.stages
+            if stage["key"] != keys[name] if asked else stage["build"] != keys["pypcd"]:
+                del stages[name]
         for name in ("rows", "bench"):
-            self.record[name] = [entry for entry in self.record[name] if entry["key"] == keys[name]]
+            valid = stages.get(name, {}).get("key")
+            self.record[name] = [entry for entry in self.record[name] if entry["key"] == valid]
         actions: dict[str, Callable[[], None]] = {
             "unpack": self.unpack,
             "llama": self.build_llama,
@@ -323,7 +327,7 @@ class Run:
             if done and name in BUILDS:
                 print(f"{name}: done before", flush=True)
                 continue
-            entry = stages.setdefault(name, {"key": keys[name], "seconds": 0.0})
+            entry = stages.setdefault(name, {"key": keys[name], "build": keys["pypcd"], "seconds": 0.0})
             entry.update(status="unfinished", error="")
             self.write()
             print(f"{name}: starts", flush=True)

@@ -260,3 +260,19 @@ def test_the_report_has_rows_costs_and_whether_the_goal_is_met(run: gpu_check.Ru
     assert "| rerotated-w4096 | on | 100.0 | 1.070x |  | 1024 |" in text
     assert "Goal for rerotated-w4096: at most 1.10x; measured 1.070x, met." in text
     assert text.index("out of memory") < text.index("16384 tokens")
+
+
+def test_measurements_outlive_a_run_of_other_stages_but_not_another_build(
+    run: gpu_check.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("unpack", "build_llama", "build_pypcd", "compare_rows", "measure"):
+        monkeypatch.setattr(gpu_check.Run, name, lambda self: None)
+    assert run.run() == 0
+    run.record["bench"] = [{"key": run.keys()["bench"], "length": 64, "seconds": 0.0, "error": "none"}]
+    run.options.stages, run.options.rounds = ("rows",), 9
+    assert run.run() == 0 and len(run.record["bench"]) == 1
+    run.options.stages = ("bench",)
+    assert run.run() == 0 and run.record["bench"] == []
+    monkeypatch.setattr(run, "cmake_args", lambda: ["-DGGML_CUDA=ON"])
+    run.options.stages = ("llama", "pypcd")
+    assert run.run() == 0 and sorted(run.record["stages"]) == ["llama", "pypcd", "unpack"]
