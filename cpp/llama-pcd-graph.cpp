@@ -281,9 +281,24 @@ static ggml_tensor * build_turn(ggml_context * ctx, ggml_tensor * a, ggml_tensor
     return offset > 0 ? ggml_rope_set_offset(res, offset) : res;
 }
 
-ggml_tensor * llama_pcd_build_turn(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos,
-        const llama_pcd_rotation & r, int offset, llama_pcd::table_kind kind) {
-    return build_turn(ctx, a, pos, pcd.table(kind, r.factors, r.n_dims), r, offset);
+ggml_tensor * llama_pcd_turn_key(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos,
+        const llama_pcd_rotation & r, ggml_tensor * hadamard, llama_pcd::table_kind kind) {
+    // most layers of a quantised cache store Hadamard-rotated keys; the transform is its own inverse
+    if (hadamard) {
+        k = llama_mul_mat_hadamard(ctx, k, hadamard);
+    }
+    // a norm behind the rotation does not mind it, its weights do
+    if (r.weights) {
+        k = ggml_mul(ctx, k, pcd.inverse(r.weights));
+    }
+    k = build_turn(ctx, k, pos, pcd.table(kind, r.factors, r.n_dims), r, r.offset);
+    if (r.weights) {
+        k = ggml_mul(ctx, k, r.weights);
+    }
+    if (hadamard) {
+        k = llama_mul_mat_hadamard(ctx, k, hadamard);
+    }
+    return k;
 }
 
 // the twins at the end of cur, which is a rotated: cos and sin of the first component of each pair get noise, that is
@@ -323,7 +338,8 @@ static ggml_tensor * rotated(ggml_context * ctx, ggml_tensor * cur, ggml_tensor 
     const auto & p = pcd->params;
 
     if (graph.n_twin > 0 && pcd->rotates()) {
-        cur = llama_pcd_build_turn(*pcd, ctx, cur, graph.input_pos(graph.inp->twin_pos, "pcd_twin_pos"), r, 0, llama_pcd::TABLE_DIFFERENCE);
+        cur = build_turn(ctx, cur, graph.input_pos(graph.inp->twin_pos, "pcd_twin_pos"),
+                pcd->table(llama_pcd::TABLE_DIFFERENCE, r.factors, r.n_dims), r, 0);
     }
     if (graph.n_twin > 0 && p.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
         if (p.offset_min != 0 || p.offset_max != 0) {
@@ -334,6 +350,7 @@ static ggml_tensor * rotated(ggml_context * ctx, ggml_tensor * cur, ggml_tensor 
 
     r.out = cur;
     graph.rotations.push_back(r);
+    pcd->has_rotations = true;
 
     return cur;
 }
@@ -428,6 +445,39 @@ ggml_tensor * llama_pcd::table(table_kind kind, ggml_tensor * factors, int n_dim
     return tables.back().t;
 }
 
+ggml_tensor * llama_pcd::inverse(ggml_tensor * weights) {
+    for (const auto & cur : inverses) {
+        if (cur.factors == weights) {
+            return cur.t;
+        }
+    }
+
+    const int64_t n = ggml_nelements(weights);
+
+    ggml_init_params ip = { ggml_tensor_overhead(), nullptr, true };
+
+    table_entry cur;
+    cur.factors = weights;
+    cur.ctx.reset(ggml_init(ip));
+    cur.t = ggml_new_tensor_1d(cur.ctx.get(), GGML_TYPE_F32, n);
+    ggml_set_name(cur.t, "pcd_inverse_weights");
+    cur.buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(cur.ctx.get(), ggml_backend_buffer_get_type(weights->buffer)));
+    if (!cur.buf) {
+        throw std::runtime_error("pcd: no memory for inverse weights");
+    }
+
+    std::vector<float> data(n);
+    ggml_backend_tensor_get(weights, data.data(), 0, n*sizeof(float));
+    for (float & w : data) {
+        w = w == 0.0f ? 0.0f : 1.0f/w; // what was multiplied by 0 is lost, and does not matter
+    }
+    ggml_backend_tensor_set(cur.t, data.data(), 0, n*sizeof(float));
+
+    inverses.push_back(std::move(cur));
+
+    return inverses.back().t;
+}
+
 void llama_pcd::write_tables() {
     for (const auto & cur : tables) {
         const int64_t n = cur.t->ne[0];
@@ -471,14 +521,14 @@ static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int d
         return false;
     }
     if (descends_from(t->src[0], from, depth - 1, on_path) || descends_from(t->src[1], from, depth - 1, on_path)) {
-        on_path(t->op);
+        on_path(t);
         return true;
     }
     return false;
 }
 
 static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth) {
-    return descends_from(t, from, depth, [](ggml_op) {});
+    return descends_from(t, from, depth, [](const ggml_tensor *) {});
 }
 
 // the rotation behind this key; the layer's last one where the key does not show it
@@ -486,15 +536,23 @@ static llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur) {
     llama_pcd_rotation res;
 
     for (auto it = graph.rotations.rbegin(); it != graph.rotations.rend(); ++it) {
+        ggml_tensor * weights = nullptr;
+
         bool weighed  = false;
         bool hadamard = false;
-        const auto on_path = [&](ggml_op op) {
-            weighed  |= op == GGML_OP_MUL;
-            hadamard |= op == GGML_OP_MUL_MAT;
+
+        const auto on_path = [&](const ggml_tensor * t) {
+            if (t->op == GGML_OP_MUL || t->op == GGML_OP_ADD) {
+                ggml_tensor * w = t->src[1];
+                weighed |= weights || t->op == GGML_OP_ADD || w->op != GGML_OP_NONE || w->type != GGML_TYPE_F32 || ggml_nelements(w) != t->ne[0];
+                weights  = w;
+            }
+            hadamard |= t->op == GGML_OP_MUL_MAT;
         };
         if (descends_from(k_cur, it->out, 10, on_path)) {
             res = *it;
             res.weighed  = weighed;
+            res.weights  = weights;
             res.hadamard = hadamard;
             break;
         }
@@ -552,14 +610,7 @@ void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
                 }
             }
 
-            // most layers of a quantised cache store Hadamard-rotated keys; the transform is its own inverse
-            if (rot) {
-                k_cur = llama_mul_mat_hadamard(ctx, k_cur, rot);
-            }
-            k_cur = llama_pcd_build_turn(*pcd, ctx, k_cur, graph.input_pos(graph.inp->key_pos, "pcd_key_pos"), r, r.offset, llama_pcd::TABLE_DIFFERENCE);
-            if (rot) {
-                k_cur = llama_mul_mat_hadamard(ctx, k_cur, rot);
-            }
+            k_cur = llama_pcd_turn_key(*pcd, ctx, k_cur, graph.input_pos(graph.inp->key_pos, "pcd_key_pos"), r, rot, llama_pcd::TABLE_DIFFERENCE);
         }
 
         k_cur = ggml_view_2d(ctx, k_cur, k_cur->ne[0]*k_cur->ne[1], k_cur->ne[2], k_cur->nb[2], 0);

@@ -28,8 +28,10 @@ struct llama_pcd_rotation {
     ggml_tensor * out     = nullptr; // the rotated tensor; null: this layer does not rotate
     ggml_tensor * factors = nullptr; // the model's own frequency factors
 
+    ggml_tensor * weights = nullptr; // what multiplies the key after its rotation
+
     bool  multi      = false;
-    bool  weighed    = false; // learned weights multiply the key after its rotation
+    bool  weighed    = false; // the key is changed after its rotation otherwise than by one such multiplication
     bool  hadamard   = false; // the cache stores the key Hadamard-rotated
     int   n_dims     = 0;
     int   mode       = 0;
@@ -99,6 +101,8 @@ struct llama_pcd {
     // what only a graph shows
     bool weighs_keys   = false; // see llama_pcd_rotation::weighed
     bool offsets_pairs = false; // a rotation does not start at the first dimension of its tensor
+    bool has_rotations = false; // some layer rotates
+    bool has_graph     = false; // one was built, so the above is known
 
     uint32_t generation = 0; // changes with the topology of the graphs
 
@@ -156,6 +160,9 @@ struct llama_pcd {
 
     void write_tables();
 
+    // 1/w for learned weights w, kept on the device
+    ggml_tensor * inverse(ggml_tensor * weights);
+
     void reset_graphs();
 
     //
@@ -185,7 +192,7 @@ struct llama_pcd {
 
 private:
     struct table_entry {
-        table_kind    kind;
+        table_kind    kind = TABLE_WHOLE;
         ggml_tensor * factors;
         ggml_tensor * t;
         ggml_context_ptr        ctx;
@@ -193,6 +200,7 @@ private:
     };
 
     std::vector<table_entry> tables;
+    std::vector<table_entry> inverses; // of weights in place of factors
 
     // rows of the last decode: [n_rows][n_vocab]
     struct {
@@ -289,9 +297,9 @@ static inline llama_seq_id llama_pcd_parent_of(const llama_batch_ext::token & to
     return *std::min_element(token.seq_ids.begin(), token.seq_ids.end());
 }
 
-// turn `a` by pos with a table, as the rotation r does
-ggml_tensor * llama_pcd_build_turn(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos,
-        const llama_pcd_rotation & r, int offset, llama_pcd::table_kind kind);
+// turn a whole key, as it is stored, by pos with a table
+ggml_tensor * llama_pcd_turn_key(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos,
+        const llama_pcd_rotation & r, ggml_tensor * hadamard, llama_pcd::table_kind kind);
 
 //
 // hooks

@@ -416,14 +416,7 @@ ggml_status llama_pcd::turn_range(const llama_pcd_kv & cur, uint32_t c0, uint32_
             if (k->type != GGML_TYPE_F32) {
                 k = ggml_cast(ctx, k, GGML_TYPE_F32);
             }
-            ggml_tensor * rot = layer.rotation.hadamard ? inp->rot : nullptr;
-            if (rot) {
-                k = llama_mul_mat_hadamard(ctx, k, rot);
-            }
-            k = llama_pcd_build_turn(*this, ctx, k, inp->pos, layer.rotation, layer.rotation.offset, kind);
-            if (rot) {
-                k = llama_mul_mat_hadamard(ctx, k, rot);
-            }
+            k = llama_pcd_turn_key(*this, ctx, k, inp->pos, layer.rotation, layer.rotation.hadamard ? inp->rot : nullptr, kind);
         }
 
         ggml_build_forward_expand(gf, ggml_cpy(ctx, k, part(layer.k2)));

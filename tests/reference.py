@@ -26,7 +26,7 @@ RhoTable = Callable[[int], Array]
 # which two dimensions of a head turn together: (2j, 2j+1), or (j, j + n_rot/2); None: the model has no RoPE
 ROPE_LAYOUT: dict[str, str | None] = {
     **dict.fromkeys(("llama", "smollm3"), "norm"),
-    **dict.fromkeys(("qwen2", "qwen2vl", "qwen3", "stablelm", "gemma2", "gemma3"), "neox"),
+    **dict.fromkeys(("qwen2", "qwen2vl", "qwen3", "stablelm", "gemma2", "gemma3", "hunyuan-dense"), "neox"),
     **dict.fromkeys(("gpt2", "bloom")),
 }
 _GGML = gguf.GGMLQuantizationType
@@ -230,6 +230,8 @@ class Reference:
                     added[:, p] = noise.at(p, il, self.n_rot)
             q = self._rotate(q, angle[n_past:], magnitude, added[:, n_past:])
             k = self._rotate(k, angle, magnitude, added)
+            if self.arch == "hunyuan-dense":
+                q, k = self._norm(q, f"blk.{il}.attn_q_norm"), self._norm(k, f"blk.{il}.attn_k_norm")
             mask = visible & (distance < self.window) if il in self.sliding else visible
             x = self._feed_forward(il, x + self._attention(il, q, k, v, mask, distance))
 
@@ -255,7 +257,7 @@ class Reference:
         else:
             q, k, v = (self._linear(x, block + name) for name in ("attn_q", "attn_k", "attn_v"))
         q, k, v = (y.reshape(len(x), -1, d) for y in (q, k, v))
-        if block + "attn_q_norm.weight" in self._w:
+        if block + "attn_q_norm.weight" in self._w and self.arch != "hunyuan-dense":
             q, k = self._norm(q, block + "attn_q_norm"), self._norm(k, block + "attn_k_norm")
         return q, k, v
 
