@@ -9,6 +9,7 @@
 #include "llama-model.h"
 
 #include <cmath>
+#include <limits>
 #include <unordered_map>
 
 void llama_pcd::for_each_kv(const std::function<void(llama_kv_cache *)> & fn) const {
@@ -212,10 +213,14 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
 
     std::unordered_multimap<llama_pos, uint32_t> at;
 
-    uint32_t i0 = n;
+    uint32_t  i0    = n;
+    llama_pos p_min = std::numeric_limits<llama_pos>::max();
+    llama_pos p_max = -1;
     for (uint32_t i = 0; i < n; ++i) {
         if (llama_pcd_is_twin(ubatch.seq_id[i][0])) {
-            i0 = std::min(i0, i);
+            i0    = std::min(i0, i);
+            p_min = std::min(p_min, ubatch.pos[i]);
+            p_max = std::max(p_max, ubatch.pos[i]);
             at.emplace(ubatch.pos[i], i);
         }
     }
@@ -227,7 +232,7 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
         std::vector<bool> is_own(n - i0, true);
 
         for (uint32_t j = 0; j < cells.used_max_p1() && !at.empty(); ++j) {
-            if (cells.is_empty(j)) {
+            if (!cells.pos_in(j, p_min, p_max + 1)) {
                 continue;
             }
 
@@ -257,19 +262,19 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
 // mask
 //
 
+// what the twin at entry i of an ubatch may see
+struct twin_view {
+    llama_seq_id parent;
+    llama_pos    pos;
+    int32_t      own; // the cell with its own keys
+    llama_pos    x;
+    llama_pos    y;
+};
+
 template <typename T, typename F>
-static void fill_rows(ggml_tensor * dst, const llama_ubatch & ubatch, const F & value) {
-    const int64_t n_kv = dst->ne[0];
-
-    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-        if (!llama_pcd_is_twin(ubatch.seq_id[i][0])) {
-            continue;
-        }
-        T * row = (T *) dst->data + i*n_kv;
-
-        for (int64_t j = 0; j < n_kv; ++j) {
-            row[j] = llama_cast<T>(value(i, j));
-        }
+static void fill_row(T * row, int64_t n_kv, const F & value) {
+    for (int64_t j = 0; j < n_kv; ++j) {
+        row[j] = llama_cast<T>(value(j));
     }
 }
 
@@ -282,7 +287,10 @@ void llama_pcd::mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const l
     const bool   causal = lctx.cparams.causal_attn;
     const bool   is_2d  = ubatch.is_pos_2d();
 
-    const uint32_t n = ubatch.n_tokens;
+    const uint32_t n    = ubatch.n_tokens;
+    const int64_t  n_kv = dst->ne[0];
+
+    const llama_pos window = params.window > 0 ? params.window : std::numeric_limits<llama_pos>::max();
 
     const std::vector<int32_t> * own = nullptr;
     for (const auto & cur : kvs) {
@@ -292,41 +300,41 @@ void llama_pcd::mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const l
 
     const uint32_t i0 = n - own->size();
 
-    // patches of one image share their position in time: what counts is their place in it
-    const auto is_before = [&](int64_t j, uint32_t i) {
-        const llama_pos p0 = cells.pos_get(j);
-        const llama_pos p1 = ubatch.pos[i];
-        if (p0 != p1 || !is_2d) {
-            return p0 < p1;
+    for (uint32_t i = i0; i < n; ++i) {
+        const llama_seq_id twin = ubatch.seq_id[i][0];
+        if (!llama_pcd_is_twin(twin)) {
+            continue;
         }
-        const llama_pos x = ubatch.pos[2*n + i];
-        const llama_pos y = ubatch.pos[1*n + i];
-        const auto & ext = cells.ext_get(j);
-        return !ext.is_2d_gt(x, y) && (ext.x != x || ext.y != y);
-    };
 
-    const auto sees = [&](llama_pos p0, llama_pos p1) {
-        return !llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, p1) &&
-            (params.window == 0 || p1 - p0 < params.window || p0 < params.n_sink);
-    };
+        const twin_view v = {
+            parents.at(twin - LLAMA_PCD_SEQ_FIRST), ubatch.pos[i], (*own)[i - i0],
+            is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0,
+        };
 
-    const auto value = [&](uint32_t i, int64_t j) -> float {
-        if (cells.is_empty(j)) {
-            return -INFINITY;
+        const auto value = [&](int64_t j) -> float {
+            if (cells.is_empty(j)) {
+                return -INFINITY;
+            }
+            const llama_pos p0 = cells.pos_get(j);
+
+            bool visible = j == v.own;
+            if (!visible && cells.seq_has(j, v.parent) && (p0 <= v.pos || !causal)) {
+                // patches of one image share their position in time: what counts is their place in it
+                const auto & ext = cells.ext_get(j);
+
+                visible = !causal || p0 < v.pos || (is_2d && !ext.is_2d_gt(v.x, v.y) && (ext.x != v.x || ext.y != v.y));
+                visible = visible && (v.pos - p0 < window || p0 < params.n_sink) &&
+                    !llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, v.pos);
+            }
+
+            return !visible ? -INFINITY : kv.hparams.use_alibi ? -std::abs(float(p0 - v.pos)) : 0.0f;
+        };
+
+        if (dst->type == GGML_TYPE_F16) {
+            fill_row((ggml_fp16_t *) dst->data + i*n_kv, n_kv, value);
+        } else {
+            fill_row((float *) dst->data + i*n_kv, n_kv, value);
         }
-        const llama_pos p0 = cells.pos_get(j);
-        const llama_pos p1 = ubatch.pos[i];
-
-        const bool visible = j == (*own)[i - i0] ||
-            (cells.seq_has(j, parents.at(ubatch.seq_id[i][0] - LLAMA_PCD_SEQ_FIRST)) && (!causal || is_before(j, i)) && sees(p0, p1));
-
-        return !visible ? -INFINITY : kv.hparams.use_alibi ? -std::abs(float(p0 - p1)) : 0.0f;
-    };
-
-    if (dst->type == GGML_TYPE_F16) {
-        fill_rows<ggml_fp16_t>(dst, ubatch, value);
-    } else {
-        fill_rows<float>(dst, ubatch, value);
     }
 }
 
