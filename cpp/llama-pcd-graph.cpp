@@ -70,6 +70,9 @@ public:
 
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> k_rot;
 
+    // of each cache, what the twins' attention looks at
+    std::vector<llama_pcd::cell_range> visible;
+
     // I64: the rows of the second keys that twins write, [n_twin], or of transposed values, [n_embd*n_twin]
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> twin_rows;
 
@@ -171,11 +174,22 @@ bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ub
     return std::max(n_twin, ubatch.n_tokens - n_twin) > 1;
 }
 
+static std::vector<llama_pcd::cell_range> visible_cells(llama_pcd & pcd, const llama_ubatch & ubatch) {
+    pcd.find_twin_cells(ubatch);
+
+    std::vector<llama_pcd::cell_range> res;
+    for (const auto & cur : pcd.kvs) {
+        res.push_back(pcd.visible_cells(cur, ubatch));
+    }
+    return res;
+}
+
 bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     const llama_pcd * cur = params.cparams.pcd.get();
 
     return cur == pcd && cur->on && cur->generation == generation &&
-        params.ubatch.n_tokens == n_tokens && count_twins(params.ubatch) == n_twin;
+        params.ubatch.n_tokens == n_tokens && count_twins(params.ubatch) == n_twin &&
+        (n_twin == 0 || visible_cells(*pcd, params.ubatch) == visible);
 }
 
 //
@@ -254,6 +268,10 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
     graph.gf       = gctx.gf;
     graph.n_tokens = ubatch.n_tokens;
     graph.n_twin   = n_twin;
+
+    if (n_twin > 0) {
+        inp->visible = visible_cells(*pcd, ubatch);
+    }
 
     gctx.res->add_input(std::move(inp));
 }
@@ -658,6 +676,21 @@ void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
     }
 }
 
+// the cells in a range, along one dimension of t
+static ggml_tensor * build_cells(ggml_context * ctx, ggml_tensor * t, int dim, const llama_pcd::cell_range & cells, bool contiguous) {
+    const auto part = [&](int64_t i0, int64_t n) {
+        int64_t ne[4] = { t->ne[0], t->ne[1], t->ne[2], t->ne[3] };
+        ne[dim] = n;
+        return ggml_view_4d(ctx, t, ne[0], ne[1], ne[2], ne[3], t->nb[1], t->nb[2], t->nb[3], i0*t->nb[dim]);
+    };
+
+    ggml_tensor * tail = part(cells.begin, t->ne[dim] - cells.begin);
+    if (cells.head) {
+        return ggml_concat(ctx, part(0, LLAMA_PCD_CELL_BLOCK), tail, dim);
+    }
+    return contiguous ? ggml_cont(ctx, tail) : tail;
+}
+
 ggml_tensor * llama_pcd_build_attn(
         const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
         ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il) {
@@ -675,24 +708,34 @@ ggml_tensor * llama_pcd_build_attn(
     }
 
     const auto * layer = pcd->find_layer(k->view_src);
-    if (!layer || !layer->k2 || !(pcd->separate() || (pcd->rerotated() && layer->rotates))) {
+    if (!layer) {
+        return nullptr;
+    }
+
+    const bool second = layer->k2 && (pcd->separate() || (pcd->rerotated() && layer->rotates));
+
+    llama_pcd::cell_range cells;
+    for (size_t i = 0; i < pcd->kvs.size(); ++i) {
+        const auto & layers = pcd->kvs[i].layers;
+        if (!kq_b && layer >= layers.data() && layer < layers.data() + layers.size()) {
+            cells = graph.inp->visible[i];
+        }
+    }
+    if (!second && cells.begin == 0) {
         return nullptr;
     }
 
     ggml_context * ctx = gctx.ctx0;
 
-    // the same cells of another tensor
-    const auto keys_in = [&](ggml_tensor * t) {
-        const size_t n_skip = k->view_offs/layer->k1->nb[1]; // whole rows; the view starts at a cell
-
-        return ggml_view_4d(ctx, t, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
-                ggml_row_size(t->type, k->ne[0]), t->nb[1], t->nb[2], n_skip*t->nb[1]);
-    };
-    ggml_tensor * k1 = keys_in(layer->k1);
-    ggml_tensor * k2 = keys_in(layer->k2);
+    ggml_tensor * k2 = k;
     ggml_tensor * v2 = v;
 
-    if (pcd->separate()) {
+    // the same cells of other tensors
+    if (second) {
+        k2 = ggml_view_4d(ctx, layer->k2, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
+                ggml_row_size(layer->k2->type, k->ne[0]), layer->k2->nb[1], layer->k2->nb[2], k->view_offs/layer->k1->nb[1]*layer->k2->nb[1]);
+    }
+    if (second && pcd->separate()) {
         v2 = layer->v2 ?
             ggml_view_4d(ctx, layer->v2, v->ne[0], v->ne[1], v->ne[2], v->ne[3], v->nb[1], v->nb[2], v->nb[3], v->view_offs) :
             ggml_view_4d(ctx, k2,        v->ne[0], v->ne[1], v->ne[2], v->ne[3], k2->nb[1], k2->nb[2], k2->nb[3], 0);
@@ -714,13 +757,26 @@ ggml_tensor * llama_pcd_build_attn(
                 t->nb[1], flat ? n*t->nb[1] : t->nb[2], flat ? n*t->nb[1] : t->nb[3], i0*t->nb[1]);
     };
 
+    ggml_tensor * mask = part_rows(kq_mask, n_std, n_twin);
+
+    if (cells.begin > 0) {
+        const bool v_trans = v2->nb[1] > v2->nb[2];
+
+        mask = build_cells(ctx, mask, 0, cells, true);
+        k2   = build_cells(ctx, k2,   2, cells, false);
+        // transposed values are put together with their dimensions in the order of memory
+        v2   = v_trans ?
+            ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, v2, 0, 2, 1, 3), 0, cells, false), 0, 2, 1, 3) :
+            build_cells(ctx, v2, 2, cells, false);
+    }
+
     graph.splitting = true;
 
     ggml_tensor * cur = gctx.build_attn_mha(part_q(n_std, n_twin), k2, v2, part_rows(kq_b, n_std, n_twin),
-            part_rows(kq_mask, n_std, n_twin), sinks, v_mla, n_kv_max, kq_scale, il);
+            mask, sinks, v_mla, n_kv_max, kq_scale, il);
 
     if (n_std > 0) {
-        ggml_tensor * std = gctx.build_attn_mha(part_q(0, n_std), k1, v, part_rows(kq_b, 0, n_std),
+        ggml_tensor * std = gctx.build_attn_mha(part_q(0, n_std), k, v, part_rows(kq_b, 0, n_std),
                 part_rows(kq_mask, 0, n_std), sinks, v_mla, n_kv_max, kq_scale, il);
 
         cur = ggml_concat(ctx, std, cur, 1);

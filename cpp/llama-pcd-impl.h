@@ -19,6 +19,9 @@
 // twins get the last sequence ids, one each, so that they never see one another
 static constexpr llama_seq_id LLAMA_PCD_SEQ_FIRST = LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS;
 
+// a windowed twin's attention looks at cells in whole blocks, so that the graph changes only now and then
+static constexpr uint32_t LLAMA_PCD_CELL_BLOCK = 256;
+
 static inline bool llama_pcd_is_twin(llama_seq_id seq_id) {
     return seq_id >= LLAMA_PCD_SEQ_FIRST;
 }
@@ -182,6 +185,30 @@ struct llama_pcd {
     int32_t set_tokens(llama_seq_id seq_id, const llama_token * tokens, int32_t n) const;
 
     void find_twin_cells(const llama_ubatch & ubatch);
+
+    // the twin at entry i of an ubatch
+    struct twin_view {
+        uint32_t     i;
+        llama_seq_id parent;
+        llama_pos    pos;
+        int32_t      own; // the cell with its own keys
+        bool         is_2d;
+        llama_pos    x;
+        llama_pos    y;
+    };
+
+    std::vector<twin_view> twin_views(const llama_pcd_kv & cur, const llama_ubatch & ubatch) const;
+
+    bool sees(const llama_kv_cache & kv, const twin_view & v, uint32_t j) const;
+
+    struct cell_range {
+        uint32_t begin = 0;
+        bool     head  = false;
+
+        bool operator==(const cell_range & other) const { return begin == other.begin && head == other.head; }
+    };
+
+    cell_range visible_cells(const llama_pcd_kv & cur, const llama_ubatch & ubatch) const;
 
     // rewrite the twins' rows of a KQ mask
     void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;

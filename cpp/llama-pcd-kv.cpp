@@ -262,14 +262,45 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
 // mask
 //
 
-// what the twin at entry i of an ubatch may see
-struct twin_view {
-    llama_seq_id parent;
-    llama_pos    pos;
-    int32_t      own; // the cell with its own keys
-    llama_pos    x;
-    llama_pos    y;
-};
+std::vector<llama_pcd::twin_view> llama_pcd::twin_views(const llama_pcd_kv & cur, const llama_ubatch & ubatch) const {
+    const bool     is_2d = ubatch.is_pos_2d();
+    const uint32_t n     = ubatch.n_tokens;
+    const uint32_t i0    = n - cur.twin_cells.size();
+
+    std::vector<twin_view> res;
+    for (uint32_t i = i0; i < n; ++i) {
+        const llama_seq_id twin = ubatch.seq_id[i][0];
+        if (llama_pcd_is_twin(twin)) {
+            res.push_back({ i, parents.at(twin - LLAMA_PCD_SEQ_FIRST), ubatch.pos[i], cur.twin_cells[i - i0],
+                    is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 });
+        }
+    }
+    return res;
+}
+
+bool llama_pcd::sees(const llama_kv_cache & kv, const twin_view & v, uint32_t j) const {
+    const auto & cells  = kv.v_cells[0];
+    const bool   causal = lctx.cparams.causal_attn;
+
+    if ((int32_t) j == v.own) {
+        return true;
+    }
+    if (cells.is_empty(j) || !cells.seq_has(j, v.parent)) {
+        return false;
+    }
+    const llama_pos p0 = cells.pos_get(j);
+
+    if (causal && p0 >= v.pos) {
+        // patches of one image share their position in time: what counts is their place in it
+        const auto & ext = cells.ext_get(j);
+        if (p0 > v.pos || !v.is_2d || ext.is_2d_gt(v.x, v.y) || (ext.x == v.x && ext.y == v.y)) {
+            return false;
+        }
+    }
+
+    return (params.window == 0 || v.pos - p0 < params.window || p0 < params.n_sink) &&
+        !llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, v.pos);
+}
 
 template <typename T, typename F>
 static void fill_row(T * row, int64_t n_kv, const F & value) {
@@ -283,59 +314,57 @@ void llama_pcd::mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const l
         return;
     }
 
-    const auto & cells  = kv.v_cells[0];
-    const bool   causal = lctx.cparams.causal_attn;
-    const bool   is_2d  = ubatch.is_pos_2d();
+    const int64_t n_kv = dst->ne[0];
 
-    const uint32_t n    = ubatch.n_tokens;
-    const int64_t  n_kv = dst->ne[0];
-
-    const llama_pos window = params.window > 0 ? params.window : std::numeric_limits<llama_pos>::max();
-
-    const std::vector<int32_t> * own = nullptr;
     for (const auto & cur : kvs) {
-        own = cur.kv == &kv ? &cur.twin_cells : own;
-    }
-    GGML_ASSERT(own);
-
-    const uint32_t i0 = n - own->size();
-
-    for (uint32_t i = i0; i < n; ++i) {
-        const llama_seq_id twin = ubatch.seq_id[i][0];
-        if (!llama_pcd_is_twin(twin)) {
+        if (cur.kv != &kv) {
             continue;
         }
-
-        const twin_view v = {
-            parents.at(twin - LLAMA_PCD_SEQ_FIRST), ubatch.pos[i], (*own)[i - i0],
-            is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0,
-        };
-
-        const auto value = [&](int64_t j) -> float {
-            if (cells.is_empty(j)) {
-                return -INFINITY;
+        for (const twin_view & v : twin_views(cur, ubatch)) {
+            const auto value = [&](uint32_t j) -> float {
+                return !sees(kv, v, j) ? -INFINITY : kv.hparams.use_alibi ? -std::abs(float(kv.v_cells[0].pos_get(j) - v.pos)) : 0.0f;
+            };
+            if (dst->type == GGML_TYPE_F16) {
+                fill_row((ggml_fp16_t *) dst->data + v.i*n_kv, n_kv, value);
+            } else {
+                fill_row((float *) dst->data + v.i*n_kv, n_kv, value);
             }
-            const llama_pos p0 = cells.pos_get(j);
-
-            bool visible = j == v.own;
-            if (!visible && cells.seq_has(j, v.parent) && (p0 <= v.pos || !causal)) {
-                // patches of one image share their position in time: what counts is their place in it
-                const auto & ext = cells.ext_get(j);
-
-                visible = !causal || p0 < v.pos || (is_2d && !ext.is_2d_gt(v.x, v.y) && (ext.x != v.x || ext.y != v.y));
-                visible = visible && (v.pos - p0 < window || p0 < params.n_sink) &&
-                    !llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, v.pos);
-            }
-
-            return !visible ? -INFINITY : kv.hparams.use_alibi ? -std::abs(float(p0 - v.pos)) : 0.0f;
-        };
-
-        if (dst->type == GGML_TYPE_F16) {
-            fill_row((ggml_fp16_t *) dst->data + i*n_kv, n_kv, value);
-        } else {
-            fill_row((float *) dst->data + i*n_kv, n_kv, value);
         }
     }
+}
+
+// The cells that the twins' attention has to look at: all from `begin` on and, where begin > 0 and `head`, the first
+// block, for the first positions of a text.
+llama_pcd::cell_range llama_pcd::visible_cells(const llama_pcd_kv & cur, const llama_ubatch & ubatch) const {
+    if (params.window == 0) {
+        return {};
+    }
+
+    const auto & cells = cur.kv->v_cells[0];
+    const auto   views = twin_views(cur, ubatch);
+
+    uint32_t begin    = UINT32_MAX;
+    uint32_t end_head = 0; // of the first positions
+
+    for (uint32_t j = 0; j < cells.used_max_p1() && views.size() <= LLAMA_PCD_MAX_TWINS; ++j) {
+        for (const twin_view & v : views) {
+            if (!sees(*cur.kv, v, j)) {
+                continue;
+            }
+            if (begin == UINT32_MAX && (int32_t) j != v.own && cells.pos_get(j) < params.n_sink && j < LLAMA_PCD_CELL_BLOCK) {
+                end_head = j + 1;
+            } else {
+                begin = std::min(begin, j);
+            }
+        }
+    }
+
+    begin = begin == UINT32_MAX ? 0 : begin/LLAMA_PCD_CELL_BLOCK*LLAMA_PCD_CELL_BLOCK;
+    if (begin <= LLAMA_PCD_CELL_BLOCK && end_head > 0) {
+        begin = 0; // nothing gained
+    }
+
+    return { begin, begin > 0 && end_head > 0 };
 }
 
 //

@@ -120,6 +120,38 @@ def test_a_window_hides_the_middle_from_the_twin(
     check_rows(llm, tiny(arch), TOKENS)
 
 
+LONG = (TOKENS * 7)[:800]
+FAR: list[tuple[str, dict[str, Any]]] = [
+    *(("llama", {"window": 30, "cache": cache}) for cache in CACHES),
+    ("llama", {"window": 30, "n_sink": 0}),
+    ("llama", {"window": 300, "perturbation": "none"}),
+    ("bloom", {"window": 30, "perturbation": "none"}),
+    ("gemma3", {"window": 30}),
+    ("gemma2", {"window": 30, "cache": "shared"}),
+    ("qwen2vl", {"window": 30, "cache": "separate", "evaluation": "alternate"}),
+]
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize(("arch", "setting"), FAR, ids=str)
+def test_a_window_far_into_a_text_looks_at_its_own_cells_alone(
+    arch: str, setting: dict[str, Any], flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    """In blocks of 256 cells: the first of the window is the last of its block, then the first of the next one."""
+    path, atol = tiny(arch), 6e-2 if flash_attn else None  # which rounds queries and keys to float16
+    llm = load(path, setting, n_ctx=1024, flash_attn=flash_attn)
+    first = 512 + setting["window"] - 1
+    llm.eval(LONG[: first - 1])
+    for n in (first, first + 1):
+        llm.eval(LONG[n - 1 : n])
+        check_rows(llm, path, LONG[:n], atol=atol)
+    n = setting["window"] + 10  # and back to where the window reaches the beginning
+    llm._ctx.kv_cache_seq_rm(0, 5, -1)
+    llm.n_tokens = 5
+    llm.eval(LONG[5:n])
+    check_rows(llm, path, LONG[:n], atol=atol)
+
+
 @pytest.mark.parametrize("band", ["high", "all"])
 @pytest.mark.parametrize("cache", CACHES)
 def test_other_bands_turn_other_pairs(cache: str, band: str, tiny: Tiny, load: Load) -> None:
