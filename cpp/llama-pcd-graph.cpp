@@ -91,7 +91,7 @@ private:
         std::vector<int32_t> data(n*n_pos, 0);
 
         for (uint32_t i = 0; i < n; ++i) {
-            if (llama_pcd_is_twin(ubatch->seq_id[i][0]) != of_twins) {
+            if (pcd->is_twin(ubatch->seq_id[i][0]) != of_twins) {
                 continue;
             }
             for (uint32_t j = 0; j < n_pos; ++j) {
@@ -161,16 +161,16 @@ private:
     }
 };
 
-static uint32_t count_twins(const llama_ubatch & ubatch) {
+static uint32_t count_twins(const llama_pcd & pcd, const llama_ubatch & ubatch) {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-        n += llama_pcd_is_twin(ubatch.seq_id[i][0]);
+    for (uint32_t i = 0; i < ubatch.n_tokens && !pcd.parents.empty(); ++i) { // no twins: a graph to reserve memory for
+        n += pcd.is_twin(ubatch.seq_id[i][0]);
     }
     return n;
 }
 
 bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ubatch) {
-    const uint32_t n_twin = cparams.pcd && cparams.pcd->on ? count_twins(ubatch) : 0;
+    const uint32_t n_twin = cparams.pcd && cparams.pcd->on ? count_twins(*cparams.pcd, ubatch) : 0;
     return std::max(n_twin, ubatch.n_tokens - n_twin) > 1;
 }
 
@@ -188,7 +188,7 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     const llama_pcd * cur = params.cparams.pcd.get();
 
     return cur == pcd && cur->on && cur->generation == generation &&
-        params.ubatch.n_tokens == n_tokens && count_twins(params.ubatch) == n_twin &&
+        params.ubatch.n_tokens == n_tokens && count_twins(*pcd, params.ubatch) == n_twin &&
         (n_twin == 0 || visible_cells(*pcd, params.ubatch) == visible);
 }
 
@@ -249,11 +249,11 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
 
     const auto & ubatch = gctx.ubatch;
 
-    uint32_t n_twin = count_twins(ubatch);
+    uint32_t n_twin = count_twins(*pcd, ubatch);
 
     // the split below needs the twins behind all standard tokens
-    for (uint32_t i = 0; i + n_twin < ubatch.n_tokens; ++i) {
-        if (llama_pcd_is_twin(ubatch.seq_id[i][0])) {
+    for (uint32_t i = 0; n_twin > 0 && i + n_twin < ubatch.n_tokens; ++i) {
+        if (pcd->is_twin(ubatch.seq_id[i][0])) {
             pcd->misplaced = true;
             n_twin = 0;
             break;

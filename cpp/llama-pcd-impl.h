@@ -7,6 +7,7 @@
 #include "llama-batch.h"
 #include "llama-graph.h"
 #include "llama-kv-cache.h"
+#include "llama-memory-recurrent.h"
 
 #include "ggml-cpp.h"
 
@@ -16,15 +17,8 @@
 #include <string>
 #include <vector>
 
-// twins get the last sequence ids, one each, so that they never see one another
-static constexpr llama_seq_id LLAMA_PCD_SEQ_FIRST = LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS;
-
 // a windowed twin's attention looks at cells in whole blocks, so that the graph changes only now and then
 static constexpr uint32_t LLAMA_PCD_CELL_BLOCK = 256;
-
-static inline bool llama_pcd_is_twin(llama_seq_id seq_id) {
-    return seq_id >= LLAMA_PCD_SEQ_FIRST;
-}
 
 // one rotary call as a model's graph made it
 struct llama_pcd_rotation {
@@ -83,12 +77,21 @@ struct llama_pcd_seq {
 };
 
 struct llama_pcd {
-    explicit llama_pcd(llama_context & lctx) : lctx(lctx) {}
+    explicit llama_pcd(llama_context & lctx);
 
     // where a context keeps its state; empty until PCD is first turned on
     static std::shared_ptr<llama_pcd> & of(llama_context & lctx);
 
     llama_context & lctx;
+
+    // the state of recurrent layers beside the KV cache; null: none
+    llama_memory_recurrent * recr = nullptr;
+
+    // Twins get the last sequence ids, one each, so that they never see one another. Recurrent layers have a state for
+    // each of the context's sequences and for no others: there the last of these is the twin's.
+    llama_seq_id seq_first = LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS;
+
+    bool is_twin(llama_seq_id seq_id) const { return seq_id >= seq_first; }
 
     llama_pcd_params params = {};
 
@@ -290,6 +293,7 @@ private:
 
     void copy_embd (llama_batch_ext & dst, const llama_batch_ext & src, llama_batch_ext::token & token) const;
     void add_twin  (llama_batch_ext & dst, const llama_batch_ext & src, const llama_batch_ext::token & token, llama_seq_id twin, bool output);
+    void branch    (llama_seq_id parent);
     void add_twins (llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n);
     void drop_twins();
 

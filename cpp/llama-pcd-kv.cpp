@@ -6,14 +6,42 @@
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-kv-cache-iswa.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
 #include "llama-model.h"
 
 #include <cmath>
 #include <limits>
+#include <typeinfo>
 #include <unordered_map>
+
+// itself, not what some architectures derive from it: an indexer that picks the keys would miss the twin's
+static llama_memory_hybrid * hybrid_of(llama_memory_i * mem) {
+    auto * res = dynamic_cast<llama_memory_hybrid *>(mem);
+    return res && typeid(*res) == typeid(llama_memory_hybrid) ? res : nullptr;
+}
+
+llama_pcd::llama_pcd(llama_context & lctx) : lctx(lctx) {
+    llama_memory_i * mem = lctx.get_memory();
+
+    if (auto * hybrid = hybrid_of(mem)) {
+        recr = hybrid->get_mem_recr();
+    } else if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
+        recr = hybrid->get_mem_recr();
+    }
+    if (recr) {
+        seq_first = (llama_seq_id) lctx.get_cparams().n_seq_max - 1;
+    }
+}
 
 void llama_pcd::for_each_kv(const std::function<void(llama_kv_cache *)> & fn) const {
     llama_memory_i * mem = lctx.get_memory();
+
+    if (auto * hybrid = hybrid_of(mem)) {
+        mem = hybrid->get_mem_attn();
+    } else if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
+        mem = hybrid->get_mem_attn();
+    }
 
     if (auto * kv = dynamic_cast<llama_kv_cache *>(mem)) {
         fn(kv);
@@ -217,7 +245,7 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
     llama_pos p_min = std::numeric_limits<llama_pos>::max();
     llama_pos p_max = -1;
     for (uint32_t i = 0; i < n; ++i) {
-        if (llama_pcd_is_twin(ubatch.seq_id[i][0])) {
+        if (is_twin(ubatch.seq_id[i][0])) {
             i0    = std::min(i0, i);
             p_min = std::min(p_min, ubatch.pos[i]);
             p_max = std::max(p_max, ubatch.pos[i]);
@@ -244,7 +272,7 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
                 if (is_2d && (cells.ext_get(j).x != ubatch.pos[2*n + i] || cells.ext_get(j).y != ubatch.pos[n + i])) {
                     continue;
                 }
-                if (separate() && is_own[i - i0] && cells.seq_has(j, parents.at(twin - LLAMA_PCD_SEQ_FIRST))) {
+                if (separate() && is_own[i - i0] && cells.seq_has(j, parents.at(twin - seq_first))) {
                     cur.twin_cells[i - i0] = j;
                     is_own[i - i0] = false;
                     break;
@@ -270,8 +298,8 @@ std::vector<llama_pcd::twin_view> llama_pcd::twin_views(const llama_pcd_kv & cur
     std::vector<twin_view> res;
     for (uint32_t i = i0; i < n; ++i) {
         const llama_seq_id twin = ubatch.seq_id[i][0];
-        if (llama_pcd_is_twin(twin)) {
-            res.push_back({ i, parents.at(twin - LLAMA_PCD_SEQ_FIRST), ubatch.pos[i], cur.twin_cells[i - i0],
+        if (is_twin(twin)) {
+            res.push_back({ i, parents.at(twin - seq_first), ubatch.pos[i], cur.twin_cells[i - i0],
                     is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 });
         }
     }

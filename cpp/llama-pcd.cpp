@@ -113,7 +113,11 @@ int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
     if (!lctx.get_memory()) {
         err = "the architecture '" + arch + "' keeps no KV cache, so there is no context to contrast";
     } else if (n_kv == 0) {
-        err = "the architecture '" + arch + "' has recurrent or otherwise special memory, which cannot drop a twin's state; PCD needs a plain or sliding-window KV cache";
+        err = "the architecture '" + arch + "' has recurrent or otherwise special memory alone, which cannot drop a twin's state; PCD needs a KV cache, plain, sliding-window or beside recurrent layers";
+    } else if (recr && cparams.n_seq_max < 2) {
+        err = "the architecture '" + arch + "' has recurrent layers, where a twin needs a sequence of its own; create the context with n_seq_max = 2 or more";
+    } else if (recr && separate(p)) {
+        err = "the architecture '" + arch + "' has recurrent layers, and a second state for them is not kept; use cache=\"rerotated\"";
     } else if ((model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || (has_graph && !has_rotations)) && p.perturbation != LLAMA_PCD_PERTURBATION_NONE) {
         err = "the architecture '" + arch + "' has no rotary positions to " + (rotates(p) ? "over-rotate" : "add noise to") + "; use perturbation=\"none\" with a window";
     } else if (llama_model_has_encoder(&model)) {
@@ -263,8 +267,8 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
 }
 
 int32_t llama_pcd::set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err) {
-    if (seq_id < 0 || llama_pcd_is_twin(seq_id)) {
-        err = format("seq_id is %d, allowed: 0 to %d", seq_id, LLAMA_PCD_SEQ_FIRST - 1);
+    if (seq_id < 0 || is_twin(seq_id)) {
+        err = format("seq_id is %d, allowed: 0 to %d", seq_id, seq_first - 1);
         return LLAMA_PCD_INVALID;
     }
     if (p) {

@@ -24,7 +24,7 @@ from conftest import (
     run_python,
     tolerance,
 )
-from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
+from tiny_gguf import ARCHS, ATTENTION_ARCHS, HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
 from pypcd import _native
@@ -58,6 +58,40 @@ def test_both_rows_are_the_references(arch: str, cache: str, evaluation: str, ti
     for n in (101, 102):
         llm.eval(TOKENS[n - 1 : n])
         check_rows(llm, path, TOKENS[:n])
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"cache": "shared"},
+        {"perturbation": "none", "window": 9},
+        {"perturbation": "noise", "cache": "shared", "noise": 0.3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("arch", HYBRID_ARCHS)
+def test_beside_recurrent_layers_a_twin_goes_on_from_their_state_before_its_token(
+    arch: str, setting: dict[str, Any], evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    """And leaves that state as it was for the token."""
+    path = tiny(arch)
+    llm = load(path, {**setting, "evaluation": evaluation}, n_batch=32)
+    llm.eval(TOKENS[:100])
+    check_rows(llm, path, TOKENS[:100])
+    for n in (101, 102, 103):
+        llm.eval(TOKENS[n - 1 : n])
+        check_rows(llm, path, TOKENS[:n])
+    llm.pcd = False
+    llm.eval(TOKENS[103:105])
+    llm.pcd = setting
+    llm.eval(TOKENS[105:110])
+    check_rows(llm, path, TOKENS[:110])
+    every = load(path, {**setting, "evaluation": evaluation}, logits_all=True)
+    every.eval(TOKENS[:40])
+    for row in (12, 20, 39):
+        check_rows(every, path, TOKENS, row, row)
 
 
 @pytest.mark.parametrize("cache", CACHES)

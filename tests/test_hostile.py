@@ -181,7 +181,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("bloom", {"cache": "shared"}, {}, "'bloom' has no rotary positions"),
     ("mamba", {}, {}, "'mamba' has recurrent"),
     ("mamba", {"perturbation": "none", "window": 8}, {}, "'mamba' has recurrent"),
-    ("lfm2", {}, {}, "'lfm2' has recurrent"),
+    ("lfm2", {"cache": "separate"}, {}, "'lfm2' has recurrent layers, and a second state"),
     ("llama", {}, {"embedding": True, "pooling_type": llama_cpp.LLAMA_POOLING_TYPE_MEAN}, "pools embeddings"),
     ("llama", {}, {"attention_type": llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL}, "not causal"),
 ]

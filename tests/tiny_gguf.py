@@ -67,6 +67,7 @@ ODD_ARCHS: dict[str, Arch] = {  # unknown to the reference
 }
 MLA_LATENT, MLA_ROT = 96, 32
 ROPE_ARCHS = [a for a, s in ARCHS.items() if s.rope and not s.recurrent]
+HYBRID_ARCHS = ["lfm2"]
 ATTENTION_ARCHS = [a for a, s in ARCHS.items() if not s.recurrent]
 
 
