@@ -46,8 +46,8 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
         const auto & token = batch.tokens[i];
 
         for (llama_seq_id s : token.seq_ids) {
-            if (llama_pcd_is_twin(s)) {
-                LLAMA_LOG_ERROR("%s: sequence id %d: ids from %d on belong to PCD's twins\n", __func__, s, LLAMA_PCD_SEQ_FIRST);
+            if (is_twin(s)) {
+                LLAMA_LOG_ERROR("%s: sequence id %d: ids from %d on belong to PCD's twins\n", __func__, s, seq_first);
                 return -1;
             }
             refused |= s < 0 || s >= batch.n_seq_max;
@@ -120,10 +120,14 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
 
     int ret = 1;
 
+    branch(llama_pcd_parent_of(batch.tokens[0]));
+
     if (separate()) {
         ret = streams || n_tokens + 1 > n_free ? decode_streams(batch) : decode_alternate(batch);
     } else if (needs_none) {
         ret = decode_alternate(batch);
+    } else if (recr && n_tokens > 1) {
+        ret = 1; // a twin goes on from the state before its token, and there is one state
     } else if (forgets(n_tokens + n_out) && (n_out > 1 || rows.out_ids[0] + 1 != (int32_t) n_tokens)) {
         ret = 1; // what an early twin must see may be gone once the batch's last token is in
     } else if (params.evaluation == LLAMA_PCD_EVALUATION_FUSED && n_out <= LLAMA_PCD_MAX_TWINS &&
@@ -136,6 +140,9 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     // each twin before its token, in the token's cell
     if (ret == 1 && !separate()) {
         ret = decode_sequential(batch);
+    }
+    if (recr) {
+        lctx.memory->seq_rm(seq_first, -1, -1); // of a twin that was not needed
     }
     if (ret != 0) {
         forget_rows();
@@ -191,7 +198,7 @@ int llama_pcd::decode_fused(const llama_batch_ext & batch) {
     if (misplaced) {
         // the memory split the batch in its own way; go one by one
         take_back(batch, n_std);
-        return 1;
+        return recr ? -2 : 1;
     }
 
     lctx.n_queued_tokens -= n_out; // twins are not the caller's tokens
@@ -271,7 +278,7 @@ int llama_pcd::decode_alternate(const llama_batch_ext & batch) {
 
 // neighbours go together
 int llama_pcd::decode_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo) {
-    const size_t n_max = std::min<size_t>({ LLAMA_PCD_MAX_TWINS, lctx.n_batch(), n_free_cells(), lctx.cparams.n_outputs_max });
+    const size_t n_max = std::min<size_t>({ recr ? size_t(1) : LLAMA_PCD_MAX_TWINS, lctx.n_batch(), n_free_cells(), lctx.cparams.n_outputs_max });
 
     int status = 0;
     for (size_t k = 0; k < todo.size() && status == 0; ) {
@@ -311,6 +318,7 @@ int llama_pcd::decode_sequential(const llama_batch_ext & batch) {
             decode_to(at);
         }
         if (ret == 0) {
+            branch(llama_pcd_parent_of(batch.tokens[at]));
             ret = decode_twins(batch, i, 1);
         }
         if (ret == 0) {
@@ -393,6 +401,13 @@ void llama_pcd::add_twin(llama_batch_ext & dst, const llama_batch_ext & src, con
     dst.tokens.push_back(res);
 }
 
+// a twin starts with the state that recurrent layers have now
+void llama_pcd::branch(llama_seq_id parent) {
+    if (recr) {
+        recr->seq_cp(parent, seq_first, -1, -1);
+    }
+}
+
 void llama_pcd::add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n) {
     parents.clear();
 
@@ -400,7 +415,7 @@ void llama_pcd::add_twins(llama_batch_ext & dst, const llama_batch_ext & src, si
         const auto & token = src.tokens[rows.out_ids[i0 + i]];
 
         parents.push_back(llama_pcd_parent_of(token));
-        add_twin(dst, src, token, LLAMA_PCD_SEQ_FIRST + (llama_seq_id) i, true);
+        add_twin(dst, src, token, seq_first + (llama_seq_id) i, true);
     }
 }
 
@@ -441,7 +456,7 @@ int llama_pcd::put_outputs(const outputs & src) {
     return 0;
 }
 
-// as if the first n tokens had not been decoded
+// as if the first n tokens had not been decoded; recurrent layers cannot go back, there they stay
 void llama_pcd::take_back(const llama_batch_ext & batch, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         for (llama_seq_id s : batch.tokens[i].seq_ids) {
@@ -465,7 +480,7 @@ void llama_pcd::copy_row(std::vector<float> & dst, size_t i, int32_t batch_index
 
 void llama_pcd::drop_twins() {
     for (size_t i = 0; i < parents.size(); ++i) {
-        lctx.memory->seq_rm(LLAMA_PCD_SEQ_FIRST + (llama_seq_id) i, -1, -1);
+        lctx.memory->seq_rm(seq_first + (llama_seq_id) i, -1, -1);
     }
     parents.clear();
 }

@@ -70,6 +70,9 @@ public:
 
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> k_rot;
 
+    // of each cache, what the twins' attention looks at
+    std::vector<llama_pcd::cell_range> visible;
+
     // I64: the rows of the second keys that twins write, [n_twin], or of transposed values, [n_embd*n_twin]
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> twin_rows;
 
@@ -88,7 +91,7 @@ private:
         std::vector<int32_t> data(n*n_pos, 0);
 
         for (uint32_t i = 0; i < n; ++i) {
-            if (llama_pcd_is_twin(ubatch->seq_id[i][0]) != of_twins) {
+            if (pcd->is_twin(ubatch->seq_id[i][0]) != of_twins) {
                 continue;
             }
             for (uint32_t j = 0; j < n_pos; ++j) {
@@ -158,24 +161,35 @@ private:
     }
 };
 
-static uint32_t count_twins(const llama_ubatch & ubatch) {
+static uint32_t count_twins(const llama_pcd & pcd, const llama_ubatch & ubatch) {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-        n += llama_pcd_is_twin(ubatch.seq_id[i][0]);
+    for (uint32_t i = 0; i < ubatch.n_tokens && !pcd.parents.empty(); ++i) { // no twins: a graph to reserve memory for
+        n += pcd.is_twin(ubatch.seq_id[i][0]);
     }
     return n;
 }
 
 bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ubatch) {
-    const uint32_t n_twin = cparams.pcd && cparams.pcd->on ? count_twins(ubatch) : 0;
+    const uint32_t n_twin = cparams.pcd && cparams.pcd->on ? count_twins(*cparams.pcd, ubatch) : 0;
     return std::max(n_twin, ubatch.n_tokens - n_twin) > 1;
+}
+
+static std::vector<llama_pcd::cell_range> visible_cells(llama_pcd & pcd, const llama_ubatch & ubatch) {
+    pcd.find_twin_cells(ubatch);
+
+    std::vector<llama_pcd::cell_range> res;
+    for (const auto & cur : pcd.kvs) {
+        res.push_back(pcd.visible_cells(cur, ubatch));
+    }
+    return res;
 }
 
 bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     const llama_pcd * cur = params.cparams.pcd.get();
 
     return cur == pcd && cur->on && cur->generation == generation &&
-        params.ubatch.n_tokens == n_tokens && count_twins(params.ubatch) == n_twin;
+        params.ubatch.n_tokens == n_tokens && count_twins(*pcd, params.ubatch) == n_twin &&
+        (n_twin == 0 || visible_cells(*pcd, params.ubatch) == visible);
 }
 
 //
@@ -235,11 +249,11 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
 
     const auto & ubatch = gctx.ubatch;
 
-    uint32_t n_twin = count_twins(ubatch);
+    uint32_t n_twin = count_twins(*pcd, ubatch);
 
     // the split below needs the twins behind all standard tokens
-    for (uint32_t i = 0; i + n_twin < ubatch.n_tokens; ++i) {
-        if (llama_pcd_is_twin(ubatch.seq_id[i][0])) {
+    for (uint32_t i = 0; n_twin > 0 && i + n_twin < ubatch.n_tokens; ++i) {
+        if (pcd->is_twin(ubatch.seq_id[i][0])) {
             pcd->misplaced = true;
             n_twin = 0;
             break;
@@ -254,6 +268,10 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
     graph.gf       = gctx.gf;
     graph.n_tokens = ubatch.n_tokens;
     graph.n_twin   = n_twin;
+
+    if (n_twin > 0) {
+        inp->visible = visible_cells(*pcd, ubatch);
+    }
 
     gctx.res->add_input(std::move(inp));
 }
@@ -281,9 +299,24 @@ static ggml_tensor * build_turn(ggml_context * ctx, ggml_tensor * a, ggml_tensor
     return offset > 0 ? ggml_rope_set_offset(res, offset) : res;
 }
 
-ggml_tensor * llama_pcd_build_turn(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos,
-        const llama_pcd_rotation & r, int offset, llama_pcd::table_kind kind) {
-    return build_turn(ctx, a, pos, pcd.table(kind, r.factors, r.n_dims), r, offset);
+ggml_tensor * llama_pcd_turn_key(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos,
+        const llama_pcd_rotation & r, ggml_tensor * hadamard, llama_pcd::table_kind kind) {
+    // most layers of a quantised cache store Hadamard-rotated keys; the transform is its own inverse
+    if (hadamard) {
+        k = llama_mul_mat_hadamard(ctx, k, hadamard);
+    }
+    // a norm behind the rotation does not mind it, its weights do
+    if (r.weights) {
+        k = ggml_mul(ctx, k, pcd.inverse(r.weights));
+    }
+    k = build_turn(ctx, k, pos, pcd.table(kind, r.factors, r.n_dims), r, r.offset);
+    if (r.weights) {
+        k = ggml_mul(ctx, k, r.weights);
+    }
+    if (hadamard) {
+        k = llama_mul_mat_hadamard(ctx, k, hadamard);
+    }
+    return k;
 }
 
 // the twins at the end of cur, which is a rotated: cos and sin of the first component of each pair get noise, that is
@@ -323,7 +356,8 @@ static ggml_tensor * rotated(ggml_context * ctx, ggml_tensor * cur, ggml_tensor 
     const auto & p = pcd->params;
 
     if (graph.n_twin > 0 && pcd->rotates()) {
-        cur = llama_pcd_build_turn(*pcd, ctx, cur, graph.input_pos(graph.inp->twin_pos, "pcd_twin_pos"), r, 0, llama_pcd::TABLE_DIFFERENCE);
+        cur = build_turn(ctx, cur, graph.input_pos(graph.inp->twin_pos, "pcd_twin_pos"),
+                pcd->table(llama_pcd::TABLE_DIFFERENCE, r.factors, r.n_dims), r, 0);
     }
     if (graph.n_twin > 0 && p.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
         if (p.offset_min != 0 || p.offset_max != 0) {
@@ -334,6 +368,7 @@ static ggml_tensor * rotated(ggml_context * ctx, ggml_tensor * cur, ggml_tensor 
 
     r.out = cur;
     graph.rotations.push_back(r);
+    pcd->has_rotations = true;
 
     return cur;
 }
@@ -428,6 +463,39 @@ ggml_tensor * llama_pcd::table(table_kind kind, ggml_tensor * factors, int n_dim
     return tables.back().t;
 }
 
+ggml_tensor * llama_pcd::inverse(ggml_tensor * weights) {
+    for (const auto & cur : inverses) {
+        if (cur.factors == weights) {
+            return cur.t;
+        }
+    }
+
+    const int64_t n = ggml_nelements(weights);
+
+    ggml_init_params ip = { ggml_tensor_overhead(), nullptr, true };
+
+    table_entry cur;
+    cur.factors = weights;
+    cur.ctx.reset(ggml_init(ip));
+    cur.t = ggml_new_tensor_1d(cur.ctx.get(), GGML_TYPE_F32, n);
+    ggml_set_name(cur.t, "pcd_inverse_weights");
+    cur.buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(cur.ctx.get(), ggml_backend_buffer_get_type(weights->buffer)));
+    if (!cur.buf) {
+        throw std::runtime_error("pcd: no memory for inverse weights");
+    }
+
+    std::vector<float> data(n);
+    ggml_backend_tensor_get(weights, data.data(), 0, n*sizeof(float));
+    for (float & w : data) {
+        w = w == 0.0f ? 0.0f : 1.0f/w; // what was multiplied by 0 is lost, and does not matter
+    }
+    ggml_backend_tensor_set(cur.t, data.data(), 0, n*sizeof(float));
+
+    inverses.push_back(std::move(cur));
+
+    return inverses.back().t;
+}
+
 void llama_pcd::write_tables() {
     for (const auto & cur : tables) {
         const int64_t n = cur.t->ne[0];
@@ -471,14 +539,14 @@ static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int d
         return false;
     }
     if (descends_from(t->src[0], from, depth - 1, on_path) || descends_from(t->src[1], from, depth - 1, on_path)) {
-        on_path(t->op);
+        on_path(t);
         return true;
     }
     return false;
 }
 
 static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth) {
-    return descends_from(t, from, depth, [](ggml_op) {});
+    return descends_from(t, from, depth, [](const ggml_tensor *) {});
 }
 
 // the rotation behind this key; the layer's last one where the key does not show it
@@ -486,15 +554,23 @@ static llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur) {
     llama_pcd_rotation res;
 
     for (auto it = graph.rotations.rbegin(); it != graph.rotations.rend(); ++it) {
+        ggml_tensor * weights = nullptr;
+
         bool weighed  = false;
         bool hadamard = false;
-        const auto on_path = [&](ggml_op op) {
-            weighed  |= op == GGML_OP_MUL;
-            hadamard |= op == GGML_OP_MUL_MAT;
+
+        const auto on_path = [&](const ggml_tensor * t) {
+            if (t->op == GGML_OP_MUL || t->op == GGML_OP_ADD) {
+                ggml_tensor * w = t->src[1];
+                weighed |= weights || t->op == GGML_OP_ADD || w->op != GGML_OP_NONE || w->type != GGML_TYPE_F32 || ggml_nelements(w) != t->ne[0];
+                weights  = w;
+            }
+            hadamard |= t->op == GGML_OP_MUL_MAT;
         };
         if (descends_from(k_cur, it->out, 10, on_path)) {
             res = *it;
             res.weighed  = weighed;
+            res.weights  = weights;
             res.hadamard = hadamard;
             break;
         }
@@ -552,14 +628,7 @@ void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
                 }
             }
 
-            // most layers of a quantised cache store Hadamard-rotated keys; the transform is its own inverse
-            if (rot) {
-                k_cur = llama_mul_mat_hadamard(ctx, k_cur, rot);
-            }
-            k_cur = llama_pcd_build_turn(*pcd, ctx, k_cur, graph.input_pos(graph.inp->key_pos, "pcd_key_pos"), r, r.offset, llama_pcd::TABLE_DIFFERENCE);
-            if (rot) {
-                k_cur = llama_mul_mat_hadamard(ctx, k_cur, rot);
-            }
+            k_cur = llama_pcd_turn_key(*pcd, ctx, k_cur, graph.input_pos(graph.inp->key_pos, "pcd_key_pos"), r, rot, llama_pcd::TABLE_DIFFERENCE);
         }
 
         k_cur = ggml_view_2d(ctx, k_cur, k_cur->ne[0]*k_cur->ne[1], k_cur->ne[2], k_cur->nb[2], 0);
@@ -607,6 +676,21 @@ void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
     }
 }
 
+// the cells in a range, along one dimension of t
+static ggml_tensor * build_cells(ggml_context * ctx, ggml_tensor * t, int dim, const llama_pcd::cell_range & cells, bool contiguous) {
+    const auto part = [&](int64_t i0, int64_t n) {
+        int64_t ne[4] = { t->ne[0], t->ne[1], t->ne[2], t->ne[3] };
+        ne[dim] = n;
+        return ggml_view_4d(ctx, t, ne[0], ne[1], ne[2], ne[3], t->nb[1], t->nb[2], t->nb[3], i0*t->nb[dim]);
+    };
+
+    ggml_tensor * tail = part(cells.begin, t->ne[dim] - cells.begin);
+    if (cells.head) {
+        return ggml_concat(ctx, part(0, LLAMA_PCD_CELL_BLOCK), tail, dim);
+    }
+    return contiguous ? ggml_cont(ctx, tail) : tail;
+}
+
 ggml_tensor * llama_pcd_build_attn(
         const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
         ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il) {
@@ -624,24 +708,34 @@ ggml_tensor * llama_pcd_build_attn(
     }
 
     const auto * layer = pcd->find_layer(k->view_src);
-    if (!layer || !layer->k2 || !(pcd->separate() || (pcd->rerotated() && layer->rotates))) {
+    if (!layer) {
+        return nullptr;
+    }
+
+    const bool second = layer->k2 && (pcd->separate() || (pcd->rerotated() && layer->rotates));
+
+    llama_pcd::cell_range cells;
+    for (size_t i = 0; i < pcd->kvs.size(); ++i) {
+        const auto & layers = pcd->kvs[i].layers;
+        if (!kq_b && layer >= layers.data() && layer < layers.data() + layers.size()) {
+            cells = graph.inp->visible[i];
+        }
+    }
+    if (!second && cells.begin == 0) {
         return nullptr;
     }
 
     ggml_context * ctx = gctx.ctx0;
 
-    // the same cells of another tensor
-    const auto keys_in = [&](ggml_tensor * t) {
-        const size_t n_skip = k->view_offs/layer->k1->nb[1]; // whole rows; the view starts at a cell
-
-        return ggml_view_4d(ctx, t, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
-                ggml_row_size(t->type, k->ne[0]), t->nb[1], t->nb[2], n_skip*t->nb[1]);
-    };
-    ggml_tensor * k1 = keys_in(layer->k1);
-    ggml_tensor * k2 = keys_in(layer->k2);
+    ggml_tensor * k2 = k;
     ggml_tensor * v2 = v;
 
-    if (pcd->separate()) {
+    // the same cells of other tensors
+    if (second) {
+        k2 = ggml_view_4d(ctx, layer->k2, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
+                ggml_row_size(layer->k2->type, k->ne[0]), layer->k2->nb[1], layer->k2->nb[2], k->view_offs/layer->k1->nb[1]*layer->k2->nb[1]);
+    }
+    if (second && pcd->separate()) {
         v2 = layer->v2 ?
             ggml_view_4d(ctx, layer->v2, v->ne[0], v->ne[1], v->ne[2], v->ne[3], v->nb[1], v->nb[2], v->nb[3], v->view_offs) :
             ggml_view_4d(ctx, k2,        v->ne[0], v->ne[1], v->ne[2], v->ne[3], k2->nb[1], k2->nb[2], k2->nb[3], 0);
@@ -663,13 +757,26 @@ ggml_tensor * llama_pcd_build_attn(
                 t->nb[1], flat ? n*t->nb[1] : t->nb[2], flat ? n*t->nb[1] : t->nb[3], i0*t->nb[1]);
     };
 
+    ggml_tensor * mask = part_rows(kq_mask, n_std, n_twin);
+
+    if (cells.begin > 0) {
+        const bool v_trans = v2->nb[1] > v2->nb[2];
+
+        mask = build_cells(ctx, mask, 0, cells, true);
+        k2   = build_cells(ctx, k2,   2, cells, false);
+        // transposed values are put together with their dimensions in the order of memory
+        v2   = v_trans ?
+            ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, v2, 0, 2, 1, 3), 0, cells, false), 0, 2, 1, 3) :
+            build_cells(ctx, v2, 2, cells, false);
+    }
+
     graph.splitting = true;
 
     ggml_tensor * cur = gctx.build_attn_mha(part_q(n_std, n_twin), k2, v2, part_rows(kq_b, n_std, n_twin),
-            part_rows(kq_mask, n_std, n_twin), sinks, v_mla, n_kv_max, kq_scale, il);
+            mask, sinks, v_mla, n_kv_max, kq_scale, il);
 
     if (n_std > 0) {
-        ggml_tensor * std = gctx.build_attn_mha(part_q(0, n_std), k1, v, part_rows(kq_b, 0, n_std),
+        ggml_tensor * std = gctx.build_attn_mha(part_q(0, n_std), k, v, part_rows(kq_b, 0, n_std),
                 part_rows(kq_mask, 0, n_std), sinks, v_mla, n_kv_max, kq_scale, il);
 
         cur = ggml_concat(ctx, std, cur, 1);

@@ -7,6 +7,7 @@
 #include "llama-batch.h"
 #include "llama-graph.h"
 #include "llama-kv-cache.h"
+#include "llama-memory-recurrent.h"
 
 #include "ggml-cpp.h"
 
@@ -16,20 +17,18 @@
 #include <string>
 #include <vector>
 
-// twins get the last sequence ids, one each, so that they never see one another
-static constexpr llama_seq_id LLAMA_PCD_SEQ_FIRST = LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS;
-
-static inline bool llama_pcd_is_twin(llama_seq_id seq_id) {
-    return seq_id >= LLAMA_PCD_SEQ_FIRST;
-}
+// a windowed twin's attention looks at cells in whole blocks, so that the graph changes only now and then
+static constexpr uint32_t LLAMA_PCD_CELL_BLOCK = 256;
 
 // one rotary call as a model's graph made it
 struct llama_pcd_rotation {
     ggml_tensor * out     = nullptr; // the rotated tensor; null: this layer does not rotate
     ggml_tensor * factors = nullptr; // the model's own frequency factors
 
+    ggml_tensor * weights = nullptr; // what multiplies the key after its rotation
+
     bool  multi      = false;
-    bool  weighed    = false; // learned weights multiply the key after its rotation
+    bool  weighed    = false; // the key is changed after its rotation otherwise than by one such multiplication
     bool  hadamard   = false; // the cache stores the key Hadamard-rotated
     int   n_dims     = 0;
     int   mode       = 0;
@@ -78,12 +77,21 @@ struct llama_pcd_seq {
 };
 
 struct llama_pcd {
-    explicit llama_pcd(llama_context & lctx) : lctx(lctx) {}
+    explicit llama_pcd(llama_context & lctx);
 
     // where a context keeps its state; empty until PCD is first turned on
     static std::shared_ptr<llama_pcd> & of(llama_context & lctx);
 
     llama_context & lctx;
+
+    // the state of recurrent layers beside the KV cache; null: none
+    llama_memory_recurrent * recr = nullptr;
+
+    // Twins get the last sequence ids, one each, so that they never see one another. Recurrent layers have a state for
+    // each of the context's sequences and for no others: there the last of these is the twin's.
+    llama_seq_id seq_first = LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS;
+
+    bool is_twin(llama_seq_id seq_id) const { return seq_id >= seq_first; }
 
     llama_pcd_params params = {};
 
@@ -99,6 +107,8 @@ struct llama_pcd {
     // what only a graph shows
     bool weighs_keys   = false; // see llama_pcd_rotation::weighed
     bool offsets_pairs = false; // a rotation does not start at the first dimension of its tensor
+    bool has_rotations = false; // some layer rotates
+    bool has_graph     = false; // one was built, so the above is known
 
     uint32_t generation = 0; // changes with the topology of the graphs
 
@@ -156,6 +166,9 @@ struct llama_pcd {
 
     void write_tables();
 
+    // 1/w for learned weights w, kept on the device
+    ggml_tensor * inverse(ggml_tensor * weights);
+
     void reset_graphs();
 
     //
@@ -176,6 +189,30 @@ struct llama_pcd {
 
     void find_twin_cells(const llama_ubatch & ubatch);
 
+    // the twin at entry i of an ubatch
+    struct twin_view {
+        uint32_t     i;
+        llama_seq_id parent;
+        llama_pos    pos;
+        int32_t      own; // the cell with its own keys
+        bool         is_2d;
+        llama_pos    x;
+        llama_pos    y;
+    };
+
+    std::vector<twin_view> twin_views(const llama_pcd_kv & cur, const llama_ubatch & ubatch) const;
+
+    bool sees(const llama_kv_cache & kv, const twin_view & v, uint32_t j) const;
+
+    struct cell_range {
+        uint32_t begin = 0;
+        bool     head  = false;
+
+        bool operator==(const cell_range & other) const { return begin == other.begin && head == other.head; }
+    };
+
+    cell_range visible_cells(const llama_pcd_kv & cur, const llama_ubatch & ubatch) const;
+
     // rewrite the twins' rows of a KQ mask
     void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
 
@@ -185,7 +222,7 @@ struct llama_pcd {
 
 private:
     struct table_entry {
-        table_kind    kind;
+        table_kind    kind = TABLE_WHOLE;
         ggml_tensor * factors;
         ggml_tensor * t;
         ggml_context_ptr        ctx;
@@ -193,6 +230,7 @@ private:
     };
 
     std::vector<table_entry> tables;
+    std::vector<table_entry> inverses; // of weights in place of factors
 
     // rows of the last decode: [n_rows][n_vocab]
     struct {
@@ -255,6 +293,7 @@ private:
 
     void copy_embd (llama_batch_ext & dst, const llama_batch_ext & src, llama_batch_ext::token & token) const;
     void add_twin  (llama_batch_ext & dst, const llama_batch_ext & src, const llama_batch_ext::token & token, llama_seq_id twin, bool output);
+    void branch    (llama_seq_id parent);
     void add_twins (llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n);
     void drop_twins();
 
@@ -289,9 +328,9 @@ static inline llama_seq_id llama_pcd_parent_of(const llama_batch_ext::token & to
     return *std::min_element(token.seq_ids.begin(), token.seq_ids.end());
 }
 
-// turn `a` by pos with a table, as the rotation r does
-ggml_tensor * llama_pcd_build_turn(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos,
-        const llama_pcd_rotation & r, int offset, llama_pcd::table_kind kind);
+// turn a whole key, as it is stored, by pos with a table
+ggml_tensor * llama_pcd_turn_key(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos,
+        const llama_pcd_rotation & r, ggml_tensor * hadamard, llama_pcd::table_kind kind);
 
 //
 // hooks

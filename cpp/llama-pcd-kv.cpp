@@ -6,13 +6,42 @@
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-kv-cache-iswa.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
 #include "llama-model.h"
 
 #include <cmath>
+#include <limits>
+#include <typeinfo>
 #include <unordered_map>
+
+// itself, not what some architectures derive from it: an indexer that picks the keys would miss the twin's
+static llama_memory_hybrid * hybrid_of(llama_memory_i * mem) {
+    auto * res = dynamic_cast<llama_memory_hybrid *>(mem);
+    return res && typeid(*res) == typeid(llama_memory_hybrid) ? res : nullptr;
+}
+
+llama_pcd::llama_pcd(llama_context & lctx) : lctx(lctx) {
+    llama_memory_i * mem = lctx.get_memory();
+
+    if (auto * hybrid = hybrid_of(mem)) {
+        recr = hybrid->get_mem_recr();
+    } else if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
+        recr = hybrid->get_mem_recr();
+    }
+    if (recr) {
+        seq_first = (llama_seq_id) lctx.get_cparams().n_seq_max - 1;
+    }
+}
 
 void llama_pcd::for_each_kv(const std::function<void(llama_kv_cache *)> & fn) const {
     llama_memory_i * mem = lctx.get_memory();
+
+    if (auto * hybrid = hybrid_of(mem)) {
+        mem = hybrid->get_mem_attn();
+    } else if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
+        mem = hybrid->get_mem_attn();
+    }
 
     if (auto * kv = dynamic_cast<llama_kv_cache *>(mem)) {
         fn(kv);
@@ -212,10 +241,14 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
 
     std::unordered_multimap<llama_pos, uint32_t> at;
 
-    uint32_t i0 = n;
+    uint32_t  i0    = n;
+    llama_pos p_min = std::numeric_limits<llama_pos>::max();
+    llama_pos p_max = -1;
     for (uint32_t i = 0; i < n; ++i) {
-        if (llama_pcd_is_twin(ubatch.seq_id[i][0])) {
-            i0 = std::min(i0, i);
+        if (is_twin(ubatch.seq_id[i][0])) {
+            i0    = std::min(i0, i);
+            p_min = std::min(p_min, ubatch.pos[i]);
+            p_max = std::max(p_max, ubatch.pos[i]);
             at.emplace(ubatch.pos[i], i);
         }
     }
@@ -227,7 +260,7 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
         std::vector<bool> is_own(n - i0, true);
 
         for (uint32_t j = 0; j < cells.used_max_p1() && !at.empty(); ++j) {
-            if (cells.is_empty(j)) {
+            if (!cells.pos_in(j, p_min, p_max + 1)) {
                 continue;
             }
 
@@ -239,7 +272,7 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
                 if (is_2d && (cells.ext_get(j).x != ubatch.pos[2*n + i] || cells.ext_get(j).y != ubatch.pos[n + i])) {
                     continue;
                 }
-                if (separate() && is_own[i - i0] && cells.seq_has(j, parents.at(twin - LLAMA_PCD_SEQ_FIRST))) {
+                if (separate() && is_own[i - i0] && cells.seq_has(j, parents.at(twin - seq_first))) {
                     cur.twin_cells[i - i0] = j;
                     is_own[i - i0] = false;
                     break;
@@ -257,19 +290,50 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
 // mask
 //
 
+std::vector<llama_pcd::twin_view> llama_pcd::twin_views(const llama_pcd_kv & cur, const llama_ubatch & ubatch) const {
+    const bool     is_2d = ubatch.is_pos_2d();
+    const uint32_t n     = ubatch.n_tokens;
+    const uint32_t i0    = n - cur.twin_cells.size();
+
+    std::vector<twin_view> res;
+    for (uint32_t i = i0; i < n; ++i) {
+        const llama_seq_id twin = ubatch.seq_id[i][0];
+        if (is_twin(twin)) {
+            res.push_back({ i, parents.at(twin - seq_first), ubatch.pos[i], cur.twin_cells[i - i0],
+                    is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 });
+        }
+    }
+    return res;
+}
+
+bool llama_pcd::sees(const llama_kv_cache & kv, const twin_view & v, uint32_t j) const {
+    const auto & cells  = kv.v_cells[0];
+    const bool   causal = lctx.cparams.causal_attn;
+
+    if ((int32_t) j == v.own) {
+        return true;
+    }
+    if (cells.is_empty(j) || !cells.seq_has(j, v.parent)) {
+        return false;
+    }
+    const llama_pos p0 = cells.pos_get(j);
+
+    if (causal && p0 >= v.pos) {
+        // patches of one image share their position in time: what counts is their place in it
+        const auto & ext = cells.ext_get(j);
+        if (p0 > v.pos || !v.is_2d || ext.is_2d_gt(v.x, v.y) || (ext.x == v.x && ext.y == v.y)) {
+            return false;
+        }
+    }
+
+    return (params.window == 0 || v.pos - p0 < params.window || p0 < params.n_sink) &&
+        !llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, v.pos);
+}
+
 template <typename T, typename F>
-static void fill_rows(ggml_tensor * dst, const llama_ubatch & ubatch, const F & value) {
-    const int64_t n_kv = dst->ne[0];
-
-    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-        if (!llama_pcd_is_twin(ubatch.seq_id[i][0])) {
-            continue;
-        }
-        T * row = (T *) dst->data + i*n_kv;
-
-        for (int64_t j = 0; j < n_kv; ++j) {
-            row[j] = llama_cast<T>(value(i, j));
-        }
+static void fill_row(T * row, int64_t n_kv, const F & value) {
+    for (int64_t j = 0; j < n_kv; ++j) {
+        row[j] = llama_cast<T>(value(j));
     }
 }
 
@@ -278,56 +342,57 @@ void llama_pcd::mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const l
         return;
     }
 
-    const auto & cells  = kv.v_cells[0];
-    const bool   causal = lctx.cparams.causal_attn;
-    const bool   is_2d  = ubatch.is_pos_2d();
+    const int64_t n_kv = dst->ne[0];
 
-    const uint32_t n = ubatch.n_tokens;
-
-    const std::vector<int32_t> * own = nullptr;
     for (const auto & cur : kvs) {
-        own = cur.kv == &kv ? &cur.twin_cells : own;
-    }
-    GGML_ASSERT(own);
-
-    const uint32_t i0 = n - own->size();
-
-    // patches of one image share their position in time: what counts is their place in it
-    const auto is_before = [&](int64_t j, uint32_t i) {
-        const llama_pos p0 = cells.pos_get(j);
-        const llama_pos p1 = ubatch.pos[i];
-        if (p0 != p1 || !is_2d) {
-            return p0 < p1;
+        if (cur.kv != &kv) {
+            continue;
         }
-        const llama_pos x = ubatch.pos[2*n + i];
-        const llama_pos y = ubatch.pos[1*n + i];
-        const auto & ext = cells.ext_get(j);
-        return !ext.is_2d_gt(x, y) && (ext.x != x || ext.y != y);
-    };
-
-    const auto sees = [&](llama_pos p0, llama_pos p1) {
-        return !llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, p1) &&
-            (params.window == 0 || p1 - p0 < params.window || p0 < params.n_sink);
-    };
-
-    const auto value = [&](uint32_t i, int64_t j) -> float {
-        if (cells.is_empty(j)) {
-            return -INFINITY;
+        for (const twin_view & v : twin_views(cur, ubatch)) {
+            const auto value = [&](uint32_t j) -> float {
+                return !sees(kv, v, j) ? -INFINITY : kv.hparams.use_alibi ? -std::abs(float(kv.v_cells[0].pos_get(j) - v.pos)) : 0.0f;
+            };
+            if (dst->type == GGML_TYPE_F16) {
+                fill_row((ggml_fp16_t *) dst->data + v.i*n_kv, n_kv, value);
+            } else {
+                fill_row((float *) dst->data + v.i*n_kv, n_kv, value);
+            }
         }
-        const llama_pos p0 = cells.pos_get(j);
-        const llama_pos p1 = ubatch.pos[i];
-
-        const bool visible = j == (*own)[i - i0] ||
-            (cells.seq_has(j, parents.at(ubatch.seq_id[i][0] - LLAMA_PCD_SEQ_FIRST)) && (!causal || is_before(j, i)) && sees(p0, p1));
-
-        return !visible ? -INFINITY : kv.hparams.use_alibi ? -std::abs(float(p0 - p1)) : 0.0f;
-    };
-
-    if (dst->type == GGML_TYPE_F16) {
-        fill_rows<ggml_fp16_t>(dst, ubatch, value);
-    } else {
-        fill_rows<float>(dst, ubatch, value);
     }
+}
+
+// The cells that the twins' attention has to look at: all from `begin` on and, where begin > 0 and `head`, the first
+// block, for the first positions of a text.
+llama_pcd::cell_range llama_pcd::visible_cells(const llama_pcd_kv & cur, const llama_ubatch & ubatch) const {
+    if (params.window == 0) {
+        return {};
+    }
+
+    const auto & cells = cur.kv->v_cells[0];
+    const auto   views = twin_views(cur, ubatch);
+
+    uint32_t begin    = UINT32_MAX;
+    uint32_t end_head = 0; // of the first positions
+
+    for (uint32_t j = 0; j < cells.used_max_p1() && views.size() <= LLAMA_PCD_MAX_TWINS; ++j) {
+        for (const twin_view & v : views) {
+            if (!sees(*cur.kv, v, j)) {
+                continue;
+            }
+            if (begin == UINT32_MAX && (int32_t) j != v.own && cells.pos_get(j) < params.n_sink && j < LLAMA_PCD_CELL_BLOCK) {
+                end_head = j + 1;
+            } else {
+                begin = std::min(begin, j);
+            }
+        }
+    }
+
+    begin = begin == UINT32_MAX ? 0 : begin/LLAMA_PCD_CELL_BLOCK*LLAMA_PCD_CELL_BLOCK;
+    if (begin <= LLAMA_PCD_CELL_BLOCK && end_head > 0) {
+        begin = 0; // nothing gained
+    }
+
+    return { begin, begin > 0 && end_head > 0 };
 }
 
 //
@@ -416,14 +481,7 @@ ggml_status llama_pcd::turn_range(const llama_pcd_kv & cur, uint32_t c0, uint32_
             if (k->type != GGML_TYPE_F32) {
                 k = ggml_cast(ctx, k, GGML_TYPE_F32);
             }
-            ggml_tensor * rot = layer.rotation.hadamard ? inp->rot : nullptr;
-            if (rot) {
-                k = llama_mul_mat_hadamard(ctx, k, rot);
-            }
-            k = llama_pcd_build_turn(*this, ctx, k, inp->pos, layer.rotation, layer.rotation.offset, kind);
-            if (rot) {
-                k = llama_mul_mat_hadamard(ctx, k, rot);
-            }
+            k = llama_pcd_turn_key(*this, ctx, k, inp->pos, layer.rotation, layer.rotation.hadamard ? inp->rot : nullptr, kind);
         }
 
         ggml_build_forward_expand(gf, ggml_cpy(ctx, k, part(layer.k2)));

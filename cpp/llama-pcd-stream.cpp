@@ -104,7 +104,7 @@ int llama_pcd::decode_both(const llama_batch_ext & batch, size_t i0, size_t i1, 
         if (output) {
             of_row.push_back({ row - rows.out_ids.begin(), both.tokens.size() });
         }
-        add_twin(both, batch, token, LLAMA_PCD_SEQ_FIRST + k, output);
+        add_twin(both, batch, token, seq_first + k, output);
     }
 
     const int ret = decode_nested(both);
@@ -143,7 +143,7 @@ int llama_pcd::decode_in_turn(const llama_batch_ext & batch, size_t i, outputs &
         llama_batch_ext alone = batch_like(batch);
 
         parents = { parent };
-        add_twin(alone, batch, token, LLAMA_PCD_SEQ_FIRST, output);
+        add_twin(alone, batch, token, seq_first, output);
 
         const int ret = decode_nested(alone);
         if (ret != 0) {
@@ -229,7 +229,7 @@ int llama_pcd::catch_up(const llama_batch_ext & batch, llama_seq_id parent, llam
             if (row != wanted.end()) {
                 of_row.push_back({ row->second, twins.tokens.size() });
             }
-            add_twin(twins, batch, token, LLAMA_PCD_SEQ_FIRST, row != wanted.end());
+            add_twin(twins, batch, token, seq_first, row != wanted.end());
         }
 
         const int ret = decode_nested(twins);

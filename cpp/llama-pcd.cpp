@@ -113,13 +113,19 @@ int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
     if (!lctx.get_memory()) {
         err = "the architecture '" + arch + "' keeps no KV cache, so there is no context to contrast";
     } else if (n_kv == 0) {
-        err = "the architecture '" + arch + "' has recurrent or otherwise special memory, which cannot drop a twin's state; PCD needs a plain or sliding-window KV cache";
-    } else if (model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE && p.perturbation != LLAMA_PCD_PERTURBATION_NONE) {
+        err = "the architecture '" + arch + "' has recurrent or otherwise special memory alone, which cannot drop a twin's state; PCD needs a KV cache, plain, sliding-window or beside recurrent layers";
+    } else if (recr && cparams.n_seq_max < 2) {
+        err = "the architecture '" + arch + "' has recurrent layers, where a twin needs a sequence of its own; create the context with n_seq_max = 2 or more";
+    } else if (recr && separate(p)) {
+        err = "the architecture '" + arch + "' has recurrent layers, and a second state for them is not kept; use cache=\"rerotated\"";
+    } else if ((model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || (has_graph && !has_rotations)) && p.perturbation != LLAMA_PCD_PERTURBATION_NONE) {
         err = "the architecture '" + arch + "' has no rotary positions to " + (rotates(p) ? "over-rotate" : "add noise to") + "; use perturbation=\"none\" with a window";
     } else if (llama_model_has_encoder(&model)) {
         err = "the architecture '" + arch + "' has an encoder, and a twin cannot attend to it";
     } else if (weighs_keys && rerotated(p)) {
-        err = "the architecture '" + arch + "' weighs its keys after rotating them, so a stored key cannot be turned further; use cache=\"shared\" or \"separate\"";
+        err = "the architecture '" + arch + "' changes its keys after rotating them, so a stored key cannot be turned further; use cache=\"shared\" or \"separate\"";
+    } else if (model.arch == LLM_ARCH_COGVLM && separate(p)) {
+        err = "asked for some rows of a batch, the architecture '" + arch + "' gives those of other tokens; use cache=\"rerotated\"";
     } else if (offsets_pairs && p.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
         err = "the architecture '" + arch + "' rotates a part of each head in place, where noise is not built; use perturbation=\"over-rotation\"";
     } else if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR && (rerotated(p) || separate(p))) {
@@ -236,7 +242,7 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
     }
 
     if (is_new) {
-        // the graphs built here also tell each layer's rotation
+        // the graphs built here also tell how each layer rotates, if it does
         try {
             lctx.sched_need_reserve = true;
             lctx.sched_reserve();
@@ -245,6 +251,7 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
             throw;
         }
 
+        has_graph = true;
         for (const auto & cur : kvs) {
             for (const auto & layer : cur.layers) {
                 weighs_keys |= layer.rotation.weighed;
@@ -260,8 +267,8 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
 }
 
 int32_t llama_pcd::set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err) {
-    if (seq_id < 0 || llama_pcd_is_twin(seq_id)) {
-        err = format("seq_id is %d, allowed: 0 to %d", seq_id, LLAMA_PCD_SEQ_FIRST - 1);
+    if (seq_id < 0 || is_twin(seq_id)) {
+        err = format("seq_id is %d, allowed: 0 to %d", seq_id, seq_first - 1);
         return LLAMA_PCD_INVALID;
     }
     if (p) {

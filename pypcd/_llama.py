@@ -154,6 +154,9 @@ class Llama(llama_cpp.Llama):
 
     @property
     def context_params(self) -> Any:
+        model = getattr(self, "_model", None)
+        if model is not None and llama_cpp.llama_model_is_hybrid(model.model):
+            self._context_params.n_seq_max = 2  # recurrent layers: one state for the text, one for a twin
         return self._context_params
 
     @context_params.setter

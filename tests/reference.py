@@ -26,7 +26,7 @@ RhoTable = Callable[[int], Array]
 # which two dimensions of a head turn together: (2j, 2j+1), or (j, j + n_rot/2); None: the model has no RoPE
 ROPE_LAYOUT: dict[str, str | None] = {
     **dict.fromkeys(("llama", "smollm3"), "norm"),
-    **dict.fromkeys(("qwen2", "qwen2vl", "qwen3", "stablelm", "gemma2", "gemma3"), "neox"),
+    **dict.fromkeys(("qwen2", "qwen2vl", "qwen3", "stablelm", "gemma2", "gemma3", "hunyuan-dense", "lfm2"), "neox"),
     **dict.fromkeys(("gpt2", "bloom")),
 }
 _GGML = gguf.GGMLQuantizationType
@@ -131,7 +131,8 @@ class Reference:
 
         n_embd, self.n_layer = self._key("embedding_length"), self._key("block_count")
         self.n_head = self._key("attention.head_count")
-        self.n_head_kv = self._key("attention.head_count_kv", self.n_head)
+        heads = self._key("attention.head_count_kv", self.n_head)
+        self.n_head_kv = max(heads) if isinstance(heads, list) else heads  # 0 where a layer has no attention
         self.head_dim = self._key("attention.key_length", n_embd // self.n_head)
         self.n_rot = self._key("rope.dimension_count", self.head_dim) if ROPE_LAYOUT[self.arch] else 0
         self.window: int = self._key("attention.sliding_window", 0)
@@ -199,7 +200,7 @@ class Reference:
         Returns the logits, and per layer the keys *before* rotation and the values, [n, n_head_kv, head_dim].
         Every query, and its own key, turns by rho theta; the keys in memory by memory_rho theta. Noise is added to
         every query and its own key, and to the keys in memory where these are noisy too."""
-        n_past = len(memory[0][0]) if memory else 0
+        n_past = len(memory[0][0]) if memory else 0  # a recurrent layer's state has as many rows here
         n_all = n_past + len(tokens)
         pos = np.arange(n_all, dtype=np.float64)
         ones = np.ones(self.n_rot // 2)
@@ -218,6 +219,11 @@ class Reference:
         x = self._embed(np.asarray(tokens, dtype=np.int64), n_past)
         layers = []
         for il in range(self.n_layer):
+            if f"blk.{il}.shortconv.conv.weight" in self._w:
+                y, state = self._short_conv(il, self._norm(x, f"blk.{il}.attn_norm"), memory[il][0] if memory else None)
+                layers.append((state, state))
+                x = self._feed_forward(il, x + y)
+                continue
             theta, magnitude = self._rope[il]
             q, k, v = self._qkv(il, self._norm(x, f"blk.{il}.attn_norm"))
             layers.append((k, v))
@@ -226,14 +232,18 @@ class Reference:
             angle = moved[:, None] * rho_at * theta
             added = np.zeros((2, n_all, self.n_rot // 2))
             if noise and theta.any():
+                n_attention = sum(f"blk.{i}.attn_k.weight" in self._w for i in range(il)) if self.arch == "lfm2" else il
                 for p in noisy:
-                    added[:, p] = noise.at(p, il, self.n_rot)
+                    added[:, p] = noise.at(p, n_attention, self.n_rot)
             q = self._rotate(q, angle[n_past:], magnitude, added[:, n_past:])
             k = self._rotate(k, angle, magnitude, added)
+            if self.arch == "hunyuan-dense":
+                q, k = self._norm(q, f"blk.{il}.attn_q_norm"), self._norm(k, f"blk.{il}.attn_k_norm")
             mask = visible & (distance < self.window) if il in self.sliding else visible
             x = self._feed_forward(il, x + self._attention(il, q, k, v, mask, distance))
 
-        logits = self._linear(self._norm(x, "output_norm"), "output" if "output.weight" in self._w else "token_embd")
+        final_norm = "token_embd_norm" if self.arch == "lfm2" else "output_norm"  # a historical name
+        logits = self._linear(self._norm(x, final_norm), "output" if "output.weight" in self._w else "token_embd")
         return _soft_cap(logits, self._key("final_logit_softcapping", 0.0)), layers
 
     def _embed(self, tokens: NDArray[np.int64], n_past: int) -> Array:
@@ -255,7 +265,7 @@ class Reference:
         else:
             q, k, v = (self._linear(x, block + name) for name in ("attn_q", "attn_k", "attn_v"))
         q, k, v = (y.reshape(len(x), -1, d) for y in (q, k, v))
-        if block + "attn_q_norm.weight" in self._w:
+        if block + "attn_q_norm.weight" in self._w and self.arch != "hunyuan-dense":
             q, k = self._norm(q, block + "attn_q_norm"), self._norm(k, block + "attn_k_norm")
         return q, k, v
 
@@ -273,6 +283,19 @@ class Reference:
         p = self._round(p / p.sum(axis=-1, keepdims=True))
         y = self._linear((p @ v).transpose(1, 0, 2).reshape(len(distance), -1), f"blk.{il}.attn_output")
         return self._norm_if(y, f"blk.{il}.post_attention_norm")
+
+    def _short_conv(self, il: int, x: Array, before: Array | None) -> tuple[Array, Array]:
+        """LFM2's recurrent layer, [n, n_embd]: a gated convolution over this position and those before it.
+
+        Also returns what it convolves, all of it so far: its state is the last rows."""
+        block, kernel = f"blk.{il}.shortconv.", self._w[f"blk.{il}.shortconv.conv.weight"]
+        b, c, y = np.split(self._linear(x, block + "in_proj"), 3, axis=1)
+        n = kernel.shape[1]
+        past = np.zeros((0, y.shape[1])) if before is None else before
+        state = np.concatenate([past, b * y])
+        padded = np.concatenate([np.zeros((n - 1, y.shape[1])), state])[-(len(x) + n - 1) :]
+        convolved = sum(padded[i : i + len(x)] * kernel[:, i] for i in range(n))
+        return self._linear(c * convolved, block + "out_proj"), state
 
     def _feed_forward(self, il: int, x: Array) -> Array:
         block = f"blk.{il}."

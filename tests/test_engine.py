@@ -24,7 +24,7 @@ from conftest import (
     run_python,
     tolerance,
 )
-from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
+from tiny_gguf import ARCHS, ATTENTION_ARCHS, HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
 from pypcd import _native
@@ -58,6 +58,40 @@ def test_both_rows_are_the_references(arch: str, cache: str, evaluation: str, ti
     for n in (101, 102):
         llm.eval(TOKENS[n - 1 : n])
         check_rows(llm, path, TOKENS[:n])
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"cache": "shared"},
+        {"perturbation": "none", "window": 9},
+        {"perturbation": "noise", "cache": "shared", "noise": 0.3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("arch", HYBRID_ARCHS)
+def test_beside_recurrent_layers_a_twin_goes_on_from_their_state_before_its_token(
+    arch: str, setting: dict[str, Any], evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    """And leaves that state as it was for the token."""
+    path = tiny(arch)
+    llm = load(path, {**setting, "evaluation": evaluation}, n_batch=32)
+    llm.eval(TOKENS[:100])
+    check_rows(llm, path, TOKENS[:100])
+    for n in (101, 102, 103):
+        llm.eval(TOKENS[n - 1 : n])
+        check_rows(llm, path, TOKENS[:n])
+    llm.pcd = False
+    llm.eval(TOKENS[103:105])
+    llm.pcd = setting
+    llm.eval(TOKENS[105:110])
+    check_rows(llm, path, TOKENS[:110])
+    every = load(path, {**setting, "evaluation": evaluation}, logits_all=True)
+    every.eval(TOKENS[:40])
+    for row in (12, 20, 39):
+        check_rows(every, path, TOKENS, row, row)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -118,6 +152,38 @@ def test_a_window_hides_the_middle_from_the_twin(
     llm = load(tiny(arch), {**setting, "evaluation": evaluation}, n_batch=48)
     llm.eval(TOKENS)
     check_rows(llm, tiny(arch), TOKENS)
+
+
+LONG = (TOKENS * 7)[:800]
+FAR: list[tuple[str, dict[str, Any]]] = [
+    *(("llama", {"window": 30, "cache": cache}) for cache in CACHES),
+    ("llama", {"window": 30, "n_sink": 0}),
+    ("llama", {"window": 300, "perturbation": "none"}),
+    ("bloom", {"window": 30, "perturbation": "none"}),
+    ("gemma3", {"window": 30}),
+    ("gemma2", {"window": 30, "cache": "shared"}),
+    ("qwen2vl", {"window": 30, "cache": "separate", "evaluation": "alternate"}),
+]
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize(("arch", "setting"), FAR, ids=str)
+def test_a_window_far_into_a_text_looks_at_its_own_cells_alone(
+    arch: str, setting: dict[str, Any], flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    """In blocks of 256 cells: the first of the window is the last of its block, then the first of the next one."""
+    path, atol = tiny(arch), 6e-2 if flash_attn else None  # which rounds queries and keys to float16
+    llm = load(path, setting, n_ctx=1024, flash_attn=flash_attn)
+    first = 512 + setting["window"] - 1
+    llm.eval(LONG[: first - 1])
+    for n in (first, first + 1):
+        llm.eval(LONG[n - 1 : n])
+        check_rows(llm, path, LONG[:n], atol=atol)
+    n = setting["window"] + 10  # and back to where the window reaches the beginning
+    llm._ctx.kv_cache_seq_rm(0, 5, -1)
+    llm.n_tokens = 5
+    llm.eval(LONG[5:n])
+    check_rows(llm, path, LONG[:n], atol=atol)
 
 
 @pytest.mark.parametrize("band", ["high", "all"])

@@ -181,7 +181,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("bloom", {"cache": "shared"}, {}, "'bloom' has no rotary positions"),
     ("mamba", {}, {}, "'mamba' has recurrent"),
     ("mamba", {"perturbation": "none", "window": 8}, {}, "'mamba' has recurrent"),
-    ("lfm2", {}, {}, "'lfm2' has recurrent"),
+    ("lfm2", {"cache": "separate"}, {}, "'lfm2' has recurrent layers, and a second state"),
     ("llama", {}, {"embedding": True, "pooling_type": llama_cpp.LLAMA_POOLING_TYPE_MEAN}, "pools embeddings"),
     ("llama", {}, {"attention_type": llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL}, "not causal"),
 ]
@@ -286,10 +286,10 @@ def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
 ) -> None:
     from pypcd._cli import main
 
-    path = write_tiny_gguf(tmp_path / "m.gguf", "hunyuan-dense")  # weighs its keys after rotating them
-    llm = pypcd.Llama(path, pcd={"cache": "shared", "beta": 1}, n_ctx=256, n_threads=1)
+    path = write_tiny_gguf(tmp_path / "m.gguf", "starcoder")  # rotates in name only
+    llm = pypcd.Llama(path, pcd={"perturbation": "none", "window": 5, "beta": 1}, n_ctx=256, n_threads=1)
     before = llm.pcd
-    assert "weighs its keys" in (llm.pcd_refusal({"cache": "rerotated"}) or "")
+    assert "no rotary positions" in (llm.pcd_refusal("paper") or "")
     assert llm.pcd_refusal() is None  # the setting in force
     llm.eval(TOKENS[:9])
     rows = llm.pcd_logits()
@@ -298,11 +298,11 @@ def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
     llm.close()
 
     assert main(["generate", str(path), "-p", "abc", "--max-tokens", "2", "--threads", "1"]) == 0
-    assert "going on without PCD: the architecture 'hunyuan-dense' weighs its keys" in capsys.readouterr().err
-    options = ["--length", "16", "--mode", "rerotated,shared", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+    assert "going on without PCD: the architecture 'starcoder' has no rotary positions" in capsys.readouterr().err
+    options = ["--length", "16", "--mode", "rerotated,window", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
     assert main(["bench", str(path), *options]) == 0
     out, err = capsys.readouterr()
-    assert "shared" in out and "rerotated" not in out and "cannot run the mode rerotated" in err
+    assert "window" in out and "rerotated" not in out and "cannot run the mode rerotated" in err
 
 
 @pytest.mark.parametrize("n_ctx", [-5, 2**31, 2**40])

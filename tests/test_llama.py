@@ -496,3 +496,27 @@ def test_stats_count_what_was_done(tiny: Tiny, load: Load) -> None:
     stats = llm.pcd_stats()
     assert (stats.n_tokens, stats.n_twins, stats.n_derived) == (2, 2, 1)
     assert stats.second_bytes >= 3 * 256 * 32 * 4  # layers, cells, two heads of 16, float32
+
+
+def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) -> None:
+    llm, plain = load(tiny("llama"), {"beta": 1}), load(tiny("llama"), False)
+    llm.set_sequence_pcd(0, False)
+    for each in (llm, plain):
+        each.eval(T[:30])
+    assert np.array_equal(native_row(llm), native_row(plain))
+    llm.set_sequence_pcd(0, {"beta": 3, "gamma": 4})
+    llm.eval(T[30:31])
+    rows = llm.pcd_logits()
+    kept = np.isfinite(rows.contrasted)
+    wanted = pypcd.contrast(rows.standard, rows.over_rotated, beta=3, gamma=4)
+    assert kept.sum() == 4 and np.allclose(rows.contrasted[kept], wanted[kept], rtol=1e-5, atol=1e-5)
+    llm.set_sequence_pcd(0)
+    llm.eval(T[31:32])
+    check_rows(llm, tiny("llama"), T[:32])
+    assert llm.pcd == pypcd.PCDConfig(beta=1)
+    with pytest.raises(ValueError, match="setting is alpha=0.5.*allowed to differ for one sequence: beta, gamma"):
+        llm.set_sequence_pcd(0, {"alpha": 0.5})
+    with pytest.raises(ValueError, match="seq_id is 200, allowed: 0 to 191"):
+        llm.set_sequence_pcd(200, True)
+    with pytest.raises(pypcd.PCDError, match="never turned on"):
+        plain.set_sequence_pcd(0, False)

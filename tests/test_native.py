@@ -170,13 +170,15 @@ def test_latent_keys_in_a_quantised_cache_turn_as_float_ones_do(turned_on: str, 
         close(got, row, effect / 20)
 
 
-@pytest.mark.parametrize("before", [{"cache": "shared"}, False], ids=["shared", "off"])
-def test_keys_weighed_after_their_rotation_are_refused_and_nothing_changes(before: Any, tiny: Tiny, load: Load) -> None:
-    asked, never = (load(tiny("hunyuan-dense"), before) for _ in range(2))
+@pytest.mark.parametrize("before", [{"perturbation": "none", "window": 9}, False], ids=["window", "off"])
+def test_a_model_that_rotates_in_name_only_is_refused_and_nothing_changes(before: Any, tiny: Tiny, load: Load) -> None:
+    """Only a graph shows it."""
+    asked, never = (load(tiny("starcoder"), before) for _ in range(2))
     for llm in (asked, never):
         llm.eval(TOKENS[:20])
-    with pytest.raises(pypcd.UnsupportedError, match='weighs its keys after rotating them.*cache="shared"'):
-        asked.pcd = {"cache": "rerotated"}
+    for setting in ({"cache": "rerotated"}, {"cache": "shared"}, {"cache": "shared", "perturbation": "noise"}):
+        with pytest.raises(pypcd.UnsupportedError, match="'starcoder' has no rotary positions.*with a window"):
+            asked.pcd = pypcd.PCDConfig(**setting)
     assert asked.pcd == never.pcd
     assert asked.pcd_stats().second_bytes == 0
     for llm in (asked, never):
@@ -186,9 +188,6 @@ def test_keys_weighed_after_their_rotation_are_refused_and_nothing_changes(befor
         rows = asked.pcd_logits()
         assert asked.pcd is not None and np.abs(rows.standard - rows.over_rotated).max() > 0.05
         check_contrast(rows, asked.pcd, native_row(asked))
-    status, text = ask(asked, {"cache": "rerotated"}, _native.pcd_check)
-    assert status == _native.UNSUPPORTED and "weighs its keys" in text
-    assert ask(asked, {"cache": "shared"}, _native.pcd_check) == (_native.OK, "")
 
 
 def test_a_layer_without_attention_has_no_keys_to_derive(native: Native) -> None:

@@ -51,6 +51,7 @@ ARCHS: dict[str, Arch] = {
     "stablelm": Arch("neox", layer_norm=True, rotary=0.5),
     "gemma2": Arch("neox", post_norm=True, tied=True, swa_pattern=(True, False)),
     "gemma3": Arch("neox", post_norm=True, tied=True, qk_norm=True, swa_pattern=(True, True, False)),
+    "hunyuan-dense": Arch("neox", qk_norm=True),  # its norms come after the rotation
     # nothing to over-rotate: learned positions, ALiBi, a recurrence
     "gpt2": Arch(None, layer_norm=True, fused_qkv=True, qkv_bias=True, gated=False),
     "bloom": Arch(None, layer_norm=True, fused_qkv=True, qkv_bias=True, gated=False),
@@ -59,13 +60,14 @@ ARCHS: dict[str, Arch] = {
     "lfm2": Arch("neox", qk_norm=True, recurrent=True),
 }
 ODD_ARCHS: dict[str, Arch] = {  # unknown to the reference
-    "hunyuan-dense": Arch("neox", qk_norm=True),  # its norms come after the rotation
+    "starcoder": Arch("norm", layer_norm=True, fused_qkv=True, qkv_bias=True, gated=False),  # in name; never rotates
     "deci": Arch("norm"),  # its second layer has no attention
     "deepseek2": Arch("norm"),  # all heads share a latent key: 96 dimensions as they are, then 32 rotated
     "t5": Arch(None, n_layer=2),  # an encoder, and a decoder that attends to it
 }
 MLA_LATENT, MLA_ROT = 96, 32
 ROPE_ARCHS = [a for a, s in ARCHS.items() if s.rope and not s.recurrent]
+HYBRID_ARCHS = ["lfm2"]
 ATTENTION_ARCHS = [a for a, s in ARCHS.items() if not s.recurrent]
 
 
@@ -177,7 +179,7 @@ def write_tiny_gguf(
     embeddings = w.normal(n_vocab, n_embd, 1 / math.sqrt(n_embd) if spec.tied else 1.0)
     embeddings[:3] *= 0.1  # <unk>, <s> and </s> are never likely: generation runs to max_tokens
     w.add("token_embd.weight", embeddings)
-    if arch == "gpt2":
+    if arch in ("gpt2", "starcoder"):
         w.add("position_embd.weight", w.normal(n_ctx_train, n_embd), quantize=False)
     if arch == "bloom":
         w.norm("token_embd_norm", n_embd, bias=True)
