@@ -739,6 +739,9 @@ ggml_tensor * llama_pcd_build_attn(
         v2 = layer->v2 ?
             ggml_view_4d(ctx, layer->v2, v->ne[0], v->ne[1], v->ne[2], v->ne[3], v->nb[1], v->nb[2], v->nb[3], v->view_offs) :
             ggml_view_4d(ctx, k2,        v->ne[0], v->ne[1], v->ne[2], v->ne[3], k2->nb[1], k2->nb[2], k2->nb[3], 0);
+        if (!layer->v2 && ggml_is_quantized(k2->type) && !gctx.cparams.flash_attn) {
+            v2 = ggml_cast(ctx, v2, GGML_TYPE_F32); // it will be transposed, which blocks cannot be
+        }
     }
 
     const int64_t n_twin = graph.n_twin;

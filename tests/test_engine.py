@@ -90,7 +90,7 @@ def test_beside_recurrent_layers_a_twin_goes_on_from_their_state_before_its_toke
     check_rows(llm, path, TOKENS[:110])
     every = load(path, {**setting, "evaluation": evaluation}, logits_all=True)
     every.eval(TOKENS[:40])
-    for row in (12, 20, 39):
+    for row in (20, 30, 39):
         check_rows(every, path, TOKENS, row, row)
 
 

@@ -170,6 +170,23 @@ def test_latent_keys_in_a_quantised_cache_turn_as_float_ones_do(turned_on: str, 
         close(got, row, effect / 20)
 
 
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+def test_latent_second_keys_may_be_coarser(cache: str, flash: bool, native: Native) -> None:
+    """In a second stream they are its values too."""
+    types = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    exact, coarse = (
+        native("deepseek2", {"cache": cache, "type_k_over": name}, flash_attn_type=types[flash])
+        for name in ("f32", "q8_0")
+    )
+    decode_in((exact, coarse), TOKENS[:60])
+    decode_in((exact, coarse), TOKENS[60:61])
+    effect = np.abs(exact.rows()[0] - exact.rows()[1]).max()
+    assert effect > 1
+    close(coarse.rows()[0], exact.rows()[0], ROUNDING)
+    close(coarse.rows()[1], exact.rows()[1], effect / 10)
+
+
 @pytest.mark.parametrize("before", [{"perturbation": "none", "window": 9}, False], ids=["window", "off"])
 def test_a_model_that_rotates_in_name_only_is_refused_and_nothing_changes(before: Any, tiny: Tiny, load: Load) -> None:
     """Only a graph shows it."""
