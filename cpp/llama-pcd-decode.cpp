@@ -77,9 +77,16 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     const size_t n_out = rows.out_ids.size();
 
     // with a second stream every token has its twin, at once or, with alternate evaluation, when a row first needs it;
-    // at once all the same where that is too late: sliding-window layers forget, and embeddings are not kept
-    const bool streams = separate() && (params.evaluation == LLAMA_PCD_EVALUATION_FUSED || is_short() || forgets(n_tokens) ||
+    // at once all the same where that may be too late: sliding-window layers forget, and embeddings are not kept
+    const bool streams = separate() && (params.evaluation == LLAMA_PCD_EVALUATION_FUSED || slides() ||
             batch.tokens[0].id == LLAMA_TOKEN_NULL);
+
+    if (streams && !lctx.cparams.causal_attn && end_of_part(batch, 0, SIZE_MAX) < n_tokens) {
+        LLAMA_LOG_ERROR("%s: cache = separate has to evaluate the %zu embeddings of this picture and their twins at once; "
+                "create the context with n_ubatch = %zu or more\n", __func__, n_tokens, 2*n_tokens);
+        forget_rows();
+        return -1;
+    }
 
     if (n_out == 0 && !streams) {
         return decode_nested(batch);
@@ -110,6 +117,8 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
 
     rows.resize(n_out, lctx.model.vocab.n_tokens());
 
+    const size_t n_fit = n_room();
+
     // rows that a fused batch computes: the twins' beside the caller's
     const size_t n_rows = (lctx.cparams.embeddings ? n_tokens : n_outputs) + n_out;
 
@@ -123,7 +132,7 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     branch(llama_pcd_parent_of(batch.tokens[0]));
 
     if (separate()) {
-        ret = streams || n_tokens + 1 > n_free ? decode_streams(batch) : decode_alternate(batch);
+        ret = streams || n_tokens + 1 > n_fit ? decode_streams(batch) : decode_alternate(batch);
     } else if (needs_none) {
         ret = decode_alternate(batch);
     } else if (recr && n_tokens > 1) {
@@ -131,9 +140,9 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     } else if (forgets(n_tokens + n_out) && (n_out > 1 || rows.out_ids[0] + 1 != (int32_t) n_tokens)) {
         ret = 1; // what an early twin must see may be gone once the batch's last token is in
     } else if (params.evaluation == LLAMA_PCD_EVALUATION_FUSED && n_out <= LLAMA_PCD_MAX_TWINS &&
-            n_rows <= lctx.cparams.n_outputs_max && n_tokens + n_out <= std::min<size_t>(lctx.n_batch(), n_free)) {
+            n_rows <= lctx.cparams.n_outputs_max && n_tokens + n_out <= std::min<size_t>(lctx.n_batch(), n_fit)) {
         ret = decode_fused(batch);
-    } else if (n_tokens + 1 <= n_free) {
+    } else if (n_tokens + 1 <= n_fit) {
         ret = decode_alternate(batch);
     }
 
@@ -157,9 +166,10 @@ int llama_pcd::decode(const llama_batch_ext & batch) {
     return 0;
 }
 
-int llama_pcd::decode_nested(const llama_batch_ext & batch) {
+int llama_pcd::decode_nested(const llama_batch_ext & batch, bool is_together) {
     nested    = true;
     misplaced = false;
+    together  = is_together;
 
     int ret;
     try {
@@ -190,7 +200,7 @@ int llama_pcd::decode_fused(const llama_batch_ext & batch) {
     both.n_embd = batch.n_embd;
     add_twins(both, batch, 0, n_out);
 
-    const int ret = decode_nested(both);
+    const int ret = decode_nested(both, true);
     if (ret != 0) {
         return ret;
     }
@@ -278,7 +288,7 @@ int llama_pcd::decode_alternate(const llama_batch_ext & batch) {
 
 // neighbours go together
 int llama_pcd::decode_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo) {
-    const size_t n_max = std::min<size_t>({ recr ? size_t(1) : LLAMA_PCD_MAX_TWINS, lctx.n_batch(), n_free_cells(), lctx.cparams.n_outputs_max });
+    const size_t n_max = std::min<size_t>({ recr ? size_t(1) : LLAMA_PCD_MAX_TWINS, lctx.n_batch(), n_room(), lctx.cparams.n_outputs_max });
 
     int status = 0;
     for (size_t k = 0; k < todo.size() && status == 0; ) {
@@ -496,6 +506,24 @@ uint32_t llama_pcd::n_free_cells() const {
     return res;
 }
 
+// how many tokens fit as they are: sliding-window caches also give away what fell out of the window of one sequence
+uint32_t llama_pcd::n_room() const {
+    uint32_t res = n_free_cells();
+    for_each_kv([&](llama_kv_cache * kv) {
+        const auto & cells = kv->v_cells[0];
+        if (kv->n_swa == 0) {
+            return;
+        }
+        uint32_t n = cells.size() - cells.get_used();
+        for (uint32_t j = 0; j < cells.used_max_p1() && n < res; ++j) {
+            n += !cells.is_empty(j) && cells.seq_count(j) == 1 &&
+                llama_hparams::is_masked_swa(kv->n_swa, kv->swa_type, cells.pos_get(j), cells.seq_pos_max(cells.seq_get(j)) + 1);
+        }
+        res = std::min(res, n);
+    });
+    return res;
+}
+
 // Whether a sliding-window cache may give away cells that fell out of the window when n more are placed: it does so as
 // soon as its search does not start behind all that is in use, even where other cells are free.
 bool llama_pcd::forgets(size_t n) const {
@@ -509,15 +537,10 @@ bool llama_pcd::forgets(size_t n) const {
     return res;
 }
 
-// whether sliding-window layers have fewer cells than the others
-bool llama_pcd::is_short() const {
-    uint32_t n_min = UINT32_MAX;
-    uint32_t n_max = 0;
-    for_each_kv([&](llama_kv_cache * kv) {
-        n_min = std::min(n_min, kv->get_size());
-        n_max = std::max(n_max, kv->get_size());
-    });
-    return n_min < n_max;
+bool llama_pcd::slides() const {
+    bool res = false;
+    for_each_kv([&](llama_kv_cache * kv) { res |= kv->n_swa > 0; });
+    return res;
 }
 
 bool llama_pcd::needs_twin(size_t i, const float * standard) const {

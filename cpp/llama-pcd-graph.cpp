@@ -175,20 +175,31 @@ bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ub
 }
 
 static std::vector<llama_pcd::cell_range> visible_cells(llama_pcd & pcd, const llama_ubatch & ubatch) {
+    std::vector<llama_pcd::cell_range> res(pcd.params.window == 0 ? pcd.kvs.size() : 0);
+    if (!res.empty()) {
+        return res; // all of them
+    }
+
     pcd.find_twin_cells(ubatch);
 
-    std::vector<llama_pcd::cell_range> res;
     for (const auto & cur : pcd.kvs) {
         res.push_back(pcd.visible_cells(cur, ubatch));
     }
     return res;
 }
 
+// Where a batch does not fit as it is, sliding-window memory deals it out anew, so that each sequence gets as many tokens
+// in a micro-batch: then a twin may come before the tokens that it should see. (With a second stream it does not matter:
+// twins see twins.)
+static bool is_dealt_out(const llama_pcd & pcd, const llama_ubatch & ubatch) {
+    return pcd.together && !pcd.recr && !pcd.separate() && ubatch.equal_seqs();
+}
+
 bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     const llama_pcd * cur = params.cparams.pcd.get();
 
     return cur == pcd && cur->on && cur->generation == generation &&
-        params.ubatch.n_tokens == n_tokens && count_twins(*pcd, params.ubatch) == n_twin &&
+        params.ubatch.n_tokens == n_tokens && count_twins(*pcd, params.ubatch) == n_twin && !is_dealt_out(*pcd, params.ubatch) &&
         (n_twin == 0 || visible_cells(*pcd, params.ubatch) == visible);
 }
 
@@ -252,12 +263,13 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
     uint32_t n_twin = count_twins(*pcd, ubatch);
 
     // the split below needs the twins behind all standard tokens
+    bool misplaced = n_twin > 0 && is_dealt_out(*pcd, ubatch);
     for (uint32_t i = 0; n_twin > 0 && i + n_twin < ubatch.n_tokens; ++i) {
-        if (pcd->is_twin(ubatch.seq_id[i][0])) {
-            pcd->misplaced = true;
-            n_twin = 0;
-            break;
-        }
+        misplaced |= pcd->is_twin(ubatch.seq_id[i][0]);
+    }
+    if (misplaced) {
+        pcd->misplaced = true;
+        n_twin = 0;
     }
 
     auto inp = std::make_unique<llm_graph_input_pcd>(pcd, ubatch.n_tokens, n_twin, gctx.hparams.n_pos_per_embd());

@@ -102,6 +102,7 @@ struct llama_pcd {
     bool graphs_on = false; // what the last graphs were built for
     bool nested    = false; // inside our own call of llama_context::decode
     bool stale     = false; // cache = rerotated: some second keys no longer follow from the first
+    bool together  = false; // twins ride in the batch of their tokens
     bool misplaced = false; // an ubatch came with its twins in another place than its end
 
     // what only a graph shows
@@ -277,7 +278,7 @@ private:
     // decode (llama-pcd-decode.cpp)
     //
 
-    int decode_nested    (const llama_batch_ext & batch);
+    int decode_nested    (const llama_batch_ext & batch, bool together = false);
     int decode_fused     (const llama_batch_ext & batch);
     int decode_alternate (const llama_batch_ext & batch);
     int decode_sequential(const llama_batch_ext & batch);
@@ -300,9 +301,11 @@ private:
     void copy_row(std::vector<float> & dst, size_t i, int32_t batch_index);
 
     uint32_t n_free_cells() const;
+    uint32_t n_room() const;
 
     bool forgets(size_t n) const;
-    bool is_short() const;
+    bool slides() const;
+    bool has_all_before(llama_seq_id parent, llama_pos pos, llama_pos end) const;
     bool needs_twin(size_t i, const float * standard) const;
 
     void write_row(size_t i, float * dst);
@@ -315,7 +318,7 @@ private:
     int decode_both   (const llama_batch_ext & batch, size_t i0, size_t i1, outputs & all);
     int decode_in_turn(const llama_batch_ext & batch, size_t i, outputs & all);
 
-    size_t end_of_part(const llama_batch_ext & batch, size_t i0) const;
+    size_t end_of_part(const llama_batch_ext & batch, size_t i0, size_t n_max) const;
 
     int catch_up     (const llama_batch_ext & batch, llama_seq_id parent, llama_pos end, const std::map<llama_pos, size_t> & wanted);
     int catch_up_rows(const llama_batch_ext & batch, const std::vector<size_t> & todo);

@@ -283,6 +283,9 @@ void llama_pcd::find_twin_cells(const llama_ubatch & ubatch) {
                 }
             }
         }
+
+        // its token comes later
+        misplaced |= separate() && together && std::find(is_own.begin(), is_own.end(), true) != is_own.end();
     }
 }
 
@@ -308,7 +311,8 @@ std::vector<llama_pcd::twin_view> llama_pcd::twin_views(const llama_pcd_kv & cur
 
 bool llama_pcd::sees(const llama_kv_cache & kv, const twin_view & v, uint32_t j) const {
     const auto & cells  = kv.v_cells[0];
-    const bool   causal = lctx.cparams.causal_attn;
+    const bool   causal = lctx.cparams.causal_attn ||
+        (kv.hparams.non_causal_type == LLAMA_NON_CAUSAL_TYPE_SWA_ONLY && kv.swa_type == LLAMA_SWA_TYPE_NONE);
 
     if ((int32_t) j == v.own) {
         return true;
@@ -477,10 +481,10 @@ ggml_status llama_pcd::turn_range(const llama_pcd_kv & cur, uint32_t c0, uint32_
 
         ggml_tensor * k = part(shift ? layer.k2 : layer.k1);
 
+        if (k->type != GGML_TYPE_F32 && (layer.rotation.out || k->type != layer.k2->type)) {
+            k = ggml_cast(ctx, k, GGML_TYPE_F32);
+        }
         if (layer.rotation.out) {
-            if (k->type != GGML_TYPE_F32) {
-                k = ggml_cast(ctx, k, GGML_TYPE_F32);
-            }
             k = llama_pcd_turn_key(*this, ctx, k, inp->pos, layer.rotation, layer.rotation.hadamard ? inp->rot : nullptr, kind);
         }
 

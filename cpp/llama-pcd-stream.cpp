@@ -13,6 +13,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <set>
 
 int llama_pcd::decode_streams(const llama_batch_ext & batch) {
     const size_t n_tokens = batch.tokens.size();
@@ -32,15 +33,19 @@ int llama_pcd::decode_streams(const llama_batch_ext & batch) {
 
     outputs all;
 
-    int    ret  = 0;
-    size_t done = 0;
+    int    ret   = 0;
+    size_t done  = 0;
+    size_t n_max = SIZE_MAX;
 
     while (done < n_tokens && ret == 0) {
-        const size_t end = end_of_part(batch, done);
+        const size_t end = end_of_part(batch, done, n_max);
 
         ret = end > done ? decode_both(batch, done, end, all) : decode_in_turn(batch, done, all);
         if (ret == 0) {
             done = std::max(end, done + 1);
+        } else if (ret == 1 && end > done && lctx.cparams.causal_attn) {
+            n_max = (end - done)/2; // no room beside the twins in a sliding-window cache: fewer, in the end in turn
+            ret   = 0;
         }
     }
     if (ret != 0) {
@@ -51,9 +56,9 @@ int llama_pcd::decode_streams(const llama_batch_ext & batch) {
     return put_outputs(all);
 }
 
-// tokens [i0, end) and their twins are evaluated at once; end == i0: there is no room for a token beside its twin
-size_t llama_pcd::end_of_part(const llama_batch_ext & batch, size_t i0) const {
-    const size_t n_max = std::min(lctx.cparams.n_ubatch, n_free_cells());
+// at most n_max tokens [i0, end) and their twins are evaluated at once; end == i0: there is no room for a token beside its twin
+size_t llama_pcd::end_of_part(const llama_batch_ext & batch, size_t i0, size_t n_max) const {
+    const size_t n_cells = std::min(lctx.cparams.n_ubatch, n_room());
 
     std::vector<llama_seq_id> seen;
 
@@ -72,7 +77,7 @@ size_t llama_pcd::end_of_part(const llama_batch_ext & batch, size_t i0) const {
         n      += n_cur;
         n_rows += token.output || lctx.cparams.embeddings ? n_cur : 0;
 
-        if (n > n_max || n_rows > lctx.cparams.n_outputs_max || seen.size() > LLAMA_PCD_MAX_TWINS) {
+        if (i - i0 >= n_max || n > n_cells || n_rows > lctx.cparams.n_outputs_max || seen.size() > LLAMA_PCD_MAX_TWINS) {
             break;
         }
     }
@@ -107,13 +112,13 @@ int llama_pcd::decode_both(const llama_batch_ext & batch, size_t i0, size_t i1, 
         add_twin(both, batch, token, seq_first + k, output);
     }
 
-    const int ret = decode_nested(both);
+    const int ret = decode_nested(both, true);
     if (ret != 0) {
         return ret;
     }
     if (misplaced) {
-        LLAMA_LOG_ERROR("%s: this memory does not keep the order of a batch\n", __func__);
-        return -2;
+        take_back(part_of(batch, i0, i1), i1 - i0);
+        return 1;
     }
 
     lctx.n_queued_tokens -= both.tokens.size() - (i1 - i0); // twins are not the caller's tokens
@@ -178,6 +183,34 @@ int llama_pcd::decode_in_turn(const llama_batch_ext & batch, size_t i, outputs &
     return 0;
 }
 
+// whether sliding-window layers still have what the twins of positions [pos, end) are to see
+bool llama_pcd::has_all_before(llama_seq_id parent, llama_pos pos, llama_pos end) const {
+    std::set<llama_pos> all;
+    for (const auto & cur : kvs) {
+        for (uint32_t j = 0; j < cur.kv->v_cells[0].used_max_p1(); ++j) {
+            const auto & cells = cur.kv->v_cells[0];
+            if (!cells.is_empty(j) && cells.seq_has(j, parent) && cells.pos_get(j) < end) {
+                all.insert(cells.pos_get(j));
+            }
+        }
+    }
+    for (const auto & cur : kvs) {
+        std::set<llama_pos> missing = all;
+        for (uint32_t j = 0; j < cur.kv->v_cells[0].used_max_p1(); ++j) {
+            const auto & cells = cur.kv->v_cells[0];
+            if (!cells.is_empty(j) && cells.seq_has(j, parent)) {
+                missing.erase(cells.pos_get(j));
+            }
+        }
+        for (const llama_pos p : missing) {
+            if (!llama_hparams::is_masked_swa(cur.kv->n_swa, cur.kv->swa_type, p, pos)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 // evaluate the twins that a sequence misses before position `end`; those in `wanted` also give their row
 int llama_pcd::catch_up(const llama_batch_ext & batch, llama_seq_id parent, llama_pos end, const std::map<llama_pos, size_t> & wanted) {
     std::map<llama_pos, llama_token> missing;
@@ -199,7 +232,8 @@ int llama_pcd::catch_up(const llama_batch_ext & batch, llama_seq_id parent, llam
             missing[cells.pos_get(j)] = token;
         }
     }
-    if (!missing.empty() && forgets(std::min<size_t>({ missing.size(), lctx.cparams.n_ubatch, n_free_cells() }))) {
+    if (!missing.empty() && (!has_all_before(parent, missing.begin()->first, end) ||
+            forgets(std::min<size_t>({ missing.size(), lctx.cparams.n_ubatch, n_room() })))) {
         LLAMA_LOG_ERROR("%s: cache = separate has to evaluate position %d of sequence %d again, but sliding-window layers may have "
                 "forgotten what is before it; evaluate the prompt again (in a context with swa_full = true, if it is to happen later)\n",
                 __func__, missing.begin()->first, parent);
@@ -209,7 +243,7 @@ int llama_pcd::catch_up(const llama_batch_ext & batch, llama_seq_id parent, llam
     const size_t n_max_rows = lctx.cparams.n_outputs_max;
 
     for (auto it = missing.begin(); it != missing.end(); ) {
-        const size_t n_max = std::min<size_t>({ lctx.cparams.n_ubatch, n_free_cells(), lctx.cparams.embeddings ? n_max_rows : SIZE_MAX });
+        const size_t n_max = std::min<size_t>({ lctx.cparams.n_ubatch, n_room(), lctx.cparams.embeddings ? n_max_rows : SIZE_MAX });
         if (n_max == 0) {
             return 1;
         }

@@ -10,12 +10,14 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Callable
 
 import llama_cpp
 import numpy as np
 import pytest
 from conftest import F32, TOKENS, Tiny, check_contrast, close, native_row
+from tiny_gguf import write_tiny_gguf
 
 import pypcd
 from pypcd import _log, _native
@@ -653,3 +655,102 @@ def test_alternate_evaluation_catches_up_only_when_a_row_needs_it(native: Native
     same_rows(context.rows(), other.rows())
     stats = _native.pcd_get_stats(context.ctx)
     assert (stats.n_twins, stats.n_caught_up) == (1, 50)
+
+
+def test_the_tokens_of_a_loaded_sequence_are_unknown_not_zero(native: Native) -> None:
+    """With PCD turned on before the state was loaded, and after."""
+    for later in (False, True):
+        setting = {"cache": "separate"}
+        stock, context = native("llama"), native("llama", None if later else setting)
+        decode_in([stock], TOKENS[:30])
+        size = llama_cpp.llama_state_seq_get_size(stock.ctx, 0)
+        state = (ctypes.c_uint8 * size)()
+        assert llama_cpp.llama_state_seq_get_data(stock.ctx, state, size, 0) == size
+        assert llama_cpp.llama_state_seq_set_data(context.ctx, state, size, 0) == size
+        assert ask(context, setting) == (_native.OK, "")
+        _log.clear_errors()
+        assert context.decode(TOKENS[30:31]) == -1
+        assert "does not know its token" in _log.last_errors()
+
+
+def test_a_second_stream_is_not_made_up_where_a_short_cache_has_wrapped(native: Native) -> None:
+    """Its cells are in order again once the end of the text was removed; what was before them is gone all the same."""
+    context, tokens = native("gemma3", **SHORT_SLIDING), (TOKENS * 6)[:512]
+    for i in range(0, 512, 32):
+        decode_in([context], tokens[i : i + 32])
+    assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 468, -1)
+    assert ask(context, {"cache": "separate"}) == (_native.OK, "")
+    _log.clear_errors()
+    assert context.decode(tokens[468:469]) == -1
+    assert "sliding-window layers may have forgotten" in _log.last_errors()
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+def test_another_sequences_edits_cost_no_second_stream(evaluation: str, native: Native) -> None:
+    setting, params = {"cache": "separate", "evaluation": evaluation}, {"n_seq_max": 2, "swa_full": True}
+    context, alone = native("gemma3", setting, **params), native("gemma3", setting)
+    decode_in([context], TOKENS[:40], out=[])
+    decode_in([context], TOKENS[40:80], out=[], seq=1)
+    decode_in([alone], TOKENS[40:80], out=[])
+    llama_cpp.llama_memory_seq_rm(context.memory, 0, 30, -1)
+    decode_in([context], TOKENS[80:81], seq=1)
+    decode_in([alone], TOKENS[80:81])
+    same_rows(context.rows(), alone.rows())
+
+
+@pytest.mark.parametrize("setting", [{}, {"cache": "separate"}, {"evaluation": "alternate"}], ids=str)
+@pytest.mark.parametrize("n", [10, 20, 31])
+def test_a_batch_that_fits_a_short_cache_only_dealt_out_anew_has_the_rows_of_a_long_one(
+    n: int, setting: Setting, native: Native
+) -> None:
+    """Cells that two sequences share are not given away, so there is no room for a twin beside its token."""
+    tokens, params = (TOKENS * 3)[:300], {"n_ctx": 1024, "n_ubatch": 32, "n_batch": 256, "n_seq_max": 2}
+    short, stock = (native("gemma3", on, swa_full=False, **params) for on in (setting, None))
+    full = native("gemma3", setting, swa_full=True, **params)
+    shared = 256 - 15 - n
+    for context in (short, stock, full):
+        for i in range(0, shared, 32):
+            decode_in([context], tokens[i : min(i + 32, shared)], out=[])
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+        decode_in([context], tokens[shared : shared + 15], out=[])
+    decode_in((short, stock, full), tokens[shared + 15 : shared + 15 + n])
+    check_row(short, stock, full)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_picture_seen_as_a_whole_is_not_cut_into_parts(arch: str, native: Native) -> None:
+    """Its patches attend to each other, so they and their twins have to be one micro-batch."""
+    setting, patches = {"cache": "separate"}, np.random.default_rng(4).standard_normal((12, 64)).astype(np.float32)
+    stock, roomy = native(arch), native(arch, setting, n_ubatch=32)
+    narrow = native(arch, setting, n_ubatch=16)
+    for context in (stock, roomy, narrow):
+        decode_in([context], TOKENS[:10])
+        llama_cpp.llama_set_causal_attn(context.ctx, False)
+    _log.clear_errors()
+    assert narrow.decode(patches, out=[]) == -1
+    assert "the 12 embeddings of this picture and their twins at once; create the context with n_ubatch = 24" in (
+        _log.last_errors()
+    )
+    assert narrow.span() == (0, 9)
+    decode_in((stock, roomy), patches, out=[])
+    for context in (stock, roomy):
+        llama_cpp.llama_set_causal_attn(context.ctx, True)
+    decode_in((stock, roomy), TOKENS[10:12])
+    close(roomy.rows()[0], stock.seen(), ROUNDING)
+
+
+@pytest.mark.parametrize(("type_k", "type_k_over"), [("Q8_0", "q4_0"), ("Q8_0", "f16"), ("F16", "q8_0")])
+def test_layers_that_do_not_rotate_have_second_keys_of_another_type_too(
+    type_k: str, type_k_over: str, tmp_path: Path
+) -> None:
+    """smollm3's fourth; derived from the first, with PCD turned on later."""
+    path = write_tiny_gguf(tmp_path / "m.gguf", "smollm3", n_embd=128)
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+    context = Context(model, None, type_k=getattr(llama_cpp, f"GGML_TYPE_{type_k}"))
+    decode_in([context], TOKENS[:40])
+    assert ask(context, {"type_k_over": type_k_over}) == (_native.OK, "")
+    decode_in([context], TOKENS[40:41])
+    standard, over = context.rows()
+    assert np.isfinite(over).all() and np.abs(standard - over).max() > 0.05
+    llama_cpp.llama_free(context.ctx)
+    llama_cpp.llama_model_free(model)
