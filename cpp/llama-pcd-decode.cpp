@@ -359,15 +359,20 @@ int llama_pcd::decode_twins(const llama_batch_ext & batch, size_t i0, size_t n) 
         return ret;
     }
 
-    lctx.n_queued_tokens = 0;
-    lctx.synchronize();
-    lctx.output_reorder();
+    finish_twins();
 
     for (size_t i = 0; i < n; ++i) {
         copy_row(rows.over_rotated, i0 + i, i);
     }
 
     return 0;
+}
+
+// the rows of twins decoded alone are there; twins are not the caller's tokens
+void llama_pcd::finish_twins() {
+    lctx.n_queued_tokens = 0;
+    lctx.synchronize();
+    lctx.output_reorder();
 }
 
 //

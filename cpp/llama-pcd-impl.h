@@ -297,6 +297,7 @@ private:
     void branch    (llama_seq_id parent);
     void add_twins (llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n);
     void drop_twins();
+    void finish_twins();
 
     void copy_row(std::vector<float> & dst, size_t i, int32_t batch_index);
 

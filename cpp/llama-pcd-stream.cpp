@@ -154,9 +154,7 @@ int llama_pcd::decode_in_turn(const llama_batch_ext & batch, size_t i, outputs &
         if (ret != 0) {
             return ret;
         }
-        lctx.n_queued_tokens = 0;
-        lctx.synchronize();
-        lctx.output_reorder();
+        finish_twins();
         if (output) {
             copy_row(rows.over_rotated, row, 0);
         }
@@ -271,9 +269,7 @@ int llama_pcd::catch_up(const llama_batch_ext & batch, llama_seq_id parent, llam
             return ret;
         }
 
-        lctx.n_queued_tokens = 0;
-        lctx.synchronize();
-        lctx.output_reorder();
+        finish_twins();
 
         for (const auto & [row, entry] : of_row) {
             copy_row(rows.over_rotated, row, entry);
