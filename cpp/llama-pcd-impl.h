@@ -214,6 +214,11 @@ struct llama_pcd {
 
     cell_range visible_cells(const llama_pcd_kv & cur, const llama_ubatch & ubatch) const;
 
+    bool sees_one_more(const llama_kv_cache & kv, const twin_view & prev, const twin_view & v) const;
+
+    template <typename T>
+    void fill_mask(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<twin_view> & views) const;
+
     // rewrite the twins' rows of a KQ mask
     void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
 

@@ -334,10 +334,33 @@ bool llama_pcd::sees(const llama_kv_cache & kv, const twin_view & v, uint32_t j)
         !llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, v.pos);
 }
 
-template <typename T, typename F>
-static void fill_row(T * row, int64_t n_kv, const F & value) {
-    for (int64_t j = 0; j < n_kv; ++j) {
-        row[j] = llama_cast<T>(value(j));
+// A twin one position further sees what the twin before it saw: the token before, whose cell was that one's own, and
+// its own. Then a long prompt's rows need not each go through all cells.
+bool llama_pcd::sees_one_more(const llama_kv_cache & kv, const twin_view & prev, const twin_view & v) const {
+    const auto & cells = kv.v_cells[0];
+
+    return params.window == 0 && kv.swa_type == LLAMA_SWA_TYPE_NONE && !kv.hparams.use_alibi && !v.is_2d &&
+        v.parent == prev.parent && v.pos == prev.pos + 1 &&
+        prev.own >= 0 && cells.seq_has(prev.own, prev.parent) && cells.pos_get(prev.own) == prev.pos;
+}
+
+template <typename T>
+void llama_pcd::fill_mask(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<twin_view> & views) const {
+    const twin_view * prev = nullptr;
+
+    for (const twin_view & v : views) {
+        T * row = mask + v.i*n_kv;
+
+        if (prev && v.own >= 0 && sees_one_more(kv, *prev, v)) {
+            std::copy_n(mask + prev->i*n_kv, n_kv, row);
+            row[v.own] = llama_cast<T>(0.0f);
+        } else {
+            for (int64_t j = 0; j < n_kv; ++j) {
+                row[j] = llama_cast<T>(!sees(kv, v, j) ? -INFINITY :
+                        kv.hparams.use_alibi ? -std::abs(float(kv.v_cells[0].pos_get(j) - v.pos)) : 0.0f);
+            }
+        }
+        prev = &v;
     }
 }
 
@@ -346,21 +369,14 @@ void llama_pcd::mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const l
         return;
     }
 
-    const int64_t n_kv = dst->ne[0];
-
     for (const auto & cur : kvs) {
         if (cur.kv != &kv) {
             continue;
         }
-        for (const twin_view & v : twin_views(cur, ubatch)) {
-            const auto value = [&](uint32_t j) -> float {
-                return !sees(kv, v, j) ? -INFINITY : kv.hparams.use_alibi ? -std::abs(float(kv.v_cells[0].pos_get(j) - v.pos)) : 0.0f;
-            };
-            if (dst->type == GGML_TYPE_F16) {
-                fill_row((ggml_fp16_t *) dst->data + v.i*n_kv, n_kv, value);
-            } else {
-                fill_row((float *) dst->data + v.i*n_kv, n_kv, value);
-            }
+        if (dst->type == GGML_TYPE_F16) {
+            fill_mask((ggml_fp16_t *) dst->data, dst->ne[0], kv, twin_views(cur, ubatch));
+        } else {
+            fill_mask((float *) dst->data, dst->ne[0], kv, twin_views(cur, ubatch));
         }
     }
 }
