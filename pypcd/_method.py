@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["contrast", "frequencies", "rho"]
+__all__ = ["contrast", "frequencies", "log_softmax", "rho"]
 
 Array = npt.NDArray[np.float64]
 
@@ -82,3 +82,10 @@ def contrast(
     result = np.full(first.shape, -np.inf)
     result[kept] = (1.0 + beta) * first[kept] - beta * second[kept] if len(kept) > 1 else first[kept]
     return result
+
+
+def log_softmax(logits: npt.ArrayLike) -> Array:
+    """Log-probabilities of a row of logits, float64[n_vocab]."""
+    row = np.asarray(logits, np.float64)
+    shifted = row - row.max()
+    return shifted - np.log(np.exp(shifted).sum())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import ctypes
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ import llama_cpp
 import pypcd
 from pypcd import PCDError, _native
 from pypcd._cli import _options, _terminal
+from pypcd._prompt import token_bytes
 
 
 class ContextFull(PCDError):
@@ -145,7 +145,7 @@ class Generation:
                     figures.finish_reason = "stop"
                     break
                 figures.completion_tokens += 1
-                piece = self._take(utf8.decode(self._piece(token)))
+                piece = self._take(utf8.decode(token_bytes(self.llm, token)))
                 if piece:
                     yield piece
                 if figures.finish_reason == "stop" or self.stopped():
@@ -193,12 +193,6 @@ class Generation:
                     raise RuntimeError("stopped")
                 done += llm.n_batch
                 bar.update(llm.n_batch)
-
-    def _piece(self, token: int) -> bytes:
-        size = 512  # detokenize() drops pieces longer than 32 bytes
-        buffer = ctypes.create_string_buffer(size)
-        n = llama_cpp.llama_token_to_piece(self.llm._model.vocab, token, buffer, size, 0, False)
-        return buffer.raw[: max(n, 0)]
 
     def _take(self, piece: str) -> str:
         """What may be shown now: all but a stop string or what may become one."""

@@ -15,7 +15,7 @@ import llama_cpp
 import pypcd
 from pypcd import ModelError, PCDConfig, UnsupportedError
 from pypcd._cli import _terminal
-from pypcd._config import PRESETS
+from pypcd._config import parse_pcd
 from pypcd._errors import did_you_mean
 
 # name -> (lowest, highest, what is allowed)
@@ -73,44 +73,6 @@ class Sampling:
     def describe(self) -> str:
         values = {**dataclasses.asdict(self), "seed": "random" if self.seed is None else self.seed}
         return "  ".join(f"{name}={value}" for name, value in values.items())
-
-
-def parse_pcd(text: str, base: PCDConfig | None = None) -> PCDConfig | None:
-    """A PCD setting as typed: on, off, a preset's name, name=value pairs, or a preset followed by pairs.
-
-    Raises:
-        ValueError, TypeError: it is none of these, or a value is out of range.
-    """
-    words = text.replace(",", " ").split() or [""]
-    config = base or PCDConfig()
-    if "=" not in words[0]:
-        first = words.pop(0).lower()
-        if first == "off" and not words:
-            return None
-        if first in PRESETS:
-            config = PCDConfig.preset(first)
-        elif first != "on":
-            names = ["on", "off", *PRESETS]
-            near = did_you_mean(first, names)
-            raise ValueError(
-                f"{text!r} is no PCD setting{near}; allowed: {', '.join(names)}, or values such as beta=1.5,window=64"
-            )
-    pairs = [word.partition("=") for word in words]
-    for name, equals, value in pairs:
-        if not equals or not value:
-            raise ValueError(f"{name!r} is no PCD value; write it as name=value, such as beta=1.5")
-    return config.replace(**{name: _value(name, value) for name, _, value in pairs})
-
-
-def _value(name: str, text: str) -> Any:
-    if name == "window" and text.lower() in ("none", "off", "0"):
-        return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 
 def describe_pcd(config: PCDConfig | None) -> str:

@@ -8,13 +8,12 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jinja2
-from llama_cpp import llama_chat_format
-
 import pypcd
-from pypcd import PCDConfig, PCDError, UnsupportedError
+from pypcd import PCDConfig, UnsupportedError
 from pypcd._cli import _options
 from pypcd._cli._generation import ContextFull, Figures, Generation
+from pypcd._config import parse_pcd
+from pypcd._prompt import chat_formatter, chat_tokens
 
 Message = dict  # {"role": ..., "content": ...}
 
@@ -39,7 +38,7 @@ class ChatSession:
         self.attached: list[str] = []
         self.figures: list[Figures] = []
         self._on = llm.pcd  # what "on" means here
-        self._formatter = _formatter(llm)
+        chat_formatter(llm)  # complain of a broken template now
 
     def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
         """Answer a message, with the attached files in front of it; they may be all there is."""
@@ -95,7 +94,7 @@ class ChatSession:
         return f"{path} ({n} tokens) goes in front of your next message; an empty one sends it alone"
 
     def set_pcd(self, text: str) -> None:
-        self.llm.pcd = _options.parse_pcd(text, self._on)
+        self.llm.pcd = parse_pcd(text, self._on)
         self._on = self.llm.pcd or self._on
 
     def save(self, path: str) -> pathlib.Path:
@@ -144,35 +143,12 @@ class ChatSession:
 
     def _generation(self, messages: list[Message], stopped: Callable[[], bool], sampling: Any = None) -> Generation:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        try:
-            made = self._formatter(messages=[*system, *messages])
-        except (jinja2.TemplateError, ValueError) as error:
-            raise PCDError(f"the model's chat template refuses these messages: {error}") from error
-        prompt = self.llm.tokenize(made.prompt.encode("utf-8", "replace"), add_bos=not made.added_special, special=True)
-        if prompt[:2] == [self.llm.token_bos()] * 2:
-            prompt = prompt[1:]
-        stop = [made.stop] if isinstance(made.stop, str) else made.stop or []
+        prompt, stop = chat_tokens(self.llm, [*system, *messages])
         try:
             return Generation(self.llm, prompt, sampling or self.sampling, stop=stop, stopped=stopped)
         except ContextFull as error:
             room = "/undo or /clear makes room and /regen then sends it again; or start" if self.messages else "start"
             raise ContextFull(f"the context is full: {error}; {room} with a larger --n-ctx") from None
-
-
-def has_template(llm: pypcd.Llama) -> bool:
-    return "tokenizer.chat_template" in llm.metadata
-
-
-def _formatter(llm: pypcd.Llama) -> Any:
-    if not has_template(llm):
-        return llama_chat_format.format_llama2  # what llama_cpp falls back to
-    bos, eos = (llm._model.token_get_text(t) if t != -1 else "" for t in (llm.token_bos(), llm.token_eos()))
-    try:
-        return llama_chat_format.Jinja2ChatFormatter(
-            llm.metadata["tokenizer.chat_template"], eos_token=eos, bos_token=bos
-        )
-    except jinja2.TemplateError as error:
-        raise PCDError(f"the model's chat template is broken: {error}") from error
 
 
 def _load_json(path: pathlib.Path) -> dict[str, Any]:

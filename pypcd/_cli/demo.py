@@ -10,6 +10,7 @@ from typing import Any
 
 from pypcd import Llama, PCDError
 from pypcd._cli import _options, _terminal
+from pypcd._config import parse_pcd
 from pypcd._demo import CONTROL, METHODS, PLAIN, Answer, answer_all
 from pypcd._stats import Paired, paired
 from pypcd._tasks import Sample, kv_retrieval
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     methods = dict(METHODS)
     if args.pcd is not None:
-        methods[YOURS] = _options.parse_pcd(args.pcd)
+        methods[YOURS] = parse_pcd(args.pcd)
     for config in methods.values():
         refusal = llm.pcd_refusal(config)
         if refusal is not None:

@@ -1,0 +1,111 @@
+"""A long prompt in its parts, and how a model reads it: as plain text or through its chat template."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+import llama_cpp
+from llama_cpp import llama_chat_format
+
+from pypcd._errors import PCDError
+
+__all__ = ["Prompt", "chat_formatter", "chat_tokens", "has_template", "prompt_tokens", "token_bytes"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """What a model is asked, in parts, so that a method may rearrange or leave out the context.
+
+    Attributes:
+        before: the instruction ahead of the context.
+        segments: the context, in parts that could change places.
+        joiner: what stands between two of them.
+        after: what follows the context: the question.
+        answer_prefix: the beginning of the answer, which is given to the model.
+        shots: earlier questions and answers.
+    """
+
+    before: str = ""
+    segments: tuple[str, ...] = ()
+    joiner: str = ""
+    after: str = ""
+    answer_prefix: str = ""
+    shots: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def context(self) -> str:
+        return self.joiner.join(self.segments)
+
+    @property
+    def text(self) -> str:
+        """The question as one text, without shots and answer prefix."""
+        return self.before + self.context + self.after
+
+    def replace(self, **changes: Any) -> Prompt:
+        return dataclasses.replace(self, **changes)
+
+
+def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
+    """The tokens that a model is given.
+
+    Args:
+        chat: through the model's chat template, the answer prefix behind it; else as plain text.
+
+    Raises:
+        PCDError: with chat, the model has no template or it refuses the messages.
+    """
+    if not chat:
+        shots = "".join(f"{question}{answer}\n\n" for question, answer in prompt.shots)
+        text = shots + prompt.text + prompt.answer_prefix
+        return llm.tokenize(text.encode("utf-8", "replace"), special=False)
+    if not has_template(llm):
+        raise PCDError("this model has no chat template; ask it without one")
+    messages = []
+    for question, answer in prompt.shots:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return chat_tokens(llm, [*messages, {"role": "user", "content": prompt.text}], prompt.answer_prefix)[0]
+
+
+def chat_tokens(llm: Any, messages: Sequence[Any], answer_prefix: str = "") -> tuple[list[int], list[str]]:
+    """The tokens of a conversation, ready for its next answer, and the texts that end one.
+
+    Raises:
+        PCDError: the model's chat template is broken, or refuses these messages.
+    """
+    try:
+        made = chat_formatter(llm)(messages=list(messages))
+    except (jinja2.TemplateError, ValueError) as error:
+        raise PCDError(f"the model's chat template refuses these messages: {error}") from error
+    text = (made.prompt + answer_prefix).encode("utf-8", "replace")
+    tokens = llm.tokenize(text, add_bos=not made.added_special, special=True)
+    if tokens[:2] == [llm.token_bos()] * 2:
+        tokens = tokens[1:]
+    return tokens, [made.stop] if isinstance(made.stop, str) else made.stop or []
+
+
+def has_template(llm: Any) -> bool:
+    return "tokenizer.chat_template" in llm.metadata
+
+
+def chat_formatter(llm: Any) -> Any:
+    if not has_template(llm):
+        return llama_chat_format.format_llama2  # what llama_cpp falls back to
+    bos, eos = (llm._model.token_get_text(t) if t != -1 else "" for t in (llm.token_bos(), llm.token_eos()))
+    try:
+        return llama_chat_format.Jinja2ChatFormatter(
+            llm.metadata["tokenizer.chat_template"], eos_token=eos, bos_token=bos
+        )
+    except jinja2.TemplateError as error:
+        raise PCDError(f"the model's chat template is broken: {error}") from error
+
+
+def token_bytes(llm: Any, token: int) -> bytes:
+    """A token's text; llama_cpp.Llama.detokenize drops pieces longer than 32 bytes."""
+    size = 512
+    buffer = ctypes.create_string_buffer(size)
+    n = llama_cpp.llama_token_to_piece(llm._model.vocab, token, buffer, size, 0, False)
+    return buffer.raw[: max(n, 0)]

@@ -1,0 +1,125 @@
+"""Decoding methods, each on any GGUF model.
+
+    method = pypcd.methods.parse("rephrase+pcd:beta=1.5")
+    method.generate(llm, Prompt(before, segments, joiner, after)).text
+
+A method has three parts: what is asked (an edit of the prompt), where rows come from, how tokens are chosen. A name
+is one part, or several joined by "+"; words behind a colon are its values:
+
+    greedy  sample:temperature=0.7:seed=1  beam:4                    how tokens are chosen
+    pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control  cad:0.5  where rows come from
+    rephrase                                                         what is asked
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pypcd._config import parse_pcd
+from pypcd._errors import did_you_mean
+from pypcd._prompt import Prompt
+from pypcd.methods._edits import Edit, Rephrase
+from pypcd.methods._method import Answer, Method
+from pypcd.methods._rows import CAD, PCD, Control, Plain, RowSource, Stream
+from pypcd.methods._search import Beam, Greedy, Sampling, Search
+from pypcd.methods._session import Session
+
+__all__ = [
+    "CAD",
+    "NAMES",
+    "PCD",
+    "Answer",
+    "Beam",
+    "Control",
+    "Edit",
+    "Greedy",
+    "Method",
+    "Plain",
+    "Prompt",
+    "Rephrase",
+    "RowSource",
+    "Sampling",
+    "Search",
+    "Session",
+    "Stream",
+    "parse",
+]
+
+
+def _values(kind: type, words: Sequence[str], first: str = "") -> Any:
+    """An instance of a dataclass from name=value words; a bare first word is the field `first`."""
+    fields = {f.name: f for f in dataclasses.fields(kind) if not f.name.startswith("_") and f.name != "pool"}
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.rpartition("=")
+        name = name if equals else first
+        if name not in fields:
+            raise ValueError(
+                f"{kind.__name__} has no value {name or text!r}{did_you_mean(name, fields)}; it has: {', '.join(fields)}"
+            )
+        number = int if isinstance(fields[name].default, int) and not isinstance(fields[name].default, bool) else float
+        try:
+            values[name] = number(text)
+        except ValueError:
+            raise ValueError(f"{name} is {text!r}; allowed: {'an integer' if number is int else 'a number'}") from None
+    return kind(**values)
+
+
+def _pcd(words: Sequence[str]) -> PCD:
+    config = parse_pcd(" ".join(words) or "on")
+    if config is None:
+        raise ValueError("pcd:off is plain decoding; write greedy")
+    return PCD(config)
+
+
+def _without_values(make: Callable[[], Any]) -> Callable[[Sequence[str]], Any]:
+    def made(words: Sequence[str]) -> Any:
+        if words:
+            raise ValueError(f"{':'.join(words)!r} stands behind a method that takes no values")
+        return make()
+
+    return made
+
+
+# name -> (which part of a Method it is, how to make it from the words behind it)
+_PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
+    "greedy": ("search", _without_values(Greedy)),
+    "sample": ("search", lambda words: _values(Sampling, words, "temperature")),
+    "beam": ("search", lambda words: _values(Beam, words, "n")),
+    "pcd": ("rows", _pcd),
+    "control": ("rows", lambda words: _values(Control, words, "beta")),
+    "cad": ("rows", lambda words: _values(CAD, words, "alpha")),
+    "rephrase": ("edit", _without_values(Rephrase)),
+}
+
+NAMES = tuple(_PARTS)
+
+
+def parse(text: str) -> Method:
+    """A method from its name.
+
+    Raises:
+        ValueError: there is no such method, a value is out of range, or two parts exclude each other.
+    """
+    parts: dict[str, Any] = {}
+    for part in text.strip().split("+"):
+        name, *words = part.strip().split(":")
+        if name not in _PARTS:
+            raise ValueError(f"there is no method {name!r}{did_you_mean(name, _PARTS)}; there are: {', '.join(_PARTS)}")
+        kind, make = _PARTS[name]
+        if kind in parts:
+            raise ValueError(f"{text!r} has two parts of a kind; of each one is allowed: {_by_kind()}")
+        try:
+            parts[kind] = make(words)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{part.strip()}: {error}") from error
+    return Method(text.strip(), **parts)
+
+
+def _by_kind() -> str:
+    kinds: dict[str, list[str]] = {}
+    for name, (kind, _) in _PARTS.items():
+        kinds.setdefault(kind, []).append(name)
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())

@@ -1,0 +1,113 @@
+"""A decoding method: what is asked, where its rows come from, how tokens are chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pypcd._errors import PCDError, UnsupportedError
+from pypcd._prompt import Prompt, has_template, prompt_tokens, token_bytes
+from pypcd.methods._edits import Edit
+from pypcd.methods._rows import Plain, RowSource, is_recurrent
+from pypcd.methods._search import Greedy, Search
+from pypcd.methods._session import Row, Session
+
+if TYPE_CHECKING:
+    from pypcd._llama import Llama
+
+__all__ = ["Answer", "Method"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a method answered.
+
+    Attributes:
+        text: without the prompt and its answer prefix.
+        tokens: their ids, without the end of generation.
+        n_prompt: tokens of the prompt that was answered.
+        n_evaluated: prompt tokens evaluated for it; less than n_prompt where an evaluated prompt was at hand.
+        seconds: all of it took.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    n_prompt: int
+    n_evaluated: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A way to answer a prompt.
+
+    Args:
+        name: as parse() reads it.
+        rows: where the logits come from.
+        search: how tokens are chosen from them.
+        edit: how the prompt is changed first; None: not at all.
+    """
+
+    name: str
+    rows: RowSource = dataclasses.field(default_factory=Plain)
+    search: Search = dataclasses.field(default_factory=Greedy)
+    edit: Edit | None = None
+
+    def refusal(self, llm: Llama, *, chat: bool = False) -> str | None:
+        """Why a model cannot be asked so, in a sentence; None if it can."""
+        if chat and not has_template(llm):
+            return "it has no chat template"
+        if self.search.many and not self.rows.forks:
+            return f"the rows of {self.name} exist for one answer at a time, and its search needs several side by side"
+        if self.search.many and is_recurrent(llm):
+            return "it has a recurrent state, which only one answer at a time can have"
+        return self.rows.refusal(llm)
+
+    def generate(
+        self,
+        model: Llama | Session,
+        prompt: Prompt | str,
+        *,
+        max_tokens: int = 64,
+        chat: bool = False,
+        look: Callable[[int, Row], None] = lambda token, row: None,
+    ) -> Answer:
+        """Answer a prompt.
+
+        Args:
+            model: a model, or a session on one, whose evaluated prompt is shared by all methods that can share it.
+            prompt: a text is a prompt without parts: methods that need to know its context refuse it.
+            chat: ask through the model's chat template.
+            look: told each token as it is chosen and the row it was chosen from, float32[n_vocab]; not by beam search.
+
+        Raises:
+            UnsupportedError: this model cannot be asked so.
+            ValueError: the prompt is empty or does not fit, or max_tokens is less than 1.
+        """
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}; allowed: an integer of at least 1")
+        session = model if isinstance(model, Session) else Session(model)
+        prompt = Prompt(after=prompt) if isinstance(prompt, str) else prompt
+        key = (self.name, chat)
+        if key not in session.refusals:  # trying a setting may take memory and time
+            session.refusals[key] = self.refusal(session.llm, chat=chat)
+        refusal = session.refusals[key]
+        if refusal is not None:
+            raise UnsupportedError(f"{self.name} cannot run on this model: {refusal}")
+
+        before, start = session.n_evaluated, time.perf_counter()
+        if self.edit is not None:
+            prompt = self.edit.edit(session, prompt, chat=chat)
+        tokens = prompt_tokens(session.llm, prompt, chat=chat)
+        room = session.llm.n_ctx() - len(tokens)
+        try:
+            stream = self.rows.open(session, prompt, tokens, chat=chat)
+            chosen = self.search.run(stream, min(max_tokens, room), session.is_end, look)
+        except RuntimeError as error:
+            raise error if isinstance(error, PCDError) else PCDError(str(error)) from error
+        finally:
+            session.finish()
+        text = b"".join(token_bytes(session.llm, token) for token in chosen).decode("utf-8", "replace")
+        return Answer(text, tuple(chosen), len(tokens), session.n_evaluated - before, time.perf_counter() - start)

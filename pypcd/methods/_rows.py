@@ -1,0 +1,200 @@
+"""Where the logits of each step come from: the model's own, contrasted ones, or a difference of two streams."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import llama_cpp
+import numpy as np
+
+from pypcd._config import PCDConfig
+from pypcd._method import contrast, log_softmax
+from pypcd._prompt import Prompt, prompt_tokens
+from pypcd.methods._session import Row, Rows2D, Session
+
+if TYPE_CHECKING:
+    from pypcd._llama import Llama
+
+__all__ = ["CAD", "PCD", "Control", "Plain", "RowSource", "Stream", "is_recurrent"]
+
+
+class Stream:
+    """The rows of one prompt's answer, or of several answers side by side.
+
+    Attributes:
+        first: float32[n_vocab], the row after the prompt, which is sequence 0.
+    """
+
+    def __init__(
+        self, session: Session, first: Row, change: Callable[[int, Rows2D], Rows2D] = lambda t, rows: rows
+    ) -> None:
+        self.session, self._change, self._t = session, change, 0
+        self.first = change(0, first[None])[0]
+
+    def step(self, tokens: Mapping[int, int]) -> Rows2D:
+        """Give sequences their next token. Returns their rows, float32[len(tokens), n_vocab]."""
+        self._t += 1
+        return self._change(self._t, self.session.step(tokens))
+
+    def fork(self, pairs: Mapping[int, int]) -> None:
+        """Make sequences go on from others: target -> source."""
+        self.session.fork(pairs)
+
+    def drop(self, seqs: Sequence[int]) -> None:
+        self.session.drop(seqs)
+
+
+class RowSource:
+    """Makes the rows of an answer. Those that leave the cached prompt as plain decoding has it share that prompt.
+
+    Attributes:
+        forks: whether several sequences can be carried at once, as beam search needs.
+        pcd: the setting whose contrast is in the rows, if any.
+    """
+
+    forks = True
+    pcd: PCDConfig | None = None
+
+    def refusal(self, llm: Llama) -> str | None:
+        """Why this model cannot be run so, in a sentence; None if it can."""
+        return None
+
+    def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
+        """Evaluate a prompt.
+
+        Args:
+            tokens: the prompt's.
+            chat: whether they were made with the chat template.
+        """
+        return Stream(session, session.start(tokens))
+
+
+class Plain(RowSource):
+    """The model's own logits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PCD(RowSource):
+    """Positional Contrastive Decoding (arXiv 2506.08371, Eq. 6) with a setting."""
+
+    pcd: PCDConfig = dataclasses.field(default_factory=PCDConfig)
+
+    def refusal(self, llm: Llama) -> str | None:
+        return llm.pcd_refusal(self.pcd)
+
+    def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
+        return Stream(session, session.start(tokens, self.pcd))
+
+
+@dataclasses.dataclass(frozen=True)
+class Control(RowSource):
+    """A control without positions: in place of L* the mean log-probabilities that other prompts have at each step.
+
+    A gain that it shares with PCD is no matter of position.
+
+    Args:
+        pool: other prompts of the same kind; answered plainly and greedily, once.
+        beta, gamma, relative_top: as in PCDConfig.
+        n_steps: how many tokens of each are looked at; later steps use the last one.
+    """
+
+    pool: tuple[Prompt, ...] = ()
+    beta: float = 2.5
+    gamma: int = 30
+    relative_top: float = 0.0
+    n_steps: int = 32
+    _means: dict[object, Rows2D] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def refusal(self, llm: Llama) -> str | None:
+        return None if self.pool else "the control needs other prompts of the same kind, and has none"
+
+    def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
+        means = self.means(session, chat)
+
+        def change(t: int, rows: Rows2D) -> Rows2D:
+            prior = means[min(t, len(means) - 1)]
+            return np.stack(
+                [
+                    contrast(log_softmax(row), prior, beta=self.beta, gamma=self.gamma, relative_top=self.relative_top)
+                    for row in rows
+                ]
+            ).astype(np.float32)
+
+        return Stream(session, session.start(tokens), change)
+
+    def means(self, session: Session, chat: bool) -> Rows2D:
+        """Mean log-probabilities of the pool's answers at each step, float64[n_steps, n_vocab]."""
+        key = (id(session.llm), chat)
+        if key not in self._means:
+            sums: list[Row] = []
+            counts: list[int] = []
+            for prompt in self.pool:
+                row = session.start(prompt_tokens(session.llm, prompt, chat=chat))
+                for t in range(self.n_steps):
+                    if t == len(sums):
+                        sums.append(np.zeros(len(row)))
+                        counts.append(0)
+                    sums[t] += log_softmax(row)
+                    counts[t] += 1
+                    token = int(row.argmax())
+                    if session.is_end(token):
+                        break
+                    row = session.step({0: token})[0]
+            self._means[key] = np.stack([s / n for s, n in zip(sums, counts)])
+        return self._means[key]
+
+
+_OTHER = 64  # the sequence without the context, beside each sequence with it
+
+
+@dataclasses.dataclass(frozen=True)
+class CAD(RowSource):
+    """Context-aware decoding (arXiv 2305.14739): (1 + alpha) logits with the context - alpha logits without it.
+
+    The second prompt is the same without its context; both ride in one batch.
+
+    Args:
+        alpha: 0.5 for summaries, 1 for conflicting knowledge in the authors' examples.
+    """
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.alpha, (int, float)) and 0 <= self.alpha <= 100):
+            raise ValueError(f"alpha is {self.alpha!r}; allowed: a number from 0 to 100")
+
+    def refusal(self, llm: Llama) -> str | None:
+        return "it has a recurrent state, which only one prompt can have" if is_recurrent(llm) else None
+
+    def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
+        bare = prompt_tokens(session.llm, prompt.replace(segments=()), chat=chat)
+        if list(bare) == list(tokens):
+            raise ValueError("the prompt has no context that could be left out; give Prompt its segments")
+        first = session.start(tokens)
+        return _CADStream(session, first, session.read(_OTHER, bare), self.alpha)
+
+
+class _CADStream(Stream):
+    def __init__(self, session: Session, first: Row, bare: Row, alpha: float) -> None:
+        self._alpha = alpha
+        super().__init__(session, (1 + alpha) * first - alpha * bare)
+
+    def step(self, tokens: Mapping[int, int]) -> Rows2D:
+        both = {**tokens, **{seq + _OTHER: token for seq, token in tokens.items()}}
+        rows = self.session.step(both)
+        n = len(tokens)
+        return (1 + self._alpha) * rows[:n] - self._alpha * rows[n:]
+
+    def fork(self, pairs: Mapping[int, int]) -> None:
+        self.session.fork({**pairs, **{target + _OTHER: source + _OTHER for target, source in pairs.items()}})
+
+    def drop(self, seqs: Sequence[int]) -> None:
+        self.session.drop([*seqs, *(seq + _OTHER for seq in seqs)])
+
+
+def is_recurrent(llm: Llama) -> bool:
+    """Whether some state cannot be cut back or carried for several sequences."""
+    model = llm._model.model
+    return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))

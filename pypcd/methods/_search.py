@@ -1,0 +1,162 @@
+"""From rows to an answer: the most probable token, a drawn one, or the best of several answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from pypcd._method import log_softmax
+from pypcd.methods._session import Row
+
+if TYPE_CHECKING:
+    from pypcd.methods._rows import Stream
+
+__all__ = ["Beam", "Greedy", "Sampling", "Search"]
+
+Look = Callable[[int, Row], None]  # told each chosen token and the row it was chosen from
+
+
+class Search(Protocol):
+    """Chooses the tokens of an answer."""
+
+    many: bool  # whether it carries several sequences at once
+
+    def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
+        """At most max_tokens tokens, without the one that ends the answer (`look` is told of that one too)."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    """The most probable token at each step; the lower id where logits are equal."""
+
+    many = False
+
+    def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
+        return _one_by_one(stream, max_tokens, is_end, look, lambda row: int(row.argmax()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Draws each token: temperature, then the top_k, then the smallest set with probability top_p.
+
+    Args:
+        temperature: more than 0, at most 100.
+        top_k: 0 keeps all tokens.
+        top_p: more than 0, at most 1.
+        seed: of the random numbers; the same seed draws the same answer.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    seed: int = 0
+
+    many = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature <= 100:
+            raise ValueError(
+                f"temperature is {self.temperature!r}; allowed: more than 0, at most 100; greedy draws none"
+            )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p!r}; allowed: more than 0, at most 1")
+        if self.top_k < 0 or self.seed < 0:
+            name = "top_k" if self.top_k < 0 else "seed"
+            raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: an integer of at least 0")
+
+    def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
+        rng = np.random.default_rng(self.seed)
+
+        def draw(row: Row) -> int:
+            ids = np.argsort(-row, kind="stable")[: self.top_k or None]
+            p = np.exp(log_softmax(row[ids] / self.temperature))
+            n = int(np.searchsorted(np.cumsum(p), self.top_p)) + 1
+            return int(rng.choice(ids[:n], p=p[:n] / p[:n].sum()))
+
+        return _one_by_one(stream, max_tokens, is_end, look, draw)
+
+
+def _one_by_one(
+    stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, choose: Callable[[Row], int]
+) -> list[int]:
+    tokens: list[int] = []
+    row = stream.first
+    while len(tokens) < max_tokens:
+        token = choose(row)
+        look(token, row)
+        if is_end(token):
+            break
+        tokens.append(token)
+        if len(tokens) < max_tokens:
+            row = stream.step({0: token})[0]
+    return tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam:
+    """Beam search: the answer with the highest sum of log-probabilities divided by length ** length_penalty.
+
+    As Hugging Face's: of the 2 n best continuations of n beams, those that end the answer and are among the n best are
+    put aside, the others go on; it stops when n answers are put aside and no beam could still beat them.
+
+    Args:
+        n: beams, 2 to 32.
+        length_penalty: 0 compares plain sums, which favours short answers.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    n: int = 2
+    length_penalty: float = 1.0
+
+    many = True
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.n, int) and 2 <= self.n <= 31):
+            raise ValueError(f"n is {self.n!r}; allowed: an integer from 2 to 31 beams")
+        if not -10 <= self.length_penalty <= 10:
+            raise ValueError(f"length_penalty is {self.length_penalty!r}; allowed: a number from -10 to 10")
+
+    def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
+        n = self.n
+        done: list[tuple[float, list[int]]] = []
+        beams: list[tuple[float, list[int]]] = [(0.0, [])]
+        rows = stream.first[None]
+        here, there = list(range(1, n + 1)), list(range(n + 1, 2 * n + 1))  # sequences take turns
+        sources = [0]  # which sequence each beam is in
+
+        for length in range(1, max_tokens + 1):
+            scores = np.stack([score + log_softmax(row) for (score, _), row in zip(beams, rows)])
+            best = np.argsort(-scores, axis=None, kind="stable")[: 2 * n]
+            going: list[tuple[float, list[int], int]] = []
+            for rank, at in enumerate(best):
+                i, token = divmod(int(at), scores.shape[1])
+                score = float(scores[i, token])
+                if score == -np.inf:
+                    break
+                if is_end(token):
+                    if rank < n:
+                        done.append((score / length**self.length_penalty, beams[i][1]))
+                elif len(going) < n:
+                    going.append((score, [*beams[i][1], token], sources[i]))
+            done = sorted(done, key=lambda item: -item[0])[:n]
+            if not going or length == max_tokens:
+                done += [(score / length**self.length_penalty, tokens) for score, tokens, _ in going]
+                break
+            if len(done) == n and going[0][0] / length**self.length_penalty <= done[-1][0]:
+                break
+            beams = [(score, tokens) for score, tokens, _ in going]
+            stream.fork({target: source for target, (_, _, source) in zip(here, going)})
+            stream.drop([seq for seq in sources if seq])
+            sources = here[: len(going)]
+            rows = stream.step({seq: tokens[-1] for seq, (_, tokens) in zip(sources, beams)})
+            here, there = there, here
+        return max(done, key=lambda item: item[0])[1]

@@ -1,0 +1,170 @@
+"""A model's context, driven step by step: one prompt, and sequences that go on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pypcd._errors import PCDError
+
+if TYPE_CHECKING:
+    from pypcd._config import PCDConfig
+    from pypcd._llama import Llama
+
+__all__ = ["Row", "Rows2D", "Session"]
+
+Row = npt.NDArray[np.float32]  # [n_vocab]
+Rows2D = npt.NDArray[np.float32]  # [n_sequences, n_vocab]
+
+_N_SEQUENCES = 128  # the ids behind are left to PCD's twins
+
+
+class Session:
+    """One model's context. Sequence 0 holds the prompt; others are made by fork() or read().
+
+    A prompt is evaluated from an empty cache, all but its last token, with PCD off, and stays: whatever is asked of it
+    next starts from these same numbers. So an answer depends neither on what was asked before nor on its order.
+
+    Attributes:
+        n_evaluated: prompt tokens evaluated so far.
+        refusals: what is known of what this model cannot do, for Method.
+    """
+
+    def __init__(self, llm: Llama) -> None:
+        self.llm = llm
+        self.n_evaluated = 0
+        self.refusals: dict[tuple[str, bool], str | None] = {}
+        self._prompt: list[int] = []
+        self._kind: object = None
+        self._n_past: dict[int, int] = {}
+
+    @property
+    def n_vocab(self) -> int:
+        return self.llm.n_vocab()
+
+    def start(
+        self,
+        tokens: Sequence[int],
+        setting: PCDConfig | None = None,
+        *,
+        kind: object = None,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> Row:
+        """The row after the last token of a prompt, in sequence 0. All other sequences are gone.
+
+        Args:
+            setting: PCD from the prompt's last token on.
+            kind: what the cached prompt depends on beside its tokens; of another kind, it is evaluated anew.
+            prepare: called before the prompt is evaluated, as the cache is empty.
+
+        Raises:
+            ValueError: the prompt is empty or does not fit in the context.
+            PCDError: llama_decode failed.
+            UnsupportedError: this model cannot run the setting.
+        """
+        llm, tokens = self.llm, list(tokens)
+        if not tokens or len(tokens) >= llm.n_ctx():
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens; allowed: 1 to {llm.n_ctx() - 1}, a context of {llm.n_ctx()} "
+                "with room for an answer"
+            )
+        if not (kind == self._kind and tokens == self._prompt and self._rewind()):
+            self.clear()
+            prepare()
+            llm.pcd = None
+            if len(tokens) > 1:
+                llm.eval(tokens[:-1])
+            self._prompt, self._kind = tokens, kind
+            self.n_evaluated += len(tokens)
+        llm.pcd = setting
+        self._n_past = {0: len(tokens) - 1}
+        return self.step({0: tokens[-1]})[0]
+
+    def step(self, tokens: Mapping[int, int]) -> Rows2D:
+        """Give each of some sequences its next token, all in one batch.
+
+        Returns:
+            float32[len(tokens), n_vocab]: their logits, in the same order.
+        """
+        entries = [(token, self._n_past[seq], seq, True) for seq, token in tokens.items()]
+        self._decode(entries)
+        for seq in tokens:
+            self._n_past[seq] += 1
+        get, shape = self.llm._ctx.get_logits_ith, (self.n_vocab,)
+        return np.stack([np.ctypeslib.as_array(get(i), shape=shape) for i in range(len(entries))])
+
+    def read(self, seq: int, tokens: Sequence[int]) -> Row:
+        """Another prompt in a sequence of its own, beside the one in sequence 0.
+
+        Returns:
+            float32[n_vocab]: the row after its last token.
+        """
+        self.drop([seq])
+        self._n_past[seq] = 0
+        n_batch = self.llm.n_batch
+        for i in range(0, len(tokens) - 1, n_batch):
+            part = tokens[i : min(i + n_batch, len(tokens) - 1)]
+            self._decode([(token, i + j, seq, False) for j, token in enumerate(part)])
+        self._n_past[seq] = len(tokens) - 1
+        self.n_evaluated += len(tokens)
+        return self.step({seq: tokens[-1]})[0]
+
+    def fork(self, pairs: Mapping[int, int]) -> None:
+        """Make sequences go on from others: target -> source. They share what both have in the cache."""
+        memory = llama_cpp.llama_get_memory(self.llm.ctx)
+        self.drop(pairs)
+        for target, source in pairs.items():
+            llama_cpp.llama_memory_seq_cp(memory, source, target, -1, -1)
+            self._n_past[target] = self._n_past[source]
+
+    def drop(self, seqs: Iterable[int]) -> None:
+        memory = llama_cpp.llama_get_memory(self.llm.ctx)
+        for seq in seqs:
+            if not 0 <= seq < _N_SEQUENCES:
+                raise ValueError(f"sequence is {seq}; allowed: 0 to {_N_SEQUENCES - 1}")
+            llama_cpp.llama_memory_seq_rm(memory, seq, -1, -1)
+            self._n_past.pop(seq, None)
+
+    def finish(self) -> None:
+        """Leave the model as after evaluating the prompt, with PCD off."""
+        if self._prompt and not self._rewind():
+            self.clear()
+        self.llm.pcd = None
+
+    def clear(self) -> None:
+        """Forget the prompt too."""
+        self.llm.reset()
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.llm.ctx), True)
+        self._prompt, self._kind, self._n_past = [], None, {}
+
+    def is_end(self, token: int) -> bool:
+        return bool(llama_cpp.llama_vocab_is_eog(self.llm._model.vocab, token))
+
+    def _rewind(self) -> bool:
+        """Back to the prompt without its last token; False where a recurrent state cannot go back."""
+        memory = llama_cpp.llama_get_memory(self.llm.ctx)
+        self.drop([seq for seq in self._n_past if seq])
+        return bool(llama_cpp.llama_memory_seq_rm(memory, 0, len(self._prompt) - 1, -1))
+
+    def _decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> None:
+        """llama_decode of (token, position, sequence, whether its logits are wanted)."""
+        batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
+        try:
+            batch.n_tokens = len(entries)
+            for i, (token, pos, seq, wanted) in enumerate(entries):
+                batch.token[i], batch.pos[i], batch.logits[i] = token, pos, wanted
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+            status = llama_cpp.llama_decode(self.llm.ctx, batch)
+        finally:
+            llama_cpp.llama_batch_free(batch)
+        if status == 1:
+            raise PCDError(
+                f"the context of {self.llm.n_ctx()} tokens is full with {len(self._n_past)} sequences; load the model "
+                "with a larger n_ctx"
+            )
+        if status:
+            raise PCDError(f"llama_decode returned {status}")
