@@ -26,6 +26,8 @@ _T = TypeVar("_T")
 # what llama_cpp's server and LangChain still pass on, though llama_cpp.Llama has long dropped it: name -> what it may be
 _FORMER = {"mul_mat_q": (True, None), "rpc_servers": (None,), "n_parts": (-1, None), "f16_kv": (True, None)}
 
+_N_SEQ_MAX = 192  # the ids behind are the twins'
+
 # the parameters that llama_cpp.Llama would take, and drop without a word if misspelt
 _KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
 
@@ -77,6 +79,7 @@ class Llama(llama_cpp.Llama):
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
         pcd: True for the paper's setting, a preset's name, a mapping of changed fields, a PCDConfig, or False.
+        n_seq_max: sequences that batches of the caller's own may carry through `llm.ctx`, 1 to 192; they share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, but not with AMX,
             which some compilers miscompile.
         **kwargs: those of llama_cpp.Llama, with these other defaults: n_ctx is the model's own context, or what fits
@@ -98,18 +101,22 @@ class Llama(llama_cpp.Llama):
         model_path: str | os.PathLike[str],
         *,
         pcd: PCDSetting = False,
+        n_seq_max: int = 1,
         use_extra_bufts: bool | None = None,
         **kwargs: Any,
     ) -> None:
         for name in [name for name in kwargs if name not in _KEYWORDS]:
             if kwargs[name] not in _FORMER.get(name, ()):
-                near = did_you_mean(name, [*_KEYWORDS, "pcd", "use_extra_bufts"])
+                near = did_you_mean(name, [*_KEYWORDS, "pcd", "n_seq_max", "use_extra_bufts"])
                 raise TypeError(f"Llama has no argument {name!r}{near}")
             del kwargs[name]
 
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler has taken the contrast over
         config = PCDConfig.resolve(pcd)
+        if isinstance(n_seq_max, bool) or not isinstance(n_seq_max, int) or not 1 <= n_seq_max <= _N_SEQ_MAX:
+            raise ValueError(f"n_seq_max is {n_seq_max!r}; allowed: an integer from 1 to {_N_SEQ_MAX}")
+        self._n_seq_max = n_seq_max
         path = resolve_model(model_path)
         _log.clear_errors()
 
@@ -156,7 +163,11 @@ class Llama(llama_cpp.Llama):
     def context_params(self) -> Any:
         model = getattr(self, "_model", None)
         if model is not None and llama_cpp.llama_model_is_hybrid(model.model):
-            self._context_params.n_seq_max = 2  # recurrent layers: one state for the text, one for a twin
+            self._context_params.n_seq_max = (
+                self._n_seq_max + 1
+            )  # recurrent layers: a state for each text, one for twins
+        elif self._n_seq_max > 1:
+            self._context_params.n_seq_max = self._n_seq_max
         return self._context_params
 
     @context_params.setter
@@ -362,6 +373,11 @@ class Llama(llama_cpp.Llama):
         with self._pcd_set_to(False):
             return super().embed(*args, **kwargs)
 
+    @property
+    def n_seq_max(self) -> int:
+        """How many sequences batches may carry."""
+        return self._n_seq_max
+
     # -- looking inside --------------------------------------------------------------------------------------------
 
     def pcd_logits(self, i: int = -1) -> PCDLogits:
@@ -396,7 +412,12 @@ class Llama(llama_cpp.Llama):
             super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "pcd": self._pcd, "use_extra_bufts": self._use_extra_bufts}
+        return {
+            **super().__getstate__(),
+            "pcd": self._pcd,
+            "n_seq_max": self._n_seq_max,
+            "use_extra_bufts": self._use_extra_bufts,
+        }
 
 
 def _native_params(config: PCDConfig) -> _native.Params:

@@ -55,14 +55,21 @@ class Method:
     search: Search = dataclasses.field(default_factory=Greedy)
     edit: Edit | None = None
 
+    @property
+    def n_sequences(self) -> int:
+        """How many sequences a context must have: pypcd.Llama's n_seq_max."""
+        return self.search.n_sequences * self.rows.n_sequences
+
     def refusal(self, llm: Llama, *, chat: bool = False) -> str | None:
         """Why a model cannot be asked so, in a sentence; None if it can."""
         if chat and not has_template(llm):
             return "it has no chat template"
-        if self.search.many and not self.rows.forks:
-            return f"the rows of {self.name} exist for one answer at a time, and its search needs several side by side"
-        if self.search.many and is_recurrent(llm):
-            return "it has a recurrent state, which only one answer at a time can have"
+        if self.search.n_sequences > 1 and not self.rows.forks:
+            return "its rows exist for one answer at a time, and the search needs several side by side"
+        if self.n_sequences > 1 and is_recurrent(llm):
+            return "the model has a recurrent state, which is one sequence's, and this needs several"
+        if self.n_sequences > llm.n_seq_max:
+            return f"it needs {self.n_sequences} sequences, the context has {llm.n_seq_max}; load the model with n_seq_max={self.n_sequences}"
         return self.rows.refusal(llm)
 
     def generate(

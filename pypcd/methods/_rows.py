@@ -50,11 +50,13 @@ class RowSource:
     """Makes the rows of an answer. Those that leave the cached prompt as plain decoding has it share that prompt.
 
     Attributes:
-        forks: whether several sequences can be carried at once, as beam search needs.
+        forks: whether several answers can be carried side by side, as beam search needs.
+        n_sequences: of the context, for each answer.
         pcd: the setting whose contrast is in the rows, if any.
     """
 
     forks = True
+    n_sequences = 1
     pcd: PCDConfig | None = None
 
     def refusal(self, llm: Llama) -> str | None:
@@ -146,14 +148,11 @@ class Control(RowSource):
         return self._means[key]
 
 
-_OTHER = 64  # the sequence without the context, beside each sequence with it
-
-
 @dataclasses.dataclass(frozen=True)
 class CAD(RowSource):
     """Context-aware decoding (arXiv 2305.14739): (1 + alpha) logits with the context - alpha logits without it.
 
-    The second prompt is the same without its context; both ride in one batch.
+    The second prompt is the same without its context; both ride in one batch, the second in the sequences with odd ids.
 
     Args:
         alpha: 0.5 for summaries, 1 for conflicting knowledge in the authors' examples.
@@ -161,19 +160,18 @@ class CAD(RowSource):
 
     alpha: float = 1.0
 
+    n_sequences = 2
+
     def __post_init__(self) -> None:
         if not (isinstance(self.alpha, (int, float)) and 0 <= self.alpha <= 100):
             raise ValueError(f"alpha is {self.alpha!r}; allowed: a number from 0 to 100")
-
-    def refusal(self, llm: Llama) -> str | None:
-        return "it has a recurrent state, which only one prompt can have" if is_recurrent(llm) else None
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         bare = prompt_tokens(session.llm, prompt.replace(segments=()), chat=chat)
         if list(bare) == list(tokens):
             raise ValueError("the prompt has no context that could be left out; give Prompt its segments")
         first = session.start(tokens)
-        return _CADStream(session, first, session.read(_OTHER, bare), self.alpha)
+        return _CADStream(session, first, session.read(1, bare), self.alpha)
 
 
 class _CADStream(Stream):
@@ -182,16 +180,15 @@ class _CADStream(Stream):
         super().__init__(session, (1 + alpha) * first - alpha * bare)
 
     def step(self, tokens: Mapping[int, int]) -> Rows2D:
-        both = {**tokens, **{seq + _OTHER: token for seq, token in tokens.items()}}
-        rows = self.session.step(both)
-        n = len(tokens)
-        return (1 + self._alpha) * rows[:n] - self._alpha * rows[n:]
+        rows = self.session.step({2 * seq + i: token for i in (0, 1) for seq, token in tokens.items()})
+        with_context, without = np.split(rows, 2)
+        return (1 + self._alpha) * with_context - self._alpha * without
 
     def fork(self, pairs: Mapping[int, int]) -> None:
-        self.session.fork({**pairs, **{target + _OTHER: source + _OTHER for target, source in pairs.items()}})
+        self.session.fork({2 * target + i: 2 * source + i for i in (0, 1) for target, source in pairs.items()})
 
     def drop(self, seqs: Sequence[int]) -> None:
-        self.session.drop([*seqs, *(seq + _OTHER for seq in seqs)])
+        self.session.drop([2 * seq + i for i in (0, 1) for seq in seqs])
 
 
 def is_recurrent(llm: Llama) -> bool:

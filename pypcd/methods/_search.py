@@ -22,7 +22,10 @@ Look = Callable[[int, Row], None]  # told each chosen token and the row it was c
 class Search(Protocol):
     """Chooses the tokens of an answer."""
 
-    many: bool  # whether it carries several sequences at once
+    @property
+    def n_sequences(self) -> int:
+        """How many answers it carries side by side, the prompt itself included."""
+        ...
 
     def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
         """At most max_tokens tokens, without the one that ends the answer (`look` is told of that one too)."""
@@ -33,7 +36,7 @@ class Search(Protocol):
 class Greedy:
     """The most probable token at each step; the lower id where logits are equal."""
 
-    many = False
+    n_sequences = 1
 
     def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
         return _one_by_one(stream, max_tokens, is_end, look, lambda row: int(row.argmax()))
@@ -58,7 +61,7 @@ class Sampling:
     top_p: float = 0.95
     seed: int = 0
 
-    many = False
+    n_sequences = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature <= 100:
@@ -117,13 +120,15 @@ class Beam:
     n: int = 2
     length_penalty: float = 1.0
 
-    many = True
-
     def __post_init__(self) -> None:
         if not (isinstance(self.n, int) and 2 <= self.n <= 31):
             raise ValueError(f"n is {self.n!r}; allowed: an integer from 2 to 31 beams")
         if not -10 <= self.length_penalty <= 10:
             raise ValueError(f"length_penalty is {self.length_penalty!r}; allowed: a number from -10 to 10")
+
+    @property
+    def n_sequences(self) -> int:
+        return 2 * self.n + 1
 
     def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
         n = self.n

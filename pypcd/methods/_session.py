@@ -9,6 +9,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from pypcd import _log
 from pypcd._errors import PCDError
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ __all__ = ["Row", "Rows2D", "Session"]
 
 Row = npt.NDArray[np.float32]  # [n_vocab]
 Rows2D = npt.NDArray[np.float32]  # [n_sequences, n_vocab]
-
-_N_SEQUENCES = 128  # the ids behind are left to PCD's twins
 
 
 class Session:
@@ -124,8 +123,10 @@ class Session:
     def drop(self, seqs: Iterable[int]) -> None:
         memory = llama_cpp.llama_get_memory(self.llm.ctx)
         for seq in seqs:
-            if not 0 <= seq < _N_SEQUENCES:
-                raise ValueError(f"sequence is {seq}; allowed: 0 to {_N_SEQUENCES - 1}")
+            if not 0 <= seq < self.llm.n_seq_max:
+                raise ValueError(
+                    f"sequence is {seq}; allowed: 0 to {self.llm.n_seq_max - 1}; load the model with a larger n_seq_max"
+                )
             llama_cpp.llama_memory_seq_rm(memory, seq, -1, -1)
             self._n_past.pop(seq, None)
 
@@ -158,6 +159,7 @@ class Session:
             for i, (token, pos, seq, wanted) in enumerate(entries):
                 batch.token[i], batch.pos[i], batch.logits[i] = token, pos, wanted
                 batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+            _log.clear_errors()
             status = llama_cpp.llama_decode(self.llm.ctx, batch)
         finally:
             llama_cpp.llama_batch_free(batch)
@@ -167,4 +169,4 @@ class Session:
                 "with a larger n_ctx"
             )
         if status:
-            raise PCDError(f"llama_decode returned {status}")
+            raise PCDError(f"llama_decode returned {status}: {_log.last_errors() or 'llama.cpp gave no reason'}")

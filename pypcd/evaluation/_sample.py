@@ -1,0 +1,61 @@
+"""What a benchmark's question is, and what a benchmark must offer. Knows nothing of models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from pypcd._prompt import Prompt
+
+__all__ = ["Count", "Sample", "Task"]
+
+Count = Callable[[Prompt], int]
+"""How many tokens a model reads for a prompt."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One question.
+
+    Attributes:
+        index: its number in its cell, from 0; the depth of the answer sweeps with it.
+        prompt: what the model reads.
+        answers: what it may answer, or all that it should name, as the task's metric reads them.
+        depth: where the answer stands in the context, 0 at its start to 1 at its end; None where that has no meaning.
+        extra: further facts, such as the value nearest to the question.
+    """
+
+    index: int
+    prompt: Prompt
+    answers: tuple[str, ...]
+    depth: float | None = None
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Task(Protocol):
+    """A benchmark: questions, and how their answers are scored.
+
+    Attributes:
+        name: as `--task` has it.
+        metric: the metric's name, for tables.
+        max_tokens: the longest answer.
+    """
+
+    name: str
+    metric: str
+    max_tokens: int
+
+    def samples(self, n: int, n_tokens: int, count: Count, seed: int) -> list[Sample]:
+        """n questions whose prompts, answers included, come as near to n_tokens as they can without exceeding it.
+
+        The same arguments give the same questions, and a tokenizer changes nothing but their size.
+
+        Raises:
+            ValueError: n_tokens is too short for a question; the message says how many are needed.
+        """
+        ...
+
+    def score(self, prediction: str, sample: Sample) -> float:
+        """0 to 1."""
+        ...
