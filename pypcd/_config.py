@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Union
 
 from pypcd._errors import did_you_mean
+from pypcd._profile import is_profile, read_profile
 
 __all__ = ["PCDConfig", "PCDSetting", "parse_pcd"]
 
@@ -159,8 +160,8 @@ class PCDConfig:
 
     @classmethod
     def resolve(cls, setting: PCDSetting, base: PCDConfig | None = None) -> PCDConfig | None:
-        """What a user's `pcd=` means: None and False are off, True is `base` or the default, a string is a preset,
-        a mapping changes fields of `base` or the default."""
+        """What a user's `pcd=` means: None and False are off, True is `base` or the default, a string is a preset or
+        the file of a profile (.json, as `pypcd tune` writes it), a mapping changes fields of `base` or the default."""
         if setting is None or setting is False:
             return None
         if setting is True:
@@ -168,12 +169,26 @@ class PCDConfig:
         if isinstance(setting, PCDConfig):
             return setting
         if isinstance(setting, str):
-            return cls.preset(setting)
+            return cls.from_profile(setting) if is_profile(setting) else cls.preset(setting)
         if isinstance(setting, Mapping):
             return (base or cls()).replace(**setting)
         raise TypeError(
             f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, a preset's name, a mapping, PCDConfig"
         )
+
+    @classmethod
+    def from_profile(cls, path: str) -> PCDConfig | None:
+        """The setting of a profile that `pypcd tune` wrote; None where it found PCD best left off.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is no profile, or has a value out of range.
+        """
+        changes = read_profile(path)
+        try:
+            return None if changes is None else cls().replace(**changes)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -221,11 +236,13 @@ PCDSetting = Union[None, bool, str, Mapping[str, Any], PCDConfig]
 
 
 def parse_pcd(text: str, base: PCDConfig | None = None) -> PCDConfig | None:
-    """A PCD setting as typed: on, off, a preset's name, name=value pairs, or a preset followed by pairs.
+    """A PCD setting as typed: on, off, a preset's name, name=value pairs, a preset followed by pairs, or a profile's file.
 
     Raises:
         ValueError, TypeError: it is none of these, or a value is out of range.
     """
+    if is_profile(text.strip()):
+        return PCDConfig.from_profile(text.strip())
     words = text.replace(",", " ").split() or [""]
     config = base or PCDConfig()
     if "=" not in words[0]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pypcd._stats import paired
+from pypcd.evaluation._stats import paired
 
 
 def test_a_hand_worked_comparison() -> None:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import logging
 import math
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -101,6 +102,27 @@ def at_least(low: int) -> Callable[[str], int]:
     return convert
 
 
+def lengths(text: str) -> tuple[int, ...]:
+    """Numbers of tokens such as 512,2k.
+
+    Raises:
+        ValueError: one of them is no integer of at least 16.
+    """
+    return tuple(_length(part) for part in text.split(","))
+
+
+def _length(text: str) -> int:
+    number = text.strip().lower()
+    factor = 1024 if number.endswith("k") else 1
+    try:
+        value = int(number.rstrip("k")) * factor
+    except ValueError:
+        value = 0
+    if value < 16:
+        raise ValueError(f"--length has {text!r}; allowed: integers of at least 16, such as 512,2k")
+    return value
+
+
 def add_machine(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--threads", metavar="N", type=at_least(1), help="CPU threads")
@@ -113,6 +135,19 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.gpu_layers is not None:
         options["n_gpu_layers"] = args.gpu_layers
     return options
+
+
+def job_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What add_machine() asked for, for each of --jobs processes."""
+    options = machine_options(args)
+    if args.jobs > 1 and args.threads is None:
+        options["n_threads"] = options["n_threads_batch"] = max(1, (os.cpu_count() or 1) // args.jobs)
+    return options
+
+
+def names(text: str | None) -> tuple[str, ...]:
+    """The names in a list with commas."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:

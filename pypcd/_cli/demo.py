@@ -12,8 +12,8 @@ from pypcd import Llama, PCDError
 from pypcd._cli import _options, _terminal
 from pypcd._config import parse_pcd
 from pypcd._demo import CONTROL, METHODS, PLAIN, Answer, answer_all
-from pypcd._stats import Paired, paired
 from pypcd._tasks import Sample, kv_retrieval
+from pypcd.evaluation._stats import Paired, paired
 
 HELP = "ask the model that comes with pypcd a few hundred questions, plainly and with PCD"
 

@@ -1,0 +1,38 @@
+"""Does a decoding method help a model, how much, at what length, and is that luck?
+
+plan = Plan("model.gguf", tasks=("kv",), methods=("greedy", "pcd"), lengths=(2048,), n=300)
+outcome = evaluate(plan, Directory("run"))
+print(markdown(plan, outcome.records, {"kv": "accuracy"}, outcome.refused))
+"""
+
+from pypcd.evaluation._paper import PAPER_TABLES, PaperTable
+from pypcd.evaluation._plan import Directory, Plan
+from pypcd.evaluation._report import Row, by_depth, csv_text, markdown, rows
+from pypcd.evaluation._run import Outcome, evaluate, facts
+from pypcd.evaluation._sample import Sample, Task
+from pypcd.evaluation._stats import Paired, paired
+from pypcd.evaluation._tasks import TASKS, task
+from pypcd.evaluation._tune import Tuned, tune
+
+__all__ = [
+    "PAPER_TABLES",
+    "TASKS",
+    "Directory",
+    "Outcome",
+    "Paired",
+    "PaperTable",
+    "Plan",
+    "Row",
+    "Sample",
+    "Task",
+    "Tuned",
+    "by_depth",
+    "csv_text",
+    "evaluate",
+    "facts",
+    "markdown",
+    "paired",
+    "rows",
+    "task",
+    "tune",
+]

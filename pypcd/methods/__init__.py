@@ -8,22 +8,25 @@ is one part, or several joined by "+"; words behind a colon are its values:
 
     greedy  sample:temperature=0.7:seed=1  beam:4                    how tokens are chosen
     pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control  cad:0.5  where rows come from
-    rephrase                                                         what is asked
+    self-extend:4:width=512
+    rephrase  segr  segr-ends  segr-vote:5                            what is asked
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pypcd._config import parse_pcd
 from pypcd._errors import did_you_mean
 from pypcd._prompt import Prompt
-from pypcd.methods._edits import Edit, Rephrase
+from pypcd.methods._edits import AttentionSort, Edit, MedoidVote, Rephrase
 from pypcd.methods._method import Answer, Method
 from pypcd.methods._rows import CAD, PCD, Control, Plain, RowSource, Stream
 from pypcd.methods._search import Beam, Greedy, Sampling, Search
+from pypcd.methods._selfextend import SelfExtend
 from pypcd.methods._session import Session
 
 __all__ = [
@@ -31,10 +34,12 @@ __all__ = [
     "NAMES",
     "PCD",
     "Answer",
+    "AttentionSort",
     "Beam",
     "Control",
     "Edit",
     "Greedy",
+    "MedoidVote",
     "Method",
     "Plain",
     "Prompt",
@@ -42,15 +47,21 @@ __all__ = [
     "RowSource",
     "Sampling",
     "Search",
+    "SelfExtend",
     "Session",
     "Stream",
     "parse",
 ]
 
 
-def _values(kind: type, words: Sequence[str], first: str = "") -> Any:
+def _values(make: Any, words: Sequence[str], first: str = "") -> Any:
     """An instance of a dataclass from name=value words; a bare first word is the field `first`."""
-    fields = {f.name: f for f in dataclasses.fields(kind) if not f.name.startswith("_") and f.name != "pool"}
+    kind = getattr(make, "func", make)
+    fields = {
+        f.name: f
+        for f in dataclasses.fields(kind)
+        if isinstance(f.default, (int, float)) and not isinstance(f.default, bool)
+    }
     values: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.rpartition("=")
@@ -59,12 +70,12 @@ def _values(kind: type, words: Sequence[str], first: str = "") -> Any:
             raise ValueError(
                 f"{kind.__name__} has no value {name or text!r}{did_you_mean(name, fields)}; it has: {', '.join(fields)}"
             )
-        number = int if isinstance(fields[name].default, int) and not isinstance(fields[name].default, bool) else float
+        number = int if isinstance(fields[name].default, int) else float
         try:
             values[name] = number(text)
         except ValueError:
             raise ValueError(f"{name} is {text!r}; allowed: {'an integer' if number is int else 'a number'}") from None
-    return kind(**values)
+    return make(**values)
 
 
 def _pcd(words: Sequence[str]) -> PCD:
@@ -91,6 +102,10 @@ _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "pcd": ("rows", _pcd),
     "control": ("rows", lambda words: _values(Control, words, "beta")),
     "cad": ("rows", lambda words: _values(CAD, words, "alpha")),
+    "self-extend": ("rows", lambda words: _values(SelfExtend, words, "n")),
+    "segr": ("edit", lambda words: _values(AttentionSort, words, "rounds")),
+    "segr-ends": ("edit", lambda words: _values(functools.partial(AttentionSort, ends=True), words, "rounds")),
+    "segr-vote": ("edit", lambda words: _values(MedoidVote, words, "n")),
     "rephrase": ("edit", _without_values(Rephrase)),
 }
 

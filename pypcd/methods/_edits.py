@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from typing import Protocol
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from pypcd._prompt import Prompt
+import numpy as np
+import numpy.typing as npt
+
+from pypcd._errors import PCDError
+from pypcd._prompt import Prompt, prompt_tokens, token_bytes
+from pypcd._tap import tap
 from pypcd.methods._session import Session
 
-__all__ = ["Edit", "Rephrase"]
+if TYPE_CHECKING:
+    from pypcd._llama import Llama
+
+__all__ = ["AttentionSort", "Edit", "MedoidVote", "Rephrase", "segment_spans"]
 
 
 class Edit(Protocol):
-    """Makes the prompt that is answered from the one that was asked."""
+    """Makes the prompt that is answered from the one that was asked.
 
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool) -> Prompt: ...
+    Args of edit:
+        answer: how a prompt would be answered as it is.
+    """
+
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,5 +43,140 @@ class Rephrase:
 
     request: str = " Please repeat the relevant content before analysis."
 
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool) -> Prompt:
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
         return prompt.replace(after=prompt.after + self.request)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSort:
+    """Segment reranking by attention (arXiv 2310.01427): what the model looks at most is moved to where it looks best.
+
+    Segments are those of the Prompt. A segment's score is the attention of the prompt's last token to the segment's
+    tokens, summed over these and averaged over layers and heads. Then the segments are sorted, and the prompt is
+    evaluated again, `rounds` times in all.
+
+    Args:
+        rounds: 1 to 100; the authors' script has 3, their paper 5.
+        ends: False: the highest score goes last, as published; True: the highest to both ends in turn, first the last
+            place, then the first, which is what the PCD paper's one sentence on reranking says.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    rounds: int = 3
+    ends: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rounds <= 100:
+            raise ValueError(f"rounds is {self.rounds!r}; allowed: an integer from 1 to 100")
+
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
+        _check_segments(prompt)
+        for _ in range(self.rounds):
+            scores = self.scores(session, prompt, chat)
+            order = [int(i) for i in np.argsort(scores, kind="stable")]
+            order = _ends(order) if self.ends else order
+            if order == list(range(len(order))):
+                break
+            prompt = prompt.replace(segments=tuple(prompt.segments[i] for i in order))
+        return prompt
+
+    @staticmethod
+    def scores(session: Session, prompt: Prompt, chat: bool) -> npt.NDArray[np.float64]:
+        """Attention of the prompt's last token to each segment, float64[n_segments]."""
+        tokens = prompt_tokens(session.llm, prompt, chat=chat)
+        spans = segment_spans(session.llm, prompt, tokens)
+        session.start(tokens)
+        session.finish()
+        with tap(session.llm, ["kq_soft_max"]) as tensors:
+            session.start(tokens)  # the last token alone; the others are in the cache, each in the cell of its position
+        rows = [w[0, :, 0, : len(tokens)].mean(axis=0) for parts in tensors.values() for w in parts]
+        rows = [row for row in rows if len(row) == len(tokens)]  # all but caches that have forgotten some
+        if not rows:
+            raise PCDError("this model's graph has no attention weights by which segments could be sorted")
+        mean = np.mean(rows, axis=0, dtype=np.float64)
+        return np.array([mean[first:last].sum() for first, last in spans])
+
+
+def _ends(ascending: Sequence[int]) -> list[int]:
+    """The highest last, the second first, the third last but one, and so on; the lowest in the middle."""
+    front: list[int] = []
+    back: list[int] = []
+    for k, i in enumerate(reversed(ascending)):
+        (front if k % 2 else back).append(i)
+    return front + back[::-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class MedoidVote:
+    """Medoid voting (arXiv 2407.03651): the question is answered with its segments in several random orders, and the
+    answer most like the others wins.
+
+    Likeness is the cosine of character trigram counts; the authors use an embedding service.
+
+    Args:
+        n: answers, 2 to 100; the authors find 3 enough.
+        seed: of the orders.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    n: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.n <= 100:
+            raise ValueError(f"n is {self.n!r}; allowed: an integer from 2 to 100 answers")
+
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
+        _check_segments(prompt)
+        rng = random.Random(self.seed)
+        prompts = [
+            prompt.replace(segments=tuple(rng.sample(prompt.segments, len(prompt.segments)))) for _ in range(self.n)
+        ]
+        return prompts[medoid([answer(p) for p in prompts])]
+
+
+def medoid(texts: Sequence[str]) -> int:
+    """Which text is most like the others; the first of equals."""
+    counts = [collections.Counter(text[i : i + 3] for i in range(max(len(text) - 2, 1))) for text in texts]
+
+    def cosine(a: collections.Counter[str], b: collections.Counter[str]) -> float:
+        dot = sum(n * b[gram] for gram, n in a.items())
+        return dot / math.sqrt(sum(n * n for n in a.values()) * sum(n * n for n in b.values()))
+
+    likeness = [sum(cosine(a, b) for j, b in enumerate(counts) if j != i) for i, a in enumerate(counts)]
+    return max(range(len(texts)), key=lambda i: likeness[i])
+
+
+def _check_segments(prompt: Prompt) -> None:
+    if len(prompt.segments) < 2:
+        raise ValueError(
+            f"the prompt has {len(prompt.segments)} segments; at least 2 are needed to change their order: give Prompt "
+            "its context in segments"
+        )
+
+
+def segment_spans(llm: Llama, prompt: Prompt, tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """The tokens of each segment, first and one past the last; a token on a border belongs to both sides.
+
+    Raises:
+        PCDError: the model's tokenizer does not keep the text, so that segments cannot be found in it.
+    """
+    ends = np.cumsum([len(token_bytes(llm, token)) for token in tokens])
+    text = b"".join(token_bytes(llm, token) for token in tokens)
+    at = text.rfind(prompt.context.encode())
+    if at < 0:
+        raise PCDError(
+            "the tokenizer of this model changes the text, so that the prompt's segments cannot be found in it"
+        )
+    spans = []
+    for segment in prompt.segments:
+        first, last = at, at + len(segment.encode())
+        spans.append(
+            (int(np.searchsorted(ends, first, side="right")), int(np.searchsorted(ends, last - 1, side="right")) + 1)
+        )
+        at = last + len(prompt.joiner.encode())
+    return spans

@@ -60,6 +60,10 @@ class Method:
         """How many sequences a context must have: pypcd.Llama's n_seq_max."""
         return self.search.n_sequences * self.rows.n_sequences
 
+    def with_pool(self, prompts: tuple[Prompt, ...]) -> Method:
+        """The same method with other prompts of the same kind, for rows that are made from some."""
+        return dataclasses.replace(self, rows=self.rows.with_pool(prompts))
+
     def refusal(self, llm: Llama, *, chat: bool = False) -> str | None:
         """Why a model cannot be asked so, in a sentence; None if it can."""
         if chat and not has_template(llm):
@@ -106,7 +110,12 @@ class Method:
 
         before, start = session.n_evaluated, time.perf_counter()
         if self.edit is not None:
-            prompt = self.edit.edit(session, prompt, chat=chat)
+            plain = dataclasses.replace(self, edit=None)
+
+            def answer(asked: Prompt) -> str:
+                return plain.generate(session, asked, max_tokens=max_tokens, chat=chat).text
+
+            prompt = self.edit.edit(session, prompt, chat=chat, answer=answer)
         tokens = prompt_tokens(session.llm, prompt, chat=chat)
         room = session.llm.n_ctx() - len(tokens)
         try:

@@ -63,6 +63,10 @@ class RowSource:
         """Why this model cannot be run so, in a sentence; None if it can."""
         return None
 
+    def with_pool(self, prompts: tuple[Prompt, ...]) -> RowSource:
+        """Itself, or where it is made from other prompts of the same kind, one made from these."""
+        return self
+
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         """Evaluate a prompt.
 
@@ -125,6 +129,9 @@ class Control(RowSource):
             ).astype(np.float32)
 
         return Stream(session, session.start(tokens), change)
+
+    def with_pool(self, prompts: tuple[Prompt, ...]) -> Control:
+        return dataclasses.replace(self, pool=prompts, _means={})
 
     def means(self, session: Session, chat: bool) -> Rows2D:
         """Mean log-probabilities of the pool's answers at each step, float64[n_steps, n_vocab]."""

@@ -38,6 +38,7 @@ class Session:
         self.n_evaluated = 0
         self.refusals: dict[tuple[str, bool], str | None] = {}
         self._prompt: list[int] = []
+        self._n_prompt = 0  # positions of all but its last token
         self._kind: object = None
         self._n_past: dict[int, int] = {}
 
@@ -51,14 +52,15 @@ class Session:
         setting: PCDConfig | None = None,
         *,
         kind: object = None,
-        prepare: Callable[[], object] = lambda: None,
+        read: Callable[[Sequence[int]], int] | None = None,
     ) -> Row:
         """The row after the last token of a prompt, in sequence 0. All other sequences are gone.
 
         Args:
             setting: PCD from the prompt's last token on.
             kind: what the cached prompt depends on beside its tokens; of another kind, it is evaluated anew.
-            prepare: called before the prompt is evaluated, as the cache is empty.
+            read: evaluates the prompt but its last token in sequence 0 of the empty cache, and returns how many positions
+                it takes there; None: as they come.
 
         Raises:
             ValueError: the prompt is empty or does not fit in the context.
@@ -73,14 +75,12 @@ class Session:
             )
         if not (kind == self._kind and tokens == self._prompt and self._rewind()):
             self.clear()
-            prepare()
             llm.pcd = None
-            if len(tokens) > 1:
-                llm.eval(tokens[:-1])
+            self._n_prompt = (read or self._read)(tokens[:-1])
             self._prompt, self._kind = tokens, kind
             self.n_evaluated += len(tokens)
         llm.pcd = setting
-        self._n_past = {0: len(tokens) - 1}
+        self._n_past = {0: self._n_prompt}
         return self.step({0: tokens[-1]})[0]
 
     def step(self, tokens: Mapping[int, int]) -> Rows2D:
@@ -90,7 +90,7 @@ class Session:
             float32[len(tokens), n_vocab]: their logits, in the same order.
         """
         entries = [(token, self._n_past[seq], seq, True) for seq, token in tokens.items()]
-        self._decode(entries)
+        self.decode(entries)
         for seq in tokens:
             self._n_past[seq] += 1
         get, shape = self.llm._ctx.get_logits_ith, (self.n_vocab,)
@@ -107,7 +107,7 @@ class Session:
         n_batch = self.llm.n_batch
         for i in range(0, len(tokens) - 1, n_batch):
             part = tokens[i : min(i + n_batch, len(tokens) - 1)]
-            self._decode([(token, i + j, seq, False) for j, token in enumerate(part)])
+            self.decode([(token, i + j, seq, False) for j, token in enumerate(part)])
         self._n_past[seq] = len(tokens) - 1
         self.n_evaluated += len(tokens)
         return self.step({seq: tokens[-1]})[0]
@@ -149,9 +149,14 @@ class Session:
         """Back to the prompt without its last token; False where a recurrent state cannot go back."""
         memory = llama_cpp.llama_get_memory(self.llm.ctx)
         self.drop([seq for seq in self._n_past if seq])
-        return bool(llama_cpp.llama_memory_seq_rm(memory, 0, len(self._prompt) - 1, -1))
+        return bool(llama_cpp.llama_memory_seq_rm(memory, 0, self._n_prompt, -1))
 
-    def _decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> None:
+    def _read(self, tokens: Sequence[int]) -> int:
+        if tokens:
+            self.llm.eval(tokens)
+        return len(tokens)
+
+    def decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> None:
         """llama_decode of (token, position, sequence, whether its logits are wanted)."""
         batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
         try:

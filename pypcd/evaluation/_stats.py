@@ -18,7 +18,7 @@ class Paired:
     Attributes:
         n: samples.
         score: the method's mean, in percent.
-        wins, losses: samples only the method, only the baseline got right.
+        wins, losses: samples on which the method, on which the baseline scored higher.
         difference: in points.
         low, high: 95% bootstrap interval of the difference, in points.
         p: exact two-sided McNemar p; 1 where both never disagree.
@@ -36,24 +36,27 @@ class Paired:
     @property
     def is_clear(self) -> bool:
         """Whether the interval leaves zero out."""
-        return self.low > 0 or self.high < 0
+        return self.low > 1e-9 or self.high < -1e-9  # sums of fractions round
 
 
-def paired(method: Sequence[bool], baseline: Sequence[bool], *, seed: int = 0, n_bootstrap: int = 10_000) -> Paired:
-    """Compare right/wrong outcomes sample by sample.
+def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0, n_bootstrap: int = 10_000) -> Paired:
+    """Compare scores of 0 to 1, or right and wrong, sample by sample.
+
+    The interval is the percentile bootstrap over samples. Where scores are other than 0 and 1, p is McNemar's test on
+    which of the two scored higher: the exact sign test.
 
     Raises:
         ValueError: the two differ in length, or are empty.
     """
-    a, b = np.asarray(method, bool), np.asarray(baseline, bool)
+    a, b = np.asarray(method, float), np.asarray(baseline, float)
     if len(a) != len(b) or len(a) == 0:
         raise ValueError(f"paired outcomes of {len(a)} and {len(b)} samples; both need the same samples, at least one")
-    delta = a.astype(int) - b.astype(int)
+    delta = a - b
     wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
-    # resampling n differences of -1, 0, 1 is drawing their counts
-    rng = np.random.default_rng(seed)
-    counts = rng.multinomial(len(a), [wins / len(a), losses / len(a), 1 - (wins + losses) / len(a)], size=n_bootstrap)
-    low, high = np.percentile(100 * (counts[:, 0] - counts[:, 1]) / len(a), [2.5, 97.5])
+    # resampling differences of which many are equal is drawing how often each comes
+    values, counts = np.unique(delta, return_counts=True)
+    draws = np.random.default_rng(seed).multinomial(len(a), counts / len(a), size=n_bootstrap)
+    low, high = np.percentile(100 * (draws @ values) / len(a), [2.5, 97.5])
     return Paired(
         len(a),
         100 * float(a.mean()),

@@ -1,0 +1,99 @@
+"""pypcd eval: does it help this model, how much, at what length, and is that luck?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+from typing import Any
+
+from pypcd._cli import _options, _terminal
+from pypcd._models import resolve_model
+from pypcd.evaluation import PAPER_TABLES, TASKS, Directory, Plan, csv_text, evaluate, facts, markdown, rows, task
+from pypcd.methods import NAMES
+
+HELP = "measure decoding methods on long-context tasks, each against greedy decoding on the same questions"
+
+DEFAULT_METHODS = ("greedy", "pcd", "pcd:cautious", "pcd:window", "control")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "pypcd eval MODEL [options]"
+    parser.epilog = (
+        f"Tasks: {', '.join(TASKS)}. Methods: {', '.join(NAMES)}; joined by +, values behind colons, such as "
+        "beam:4+pcd:beta=1.5. A run that was stopped goes on where it was with the same command."
+    )
+    _options.add_model(parser)
+    add = parser.add_argument
+    add("--task", metavar="NAME,...", help="default: kv")
+    add("--method", metavar="NAME,...", help=f"beside greedy (default: {','.join(DEFAULT_METHODS[1:])})")
+    add("--length", metavar="N,...", help="tokens of a prompt with its answer (default: 1k,2k,4k)")
+    add("--n", metavar="N", type=_options.at_least(1), default=300, help="questions a cell (default %(default)s)")
+    add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
+    add("--paper", choices=sorted(PAPER_TABLES), help="run a table of the paper, and set it beside your figures")
+    add("--out", metavar="DIR", help="where the run is kept (default: eval-MODEL)")
+    add("--data", metavar="PATH", help="a file or folder with the questions of longbench-... tasks")
+    add("--chat", action="store_true", help="ask through the model's chat template")
+    add("--max-tokens", metavar="N", type=_options.at_least(1), help="longest answer (default: the task's own)")
+    add("--jobs", metavar="N", type=_options.at_least(1), default=1, help="processes (default %(default)s)")
+    _options.add_machine(parser)
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    plan, paper = _plan(args), PAPER_TABLES.get(args.paper)
+    out = Directory(args.out or f"eval-{pathlib.Path(args.model).stem}")
+    path = resolve_model(args.model)
+    with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
+        known = facts(plan, bar.update)
+
+    n_samples = len(plan.tasks) * len(plan.methods) * plan.n
+    with _terminal.progress(n_samples * sum(plan.lengths), "answering", unit=" tokens") as bar:
+        outcome = evaluate(
+            plan, out, jobs=args.jobs, options=_options.job_options(args), model_facts=known, progress=bar.update
+        )
+
+    metrics = {name: task(name, data=plan.data).metric for name in plan.tasks}
+    text = markdown(plan, outcome.records, metrics, outcome.refused)
+    if paper is not None:
+        text += "\n" + paper.markdown(plan, outcome.records)
+    (out.path / "summary.md").write_text(text, encoding="utf-8")
+    (out.path / "summary.csv").write_text(csv_text(plan, outcome.records), encoding="utf-8")
+    _picture(plan, outcome.records, out.path / "summary.png")
+    if args.json:
+        record = {
+            "plan": vars(plan),
+            "refused": outcome.refused,
+            "rows": [r.as_dict() for r in rows(plan, outcome.records)],
+        }
+        print(json.dumps(record, indent=2))
+    else:
+        _terminal.write(text)
+    _terminal.say(f"answers and tables are in {out.path}")
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    paper = PAPER_TABLES.get(args.paper)
+    lengths = _options.lengths(args.length) if args.length else paper.lengths if paper else (1024, 2048, 4096)
+    return Plan(
+        model=args.model,
+        tasks=_options.names(args.task) or (paper.tasks if paper else ("kv",)),
+        methods=_options.names(args.method) or (paper.methods if paper else DEFAULT_METHODS),
+        lengths=lengths,
+        n=args.n,
+        seed=args.seed,
+        chat=args.chat,
+        data=args.data,
+        max_tokens=args.max_tokens,
+    )
+
+
+def _picture(plan: Plan, records: Any, path: pathlib.Path) -> None:
+    try:
+        from pypcd.analysis import plot_differences
+    except ImportError:
+        _terminal.say("no picture was drawn: pip install pypcd[plot]")
+        return
+    plot_differences(rows(plan, records), path)

@@ -1,0 +1,5 @@
+"""Temporary."""
+
+
+def tap(llm, names):
+    raise NotImplementedError

@@ -1,0 +1,146 @@
+"""What an evaluation is to do, and the directory that holds what it has done."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["Directory", "Key", "Plan", "file_sha256"]
+
+Key = tuple[str, int, int, str]  # task, length, index of the sample, method
+
+_FREE = ("tasks", "methods", "lengths")  # a run may be continued with others
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An evaluation: every method on n questions of every task at every length.
+
+    Attributes:
+        model: the GGUF file.
+        tasks, methods: names; "greedy", with which the others are compared, is always among the methods.
+        lengths: tokens of a prompt with its answer.
+        n: questions in each cell of a task and a length.
+        n_pool: further questions of a cell, for methods that need some (the control).
+        data: where tasks that read files find them.
+        max_tokens: the longest answer; None: the task's own.
+    """
+
+    model: str
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    lengths: tuple[int, ...]
+    n: int = 300
+    seed: int = 0
+    chat: bool = False
+    n_pool: int = 12
+    data: str | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in _FREE:
+            values = tuple(dict.fromkeys(getattr(self, name)))
+            if not values:
+                raise ValueError(f"{name} is empty; give at least one")
+            object.__setattr__(self, name, values)
+        if "greedy" not in self.methods:
+            object.__setattr__(self, "methods", ("greedy", *self.methods))
+        for name, low in (("n", 1), ("seed", 0), ("n_pool", 1)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: an integer of at least {low}")
+
+    def everything(self) -> Iterator[Key]:
+        """All that is to be answered, cell by cell and sample by sample."""
+        for task in self.tasks:
+            for length in self.lengths:
+                for index in range(self.n):
+                    for method in self.methods:
+                        yield task, length, index, method
+
+
+class Directory:
+    """A run on disk: run.json says what it is, samples.jsonl has one line for each sample and method.
+
+    Lines are only ever appended, each in one write, so that a run killed at any point goes on where it was: at most one
+    line is cut off, and that one is dropped. The order of lines means nothing.
+    """
+
+    def __init__(self, path: str | pathlib.Path) -> None:
+        self.path = pathlib.Path(path)
+        self.samples = self.path / "samples.jsonl"
+
+    def open(self, plan: Plan, facts: dict[str, Any]) -> dict[Key, dict[str, Any]]:
+        """Begin a run, or go on with one. Returns the records it already has.
+
+        Args:
+            facts: of model and versions: they are kept with the run, and a run goes on only where they are the same.
+
+        Raises:
+            ValueError: the directory holds another run, or something else.
+        """
+        record = json.loads(json.dumps({**dataclasses.asdict(plan), **facts}))
+        file = self.path / "run.json"
+        if file.exists():
+            before = self._read_run(file)
+            for name, value in record.items():
+                if name not in (*_FREE, "model") and before.get(name) != value:
+                    raise ValueError(
+                        f"{self.path} holds another run: {name} is {before.get(name)!r} there and {value!r} here; "
+                        "give the same, or another directory"
+                    )
+            for name in _FREE:
+                record[name] = list(dict.fromkeys([*before[name], *record[name]]))
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise ValueError(f"{self.path} is not empty and holds no run of pypcd eval; give another directory")
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self.path / "run.json.new"
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(file)
+        return self._read_samples()
+
+    def append(self, record: dict[str, Any]) -> None:
+        line = json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
+        with self.samples.open("ab") as file:
+            file.write(line.encode("utf-8", "replace"))
+
+    @staticmethod
+    def _read_run(file: pathlib.Path) -> dict[str, Any]:
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(record, dict) or any(name not in record for name in _FREE):
+                raise ValueError
+        except ValueError:
+            raise ValueError(f"{file} is not that of a run of pypcd eval; give another directory") from None
+        return record
+
+    def _read_samples(self) -> dict[Key, dict[str, Any]]:
+        if not self.samples.exists():
+            return {}
+        data = self.samples.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            with self.samples.open("r+b") as file:
+                file.truncate(whole)
+        records = {}
+        for number, line in enumerate(data[:whole].splitlines(), 1):
+            try:
+                record = json.loads(line)
+                key = record["task"], record["length"], record["index"], record["method"]
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{self.samples}, line {number}, is damaged; remove it and run again") from None
+            records[key] = record
+        return records
+
+
+def file_sha256(path: str, progress: Callable[[int], object] = lambda n: None) -> str:
+    """A file's SHA-256, told of each part's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(2**22):
+            digest.update(part)
+            progress(len(part))
+    return digest.hexdigest()

@@ -1,0 +1,172 @@
+"""An evaluation's records as tables: every method against greedy decoding on the same samples."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pypcd.evaluation._plan import Key, Plan
+from pypcd.evaluation._stats import Paired, paired
+
+__all__ = ["BASELINE", "Row", "by_depth", "csv_text", "markdown", "rows"]
+
+BASELINE = "greedy"
+N_BANDS = 5  # of depth
+
+_LEGEND = """\
+{n} questions a cell, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions, with
+its 95% bootstrap interval; ~ marks one that spans zero: no difference shown. p: exact McNemar. Wins and losses: questions
+on which the method, on which greedy scored higher. MRR: mean reciprocal rank of the gold token where an answer first leaves
+it, of all and of wrong answers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A method in a cell, with the samples that both it and greedy have.
+
+    Attributes:
+        paired: its score and difference to greedy, in points.
+        mrr: mean reciprocal rank of the gold token where an answer leaves it, 1 where it does not (Eq. 1's S).
+        mrr_wrong: the same over answers with a score below 1; None where there are none.
+        n_tokens: mean length of its answers.
+    """
+
+    task: str
+    length: int
+    method: str
+    paired: Paired
+    mrr: float | None
+    mrr_wrong: float | None
+    n_tokens: float
+
+    def as_dict(self) -> dict[str, Any]:
+        values = {name: value for name, value in dataclasses.asdict(self).items() if name != "paired"}
+        return {**values, **dataclasses.asdict(self.paired), "is_clear": self.paired.is_clear}
+
+
+def rows(plan: Plan, records: Mapping[Key, Mapping[str, Any]]) -> list[Row]:
+    """One row for each task, length and method that has answers, in the plan's order."""
+    result = []
+    for task in plan.tasks:
+        for length in plan.lengths:
+            for method in plan.methods:
+                cell = _cell(plan, records, task, length, method)
+                if cell:
+                    result.append(_row(task, length, method, cell))
+    return result
+
+
+def by_depth(plan: Plan, records: Mapping[Key, Mapping[str, Any]], task: str, length: int) -> dict[str, list[Paired]]:
+    """For each method its comparison with greedy in five bands of depth, from the context's start to its end; empty
+    where a task has no depth."""
+    result = {}
+    for method in plan.methods:
+        cell = _cell(plan, records, task, length, method)
+        bands: list[list[tuple[Any, Any]]] = [[] for _ in range(N_BANDS)]
+        for mine, plain in cell:
+            if mine["depth"] is not None:
+                bands[min(int(mine["depth"] * N_BANDS), N_BANDS - 1)].append((mine, plain))
+        if all(bands):
+            result[method] = [paired([a["score"] for a, _ in band], [b["score"] for _, b in band]) for band in bands]
+    return result
+
+
+def _cell(
+    plan: Plan, records: Mapping[Key, Mapping[str, Any]], task: str, length: int, method: str
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Records of the method, each beside greedy's for the same sample."""
+    both = []
+    for index in range(plan.n):
+        mine, plain = records.get((task, length, index, method)), records.get((task, length, index, BASELINE))
+        if mine and plain:
+            both.append((mine, plain))
+    return both
+
+
+def _row(task: str, length: int, method: str, cell: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Row:
+    def mean(values: list[float]) -> float | None:
+        return statistics.fmean(values) if values else None
+
+    mine = [record for record, _ in cell]
+    salience = [(record["salience"], record["score"]) for record in mine if record["salience"] is not None]
+    return Row(
+        task,
+        length,
+        method,
+        paired([record["score"] for record in mine], [record["score"] for _, record in cell]),
+        mean([s for s, _ in salience]),
+        mean([s for s, score in salience if score < 1]),
+        statistics.fmean(record["n_tokens"] for record in mine),
+    )
+
+
+def markdown(
+    plan: Plan, records: Mapping[Key, Mapping[str, Any]], metrics: Mapping[str, str], refused: Mapping[str, str]
+) -> str:
+    """The tables a reader sees; the same records give the same text.
+
+    Args:
+        metrics: each task's metric, in words.
+        refused: methods that the model cannot run, with the reason.
+    """
+    table = rows(plan, records)
+    parts = [f"# {plan.model}", ""]
+    parts += [_LEGEND.format(n=plan.n, seed=plan.seed, asked="chat template" if plan.chat else "plain prompts"), ""]
+    for task in plan.tasks:
+        parts += [f"## {task} ({metrics[task]})", ""]
+        parts += ["| tokens | method | score | difference | p | wins / losses | MRR | MRR, wrong |"]
+        parts += ["| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |"]
+        parts += [_line(row) for row in table if row.task == task]
+        parts += [""]
+        for length in plan.lengths:
+            parts += _depth_lines(by_depth(plan, records, task, length), length)
+    if refused:
+        parts += ["## Refused", ""]
+        parts += [f"- {method}: {reason}" for method, reason in sorted(refused.items())]
+        parts += [""]
+    return "\n".join(parts)
+
+
+def _line(row: Row) -> str:
+    p = row.paired
+    cells = [str(row.length), row.method, f"{p.score:.1f}"]
+    if row.method == BASELINE:
+        cells += ["", "", ""]
+    else:
+        cells += [difference(p), _p(p.p), f"{p.wins} / {p.losses}"]
+    cells += ["" if mrr is None else f"{mrr:.3f}" for mrr in (row.mrr, row.mrr_wrong)]
+    return "| " + " | ".join(cells) + " |"
+
+
+def difference(p: Paired) -> str:
+    return f"{p.difference:+.1f} [{p.low:+.1f}, {p.high:+.1f}]{'' if p.is_clear else ' ~'}"
+
+
+def _p(p: float) -> str:
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+
+
+def _depth_lines(bands: Mapping[str, list[Paired]], length: int) -> list[str]:
+    if BASELINE not in bands:
+        return []
+    edges = [f"{100 * i // N_BANDS}-{100 * (i + 1) // N_BANDS}%" for i in range(N_BANDS)]
+    lines = [f"Score by the answer's depth in the context, {length} tokens (0%: its start):", ""]
+    lines += ["| method | " + " | ".join(edges) + " |", "| --- |" + " ---: |" * N_BANDS]
+    lines += [f"| {method} | " + " | ".join(f"{p.score:.1f}" for p in band) + " |" for method, band in bands.items()]
+    return [*lines, ""]
+
+
+def csv_text(plan: Plan, records: Mapping[Key, Mapping[str, Any]]) -> str:
+    """The rows of rows(), one line each."""
+    table = [row.as_dict() for row in rows(plan, records)]
+    if not table:
+        return ""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, table[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return out.getvalue()

@@ -1,0 +1,249 @@
+"""Runs an evaluation: models, processes, and what is still to be answered."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import multiprocessing
+import queue
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import llama_cpp
+
+import pypcd
+from pypcd._errors import PCDError
+from pypcd._llama import Llama
+from pypcd._models import resolve_model
+from pypcd._prompt import prompt_tokens
+from pypcd.evaluation._gold import Gold
+from pypcd.evaluation._plan import Directory, Key, Plan, file_sha256
+from pypcd.evaluation._sample import Sample, Task
+from pypcd.evaluation._tasks import task as task_named
+from pypcd.methods import Method, Session, parse
+
+__all__ = ["Outcome", "Progress", "evaluate", "facts"]
+
+Record = dict[str, Any]
+Progress = Callable[[int], object]
+"""Told how many prompt tokens' worth of samples have just been finished, of all methods together."""
+
+_SPARE = 512  # tokens beside prompt and answer: what an edit adds, and a prompt without its context
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run has.
+
+    Attributes:
+        records: by task, length, index and method.
+        refused: methods that this model cannot run, with the reason.
+    """
+
+    records: dict[Key, Record]
+    refused: dict[str, str]
+
+
+def facts(plan: Plan, progress: Progress = lambda n: None) -> dict[str, Any]:
+    """What a run depends on beside its plan: the model's hash, and versions."""
+    return {
+        "model_sha256": file_sha256(resolve_model(plan.model), progress),
+        "pypcd": pypcd.__version__,
+        "llama_cpp_python": llama_cpp.__version__,
+    }
+
+
+def evaluate(
+    plan: Plan,
+    directory: Directory,
+    *,
+    jobs: int = 1,
+    options: Mapping[str, Any] | None = None,
+    model_facts: dict[str, Any] | None = None,
+    progress: Progress = lambda n: None,
+    indices: Collection[int] | None = None,
+) -> Outcome:
+    """Answer all that a directory does not hold yet, and keep each answer there at once.
+
+    A sample's prompt is evaluated once for all methods that can share it, and from an empty cache: an answer depends
+    neither on what was answered before nor on the number of processes.
+
+    Args:
+        jobs: processes, each with the model; weights are mapped into memory once.
+        options: further arguments of pypcd.Llama.
+        model_facts: those of facts(), where they are known already.
+        indices: of the samples to answer; None: all of them.
+
+    Raises:
+        ValueError: a task or method is unknown, a length is too short, or the directory holds another run.
+        ModelError: the model cannot be loaded.
+        PCDError: a worker ended early.
+    """
+    for name in plan.methods:
+        parse(name)
+    for name in plan.tasks:
+        task_named(name, data=plan.data)
+    records = directory.open(plan, facts(plan) if model_facts is None else model_facts)
+
+    todo: dict[tuple[str, int, int], list[str]] = {}
+    for task, length, index, method in plan.everything():
+        if indices is not None and index not in indices:
+            continue
+        if (task, length, index, method) not in records:
+            todo.setdefault((task, length, index), []).append(method)
+        else:
+            progress(length)
+
+    refused: dict[str, str] = {}
+    work = _work_here(plan, todo, options or {}, refused)
+    if jobs > 1 and len(todo) > 1:
+        work = _work_beside(plan, todo, options or {}, refused, min(jobs, len(todo)))
+    for key, record in work:
+        if record is not None:
+            directory.append(record)
+            records[key] = record
+        progress(key[1])
+    wanted = set(plan.everything())
+    return Outcome({key: record for key, record in records.items() if key in wanted}, refused)
+
+
+Work = Iterator[tuple[Key, "Record | None"]]  # None: the method is refused
+Todo = Mapping[tuple[str, int, int], list[str]]
+
+
+def _work_here(plan: Plan, todo: Todo, options: Mapping[str, Any], refused: dict[str, str]) -> Work:
+    if not todo:
+        return
+    worker = _Worker(plan, options)
+    try:
+        refused.update(worker.refused)
+        for item, methods in todo.items():
+            yield from worker.answer(*item, methods)
+    finally:
+        worker.llm.close()
+
+
+def _work_beside(plan: Plan, todo: Todo, options: Mapping[str, Any], refused: dict[str, str], jobs: int) -> Work:
+    context = multiprocessing.get_context("spawn")  # a forked process would share llama.cpp's threads
+    tasks, results = context.Queue(), context.Queue()
+    for item in todo.items():
+        tasks.put(item)
+    for _ in range(jobs):
+        tasks.put(None)
+    processes = [
+        context.Process(target=_serve, args=(plan, dict(options), tasks, results), daemon=True) for _ in range(jobs)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        running = jobs
+        while running:
+            try:
+                kind, value = results.get(timeout=1)
+            except queue.Empty:
+                if any(process.exitcode not in (None, 0) for process in processes):
+                    codes = [process.exitcode for process in processes if process.exitcode]
+                    raise PCDError(f"a process of the evaluation ended early, with status {codes[0]}") from None
+                continue
+            if kind == "error":
+                raise value
+            if kind == "refused":
+                refused.update(value)
+            elif kind == "done":
+                running -= 1
+            else:
+                yield value
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _serve(plan: Plan, options: dict[str, Any], tasks: Any, results: Any) -> None:
+    try:
+        worker = _Worker(plan, options)
+        results.put(("refused", worker.refused))
+        while (item := tasks.get()) is not None:
+            (task, length, index), methods = item
+            for answered in worker.answer(task, length, index, methods):
+                results.put(("answer", answered))
+        results.put(("done", None))
+    except KeyboardInterrupt:
+        pass  # the one who started this one was told too
+    except (RuntimeError, ValueError, TypeError, OSError) as error:
+        results.put(("error", error))
+
+
+class _Worker:
+    """A model that answers samples."""
+
+    def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
+        self.plan = plan
+        self._tasks: dict[str, Task] = {name: task_named(name, data=plan.data) for name in plan.tasks}
+        methods = {name: parse(name) for name in plan.methods}
+        n_sequences = max(method.n_sequences for method in methods.values())
+        n_answer = max(plan.max_tokens or task.max_tokens for task in self._tasks.values())
+        n_ctx = max(plan.lengths) + _SPARE + n_sequences * n_answer
+        self.llm = Llama(plan.model, **{"n_ctx": n_ctx, "n_seq_max": n_sequences, **options})
+        self.session = Session(self.llm)
+        self._cells: dict[tuple[str, int], tuple[list[Sample], dict[str, Method]]] = {}
+
+        self.refused: dict[str, str] = {}
+        for name, method in methods.items():
+            refusal = method.with_pool(_A_PROMPT).refusal(self.llm, chat=plan.chat)
+            if refusal is not None:
+                self.refused[name] = refusal
+        # those that answer the prompt as it is share it; an edit makes another
+        self._order = sorted(methods, key=lambda name: (methods[name].edit is not None, plan.methods.index(name)))
+
+    def count(self, prompt: Any) -> int:
+        return len(prompt_tokens(self.llm, prompt, chat=self.plan.chat))
+
+    def cell(self, name: str, length: int) -> tuple[list[Sample], dict[str, Method]]:
+        """The questions of a cell, and the methods with their pool of further ones."""
+        if (name, length) not in self._cells:
+            plan, task = self.plan, self._tasks[name]
+            samples = task.samples(plan.n, length, self.count, plan.seed)
+            pool = tuple(s.prompt for s in task.samples(plan.n_pool, length, self.count, plan.seed + 1))
+            self._cells = {(name, length): (samples, {m: parse(m).with_pool(pool) for m in plan.methods})}
+        return self._cells[name, length]
+
+    def answer(self, name: str, length: int, index: int, methods: list[str]) -> Work:
+        samples, made = self.cell(name, length)
+        for method in self._order:
+            if method in methods:
+                key = name, length, index, method
+                refused = method in self.refused
+                yield key, None if refused else self._record(key, samples[index], made[method])
+        self.session.clear()  # the next sample begins from nothing too
+
+    def _record(self, key: Key, sample: Sample, method: Method) -> Record:
+        task, plan = self._tasks[key[0]], self.plan
+        gold = Gold(self.llm, sample.extra.get("gold", sample.answers[0]))
+        answer = method.generate(
+            self.session,
+            sample.prompt,
+            max_tokens=plan.max_tokens or task.max_tokens,
+            chat=plan.chat,
+            look=gold.look,
+        )
+        return {
+            "task": key[0],
+            "length": key[1],
+            "index": key[2],
+            "method": key[3],
+            "prompt_sha256": hashlib.sha256(sample.prompt.text.encode("utf-8", "replace")).hexdigest()[:16],
+            "depth": sample.depth,
+            "answers": list(sample.answers),
+            "prediction": answer.text,
+            "score": task.score(answer.text, sample),
+            "gold_rank": gold.rank,
+            "salience": None if gold.rank is None else 1 / gold.rank,
+            "n_prompt": answer.n_prompt,
+            "n_tokens": len(answer.tokens),
+            "seconds": round(answer.seconds, 4),
+        }
+
+
+_A_PROMPT = (pypcd._prompt.Prompt(after="-"),)

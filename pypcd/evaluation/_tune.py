@@ -1,0 +1,158 @@
+"""The PCD setting that helps a model most, chosen on one half of the questions and judged on the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pypcd._config import PCDConfig, parse_pcd
+from pypcd.evaluation._plan import Directory, Key, Plan
+from pypcd.evaluation._report import BASELINE
+from pypcd.evaluation._run import Progress, evaluate
+from pypcd.evaluation._stats import Paired, paired
+
+__all__ = ["READINGS", "Tuned", "tune"]
+
+# tried with each single change of the default; of the best, each single change is then tried too
+READINGS = (
+    "pcd",
+    "pcd:beta=1.5:relative_top=0.1",
+    "pcd:cache=separate",
+    "pcd:cache=shared",
+    "pcd:perturbation=none:window=64",
+    "pcd:perturbation=none:window=256",
+)
+_VALUES: dict[str, tuple[Any, ...]] = {
+    "beta": (0.5, 1.0, 1.5, 2.5, 4.0),
+    "relative_top": (0.0, 0.03, 0.1, 0.3),
+    "alpha": (0.1, 0.2, 0.3, 0.5),
+    "base_ratio": (1e-5, 1e-4, 1e-3, 1e-2),
+    "gamma": (10, 30, 100),
+    "window": (16, 64, 256, 1024),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What tuning found.
+
+    Attributes:
+        method: the best setting, as a method's name; None where none beat greedy on the first half.
+        chosen_by: its comparison with greedy on the half it was chosen by; flattering, since it is the best of many.
+        judged_by: the same on the other half, for each task and length and, under (None, None), for all together.
+        tried: each setting's gain on the first half, in points.
+        refused: settings that this model cannot run, with the reason.
+    """
+
+    method: str | None
+    chosen_by: Paired | None
+    judged_by: dict[tuple[str | None, int | None], Paired]
+    tried: dict[str, float]
+    refused: dict[str, str]
+
+    @property
+    def helps(self) -> bool:
+        """Whether the setting beats greedy on questions it was not chosen by, by more than luck."""
+        return bool(self.judged_by) and self.judged_by[None, None].low > 1e-9
+
+    @property
+    def config(self) -> PCDConfig | None:
+        """The setting to use: None where leaving PCD off is better."""
+        return _config(self.method) if self.helps and self.method else None
+
+
+def tune(
+    plan: Plan,
+    directory: Directory,
+    *,
+    options: Mapping[str, Any] | None = None,
+    jobs: int = 1,
+    model_facts: dict[str, Any] | None = None,
+    tell: Callable[[str, float], object] = lambda method, gain: None,
+    progress: Progress = lambda n: None,
+) -> Tuned:
+    """Try settings on the questions with even numbers, judge the best one on the odd ones.
+
+    Args:
+        plan: of its methods only greedy counts.
+        directory: answers are kept there, and a run that was stopped goes on.
+        tell: told of each setting that has been tried and its gain over greedy, in points.
+
+    Raises:
+        ValueError, PCDError, ModelError: as evaluate().
+    """
+    first, second = range(0, plan.n, 2), range(1, plan.n, 2)
+    if not second:
+        raise ValueError(f"n is {plan.n}; allowed: at least 2 questions a cell, half of them to judge by")
+    records: dict[Key, dict[str, Any]] = {}
+    refused: dict[str, str] = {}
+    tried: dict[str, float] = {}
+
+    def run(methods: Iterable[str], indices: Sequence[int]) -> None:
+        part = dataclasses.replace(plan, methods=(BASELINE, *methods))
+        outcome = evaluate(
+            part, directory, jobs=jobs, options=options, model_facts=model_facts, progress=progress, indices=indices
+        )
+        records.update(outcome.records)
+        refused.update(outcome.refused)
+
+    def attempt(methods: Sequence[str]) -> None:
+        new = [method for method in methods if method not in tried and method not in refused]
+        run(new, first)
+        for method in new:
+            if method not in refused:
+                tried[method] = _compare(plan, records, method, first).difference
+                tell(method, tried[method])
+
+    # two passes over the prompts, however many settings: a long prompt costs more than all of its answers
+    attempt([*READINGS, *_variants(PCDConfig())])
+    best = _best(tried)
+    if best is not None:
+        attempt(_variants(_config(best)))
+        best = _best(tried)
+
+    if best is None or tried[best] <= 0:
+        return Tuned(None, None, {}, tried, refused)
+    run([best], second)
+    judged: dict[tuple[str | None, int | None], Paired] = {(None, None): _compare(plan, records, best, second)}
+    for task in plan.tasks:
+        for length in plan.lengths:
+            cell = dataclasses.replace(plan, tasks=(task,), lengths=(length,))
+            judged[task, length] = _compare(cell, records, best, second)
+    return Tuned(best, _compare(plan, records, best, first), judged, tried, refused)
+
+
+def _variants(config: PCDConfig) -> list[str]:
+    """The setting with each value alone changed."""
+    result = []
+    for name, values in _VALUES.items():
+        if name == "window" and config.window is None:
+            continue
+        if name in ("alpha", "base_ratio") and config.perturbation != "over-rotation":
+            continue
+        result += [_name(config.replace(**{name: value})) for value in values if getattr(config, name) != value]
+    return result
+
+
+def _best(tried: Mapping[str, float]) -> str | None:
+    """The highest gain; of equals the one tried first, which is the plainer one."""
+    return max(tried, key=lambda method: tried[method], default=None)
+
+
+def _compare(plan: Plan, records: Mapping[Key, Any], method: str, indices: Iterable[int]) -> Paired:
+    keys = [(task, length, index) for task in plan.tasks for length in plan.lengths for index in indices]
+    return paired(
+        [records[(*key, method)]["score"] for key in keys], [records[(*key, BASELINE)]["score"] for key in keys]
+    )
+
+
+def _config(method: str) -> PCDConfig:
+    config = parse_pcd(" ".join(method.split(":")[1:]) or "on")
+    assert config is not None
+    return config
+
+
+def _name(config: PCDConfig) -> str:
+    """A setting as a method's name, the same for equal settings."""
+    return ":".join(["pcd", *(word for word in config.describe().split() if word != "default")])

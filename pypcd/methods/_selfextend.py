@@ -1,0 +1,71 @@
+"""Self-Extend as llama.cpp's own programs have it (--grp-attn-n, --grp-attn-w)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import llama_cpp
+
+from pypcd._prompt import Prompt
+from pypcd.methods._rows import RowSource, Stream
+from pypcd.methods._session import Session
+
+if TYPE_CHECKING:
+    from pypcd._llama import Llama
+
+__all__ = ["SelfExtend"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfExtend(RowSource):
+    """Self-Extend (arXiv 2401.01325) in llama.cpp's form: distant positions are divided by a group's size.
+
+    While the prompt is read, each window of `width` positions, once complete and behind the newest one, is compressed
+    to width / n positions. Answers are taken to be short: nothing more is compressed while one is written.
+
+    Args:
+        n: group size, 2 to 64.
+        width: positions compressed at a time; a multiple of n.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    n: int = 4
+    width: int = 512
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.n <= 64:
+            raise ValueError(f"n is {self.n!r}; allowed: an integer from 2 to 64")
+        if not self.n <= self.width <= 2**20 or self.width % self.n:
+            raise ValueError(f"width is {self.width!r}; allowed: a multiple of n={self.n} up to {2**20}")
+
+    def refusal(self, llm: Llama) -> str | None:
+        if not llama_cpp.llama_memory_can_shift(llama_cpp.llama_get_memory(llm.ctx)):
+            return "the positions in this model's cache cannot be moved"
+        return None
+
+    def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
+        return Stream(session, session.start(tokens, kind=self, read=lambda part: self._read(session, part)))
+
+    def _read(self, session: Session, tokens: Sequence[int]) -> int:
+        memory, n, width = llama_cpp.llama_get_memory(session.llm.ctx), self.n, self.width
+        n_past = done = 0  # positions so far; those compressed already
+        step = min(session.llm.n_batch, width)
+        for at in range(0, len(tokens), step):
+            part = tokens[at : at + step]
+            while n_past >= done + width:
+                before = n * done // width * (width // n) * (n - 1)  # how far compression has moved what follows
+                gain = (width // n) * (n - 1)
+                llama_cpp.llama_memory_seq_add(memory, 0, done, n_past, before)
+                llama_cpp.llama_memory_seq_div(memory, 0, done + before, done + before + width, n)
+                llama_cpp.llama_memory_seq_add(
+                    memory, 0, done + before + width, n_past + before, width // n - before - width
+                )
+                n_past -= gain
+                done += width // n
+            session.decode([(token, n_past + i, 0, False) for i, token in enumerate(part)])
+            n_past += len(part)
+        return n_past
