@@ -141,9 +141,11 @@ class Reference:
 
     # --- the method ---
 
-    def standard(self, tokens: Sequence[int]) -> Array:
-        """Logits of the unperturbed model at every position, float64[n_tokens, n_vocab]."""
-        return self._evaluate(tokens)[0]
+    def standard(self, tokens: Sequence[int], positions: Sequence[int] | None = None) -> Array:
+        """Logits of the unperturbed model at every position, float64[n_tokens, n_vocab]; `positions` if not 0, 1, 2 ...
+
+        A key is seen from its own position on, so tokens must not share one with an earlier token that matters."""
+        return self._evaluate(tokens, positions=positions)[0]
 
     def twin(
         self,
@@ -194,6 +196,7 @@ class Reference:
         n_sink: int = 0,
         noise: Noise | None = None,
         noisy_memory: bool = False,
+        positions: Sequence[int] | None = None,
     ) -> tuple[Array, list[tuple[Array, Array]]]:
         """Evaluate `tokens` behind the positions that `memory` holds.
 
@@ -202,7 +205,7 @@ class Reference:
         every query and its own key, and to the keys in memory where these are noisy too."""
         n_past = len(memory[0][0]) if memory else 0  # a recurrent layer's state has as many rows here
         n_all = n_past + len(tokens)
-        pos = np.arange(n_all, dtype=np.float64)
+        pos = np.arange(n_all, dtype=np.float64) if positions is None else np.asarray(positions, np.float64)
         ones = np.ones(self.n_rot // 2)
         rho_at = np.empty((n_all, self.n_rot // 2))
         rho_at[:n_past] = ones if memory_rho is None else memory_rho

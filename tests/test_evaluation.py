@@ -1,0 +1,342 @@
+"""Runs: resumed after any kill they end the same; tables against hand-worked records."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Tiny
+
+import pypcd
+from pypcd.evaluation import (
+    PAPER_TABLES,
+    Directory,
+    Plan,
+    by_depth,
+    csv_text,
+    evaluate,
+    markdown,
+    paired,
+    rows,
+    task,
+    tune,
+)
+from pypcd.evaluation._gold import Gold, rank
+from pypcd.evaluation._paper import SWEEP, TABLE_1, TABLE_2, TABLE_3
+
+Load = Callable[..., pypcd.Llama]
+
+DEMO = Plan("demo", ("kv-short",), ("greedy", "pcd", "control"), (150, 250), n=4)
+ONE = {"n_threads": 1, "n_threads_batch": 1}
+
+
+def without_time(records: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    return {key: {k: v for k, v in record.items() if k != "seconds"} for key, record in records.items()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Directory, dict[Any, Any]]:
+    directory = Directory(tmp_path_factory.mktemp("run") / "finished")
+    return directory, evaluate(DEMO, directory, options=ONE).records
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_holds_every_sample_once(finished: tuple[Directory, dict[Any, Any]]) -> None:
+    directory, records = finished
+    assert sorted(records) == sorted(DEMO.everything())
+    lines = directory.samples.read_text().splitlines()
+    assert len(lines) == len(records) == 2 * 4 * 3
+    record = records["kv-short", 250, 1, "greedy"]
+    assert record["prediction"].strip() == record["answers"][0] if record["score"] else True
+    assert record["n_prompt"] <= 250 and record["depth"] == pytest.approx(0.25, abs=0.1)
+    run = json.loads((directory.path / "run.json").read_text())
+    assert run["seed"] == 0 and len(run["model_sha256"]) == 64 and run["pypcd"] == pypcd.__version__
+
+
+def test_a_finished_run_is_not_answered_again(finished: tuple[Directory, dict[Any, Any]]) -> None:
+    directory, records = finished
+    size, done = directory.samples.stat().st_size, []
+    again = evaluate(DEMO, directory, options=ONE, progress=done.append)
+    assert directory.samples.stat().st_size == size and again.records == records
+    assert sum(done) == sum(key[1] for key in DEMO.everything())
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.3, 0.55, 0.999])
+def test_a_run_cut_anywhere_ends_the_same(
+    cut: float, finished: tuple[Directory, dict[Any, Any]], tmp_path: Path
+) -> None:
+    directory, records = finished
+    data = directory.samples.read_bytes()
+    copy = Directory(tmp_path / "run")
+    copy.path.mkdir()
+    (copy.path / "run.json").write_bytes((directory.path / "run.json").read_bytes())
+    copy.samples.write_bytes(data[: int(cut * len(data))])
+    again = evaluate(DEMO, copy, options=ONE)
+    assert without_time(again.records) == without_time(records)
+    assert len(copy.samples.read_text().splitlines()) == len(records)
+    assert markdown(DEMO, again.records, {"kv-short": "accuracy"}, {}) == markdown(
+        DEMO, records, {"kv-short": "accuracy"}, {}
+    )
+
+
+def test_killed_at_random_points_a_run_ends_with_the_same_bytes(
+    finished: tuple[Directory, dict[Any, Any]], tmp_path: Path
+) -> None:
+    _, records = finished
+    out, rng = tmp_path / "run", random.Random(1)
+    command = [sys.executable, "-m", "pypcd", "eval", "demo", "--task", "kv-short", "--method", "pcd,control"]
+    command += ["--length", "150,250", "--n", "4", "--threads", "1", "--out", str(out)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    kills = 0
+    while kills < 4:
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            before = time.monotonic()
+            # wait for the first answers, then for any moment after
+            while process.poll() is None and time.monotonic() - before < 60:
+                if (out / "samples.jsonl").exists():
+                    time.sleep(rng.uniform(0.0, 0.4))
+                    break
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+        kills += 1
+    finally_done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
+    text = markdown(DEMO, records, {"kv-short": _metric()}, {})
+    assert (out / "summary.md").read_text() == text == finally_done.stdout
+    assert (out / "summary.csv").read_text() == csv_text(DEMO, records)
+    assert len((out / "samples.jsonl").read_text().splitlines()) == len(records)
+
+
+def _metric() -> str:
+    return task("kv-short").metric
+
+
+def test_processes_beside_each_other_answer_the_same(
+    finished: tuple[Directory, dict[Any, Any]], tmp_path: Path
+) -> None:
+    beside = evaluate(DEMO, Directory(tmp_path / "run"), jobs=2, options=ONE)
+    assert without_time(beside.records) == without_time(finished[1])
+
+
+def test_an_error_in_a_process_comes_back(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="n_ctx"):
+        evaluate(DEMO, Directory(tmp_path / "run"), jobs=2, options={**ONE, "n_ctx": -3})
+
+
+def test_a_run_may_be_continued_with_more_methods_and_lengths(
+    finished: tuple[Directory, dict[Any, Any]], tmp_path: Path
+) -> None:
+    small = Plan("demo", ("kv-short",), ("greedy",), (150,), n=4)
+    directory = Directory(tmp_path / "run")
+    evaluate(small, directory, options=ONE)
+    assert without_time(evaluate(DEMO, directory, options=ONE).records) == without_time(finished[1])
+    assert list(evaluate(small, directory, options=ONE).records) == list(small.everything())
+
+
+def test_a_method_that_cannot_run_is_refused_with_a_sentence(tiny: Tiny, tmp_path: Path) -> None:
+    plan = Plan(str(tiny("gpt2")), ("kv-short",), ("pcd", "pcd:window"), (200,), n=2, max_tokens=3)
+    outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 512})
+    assert list(outcome.refused) == ["pcd"] and "gpt2" in outcome.refused["pcd"]
+    assert {key[3] for key in outcome.records} == {"greedy", "pcd:window"}
+    assert "- pcd: " + outcome.refused["pcd"] in markdown(plan, outcome.records, {"kv-short": "x"}, outcome.refused)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"seed": 1}, "seed is 0 there and 1 here"), ({"n": 5}, "n is 4 there"), ({"chat": True}, "chat is False there")],
+)
+def test_another_run_is_not_mixed_in(
+    changes: dict[str, Any], message: str, finished: tuple[Directory, dict[Any, Any]]
+) -> None:
+    before = finished[0].samples.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        evaluate(dataclasses.replace(DEMO, **changes), finished[0], options=ONE)
+    assert finished[0].samples.read_bytes() == before
+
+
+def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="is not empty and holds no run"):
+        Directory(tmp_path).open(DEMO, {})
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(ValueError, match="is not that of a run"):
+        Directory(tmp_path).open(DEMO, {})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "samples.jsonl").write_text('{"task": 1}\n')
+    (tmp_path / "other" / "run.json").write_text(json.dumps({**vars(DEMO)}))
+    with pytest.raises(ValueError, match="line 1, is damaged"):
+        Directory(tmp_path / "other").open(DEMO, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ()}, "tasks is empty"),
+        ({"n": 0}, "n is 0; allowed"),
+        ({"seed": -1}, "seed is -1; allowed"),
+    ],
+)
+def test_plans_are_checked(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan(**{"model": "demo", "tasks": ("kv",), "methods": ("pcd",), "lengths": (100,), **changes})
+
+
+def test_greedy_is_always_there() -> None:
+    assert Plan("demo", ("kv",), ("pcd", "pcd"), (100,)).methods == ("greedy", "pcd")
+
+
+# -- gold tokens -----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_count_only_what_is_strictly_above() -> None:
+    assert [rank([3.0, 1.0, 3.0, 2.0], token) for token in range(4)] == [1, 4, 1, 3]
+
+
+def test_gold_is_ranked_where_the_answer_leaves_it(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)  # a token for each byte
+
+    def follow(answer: str, gold: str, above: int = 2) -> int | None:
+        result = Gold(llm, gold)
+        tokens = llm.tokenize(answer.encode(), add_bos=False, special=False)
+        for token in tokens:
+            row = np.zeros(llm.n_vocab(), np.float32)
+            row[token] = 5.0
+            for other in range(300, 300 + above - 1):
+                row[other] = 1.0
+            result.look(token, row)
+        return result.rank
+
+    assert follow("abX", "abc") == 3  # the chosen token and one more are above
+    assert follow("abc", "abc") == 1
+    assert follow("abcd", "abc") == 1
+    assert follow("ab", "abc") is None
+    assert follow('": abc', "abc") == 1  # what the paper's authors skip
+    assert follow("-abc", "abc") == 3
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def made_up(plan: Plan, score: Callable[[str, int], float]) -> dict[Any, dict[str, Any]]:
+    return {
+        key: {
+            "score": score(key[3], key[2]),
+            "salience": 1.0 if score(key[3], key[2]) == 1 else 0.25,
+            "n_tokens": 4,
+            "depth": key[2] / plan.n,
+        }
+        for key in plan.everything()
+    }
+
+
+def test_tables_against_hand_worked_records() -> None:
+    plan = Plan("m.gguf", ("kv",), ("greedy", "pcd"), (100,), n=20)
+    records = made_up(plan, lambda method, i: float(i % 2 == 0 or (method == "pcd" and i % 4 == 1)))
+    greedy, pcd = rows(plan, records)
+    assert (greedy.paired.score, pcd.paired.score) == (50.0, 75.0)
+    assert (pcd.paired.wins, pcd.paired.losses, pcd.paired.difference) == (5, 0, 25.0)
+    assert pcd.paired.p == pytest.approx(2 / 2**5)
+    assert (greedy.mrr, greedy.mrr_wrong, pcd.mrr) == (0.625, 0.25, 0.8125)
+    text = markdown(plan, records, {"kv": "accuracy"}, {})
+    assert "| 100 | pcd | 75.0 | +25.0 [+10.0, +45.0] | 0.062 | 5 / 0 | 0.812 | 0.250 |" in text
+    table = list(csv.DictReader(io.StringIO(csv_text(plan, records))))
+    assert [row["method"] for row in table] == ["greedy", "pcd"] and float(table[1]["score"]) == 75.0
+    bands = by_depth(plan, records, "kv", 100)
+    assert [p.score for p in bands["greedy"]] == [50.0] * 5 and [p.n for p in bands["pcd"]] == [4] * 5
+
+
+def test_an_interval_that_spans_zero_is_said_to() -> None:
+    plan = Plan("m.gguf", ("kv",), ("greedy", "pcd"), (100,), n=20)
+    records = made_up(plan, lambda method, i: float(i % 2 == 0 or (method == "pcd" and i == 1)))
+    assert "+5.0 [+0.0, +15.0] ~" in markdown(plan, records, {"kv": "accuracy"}, {})
+
+
+def test_fractions_are_compared_too() -> None:
+    result = paired([0.5, 1.0, 0.25, 0.0], [0.25, 0.5, 0.5, 0.0])
+    assert (result.wins, result.losses, result.difference, result.score) == (2, 1, 12.5, 43.75)
+    same = paired([0.1, 0.7, 0.3] * 20, [0.1, 0.7, 0.3] * 20)
+    assert not same.is_clear and same.p == 1.0
+
+
+# -- the paper -------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_figures_are_as_printed() -> None:
+    """Sums of the printed rows, added up by hand."""
+    assert sum(map(sum, TABLE_2["kv-authors"].values())) == pytest.approx(1777.2)
+    assert sum(TABLE_2["vt-authors"]["pcd"]) == pytest.approx(228.76)
+    means = {m: np.mean([row[m] for row in TABLE_3.values()]) for m in ("greedy", "ms-poe", "segr", "rephrase", "pcd")}
+    printed = {"greedy": 25.98, "ms-poe": 26.27, "segr": 12.18, "rephrase": 25.02}
+    for method, value in printed.items():
+        assert means[method] == pytest.approx(value, abs=0.015), method
+    assert means["pcd"] == pytest.approx(26.73, abs=0.01)  # the paper prints 26.87
+    assert TABLE_1["beta"][3] == 77.90
+
+
+def test_table_1_changes_each_value_alone() -> None:
+    table = PAPER_TABLES["table1"]
+    plan = Plan("m.gguf", ("kv-authors",), table.methods, (8192,), n=10)
+    best = {"pcd:beta=1.5": 9, "pcd:gamma=30": 8}
+    records = made_up(plan, lambda method, i: float(i < best.get(method, 5)))
+    text = table.markdown(plan, records)
+    assert "| beta | 1.0-4.0 | 2.5 | 77.90, 3.1 | 56.7, 222.2 | 1.5: 90.0 | +40.0 [+10.0, +70.0] |" in text
+    assert "| without PCD | | | 72.00 | 50.0 | | |" in text
+    assert len(table.methods) == 1 + sum(map(len, SWEEP.values()))
+
+
+def test_table_2_sets_figures_beside_the_papers() -> None:
+    table = PAPER_TABLES["table2"]
+    plan = Plan("m.gguf", table.tasks, table.methods, table.lengths, n=10)
+    records = made_up(plan, lambda method, i: float(i < (7 if method == "pcd" else 6)))
+    del records["vt-authors", 4096, 0, "segr"]
+    text = table.markdown(plan, {k: v for k, v in records.items() if k[3] != "ms-poe"})
+    assert "| pcd | 92.0 | 70.0 | +10.0 [+0.0, +30.0] ~ | 79.0 | 70.0 |" in text
+    assert "| ms-poe | 90.0 | refused |  | 72.0 | refused |  | 51.0 | refused |  |" in text
+    assert "n = 100 a cell" in text
+
+
+def test_table_3_has_means_over_tasks() -> None:
+    table = PAPER_TABLES["table3"]
+    plan = Plan("m.gguf", table.tasks, table.methods, table.lengths, n=2)
+    text = table.markdown(plan, made_up(plan, lambda method, i: 0.5))
+    assert "| longbench-qasper | segr | 26.41 | 50.00 |" in text and "| mean | pcd | 26.73 | 50.00 | |" in text
+
+
+# -- tuning ----------------------------------------------------------------------------------------------------------
+
+
+def test_tuning_finds_what_helps_the_demo_model_and_the_profile_loads(tmp_path: Path) -> None:
+    plan = Plan("demo", ("kv-short",), ("greedy",), (450,), n=40)
+    told: list[tuple[str, float]] = []
+    tuned = tune(plan, Directory(tmp_path / "run"), options=ONE, tell=lambda *args: told.append(args))
+    assert dict(told) == tuned.tried and len(tuned.tried) > 20
+    assert tuned.method is not None and tuned.chosen_by is not None
+    assert tuned.chosen_by.difference == max(tuned.tried.values()) > 5
+    assert tuned.judged_by[None, None].n == tuned.chosen_by.n == 20
+    assert tuned.config is None or tuned.helps
+
+
+def test_where_nothing_helps_tuning_says_so(tiny: Tiny, tmp_path: Path) -> None:
+    """A random model is always wrong, whatever its setting."""
+    plan = Plan(str(tiny("llama")), ("kv-short",), ("greedy",), (200,), n=2, max_tokens=2)
+    tuned = tune(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 512})
+    assert tuned.method is None and not tuned.helps and tuned.config is None
+
+
+def test_a_single_question_cannot_be_halved(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 2 questions a cell"):
+        tune(Plan("demo", ("kv-short",), ("greedy",), (200,), n=1), Directory(tmp_path))

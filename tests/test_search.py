@@ -1,0 +1,140 @@
+"""Choosing tokens: beam search against exhaustive search, drawing against its own distribution."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pypcd.methods import Beam, Greedy, Sampling
+
+N_VOCAB, END = 4, 3
+
+
+class Table:
+    """A stream over a made-up model: the row after any tokens is drawn from a seed and these tokens."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.texts = seed, {0: ()}
+        self.first = self.row(())
+
+    def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng([self.seed, *tokens, 99]).normal(0, 2, N_VOCAB).astype(np.float32)
+
+    def step(self, tokens: Any) -> np.ndarray:
+        for seq, token in tokens.items():
+            self.texts[seq] = (*self.texts[seq], token)
+        return np.stack([self.row(self.texts[seq]) for seq in tokens])
+
+    def fork(self, pairs: Any) -> None:
+        self.texts.update({target: self.texts[source] for target, source in pairs.items()})
+
+    def drop(self, seqs: Any) -> None:
+        for seq in seqs:
+            del self.texts[seq]
+
+
+def log_p(table: Table, tokens: tuple[int, ...]) -> float:
+    total = 0.0
+    for i, token in enumerate(tokens):
+        row = table.row(tokens[:i]).astype(float)
+        total += row[token] - np.log(np.exp(row).sum())
+    return total
+
+
+def every_answer(max_tokens: int) -> list[tuple[int, ...]]:
+    """All answers of a vocabulary of four with an end, the end included."""
+    going = [0, 1, 2]
+    done = [(*head, END) for n in range(max_tokens) for head in itertools.product(going, repeat=n)]
+    return done + list(itertools.product(going, repeat=max_tokens))
+
+
+def is_end(token: int) -> bool:
+    return token == END
+
+
+def unseen(token: int, row: np.ndarray) -> None:
+    pass
+
+
+@given(seed=st.integers(0, 10**6), penalty=st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+def test_wide_enough_beams_find_what_exhaustive_search_finds(seed: int, penalty: float) -> None:
+    max_tokens = 3  # at most 27 beams are alive before the last token
+    found = Beam(27, penalty).run(Table(seed), max_tokens, is_end, unseen)  # type: ignore[arg-type]
+    table = Table(seed)
+    best = max(every_answer(max_tokens), key=lambda tokens: log_p(table, tokens) / len(tokens) ** penalty)
+    assert tuple(found) == tuple(token for token in best if token != END)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_two_beams_never_end_below_greedy_by_plain_sums(seed: int) -> None:
+    """Where greedy's answer runs to the limit as the beams do, theirs is at least as probable... of those they keep."""
+    table = Table(seed)
+    greedy = Greedy().run(table, 1, is_end, unseen)  # type: ignore[arg-type]
+    beams = Beam(2, 0.0).run(Table(seed), 1, is_end, unseen)  # type: ignore[arg-type]
+    assert greedy == beams  # one token: the most probable one
+
+
+def test_beams_prefer_two_good_tokens_to_one_better_and_one_bad() -> None:
+    """0 is likelier first, but what follows it is spread out; 1 is followed by a certainty."""
+
+    class Garden(Table):
+        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+            p = {(): [0.5, 0.4, 0.05, 0.05], (0,): [0.3, 0.3, 0.3, 0.1], (1,): [0.01, 0.97, 0.01, 0.01]}
+            return np.log(np.array(p.get(tokens, [0.25] * 4))).astype(np.float32)
+
+    assert Greedy().run(Garden(0), 2, is_end, unseen)[0] == 0  # type: ignore[arg-type]
+    assert Beam(2).run(Garden(0), 2, is_end, unseen) == [1, 1]  # type: ignore[arg-type]
+
+
+def test_greedy_tells_of_every_token_and_its_row_the_end_included() -> None:
+    class Two(Table):
+        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+            return np.eye(N_VOCAB, dtype=np.float32)[END if len(tokens) == 2 else len(tokens)]
+
+    seen = []
+    assert Greedy().run(Two(0), 9, is_end, lambda token, row: seen.append((token, int(row.argmax())))) == [0, 1]  # type: ignore[arg-type]
+    assert seen == [(0, 0), (1, 1), (END, END)]
+
+
+def test_drawing_follows_the_distribution_it_states() -> None:
+    p = np.array([0.5, 0.3, 0.15, 0.05])
+
+    class Coin(Table):
+        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+            return np.log(p).astype(np.float32)
+
+    def drawn(**values: Any) -> np.ndarray:
+        tokens = [
+            (Sampling(**values, seed=seed).run(Coin(0), 1, lambda token: False, unseen))[0]  # type: ignore[arg-type]
+            for seed in range(4000)
+        ]
+        return np.bincount(tokens, minlength=4) / len(tokens)
+
+    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=1.0), p, atol=0.03)
+    np.testing.assert_allclose(drawn(temperature=1.0, top_k=2, top_p=1.0), [0.625, 0.375, 0, 0], atol=0.03)
+    # 0.5 + 0.3 reaches 0.75: two tokens
+    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=0.75), [0.625, 0.375, 0, 0], atol=0.03)
+    cold = p**2 / (p**2).sum()
+    np.testing.assert_allclose(drawn(temperature=0.5, top_k=0, top_p=1.0), cold, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Beam(1), "n is 1; allowed: an integer from 2 to 31"),
+        (lambda: Beam(32), "n is 32"),
+        (lambda: Beam(2, 11), "length_penalty is 11"),
+        (lambda: Sampling(temperature=0), "temperature is 0"),
+        (lambda: Sampling(top_p=0), "top_p is 0"),
+        (lambda: Sampling(top_k=-1), "top_k is -1"),
+        (lambda: Sampling(seed=-1), "seed is -1"),
+    ],
+)
+def test_values_out_of_range_are_named(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
