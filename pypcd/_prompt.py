@@ -13,7 +13,7 @@ from llama_cpp import llama_chat_format
 
 from pypcd._errors import PCDError
 
-__all__ = ["Prompt", "chat_formatter", "chat_tokens", "has_template", "prompt_tokens", "token_bytes"]
+__all__ = ["Prompt", "chat_formatter", "chat_tokens", "has_template", "prompt_tokens", "split_context", "token_bytes"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,15 @@ class Prompt:
 
     def replace(self, **changes: Any) -> Prompt:
         return dataclasses.replace(self, **changes)
+
+
+def split_context(text: str) -> tuple[tuple[str, ...], str]:
+    """A text in parts, and what joins them to it again: its paragraphs, else its lines, else its sentences."""
+    for joiner in ("\n\n", "\n", ". "):
+        parts = tuple(text.split(joiner))
+        if len(parts) > 1:
+            return parts, joiner
+    return (text,), ""
 
 
 def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:

@@ -1,0 +1,147 @@
+"""The commands that answer, evaluate and tune, as a person calls them, by mistake too."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pypcd
+from pypcd._cli import main
+from pypcd._profile import write_profile
+
+DEMO = ["eval", "demo", "--task", "kv-short", "--length", "200", "--n", "3", "--threads", "1"]
+
+
+def question(tmp_path: Path) -> tuple[Path, str, str]:
+    """A context, a question about it, and the right answer, for the demo model."""
+    pairs = [
+        (f"{i:04x}-{i * 7919 % 65536:04x}", f"{i * 104729 % 65536:04x}-{i * 1299709 % 65536:04x}") for i in range(1, 9)
+    ]
+    body = ", ".join(f'"{key}": "{value}"' for key, value in pairs)
+    context = tmp_path / "context.txt"
+    context.write_text(
+        "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{" + body + "}\n"
+    )
+    return context, f'Key: "{pairs[5][0]}"\nThe value associated with the specified key is: ', pairs[5][1]
+
+
+# -- answer ----------------------------------------------------------------------------------------------------------
+
+
+def test_answer_shows_each_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    context, asked, right = question(tmp_path)
+    command = ["answer", "demo", "-p", asked, "--context", str(context), "--threads", "1", "--max-tokens", "8"]
+    assert main([*command, "--method", "greedy,pcd,beam:2,cad"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("---")] == [
+        f"--- {name} ---" for name in ("greedy", "pcd", "beam:2", "cad")
+    ]
+    assert right in out
+    assert main([*command, "--method", "pcd", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["method"] == "pcd" and record["n_tokens"] <= 8 and record["n_evaluated"] == record["n_prompt"]
+
+
+def test_answer_goes_on_after_a_method_that_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    context, asked, _ = question(tmp_path)
+    command = ["answer", "demo", "-p", asked, "--context", str(context), "--threads", "1", "--max-tokens", "8"]
+    assert main([*command, "--method", "control,greedy"]) == 1
+    captured = capsys.readouterr()
+    assert "control cannot run on this model: the control needs other prompts" in captured.err
+    assert "--- greedy ---" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--method", "beem"], "did you mean 'beam'"),
+        (["--method", "segr"], "the prompt has 0 segments"),
+        (["--method", "cad"], "no context that could be left out"),
+        (["--context", "nowhere.txt"], "nowhere.txt: No such file or directory"),
+        (["--n-ctx", "256", "-p", "x" * 900], "the prompt has"),
+    ],
+)
+def test_answer_says_what_is_wrong(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["answer", "demo", "-p", "why", "--threads", "1", *args]) == 1
+    assert message in capsys.readouterr().err
+
+
+# -- eval ------------------------------------------------------------------------------------------------------------
+
+
+def test_eval_prints_and_keeps_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main([*DEMO, "--method", "pcd,pcd:window", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert text == (out / "summary.md").read_text()
+    assert "| 200 | pcd:window |" in text and text.startswith("# demo\n")
+    with (out / "summary.csv").open() as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["greedy", "pcd", "pcd:window"]
+    assert main([*DEMO, "--method", "pcd", "--out", str(out), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in record["rows"]] == ["greedy", "pcd"]
+    assert record["plan"]["lengths"] == [200] and record["rows"][0]["n"] == 3
+
+
+def test_eval_lays_out_the_papers_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--paper", "table2", "--method", "greedy,pcd,beam", "--out", str(tmp_path / "run")]
+    assert main([*DEMO, *args]) == 0
+    text = capsys.readouterr().out
+    assert "## Table 2 of the paper, and demo" in text and "| method | paper, 4k | yours, 200 |" in text
+    assert "| beam | 89.0 |" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--task", "kw"], "kw"),
+        (["--method", "pdc"], "did you mean"),
+        (["--length", "abc"], "--length has 'abc'"),
+        (["--length", "20"], "20"),
+        (["--task", "kv-short", "--method", "pcd:beta=-1"], "beta is -1; allowed"),
+    ],
+)
+def test_eval_says_what_is_wrong(
+    args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*DEMO, "--out", str(tmp_path / "run"), *args]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not (tmp_path / "run" / "samples.jsonl").exists()
+
+
+def test_eval_of_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(tmp_path / "no.gguf"), "--out", str(tmp_path / "run")]) == 1
+    assert "there is no model file" in capsys.readouterr().err
+
+
+# -- tune ------------------------------------------------------------------------------------------------------------
+
+
+def test_tune_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = tmp_path / "demo.pcd.json"
+    command = ["tune", "demo", "--task", "kv-short", "--length", "200", "--n", "6", "--threads", "1"]
+    assert main([*command, "--profile", str(profile), "--out", str(tmp_path / "run")]) == 0
+    text = capsys.readouterr().out
+    record = json.loads(profile.read_text())
+    assert ("use it: pypcd.Llama" in text) == (record["pcd"] is not None)
+    assert ("leave PCD off" in text) == (record["pcd"] is None)
+    assert len(record["evidence"]["tried"]) > 20
+    config = pypcd.PCDConfig.from_profile(str(profile))
+    assert (config is None) == (record["pcd"] is None)
+
+
+def test_a_profile_is_a_setting_of_llama_and_of_the_command_line(tmp_path: Path) -> None:
+    config, path = pypcd.PCDConfig(beta=1.25, window=32), tmp_path / "tuned.json"
+    write_profile(path, config.as_dict(), {})
+    llm = pypcd.Llama("demo", pcd=str(path), n_ctx=256, n_threads=1)
+    assert llm.pcd == config
+    llm.close()
+    command = [sys.executable, "-m", "pypcd", "generate", "demo", "-p", "x", "--pcd", str(path), "--max-tokens", "2"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["pcd"]["beta"] == 1.25
