@@ -57,13 +57,10 @@ class SelfExtend(RowSource):
         for at in range(0, len(tokens), step):
             part = tokens[at : at + step]
             while n_past >= done + width:
-                before = n * done // width * (width // n) * (n - 1)  # how far compression has moved what follows
-                gain = (width // n) * (n - 1)
-                llama_cpp.llama_memory_seq_add(memory, 0, done, n_past, before)
-                llama_cpp.llama_memory_seq_div(memory, 0, done + before, done + before + width, n)
-                llama_cpp.llama_memory_seq_add(
-                    memory, 0, done + before + width, n_past + before, width // n - before - width
-                )
+                for i in range(1, width):  # not llama_memory_seq_div: at this version it turns keys the wrong way
+                    llama_cpp.llama_memory_seq_add(memory, 0, done + i, done + i + 1, i // n - i)
+                gain = width - width // n
+                llama_cpp.llama_memory_seq_add(memory, 0, done + width, n_past, -gain)
                 n_past -= gain
                 done += width // n
             session.decode([(token, n_past + i, 0, False) for i, token in enumerate(part)])
