@@ -32,23 +32,31 @@ class Gold:
     """
 
     def __init__(self, llm: Llama, gold: str) -> None:
+        def tokens(text: str) -> list[int]:
+            return llm.tokenize(text.encode(), add_bos=False, special=False)
+
+        # a word is tokenized otherwise behind a space, and behind a quote
+        paths, quote = [tokens(gold), tokens(" " + gold), tokens('"' + gold)], tokens('"')
+        paths[2] = paths[2][len(quote) :] if paths[2][: len(quote)] == quote else []
         self._llm = llm
-        texts = (gold, " " + gold)
-        # a word is tokenized otherwise behind a space
-        self._paths = [t for t in (llm.tokenize(text.encode(), add_bos=False, special=False) for text in texts) if t]
+        self._all = self._paths = [path for path in paths if path]
         self._n = 0
+        self._begun = False  # something else than what may stand before an answer is written
         self.rank: int | None = None
 
     def look(self, token: int, row: npt.NDArray[np.float32]) -> None:
-        if self.rank is not None or not self._paths:
+        if self.rank is not None or not self._all:
             return
+        written = token_bytes(self._llm, token)
+        is_skipped = bool(written) and not set(written) - SKIPPED
         going = [path for path in self._paths if path[self._n] == token]
+        if not going and is_skipped and not self._begun:
+            self._paths, self._n = self._all, 0
+            return
         if not going:
-            written = token_bytes(self._llm, token)
-            if self._n == 0 and written and not set(written) - SKIPPED:
-                return  # the answer has not begun
             self.rank = min(rank(row, path[self._n]) for path in self._paths)
             return
+        self._begun |= not is_skipped
         self._n += 1
         self._paths = [path for path in going if len(path) > self._n]
         if len(self._paths) < len(going):
