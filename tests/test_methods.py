@@ -200,6 +200,17 @@ def test_the_model_can_be_used_as_before_afterwards(llm: pypcd.Llama) -> None:
         assert llm("1, 2, 3", max_tokens=5, temperature=0)["choices"][0]["text"] == before, name
 
 
+def test_the_models_own_setting_stays(llm: pypcd.Llama) -> None:
+    config = pypcd.PCDConfig(beta=1.5)
+    llm.pcd = config
+    for name in ("greedy", "pcd", "beam:2+pcd:window", "self-extend"):
+        parse(name).generate(llm, PROMPT, max_tokens=3)
+        assert llm.pcd == config
+    with pytest.raises(ValueError):
+        parse("greedy").generate(llm, "x" * 600)
+    assert llm.pcd == config
+
+
 def test_a_prompt_that_does_not_fit_is_refused_with_numbers(llm: pypcd.Llama) -> None:
     with pytest.raises(ValueError, match=r"the prompt has \d+ tokens; allowed: 1 to 511"):
         parse("greedy").generate(llm, "x" * 600)

@@ -40,6 +40,7 @@ class Session:
         self._prompt: list[int] = []
         self._n_prompt = 0  # positions of all but its last token
         self._kind: object = None
+        self._before: tuple[PCDConfig | None] | None = None  # the model's setting, while another is in force
         self._n_past: dict[int, int] = {}
 
     @property
@@ -73,6 +74,8 @@ class Session:
                 f"the prompt has {len(tokens)} tokens; allowed: 1 to {llm.n_ctx() - 1}, a context of {llm.n_ctx()} "
                 "with room for an answer"
             )
+        if self._before is None:
+            self._before = (llm.pcd,)
         if not (kind == self._kind and tokens == self._prompt and self._rewind()):
             self.clear()
             llm.pcd = None
@@ -131,10 +134,12 @@ class Session:
             self._n_past.pop(seq, None)
 
     def finish(self) -> None:
-        """Leave the model as after evaluating the prompt, with PCD off."""
+        """Leave the model as after evaluating the prompt, with its own PCD setting."""
         if self._prompt and not self._rewind():
             self.clear()
-        self.llm.pcd = None
+        if self._before is not None:
+            (self.llm.pcd,) = self._before
+            self._before = None
 
     def clear(self) -> None:
         """Forget the prompt too."""
