@@ -18,6 +18,8 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
     if (!pcd || pcd->nested) {
         return false;
     }
+    pcd->exits.forget();
+
     if (pcd->graphs_on != pcd->on) { // a graph built without PCD does not know that it cannot serve one with it
         pcd->graphs_on = pcd->on;
         pcd->reset_graphs();

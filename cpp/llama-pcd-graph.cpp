@@ -288,6 +288,12 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
     gctx.res->add_input(std::move(inp));
 }
 
+void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gctx) {
+    if (llama_pcd * pcd = gctx.cparams.pcd.get()) {
+        pcd->build_exits(model, gctx);
+    }
+}
+
 //
 // rotation
 //

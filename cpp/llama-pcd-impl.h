@@ -68,6 +68,26 @@ struct llama_pcd_kv {
     std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs;
 };
 
+// hidden states of some layers, read through the output head
+struct llama_pcd_exits {
+    struct row {
+        size_t at;     // in logits, that of the first layer
+        size_t stride; // from one layer to the next
+    };
+
+    std::vector<int32_t> layers; // empty: off
+
+    // what only a graph shows: by layer, whether the hidden state that enters it is there; empty: not looked for yet
+    std::vector<bool> found;
+    bool              probing = false;
+
+    // of the last decode
+    std::map<int32_t, row> rows; // by batch index
+    std::vector<float>     logits;
+
+    void forget() { rows.clear(); logits.clear(); }
+};
+
 // the contrast of one sequence, where it differs from the context's
 struct llama_pcd_seq {
     bool    on;
@@ -79,8 +99,11 @@ struct llama_pcd_seq {
 struct llama_pcd {
     explicit llama_pcd(llama_context & lctx);
 
-    // where a context keeps its state; empty until PCD is first turned on
+    // where a context keeps its state; empty until something of this is first turned on
     static std::shared_ptr<llama_pcd> & of(llama_context & lctx);
+
+    // the same, made if need be
+    static llama_pcd & made(llama_context & lctx);
 
     llama_context & lctx;
 
@@ -118,6 +141,8 @@ struct llama_pcd {
     std::vector<llama_seq_id> parents; // sequence of the tokens behind twin sequence i of the batch in flight
 
     llama_pcd_stats stats = {};
+
+    llama_pcd_exits exits;
 
     static bool rotates  (const llama_pcd_params & p) { return p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION; }
     static bool rerotated(const llama_pcd_params & p) { return p.cache == LLAMA_PCD_CACHE_REROTATED && rotates(p); }
@@ -171,6 +196,17 @@ struct llama_pcd {
     ggml_tensor * inverse(ggml_tensor * weights);
 
     void reset_graphs();
+
+    //
+    // early exits (llama-pcd-exits.cpp)
+    //
+
+    int32_t set_exits(const std::vector<int32_t> & layers, std::string & err);
+
+    void build_exits(const llama_model & model, const llm_graph_context & gctx);
+    void take_exits (const llm_graph_result & res, const llama_ubatch & ubatch);
+
+    const float * get_exit(int32_t i_layer, int32_t i) const;
 
     //
     // second keys and values (llama-pcd-kv.cpp)
@@ -347,6 +383,9 @@ ggml_tensor * llama_pcd_turn_key(llama_pcd & pcd, ggml_context * ctx, ggml_tenso
 
 // llm_graph_context's constructor: which graph is being built
 void llama_pcd_graph_begin(const llm_graph_context & gctx);
+
+// llama_model::build_graph: what is added to a whole graph
+void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gctx);
 
 // llm_graph_context::build_attn_mha: attention of standard tokens and twins side by side; null: nothing to do
 ggml_tensor * llama_pcd_build_attn(

@@ -134,6 +134,8 @@ int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
         err = "the CANN backend keeps one table for all rotations of a graph; use perturbation=\"none\" with a window";
     } else if (!unified) {
         err = "this context keeps one KV stream per sequence; create it with kv_unified = true";
+    } else if (!exits.layers.empty()) {
+        err = "early exits are read in this context, and they are compared with plain rows; take them off first (llama_pcd_set_exits)";
     } else if (shared || cparams.ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT) {
         err = "this context drafts for another one and shares its KV cache";
     } else {
@@ -153,6 +155,15 @@ int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
 
 std::shared_ptr<llama_pcd> & llama_pcd::of(llama_context & lctx) {
     return lctx.cparams.pcd;
+}
+
+llama_pcd & llama_pcd::made(llama_context & lctx) {
+    auto & pcd = of(lctx);
+    if (!pcd) {
+        pcd = std::make_shared<llama_pcd>(lctx);
+        pcd->for_each_kv([&](llama_kv_cache * kv) { kv->pcd = pcd.get(); });
+    }
+    return *pcd;
 }
 
 void llama_pcd::reset_graphs() {
@@ -355,22 +366,15 @@ int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char
     if (is_disabled()) {
         return report(LLAMA_PCD_DISABLED, "PYPCD_DISABLE is set in the environment", err, n_err);
     }
+    std::string text;
     if (!pcd) {
-        auto made = std::make_shared<llama_pcd>(*ctx);
-
-        std::string text;
-        const int32_t status = made->check(*params, text);
+        const int32_t status = llama_pcd(*ctx).check(*params, text);
         if (status != LLAMA_PCD_OK) {
             return report(status, text, err, n_err);
         }
-
-        pcd = made;
-        pcd->for_each_kv([&](llama_kv_cache * kv) { kv->pcd = pcd.get(); });
     }
-
-    std::string text;
     try {
-        return report(pcd->set(*params, text), text, err, n_err);
+        return report(llama_pcd::made(*ctx).set(*params, text), text, err, n_err);
     } catch (const std::exception & e) {
         return report(LLAMA_PCD_NO_MEMORY, e.what(), err, n_err);
     }
@@ -419,6 +423,23 @@ int32_t llama_pcd_set_tokens(llama_context * ctx, llama_seq_id seq_id, const lla
 const float * llama_pcd_get_logits_ith(llama_context * ctx, int32_t i, int32_t which) {
     auto & pcd = llama_pcd::of(*ctx);
     return pcd ? pcd->get_row(i, which) : nullptr;
+}
+
+int32_t llama_pcd_set_exits(llama_context * ctx, const int32_t * layers, int32_t n, char * err, size_t n_err) {
+    if (n <= 0 && !llama_pcd::of(*ctx)) {
+        return LLAMA_PCD_OK;
+    }
+    std::string text;
+    try {
+        return report(llama_pcd::made(*ctx).set_exits({ layers, layers + std::max(n, 0) }, text), text, err, n_err);
+    } catch (const std::exception & e) {
+        return report(LLAMA_PCD_NO_MEMORY, e.what(), err, n_err);
+    }
+}
+
+const float * llama_pcd_get_exit_logits(llama_context * ctx, int32_t i_layer, int32_t i) {
+    const auto & pcd = llama_pcd::of(*ctx);
+    return pcd ? pcd->get_exit(i_layer, i) : nullptr;
 }
 
 llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 3
+#define LLAMA_PCD_VERSION 4
 
 // the most twins evaluated in one pass; further ones take further passes
 #define LLAMA_PCD_MAX_TWINS 64
@@ -127,6 +127,20 @@ LLAMA_API void llama_pcd_unset_seq(struct llama_context * ctx, llama_seq_id seq_
 // Which tokens lie at positions 0 .. n-1 of a sequence: state files do not say, and cache = separate evaluates them
 // again after one was loaded. Returns how many of these positions are in memory.
 LLAMA_API int32_t llama_pcd_set_tokens(struct llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n);
+
+// Early exits: what the output head makes of the hidden states of earlier layers, computed with the logits of the same
+// tokens. No final norm, no scale and no cap: the head's matrix, its bias and its adapters alone. DoLa contrasts with them.
+//
+// layers: 0 is the embeddings as they enter the first block, i the output of block i, up to the number of layers less 1;
+// n = 0 turns them off. Not together with PCD. On failure the former setting stays and `err` holds one sentence.
+LLAMA_API int32_t llama_pcd_set_exits(struct llama_context * ctx, const int32_t * layers, int32_t n, char * err, size_t n_err);
+
+// Row of layers[i_layer] for batch entry i of the last decode (negative i counts from the last output), n_vocab floats
+// that live until the next decode; NULL where there is none.
+LLAMA_API const float * llama_pcd_get_exit_logits(struct llama_context * ctx, int32_t i_layer, int32_t i);
+
+// Whether the output head is the matrix of the embeddings: the file has no head of its own.
+LLAMA_API bool llama_pcd_has_tied_head(const struct llama_context * ctx);
 
 // rho_j = theta*_j / theta_j, j = 1 .. n_rot/2, into out[n_rot/2]
 LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out);

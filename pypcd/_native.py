@@ -18,7 +18,7 @@ from typing import Any
 
 from pypcd._errors import LibraryError
 
-API_VERSION = 3  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
+API_VERSION = 4  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
 
 OK, INVALID, UNSUPPORTED, NO_MEMORY, DISABLED = 0, -1, -2, -3, -4
 ROW_STANDARD, ROW_OVER_ROTATED, ROW_CONTRASTED = 0, 1, 2
@@ -206,6 +206,17 @@ pcd_set_tokens = _bind(
 pcd_suspend = _bind("llama_pcd_suspend", None, _ctx_p, ctypes.c_bool)
 pcd_get_logits_ith = _bind("llama_pcd_get_logits_ith", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
 pcd_get_stats = _bind("llama_pcd_get_stats", Stats, _ctx_p)
+pcd_set_exits = _bind(
+    "llama_pcd_set_exits",
+    ctypes.c_int32,
+    _ctx_p,
+    ctypes.POINTER(ctypes.c_int32),
+    ctypes.c_int32,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
+pcd_get_exit_logits = _bind("llama_pcd_get_exit_logits", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
+pcd_has_tied_head = _bind("llama_pcd_has_tied_head", ctypes.c_bool, _ctx_p)
 pcd_rho = _bind(
     "llama_pcd_rho",
     None,

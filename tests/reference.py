@@ -26,7 +26,8 @@ RhoTable = Callable[[int], Array]
 # which two dimensions of a head turn together: (2j, 2j+1), or (j, j + n_rot/2); None: the model has no RoPE
 ROPE_LAYOUT: dict[str, str | None] = {
     **dict.fromkeys(("llama", "smollm3"), "norm"),
-    **dict.fromkeys(("qwen2", "qwen2vl", "qwen3", "stablelm", "gemma2", "gemma3", "hunyuan-dense", "lfm2"), "neox"),
+    **dict.fromkeys(("qwen2", "qwen2vl", "qwen3", "phi3", "stablelm", "gemma2", "gemma3"), "neox"),
+    **dict.fromkeys(("hunyuan-dense", "lfm2"), "neox"),
     **dict.fromkeys(("gpt2", "bloom")),
 }
 _GGML = gguf.GGMLQuantizationType
@@ -99,6 +100,16 @@ def contrast(standard: Array, over: Array, beta: float, gamma: int, relative_top
     return out
 
 
+@dataclasses.dataclass
+class Trace:
+    """What an evaluation goes through.
+
+    hidden[i] [n, n_embd] enters block i, the last one the final norm; attention[i] [n_head, n, n_keys] are its weights."""
+
+    hidden: list[Array] = dataclasses.field(default_factory=list)
+    attention: list[Array] = dataclasses.field(default_factory=list)
+
+
 class Reference:
     """A decoder-only transformer, exact unless told to round.
 
@@ -146,6 +157,16 @@ class Reference:
 
         A key is seen from its own position on, so tokens must not share one with an earlier token that matters."""
         return self._evaluate(tokens, positions=positions)[0]
+
+    def trace(self, tokens: Sequence[int]) -> Trace:
+        trace = Trace()
+        self._evaluate(tokens, trace=trace)
+        return trace
+
+    def exits(self, tokens: Sequence[int], layers: Sequence[int]) -> Array:
+        """What the head makes of the states that enter some blocks, float64[len(layers), n_tokens, n_vocab]."""
+        hidden = self.trace(tokens).hidden
+        return np.stack([self._head(hidden[il]) for il in layers])
 
     def twin(
         self,
@@ -197,6 +218,7 @@ class Reference:
         noise: Noise | None = None,
         noisy_memory: bool = False,
         positions: Sequence[int] | None = None,
+        trace: Trace | None = None,
     ) -> tuple[Array, list[tuple[Array, Array]]]:
         """Evaluate `tokens` behind the positions that `memory` holds.
 
@@ -220,8 +242,9 @@ class Reference:
         moved = pos + [noise.offset_at(p) if noise and p in noisy else 0 for p in range(n_all)]
 
         x = self._embed(np.asarray(tokens, dtype=np.int64), n_past)
-        layers = []
+        layers, trace = [], trace or Trace()
         for il in range(self.n_layer):
+            trace.hidden.append(x)
             if f"blk.{il}.shortconv.conv.weight" in self._w:
                 y, state = self._short_conv(il, self._norm(x, f"blk.{il}.attn_norm"), memory[il][0] if memory else None)
                 layers.append((state, state))
@@ -243,11 +266,15 @@ class Reference:
             if self.arch == "hunyuan-dense":
                 q, k = self._norm(q, f"blk.{il}.attn_q_norm"), self._norm(k, f"blk.{il}.attn_k_norm")
             mask = visible & (distance < self.window) if il in self.sliding else visible
-            x = self._feed_forward(il, x + self._attention(il, q, k, v, mask, distance))
+            x = self._feed_forward(il, x + self._attention(il, q, k, v, mask, distance, trace))
+        trace.hidden.append(x)
 
         final_norm = "token_embd_norm" if self.arch == "lfm2" else "output_norm"  # a historical name
-        logits = self._linear(self._norm(x, final_norm), "output" if "output.weight" in self._w else "token_embd")
+        logits = self._head(self._norm(x, final_norm))
         return _soft_cap(logits, self._key("final_logit_softcapping", 0.0)), layers
+
+    def _head(self, x: Array) -> Array:
+        return self._linear(x, "output" if "output.weight" in self._w else "token_embd")
 
     def _embed(self, tokens: NDArray[np.int64], n_past: int) -> Array:
         x = self._w["token_embd.weight"][tokens]
@@ -272,7 +299,9 @@ class Reference:
             q, k = self._norm(q, block + "attn_q_norm"), self._norm(k, block + "attn_k_norm")
         return q, k, v
 
-    def _attention(self, il: int, q: Array, k: Array, v: Array, mask: NDArray[np.bool_], distance: Array) -> Array:
+    def _attention(
+        self, il: int, q: Array, k: Array, v: Array, mask: NDArray[np.bool_], distance: Array, trace: Trace
+    ) -> Array:
         """q, k rotated; mask, distance [n_queries, n_keys]; returns [n_queries, n_embd]."""
         group = self.n_head // self.n_head_kv  # consecutive query heads share a key head
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
@@ -283,7 +312,9 @@ class Reference:
             scores = scores - _alibi_slopes(self.n_head)[:, None, None] * distance
         scores = np.where(mask, scores, -np.inf)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        p = self._round(p / p.sum(axis=-1, keepdims=True))
+        p = p / p.sum(axis=-1, keepdims=True)
+        trace.attention.append(p)
+        p = self._round(p)
         y = self._linear((p @ v).transpose(1, 0, 2).reshape(len(distance), -1), f"blk.{il}.attn_output")
         return self._norm_if(y, f"blk.{il}.post_attention_norm")
 
@@ -305,6 +336,9 @@ class Reference:
         h = self._norm(x, block + "ffn_norm")
         act, up = self._gelu if self.arch in GELU_ARCHS else _silu, self._linear(h, block + "ffn_up")
         gated = block + "ffn_gate.weight" in self._w
+        if self.arch == "phi3":
+            gate, up = np.split(up, 2, axis=1)
+            return x + self._linear(act(gate) * up, block + "ffn_down")
         hidden = act(self._linear(h, block + "ffn_gate")) * up if gated else act(up)
         return x + self._norm_if(self._linear(hidden, block + "ffn_down"), block + "post_ffw_norm")
 

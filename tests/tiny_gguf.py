@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -35,6 +35,7 @@ class Arch:
     qk_norm: bool = False
     post_norm: bool = False  # gemma: a norm after attention and after the feed-forward, too
     gated: bool = True  # else a plain two-matrix feed-forward, with biases
+    fused_ffn: bool = False  # the gate is the first half of ffn_up
     tied: bool = False  # the output matrix is the embedding
     swa_pattern: tuple[bool, ...] = ()  # which layers slide, repeated over the layers
     rotary: float = 1.0  # the share of a head's dimensions that is rotated
@@ -48,6 +49,7 @@ ARCHS: dict[str, Arch] = {
     "qwen2vl": Arch("neox", qkv_bias=True),  # M-RoPE: on text it equals NEOX, through another ggml op
     "qwen3": Arch("neox", qk_norm=True),
     "smollm3": Arch("norm", n_layer=4),  # every fourth layer has no RoPE
+    "phi3": Arch("neox", fused_qkv=True, fused_ffn=True),
     "stablelm": Arch("neox", layer_norm=True, rotary=0.5),
     "gemma2": Arch("neox", post_norm=True, tied=True, swa_pattern=(True, False)),
     "gemma3": Arch("neox", post_norm=True, tied=True, qk_norm=True, swa_pattern=(True, True, False)),
@@ -90,12 +92,14 @@ def write_tiny_gguf(
     sliding_window: int | None = None,  # gemma only; 16 unless given
     weight_type: str = "F32",
     n_ctx_train: int = 1024,
+    tied: bool | None = None,  # None: as usual for the architecture
     chat_template: str | None = None,
 ) -> Path:
     """Write a random model to `path`; equal arguments give equal bytes. head_dim = n_embd / n_head."""
     spec = {**ARCHS, **ODD_ARCHS}[arch]
+    spec = replace(spec, tied=spec.tied if tied is None else tied)
     n_layer = n_layer or spec.n_layer
-    n_head_kv = n_head_kv or (n_head if spec.fused_qkv or arch == "t5" else n_head // 2)
+    n_head_kv = n_head_kv or (n_head if not spec.gated or arch == "t5" else n_head // 2)
     head_dim = n_embd // n_head
     n_rot = MLA_ROT if arch == "deepseek2" else int(head_dim * spec.rotary)
     if rope_freqs is not None and arch != "llama":
@@ -205,8 +209,8 @@ def write_tiny_gguf(
             w.norm(block + "post_attention_norm", n_embd)
             w.norm(block + "post_ffw_norm", n_embd)
         w.norm(block + "ffn_norm", n_embd, bias=spec.layer_norm)
-        w.matrix(block + "ffn_up", n_ff, n_embd, bias=not spec.gated)
-        if spec.gated:
+        w.matrix(block + "ffn_up", 2 * n_ff if spec.fused_ffn else n_ff, n_embd, bias=not spec.gated)
+        if spec.gated and not spec.fused_ffn:
             w.matrix(block + "ffn_gate", n_ff, n_embd)
         w.matrix(block + "ffn_down", n_embd, n_ff, bias=not spec.gated)
     if arch == "t5":
@@ -228,14 +232,15 @@ def _add_attention(w: _Writer, block: str, spec: Arch, n_embd: int, n_head: int,
     if spec.fused_qkv:
         rows = [w.normal(n, n_embd, g / math.sqrt(n_embd)) for n, g in ((n_q, gain), (n_kv, gain), (n_kv, 1.0))]
         w.add(block + "attn_qkv.weight", np.concatenate(rows))
-        w.add(block + "attn_qkv.bias", w.normal(1, n_q + 2 * n_kv, 0.3)[0])
+        if spec.qkv_bias:
+            w.add(block + "attn_qkv.bias", w.normal(1, n_q + 2 * n_kv, 0.3)[0])
     else:
         for name, n, g in (("attn_q", n_q, gain), ("attn_k", n_kv, gain), ("attn_v", n_kv, 1.0)):
             w.matrix(block + name, n, n_embd, gain=g, bias=spec.qkv_bias)
     if spec.qk_norm:
         w.norm(block + "attn_q_norm", head_dim, gain=1.6)
         w.norm(block + "attn_k_norm", head_dim, gain=1.6)
-    w.matrix(block + "attn_output", n_embd, n_q, bias=spec.fused_qkv)
+    w.matrix(block + "attn_output", n_embd, n_q, bias=spec.fused_qkv and spec.qkv_bias)
 
 
 def _add_mla(w: _Writer, block: str, n_embd: int, n_head: int, head_dim: int) -> None:

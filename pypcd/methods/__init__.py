@@ -8,6 +8,7 @@ is one part, or several joined by "+"; words behind a colon are its values:
 
     greedy  sample:temperature=0.7:seed=1  beam:4                    how tokens are chosen
     pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control  cad:0.5  where rows come from
+    dola-low  dola-high  dola:16:18:20:relative_top=0.1
     self-extend:4:width=512
     rephrase  segr  segr-ends  segr-vote:5                            what is asked
 """
@@ -22,6 +23,7 @@ from typing import Any
 from pypcd._config import parse_pcd
 from pypcd._errors import did_you_mean
 from pypcd._prompt import Prompt
+from pypcd.methods._dola import DoLa
 from pypcd.methods._edits import AttentionSort, Edit, MedoidVote, Rephrase
 from pypcd.methods._method import Answer, Method
 from pypcd.methods._rows import CAD, PCD, Control, Plain, RowSource, Stream
@@ -37,6 +39,7 @@ __all__ = [
     "AttentionSort",
     "Beam",
     "Control",
+    "DoLa",
     "Edit",
     "Greedy",
     "MedoidVote",
@@ -85,6 +88,18 @@ def _pcd(words: Sequence[str]) -> PCD:
     return PCD(config)
 
 
+def _dola(words: Sequence[str], layers: str | None = None) -> DoLa:
+    numbers = [word for word in words if "=" not in word]
+    if layers is not None and numbers:
+        raise ValueError(f"{numbers[0]!r} stands behind a method that chooses its layers; write dola:{numbers[0]}")
+    if layers is None and not (numbers and all(word.isdecimal() for word in numbers)):
+        raise ValueError(
+            f"layers is {':'.join(numbers)!r}; allowed: integers, as in dola:16:18:20, or dola-low, dola-high"
+        )
+    values = _values(DoLa, [word for word in words if "=" in word])
+    return dataclasses.replace(values, layers=layers or tuple(map(int, numbers)))
+
+
 def _without_values(make: Callable[[], Any]) -> Callable[[Sequence[str]], Any]:
     def made(words: Sequence[str]) -> Any:
         if words:
@@ -102,6 +117,9 @@ _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "pcd": ("rows", _pcd),
     "control": ("rows", lambda words: _values(Control, words, "beta")),
     "cad": ("rows", lambda words: _values(CAD, words, "alpha")),
+    "dola": ("rows", _dola),
+    "dola-low": ("rows", lambda words: _dola(words, "low")),
+    "dola-high": ("rows", lambda words: _dola(words, "high")),
     "self-extend": ("rows", lambda words: _values(SelfExtend, words, "n")),
     "segr": ("edit", lambda words: _values(AttentionSort, words, "rounds")),
     "segr-ends": ("edit", lambda words: _values(functools.partial(AttentionSort, ends=True), words, "rounds")),

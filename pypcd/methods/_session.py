@@ -41,6 +41,7 @@ class Session:
         self._n_prompt = 0  # positions of all but its last token
         self._kind: object = None
         self._before: tuple[PCDConfig | None] | None = None  # the model's setting, while another is in force
+        self._undo: list[Callable[[], object]] = []
         self._n_past: dict[int, int] = {}
 
     @property
@@ -74,8 +75,7 @@ class Session:
                 f"the prompt has {len(tokens)} tokens; allowed: 1 to {llm.n_ctx() - 1}, a context of {llm.n_ctx()} "
                 "with room for an answer"
             )
-        if self._before is None:
-            self._before = (llm.pcd,)
+        self._set_pcd_aside()
         if not (kind == self._kind and tokens == self._prompt and self._rewind()):
             self.clear()
             llm.pcd = None
@@ -133,13 +133,30 @@ class Session:
             llama_cpp.llama_memory_seq_rm(memory, seq, -1, -1)
             self._n_past.pop(seq, None)
 
+    def plainly(self) -> None:
+        """Switch PCD off, until the answer is finished."""
+        self._set_pcd_aside()
+        self.llm.pcd = None
+
+    def _set_pcd_aside(self) -> None:
+        if self._before is None:
+            self._before = (self.llm.pcd,)
+
+    def on_finish(self, undo: Callable[[], object]) -> None:
+        """Have something called when the answer is finished, or has failed."""
+        self._undo.append(undo)
+
     def finish(self) -> None:
         """Leave the model as after evaluating the prompt, with its own PCD setting."""
-        if self._prompt and not self._rewind():
-            self.clear()
-        if self._before is not None:
-            (self.llm.pcd,) = self._before
-            self._before = None
+        try:
+            if self._prompt and not self._rewind():
+                self.clear()
+        finally:
+            while self._undo:
+                self._undo.pop()()
+            if self._before is not None:
+                (self.llm.pcd,) = self._before
+                self._before = None
 
     def clear(self) -> None:
         """Forget the prompt too."""

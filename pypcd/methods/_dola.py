@@ -1,0 +1,178 @@
+"""DoLa: contrast with what an earlier layer would have said (arXiv 2309.03883).
+
+As Hugging Face's transformers-community/dola does it, which PCD's authors ran: the premature layer's hidden state goes
+through the output head without the final norm, and the layer is chosen anew for each token.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pypcd import _native
+from pypcd._errors import PCDError, UnsupportedError
+from pypcd._method import log_softmax
+from pypcd._prompt import Prompt
+from pypcd.methods._rows import RowSource, Stream
+from pypcd.methods._session import Rows2D, Session
+
+if TYPE_CHECKING:
+    from pypcd._llama import Llama
+
+__all__ = ["DoLa", "candidate_layers", "dola_contrast", "premature_layer"]
+
+Array = npt.NDArray[np.float64]
+
+_FILTERED = -1e-3  # what the premature row gets where the final one is cut off; the original code has -1000
+
+
+@dataclasses.dataclass(frozen=True)
+class DoLa(RowSource):
+    """Decoding by contrasting layers.
+
+    Args:
+        layers: "low" or "high", the candidates of candidate_layers(), or the layers themselves, 0 for the embeddings.
+        relative_top: only tokens with at least this share of the highest probability stay in play; 0 keeps all.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    layers: str | tuple[int, ...] = "low"
+    relative_top: float = 0.1
+
+    forks = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layers, str) and self.layers not in ("low", "high"):
+            raise ValueError(f"layers is {self.layers!r}; allowed: 'low', 'high' or a tuple of layers")
+        if not isinstance(self.layers, str):
+            if not self.layers or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in self.layers):
+                raise ValueError(f"layers is {self.layers!r}; allowed: one or more integers of at least 0")
+            if len(set(self.layers)) < len(self.layers):
+                raise ValueError(f"layers is {self.layers!r}; allowed: each layer once")
+        if not 0 <= self.relative_top <= 1:
+            raise ValueError(f"relative_top is {self.relative_top!r}; allowed: 0 to 1")
+
+    def refusal(self, llm: Llama) -> str | None:
+        with llm._pcd_set_to(False):
+            try:
+                _set_exits(llm, self.candidates(llm))
+            except (UnsupportedError, ValueError) as error:
+                return str(error)
+            _set_exits(llm, ())
+        return None
+
+    def candidates(self, llm: Llama) -> tuple[int, ...]:
+        """The layers that one is chosen from at each step.
+
+        Raises:
+            ValueError: this model leaves none.
+        """
+        n_layer = llama_cpp.llama_model_n_layer(llm._model.model)
+        return candidate_layers(self.layers, n_layer, tied=_native.pcd_has_tied_head(llm.ctx))
+
+    def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
+        llm, layers = session.llm, self.candidates(session.llm)
+
+        def change(t: int, rows: Rows2D) -> Rows2D:
+            return np.stack([self._row(row, _exits(llm, len(layers), i)) for i, row in enumerate(rows)])
+
+        session.plainly()
+        session.on_finish(lambda: _set_exits(llm, ()))
+        _set_exits(llm, layers)
+        return Stream(session, session.start(tokens), change)
+
+    def _row(self, final: npt.ArrayLike, exits: Rows2D) -> npt.NDArray[np.float32]:
+        base = exits[premature_layer(final, exits)]
+        return dola_contrast(final, base, relative_top=self.relative_top).astype(np.float32)
+
+
+def candidate_layers(layers: str | Sequence[int], n_layer: int, *, tied: bool) -> tuple[int, ...]:
+    """The layers whose hidden states compete (Hugging Face's _dola_decoding), 0 for the embeddings.
+
+    Of N layers "low" is every second one of the lower half, or of the first 20 where N > 40, "high" of the upper half,
+    or of the last 20. "low" starts at 2 (with two layers at 1) where the head is the embeddings' own matrix, since the
+    embeddings would then predict the token that was just read. A list stands as it is, but for layers the model lacks.
+
+    Raises:
+        ValueError: none is left.
+    """
+    half = n_layer // 2
+    start = 0 if not tied or n_layer <= 1 else 1 if n_layer == 2 else 2
+    if layers == "low":
+        found = (start,) if start == half else tuple(range(start, half if n_layer <= 40 else 20, 2))
+    elif layers == "high":
+        found = tuple(range(half if n_layer <= 40 else n_layer - 20, n_layer, 2))
+    else:
+        found = tuple(i for i in layers if isinstance(i, int) and i < n_layer)
+    if not found:
+        head = " and the embeddings for its head" if tied else ""
+        allowed = f"; name layers from 0 to {n_layer - 1}"
+        raise ValueError(f"layers={layers!r} leaves no candidate in a model of {n_layer} layers{head}{allowed}")
+    return found
+
+
+def premature_layer(final: npt.ArrayLike, exits: npt.ArrayLike) -> int:
+    """Which candidate's distribution lies furthest from the final one: the largest Jensen-Shannon divergence.
+
+    With M = (P + Q) / 2 it is (KL(M || P) + KL(M || Q)) / 2, the mean over the vocabulary in place of the sum: the
+    order of arguments that Hugging Face's _dola_select_contrast gives to PyTorch's kl_div. Of equal ones the first.
+
+    Args:
+        final: float[n_vocab], logits.
+        exits: float[n_candidates, n_vocab], logits.
+    """
+    rows = np.asarray(exits)
+    if len(rows) == 1:
+        return 0
+    log_p = log_softmax(final)
+
+    def divergence(row: npt.ArrayLike) -> float:
+        log_q = log_softmax(row)
+        log_m = np.logaddexp(log_p, log_q) - np.log(2)
+        return float((np.exp(log_m) * (log_m - (log_p + log_q) / 2)).mean())
+
+    return int(np.argmax([divergence(row) for row in rows]))
+
+
+def dola_contrast(final: npt.ArrayLike, base: npt.ArrayLike, *, relative_top: float = 0.1) -> Array:
+    """log_softmax(final) - log_softmax(base), -inf where final is improbable (Hugging Face's _relative_top_filter).
+
+    Args:
+        final: float[n_vocab], the last layer's logits.
+        base: float[n_vocab], the premature layer's.
+        relative_top: the share of the highest probability that a token must have; 0 keeps all tokens.
+
+    Returns:
+        float64[n_vocab]
+    """
+    first, second = log_softmax(final), log_softmax(base)
+    with np.errstate(divide="ignore"):
+        cut = first < first.max() + np.log(relative_top)
+    first[cut], second[cut] = -np.inf, _FILTERED
+    return first - second
+
+
+def _set_exits(llm: Llama, layers: Sequence[int]) -> None:
+    error = ctypes.create_string_buffer(1024)
+    array = (ctypes.c_int32 * len(layers))(*layers)
+    status = _native.pcd_set_exits(llm.ctx, array, len(layers), error, len(error))
+    if status == _native.INVALID:
+        raise ValueError(error.value.decode())
+    if status != _native.OK:
+        raise UnsupportedError(error.value.decode())
+
+
+def _exits(llm: Llama, n_layers: int, i: int) -> Rows2D:
+    """float32[n_layers, n_vocab]: what the candidates say of entry i of the last batch."""
+    pointers = [_native.pcd_get_exit_logits(llm.ctx, layer, i) for layer in range(n_layers)]
+    if not all(pointers):
+        raise PCDError(f"there are no early exits for entry {i} of the last batch")
+    return np.stack([np.ctypeslib.as_array(p, shape=(llm.n_vocab(),)) for p in pointers])
