@@ -88,6 +88,16 @@ struct llama_pcd_exits {
     void forget() { rows.clear(); logits.clear(); }
 };
 
+// which tensors of an evaluation somebody reads
+struct llama_pcd_tap {
+    std::vector<std::string> prefixes; // of their names; empty: none
+
+    llama_pcd_tap_callback callback  = nullptr;
+    void *                 user_data = nullptr;
+
+    bool flash_attn = false; // as it was before
+};
+
 // the contrast of one sequence, where it differs from the context's
 struct llama_pcd_seq {
     bool    on;
@@ -143,6 +153,7 @@ struct llama_pcd {
     llama_pcd_stats stats = {};
 
     llama_pcd_exits exits;
+    llama_pcd_tap   tap;
 
     static bool rotates  (const llama_pcd_params & p) { return p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION; }
     static bool rerotated(const llama_pcd_params & p) { return p.cache == LLAMA_PCD_CACHE_REROTATED && rotates(p); }
@@ -207,6 +218,16 @@ struct llama_pcd {
     void take_exits (const llm_graph_result & res, const llama_ubatch & ubatch);
 
     const float * get_exit(int32_t i_layer, int32_t i) const;
+
+    //
+    // tap (llama-pcd-tap.cpp)
+    //
+
+    int32_t set_tap(const std::vector<std::string> & prefixes, llama_pcd_tap_callback callback, void * user_data, std::string & err);
+
+    bool taps(const char * name) const;
+
+    static bool on_eval(ggml_tensor * t, bool ask, void * user_data);
 
     //
     // second keys and values (llama-pcd-kv.cpp)

@@ -442,6 +442,18 @@ const float * llama_pcd_get_exit_logits(llama_context * ctx, int32_t i_layer, in
     return pcd ? pcd->get_exit(i_layer, i) : nullptr;
 }
 
+int32_t llama_pcd_set_tap(llama_context * ctx, const char * const * prefixes, size_t n, llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err) {
+    if (n == 0 && !llama_pcd::of(*ctx)) {
+        return LLAMA_PCD_OK;
+    }
+    std::string text;
+    try {
+        return report(llama_pcd::made(*ctx).set_tap({ prefixes, prefixes + n }, callback, user_data, text), text, err, n_err);
+    } catch (const std::exception & e) {
+        return report(LLAMA_PCD_NO_MEMORY, e.what(), err, n_err);
+    }
+}
+
 llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
     auto & pcd = llama_pcd::of(*ctx);
 

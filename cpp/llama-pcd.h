@@ -142,6 +142,17 @@ LLAMA_API const float * llama_pcd_get_exit_logits(struct llama_context * ctx, in
 // Whether the output head is the matrix of the embeddings: the file has no head of its own.
 LLAMA_API bool llama_pcd_has_tied_head(const struct llama_context * ctx);
 
+// A tensor of an evaluation: its name, its dimensions as ggml has them (ne[0] are neighbours), and its elements without
+// gaps. They live until the callback returns.
+typedef void (*llama_pcd_tap_callback)(const char * name, const int64_t ne[4], const float * data, void * user_data);
+
+// Have the tensors whose names begin so handed over as they are computed, of every type that has numbers. A prefix that
+// ends in a digit is a whole number: "l_out-1" is not "l_out-10". n = 0 takes the tap off. While it is on, flash
+// attention is off, so that attention weights exist ("kq_soft_max-<layer>"), and evaluation waits for each tensor.
+LLAMA_API int32_t llama_pcd_set_tap(
+        struct llama_context * ctx, const char * const * prefixes, size_t n,
+        llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err);
+
 // rho_j = theta*_j / theta_j, j = 1 .. n_rot/2, into out[n_rot/2]
 LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out);
 

@@ -217,6 +217,18 @@ pcd_set_exits = _bind(
 )
 pcd_get_exit_logits = _bind("llama_pcd_get_exit_logits", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
 pcd_has_tied_head = _bind("llama_pcd_has_tied_head", ctypes.c_bool, _ctx_p)
+tap_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), _float_p, ctypes.c_void_p)
+pcd_set_tap = _bind(
+    "llama_pcd_set_tap",
+    ctypes.c_int32,
+    _ctx_p,
+    ctypes.POINTER(ctypes.c_char_p),
+    ctypes.c_size_t,
+    tap_callback,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
 pcd_rho = _bind(
     "llama_pcd_rho",
     None,

@@ -1,5 +1,90 @@
-"""Temporary."""
+"""Intermediate tensors of an evaluation, by their names in llama.cpp's graph."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pypcd import _native
+from pypcd._errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from pypcd._llama import Llama
+
+__all__ = ["Tapped", "tap"]
+
+Tapped = dict[str, list[npt.NDArray[np.float32]]]
+
+_open: dict[int, Any] = {}  # by a model's id: the callback, which must live as long as the library may call it
 
 
-def tap(llm, names):
-    raise NotImplementedError
+@contextlib.contextmanager
+def tap(llm: Llama, names: Sequence[str]) -> Iterator[Tapped]:
+    """Collect tensors of whatever is evaluated inside.
+
+        with tap(llm, ["kq_soft_max"]) as seen:
+            llm.eval(tokens)
+        seen["kq_soft_max-0"][0]   # float32[1, n_head, n_tokens, n_cells]: layer 0, the first micro-batch
+
+    Args:
+        names: beginnings of names, such as "kq_soft_max" for attention weights or "l_out" for what each block hands on
+            ("l_out-3" is block 3 alone). Names are llama.cpp's own and may differ between architectures.
+
+    Yields:
+        Name -> one array for each micro-batch, in the order of evaluation, with all four dimensions in numpy's order:
+        ggml's first one, whose elements are neighbours, comes last. Keys of attention weights are cells of the cache, in
+        whole blocks; those that no token of the row sees weigh 0.
+
+    While it is open, flash attention is off (it has no attention weights), and evaluation waits for each tensor.
+
+    Raises:
+        UnsupportedError: this context cannot do without flash attention, or is tapped already.
+        ValueError: no name is given, or an empty one.
+        BaseException: whatever went wrong while tensors were copied is raised again at the end.
+    """
+    if isinstance(names, str) or not names:
+        raise ValueError(
+            f"names is {names!r}; allowed: one or more beginnings of tensors' names, such as ['kq_soft_max']"
+        )
+    if id(llm) in _open:
+        raise UnsupportedError("this model is tapped already; ask for all names at once")
+    seen: Tapped = {}
+    failed: list[BaseException] = []
+
+    def keep(name: bytes, ne: Any, data: Any, user_data: Any) -> None:
+        try:
+            if not failed:  # an exception cannot pass through the library
+                seen.setdefault(name.decode(), []).append(_copy(ne, data))
+        except BaseException as error:  # noqa: BLE001
+            failed.append(error)
+
+    callback = _native.tap_callback(keep)
+    _set(llm, names, callback)
+    _open[id(llm)] = callback
+    try:
+        yield seen
+    finally:
+        if llm._ctx.ctx:  # else the model was closed inside
+            _set(llm, (), _native.tap_callback())
+        del _open[id(llm)]
+    if failed:
+        raise failed[0]
+
+
+def _set(llm: Llama, names: Sequence[str], callback: Any) -> None:
+    error = ctypes.create_string_buffer(1024)
+    prefixes = (ctypes.c_char_p * len(names))(*(name.encode() for name in names))
+    status = _native.pcd_set_tap(llm._open_ctx(), prefixes, len(names), callback, None, error, len(error))
+    if status == _native.INVALID:
+        raise ValueError(error.value.decode())
+    if status != _native.OK:
+        raise UnsupportedError(error.value.decode())
+
+
+def _copy(ne: Any, data: Any) -> npt.NDArray[np.float32]:
+    return np.ctypeslib.as_array(data, shape=tuple(ne[i] for i in (3, 2, 1, 0))).copy()

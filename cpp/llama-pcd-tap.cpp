@@ -1,0 +1,145 @@
+// Reading intermediate tensors of an evaluation by their names, through the scheduler's callback. Attention weights exist
+// as tensors without flash attention only, so a tap turns it off while it is set.
+
+#include "llama-pcd-impl.h"
+
+#include "llama-context.h"
+#include "llama-impl.h"
+#include "llama-model.h"
+
+#include <cctype>
+#include <cstring>
+
+// A tensor's own name, as its model gave it; ggml marks views and copies with a word in brackets. A prefix that ends in
+// a digit is a layer's, and layer 1 is not layer 10.
+bool llama_pcd::taps(const char * name) const {
+    for (const auto & prefix : tap.prefixes) {
+        const char * rest = name + prefix.size();
+
+        if (strncmp(name, prefix.c_str(), prefix.size()) == 0 && !strstr(name, " (") &&
+                !(isdigit((unsigned char) prefix.back()) && isdigit((unsigned char) *rest))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// a tensor of any type and layout, as contiguous numbers
+static std::vector<float> to_floats(const ggml_tensor * t) {
+    const auto * traits = ggml_get_type_traits(t->type);
+
+    std::vector<uint8_t> data(ggml_nbytes(t));
+    ggml_backend_tensor_get(t, data.data(), 0, data.size());
+
+    const size_t  n_elem  = ggml_nelements(t);
+    const int64_t n_row   = t->ne[0];
+    const bool    in_line = t->nb[0] == ggml_type_size(t->type);
+
+    std::vector<float>   res(n_elem);
+    std::vector<uint8_t> row(ggml_row_size(t->type, n_row));
+
+    for (size_t at = 0; at < n_elem; at += n_row) {
+        const int64_t i  = at/n_row;
+        const int64_t i1 = i % t->ne[1];
+        const int64_t i2 = i / t->ne[1] % t->ne[2];
+        const int64_t i3 = i / t->ne[1] / t->ne[2];
+
+        const uint8_t * src = data.data() + i1*t->nb[1] + i2*t->nb[2] + i3*t->nb[3];
+        if (!in_line) {
+            for (int64_t i0 = 0; i0 < n_row; ++i0) {
+                memcpy(row.data() + i0*ggml_type_size(t->type), src + i0*t->nb[0], ggml_type_size(t->type));
+            }
+            src = row.data();
+        }
+
+        float * dst = res.data() + at;
+        if (t->type == GGML_TYPE_F32) {
+            memcpy(dst, src, n_row*sizeof(float));
+        } else if (t->type == GGML_TYPE_I32) {
+            for (int64_t i0 = 0; i0 < n_row; ++i0) {
+                int32_t value;
+                memcpy(&value, src + i0*sizeof(value), sizeof(value));
+                dst[i0] = value;
+            }
+        } else {
+            traits->to_float(src, dst, n_row);
+        }
+    }
+
+    return res;
+}
+
+static bool can_convert(ggml_type type) {
+    return type == GGML_TYPE_F32 || type == GGML_TYPE_I32 || ggml_get_type_traits(type)->to_float;
+}
+
+bool llama_pcd::on_eval(ggml_tensor * t, bool ask, void * user_data) {
+    const auto * pcd = (const llama_pcd *) user_data;
+
+    if (!ask) {
+        const auto data = to_floats(t);
+        pcd->tap.callback(t->name, t->ne, data.data(), pcd->tap.user_data);
+        return true;
+    }
+    return pcd->taps(t->name) && can_convert(t->type) && ggml_nelements(t) > 0;
+}
+
+int32_t llama_pcd::set_tap(const std::vector<std::string> & prefixes, llama_pcd_tap_callback callback, void * user_data, std::string & err) {
+    auto & cparams = lctx.cparams;
+
+    if (prefixes.empty() && tap.prefixes.empty()) {
+        return LLAMA_PCD_OK;
+    }
+
+    for (const auto & prefix : prefixes) {
+        if (prefix.empty()) {
+            err = "a prefix is empty, allowed: the beginning of a tensor's name, such as \"kq_soft_max\"";
+            return LLAMA_PCD_INVALID;
+        }
+    }
+    if (!prefixes.empty() && !callback) {
+        err = "the callback is null, allowed: a function; without any prefix the tap is taken off";
+        return LLAMA_PCD_INVALID;
+    }
+    if (!prefixes.empty() && cparams.cb_eval && cparams.cb_eval != on_eval) {
+        err = "this context has a callback of its own (llama_context_params.cb_eval), and there can be one; create the context without it";
+        return LLAMA_PCD_UNSUPPORTED;
+    }
+    if (!prefixes.empty() && tap.prefixes.empty() && cparams.flash_attn) {
+        if (lctx.get_model().split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+            err = "split_mode \"tensor\" needs flash attention, which has no attention weights to read; use another split_mode";
+            return LLAMA_PCD_UNSUPPORTED;
+        }
+        for_each_kv([&](llama_kv_cache * kv) {
+            for (const auto & layer : kv->layers) {
+                if (layer.v && ggml_is_quantized(layer.v->type)) {
+                    err = format("cached values are of type %s, which needs flash attention, and that has no attention weights to read; use type_v f16 or f32",
+                            ggml_type_name(layer.v->type));
+                }
+            }
+        });
+        if (!err.empty()) {
+            return LLAMA_PCD_UNSUPPORTED;
+        }
+    }
+
+    lctx.synchronize();
+
+    if (tap.prefixes.empty()) {
+        tap.flash_attn = cparams.flash_attn;
+    }
+
+    tap.prefixes  = prefixes;
+    tap.callback  = callback;
+    tap.user_data = user_data;
+
+    const bool is_on = !prefixes.empty();
+
+    cparams.flash_attn        = tap.flash_attn && !is_on;
+    cparams.cb_eval           = is_on ? on_eval : nullptr;
+    cparams.cb_eval_user_data = is_on ? this    : nullptr;
+
+    reset_graphs(); // the scheduler learns of its callback where a graph is built
+
+    return LLAMA_PCD_OK;
+}
