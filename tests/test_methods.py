@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd.methods import CAD, Control, Method, Plain, Prompt, Session, parse
+from pypcd.methods import CAD, AttentionSort, Control, Method, Plain, Prompt, Session, parse
 from pypcd.methods._edits import _ends, medoid, segment_spans
 
 Load = Callable[..., pypcd.Llama]
@@ -250,6 +250,20 @@ def test_the_best_segments_go_to_the_ends() -> None:
 @given(st.permutations(range(9)))
 def test_the_ends_hold_every_segment_once(order: list[int]) -> None:
     assert sorted(_ends(order)) == list(range(9))
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_segments_are_sorted_by_the_attention_they_get(flash_attn: bool, tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    llm = load(path, False, flash_attn=flash_attn)
+    tokens = tokens_of(llm)
+    last_row = np.mean([w[:, -1].mean(axis=0) for w in reference(path).trace(tokens).attention], axis=0)
+    spans = segment_spans(llm, PROMPT, tokens)
+    wanted = np.array([last_row[first:last].sum() for first, last in spans])
+    close(AttentionSort.scores(Session(llm), PROMPT, chat=False), wanted, 1e-4)
+    once = AttentionSort(rounds=1).edit(Session(llm), PROMPT, chat=False, answer=lambda prompt: "")
+    assert list(once.segments) == [PROMPT.segments[i] for i in np.argsort(wanted)]
+    assert once.segments != PROMPT.segments
 
 
 def test_the_medoid_is_the_answer_most_like_the_others() -> None:
