@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pypcd import __version__
 from pypcd._cli import _terminal
 
-COMMANDS = ("chat", "generate", "info", "bench", "demo")
+COMMANDS = ("chat", "generate", "explain", "info", "bench", "salience", "nocache", "plot", "demo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -101,6 +101,27 @@ def at_least(low: int) -> Callable[[str], int]:
     return convert
 
 
+def lengths(text: str) -> list[int]:
+    """What --length means: integers of at least 16, such as 512,2k.
+
+    Raises:
+        ValueError: one is none.
+    """
+    return [_length(part) for part in text.split(",")]
+
+
+def _length(text: str) -> int:
+    number = text.strip().lower()
+    factor = 1024 if number.endswith("k") else 1
+    try:
+        value = int(number.rstrip("k")) * factor
+    except ValueError:
+        value = 0
+    if value < 16:
+        raise ValueError(f"--length has {text!r}; allowed: integers of at least 16, such as 512,2k")
+    return value
+
+
 def add_machine(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--threads", metavar="N", type=at_least(1), help="CPU threads")

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    lengths = [_length(text) for text in args.length.split(",")]
+    lengths = _options.lengths(args.length)
     modes = modes_for([name for name in args.mode.split(",") if name] if args.mode else default_modes())
     text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
     if args.text and not text:
@@ -98,15 +98,3 @@ def _line(row: Measurement) -> str:
 def _progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _length(text: str) -> int:
-    number = text.strip().lower()
-    factor = 1024 if number.endswith("k") else 1
-    try:
-        value = int(number.rstrip("k")) * factor
-    except ValueError:
-        value = 0
-    if value < 16:
-        raise ValueError(f"--length has {text!r}; allowed: integers of at least 16, such as 512,2k")
-    return value
