@@ -15,6 +15,7 @@ from pypcd.analysis._decay import (
     CURVES,
     GRID,
     Decay,
+    Rates,
     bins,
     envelope,
     grid,
@@ -135,6 +136,15 @@ def test_bins_hold_every_distance_once(length: int, n: int) -> None:
     assert parts["low"][0] == 1 and parts["high"][-1] == length - 1
     assert (parts["low"][1:] == parts["high"][:-1] + 1).all()
     assert (parts["low"] <= parts["mean"]).all() and (parts["mean"] <= parts["high"]).all()
+
+
+def test_beyond_the_over_rotated_floor_the_contrast_loses_more_than_it_slowed() -> None:
+    """With theta' of B' = 100 the over-rotated curve ends near 100 tokens: 1 + beta times the standard one is left."""
+    rates = PAPER.replace(over_base=100.0, transition="none").simulate().rates()
+    assert abs(rates["over_rotated"].far) < 0.02
+    assert rates["contrasted"].far == pytest.approx(1.6 * rates["standard"].far, rel=0.1)
+    kinked = np.where(np.arange(10_000) < 100, 1.0, 1 - 0.1 * np.log(np.maximum(np.arange(10_000), 1) / 100))
+    assert Rates.of(np.arange(10_000.0), kinked).far == pytest.approx(0.1, rel=0.01)
 
 
 def test_the_grid_changes_one_value_at_a_time() -> None:

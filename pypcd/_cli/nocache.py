@@ -6,6 +6,8 @@ import argparse
 import dataclasses
 import json
 
+import llama_cpp
+
 from pypcd._cli import _options
 from pypcd._errors import did_you_mean
 from pypcd._prompt import Prompt, prompt_tokens
@@ -17,7 +19,7 @@ HELP = "compare PCD with the key-value cache to PCD that evaluates the whole tex
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd nocache MODEL [options]"
-    parser.epilog = "The exit status is 1 where a mode writes another token without the cache than with it."
+    parser.epilog = "The exit status is 1 where a mode writes other tokens without the cache."
     _options.add_model(parser)
     add = parser.add_argument
     add("--length", metavar="N", default="256", help="tokens of a prompt (default %(default)s)")
@@ -25,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--n-tokens", metavar="N", type=_options.at_least(1), default=4, help="tokens of each answer (%(default)s)")
     add("--mode", metavar="NAME,...", default=",".join(MODES), help="(default %(default)s)")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other prompts (default %(default)s)")
+    add("--f32", action="store_true", help="keep keys and values unrounded (default: f16)")
     _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
 
@@ -39,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"there is no mode {name!r}{did_you_mean(name, MODES)}; allowed: {', '.join(MODES)}")
 
     n_ctx = lengths[0] + args.n_tokens + 8
-    llm = _options.open_model(args.model, n_ctx=n_ctx, **_options.machine_options(args))
+    unrounded = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32} if args.f32 else {}
+    llm = _options.open_model(args.model, n_ctx=n_ctx, **unrounded, **_options.machine_options(args))
     task = task_named("kv-short")
 
     def count(prompt: Prompt) -> int:

@@ -248,7 +248,12 @@ def logits(cells: Sequence[Cell]) -> Any:
                 drawn = [(c.n_tokens, c.competitor_logits[i]) for c in items if len(c.competitor_logits) > i]
                 shade = str(0.15 + 0.55 * i / max(n - 1, 1))
                 axes.plot(
-                    *_columns(drawn), color=shade, linestyle="--", marker=".", linewidth=1, label=f"other token {i + 1}"
+                    *_columns(drawn),
+                    color=shade,
+                    linestyle="--",
+                    marker=".",
+                    linewidth=1,
+                    label=f"other token {i + 1}" + " (best)" * (i == 0),
                 )
             axes.set_title(method if method == PLAIN else f"{method} (contrasted logits)")
             _length_axis(axes, cells)
@@ -274,7 +279,10 @@ def _length_axis(axes: Any, cells: Sequence[Cell]) -> None:
 
     lengths = sorted({cell.n_tokens for cell in cells})
     axes.set_xscale("log")
-    shown = lengths if len(lengths) <= 8 else lengths[:: -(-len(lengths) // 8)]
+    shown = lengths[-1:]
+    for n in reversed(lengths):  # labels must not overlap
+        if np.log(shown[-1] / n) > 0.17 * np.log(lengths[-1] / lengths[0]):
+            shown.append(n)
     axes.xaxis.set_major_locator(FixedLocator(shown))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticklabels([f"{n:.0f}" if n < 1000 else f"{n / 1000:.3g}k" for n in shown])
@@ -285,22 +293,27 @@ def _length_axis(axes: Any, cells: Sequence[Cell]) -> None:
 
 
 def spectrum(result: Spectrum) -> Any:
-    """Which blocks make the scores over distance, before and after over-rotation; where attention goes."""
+    """What each block adds to the scores over distance, before and after over-rotation; where attention goes."""
     with _style():
         figure, panels = _figure(7.2, 5.0, nrows=2, ncols=2)
         n_blocks = len(result.reach_alone)
         edges = 1.0 + result.edges  # the axis is logarithmic, and distances begin at 0
         sides = (("before over-rotation", result.before), ("after over-rotation", result.after))
-        largest = max(float(side.share[:, :n_blocks].max()) for _, side in sides)
+        largest = max(float(np.abs(side.contribution[:, :n_blocks]).max()) for _, side in sides)
         for axes, (title, side) in zip(panels[0], sides):
             mesh = axes.pcolormesh(
-                edges, np.arange(n_blocks + 1) + 0.5, side.share[:, :n_blocks].T, cmap="cividis", vmin=0, vmax=largest
+                edges,
+                np.arange(n_blocks + 1) + 0.5,
+                side.contribution[:, :n_blocks].T,
+                cmap="PuOr",
+                vmin=-largest,
+                vmax=largest,
             )
             axes.set_xscale("log")
             axes.set_title(title)
             axes.set_xlabel("distance + 1 (tokens)")
         panels[0][0].set_ylabel("frequency block (1 is the fastest)")
-        figure.colorbar(mesh, ax=list(panels[0]), label="share of the score")
+        figure.colorbar(mesh, ax=list(panels[0]), label="mean contribution to the score")
 
         where, reach = panels[1]
         for (title, side), (colour, style, marker) in zip(sides, _STYLES):
