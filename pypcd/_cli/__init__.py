@@ -14,7 +14,20 @@ from collections.abc import Sequence
 from pypcd import __version__
 from pypcd._cli import _terminal
 
-COMMANDS = ("chat", "generate", "answer", "info", "bench", "eval", "tune", "demo")
+COMMANDS = (
+    "chat",
+    "generate",
+    "answer",
+    "explain",
+    "info",
+    "bench",
+    "eval",
+    "tune",
+    "salience",
+    "plot",
+    "nocache",
+    "demo",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,133 @@
+"""pypcd explain: for each generated token, the candidates before and after the contrast."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+
+from pypcd import PCDError, UnsupportedError
+from pypcd._cli import _options, _terminal
+from pypcd._cli.generate import read_prompt
+from pypcd._config import parse_pcd
+from pypcd._prompt import Prompt, prompt_tokens
+from pypcd.analysis._explain import Candidate, Step, explain
+from pypcd.analysis._page import page
+from pypcd.analysis._vocabulary import Vocabulary
+from pypcd.methods import Session
+
+HELP = "tell of each generated token which candidates there were before and after the contrast"
+
+LEGEND = "> written   * on the way to the right answer   L: the model   L*: over-rotated   PCD: contrasted"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "pypcd explain MODEL [-p TEXT | -f FILE] [options] [< FILE]"
+    _options.add_model(parser)
+    add = parser.add_argument
+    add("-p", "--prompt", metavar="TEXT", help="the prompt (default: stdin, less a final newline)")
+    add("-f", "--file", metavar="FILE", type=pathlib.Path, help="read the prompt from a file")
+    add("--chat", action="store_true", help="ask through the model's chat template")
+    add("--gold", metavar="TEXT", help="the right answer, whose tokens are marked")
+    add("--pcd", metavar="SETTING", default="on", help="a preset, or beta=1.5,window=64 ... (default %(default)s)")
+    add("--max-tokens", metavar="N", type=_options.at_least(1), default=12, help="tokens at most (default %(default)s)")
+    add("--top", metavar="N", type=_options.at_least(1), default=4, help="candidates of each row (default %(default)s)")
+    add("--n-ctx", metavar="N", type=_options.at_least(0), default=0, help="context (default: the model's)")
+    _options.add_machine(parser)
+    add("--html", metavar="FILE", type=pathlib.Path, help="write a page too")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    setting = parse_pcd(args.pcd)
+    if setting is None:
+        raise ValueError("--pcd is off, and there is nothing to explain then; allowed: on, a preset, or values")
+    if args.file is not None and args.prompt is not None:
+        raise ValueError("there are two prompts, -p and -f; give one of them")
+    if args.gold is not None and not args.gold.strip():
+        raise ValueError("--gold is empty; give the right answer, or leave it out")
+    if args.file is not None:
+        text = args.file.read_bytes().decode("utf-8", "replace").removesuffix("\n")
+        if not text:
+            raise ValueError(f"{args.file} is empty")
+    else:
+        text = read_prompt(args.prompt)
+    if args.html is not None and not args.html.absolute().parent.is_dir():
+        raise ValueError(f"--html: there is no folder {args.html.parent}")
+
+    llm = _options.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
+    refusal = llm.pcd_refusal(setting)
+    if refusal is not None:
+        raise UnsupportedError(f"PCD cannot run here: {refusal}")
+    # control tokens typed in a plain prompt are read as such, as generate does
+    tokens = (
+        prompt_tokens(llm, Prompt(after=text), chat=True) if args.chat else llm.tokenize(text.encode(), special=True)
+    )
+    if len(tokens) >= llm.n_ctx():
+        raise PCDError(f"the prompt has {len(tokens)} tokens, the context {llm.n_ctx()}; give a larger --n-ctx")
+
+    vocabulary = Vocabulary(llm)
+    told = explain(Session(llm), tokens, setting, vocabulary, n_tokens=args.max_tokens, n_top=args.top, gold=args.gold)
+    steps: list[Step] = []
+    for step in told:
+        if not args.json:
+            if not steps:
+                print("\n".join(_terminal.wrap(LEGEND, _terminal.width())))
+            print("\n" + table(step, _terminal.width()), flush=True)
+        steps.append(step)
+    answer = b"".join(vocabulary.text(c.token) for s in steps for c in s.candidates if c.is_chosen)
+    record = {
+        "model": llm.model_path,
+        "pcd": setting.as_dict(),
+        "n_prompt": len(tokens),
+        "gold": args.gold,
+        "text": answer.decode("utf-8", "replace"),
+        "steps": [step.as_dict() for step in steps],
+    }
+    if args.html is not None:
+        facts = {"model": args.model, "PCD": _options.describe_pcd(setting), "prompt": f"{len(tokens)} tokens"}
+        if args.gold is not None:
+            facts["right answer"] = args.gold
+        args.html.write_text(page({**facts, "answer": record["text"]}, text, steps), encoding="utf-8")
+        _terminal.say(f"written to {args.html}")
+    if args.json:
+        json.dump(record, sys.stdout, ensure_ascii=False)
+        print()
+    return 0
+
+
+def table(step: Step, columns: int) -> str:
+    """A step's candidates in at most `columns` cells, 36 at least; their ranks where there is room."""
+    ranks = columns >= 52
+    space = min(max(columns - 26 - 14 * ranks, 8), 24)  # marks 3, three numbers of 7 each, a gap
+    plain = min(step.candidates, key=lambda c: c.rank_before).text
+    title = f"token {step.index + 1}  {step.text}" + (f"   plain: {plain}" if step.is_changed else "")
+    head = f"   {_fit('', space)} {'L':>6} {'L*':>6} {'PCD':>6}" + ("   rank" if ranks else "")
+    lines = [_cut(title, columns), head, *(_line(c, space, ranks) for c in step.candidates)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _line(c: Candidate, space: int, ranks: bool) -> str:
+    marks = (">" if c.is_chosen else " ") + ("*" if c.is_gold else " ")
+    over = "-" if c.over_rotated is None else _percent(c.over_rotated)
+    after = "-" if c.rank_after is None else _percent(c.after)
+    rank = f"   {c.rank_before} -> {'-' if c.rank_after is None else c.rank_after}" if ranks else ""
+    return f"{marks} {_fit(c.text, space)} {_percent(c.before):>6} {over:>6} {after:>6}{rank}"
+
+
+def _percent(p: float) -> str:
+    return f"{100 * p:.1f}%" if p < 0.9995 else "100%"
+
+
+def _cut(text: str, columns: int) -> str:
+    if _terminal.cells(text) <= columns:
+        return text
+    while _terminal.cells(text) > columns - 2:
+        text = text[:-1]
+    return text + ".."
+
+
+def _fit(text: str, columns: int) -> str:
+    text = _cut(text, columns)
+    return text + " " * (columns - _terminal.cells(text))

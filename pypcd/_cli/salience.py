@@ -1,0 +1,158 @@
+"""pypcd salience: how high the right answer stands, over the length of the prompt, plainly and with PCD."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from pypcd import UnsupportedError
+from pypcd._cli import _options, _terminal
+from pypcd._config import parse_pcd
+from pypcd._prompt import Prompt, prompt_tokens
+from pypcd.analysis import _files, _plots
+from pypcd.analysis._questions import TASKS, questions, task_named
+from pypcd.analysis._salience import PLAIN, RANKS, Cell, Reading, Settings, cells, count_ranks, measure
+from pypcd.analysis._vocabulary import Vocabulary
+from pypcd.methods import Session
+
+HELP = "measure how high the right answer stands, over the length of the prompt"
+
+PCD = "PCD"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "pypcd salience MODEL [options]"
+    parser.epilog = (
+        "With --out: pictures (figures 2, 3a and 5 of the paper), every reading as CSV, all figures as JSON."
+    )
+    _options.add_model(parser)
+    add = parser.add_argument
+    add("--task", metavar="NAME", help=f"{', '.join(TASKS)} (default: kv; for demo kv-short)")
+    add("--length", metavar="N,...", default="512,1k,2k", help="tokens of a prompt (default %(default)s)")
+    add("--n", metavar="N", type=_options.at_least(1), default=50, help="questions a length (default %(default)s)")
+    add("--pcd", metavar="SETTING", default="on", help="a preset, or beta=1.5,window=64 ... (default %(default)s)")
+    add("--chat", action="store_true", help="ask through the model's chat template")
+    add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
+    _options.add_machine(parser)
+    add("--out", metavar="DIR", type=pathlib.Path, help="where to write pictures and data")
+    add("--format", choices=_plots.FORMATS, default="png", help="of the pictures (default %(default)s)")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    lengths = _options.lengths(args.length)
+    name = args.task or ("kv-short" if args.model == "demo" else "kv")
+    task = task_named(name)
+    setting = parse_pcd(args.pcd)
+    if setting is None:
+        raise ValueError("--pcd is off, and plain decoding is measured anyway; allowed: on, a preset, or values")
+    if args.out is not None:
+        _plots.require()
+        _files.open_folder(args.out)
+
+    # beside the prompt: its answer, and what a model may write before it
+    n_ctx = max(lengths) + 64
+    llm = _options.open_model(args.model, n_ctx=n_ctx, **_options.machine_options(args))
+    refusal = llm.pcd_refusal(setting)
+    if refusal is not None:
+        raise UnsupportedError(f"PCD cannot run here: {refusal}")
+
+    def count(prompt: Prompt) -> int:
+        return len(prompt_tokens(llm, prompt, chat=args.chat))
+
+    asked = [(length, list(questions(task, args.n, length, count, args.seed))) for length in lengths]
+    settings: Settings = {PLAIN: None, PCD: setting}
+    session, vocabulary = Session(llm), Vocabulary(llm)
+    read: list[tuple[int, list[list[Reading]]]] = []
+    table: list[Cell] = []
+    with _terminal.progress(args.n * len(lengths), "asking", unit=" questions") as bar:
+        for length, items in asked:
+            of_length = []
+            for readings in measure(session, items, settings, vocabulary, chat=args.chat):
+                of_length.append(readings)
+                bar.update(1)
+            read.append((length, of_length))
+            table += cells(length, of_length)
+
+    ranks = {m: [r.rank for _, qs in read for q in qs for r in q if r.method == m] for m in settings}
+    record = {
+        "model": llm.model_path,
+        "task": name,
+        "n_per_length": args.n,
+        "seed": args.seed,
+        "chat": args.chat,
+        "pcd": setting.as_dict(),
+        "n_vocab": llm.n_vocab(),
+        "cells": [dataclasses.asdict(cell) for cell in table],
+        "ranks": {"from": list(RANKS), **{method: count_ranks(values) for method, values in ranks.items()}},
+    }
+    written = [] if args.out is None else _write(args, read, table, ranks, record)
+    if args.json:
+        print(json.dumps(record, indent=2))
+    else:
+        print(_report(args, name, table))
+    if written:
+        _terminal.say("written: " + ", ".join(map(str, written)))
+    return 0
+
+
+def _write(
+    args: argparse.Namespace,
+    read: Sequence[tuple[int, Sequence[Sequence[Reading]]]],
+    table: Sequence[Cell],
+    ranks: dict[str, list[int]],
+    record: dict[str, Any],
+) -> list[pathlib.Path]:
+    out, suffix = args.out, args.format
+    header = ("length", "index", "method", "n_tokens", "n_skipped", "rank", "gold", "gold_logit")
+    rows = [
+        (length, *(getattr(reading, field) for field in header[1:]))
+        for length, of_length in read
+        for of_one in of_length
+        for reading in of_one
+    ]
+    fields = [field.name for field in dataclasses.fields(Cell) if field.name != "competitor_logits"]
+    n = max(len(cell.competitor_logits) for cell in table)
+    curves = [
+        [getattr(cell, field) for field in fields]
+        + [*cell.competitor_logits, *[None] * (n - len(cell.competitor_logits))]
+        for cell in table
+    ]
+    return [
+        _plots.save(_plots.salience(table), out / f"salience.{suffix}"),
+        _plots.save(_plots.ranks(ranks), out / f"ranks.{suffix}"),
+        _plots.save(_plots.logits(table), out / f"logits.{suffix}"),
+        _files.write_csv(out / "salience.csv", [*fields, *(f"other_logit_{i + 1}" for i in range(n))], curves),
+        _files.write_csv(out / "readings.csv", header, rows),
+        _files.write_json(out / "salience.json", record),
+    ]
+
+
+def _report(args: argparse.Namespace, task: str, table: Sequence[Cell]) -> str:
+    lines = [
+        f"{args.model}, task {task}, {args.n} questions a length; PCD {args.pcd}",
+        "S(L): mean of 1 / rank of the gold token; wrong: where plain decoding does not rank it first; own: where the",
+        "method itself does not; difference: of S(L) to plain, with its 95% interval",
+        "",
+        f"{'tokens':>6}  {'method':<6} {'S(L)':>6} {'wrong':>9} {'own':>9} {'median':>7} {'worst':>6}  {'difference':>23}",
+    ]
+    for cell in table:
+        wrong = _of(cell.salience_wrong, cell.n_wrong)
+        own = _of(cell.salience_own_wrong, cell.n_own_wrong)
+        line = (
+            f"{cell.n_tokens:>6.0f}  {cell.method:<6} {cell.salience:>6.3f} {wrong:>9} {own:>9} "
+            f"{cell.median_rank:>7g} {cell.worst_rank:>6}"
+        )
+        if cell.method != PLAIN:
+            spans = "" if cell.low > 0 or cell.high < 0 else "~"
+            line += f"  {f'{cell.difference:+.3f} [{cell.low:+.3f}, {cell.high:+.3f}]{spans}':>23}"
+        lines.append(line)
+    return "\n".join([*lines, "", "~ the interval spans zero: no difference shown"])
+
+
+def _of(value: float | None, n: int) -> str:
+    return "-" if value is None else f"{value:.2f}/{n}"

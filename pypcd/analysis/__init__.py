@@ -1,0 +1,46 @@
+"""What the method does and why, measured: decay, salience, single tokens, the cache, single frequencies.
+
+    Decay().simulate().rates()                    the paper's simulation; check_claims() holds its claims against it
+    measure(session, questions, settings, vocabulary)         where the right answer stands, question by question
+    explain(session, tokens, setting, vocabulary)             a token's candidates before and after the contrast
+    check_cache(llm, prompts)                                 PCD with the key-value cache against PCD without one
+    spectrum(q, k, theta, rho)                                one layer's attention in its frequency blocks
+
+Pictures are in _plots, which needs matplotlib.
+"""
+
+from pypcd.analysis._claims import Claims, check_claims
+from pypcd.analysis._decay import Curves, Decay, Rates
+from pypcd.analysis._explain import Candidate, Step, explain
+from pypcd.analysis._nocache import CacheCheck, check_cache
+from pypcd.analysis._questions import Question, questions, task_named
+from pypcd.analysis._salience import Cell, Reading, cells, gold_rank, measure, salience
+from pypcd.analysis._spectrum import Side, Spectrum, block_scores, spectrum
+from pypcd.analysis._vocabulary import Vocabulary
+
+__all__ = [
+    "CacheCheck",
+    "Candidate",
+    "Cell",
+    "Claims",
+    "Curves",
+    "Decay",
+    "Question",
+    "Rates",
+    "Reading",
+    "Side",
+    "Spectrum",
+    "Step",
+    "Vocabulary",
+    "block_scores",
+    "cells",
+    "check_cache",
+    "check_claims",
+    "explain",
+    "gold_rank",
+    "measure",
+    "questions",
+    "salience",
+    "spectrum",
+    "task_named",
+]

@@ -1,0 +1,138 @@
+"""What the contrast does, token by token: the candidates before it, behind L*, and after it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pypcd._config import PCDConfig
+from pypcd._method import log_softmax
+from pypcd.analysis._vocabulary import Vocabulary
+from pypcd.methods import Session
+
+__all__ = ["Candidate", "Step", "explain"]
+
+Row = npt.NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A token that could come next.
+
+    Attributes:
+        token: its id.
+        text: in quotes, safe for a terminal; "(end)" for the end of the answer.
+        before, rank_before: its probability in L, and how many tokens stand before it there, plus 1.
+        over_rotated: its probability in L*; None where L* was not evaluated, since a single token was plausible.
+        after: its probability in the contrasted row; 0 where it is excluded.
+        rank_after: its rank there; None where it is excluded.
+        is_chosen: the token that was written.
+        is_gold: whether it brings the answer nearer to the right one.
+    """
+
+    token: int
+    text: str
+    before: float
+    rank_before: int
+    over_rotated: float | None
+    after: float
+    rank_after: int | None
+    is_chosen: bool
+    is_gold: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One generated token.
+
+    Attributes:
+        index: from 0.
+        text: the token's, as Candidate.text.
+        candidates: the best of either row and the best gold one, as they stand after the contrast.
+        is_changed: whether plain decoding would have written another token here.
+    """
+
+    index: int
+    text: str
+    candidates: tuple[Candidate, ...]
+    is_changed: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def explain(
+    session: Session,
+    tokens: Sequence[int],
+    setting: PCDConfig,
+    vocabulary: Vocabulary,
+    *,
+    n_tokens: int = 16,
+    n_top: int = 5,
+    gold: str | None = None,
+) -> Iterator[Step]:
+    """Answer a prompt greedily with PCD and tell of every token how it came to be.
+
+    Args:
+        tokens: the prompt's.
+        n_tokens: at most so many are generated; the end of the answer is the last.
+        n_top: candidates of L and of the contrasted row, each.
+        gold: the right answer, whose tokens are marked as long as the answer follows it.
+
+    Raises:
+        ValueError: the prompt is empty or does not fit, or gold is empty.
+        UnsupportedError: this model cannot run the setting.
+    """
+    if gold is not None and not gold.strip():
+        raise ValueError("gold is empty; give the right answer, or leave it out")
+    written, right = b"", (gold or "").strip().encode()
+    session.start(tokens, setting)
+    try:
+        for index in range(min(n_tokens, session.llm.n_ctx() - len(tokens))):
+            rows = session.llm.pcd_logits()
+            marked = vocabulary.next_tokens(written, right) if gold is not None else []
+            step = _step(rows, vocabulary, index, n_top, set(marked))
+            yield step
+            chosen = next(c.token for c in step.candidates if c.is_chosen)
+            if session.is_end(chosen):
+                return
+            written += vocabulary.text(chosen)
+            if index + 1 < n_tokens:
+                session.step({0: chosen})
+    finally:
+        session.finish()
+
+
+def _step(rows: Any, vocabulary: Vocabulary, index: int, n_top: int, gold: set[int]) -> Step:
+    standard, contrasted = rows.standard, rows.contrasted
+    chosen = int(contrasted.argmax())
+    tops = [np.argsort(-row, kind="stable")[:n_top] for row in (standard, contrasted)]
+    listed = {int(t) for top in tops for t in top if top is tops[0] or np.isfinite(contrasted[t])}
+    if gold:
+        listed.add(max(gold, key=lambda t: (contrasted[t], standard[t], -t)))
+    p_before, p_after = (np.exp(log_softmax(row)) for row in (standard, contrasted))
+    p_over = None if rows.over_rotated is None else np.exp(log_softmax(rows.over_rotated))
+
+    candidates = [
+        Candidate(
+            token=token,
+            text=vocabulary.shown(token),
+            before=float(p_before[token]),
+            rank_before=_rank(standard, token),
+            over_rotated=None if p_over is None else float(p_over[token]),
+            after=float(p_after[token]),
+            rank_after=_rank(contrasted, token) if np.isfinite(contrasted[token]) else None,
+            is_chosen=token == chosen,
+            is_gold=token in gold,
+        )
+        for token in sorted(listed, key=lambda t: (-contrasted[t], -standard[t], t))
+    ]
+    return Step(index, vocabulary.shown(chosen), tuple(candidates), chosen != int(standard.argmax()))
+
+
+def _rank(row: Row, token: int) -> int:
+    return 1 + int((row > row[token]).sum())

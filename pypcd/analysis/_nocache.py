@@ -1,0 +1,148 @@
+"""PCD with the key-value cache against PCD without one: are they the same numbers?
+
+With it, a prompt is evaluated once and each generated token by itself. Without it, every step evaluates the whole
+text again from an empty cache. What differs between the two can only be the cache, or the rounding of other batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pypcd._config import PCDConfig
+from pypcd._llama import Llama
+from pypcd.methods import Session
+
+__all__ = ["MODES", "CacheCheck", "check_cache"]
+
+Row = npt.NDArray[np.float32]
+
+MODES: dict[str, PCDConfig | None] = {
+    "plain": None,
+    "rerotated": PCDConfig(),
+    "shared": PCDConfig(cache="shared"),
+    "separate": PCDConfig(cache="separate"),
+    "window": PCDConfig.windowed(),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheCheck:
+    """One mode.
+
+    Attributes:
+        mode: its name.
+        refusal: why this model cannot run it; all else is then 0 or None.
+        n_steps: tokens that were compared, of all prompts.
+        n_equal: steps at which both write the same token.
+        standard: the largest difference of L.
+        over_rotated: the largest difference of L*; None without PCD.
+        effect: the largest difference of L* and L, to compare with; None without PCD.
+        spread: the standard deviation of L over the vocabulary, mean over steps.
+    """
+
+    mode: str
+    refusal: str | None = None
+    n_steps: int = 0
+    n_equal: int = 0
+    standard: float = 0.0
+    over_rotated: float | None = None
+    effect: float | None = None
+    spread: float = 0.0
+
+    @property
+    def is_same(self) -> bool:
+        return self.n_equal == self.n_steps
+
+
+def check_cache(
+    llm: Llama, prompts: Sequence[Sequence[int]], modes: Mapping[str, PCDConfig | None] = MODES, *, n_tokens: int = 4
+) -> list[CacheCheck]:
+    """Answer prompts with the cache, and evaluate the same texts without.
+
+    Args:
+        prompts: the tokens of each.
+        n_tokens: steps of each answer.
+
+    Raises:
+        ValueError: there is no prompt, or one does not fit in the context with n_tokens more.
+    """
+    if not prompts:
+        raise ValueError("there are no prompts; give at least one")
+    longest = max(map(len, prompts))
+    if longest + n_tokens > llm.n_ctx():
+        raise ValueError(
+            f"a prompt of {longest} tokens and {n_tokens} steps do not fit in the context of {llm.n_ctx()}; allowed: "
+            f"{llm.n_ctx()} together; load the model with a larger n_ctx"
+        )
+    session = Session(llm)
+    results = []
+    for mode, setting in modes.items():
+        refusal = llm.pcd_refusal(setting)
+        if refusal is not None:
+            results.append(CacheCheck(mode, refusal))
+            continue
+        pairs = [pair for prompt in prompts for pair in _both(session, list(prompt), setting, n_tokens)]
+        results.append(_compare(mode, pairs))
+    session.clear()
+    llm.pcd = None
+    return results
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """What one evaluation gave: the row that tokens are chosen from, L, and L* if there is PCD."""
+
+    seen: Row
+    standard: Row
+    over_rotated: Row | None
+
+
+def _both(session: Session, prompt: list[int], setting: PCDConfig | None, n_tokens: int) -> list[tuple[_Rows, _Rows]]:
+    cached, tokens = [], list(prompt)
+    row = session.start(prompt, setting)
+    for i in range(n_tokens):
+        cached.append(_rows(session.llm, row, setting))
+        tokens.append(int(row.argmax()))
+        if session.is_end(tokens[-1]):
+            break
+        if i + 1 < n_tokens:
+            row = session.step({0: tokens[-1]})[0]
+    session.finish()
+
+    fresh = []
+    for i in range(len(cached)):
+        session.clear()
+        session.llm.pcd = setting
+        session.llm.eval(tokens[: len(prompt) + i])
+        pointer = session.llm._ctx.get_logits_ith(-1)
+        fresh.append(_rows(session.llm, np.ctypeslib.as_array(pointer, shape=(session.n_vocab,)), setting))
+    session.clear()
+    return list(zip(cached, fresh))
+
+
+def _rows(llm: Llama, row: Row, setting: PCDConfig | None) -> _Rows:
+    if setting is None:
+        return _Rows(row.copy(), row.copy(), None)
+    rows = llm.pcd_logits()
+    return _Rows(row.copy(), rows.standard, rows.over_rotated)
+
+
+def _compare(mode: str, pairs: Sequence[tuple[_Rows, _Rows]]) -> CacheCheck:
+    def largest(rows: Sequence[tuple[Row | None, Row | None]]) -> float | None:
+        # where a single token is plausible there is no L*
+        both = [(a, b) for a, b in rows if a is not None and b is not None]
+        return max((float(np.abs(a - b).max()) for a, b in both), default=None)
+
+    return CacheCheck(
+        mode=mode,
+        n_steps=len(pairs),
+        n_equal=sum(int(a.seen.argmax()) == int(b.seen.argmax()) for a, b in pairs),
+        standard=largest([(a.standard, b.standard) for a, b in pairs]) or 0.0,
+        over_rotated=largest([(a.over_rotated, b.over_rotated) for a, b in pairs]),
+        effect=largest([(a.over_rotated, a.standard) for a, _ in pairs]),
+        spread=float(np.mean([a.standard.std() for a, _ in pairs])),
+    )

@@ -1,0 +1,330 @@
+"""Figures for print and for every eye: colours that the colour-blind can tell apart (Okabe and Ito), and each curve
+also with a line style or marker of its own. The same data gives the same file, byte for byte. Needs matplotlib."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pypcd._errors import PCDError
+from pypcd.analysis._decay import CURVES, Curves, bins
+from pypcd.analysis._salience import PLAIN, RANKS, Cell, count_ranks
+from pypcd.analysis._spectrum import Spectrum
+
+__all__ = ["FORMATS", "decay", "decay_grid", "logits", "ranks", "require", "salience", "save", "spectrum"]
+
+FORMATS = ("png", "svg", "pdf")
+
+BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
+    "#000000",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+)
+
+# colour, line style and marker of the n-th curve
+_STYLES = (
+    (BLACK, "-", "o"),
+    (BLUE, "--", "s"),
+    (VERMILLION, "-.", "^"),
+    (GREEN, ":", "D"),
+    (PURPLE, (0, (5, 1, 1, 1, 1, 1)), "v"),
+    (ORANGE, (0, (1, 3)), "P"),
+)
+_HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\")
+
+_DECAY: Mapping[str, tuple[str, str, Any]] = {
+    "standard": ("standard", BLACK, "-"),
+    "over_rotated": ("over-rotated", VERMILLION, (0, (1, 1))),
+    "contrasted": ("PCD", BLUE, "--"),
+}
+
+_RC = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "savefig.dpi": 200,
+    "svg.hashsalt": "pypcd",
+    "svg.fonttype": "path",
+    "hatch.linewidth": 0.6,
+}
+
+
+def require() -> None:
+    """Say at once, not after an hour of measuring, that there will be no pictures.
+
+    Raises:
+        PCDError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError:
+        raise PCDError("pictures need matplotlib, which is not installed; pip install pypcd[plot]") from None
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """Whatever the user's own settings are, a figure looks the same."""
+    require()
+    import matplotlib  # type: ignore[import-not-found]
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_RC)
+        yield
+
+
+def _figure(width: float, height: float, **kwargs: Any) -> tuple[Any, Any]:
+    """Inches. Without pyplot, which keeps every figure and looks for a window."""
+    from matplotlib.figure import Figure  # type: ignore[import-not-found]
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(**kwargs)
+
+
+def save(figure: Any, path: pathlib.Path) -> pathlib.Path:
+    """Write a figure in the format of its suffix, without date or version.
+
+    Raises:
+        ValueError: the format is none of FORMATS.
+    """
+    kind = path.suffix.lstrip(".")
+    if kind not in FORMATS:
+        raise ValueError(f"a picture's suffix is {path.suffix!r}; allowed: {', '.join('.' + f for f in FORMATS)}")
+    blank = {
+        "png": {"Software": None},
+        "svg": {"Date": None, "Creator": None},
+        "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+    }
+    with _style():
+        figure.savefig(path, format=kind, metadata=blank[kind])
+    return path
+
+
+# -- decay ------------------------------------------------------------------------------------------------------------
+
+
+def decay(curves: Curves) -> Any:
+    """Figure 3b: scores over distance, the mean and the span of each part of the axis."""
+    with _style():
+        figure, axes = _figure(4.6, 3.0)
+        _decay_curves(axes, curves)
+        axes.set_xlabel("distance between query and key (tokens)")
+        axes.set_ylabel("attention score (1 = at distance 0)")
+        axes.legend(loc="upper right")
+        return figure
+
+
+def _decay_curves(axes: Any, curves: Curves, n: int = 96) -> None:
+    for name in CURVES:
+        label, colour, style = _DECAY[name]
+        parts = bins(curves.distance, getattr(curves, name), n)
+        axes.fill_between(parts["distance"], parts["low"], parts["high"], color=colour, alpha=0.18, linewidth=0)
+        axes.plot(parts["distance"], parts["mean"], color=colour, linestyle=style, label=label)
+    axes.set_xscale("log")
+    axes.set_xlim(1, curves.distance.max())
+    axes.axhline(0, color="0.6", linewidth=0.5, zorder=0)
+
+
+_GREEK = {"d": "d", "beta": "β", "alpha": "α", "base": "B", "over_base": "B'"}
+
+
+def decay_grid(cases: Sequence[tuple[str, float, Curves]]) -> Any:
+    """Figure 4: the same, one value changed at a time: a row for each name, a column for each of its values."""
+    rows: dict[str, list[tuple[float, Curves]]] = {}
+    for name, value, curves in cases:
+        rows.setdefault(name, []).append((value, curves))
+    n_columns = max(map(len, rows.values()))
+    with _style():
+        figure, grid = _figure(
+            7.2, 1.35 * len(rows) + 0.5, nrows=len(rows), ncols=n_columns, sharex=True, sharey=True, squeeze=False
+        )
+        for row, (name, items) in zip(grid, rows.items()):
+            for axes in row[len(items) :]:
+                axes.set_axis_off()
+            for axes, (value, curves) in zip(row, items):
+                _decay_curves(axes, curves, 48)
+                axes.set_title(f"{_GREEK[name]} = {_number(value)}", loc="right", pad=2)
+        grid[0][0].set_ylim(-0.6, 1.4)
+        figure.supxlabel("distance between query and key (tokens)", fontsize=8)
+        figure.supylabel("attention score (1 = at distance 0)", fontsize=8)
+        handles, labels = grid[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=3)
+        return figure
+
+
+def _number(value: float) -> str:
+    if value >= 1e4:
+        return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+    return f"{value:g}"
+
+
+# -- salience ---------------------------------------------------------------------------------------------------------
+
+
+def salience(cells: Sequence[Cell]) -> Any:
+    """Figure 2: S(L) over length; left of all questions, right of those that plain decoding gets wrong."""
+    with _style():
+        figure, (left, right) = _figure(6.4, 2.8, ncols=2, sharey=True)
+        for axes, field, title in (
+            (left, "salience", "all questions"),
+            (right, "salience_wrong", "questions that plain decoding gets wrong"),
+        ):
+            for (method, items), (colour, style, marker) in zip(_by_method(cells).items(), _STYLES):
+                drawn = [(c.n_tokens, getattr(c, field)) for c in items if getattr(c, field) is not None]
+                axes.plot(*_columns(drawn), color=colour, linestyle=style, marker=marker, label=method)
+            axes.set_title(title)
+            _length_axis(axes, cells)
+        left.set_ylim(0, 1.02)
+        left.set_ylabel("salience S(L) (mean of 1 / rank)")
+        left.legend(loc="lower left")
+        return figure
+
+
+def ranks(by_method: Mapping[str, Sequence[int]]) -> Any:
+    """Figure 3a: the ranks of the gold token, in percent of the questions."""
+    with _style():
+        figure, axes = _figure(4.6, 2.8)
+        width = 0.8 / len(by_method)
+        for i, (method, values) in enumerate(by_method.items()):
+            counts = np.array(count_ranks(values))
+            x = np.arange(len(RANKS)) + (i - (len(by_method) - 1) / 2) * width
+            bars = axes.bar(
+                x,
+                100 * counts / max(len(values), 1),
+                width,
+                color=_FILLS[i % len(_FILLS)],
+                edgecolor="black",
+                linewidth=0.6,
+                hatch=_HATCHES[i % len(_HATCHES)],
+                label=method,
+            )
+            axes.bar_label(bars, [str(c) if c else "" for c in counts], fontsize=6, padding=1)
+        axes.set_xticks(np.arange(len(RANKS)), _rank_labels())
+        axes.set_xlabel("rank of the gold token")
+        axes.set_ylabel("questions (%)")
+        axes.legend(loc="upper right")
+        return figure
+
+
+_FILLS = (SKY, ORANGE, "white", PURPLE, GREEN)
+
+
+def _rank_labels() -> list[str]:
+    ends = [*(n - 1 for n in RANKS[1:]), None]
+    return [
+        str(start) if end == start else f"{start}+" if end is None else f"{start}–{end}"
+        for start, end in zip(RANKS, ends)
+    ]
+
+
+def logits(cells: Sequence[Cell]) -> Any:
+    """Figure 5: mean logits of the gold token and of the best others over length, a panel for each method."""
+    by_method = _by_method(cells)
+    with _style():
+        figure, panels = _figure(3.2 * len(by_method), 2.9, ncols=len(by_method), squeeze=False)
+        for axes, (method, items) in zip(panels[0], by_method.items()):
+            gold = [(c.n_tokens, c.gold_logit) for c in items if c.gold_logit is not None]
+            axes.plot(*_columns(gold), color=BLUE, marker="o", linewidth=2, label="gold token", zorder=3)
+            n = max(len(c.competitor_logits) for c in items)
+            for i in range(n):
+                drawn = [(c.n_tokens, c.competitor_logits[i]) for c in items if len(c.competitor_logits) > i]
+                shade = str(0.15 + 0.55 * i / max(n - 1, 1))
+                axes.plot(
+                    *_columns(drawn),
+                    color=shade,
+                    linestyle="--",
+                    marker=".",
+                    linewidth=1,
+                    label=f"other token {i + 1}" + " (best)" * (i == 0),
+                )
+            axes.set_title(method if method == PLAIN else f"{method} (contrasted logits)")
+            _length_axis(axes, cells)
+        panels[0][0].set_ylabel("mean logit")
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right center")
+        return figure
+
+
+def _by_method(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    found: dict[str, list[Cell]] = {}
+    for cell in sorted(cells, key=lambda c: c.length):
+        found.setdefault(cell.method, []).append(cell)
+    return found
+
+
+def _columns(points: Sequence[tuple[float, Any]]) -> tuple[list[float], list[Any]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _length_axis(axes: Any, cells: Sequence[Cell]) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator  # type: ignore[import-not-found]
+
+    lengths = sorted({cell.n_tokens for cell in cells})
+    axes.set_xscale("log")
+    shown = lengths[-1:]
+    for n in reversed(lengths):  # labels must not overlap
+        if np.log(shown[-1] / n) > 0.17 * np.log(lengths[-1] / lengths[0]):
+            shown.append(n)
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([f"{n:.0f}" if n < 1000 else f"{n / 1000:.3g}k" for n in shown])
+    axes.set_xlabel("length of the prompt (tokens)")
+
+
+# -- spectrum ---------------------------------------------------------------------------------------------------------
+
+
+def spectrum(result: Spectrum) -> Any:
+    """What each block adds to the scores over distance, before and after over-rotation; where attention goes."""
+    with _style():
+        figure, panels = _figure(7.2, 5.0, nrows=2, ncols=2)
+        n_blocks = len(result.reach_alone)
+        edges = 1.0 + result.edges  # the axis is logarithmic, and distances begin at 0
+        sides = (("before over-rotation", result.before), ("after over-rotation", result.after))
+        largest = max(float(np.abs(side.contribution[:, :n_blocks]).max()) for _, side in sides)
+        for axes, (title, side) in zip(panels[0], sides):
+            mesh = axes.pcolormesh(
+                edges,
+                np.arange(n_blocks + 1) + 0.5,
+                side.contribution[:, :n_blocks].T,
+                cmap="PuOr",
+                vmin=-largest,
+                vmax=largest,
+            )
+            axes.set_xscale("log")
+            axes.set_title(title)
+            axes.set_xlabel("distance + 1 (tokens)")
+        panels[0][0].set_ylabel("frequency block (1 is the fastest)")
+        figure.colorbar(mesh, ax=list(panels[0]), label="mean contribution to the score")
+
+        where, reach = panels[1]
+        for (title, side), (colour, style, marker) in zip(sides, _STYLES):
+            where.plot(np.sqrt(edges[:-1] * edges[1:]), side.attention, color=colour, linestyle=style, marker=marker,
+                       label=f"{title}, reach {side.reach:.0f}")  # fmt: skip
+        where.set_xscale("log")
+        where.set_xlabel("distance + 1 (tokens)")
+        where.set_ylabel("attention in the bin")
+        where.legend(loc="best")
+        reach.bar(np.arange(1, n_blocks + 1), result.reach_alone - result.before.reach, color=BLUE)
+        reach.axhline(0, color="0.4", linewidth=0.6)
+        reach.set_xlabel("the block that alone is over-rotated")
+        reach.set_ylabel("change of the reach (tokens)")
+        return figure

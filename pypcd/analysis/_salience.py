@@ -1,0 +1,214 @@
+"""Posterior salience (Eq. 1 of the paper): how high the right answer stands where the answer begins."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from pypcd._config import PCDConfig
+from pypcd._prompt import prompt_tokens
+from pypcd.analysis._questions import Question
+from pypcd.analysis._vocabulary import Vocabulary
+from pypcd.methods import Session
+
+__all__ = ["PLAIN", "RANKS", "Cell", "Reading", "cells", "count_ranks", "gold_rank", "measure", "salience"]
+
+PLAIN = "plain"
+
+N_COMPETITORS = 5
+
+# rank bins: from this rank up to the next one
+RANKS = (1, 2, 3, 5, 9, 17, 33, 65)
+
+_MAX_SKIPPED = 8
+
+Settings = Mapping[str, Optional[PCDConfig]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """One question's gold token under one method, where the answer begins.
+
+    Attributes:
+        index: the question's number.
+        method: the setting's name.
+        n_tokens: of the prompt.
+        n_skipped: tokens written before the answer, such as a quotation mark.
+        rank: the gold token's, from 1 (Eq. 1).
+        gold: its text, for a reader.
+        gold_logit: None where PCD excluded it, since it is not among the gamma most probable.
+        competitors: the best other tokens, text and logit, best first; without excluded ones.
+    """
+
+    index: int
+    method: str
+    n_tokens: int
+    n_skipped: int
+    rank: int
+    gold: str
+    gold_logit: float | None
+    competitors: tuple[tuple[str, float], ...]
+
+
+def gold_rank(row: npt.ArrayLike, gold: Sequence[int]) -> int:
+    """1 + how many tokens are more probable than the gold one, the best of `gold`; equal ones do not count (Eq. 1)."""
+    logits = np.asarray(row)
+    return 1 + int((logits > logits[list(gold)].max()).sum())
+
+
+def salience(ranks: Iterable[int]) -> float | None:
+    """S(L), the mean reciprocal rank (Eq. 1); None without ranks."""
+    values = [1.0 / rank for rank in ranks]
+    return sum(values) / len(values) if values else None
+
+
+def measure(
+    session: Session, questions: Iterable[Question], settings: Settings, vocabulary: Vocabulary, *, chat: bool = False
+) -> Iterator[list[Reading]]:
+    """Read where the answer begins, for one question after the other.
+
+    That is the first position at which plain decoding would not write a quotation mark, space, colon or backslash;
+    what it writes before is given to every method. The gold token is, of those that the answer can begin with, the
+    one that stands highest in the row (both as the paper's authors have it). PCD leaves tokens that it excludes behind
+    all others, in the order of L.
+
+    Args:
+        settings: by name; None is plain decoding.
+        chat: ask through the model's chat template.
+
+    Returns:
+        The readings of a question, one for each setting, in their order.
+    """
+    for index, (prompt, answers) in enumerate(questions):
+        gold = vocabulary.first_tokens(answers)
+        tokens = prompt_tokens(session.llm, prompt, chat=chat)
+        row = session.start(tokens)
+        skipped: list[int] = []
+        while len(skipped) < _MAX_SKIPPED and vocabulary.is_skipped(int(row.argmax())):
+            skipped.append(int(row.argmax()))
+            row = session.step({0: skipped[-1]})[0]
+        readings = []
+        for name, setting in settings.items():
+            if setting is not None:
+                row = session.start(tokens, setting)
+                for token in skipped:
+                    row = session.step({0: token})[0]
+                logits = session.llm.pcd_logits().contrasted
+            else:
+                row = session.start(tokens)
+                for token in skipped:
+                    row = session.step({0: token})[0]
+                logits = row
+            best = max(gold, key=lambda token: (row[token], -token))
+            others = [int(t) for t in np.argsort(-logits, kind="stable")[: N_COMPETITORS + 1] if t != best]
+            readings.append(
+                Reading(
+                    index=index,
+                    method=name,
+                    n_tokens=len(tokens),
+                    n_skipped=len(skipped),
+                    rank=gold_rank(row, gold),
+                    gold=vocabulary.shown(best),
+                    gold_logit=float(logits[best]) if np.isfinite(logits[best]) else None,
+                    competitors=tuple(
+                        (vocabulary.shown(t), float(logits[t])) for t in others if np.isfinite(logits[t])
+                    )[:N_COMPETITORS],
+                )
+            )
+        session.finish()
+        yield readings
+
+
+# -- over lengths -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One method at one length.
+
+    Attributes:
+        length: that was asked for, in tokens, with the answer.
+        n_tokens: mean length of the prompts.
+        n: questions.
+        salience: S(L) of all questions.
+        n_wrong: questions whose gold token plain decoding does not rank first.
+        salience_wrong: S(L) of these, the same questions for every method.
+        n_own_wrong: questions whose gold token this method does not rank first.
+        salience_own_wrong: S(L) of those: what the authors draw. A method that mends questions takes them out of it.
+        median_rank: of all questions.
+        worst_rank: of all questions.
+        difference: S(L) less plain decoding's, of all questions.
+        low, high: its 95% bootstrap interval over questions.
+        gold_logit: mean over the questions whose gold token is not excluded; None if there is none.
+        competitor_logits: means of the best other tokens', best first.
+    """
+
+    length: int
+    method: str
+    n_tokens: float
+    n: int
+    salience: float
+    n_wrong: int
+    salience_wrong: float | None
+    n_own_wrong: int
+    salience_own_wrong: float | None
+    median_rank: float
+    worst_rank: int
+    difference: float
+    low: float
+    high: float
+    gold_logit: float | None
+    competitor_logits: tuple[float, ...]
+
+
+def cells(length: int, readings: Sequence[Sequence[Reading]], *, seed: int = 0) -> list[Cell]:
+    """What readings of one length say, one cell for each method; plain decoding must be among them."""
+    by_method: dict[str, list[Reading]] = {}
+    for of_one in readings:
+        for reading in of_one:
+            by_method.setdefault(reading.method, []).append(reading)
+    plain = np.array([r.rank for r in by_method[PLAIN]])
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(len(plain), size=(2000, len(plain)))
+
+    made = []
+    for method, items in by_method.items():
+        ranks = np.array([r.rank for r in items])
+        delta = 1 / ranks - 1 / plain
+        low, high = np.percentile(delta[drawn].mean(axis=1), [2.5, 97.5])
+        golds = [r.gold_logit for r in items if r.gold_logit is not None]
+        columns = [
+            [r.competitors[i][1] for r in items if len(r.competitors) > i]
+            for i in range(max(len(r.competitors) for r in items))
+        ]
+        made.append(
+            Cell(
+                length=length,
+                method=method,
+                n_tokens=float(np.mean([r.n_tokens for r in items])),
+                n=len(items),
+                salience=float(np.mean(1 / ranks)),
+                n_wrong=int((plain > 1).sum()),
+                salience_wrong=salience(ranks[plain > 1].tolist()),
+                n_own_wrong=int((ranks > 1).sum()),
+                salience_own_wrong=salience(ranks[ranks > 1].tolist()),
+                median_rank=float(np.median(ranks)),
+                worst_rank=int(ranks.max()),
+                difference=float(delta.mean()),
+                low=float(low),
+                high=float(high),
+                gold_logit=float(np.mean(golds)) if golds else None,
+                competitor_logits=tuple(float(np.mean(column)) for column in columns if column),
+            )
+        )
+    return made
+
+
+def count_ranks(ranks: Iterable[int]) -> list[int]:
+    """How many ranks fall into each bin of RANKS."""
+    at = np.searchsorted(RANKS, list(ranks), side="right") - 1
+    return np.bincount(at.astype(int), minlength=len(RANKS)).tolist()

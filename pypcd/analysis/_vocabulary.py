@@ -1,0 +1,88 @@
+"""Tokens as text: which tokens may begin an answer, and how a token is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import llama_cpp
+
+from pypcd._prompt import token_bytes
+
+if TYPE_CHECKING:
+    from pypcd._llama import Llama
+
+__all__ = ["SKIPPED", "Vocabulary", "shown"]
+
+SKIPPED = b'" :\\'  # what may stand before an answer, as the paper's authors skip it
+
+
+class Vocabulary:
+    """The texts of a model's tokens, read once."""
+
+    def __init__(self, llm: Llama) -> None:
+        self._llm = llm
+        self._texts = [token_bytes(llm, token) for token in range(llm.n_vocab())]
+        self._bare: dict[bytes, list[int]] = {}
+        for token, text in enumerate(self._texts):
+            self._bare.setdefault(text.lstrip(SKIPPED), []).append(token)
+        self._by_text: dict[bytes, list[int]] = {}
+        for token, text in enumerate(self._texts):
+            self._by_text.setdefault(text, []).append(token)
+
+    def text(self, token: int) -> bytes:
+        """Empty for control tokens."""
+        return self._texts[token]
+
+    def shown(self, token: int) -> str:
+        """A token for a reader, safe for terminals; "(end)" for one that ends an answer."""
+        if llama_cpp.llama_vocab_is_eog(self._llm._model.vocab, token):
+            return "(end)"
+        return shown(self._texts[token])
+
+    def is_skipped(self, token: int) -> bool:
+        """Whether a token has a text, and nothing of it belongs to an answer."""
+        return bool(self._texts[token]) and not self._texts[token].strip(SKIPPED)
+
+    def first_tokens(self, answers: Sequence[str]) -> list[int]:
+        """All tokens that one of some answers can begin with: their text, less what may stand before an answer, is a
+        beginning of it. So have the paper's authors it; a tokenizer's own choice would be one of them.
+
+        Raises:
+            ValueError: no answer has a text that could begin.
+        """
+        found: set[int] = set()
+        for answer in answers:
+            text = answer.encode().lstrip(SKIPPED)
+            for n in range(1, len(text) + 1):
+                found.update(self._bare.get(text[:n], ()))
+        if not found:
+            raise ValueError(f"the answers {list(answers)!r} begin with no token; each needs a letter or a digit")
+        return sorted(found)
+
+    def next_tokens(self, written: bytes, answer: bytes) -> list[int]:
+        """All tokens that bring a text one step nearer to an answer; none once it is complete or left."""
+        bare = written.lstrip(SKIPPED)
+        if not answer.startswith(bare) or bare == answer:
+            return []
+        rest = answer[len(bare) :]
+        texts = self._by_text if bare else self._bare
+        return sorted(token for n in range(1, len(rest) + 1) for token in texts.get(rest[:n], ()))
+
+
+def shown(text: bytes) -> str:
+    """A token's text for a reader: in quotes, with what cannot be printed, or is no UTF-8, as an escape sequence.
+
+    Safe for terminals: control codes and characters that change the direction of text come as escapes.
+    """
+    if not text:
+        return "(control)"
+    characters = text.decode("utf-8", "surrogateescape")
+    return '"' + "".join(c if c.isprintable() else _escaped(c) for c in characters) + '"'
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode("ascii")

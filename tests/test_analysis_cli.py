@@ -1,0 +1,204 @@
+"""The commands plot, salience, explain and nocache: what they print, what they write, and how they take mistakes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+
+import pytest
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+import pypcd
+from pypcd._cli import _terminal, main
+from pypcd._tasks import kv_retrieval
+
+SAMPLE = next(iter(kv_retrieval(1, 8, groups=(4, 4), seed=2)))
+
+
+@pytest.fixture(autouse=True)
+def plain_streams(monkeypatch):
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("cli") / "tiny.gguf"
+    return str(write_tiny_gguf(path, seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=2048, n_layer=2))
+
+
+def run(capsys, *args: str, status: int = 0) -> str:
+    assert main(args) == status, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def read_csv(path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# -- plot -------------------------------------------------------------------------------------------------------------
+
+
+def test_plot_decay_prints_the_claims_and_writes_what_it_draws(capsys, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    small = ("plot", "decay", "--d", "64", "--length", "512")
+    text = run(capsys, *small, "--out", str(tmp_path / "new"))
+    assert "claim of the paper" in text and "A.4" in text and "B'" in text
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert names == {"decay.png", "decay.csv", "decay.json", "decay_grid.png", "decay_grid.csv"}
+    rows = read_csv(tmp_path / "new/decay.csv")
+    assert len(rows) == 512 and [float(rows[0][c]) for c in ("standard", "over_rotated", "contrasted")] == [1, 1, 1]
+    record = json.loads((tmp_path / "new/decay.json").read_text())
+    assert record == json.loads(run(capsys, *small, "--json"))
+    assert len(record["grid"]) == 20 and f"{record['claims']['claimed']:.5f}" in text
+    assert f"{record['rates']['standard']['log']:.4f}" in text
+    # the same again, byte for byte
+    run(capsys, *small, "--out", str(tmp_path / "again"))
+    for name in names:
+        assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_plot_decay_without_the_grid(capsys, tmp_path) -> None:
+    options = ("plot", "decay", "--d=16", "--length=64", "--no-grid", "--vectors=bound", "--no-transition")
+    record = json.loads(run(capsys, *options, "--json"))
+    assert record["grid"] == []
+    assert (record["setting"]["vectors"], record["setting"]["transition"]) == ("bound", "none")
+    assert "one value changed" not in run(capsys, *options)
+
+
+# -- salience ---------------------------------------------------------------------------------------------------------
+
+QUICK = ("salience", "demo", "--length=96,160", "--n=4", "--threads=1")
+
+
+def test_salience_prints_and_writes_the_same_figures(capsys, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    text = run(capsys, *QUICK, "--out", str(tmp_path), "--format=svg")
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "salience.svg", "ranks.svg", "logits.svg", "salience.csv", "readings.csv", "salience.json",
+    }  # fmt: skip
+    record = json.loads((tmp_path / "salience.json").read_text())
+    assert record == json.loads(run(capsys, *QUICK, "--json"))
+    assert record["task"] == "kv-short" and [c["method"] for c in record["cells"]] == ["plain", "PCD"] * 2
+    assert sum(record["ranks"]["plain"]) == sum(record["ranks"]["PCD"]) == 8
+    readings = read_csv(tmp_path / "readings.csv")
+    assert len(readings) == 16
+    for cell in record["cells"]:
+        ranks = [
+            int(r["rank"]) for r in readings if (int(r["length"]), r["method"]) == (cell["length"], cell["method"])
+        ]
+        assert cell["salience"] == pytest.approx(sum(1 / r for r in ranks) / 4)
+        assert f"{cell['salience']:.3f}" in text
+    curves = read_csv(tmp_path / "salience.csv")
+    assert [float(c["gold_logit"]) for c in curves] == [c["gold_logit"] for c in record["cells"]]
+    assert float(curves[0]["other_logit_1"]) == record["cells"][0]["competitor_logits"][0]
+
+
+def test_salience_of_another_setting_and_seed(capsys) -> None:
+    first = json.loads(run(capsys, *QUICK, "--json", "--seed=1", "--pcd=beta=0"))
+    assert first["pcd"]["beta"] == 0
+    for plain, mine in zip(first["cells"][::2], first["cells"][1::2]):
+        assert plain["salience"] == mine["salience"]  # beta 0 leaves the order of L
+
+
+# -- explain ----------------------------------------------------------------------------------------------------------
+
+
+def test_explain_in_text_json_and_html(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    prompt, page = tmp_path / "prompt.txt", tmp_path / "page.html"
+    prompt.write_text(SAMPLE.prompt + "\n")
+    options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answer}")
+    text = run(capsys, *options, "-f", str(prompt), "--html", str(page))
+    assert max(map(_terminal.cells, text.splitlines())) <= 40
+    assert "token 1  " in text and ">*" in text and '"(end)"' not in text
+    record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt, "--json"))
+    assert record["text"].strip() == SAMPLE.answer and record["gold"] == SAMPLE.answer
+    assert record["steps"][-1]["text"] == "(end)"
+    assert text.count("token ") == len(record["steps"])
+    written = page.read_text(encoding="utf-8")
+    assert written.startswith("<!DOCTYPE html>") and SAMPLE.answer in written
+
+
+def test_explain_through_the_chat_template(capsys, model) -> None:
+    record = json.loads(run(capsys, "explain", model, "-p", "hi", "--chat", "--max-tokens=2", "--json"))
+    plain = json.loads(run(capsys, "explain", model, "-p", "hi", "--max-tokens=2", "--json"))
+    assert record["n_prompt"] > plain["n_prompt"] and len(plain["steps"]) == 2
+    assert plain["pcd"] == pypcd.PCDConfig().as_dict()
+
+
+# -- nocache ----------------------------------------------------------------------------------------------------------
+
+
+def test_nocache(capsys) -> None:
+    options = ("nocache", "demo", "--length=96", "--n=1", "--n-tokens=2", "--threads=1")
+    text = run(capsys, *options)
+    assert all(mode in text for mode in ("plain", "rerotated", "shared", "separate", "window"))
+    record = json.loads(run(capsys, *options, "--mode=separate", "--json"))
+    [check] = record["checks"]
+    assert check["mode"] == "separate" and check["is_same"] and check["n_steps"] == 2
+    assert check["over_rotated"] < 0.05 < check["effect"]
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (("plot", "decay", "--d", "7"), "d is 7; allowed: an even integer, 2 to 65536"),
+        (("plot", "decay", "--over-base", "1e9"), "over_base is 1000000000.0; allowed: more than 1, at most the base"),
+        (("plot", "decay", "--out", __file__), "is a file; allowed: a folder"),
+        (("salience", "demo", "--task", "kv-shrt"), "there is no task 'kv-shrt' (did you mean 'kv-short'?)"),
+        (("salience", "demo", "--pcd", "off"), "--pcd is off, and plain decoding is measured anyway"),
+        (("salience", "demo", "--length", "16"), "n_tokens is 16; allowed: at least"),
+        (("salience", "demo", "--length", "x"), "--length has 'x'; allowed: integers of at least 16"),
+        (("salience", "none.gguf"), "there is no model file none.gguf"),
+        (("salience", "demo", "--out", __file__), "is a file; allowed: a folder"),
+        (("explain", "demo", "-p", ""), "the prompt is empty"),
+        (("explain", "demo", "-p", "x", "--pcd", "off"), "--pcd is off, and there is nothing to explain then"),
+        (("explain", "demo", "-p", "x", "-f", "y"), "there are two prompts, -p and -f; give one of them"),
+        (("explain", "demo", "-f", "/none/such"), "/none/such: No such file"),
+        (("explain", "demo", "-p", "x", "--gold", ""), "--gold is empty"),
+        (("explain", "demo", "-p", "x", "--html", "/none/such/page.html"), "--html: there is no folder /none/such"),
+        (("explain", "demo", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
+        (("explain", "demo", "-p", "x " * 400, "--n-ctx", "256"), "give a larger --n-ctx"),
+        (("nocache", "demo", "--mode", "rerotate"), "there is no mode 'rerotate' (did you mean 'rerotated'?)"),
+        (("nocache", "demo", "--mode", ","), "there is no mode ','"),
+        (("nocache", "demo", "--length", "64,128"), "--length is '64,128'; allowed: one length"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_status_1(args, message, capsys) -> None:
+    assert main(args) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("pypcd: ") and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("args", [("plot", "decay"), ("salience", "demo")])
+def test_without_matplotlib_pictures_are_refused_and_tables_are_not(args, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "new"
+    assert main([*args, "--out", str(out)]) == 1
+    printed, err = capsys.readouterr()
+    assert printed == "" and err == "pypcd: pictures need matplotlib, which is not installed; pip install pypcd[plot]\n"
+    assert not out.exists()
+    if args[0] == "plot":
+        assert "standard" in run(capsys, *args, "--d=16", "--length=64", "--no-grid")
+
+
+def test_a_model_that_cannot_run_pcd_is_refused(capsys, tmp_path) -> None:
+    base = str(write_tiny_gguf(tmp_path / "base.gguf", "bloom"))
+    for args in (("salience", base), ("explain", base, "-p", "x")):
+        assert main(args) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and "pypcd: PCD cannot run here: the architecture 'bloom'" in err
+
+
+@pytest.mark.parametrize("command", ["plot", "salience", "explain", "nocache"])
+def test_help_fits_a_screen(command, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80

@@ -1,0 +1,286 @@
+"""Salience: ranks by hand and by counting, the gold token by its text, rows against plain evaluation."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from conftest import F32, SMALL
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pypcd
+from pypcd._prompt import Prompt, prompt_tokens, token_bytes
+from pypcd.analysis._questions import questions, task_named
+from pypcd.analysis._salience import PLAIN, RANKS, Reading, cells, count_ranks, gold_rank, measure, salience
+from pypcd.analysis._vocabulary import Vocabulary, shown
+from pypcd.methods import Session
+
+
+@pytest.fixture(scope="module")
+def llm() -> pypcd.Llama:
+    llm = pypcd.Llama("demo", **{**SMALL, **F32, "n_ctx": 512})
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def vocabulary(llm: pypcd.Llama) -> Vocabulary:
+    return Vocabulary(llm)
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row, gold, rank",
+    [
+        ([3, 2, 1], [0], 1),
+        ([3, 2, 1], [2], 3),
+        ([2, 2, 2], [2], 1),  # nobody is strictly above
+        ([5, 2, 2, 2], [3], 2),  # ties do not count
+        ([5, 4, 2, 4], [1], 2),
+        ([5, 4, 3, 2], [3, 1], 2),  # the better of two gold tokens
+        ([1, float("-inf"), 0, float("-inf")], [1], 3),
+    ],
+)
+def test_ranks_by_hand(row: list[float], gold: list[int], rank: int) -> None:
+    assert gold_rank(row, gold) == rank
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=20), st.data())
+def test_ranks_by_counting(row: list[int], data: st.DataObject) -> None:
+    gold = data.draw(st.integers(0, len(row) - 1))
+    assert gold_rank(row, [gold]) == 1 + sum(1 for value in row if value > row[gold])
+
+
+def test_salience_is_the_mean_reciprocal_rank() -> None:
+    assert salience([1, 2, 4]) == pytest.approx((1 + 0.5 + 0.25) / 3)
+    assert salience([]) is None
+
+
+@given(st.lists(st.integers(1, 200)))
+def test_every_rank_falls_into_one_bin(ranks: list[int]) -> None:
+    ends = [*RANKS[1:], 10**9]
+    assert count_ranks(ranks) == [sum(low <= r < high for r in ranks) for low, high in zip(RANKS, ends)]
+
+
+def reading(
+    index: int, method: str, rank: int, logit: float | None = 1.0, others: tuple[float, ...] = (2.0,)
+) -> Reading:
+    return Reading(
+        index, method, 100 + index, 0, rank, '"a"', logit, tuple((f'"{i}"', v) for i, v in enumerate(others))
+    )
+
+
+def test_cells_by_hand() -> None:
+    plain = [reading(0, PLAIN, 1), reading(1, PLAIN, 2), reading(2, PLAIN, 4, others=(6.0, 1.0))]
+    mine = [reading(0, "PCD", 2), reading(1, "PCD", 1), reading(2, "PCD", 1, logit=None, others=())]
+    first, second = cells(128, list(zip(plain, mine)))
+    assert (first.method, first.n, first.length, first.n_tokens) == (PLAIN, 3, 128, 101)
+    assert first.salience == pytest.approx(1.75 / 3) and first.difference == first.low == first.high == 0
+    assert (first.n_wrong, first.n_own_wrong) == (2, 2)
+    assert first.salience_wrong == first.salience_own_wrong == pytest.approx(0.375)
+    assert first.median_rank == 2 and first.worst_rank == 4
+    assert first.competitor_logits == pytest.approx([10 / 3, 1.0])
+    assert second.n_wrong == 2 and second.salience_wrong == 1  # the questions that plain decoding gets wrong
+    assert second.n_own_wrong == 1 and second.salience_own_wrong == 0.5  # those that it gets wrong itself
+    assert second.difference == pytest.approx((-0.5 + 0.5 + 0.75) / 3)
+    assert -0.5 <= second.low <= second.difference <= second.high <= 0.75
+    assert second.gold_logit == 1.0  # of two
+
+
+def test_no_wrong_question_is_no_number() -> None:
+    only = cells(16, [[reading(0, PLAIN, 1, others=())]])[0]
+    assert only.salience_wrong is None and only.salience_own_wrong is None and only.competitor_logits == ()
+
+
+# -- which tokens an answer can begin with ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answers", [["43fb-4367"], ['"43fb'], ["a", "b0-1"]])
+def test_first_tokens_are_those_that_the_text_begins_with(llm, vocabulary, answers: list[str]) -> None:
+    wanted = []
+    for token in range(llm.n_vocab()):
+        text = token_bytes(llm, token).lstrip(b'" :\\')
+        if text and any(a.encode().lstrip(b'" :\\').startswith(text) for a in answers):
+            wanted.append(token)
+    assert vocabulary.first_tokens(answers) == wanted != []
+    for answer in answers:  # the tokenizer's own choice is among them
+        own = [t for t in llm.tokenize(answer.encode(), add_bos=False) if not vocabulary.is_skipped(t)]
+        assert own[0] in wanted
+
+
+def test_an_answer_without_text_is_an_error(vocabulary) -> None:
+    with pytest.raises(ValueError, match="begin with no token; each needs a letter or a digit"):
+        vocabulary.first_tokens(["", '"'])
+
+
+def test_next_tokens_follow_the_answer(llm, vocabulary) -> None:
+    token = llm.tokenize(b"43fb-4367", add_bos=False)
+    pieces = [vocabulary.text(t) for t in token]
+    written = b""
+    for i, piece in enumerate(pieces):
+        if written or piece.strip(b" "):
+            assert token[i] in vocabulary.next_tokens(written, b"43fb-4367")
+        written += piece
+    assert vocabulary.next_tokens(b"43fb-4367", b"43fb-4367") == []  # complete
+    assert vocabulary.next_tokens(b"5", b"43fb-4367") == []  # left
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        (b"abc", '"abc"'),
+        (b" \n\t", '" \\n\\t"'),
+        (b"\x1b[31m", '"\\x1b[31m"'),
+        ("a\u202eb".encode(), '"a\\u202eb"'),
+        (b"\xe2\x82", '"\\xe2\\x82"'),
+        ("é漢".encode(), '"é漢"'),
+        (b"", "(control)"),
+    ],
+)
+def test_tokens_are_shown_safely(text: bytes, wanted: str) -> None:
+    assert shown(text) == wanted
+
+
+def test_the_end_is_shown_as_such(llm, vocabulary) -> None:
+    assert vocabulary.shown(llm.token_eos()) == "(end)"
+
+
+# -- questions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_tokens", [96, 300])
+def test_questions_fill_their_length(llm, n_tokens: int) -> None:
+    def count(prompt: Prompt) -> int:
+        return len(prompt_tokens(llm, prompt))
+
+    task = task_named("kv-short")
+    samples = task.samples(5, n_tokens, count, 3)
+    sizes = [count(s.prompt.replace(after=s.prompt.after + s.answers[0])) for s in samples]
+    assert len(samples) == 5 and n_tokens - 14 < max(sizes) <= n_tokens
+    assert [q[1] for q in questions(task, 5, n_tokens, count, 3)] == [s.answers for s in samples]
+    assert task.samples(5, n_tokens, count, 4)[0] != samples[0]
+    assert task.score(samples[0].answers[0] + "\n", samples[0]) == 1.0 and task.score("", samples[0]) == 0.0
+
+
+def test_questions_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"n_tokens is 20; allowed: at least \d+ for the task kv"):
+        task_named("kv").samples(2, 20, lambda prompt: len(prompt.text) // 2, 0)
+    with pytest.raises(
+        ValueError, match=r"there is no task 'kv-shrt' \(did you mean 'kv-short'\?\); there are: kv, kv-short"
+    ):
+        task_named("kv-shrt")
+
+
+# -- readings ---------------------------------------------------------------------------------------------------------
+
+
+def test_readings_are_those_of_an_evaluation_by_itself(llm, vocabulary) -> None:
+    def count(prompt: Prompt) -> int:
+        return len(prompt_tokens(llm, prompt))
+
+    asked = list(questions(task_named("kv-short"), 4, 160, count, 1))
+    setting = pypcd.PCDConfig(gamma=12)
+    for (prompt, (answer,)), (plain, mine) in zip(
+        asked, measure(Session(llm), asked, {PLAIN: None, "PCD": setting}, vocabulary)
+    ):
+        llm.reset()
+        llm.pcd = setting
+        llm.eval(prompt_tokens(llm, prompt))
+        rows = llm.pcd_logits()
+        llm.pcd = None
+        gold = [
+            t for t in range(llm.n_vocab()) if answer.encode().startswith(vocabulary.text(t)) and vocabulary.text(t)
+        ]
+        assert plain.n_skipped == mine.n_skipped == 0
+        assert plain.n_tokens == count(prompt)
+        for got, row in ((plain, rows.standard), (mine, rows.contrasted)):
+            best = max(row[t] for t in gold)
+            assert got.rank == 1 + sum(1 for value in row if value > best)
+            assert got.gold_logit == pytest.approx(best, abs=1e-3)
+            others = sorted((v for t, v in enumerate(row) if t not in gold and np.isfinite(v)), reverse=True)
+            # other gold tokens count as competitors, too
+            assert got.competitors[0][1] >= others[0] - 1e-3
+            assert [v for _, v in got.competitors] == sorted((v for _, v in got.competitors), reverse=True)
+
+
+class Scripted:
+    """A session whose rows are given: by the number of tokens behind the prompt."""
+
+    def __init__(self, rows: dict[str, list[list[float]]]) -> None:
+        self.rows = {name: np.array(r, np.float32) for name, r in rows.items()}
+        self.llm = self
+        self.given: list[int] = []
+
+    def start(self, tokens, setting=None):
+        self.kind, self.given = ("plain" if setting is None else "pcd"), []
+        return self.rows[self.kind][0]
+
+    def step(self, tokens):
+        self.given.append(tokens[0])
+        return self.rows[self.kind][[len(self.given)]]
+
+    def pcd_logits(self):
+        row = self.rows["pcd"][len(self.given)]
+        return pypcd.PCDLogits(row, row, np.where(row < -5000, -np.inf, row).astype(np.float32))
+
+    def tokenize(self, text, special=False):
+        return [0]
+
+    def finish(self):
+        pass
+
+
+class Letters:
+    """Token 0 is a quotation mark, 1 to 4 are a to d."""
+
+    texts = ('"', "a", "b", "c", "d")
+
+    def is_skipped(self, token):
+        return token == 0
+
+    def first_tokens(self, answers):
+        return [self.texts.index(a[0]) for a in answers]
+
+    def shown(self, token):
+        return self.texts[token]
+
+
+def test_a_quotation_mark_is_not_yet_the_answer() -> None:
+    session = Scripted(
+        {
+            "plain": [[9, 1, 1, 1, 1], [0, 1, 3, 2, 2]],  # first it writes the mark
+            "pcd": [[0, 9, 9, 9, 9], [0, 5, 3, 4, -9997.5]],  # given the mark, whatever it would write itself
+        }
+    )
+    [readings] = measure(session, [(Prompt(after="q"), ("c",))], {PLAIN: None, "PCD": pypcd.PCDConfig()}, Letters())
+    plain, mine = readings
+    assert (plain.n_skipped, mine.n_skipped) == (1, 1)
+    assert (plain.rank, mine.rank) == (2, 2)  # b above; a tie with d does not count; a above
+    assert (plain.gold, plain.gold_logit, mine.gold_logit) == ("c", 2.0, 4.0)
+    assert [t for t, _ in plain.competitors] == ["b", "d", "a", '"']
+    assert [t for t, _ in mine.competitors] == ["a", "b", '"']  # d is excluded
+
+
+def test_an_excluded_gold_token_keeps_its_place_behind_the_others() -> None:
+    session = Scripted({"plain": [[0, 1, 3, 2, 2.5]], "pcd": [[-9999, 5, 3, -9998, -9997.5]]})
+    [[plain, mine]] = measure(
+        session, [(Prompt(after="q"), ("c",))], {PLAIN: None, "PCD": pypcd.PCDConfig()}, Letters()
+    )
+    assert (plain.rank, mine.rank) == (3, 4) and mine.gold_logit is None
+
+
+def test_a_model_that_writes_only_marks_comes_to_an_end() -> None:
+    marks = [[9.0, 1, 1, 1, 1]] * 20
+    [[plain]] = measure(Scripted({"plain": marks}), [(Prompt(after="q"), ("c",))], {PLAIN: None}, Letters())
+    assert plain.n_skipped == 8 and plain.rank == 2
+
+
+def test_several_answers_may_begin_differently() -> None:
+    rows = {"plain": [[0, 1, 3, 2, 2]]}
+    for answers, rank in itertools.product([("c", "a"), ("a", "c")], [2]):
+        [[plain]] = measure(Scripted(rows), [(Prompt(after="q"), answers)], {PLAIN: None}, Letters())
+        assert (plain.rank, plain.gold) == (rank, "c")
