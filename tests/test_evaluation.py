@@ -21,6 +21,7 @@ import pytest
 from conftest import Tiny
 
 import pypcd
+from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation import (
     PAPER_TABLES,
     Directory,
@@ -208,9 +209,10 @@ def test_ranks_count_only_what_is_strictly_above() -> None:
 
 def test_gold_is_ranked_where_the_answer_leaves_it(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)  # a token for each byte
+    vocabulary = Vocabulary(llm)
 
     def follow(answer: str, gold: str, above: int = 2) -> int | None:
-        result = Gold(llm, gold)
+        result = Gold(vocabulary, gold)
         tokens = llm.tokenize(answer.encode(), add_bos=False, special=False)
         for token in tokens:
             row = np.zeros(llm.n_vocab(), np.float32)

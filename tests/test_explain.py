@@ -12,9 +12,9 @@ import pypcd
 from pypcd._cli import _terminal
 from pypcd._cli.explain import table
 from pypcd._tasks import kv_retrieval
+from pypcd._vocabulary import Vocabulary, shown
 from pypcd.analysis._explain import Candidate, Step, explain
 from pypcd.analysis._page import page
-from pypcd.analysis._vocabulary import Vocabulary, shown
 from pypcd.methods import Session
 
 SAMPLE = next(iter(kv_retrieval(1, 8, groups=(4, 4), seed=2)))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import pypcd
 from pypcd._prompt import Prompt, prompt_tokens, token_bytes
+from pypcd._vocabulary import Vocabulary, shown
 from pypcd.analysis._questions import questions, task_named
 from pypcd.analysis._salience import PLAIN, RANKS, Reading, cells, count_ranks, gold_rank, measure, salience
-from pypcd.analysis._vocabulary import Vocabulary, shown
 from pypcd.methods import Session
 
 

@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 import pathlib
-from typing import Any
+from collections.abc import Sequence
 
 from pypcd._cli import _options, _terminal
+from pypcd._errors import PCDError
 from pypcd._models import resolve_model
-from pypcd.evaluation import PAPER_TABLES, TASKS, Directory, Plan, csv_text, evaluate, facts, markdown, rows, task
+from pypcd.analysis import _plots
+from pypcd.evaluation import PAPER_TABLES, TASKS, Directory, Plan, Row, csv_text, evaluate, facts, markdown, rows, task
 from pypcd.methods import NAMES
 
 HELP = "measure decoding methods on long-context tasks, each against greedy decoding on the same questions"
@@ -60,12 +62,13 @@ def run(args: argparse.Namespace) -> int:
         text += "\n" + paper.markdown(plan, outcome.records)
     (out.path / "summary.md").write_text(text, encoding="utf-8")
     (out.path / "summary.csv").write_text(csv_text(plan, outcome.records), encoding="utf-8")
-    _picture(plan, outcome.records, out.path / "summary.png")
+    table = rows(plan, outcome.records)
+    _picture(table, out.path / "summary.png")
     if args.json:
         record = {
             "plan": vars(plan),
             "refused": outcome.refused,
-            "rows": [r.as_dict() for r in rows(plan, outcome.records)],
+            "rows": [row.as_dict() for row in table],
         }
         print(json.dumps(record, indent=2))
     else:
@@ -90,10 +93,10 @@ def _plan(args: argparse.Namespace) -> Plan:
     )
 
 
-def _picture(plan: Plan, records: Any, path: pathlib.Path) -> None:
-    try:
-        from pypcd.analysis import plot_differences
-    except ImportError:
-        _terminal.say("no picture was drawn: pip install pypcd[plot]")
+def _picture(table: Sequence[Row], path: pathlib.Path) -> None:
+    if not any(row.method != "greedy" for row in table):
         return
-    plot_differences(rows(plan, records), path)
+    try:
+        _plots.save(_plots.differences(table), path)
+    except PCDError as error:
+        _terminal.say(f"no picture was drawn: {error}")

@@ -12,9 +12,9 @@ from pypcd._cli import _options, _terminal
 from pypcd._cli.generate import read_prompt
 from pypcd._config import parse_pcd
 from pypcd._prompt import Prompt, prompt_tokens
+from pypcd._vocabulary import Vocabulary
 from pypcd.analysis._explain import Candidate, Step, explain
 from pypcd.analysis._page import page
-from pypcd.analysis._vocabulary import Vocabulary
 from pypcd.methods import Session
 
 HELP = "tell of each generated token which candidates there were before and after the contrast"

@@ -13,10 +13,10 @@ from pypcd import UnsupportedError
 from pypcd._cli import _options, _terminal
 from pypcd._config import parse_pcd
 from pypcd._prompt import Prompt, prompt_tokens
+from pypcd._vocabulary import Vocabulary
 from pypcd.analysis import _files, _plots
 from pypcd.analysis._questions import TASKS, questions, task_named
 from pypcd.analysis._salience import PLAIN, RANKS, Cell, Reading, Settings, cells, count_ranks, measure
-from pypcd.analysis._vocabulary import Vocabulary
 from pypcd.methods import Session
 
 HELP = "measure how high the right answer stands, over the length of the prompt"

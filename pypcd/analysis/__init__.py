@@ -9,6 +9,7 @@
 Pictures are in _plots, which needs matplotlib.
 """
 
+from pypcd._vocabulary import Vocabulary
 from pypcd.analysis._claims import Claims, check_claims
 from pypcd.analysis._decay import Curves, Decay, Rates
 from pypcd.analysis._explain import Candidate, Step, explain
@@ -16,7 +17,6 @@ from pypcd.analysis._nocache import CacheCheck, check_cache
 from pypcd.analysis._questions import Question, questions, task_named
 from pypcd.analysis._salience import Cell, Reading, cells, gold_rank, measure, salience
 from pypcd.analysis._spectrum import Side, Spectrum, block_scores, spectrum
-from pypcd.analysis._vocabulary import Vocabulary
 
 __all__ = [
     "CacheCheck",

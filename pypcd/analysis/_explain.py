@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pypcd._config import PCDConfig
 from pypcd._method import log_softmax
-from pypcd.analysis._vocabulary import Vocabulary
+from pypcd._vocabulary import Vocabulary
 from pypcd.methods import Session
 
 __all__ = ["Candidate", "Step", "explain"]

@@ -14,8 +14,20 @@ from pypcd._errors import PCDError
 from pypcd.analysis._decay import CURVES, Curves, bins
 from pypcd.analysis._salience import PLAIN, RANKS, Cell, count_ranks
 from pypcd.analysis._spectrum import Spectrum
+from pypcd.evaluation._report import BASELINE, Row
 
-__all__ = ["FORMATS", "decay", "decay_grid", "logits", "ranks", "require", "salience", "save", "spectrum"]
+__all__ = [
+    "FORMATS",
+    "decay",
+    "decay_grid",
+    "differences",
+    "logits",
+    "ranks",
+    "require",
+    "salience",
+    "save",
+    "spectrum",
+]
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -287,6 +299,43 @@ def _length_axis(axes: Any, cells: Sequence[Cell]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticklabels([f"{n:.0f}" if n < 1000 else f"{n / 1000:.3g}k" for n in shown])
     axes.set_xlabel("length of the prompt (tokens)")
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def differences(rows: Sequence[Row]) -> Any:
+    """Each method's difference to greedy with its 95% interval: a panel for each task and length."""
+    cells: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in rows:
+        cells.setdefault((row.task, row.length), {})[row.method] = row
+    methods = [name for name in dict.fromkeys(row.method for row in rows) if name != BASELINE]
+    n_columns = min(len(cells), 4)
+    n_rows = -(-len(cells) // n_columns)
+    y = {method: len(methods) - i for i, method in enumerate(methods)}
+    with _style():
+        size = (1.6 + 1.7 * n_columns, n_rows * (0.9 + 0.17 * len(methods)))
+        figure, grid = _figure(*size, nrows=n_rows, ncols=n_columns, sharex=True, sharey=True, squeeze=False)
+        for axes in grid.flat[len(cells) :]:
+            axes.set_axis_off()
+        for axes, ((task, length), cell) in zip(grid.flat, cells.items()):
+            axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+            for method, row in cell.items():
+                if method != BASELINE:
+                    p = row.paired
+                    colour = BLACK if not p.is_clear else BLUE if p.low > 0 else VERMILLION
+                    marker = "o" if not p.is_clear else "^" if p.low > 0 else "v"
+                    face = colour if p.is_clear else "white"
+                    axes.plot([p.low, p.high], [y[method]] * 2, color=colour, linewidth=1)
+                    axes.plot(p.difference, y[method], marker=marker, color=colour, markerfacecolor=face, linestyle="")
+            greedy = cell[BASELINE].paired.score
+            axes.set_title(f"{task}, {length} tokens\ngreedy {greedy:.1f}%")
+            axes.set_ylim(0.3, len(methods) + 0.7)
+        grid[0][0].set_yticks(list(y.values()), list(y))
+        figure.supxlabel(
+            "difference to greedy (points), 95% interval; filled: the interval leaves zero out", fontsize=8
+        )
+        return figure
 
 
 # -- spectrum ---------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from pypcd._config import PCDConfig
 from pypcd._prompt import prompt_tokens
+from pypcd._vocabulary import Vocabulary
 from pypcd.analysis._questions import Question
-from pypcd.analysis._vocabulary import Vocabulary
 from pypcd.methods import Session
 
 __all__ = ["PLAIN", "RANKS", "Cell", "Reading", "cells", "count_ranks", "gold_rank", "measure", "salience"]

@@ -16,6 +16,7 @@ from pypcd._errors import PCDError
 from pypcd._llama import Llama
 from pypcd._models import resolve_model
 from pypcd._prompt import prompt_tokens
+from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation._gold import Gold
 from pypcd.evaluation._plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation._sample import Sample, Task
@@ -187,6 +188,7 @@ class _Worker:
         n_ctx = max(plan.lengths) + _SPARE + n_sequences * n_answer
         self.llm = Llama(plan.model, **{"n_ctx": n_ctx, "n_seq_max": n_sequences, **options})
         self.session = Session(self.llm)
+        self.vocabulary = Vocabulary(self.llm)
         self._cells: dict[tuple[str, int], tuple[list[Sample], dict[str, Method]]] = {}
 
         self.refused: dict[str, str] = {}
@@ -220,7 +222,7 @@ class _Worker:
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
         task, plan = self._tasks[key[0]], self.plan
-        gold = Gold(self.llm, sample.extra.get("gold", sample.answers[0]))
+        gold = Gold(self.vocabulary, sample.extra.get("gold", sample.answers[0]))
         answer = method.generate(
             self.session,
             sample.prompt,

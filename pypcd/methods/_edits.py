@@ -95,7 +95,7 @@ class AttentionSort:
         rows = [row for row in rows if len(row) == len(tokens)]  # all but caches that have forgotten some
         if not rows:
             raise PCDError("this model's graph has no attention weights by which segments could be sorted")
-        mean = np.mean(rows, axis=0, dtype=np.float64)
+        mean = np.asarray(np.mean(rows, axis=0), np.float64)
         return np.array([mean[first:last].sum() for first, last in spans])
 
 

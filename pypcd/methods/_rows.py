@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import llama_cpp
 import numpy as np
+import numpy.typing as npt
 
 from pypcd._config import PCDConfig
 from pypcd._method import contrast, log_softmax
@@ -111,7 +112,7 @@ class Control(RowSource):
     gamma: int = 30
     relative_top: float = 0.0
     n_steps: int = 32
-    _means: dict[object, Rows2D] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _means: dict[object, npt.NDArray[np.float64]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def refusal(self, llm: Llama) -> str | None:
         return None if self.pool else "the control needs other prompts of the same kind, and has none"
@@ -133,11 +134,11 @@ class Control(RowSource):
     def with_pool(self, prompts: tuple[Prompt, ...]) -> Control:
         return dataclasses.replace(self, pool=prompts, _means={})
 
-    def means(self, session: Session, chat: bool) -> Rows2D:
+    def means(self, session: Session, chat: bool) -> npt.NDArray[np.float64]:
         """Mean log-probabilities of the pool's answers at each step, float64[n_steps, n_vocab]."""
         key = (id(session.llm), chat)
         if key not in self._means:
-            sums: list[Row] = []
+            sums: list[npt.NDArray[np.float64]] = []
             counts: list[int] = []
             for prompt in self.pool:
                 row = session.start(prompt_tokens(session.llm, prompt, chat=chat))
