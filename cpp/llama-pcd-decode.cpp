@@ -27,7 +27,7 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
     if (!pcd->on) {
         pcd->stale = true; // keys stored from here on have no second
         pcd->forget_rows();
-        return false;
+        return pcd->heads.on && pcd->decode_heads(batch, ret);
     }
     ret = pcd->decode(batch);
     return true;

@@ -252,6 +252,7 @@ static thread_local pcd_graph graph;
 
 void llama_pcd_graph_begin(const llm_graph_context & gctx) {
     graph = {};
+    llama_pcd_heads_begin(gctx);
 
     llama_pcd * pcd = gctx.cparams.pcd.get();
     if (!pcd || !pcd->on) {
@@ -289,6 +290,8 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
 }
 
 void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gctx) {
+    llama_pcd_heads_end();
+
     if (llama_pcd * pcd = gctx.cparams.pcd.get()) {
         pcd->build_exits(model, gctx);
     }
@@ -406,6 +409,10 @@ ggml_tensor * llama_pcd_rope_ext(
     r.beta_fast  = beta_fast;
     r.beta_slow  = beta_slow;
 
+    if (ggml_tensor * cur = llama_pcd_heads_rope(ctx, a, b, r, attn_factor)) {
+        return cur;
+    }
+
     return rotated(ctx, ggml_rope_ext(ctx, a, b, c, n_dims, mode, n_ctx_orig,
             freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), a, r);
 }
@@ -427,6 +434,8 @@ ggml_tensor * llama_pcd_rope_multi(
     r.beta_slow  = beta_slow;
     std::copy(sections, sections + GGML_MROPE_SECTIONS, r.sections);
 
+    llama_pcd_heads_rope(ctx, a, b, r, attn_factor); // refuses it
+
     return rotated(ctx, ggml_rope_multi(ctx, a, b, c, n_dims, sections, mode, n_ctx_orig,
             freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), a, r);
 }
@@ -437,6 +446,9 @@ ggml_tensor * llama_pcd_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * 
 }
 
 ggml_tensor * llama_pcd_rope_set_offset(ggml_tensor * a, int n_offs) {
+    if (llama_pcd_heads_offset(a, n_offs)) {
+        return a;
+    }
     if (graph.pcd && !graph.rotations.empty() && graph.rotations.back().out == a) {
         graph.rotations.back().offset = n_offs;
         graph.pcd->offsets_pairs |= n_offs > 0;
@@ -563,7 +575,7 @@ static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int d
     return false;
 }
 
-static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth) {
+bool llama_pcd_descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth) {
     return descends_from(t, from, depth, [](const ggml_tensor *) {});
 }
 
@@ -608,7 +620,7 @@ static int rotation_offset(const ggml_tensor * k_cur, const llama_pcd_rotation &
             return r.offset;
         }
         if (t->op == GGML_OP_CONCAT && t->op_params[0] == 0) {
-            const bool behind = !descends_from(t->src[0], r.out, 10) && descends_from(t->src[1], r.out, 10);
+            const bool behind = !llama_pcd_descends_from(t->src[0], r.out, 10) && llama_pcd_descends_from(t->src[1], r.out, 10);
             return r.offset + (behind ? (int) t->src[0]->ne[0] : 0);
         }
     }
@@ -616,6 +628,8 @@ static int rotation_offset(const ggml_tensor * k_cur, const llama_pcd_rotation &
 }
 
 void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
+    llama_pcd_heads_stored(ctx, k_cur, il);
+
     llama_pcd * pcd = graph.pcd;
     if (!pcd || graph.ctx != ctx) {
         return;

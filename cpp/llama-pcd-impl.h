@@ -98,6 +98,32 @@ struct llama_pcd_tap {
     bool flash_attn = false; // as it was before
 };
 
+// a ratio of positions for each attention head
+struct llama_pcd_heads {
+    struct table {
+        int32_t       il; // the layer whose order it has; -1: an order that needs no layer
+        ggml_tensor * factors;
+        ggml_tensor * t;
+        ggml_context_ptr        ctx;
+        ggml_backend_buffer_ptr buf;
+    };
+
+    bool on = false;
+
+    llama_pcd_head_ratios params = {};
+
+    std::vector<table> tables;
+
+    // order = outlier
+    bool    finding   = false; // the next decode is the prompt that tells the order
+    bool    has_order = false;
+    int64_t n_prompt  = 0;     // its tokens, while it is decoded
+
+    // what only a graph shows
+    int64_t     n_rotated = 0; // rotations done head by head
+    std::string reason;        // why it cannot be done; empty: it can
+};
+
 // the contrast of one sequence, where it differs from the context's
 struct llama_pcd_seq {
     bool    on;
@@ -154,6 +180,7 @@ struct llama_pcd {
 
     llama_pcd_exits exits;
     llama_pcd_tap   tap;
+    llama_pcd_heads heads;
 
     static bool rotates  (const llama_pcd_params & p) { return p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION; }
     static bool rerotated(const llama_pcd_params & p) { return p.cache == LLAMA_PCD_CACHE_REROTATED && rotates(p); }
@@ -228,6 +255,19 @@ struct llama_pcd {
     bool taps(const char * name) const;
 
     static bool on_eval(ggml_tensor * t, bool ask, void * user_data);
+
+    //
+    // ratios of heads (llama-pcd-heads.cpp)
+    //
+
+    int32_t check_heads    (const llama_pcd_head_ratios & p, std::string & err) const;
+    int32_t set_head_ratios(const llama_pcd_head_ratios * p, std::string & err);
+    int32_t find_head_order(std::string & err);
+    int32_t get_head_ratios(int32_t il, float * out, int32_t n) const;
+
+    bool decode_heads(const llama_batch_ext & batch, int & ret);
+
+    ggml_tensor * head_table(int32_t il, ggml_tensor * factors, int n_dims, int64_t n_head);
 
     //
     // second keys and values (llama-pcd-kv.cpp)
@@ -397,6 +437,27 @@ static inline llama_seq_id llama_pcd_parent_of(const llama_batch_ext::token & to
 // turn a whole key, as it is stored, by pos with a table
 ggml_tensor * llama_pcd_turn_key(llama_pcd & pcd, ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos,
         const llama_pcd_rotation & r, ggml_tensor * hadamard, llama_pcd::table_kind kind);
+
+// whether t is made from `from` without another rotation in between, in at most so many steps
+bool llama_pcd_descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth);
+
+// this backend caches the first rotation's table without looking at the frequency factors of the next one
+bool llama_pcd_on_cann(const llama_model & model);
+
+//
+// heads, as a graph is built (llama-pcd-heads.cpp)
+//
+
+void llama_pcd_heads_begin(const llm_graph_context & gctx);
+void llama_pcd_heads_end  ();
+
+// `a` rotated by pos, each head with its ratio; null: as the model does it
+ggml_tensor * llama_pcd_heads_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, const llama_pcd_rotation & r, float attn_factor);
+
+// true if a was rotated head by head, where a rotation starts at the first dimension
+bool llama_pcd_heads_offset(const ggml_tensor * a, int n_offs);
+
+void llama_pcd_heads_stored(const ggml_context * ctx, const ggml_tensor * k_cur, int32_t il);
 
 //
 // hooks

@@ -58,8 +58,7 @@ std::string llama_pcd::conflict() const {
     return {};
 }
 
-// it caches the first rotation's table without looking at the frequency factors of the next one
-static bool on_cann(const llama_model & model) {
+bool llama_pcd_on_cann(const llama_model & model) {
     for (const auto & cur : model.devices) {
         if (std::string(ggml_backend_reg_name(ggml_backend_dev_backend_reg(cur.dev))) == "CANN") {
             return true;
@@ -130,10 +129,12 @@ int32_t llama_pcd::check(const llama_pcd_params & p, std::string & err) const {
         err = "the architecture '" + arch + "' rotates a part of each head in place, where noise is not built; use perturbation=\"over-rotation\"";
     } else if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR && (rerotated(p) || separate(p))) {
         err = "second keys cannot be split over devices tensor by tensor; use another split_mode or cache=\"shared\"";
-    } else if (on_cann(model) && p.perturbation != LLAMA_PCD_PERTURBATION_NONE) {
+    } else if (llama_pcd_on_cann(model) && p.perturbation != LLAMA_PCD_PERTURBATION_NONE) {
         err = "the CANN backend keeps one table for all rotations of a graph; use perturbation=\"none\" with a window";
     } else if (!unified) {
         err = "this context keeps one KV stream per sequence; create it with kv_unified = true";
+    } else if (heads.on) {
+        err = "the heads of this context have ratios of their own (Ms-PoE), which over-rotation knows nothing of; take them off first (llama_pcd_set_head_ratios)";
     } else if (!exits.layers.empty()) {
         err = "early exits are read in this context, and they are compared with plain rows; take them off first (llama_pcd_set_exits)";
     } else if (shared || cparams.ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT) {
@@ -308,7 +309,17 @@ void llama_pcd::off() {
 }
 
 uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
-    return lctx.get_cparams().pcd ? 64*lctx.get_model().hparams.n_layer_all : 0;
+    const auto & pcd     = lctx.get_cparams().pcd;
+    const auto & hparams = lctx.get_model().hparams;
+
+    uint32_t res = 0;
+    for (uint32_t il = 0; pcd && il < hparams.n_layer_all; ++il) {
+        res += 64;
+        if (pcd->heads.params.max_ratio > 0.0f) { // on by now or before: three nodes for each head
+            res += 3*(hparams.n_head(il) + hparams.n_head_kv(il));
+        }
+    }
+    return res;
 }
 
 //
@@ -440,6 +451,28 @@ int32_t llama_pcd_set_exits(llama_context * ctx, const int32_t * layers, int32_t
 const float * llama_pcd_get_exit_logits(llama_context * ctx, int32_t i_layer, int32_t i) {
     const auto & pcd = llama_pcd::of(*ctx);
     return pcd ? pcd->get_exit(i_layer, i) : nullptr;
+}
+
+int32_t llama_pcd_set_head_ratios(llama_context * ctx, const llama_pcd_head_ratios * params, char * err, size_t n_err) {
+    if (!params && !llama_pcd::of(*ctx)) {
+        return LLAMA_PCD_OK;
+    }
+    std::string text;
+    try {
+        return report(llama_pcd::made(*ctx).set_head_ratios(params, text), text, err, n_err);
+    } catch (const std::exception & e) {
+        return report(LLAMA_PCD_NO_MEMORY, e.what(), err, n_err);
+    }
+}
+
+int32_t llama_pcd_find_head_order(llama_context * ctx, char * err, size_t n_err) {
+    std::string text;
+    return report(llama_pcd::made(*ctx).find_head_order(text), text, err, n_err);
+}
+
+int32_t llama_pcd_get_head_ratios(llama_context * ctx, int32_t il, float * out, int32_t n) {
+    const auto & pcd = llama_pcd::of(*ctx);
+    return pcd ? pcd->get_head_ratios(il, out, n) : -1;
 }
 
 int32_t llama_pcd_set_tap(llama_context * ctx, const char * const * prefixes, size_t n, llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err) {

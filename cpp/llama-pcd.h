@@ -85,6 +85,18 @@ struct llama_pcd_params {
     bool    combine;      // false leaves the standard rows in place, for llama_sampler_init_pcd()
 };
 
+enum llama_pcd_head_order {
+    LLAMA_PCD_HEAD_ORDER_STATIC  = 0, // the first head has the largest ratio, the last one the smallest
+    LLAMA_PCD_HEAD_ORDER_OUTLIER = 1, // by how many keys get far more than the mean of the prompt's last attention
+};
+
+struct llama_pcd_head_ratios {
+    float   min_ratio;   // of H heads, ratio i is min_ratio + (max_ratio - min_ratio) i / H
+    float   max_ratio;
+    int32_t first_layer; // those before it stay as they are
+    int32_t order;       // enum llama_pcd_head_order
+};
+
 struct llama_pcd_stats {
     int64_t n_tokens;      // rows the caller asked for while PCD was on
     int64_t n_twins;       // twins evaluated
@@ -152,6 +164,20 @@ typedef void (*llama_pcd_tap_callback)(const char * name, const int64_t ne[4], c
 LLAMA_API int32_t llama_pcd_set_tap(
         struct llama_context * ctx, const char * const * prefixes, size_t n,
         llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err);
+
+// Ms-PoE: each attention head sees position t as t / r, with a ratio of its own. What is in memory was evaluated with the
+// ratios of its time: clear it after a change. NULL: off. Not together with PCD. On failure the former setting stays and
+// `err` holds one sentence.
+//
+// LLAMA_PCD_HEAD_ORDER_OUTLIER finds its order in a prompt: llama_pcd_find_head_order() says that the next llama_decode is
+// one, a whole sequence from position 0 on that fits in n_ubatch. The order stays for all that is decoded afterwards, and
+// while the ratios are off, until other ones are set.
+LLAMA_API int32_t llama_pcd_set_head_ratios(struct llama_context * ctx, const struct llama_pcd_head_ratios * params, char * err, size_t n_err);
+LLAMA_API int32_t llama_pcd_find_head_order(struct llama_context * ctx, char * err, size_t n_err);
+
+// The ratios of a layer's query heads into out[n]. Returns how many heads there are, -1 where ratios are off or the
+// layer's order is not known.
+LLAMA_API int32_t llama_pcd_get_head_ratios(struct llama_context * ctx, int32_t il, float * out, int32_t n);
 
 // rho_j = theta*_j / theta_j, j = 1 .. n_rot/2, into out[n_rot/2]
 LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out);

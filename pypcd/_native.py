@@ -28,6 +28,7 @@ EVALUATION = {"fused": 0, "alternate": 1}
 PERTURBATION = {"over-rotation": 0, "none": 1, "noise": 2}
 TRANSITION = {"exponential": 0, "none": 1}
 BAND = {"low": 0, "high": 1, "all": 2}
+HEAD_ORDER = {"static": 0, "outlier": 1}
 TYPE_K_OVER = {  # enum ggml_type
     None: -1,
     "f32": 0,
@@ -63,6 +64,17 @@ class Params(ctypes.Structure):
         ("offset_max", ctypes.c_int32),
         ("seed", ctypes.c_int32),
         ("combine", ctypes.c_bool),
+    ]
+
+
+class HeadRatios(ctypes.Structure):
+    """struct llama_pcd_head_ratios"""
+
+    _fields_ = [
+        ("min_ratio", ctypes.c_float),
+        ("max_ratio", ctypes.c_float),
+        ("first_layer", ctypes.c_int32),
+        ("order", ctypes.c_int32),
     ]
 
 
@@ -228,6 +240,18 @@ pcd_set_tap = _bind(
     ctypes.c_void_p,
     ctypes.c_char_p,
     ctypes.c_size_t,
+)
+pcd_set_head_ratios = _bind(
+    "llama_pcd_set_head_ratios",
+    ctypes.c_int32,
+    _ctx_p,
+    ctypes.POINTER(HeadRatios),
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
+pcd_find_head_order = _bind("llama_pcd_find_head_order", ctypes.c_int32, _ctx_p, ctypes.c_char_p, ctypes.c_size_t)
+pcd_get_head_ratios = _bind(
+    "llama_pcd_get_head_ratios", ctypes.c_int32, _ctx_p, ctypes.c_int32, _float_p, ctypes.c_int32
 )
 pcd_rho = _bind(
     "llama_pcd_rho",

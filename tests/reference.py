@@ -100,6 +100,30 @@ def contrast(standard: Array, over: Array, beta: float, gamma: int, relative_top
     return out
 
 
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """Ms-PoE: from first_layer on, head h turns by position / ratios[order[h]]; a key head has its group's first ratio.
+
+    The order is that of the heads from the last to the first or, with outliers=True, an argsort: of minus the share of
+    keys that get more than three times the mean of the attention of the prompt's last token, before rotation."""
+
+    low: float = 1.2
+    high: float = 1.8
+    first_layer: int = 2
+    outliers: bool = False
+
+    def of(self, q: Array, k: Array) -> Array:
+        """float64[n_head], from a prompt's q [n, n_head, head_dim] and k [n, n_head_kv, head_dim]."""
+        n_head, d = q.shape[1:]
+        order = np.arange(n_head)[::-1]
+        if self.outliers:
+            scores = np.einsum("hd,nhd->hn", q[-1], np.repeat(k, n_head // k.shape[1], axis=1)) / math.sqrt(d)
+            p = np.exp(scores - scores.max(axis=1, keepdims=True))
+            p /= p.sum(axis=1, keepdims=True)
+            order = np.argsort(-(p > 3 * p.mean(axis=1, keepdims=True)).mean(axis=1), kind="stable")
+        return (self.low + (self.high - self.low) * np.arange(n_head) / n_head)[order]
+
+
 @dataclasses.dataclass
 class Trace:
     """What an evaluation goes through.
@@ -108,6 +132,7 @@ class Trace:
 
     hidden: list[Array] = dataclasses.field(default_factory=list)
     attention: list[Array] = dataclasses.field(default_factory=list)
+    ratios: list[Array] = dataclasses.field(default_factory=list)  # of the query heads
 
 
 class Reference:
@@ -158,10 +183,14 @@ class Reference:
         A key is seen from its own position on, so tokens must not share one with an earlier token that matters."""
         return self._evaluate(tokens, positions=positions)[0]
 
-    def trace(self, tokens: Sequence[int]) -> Trace:
+    def trace(self, tokens: Sequence[int], heads: Heads | None = None) -> Trace:
         trace = Trace()
-        self._evaluate(tokens, trace=trace)
+        self._evaluate(tokens, trace=trace, heads=heads)
         return trace
+
+    def with_heads(self, tokens: Sequence[int], heads: Heads, n_prompt: int | None = None) -> Array:
+        """Logits at every position; the first n_prompt tokens are those that tell the heads' order."""
+        return self._evaluate(tokens, heads=heads, n_prompt=n_prompt)[0]
 
     def exits(self, tokens: Sequence[int], layers: Sequence[int]) -> Array:
         """What the head makes of the states that enter some blocks, float64[len(layers), n_tokens, n_vocab]."""
@@ -219,6 +248,8 @@ class Reference:
         noisy_memory: bool = False,
         positions: Sequence[int] | None = None,
         trace: Trace | None = None,
+        heads: Heads | None = None,
+        n_prompt: int | None = None,
     ) -> tuple[Array, list[tuple[Array, Array]]]:
         """Evaluate `tokens` behind the positions that `memory` holds.
 
@@ -255,14 +286,18 @@ class Reference:
             layers.append((k, v))
             if memory:
                 k, v = np.concatenate([memory[il][0], k]), np.concatenate([memory[il][1], v])
-            angle = moved[:, None] * rho_at * theta
+            angle = (moved[:, None] * rho_at * theta)[:, None]
+            ratio = np.ones(self.n_head)
+            if heads and il >= heads.first_layer:
+                ratio = heads.of(q[:n_prompt], k[:n_prompt])
+            trace.ratios.append(ratio)
             added = np.zeros((2, n_all, self.n_rot // 2))
             if noise and theta.any():
                 n_attention = sum(f"blk.{i}.attn_k.weight" in self._w for i in range(il)) if self.arch == "lfm2" else il
                 for p in noisy:
                     added[:, p] = noise.at(p, n_attention, self.n_rot)
-            q = self._rotate(q, angle[n_past:], magnitude, added[:, n_past:])
-            k = self._rotate(k, angle, magnitude, added)
+            q = self._rotate(q, angle[n_past:] / ratio[:, None], magnitude, added[:, n_past:])
+            k = self._rotate(k, angle / ratio[:: self.n_head // self.n_head_kv, None], magnitude, added)
             if self.arch == "hunyuan-dense":
                 q, k = self._norm(q, f"blk.{il}.attn_q_norm"), self._norm(k, f"blk.{il}.attn_k_norm")
             mask = visible & (distance < self.window) if il in self.sliding else visible
@@ -376,13 +411,13 @@ class Reference:
         return theta, magnitude * (1.0 + 0.1 * math.log(1.0 / scale))
 
     def _rotate(self, x: Array, angle: Array, magnitude: float, added: Array) -> Array:
-        """Turn x [n, heads, head_dim] by angle [n, n_rot/2]; dimensions past n_rot stay.
+        """Turn x [n, heads, head_dim] by angle [n, heads, n_rot/2]; dimensions past n_rot stay.
 
         added [2, n, n_rot/2] goes to the cos and sin that make the first component of each pair."""
         half, y = self.n_rot // 2, x.copy()
         norm = ROPE_LAYOUT[self.arch] == "norm"
         a, b = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if norm else (slice(half), slice(half, 2 * half))
-        cos, sin = np.cos(angle)[:, None] * magnitude, np.sin(angle)[:, None] * magnitude
+        cos, sin = np.cos(angle) * magnitude, np.sin(angle) * magnitude
         y[..., a] = x[..., a] * (cos + added[0][:, None]) - x[..., b] * (sin + added[1][:, None])
         y[..., b] = x[..., a] * sin + x[..., b] * cos
         return y

@@ -9,6 +9,7 @@ is one part, or several joined by "+"; words behind a colon are its values:
     greedy  sample:temperature=0.7:seed=1  beam:4                    how tokens are chosen
     pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control  cad:0.5  where rows come from
     dola-low  dola-high  dola:16:18:20:relative_top=0.1
+    ms-poe  ms-poe-outlier  ms-poe:max_ratio=1.6:first_layer=0
     self-extend:4:width=512
     rephrase  segr  segr-ends  segr-vote:5                            what is asked
 """
@@ -26,6 +27,7 @@ from pypcd._prompt import Prompt
 from pypcd.methods._dola import DoLa
 from pypcd.methods._edits import AttentionSort, Edit, MedoidVote, Rephrase
 from pypcd.methods._method import Answer, Method
+from pypcd.methods._mspoe import MsPoE
 from pypcd.methods._rows import CAD, PCD, Control, Plain, RowSource, Stream
 from pypcd.methods._search import Beam, Greedy, Sampling, Search
 from pypcd.methods._selfextend import SelfExtend
@@ -44,6 +46,7 @@ __all__ = [
     "Greedy",
     "MedoidVote",
     "Method",
+    "MsPoE",
     "Plain",
     "Prompt",
     "Rephrase",
@@ -121,6 +124,8 @@ _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "dola-low": ("rows", lambda words: _dola(words, "low")),
     "dola-high": ("rows", lambda words: _dola(words, "high")),
     "self-extend": ("rows", lambda words: _values(SelfExtend, words, "n")),
+    "ms-poe": ("rows", lambda words: _values(MsPoE, words)),
+    "ms-poe-outlier": ("rows", lambda words: _values(functools.partial(MsPoE, order="outlier"), words)),
     "segr": ("edit", lambda words: _values(AttentionSort, words, "rounds")),
     "segr-ends": ("edit", lambda words: _values(functools.partial(AttentionSort, ends=True), words, "rounds")),
     "segr-vote": ("edit", lambda words: _values(MedoidVote, words, "n")),

@@ -1,0 +1,109 @@
+"""Ms-PoE: each attention head sees positions at a scale of its own (arXiv 2403.04797)."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp
+
+from pypcd import _native
+from pypcd._errors import UnsupportedError
+from pypcd._prompt import Prompt
+from pypcd.methods._rows import RowSource, Stream, is_recurrent
+from pypcd.methods._session import Session
+
+if TYPE_CHECKING:
+    from pypcd._llama import Llama
+
+__all__ = ["MsPoE"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MsPoE(RowSource):
+    """Multi-scale positional encoding: position t becomes t / r, with one of H ratios r for each of a layer's H heads.
+
+    Ratio i is min_ratio + (max_ratio - min_ratio) i / H. Keys have the ratio of the first query head of their group, the
+    group's other queries their own, as in the authors' code.
+
+    Args:
+        min_ratio: more than 0; 1 is the model's own position.
+        max_ratio: at least min_ratio, at most 1000; no head reaches it.
+        first_layer: those before it stay as they are.
+        order: which head has which ratio. "static": the first head the largest, the last one the smallest; what PCD's
+            authors ran (the original's head_type="normal"). "outlier": ratio order[h] for head h, where order sorts the
+            heads by how many keys get more than three times the mean of the attention of the prompt's last token,
+            before rotation. A prompt must then fit in one micro-batch.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    min_ratio: float = 1.2
+    max_ratio: float = 1.8
+    first_layer: int = 2
+    order: str = "static"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_ratio <= 1000:
+            raise ValueError(f"min_ratio is {self.min_ratio!r}; allowed: more than 0, at most 1000")
+        if not self.min_ratio <= self.max_ratio <= 1000:
+            raise ValueError(f"max_ratio is {self.max_ratio!r}; allowed: min_ratio ({self.min_ratio!r}) to 1000")
+        if isinstance(self.first_layer, bool) or not isinstance(self.first_layer, int) or self.first_layer < 0:
+            raise ValueError(f"first_layer is {self.first_layer!r}; allowed: an integer of at least 0")
+        if self.order not in _native.HEAD_ORDER:
+            raise ValueError(f"order is {self.order!r}; allowed: {', '.join(map(repr, _native.HEAD_ORDER))}")
+
+    def refusal(self, llm: Llama) -> str | None:
+        if self.order == "outlier" and is_recurrent(llm):
+            return "it has a recurrent state, which cannot go back to before the prompt's last token; use ms-poe"
+        with llm._pcd_set_to(False):
+            try:
+                self._set(llm)
+            except (UnsupportedError, ValueError) as error:
+                return str(error)
+            _off(llm)
+        return None
+
+    def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
+        llm = session.llm
+        room = min(llm.n_batch, llm.context_params.n_ubatch)
+        if self.order == "outlier" and len(tokens) > room:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens; allowed: at most {room} with order='outlier', which looks at all "
+                f"of it at once; load the model with n_batch and n_ubatch of {len(tokens)} or more, or use ms-poe"
+            )
+        session.plainly()
+        session.on_finish(lambda: _off(llm))
+        self._set(llm)
+        if self.order == "outlier" and _native.pcd_get_head_ratios(llm.ctx, self.first_layer, None, 0) < 0:
+            session.clear()  # the order that the cached prompt may have told is gone
+
+        def read(part: Sequence[int]) -> int:
+            """All of the prompt tells the order; its last token, which is then evaluated again, goes."""
+            _check(_native.pcd_find_head_order, llm)
+            llm.eval(tokens)
+            llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm.ctx), 0, len(part), -1)
+            return len(part)
+
+        return Stream(session, session.start(tokens, kind=self, read=read if self.order == "outlier" else None))
+
+    def _set(self, llm: Llama) -> None:
+        params = _native.HeadRatios(self.min_ratio, self.max_ratio, self.first_layer, _native.HEAD_ORDER[self.order])
+        _check(_native.pcd_set_head_ratios, llm, ctypes.byref(params))
+
+
+def _off(llm: Llama) -> None:
+    if llm._ctx.ctx:
+        _check(_native.pcd_set_head_ratios, llm, None)
+
+
+def _check(function: Any, llm: Llama, *args: Any) -> None:
+    error = ctypes.create_string_buffer(1024)
+    status = function(llm.ctx, *args, error, len(error))
+    if status == _native.INVALID:
+        raise ValueError(error.value.decode())
+    if status != _native.OK:
+        raise UnsupportedError(error.value.decode())
