@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 
+from pypcd._cli import demo
 from pypcd._tasks import kv_retrieval
 
 
@@ -32,3 +34,13 @@ def test_a_seed_gives_the_same_questions_and_another_seed_others() -> None:
     first, again, other = (list(kv_retrieval(3, 8, groups=(4, 4), seed=seed)) for seed in (0, 0, 1))
     assert first == again
     assert all(a.prompt != b.prompt for a, b in zip(first, other))
+
+
+def test_the_demos_questions_are_those_of_its_published_figures() -> None:
+    digest = hashlib.sha256()
+    for n_pairs in demo.PAIRS:
+        for n, seed in ((75, 0), (demo.N_POOL, 1)):
+            for sample in kv_retrieval(n, n_pairs, groups=(4, 4), seed=seed):
+                parts = (sample.prompt, sample.answer, sample.nearest, repr(sample.depth))
+                digest.update("\0".join(parts).encode())
+    assert digest.hexdigest() == "3bdb5f69313e07e4179b250f4f346058079900035b0870b430dfe26aabb42efa"
