@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pypcd._config import PCDConfig
 from pypcd._llama import Llama
 from pypcd._method import contrast
-from pypcd._tasks import Sample
+from pypcd.evaluation._sample import Sample
 
 __all__ = ["CONTROL", "METHODS", "PLAIN", "Answer", "Step", "answer_all"]
 
@@ -54,7 +54,7 @@ class Answer:
     step: Step | None = None
 
     def is_right(self, method: str) -> bool:
-        return self.texts[method] == self.sample.answer
+        return self.texts[method] == self.sample.answers[0]
 
 
 def answer_all(
@@ -83,7 +83,7 @@ def answer_all(
         texts[CONTROL] = _text(llm, [token for token, _ in _greedy(llm, prompt, n_max, prior)])
         answer = Answer(sample, texts)
         if not answer.is_right(PLAIN):
-            answer.step = _first_wrong_step(llm, prompt, sample.answer, n_max)
+            answer.step = _first_wrong_step(llm, prompt, sample.answers[0], n_max)
         answers.append(answer)
         progress(1)
     return answers
@@ -112,8 +112,8 @@ def _prior(llm: Llama, pool: Sequence[Sample], progress: Callable[[int], None]) 
 
 def _prompt(llm: Llama, sample: Sample) -> tuple[list[int], int]:
     """The prompt's tokens, and how many the answer may take."""
-    n_answer = len(llm.tokenize(sample.answer.encode(), add_bos=False))
-    return llm.tokenize(sample.prompt.encode(), special=False), n_answer + 2
+    n_answer = len(llm.tokenize(sample.answers[0].encode(), add_bos=False))
+    return llm.tokenize(sample.prompt.text.encode(), special=False), n_answer + 2
 
 
 def _greedy(

@@ -11,9 +11,9 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd._cli import _terminal, main
-from pypcd._tasks import kv_retrieval
+from pypcd.evaluation._kv import KV_SHORT
 
-SAMPLE = next(iter(kv_retrieval(1, 8, groups=(4, 4), seed=2)))
+SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 
 
 @pytest.fixture(autouse=True)
@@ -108,17 +108,17 @@ def test_salience_of_another_setting_and_seed(capsys) -> None:
 def test_explain_in_text_json_and_html(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     prompt, page = tmp_path / "prompt.txt", tmp_path / "page.html"
-    prompt.write_text(SAMPLE.prompt + "\n")
-    options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answer}")
+    prompt.write_text(SAMPLE.prompt.text + "\n")
+    options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answers[0]}")
     text = run(capsys, *options, "-f", str(prompt), "--html", str(page))
     assert max(map(_terminal.cells, text.splitlines())) <= 40
     assert "token 1  " in text and ">*" in text and '"(end)"' not in text
-    record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt, "--json"))
-    assert record["text"].strip() == SAMPLE.answer and record["gold"] == SAMPLE.answer
+    record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt.text, "--json"))
+    assert record["text"].strip() == SAMPLE.answers[0] and record["gold"] == SAMPLE.answers[0]
     assert record["steps"][-1]["text"] == "(end)"
     assert text.count("token ") == len(record["steps"])
     written = page.read_text(encoding="utf-8")
-    assert written.startswith("<!DOCTYPE html>") and SAMPLE.answer in written
+    assert written.startswith("<!DOCTYPE html>") and SAMPLE.answers[0] in written
 
 
 def test_explain_through_the_chat_template(capsys, model) -> None:
@@ -195,7 +195,7 @@ def test_a_model_that_cannot_run_pcd_is_refused(capsys, tmp_path) -> None:
         assert out == "" and "pypcd: PCD cannot run here: the architecture 'bloom'" in err
 
 
-@pytest.mark.parametrize("command", ["plot", "salience", "explain", "nocache"])
+@pytest.mark.parametrize("command", ["plot", "salience", "explain", "nocache", "answer", "eval", "tune"])
 def test_help_fits_a_screen(command, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):

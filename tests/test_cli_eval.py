@@ -14,7 +14,7 @@ import pypcd
 from pypcd._cli import main
 from pypcd._profile import write_profile
 
-DEMO = ["eval", "demo", "--task", "kv-short", "--length", "200", "--n", "3", "--threads", "1"]
+DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
 
 
 def question(tmp_path: Path) -> tuple[Path, str, str]:
@@ -79,20 +79,20 @@ def test_eval_prints_and_keeps_its_tables(tmp_path: Path, capsys: pytest.Capture
     assert main([*DEMO, "--method", "pcd,pcd:window", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert text == (out / "summary.md").read_text()
-    assert "| 200 | pcd:window |" in text and text.startswith("# demo\n")
+    assert "| 250 | pcd:window |" in text and text.startswith("# demo\n")
     with (out / "summary.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["greedy", "pcd", "pcd:window"]
     assert main([*DEMO, "--method", "pcd", "--out", str(out), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert [row["method"] for row in record["rows"]] == ["greedy", "pcd"]
-    assert record["plan"]["lengths"] == [200] and record["rows"][0]["n"] == 3
+    assert record["plan"]["lengths"] == [250] and record["rows"][0]["n"] == 3
 
 
 def test_eval_lays_out_the_papers_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--paper", "table2", "--method", "greedy,pcd,beam", "--out", str(tmp_path / "run")]
     assert main([*DEMO, *args]) == 0
     text = capsys.readouterr().out
-    assert "## Table 2 of the paper, and demo" in text and "| method | paper, 4k | yours, 200 |" in text
+    assert "## Table 2 of the paper, and demo" in text and "| method | paper, 4k | yours, 250 |" in text
     assert "| beam | 89.0 |" in text
 
 
@@ -102,7 +102,7 @@ def test_eval_lays_out_the_papers_tables(tmp_path: Path, capsys: pytest.CaptureF
         (["--task", "kw"], "kw"),
         (["--method", "pdc"], "did you mean"),
         (["--length", "abc"], "--length has 'abc'"),
-        (["--length", "20"], "20"),
+        (["--length", "20"], "n_tokens is 20; allowed: at least"),
         (["--task", "kv-short", "--method", "pcd:beta=-1"], "beta is -1; allowed"),
     ],
 )
@@ -125,7 +125,7 @@ def test_eval_of_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
 
 def test_tune_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = tmp_path / "demo.pcd.json"
-    command = ["tune", "demo", "--task", "kv-short", "--length", "200", "--n", "6", "--threads", "1"]
+    command = ["tune", "demo", "--task", "kv-short", "--length", "250", "--n", "6", "--threads", "1"]
     assert main([*command, "--profile", str(profile), "--out", str(tmp_path / "run")]) == 0
     text = capsys.readouterr().out
     record = json.loads(profile.read_text())

@@ -11,7 +11,7 @@ import pypcd
 from pypcd import _demo
 from pypcd._cli import main
 from pypcd._models import DEMO_MODEL, resolve_model
-from pypcd._tasks import kv_retrieval
+from pypcd.evaluation._kv import KV_SHORT
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +21,7 @@ def llm() -> pypcd.Llama:
 
 @pytest.fixture(scope="module")
 def answers(llm: pypcd.Llama) -> list[_demo.Answer]:
-    return _demo.answer_all(
-        llm, list(kv_retrieval(4, 8, groups=(4, 4))), list(kv_retrieval(2, 8, groups=(4, 4), seed=1))
-    )
+    return _demo.answer_all(llm, list(KV_SHORT.questions(4, 8)), list(KV_SHORT.questions(2, 8, seed=1)))
 
 
 def test_demo_names_the_model_that_ships() -> None:
@@ -40,7 +38,7 @@ def test_plain_answers_are_those_of_plain_generation(llm: pypcd.Llama, answers: 
     for answer in answers:
         llm.pcd = None
         llm.reset()
-        prompt = llm.tokenize(answer.sample.prompt.encode(), special=False)
+        prompt = llm.tokenize(answer.sample.prompt.text.encode(), special=False)
         tokens = []
         for token in llm.generate(prompt, temp=0.0):
             if token == llm.token_eos() or len(tokens) > 20:
@@ -53,7 +51,7 @@ def test_plain_answers_are_those_of_plain_generation(llm: pypcd.Llama, answers: 
 def test_pcd_answers_are_those_of_a_generation_with_pcd(llm: pypcd.Llama, answers: list[_demo.Answer]) -> None:
     answer = answers[0]
     llm.reset()
-    prompt = llm.tokenize(answer.sample.prompt.encode(), special=False)
+    prompt = llm.tokenize(answer.sample.prompt.text.encode(), special=False)
     tokens = []
     for token in llm.generate(prompt, temp=0.0, pcd=True):
         if token == llm.token_eos() or len(tokens) > 20:
@@ -65,7 +63,7 @@ def test_pcd_answers_are_those_of_a_generation_with_pcd(llm: pypcd.Llama, answer
 def test_every_answer_has_every_method(answers: list[_demo.Answer]) -> None:
     for answer in answers:
         assert set(answer.texts) == {*_demo.METHODS, _demo.CONTROL}
-        wrong = answer.texts[_demo.PLAIN] != answer.sample.answer
+        wrong = answer.texts[_demo.PLAIN] != answer.sample.answers[0]
         assert (answer.step is not None) == wrong
         if answer.step:
             for candidates in (answer.step.before, answer.step.after):
@@ -119,8 +117,8 @@ def test_too_few_questions_are_refused(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--n", "3", "--question", "5"]) == 0
     out, err = capsys.readouterr()
-    wanted = list(kv_retrieval(3, 40, groups=(4, 4)))[1]  # the fifth: second of the second length
-    assert out == wanted.prompt
-    assert wanted.answer in err
+    wanted = list(KV_SHORT.questions(3, 40))[1]  # the fifth: second of the second length
+    assert out == wanted.prompt.text
+    assert wanted.answers[0] in err
     assert main(["demo", "--n", "3", "--question", "13"]) == 1
     assert "--question is 13; allowed: 1 to 12" in capsys.readouterr().err

@@ -40,7 +40,7 @@ from pypcd.evaluation._paper import SWEEP, TABLE_1, TABLE_2, TABLE_3
 
 Load = Callable[..., pypcd.Llama]
 
-DEMO = Plan("demo", ("kv-short",), ("greedy", "pcd", "control"), (150, 250), n=4)
+DEMO = Plan("demo", ("kv-short",), ("greedy", "pcd", "control"), (180, 280), n=4)
 ONE = {"n_threads": 1, "n_threads_batch": 1}
 
 
@@ -62,9 +62,9 @@ def test_a_run_holds_every_sample_once(finished: tuple[Directory, dict[Any, Any]
     assert sorted(records) == sorted(DEMO.everything())
     lines = directory.samples.read_text().splitlines()
     assert len(lines) == len(records) == 2 * 4 * 3
-    record = records["kv-short", 250, 1, "greedy"]
+    record = records["kv-short", 280, 1, "greedy"]
     assert record["prediction"].strip() == record["answers"][0] if record["score"] else True
-    assert record["n_prompt"] <= 250 and record["depth"] == pytest.approx(0.25, abs=0.1)
+    assert record["n_prompt"] <= 280 and record["depth"] == pytest.approx(0.25, abs=0.1)
     run = json.loads((directory.path / "run.json").read_text())
     assert run["seed"] == 0 and len(run["model_sha256"]) == 64 and run["pypcd"] == pypcd.__version__
 
@@ -101,7 +101,7 @@ def test_killed_at_random_points_a_run_ends_with_the_same_bytes(
     _, records = finished
     out, rng = tmp_path / "run", random.Random(1)
     command = [sys.executable, "-m", "pypcd", "eval", "demo", "--task", "kv-short", "--method", "pcd,control"]
-    command += ["--length", "150,250", "--n", "4", "--threads", "1", "--out", str(out)]
+    command += ["--length", "180,280", "--n", "4", "--threads", "1", "--out", str(out)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     kills = 0
     while kills < 4:
@@ -141,7 +141,7 @@ def test_an_error_in_a_process_comes_back(tmp_path: Path) -> None:
 def test_a_run_may_be_continued_with_more_methods_and_lengths(
     finished: tuple[Directory, dict[Any, Any]], tmp_path: Path
 ) -> None:
-    small = Plan("demo", ("kv-short",), ("greedy",), (150,), n=4)
+    small = Plan("demo", ("kv-short",), ("greedy",), (180,), n=4)
     directory = Directory(tmp_path / "run")
     evaluate(small, directory, options=ONE)
     assert without_time(evaluate(DEMO, directory, options=ONE).records) == without_time(finished[1])
@@ -149,8 +149,8 @@ def test_a_run_may_be_continued_with_more_methods_and_lengths(
 
 
 def test_a_method_that_cannot_run_is_refused_with_a_sentence(tiny: Tiny, tmp_path: Path) -> None:
-    plan = Plan(str(tiny("gpt2")), ("kv-short",), ("pcd", "pcd:window"), (200,), n=2, max_tokens=3)
-    outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 512})
+    plan = Plan(str(tiny("gpt2")), ("kv-short",), ("pcd", "pcd:window"), (400,), n=2, max_tokens=3)
+    outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})
     assert list(outcome.refused) == ["pcd"] and "gpt2" in outcome.refused["pcd"]
     assert {key[3] for key in outcome.records} == {"greedy", "pcd:window"}
     assert "- pcd: " + outcome.refused["pcd"] in markdown(plan, outcome.records, {"kv-short": "x"}, outcome.refused)
@@ -334,8 +334,8 @@ def test_tuning_finds_what_helps_the_demo_model_and_the_profile_loads(tmp_path: 
 
 def test_where_nothing_helps_tuning_says_so(tiny: Tiny, tmp_path: Path) -> None:
     """A random model is always wrong, whatever its setting."""
-    plan = Plan(str(tiny("llama")), ("kv-short",), ("greedy",), (200,), n=2, max_tokens=2)
-    tuned = tune(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 512})
+    plan = Plan(str(tiny("llama")), ("kv-short",), ("greedy",), (400,), n=2, max_tokens=2)
+    tuned = tune(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})
     assert tuned.method is None and not tuned.helps and tuned.config is None
 
 

@@ -11,13 +11,13 @@ from conftest import F32, SMALL
 import pypcd
 from pypcd._cli import _terminal
 from pypcd._cli.explain import table
-from pypcd._tasks import kv_retrieval
 from pypcd._vocabulary import Vocabulary, shown
 from pypcd.analysis._explain import Candidate, Step, explain
 from pypcd.analysis._page import page
+from pypcd.evaluation._kv import KV_SHORT
 from pypcd.methods import Session
 
-SAMPLE = next(iter(kv_retrieval(1, 8, groups=(4, 4), seed=2)))
+SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def vocabulary(llm) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def prompt(llm) -> list[int]:
-    return llm.tokenize(SAMPLE.prompt.encode(), special=False)
+    return llm.tokenize(SAMPLE.prompt.text.encode(), special=False)
 
 
 def probabilities(row: np.ndarray) -> np.ndarray:
@@ -44,7 +44,7 @@ def probabilities(row: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("setting", [pypcd.PCDConfig(), pypcd.PCDConfig(beta=1.0, gamma=3, cache="separate")])
 def test_columns_are_the_rows_of_a_fresh_evaluation(llm, vocabulary, prompt, setting) -> None:
-    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=4, gold=SAMPLE.answer))
+    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=4, gold=SAMPLE.answers[0]))
     written = list(prompt)
     for i, step in enumerate(steps):
         llm.reset()
@@ -87,11 +87,13 @@ def test_the_tokens_are_those_of_generate(llm, vocabulary, prompt) -> None:
 
 
 def test_the_right_answers_tokens_are_marked_and_always_listed(llm, vocabulary, prompt) -> None:
-    steps = list(explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, n_tokens=8, n_top=1, gold=SAMPLE.answer))
+    steps = list(
+        explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, n_tokens=8, n_top=1, gold=SAMPLE.answers[0])
+    )
     written = ""
     for step in steps:
-        rest = SAMPLE.answer[len(written) :]
-        follows = SAMPLE.answer.startswith(written) and rest
+        rest = SAMPLE.answers[0][len(written) :]
+        follows = SAMPLE.answers[0].startswith(written) and rest
         assert any(c.is_gold for c in step.candidates) == bool(follows)
         for c in step.candidates:
             piece = vocabulary.text(c.token).decode("utf-8", "replace")
@@ -100,7 +102,7 @@ def test_the_right_answers_tokens_are_marked_and_always_listed(llm, vocabulary, 
             if c.is_chosen:
                 chosen = piece
         written = (written + chosen).lstrip()
-    assert written == SAMPLE.answer  # with PCD the demo model is right here
+    assert written == SAMPLE.answers[0]  # with PCD the demo model is right here
 
 
 def test_a_right_answer_that_no_candidate_begins_is_listed_below(llm, vocabulary, prompt) -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import pypcd
 from pypcd._prompt import Prompt, prompt_tokens, token_bytes
 from pypcd._vocabulary import Vocabulary, shown
-from pypcd.analysis._questions import questions, task_named
+from pypcd.analysis._questions import questions
 from pypcd.analysis._salience import PLAIN, RANKS, Reading, cells, count_ranks, gold_rank, measure, salience
+from pypcd.evaluation import ModelTokenizer, task
 from pypcd.methods import Session
 
 
@@ -152,37 +153,17 @@ def test_the_end_is_shown_as_such(llm, vocabulary) -> None:
 # -- questions --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_tokens", [96, 300])
-def test_questions_fill_their_length(llm, n_tokens: int) -> None:
-    def count(prompt: Prompt) -> int:
-        return len(prompt_tokens(llm, prompt))
-
-    task = task_named("kv-short")
-    samples = task.samples(5, n_tokens, count, 3)
-    sizes = [count(s.prompt.replace(after=s.prompt.after + s.answers[0])) for s in samples]
-    assert len(samples) == 5 and n_tokens - 14 < max(sizes) <= n_tokens
-    assert [q[1] for q in questions(task, 5, n_tokens, count, 3)] == [s.answers for s in samples]
-    assert task.samples(5, n_tokens, count, 4)[0] != samples[0]
-    assert task.score(samples[0].answers[0] + "\n", samples[0]) == 1.0 and task.score("", samples[0]) == 0.0
-
-
-def test_questions_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match=r"n_tokens is 20; allowed: at least \d+ for the task kv"):
-        task_named("kv").samples(2, 20, lambda prompt: len(prompt.text) // 2, 0)
-    with pytest.raises(
-        ValueError, match=r"there is no task 'kv-shrt' \(did you mean 'kv-short'\?\); there are: kv, kv-short"
-    ):
-        task_named("kv-shrt")
+def test_questions_are_the_tasks_samples(llm) -> None:
+    samples = task("kv-short").samples(5, 200, ModelTokenizer(llm), 3)
+    asked = list(questions(task("kv-short"), 5, 200, ModelTokenizer(llm), 3))
+    assert asked == [(sample.prompt, sample.answers) for sample in samples]
 
 
 # -- readings ---------------------------------------------------------------------------------------------------------
 
 
 def test_readings_are_those_of_an_evaluation_by_itself(llm, vocabulary) -> None:
-    def count(prompt: Prompt) -> int:
-        return len(prompt_tokens(llm, prompt))
-
-    asked = list(questions(task_named("kv-short"), 4, 160, count, 1))
+    asked = list(questions(task("kv-short"), 4, 200, ModelTokenizer(llm), 1))
     setting = pypcd.PCDConfig(gamma=12)
     for (prompt, (answer,)), (plain, mine) in zip(
         asked, measure(Session(llm), asked, {PLAIN: None, "PCD": setting}, vocabulary)
@@ -196,7 +177,7 @@ def test_readings_are_those_of_an_evaluation_by_itself(llm, vocabulary) -> None:
             t for t in range(llm.n_vocab()) if answer.encode().startswith(vocabulary.text(t)) and vocabulary.text(t)
         ]
         assert plain.n_skipped == mine.n_skipped == 0
-        assert plain.n_tokens == count(prompt)
+        assert plain.n_tokens == len(prompt_tokens(llm, prompt))
         for got, row in ((plain, rows.standard), (mine, rows.contrasted)):
             best = max(row[t] for t in gold)
             assert got.rank == 1 + sum(1 for value in row if value > best)

@@ -1,34 +1,89 @@
-"""The generated questions, against InfiniteBench's published format."""
+"""The benchmarks by name, and a model's tokenizer as they use it."""
 
 from __future__ import annotations
 
-import json
-import re
+from pathlib import Path
 
-from pypcd._tasks import kv_retrieval
+import pytest
+from conftest import Tiny
+
+import pypcd
+from pypcd._prompt import Prompt, prompt_tokens
+from pypcd.evaluation import TASKS, task
+from pypcd.evaluation._tokenizer import ModelTokenizer
+
+NAMES = (
+    "kv",
+    "kv-authors",
+    "kv-short",
+    "vt",
+    "vt-authors",
+    "niah-single-1",
+    "niah-multikey-2",
+    "niah-multikey-3",
+    "longbench-narrativeqa",
+    "longbench-qasper",
+    "longbench-multifieldqa_en",
+    "longbench-multifieldqa_zh",
+    "longbench-hotpotqa",
+    "longbench-2wikimqa",
+    "longbench-musique",
+)
 
 
-def test_the_prompt_is_infinitebenchs() -> None:
-    sample = next(kv_retrieval(5, 20))
-    match = re.fullmatch(
-        r"Extract the value corresponding to the specified key in the JSON object below\.\n\n"
-        r'JSON data:\n(\{.*\})\n\n\nKey: "(.*)"\nThe value associated with the specified key is: ',
-        sample.prompt,
-    )
-    assert match
-    pairs = json.loads(match.group(1))
-    assert len(pairs) == 20
-    assert pairs[match.group(2)] == sample.answer
-    assert list(pairs.values())[-1] == sample.nearest
-    assert all(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text) for text in [*pairs, *pairs.values()])
+def test_every_task_has_its_name() -> None:
+    assert TASKS == NAMES
+    for name in TASKS:
+        made = task(name)
+        assert made.name == name
+        assert made.metric in ("accuracy", "recall", "F1")
+        assert made.max_tokens >= 16
 
 
-def test_the_answers_depth_sweeps_the_context() -> None:
-    depths = [sample.depth for sample in kv_retrieval(10, 50)]
-    assert depths == [i * 5 / 49 for i in range(10)]
+def test_a_misspelt_task_is_corrected() -> None:
+    with pytest.raises(
+        ValueError, match=r"there is no task 'kv_authors' \(did you mean 'kv-authors'\?\); there are: kv, "
+    ):
+        task("kv_authors")
 
 
-def test_a_seed_gives_the_same_questions_and_another_seed_others() -> None:
-    first, again, other = (list(kv_retrieval(3, 8, groups=(4, 4), seed=seed)) for seed in (0, 0, 1))
-    assert first == again
-    assert all(a.prompt != b.prompt for a, b in zip(first, other))
+def test_data_is_for_tasks_that_read_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="data is 'somewhere', but kv generates its questions; leave data out"):
+        task("kv", data="somewhere")
+    with pytest.raises(FileNotFoundError, match="there is no"):
+        task("longbench-qasper", data=tmp_path / "none")
+
+
+@pytest.fixture(scope="module")
+def llm() -> pypcd.Llama:
+    return pypcd.Llama("demo", n_ctx=1024, n_threads=1, n_threads_batch=1)
+
+
+def test_the_demo_models_questions_fit(llm: pypcd.Llama) -> None:
+    tokenizer = ModelTokenizer(llm)
+    kv = task("kv-short")
+    samples = kv.samples(5, 400, tokenizer, 0)
+    lengths = [len(llm.tokenize(sample.prompt.text.encode(), special=False)) + kv.max_tokens for sample in samples]
+    assert max(lengths) <= 400 < max(lengths) + 2 * 14  # a pair of the demo's takes 14 tokens
+
+
+def test_a_models_tokenizer_counts_what_the_model_reads(llm: pypcd.Llama) -> None:
+    prompt = Prompt("a ", ("b", "c"), ", ", " d", " e", (("f", "g"),))
+    for chat in (False, True):
+        assert ModelTokenizer(llm, chat=chat).count(prompt) == len(prompt_tokens(llm, prompt, chat=chat))
+
+
+@pytest.mark.parametrize("model", ["demo", "tiny"])
+@pytest.mark.parametrize("text", ["", 'Key: "ab12-cd34"', "  two spaces\n", "漢字 é", "x y " * 3000])
+def test_a_models_tokenizer_decodes_what_it_encodes(llm: pypcd.Llama, tiny: Tiny, model: str, text: str) -> None:
+    llm = llm if model == "demo" else pypcd.Llama(tiny(), n_ctx=64, n_threads=1)
+    tokenizer = ModelTokenizer(llm)
+    tokens = tokenizer.encode(text)
+    assert tokens == llm.tokenize(text.encode(), special=False)
+    assert tokenizer.decode(tokens) == text
+
+
+def test_a_cut_within_a_letter_is_a_replacement_character(tiny: Tiny) -> None:
+    tokenizer = ModelTokenizer(pypcd.Llama(tiny(), n_ctx=64, n_threads=1))
+    tokens = tokenizer.encode("a漢")  # the tiny models' tokenizers fall back to bytes
+    assert tokenizer.decode(tokens[:-1]) == "a\ufffd"

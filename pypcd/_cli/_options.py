@@ -8,13 +8,14 @@ import logging
 import math
 import os
 import random
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
 import llama_cpp
 
 import pypcd
-from pypcd import ModelError, PCDConfig, UnsupportedError
+from pypcd import ModelError, PCDConfig, UnsupportedError, evaluation, methods
 from pypcd._cli import _terminal
 from pypcd._config import parse_pcd
 from pypcd._errors import did_you_mean
@@ -121,6 +122,25 @@ def _length(text: str) -> int:
     if value < 16:
         raise ValueError(f"--length has {text!r}; allowed: integers of at least 16, such as 512,2k")
     return value
+
+
+class ListNames(argparse.Action):
+    """An option that prints what names there are, and leaves."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        tasks = evaluation.TASKS
+        for line in (
+            f"tasks: {', '.join(name for name in tasks if not name.startswith('longbench-'))}",
+            f"  from files or the Hugging Face hub: {', '.join(name for name in tasks if name.startswith('longbench-'))}",
+            f"methods: {', '.join(methods.NAMES)}",
+            "  joined by +, values behind colons, such as beam:4+pcd:beta=1.5 (docs/methods.md)",
+        ):
+            print("\n".join(textwrap.wrap(line, _terminal.width(), subsequent_indent="    ")))
+        parser.exit()
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--list", action=ListNames, nargs=0, help="print the names of tasks and methods, and leave")
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:

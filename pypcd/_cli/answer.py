@@ -10,22 +10,18 @@ from pypcd._cli import _options, _terminal
 from pypcd._cli.generate import read_prompt
 from pypcd._errors import UnsupportedError
 from pypcd._prompt import Prompt, prompt_tokens, split_context
-from pypcd.methods import NAMES, Answer, Session, parse
+from pypcd.methods import Answer, Session, parse
 
 HELP = "answer a question about a text with any decoding method"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd answer MODEL -p QUESTION [--context FILE] [--method NAME] [options]"
-    parser.epilog = (
-        f"Methods: {', '.join(NAMES)}; joined by +, values behind colons, such as rephrase+pcd:beta=1.5. Those that leave "
-        "the context out or change its order need --context."
-    )
     _options.add_model(parser)
     add = parser.add_argument
     add("-p", "--prompt", metavar="QUESTION", help="default: standard input, less a final newline")
     add("--context", metavar="FILE", type=pathlib.Path, help="the text it is about; it goes in front")
-    add("--method", metavar="NAME,...", default="greedy,pcd", help="one or more (default: %(default)s)")
+    add("--method", metavar="NAME,...", default="greedy,pcd", help="see --list (default: %(default)s)")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=256, help="longest answer (%(default)s)")
     add(
@@ -36,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="context (default: the model's, or what fits)",
     )
     _options.add_machine(parser)
+    _options.add_list(parser)
     add("--json", action="store_true", help="print one JSON object for each method")
 
 

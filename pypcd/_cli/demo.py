@@ -12,13 +12,13 @@ from pypcd import Llama, PCDError
 from pypcd._cli import _options, _terminal
 from pypcd._config import parse_pcd
 from pypcd._demo import CONTROL, METHODS, PLAIN, Answer, answer_all
-from pypcd._tasks import Sample, kv_retrieval
+from pypcd.evaluation._kv import KV_SHORT
+from pypcd.evaluation._sample import Sample
 from pypcd.evaluation._stats import Paired, paired
 
 HELP = "ask the model that comes with pypcd a few hundred questions, plainly and with PCD"
 
 PAIRS = (16, 40, 80, 120)
-GROUPS = (4, 4)  # hexadecimal digits of the demo model's keys and values
 N_POOL = 12  # further questions, from which the control takes its prior
 
 YOURS = "yours"  # what --pcd asks for
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     with _terminal.progress((args.n + N_POOL) * len(PAIRS), "asking", unit=" questions") as bar:
         for n_pairs in PAIRS:
             samples = _questions(args, n_pairs)
-            pool = list(kv_retrieval(N_POOL, n_pairs, groups=GROUPS, seed=args.seed + 1))
-            n_tokens = len(llm.tokenize(samples[0].prompt.encode(), special=False))
+            pool = list(KV_SHORT.questions(N_POOL, n_pairs, args.seed + 1))
+            n_tokens = len(llm.tokenize(samples[0].prompt.text.encode(), special=False))
             results.append((n_tokens, answer_all(llm, samples, pool, bar.update, methods)))
 
     if args.json:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _questions(args: argparse.Namespace, n_pairs: int) -> list[Sample]:
-    return list(kv_retrieval(args.n, n_pairs, groups=GROUPS, seed=args.seed))
+    return list(KV_SHORT.questions(args.n, n_pairs, args.seed))
 
 
 def _print_question(args: argparse.Namespace) -> int:
@@ -83,8 +83,8 @@ def _print_question(args: argparse.Namespace) -> int:
     if not 1 <= k <= total:
         raise ValueError(f"--question is {k}; allowed: 1 to {total}, --n for each of {len(PAIRS)} lengths")
     sample = _questions(args, PAIRS[(k - 1) // args.n])[(k - 1) % args.n]
-    _terminal.write(sample.prompt + "\n" * sys.stdout.isatty())
-    _terminal.say(f"the right value is {sample.answer}, the last one in the prompt {sample.nearest}")
+    _terminal.write(sample.prompt.text + "\n" * sys.stdout.isatty())
+    _terminal.say(f"the right value is {sample.answers[0]}, the last one in the prompt {sample.extra['nearest']}")
     return 0
 
 
@@ -103,7 +103,9 @@ def _print_examples(answers: list[Answer], n: int = 3) -> None:
     mended = [(k, a) for k, a in numbered if a.step and a.is_right("PCD")]
     others = [(k, a) for k, a in numbered if a.step and not a.is_right("PCD")]
     for k, answer in [*mended[:: max(1, len(mended) // n)], *others][:n]:
-        print(f"question {k}: the right value is {answer.sample.answer}, the last one is {answer.sample.nearest}")
+        print(
+            f"question {k}: the right value is {answer.sample.answers[0]}, the last one is {answer.sample.extra['nearest']}"
+        )
         print(f"  plain answers {answer.texts[PLAIN]!r}, PCD {answer.texts['PCD']!r}; where plain first goes wrong:")
         for title, candidates in (("before", answer.step.before), ("after", answer.step.after)):  # type: ignore[union-attr]
             print(f"    {title:6}  " + "   ".join(f"{text:<5} {100 * p:5.1f}%" for text, p in candidates))

@@ -12,34 +12,41 @@ from pypcd._cli import _options, _terminal
 from pypcd._errors import PCDError
 from pypcd._models import resolve_model
 from pypcd.analysis import _plots
-from pypcd.evaluation import PAPER_TABLES, TASKS, Directory, Plan, Row, csv_text, evaluate, facts, markdown, rows, task
-from pypcd.methods import NAMES
+from pypcd.evaluation import (
+    PAPER_TABLES,
+    Directory,
+    Plan,
+    Row,
+    csv_text,
+    evaluate,
+    facts,
+    markdown,
+    rows,
+    tasks_of,
+)
 
-HELP = "measure decoding methods on long-context tasks, each against greedy decoding on the same questions"
+HELP = "measure decoding methods on long-context tasks, against greedy decoding"
 
 DEFAULT_METHODS = ("greedy", "pcd", "pcd:cautious", "pcd:window", "control")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd eval MODEL [options]"
-    parser.epilog = (
-        f"Tasks: {', '.join(TASKS)}. Methods: {', '.join(NAMES)}; joined by +, values behind colons, such as "
-        "beam:4+pcd:beta=1.5. A run that was stopped goes on where it was with the same command."
-    )
     _options.add_model(parser)
     add = parser.add_argument
     add("--task", metavar="NAME,...", help="default: kv")
-    add("--method", metavar="NAME,...", help=f"beside greedy (default: {','.join(DEFAULT_METHODS[1:])})")
-    add("--length", metavar="N,...", help="tokens of a prompt with its answer (default: 1k,2k,4k)")
+    add("--method", metavar="NAME,...", help="beside greedy (default: pcd, two of its presets, control)")
+    add("--length", metavar="N,...", help="tokens of prompt and answer (default: 1k,2k,4k)")
     add("--n", metavar="N", type=_options.at_least(1), default=300, help="questions a cell (default %(default)s)")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
-    add("--paper", choices=sorted(PAPER_TABLES), help="run a table of the paper, and set it beside your figures")
-    add("--out", metavar="DIR", help="where the run is kept (default: eval-MODEL)")
-    add("--data", metavar="PATH", help="a file or folder with the questions of longbench-... tasks")
+    add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, beside your figures")
+    add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
+    add("--data", metavar="PATH", help="where the questions of longbench-... are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--max-tokens", metavar="N", type=_options.at_least(1), help="longest answer (default: the task's own)")
     add("--jobs", metavar="N", type=_options.at_least(1), default=1, help="processes (default %(default)s)")
     _options.add_machine(parser)
+    _options.add_list(parser)
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -56,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             plan, out, jobs=args.jobs, options=_options.job_options(args), model_facts=known, progress=bar.update
         )
 
-    metrics = {name: task(name, data=plan.data).metric for name in plan.tasks}
+    metrics = {name: made.metric for name, made in tasks_of(plan).items()}
     text = markdown(plan, outcome.records, metrics, outcome.refused)
     if paper is not None:
         text += "\n" + paper.markdown(plan, outcome.records)

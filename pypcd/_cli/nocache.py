@@ -10,9 +10,10 @@ import llama_cpp
 
 from pypcd._cli import _options
 from pypcd._errors import did_you_mean
-from pypcd._prompt import Prompt, prompt_tokens
+from pypcd._prompt import prompt_tokens
 from pypcd.analysis._nocache import MODES, CacheCheck, check_cache
-from pypcd.analysis._questions import questions, task_named
+from pypcd.analysis._questions import questions
+from pypcd.evaluation import ModelTokenizer, task
 
 HELP = "compare PCD with the key-value cache to PCD that evaluates the whole text at each step"
 
@@ -44,12 +45,7 @@ def run(args: argparse.Namespace) -> int:
     n_ctx = lengths[0] + args.n_tokens + 8
     unrounded = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32} if args.f32 else {}
     llm = _options.open_model(args.model, n_ctx=n_ctx, **unrounded, **_options.machine_options(args))
-    task = task_named("kv-short")
-
-    def count(prompt: Prompt) -> int:
-        return len(prompt_tokens(llm, prompt))
-
-    asked = questions(task, args.n, lengths[0], count, args.seed)
+    asked = questions(task("kv-short"), args.n, lengths[0], ModelTokenizer(llm), args.seed)
     prompts = [prompt_tokens(llm, prompt) for prompt, _ in asked]
     results = check_cache(llm, prompts, {name: MODES[name] for name in names}, n_tokens=args.n_tokens)
     if args.json:

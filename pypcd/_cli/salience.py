@@ -12,11 +12,11 @@ from typing import Any
 from pypcd import UnsupportedError
 from pypcd._cli import _options, _terminal
 from pypcd._config import parse_pcd
-from pypcd._prompt import Prompt, prompt_tokens
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis import _files, _plots
-from pypcd.analysis._questions import TASKS, questions, task_named
+from pypcd.analysis._questions import questions
 from pypcd.analysis._salience import PLAIN, RANKS, Cell, Reading, Settings, cells, count_ranks, measure
+from pypcd.evaluation import ModelTokenizer, task
 from pypcd.methods import Session
 
 HELP = "measure how high the right answer stands, over the length of the prompt"
@@ -31,10 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _options.add_model(parser)
     add = parser.add_argument
-    add("--task", metavar="NAME", help=f"{', '.join(TASKS)} (default: kv; for demo kv-short)")
+    add("--task", metavar="NAME", help="as in `pypcd eval` (default: kv; for demo kv-short)")
     add("--length", metavar="N,...", default="512,1k,2k", help="tokens of a prompt (default %(default)s)")
     add("--n", metavar="N", type=_options.at_least(1), default=50, help="questions a length (default %(default)s)")
     add("--pcd", metavar="SETTING", default="on", help="a preset, or beta=1.5,window=64 ... (default %(default)s)")
+    add("--data", metavar="PATH", help="where the questions of longbench-... are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     _options.add_machine(parser)
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
     name = args.task or ("kv-short" if args.model == "demo" else "kv")
-    task = task_named(name)
+    chosen = task(name, data=args.data if name.startswith("longbench-") else None)
     setting = parse_pcd(args.pcd)
     if setting is None:
         raise ValueError("--pcd is off, and plain decoding is measured anyway; allowed: on, a preset, or values")
@@ -55,16 +56,14 @@ def run(args: argparse.Namespace) -> int:
         _files.open_folder(args.out)
 
     # beside the prompt: its answer, and what a model may write before it
-    n_ctx = max(lengths) + 64
+    n_ctx = max(lengths) * (2 if chosen.may_exceed else 1) + 64
     llm = _options.open_model(args.model, n_ctx=n_ctx, **_options.machine_options(args))
     refusal = llm.pcd_refusal(setting)
     if refusal is not None:
         raise UnsupportedError(f"PCD cannot run here: {refusal}")
 
-    def count(prompt: Prompt) -> int:
-        return len(prompt_tokens(llm, prompt, chat=args.chat))
-
-    asked = [(length, list(questions(task, args.n, length, count, args.seed))) for length in lengths]
+    tokenizer = ModelTokenizer(llm, chat=args.chat)
+    asked = [(length, list(questions(chosen, args.n, length, tokenizer, args.seed))) for length in lengths]
     settings: Settings = {PLAIN: None, PCD: setting}
     session, vocabulary = Session(llm), Vocabulary(llm)
     read: list[tuple[int, list[list[Reading]]]] = []

@@ -11,25 +11,25 @@ from typing import Any
 from pypcd._cli import _options, _terminal
 from pypcd._models import resolve_model
 from pypcd._profile import write_profile
-from pypcd.evaluation import TASKS, Directory, Plan, Tuned, facts, tune
+from pypcd.evaluation import Directory, Plan, Tuned, facts, tune
 
-HELP = "find the PCD setting that helps a model most on generated tasks, and judge it on other questions"
+HELP = "find the PCD setting that helps a model most, if one does"
 
 DEFAULT_TASKS = "kv,niah-multikey-2,vt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd tune MODEL [options]"
-    parser.epilog = f"Tasks: {', '.join(TASKS)}. Half of the questions choose the setting, the other half judges it."
+    parser.epilog = "Half of the questions choose the setting, the other half judges it."
     _options.add_model(parser)
     add = parser.add_argument
-    add("--task", metavar="NAME,...", default=DEFAULT_TASKS, help="default: %(default)s")
+    add("--task", metavar="NAME,...", default=DEFAULT_TASKS, help="as in `pypcd eval` (default: %(default)s)")
     add("--length", metavar="N,...", default="1k,4k", help="your prompts' tokens (default %(default)s)")
     add("--n", metavar="N", type=_options.at_least(2), default=200, help="questions a cell (default %(default)s)")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--profile", metavar="FILE", help="where the setting is written (default: MODEL.pcd.json)")
-    add("--out", metavar="DIR", help="where answers are kept, to go on after a stop (default: tune-MODEL)")
-    add("--data", metavar="PATH", help="a file or folder with the questions of longbench-... tasks")
+    add("--out", metavar="DIR", help="answers, to go on after a stop (default: tune-MODEL)")
+    add("--data", metavar="PATH", help="where the questions of longbench-... are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--jobs", metavar="N", type=_options.at_least(1), default=1, help="processes (default %(default)s)")
     _options.add_machine(parser)

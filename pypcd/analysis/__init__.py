@@ -14,7 +14,7 @@ from pypcd.analysis._claims import Claims, check_claims
 from pypcd.analysis._decay import Curves, Decay, Rates
 from pypcd.analysis._explain import Candidate, Step, explain
 from pypcd.analysis._nocache import CacheCheck, check_cache
-from pypcd.analysis._questions import Question, questions, task_named
+from pypcd.analysis._questions import Question, questions
 from pypcd.analysis._salience import Cell, Reading, cells, gold_rank, measure, salience
 from pypcd.analysis._spectrum import Side, Spectrum, block_scores, spectrum
 
@@ -42,5 +42,4 @@ __all__ = [
     "questions",
     "salience",
     "spectrum",
-    "task_named",
 ]

@@ -58,7 +58,7 @@ _DECAY: Mapping[str, tuple[str, str, Any]] = {
     "contrasted": ("PCD", BLUE, "--"),
 }
 
-_RC = {
+_RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 8,
     "axes.titlesize": 8,

@@ -8,16 +8,18 @@ print(markdown(plan, outcome.records, {"kv": "accuracy"}, outcome.refused))
 from pypcd.evaluation._paper import PAPER_TABLES, PaperTable
 from pypcd.evaluation._plan import Directory, Plan
 from pypcd.evaluation._report import Row, by_depth, csv_text, markdown, rows
-from pypcd.evaluation._run import Outcome, evaluate, facts
-from pypcd.evaluation._sample import Sample, Task
+from pypcd.evaluation._run import Outcome, evaluate, facts, tasks_of
+from pypcd.evaluation._sample import Sample, Task, Tokenizer
 from pypcd.evaluation._stats import Paired, paired
 from pypcd.evaluation._tasks import TASKS, task
+from pypcd.evaluation._tokenizer import ModelTokenizer
 from pypcd.evaluation._tune import Tuned, tune
 
 __all__ = [
     "PAPER_TABLES",
     "TASKS",
     "Directory",
+    "ModelTokenizer",
     "Outcome",
     "Paired",
     "PaperTable",
@@ -25,6 +27,7 @@ __all__ = [
     "Row",
     "Sample",
     "Task",
+    "Tokenizer",
     "Tuned",
     "by_depth",
     "csv_text",
@@ -34,5 +37,6 @@ __all__ = [
     "paired",
     "rows",
     "task",
+    "tasks_of",
     "tune",
 ]

@@ -15,15 +15,15 @@ import pypcd
 from pypcd._errors import PCDError
 from pypcd._llama import Llama
 from pypcd._models import resolve_model
-from pypcd._prompt import prompt_tokens
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation._gold import Gold
 from pypcd.evaluation._plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation._sample import Sample, Task
 from pypcd.evaluation._tasks import task as task_named
+from pypcd.evaluation._tokenizer import ModelTokenizer
 from pypcd.methods import Method, Session, parse
 
-__all__ = ["Outcome", "Progress", "evaluate", "facts"]
+__all__ = ["Outcome", "Progress", "evaluate", "facts", "tasks_of"]
 
 Record = dict[str, Any]
 Progress = Callable[[int], object]
@@ -82,8 +82,7 @@ def evaluate(
     """
     for name in plan.methods:
         parse(name)
-    for name in plan.tasks:
-        task_named(name, data=plan.data)
+    tasks_of(plan)
     records = directory.open(plan, facts(plan) if model_facts is None else model_facts)
 
     todo: dict[tuple[str, int, int], list[str]] = {}
@@ -106,6 +105,15 @@ def evaluate(
         progress(key[1])
     wanted = set(plan.everything())
     return Outcome({key: record for key, record in records.items() if key in wanted}, refused)
+
+
+def tasks_of(plan: Plan) -> dict[str, Task]:
+    """A plan's tasks by name; its data are for those that read some.
+
+    Raises:
+        ValueError, FileNotFoundError: as task().
+    """
+    return {name: task_named(name, data=plan.data if name.startswith("longbench-") else None) for name in plan.tasks}
 
 
 Work = Iterator[tuple[Key, "Record | None"]]  # None: the method is refused
@@ -181,14 +189,16 @@ class _Worker:
 
     def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
         self.plan = plan
-        self._tasks: dict[str, Task] = {name: task_named(name, data=plan.data) for name in plan.tasks}
+        self._tasks = tasks_of(plan)
         methods = {name: parse(name) for name in plan.methods}
         n_sequences = max(method.n_sequences for method in methods.values())
         n_answer = max(plan.max_tokens or task.max_tokens for task in self._tasks.values())
-        n_ctx = max(plan.lengths) + _SPARE + n_sequences * n_answer
+        longest = max(plan.lengths) * (2 if any(task.may_exceed for task in self._tasks.values()) else 1)
+        n_ctx = longest + _SPARE + n_sequences * n_answer
         self.llm = Llama(plan.model, **{"n_ctx": n_ctx, "n_seq_max": n_sequences, **options})
         self.session = Session(self.llm)
         self.vocabulary = Vocabulary(self.llm)
+        self._tokenizer = ModelTokenizer(self.llm, chat=plan.chat)
         self._cells: dict[tuple[str, int], tuple[list[Sample], dict[str, Method]]] = {}
 
         self.refused: dict[str, str] = {}
@@ -199,15 +209,12 @@ class _Worker:
         # those that answer the prompt as it is share it; an edit makes another
         self._order = sorted(methods, key=lambda name: (methods[name].edit is not None, plan.methods.index(name)))
 
-    def count(self, prompt: Any) -> int:
-        return len(prompt_tokens(self.llm, prompt, chat=self.plan.chat))
-
     def cell(self, name: str, length: int) -> tuple[list[Sample], dict[str, Method]]:
         """The questions of a cell, and the methods with their pool of further ones."""
         if (name, length) not in self._cells:
             plan, task = self.plan, self._tasks[name]
-            samples = task.samples(plan.n, length, self.count, plan.seed)
-            pool = tuple(s.prompt for s in task.samples(plan.n_pool, length, self.count, plan.seed + 1))
+            samples = task.samples(plan.n, length, self._tokenizer, plan.seed)
+            pool = tuple(s.prompt for s in task.samples(plan.n_pool, length, self._tokenizer, plan.seed + 1))
             self._cells = {(name, length): (samples, {m: parse(m).with_pool(pool) for m in plan.methods})}
         return self._cells[name, length]
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pypcd._prompt import Prompt
 
-__all__ = ["Count", "Sample", "Task"]
+__all__ = ["Sample", "Task", "Tokenizer"]
 
-Count = Callable[[Prompt], int]
-"""How many tokens a model reads for a prompt."""
+
+class Tokenizer(Protocol):
+    """What a task asks of a model: how long its prompts are, and where a text is to be cut."""
+
+    def count(self, prompt: Prompt) -> int:
+        """How many tokens the model reads for a prompt, a chat template's included."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """A plain text's tokens, without a template but with what the model puts ahead of every text."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text; special tokens have none."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +53,26 @@ class Task(Protocol):
         name: as `--task` has it.
         metric: the metric's name, for tables.
         max_tokens: the longest answer.
+        may_exceed: prompts may take more tokens than asked for, since a publication fixes their size otherwise.
     """
 
-    name: str
-    metric: str
-    max_tokens: int
+    @property
+    def may_exceed(self) -> bool: ...
 
-    def samples(self, n: int, n_tokens: int, count: Count, seed: int) -> list[Sample]:
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def metric(self) -> str: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         """n questions whose prompts, answers included, come as near to n_tokens as they can without exceeding it.
 
-        The same arguments give the same questions, and a tokenizer changes nothing but their size.
+        The same arguments give the same questions; all that they take from a tokenizer is their size. Where a
+        publication fixes the size in another way, the task's docstring says so.
 
         Raises:
             ValueError: n_tokens is too short for a question; the message says how many are needed.

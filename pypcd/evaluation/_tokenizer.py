@@ -1,0 +1,45 @@
+"""A model's tokenizer as tasks use it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+
+from pypcd._prompt import Prompt, prompt_tokens
+
+__all__ = ["ModelTokenizer"]
+
+
+class ModelTokenizer:
+    """The tokenizer of a llama_cpp.Llama.
+
+    Args:
+        chat: prompts are read through the model's chat template.
+    """
+
+    def __init__(self, llm: Any, *, chat: bool = False) -> None:
+        self.llm, self.chat = llm, chat
+
+    def count(self, prompt: Prompt) -> int:
+        return len(prompt_tokens(self.llm, prompt, chat=self.chat))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.llm.tokenize(text.encode("utf-8", "replace"), special=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """As Hugging Face's decode(..., skip_special_tokens=True), which published truncations use.
+
+        A space that the tokenizer puts ahead of every text goes; so does one at the start of a text's second half.
+        """
+        tokens = tokens[1:] if list(tokens[:1]) == [self.llm.token_bos()] else tokens  # else that space would stay
+        given = (llama_cpp.llama_token * len(tokens))(*tokens)
+        size = 16 * len(tokens) + 16
+        while True:
+            text = ctypes.create_string_buffer(size)
+            n = llama_cpp.llama_detokenize(self.llm._model.vocab, given, len(tokens), text, size, False, False)
+            if n >= 0:
+                return text.raw[:n].decode("utf-8", "replace")
+            size = -n

@@ -1,0 +1,39 @@
+"""A tokenizer with no model: pieces of up to four letters or three digits, single spaces and signs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pypcd._prompt import Prompt
+
+BOS = 0
+
+
+class Pieces:
+    """Decodes what it encodes, and puts BOS ahead of every text.
+
+    Args:
+        template: tokens that its chat template adds to every prompt.
+    """
+
+    def __init__(self, template: int = 0) -> None:
+        self.template = template
+        self._pieces = [""]
+        self._ids: dict[str, int] = {}
+
+    def count(self, prompt: Prompt) -> int:
+        shots = "".join(question + answer for question, answer in prompt.shots)
+        return len(self.encode(shots + prompt.text + prompt.answer_prefix)) + self.template
+
+    def encode(self, text: str) -> list[int]:
+        tokens = [BOS]
+        for piece in re.findall(r"[^\W\d]{1,4}|\d{1,3}|\W", text):
+            if piece not in self._ids:
+                self._ids[piece] = len(self._pieces)
+                self._pieces.append(piece)
+            tokens.append(self._ids[piece])
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(self._pieces[token] for token in tokens)
