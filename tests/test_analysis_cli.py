@@ -195,7 +195,7 @@ def test_a_model_that_cannot_run_pcd_is_refused(capsys, tmp_path) -> None:
         assert out == "" and "pypcd: PCD cannot run here: the architecture 'bloom'" in err
 
 
-@pytest.mark.parametrize("command", ["plot", "salience", "explain", "nocache", "answer", "eval", "tune"])
+@pytest.mark.parametrize("command", ["plot", "salience", "explain", "nocache", "spectrum", "answer", "eval", "tune"])
 def test_help_fits_a_screen(command, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):

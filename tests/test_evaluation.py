@@ -156,6 +156,11 @@ def test_a_method_that_cannot_run_is_refused_with_a_sentence(tiny: Tiny, tmp_pat
     assert "- pcd: " + outcome.refused["pcd"] in markdown(plan, outcome.records, {"kv-short": "x"}, outcome.refused)
 
 
+def test_a_method_that_wants_the_whole_prompt_at_once_gets_it(tmp_path: Path) -> None:
+    plan = Plan("demo", ("kv-short",), ("ms-poe-outlier",), (800,), n=1)
+    assert len(evaluate(plan, Directory(tmp_path / "run"), options=ONE).records) == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"seed": 1}, "seed is 0 there and 1 here"), ({"n": 5}, "n is 4 there"), ({"chat": True}, "chat is False there")],

@@ -26,6 +26,7 @@ COMMANDS = (
     "salience",
     "plot",
     "nocache",
+    "spectrum",
     "demo",
 )
 

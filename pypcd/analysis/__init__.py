@@ -13,6 +13,7 @@ from pypcd._vocabulary import Vocabulary
 from pypcd.analysis._claims import Claims, check_claims
 from pypcd.analysis._decay import Curves, Decay, Rates
 from pypcd.analysis._explain import Candidate, Step, explain
+from pypcd.analysis._layers import Layer, read_layers
 from pypcd.analysis._nocache import CacheCheck, check_cache
 from pypcd.analysis._questions import Question, questions
 from pypcd.analysis._salience import Cell, Reading, cells, gold_rank, measure, salience
@@ -25,6 +26,7 @@ __all__ = [
     "Claims",
     "Curves",
     "Decay",
+    "Layer",
     "Question",
     "Rates",
     "Reading",
@@ -40,6 +42,7 @@ __all__ = [
     "gold_rank",
     "measure",
     "questions",
+    "read_layers",
     "salience",
     "spectrum",
 ]

@@ -195,7 +195,10 @@ class _Worker:
         n_answer = max(plan.max_tokens or task.max_tokens for task in self._tasks.values())
         longest = max(plan.lengths) * (2 if any(task.may_exceed for task in self._tasks.values()) else 1)
         n_ctx = longest + _SPARE + n_sequences * n_answer
-        self.llm = Llama(plan.model, **{"n_ctx": n_ctx, "n_seq_max": n_sequences, **options})
+        settings: dict[str, Any] = {"n_ctx": n_ctx, "n_seq_max": n_sequences}
+        if any(method.rows.whole_prompt for method in methods.values()):
+            settings["n_batch"] = settings["n_ubatch"] = n_ctx
+        self.llm = Llama(plan.model, **{**settings, **options})
         self.session = Session(self.llm)
         self.vocabulary = Vocabulary(self.llm)
         self._tokenizer = ModelTokenizer(self.llm, chat=plan.chat)

@@ -56,6 +56,10 @@ class MsPoE(RowSource):
         if self.order not in _native.HEAD_ORDER:
             raise ValueError(f"order is {self.order!r}; allowed: {', '.join(map(repr, _native.HEAD_ORDER))}")
 
+    @property
+    def whole_prompt(self) -> bool:  # type: ignore[override]
+        return self.order == "outlier"
+
     def refusal(self, llm: Llama) -> str | None:
         if self.order == "outlier" and is_recurrent(llm):
             return "it has a recurrent state, which cannot go back to before the prompt's last token; use ms-poe"

@@ -53,11 +53,13 @@ class RowSource:
     Attributes:
         forks: whether several answers can be carried side by side, as beam search needs.
         n_sequences: of the context, for each answer.
+        whole_prompt: whether a prompt must be evaluated in one micro-batch.
         pcd: the setting whose contrast is in the rows, if any.
     """
 
     forks = True
     n_sequences = 1
+    whole_prompt = False
     pcd: PCDConfig | None = None
 
     def refusal(self, llm: Llama) -> str | None:

@@ -1,0 +1,115 @@
+"""pypcd spectrum: what over-rotation does to a model's attention, frequency block by frequency block."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from pypcd import rho
+from pypcd._cli import _options, _terminal
+from pypcd._config import parse_pcd
+from pypcd._prompt import Prompt, prompt_tokens
+from pypcd.analysis import Spectrum, _files, _plots, read_layers, spectrum
+from pypcd.evaluation import ModelTokenizer, task
+
+HELP = "show what over-rotation does to each layer's attention, by frequency"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "pypcd spectrum MODEL [-f FILE] [options]"
+    parser.epilog = (
+        "Reach: the mean distance attended to, in tokens, averaged over heads. A block sharpens a layer towards the near "
+        "where it alone, over-rotated, lowers the reach by more than a token, and blurs it where it raises it."
+    )
+    _options.add_model(parser)
+    add = parser.add_argument
+    add("-f", "--file", metavar="FILE", type=pathlib.Path, help="a text (default: a question of --task)")
+    add("--task", metavar="NAME", help="as in `pypcd eval` (default: kv; for demo kv-short)")
+    add("--length", metavar="N", default="1k", help="tokens of the question (default %(default)s)")
+    add("--pcd", metavar="SETTING", default="on", help="alpha=0.3,base_ratio=1e-3 ... (default %(default)s)")
+    add("--seed", metavar="N", type=_options.at_least(0), default=0, help="another question (default %(default)s)")
+    _options.add_machine(parser)
+    add("--out", metavar="DIR", type=pathlib.Path, help="a picture and the data of each layer")
+    add("--format", choices=_plots.FORMATS, default="png", help="of the pictures (default %(default)s)")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    config = parse_pcd(args.pcd)
+    if config is None or config.perturbation != "over-rotation":
+        raise ValueError(f"--pcd is {args.pcd!r}, which over-rotates nothing; allowed: on, or values such as alpha=0.3")
+    if args.out is not None:
+        _plots.require()
+        _files.open_folder(args.out)
+    (length,) = _options.lengths(args.length)[:1]
+    text = args.file.read_text(encoding="utf-8", errors="replace") if args.file else ""
+    size = max(2 * length, len(text) + 8)
+    llm = _options.open_model(args.model, n_ctx=size, n_batch=size, n_ubatch=size, **_options.machine_options(args))
+    prompt = Prompt(after=text)
+    if not args.file:
+        name = args.task or ("kv-short" if args.model == "demo" else "kv")
+        prompt = task(name).samples(4, length, ModelTokenizer(llm), args.seed)[1].prompt
+    tokens = prompt_tokens(llm, prompt)
+
+    made: dict[int, Spectrum] = {}
+    with _terminal.progress(None, "taking layers apart", unit=" layers") as bar:
+        for il, layer in read_layers(llm, tokens).items():
+            table = rho(
+                2 * len(layer.theta),
+                alpha=config.alpha,
+                base_ratio=config.base_ratio,
+                transition=config.transition,
+                band=config.band,
+            )
+            made[il] = spectrum(layer.q, layer.k, layer.theta, table, pairing=layer.pairing)
+            bar.update(1)
+
+    if args.out is not None:
+        for il, result in made.items():
+            _plots.save(_plots.spectrum(result), args.out / f"layer-{il}.{args.format}")
+        _files.write_json(args.out / "spectrum.json", {"layers": {str(il): _record(s) for il, s in made.items()}})
+    if args.json:
+        print(
+            json.dumps(
+                {"model": args.model, "n_tokens": len(tokens), "layers": {il: _record(s) for il, s in made.items()}}
+            )
+        )
+        return 0
+    print(f"{args.model}, {len(tokens)} tokens, the last one's attention; reach in tokens\n")
+    print(f"{'layer':>5} {'before':>8} {'after':>8}   {'sharpening blocks':<20} {'blurring blocks':<20}")
+    for il, result in made.items():
+        change = result.reach_alone - result.before.reach
+        near, far = (_ranges(np.flatnonzero(which) + 1) for which in (change < -1, change > 1))
+        print(f"{il:>5} {result.before.reach:>8.1f} {result.after.reach:>8.1f}   {near:<20} {far:<20}".rstrip())
+    print(
+        f"\nblocks: 1, the fastest, to {len(change)}, the slowest; those that alone change the reach by more than a token"
+    )
+    return 0
+
+
+def _ranges(numbers: Any) -> str:
+    """1, 2, 3, 7 as "1-3 7"."""
+    parts: list[list[int]] = []
+    for n in map(int, numbers):
+        if parts and parts[-1][-1] == n - 1:
+            parts[-1].append(n)
+        else:
+            parts.append([n])
+    return " ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts) or "-"
+
+
+def _record(result: Spectrum) -> dict[str, Any]:
+    return {
+        "edges": result.edges.tolist(),
+        "reach_before": result.before.reach,
+        "reach_after": result.after.reach,
+        "reach_alone": result.reach_alone.tolist(),
+        "attention_before": result.before.attention.tolist(),
+        "attention_after": result.after.attention.tolist(),
+        "contribution_before": result.before.contribution.tolist(),
+        "contribution_after": result.after.contribution.tolist(),
+    }

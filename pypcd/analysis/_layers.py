@@ -1,0 +1,118 @@
+"""Queries and keys of a model's layers before their rotation, for spectrum()."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pypcd._errors import UnsupportedError
+from pypcd._method import frequencies
+from pypcd._shape import Shape
+from pypcd._tap import tap
+from pypcd.analysis._spectrum import PAIRINGS
+
+if TYPE_CHECKING:
+    from pypcd._llama import Llama
+
+__all__ = ["Layer", "read_layers"]
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One layer's attention at the last token of a text.
+
+    Attributes:
+        q: float64[n_heads, d], the last token's queries before rotation.
+        k: float64[n_tokens, n_heads_kv, d], all keys before rotation.
+        theta: float64[n_rot / 2], the model's frequencies, radians per position.
+        pairing: which dimensions turn together: "norm" or "neox", as in block_scores().
+    """
+
+    q: Array
+    k: Array
+    theta: Array
+    pairing: str
+
+
+def read_layers(llm: Llama, tokens: Sequence[int]) -> dict[int, Layer]:
+    """Evaluate a text in one micro-batch and take apart what its layers rotate.
+
+    That a tensor is what is rotated, and how, is checked and not guessed: turned by theta it must be the tensor that
+    llama.cpp's graph names behind it.
+
+    Raises:
+        ValueError: the text does not fit in one micro-batch.
+        UnsupportedError: no layer's rotation is found: there is none, or it is not by the plain frequencies of the
+            model's base (scaled ones and sections are not known here).
+    """
+    n_ubatch = min(llm.context_params.n_ubatch, llm.n_batch)
+    if not 1 < len(tokens) <= n_ubatch:
+        raise ValueError(
+            f"the text has {len(tokens)} tokens; allowed: 2 to {n_ubatch}, one micro-batch; load the model with a larger "
+            "n_ubatch and n_batch"
+        )
+    llm.reset()
+    llm._ctx.kv_cache_clear()
+    with llm._pcd_set_to(False), tap(llm, ["Qcur", "Kcur"]) as seen:
+        llm.eval(tokens)
+    llm.reset()
+    llm._ctx.kv_cache_clear()
+
+    shape = Shape.from_metadata(llm.metadata)
+    theta = frequencies(shape.n_rot, llm.context_params.rope_freq_base or shape.rope_freq_base)
+    layers: dict[int, Layer] = {}
+    for il in range(len(shape.n_head_kv)):
+        queries, keys = ([*_named(seen, name, il)] for name in ("Qcur", "Kcur"))
+        for pairing in PAIRINGS:
+            q, k = _rotated(queries, theta, pairing), _rotated(keys, theta, pairing)
+            if q is not None and k is not None and len(q) == len(k) == len(tokens):
+                layers[il] = Layer(q[-1], k, theta, pairing)
+                break
+    if not layers:
+        raise UnsupportedError(
+            "no layer of this model shows queries and keys that are rotated by the plain frequencies of its base"
+        )
+    return layers
+
+
+def _named(seen: Any, name: str, il: int) -> list[Array]:
+    """The tensors of this layer whose name begins so, in the order of evaluation: [n_tokens, n_heads, d]."""
+    return [
+        np.asarray(array[0], np.float64)
+        for key, arrays in seen.items()
+        if key.startswith(name) and key.endswith(f"-{il}")
+        for array in arrays
+        if array.shape[0] == 1 and array.shape[1] > 1
+    ]
+
+
+def _rotated(candidates: Sequence[Array], theta: Array, pairing: str) -> Array | None:
+    """The candidate that, rotated by its position, is another one."""
+    for before in candidates:
+        if before.shape[-1] < 2 * len(theta):
+            continue
+        turned = _turn(before, theta, pairing)
+        for after in candidates:
+            if after.shape == before.shape and after is not before:
+                error = np.abs(turned - after).max()
+                if error < 1e-3 * max(np.abs(after).max(), 1e-6):
+                    return before
+    return None
+
+
+def _turn(x: Array, theta: Array, pairing: str) -> Array:
+    half = len(theta)
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if pairing == "norm" else (slice(half), slice(half, 2 * half))
+    )
+    angle = np.multiply.outer(np.arange(len(x)), theta)[:, None]
+    result = x.copy()
+    result[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
+    result[..., second] = x[..., first] * np.sin(angle) + x[..., second] * np.cos(angle)
+    return result
