@@ -176,3 +176,9 @@ def test_the_band_says_which_pairs_turn(n_rot: int, alpha: float, base_ratio: fl
     np.testing.assert_allclose(got, wanted, rtol=1e-9)
     np.testing.assert_allclose(c_rho(n_rot, alpha, base_ratio, "exponential", band), wanted, rtol=1e-9)
     assert got[-1] == pytest.approx(1) if band == "high" else got.max() == pytest.approx(low.max())
+
+
+def test_log_probabilities_sum_to_one_even_of_large_logits_and_excluded_tokens() -> None:
+    row = np.array([1000.0, 999.0, -np.inf, 0.0])
+    p = np.exp(pypcd._method.log_softmax(row))
+    assert p.sum() == pytest.approx(1.0) and p[0] / p[1] == pytest.approx(math.e) and p[2] == 0
