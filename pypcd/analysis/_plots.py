@@ -333,7 +333,7 @@ def differences(rows: Sequence[Row]) -> Any:
             axes.set_ylim(0.3, len(methods) + 0.7)
         grid[0][0].set_yticks(list(y.values()), list(y))
         figure.supxlabel(
-            "difference to greedy (points), 95% interval; filled: the interval leaves zero out", fontsize=8
+            "difference to greedy (points) with its 95% interval;\nfilled: the interval leaves zero out", fontsize=8
         )
         return figure
 
@@ -371,7 +371,7 @@ def spectrum(result: Spectrum) -> Any:
         where.set_xscale("log")
         where.set_xlabel("distance + 1 (tokens)")
         where.set_ylabel("attention in the bin")
-        where.legend(loc="best")
+        where.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0))
         reach.bar(np.arange(1, n_blocks + 1), result.reach_alone - result.before.reach, color=BLUE)
         reach.axhline(0, color="0.4", linewidth=0.6)
         reach.set_xlabel("the block that alone is over-rotated")
