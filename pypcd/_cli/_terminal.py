@@ -85,6 +85,17 @@ def progress(total: int | None, what: str, *, unit: str = " tokens", enabled: bo
     )
 
 
+@contextlib.contextmanager
+def resumable() -> Iterator[None]:
+    """Within, Ctrl-C ends the program with the advice to start it again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        note("stopped; the same command goes on where it was")
+        raise
+
+
 class Interrupt:
     """Whether Ctrl-C was pressed: a flag, since an exception could hit anywhere between two steps of a decode."""
 

@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         known = facts(plan, bar.update)
 
     n_samples = len(plan.tasks) * len(plan.methods) * plan.n
-    with _terminal.progress(n_samples * sum(plan.lengths), "answering", unit=" tokens") as bar:
+    bar = _terminal.progress(n_samples * sum(plan.lengths), "answering", unit=" tokens")
+    with _terminal.resumable(), bar:
         outcome = evaluate(
             plan, out, jobs=args.jobs, options=_options.job_options(args), model_facts=known, progress=bar.update
         )

@@ -51,14 +51,20 @@ def run(args: argparse.Namespace) -> int:
     )
     with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
         known = facts(plan, bar.update)
-    with _terminal.progress(None, "answering", unit=" tokens") as bar:
+    bar = _terminal.progress(None, "answering", unit=" tokens")
+
+    def tell(method: str, gain: float) -> None:
+        bar.clear()
+        _terminal.say(f"{gain:+6.1f} points  {method}")
+
+    with _terminal.resumable(), bar:
         tuned = tune(
             plan,
             Directory(args.out or f"tune-{name}"),
             options=_options.job_options(args),
             jobs=args.jobs,
             model_facts=known,
-            tell=lambda method, gain: _terminal.say(f"{gain:+6.1f} points  {method}"),
+            tell=tell,
             progress=bar.update,
         )
     config = tuned.config
