@@ -113,6 +113,7 @@ class Llama(llama_cpp.Llama):
 
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler has taken the contrast over
+        self._n_changes = 0  # of the cache, by eval() and load_state()
         config = PCDConfig.resolve(pcd)
         if isinstance(n_seq_max, bool) or not isinstance(n_seq_max, int) or not 1 <= n_seq_max <= _N_SEQ_MAX:
             raise ValueError(f"n_seq_max is {n_seq_max!r}; allowed: an integer from 1 to {_N_SEQ_MAX}")
@@ -343,6 +344,7 @@ class Llama(llama_cpp.Llama):
             PCDError: llama_decode failed; the message has its reason.
         """
         tokens = list(tokens)
+        self._n_changes += 1
         if self.n_tokens + len(tokens) > self.n_ctx():
             raise ValueError(
                 f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
@@ -364,6 +366,7 @@ class Llama(llama_cpp.Llama):
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values anew,
         which takes as long as the prompt did."""
+        self._n_changes += 1
         super().load_state(state)
         tokens = (ctypes.c_int32 * self.n_tokens)(*self.input_ids[: self.n_tokens].tolist())
         _native.pcd_set_tokens(self._ctx.ctx, 0, tokens, self.n_tokens)

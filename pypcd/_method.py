@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["contrast", "frequencies", "log_softmax", "rho"]
+__all__ = ["contrast", "frequencies", "log_softmax", "put_behind", "rho"]
 
 Array = npt.NDArray[np.float64]
 
@@ -82,6 +82,22 @@ def contrast(
     result = np.full(first.shape, -np.inf)
     result[kept] = (1.0 + beta) * first[kept] - beta * second[kept] if len(kept) > 1 else first[kept]
     return result
+
+
+def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> Array:
+    """Excluded tokens (-inf) behind all others, in the order that the standard row gives them, as the engine has them.
+
+    Their probability stays 0, and each has a rank.
+
+    Returns:
+        float64[n_vocab]
+    """
+    first, row = np.asarray(standard, np.float64), np.asarray(contrasted, np.float64)
+    kept = np.isfinite(row)
+    return np.where(kept, row, first - first.max() + row[kept].min() - _FAR_BEHIND)
+
+
+_FAR_BEHIND = 1e4  # nats; exp(-1e4) is 0
 
 
 def log_softmax(logits: npt.ArrayLike) -> Array:

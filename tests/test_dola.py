@@ -291,8 +291,9 @@ def test_dola_is_the_reference_step_by_step(
             )
             < 0.01
         )
-        assert (np.isfinite(row) == kept)[~edge].all()
-        both = kept & np.isfinite(row)
+        in_play = row > row.max() - 5000  # the others stand far behind
+        assert (in_play == kept)[~edge].all()
+        both = kept & in_play
         np.testing.assert_allclose(row[both], wanted[both], atol=0.1 if arch in GELU_ARCHS else 5e-3)
         tokens.append(token)
     assert method.generate(session, "tell me more", max_tokens=8).tokens == answer.tokens

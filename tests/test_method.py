@@ -178,6 +178,13 @@ def test_the_band_says_which_pairs_turn(n_rot: int, alpha: float, base_ratio: fl
     assert got[-1] == pytest.approx(1) if band == "high" else got.max() == pytest.approx(low.max())
 
 
+def test_excluded_tokens_keep_their_order_behind_the_others() -> None:
+    standard = np.array([3.0, 5.0, 1.0, 4.0])
+    row = pypcd._method.put_behind([-np.inf, 2.0, -np.inf, 2.5], standard)
+    assert np.argsort(-row).tolist() == [3, 1, 0, 2] and row[[1, 3]].tolist() == [2.0, 2.5]
+    assert np.exp(row[0] - row.max()) == 0
+
+
 def test_log_probabilities_sum_to_one_even_of_large_logits_and_excluded_tokens() -> None:
     row = np.array([1000.0, 999.0, -np.inf, 0.0])
     p = np.exp(pypcd._method.log_softmax(row))

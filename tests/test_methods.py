@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, reference
+from conftest import TOKENS, Tiny, close, native_row, reference
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,7 +97,10 @@ def test_the_control_subtracts_the_mean_of_other_prompts(tiny: Tiny, llm: pypcd.
     kept = kept[plain[kept] >= plain.max() + np.log(0.01)]
     wanted = 2.5 * plain[kept] - 1.5 * prior[0][kept]
     close(rows[0][kept], wanted, 2e-3)
-    assert np.isfinite(rows[0]).sum() == len(kept) > 1
+    others = np.delete(rows[0], kept)
+    assert len(kept) > 1 and others.max() < rows[0][kept].min() - 9000
+    behind = np.delete(plain, kept)
+    close(others - others.max(), behind - behind.max(), 4e-3)  # in their order, as far as float32 goes at -10,000
 
 
 def test_the_control_needs_other_prompts(llm: pypcd.Llama) -> None:
@@ -117,6 +120,12 @@ def test_self_extend_divides_distant_positions(tiny: Tiny, load: Load) -> None:
     plain = Plain().open(session, PROMPT, text).first
     close(plain, reference(path, cpu_rounding=True).standard(text)[-1], 1e-3)
     assert np.abs(row - plain).max() > 0.05
+
+
+@pytest.mark.parametrize(("arch", "reason"), [("lfm2", "recurrent state"), ("gpt2", "does not rotate its keys")])
+def test_self_extend_needs_positions_that_rotate(arch: str, reason: str, tiny: Tiny, load: Load) -> None:
+    with pytest.raises(pypcd.UnsupportedError, match=reason):
+        parse("self-extend").generate(load(tiny(arch), False), PROMPT)
 
 
 @pytest.mark.parametrize("words", ["self-extend:1", "self-extend:4:width=3", "self-extend:4:width=6"])
@@ -198,6 +207,35 @@ def test_the_model_can_be_used_as_before_afterwards(llm: pypcd.Llama) -> None:
     for name in ("greedy", "beam:4+pcd", "cad", "self-extend:2:width=16"):
         parse(name).generate(llm, PROMPT, max_tokens=4)
         assert llm("1, 2, 3", max_tokens=5, temperature=0)["choices"][0]["text"] == before, name
+
+
+@pytest.mark.parametrize(
+    "name", ["greedy", "pcd:cache=separate", "self-extend:2:width=16", "ms-poe", "beam:4+pcd", "cad"]
+)
+def test_afterwards_the_same_prompt_has_the_models_own_rows(name: str, tiny: Tiny, load: Load) -> None:
+    fresh, llm = (load(tiny("llama", n_layer=3), False, n_ctx=512, n_seq_max=24) for _ in range(2))
+    parse(name).generate(llm, PROMPT, max_tokens=4)
+    rows = []
+    for model in (fresh, llm):
+        generated = model.generate(tokens_of(model), temp=0.0)
+        next(generated)
+        rows.append(native_row(model))
+    close(rows[0], rows[1], 1e-4)
+
+
+def test_a_session_notices_that_the_model_was_used_otherwise(llm: pypcd.Llama) -> None:
+    session = Session(llm)
+    before = parse("greedy").generate(session, PROMPT, max_tokens=5)
+    llm("something else, of another length", max_tokens=3)
+    after = parse("greedy").generate(session, PROMPT, max_tokens=5)
+    assert after.tokens == before.tokens and after.n_evaluated == after.n_prompt
+
+
+def test_what_is_known_to_be_refused_is_known_of_one_method_alone(llm: pypcd.Llama) -> None:
+    session = Session(llm)
+    with pytest.raises(pypcd.UnsupportedError):
+        parse("control").generate(session, PROMPT)
+    assert parse("control").with_pool((PROMPT,)).generate(session, PROMPT, max_tokens=2).tokens
 
 
 def test_the_models_own_setting_stays(llm: pypcd.Llama) -> None:
@@ -327,6 +365,12 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
         ("greedy:3", "takes no values"),
         ("cad:-1", "alpha is -1.0; allowed"),
         ("segr:0", "rounds is 0; allowed"),
+        ("segr-vote:2", "n is 2; allowed: an integer from 3"),
+        ("control:nan", "beta is nan; allowed"),
+        ("control:gamma=0", "gamma is 0; allowed"),
+        ("control:n_steps=0", "n_steps is 0; allowed"),
+        ("beam:2:n=3", "n is given twice"),
+        ("pcd:tuned.json", "write its values"),
     ],
 )
 def test_a_wrong_name_is_answered_with_what_there_is(text: str, message: str) -> None:

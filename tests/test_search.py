@@ -123,6 +123,19 @@ def test_drawing_follows_the_distribution_it_states() -> None:
     np.testing.assert_allclose(drawn(temperature=0.5, top_k=0, top_p=1.0), cold, atol=0.03)
 
 
+def test_other_prompts_draw_other_numbers() -> None:
+    """One seed for all questions must not mean one draw for all of them."""
+
+    class Prompted(Table):
+        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+            return np.log(np.array([0.25, 0.25, 0.25, 0.25 + 1e-6 * self.seed])).astype(np.float32)
+
+    drawn = [Sampling(1.0, 0, 1.0, seed=5).run(Prompted(i), 1, lambda t: False, unseen)[0] for i in range(200)]  # type: ignore[arg-type]
+    assert min(np.bincount(drawn, minlength=4)) > 20
+    again = [Sampling(1.0, 0, 1.0, seed=5).run(Prompted(i), 1, lambda t: False, unseen)[0] for i in range(200)]  # type: ignore[arg-type]
+    assert drawn == again
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

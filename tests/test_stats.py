@@ -25,6 +25,14 @@ def test_a_large_one_sided_gain_is_clear() -> None:
     assert result.is_clear and result.low > 0 and result.p < 1e-5
 
 
+def test_a_few_samples_that_differ_are_not_clear() -> None:
+    """The bootstrap alone would say so: none of its draws is below zero."""
+    result = paired([True] * 4 + [False] * 296, [False] * 300)
+    assert result.low > 0 and result.p == pytest.approx(0.125) and not result.is_clear
+    assert not paired([True], [False]).is_clear
+    assert paired([True] * 6 + [False] * 294, [False] * 300).is_clear  # p = 2/64
+
+
 def test_the_interval_covers_the_analytic_one() -> None:
     n, wins, losses = 400, 60, 20
     result = paired(

@@ -41,13 +41,18 @@ def run(args: argparse.Namespace) -> int:
     question = read_prompt(args.prompt)
     prompt = Prompt(after=question)
     if args.context is not None:
-        segments, joiner = split_context(args.context.read_bytes().decode("utf-8", "replace").strip())
+        segments, joiner = split_context(
+            args.context.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").strip()
+        )
         prompt = Prompt(segments=segments, joiner=joiner, after=f"\n\n{question}")
+    options = _options.machine_options(args)
+    if any(method.rows.whole_prompt for method in methods):  # a token has a byte at least
+        options["n_batch"] = options["n_ubatch"] = len(prompt.text.encode()) + 1024
     llm = _options.open_model(
         args.model,
         n_ctx=args.n_ctx,
         n_seq_max=max(method.n_sequences for method in methods),
-        **_options.machine_options(args),
+        **options,
     )
     n_prompt = len(prompt_tokens(llm, prompt, chat=args.chat))
     failed = False

@@ -45,9 +45,12 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         _plots.require()
         _files.open_folder(args.out)
-    (length,) = _options.lengths(args.length)[:1]
+    lengths = _options.lengths(args.length)
+    if len(lengths) != 1:
+        raise ValueError(f"--length is {args.length!r}; allowed: one length")
+    length = lengths[0]
     text = args.file.read_text(encoding="utf-8", errors="replace") if args.file else ""
-    size = max(2 * length, len(text) + 8)
+    size = max(2 * length, len(text.encode()) + 8)  # a token has a byte at least
     llm = _options.open_model(args.model, n_ctx=size, n_batch=size, n_ubatch=size, **_options.machine_options(args))
     prompt = Prompt(after=text)
     if not args.file:

@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     name = pathlib.Path(args.model).stem
     path, profile = resolve_model(args.model), pathlib.Path(args.profile or f"{name}.pcd.json")
+    if not profile.parent.is_dir():
+        raise ValueError(f"--profile is {profile}, but there is no folder {profile.parent}")
     plan = Plan(
         model=args.model,
         tasks=_options.names(args.task),

@@ -51,6 +51,7 @@ class KV:
     depths: tuple[float, ...] = ()
 
     metric = "accuracy"
+    is_drawn = False
 
     @property
     def may_exceed(self) -> bool:

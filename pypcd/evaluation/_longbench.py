@@ -109,6 +109,7 @@ class LongBench:
 
     metric = "F1"
     may_exceed = False
+    is_drawn = True
 
     def __post_init__(self) -> None:
         if self.data is not None:

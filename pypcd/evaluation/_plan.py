@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +15,7 @@ __all__ = ["Directory", "Key", "Plan", "file_sha256"]
 
 Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 
+_UNFINISHED = "run.json.new"
 _FREE = ("tasks", "methods", "lengths")  # a run may be continued with others
 
 
@@ -94,13 +97,37 @@ class Directory:
                     )
             for name in _FREE:
                 record[name] = list(dict.fromkeys([*before[name], *record[name]]))
-        elif self.path.exists() and any(self.path.iterdir()):
+        elif self.path.exists() and any(file.name != _UNFINISHED for file in self.path.iterdir()):
             raise ValueError(f"{self.path} is not empty and holds no run of pypcd eval; give another directory")
         self.path.mkdir(parents=True, exist_ok=True)
-        temporary = self.path / "run.json.new"
+        temporary = self.path / _UNFINISHED
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         temporary.replace(file)
         return self._read_samples()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within, no other process uses this directory (where the system can tell).
+
+        Raises:
+            ValueError: another one does.
+        """
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise ValueError(
+                f"{self.path} is in use by another evaluation; wait for it, or give another directory"
+            ) from None
+        finally:
+            os.close(folder)
 
     def append(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"

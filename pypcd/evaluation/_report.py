@@ -19,7 +19,7 @@ N_BANDS = 5  # of depth
 
 _LEGEND = """\
 {n} questions a cell, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions, with
-its 95% bootstrap interval; ~ marks one that spans zero: no difference shown. p: exact McNemar. Wins and losses: questions
+its 95% bootstrap interval; ~ marks one that spans zero or has p of 0.05 or more: no difference shown. p: exact McNemar, for graded scores the sign test. Wins and losses: questions
 on which the method, on which greedy scored higher. MRR: mean reciprocal rank of the gold token where an answer first leaves
 it, of all and of wrong answers."""
 
@@ -124,6 +124,14 @@ def markdown(
         parts += [""]
         for length in plan.lengths:
             parts += _depth_lines(by_depth(plan, records, task, length), length)
+    failed: dict[str, list[str]] = {}
+    for key, record in sorted(records.items()):
+        if record.get("error"):
+            failed.setdefault(key[3], []).append(f"{key[0]}, {key[1]} tokens, question {key[2]}: {record['error']}")
+    if failed:
+        parts += ["## Not answered", "", "These count as wrong; they are asked again when the run is continued.", ""]
+        parts += [f"- {method}: {len(errors)}, such as {errors[0]}" for method, errors in failed.items()]
+        parts += [""]
     if refused:
         parts += ["## Refused", ""]
         parts += [f"- {method}: {reason}" for method, reason in sorted(refused.items())]

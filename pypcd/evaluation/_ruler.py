@@ -49,6 +49,7 @@ class VT:
 
     metric = "recall"
     may_exceed = False
+    is_drawn = False
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
@@ -100,6 +101,7 @@ class VTAuthors:
 
     metric = "F1"
     may_exceed = False
+    is_drawn = False
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
@@ -146,6 +148,7 @@ class NIAH:
 
     metric = "recall"
     may_exceed = False
+    is_drawn = False
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)

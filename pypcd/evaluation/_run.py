@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import multiprocessing
+import os
 import queue
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import llama_cpp
 
 import pypcd
-from pypcd._errors import PCDError
+from pypcd._errors import ModelError, PCDError, UnsupportedError
 from pypcd._llama import Llama
 from pypcd._models import resolve_model
 from pypcd._vocabulary import Vocabulary
@@ -29,7 +31,8 @@ Record = dict[str, Any]
 Progress = Callable[[int], object]
 """Told how many prompt tokens' worth of samples have just been finished, of all methods together."""
 
-_SPARE = 512  # tokens beside prompt and answer: what an edit adds, and a prompt without its context
+_SPARE = 256  # tokens beside prompt and answer: what an edit adds
+_BARE = 1024  # for a prompt without its context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,28 +86,30 @@ def evaluate(
     for name in plan.methods:
         parse(name)
     tasks_of(plan)
-    records = directory.open(plan, facts(plan) if model_facts is None else model_facts)
+    with directory.locked():
+        records = directory.open(plan, facts(plan) if model_facts is None else model_facts)
 
-    todo: dict[tuple[str, int, int], list[str]] = {}
-    for task, length, index, method in plan.everything():
-        if indices is not None and index not in indices:
-            continue
-        if (task, length, index, method) not in records:
-            todo.setdefault((task, length, index), []).append(method)
-        else:
-            progress(length)
+        todo: dict[tuple[str, int, int], list[str]] = {}
+        for task, length, index, method in plan.everything():
+            if indices is not None and index not in indices:
+                continue
+            # what went wrong is tried again
+            if records.get((task, length, index, method), {"error": ""}).get("error") is not None:
+                todo.setdefault((task, length, index), []).append(method)
+            else:
+                progress(length)
 
-    refused: dict[str, str] = {}
-    work = _work_here(plan, todo, options or {}, refused)
-    if jobs > 1 and len(todo) > 1:
-        work = _work_beside(plan, todo, options or {}, refused, min(jobs, len(todo)))
-    for key, record in work:
-        if record is not None:
-            directory.append(record)
-            records[key] = record
-        progress(key[1])
-    wanted = set(plan.everything())
-    return Outcome({key: record for key, record in records.items() if key in wanted}, refused)
+        refused: dict[str, str] = {}
+        work = _work_here(plan, todo, options or {}, refused)
+        if jobs > 1 and len(todo) > 1:
+            work = _work_beside(plan, todo, options or {}, refused, min(jobs, len(todo)))
+        for key, record in work:
+            if record is not None:
+                directory.append(record)
+                records[key] = record
+            progress(key[1])
+        wanted = set(plan.everything())
+        return Outcome({key: record for key, record in records.items() if key in wanted}, refused)
 
 
 def tasks_of(plan: Plan) -> dict[str, Task]:
@@ -150,12 +155,13 @@ def _work_beside(plan: Plan, todo: Todo, options: Mapping[str, Any], refused: di
             try:
                 kind, value = results.get(timeout=1)
             except queue.Empty:
-                if any(process.exitcode not in (None, 0) for process in processes):
-                    codes = [process.exitcode for process in processes if process.exitcode]
+                if sum(process.is_alive() for process in processes) < running:
+                    codes = [process.exitcode for process in processes if process.exitcode is not None]
                     raise PCDError(f"a process of the evaluation ended early, with status {codes[0]}") from None
                 continue
             if kind == "error":
-                raise value
+                name, text = value
+                raise _ERRORS.get(name, PCDError)(text)
             if kind == "refused":
                 refused.update(value)
             elif kind == "done":
@@ -169,7 +175,14 @@ def _work_beside(plan: Plan, todo: Todo, options: Mapping[str, Any], refused: di
             process.join()
 
 
+# errors cross to the other process as text: not every exception can be pickled
+_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (ValueError, TypeError, OSError, FileNotFoundError, ModelError, UnsupportedError)
+}
+
+
 def _serve(plan: Plan, options: dict[str, Any], tasks: Any, results: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         worker = _Worker(plan, options)
         results.put(("refused", worker.refused))
@@ -180,8 +193,16 @@ def _serve(plan: Plan, options: dict[str, Any], tasks: Any, results: Any) -> Non
         results.put(("done", None))
     except KeyboardInterrupt:
         pass  # the one who started this one was told too
-    except (RuntimeError, ValueError, TypeError, OSError) as error:
-        results.put(("error", error))
+    except Exception as error:  # noqa: BLE001  whatever it is, the one who waits must hear of it
+        results.put(("error", (type(error).__name__, str(error) or repr(error))))
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed takes nobody along."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 class _Worker:
@@ -195,6 +216,8 @@ class _Worker:
         n_answer = max(plan.max_tokens or task.max_tokens for task in self._tasks.values())
         longest = max(plan.lengths) * (2 if any(task.may_exceed for task in self._tasks.values()) else 1)
         n_ctx = longest + _SPARE + n_sequences * n_answer
+        if any(method.rows.n_sequences > 1 for method in methods.values()):
+            n_ctx += _BARE
         settings: dict[str, Any] = {"n_ctx": n_ctx, "n_seq_max": n_sequences}
         if any(method.rows.whole_prompt for method in methods.values()):
             settings["n_batch"] = settings["n_ubatch"] = n_ctx
@@ -217,7 +240,11 @@ class _Worker:
         if (name, length) not in self._cells:
             plan, task = self.plan, self._tasks[name]
             samples = task.samples(plan.n, length, self._tokenizer, plan.seed)
-            pool = tuple(s.prompt for s in task.samples(plan.n_pool, length, self._tokenizer, plan.seed + 1))
+            # questions from files are few: of those drawn again, some are the same
+            n_drawn = plan.n_pool + (plan.n if task.is_drawn else 0)
+            asked = {sample.prompt for sample in samples}
+            others = (s.prompt for s in task.samples(n_drawn, length, self._tokenizer, plan.seed + 1))
+            pool = tuple(prompt for prompt in others if prompt not in asked)[: plan.n_pool]
             self._cells = {(name, length): (samples, {m: parse(m).with_pool(pool) for m in plan.methods})}
         return self._cells[name, length]
 
@@ -233,14 +260,7 @@ class _Worker:
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
         task, plan = self._tasks[key[0]], self.plan
         gold = Gold(self.vocabulary, sample.extra.get("gold", sample.answers[0]))
-        answer = method.generate(
-            self.session,
-            sample.prompt,
-            max_tokens=plan.max_tokens or task.max_tokens,
-            chat=plan.chat,
-            look=gold.look,
-        )
-        return {
+        begun: Record = {
             "task": key[0],
             "length": key[1],
             "index": key[2],
@@ -248,6 +268,19 @@ class _Worker:
             "prompt_sha256": hashlib.sha256(sample.prompt.text.encode("utf-8", "replace")).hexdigest()[:16],
             "depth": sample.depth,
             "answers": list(sample.answers),
+        }
+        try:
+            answer = method.generate(
+                self.session,
+                sample.prompt,
+                max_tokens=plan.max_tokens or task.max_tokens,
+                chat=plan.chat,
+                look=gold.look,
+            )
+        except (ValueError, PCDError) as error:  # this question's own: the others are still worth asking
+            return {**begun, "error": str(error), "score": 0.0, "salience": None, "n_tokens": 0}
+        return {
+            **begun,
             "prediction": answer.text,
             "score": task.score(answer.text, sample),
             "gold_rank": gold.rank,

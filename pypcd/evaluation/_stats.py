@@ -21,7 +21,7 @@ class Paired:
         wins, losses: samples on which the method, on which the baseline scored higher.
         difference: in points.
         low, high: 95% bootstrap interval of the difference, in points.
-        p: exact two-sided McNemar p; 1 where both never disagree.
+        p: exact two-sided McNemar p; 1 where both never disagree. For scores between 0 and 1 the sign test.
     """
 
     n: int
@@ -35,8 +35,9 @@ class Paired:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves zero out."""
-        return self.low > 1e-9 or self.high < -1e-9  # sums of fractions round
+        """Whether the interval leaves zero out and p is below 0.05: with few samples that differ the bootstrap alone
+        would say so too easily."""
+        return (self.low > 1e-9 or self.high < -1e-9) and self.p < 0.05  # sums of fractions round
 
 
 def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0, n_bootstrap: int = 10_000) -> Paired:

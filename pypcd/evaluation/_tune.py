@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pypcd._config import PCDConfig, parse_pcd
+from pypcd._errors import UnsupportedError
 from pypcd.evaluation._plan import Directory, Key, Plan
 from pypcd.evaluation._report import BASELINE
 from pypcd.evaluation._run import Progress, evaluate
@@ -54,7 +55,8 @@ class Tuned:
     @property
     def helps(self) -> bool:
         """Whether the setting beats greedy on questions it was not chosen by, by more than luck."""
-        return bool(self.judged_by) and self.judged_by[None, None].low > 1e-9
+        result = self.judged_by.get((None, None))
+        return result is not None and result.is_clear and result.difference > 0
 
     @property
     def config(self) -> PCDConfig | None:
@@ -80,6 +82,7 @@ def tune(
         tell: told of each setting that has been tried and its gain over greedy, in points.
 
     Raises:
+        UnsupportedError: this model can run none of the settings.
         ValueError, PCDError, ModelError: as evaluate().
     """
     first, second = range(0, plan.n, 2), range(1, plan.n, 2)
@@ -112,7 +115,9 @@ def tune(
         attempt(_variants(_config(best)))
         best = _best(tried)
 
-    if best is None or tried[best] <= 0:
+    if best is None:
+        raise UnsupportedError(f"this model can run none of the settings: {next(iter(refused.values()))}")
+    if tried[best] <= 0:
         return Tuned(None, None, {}, tried, refused)
     run([best], second)
     judged: dict[tuple[str | None, int | None], Paired] = {(None, None): _compare(plan, records, best, second)}

@@ -23,6 +23,7 @@ from typing import Any
 
 from pypcd._config import parse_pcd
 from pypcd._errors import did_you_mean
+from pypcd._profile import is_profile
 from pypcd._prompt import Prompt
 from pypcd.methods._dola import DoLa
 from pypcd.methods._edits import AttentionSort, Edit, MedoidVote, Rephrase
@@ -77,6 +78,8 @@ def _values(make: Any, words: Sequence[str], first: str = "") -> Any:
                 f"{kind.__name__} has no value {name or text!r}{did_you_mean(name, fields)}; it has: {', '.join(fields)}"
             )
         number = int if isinstance(fields[name].default, int) else float
+        if name in values:
+            raise ValueError(f"{name} is given twice, {values[name]} and {text}")
         try:
             values[name] = number(text)
         except ValueError:
@@ -85,6 +88,8 @@ def _values(make: Any, words: Sequence[str], first: str = "") -> Any:
 
 
 def _pcd(words: Sequence[str]) -> PCD:
+    if any(is_profile(word) for word in words):
+        raise ValueError("a profile's file may change; write its values, such as pcd:beta=1.5:window=64")
     config = parse_pcd(" ".join(words) or "on")
     if config is None:
         raise ValueError("pcd:off is plain decoding; write greedy")

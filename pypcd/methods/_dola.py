@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pypcd import _native
 from pypcd._errors import PCDError, UnsupportedError
-from pypcd._method import log_softmax
+from pypcd._method import log_softmax, put_behind
 from pypcd._prompt import Prompt
 from pypcd.methods._rows import RowSource, Stream
 from pypcd.methods._session import Rows2D, Session
@@ -91,7 +91,8 @@ class DoLa(RowSource):
 
     def _row(self, final: npt.ArrayLike, exits: Rows2D) -> npt.NDArray[np.float32]:
         base = exits[premature_layer(final, exits)]
-        return dola_contrast(final, base, relative_top=self.relative_top).astype(np.float32)
+        kept = dola_contrast(final, base, relative_top=self.relative_top)
+        return put_behind(kept, log_softmax(final)).astype(np.float32)
 
 
 def candidate_layers(layers: str | Sequence[int], n_layer: int, *, tied: bool) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ class MedoidVote:
     Likeness is the cosine of character trigram counts; the authors use an embedding service.
 
     Args:
-        n: answers, 2 to 100; the authors find 3 enough.
+        n: answers, 3 to 100; the authors find 3 enough.
         seed: of the orders.
 
     Raises:
@@ -127,12 +127,12 @@ class MedoidVote:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 2 <= self.n <= 100:
-            raise ValueError(f"n is {self.n!r}; allowed: an integer from 2 to 100 answers")
+        if not 3 <= self.n <= 100:
+            raise ValueError(f"n is {self.n!r}; allowed: an integer from 3 to 100 answers")
 
     def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
         _check_segments(prompt)
-        rng = random.Random(self.seed)
+        rng = random.Random(f"{self.seed} {prompt.text}")  # other orders for each question
         prompts = [
             prompt.replace(segments=tuple(rng.sample(prompt.segments, len(prompt.segments)))) for _ in range(self.n)
         ]

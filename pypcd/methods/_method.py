@@ -101,7 +101,7 @@ class Method:
             raise ValueError(f"max_tokens is {max_tokens}; allowed: an integer of at least 1")
         session = model if isinstance(model, Session) else Session(model)
         prompt = Prompt(after=prompt) if isinstance(prompt, str) else prompt
-        key = (self.name, chat)
+        key = (self, chat)
         if key not in session.refusals:  # trying a setting may take memory and time
             session.refusals[key] = self.refusal(session.llm, chat=chat)
         refusal = session.refusals[key]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
 from pypcd._config import PCDConfig
-from pypcd._method import contrast, log_softmax
+from pypcd._method import contrast, log_softmax, put_behind
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd.methods._session import Row, Rows2D, Session
 
@@ -114,7 +115,14 @@ class Control(RowSource):
     gamma: int = 30
     relative_top: float = 0.0
     n_steps: int = 32
-    _means: dict[object, npt.NDArray[np.float64]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _means: weakref.WeakKeyDictionary[Any, dict[bool, npt.NDArray[np.float64]]] = dataclasses.field(
+        default_factory=weakref.WeakKeyDictionary, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        PCDConfig(beta=self.beta, gamma=self.gamma, relative_top=self.relative_top)  # the same values, the same checks
+        if isinstance(self.n_steps, bool) or not isinstance(self.n_steps, int) or self.n_steps < 1:
+            raise ValueError(f"n_steps is {self.n_steps!r}; allowed: an integer of at least 1")
 
     def refusal(self, llm: Llama) -> str | None:
         return None if self.pool else "the control needs other prompts of the same kind, and has none"
@@ -124,22 +132,21 @@ class Control(RowSource):
 
         def change(t: int, rows: Rows2D) -> Rows2D:
             prior = means[min(t, len(means) - 1)]
-            return np.stack(
-                [
-                    contrast(log_softmax(row), prior, beta=self.beta, gamma=self.gamma, relative_top=self.relative_top)
-                    for row in rows
-                ]
-            ).astype(np.float32)
+            return np.stack([self._contrasted(log_softmax(row), prior) for row in rows]).astype(np.float32)
 
         return Stream(session, session.start(tokens), change)
 
+    def _contrasted(self, row: npt.NDArray[np.float64], prior: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        kept = contrast(row, prior, beta=self.beta, gamma=self.gamma, relative_top=self.relative_top)
+        return put_behind(kept, row)
+
     def with_pool(self, prompts: tuple[Prompt, ...]) -> Control:
-        return dataclasses.replace(self, pool=prompts, _means={})
+        return dataclasses.replace(self, pool=prompts, _means=weakref.WeakKeyDictionary())
 
     def means(self, session: Session, chat: bool) -> npt.NDArray[np.float64]:
         """Mean log-probabilities of the pool's answers at each step, float64[n_steps, n_vocab]."""
-        key = (id(session.llm), chat)
-        if key not in self._means:
+        known = self._means.setdefault(session.llm, {})
+        if chat not in known:
             sums: list[npt.NDArray[np.float64]] = []
             counts: list[int] = []
             for prompt in self.pool:
@@ -154,8 +161,8 @@ class Control(RowSource):
                     if session.is_end(token):
                         break
                     row = session.step({0: token})[0]
-            self._means[key] = np.stack([s / n for s, n in zip(sums, counts)])
-        return self._means[key]
+            known[chat] = np.stack([s / n for s, n in zip(sums, counts)])
+        return known[chat]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +185,8 @@ class CAD(RowSource):
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         bare = prompt_tokens(session.llm, prompt.replace(segments=()), chat=chat)
+        if not bare:
+            raise ValueError("without its context the prompt is empty; give Prompt a question (before or after)")
         if list(bare) == list(tokens):
             raise ValueError("the prompt has no context that could be left out; give Prompt its segments")
         first = session.start(tokens)

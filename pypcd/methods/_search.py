@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,7 +51,8 @@ class Sampling:
         temperature: more than 0, at most 100.
         top_k: 0 keeps all tokens.
         top_p: more than 0, at most 1.
-        seed: of the random numbers; the same seed draws the same answer.
+        seed: of the random numbers; the same seed draws the same answer to the same prompt, and independently of other
+            prompts.
 
     Raises:
         ValueError: a value is out of range.
@@ -75,7 +77,9 @@ class Sampling:
             raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: an integer of at least 0")
 
     def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
-        rng = np.random.default_rng(self.seed)
+        # of the prompt too, or the draws of all questions would be the same ones
+        digest = hashlib.sha256(stream.first.tobytes()).digest()
+        rng = np.random.default_rng([self.seed, int.from_bytes(digest[:8], "little")])
 
         def draw(row: Row) -> int:
             ids = np.argsort(-row, kind="stable")[: self.top_k or None]
@@ -110,7 +114,7 @@ class Beam:
     put aside, the others go on; it stops when n answers are put aside and no beam could still beat them.
 
     Args:
-        n: beams, 2 to 32.
+        n: beams, 2 to 31.
         length_penalty: 0 compares plain sums, which favours short answers.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import llama_cpp
 
 from pypcd._prompt import Prompt
-from pypcd.methods._rows import RowSource, Stream
+from pypcd.methods._rows import RowSource, Stream, is_recurrent
 from pypcd.methods._session import Session
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class SelfExtend(RowSource):
             raise ValueError(f"width is {self.width!r}; allowed: a multiple of n={self.n} up to {2**20}")
 
     def refusal(self, llm: Llama) -> str | None:
+        if is_recurrent(llm):
+            return "it has a recurrent state, which knows no positions that could be divided"
+        if llama_cpp.llama_model_rope_type(llm._model.model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
+            return "it does not rotate its keys, so that their positions cannot be divided"
         if not llama_cpp.llama_memory_can_shift(llama_cpp.llama_get_memory(llm.ctx)):
             return "the positions in this model's cache cannot be moved"
         return None

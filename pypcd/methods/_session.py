@@ -36,9 +36,10 @@ class Session:
     def __init__(self, llm: Llama) -> None:
         self.llm = llm
         self.n_evaluated = 0
-        self.refusals: dict[tuple[str, bool], str | None] = {}
+        self.refusals: dict[tuple[object, bool], str | None] = {}
         self._prompt: list[int] = []
         self._n_prompt = 0  # positions of all but its last token
+        self._n_changes = -1  # of the model's cache, when the prompt was evaluated
         self._kind: object = None
         self._before: tuple[PCDConfig | None] | None = None  # the model's setting, while another is in force
         self._undo: list[Callable[[], object]] = []
@@ -76,11 +77,12 @@ class Session:
                 "with room for an answer"
             )
         self._set_pcd_aside()
-        if not (kind == self._kind and tokens == self._prompt and self._rewind()):
+        is_mine = self._n_changes == llm._n_changes  # nobody else has evaluated in this context
+        if not (is_mine and kind == self._kind and tokens == self._prompt and self._rewind()):
             self.clear()
             llm.pcd = None
             self._n_prompt = (read or self._read)(tokens[:-1])
-            self._prompt, self._kind = tokens, kind
+            self._prompt, self._kind, self._n_changes = tokens, kind, llm._n_changes
             self.n_evaluated += len(tokens)
         llm.pcd = setting
         self._n_past = {0: self._n_prompt}
@@ -151,6 +153,8 @@ class Session:
         try:
             if self._prompt and not self._rewind():
                 self.clear()
+            if self._kind is not None:
+                self.llm.reset()  # keys that plain decoding must not take for its own
         finally:
             while self._undo:
                 self._undo.pop()()
