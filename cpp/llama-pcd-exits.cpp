@@ -283,6 +283,8 @@ int32_t llama_pcd::set_exits(const std::vector<int32_t> & layers, std::string & 
     if (layers != exits.layers) {
         exits.layers = layers;
         reset_graphs();
+        // a graph with as many nodes would be given the memory plan of the last one, which may let go of these layers
+        lctx.sched_need_reserve = true;
     }
     exits.forget();
 
