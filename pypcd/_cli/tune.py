@@ -109,7 +109,7 @@ def _print(plan: Plan, tuned: Tuned, profile: pathlib.Path) -> None:
                 f"{task or 'all':<20} {length or '':>6} {p.score - p.difference:>7.1f} {p.score:>6.1f}  {change:>26}  "
                 f"{f'{p.wins}/{p.losses}':>11}"
             )
-        print("\n~ the interval spans zero: no difference shown")
+        print("\n~ the interval spans zero or p is 0.05 or more: no difference shown")
     for method, reason in tuned.refused.items():
         _terminal.note(f"{method} was not tried: {reason}")
     if tuned.helps:
