@@ -123,7 +123,6 @@ def _print_table(results: list[tuple[int, list[Answer]]], n: int) -> None:
             row = f"{n_tokens:>6}  {TITLES[method]:<15} {c.score:>6.1f}"
             print(row if method == PLAIN else f"{row}  {change:>26}  {f'{c.wins}/{c.losses}':>11}")
         print()
-    print(
-        "~ the interval spans zero or p is 0.05 or more: no difference shown.  window twin: sees the last 64 tokens, no rotation."
-    )
+    print("~ the interval spans zero or p is 0.05 or more: no difference shown")
+    print("window twin: sees the last 64 tokens, no rotation")
     print("control: subtracts what other questions make likely; a gain it shares is no matter of position.")
