@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pypcd._config import PCDConfig
 from pypcd._method import log_softmax
 from pypcd._vocabulary import Vocabulary
+from pypcd.evaluation._gold import rank
 from pypcd.methods import Session
 
 __all__ = ["Candidate", "Step", "explain"]
@@ -122,17 +123,13 @@ def _step(rows: Any, vocabulary: Vocabulary, index: int, n_top: int, gold: set[i
             token=token,
             text=vocabulary.shown(token),
             before=float(p_before[token]),
-            rank_before=_rank(standard, token),
+            rank_before=rank(standard, token),
             over_rotated=None if p_over is None else float(p_over[token]),
             after=float(p_after[token]),
-            rank_after=_rank(contrasted, token) if np.isfinite(contrasted[token]) else None,
+            rank_after=rank(contrasted, token) if np.isfinite(contrasted[token]) else None,
             is_chosen=token == chosen,
             is_gold=token in gold,
         )
         for token in sorted(listed, key=lambda t: (-contrasted[t], -standard[t], t))
     ]
     return Step(index, vocabulary.shown(chosen), tuple(candidates), chosen != int(standard.argmax()))
-
-
-def _rank(row: Row, token: int) -> int:
-    return 1 + int((row > row[token]).sum())
