@@ -262,13 +262,7 @@ int32_t llama_pcd::set_exits(const std::vector<int32_t> & layers, std::string & 
     if (!layers.empty() && exits.found.empty()) {
         // the graphs built here tell where the hidden states are
         exits.probing = true;
-        try {
-            lctx.sched_need_reserve = true;
-            lctx.sched_reserve();
-        } catch (...) {
-            exits.probing = false;
-            throw;
-        }
+        build_graphs([&]() { exits.probing = false; });
         exits.probing = false;
         exits.found.resize(n_layer, false);
     }

@@ -500,13 +500,7 @@ int32_t llama_pcd::set_head_ratios(const llama_pcd_head_ratios * p, std::string 
     reset_graphs();
 
     // the graphs built here show what cannot run
-    try {
-        lctx.sched_need_reserve = true;
-        lctx.sched_reserve();
-    } catch (...) {
-        undo();
-        throw;
-    }
+    build_graphs(undo);
     heads.finding = false;
 
     if (heads.n_rotated == 0 && heads.reason.empty()) {

@@ -234,6 +234,7 @@ struct llama_pcd {
     ggml_tensor * inverse(ggml_tensor * weights);
 
     void reset_graphs();
+    void build_graphs(const std::function<void()> & undo); // the ones memory is reserved for; undo if that fails
 
     //
     // early exits (llama-pcd-exits.cpp)

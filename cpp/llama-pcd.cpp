@@ -172,6 +172,16 @@ void llama_pcd::reset_graphs() {
     generation++;
 }
 
+void llama_pcd::build_graphs(const std::function<void()> & undo) {
+    try {
+        lctx.sched_need_reserve = true;
+        lctx.sched_reserve();
+    } catch (...) {
+        undo();
+        throw;
+    }
+}
+
 static bool same_table(const llama_pcd_params & a, const llama_pcd_params & b) {
     return a.perturbation == b.perturbation && a.alpha == b.alpha && a.base_ratio == b.base_ratio &&
         a.transition == b.transition && a.band == b.band;
@@ -255,13 +265,7 @@ int32_t llama_pcd::set(const llama_pcd_params & p, std::string & err) {
 
     if (is_new) {
         // the graphs built here also tell how each layer rotates, if it does
-        try {
-            lctx.sched_need_reserve = true;
-            lctx.sched_reserve();
-        } catch (...) {
-            undo();
-            throw;
-        }
+        build_graphs(undo);
 
         has_graph = true;
         for (const auto & cur : kvs) {
