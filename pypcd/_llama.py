@@ -18,6 +18,7 @@ from pypcd import _log, _machine, _native
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._errors import ModelError, PCDError, UnsupportedError, did_you_mean
 from pypcd._models import resolve_model
+from pypcd._profile import is_profile, other_model
 
 __all__ = ["Llama", "PCDLogits", "PCDStats"]
 
@@ -144,6 +145,7 @@ class Llama(llama_cpp.Llama):
             raise ModelError(f"cannot load {path}: {cause or error}") from error
         try:
             self.pcd = config
+            self._remark(pcd)
         except BaseException:
             self.close()  # a traceback may keep this object for long
             raise
@@ -189,7 +191,16 @@ class Llama(llama_cpp.Llama):
 
     @pcd.setter
     def pcd(self, setting: PCDSetting) -> None:
-        self._apply(PCDConfig.resolve(setting, self._pcd))
+        self._apply(self._resolve(setting))
+
+    def _resolve(self, setting: PCDSetting) -> PCDConfig | None:
+        config = PCDConfig.resolve(setting, self._pcd)
+        self._remark(setting)
+        return config
+
+    def _remark(self, setting: PCDSetting) -> None:
+        if isinstance(setting, str) and is_profile(setting) and (text := other_model(setting, self.model_path)):
+            _log.logger.warning("%s", text)
 
     def pcd_refusal(self, setting: PCDSetting = True) -> str | None:
         """Why this model or context cannot run a setting, in a sentence; None if it can.
@@ -244,7 +255,7 @@ class Llama(llama_cpp.Llama):
             yield
             return
         before = self._pcd, self._combines
-        self.pcd = PCDConfig.resolve(setting, self._pcd)
+        self._apply(self._resolve(setting))
         try:
             yield
         finally:
@@ -253,7 +264,7 @@ class Llama(llama_cpp.Llama):
 
     def _steps(self, iterator: Iterator[_T], setting: PCDSetting) -> Generator[_T, Any, None]:
         """An iterator of which every step, and nothing between them, runs under a setting."""
-        config = PCDConfig.resolve(setting, self._pcd)  # complain now, not when the stream is first read
+        config = self._resolve(setting)  # complain now, not when the stream is first read
 
         def steps() -> Generator[_T, Any, None]:
             sent = None
@@ -294,7 +305,7 @@ class Llama(llama_cpp.Llama):
         if setting is None:
             _native.pcd_unset_seq(self._open_ctx(), seq_id)
             return
-        config, params = PCDConfig.resolve(setting, self._pcd), None
+        config, params = self._resolve(setting), None
         if config is not None:
             fixed = (self._pcd or config).replace(
                 beta=config.beta, gamma=config.gamma, relative_top=config.relative_top

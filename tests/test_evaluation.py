@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -239,6 +240,50 @@ def test_another_run_is_not_mixed_in(
     assert finished[0].samples.read_bytes() == before
 
 
+def test_other_options_of_the_model_are_another_run(finished: tuple[Directory, dict[Any, Any]]) -> None:
+    evaluate(DEMO, finished[0], options={**ONE, "n_threads": 2})  # rows do not depend on threads
+    with pytest.raises(ValueError, match="options is .* there and .*'n_ubatch': 64"):
+        evaluate(DEMO, finished[0], options={**ONE, "n_ubatch": 64})
+
+
+def test_other_questions_are_another_run(finished: tuple[Directory, dict[Any, Any]], tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "run")
+    directory.path.mkdir()
+    shutil.copy(finished[0].path / "run.json", directory.path)
+    record = {**finished[1]["kv-short", 180, 0, "greedy"], "prompt_sha256": "0" * 16}
+    directory.samples.write_text(json.dumps(record) + "\n")
+    with pytest.raises(ValueError, match="has answers to another question 0 of kv-short at 180 tokens"):
+        evaluate(DEMO, directory, options=ONE)
+
+
+def test_other_rows_of_a_file_are_another_run(tmp_path: Path) -> None:
+    row = {"context": "A bat is no bird.", "input": "Is a bat a bird?", "answers": ["no"]}
+    file, other = tmp_path / "qasper.jsonl", tmp_path / "moved.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    run = Directory(tmp_path / "run")
+    for name in ("longbench-qasper", "longbench-hotpotqa"):
+        plan = Plan("demo", (name,), ("greedy",), (1024,), n=1, data=str(file), max_tokens=2)
+        evaluate(plan, run, options=ONE)
+    assert len(set(json.loads((run.path / "run.json").read_text())["data_sha256"])) == 2
+    file.rename(other)
+    evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
+    other.write_text(json.dumps({**row, "answers": ["yes"]}) + "\n")
+    with pytest.raises(ValueError, match="longbench-hotpotqa had other questions there"):
+        evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
+
+
+def test_a_task_from_a_file_has_as_many_questions_as_there_are(tmp_path: Path) -> None:
+    """The control takes what was asked for its pool, each time without the question at hand."""
+    rows = [{"context": f"A bat is {k}.", "input": f"What is {k}?", "answers": [str(k)]} for k in range(3)]
+    file = tmp_path / "qasper.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = Plan("demo", ("longbench-qasper", "kv-short"), ("control",), (1024,), n=5, data=str(file), max_tokens=2)
+    outcome = evaluate(plan, Directory(tmp_path / "run"), options=ONE)
+    assert len(outcome.records) == 2 * (3 + 5) and not any("error" in r for r in outcome.records.values())
+    text = markdown(plan, outcome.records, {"longbench-qasper": "F1", "kv-short": "x"}, {})
+    assert "## longbench-qasper (F1, 3 questions)" in text and "## kv-short (x)" in text
+
+
 def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match="is not empty and holds no run"):
@@ -410,5 +455,5 @@ def test_where_nothing_helps_tuning_says_so(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_a_single_question_cannot_be_halved(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least 2 questions a cell"):
+    with pytest.raises(ValueError, match="kv-short has 1 question a cell; allowed: at least 2"):
         tune(Plan("demo", ("kv-short",), ("greedy",), (200,), n=1), Directory(tmp_path))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
 
+import pypcd
 from pypcd import PCDConfig
 from pypcd._config import parse_pcd
-from pypcd._profile import read_profile, write_profile
+from pypcd._models import resolve_model
+from pypcd._profile import other_model, read_profile, write_profile
 
 
 def test_a_profile_is_a_setting(tmp_path: Path) -> None:
@@ -31,6 +35,7 @@ def test_a_profile_may_say_off(tmp_path: Path) -> None:
         ("[1]", "is no profile written by pypcd tune"),
         ('{"pypcd_profile": 2, "pcd": null}', "is no profile written by pypcd tune"),
         ('{"pypcd_profile": 1, "pcd": 3}', "is damaged"),
+        ('{"pypcd_profile": 1, "pcd": null, "evidence": []}', "is damaged"),
         ('{"pypcd_profile": 1, "pcd": {"beta": -1}}', "beta is -1; allowed"),
         ('{"pypcd_profile": 1, "pcd": {"betta": 1}}', "did you mean 'beta'"),
     ],
@@ -45,3 +50,19 @@ def test_what_is_no_profile_is_said_to_be_none(text: str, message: str, tmp_path
 def test_a_missing_profile_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no profile .*p.json; `pypcd tune` writes one"):
         PCDConfig.resolve(str(tmp_path / "p.json"))
+
+
+def test_a_profile_of_another_model_is_used_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    size = os.path.getsize(resolve_model("demo"))
+    for n, name in ((size, "same.json"), (size + 1, "other.json")):
+        write_profile(tmp_path / name, {"beta": 1.5}, {"model": "big.gguf", "model_bytes": n})
+    assert other_model(tmp_path / "same.json", resolve_model("demo")) is None
+    with contextlib.closing(pypcd.Llama("demo", pcd=str(tmp_path / "same.json"), n_ctx=64)) as llm:
+        llm("x", max_tokens=1, pcd=str(tmp_path / "same.json"))
+        assert not caplog.records
+        llm("x", max_tokens=1, pcd=str(tmp_path / "other.json"))
+        assert f"big.gguf, {size + 1} bytes; this one has {size}" in caplog.text
+    caplog.clear()
+    with contextlib.closing(pypcd.Llama("demo", pcd=str(tmp_path / "other.json"), n_ctx=64)) as llm:
+        assert llm.pcd == PCDConfig(beta=1.5)
+    assert "was chosen with another model" in caplog.text

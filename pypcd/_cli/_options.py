@@ -19,6 +19,8 @@ from pypcd import ModelError, PCDConfig, UnsupportedError, evaluation, methods
 from pypcd._cli import _terminal
 from pypcd._config import parse_pcd
 from pypcd._errors import did_you_mean
+from pypcd._models import resolve_model
+from pypcd._profile import is_profile, other_model
 
 # name -> (lowest, highest, what is allowed)
 _RANGES = {
@@ -75,6 +77,18 @@ class Sampling:
     def describe(self) -> str:
         values = {**dataclasses.asdict(self), "seed": "random" if self.seed is None else self.seed}
         return "  ".join(f"{name}={value}" for name, value in values.items())
+
+
+def pcd_setting(text: str, model: str) -> PCDConfig | None:
+    """parse_pcd(), with a note where it is a profile of another model."""
+    config = parse_pcd(text)
+    note_of_profile(text, resolve_model(model))
+    return config
+
+
+def note_of_profile(setting: str, model_path: str) -> None:
+    if is_profile(setting.strip()) and (remark := other_model(setting.strip(), model_path)):
+        _terminal.note(remark)
 
 
 def describe_pcd(config: PCDConfig | None) -> str:
@@ -195,7 +209,7 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
     Raises:
         UnsupportedError: PCD was asked for by name, and cannot run.
     """
-    config = parse_pcd("on" if args.pcd is None else args.pcd)  # complain before the slow part
+    config = pcd_setting("on" if args.pcd is None else args.pcd, args.model)  # complain before the slow part
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **machine_options(args))

@@ -143,6 +143,7 @@ class Chat:
     def do_pcd(self, argument: str) -> None:
         if argument:
             self.session.set_pcd(argument)
+            _options.note_of_profile(argument, self.session.llm.model_path)
         say(f"PCD {_options.describe_pcd(self.session.llm.pcd)}")
 
     def do_compare(self, _: str) -> None:

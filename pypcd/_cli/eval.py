@@ -17,6 +17,7 @@ from pypcd.evaluation import (
     Directory,
     Plan,
     Row,
+    counts_of,
     csv_text,
     evaluate,
     facts,
@@ -53,16 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     plan, paper = _plan(args), PAPER_TABLES.get(args.paper)
     out = Directory(args.out or f"eval-{pathlib.Path(args.model).stem}")
-    path = resolve_model(args.model)
+    path, options = resolve_model(args.model), _options.job_options(args)
     with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
-        known = facts(plan, bar.update)
+        known = facts(plan, options, bar.update)
 
-    n_samples = len(plan.tasks) * len(plan.methods) * plan.n
+    n_samples = sum(counts_of(plan).values()) * len(plan.methods)
     bar = _terminal.progress(n_samples * sum(plan.lengths), "answering", unit=" tokens")
     with _terminal.resumable(), bar:
-        outcome = evaluate(
-            plan, out, jobs=args.jobs, options=_options.job_options(args), model_facts=known, progress=bar.update
-        )
+        outcome = evaluate(plan, out, jobs=args.jobs, options=options, model_facts=known, progress=bar.update)
 
     metrics = {name: made.metric for name, made in tasks_of(plan).items()}
     text = markdown(plan, outcome.records, metrics, outcome.refused)

@@ -10,7 +10,6 @@ import sys
 from pypcd import PCDError, UnsupportedError
 from pypcd._cli import _options, _terminal
 from pypcd._cli.generate import read_prompt
-from pypcd._config import parse_pcd
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis._explain import Candidate, Step, explain
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    setting = parse_pcd(args.pcd)
+    setting = _options.pcd_setting(args.pcd, args.model)
     if setting is None:
         raise ValueError("--pcd is off, and there is nothing to explain then; allowed: on, a preset, or values")
     if args.file is not None and args.prompt is not None:

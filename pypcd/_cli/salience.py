@@ -11,7 +11,6 @@ from typing import Any
 
 from pypcd import UnsupportedError
 from pypcd._cli import _options, _terminal
-from pypcd._config import parse_pcd
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis import _files, _plots
 from pypcd.analysis._questions import questions
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
     name = args.task or ("kv-short" if args.model == "demo" else "kv")
     chosen = task(name, data=args.data if name.startswith("longbench-") else None)
-    setting = parse_pcd(args.pcd)
+    setting = _options.pcd_setting(args.pcd, args.model)
     if setting is None:
         raise ValueError("--pcd is off, and plain decoding is measured anyway; allowed: on, a preset, or values")
     if args.out is not None:

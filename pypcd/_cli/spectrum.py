@@ -11,7 +11,6 @@ import numpy as np
 
 from pypcd import rho
 from pypcd._cli import _options, _terminal
-from pypcd._config import parse_pcd
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd.analysis import Spectrum, _files, _plots, read_layers, spectrum
 from pypcd.evaluation import ModelTokenizer, task
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = parse_pcd(args.pcd)
+    config = _options.pcd_setting(args.pcd, args.model)
     if config is None or config.perturbation != "over-rotation":
         raise ValueError(f"--pcd is {args.pcd!r}, which over-rotates nothing; allowed: on, or values such as alpha=0.3")
     if args.out is not None:

@@ -51,8 +51,9 @@ def run(args: argparse.Namespace) -> int:
         chat=args.chat,
         data=args.data,
     )
+    options = _options.job_options(args)
     with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
-        known = facts(plan, bar.update)
+        known = facts(plan, options, bar.update)
     bar = _terminal.progress(None, "answering", unit=" tokens")
 
     def tell(method: str, gain: float) -> None:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         tuned = tune(
             plan,
             Directory(args.out or f"tune-{name}"),
-            options=_options.job_options(args),
+            options=options,
             jobs=args.jobs,
             model_facts=known,
             tell=tell,

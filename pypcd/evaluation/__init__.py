@@ -8,7 +8,7 @@ print(markdown(plan, outcome.records, {"kv": "accuracy"}, outcome.refused))
 from pypcd.evaluation._paper import PAPER_TABLES, PaperTable
 from pypcd.evaluation._plan import Directory, Plan
 from pypcd.evaluation._report import Row, by_depth, csv_text, markdown, rows
-from pypcd.evaluation._run import Outcome, evaluate, facts, tasks_of
+from pypcd.evaluation._run import Outcome, counts_of, evaluate, facts, tasks_of
 from pypcd.evaluation._sample import Sample, Task, Tokenizer
 from pypcd.evaluation._stats import Paired, paired
 from pypcd.evaluation._tasks import TASKS, task
@@ -30,6 +30,7 @@ __all__ = [
     "Tokenizer",
     "Tuned",
     "by_depth",
+    "counts_of",
     "csv_text",
     "evaluate",
     "facts",

@@ -51,7 +51,7 @@ class KV:
     depths: tuple[float, ...] = ()
 
     metric = "accuracy"
-    is_drawn = False
+    n_questions = None
 
     @property
     def may_exceed(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import pathlib
@@ -109,7 +110,6 @@ class LongBench:
 
     metric = "F1"
     may_exceed = False
-    is_drawn = True
 
     def __post_init__(self) -> None:
         if self.data is not None:
@@ -122,6 +122,10 @@ class LongBench:
     @property
     def max_tokens(self) -> int:
         return _FORMATS[self.dataset].max_tokens
+
+    @property
+    def n_questions(self) -> int:
+        return len(self._rows)
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
@@ -138,10 +142,21 @@ class LongBench:
     def score(self, prediction: str, sample: Sample) -> float:
         return _FORMATS[self.dataset].score(prediction, sample.answers)
 
+    def data_sha256(self) -> str:
+        """The SHA-256 of the rows as a file, wherever they come from.
+
+        Raises:
+            PCDError, ValueError: as samples().
+        """
+        return hashlib.sha256(_content(self.dataset, self._path)).hexdigest()
+
+    @functools.cached_property
+    def _path(self) -> pathlib.Path:
+        return _fetched() if self.data is None else _find(self.dataset, pathlib.Path(self.data))
+
     @functools.cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        path = _fetched() if self.data is None else _find(self.dataset, pathlib.Path(self.data))
-        return _read(self.dataset, path)
+        return _read(self.dataset, self._path)
 
     def _sample(self, i: int, row: dict[str, Any], n_tokens: int, tokenizer: Tokenizer) -> Sample:
         before, after = _FORMATS[self.dataset].template.split("{context}")

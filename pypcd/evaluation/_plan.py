@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 __all__ = ["Directory", "Key", "Plan", "file_sha256"]
@@ -17,6 +17,8 @@ Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 
 _UNFINISHED = "run.json.new"
 _FREE = ("tasks", "methods", "lengths")  # a run may be continued with others
+_PLACES = ("model", "data")  # their hashes are compared, not where they are
+_BY_TASK = "data_sha256"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Plan:
         model: the GGUF file.
         tasks, methods: names; "greedy", with which the others are compared, is always among the methods.
         lengths: tokens of a prompt with its answer.
-        n: questions in each cell of a task and a length.
+        n: questions in each cell of a task and a length; all that a task has where it has fewer.
         n_pool: further questions of a cell, for methods that need some (the control).
         data: where tasks that read files find them.
         max_tokens: the longest answer; None: the task's own.
@@ -56,11 +58,11 @@ class Plan:
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: an integer of at least {low}")
 
-    def everything(self) -> Iterator[Key]:
-        """All that is to be answered, cell by cell and sample by sample."""
+    def everything(self, counts: Mapping[str, int] | None = None) -> Iterator[Key]:
+        """All that is to be answered, cell by cell and sample by sample; counts: of the tasks' questions, if not n."""
         for task in self.tasks:
             for length in self.lengths:
-                for index in range(self.n):
+                for index in range((counts or {}).get(task, self.n)):
                     for method in self.methods:
                         yield task, length, index, method
 
@@ -89,8 +91,15 @@ class Directory:
         file = self.path / "run.json"
         if file.exists():
             before = self._read_run(file)
+            data = before.get(_BY_TASK) or {}
+            record[_BY_TASK] = {**record.get(_BY_TASK, {}), **data}
+            for task, value in facts.get(_BY_TASK, {}).items():
+                if data.get(task, value) != value:
+                    raise ValueError(
+                        f"{self.path} holds another run: {task} had other questions there; give another directory"
+                    )
             for name, value in record.items():
-                if name not in (*_FREE, "model") and before.get(name) != value:
+                if name not in (*_FREE, *_PLACES, _BY_TASK) and before.get(name) != value:
                     raise ValueError(
                         f"{self.path} holds another run: {name} is {before.get(name)!r} there and {value!r} here; "
                         "give the same, or another directory"

@@ -117,7 +117,8 @@ def markdown(
     parts = [f"# {plan.model}", ""]
     parts += [_LEGEND.format(n=plan.n, seed=plan.seed, asked="chat template" if plan.chat else "plain prompts"), ""]
     for task in plan.tasks:
-        parts += [f"## {task} ({metrics[task]})", ""]
+        n = len({key[2] for key in records if key[0] == task})
+        parts += [f"## {task} ({metrics[task]}{f', {n} questions' if n < plan.n else ''})", ""]
         parts += ["| tokens | method | score | difference | p | wins / losses | MRR | MRR, wrong |"]
         parts += ["| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |"]
         parts += [_line(row) for row in table if row.task == task]

@@ -49,7 +49,7 @@ class VT:
 
     metric = "recall"
     may_exceed = False
-    is_drawn = False
+    n_questions = None
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
@@ -77,7 +77,7 @@ class VT:
                 after=after,
                 answer_prefix=answer_prefix,
             )
-            yield Sample(i, prompt, names)
+            yield Sample(i, prompt, names, extra={"gold": " ".join(names)})  # as in the example
 
     def _example(
         self, n_noises: int, seed: int, names: Sequence[str] = ("AAA", "BBB", "CCC", "DDD", "EEE"), value: int = 12345
@@ -101,7 +101,7 @@ class VTAuthors:
 
     metric = "F1"
     may_exceed = False
-    is_drawn = False
+    n_questions = None
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
@@ -125,7 +125,7 @@ class VTAuthors:
                 "response.",
                 shots=(_authors_shot(),),
             )
-            yield Sample(i, prompt, names)
+            yield Sample(i, prompt, names, extra={"gold": ", ".join(names)})  # as in the earlier turn
 
 
 Kind = Literal["words", "numbers", "uuids"]
@@ -148,7 +148,7 @@ class NIAH:
 
     metric = "recall"
     may_exceed = False
-    is_drawn = False
+    n_questions = None
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)

@@ -14,18 +14,21 @@ from typing import Any
 import llama_cpp
 
 import pypcd
+from pypcd import _machine
 from pypcd._errors import ModelError, PCDError, UnsupportedError
 from pypcd._llama import Llama
 from pypcd._models import resolve_model
+from pypcd._prompt import Prompt
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation._gold import Gold
+from pypcd.evaluation._longbench import LongBench
 from pypcd.evaluation._plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation._sample import Sample, Task
 from pypcd.evaluation._tasks import task as task_named
 from pypcd.evaluation._tokenizer import ModelTokenizer
 from pypcd.methods import Method, Session, parse
 
-__all__ = ["Outcome", "Progress", "evaluate", "facts", "tasks_of"]
+__all__ = ["Outcome", "Progress", "counts_of", "evaluate", "facts", "tasks_of"]
 
 Record = dict[str, Any]
 Progress = Callable[[int], object]
@@ -33,6 +36,7 @@ Progress = Callable[[int], object]
 
 _SPARE = 256  # tokens beside prompt and answer: what an edit adds
 _BARE = 1024  # for a prompt without its context
+_NO_MATTER = ("n_threads", "n_threads_batch", "n_ctx")  # options that leave rows as they are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +52,27 @@ class Outcome:
     refused: dict[str, str]
 
 
-def facts(plan: Plan, progress: Progress = lambda n: None) -> dict[str, Any]:
-    """What a run depends on beside its plan: the model's hash, and versions."""
+def facts(plan: Plan, options: Mapping[str, Any] | None = None, progress: Progress = lambda n: None) -> dict[str, Any]:
+    """What a run depends on beside its plan: the model's and the data's hashes, versions, devices, options of the model.
+
+    Threads and the size of the context are left out, since rows do not depend on them.
+    """
+    path = resolve_model(plan.model)
+    options = {name: value for name, value in (options or {}).items() if name not in _NO_MATTER}
+    data = {name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, LongBench)}
     return {
-        "model_sha256": file_sha256(resolve_model(plan.model), progress),
+        "model_sha256": file_sha256(path, progress),
+        "model_bytes": os.path.getsize(path),
+        "data_sha256": data,
+        "options": options,
+        "devices": _devices(on_gpu=_machine.has_gpu() and options.get("n_gpu_layers") != 0),
         "pypcd": pypcd.__version__,
         "llama_cpp_python": llama_cpp.__version__,
     }
+
+
+def _devices(on_gpu: bool) -> list[str]:
+    return [device["description"] for device in _machine.devices() if on_gpu or not device["is_gpu"]]
 
 
 def evaluate(
@@ -85,12 +103,13 @@ def evaluate(
     """
     for name in plan.methods:
         parse(name)
-    tasks_of(plan)
+    counts = counts_of(plan)
     with directory.locked():
-        records = directory.open(plan, facts(plan) if model_facts is None else model_facts)
+        records = directory.open(plan, facts(plan, options) if model_facts is None else model_facts)
+        asked = {key[:3]: record["prompt_sha256"] for key, record in records.items()}
 
         todo: dict[tuple[str, int, int], list[str]] = {}
-        for task, length, index, method in plan.everything():
+        for task, length, index, method in plan.everything(counts):
             if indices is not None and index not in indices:
                 continue
             # what went wrong is tried again
@@ -105,10 +124,15 @@ def evaluate(
             work = _work_beside(plan, todo, options or {}, refused, min(jobs, len(todo)))
         for key, record in work:
             if record is not None:
+                if asked.setdefault(key[:3], record["prompt_sha256"]) != record["prompt_sha256"]:
+                    raise ValueError(
+                        f"{directory.path} has answers to another question {key[2]} of {key[0]} at {key[1]} tokens (made by "
+                        "other versions or from other files); give another directory"
+                    )
                 directory.append(record)
                 records[key] = record
             progress(key[1])
-        wanted = set(plan.everything())
+        wanted = set(plan.everything(counts))
         return Outcome({key: record for key, record in records.items() if key in wanted}, refused)
 
 
@@ -119,6 +143,15 @@ def tasks_of(plan: Plan) -> dict[str, Task]:
         ValueError, FileNotFoundError: as task().
     """
     return {name: task_named(name, data=plan.data if name.startswith("longbench-") else None) for name in plan.tasks}
+
+
+def counts_of(plan: Plan) -> dict[str, int]:
+    """How many questions a cell of each task has.
+
+    Raises:
+        ValueError, FileNotFoundError, PCDError: as task(), and as reading its data.
+    """
+    return {name: min(plan.n, made.n_questions or plan.n) for name, made in tasks_of(plan).items()}
 
 
 Work = Iterator[tuple[Key, "Record | None"]]  # None: the method is refused
@@ -211,7 +244,7 @@ class _Worker:
     def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
         self.plan = plan
         self._tasks = tasks_of(plan)
-        methods = {name: parse(name) for name in plan.methods}
+        self._methods = methods = {name: parse(name) for name in plan.methods}
         n_sequences = max(method.n_sequences for method in methods.values())
         n_answer = max(plan.max_tokens or task.max_tokens for task in self._tasks.values())
         longest = max(plan.lengths) * (2 if any(task.may_exceed for task in self._tasks.values()) else 1)
@@ -225,7 +258,8 @@ class _Worker:
         self.session = Session(self.llm)
         self.vocabulary = Vocabulary(self.llm)
         self._tokenizer = ModelTokenizer(self.llm, chat=plan.chat)
-        self._cells: dict[tuple[str, int], tuple[list[Sample], dict[str, Method]]] = {}
+        self._counts = counts_of(plan)
+        self._cells: dict[tuple[str, int], tuple[list[Sample], tuple[Prompt, ...]]] = {}
 
         self.refused: dict[str, str] = {}
         for name, method in methods.items():
@@ -235,26 +269,29 @@ class _Worker:
         # those that answer the prompt as it is share it; an edit makes another
         self._order = sorted(methods, key=lambda name: (methods[name].edit is not None, plan.methods.index(name)))
 
-    def cell(self, name: str, length: int) -> tuple[list[Sample], dict[str, Method]]:
-        """The questions of a cell, and the methods with their pool of further ones."""
+    def cell(self, name: str, length: int) -> tuple[list[Sample], tuple[Prompt, ...]]:
+        """The questions of a cell, and further ones for methods that need some."""
         if (name, length) not in self._cells:
             plan, task = self.plan, self._tasks[name]
-            samples = task.samples(plan.n, length, self._tokenizer, plan.seed)
-            # questions from files are few: of those drawn again, some are the same
-            n_drawn = plan.n_pool + (plan.n if task.is_drawn else 0)
-            asked = {sample.prompt for sample in samples}
-            others = (s.prompt for s in task.samples(n_drawn, length, self._tokenizer, plan.seed + 1))
-            pool = tuple(prompt for prompt in others if prompt not in asked)[: plan.n_pool]
-            self._cells = {(name, length): (samples, {m: parse(m).with_pool(pool) for m in plan.methods})}
+            samples = task.samples(self._counts[name], length, self._tokenizer, plan.seed)
+            asked = dict.fromkeys(sample.prompt for sample in samples)
+            # questions from files are few: of those drawn again some are the same, and those asked must do at last
+            n_others = plan.n_pool if task.n_questions is None else min(plan.n_pool + len(asked), task.n_questions)
+            others = [sample.prompt for sample in task.samples(n_others, length, self._tokenizer, plan.seed + 1)]
+            pool = [*(prompt for prompt in others if prompt not in asked), *asked][: plan.n_pool + 1]
+            self._cells = {(name, length): (samples, tuple(pool))}
         return self._cells[name, length]
 
     def answer(self, name: str, length: int, index: int, methods: list[str]) -> Work:
-        samples, made = self.cell(name, length)
+        samples, pool = self.cell(name, length)
+        others = tuple(prompt for prompt in pool if prompt != samples[index].prompt)[: self.plan.n_pool]
         for method in self._order:
             if method in methods:
                 key = name, length, index, method
-                refused = method in self.refused
-                yield key, None if refused else self._record(key, samples[index], made[method])
+                if method in self.refused:
+                    yield key, None
+                else:
+                    yield key, self._record(key, samples[index], self._methods[method].with_pool(others))
         self.session.clear()  # the next sample begins from nothing too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
@@ -291,4 +328,4 @@ class _Worker:
         }
 
 
-_A_PROMPT = (pypcd._prompt.Prompt(after="-"),)
+_A_PROMPT = (Prompt(after="-"),)

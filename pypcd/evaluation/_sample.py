@@ -53,12 +53,12 @@ class Task(Protocol):
         name: as `--task` has it.
         metric: the metric's name, for tables.
         max_tokens: the longest answer.
-        is_drawn: questions are drawn from a limited number.
+        n_questions: how many there are; None where they are generated.
         may_exceed: prompts may take more tokens than asked for, since a publication fixes their size otherwise.
     """
 
     @property
-    def is_drawn(self) -> bool: ...
+    def n_questions(self) -> int | None: ...
 
     @property
     def may_exceed(self) -> bool: ...

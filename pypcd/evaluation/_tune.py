@@ -10,7 +10,7 @@ from pypcd._config import PCDConfig, parse_pcd
 from pypcd._errors import UnsupportedError
 from pypcd.evaluation._plan import Directory, Key, Plan
 from pypcd.evaluation._report import BASELINE
-from pypcd.evaluation._run import Progress, evaluate
+from pypcd.evaluation._run import Progress, counts_of, evaluate
 from pypcd.evaluation._stats import Paired, paired
 
 __all__ = ["READINGS", "Tuned", "tune"]
@@ -86,8 +86,10 @@ def tune(
         ValueError, PCDError, ModelError: as evaluate().
     """
     first, second = range(0, plan.n, 2), range(1, plan.n, 2)
-    if not second:
-        raise ValueError(f"n is {plan.n}; allowed: at least 2 questions a cell, half of them to judge by")
+    counts = counts_of(plan)
+    for task, n in counts.items():
+        if n < 2:
+            raise ValueError(f"{task} has {n} question a cell; allowed: at least 2, half of them to judge by")
     records: dict[Key, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     tried: dict[str, float] = {}
@@ -105,7 +107,7 @@ def tune(
         run(new, first)
         for method in new:
             if method not in refused:
-                tried[method] = _compare(plan, records, method, first).difference
+                tried[method] = _compare(plan, counts, records, method, first).difference
                 tell(method, tried[method])
 
     # two passes over the prompts, however many settings: a long prompt costs more than all of its answers
@@ -120,12 +122,12 @@ def tune(
     if tried[best] <= 0:
         return Tuned(None, None, {}, tried, refused)
     run([best], second)
-    judged: dict[tuple[str | None, int | None], Paired] = {(None, None): _compare(plan, records, best, second)}
+    judged: dict[tuple[str | None, int | None], Paired] = {(None, None): _compare(plan, counts, records, best, second)}
     for task in plan.tasks:
         for length in plan.lengths:
             cell = dataclasses.replace(plan, tasks=(task,), lengths=(length,))
-            judged[task, length] = _compare(cell, records, best, second)
-    return Tuned(best, _compare(plan, records, best, first), judged, tried, refused)
+            judged[task, length] = _compare(cell, counts, records, best, second)
+    return Tuned(best, _compare(plan, counts, records, best, first), judged, tried, refused)
 
 
 def _variants(config: PCDConfig) -> list[str]:
@@ -145,8 +147,11 @@ def _best(tried: Mapping[str, float]) -> str | None:
     return max(tried, key=lambda method: tried[method], default=None)
 
 
-def _compare(plan: Plan, records: Mapping[Key, Any], method: str, indices: Iterable[int]) -> Paired:
-    keys = [(task, length, index) for task in plan.tasks for length in plan.lengths for index in indices]
+def _compare(
+    plan: Plan, counts: Mapping[str, int], records: Mapping[Key, Any], method: str, indices: Iterable[int]
+) -> Paired:
+    cells = [(task, length) for task in plan.tasks for length in plan.lengths]
+    keys = [(*cell, index) for cell in cells for index in indices if index < counts[cell[0]]]
     return paired(
         [records[(*key, method)]["score"] for key in keys], [records[(*key, BASELINE)]["score"] for key in keys]
     )
