@@ -353,7 +353,9 @@ class Llama(llama_cpp.Llama):
         Raises:
             ValueError: they do not fit in the context; nothing is evaluated.
             PCDError: llama_decode failed; the message has its reason.
+            UnsupportedError: the model's decoder waits for an encoder.
         """
+        self._check_decoder()
         tokens = list(tokens)
         self._n_changes += 1
         if self.n_tokens + len(tokens) > self.n_ctx():
@@ -373,6 +375,17 @@ class Llama(llama_cpp.Llama):
             super().eval(tokens[n_head:])
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {_log.last_errors() or 'llama.cpp gave no reason'}") from error
+
+    def _check_decoder(self) -> None:
+        """
+        Raises:
+            UnsupportedError: the model's decoder waits for an encoder; llama.cpp would end the process.
+        """
+        if llama_cpp.llama_model_has_encoder(self.model):
+            arch = self.metadata.get("general.architecture")
+            raise UnsupportedError(
+                f"the architecture {arch!r} has an encoder, which llama-cpp-python's Llama does not run"
+            )
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values anew,

@@ -23,6 +23,8 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
+from pypcd import UnsupportedError
+from pypcd.methods import Session
 
 Load = Callable[..., pypcd.Llama]
 T = TOKENS
@@ -520,3 +522,11 @@ def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) ->
         llm.set_sequence_pcd(200, True)
     with pytest.raises(pypcd.PCDError, match="never turned on"):
         plain.set_sequence_pcd(0, False)
+
+
+def test_a_decoder_that_waits_for_an_encoder_is_refused(tiny: Tiny, load: Load) -> None:
+    """llama.cpp would end the process."""
+    llm = load(tiny("t5"), False)
+    for attempt in (lambda: llm.eval([1, 2]), lambda: llm("x", max_tokens=1), lambda: Session(llm)):
+        with pytest.raises(UnsupportedError, match="architecture 't5' has an encoder"):
+            attempt()

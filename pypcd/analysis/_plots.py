@@ -26,6 +26,7 @@ __all__ = [
     "require",
     "salience",
     "save",
+    "seeds",
     "spectrum",
 ]
 
@@ -335,6 +336,23 @@ def differences(rows: Sequence[Row]) -> Any:
         figure.supxlabel(
             "difference to greedy (points) with its 95% interval;\nfilled: the interval leaves zero out", fontsize=8
         )
+        return figure
+
+
+def seeds(panels: Mapping[str, Mapping[str, Sequence[Sequence[tuple[float, float]]]]]) -> Any:
+    """A panel for each kind of model, a style for each method, a line for each seed: length and difference."""
+    with _style():
+        figure, grid = _figure(7.2, 3.0, ncols=len(panels), sharex=True, sharey=True, squeeze=False)
+        for axes, (title, methods) in zip(grid[0], panels.items()):
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            for (name, lines), (colour, style, marker) in zip(methods.items(), _STYLES):
+                for k, line in enumerate(lines):
+                    label = name if k == 0 else None
+                    axes.plot(*_columns(line), color=colour, linestyle=style, marker=marker, linewidth=1, label=label)
+            axes.set_title(title)
+            axes.set_xlabel("tokens of prompt and answer")
+        grid[0][0].set_ylabel("difference to greedy (points)")
+        figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside right center")
         return figure
 
 

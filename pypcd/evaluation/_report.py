@@ -18,10 +18,10 @@ BASELINE = "greedy"
 N_BANDS = 5  # of depth
 
 _LEGEND = """\
-{n} questions a cell, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions, with
-its 95% bootstrap interval; ~ marks one that spans zero or has p of 0.05 or more: no difference shown. p: exact McNemar, for graded scores the sign test. Wins and losses: questions
-on which the method, on which greedy scored higher. MRR: mean reciprocal rank of the gold token where an answer first leaves
-it, of all and of wrong answers."""
+{n} questions a cell, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions,
+with its 95% bootstrap interval; ~ marks one that spans zero or has p of 0.05 or more: no difference shown. p: exact
+McNemar, for graded scores the sign test. Wins and losses: questions on which the method, on which greedy scored higher.
+MRR: mean reciprocal rank of the gold token where an answer first leaves it, of all and of wrong answers."""
 
 
 @dataclasses.dataclass(frozen=True)

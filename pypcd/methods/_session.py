@@ -31,9 +31,13 @@ class Session:
     Attributes:
         n_evaluated: prompt tokens evaluated so far.
         refusals: what is known of what this model cannot do, for Method.
+
+    Raises:
+        UnsupportedError: the model's decoder waits for an encoder.
     """
 
     def __init__(self, llm: Llama) -> None:
+        llm._check_decoder()
         self.llm = llm
         self.n_evaluated = 0
         self.refusals: dict[tuple[object, bool], str | None] = {}
