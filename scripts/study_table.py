@@ -121,6 +121,16 @@ def tables(scores: Scores) -> str:
     return "\n".join(lines)
 
 
+def models(folder: pathlib.Path) -> str:
+    """What was asked, run by run."""
+    lines = ["## The models", "", *heading("run", "SHA-256 of the GGUF", "pypcd", "llama-cpp-python")]
+    for kind in KINDS:
+        for run in sorted(folder.glob(f"study-{kind}-*")):
+            record = json.loads((run / "run.json").read_text())
+            lines += [row(run.name, record["model_sha256"], record["pypcd"], record["llama_cpp_python"])]
+    return "\n".join([*lines, ""])
+
+
 def write_csv(scores: Scores, path: pathlib.Path) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -135,7 +145,7 @@ def write_csv(scores: Scores, path: pathlib.Path) -> None:
 
 def main(source: str, target: str) -> None:
     scores, folder = read(pathlib.Path(source)), pathlib.Path(target)
-    (folder / "study.md").write_text(tables(scores))
+    (folder / "study.md").write_text(tables(scores) + "\n" + models(pathlib.Path(source)))
     write_csv(scores, folder / "study.csv")
     panels = {
         title: {

@@ -229,7 +229,7 @@ def ranks(by_method: Mapping[str, Sequence[int]]) -> Any:
                 hatch=_HATCHES[i % len(_HATCHES)],
                 label=method,
             )
-            axes.bar_label(bars, [str(c) if c else "" for c in counts], fontsize=6, padding=1)
+            axes.bar_label(bars, [str(c) if c else "" for c in counts], fontsize=5, padding=1)
         axes.set_xticks(np.arange(len(RANKS)), _rank_labels())
         axes.set_xlabel("rank of the gold token")
         axes.set_ylabel("questions (%)")
