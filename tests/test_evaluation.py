@@ -284,6 +284,14 @@ def test_a_task_from_a_file_has_as_many_questions_as_there_are(tmp_path: Path) -
     assert "## longbench-qasper (F1, 3 questions)" in text and "## kv-short (x)" in text
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_length_that_is_too_short_is_known_before_anything_is_answered(jobs: int, tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "run")
+    with pytest.raises(ValueError, match="n_tokens is 30; allowed: at least"):
+        evaluate(dataclasses.replace(DEMO, lengths=(180, 30)), directory, options=ONE, jobs=jobs)
+    assert not directory.samples.exists()
+
+
 def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match="is not empty and holds no run"):

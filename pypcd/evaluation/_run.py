@@ -260,6 +260,9 @@ class _Worker:
         self._tokenizer = ModelTokenizer(self.llm, chat=plan.chat)
         self._counts = counts_of(plan)
         self._cells: dict[tuple[str, int], tuple[list[Sample], tuple[Prompt, ...]]] = {}
+        for task in self._tasks.values():
+            for length in plan.lengths:
+                task.samples(1, length, self._tokenizer, plan.seed)  # a length that is too short is known now
 
         self.refused: dict[str, str] = {}
         for name, method in methods.items():
