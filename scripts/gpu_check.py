@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fnmatch
 import hashlib
 import json
 import os
@@ -35,7 +34,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,124 +41,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable
 
-ROOT = Path(__file__).resolve().parent.parent
+import gpu_git
+from gpu_archive import LLAMA, PACKAGES, ROOT, pack, pinned_version
+from gpu_report import render
+
 STAGES = ("unpack", "llama", "pypcd", "rows", "bench")
 BUILDS = ("unpack", "llama", "pypcd")
-
-# --- the archive ---
-
-# Of llama-cpp-python's source tree: what building and installing it reads, with LLAVA_BUILD=OFF and no backend but CUDA.
-LLAMA = "vendor/llama.cpp/"
-KEPT = [
-    "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE.md", "llama_cpp/*",
-    *(LLAMA + name for name in ("CMakeLists.txt", "LICENSE", "licenses/*", "cmake/*", "common/*", "include/*", "src/*")),
-    *(LLAMA + name for name in ("vendor/*", "ggml/CMakeLists.txt", "ggml/cmake/*", "ggml/include/*")),
-    *(LLAMA + name for name in ("ggml/src/ggml-cpu/*", "ggml/src/ggml-cuda/*")),
-]  # fmt: skip
-LEFT_OUT = [
-    *("llama_cpp/lib/*", "*.pyc", "*.so", "*.gguf"),
-    *(LLAMA + name for name in ("vendor/miniaudio/*.h", "vendor/stb/*.h")),  # for pictures and sound only
-]
-PACKAGES = [
-    "pip", "scikit-build-core>=0.11", "ninja", "numpy>=1.24", "gguf>=0.10", "tqdm>=4.60", "diskcache>=5.6.1",
-    "jinja2>=2.11.3", "typing-extensions>=4.5.0", "pytest>=8", "hypothesis", "pexpect",
-]  # fmt: skip
-PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux_2_12", "manylinux1"]
-
-
-def wanted(path: str) -> bool:
-    """Whether a file of llama-cpp-python's tree goes into the archive."""
-    if any(fnmatch.fnmatchcase(path, pattern) for pattern in LEFT_OUT):
-        return False
-    if re.fullmatch(re.escape(LLAMA) + r"ggml/src/[^/]+", path):  # the files, not the backends' folders
-        return True
-    return any(fnmatch.fnmatchcase(path, pattern) for pattern in KEPT)
-
-
-def pinned_version() -> str:
-    found = re.search(r'"llama-cpp-python==([^"]+)"', (ROOT / "pyproject.toml").read_text())
-    assert found
-    return found.group(1)
-
-
-def find_source(folder: Path) -> Path:
-    """The tree or sdist that PYPCD_LLAMA_CPP_SOURCE names, or the pinned sdist, downloaded to a folder."""
-    named = os.environ.get("PYPCD_LLAMA_CPP_SOURCE")
-    if named:
-        source = Path(named).resolve()
-        tree = source.parent.parent if source.is_dir() and not (source / "llama_cpp").is_dir() else source
-        if not tree.exists() or (tree.is_dir() and not (tree / "llama_cpp" / "__init__.py").is_file()):
-            raise SystemExit(
-                f"PYPCD_LLAMA_CPP_SOURCE names {named}: neither an sdist of llama-cpp-python nor its tree, and no "
-                "llama.cpp inside one"
-            )
-        return tree
-    print(f"downloading the source of llama-cpp-python {pinned_version()}", flush=True)
-    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python"]
-    subprocess.run([*download, f"llama-cpp-python=={pinned_version()}", "--dest", str(folder)], check=True)
-    return next(folder.glob("llama_cpp_python-*.tar.gz"))
-
-
-def source_files(source: Path) -> Iterator[tuple[str, bytes, int]]:
-    """Name in the tree, content and mode of every wanted file of a tree or an sdist."""
-    if source.is_dir():
-        for folder, folders, names in os.walk(source):
-            folders[:] = sorted(set(folders) - {".git", "__pycache__"})
-            for name in sorted(names):
-                path = Path(folder) / name
-                if wanted(path.relative_to(source).as_posix()):
-                    yield path.relative_to(source).as_posix(), path.read_bytes(), path.stat().st_mode & 0o777
-        return
-    with tarfile.open(source) as archive:
-        for member in archive:
-            name = member.name.partition("/")[2]
-            if member.isfile() and wanted(name):
-                content = archive.extractfile(member)
-                assert content
-                yield name, content.read(), member.mode
-
-
-def pack(file: Path, python_version: str) -> None:
-    """Write the archive: llama-cpp-python/, wheels/ and pack.json."""
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder, tree = Path(temporary), Path(temporary) / "pack" / "llama-cpp-python"
-        for name, content, mode in source_files(find_source(folder)):
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (tree / name).write_bytes(content)
-            (tree / name).chmod(mode)
-        found = re.search(r'__version__ = "([^"]+)"', (tree / "llama_cpp" / "__init__.py").read_text())
-        if found is None or found.group(1) != pinned_version():
-            raise SystemExit(f"the source is llama-cpp-python {found and found.group(1)}, not {pinned_version()}")
-
-        wheels = tree.parent / "wheels"
-        print(f"downloading wheels for Python {python_version}", flush=True)
-        download = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--dest", str(wheels)]
-        download += ["--python-version", python_version, "--implementation", "cp"]
-        for tag in ("cp" + python_version.replace(".", ""), "abi3", "none"):
-            download += ["--abi", tag]
-        for tag in PLATFORMS:
-            download += ["--platform", tag + "_x86_64"]
-        subprocess.run([*download, *PACKAGES], check=True)
-
-        names = sorted(path.name for path in wheels.iterdir())
-        about = {"llama_cpp_python": pinned_version(), "python": python_version, "wheels": names}
-        (tree.parent / "pack.json").write_text(json.dumps(about, indent=2) + "\n")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(file, "w:xz") as archive:
-            archive.add(tree.parent, ".", filter=_anonymous)
-        n_files = sum(1 for path in tree.rglob("*") if path.is_file())
-    took = time.monotonic() - start
-    print(
-        f"{file}: {file.stat().st_size / 2**20:.1f} MiB, {n_files} files of source, {len(names)} wheels, {took:.0f} s"
-    )
-
-
-def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    info.uid = info.gid = 0
-    info.uname = info.gname = ""
-    return info
-
 
 # --- what the machine has ---
 
@@ -520,7 +406,7 @@ class Run:
         print("no git here: a stand-in applies the patch", flush=True)
         script = self.work / "bin" / "git"
         script.parent.mkdir(exist_ok=True)
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(__file__)} git "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(gpu_git.__file__)} "$@"\n')
         script.chmod(0o755)
 
     def execute(self, command: Sequence[str], log: str, **env: str) -> None:
@@ -656,170 +542,11 @@ def _digest(paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-# --- git apply, where there is no git ---
-
-
-def git(arguments: Sequence[str]) -> int:
-    """`git apply [--check] [--reverse] PATCH` in this folder: a unified diff without fuzz."""
-    if not arguments or arguments[0] != "apply":
-        return 1
-    patch = Path(arguments[-1]).read_text()
-    try:
-        changed = patched(Path(), patch, reverse="--reverse" in arguments)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if "--check" not in arguments:
-        for path, text in changed.items():
-            path.write_text(text)
-    return 0
-
-
-def patched(folder: Path, patch: str, *, reverse: bool = False) -> dict[Path, str]:
-    """The files that a patch changes, with their new text; nothing is written.
-
-    Raises:
-        ValueError: the patch does not fit.
-    """
-    changed: dict[Path, str] = {}
-    old, new = ("+", "-") if reverse else ("-", "+")
-    for part in re.split(r"^diff --git .*\n", patch, flags=re.MULTILINE)[1:]:
-        name = re.search(r"^\+\+\+ b/(.*)$", part, re.MULTILINE)
-        assert name
-        path = folder / name.group(1)
-        text, moved = path.read_text().split("\n"), 0
-        for hunk in re.finditer(r"^@@ -(\d+).*? \+(\d+).*? @@.*\n((?:[-+ ].*\n|\n)*)", part, re.MULTILINE):
-            body = [line or " " for line in hunk.group(3).rstrip("\n").split("\n")]
-            before = [line[1:] for line in body if line[0] in " " + old]
-            after = [line[1:] for line in body if line[0] in " " + new]
-            at = int(hunk.group(2 if reverse else 1)) - 1 + moved
-            near = sorted(range(len(text)), key=lambda i: abs(i - at))
-            found = next((i for i in near if text[i : i + len(before)] == before), None)
-            if found is None:
-                raise ValueError(f"{path}: the hunk at line {hunk.group(1)} does not fit")
-            text[found : found + len(before)] = after
-            moved += len(after) - len(before)
-        changed[path] = "\n".join(text)
-    return changed
-
-
-# --- the report as text ---
-
-GOAL = ("rerotated-w4096", "8b", 16384, 1.10)  # mode, shape, tokens, time per token against plain decoding
-
-
-def render(record: dict[str, Any]) -> str:
-    """check_gpu.md."""
-    machine, versions = record["machine"], record.get("versions", {})
-    names = [f"{gpu['name']} ({gpu['memory.total']}, driver {gpu['driver_version']})" for gpu in machine["gpus"]]
-    names = names or [device["description"] for device in versions.get("devices", []) if device["is_gpu"]]
-    where = ", ".join(names) if record["backend"] == "cuda" else "a dry run on the CPU: both sides are computed there"
-    about = (
-        f"{where or 'no GPU found'}; {machine['cores']} cores of {machine['cpu']}; "
-        f"CUDA {machine['nvcc']}, architectures {machine['architectures']}; "
-        f"llama-cpp-python {versions.get('llama_cpp_python', '(not built)')}, Python {machine['python']}, "
-        f"CMake {machine['cmake']}, {machine['compiler']}."
-    )
-    lines = [
-        "# PCD on a GPU",
-        "",
-        about,
-        "",
-        *_table(
-            ("stage", "status", "seconds"),
-            [(name, stage["status"], f"{stage['seconds']:.0f}") for name, stage in record["stages"].items()],
-        ),
-    ]
-    for name, stage in record["stages"].items():
-        if stage.get("error"):
-            lines += ["", f"**{name}: {stage['status']}.**", "", "```", stage["error"], "```"]
-    return "\n".join([*lines, *_render_rows(record), *_render_bench(record)]) + "\n"
-
-
-def _render_rows(record: dict[str, Any]) -> list[str]:
-    cases = [case for case in record["rows"] if "status" in case]
-    if not cases:
-        return []
-    bad = [case for case in cases if case["status"] in ("failed", "crashed")]
-    other = "the GPU" if record["backend"] == "cuda" else "other micro-batches"
-    about = (
-        f"{len(cases)} cases of {len({case['model'] for case in cases})} models, {len(bad)} failed. Normalised mean "
-        "squared errors, the worst of each group; `effect` is how far L* is from L, the least of each group; the last "
-        "column counts the parts of a graph that ran on the CPU where PCD has most more than plain decoding, and plain "
-        "decoding's. scripts/gpu_rows.py has the limits and the reasons for them."
-    )
-    lines = [
-        "",
-        f"## Rows: the CPU against {other}",
-        "",
-        about,
-    ]
-    for by in ("setting", "cache", "placement", "model"):
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for case in cases:
-            groups.setdefault(case.get(by, "(crashed)"), []).append(case)
-        lines += ["", *_table(_row_titles(by), [_row_line(name, group) for name, group in groups.items()])]
-    if bad:
-        lines += ["", "### Failed", ""]
-        lines += [
-            f"- {case['model']}, {case['case']}: {case['status']}; {'; '.join(case['why'])}" for case in bad[:200]
-        ]
-    return lines
-
-
-def _row_titles(by: str) -> tuple[str, ...]:
-    errors = ("L", "L*", "largest difference", "effect", "identity", "fused/alternate")
-    return (by, "cases", "refused", "failed", *errors, "parts on the CPU")
-
-
-def _row_line(name: str, group: list[dict[str, Any]]) -> tuple[str, ...]:
-    def worst(field: str) -> str:
-        values = [case[field] for case in group if field in case]
-        return f"{max(values):.1e}" if values else ""
-
-    count = [sum(case["status"] in kinds for case in group) for kinds in (("refused",), ("failed", "crashed"))]
-    splits = [(case["splits"], case["plain_splits"]) for case in group if "splits" in case]
-    most = max(splits, default=None, key=lambda pair: pair[0] - pair[1])
-    fields = ("standard", "over_rotated", "largest")
-    effects = [case["effect"] for case in group if "effect" in case and "identity" not in case]
-    return (
-        *(name, str(len(group)), *map(str, count), *map(worst, fields), f"{min(effects):.1e}" if effects else ""),
-        *(worst("identity"), worst("alternate"), f"{most[0]}, {most[1]}" if most else ""),
-    )
-
-
-def _render_bench(record: dict[str, Any]) -> list[str]:
-    if not record["bench"]:
-        return []
-    lines = ["", f"## Cost: a random model of the {record['shape']} shape, Q4_0"]
-    for table in sorted(record["bench"], key=lambda table: table["length"]):
-        lines += ["", f"{table['length']} tokens in the context ({table['seconds']:.0f} s):", ""]
-        if "error" in table:
-            lines += ["```", table["error"], "```"]
-            continue
-        rows, goal = [], []
-        for m in table["measurements"]:
-            prompt = f"{m['prefill_ratio']:.2f}x" if m["prefill_ratio"] is not None else ""
-            times = (f"{m['tokens_per_second']:.1f}", f"{m['ratio']:.3f}x", prompt, f"{m['kv_bytes'] / 2**20:.0f}")
-            rows.append((m["mode"], "on" if m["flash_attn"] else "off", *times))
-            if (m["mode"], record["shape"], table["length"]) == GOAL[:3] and record["backend"] == "cuda":
-                met = "met" if m["ratio"] <= GOAL[3] else "not met"
-                goal = ["", f"Goal for {GOAL[0]}: at most {GOAL[3]:.2f}x; measured {m['ratio']:.3f}x, {met}."]
-        lines += [*_table(("mode", "flash attention", "tok/s", "time/plain", "prompt/plain", "KV MiB"), rows), *goal]
-    return lines
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
-
-
 # --- the command ---
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["git"]:
-        return git(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="scripts/check_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -19,7 +19,10 @@ from pypcd import _machine
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import gpu_archive
 import gpu_check
+import gpu_git
+import gpu_report
 import gpu_rows
 
 # --- the archive ---
@@ -34,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if found is None:
         pytest.skip("no sdist of llama-cpp-python in PYPCD_LLAMA_CPP_SOURCE, build/ or .cache/")
     folder = tmp_path_factory.mktemp("source")
-    for name, content, _ in gpu_check.source_files(found):
+    for name, content, _ in gpu_archive.source_files(found):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
@@ -79,7 +82,7 @@ def test_the_archive_leaves_out_what_is_not_built(source: Path) -> None:
 def test_the_patch_applies_as_with_git(source: Path, tmp_path: Path) -> None:
     patch = ROOT / "cpp/patches/llama-cpp-hooks.patch"
     llama = source / "vendor/llama.cpp"
-    mine = gpu_check.patched(llama, patch.read_text())
+    mine = gpu_git.patched(llama, patch.read_text())
     names = {path.relative_to(llama) for path in mine}
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -89,10 +92,10 @@ def test_the_patch_applies_as_with_git(source: Path, tmp_path: Path) -> None:
     subprocess.run(["git", "apply", str(patch)], cwd=tmp_path, env=env, check=True)
     for name in names:
         assert (tmp_path / name).read_text() == mine[llama / name]
-    back = gpu_check.patched(tmp_path, patch.read_text(), reverse=True)
+    back = gpu_git.patched(tmp_path, patch.read_text(), reverse=True)
     assert {path.relative_to(tmp_path): text for path, text in back.items()} == before
     with pytest.raises(ValueError, match="does not fit"):
-        gpu_check.patched(tmp_path, patch.read_text())
+        gpu_git.patched(tmp_path, patch.read_text())
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_the_patch_applies_as_with_git(source: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_goes_into_the_archive(name: str, goes: bool) -> None:
-    assert gpu_check.wanted(name) == goes
+    assert gpu_archive.wanted(name) == goes
 
 
 # --- rows ---
@@ -253,7 +256,7 @@ def test_the_report_has_rows_costs_and_whether_the_goal_is_met(run: gpu_check.Ru
     table = {"length": 16384, "seconds": 9.0, "measurements": [{**measured, "mode": "rerotated-w4096", "ratio": 1.07}]}
     failed = {"length": 4096, "seconds": 1.0, "error": "out of memory"}
     run.record.update(backend="cuda", shape="8b", rows=[good, bad], bench=[table, failed])
-    text = gpu_check.render(run.record)
+    text = gpu_report.render(run.record)
     assert "2 cases of 2 models, 1 failed" in text
     assert "- qwen2, f16; plain: crashed; SIGABRT: an assertion" in text
     assert "| rerotated | 1 | 0 | 0 | 1.0e-06 | 2.0e-06 | 0.0e+00 |" in text and "| 3, 1 |" in text
