@@ -38,6 +38,7 @@ from pypcd.evaluation import (
 )
 from pypcd.evaluation._gold import Gold, rank
 from pypcd.evaluation._paper import SWEEP, TABLE_1, TABLE_2, TABLE_3
+from pypcd.methods import Session
 
 Load = Callable[..., pypcd.Llama]
 
@@ -290,6 +291,15 @@ def test_a_length_that_is_too_short_is_known_before_anything_is_answered(jobs: i
     with pytest.raises(ValueError, match="n_tokens is 30; allowed: at least"):
         evaluate(dataclasses.replace(DEMO, lengths=(180, 30)), directory, options=ONE, jobs=jobs)
     assert not directory.samples.exists()
+
+
+def test_the_pool_of_a_cell_is_evaluated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    start = Session.start
+    monkeypatch.setattr(Session, "start", lambda *args, **kwargs: begun.append(args) or start(*args, **kwargs))
+    plan = Plan("demo", ("kv-short",), ("greedy", "control"), (180,), n=4, n_pool=5)
+    evaluate(plan, Directory(tmp_path / "run"), options=ONE)
+    assert len(begun) == 4 * 2 + 5
 
 
 def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:

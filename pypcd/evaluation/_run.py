@@ -245,6 +245,8 @@ class _Worker:
         self.plan = plan
         self._tasks = tasks_of(plan)
         self._methods = methods = {name: parse(name) for name in plan.methods}
+        self._pool: tuple[Prompt, ...] = ()
+        self._pooled = methods
         n_sequences = max(method.n_sequences for method in methods.values())
         n_answer = max(plan.max_tokens or task.max_tokens for task in self._tasks.values())
         longest = max(plan.lengths) * (2 if any(task.may_exceed for task in self._tasks.values()) else 1)
@@ -288,13 +290,16 @@ class _Worker:
     def answer(self, name: str, length: int, index: int, methods: list[str]) -> Work:
         samples, pool = self.cell(name, length)
         others = tuple(prompt for prompt in pool if prompt != samples[index].prompt)[: self.plan.n_pool]
+        if others != self._pool:  # a method keeps what it has learned of its pool
+            self._pool = others
+            self._pooled = {method: made.with_pool(others) for method, made in self._methods.items()}
         for method in self._order:
             if method in methods:
                 key = name, length, index, method
                 if method in self.refused:
                     yield key, None
                 else:
-                    yield key, self._record(key, samples[index], self._methods[method].with_pool(others))
+                    yield key, self._record(key, samples[index], self._pooled[method])
         self.session.clear()  # the next sample begins from nothing too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
