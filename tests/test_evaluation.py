@@ -38,7 +38,8 @@ from pypcd.evaluation import (
 )
 from pypcd.evaluation._gold import Gold, rank
 from pypcd.evaluation._paper import SWEEP, TABLE_1, TABLE_2, TABLE_3
-from pypcd.methods import Session
+from pypcd.evaluation._run import _rope_factors
+from pypcd.methods import Method, Session
 
 Load = Callable[..., pypcd.Llama]
 
@@ -259,7 +260,7 @@ def test_other_questions_are_another_run(finished: tuple[Directory, dict[Any, An
 
 def test_other_rows_of_a_file_are_another_run(tmp_path: Path) -> None:
     row = {"context": "A bat is no bird.", "input": "Is a bat a bird?", "answers": ["no"]}
-    file, other = tmp_path / "qasper.jsonl", tmp_path / "moved.jsonl"
+    file, other = tmp_path / "rows.jsonl", tmp_path / "moved.jsonl"
     file.write_text(json.dumps(row) + "\n")
     run = Directory(tmp_path / "run")
     for name in ("longbench-qasper", "longbench-hotpotqa"):
@@ -291,6 +292,39 @@ def test_a_length_that_is_too_short_is_known_before_anything_is_answered(jobs: i
     with pytest.raises(ValueError, match="n_tokens is 30; allowed: at least"):
         evaluate(dataclasses.replace(DEMO, lengths=(180, 30)), directory, options=ONE, jobs=jobs)
     assert not directory.samples.exists()
+
+
+def test_a_plan_that_came_to_nothing_binds_nobody(tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "run")
+    with pytest.raises(ValueError, match="kv-short at length 30"):
+        evaluate(dataclasses.replace(DEMO, lengths=(30,)), directory, options=ONE)
+    plan = Plan("demo", ("kv-short",), ("greedy",), (180,), n=2)
+    assert len(evaluate(plan, directory, options=ONE).records) == 2
+
+
+def test_a_micro_batch_that_takes_too_much_memory_refuses_one_method_only(tmp_path: Path, monkeypatch: Any) -> None:
+    class Small(pypcd.Llama):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("n_ubatch", 0) > 512:
+                raise pypcd.ModelError("attempted to allocate 160704.73 MB")
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr("pypcd.evaluation._run.Llama", Small)
+    plan = Plan("demo", ("kv-short",), ("ms-poe-outlier", "pcd"), (600,), n=1)
+    outcome = evaluate(plan, Directory(tmp_path / "run"), options=ONE)
+    assert {key[3] for key in outcome.records} == {"greedy", "pcd"}
+    assert "in one micro-batch, here of" in outcome.refused["ms-poe-outlier"]
+    assert "160704.73 MB" in outcome.refused["ms-poe-outlier"]
+
+
+def test_a_longrope_model_has_one_table_in_a_run(tmp_path: Path, tiny: Tiny) -> None:
+    model = str(tiny("llama", longrope=1024))
+    assert _rope_factors(model, 64) == "short" and _rope_factors(model, 10**6) == "long"
+    assert _rope_factors(str(tiny("llama")), 10**6) is None
+    plan, directory = Plan(model, ("kv-short",), ("greedy",), (300,), n=1, max_tokens=2), Directory(tmp_path / "run")
+    evaluate(plan, directory, options=ONE)
+    with pytest.raises(ValueError, match="rope_factors is 'short' there and 'long' here"):
+        evaluate(dataclasses.replace(plan, lengths=(300, 4000)), directory, options=ONE)
 
 
 def test_the_pool_of_a_cell_is_evaluated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,6 +504,31 @@ def test_where_nothing_helps_tuning_says_so(tiny: Tiny, tmp_path: Path) -> None:
     plan = Plan(str(tiny("llama")), ("kv-short",), ("greedy",), (400,), n=2, max_tokens=2)
     tuned = tune(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})
     assert tuned.method is None and not tuned.helps and tuned.config is None
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    generate = Method.generate
+
+    def failing(self: Method, *args: Any, **kwargs: Any) -> Any:
+        if self.name == method:
+            raise pypcd.PCDError("llama_decode returned -2: out of memory")
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(Method, "generate", failing)
+
+
+def test_what_cannot_be_answered_is_no_wrong_answer_to_tune_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = Plan("demo", ("kv-short",), ("greedy",), (180,), n=2)
+    monkeypatch.setattr("pypcd.evaluation._tune.READINGS", ("pcd", "pcd:cache=shared"))
+    monkeypatch.setattr("pypcd.evaluation._tune._variants", lambda config: [])
+    fail(monkeypatch, "pcd:cache=shared")
+    tuned = tune(plan, Directory(tmp_path / "a"), options=ONE)
+    assert "question 0 of kv-short at 180 tokens: llama_decode" in tuned.refused["pcd:cache=shared"]
+    assert list(tuned.tried) == ["pcd"]
+    monkeypatch.undo()
+    fail(monkeypatch, "greedy")
+    with pytest.raises(pypcd.PCDError, match="plain decoding cannot answer question 0 of kv-short"):
+        tune(plan, Directory(tmp_path / "b"), options=ONE)
 
 
 def test_a_single_question_cannot_be_halved(tmp_path: Path) -> None:

@@ -262,3 +262,14 @@ def test_files_that_are_not_longbenchs_are_refused(tmp_path: Path) -> None:
         LongBench("qasper", broken).samples(1, 4000, Pieces(), 0)
     with pytest.raises(ValueError, match=r"qasper.jsonl is empty; give LongBench's data.zip, or qasper.jsonl from it"):
         LongBench("qasper", empty).samples(1, 4000, Pieces(), 0)
+
+
+def test_rows_of_another_task_are_refused(tmp_path: Path) -> None:
+    row = {"context": "c", "input": "q", "answers": ["a"], "dataset": "hotpotqa"}
+    for name in ("hotpotqa.jsonl", "rows.jsonl"):
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    assert LongBench("hotpotqa", tmp_path / "rows.jsonl").n_questions == 1
+    with pytest.raises(FileNotFoundError, match="hotpotqa.jsonl is of hotpotqa, not of qasper"):
+        LongBench("qasper", tmp_path / "hotpotqa.jsonl")
+    with pytest.raises(ValueError, match="line 1 of .*rows.jsonl is of hotpotqa, not of qasper"):
+        print(LongBench("qasper", tmp_path / "rows.jsonl").n_questions)

@@ -88,6 +88,7 @@ def write_tiny_gguf(
     rope_freq_base_swa: float = 1000.0,  # gemma3 only
     rope_freqs: Sequence[float] | np.ndarray | None = None,  # llama only: divides theta; n_rot / 2 values
     yarn: tuple[float, int] | None = None,  # (factor, original context)
+    longrope: int | None = None,  # llama only: the original context; a longer one gets slower rotation
     linear_scale: float | None = None,
     sliding_window: int | None = None,  # gemma only; 16 unless given
     weight_type: str = "F32",
@@ -174,6 +175,9 @@ def write_tiny_gguf(
         kv.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         kv.add_rope_scaling_factor(yarn[0])
         kv.add_rope_scaling_orig_ctx_len(yarn[1])
+    elif longrope:
+        kv.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        kv.add_rope_scaling_orig_ctx_len(longrope)
     elif linear_scale:
         kv.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         kv.add_rope_scaling_factor(linear_scale)
@@ -190,6 +194,9 @@ def write_tiny_gguf(
     if rope_freqs is not None:
         assert len(rope_freqs) == n_rot // 2
         w.add("rope_freqs.weight", np.asarray(rope_freqs, np.float32))
+    if longrope:
+        w.add("rope_factors_short.weight", np.ones(n_rot // 2, np.float32))
+        w.add("rope_factors_long.weight", np.full(n_rot // 2, 4, np.float32))
     for i, kind in enumerate(kinds):
         block = f"blk.{i}."
         if kind != "none":

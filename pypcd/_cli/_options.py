@@ -179,6 +179,11 @@ def job_options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
+def default_task(model: str) -> str:
+    """The demo model knows one form of identifiers only."""
+    return "kv-short" if model == "demo" else "kv"
+
+
 def names(text: str | None) -> tuple[str, ...]:
     """The names in a list with commas."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())

@@ -38,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     methods = [parse(name) for name in _options.names(args.method)]
+    if not methods:
+        raise ValueError("--method is empty; give at least one, such as greedy,pcd")
     question = read_prompt(args.prompt)
     prompt = Prompt(after=question)
     if args.context is not None:
@@ -63,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
                 answer = method.generate(
                     session, prompt, max_tokens=args.max_tokens, chat=args.chat, look=lambda *_: bar.update(1)
                 )
-            except UnsupportedError as error:
+            except (UnsupportedError, ValueError) as error:
                 if len(methods) == 1:
                     raise
                 failed = True
-                _terminal.note(str(error))
+                _terminal.note(f"{method.name}: {error}" if isinstance(error, ValueError) else str(error))
                 continue
         _show(method.name, answer, args, alone=len(methods) == 1)
     return 1 if failed else 0

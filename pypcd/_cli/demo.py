@@ -10,7 +10,6 @@ from typing import Any
 
 from pypcd import Llama, PCDError
 from pypcd._cli import _options, _terminal
-from pypcd._config import parse_pcd
 from pypcd._demo import CONTROL, METHODS, PLAIN, Answer, answer_all
 from pypcd.evaluation._kv import KV_SHORT
 from pypcd.evaluation._sample import Sample
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     methods = dict(METHODS)
     if args.pcd is not None:
-        methods[YOURS] = parse_pcd(args.pcd)
+        methods[YOURS] = _options.pcd_setting(args.pcd, "demo")
     for config in methods.values():
         refusal = llm.pcd_refusal(config)
         if refusal is not None:

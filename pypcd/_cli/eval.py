@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd eval MODEL [options]"
     _options.add_model(parser)
     add = parser.add_argument
-    add("--task", metavar="NAME,...", help="default: kv")
+    add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
     add("--method", metavar="NAME,...", help="beside greedy (default: pcd, two of its presets, control)")
     add("--length", metavar="N,...", help="tokens of prompt and answer (default: 1k,2k,4k)")
     add("--n", metavar="N", type=_options.at_least(1), default=300, help="questions a cell (default %(default)s)")
@@ -89,7 +89,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     lengths = _options.lengths(args.length) if args.length else paper.lengths if paper else (1024, 2048, 4096)
     return Plan(
         model=args.model,
-        tasks=_options.names(args.task) or (paper.tasks if paper else ("kv",)),
+        tasks=_options.names(args.task) or (paper.tasks if paper else (_options.default_task(args.model),)),
         methods=_options.names(args.method) or (paper.methods if paper else DEFAULT_METHODS),
         lengths=lengths,
         n=args.n,

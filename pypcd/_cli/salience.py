@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
-    name = args.task or ("kv-short" if args.model == "demo" else "kv")
+    name = args.task or _options.default_task(args.model)
     chosen = task(name, data=args.data if name.startswith("longbench-") else None)
     setting = _options.pcd_setting(args.pcd, args.model)
     if setting is None:

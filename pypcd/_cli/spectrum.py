@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     llm = _options.open_model(args.model, n_ctx=size, n_batch=size, n_ubatch=size, **_options.machine_options(args))
     prompt = Prompt(after=text)
     if not args.file:
-        name = args.task or ("kv-short" if args.model == "demo" else "kv")
+        name = args.task or _options.default_task(args.model)
         prompt = task(name).samples(4, length, ModelTokenizer(llm), args.seed)[1].prompt
     tokens = prompt_tokens(llm, prompt)
 

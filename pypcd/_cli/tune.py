@@ -11,7 +11,7 @@ from typing import Any
 from pypcd._cli import _options, _terminal
 from pypcd._models import resolve_model
 from pypcd._profile import write_profile
-from pypcd.evaluation import Directory, Plan, Tuned, facts, tune
+from pypcd.evaluation import Directory, Plan, Tuned, counts_of, facts, tune
 
 HELP = "find the PCD setting that helps a model most, if one does"
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Half of the questions choose the setting, the other half judges it."
     _options.add_model(parser)
     add = parser.add_argument
-    add("--task", metavar="NAME,...", default=DEFAULT_TASKS, help="as in `pypcd eval` (default: %(default)s)")
+    add("--task", metavar="NAME,...", help=f"as in `pypcd eval` (default: {DEFAULT_TASKS}; for demo kv-short)")
     add("--length", metavar="N,...", default="1k,4k", help="your prompts' tokens (default %(default)s)")
     add("--n", metavar="N", type=_options.at_least(2), default=200, help="questions a cell (default %(default)s)")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--profile is {profile}, but there is no folder {profile.parent}")
     plan = Plan(
         model=args.model,
-        tasks=_options.names(args.task),
+        tasks=_options.names(args.task or ("kv-short" if args.model == "demo" else DEFAULT_TASKS)),
         methods=("greedy",),
         lengths=_options.lengths(args.length),
         n=args.n,
@@ -93,15 +93,25 @@ def _evidence(plan: Plan, tuned: Tuned, known: dict[str, Any]) -> dict[str, Any]
     }
 
 
+def _first(n: int) -> int:
+    """Of n questions those that choose the setting."""
+    return n - n // 2
+
+
+def _second(n: int) -> int:
+    return n // 2
+
+
 def _print(plan: Plan, tuned: Tuned, profile: pathlib.Path) -> None:
-    n = plan.n // 2
+    counts = counts_of(plan).values()
+    n_first, n_second = (" to ".join(str(n) for n in sorted({f(n) for n in counts})) for f in (_first, _second))
     if tuned.method is None:
         print(
-            f"none of {len(tuned.tried)} settings beat plain decoding on the {plan.n - n} questions a cell they were tried on"
+            f"none of {len(tuned.tried)} settings beat plain decoding on the {n_first} questions a cell they were tried on"
         )
     else:
         print(
-            f"{tuned.method} was the best of {len(tuned.tried)} settings; on {n} other questions a cell, against greedy:\n"
+            f"{tuned.method} was the best of {len(tuned.tried)} settings; on {n_second} other questions a cell, against greedy:\n"
         )
         print(f"{'task':<20} {'tokens':>6} {'greedy':>7} {'PCD':>6}  {'difference':>26}  {'wins/losses':>11}")
         for (task, length), p in tuned.judged_by.items():

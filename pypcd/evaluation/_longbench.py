@@ -199,6 +199,10 @@ def _find(dataset: str, path: pathlib.Path) -> pathlib.Path:
     """The file that has a dataset's rows: a .jsonl, or a .zip of several."""
     path = path.expanduser()
     if path.is_file():
+        if path.stem != dataset and path.stem in LONGBENCH_TASKS:
+            raise FileNotFoundError(
+                f"{path} is of {path.stem}, not of {dataset}; give {dataset}.jsonl, or the folder of both"
+            )
         return path
     names = (f"{dataset}.jsonl", f"data/{dataset}.jsonl", "data.zip")
     found = [path / name for name in names if (path / name).is_file()]
@@ -224,12 +228,17 @@ def _read(dataset: str, path: pathlib.Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             answers = row["answers"]
             texts = (row["context"], row["input"], *answers)
+            other = row.get("dataset", dataset)
             ok = isinstance(answers, list) and bool(answers) and all(isinstance(text, str) for text in texts)
         except (ValueError, KeyError, TypeError):
             ok = False
         if not ok:
             raise ValueError(
                 f"line {k} of {path} is not a row of LongBench: a JSON object with context, input and a list of answers"
+            )
+        if other != dataset and other in LONGBENCH_TASKS:
+            raise ValueError(
+                f"line {k} of {path} is of {other}, not of {dataset}; give {dataset}.jsonl, or the folder of both"
             )
         rows.append(row)
     if not rows:

@@ -19,6 +19,7 @@ _UNFINISHED = "run.json.new"
 _FREE = ("tasks", "methods", "lengths")  # a run may be continued with others
 _PLACES = ("model", "data")  # their hashes are compared, not where they are
 _BY_TASK = "data_sha256"
+_MACHINE = ("devices", "pypcd", "llama_cpp_python", "model_bytes")  # what no option changes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,21 +92,11 @@ class Directory:
         file = self.path / "run.json"
         if file.exists():
             before = self._read_run(file)
-            data = before.get(_BY_TASK) or {}
-            record[_BY_TASK] = {**record.get(_BY_TASK, {}), **data}
-            for task, value in facts.get(_BY_TASK, {}).items():
-                if data.get(task, value) != value:
-                    raise ValueError(
-                        f"{self.path} holds another run: {task} had other questions there; give another directory"
-                    )
-            for name, value in record.items():
-                if name not in (*_FREE, *_PLACES, _BY_TASK) and before.get(name) != value:
-                    raise ValueError(
-                        f"{self.path} holds another run: {name} is {before.get(name)!r} there and {value!r} here; "
-                        "give the same, or another directory"
-                    )
-            for name in _FREE:
-                record[name] = list(dict.fromkeys([*before[name], *record[name]]))
+            if self._has_answers():  # a plan that came to nothing binds nobody
+                self._compare(before, record)
+                record[_BY_TASK] = {**record.get(_BY_TASK, {}), **before.get(_BY_TASK, {})}
+                for name in _FREE:
+                    record[name] = list(dict.fromkeys([*before[name], *record[name]]))
         elif self.path.exists() and any(file.name != _UNFINISHED for file in self.path.iterdir()):
             raise ValueError(f"{self.path} is not empty and holds no run of pypcd eval; give another directory")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -137,6 +128,23 @@ class Directory:
             ) from None
         finally:
             os.close(folder)
+
+    def _has_answers(self) -> bool:
+        return self.samples.exists() and self.samples.stat().st_size > 0
+
+    def _compare(self, before: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        data = before.get(_BY_TASK, {})
+        for task, value in record.get(_BY_TASK, {}).items():
+            if data.get(task, value) != value:
+                raise ValueError(
+                    f"{self.path} holds another run: {task} had other questions there; give another directory"
+                )
+        for name, value in record.items():
+            if name not in (*_FREE, *_PLACES, _BY_TASK) and before.get(name) != value:
+                raise ValueError(
+                    f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and {value!r} here; "
+                    f"give {'' if name in _MACHINE else 'the same, or '}another directory"
+                )
 
     def append(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"

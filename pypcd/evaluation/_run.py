@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import gguf
 import llama_cpp
 
 import pypcd
@@ -19,11 +20,12 @@ from pypcd._errors import ModelError, PCDError, UnsupportedError
 from pypcd._llama import Llama
 from pypcd._models import resolve_model
 from pypcd._prompt import Prompt
+from pypcd._shape import read_metadata
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation._gold import Gold
 from pypcd.evaluation._longbench import LongBench
 from pypcd.evaluation._plan import Directory, Key, Plan, file_sha256
-from pypcd.evaluation._sample import Sample, Task
+from pypcd.evaluation._sample import Sample, Task, Tokenizer
 from pypcd.evaluation._tasks import task as task_named
 from pypcd.evaluation._tokenizer import ModelTokenizer
 from pypcd.methods import Method, Session, parse
@@ -36,7 +38,7 @@ Progress = Callable[[int], object]
 
 _SPARE = 256  # tokens beside prompt and answer: what an edit adds
 _BARE = 1024  # for a prompt without its context
-_NO_MATTER = ("n_threads", "n_threads_batch", "n_ctx")  # options that leave rows as they are
+_NO_MATTER = ("n_threads", "n_threads_batch", "n_ctx")  # options that do not make another run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,20 +57,45 @@ class Outcome:
 def facts(plan: Plan, options: Mapping[str, Any] | None = None, progress: Progress = lambda n: None) -> dict[str, Any]:
     """What a run depends on beside its plan: the model's and the data's hashes, versions, devices, options of the model.
 
-    Threads and the size of the context are left out, since rows do not depend on them.
+    Threads are left out: with flash attention off, rows do not depend on their number.
     """
-    path = resolve_model(plan.model)
+    path, n_ctx = resolve_model(plan.model), _n_ctx(plan, options or {})
     options = {name: value for name, value in (options or {}).items() if name not in _NO_MATTER}
+    if not _machine.has_gpu():
+        options.pop("n_gpu_layers", None)
     data = {name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, LongBench)}
     return {
         "model_sha256": file_sha256(path, progress),
         "model_bytes": os.path.getsize(path),
         "data_sha256": data,
         "options": options,
+        "rope_factors": _rope_factors(path, n_ctx),
         "devices": _devices(on_gpu=_machine.has_gpu() and options.get("n_gpu_layers") != 0),
         "pypcd": pypcd.__version__,
         "llama_cpp_python": llama_cpp.__version__,
     }
+
+
+def _n_ctx(plan: Plan, options: Mapping[str, Any]) -> int:
+    """What the longest prompt needs, with all answers to it."""
+    if options.get("n_ctx"):
+        return int(options["n_ctx"])
+    methods, tasks = [parse(name) for name in plan.methods], tasks_of(plan).values()
+    n_answer = max(plan.max_tokens or task.max_tokens for task in tasks)
+    longest = max(plan.lengths) * (2 if any(task.may_exceed for task in tasks) else 1)
+    n_bare = _BARE if any(method.rows.n_sequences > 1 for method in methods) else 0
+    return longest + _SPARE + max(method.n_sequences for method in methods) * n_answer + n_bare
+
+
+def _rope_factors(path: str, n_ctx: int) -> str | None:
+    """Which of two RoPE tables a LongRoPE model is given: its contexts decide, and rows with it."""
+    meta, _ = read_metadata(path)
+    trained = meta.get(f"{meta.get('general.architecture')}.rope.scaling.original_context_length")
+    if trained is None or not any(
+        tensor.name == "rope_factors_long.weight" for tensor in gguf.GGUFReader(path).tensors
+    ):
+        return None
+    return "long" if n_ctx > int(trained) else "short"
 
 
 def _devices(on_gpu: bool) -> list[str]:
@@ -167,7 +194,7 @@ def _work_here(plan: Plan, todo: Todo, options: Mapping[str, Any], refused: dict
         for item, methods in todo.items():
             yield from worker.answer(*item, methods)
     finally:
-        worker.llm.close()
+        worker.close()
 
 
 def _work_beside(plan: Plan, todo: Todo, options: Mapping[str, Any], refused: dict[str, str], jobs: int) -> Work:
@@ -190,7 +217,8 @@ def _work_beside(plan: Plan, todo: Todo, options: Mapping[str, Any], refused: di
             except queue.Empty:
                 if sum(process.is_alive() for process in processes) < running:
                     codes = [process.exitcode for process in processes if process.exitcode is not None]
-                    raise PCDError(f"a process of the evaluation ended early, with status {codes[0]}") from None
+                    status = next((code for code in codes if code), 0)
+                    raise PCDError(f"a process of the evaluation ended early, with status {status}") from None
                 continue
             if kind == "error":
                 name, text = value
@@ -247,42 +275,50 @@ class _Worker:
         self._methods = methods = {name: parse(name) for name in plan.methods}
         self._pool: tuple[Prompt, ...] = ()
         self._pooled = methods
-        n_sequences = max(method.n_sequences for method in methods.values())
-        n_answer = max(plan.max_tokens or task.max_tokens for task in self._tasks.values())
-        longest = max(plan.lengths) * (2 if any(task.may_exceed for task in self._tasks.values()) else 1)
-        n_ctx = longest + _SPARE + n_sequences * n_answer
-        if any(method.rows.n_sequences > 1 for method in methods.values()):
-            n_ctx += _BARE
-        settings: dict[str, Any] = {"n_ctx": n_ctx, "n_seq_max": n_sequences}
-        if any(method.rows.whole_prompt for method in methods.values()):
-            settings["n_batch"] = settings["n_ubatch"] = n_ctx
-        self.llm = Llama(plan.model, **{**settings, **options})
-        self.session = Session(self.llm)
+        n_ctx = _n_ctx(plan, options)
+        settings = {"n_seq_max": max(method.n_sequences for method in methods.values()), **options, "n_ctx": n_ctx}
+        self.llm = Llama(plan.model, **settings)
+        self.session = self._whole = Session(self.llm)
+        self.refused: dict[str, str] = {}
+        whole = [name for name, method in methods.items() if method.rows.whole_prompt]
+        if whole:  # a micro-batch of a prompt's size takes much memory: a context of their own, or none
+            try:
+                self._whole = Session(Llama(plan.model, **{**settings, "n_batch": n_ctx, "n_ubatch": n_ctx}))
+            except ModelError as error:
+                why = f"it needs prompts in one micro-batch, here of {n_ctx} tokens: {error}"
+                self.refused = dict.fromkeys(whole, why)
         self.vocabulary = Vocabulary(self.llm)
         self._tokenizer = ModelTokenizer(self.llm, chat=plan.chat)
         self._counts = counts_of(plan)
         self._cells: dict[tuple[str, int], tuple[list[Sample], tuple[Prompt, ...]]] = {}
         for task in self._tasks.values():
             for length in plan.lengths:
-                task.samples(1, length, self._tokenizer, plan.seed)  # a length that is too short is known now
+                _samples(task, 1, length, self._tokenizer, plan.seed)  # one that is far too short is known now
 
-        self.refused: dict[str, str] = {}
         for name, method in methods.items():
-            refusal = method.with_pool(_A_PROMPT).refusal(self.llm, chat=plan.chat)
-            if refusal is not None:
-                self.refused[name] = refusal
+            if name not in self.refused:
+                refusal = method.with_pool(_A_PROMPT).refusal(self._session(method).llm, chat=plan.chat)
+                if refusal is not None:
+                    self.refused[name] = refusal
         # those that answer the prompt as it is share it; an edit makes another
         self._order = sorted(methods, key=lambda name: (methods[name].edit is not None, plan.methods.index(name)))
+
+    def close(self) -> None:
+        for session in (self.session, self._whole):
+            session.llm.close()
+
+    def _session(self, method: Method) -> Session:
+        return self._whole if method.rows.whole_prompt else self.session
 
     def cell(self, name: str, length: int) -> tuple[list[Sample], tuple[Prompt, ...]]:
         """The questions of a cell, and further ones for methods that need some."""
         if (name, length) not in self._cells:
             plan, task = self.plan, self._tasks[name]
-            samples = task.samples(self._counts[name], length, self._tokenizer, plan.seed)
+            samples = _samples(task, self._counts[name], length, self._tokenizer, plan.seed)
             asked = dict.fromkeys(sample.prompt for sample in samples)
             # questions from files are few: of those drawn again some are the same, and those asked must do at last
             n_others = plan.n_pool if task.n_questions is None else min(plan.n_pool + len(asked), task.n_questions)
-            others = [sample.prompt for sample in task.samples(n_others, length, self._tokenizer, plan.seed + 1)]
+            others = [sample.prompt for sample in _samples(task, n_others, length, self._tokenizer, plan.seed + 1)]
             pool = [*(prompt for prompt in others if prompt not in asked), *asked][: plan.n_pool + 1]
             self._cells = {(name, length): (samples, tuple(pool))}
         return self._cells[name, length]
@@ -300,7 +336,8 @@ class _Worker:
                     yield key, None
                 else:
                     yield key, self._record(key, samples[index], self._pooled[method])
-        self.session.clear()  # the next sample begins from nothing too
+        for session in (self.session, self._whole):
+            session.clear()  # the next sample begins from nothing too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
         task, plan = self._tasks[key[0]], self.plan
@@ -316,7 +353,7 @@ class _Worker:
         }
         try:
             answer = method.generate(
-                self.session,
+                self._session(method),
                 sample.prompt,
                 max_tokens=plan.max_tokens or task.max_tokens,
                 chat=plan.chat,
@@ -334,6 +371,13 @@ class _Worker:
             "n_tokens": len(answer.tokens),
             "seconds": round(answer.seconds, 4),
         }
+
+
+def _samples(task: Task, n: int, length: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+    try:
+        return task.samples(n, length, tokenizer, seed)
+    except ValueError as error:
+        raise ValueError(f"{task.name} at length {length}: {error}") from error
 
 
 _A_PROMPT = (Prompt(after="-"),)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pypcd._config import PCDConfig, parse_pcd
-from pypcd._errors import UnsupportedError
+from pypcd._errors import PCDError, UnsupportedError
 from pypcd.evaluation._plan import Directory, Key, Plan
 from pypcd.evaluation._report import BASELINE
 from pypcd.evaluation._run import Progress, counts_of, evaluate
@@ -83,6 +83,7 @@ def tune(
 
     Raises:
         UnsupportedError: this model can run none of the settings.
+        PCDError: plain decoding, or the best setting on the second half, cannot answer a question.
         ValueError, PCDError, ModelError: as evaluate().
     """
     first, second = range(0, plan.n, 2), range(1, plan.n, 2)
@@ -101,6 +102,12 @@ def tune(
         )
         records.update(outcome.records)
         refused.update(outcome.refused)
+        for (task, length, index, method), record in outcome.records.items():
+            if record.get("error"):
+                where = f"question {index} of {task} at {length} tokens: {record['error']}"
+                if method == BASELINE:
+                    raise PCDError(f"plain decoding cannot answer {where}")
+                refused.setdefault(method, where)
 
     def attempt(methods: Sequence[str]) -> None:
         new = [method for method in methods if method not in tried and method not in refused]
@@ -122,6 +129,8 @@ def tune(
     if tried[best] <= 0:
         return Tuned(None, None, {}, tried, refused)
     run([best], second)
+    if best in refused:
+        raise PCDError(f"{best}, the best setting on the first half, cannot answer {refused[best]}")
     judged: dict[tuple[str | None, int | None], Paired] = {(None, None): _compare(plan, counts, records, best, second)}
     for task in plan.tasks:
         for length in plan.lengths:

@@ -188,7 +188,9 @@ class CAD(RowSource):
         if not bare:
             raise ValueError("without its context the prompt is empty; give Prompt a question (before or after)")
         if list(bare) == list(tokens):
-            raise ValueError("the prompt has no context that could be left out; give Prompt its segments")
+            raise ValueError(
+                "the prompt has no context that could be left out; give it one (--context, or the segments of a Prompt)"
+            )
         first = session.start(tokens)
         return _CADStream(session, first, session.read(1, bare), self.alpha)
 
