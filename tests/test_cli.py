@@ -317,7 +317,7 @@ def test_piped_chat_answers_line_by_line(model):
     )
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [r.get("message") for r in records] == ["hello", "two\nlines", None]
-    assert records[0]["completion_tokens"] == 5 and records[0]["pcd"]["beta"] == 2.5
+    assert records[0]["completion_tokens"] == 5 and records[0]["pcd"]["relative_top"] == 0.1
     assert [r["pcd"] is None for r in records[2]["compare"]] == [False, True]
     assert "no command /nope" in done.stderr
     assert done.returncode == 1  # a program should hear of the unknown command
@@ -498,11 +498,11 @@ def test_chat_in_a_terminal(model, tmp_path):
     notes.write_text("bababa\n" * 200)
 
     enter("/help", *(f"/{name}" for name in COMMANDS), "Ctrl-C")
-    enter("hello", r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD on \| cut at max_tokens")
+    enter("hello", r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD cautious \| cut at max_tokens")
     child.sendline('"""two')
     child.expect(r"\.\.\. ")
     enter('lines"""', r"8 tokens \|")
-    enter("/pcd beta=1.5", r"PCD on \(beta=1.5\)")
+    enter("/pcd relative_top=0", r"PCD on \(beta=1.5\)")
     enter("/pcd off", "PCD off")
     enter("/pcd betta=2", "did you mean 'beta'")
     enter(
@@ -557,7 +557,7 @@ def test_ctrl_c_keeps_the_turn_and_ctrl_d_leaves_a_narrow_terminal(model, tmp_pa
     child.sendline("/set max_tokens 8")
     child.expect("max_tokens is 8")
     child.sendline("/compare")
-    child.expect("--- PCD on ---")  # stacked
+    child.expect("--- PCD cautious ---")  # stacked
     child.expect("--- PCD off ---")
     child.expect(">>> ")
     child.sendeof()
