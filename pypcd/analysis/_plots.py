@@ -330,11 +330,11 @@ def differences(rows: Sequence[Row]) -> Any:
                     axes.plot([p.low, p.high], [y[method]] * 2, color=colour, linewidth=1)
                     axes.plot(p.difference, y[method], marker=marker, color=colour, markerfacecolor=face, linestyle="")
             greedy = cell[BASELINE].paired.score
-            axes.set_title(f"{task}, {length} tokens\ngreedy {greedy:.1f}%")
+            axes.set_title(f"{task}\n{length} tokens, greedy {greedy:.1f}%")
             axes.set_ylim(0.3, len(methods) + 0.7)
         grid[0][0].set_yticks(list(y.values()), list(y))
         figure.supxlabel(
-            "difference to greedy (points) with its 95% interval;\nfilled: the interval leaves zero out", fontsize=8
+            "difference to greedy (points) with its 95% interval;\nfilled: it leaves zero out, and p is below 0.05", fontsize=8
         )
         return figure
 

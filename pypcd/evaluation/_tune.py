@@ -22,6 +22,7 @@ READINGS = (
     "pcd:cache=separate",
     "pcd:cache=shared",
     "pcd:perturbation=none:window=64",
+    "pcd:relative_top=0.1:perturbation=none:window=64",
     "pcd:perturbation=none:window=256",
 )
 _VALUES: dict[str, tuple[Any, ...]] = {
