@@ -334,7 +334,8 @@ def differences(rows: Sequence[Row]) -> Any:
             axes.set_ylim(0.3, len(methods) + 0.7)
         grid[0][0].set_yticks(list(y.values()), list(y))
         figure.supxlabel(
-            "difference to greedy (points) with its 95% interval;\nfilled: it leaves zero out, and p is below 0.05", fontsize=8
+            "difference to greedy (points) with its 95% interval;\nfilled: it leaves zero out, and p is below 0.05",
+            fontsize=8,
         )
         return figure
 
