@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_model(parser)
     add = parser.add_argument
     add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
-    add("--method", metavar="NAME,...", help="beside greedy (default: pcd, two of its settings, control)")
+    add("--method", metavar="NAME,...", help="beside greedy (default: pcd, two variants, control)")
     add("--length", metavar="N,...", help="tokens of prompt and answer (default: 1k,2k,4k)")
     add("--n", metavar="N", type=_options.at_least(1), default=300, help="questions a cell (default %(default)s)")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
