@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         steps.append(step)
     answer = b"".join(vocabulary.text(c.token) for s in steps for c in s.candidates if c.is_chosen)
     record = {
-        "model": llm.model_path,
+        "model": args.model,
         "pcd": setting.as_dict(),
         "n_prompt": len(tokens),
         "gold": args.gold,

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
                     _terminal.write(piece)
     figures = generation.figures
     if args.json:
-        record = {"model": llm.model_path, "text": generation.text, "seed": generation.seed, **figures.as_dict()}
+        record = {"model": args.model, "text": generation.text, "seed": generation.seed, **figures.as_dict()}
         print(json.dumps(record, ensure_ascii=False))
     else:
         _terminal.write("\n")

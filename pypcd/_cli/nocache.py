@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = [prompt_tokens(llm, prompt) for prompt, _ in asked]
     results = check_cache(llm, prompts, {name: MODES[name] for name in names}, n_tokens=args.n_tokens)
     if args.json:
-        record = {"model": llm.model_path, "n_prompts": len(prompts), "checks": [vars_of(r) for r in results]}
+        record = {"model": args.model, "n_prompts": len(prompts), "checks": [vars_of(r) for r in results]}
         print(json.dumps(record, indent=2))
     else:
         print(report(args, results))

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
     ranks = {m: [r.rank for _, qs in read for q in qs for r in q if r.method == m] for m in settings}
     record = {
-        "model": llm.model_path,
+        "model": args.model,
         "task": name,
         "n_per_length": args.n,
         "seed": args.seed,
