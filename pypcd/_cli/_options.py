@@ -185,9 +185,9 @@ def job_options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def default_task(model: str) -> str:
+def default_task(model: str, of_others: str = "kv") -> str:
     """The demo model knows one form of identifiers only."""
-    return "kv-short" if model == "demo" else "kv"
+    return "kv-short" if model == "demo" else of_others
 
 
 def names(text: str | None) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--profile is {profile}, but there is no folder {profile.parent}")
     plan = Plan(
         model=args.model,
-        tasks=_options.names(args.task or ("kv-short" if args.model == "demo" else DEFAULT_TASKS)),
+        tasks=_options.names(args.task or _options.default_task(args.model, DEFAULT_TASKS)),
         methods=("greedy",),
         lengths=_options.lengths(args.length),
         n=args.n,
