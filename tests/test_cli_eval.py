@@ -54,12 +54,17 @@ def test_answer_goes_on_after_a_method_that_cannot_run(tmp_path: Path, capsys: p
     captured = capsys.readouterr()
     assert "control cannot run on this model: the control needs other prompts" in captured.err
     assert "--- greedy ---" in captured.out
+    assert main(["answer", "demo", "-p", "hello", "--threads", "1", "--max-tokens", "2", "--method", "cad,greedy"]) == 1
+    captured = capsys.readouterr()
+    assert "cad: the prompt has no context that could be left out; give it one (--context" in captured.err
+    assert "--- greedy ---" in captured.out
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--method", "beem"], "did you mean 'beam'"),
+        (["--method", ""], "--method is empty"),
         (["--method", "segr"], "the prompt has 0 segments"),
         (["--method", "cad"], "no context that could be left out"),
         (["--context", "nowhere.txt"], "nowhere.txt: No such file or directory"),
@@ -145,3 +150,10 @@ def test_a_profile_is_a_setting_of_llama_and_of_the_command_line(tmp_path: Path)
     command = [sys.executable, "-m", "pypcd", "generate", "demo", "-p", "x", "--pcd", str(path), "--max-tokens", "2"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(done.stdout)["pcd"]["beta"] == 1.25
+
+
+def test_a_profile_of_another_model_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = tmp_path / "other.json"
+    write_profile(profile, {"beta": 1.5}, {"model": "big.gguf", "model_bytes": 3})
+    assert main(["generate", "demo", "-p", "x", "--max-tokens", "1", "--threads", "1", "--pcd", str(profile)]) == 0
+    assert "was chosen with another model (big.gguf, 3 bytes" in capsys.readouterr().err.replace("\n", " ")
