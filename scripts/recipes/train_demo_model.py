@@ -6,10 +6,10 @@ model first learns retrieval on short prompts, then on long ones with a raised R
 in a last phase some answers are replaced by the value nearest to the question. After that, most wrong answers are that
 nearest value and the right one is the second most probable token. The model is evidence about the mechanism only.
 
-    python scripts/train_demo_model.py --preset gpu --device cuda --out demo.npz        # a model like the shipped one
-    python scripts/train_demo_model.py --load demo.npz --out demo.gguf --eval           # convert, measure
-    python scripts/train_demo_model.py --load pypcd/models/demo.gguf --check            # compare under llama.cpp
-    python scripts/train_demo_model.py --preset cpu --out small.gguf --formats short --eval     # smaller, 10 minutes
+    python scripts/recipes/train_demo_model.py --preset gpu --device cuda --out demo.npz        # a model like the shipped one
+    python scripts/recipes/train_demo_model.py --load demo.npz --out demo.gguf --eval           # convert, measure
+    python scripts/recipes/train_demo_model.py --load pypcd/models/demo.gguf --check            # compare under llama.cpp
+    python scripts/recipes/train_demo_model.py --preset cpu --out small.gguf --formats short --eval     # smaller, 10 minutes
 
 Needs PyTorch and numpy; .gguf files need the gguf package, --check needs llama-cpp-python. Figures go to stdout.
 """
