@@ -11,7 +11,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd._cli import _terminal, main
-from pypcd.evaluation._kv import KV_SHORT
+from pypcd.evaluation.tasks._kv import KV_SHORT
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 
