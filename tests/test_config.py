@@ -113,8 +113,8 @@ def test_what_pcd_accepts() -> None:
 
 
 def test_describe_names_what_differs_from_the_default() -> None:
-    assert PCDConfig().describe() == "default"
-    assert PCDConfig(beta=1.5, window=64).describe() == "beta=1.5 window=64"
+    assert PCDConfig().describe() == "on"
+    assert PCDConfig(beta=1.5, window=64).describe() == "beta=1.5:window=64"
 
 
 def test_numpy_scalars_are_numbers() -> None:

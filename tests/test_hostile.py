@@ -80,9 +80,9 @@ def test_a_bad_setting_is_refused_by_name_value_and_range(
 
 
 BAD_PCD: list[tuple[Any, type[Exception], str]] = [
-    ("papers", ValueError, "pcd='papers' is no preset.*'paper'"),
-    ("", ValueError, "is no preset"),
-    (1, TypeError, "pcd=1 is a int; allowed: bool, a preset's name, a mapping, PCDConfig"),
+    ("papers", ValueError, "pcd is 'papers', which is not a setting.*'paper'"),
+    ("", ValueError, "pcd is '', which is not a setting"),
+    (1, TypeError, "pcd=1 is a int; allowed: bool, text such as 'cautious' .*, a mapping, PCDConfig"),
     (2.5, TypeError, "pcd=2.5 is a float"),
     (["paper"], TypeError, "is a list"),
     ({"betta": 1}, TypeError, "no field 'betta'.*'beta'"),
@@ -406,4 +406,4 @@ def test_a_zero_in_that_variable_leaves_pcd_on(tiny: Tiny) -> None:
         tiny("llama"),
         PYPCD_DISABLE="0",
     )
-    assert done.stdout == "default\n" and done.stderr == ""
+    assert done.stdout == "on\n" and done.stderr == ""
