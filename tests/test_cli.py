@@ -404,8 +404,8 @@ def test_info_json(model):
 
 
 def test_info_text_and_a_failing_self_test(model, llm, capsys, monkeypatch):
-    from pypcd import _selftest
     from pypcd._cli import main
+    from pypcd.measure import _selftest
 
     monkeypatch.setattr(_terminal, "setup", lambda: None)
     assert main(["info", model]) == 0
@@ -439,10 +439,10 @@ def test_disabled_pcd_is_said_not_measured(model):
     assert info.returncode == 0 and "skipped        PYPCD_DISABLE is set in the environment" in info.stdout
     demo = pypcd_command("demo", "--n=2", **off)
     assert (demo.returncode, demo.stdout) == (1, "") and "PYPCD_DISABLE is set" in demo.stderr
-    options = ("--length=16", "--mode=shared", "--n-tokens=2", "--rounds=1", "--threads=1")
+    options = ("--length=16", "--method=pcd:cache=shared", "--n-tokens=2", "--rounds=1", "--threads=1")
     bench = pypcd_command("bench", model, *options, **off)
-    assert "plain" in bench.stdout and "shared" not in bench.stdout
-    assert "cannot run the mode shared" in bench.stderr
+    assert "greedy" in bench.stdout and "shared" not in bench.stdout
+    assert "cannot run pcd:cache=shared" in bench.stderr
     named = pypcd_command("generate", model, "-p=x", "--pcd=on", **off)
     assert named.returncode == 1 and "PYPCD_DISABLE is set" in named.stderr
 
@@ -507,9 +507,7 @@ def test_chat_in_a_terminal(model, tmp_path):
     enter("/pcd relative_top=0", r"PCD on:beta=1.5")
     enter("/pcd off", "PCD off")
     enter("/pcd betta=2", "did you mean 'beta'")
-    enter(
-        "/compare", r"PCD on:beta=1.5 +\| PCD off", "--- [|] ---", r"8 tokens \|.*PCD on", r"8 tokens \|.*PCD off"
-    )
+    enter("/compare", r"PCD on:beta=1.5 +\| PCD off", "--- [|] ---", r"8 tokens \|.*PCD on", r"8 tokens \|.*PCD off")
     enter("/regen", r"8 tokens \|.*PCD off")
     enter("/undo", "taken back: two")
     enter("/system be kind", "system message: be kind")

@@ -299,10 +299,10 @@ def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
 
     assert main(["generate", str(path), "-p", "abc", "--max-tokens", "2", "--threads", "1"]) == 0
     assert "going on without PCD: the architecture 'starcoder' has no rotary positions" in capsys.readouterr().err
-    options = ["--length", "16", "--mode", "rerotated,window", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+    options = ["--length", "16", "--method", "pcd,pcd:window", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
     assert main(["bench", str(path), *options]) == 0
     out, err = capsys.readouterr()
-    assert "window" in out and "rerotated" not in out and "cannot run the mode rerotated" in err
+    assert "pcd:window" in out and "pcd " not in out and "cannot run pcd;" in err
 
 
 @pytest.mark.parametrize("n_ctx", [-5, 2**31, 2**40])

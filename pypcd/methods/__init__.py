@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pypcd._config import PCDConfig
@@ -142,8 +142,7 @@ def parse(text: str) -> Method:
         new = joined(part)
         name, *words = new.split(":")
         if name not in _PARTS:
-            near = "; a value stands behind its method and a colon" if "=" in name else did_you_mean(name, _PARTS)
-            raise ValueError(f"there is no method {name!r}{near}; there are: {', '.join(_PARTS)}")
+            raise ValueError(f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}")
         kind, make = _PARTS[name]
         if kind in parts:
             raise ValueError(f"{text!r} has two parts of a kind; of each one is allowed: {_by_kind()}")
@@ -156,16 +155,28 @@ def parse(text: str) -> Method:
     return Method(text.strip(), **parts)
 
 
-def setting_of(name: str) -> PCDConfig | None:
+def setting_of(name: str, others: Sequence[str] = ()) -> PCDConfig | None:
     """The PCD setting of a method that does nothing else; None for "greedy".
 
+    Args:
+        others: what the caller takes beside these, for the message.
+
     Raises:
-        ValueError: there is no such method, or it is not a PCD setting alone.
+        ValueError: there is no such method, it is not a PCD setting alone, or a value is out of range.
     """
-    method = parse(name)
-    if method != Method(method.name, method.rows) or not isinstance(method.rows, (Plain, PCD)):
-        raise ValueError(f"method is {name!r}; allowed: greedy, or pcd with a setting, such as pcd:beta=1.5:window=64")
+    kind = joined(name).split(":")[0]
+    method = parse(name) if kind in ("greedy", "pcd") else None
+    if method is None or method.edit or method.search != Greedy() or not isinstance(method.rows, (Plain, PCD)):
+        names = ("greedy", "pcd", *others)
+        allowed = f"{', '.join(names)}; pcd with any setting, such as pcd:beta=1.5:window=64"
+        raise ValueError(f"method is {name!r}{_instead(kind, names)}; allowed: {allowed}")
     return method.rows.pcd
+
+
+def _instead(name: str, names: Iterable[str]) -> str:
+    if "=" in name:
+        return ", a value stands behind its method and a colon"
+    return " (write greedy)" if name == "plain" else did_you_mean(name, names)
 
 
 def _by_kind() -> str:
