@@ -71,15 +71,19 @@ class PCDConfig:
         perturbation: "over-rotation" (the paper), "noise" (the method's first version: noise on cos and sin of the
             first component of each pair; with cache "shared" or "separate") or "none" (the twin differs by its window
             alone; exists for models without RoPE too).
-        window: the twin attends to the last `window` positions, its own included, and the first n_sink; None: to all.
-        n_sink: first positions a windowed twin still sees.
+        window: the twin attends to the last `window` positions, at least 1, its own included, and the first n_sink;
+            None: to all.
+        n_sink: first positions a windowed twin still sees, at least 0.
         band: which frequencies are perturbed. "low" is the paper; "high": the table of Eq. 4 in reverse order; "all":
             of both the larger. Of noise: the slower half of the pairs, the faster, or all, as in the first version.
-        type_k_over: type of the second keys, "f16", "q8_0", "q4_0" ...; None: that of the cached keys.
+        type_k_over: type of the second keys: "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1" or "q4_0"; None: that of
+            the cached keys.
         noise: its standard deviation, 0 to 10.
-        offset_min: with noise, the twin's position is also moved by a random number from offset_min to offset_max.
-        offset_max: see offset_min; 0 and 0 leave the position.
-        seed: of noise and offset, which are functions of seed, position and layer: evaluated again, they are the same.
+        offset_min: with noise, the twin's position is also moved by a random number from offset_min to offset_max; from
+            -1048576 to 1048576.
+        offset_max: from offset_min to 1048576; 0 and 0 leave the position.
+        seed: at least 0; of noise and offset, which are functions of seed, position and layer: evaluated again, they are
+            the same.
 
     Raises:
         ValueError: a value is out of range; the message names the field, the value and what is allowed.

@@ -78,7 +78,7 @@ def test_an_integer_is_neither_a_bool_nor_a_fraction_nor_text_and_may_be_numpys(
     make, good = INTEGERS[name]
     for value in (good, np.int64(good), np.int32(good)):
         assert make(value) == good and type(make(value)) is int
-    for value in (2.5, float(good), True, "seven", None, math.nan, -(10**9), 10**30):
+    for value in (2.5, float(good), True, np.True_, "seven", None, math.nan, -(10**9), 10**30):
         with pytest.raises(ValueError, match=f"{name.partition('.')[2]} is .*allowed: an? .*(integer|multiple)"):
             make(value)
 
@@ -88,7 +88,7 @@ def test_a_number_is_finite_neither_a_bool_nor_text_and_may_be_numpys(name: str)
     make, good = NUMBERS[name]
     for value in (good, np.float64(good), np.float32(good)):
         assert make(value) == good and type(make(value)) is float
-    for value in (True, "half", None, math.nan, math.inf, -math.inf, -1e9, 10**400):
+    for value in (True, np.True_, "half", None, math.nan, math.inf, -math.inf, -1e9, 10**400):
         with pytest.raises(ValueError, match=f"{name.partition('.')[2]} is .*allowed: (from|more than) "):
             make(value)
 

@@ -70,6 +70,10 @@ def test_every_field_reaches_the_library(c: PCDConfig) -> None:
             assert (value or 0) == native
 
 
+def test_every_field_has_a_range() -> None:
+    assert list(_config.RANGES) == [field.name for field in dataclasses.fields(PCDConfig)]
+
+
 def test_the_docstring_documents_every_field() -> None:
     for field in dataclasses.fields(PCDConfig):
         assert re.search(rf"^ +{field.name}: ", inspect.getdoc(PCDConfig) or "", re.MULTILINE), field.name
