@@ -1,17 +1,20 @@
-"""The settings of Positional Contrastive Decoding. Knows nothing of models or libraries."""
+"""The settings of Positional Contrastive Decoding, with their ranges. Knows nothing of models or libraries.
+
+How a setting is written as text, the presets and the files are in `_settings`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 from collections.abc import Mapping
 from typing import Any, Union
 
+from pypcd import _settings
+from pypcd._checks import Check, Choice, Integer, Number, OrNone, check
 from pypcd._errors import did_you_mean
-from pypcd._profile import is_profile, read_profile
+from pypcd._settings import PRESETS, Profile
 
-__all__ = ["PCDConfig", "PCDSetting", "parse_pcd"]
+__all__ = ["RANGES", "PCDConfig", "PCDSetting"]
 
 CACHES = ("rerotated", "shared", "separate")
 EVALUATIONS = ("fused", "alternate")
@@ -21,6 +24,27 @@ BANDS = ("low", "high", "all")
 KEY_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 _OFFSET = 2**20  # positions
+
+# field -> what it may be; offset_max is also at least offset_min
+RANGES: Mapping[str, Check] = {
+    "alpha": Number(0, 10),
+    "beta": Number(0, 1000),
+    "gamma": Integer(1),
+    "base_ratio": Number(0, 1, open_below=True),
+    "relative_top": Number(0, 1),
+    "cache": Choice(CACHES),
+    "evaluation": Choice(EVALUATIONS),
+    "transition": Choice(TRANSITIONS),
+    "perturbation": Choice(PERTURBATIONS),
+    "window": OrNone(Integer(1)),
+    "n_sink": Integer(0),
+    "band": Choice(BANDS),
+    "type_k_over": OrNone(Choice(KEY_TYPES)),
+    "noise": Number(0, 10),
+    "offset_min": Integer(-_OFFSET, _OFFSET),
+    "offset_max": Integer(-_OFFSET, _OFFSET),
+    "seed": Integer(0),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,15 +71,19 @@ class PCDConfig:
         perturbation: "over-rotation" (the paper), "noise" (the method's first version: noise on cos and sin of the
             first component of each pair; with cache "shared" or "separate") or "none" (the twin differs by its window
             alone; exists for models without RoPE too).
-        window: the twin attends to the last `window` positions, its own included, and the first n_sink; None: to all.
-        n_sink: first positions a windowed twin still sees.
+        window: the twin attends to the last `window` positions, at least 1, its own included, and the first n_sink;
+            None: to all.
+        n_sink: first positions a windowed twin still sees, at least 0.
         band: which frequencies are perturbed. "low" is the paper; "high": the table of Eq. 4 in reverse order; "all":
             of both the larger. Of noise: the slower half of the pairs, the faster, or all, as in the first version.
-        type_k_over: type of the second keys, "f16", "q8_0", "q4_0" ...; None: that of the cached keys.
+        type_k_over: type of the second keys: "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1" or "q4_0"; None: that of
+            the cached keys.
         noise: its standard deviation, 0 to 10.
-        offset_min: with noise, the twin's position is also moved by a random number from offset_min to offset_max.
-        offset_max: see offset_min; 0 and 0 leave the position.
-        seed: of noise and offset, which are functions of seed, position and layer: evaluated again, they are the same.
+        offset_min: with noise, the twin's position is also moved by a random number from offset_min to offset_max; from
+            -1048576 to 1048576.
+        offset_max: from offset_min to 1048576; 0 and 0 leave the position.
+        seed: at least 0; of noise and offset, which are functions of seed, position and layer: evaluated again, they are
+            the same.
 
     Raises:
         ValueError: a value is out of range; the message names the field, the value and what is allowed.
@@ -80,25 +108,8 @@ class PCDConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._number("alpha", 0, 10)
-        self._number("beta", 0, 1000)
-        self._number("base_ratio", 0, 1, open_below=True)
-        self._number("relative_top", 0, 1)
-        self._integer("gamma", 1)
-        self._integer("n_sink", 0)
-        if self.window is not None:
-            self._integer("window", 1)
-        self._number("noise", 0, 10)
-        self._integer("offset_min", -_OFFSET, _OFFSET)
-        self._integer("offset_max", self.offset_min, _OFFSET)
-        self._integer("seed", 0)
-        self._choice("cache", CACHES)
-        self._choice("evaluation", EVALUATIONS)
-        self._choice("transition", TRANSITIONS)
-        self._choice("perturbation", PERTURBATIONS)
-        self._choice("band", BANDS)
-        if self.type_k_over is not None:
-            self._choice("type_k_over", KEY_TYPES)
+        check(self, **RANGES)
+        check(self, offset_max=Integer(self.offset_min, _OFFSET))
         if self.perturbation == "noise" and self.cache == "rerotated":
             raise ValueError(
                 "cache is 'rerotated', which turns keys to other frequencies, and perturbation=\"noise\" has none; "
@@ -114,22 +125,22 @@ class PCDConfig:
     @classmethod
     def paper(cls) -> PCDConfig:
         """The paper's optimum: alpha 0.2, beta 2.5, gamma 30, base_ratio 1e-4."""
-        return cls()
+        return cls.preset("paper")
 
     @classmethod
     def cautious(cls) -> PCDConfig:
         """Milder, with a plausibility cut: beta 1.5, relative_top 0.1."""
-        return cls(beta=1.5, relative_top=0.1)
+        return cls.preset("cautious")
 
     @classmethod
     def windowed(cls) -> PCDConfig:
         """A twin that sees the last 64 positions, without any rotation."""
-        return cls(perturbation="none", window=64)
+        return cls.preset("window")
 
     @classmethod
     def blog(cls) -> PCDConfig:
         """The method's first version: noise on cos and sin of all pairs, the cached keys as they are, beta 1.5, gamma 100."""
-        return cls(perturbation="noise", cache="shared", band="all", beta=1.5, gamma=100)
+        return cls.preset("blog")
 
     @classmethod
     def preset(cls, name: str) -> PCDConfig:
@@ -139,8 +150,9 @@ class PCDConfig:
             ValueError: there is no such preset.
         """
         if name not in PRESETS:
-            raise ValueError(f"pcd={name!r} is no preset{did_you_mean(name, PRESETS)}; allowed: {', '.join(PRESETS)}")
-        return getattr(cls, PRESETS[name])()
+            near = did_you_mean(name, PRESETS)
+            raise ValueError(f"preset is {name!r}{near}; allowed: {', '.join(map(repr, PRESETS))}")
+        return cls(**PRESETS[name].fields)
 
     # -- making one from another -----------------------------------------------------------------------------------
 
@@ -160,20 +172,35 @@ class PCDConfig:
 
     @classmethod
     def resolve(cls, setting: PCDSetting, base: PCDConfig | None = None) -> PCDConfig | None:
-        """What a user's `pcd=` means: None and False are off, True is `base` or the default, a string is a preset or
-        the file of a profile (.json, as `pypcd tune` writes it), a mapping changes fields of `base` or the default."""
+        """What a user's `pcd=` means.
+
+        Args:
+            setting: None and False are off, True is `base` or the default. A text is "on", "off", a preset, values such
+                as "beta=1.5:window=64", a preset followed by values, or the file of a profile (.json, as `pypcd tune`
+                writes it). A mapping changes fields of `base` or the default, and so do values without a preset.
+            base: the setting in force.
+
+        Raises:
+            ValueError: a text that is not a setting, or a value out of range.
+            TypeError: something else, or a field that does not exist; the message names the nearest.
+            FileNotFoundError: there is no such profile.
+        """
+        setting = _settings.load(setting)
         if setting is None or setting is False:
             return None
         if setting is True:
             return base or cls()
         if isinstance(setting, PCDConfig):
             return setting
+        if isinstance(setting, Profile):
+            return cls._of_profile(setting)
         if isinstance(setting, str):
-            return cls.from_profile(setting) if is_profile(setting) else cls.preset(setting)
+            return cls._of_text(setting, base or cls())
         if isinstance(setting, Mapping):
             return (base or cls()).replace(**setting)
         raise TypeError(
-            f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, a preset's name, a mapping, PCDConfig"
+            f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, text such as 'cautious' or "
+            "'beta=1.5:window=64', a mapping, PCDConfig"
         )
 
     @classmethod
@@ -182,94 +209,35 @@ class PCDConfig:
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is no profile, or has a value out of range.
+            ValueError: it is not a profile, or has a value out of range.
         """
-        changes = read_profile(path)
+        return cls._of_profile(Profile.read(path))
+
+    @classmethod
+    def _of_profile(cls, profile: Profile) -> PCDConfig | None:
         try:
-            return None if changes is None else cls().replace(**changes)
+            return None if profile.fields is None else cls().replace(**profile.fields)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from error
+            raise ValueError(f"{profile.path}: {error}") from error
+
+    @classmethod
+    def _of_text(cls, text: str, base: PCDConfig) -> PCDConfig | None:
+        new = _settings.joined(text)
+        fields = _settings.read_text(new, base.as_dict())
+        config = None if fields is None else cls().replace(**fields)
+        if new != text.strip():  # said last: what is advised is then known to be right
+            raise ValueError(f"pcd is {text!r}; allowed: words joined by colons; write {new}")
+        return config
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def describe(self) -> str:
-        """The fields that differ from the default, as `beta=1.5 window=64`; "default" if none does."""
-        changed = [
-            f"{f.name}={getattr(self, f.name)}" for f in dataclasses.fields(self) if getattr(self, f.name) != f.default
-        ]
-        return " ".join(changed) or "default"
-
-    # -- checks ----------------------------------------------------------------------------------------------------
-
-    def _number(self, name: str, low: float, high: float, *, open_below: bool = False) -> None:
-        value = getattr(self, name)
-        allowed = f"{'more than' if open_below else 'from'} {low} {'and at most' if open_below else 'to'} {high}"
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's scalars are Real too
-            raise ValueError(f"{name} is {value!r}, not a number; allowed: {allowed}")
-        try:
-            value = float(value)
-        except OverflowError:
-            value = math.inf
-        if not math.isfinite(value) or not low <= value <= high or (open_below and value == low):
-            raise ValueError(f"{name} is {value:g}; allowed: {allowed}")
-        object.__setattr__(self, name, value)
-
-    def _integer(self, name: str, low: int, high: int = 2**31 - 1) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value.__index__() <= high:
-            allowed = f"of at least {low}" if high == 2**31 - 1 else f"from {low} to {high}"
-            raise ValueError(f"{name} is {value!r}; allowed: an integer {allowed}")
-        object.__setattr__(self, name, value.__index__())
-
-    def _choice(self, name: str, allowed: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value not in allowed:
-            raise ValueError(
-                f"{name} is {value!r}{did_you_mean(value, allowed)}; allowed: {', '.join(map(repr, allowed))}"
-            )
+        """The fields that differ from the default, as resolve() reads them: "beta=1.5:window=64"; "on" if none does."""
+        fields = dataclasses.fields(self)
+        return _settings.write_text(
+            {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+        )
 
 
-PRESETS = {"paper": "paper", "cautious": "cautious", "window": "windowed", "blog": "blog"}
-
-PCDSetting = Union[None, bool, str, Mapping[str, Any], PCDConfig]
-
-
-def parse_pcd(text: str, base: PCDConfig | None = None) -> PCDConfig | None:
-    """A PCD setting as typed: on, off, a preset's name, name=value pairs, a preset followed by pairs, or a profile's file.
-
-    Raises:
-        ValueError, TypeError: it is none of these, or a value is out of range.
-    """
-    if is_profile(text.strip()):
-        return PCDConfig.from_profile(text.strip())
-    words = text.replace(",", " ").split() or [""]
-    config = base or PCDConfig()
-    if "=" not in words[0]:
-        first = words.pop(0).lower()
-        if first == "off" and not words:
-            return None
-        if first in PRESETS:
-            config = PCDConfig.preset(first)
-        elif first != "on":
-            names = ["on", "off", *PRESETS]
-            near = did_you_mean(first, names)
-            raise ValueError(
-                f"{text!r} is no PCD setting{near}; allowed: {', '.join(names)}, or values such as beta=1.5,window=64"
-            )
-    pairs = [word.partition("=") for word in words]
-    for name, equals, value in pairs:
-        if not equals or not value:
-            raise ValueError(f"{name!r} is no PCD value; write it as name=value, such as beta=1.5")
-    return config.replace(**{name: _value(name, value) for name, _, value in pairs})
-
-
-def _value(name: str, text: str) -> Any:
-    if name == "window" and text.lower() in ("none", "off", "0"):
-        return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+PCDSetting = Union[None, bool, str, Mapping[str, Any], PCDConfig, Profile]

@@ -18,7 +18,7 @@ from pypcd import _log, _machine, _native
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._errors import ModelError, PCDError, UnsupportedError, did_you_mean
 from pypcd._models import resolve_model
-from pypcd._profile import is_profile, other_model
+from pypcd._settings import Profile, load
 
 __all__ = ["Llama", "PCDLogits", "PCDStats"]
 
@@ -79,7 +79,8 @@ class Llama(llama_cpp.Llama):
 
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
-        pcd: True for the paper's setting, a preset's name, a mapping of changed fields, a PCDConfig, or False.
+        pcd: True for the paper's setting, text such as "cautious", "beta=1.5:window=64" or a profile's file (.json), a
+            mapping of changed fields, a PCDConfig, or False.
         n_seq_max: sequences that batches of the caller's own may carry through `llm.ctx`, 1 to 192; they share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, but not with AMX,
             which some compilers miscompile.
@@ -115,6 +116,7 @@ class Llama(llama_cpp.Llama):
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler has taken the contrast over
         self._n_changes = 0  # of the cache, by eval() and load_state()
+        pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
         if isinstance(n_seq_max, bool) or not isinstance(n_seq_max, int) or not 1 <= n_seq_max <= _N_SEQ_MAX:
             raise ValueError(f"n_seq_max is {n_seq_max!r}; allowed: an integer from 1 to {_N_SEQ_MAX}")
@@ -194,12 +196,13 @@ class Llama(llama_cpp.Llama):
         self._apply(self._resolve(setting))
 
     def _resolve(self, setting: PCDSetting) -> PCDConfig | None:
+        setting = load(setting)
         config = PCDConfig.resolve(setting, self._pcd)
         self._remark(setting)
         return config
 
     def _remark(self, setting: PCDSetting) -> None:
-        if isinstance(setting, str) and is_profile(setting) and (text := other_model(setting, self.model_path)):
+        if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
             _log.logger.warning("%s", text)
 
     def pcd_refusal(self, setting: PCDSetting = True) -> str | None:
@@ -286,6 +289,7 @@ class Llama(llama_cpp.Llama):
         """function(*args, **kwargs) under a setting that also holds while a stream it returns is read."""
         if setting is None:
             return function(*args, **kwargs)
+        setting = self._resolve(setting) or False  # once, for the call and for the stream it may return
         with self._pcd_set_to(setting):
             result = function(*args, **kwargs)
         return self._steps(result, setting) if isinstance(result, Iterator) else result

@@ -140,7 +140,7 @@ class Options:
     minutes: float
     shape: str
     lengths: tuple[int, ...]
-    modes: str
+    methods: str
     rounds: int
     n_tokens: int
     prompt: int
@@ -178,7 +178,7 @@ class Run:
             "llama": [self.cmake_args()],
             "pypcd": [_digest(_files("CMakeLists.txt", "pyproject.toml", "cmake/*", "cpp/**/*", "pypcd/**/*"))],
             "rows": [_digest(_files("scripts/gpu_rows.py", "tests/tiny_gguf.py"))],
-            "bench": [o.shape, o.modes, o.rounds, o.n_tokens, o.prompt],
+            "bench": [o.shape, o.methods, o.rounds, o.n_tokens, o.prompt],
         }
         for name, values in inputs.items():
             keys[name] = hashlib.sha256(json.dumps([last, *values]).encode()).hexdigest()[:16]
@@ -350,7 +350,7 @@ class Run:
             # scores without flash attention take n_heads x 512 x length floats: 4 GiB at 64k, for nothing but to lose
             flash = "both" if length <= 16384 else "on"
             command = [str(self.python()), "-m", "pypcd", "bench", str(model), "--json", "--length", str(length)]
-            command += ["--mode", o.modes, "--flash-attn", flash, "--rounds", str(o.rounds)]
+            command += ["--method", o.methods, "--flash-attn", flash, "--rounds", str(o.rounds)]
             command += ["--n-tokens", str(o.n_tokens), "--prompt", str(o.prompt)]
             table: dict[str, Any] = {"key": entry["key"], "length": length}
             start = time.monotonic()
@@ -571,8 +571,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--models", default="", help="for the rows, some of gpu_rows.py's (default: all)")
     add("--shape", default="8b", help="of the random model (default %(default)s)")
     add("--lengths", default="4096,16384,65536", help="tokens in the context (default %(default)s)")
-    modes = "two-rows,rerotated,rerotated-w4096,shared,separate,window,rerotated-alternate"
-    add("--modes", default=modes, help="default %(default)s")
+    methods = "two-rows,pcd,pcd:window=4096,pcd:cache=shared,pcd:cache=separate,pcd:window,pcd:evaluation=alternate"
+    add("--methods", default=methods, help="default %(default)s")
     add("--rounds", type=int, default=5, help="of the benchmark (default %(default)s)")
     # many, since CUDA's recorded graphs are in use from the third equal step on
     add("--n-tokens", type=int, default=65, help="per round (default %(default)s)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-GOAL = ("rerotated-w4096", "8b", 16384, 1.10)  # mode, shape, tokens, time per token against plain decoding
+GOAL = ("pcd:window=4096", "8b", 16384, 1.10)  # method, shape, tokens, time per token against plain decoding
 
 
 def render(record: dict[str, Any]) -> str:
@@ -101,11 +101,11 @@ def _render_bench(record: dict[str, Any]) -> list[str]:
         for m in table["measurements"]:
             prompt = f"{m['prefill_ratio']:.2f}x" if m["prefill_ratio"] is not None else ""
             times = (f"{m['tokens_per_second']:.1f}", f"{m['ratio']:.3f}x", prompt, f"{m['kv_bytes'] / 2**20:.0f}")
-            rows.append((m["mode"], "on" if m["flash_attn"] else "off", *times))
-            if (m["mode"], record["shape"], table["length"]) == GOAL[:3] and record["backend"] == "cuda":
+            rows.append((m["method"], "on" if m["flash_attn"] else "off", *times))
+            if (m["method"], record["shape"], table["length"]) == GOAL[:3] and record["backend"] == "cuda":
                 met = "met" if m["ratio"] <= GOAL[3] else "not met"
                 goal = ["", f"Goal for {GOAL[0]}: at most {GOAL[3]:.2f}x; measured {m['ratio']:.3f}x, {met}."]
-        lines += [*_table(("mode", "flash attention", "tok/s", "time/plain", "prompt/plain", "KV MiB"), rows), *goal]
+        lines += [*_table(("method", "flash attention", "tok/s", "time/plain", "prompt/plain", "KV MiB"), rows), *goal]
     return lines
 
 

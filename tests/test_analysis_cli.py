@@ -134,10 +134,10 @@ def test_explain_through_the_chat_template(capsys, model) -> None:
 def test_nocache(capsys) -> None:
     options = ("nocache", "demo", "--length=96", "--n=1", "--n-tokens=2", "--threads=1")
     text = run(capsys, *options)
-    assert all(mode in text for mode in ("plain", "rerotated", "shared", "separate", "window"))
-    record = json.loads(run(capsys, *options, "--mode=separate", "--json"))
+    assert all(name in text for name in ("greedy", "pcd ", "pcd:cache=shared", "pcd:cache=separate", "pcd:window"))
+    record = json.loads(run(capsys, *options, "--method=pcd:cache=separate", "--json"))
     [check] = record["checks"]
-    assert check["mode"] == "separate" and check["is_same"] and check["n_steps"] == 2
+    assert check["method"] == "pcd:cache=separate" and check["is_same"] and check["n_steps"] == 2
     assert check["over_rotated"] < 0.05 < check["effect"]
 
 
@@ -147,8 +147,11 @@ def test_nocache(capsys) -> None:
 @pytest.mark.parametrize(
     "args, message",
     [
-        (("plot", "decay", "--d", "7"), "d is 7; allowed: an even integer, 2 to 65536"),
-        (("plot", "decay", "--over-base", "1e9"), "over_base is 1000000000.0; allowed: more than 1, at most the base"),
+        (("plot", "decay", "--d", "7"), "d is 7; allowed: an even integer from 2 to 65536"),
+        (
+            ("plot", "decay", "--over-base", "1e9"),
+            "over_base is 1000000000.0; allowed: more than 1 and at most 1e+06; at most the base",
+        ),
         (("plot", "decay", "--out", __file__), "is a file; allowed: a folder"),
         (("salience", "demo", "--task", "kv-shrt"), "there is no task 'kv-shrt' (did you mean 'kv-short'?)"),
         (("salience", "demo", "--pcd", "off"), "--pcd is off, and plain decoding is measured anyway"),
@@ -164,8 +167,8 @@ def test_nocache(capsys) -> None:
         (("explain", "demo", "-p", "x", "--html", "/none/such/page.html"), "--html: there is no folder /none/such"),
         (("explain", "demo", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
         (("explain", "demo", "-p", "x " * 400, "--n-ctx", "256"), "give a larger --n-ctx"),
-        (("nocache", "demo", "--mode", "rerotate"), "there is no mode 'rerotate' (did you mean 'rerotated'?)"),
-        (("nocache", "demo", "--mode", ","), "there is no mode ','"),
+        (("nocache", "demo", "--method", "pdc"), "method is 'pdc' (did you mean 'pcd'?)"),
+        (("nocache", "demo", "--method", ","), "--method is empty; give at least one"),
         (("nocache", "demo", "--length", "64,128"), "--length is '64,128'; allowed: one length"),
     ],
 )

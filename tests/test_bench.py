@@ -9,8 +9,8 @@ import pytest
 from tiny_gguf import write_tiny_gguf
 
 from pypcd import PCDConfig, PCDError
-from pypcd._bench import Measurement, bench, modes_for
 from pypcd._cli import main
+from pypcd.measure import Measurement, _bench, bench, default_methods, methods_for
 
 QUICK = ["--n-tokens", "2", "--rounds", "1", "--threads", "1"]
 
@@ -20,39 +20,39 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("bench") / "m.gguf", "llama")
 
 
-def measure(model: Path, modes: dict[str, PCDConfig | None], *lengths: int) -> list[Measurement]:
+def measure(model: Path, methods: dict[str, PCDConfig | None], *lengths: int) -> list[Measurement]:
     options = {"n_tokens": 2, "rounds": 2, "flash_attn": (False,), "n_threads": 1, "n_threads_batch": 1}
-    return list(bench(str(model), modes, lengths or (16,), **options))
+    return list(bench(str(model), methods, lengths or (16,), **options))
 
 
-def test_every_mode_is_measured_at_every_length_plain_first(model: Path) -> None:
-    rows = measure(model, modes_for(["stock", "two-rows", "rerotated", "shared-alternate"]), 64, 16)
-    names = ("plain", "stock", "two-rows", "rerotated", "shared-alternate")
-    assert [(row.n_past, row.mode) for row in rows] == [(n, name) for n in (16, 64) for name in names]
+def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> None:
+    rows = measure(model, methods_for(["stock", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate"]), 64, 16)
+    names = ("greedy", "stock", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate")
+    assert [(row.n_past, row.method) for row in rows] == [(n, name) for n in (16, 64) for name in names]
     for row in rows:
         assert row.tokens_per_second > 0 and row.ratio > 0
-        assert (row.ratio == 1) == (row.mode == "plain")
-        assert row.twins == (0 if row.mode in ("plain", "stock", "two-rows") else 1)
-        assert (row.prefill_ratio is not None) == (row.mode in ("plain", "rerotated"))
+        assert (row.ratio == 1) == (row.method == "greedy")
+        assert row.twins == (0 if row.method in ("greedy", "stock", "two-rows") else 1)
+        assert (row.prefill_ratio is not None) == (row.method in ("greedy", "pcd"))
 
 
 def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path) -> None:
-    rows = {row.mode: row for row in measure(model, modes_for(["rerotated", "window", "separate"]))}
-    assert rows["plain"].kv_bytes == 256 * 3 * 2 * 16 * 2 * 2  # cells, layers, KV heads of 16, K and V of f16
-    assert rows["window"].kv_bytes == rows["plain"].kv_bytes
-    assert rows["separate"].kv_bytes == pytest.approx(2 * rows["plain"].kv_bytes, rel=0.01)
-    assert rows["rerotated"].kv_bytes == pytest.approx(1.5 * rows["plain"].kv_bytes, rel=0.01)
+    rows = {row.method: row for row in measure(model, methods_for(["pcd", "pcd:window", "pcd:cache=separate"]))}
+    assert rows["greedy"].kv_bytes == 256 * 3 * 2 * 16 * 2 * 2  # cells, layers, KV heads of 16, K and V of f16
+    assert rows["pcd:window"].kv_bytes == rows["greedy"].kv_bytes
+    assert rows["pcd:cache=separate"].kv_bytes == pytest.approx(2 * rows["greedy"].kv_bytes, rel=0.01)
+    assert rows["pcd"].kv_bytes == pytest.approx(1.5 * rows["greedy"].kv_bytes, rel=0.01)
 
 
-def test_a_model_sure_of_its_tokens_needs_no_twins_in_cautious_mode(model: Path) -> None:
+def test_a_model_sure_of_its_tokens_needs_no_twins_with_a_cut(model: Path) -> None:
     sure = PCDConfig(evaluation="alternate", relative_top=1.0)  # only the most probable token is plausible
-    assert measure(model, {"plain": None, "sure": sure})[1].twins == 0
+    assert measure(model, {"greedy": None, "sure": sure})[1].twins == 0
 
 
 def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "text.txt"
     path.write_text("some words")
-    options = ["bench", str(model), "--length", "64", "--mode", "window", *QUICK, "--text"]
+    options = ["bench", str(model), "--length", "64", "--method", "pcd:window", *QUICK, "--text"]
     assert main([*options, str(path)]) == 0
     assert "window" in capsys.readouterr().out
     path.write_text("")
@@ -63,28 +63,97 @@ def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pypcd._timing.__file__", "/nowhere.py")
-    with pytest.raises(PCDError, match="the stock library ended with status 2; leave out the mode 'stock'"):
-        measure(model, modes_for(["stock"]))
+    monkeypatch.setattr("pypcd.measure._timing.__file__", "/nowhere.py")
+    with pytest.raises(PCDError, match="the stock library ended with status 2; leave out the method 'stock'"):
+        measure(model, methods_for(["stock"]))
 
 
-def test_modes_mean_what_they_say() -> None:
-    modes = modes_for(["rerotated-cautious", "window-alternate", "separate-q8_0", "noise", "rerotated-w4096"])
-    assert modes["rerotated-w4096"] == PCDConfig(window=4096)
-    assert modes["separate-q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
-    assert modes["noise"] == PCDConfig.blog()
-    assert modes["plain"] is None
-    assert modes["rerotated-cautious"] == PCDConfig(evaluation="alternate", relative_top=0.1)
-    assert modes["window-alternate"] == PCDConfig.windowed().replace(evaluation="alternate")
-    with pytest.raises(ValueError, match="there is no mode 'fast'; allowed: plain, two-rows, stock, rerotated"):
-        modes_for(["fast"])
+def former_modes() -> dict[str, PCDConfig | None]:
+    """What --mode took, and what it meant."""
+    known: dict[str, PCDConfig | None] = {"plain": None, "two-rows": None, "stock": None}
+    for name, config in (
+        ("rerotated", PCDConfig()),
+        ("shared", PCDConfig(cache="shared")),
+        ("separate", PCDConfig(cache="separate")),
+        ("window", PCDConfig(perturbation="none", window=64)),
+        ("noise", PCDConfig(perturbation="noise", cache="shared", band="all", beta=1.5, gamma=100)),
+    ):
+        known[name] = config
+        known[f"{name}-alternate"] = config.replace(evaluation="alternate")
+        known[f"{name}-cautious"] = config.replace(evaluation="alternate", relative_top=0.1)
+        if config.window is None:
+            known[f"{name}-w4096"] = config.replace(window=4096)
+        if name in ("rerotated", "separate"):
+            known[f"{name}-q8_0"] = config.replace(type_k_over="q8_0")
+            known[f"{name}-q4_0"] = config.replace(type_k_over="q4_0")
+    return known
+
+
+def written(command: str, mode: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What --mode says is to be written."""
+    with pytest.raises(SystemExit) as exit:
+        main([command, "demo", "--mode", mode])
+    assert exit.value.code == 2
+    return capsys.readouterr().err.partition("write --method ")[2].strip()
+
+
+def test_a_former_modes_error_names_the_method_that_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    modes = former_modes()
+    for name, config in modes.items():
+        method = written("bench", name, capsys)
+        assert methods_for([method])[method] == config, name
+        if config is None:
+            assert method == {"plain": "greedy"}.get(name, name)
+    for command in ("bench", "nocache"):
+        several = written(command, "rerotated, shared-alternate,window,plain", capsys)
+        assert several == "pcd,pcd:cache=shared:evaluation=alternate,pcd:window,greedy"
+    for unknown in ("fast", ",", "rerotated,fast", "plain-alternate", "rerotated-fast"):
+        with pytest.raises(SystemExit):
+            main(["bench", "demo", "--mode", unknown])
+        assert "--mode is now --method; allowed: names such as greedy,pcd" in capsys.readouterr().err
+
+
+def test_prompts_are_timed_of_the_methods_that_read_them_in_a_way_of_their_own() -> None:
+    """As by name before: of modes without a dash, since what stands behind one changes no prompt's work."""
+    former = former_modes()
+    for name, config in former.items():
+        is_timed = _bench._reads_as_itself("greedy" if name == "plain" else name, config)
+        assert is_timed == ("-" not in name and name != "stock"), name
+
+
+def test_methods_are_settings_and_the_benchmarks_own() -> None:
+    names = ["two-rows", "pcd:cautious", "pcd:cache=separate:type_k_over=q8_0", "stock"]
+    methods = methods_for(names)
+    assert list(methods) == ["greedy", *names]
+    assert methods["pcd:cautious"] == PCDConfig.cautious()
+    assert methods["pcd:cache=separate:type_k_over=q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
+    assert methods["greedy"] is methods["stock"] is methods["two-rows"] is None
+    for name, message in (
+        ("fast", "method is 'fast'; allowed: greedy, pcd, two-rows, stock; pcd with any setting"),
+        ("plain", "method is 'plain' .write greedy."),
+        ("beam", "method is 'beam'; allowed: greedy, pcd, two-rows, stock"),
+        ("stok", "did you mean 'stock'"),
+        ("pcd:betta=1", "did you mean 'beta'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            methods_for([name])
+    assert set(default_methods()) - {"stock"} == {
+        "two-rows",
+        "pcd",
+        "pcd:cache=shared",
+        "pcd:cache=separate",
+        "pcd:window",
+        "pcd:evaluation=alternate",
+        "pcd:evaluation=alternate:relative_top=0.1",
+    }
+    assert len(methods_for(default_methods())) == len(default_methods()) + 1
 
 
 def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["bench", str(model), "--length", "16", "--mode", "shared", *QUICK]
+    options = ["bench", str(model), "--length", "16", "--method", "pcd:cache=shared", *QUICK]
     assert main([*options, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert [m["mode"] for m in record["measurements"]] == ["plain", "shared"]
+    assert [m["method"] for m in record["measurements"]] == ["greedy", "pcd:cache=shared"]
     assert main(options) == 0
     assert "shared" in capsys.readouterr().out
 
@@ -94,7 +163,7 @@ def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.Capture
     [
         (["--length", "x"], 1),
         (["--length", "3"], 1),
-        (["--mode", "fast"], 1),
+        (["--method", "fast"], 1),
         (["--rounds", "0"], 2),
         (["--n-tokens", "1"], 2),
         (["--threads", "-1"], 2),
@@ -110,11 +179,11 @@ def test_bad_options_are_refused(
     assert "allowed" in capsys.readouterr().err
 
 
-def test_modes_that_a_model_cannot_run_are_left_out_and_named(
+def test_methods_that_a_model_cannot_run_are_left_out_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bloom = write_tiny_gguf(tmp_path / "bloom.gguf", "bloom")  # no RoPE
-    assert main(["bench", str(bloom), "--length", "16", "--mode", "rerotated,window", *QUICK]) == 0
+    assert main(["bench", str(bloom), "--length", "16", "--method", "pcd,pcd:window", *QUICK]) == 0
     out, err = capsys.readouterr()
-    assert "window" in out and "rerotated" not in out
-    assert "cannot run the mode rerotated" in err
+    assert "pcd:window" in out and "pcd " not in out
+    assert "cannot run pcd;" in err

@@ -189,7 +189,7 @@ def run(tmp_path: Path) -> gpu_check.Run:
     return gpu_check.Run(
         gpu_check.Options(
             file=Path(__file__), out=tmp_path / "out", work=tmp_path / "work", backend="cpu", stages=gpu_check.STAGES,
-            jobs=1, minutes=0, shape="1b", lengths=(64,), modes="window", rounds=1, n_tokens=2, prompt=16, models=(),
+            jobs=1, minutes=0, shape="1b", lengths=(64,), methods="pcd:window", rounds=1, n_tokens=2, prompt=16, models=(),
             cuda_architectures="",
         )
     )  # fmt: skip
@@ -253,15 +253,19 @@ def test_the_report_has_rows_costs_and_whether_the_goal_is_met(run: gpu_check.Ru
     good.update(case(rows(0), rows(0)), standard=1e-6, over_rotated=2e-6, splits=3, plain_splits=1, why=[])
     bad = {"model": "qwen2", "case": "f16; plain", "status": "crashed", "why": ["SIGABRT: an assertion"]}
     measured = {"flash_attn": True, "tokens_per_second": 100.0, "prefill_ratio": None, "kv_bytes": 2**30}
-    table = {"length": 16384, "seconds": 9.0, "measurements": [{**measured, "mode": "rerotated-w4096", "ratio": 1.07}]}
+    table = {
+        "length": 16384,
+        "seconds": 9.0,
+        "measurements": [{**measured, "method": "pcd:window=4096", "ratio": 1.07}],
+    }
     failed = {"length": 4096, "seconds": 1.0, "error": "out of memory"}
     run.record.update(backend="cuda", shape="8b", rows=[good, bad], bench=[table, failed])
     text = gpu_report.render(run.record)
     assert "2 cases of 2 models, 1 failed" in text
     assert "- qwen2, f16; plain: crashed; SIGABRT: an assertion" in text
     assert "| rerotated | 1 | 0 | 0 | 1.0e-06 | 2.0e-06 | 0.0e+00 |" in text and "| 3, 1 |" in text
-    assert "| rerotated-w4096 | on | 100.0 | 1.070x |  | 1024 |" in text
-    assert "Goal for rerotated-w4096: at most 1.10x; measured 1.070x, met." in text
+    assert "| pcd:window=4096 | on | 100.0 | 1.070x |  | 1024 |" in text
+    assert "Goal for pcd:window=4096: at most 1.10x; measured 1.070x, met." in text
     assert text.index("out of memory") < text.index("16384 tokens")
 
 

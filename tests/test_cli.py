@@ -41,7 +41,7 @@ def llm(model):
 def session(llm) -> ChatSession:
     llm.reset()
     llm.pcd = True
-    return ChatSession(llm, _options.Sampling(max_tokens=12))
+    return ChatSession(llm, _options.GenerationSettings(max_tokens=12))
 
 
 def pypcd_command(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -141,7 +141,7 @@ def test_a_full_context_loses_nothing(session, tmp_path):
 def test_the_answer_ends_where_the_context_does(llm):
     llm.pcd = True
     prompt = llm.tokenize(b"ba " * 200)
-    generation = Generation(llm, prompt, _options.Sampling(max_tokens=0))
+    generation = Generation(llm, prompt, _options.GenerationSettings(max_tokens=0))
     assert "".join(generation) == generation.text
     assert generation.figures.finish_reason == "context"
     assert generation.figures.context_used == llm.n_ctx()
@@ -150,9 +150,9 @@ def test_the_answer_ends_where_the_context_does(llm):
 def test_stop_strings_never_show(llm):
     llm.pcd = False
     prompt = llm.tokenize(b"hello")
-    whole = "".join(Generation(llm, prompt, _options.Sampling(max_tokens=30)))
+    whole = "".join(Generation(llm, prompt, _options.GenerationSettings(max_tokens=30)))
     stop = whole[8:11]
-    shown = list(Generation(llm, prompt, _options.Sampling(max_tokens=30), stop=[stop]))
+    shown = list(Generation(llm, prompt, _options.GenerationSettings(max_tokens=30), stop=[stop]))
     assert "".join(shown) == whole[: whole.index(stop)]
 
 
@@ -224,20 +224,22 @@ def test_read_refuses_what_is_no_text(session, tmp_path):
         ("on", pypcd.PCDConfig()),
         ("off", None),
         ("cautious", pypcd.PCDConfig.cautious()),
-        ("beta=1.5,window=64", pypcd.PCDConfig(beta=1.5, window=64)),
-        ("beta=1.5 gamma=10", pypcd.PCDConfig(beta=1.5, gamma=10)),
-        ("window, window=8", pypcd.PCDConfig.windowed().replace(window=8)),
-        ("window=none cache=shared", pypcd.PCDConfig(cache="shared")),
+        ("beta=1.5:window=64", pypcd.PCDConfig(beta=1.5, window=64)),
+        ("beta=1.5:gamma=10", pypcd.PCDConfig(beta=1.5, gamma=10)),
+        ("window:window=8", pypcd.PCDConfig.windowed().replace(window=8)),
+        ("window=none:cache=shared", pypcd.PCDConfig(cache="shared")),
     ],
 )
 def test_pcd_settings(text, expected):
-    assert _options.parse_pcd(text) == expected
+    assert pypcd.PCDConfig.resolve(text) == expected
 
 
 def test_pcd_settings_build_on_the_last_ones(session, llm):
-    for text in ("beta=1.5", "off", "gamma=10", "on"):
+    for text in ("beta=1.5", "off", "gamma=10"):
         session.set_pcd(text)
     assert llm.pcd == pypcd.PCDConfig(beta=1.5, gamma=10)
+    session.set_pcd("on")  # as --pcd on
+    assert llm.pcd == pypcd.PCDConfig()
 
 
 @pytest.mark.parametrize(
@@ -252,18 +254,18 @@ def test_pcd_settings_build_on_the_last_ones(session, llm):
 )
 def test_wrong_pcd_settings(text, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        _options.parse_pcd(text)
+        pypcd.PCDConfig.resolve(text)
 
 
 def test_sampling_settings():
-    sampling = _options.Sampling()
+    sampling = _options.GenerationSettings()
     for name, text, value in (("temp", "0.8", 0.8), ("top_k", "5", 5), ("seed", "7", 7), ("max-tokens", "0", 0)):
         assert getattr(sampling, sampling.set(name, text)) == value
     sampling.set("seed", "random")
     assert sampling.seed is None
     for name, text, message in (
         ("temprature", "1", "did you mean 'temperature'"),
-        ("temperature", "hot", "temperature is hot; allowed"),
+        ("temperature", "hot", "temperature is 'hot', not a number; allowed"),
         ("temperature", "nan", "allowed"),
         ("top_p", "2", "from 0 to 1"),
         ("top_k", "1.5", "integer"),
@@ -273,7 +275,7 @@ def test_sampling_settings():
 
 
 def test_a_seed_makes_a_warm_answer_repeatable(session):
-    session.sampling = _options.Sampling(temperature=1.5, max_tokens=12, seed=5)
+    session.sampling = _options.GenerationSettings(temperature=1.5, max_tokens=12, seed=5)
     assert ask(session, "one") == "".join(session.regen())
 
 
@@ -346,7 +348,7 @@ def test_generate(model):
     assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
     plain = pypcd_command("generate", model, "--threads=1", "--max-tokens=6", "--pcd=beta=1.5", "-p", "hello")
     assert plain.stdout == record["text"] + "\n"
-    assert plain.stderr.count("\n") == 1 and "PCD on (beta=1.5) | cut at max_tokens" in plain.stderr
+    assert plain.stderr.count("\n") == 1 and "PCD on:beta=1.5 | cut at max_tokens" in plain.stderr
 
 
 @pytest.mark.parametrize(
@@ -355,7 +357,7 @@ def test_generate(model):
         (("chat", "none.gguf"), "there is no model file none.gguf"),
         (("generate", "none.gguf", "-p", ""), "the prompt is empty"),
         (("generate", "none.gguf", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
-        (("generate", "none.gguf", "-p", "x", "--temp", "hot"), "temperature is hot"),
+        (("generate", "none.gguf", "-p", "x", "--temp", "hot"), "temperature is 'hot', not a number"),
         (("info", __file__), "is no GGUF file"),
     ],
 )
@@ -402,8 +404,8 @@ def test_info_json(model):
 
 
 def test_info_text_and_a_failing_self_test(model, llm, capsys, monkeypatch):
-    from pypcd import _selftest
     from pypcd._cli import main
+    from pypcd.measure import _selftest
 
     monkeypatch.setattr(_terminal, "setup", lambda: None)
     assert main(["info", model]) == 0
@@ -437,10 +439,10 @@ def test_disabled_pcd_is_said_not_measured(model):
     assert info.returncode == 0 and "skipped        PYPCD_DISABLE is set in the environment" in info.stdout
     demo = pypcd_command("demo", "--n=2", **off)
     assert (demo.returncode, demo.stdout) == (1, "") and "PYPCD_DISABLE is set" in demo.stderr
-    options = ("--length=16", "--mode=shared", "--n-tokens=2", "--rounds=1", "--threads=1")
+    options = ("--length=16", "--method=pcd:cache=shared", "--n-tokens=2", "--rounds=1", "--threads=1")
     bench = pypcd_command("bench", model, *options, **off)
-    assert "plain" in bench.stdout and "shared" not in bench.stdout
-    assert "cannot run the mode shared" in bench.stderr
+    assert "greedy" in bench.stdout and "shared" not in bench.stdout
+    assert "cannot run pcd:cache=shared" in bench.stderr
     named = pypcd_command("generate", model, "-p=x", "--pcd=on", **off)
     assert named.returncode == 1 and "PYPCD_DISABLE is set" in named.stderr
 
@@ -502,12 +504,10 @@ def test_chat_in_a_terminal(model, tmp_path):
     child.sendline('"""two')
     child.expect(r"\.\.\. ")
     enter('lines"""', r"8 tokens \|")
-    enter("/pcd relative_top=0", r"PCD on \(beta=1.5\)")
+    enter("/pcd relative_top=0", r"PCD on:beta=1.5")
     enter("/pcd off", "PCD off")
     enter("/pcd betta=2", "did you mean 'beta'")
-    enter(
-        "/compare", r"PCD on \(beta=1.5\) +\| PCD off", "--- [|] ---", r"8 tokens \|.*PCD on", r"8 tokens \|.*PCD off"
-    )
+    enter("/compare", r"PCD on:beta=1.5 +\| PCD off", "--- [|] ---", r"8 tokens \|.*PCD on", r"8 tokens \|.*PCD off")
     enter("/regen", r"8 tokens \|.*PCD off")
     enter("/undo", "taken back: two")
     enter("/system be kind", "system message: be kind")

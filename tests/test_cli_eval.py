@@ -12,7 +12,7 @@ import pytest
 
 import pypcd
 from pypcd._cli import main
-from pypcd._profile import write_profile
+from pypcd._settings import Profile
 
 DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
 
@@ -143,7 +143,7 @@ def test_tune_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_profile_is_a_setting_of_llama_and_of_the_command_line(tmp_path: Path) -> None:
     config, path = pypcd.PCDConfig(beta=1.25, window=32), tmp_path / "tuned.json"
-    write_profile(path, config.as_dict(), {})
+    Profile(str(path), config.as_dict(), {}).write()
     llm = pypcd.Llama("demo", pcd=str(path), n_ctx=256, n_threads=1)
     assert llm.pcd == config
     llm.close()
@@ -154,6 +154,6 @@ def test_a_profile_is_a_setting_of_llama_and_of_the_command_line(tmp_path: Path)
 
 def test_a_profile_of_another_model_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = tmp_path / "other.json"
-    write_profile(profile, {"beta": 1.5}, {"model": "big.gguf", "model_bytes": 3})
+    Profile(str(profile), {"beta": 1.5}, {"model": "big.gguf", "model_bytes": 3}).write()
     assert main(["generate", "demo", "-p", "x", "--max-tokens", "1", "--threads", "1", "--pcd", str(profile)]) == 0
     assert "was chosen with another model (big.gguf, 3 bytes" in capsys.readouterr().err.replace("\n", " ")

@@ -70,6 +70,10 @@ def test_every_field_reaches_the_library(c: PCDConfig) -> None:
             assert (value or 0) == native
 
 
+def test_every_field_has_a_range() -> None:
+    assert list(_config.RANGES) == [field.name for field in dataclasses.fields(PCDConfig)]
+
+
 def test_the_docstring_documents_every_field() -> None:
     for field in dataclasses.fields(PCDConfig):
         assert re.search(rf"^ +{field.name}: ", inspect.getdoc(PCDConfig) or "", re.MULTILINE), field.name
@@ -113,8 +117,8 @@ def test_what_pcd_accepts() -> None:
 
 
 def test_describe_names_what_differs_from_the_default() -> None:
-    assert PCDConfig().describe() == "default"
-    assert PCDConfig(beta=1.5, window=64).describe() == "beta=1.5 window=64"
+    assert PCDConfig().describe() == "on"
+    assert PCDConfig(beta=1.5, window=64).describe() == "beta=1.5:window=64"
 
 
 def test_numpy_scalars_are_numbers() -> None:

@@ -97,7 +97,7 @@ def test_a_setting_of_ones_own_is_asked_too(
 
     monkeypatch.setattr(demo, "PAIRS", (6,))
     monkeypatch.setattr(demo, "N_POOL", 2)
-    assert main(["demo", "--n", "4", "--threads", "1", "--pcd", "beta=0,gamma=30", "--json"]) == 0
+    assert main(["demo", "--n", "4", "--threads", "1", "--pcd", "beta=0:gamma=30", "--json"]) == 0
     cells = {cell["method"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}
     assert (cells["yours"]["wins"], cells["yours"]["losses"]) == (0, 0)  # beta 0 is plain
 

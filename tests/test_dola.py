@@ -354,7 +354,7 @@ def test_dola_says_what_it_cannot_do(tiny: Tiny, load: Load) -> None:
         ("dola:2:2", "each layer once"),
         ("dola-low:3", "write dola:3"),
         ("dola-low:layers=3", "DoLa has no value 'layers'; it has: relative_top"),
-        ("dola-low:relative_top=2", "relative_top is 2.0; allowed: 0 to 1"),
+        ("dola-low:relative_top=2", "relative_top is 2; allowed: from 0 to 1"),
         ("dola-low:relative=2", "did you mean 'relative_top'"),
         ("dola-low+pcd", "two parts of a kind"),
     ):

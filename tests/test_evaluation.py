@@ -515,7 +515,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
 
 def test_what_cannot_be_answered_is_no_wrong_answer_to_tune_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plan = Plan("demo", ("kv-short",), ("greedy",), (180,), n=2)
-    monkeypatch.setattr("pypcd.evaluation._tune.READINGS", ("pcd", "pcd:cache=shared"))
+    monkeypatch.setattr("pypcd.evaluation._tune.READINGS", (pypcd.PCDConfig(), pypcd.PCDConfig(cache="shared")))
     monkeypatch.setattr("pypcd.evaluation._tune._variants", lambda config: [])
     fail(monkeypatch, "pcd:cache=shared")
     tuned = tune(plan, Directory(tmp_path / "a"), options=ONE)

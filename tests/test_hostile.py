@@ -80,9 +80,9 @@ def test_a_bad_setting_is_refused_by_name_value_and_range(
 
 
 BAD_PCD: list[tuple[Any, type[Exception], str]] = [
-    ("papers", ValueError, "pcd='papers' is no preset.*'paper'"),
-    ("", ValueError, "is no preset"),
-    (1, TypeError, "pcd=1 is a int; allowed: bool, a preset's name, a mapping, PCDConfig"),
+    ("papers", ValueError, "pcd is 'papers', which is not a setting.*'paper'"),
+    ("", ValueError, "pcd is '', which is not a setting"),
+    (1, TypeError, "pcd=1 is a int; allowed: bool, text such as 'cautious' .*, a mapping, PCDConfig"),
     (2.5, TypeError, "pcd=2.5 is a float"),
     (["paper"], TypeError, "is a list"),
     ({"betta": 1}, TypeError, "no field 'betta'.*'beta'"),
@@ -299,10 +299,10 @@ def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
 
     assert main(["generate", str(path), "-p", "abc", "--max-tokens", "2", "--threads", "1"]) == 0
     assert "going on without PCD: the architecture 'starcoder' has no rotary positions" in capsys.readouterr().err
-    options = ["--length", "16", "--mode", "rerotated,window", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+    options = ["--length", "16", "--method", "pcd,pcd:window", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
     assert main(["bench", str(path), *options]) == 0
     out, err = capsys.readouterr()
-    assert "window" in out and "rerotated" not in out and "cannot run the mode rerotated" in err
+    assert "pcd:window" in out and "pcd " not in out and "cannot run pcd;" in err
 
 
 @pytest.mark.parametrize("n_ctx", [-5, 2**31, 2**40])
@@ -406,4 +406,4 @@ def test_a_zero_in_that_variable_leaves_pcd_on(tiny: Tiny) -> None:
         tiny("llama"),
         PYPCD_DISABLE="0",
     )
-    assert done.stdout == "default\n" and done.stderr == ""
+    assert done.stdout == "on\n" and done.stderr == ""

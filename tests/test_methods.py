@@ -363,7 +363,7 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
         ("beam:n=x", "n is 'x'; allowed: an integer"),
         ("beam:m=3", "Beam has no value 'm'"),
         ("greedy:3", "takes no values"),
-        ("cad:-1", "alpha is -1.0; allowed"),
+        ("cad:-1", "alpha is -1; allowed"),
         ("segr:0", "rounds is 0; allowed"),
         ("segr-vote:2", "n is 2; allowed: an integer from 3"),
         ("control:nan", "beta is nan; allowed"),

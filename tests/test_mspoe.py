@@ -398,8 +398,8 @@ def test_the_method_says_what_it_cannot_do(tiny: Tiny, load: Load) -> None:
     with pytest.raises(pypcd.UnsupportedError, match="first_layer is 9, allowed: 0 to 3"):
         methods.parse("ms-poe:first_layer=9").generate(llm, "one")
     for name, sentence in (
-        ("ms-poe:min_ratio=0", "min_ratio is 0.0; allowed: more than 0"),
-        ("ms-poe:max_ratio=1", "max_ratio is 1.0; allowed: min_ratio .1.2. to 1000"),
+        ("ms-poe:min_ratio=0", "min_ratio is 0; allowed: more than 0"),
+        ("ms-poe:max_ratio=1", "max_ratio is 1; allowed: from 1.2 to 1000; at least min_ratio"),
         ("ms-poe:first_layer=-1", "first_layer is -1; allowed"),
         ("ms-poe:order=outlier", "MsPoE has no value 'order'"),
         ("ms-poe:ratio=2", "did you mean"),

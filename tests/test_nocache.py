@@ -7,7 +7,7 @@ import pytest
 from conftest import TOKENS, close, expected, tolerance
 
 import pypcd
-from pypcd.analysis._nocache import MODES, _both, check_cache
+from pypcd.analysis._nocache import METHODS, _both, check_cache
 from pypcd.methods import Session
 
 
@@ -16,11 +16,11 @@ def test_the_cache_changes_nothing(arch: str, tiny, load) -> None:
     path = tiny(arch)
     llm = load(path, pcd=None, n_ctx=256)
     results = check_cache(llm, [TOKENS[:90], TOKENS[:7]], n_tokens=3)
-    assert [r.mode for r in results] == list(MODES)
+    assert [r.method for r in results] == list(METHODS)
     for r in results:
         assert r.refusal is None and r.n_steps <= 6 and r.is_same, r
         assert r.standard < 1e-3, r
-        if r.mode == "plain":
+        if r.method == "greedy":
             assert r.over_rotated is None and r.effect is None
         else:
             assert r.over_rotated < 1e-3 and r.effect > 100 * r.over_rotated, r
@@ -44,15 +44,15 @@ def test_a_broken_cache_is_noticed(tiny, load, monkeypatch) -> None:
     llm = load(tiny("llama"), pcd=None, n_ctx=256)
     step = Session.step
     monkeypatch.setattr(Session, "step", lambda self, tokens: step(self, {s: t ^ 1 for s, t in tokens.items()}))
-    [result] = check_cache(llm, [TOKENS[:30]], {"rerotated": pypcd.PCDConfig()}, n_tokens=4)
+    [result] = check_cache(llm, [TOKENS[:30]], {"pcd": pypcd.PCDConfig()}, n_tokens=4)
     assert result.standard > 0.1 and result.over_rotated > 0.1
 
 
-def test_a_mode_that_a_model_cannot_run_is_named(tiny, load) -> None:
+def test_a_method_that_a_model_cannot_run_is_named(tiny, load) -> None:
     llm = load(tiny("bloom"), pcd=None, n_ctx=256)
-    by_mode = {r.mode: r for r in check_cache(llm, [TOKENS[:20]], n_tokens=2)}
-    assert "bloom" in by_mode["rerotated"].refusal and by_mode["rerotated"].n_steps == 0
-    assert by_mode["window"].refusal is None and by_mode["window"].is_same
+    by_name = {r.method: r for r in check_cache(llm, [TOKENS[:20]], n_tokens=2)}
+    assert "bloom" in by_name["pcd"].refusal and by_name["pcd"].n_steps == 0
+    assert by_name["pcd:window"].refusal is None and by_name["pcd:window"].is_same
 
 
 def test_wrong_arguments(tiny, load) -> None:

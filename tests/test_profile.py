@@ -10,30 +10,29 @@ import pytest
 
 import pypcd
 from pypcd import PCDConfig
-from pypcd._config import parse_pcd
 from pypcd._models import resolve_model
-from pypcd._profile import other_model, read_profile, write_profile
+from pypcd._settings import Profile
 
 
 def test_a_profile_is_a_setting(tmp_path: Path) -> None:
     config, path = PCDConfig(beta=1.5, window=64, type_k_over="q8_0"), tmp_path / "my model, tuned.json"
-    write_profile(path, config.as_dict(), {"n": 3})
-    assert PCDConfig.resolve(str(path)) == parse_pcd(f" {path} ") == config
+    Profile(str(path), config.as_dict(), {"n": 3}).write()
+    assert PCDConfig.resolve(str(path)) == PCDConfig.resolve(f" {path} ") == config
 
 
 def test_a_profile_may_say_off(tmp_path: Path) -> None:
-    write_profile(tmp_path / "off.json", None, {})
-    assert read_profile(tmp_path / "off.json") is None
+    Profile(str(tmp_path / "off.json"), None, {}).write()
+    assert Profile.read(tmp_path / "off.json").fields is None
     assert PCDConfig.resolve(str(tmp_path / "off.json")) is None
-    assert parse_pcd(str(tmp_path / "off.json")) is None
+    assert PCDConfig.from_profile(str(tmp_path / "off.json")) is None
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no profile written by pypcd tune"),
-        ("[1]", "is no profile written by pypcd tune"),
-        ('{"pypcd_profile": 2, "pcd": null}', "is no profile written by pypcd tune"),
+        ("", "is not a profile written by pypcd tune"),
+        ("[1]", "is not a profile written by pypcd tune"),
+        ('{"pypcd_profile": 2, "pcd": null}', "is not a profile written by pypcd tune"),
         ('{"pypcd_profile": 1, "pcd": 3}', "is damaged"),
         ('{"pypcd_profile": 1, "pcd": null, "evidence": []}', "is damaged"),
         ('{"pypcd_profile": 1, "pcd": {"beta": -1}}', "beta is -1; allowed"),
@@ -55,8 +54,8 @@ def test_a_missing_profile_is_named(tmp_path: Path) -> None:
 def test_a_profile_of_another_model_is_used_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     size = os.path.getsize(resolve_model("demo"))
     for n, name in ((size, "same.json"), (size + 1, "other.json")):
-        write_profile(tmp_path / name, {"beta": 1.5}, {"model": "big.gguf", "model_bytes": n})
-    assert other_model(tmp_path / "same.json", resolve_model("demo")) is None
+        Profile(str(tmp_path / name), {"beta": 1.5}, {"model": "big.gguf", "model_bytes": n}).write()
+    assert Profile.read(tmp_path / "same.json").remark(resolve_model("demo")) is None
     with contextlib.closing(pypcd.Llama("demo", pcd=str(tmp_path / "same.json"), n_ctx=64)) as llm:
         llm("x", max_tokens=1, pcd=str(tmp_path / "same.json"))
         assert not caplog.records

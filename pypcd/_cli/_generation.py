@@ -94,7 +94,7 @@ class Generation:
         self,
         llm: pypcd.Llama,
         prompt: Sequence[int],
-        sampling: _options.Sampling,
+        sampling: _options.GenerationSettings,
         *,
         stop: Sequence[str] = (),
         stopped: Callable[[], bool] = lambda: False,

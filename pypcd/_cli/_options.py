@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-import math
 import os
 import random
 import textwrap
@@ -16,31 +15,30 @@ import llama_cpp
 
 import pypcd
 from pypcd import ModelError, PCDConfig, UnsupportedError, evaluation, methods
+from pypcd._checks import Integer, Number, literal
 from pypcd._cli import _terminal
-from pypcd._config import parse_pcd
 from pypcd._errors import did_you_mean
 from pypcd._models import resolve_model
-from pypcd._profile import is_profile, other_model
+from pypcd._settings import PRESETS, Profile, load
 
 # Where texts are read by people: the paper's setting lifts tokens that a small model itself thinks improbable, and gains no
 # more where PCD is wanted (docs/evidence.md).
 DEFAULT_PCD = "cautious"
 
-# name -> (lowest, highest, what is allowed)
-_RANGES = {
-    "temperature": (0, 100, "a number from 0 (the most probable token) to 100"),
-    "top_p": (0, 1, "a number from 0 to 1"),
-    "top_k": (0, 2**31 - 1, "an integer of at least 0; 0 keeps all tokens"),
-    "min_p": (0, 1, "a number from 0 to 1"),
-    "repeat_penalty": (0.01, 100, "a number from 0.01 to 100; 1 is none"),
-    "max_tokens": (0, 2**31 - 1, "an integer of at least 0; 0 goes on until the context is full"),
-    "seed": (0, 2**32 - 2, "an integer from 0 to 4294967294, or 'random'"),
+_RANGES: dict[str, Number | Integer] = {
+    "temperature": Number(0, 100, note="0: the most probable token"),
+    "top_p": Number(0, 1),
+    "top_k": Integer(0, note="0 keeps all tokens"),
+    "min_p": Number(0, 1),
+    "repeat_penalty": Number(0.01, 100, note="1 is none"),
+    "max_tokens": Integer(0, note="0 goes on until the context is full"),
+    "seed": Integer(0, 2**32 - 2, note="or 'random'"),
 }
 
 
 @dataclasses.dataclass
-class Sampling:
-    """How tokens are drawn. The temperature is 0: greedy, as in the paper, and the same again each time."""
+class GenerationSettings:
+    """How the tokens of an answer are drawn. The temperature is 0: greedy, as in the paper, and the same again each time."""
 
     temperature: float = 0.0
     top_p: float = 0.95
@@ -61,18 +59,8 @@ class Sampling:
             raise ValueError(
                 f"there is no setting {name!r}{did_you_mean(name, _RANGES)}; there are: {', '.join(_RANGES)}"
             )
-        if name == "seed" and value in ("random", None):
-            self.seed = None
-            return name
-        low, high, allowed = _RANGES[name]
-        whole = name in ("top_k", "max_tokens", "seed")
-        try:
-            number = int(str(value)) if whole else float(str(value))
-        except ValueError:
-            number = math.nan
-        if not low <= number <= high:
-            raise ValueError(f"{name} is {value}; allowed: {allowed}")
-        setattr(self, name, number)
+        random_seed = name == "seed" and value in ("random", None)
+        setattr(self, name, None if random_seed else _RANGES[name](name, literal(str(value))))
         return name
 
     def draw_seed(self) -> int:
@@ -84,23 +72,27 @@ class Sampling:
 
 
 def pcd_setting(text: str, model: str) -> PCDConfig | None:
-    """parse_pcd(), with a note where it is a profile of another model."""
-    config = parse_pcd(text)
-    note_of_profile(text, resolve_model(model))
+    """PCDConfig.resolve(), with a note where it is a profile of another model."""
+    setting = load(text)
+    config = PCDConfig.resolve(setting)
+    note_of_profile(setting, resolve_model(model))
     return config
 
 
-def note_of_profile(setting: str, model_path: str) -> None:
-    if is_profile(setting.strip()) and (remark := other_model(setting.strip(), model_path)):
+def note_of_profile(setting: object, model_path: str) -> None:
+    """Say that a profile was chosen with another model, where it was; other settings need no remark."""
+    if isinstance(setting, Profile) and (remark := setting.remark(model_path)):
         _terminal.note(remark)
 
 
 def describe_pcd(config: PCDConfig | None) -> str:
+    """A setting as it could be typed: off, on, a preset's name, or on and its values, which say all of it."""
     if config is None:
         return "off"
     if config == PCDConfig():
         return "on"
-    return "cautious" if config == PCDConfig.cautious() else f"on ({config.describe()})"
+    preset = next((name for name in PRESETS if PCDConfig.preset(name) == config), None)
+    return preset or f"on:{config.describe()}"
 
 
 def add_model(parser: argparse.ArgumentParser, **kwargs: Any) -> None:
@@ -110,15 +102,13 @@ def add_model(parser: argparse.ArgumentParser, **kwargs: Any) -> None:
 
 def at_least(low: int) -> Callable[[str], int]:
     """An argparse type: an integer of at least `low`."""
+    kind = Integer(low)
 
     def convert(text: str) -> int:
         try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value < 2**31:
-            raise argparse.ArgumentTypeError(f"{text!r}; allowed: an integer of at least {low}")
-        return value
+            return kind("", literal(text))
+        except ValueError:  # argparse names the option itself
+            raise argparse.ArgumentTypeError(f"{text!r}; allowed: {kind.allowed}") from None
 
     return convert
 
@@ -127,7 +117,7 @@ def lengths(text: str) -> tuple[int, ...]:
     """Numbers of tokens such as 512,2k.
 
     Raises:
-        ValueError: one of them is no integer of at least 16.
+        ValueError: one of them is not an integer of at least 16.
     """
     return tuple(_length(part) for part in text.split(","))
 
@@ -136,12 +126,9 @@ def _length(text: str) -> int:
     number = text.strip().lower()
     factor = 1024 if number.endswith("k") else 1
     try:
-        value = int(number.rstrip("k")) * factor
+        return Integer(16)("", Integer(0)("", literal(number.removesuffix("k"))) * factor)
     except ValueError:
-        value = 0
-    if value < 16:
-        raise ValueError(f"--length has {text!r}; allowed: integers of at least 16, such as 512,2k")
-    return value
+        raise ValueError(f"--length has {text!r}; allowed: integers of at least 16, such as 512,2k") from None
 
 
 class ListNames(argparse.Action):
@@ -198,7 +185,7 @@ def names(text: str | None) -> tuple[str, ...]:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """The options of chat and generate."""
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help="cautious (default), on (the paper's), off, or beta=1.5,window=64 ...")
+    add("--pcd", metavar="SETTING", help="cautious (default), on (the paper's), off, or beta=1.5:window=64 ...")
     add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy, reproducible")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
     add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")
@@ -207,8 +194,8 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--verbose", action="store_true", help="llama.cpp's own log, on stderr")
 
 
-def sampling_from(args: argparse.Namespace) -> Sampling:
-    sampling = Sampling()
+def sampling_from(args: argparse.Namespace) -> GenerationSettings:
+    sampling = GenerationSettings()
     for name, value in (("temperature", args.temp), ("seed", args.seed), ("max_tokens", args.max_tokens)):
         sampling.set(name, value)
     return sampling

@@ -12,7 +12,7 @@ import pypcd
 from pypcd import PCDConfig, UnsupportedError
 from pypcd._cli import _options
 from pypcd._cli._generation import ContextFull, Figures, Generation
-from pypcd._config import parse_pcd
+from pypcd._config import PCDSetting
 from pypcd._prompt import chat_formatter, chat_tokens
 
 Message = dict  # {"role": ..., "content": ...}
@@ -29,9 +29,9 @@ class ChatSession:
     is lost to an error.
     """
 
-    def __init__(self, llm: pypcd.Llama, sampling: _options.Sampling | None = None, system: str = "") -> None:
+    def __init__(self, llm: pypcd.Llama, sampling: _options.GenerationSettings | None = None, system: str = "") -> None:
         self.llm = llm
-        self.sampling = sampling or _options.Sampling()
+        self.sampling = sampling or _options.GenerationSettings()
         self.system = system
         self.messages: list[Message] = []
         self.draft: str | None = None
@@ -93,8 +93,8 @@ class ChatSession:
         self.attached.append(text)
         return f"{path} ({n} tokens) goes in front of your next message; an empty one sends it alone"
 
-    def set_pcd(self, text: str) -> None:
-        self.llm.pcd = parse_pcd(text, self._on)
+    def set_pcd(self, setting: PCDSetting) -> None:
+        self.llm.pcd = PCDConfig.resolve(setting, self._on)
         self._on = self.llm.pcd or self._on
 
     def save(self, path: str) -> pathlib.Path:
@@ -119,7 +119,8 @@ class ChatSession:
             ValueError: the file is no session; nothing has changed then.
         """
         record = _load_json(pathlib.Path(path).expanduser())
-        sampling, messages, system, pcd = _options.Sampling(), record["messages"], record["system"], record["pcd"]
+        sampling = _options.GenerationSettings()
+        messages, system, pcd = record["messages"], record["system"], record["pcd"]
         if not _is_turns(messages) or not isinstance(system, str):
             raise ValueError(f"{path} is damaged: its messages are not turns of user and assistant")
         for name, value in record["settings"].items():

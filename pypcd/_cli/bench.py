@@ -11,23 +11,24 @@ import sys
 import llama_cpp
 
 from pypcd import _machine
-from pypcd._bench import Measurement, bench, default_modes, modes_for
-from pypcd._cli import _options, _terminal
+from pypcd._cli import _former, _options, _terminal
+from pypcd.measure import Measurement, bench, default_methods, methods_for
 
 HELP = "time plain decoding and PCD side by side"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd bench MODEL [options]"
-    parser.epilog = "Times are ratios to plain decoding in the same round; plain and each mode run in their own faster setting of flash attention."
+    parser.epilog = "Times are ratios to greedy decoding in the same round; greedy and each method run in their own faster setting of flash attention."
     _options.add_model(parser)
     add = parser.add_argument
     add("--length", metavar="N,...", default="512,2048", help="tokens in the context (default %(default)s)")
     add(
-        "--mode",
+        "--method",
         metavar="NAME,...",
-        help="stock (llama_cpp.Llama), two-rows (plain steps of two tokens), rerotated, shared, separate, window, noise; a PCD mode also with -alternate or -cautious behind it, all but window with -w4096, rerotated and separate with -q8_0 or -q4_0",
+        help="beside greedy: pcd with any setting, such as pcd:cache=shared:window=4096; two-rows (greedy steps of two tokens); stock (llama_cpp.Llama)",
     )
+    _former.add_mode(parser)
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
     add(
         "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
@@ -41,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
-    modes = modes_for([name for name in args.mode.split(",") if name] if args.mode else default_modes())
+    methods = methods_for(default_methods() if args.method is None else _options.names(args.method))
+    width = max(map(len, methods))
     text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
     if args.text and not text:
         raise ValueError(f"{args.text} is empty")
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]
     for row in bench(
         args.model,
-        modes,
+        methods,
         lengths,
         text=text,
         n_tokens=args.n_tokens,
@@ -64,33 +66,34 @@ def run(args: argparse.Namespace) -> int:
     ):
         _progress("")
         if not rows and not args.json:
-            print(_header(args, threads), flush=True)
+            print(_header(args, threads, width), flush=True)
         rows.append(row)
         if not args.json:
-            print(_line(row), flush=True)
-    for name in modes.keys() - {row.mode for row in rows}:
-        _terminal.note(f"this model cannot run the mode {name}; 'pypcd info MODEL' says why")
+            print(_line(row, width), flush=True)
+    measured = {row.method for row in rows}
+    for name in (name for name in methods if name not in measured):
+        _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
     if args.json:
         record = {"model": args.model, "n_threads": threads, "gpu": _machine.has_gpu()}
         print(json.dumps({**record, "measurements": [dataclasses.asdict(row) for row in rows]}, indent=2))
     return 0
 
 
-def _header(args: argparse.Namespace, threads: int) -> str:
+def _header(args: argparse.Namespace, threads: int, width: int) -> str:
     where = "GPU" if _machine.has_gpu() else "CPU"
     of = f"medians of {args.rounds} rounds of {args.n_tokens} tokens"
     return (
         f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; {of}\n"
-        f"{'tokens':>6}  {'mode':<20} {'flash':>5} {'tok/s':>8} {'time/plain':>11} {'twins':>6} {'prompt/plain':>13} {'KV MiB':>8}"
+        f"{'tokens':>6}  {'method':<{width}} {'flash':>5} {'tok/s':>8} {'time/greedy':>11} {'twins':>6} {'prompt/greedy':>13} {'KV MiB':>8}"
     )
 
 
-def _line(row: Measurement) -> str:
+def _line(row: Measurement, width: int) -> str:
     flash, prefill = "on" if row.flash_attn else "off", "-"
     if row.prefill_ratio is not None:
         prefill = f"{row.prefill_ratio:.2f}x"
     return (
-        f"{row.n_past:>6}  {row.mode:<20} {flash:>5} {row.tokens_per_second:>8.2f} {row.ratio:>10.2f}x "
+        f"{row.n_past:>6}  {row.method:<{width}} {flash:>5} {row.tokens_per_second:>8.2f} {row.ratio:>10.2f}x "
         f"{row.twins:>6.2f} {prefill:>13} {row.kv_bytes / 2**20:>8.1f}"
     )
 

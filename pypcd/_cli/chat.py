@@ -15,6 +15,7 @@ from pypcd._cli._terminal import say
 from pypcd._errors import did_you_mean
 from pypcd._models import DEMO_MODEL
 from pypcd._prompt import has_template
+from pypcd._settings import load
 
 HELP = "talk with a model in the terminal"
 
@@ -142,8 +143,9 @@ class Chat:
 
     def do_pcd(self, argument: str) -> None:
         if argument:
-            self.session.set_pcd(argument)
-            _options.note_of_profile(argument, self.session.llm.model_path)
+            setting = load(argument)
+            self.session.set_pcd(setting)
+            _options.note_of_profile(setting, self.session.llm.model_path)
         say(f"PCD {_options.describe_pcd(self.session.llm.pcd)}")
 
     def do_compare(self, _: str) -> None:

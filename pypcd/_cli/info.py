@@ -16,8 +16,8 @@ import pypcd
 from pypcd import PCDConfig, _machine, _native
 from pypcd._cli import _options, _terminal
 from pypcd._models import DEMO_MODEL, resolve_model
-from pypcd._selftest import self_test
 from pypcd._shape import Shape
+from pypcd.measure import self_test
 
 HELP = "show the library, the machine and what PCD does to a model, and test it"
 

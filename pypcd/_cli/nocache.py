@@ -8,25 +8,31 @@ import json
 
 import llama_cpp
 
-from pypcd._cli import _options
-from pypcd._errors import did_you_mean
+from pypcd._cli import _former, _options
 from pypcd._prompt import prompt_tokens
-from pypcd.analysis._nocache import MODES, CacheCheck, check_cache
+from pypcd.analysis._nocache import METHODS, CacheCheck, check_cache
 from pypcd.analysis._questions import questions
 from pypcd.evaluation import ModelTokenizer, task
+from pypcd.methods import setting_of
 
 HELP = "compare PCD with the key-value cache to PCD that evaluates the whole text at each step"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd nocache MODEL [options]"
-    parser.epilog = "The exit status is 1 where a mode writes other tokens without the cache."
+    parser.epilog = "The exit status is 1 where a method writes other tokens without the cache."
     _options.add_model(parser)
     add = parser.add_argument
     add("--length", metavar="N", default="256", help="tokens of a prompt (default %(default)s)")
     add("--n", metavar="N", type=_options.at_least(1), default=3, help="prompts (default %(default)s)")
     add("--n-tokens", metavar="N", type=_options.at_least(1), default=4, help="tokens of each answer (%(default)s)")
-    add("--mode", metavar="NAME,...", default=",".join(MODES), help="(default %(default)s)")
+    add(
+        "--method",
+        metavar="NAME,...",
+        default=",".join(METHODS),
+        help="greedy, or pcd with any setting (default: greedy, each cache and the window)",
+    )
+    _former.add_mode(parser)
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other prompts (default %(default)s)")
     add("--f32", action="store_true", help="keep keys and values unrounded (default: f16)")
     _options.add_machine(parser)
@@ -37,17 +43,16 @@ def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
     if len(lengths) != 1:
         raise ValueError(f"--length is {args.length!r}; allowed: one length")
-    names = [name for name in args.mode.split(",") if name]
-    for name in names or [args.mode]:
-        if name not in MODES:
-            raise ValueError(f"there is no mode {name!r}{did_you_mean(name, MODES)}; allowed: {', '.join(MODES)}")
+    methods = {name: setting_of(name) for name in _options.names(args.method)}
+    if not methods:
+        raise ValueError("--method is empty; give at least one, such as greedy,pcd")
 
     n_ctx = lengths[0] + args.n_tokens + 8
     unrounded = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32} if args.f32 else {}
     llm = _options.open_model(args.model, n_ctx=n_ctx, **unrounded, **_options.machine_options(args))
     asked = questions(task("kv-short"), args.n, lengths[0], ModelTokenizer(llm), args.seed)
     prompts = [prompt_tokens(llm, prompt) for prompt, _ in asked]
-    results = check_cache(llm, prompts, {name: MODES[name] for name in names}, n_tokens=args.n_tokens)
+    results = check_cache(llm, prompts, methods, n_tokens=args.n_tokens)
     if args.json:
         record = {"model": args.model, "n_prompts": len(prompts), "checks": [vars_of(r) for r in results]}
         print(json.dumps(record, indent=2))
@@ -61,19 +66,20 @@ def vars_of(result: CacheCheck) -> dict[str, object]:
 
 
 def report(args: argparse.Namespace, results: list[CacheCheck]) -> str:
+    width = max(len(r.method) for r in results)
     lines = [
         f"{args.model}, {args.n} prompts of about {args.length} tokens: the largest difference of logits between a run",
         "with the cache and one that evaluates the whole text again at each step; beside them L* - L, for scale",
         "",
-        f"{'mode':<10} {'steps':>6} {'same token':>11} {'L':>9} {'L*':>9} {'L* - L':>9}",
+        f"{'method':<{width}} {'steps':>6} {'same token':>11} {'L':>9} {'L*':>9} {'L* - L':>9}",
     ]
     for r in results:
         if r.refusal is not None:
-            lines.append(f"{r.mode:<10} {r.refusal}")
+            lines.append(f"{r.method:<{width}} {r.refusal}")
             continue
         over, effect = ("-" if value is None else f"{value:.1e}" for value in (r.over_rotated, r.effect))
         lines.append(
-            f"{r.mode:<10} {r.n_steps:>6} {f'{r.n_equal}/{r.n_steps}':>11} {r.standard:>9.1e} {over:>9} {effect:>9}"
+            f"{r.method:<{width}} {r.n_steps:>6} {f'{r.n_equal}/{r.n_steps}':>11} {r.standard:>9.1e} {over:>9} {effect:>9}"
         )
     spread = max((r.spread for r in results), default=0.0)
     return "\n".join([*lines, "", f"logits have a standard deviation of {spread:.2g}"])

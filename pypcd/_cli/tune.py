@@ -10,7 +10,7 @@ from typing import Any
 
 from pypcd._cli import _options, _terminal
 from pypcd._models import resolve_model
-from pypcd._profile import write_profile
+from pypcd._settings import Profile
 from pypcd.evaluation import Directory, Plan, Tuned, counts_of, facts, tune
 
 HELP = "find the PCD setting that helps a model most, if one does"
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         )
     config = tuned.config
     evidence = _evidence(plan, tuned, known)
-    write_profile(profile, config.as_dict() if config else None, evidence)
+    Profile(str(profile), config.as_dict() if config else None, evidence).write()
     if args.json:
         print(json.dumps({"pcd": config.as_dict() if config else None, **evidence}, indent=2))
     else:

@@ -8,13 +8,14 @@ S*(k): the same with theta*_j                over-rotated
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pypcd._checks import Choice, Integer, Number, check
+from pypcd._config import RANGES
 from pypcd._method import frequencies, rho
 
 __all__ = ["CURVES", "GRID", "Curves", "Decay", "Rates", "bins", "envelope", "grid", "log_rate", "power_rate", "scores"]
@@ -66,19 +67,10 @@ class Decay:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        def check(name: str, fits: bool, allowed: str) -> None:
-            if not fits:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: {allowed}")
-
-        check("base", 1 < self.base < math.inf, "a number of more than 1")
-        check("over_base", 1 < self.over_base <= self.base, f"more than 1, at most the base, {self.base:g}")
-        check("alpha", 0 <= self.alpha <= 10, "a number from 0 to 10")
-        check("beta", 0 <= self.beta <= 1000, "a number from 0 to 1000")
-        check("d", isinstance(self.d, int) and 2 <= self.d <= 65536 and self.d % 2 == 0, "an even integer, 2 to 65536")
-        check("length", isinstance(self.length, int) and 16 <= self.length <= 2**22, "an integer from 16 to 4194304")
-        check("transition", self.transition in ("exponential", "none"), "'exponential', 'none'")
-        check("vectors", self.vectors in VECTORS, ", ".join(map(repr, VECTORS)))
-        check("seed", isinstance(self.seed, int) and self.seed >= 0, "an integer of at least 0")
+        check(self, **{name: RANGES[name] for name in ("alpha", "beta", "transition", "seed")})
+        check(self, base=Number(1, open_below=True), d=Integer(2, 65536, multiple_of=2), length=Integer(16, 2**22))
+        check(self, over_base=Number(1, self.base, open_below=True, note="at most the base"))
+        check(self, vectors=Choice(VECTORS))
 
     def replace(self, **changes: Any) -> Decay:
         return dataclasses.replace(self, **changes)

@@ -14,27 +14,21 @@ import numpy.typing as npt
 
 from pypcd._config import PCDConfig
 from pypcd._llama import Llama
-from pypcd.methods import Session
+from pypcd.methods import Session, setting_of
 
-__all__ = ["MODES", "CacheCheck", "check_cache"]
+__all__ = ["METHODS", "CacheCheck", "check_cache"]
 
 Logits = npt.NDArray[np.float32]
 
-MODES: dict[str, PCDConfig | None] = {
-    "plain": None,
-    "rerotated": PCDConfig(),
-    "shared": PCDConfig(cache="shared"),
-    "separate": PCDConfig(cache="separate"),
-    "window": PCDConfig.windowed(),
-}
+METHODS = {name: setting_of(name) for name in ("greedy", "pcd", "pcd:cache=shared", "pcd:cache=separate", "pcd:window")}
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheCheck:
-    """One mode.
+    """One method.
 
     Attributes:
-        mode: its name.
+        method: its name.
         refusal: why this model cannot run it; all else is then 0 or None.
         n_steps: tokens that were compared, of all prompts.
         n_equal: steps at which both write the same token.
@@ -44,7 +38,7 @@ class CacheCheck:
         spread: the standard deviation of L over the vocabulary, mean over steps.
     """
 
-    mode: str
+    method: str
     refusal: str | None = None
     n_steps: int = 0
     n_equal: int = 0
@@ -59,12 +53,17 @@ class CacheCheck:
 
 
 def check_cache(
-    llm: Llama, prompts: Sequence[Sequence[int]], modes: Mapping[str, PCDConfig | None] = MODES, *, n_tokens: int = 4
+    llm: Llama,
+    prompts: Sequence[Sequence[int]],
+    methods: Mapping[str, PCDConfig | None] = METHODS,
+    *,
+    n_tokens: int = 4,
 ) -> list[CacheCheck]:
     """Answer prompts with the cache, and evaluate the same texts without.
 
     Args:
         prompts: the tokens of each.
+        methods: names and settings.
         n_tokens: steps of each answer.
 
     Raises:
@@ -80,13 +79,13 @@ def check_cache(
         )
     session = Session(llm)
     results = []
-    for mode, setting in modes.items():
+    for method, setting in methods.items():
         refusal = llm.pcd_refusal(setting)
         if refusal is not None:
-            results.append(CacheCheck(mode, refusal))
+            results.append(CacheCheck(method, refusal))
             continue
         pairs = [pair for prompt in prompts for pair in _both(session, list(prompt), setting, n_tokens)]
-        results.append(_compare(mode, pairs))
+        results.append(_compare(method, pairs))
     session.clear()
     llm.pcd = None
     return results
@@ -131,14 +130,14 @@ def _rows(llm: Llama, row: Logits, setting: PCDConfig | None) -> _Rows:
     return _Rows(row.copy(), rows.standard, rows.over_rotated)
 
 
-def _compare(mode: str, pairs: Sequence[tuple[_Rows, _Rows]]) -> CacheCheck:
+def _compare(method: str, pairs: Sequence[tuple[_Rows, _Rows]]) -> CacheCheck:
     def largest(rows: Sequence[tuple[Logits | None, Logits | None]]) -> float | None:
         # where a single token is plausible there is no L*
         both = [(a, b) for a, b in rows if a is not None and b is not None]
         return max((float(np.abs(a - b).max()) for a, b in both), default=None)
 
     return CacheCheck(
-        mode=mode,
+        method=method,
         n_steps=len(pairs),
         n_equal=sum(int(a.seen.argmax()) == int(b.seen.argmax()) for a, b in pairs),
         standard=largest([(a.standard, b.standard) for a, b in pairs]) or 0.0,

@@ -11,6 +11,8 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from pypcd._checks import Integer, check
+
 __all__ = ["BASELINE", "Directory", "Key", "Plan", "file_sha256"]
 
 BASELINE = "greedy"
@@ -58,9 +60,7 @@ class Plan:
             object.__setattr__(self, name, values)
         if BASELINE not in self.methods:
             object.__setattr__(self, "methods", (BASELINE, *self.methods))
-        for name, low in (("n", 1), ("seed", 0), ("n_pool", 1)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed: an integer of at least {low}")
+        check(self, n=Integer(1), seed=Integer(0), n_pool=Integer(1))
 
     def everything(self, counts: Mapping[str, int] | None = None) -> Iterator[Key]:
         """All that is to be answered, cell by cell and sample by sample; counts: of the tasks' questions, if not n."""

@@ -6,23 +6,24 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pypcd._config import PCDConfig, parse_pcd
+from pypcd._config import PCDConfig
 from pypcd._errors import PCDError, UnsupportedError
 from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation._run import Progress, counts_of, evaluate
 from pypcd.evaluation._stats import Paired, paired
+from pypcd.methods import PCD
 
 __all__ = ["READINGS", "Tuned", "tune"]
 
 # tried with each single change of the default; of the best, each single change is then tried too
 READINGS = (
-    "pcd",
-    "pcd:beta=1.5:relative_top=0.1",
-    "pcd:cache=separate",
-    "pcd:cache=shared",
-    "pcd:perturbation=none:window=64",
-    "pcd:relative_top=0.1:perturbation=none:window=64",
-    "pcd:perturbation=none:window=256",
+    PCDConfig.paper(),
+    PCDConfig.cautious(),
+    PCDConfig(cache="separate"),
+    PCDConfig(cache="shared"),
+    PCDConfig.windowed(),
+    PCDConfig.windowed().replace(relative_top=0.1),
+    PCDConfig.windowed().replace(window=256),
 )
 _VALUES: dict[str, tuple[Any, ...]] = {
     "beta": (0.5, 1.0, 1.5, 2.5, 4.0),
@@ -39,18 +40,23 @@ class Tuned:
     """What tuning found.
 
     Attributes:
-        method: the best setting, as a method's name; None where none beat greedy on the first half.
+        best: the best setting; None where none beat greedy on the first half.
         chosen_by: its comparison with greedy on the half it was chosen by; flattering, since it is the best of many.
         judged_by: the same on the other half, for each task and length and, under (None, None), for all together.
-        tried: each setting's gain on the first half, in points.
-        refused: settings that this model cannot run, with the reason.
+        tried: each setting's gain on the first half, in points; by its name as a method.
+        refused: settings that this model cannot run, with the reason; by name too.
     """
 
-    method: str | None
+    best: PCDConfig | None
     chosen_by: Paired | None
     judged_by: dict[tuple[str | None, int | None], Paired]
     tried: dict[str, float]
     refused: dict[str, str]
+
+    @property
+    def method(self) -> str | None:
+        """The best setting's name, as a method."""
+        return PCD(self.best).name if self.best else None
 
     @property
     def helps(self) -> bool:
@@ -61,7 +67,7 @@ class Tuned:
     @property
     def config(self) -> PCDConfig | None:
         """The setting to use: None where leaving PCD off is better."""
-        return _config(self.method) if self.helps and self.method else None
+        return self.best if self.helps else None
 
 
 def tune(
@@ -93,10 +99,10 @@ def tune(
             raise ValueError(f"{task} has {n} question a cell; allowed: at least 2, half of them to judge by")
     records: dict[Key, dict[str, Any]] = {}
     refused: dict[str, str] = {}
-    tried: dict[str, float] = {}
+    tried: dict[PCDConfig, float] = {}
 
-    def run(methods: Iterable[str], indices: Sequence[int]) -> None:
-        part = dataclasses.replace(plan, methods=(BASELINE, *methods))
+    def run(settings: Iterable[PCDConfig], indices: Sequence[int]) -> None:
+        part = dataclasses.replace(plan, methods=(BASELINE, *(PCD(config).name for config in settings)))
         outcome = evaluate(
             part, directory, jobs=jobs, options=options, model_facts=model_facts, progress=progress, indices=indices
         )
@@ -109,37 +115,39 @@ def tune(
                     raise PCDError(f"plain decoding cannot answer {where}")
                 refused.setdefault(method, where)
 
-    def attempt(methods: Sequence[str]) -> None:
-        new = [method for method in methods if method not in tried and method not in refused]
+    def attempt(settings: Sequence[PCDConfig]) -> None:
+        new = [config for config in settings if config not in tried and PCD(config).name not in refused]
         run(new, first)
-        for method in new:
-            if method not in refused:
-                tried[method] = _compare(plan, counts, records, method, first).difference
-                tell(method, tried[method])
+        for config in new:
+            if PCD(config).name not in refused:
+                tried[config] = _compare(plan, counts, records, config, first).difference
+                tell(PCD(config).name, tried[config])
 
     # two passes over the prompts, however many settings: a long prompt costs more than all of its answers
     attempt([*READINGS, *_variants(PCDConfig())])
     best = _best(tried)
     if best is not None:
-        attempt(_variants(_config(best)))
+        attempt(_variants(best))
         best = _best(tried)
 
     if best is None:
         raise UnsupportedError(f"this model can run none of the settings: {next(iter(refused.values()))}")
+    gains = {PCD(config).name: gain for config, gain in tried.items()}
     if tried[best] <= 0:
-        return Tuned(None, None, {}, tried, refused)
+        return Tuned(None, None, {}, gains, refused)
     run([best], second)
-    if best in refused:
-        raise PCDError(f"{best}, the best setting on the first half, cannot answer {refused[best]}")
+    name = PCD(best).name
+    if name in refused:
+        raise PCDError(f"{name}, the best setting on the first half, cannot answer {refused[name]}")
     judged: dict[tuple[str | None, int | None], Paired] = {(None, None): _compare(plan, counts, records, best, second)}
     for task in plan.tasks:
         for length in plan.lengths:
             cell = dataclasses.replace(plan, tasks=(task,), lengths=(length,))
             judged[task, length] = _compare(cell, counts, records, best, second)
-    return Tuned(best, _compare(plan, counts, records, best, first), judged, tried, refused)
+    return Tuned(best, _compare(plan, counts, records, best, first), judged, gains, refused)
 
 
-def _variants(config: PCDConfig) -> list[str]:
+def _variants(config: PCDConfig) -> list[PCDConfig]:
     """The setting with each value alone changed."""
     result = []
     for name, values in _VALUES.items():
@@ -147,31 +155,21 @@ def _variants(config: PCDConfig) -> list[str]:
             continue
         if name in ("alpha", "base_ratio") and config.perturbation != "over-rotation":
             continue
-        result += [_name(config.replace(**{name: value})) for value in values if getattr(config, name) != value]
+        result += [config.replace(**{name: value}) for value in values if getattr(config, name) != value]
     return result
 
 
-def _best(tried: Mapping[str, float]) -> str | None:
+def _best(tried: Mapping[PCDConfig, float]) -> PCDConfig | None:
     """The highest gain; of equals the one tried first, which is the plainer one."""
-    return max(tried, key=lambda method: tried[method], default=None)
+    return max(tried, key=lambda config: tried[config], default=None)
 
 
 def _compare(
-    plan: Plan, counts: Mapping[str, int], records: Mapping[Key, Any], method: str, indices: Iterable[int]
+    plan: Plan, counts: Mapping[str, int], records: Mapping[Key, Any], config: PCDConfig, indices: Iterable[int]
 ) -> Paired:
+    method = PCD(config).name
     cells = [(task, length) for task in plan.tasks for length in plan.lengths]
     keys = [(*cell, index) for cell in cells for index in indices if index < counts[cell[0]]]
     return paired(
         [records[(*key, method)]["score"] for key in keys], [records[(*key, BASELINE)]["score"] for key in keys]
     )
-
-
-def _config(method: str) -> PCDConfig:
-    config = parse_pcd(" ".join(method.split(":")[1:]) or "on")
-    assert config is not None
-    return config
-
-
-def _name(config: PCDConfig) -> str:
-    """A setting as a method's name, the same for equal settings."""
-    return ":".join(["pcd", *(word for word in config.describe().split() if word != "default")])

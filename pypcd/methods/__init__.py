@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pypcd._config import parse_pcd
+from pypcd._config import PCDConfig
 from pypcd._errors import did_you_mean
-from pypcd._profile import is_profile
 from pypcd._prompt import Prompt
+from pypcd._settings import is_profile, joined, read_values
 from pypcd.methods._dola import DoLa
 from pypcd.methods._edits import AttentionSort, Edit, MedoidVote, Rephrase
 from pypcd.methods._method import Answer, Method
@@ -58,39 +58,30 @@ __all__ = [
     "Session",
     "Stream",
     "parse",
+    "setting_of",
 ]
 
 
 def _values(make: Any, words: Sequence[str], first: str = "") -> Any:
-    """An instance of a dataclass from name=value words; a bare first word is the field `first`."""
+    """An instance of a dataclass from name=value words; a bare word is the field `first`."""
     kind = getattr(make, "func", make)
-    fields = {
-        f.name: f
+    fields = [
+        f.name
         for f in dataclasses.fields(kind)
         if isinstance(f.default, (int, float)) and not isinstance(f.default, bool)
-    }
-    values: dict[str, Any] = {}
+    ]
     for word in words:
-        name, equals, text = word.rpartition("=")
-        name = name if equals else first
-        if name not in fields:
-            raise ValueError(
-                f"{kind.__name__} has no value {name or text!r}{did_you_mean(name, fields)}; it has: {', '.join(fields)}"
-            )
-        number = int if isinstance(fields[name].default, int) else float
-        if name in values:
-            raise ValueError(f"{name} is given twice, {values[name]} and {text}")
-        try:
-            values[name] = number(text)
-        except ValueError:
-            raise ValueError(f"{name} is {text!r}; allowed: {'an integer' if number is int else 'a number'}") from None
-    return make(**values)
+        name, equals, _ = word.partition("=")
+        if (name if equals else first) not in fields:
+            near = did_you_mean(name, fields)
+            raise ValueError(f"{kind.__name__} has no value {name!r}{near}; it has: {', '.join(fields)}")
+    return make(**read_values(word if "=" in word else f"{first}={word}" for word in words))
 
 
 def _pcd(words: Sequence[str]) -> PCD:
     if any(is_profile(word) for word in words):
         raise ValueError("a profile's file may change; write its values, such as pcd:beta=1.5:window=64")
-    config = parse_pcd(" ".join(words) or "on")
+    config = PCDConfig.resolve(":".join(words)) if words else PCDConfig()
     if config is None:
         raise ValueError("pcd:off is plain decoding; write greedy")
     return PCD(config)
@@ -148,9 +139,10 @@ def parse(text: str) -> Method:
     """
     parts: dict[str, Any] = {}
     for part in text.strip().split("+"):
-        name, *words = part.strip().split(":")
+        new = joined(part)
+        name, *words = new.split(":")
         if name not in _PARTS:
-            raise ValueError(f"there is no method {name!r}{did_you_mean(name, _PARTS)}; there are: {', '.join(_PARTS)}")
+            raise ValueError(f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}")
         kind, make = _PARTS[name]
         if kind in parts:
             raise ValueError(f"{text!r} has two parts of a kind; of each one is allowed: {_by_kind()}")
@@ -158,7 +150,33 @@ def parse(text: str) -> Method:
             parts[kind] = make(words)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{part.strip()}: {error}") from error
+        if new != part.strip():  # said last: what is advised is then known to be right
+            raise ValueError(f"method is {part.strip()!r}; allowed: words joined by colons; write {new}")
     return Method(text.strip(), **parts)
+
+
+def setting_of(name: str, others: Sequence[str] = ()) -> PCDConfig | None:
+    """The PCD setting of a method that does nothing else; None for "greedy".
+
+    Args:
+        others: what the caller takes beside these, for the message.
+
+    Raises:
+        ValueError: there is no such method, it is not a PCD setting alone, or a value is out of range.
+    """
+    kind = joined(name).split(":")[0]
+    method = parse(name) if kind in ("greedy", "pcd") else None
+    if method is None or method.edit or method.search != Greedy() or not isinstance(method.rows, (Plain, PCD)):
+        names = ("greedy", "pcd", *others)
+        allowed = f"{', '.join(names)}; pcd with any setting, such as pcd:beta=1.5:window=64"
+        raise ValueError(f"method is {name!r}{_instead(kind, names)}; allowed: {allowed}")
+    return method.rows.pcd
+
+
+def _instead(name: str, names: Iterable[str]) -> str:
+    if "=" in name:
+        return ", a value stands behind its method and a colon"
+    return " (write greedy)" if name == "plain" else did_you_mean(name, names)
 
 
 def _by_kind() -> str:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
 from pypcd import _native
+from pypcd._checks import Integer, check
+from pypcd._config import RANGES
 from pypcd._errors import PCDError, UnsupportedError
 from pypcd._method import log_softmax, put_behind
 from pypcd._prompt import Prompt
@@ -50,15 +52,7 @@ class DoLa(RowSource):
     forks = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.layers, str) and self.layers not in ("low", "high"):
-            raise ValueError(f"layers is {self.layers!r}; allowed: 'low', 'high' or a tuple of layers")
-        if not isinstance(self.layers, str):
-            if not self.layers or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in self.layers):
-                raise ValueError(f"layers is {self.layers!r}; allowed: one or more integers of at least 0")
-            if len(set(self.layers)) < len(self.layers):
-                raise ValueError(f"layers is {self.layers!r}; allowed: each layer once")
-        if not 0 <= self.relative_top <= 1:
-            raise ValueError(f"relative_top is {self.relative_top!r}; allowed: 0 to 1")
+        check(self, layers=_layers, relative_top=RANGES["relative_top"])
 
     def refusal(self, llm: Llama) -> str | None:
         with llm._pcd_set_to(False):
@@ -93,6 +87,17 @@ class DoLa(RowSource):
         base = exits[premature_layer(final, exits)]
         kept = dola_contrast(final, base, relative_top=self.relative_top)
         return put_behind(kept, log_softmax(final)).astype(np.float32)
+
+
+def _layers(name: str, value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        if value not in ("low", "high"):
+            raise ValueError(f"{name} is {value!r}; allowed: 'low', 'high' or a tuple of layers")
+        return value
+    layers = tuple(Integer(0)(name, i) for i in value)
+    if not layers or len(set(layers)) < len(layers):
+        raise ValueError(f"{name} is {value!r}; allowed: one layer or more, each layer once")
+    return layers
 
 
 def candidate_layers(layers: str | Sequence[int], n_layer: int, *, tied: bool) -> tuple[int, ...]:

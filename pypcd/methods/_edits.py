@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pypcd._checks import Integer, check
 from pypcd._errors import PCDError
 from pypcd._prompt import Prompt, prompt_tokens, token_bytes
 from pypcd._tap import tap
@@ -68,8 +69,7 @@ class AttentionSort:
     ends: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rounds <= 100:
-            raise ValueError(f"rounds is {self.rounds!r}; allowed: an integer from 1 to 100")
+        check(self, rounds=Integer(1, 100))
 
     def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
         _check_segments(prompt)
@@ -117,7 +117,7 @@ class MedoidVote:
 
     Args:
         n: answers, 3 to 100; the authors find 3 enough.
-        seed: of the orders.
+        seed: of the orders, at least 0.
 
     Raises:
         ValueError: a value is out of range.
@@ -127,8 +127,7 @@ class MedoidVote:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 3 <= self.n <= 100:
-            raise ValueError(f"n is {self.n!r}; allowed: an integer from 3 to 100 answers")
+        check(self, n=Integer(3, 100), seed=Integer(0))
 
     def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
         _check_segments(prompt)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp
 
 from pypcd import _native
+from pypcd._checks import Choice, Integer, Number, check
 from pypcd._errors import UnsupportedError
 from pypcd._prompt import Prompt
 from pypcd.methods._rows import RowSource, Stream, is_recurrent
@@ -47,14 +48,9 @@ class MsPoE(RowSource):
     order: str = "static"
 
     def __post_init__(self) -> None:
-        if not 0 < self.min_ratio <= 1000:
-            raise ValueError(f"min_ratio is {self.min_ratio!r}; allowed: more than 0, at most 1000")
-        if not self.min_ratio <= self.max_ratio <= 1000:
-            raise ValueError(f"max_ratio is {self.max_ratio!r}; allowed: min_ratio ({self.min_ratio!r}) to 1000")
-        if isinstance(self.first_layer, bool) or not isinstance(self.first_layer, int) or self.first_layer < 0:
-            raise ValueError(f"first_layer is {self.first_layer!r}; allowed: an integer of at least 0")
-        if self.order not in _native.HEAD_ORDER:
-            raise ValueError(f"order is {self.order!r}; allowed: {', '.join(map(repr, _native.HEAD_ORDER))}")
+        check(self, min_ratio=Number(0, 1000, open_below=True), first_layer=Integer(0))
+        check(self, max_ratio=Number(self.min_ratio, 1000, note="at least min_ratio"))
+        check(self, order=Choice(tuple(_native.HEAD_ORDER)))
 
     @property
     def whole_prompt(self) -> bool:  # type: ignore[override]

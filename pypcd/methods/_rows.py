@@ -11,7 +11,8 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd._config import PCDConfig
+from pypcd._checks import Integer, Number, check
+from pypcd._config import RANGES, PCDConfig
 from pypcd._method import contrast, log_softmax, put_behind
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd.methods._session import Row, Rows2D, Session
@@ -91,6 +92,11 @@ class PCD(RowSource):
 
     pcd: PCDConfig = dataclasses.field(default_factory=PCDConfig)
 
+    @property
+    def name(self) -> str:
+        """The method's name, the same for equal settings: "pcd:beta=1.5:window=64", "pcd" for the default."""
+        return "pcd" if self.pcd == PCDConfig() else f"pcd:{self.pcd.describe()}"
+
     def refusal(self, llm: Llama) -> str | None:
         return llm.pcd_refusal(self.pcd)
 
@@ -120,9 +126,7 @@ class Control(RowSource):
     )
 
     def __post_init__(self) -> None:
-        PCDConfig(beta=self.beta, gamma=self.gamma, relative_top=self.relative_top)  # the same values, the same checks
-        if isinstance(self.n_steps, bool) or not isinstance(self.n_steps, int) or self.n_steps < 1:
-            raise ValueError(f"n_steps is {self.n_steps!r}; allowed: an integer of at least 1")
+        check(self, **{name: RANGES[name] for name in ("beta", "gamma", "relative_top")}, n_steps=Integer(1))
 
     def refusal(self, llm: Llama) -> str | None:
         return None if self.pool else "the control needs other prompts of the same kind, and has none"
@@ -172,7 +176,7 @@ class CAD(RowSource):
     The second prompt is the same without its context; both ride in one batch, the second in the sequences with odd ids.
 
     Args:
-        alpha: 0.5 for summaries, 1 for conflicting knowledge in the authors' examples.
+        alpha: 0 to 100; 0.5 for summaries, 1 for conflicting knowledge in the authors' examples.
     """
 
     alpha: float = 1.0
@@ -180,8 +184,7 @@ class CAD(RowSource):
     n_sequences = 2
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.alpha, (int, float)) and 0 <= self.alpha <= 100):
-            raise ValueError(f"alpha is {self.alpha!r}; allowed: a number from 0 to 100")
+        check(self, alpha=Number(0, 100))
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         bare = prompt_tokens(session.llm, prompt.replace(segments=()), chat=chat)

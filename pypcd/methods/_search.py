@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from pypcd._checks import Integer, Number, check
 from pypcd._method import log_softmax
 from pypcd.methods._session import Row
 
@@ -66,15 +67,13 @@ class Sampling:
     n_sequences = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature <= 100:
-            raise ValueError(
-                f"temperature is {self.temperature!r}; allowed: more than 0, at most 100; greedy draws none"
-            )
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p!r}; allowed: more than 0, at most 1")
-        if self.top_k < 0 or self.seed < 0:
-            name = "top_k" if self.top_k < 0 else "seed"
-            raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: an integer of at least 0")
+        check(
+            self,
+            temperature=Number(0, 100, open_below=True, note="the method greedy draws nothing"),
+            top_p=Number(0, 1, open_below=True),
+            top_k=Integer(0),
+            seed=Integer(0),
+        )
 
     def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
         # of the prompt too, or the draws of all questions would be the same ones
@@ -115,7 +114,7 @@ class Beam:
 
     Args:
         n: beams, 2 to 31.
-        length_penalty: 0 compares plain sums, which favours short answers.
+        length_penalty: -10 to 10; 0 compares plain sums, which favours short answers.
 
     Raises:
         ValueError: a value is out of range.
@@ -125,10 +124,7 @@ class Beam:
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.n, int) and 2 <= self.n <= 31):
-            raise ValueError(f"n is {self.n!r}; allowed: an integer from 2 to 31 beams")
-        if not -10 <= self.length_penalty <= 10:
-            raise ValueError(f"length_penalty is {self.length_penalty!r}; allowed: a number from -10 to 10")
+        check(self, n=Integer(2, 31), length_penalty=Number(-10, 10))
 
     @property
     def n_sequences(self) -> int:

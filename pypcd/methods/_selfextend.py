@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import llama_cpp
 
+from pypcd._checks import Integer, check
 from pypcd._prompt import Prompt
 from pypcd.methods._rows import RowSource, Stream, is_recurrent
 from pypcd.methods._session import Session
@@ -27,7 +28,7 @@ class SelfExtend(RowSource):
 
     Args:
         n: group size, 2 to 64.
-        width: positions compressed at a time; a multiple of n.
+        width: positions compressed at a time; a multiple of n up to 2**20.
 
     Raises:
         ValueError: a value is out of range.
@@ -37,10 +38,8 @@ class SelfExtend(RowSource):
     width: int = 512
 
     def __post_init__(self) -> None:
-        if not 2 <= self.n <= 64:
-            raise ValueError(f"n is {self.n!r}; allowed: an integer from 2 to 64")
-        if not self.n <= self.width <= 2**20 or self.width % self.n:
-            raise ValueError(f"width is {self.width!r}; allowed: a multiple of n={self.n} up to {2**20}")
+        check(self, n=Integer(2, 64))
+        check(self, width=Integer(self.n, 2**20, multiple_of=self.n))
 
     def refusal(self, llm: Llama) -> str | None:
         if is_recurrent(llm):

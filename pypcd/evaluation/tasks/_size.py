@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from pypcd._checks import Integer
 from pypcd.evaluation.tasks._sample import Sample, Tokenizer
 
 __all__ = ["check_cell", "fill"]
@@ -14,9 +15,8 @@ def check_cell(n: int, n_tokens: int) -> None:
     Raises:
         ValueError: one of them is not an integer of at least 1.
     """
-    for name, value in (("n", n), ("n_tokens", n_tokens)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}; allowed: an integer of at least 1")
+    Integer(1)("n", n)
+    Integer(1)("n_tokens", n_tokens)
 
 
 def fill(

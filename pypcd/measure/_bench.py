@@ -1,7 +1,7 @@
 """Times plain decoding and every way of PCD side by side: same model, same tokens, interleaved rounds.
 
-Figures are medians over rounds of a mode's time divided by plain decoding's time in the same round; plain and every
-mode each in their own faster setting of flash attention. Knows nothing of the terminal.
+Figures are medians over rounds of a method's time divided by plain decoding's time in the same round; plain decoding
+("greedy") and every method each in their own faster setting of flash attention. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -11,38 +11,40 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from pypcd import _llama, _machine, _timing
+from pypcd import _llama, _machine
 from pypcd._config import PCDConfig
 from pypcd._errors import PCDError
+from pypcd.measure import _timing
+from pypcd.methods import setting_of
 
-__all__ = ["Measurement", "bench", "modes_for"]
+__all__ = ["Measurement", "bench", "default_methods", "methods_for"]
 
-PLAIN = "plain"
+GREEDY = "greedy"  # plain decoding
 TWO_ROWS = "two-rows"  # plain steps of two tokens: what a second row costs here, whoever asks for it
 STOCK = "stock"  # llama_cpp.Llama with llama-cpp-python's own library, in another process
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One mode at one context length.
+    """One method at one context length.
 
     Attributes:
-        mode: "plain", "two-rows", "stock" or a PCD mode's name.
+        method: "greedy", "two-rows", "stock" or "pcd:...", as it was asked for.
         n_past: tokens in the cache.
         flash_attn: the flash attention setting it ran with, its faster one.
         tokens_per_second: decoding one token at a time, median; two-rows: steps.
-        ratio: time per token over plain's, median of rounds; 1 for plain.
+        ratio: time per token over greedy's, median of rounds; 1 for greedy.
         twins: twins evaluated per token.
-        prefill_ratio: time of a fresh prompt over plain's; None where it was not measured.
+        prefill_ratio: time of a fresh prompt over greedy's; None where it was not measured.
         kv_bytes: keys and values of the context, second ones included.
     """
 
-    mode: str
+    method: str
     n_past: int
     flash_attn: bool
     tokens_per_second: float
@@ -52,49 +54,42 @@ class Measurement:
     kv_bytes: int
 
 
-def default_modes() -> list[str]:
+def default_methods() -> list[str]:
     """What is worth knowing; without the stock library where that would crash (its AMX kernels cannot be turned off)."""
-    modes = [STOCK, TWO_ROWS, "rerotated", "shared", "separate", "window", "rerotated-alternate", "rerotated-cautious"]
-    return [mode for mode in modes if mode != STOCK or not _machine.has_amx()]
+    return [
+        *([] if _machine.has_amx() else [STOCK]),
+        TWO_ROWS,
+        "pcd",
+        "pcd:cache=shared",
+        "pcd:cache=separate",
+        "pcd:window",
+        "pcd:evaluation=alternate",
+        "pcd:evaluation=alternate:relative_top=0.1",
+    ]
 
 
-def modes_for(names: Sequence[str]) -> dict[str, PCDConfig | None]:
-    """The named modes: plain, two-rows, stock, rerotated, shared, separate, window, noise.
+def methods_for(names: Iterable[str]) -> dict[str, PCDConfig | None]:
+    """The settings of methods by name, "greedy" first.
 
-    A PCD mode also with one of these behind it: -alternate (one evaluation after the other), -cautious (the same with
-    relative_top=0.1), -q8_0 or -q4_0 (second keys of this type), -w4096 (the twin sees the last 4096 positions).
+    Args:
+        names: "greedy", "pcd:..." with any setting, "two-rows", "stock".
+
+    Raises:
+        ValueError: there is no such method, or it is another one than PCD.
     """
-    known: dict[str, PCDConfig | None] = {PLAIN: None, TWO_ROWS: None, STOCK: None}
-    for name, config in (
-        ("rerotated", PCDConfig()),
-        ("shared", PCDConfig(cache="shared")),
-        ("separate", PCDConfig(cache="separate")),
-        ("window", PCDConfig.windowed()),
-        ("noise", PCDConfig.blog()),
-    ):
-        known[name] = config
-        known[f"{name}-alternate"] = config.replace(evaluation="alternate")
-        known[f"{name}-cautious"] = config.replace(evaluation="alternate", relative_top=0.1)
-        if config.window is None:
-            known[f"{name}-w4096"] = config.replace(window=4096)
-        if name in ("rerotated", "separate"):
-            known[f"{name}-q8_0"] = config.replace(type_k_over="q8_0")
-            known[f"{name}-q4_0"] = config.replace(type_k_over="q4_0")
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"there is no mode {unknown[0]!r}; allowed: {', '.join(known)}")
-    return {PLAIN: None, **{name: known[name] for name in names}}
+    own = (TWO_ROWS, STOCK)
+    return {GREEDY: None, **{name: None if name in own else setting_of(name, own) for name in names}}
 
 
 def _keeps_second(config: PCDConfig | None) -> bool:
-    """Whether a mode keeps second keys."""
+    """Whether a setting keeps second keys."""
     if config is None or config.cache == "shared":
         return False
     return config.cache == "separate" or config.perturbation == "over-rotation"
 
 
 def _second(config: PCDConfig | None) -> tuple[str, str | None]:
-    """What a mode keeps beside the cache. Modes that keep different things get contexts of their own: switching back
+    """What a setting keeps beside the cache. Settings that keep different things get contexts of their own: switching back
     and forth would make it anew each time. What keeps nothing is at home in any."""
     if config is None or not _keeps_second(config):
         return ("rerotated", None)
@@ -103,7 +98,7 @@ def _second(config: PCDConfig | None) -> tuple[str, str | None]:
 
 def bench(
     model: str,
-    modes: dict[str, PCDConfig | None],
+    methods: dict[str, PCDConfig | None],
     lengths: Sequence[int],
     *,
     text: str = "",
@@ -114,30 +109,30 @@ def bench(
     progress: Callable[[str], None] = lambda text: None,
     **kwargs: Any,
 ) -> Iterator[Measurement]:
-    """Measure every mode that the model can run at every context length, shortest first.
+    """Measure every method that the model can run at every context length, shortest first.
 
     Args:
         model: a model path.
-        modes: names and settings; "plain" is measured in any case.
+        methods: names and settings, as methods_for() gives them.
         lengths: tokens in the cache when decoding starts.
         text: what fills the cache, repeated; empty: random tokens. Decoded is what plain decoding continues it with.
-        n_tokens: tokens decoded per round and mode.
+        n_tokens: tokens decoded per round and method.
         rounds: interleaved repetitions.
         n_prefill: tokens of the prompt that is timed from nothing, at most the shortest length.
-        flash_attn: settings to try; each mode is reported in its faster one.
+        flash_attn: settings to try; each method is reported in its faster one.
         kwargs: passed on to pypcd.Llama.
     """
     n_ctx = max(lengths) + n_tokens + 8
     models: dict[tuple[bool, tuple[str, str | None]], _Model] = {}
     try:
         for fa in flash_attn:
-            for second in dict.fromkeys(map(_second, modes.values())):
+            for second in dict.fromkeys(map(_second, methods.values())):
                 progress(f"loading, flash attention {'on' if fa else 'off'}")
-                stock = STOCK in modes and second == _second(None)
+                stock = STOCK in methods and second == _second(None)
                 models[fa, second] = _Model(model, stock, n_ctx=n_ctx, flash_attn=fa, **kwargs)
-        modes = {
+        methods = {
             name: config
-            for name, config in modes.items()
+            for name, config in methods.items()
             if models[flash_attn[0], _second(config)].llm.pcd_refusal(config) is None
         }
         first = models[flash_attn[0], _second(None)]
@@ -153,32 +148,32 @@ def bench(
             progress(f"{n_past} tokens: which flash attention setting is faster")
             few = tokens[: max(3, n_tokens // 4)]
             best: dict[str, _Model] = {}
-            for name, config in modes.items():
+            for name, config in methods.items():
                 ways = [models[fa, _second(config)] for fa in flash_attn]
                 best[name] = min(ways, key=lambda m: m.time(name, config, few)[0]) if len(ways) > 1 else ways[0]
 
             if not prefill:
-                fa = best[PLAIN].flash_attn
-                at = {name: models[fa, _second(config)] for name, config in modes.items()}
-                prefill = _prefill_ratios(at, modes, context[: min(n_prefill, n_past)], progress)
+                fa = best[GREEDY].flash_attn
+                at = {name: models[fa, _second(config)] for name, config in methods.items()}
+                prefill = _prefill_ratios(at, methods, context[: min(n_prefill, n_past)], progress)
                 for m in set(at.values()):
                     m.fill(context[:n_past])
 
-            times: dict[str, list[float]] = {name: [] for name in modes}
+            times: dict[str, list[float]] = {name: [] for name in methods}
             twins: dict[str, float] = {}
             for i in range(rounds):
-                for name, config in modes.items():
+                for name, config in methods.items():
                     progress(f"{n_past} tokens, round {i + 1} of {rounds}, {name}")
                     seconds, twins[name] = best[name].time(name, config, tokens)
                     times[name].append(seconds)
 
-            for name, config in modes.items():
+            for name, config in methods.items():
                 yield Measurement(
-                    mode=name,
+                    method=name,
                     n_past=n_past,
                     flash_attn=best[name].flash_attn,
                     tokens_per_second=1 / statistics.median(times[name]),
-                    ratio=_median_ratio(times[name], times[PLAIN]),
+                    ratio=_median_ratio(times[name], times[GREEDY]),
                     twins=twins[name],
                     prefill_ratio=prefill.get(name),
                     kv_bytes=best[name].kv_bytes(config),
@@ -245,7 +240,7 @@ class _Model:
             line = ""
         if not line:
             raise PCDError(
-                f"the process with the stock library ended with status {self.stock.wait()}; leave out the mode 'stock'"
+                f"the process with the stock library ended with status {self.stock.wait()}; leave out the method 'stock'"
             )
         return float(json.loads(line))
 
@@ -264,13 +259,12 @@ def _context(llm: _llama.Llama, text: str, n: int) -> list[int]:
 
 def _prefill_ratios(
     models: dict[str, _Model],
-    modes: dict[str, PCDConfig | None],
+    methods: dict[str, PCDConfig | None],
     prompt: list[int],
     progress: Callable[[str], None],
     rounds: int = 3,
 ) -> dict[str, float]:
-    """Of the modes with a prompt of their own: those with a dash read it as the one before the dash does, or as plain."""
-    timed = {name: config for name, config in modes.items() if name != STOCK and "-" not in name}
+    timed = {name: config for name, config in methods.items() if _reads_as_itself(name, config)}
     times: dict[str, list[float]] = {name: [] for name in timed}
     for i in range(rounds):
         for name, config in timed.items():
@@ -280,7 +274,16 @@ def _prefill_ratios(
             times[name].append(models[name].fill(prompt))
     for m in models.values():
         m.llm.pcd = None
-    return {name: _median_ratio(times[name], times[PLAIN]) for name in timed}
+    return {name: _median_ratio(times[name], times[GREEDY]) for name in timed}
+
+
+def _reads_as_itself(name: str, config: PCDConfig | None) -> bool:
+    """Whether a method's prompt is worth timing: one that differs only in how twins are evaluated or what they see, or
+    in the type of second keys, reads a prompt as the method without that does."""
+    if config is None:
+        return name == GREEDY
+    window = config.window if config.perturbation == "none" else None
+    return config == config.replace(evaluation="fused", relative_top=0.0, type_k_over=None, window=window)
 
 
 def _median_ratio(times: Sequence[float], plain: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""What a working engine satisfies on any model: three identities, and that the twin is none of its token's."""
+"""What a working engine satisfies on any model: three identities, and that the twin differs from its token."""
 
 from __future__ import annotations
 
