@@ -14,8 +14,6 @@ from pypcd import _machine
 from pypcd._bench import Measurement, bench, default_modes, modes_for
 from pypcd._cli import _options, _terminal
 
-HELP = "time plain decoding and PCD side by side"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd bench MODEL [options]"
