@@ -367,18 +367,14 @@ class Llama(llama_cpp.Llama):
         _log.clear_errors()
         try:
             if n_head:
-                self._eval_unread(tokens[:n_head])
+                _native.pcd_suspend(self._ctx.ctx, True)
+                try:
+                    super().eval(tokens[:n_head])
+                finally:
+                    _native.pcd_suspend(self._ctx.ctx, False)
             super().eval(tokens[n_head:])
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {_log.last_errors() or 'llama.cpp gave no reason'}") from error
-
-    def _eval_unread(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens whose logits nobody reads: none of them gets a twin."""
-        _native.pcd_suspend(self._ctx.ctx, True)
-        try:
-            super().eval(tokens)
-        finally:
-            _native.pcd_suspend(self._ctx.ctx, False)
 
     def _check_decoder(self) -> None:
         """

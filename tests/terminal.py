@@ -31,10 +31,7 @@ class Terminal:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore Ctrl-C
         )  # fmt: skip
 
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.child.close(force=True)
 
     def text(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp
 
 import pypcd
-from pypcd import PCDError
+from pypcd import PCDError, _native
 from pypcd._cli import _options, _terminal
 from pypcd._prompt import token_bytes
 
@@ -184,7 +184,11 @@ class Generation:
         llm.n_tokens = done
         with _terminal.progress(len(self.prompt) - done, "reading the prompt") as bar:
             while len(self.prompt) - done > llm.n_batch:
-                llm._eval_unread(self.prompt[done : done + llm.n_batch])
+                _native.pcd_suspend(llm._ctx.ctx, True)  # nobody reads these logits
+                try:
+                    llama_cpp.Llama.eval(llm, self.prompt[done : done + llm.n_batch])
+                finally:
+                    _native.pcd_suspend(llm._ctx.ctx, False)
                 if self.stopped():
                     raise RuntimeError("stopped")
                 done += llm.n_batch
