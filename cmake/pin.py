@@ -14,4 +14,13 @@ def dynamic_metadata(
     pin = re.search(r'"(llama-cpp-python==[^"]+)"', text)
     if field != "dependencies" or pin is None:
         raise ValueError(f"cmake/pin.py provides the dependencies from pyproject.toml's pin, not {field!r}")
-    return [pin.group(1), "numpy>=1.24", "gguf>=0.10", "tqdm>=4.60", "wonderwords>=3"]
+    return [
+        pin.group(1),
+        "numpy>=1.24",
+        "gguf>=0.10",
+        "tqdm>=4.60",
+        "wonderwords>=3",  # the words of RULER's needles
+        "prompt_toolkit>=3.0.36",  # the chat's line editing
+        "wcwidth>=0.2.9",  # how wide a text is on a terminal
+        "shtab>=1.7",  # scripts for shell completion
+    ]

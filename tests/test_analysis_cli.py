@@ -10,7 +10,7 @@ import pytest
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
-from pypcd._cli import _terminal, main
+from pypcd._cli import _terminal, _text, main
 from pypcd.evaluation.tasks._kv import KV_SHORT
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
@@ -111,7 +111,7 @@ def test_explain_in_text_json_and_html(capsys, tmp_path, monkeypatch) -> None:
     prompt.write_text(SAMPLE.prompt.text + "\n")
     options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answers[0]}")
     text = run(capsys, *options, "-f", str(prompt), "--html", str(page))
-    assert max(map(_terminal.cells, text.splitlines())) <= 40
+    assert max(map(_text.cells, text.splitlines())) <= 40
     assert "token 1  " in text and ">*" in text and '"(end)"' not in text
     record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt.text, "--json"))
     assert record["text"].strip() == SAMPLE.answers[0] and record["gold"] == SAMPLE.answers[0]

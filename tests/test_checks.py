@@ -16,7 +16,7 @@ from pypcd._checks import Choice, Integer, Number, OrNone, literal
 from pypcd._cli._options import GenerationSettings
 from pypcd.analysis import Decay
 from pypcd.evaluation import Plan
-from pypcd.evaluation._size import check_cell
+from pypcd.evaluation.tasks._size import check_cell
 from pypcd.methods import CAD, AttentionSort, Beam, Control, DoLa, MedoidVote, MsPoE, Sampling, SelfExtend
 
 

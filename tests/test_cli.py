@@ -15,9 +15,9 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd._cli import COMMANDS as COMMAND_NAMES
-from pypcd._cli import _options, _terminal
+from pypcd._cli import _compare, _options, _terminal, _text
+from pypcd._cli._conversation import Conversation
 from pypcd._cli._generation import ContextFull, Generation
-from pypcd._cli._session import ChatSession
 from pypcd._cli.chat import COMMANDS
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
@@ -38,10 +38,10 @@ def llm(model):
 
 
 @pytest.fixture
-def session(llm) -> ChatSession:
+def session(llm) -> Conversation:
     llm.reset()
     llm.pcd = True
-    return ChatSession(llm, _options.GenerationSettings(max_tokens=12))
+    return Conversation(llm, _options.GenerationSettings(max_tokens=12))
 
 
 def pypcd_command(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -58,7 +58,7 @@ def pypcd_command(*args: str, stdin: str = "", **env: str) -> subprocess.Complet
     )
 
 
-def ask(session: ChatSession, text: str) -> str:
+def ask(session: Conversation, text: str) -> str:
     return "".join(session.send(text))
 
 
@@ -166,14 +166,14 @@ def test_save_and_load(session, llm, tmp_path):
     session.save(str(path))  # over a session is fine
 
     llm.pcd = False
-    other = ChatSession(llm)
+    other = Conversation(llm)
     assert other.load(str(path)).startswith("1 turns")
     assert (other.messages, other.system, other.sampling) == (session.messages, "be kind", session.sampling)
     assert llm.pcd.beta == 1.5
 
     precious = tmp_path / "notes.txt"
     precious.write_text("mine")
-    with pytest.raises(ValueError, match="no session"):
+    with pytest.raises(ValueError, match="not a conversation"):
         session.save(str(precious))
     assert precious.read_text() == "mine"
     for damage in (
@@ -202,7 +202,7 @@ def test_system_message_and_template_errors(session, llm):
     )
     try:
         with pytest.raises(pypcd.PCDError, match="template refuses"):
-            list(ChatSession(llm).send("x"))
+            list(Conversation(llm).send("x"))
     finally:
         llm.metadata["tokenizer.chat_template"] = before
 
@@ -234,12 +234,21 @@ def test_pcd_settings(text, expected):
     assert pypcd.PCDConfig.resolve(text) == expected
 
 
-def test_pcd_settings_build_on_the_last_ones(session, llm):
+def test_pcd_values_alone_build_on_the_last_setting(session, llm):
     for text in ("beta=1.5", "off", "gamma=10"):
         session.set_pcd(text)
     assert llm.pcd == pypcd.PCDConfig(beta=1.5, gamma=10)
     session.set_pcd("on")  # as --pcd on
     assert llm.pcd == pypcd.PCDConfig()
+
+
+@pytest.mark.parametrize("text", ["on", "off", "cautious", "window"])
+def test_a_named_pcd_setting_is_what_it_is_on_the_command_line(text, session, llm):
+    """Whatever was in force before."""
+    for before in ("cautious", "off", "beta=0.5"):
+        session.set_pcd(before)
+        session.set_pcd(text)
+        assert llm.pcd == _options.pcd_setting(text, llm.model_path)
 
 
 @pytest.mark.parametrize(
@@ -283,18 +292,40 @@ def test_a_seed_makes_a_warm_answer_repeatable(session):
 
 
 def test_model_output_cannot_drive_the_terminal():
-    assert _terminal.clean("a\x1b[31m\x07b\r\n\tc\x9b\u202e") == "a\u241b[31m\u2407b\n\tc\ufffd\ufffd"
+    assert _text.clean("a\x1b[31m\x07b\r\n\tc\x9b\u202e") == "a\u241b[31m\u2407b\n\tc\ufffd\ufffd"
 
 
-def test_columns_fit(monkeypatch):
-    left, right = ("PCD on", "word " * 30 + "\n漢字" * 20), ("PCD off", "x" * 200)
-    for columns in (60, 61, 80, 200):
-        lines = _terminal.side_by_side(left, right, columns).split("\n")
-        assert max(map(_terminal.cells, lines)) <= columns
-        assert all(" | " in f"{line} " for line in lines)
-    stacked = _terminal.side_by_side(left, right, 40).split("\n")
-    assert max(map(_terminal.cells, stacked)) <= 40
-    assert [line for line in stacked if line.startswith("---")] == ["--- PCD on ---", "--- PCD off ---"]
+LEFT, RIGHT = "word " * 30 + "\n漢字" * 20, "x" * 200
+
+
+@pytest.mark.parametrize("columns", [60, 61, 80, 200])
+def test_columns_fit(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with _compare.view(["PCD on", "PCD off"]) as view:
+        for i in range(0, len(LEFT), 7):
+            view.write(0, LEFT[i : i + 7])
+        view.write(1, RIGHT)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(_text.cells, lines)) <= columns
+    assert all(" | " in f"{line} " for line in lines)
+    left, right = (
+        " ".join(line.split(" | ")[side].strip() for line in [f"{x} " for x in lines[2:]]) for side in (0, 1)
+    )
+    assert left.split() == LEFT.split() and right.replace(" ", "") == RIGHT
+
+
+def test_columns_are_one_under_the_other_where_they_would_be_narrow(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "59")
+    with _compare.view(["PCD on", "PCD off"]) as view:
+        view.write(0, LEFT)
+        view.write(1, RIGHT)
+    assert capsys.readouterr().out == f"--- PCD on ---\n{LEFT}\n\n--- PCD off ---\n{RIGHT}\n"
+
+
+def test_an_error_before_the_first_piece_shows_no_empty_columns(capsys):
+    with pytest.raises(ValueError), _compare.view(["PCD on", "PCD off"]):
+        raise ValueError
+    assert capsys.readouterr().out == ""
 
 
 def test_no_colour_but_on_a_terminal(monkeypatch):
@@ -494,7 +525,7 @@ def test_chat_in_a_terminal(model, tmp_path):
         child.sendline(text)
         for pattern in expected:
             child.expect(pattern)
-        child.expect("\n>>> ")
+        child.expect("\n[^\n]*>>> ")
 
     notes, talk = tmp_path / "notes.txt", tmp_path / "talk.json"
     notes.write_text("bababa\n" * 200)
@@ -550,7 +581,7 @@ def test_ctrl_c_keeps_the_turn_and_ctrl_d_leaves_a_narrow_terminal(model, tmp_pa
     child.expect(">>> ")
     child.sendline(f"/save {talk}")
     child.expect("saved")
-    child.expect("\n>>> ")
+    child.expect("\n[^\n]*>>> ")
     question, answer = json.loads(talk.read_text())["messages"]
     assert question["content"] == "hello" and len(answer["content"]) >= 3
 

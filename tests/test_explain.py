@@ -9,7 +9,7 @@ import pytest
 from conftest import F32, SMALL
 
 import pypcd
-from pypcd._cli import _terminal
+from pypcd._cli import _text
 from pypcd._cli.explain import table
 from pypcd._vocabulary import Vocabulary, shown
 from pypcd.analysis._explain import Candidate, Step, explain
@@ -147,8 +147,8 @@ STEPS = [
 def test_tables_fit_their_terminal_and_cannot_drive_it(columns: int) -> None:
     for step in STEPS:
         text = table(step, columns)
-        assert all(_terminal.cells(line) <= columns for line in text.split("\n"))
-        assert _terminal.clean(text) == text and "\x1b" not in text
+        assert all(_text.cells(line) <= columns for line in text.split("\n"))
+        assert _text.clean(text) == text and "\x1b" not in text
         assert "25.0%" in text and "12.5%" in text
     wide = table(STEPS[0], 80).split("\n")
     assert wide[2].startswith(">*") and wide[2].endswith("2 -> 1") and "50.0%" in wide[2]

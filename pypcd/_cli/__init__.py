@@ -1,6 +1,7 @@
-"""The `pypcd` command. Each subcommand is a module with HELP, add_arguments(parser) and run(args) -> exit status.
+"""The `pypcd` command: which subcommands there are, and what becomes of their errors.
 
-Logs go to stderr, results to stdout.
+Each subcommand is a module with add_arguments(parser) and run(args) -> exit status. Only the chosen one is imported, so
+that help, the version and a misspelt command are answered at once. Logs go to stderr, results to stdout.
 """
 
 from __future__ import annotations
@@ -9,44 +10,69 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pypcd import __version__
 from pypcd._cli import _terminal
+from pypcd._errors import did_you_mean
 
-COMMANDS = (
-    "chat",
-    "generate",
-    "answer",
-    "explain",
-    "info",
-    "bench",
-    "eval",
-    "tune",
-    "salience",
-    "plot",
-    "nocache",
-    "spectrum",
-    "demo",
-)
+__all__ = ["COMMANDS", "main", "make_parser"]
+
+# name -> what it does, in the order in which a newcomer needs them
+COMMANDS = {
+    "chat": "talk with a model in the terminal",
+    "generate": "continue a prompt given by -p or on standard input",
+    "answer": "answer a question about a text with any decoding method",
+    "explain": "show each token's candidates before and after the contrast",
+    "info": "show the library, the machine and what PCD does to a model",
+    "bench": "time plain decoding and PCD side by side",
+    "eval": "measure decoding methods on long-context tasks",
+    "tune": "find the PCD setting that helps a model most, if one does",
+    "salience": "measure how high the right answer ranks, by prompt length",
+    "plot": "simulate the paper's decay of attention, and test its claims",
+    "nocache": "compare PCD with the KV cache to PCD without one",
+    "spectrum": "show what over-rotation does to each layer's attention",
+    "demo": "ask the included model some questions, with and without PCD",
+    "completion": "print the script that completes pypcd's options in your shell",
+}
+
+
+def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of `pypcd`, and those of its commands by name.
+
+    Args:
+        commands: those that get their options; the modules of the others are not imported.
+    """
+    parser = argparse.ArgumentParser(
+        prog="pypcd",
+        usage="pypcd [-h] [--version] COMMAND ...",
+        description="Positional Contrastive Decoding (PCD) for GGUF models.\n\ncommands:\n"
+        + "\n".join(f"  {name:<10}  {text}" for name, text in COMMANDS.items()),
+        epilog="'pypcd COMMAND --help' lists a command's options;\n"
+        "'pypcd completion --help' says how bash and zsh learn them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pypcd {__version__}")
+    subparsers = parser.add_subparsers(prog="pypcd", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+    made = {}
+    for name, text in COMMANDS.items():
+        made[name] = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name in commands:
+            module = importlib.import_module(f"pypcd._cli.{name}")
+            module.add_arguments(made[name])
+            made[name].set_defaults(run=module.run)
+    return parser, made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else list(argv)
+    """Run a command. Returns the exit status: 1 after an error, which is told in one sentence on stderr.
+
+    Raises:
+        SystemExit: the arguments are wrong, or ask for help or the version.
+    """
     _terminal.setup()
-    parser = argparse.ArgumentParser(prog="pypcd", description="Positional Contrastive Decoding for GGUF models.")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-
-    parser.add_argument("--version", action="version", version=f"pypcd {__version__}")
-
-    for name in COMMANDS:
-        module = importlib.import_module(f"pypcd._cli.{name}")
-        sub = subparsers.add_parser(name, help=module.HELP, description=module.HELP)
-        module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
-
-    args = parser.parse_args(argv)
     try:
+        args = _parse(sys.argv[1:] if argv is None else list(argv))
         return args.run(args)
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -54,12 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; say nothing at exit either
         return 141
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        OSError,
-    ) as error:  # PCDError and NotImplementedError are RuntimeErrors
+    except (RuntimeError, ValueError, TypeError, OSError) as error:  # PCDError and its kind are RuntimeErrors
         text = (
             error.strerror and f"{error.filename}: {error.strerror}"
             if isinstance(error, OSError) and error.filename
@@ -67,3 +88,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         print(f"pypcd: {text}", file=sys.stderr)
         return 1
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    name = next((word for word in argv if not word.startswith("-")), None)
+    parser, commands = make_parser([] if name is None else [name])
+    if name is not None and name not in COMMANDS:
+        near = did_you_mean(name, COMMANDS)
+        parser.error(f"there is no command {name!r}{near}; the commands: {', '.join(COMMANDS)}")
+    args, unknown = parser.parse_known_args(argv)
+    if unknown and name is not None:
+        command, word = commands[name], unknown[0].partition("=")[0]
+        if not word.startswith("-"):
+            command.error(f"unexpected argument {unknown[0]!r}")
+        options = [option for action in command._actions for option in action.option_strings]
+        near = did_you_mean(word, options)
+        command.error(f"there is no option {word}{near}; 'pypcd {name} --help' lists the options")
+    return args

@@ -1,22 +1,18 @@
-"""What the subcommands share: options, the sampling settings, loading the model with PCD on where it can run."""
+"""What the subcommands share of their options, and what those mean. Knows nothing of the library or of models in memory."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 import os
 import random
 import textwrap
 from collections.abc import Callable
 from typing import Any
 
-import llama_cpp
-
-import pypcd
-from pypcd import ModelError, PCDConfig, UnsupportedError, evaluation, methods
 from pypcd._checks import Integer, Number, literal
 from pypcd._cli import _terminal
+from pypcd._config import PCDConfig
 from pypcd._errors import did_you_mean
 from pypcd._models import resolve_model
 from pypcd._settings import PRESETS, Profile, load
@@ -132,9 +128,11 @@ def _length(text: str) -> int:
 
 
 class ListNames(argparse.Action):
-    """An option that prints what names there are, and leaves."""
+    """An option that prints the names of tasks and methods, and leaves."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from pypcd import evaluation, methods  # slow to import, and only this option needs them
+
         tasks = evaluation.TASKS
         for line in (
             f"tasks: {', '.join(name for name in tasks if not name.startswith('longbench-'))}",
@@ -199,57 +197,3 @@ def sampling_from(args: argparse.Namespace) -> GenerationSettings:
     for name, value in (("temperature", args.temp), ("seed", args.seed), ("max_tokens", args.max_tokens)):
         sampling.set(name, value)
     return sampling
-
-
-def load_model(args: argparse.Namespace) -> pypcd.Llama:
-    """The model, with PCD as asked for. By default PCD is on; a model that cannot run it goes on without, and says so.
-
-    Raises:
-        UnsupportedError: PCD was asked for by name, and cannot run.
-    """
-    config = pcd_setting(DEFAULT_PCD if args.pcd is None else args.pcd, args.model)  # complain before the slow part
-    if args.verbose:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **machine_options(args))
-    refusal = llm.pcd_refusal(config)
-    if refusal is None:
-        llm.pcd = config
-    elif args.pcd is not None:
-        raise UnsupportedError(f"PCD cannot run here: {refusal}")
-    else:
-        _terminal.note(f"going on without PCD: {refusal}")
-    return llm
-
-
-def open_model(path: str, **options: Any) -> pypcd.Llama:
-    """pypcd.Llama, with a progress bar where loading takes long."""
-    # pypcd.Llama reads the metadata before llama_cpp.Llama has set this level
-    logging.getLogger("llama-cpp-python").setLevel(logging.DEBUG if options.get("verbose") else logging.ERROR)
-    bar = _terminal.progress(100, "loading", unit="%", enabled=not options.get("verbose"))
-    with bar, _terminal.interruptible() as stopped:
-
-        @llama_cpp.llama_progress_callback
-        def callback(done: float, _: object) -> bool:
-            bar.update(int(100 * done) - bar.n)
-            return not stopped()
-
-        class LoadingLlama(pypcd.Llama):
-            # llama_cpp.Llama has no argument for the callback
-            @property
-            def model_params(self) -> Any:
-                return self._model_params
-
-            @model_params.setter
-            def model_params(self, params: Any) -> None:
-                setter: Any = pypcd.Llama.model_params
-                setter.fset(self, params)
-                params.progress_callback = callback
-
-        try:
-            llm = LoadingLlama(path, **options)
-        except ModelError:
-            if not stopped():
-                raise
-    if stopped():
-        raise KeyboardInterrupt
-    return llm

@@ -6,13 +6,11 @@ import argparse
 import json
 import pathlib
 
-from pypcd._cli import _options, _terminal
+from pypcd._cli import _loading, _options, _terminal
 from pypcd._cli.generate import read_prompt
 from pypcd._errors import UnsupportedError
 from pypcd._prompt import Prompt, prompt_tokens, split_context
 from pypcd.methods import Answer, Session, parse
-
-HELP = "answer a question about a text with any decoding method"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     options = _options.machine_options(args)
     if any(method.rows.whole_prompt for method in methods):  # a token has a byte at least
         options["n_batch"] = options["n_ubatch"] = len(prompt.text.encode()) + 1024
-    llm = _options.open_model(
+    llm = _loading.open_model(
         args.model,
         n_ctx=args.n_ctx,
         n_seq_max=max(method.n_sequences for method in methods),

@@ -14,8 +14,6 @@ from pypcd import _machine
 from pypcd._cli import _former, _options, _terminal
 from pypcd.measure import Measurement, bench, default_methods, methods_for
 
-HELP = "time plain decoding and PCD side by side"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd bench MODEL [options]"

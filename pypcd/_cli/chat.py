@@ -1,4 +1,4 @@
-"""pypcd chat: a conversation in the terminal. ChatSession is the logic, Chat the terminal around it."""
+"""pypcd chat: a conversation in the terminal. Conversation is the logic, Chat the terminal around it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pypcd import PCDError
-from pypcd._cli import _options, _terminal
-from pypcd._cli._session import ChatSession
+from pypcd._cli import _compare, _keyboard, _loading, _options, _terminal
+from pypcd._cli._conversation import Conversation
 from pypcd._cli._terminal import say
+from pypcd._cli._text import wrap
 from pypcd._errors import did_you_mean
 from pypcd._models import DEMO_MODEL
 from pypcd._prompt import has_template
 from pypcd._settings import load
-
-HELP = "talk with a model in the terminal"
 
 # command -> (its argument, what it does)
 COMMANDS = {
@@ -46,9 +45,9 @@ ERRORS = (PCDError, ValueError, TypeError, OSError, NotImplementedError)
 class Chat:
     """Reads messages and commands, writes answers to stdout and everything else to stderr."""
 
-    def __init__(self, session: ChatSession, *, as_json: bool = False) -> None:
+    def __init__(self, session: Conversation, *, as_json: bool = False) -> None:
         self.session, self.as_json = session, as_json
-        self.lines = _terminal.Lines(list(COMMANDS))
+        self.lines = _keyboard.Lines(list(COMMANDS))
         self.status = 0
 
     def run(self) -> int:
@@ -61,7 +60,7 @@ class Chat:
                 say(DEMO_HINT)
         while True:
             try:
-                message = self.lines.read()
+                message = self.lines.read(self.prompt())
             except KeyboardInterrupt:
                 say("\nCtrl-D or /exit leaves; Ctrl-C stops an answer")
                 continue
@@ -81,10 +80,16 @@ class Chat:
             if self.status == 130:
                 return self.status
 
+    def prompt(self) -> str:
+        """What stands before a typed line: the name of the PCD setting in force, and >>>."""
+        setting = _options.describe_pcd(self.session.llm.pcd)
+        return f"{setting if len(setting) <= 24 else 'custom'} >>> "
+
     def handle(self, text: str, literal: bool) -> bool:
         """One message or command. False: leave."""
         if not text.strip() and not self.session.attached:
             return True
+        literal = literal or ("\n" in text and not text.startswith("/system "))  # other commands take one line
         if literal or not text.startswith("/") or text.startswith("//"):
             message = text[1:] if text.startswith("//") and not literal else text
             self.answer(lambda stopped: self.session.send(message, stopped))
@@ -100,16 +105,16 @@ class Chat:
 
     def answer(self, make: Callable[[Callable[[], bool]], Iterator[str]]) -> None:
         count = len(self.session.figures)
-        written = False
+        printer = None
         try:
             with _terminal.interruptible() as stopped:
                 for piece in make(stopped):
                     if not self.as_json:
-                        _terminal.write(piece)
-                        written = True
+                        printer = printer or _terminal.Printer()
+                        printer.write(piece)
         finally:
-            if written:
-                _terminal.write("\n")
+            if printer is not None:
+                printer.end()
         if len(self.session.figures) == count:
             say("stopped before the first word; /regen sends the message again")
         else:
@@ -137,9 +142,10 @@ class Chat:
     def do_help(self, _: str) -> None:
         column = max(len(f"/{name} {argument}") for name, (argument, _) in COMMANDS.items()) + 2
         for name, (argument, what) in COMMANDS.items():
-            lines = _terminal.wrap(what, max(_terminal.width() - column, 16))
+            lines = wrap(what, max(_terminal.width() - column, 16))
             say(f"/{name} {argument}".ljust(column) + f"\n{' ' * column}".join(lines))
-        say('""" begins and ends a message of several lines; Ctrl-C stops an answer and keeps it')
+        say('a pasted page is one message; """ begins and ends one that you type over several lines')
+        say("Ctrl-C stops an answer and keeps it")
 
     def do_pcd(self, argument: str) -> None:
         if argument:
@@ -149,13 +155,14 @@ class Chat:
         say(f"PCD {_options.describe_pcd(self.session.llm.pcd)}")
 
     def do_compare(self, _: str) -> None:
-        with _terminal.interruptible() as stopped, _terminal.progress(None, "answering twice") as bar:
-            answers = self.session.compare(stopped, bar.update)
         if self.as_json:
+            with _terminal.interruptible() as stopped, _terminal.progress(None, "answering twice") as bar:
+                answers = self.session.compare(stopped, lambda *_: bar.update(1))
             self.print_json({"compare": [{"text": a.text, **a.figures.as_dict()} for a in answers]})
             return
-        titled = [(f"PCD {_options.describe_pcd(a.figures.pcd)}", a.text.strip()) for a in answers]
-        _terminal.write(_terminal.side_by_side(titled[0], titled[1], _terminal.width()) + "\n")
+        titles = [f"PCD {_options.describe_pcd(config)}" for config in self.session.compared]
+        with _compare.view(titles) as view, _terminal.interruptible() as stopped:
+            answers = self.session.compare(stopped, view.write)
         if answers[0].text == answers[1].text:
             say("both answers are the same")
         for answer in answers:
@@ -222,13 +229,13 @@ def run(args: argparse.Namespace) -> int:
     sampling = _options.sampling_from(args)
     if args.prompt is not None and not args.prompt.strip():
         raise ValueError("the prompt is empty")
-    llm = _options.load_model(args)
+    llm = _loading.load_model(args)
     if not has_template(llm):
         _terminal.note(
             "this model has no chat template, so it may be a base model: Llama 2's format is used; "
             "'pypcd generate' continues a text"
         )
-    chat = Chat(ChatSession(llm, sampling, args.system), as_json=args.json)
+    chat = Chat(Conversation(llm, sampling, args.system), as_json=args.json)
     if args.prompt is None:
         return chat.run()
     chat.lines.typed = False

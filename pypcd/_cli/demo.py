@@ -15,8 +15,6 @@ from pypcd.evaluation._stats import Paired, paired
 from pypcd.evaluation.tasks._kv import KV_SHORT
 from pypcd.evaluation.tasks._sample import Sample
 
-HELP = "ask the model that comes with pypcd a few hundred questions, plainly and with PCD"
-
 PAIRS = (16, 40, 80, 120)
 N_POOL = 12  # further questions, from which the control takes its prior
 

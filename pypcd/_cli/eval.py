@@ -26,8 +26,6 @@ from pypcd.evaluation import (
     tasks_of,
 )
 
-HELP = "measure decoding methods on long-context tasks, against greedy decoding"
-
 DEFAULT_METHODS = ("greedy", "pcd", "pcd:cautious", "pcd:window:relative_top=0.1", "control")
 
 

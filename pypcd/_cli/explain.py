@@ -8,15 +8,14 @@ import pathlib
 import sys
 
 from pypcd import PCDError, UnsupportedError
-from pypcd._cli import _options, _terminal
+from pypcd._cli import _loading, _options, _terminal
+from pypcd._cli._text import cells, wrap
 from pypcd._cli.generate import read_prompt
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis._explain import Candidate, Step, explain
 from pypcd.analysis._page import page
 from pypcd.methods import Session
-
-HELP = "tell of each generated token which candidates there were before and after the contrast"
 
 LEGEND = "> written   * on the way to the right answer   L: the model   L*: over-rotated   PCD: contrasted"
 
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None and not args.html.absolute().parent.is_dir():
         raise ValueError(f"--html: there is no folder {args.html.parent}")
 
-    llm = _options.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
+    llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
     refusal = llm.pcd_refusal(setting)
     if refusal is not None:
         raise UnsupportedError(f"PCD cannot run here: {refusal}")
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     for step in told:
         if not args.json:
             if not steps:
-                print("\n".join(_terminal.wrap(LEGEND, _terminal.width())))
+                print("\n".join(wrap(LEGEND, _terminal.width())))
             print("\n" + table(step, _terminal.width()), flush=True)
         steps.append(step)
     answer = b"".join(vocabulary.text(c.token) for s in steps for c in s.candidates if c.is_chosen)
@@ -120,13 +119,13 @@ def _percent(p: float) -> str:
 
 
 def _cut(text: str, columns: int) -> str:
-    if _terminal.cells(text) <= columns:
+    if cells(text) <= columns:
         return text
-    while _terminal.cells(text) > columns - 2:
+    while cells(text) > columns - 2:
         text = text[:-1]
     return text + ".."
 
 
 def _fit(text: str, columns: int) -> str:
     text = _cut(text, columns)
-    return text + " " * (columns - _terminal.cells(text))
+    return text + " " * (columns - cells(text))

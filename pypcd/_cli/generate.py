@@ -6,10 +6,8 @@ import argparse
 import json
 import sys
 
-from pypcd._cli import _options, _terminal
+from pypcd._cli import _loading, _options, _terminal
 from pypcd._cli._generation import ContextFull, Generation
-
-HELP = "continue a prompt given by -p or on standard input"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +37,7 @@ def read_prompt(given: str | None) -> str:
 def run(args: argparse.Namespace) -> int:
     sampling = _options.sampling_from(args)
     prompt = read_prompt(args.prompt)
-    llm = _options.load_model(args)
+    llm = _loading.load_model(args)
     tokens = llm.tokenize(prompt.encode(), add_bos=True, special=True)
     with _terminal.interruptible() as stopped:
         try:

@@ -14,12 +14,10 @@ import numpy as np
 
 import pypcd
 from pypcd import PCDConfig, _machine, _native
-from pypcd._cli import _options, _terminal
+from pypcd._cli import _loading, _options, _terminal
 from pypcd._models import DEMO_MODEL, resolve_model
 from pypcd._shape import Shape
 from pypcd.measure import self_test
-
-HELP = "show the library, the machine and what PCD does to a model, and test it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     tested = path or (str(DEMO_MODEL) if DEMO_MODEL.exists() else None)
     if tested and (path or not args.no_test):
         threads = 1 if os.path.getsize(tested) < 2**26 else None  # a tiny model only waits for a second one
-        llm = _options.open_model(tested, n_ctx=512, n_threads=threads, n_threads_batch=threads)
+        llm = _loading.open_model(tested, n_ctx=512, n_threads=threads, n_threads_batch=threads)
         if path:
             record["model"] = model_facts(llm)
         if not args.no_test:

@@ -8,14 +8,12 @@ import json
 
 import llama_cpp
 
-from pypcd._cli import _former, _options
+from pypcd._cli import _former, _loading, _options
 from pypcd._prompt import prompt_tokens
 from pypcd.analysis._nocache import METHODS, CacheCheck, check_cache
 from pypcd.analysis._questions import questions
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.methods import setting_of
-
-HELP = "compare PCD with the key-value cache to PCD that evaluates the whole text at each step"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     n_ctx = lengths[0] + args.n_tokens + 8
     unrounded = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32} if args.f32 else {}
-    llm = _options.open_model(args.model, n_ctx=n_ctx, **unrounded, **_options.machine_options(args))
+    llm = _loading.open_model(args.model, n_ctx=n_ctx, **unrounded, **_options.machine_options(args))
     asked = questions(task("kv-short"), args.n, lengths[0], ModelTokenizer(llm), args.seed)
     prompts = [prompt_tokens(llm, prompt) for prompt, _ in asked]
     results = check_cache(llm, prompts, methods, n_tokens=args.n_tokens)

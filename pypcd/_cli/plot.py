@@ -14,8 +14,6 @@ from pypcd.analysis import _files, _plots
 from pypcd.analysis._claims import Claims, check_claims, claimed_rate
 from pypcd.analysis._decay import CURVES, GRID, VECTORS, Curves, Decay, Rates, bins, grid
 
-HELP = "simulate the paper's decay of attention, and test its claims"
-
 _NAMES = {"d": "d", "beta": "beta", "alpha": "alpha", "base": "B", "over_base": "B'"}
 
 

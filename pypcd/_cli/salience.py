@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pypcd import UnsupportedError
-from pypcd._cli import _options, _terminal
+from pypcd._cli import _loading, _options, _terminal
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis import _files, _plots
 from pypcd.analysis._questions import questions
@@ -19,8 +19,6 @@ from pypcd.evaluation import ModelTokenizer, task
 from pypcd.evaluation._plan import BASELINE
 from pypcd.evaluation._stats import NOT_SHOWN, interval
 from pypcd.methods import Session
-
-HELP = "measure how high the right answer stands, over the length of the prompt"
 
 PCD = "PCD"
 
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     # beside the prompt: its answer, and what a model may write before it
     n_ctx = max(lengths) * (2 if chosen.may_exceed else 1) + 64
-    llm = _options.open_model(args.model, n_ctx=n_ctx, **_options.machine_options(args))
+    llm = _loading.open_model(args.model, n_ctx=n_ctx, **_options.machine_options(args))
     refusal = llm.pcd_refusal(setting)
     if refusal is not None:
         raise UnsupportedError(f"PCD cannot run here: {refusal}")

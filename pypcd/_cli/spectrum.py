@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from pypcd import rho
-from pypcd._cli import _options, _terminal
+from pypcd._cli import _loading, _options, _terminal
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd.analysis import Spectrum, _files, _plots, read_layers, spectrum
 from pypcd.evaluation import ModelTokenizer, task
-
-HELP = "show what over-rotation does to each layer's attention, by frequency"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     length = lengths[0]
     text = args.file.read_text(encoding="utf-8", errors="replace") if args.file else ""
     size = max(2 * length, len(text.encode()) + 8)  # a token has a byte at least
-    llm = _options.open_model(args.model, n_ctx=size, n_batch=size, n_ubatch=size, **_options.machine_options(args))
+    llm = _loading.open_model(args.model, n_ctx=size, n_batch=size, n_ubatch=size, **_options.machine_options(args))
     prompt = Prompt(after=text)
     if not args.file:
         name = args.task or _options.default_task(args.model)

@@ -13,8 +13,6 @@ from pypcd._models import resolve_model
 from pypcd._settings import Profile
 from pypcd.evaluation import Directory, Plan, Tuned, counts_of, facts, tune
 
-HELP = "find the PCD setting that helps a model most, if one does"
-
 DEFAULT_TASKS = "kv,niah-multikey-2,vt"
 
 

@@ -1,4 +1,4 @@
-"""A conversation with a model: messages, settings, sessions on disk. Knows nothing of the terminal."""
+"""A conversation with a model: messages, settings, what is saved of them. Knows nothing of the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ def never() -> bool:
     return False
 
 
-class ChatSession:
+def ignore(*_: object) -> None:
+    pass
+
+
+class Conversation:
     """Messages, settings and the model that answers. It neither reads nor writes the terminal.
 
     A message is part of `messages` once an answer to it has begun; until then `draft` keeps it, so that nothing
@@ -37,7 +41,7 @@ class ChatSession:
         self.draft: str | None = None
         self.attached: list[str] = []
         self.figures: list[Figures] = []
-        self._on = llm.pcd  # what "on" means here
+        self._last_on = llm.pcd  # what values alone change after PCD was switched off
         chat_formatter(llm)  # complain of a broken template now
 
     def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
@@ -58,17 +62,28 @@ class ChatSession:
                 self.draft = None
                 self.figures.append(answer.figures)
 
-    def compare(self, stopped: Callable[[], bool] = never, tick: Callable[[], object] = never) -> list[Generation]:
-        """The last message answered with PCD and without; history and settings stay as they are."""
+    @property
+    def compared(self) -> tuple[PCDConfig, None]:
+        """The settings that compare() compares: that in force, or the last that was, and none."""
+        return self.llm.pcd or self._last_on or PCDConfig(), None
+
+    def compare(
+        self, stopped: Callable[[], bool] = never, look: Callable[[int, str], object] = ignore
+    ) -> list[Generation]:
+        """The last message answered with PCD and without; history and settings stay as they are.
+
+        Args:
+            look: called with the number of the answer, 0 or 1, and each piece of its text.
+        """
         messages, before = self._question(), self.llm.pcd
         sampling = dataclasses.replace(self.sampling, seed=self.sampling.draw_seed())
         answers = []
         try:
-            for config in (before or self._on or PCDConfig(), None):
+            for i, config in enumerate(self.compared):
                 self.llm.pcd = config
                 answers.append(self._generation(messages, stopped, sampling))
-                for _ in answers[-1]:
-                    tick()
+                for piece in answers[-1]:
+                    look(i, piece)
         finally:
             self.llm.pcd = before
         return answers
@@ -94,13 +109,14 @@ class ChatSession:
         return f"{path} ({n} tokens) goes in front of your next message; an empty one sends it alone"
 
     def set_pcd(self, setting: PCDSetting) -> None:
-        self.llm.pcd = PCDConfig.resolve(setting, self._on)
-        self._on = self.llm.pcd or self._on
+        """Put a setting in force: as --pcd means it, but that values alone change the setting that is in force, or was."""
+        self.llm.pcd = PCDConfig.resolve(setting, self._last_on)
+        self._last_on = self.llm.pcd or self._last_on
 
     def save(self, path: str) -> pathlib.Path:
         target = pathlib.Path(path).expanduser()
         if target.exists():
-            _load_json(target)  # raises rather than overwrite what is no session
+            _load_json(target)  # raises rather than overwrite another file
         record = {
             "pypcd_session": 1,
             "model": self.llm.model_path,
@@ -116,7 +132,7 @@ class ChatSession:
         """Replace messages and settings by saved ones; returns what was loaded, in words.
 
         Raises:
-            ValueError: the file is no session; nothing has changed then.
+            ValueError: the file is not a saved conversation; nothing has changed then.
         """
         record = _load_json(pathlib.Path(path).expanduser())
         sampling = _options.GenerationSettings()
@@ -128,7 +144,7 @@ class ChatSession:
         config, said = PCDConfig().replace(**pcd) if pcd else None, ""
         try:
             self.llm.pcd = config
-            self._on = config or self._on
+            self._last_on = config or self._last_on
         except UnsupportedError as error:
             said = f"; its PCD setting is left out: {error}"
         self.messages, self.system, self.sampling = messages, system, sampling
@@ -158,12 +174,12 @@ def _load_json(path: pathlib.Path) -> dict[str, Any]:
     except ValueError:
         record = None
     if not isinstance(record, dict) or record.get("pypcd_session") != 1:
-        raise ValueError(f"{path} is no session saved by pypcd chat")
+        raise ValueError(f"{path} is not a conversation saved by pypcd chat")
     empty: dict[str, Any] = {"system": "", "messages": [], "settings": {}, "pcd": None}
     record = {name: value for name, value in record.items() if value is not None}
     for name in ("settings", "pcd"):
         if not isinstance(record.get(name) or {}, dict):
-            raise ValueError(f"{path} is damaged: its {name} are no mapping")
+            raise ValueError(f"{path} is damaged: its {name} is not a mapping")
     return {**empty, **record}
 
 

@@ -1,0 +1,78 @@
+"""Opening a model for a subcommand: a progress bar, Ctrl-C, and PCD on where it can run."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import Any
+
+import llama_cpp
+
+import pypcd
+from pypcd import ModelError, UnsupportedError
+from pypcd._cli import _options, _terminal
+
+
+def load_model(args: argparse.Namespace) -> pypcd.Llama:
+    """The model, with PCD as asked for. By default PCD is on; a model that cannot run it goes on without, and says so.
+
+    Raises:
+        UnsupportedError: PCD was asked for by name, and cannot run.
+    """
+    setting = _options.DEFAULT_PCD if args.pcd is None else args.pcd
+    config = _options.pcd_setting(setting, args.model)  # complain before the slow part
+    if args.verbose:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **_options.machine_options(args))
+    refusal = llm.pcd_refusal(config)
+    if refusal is None:
+        llm.pcd = config
+    elif args.pcd is not None:
+        raise UnsupportedError(f"PCD cannot run here: {refusal}")
+    else:
+        _terminal.note(f"going on without PCD: {refusal}")
+    return llm
+
+
+def open_model(path: str, **options: Any) -> pypcd.Llama:
+    """pypcd.Llama, with a progress bar where loading takes long.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed meanwhile.
+    """
+    # pypcd.Llama reads the metadata before llama_cpp.Llama has set this level
+    logging.getLogger("llama-cpp-python").setLevel(logging.DEBUG if options.get("verbose") else logging.ERROR)
+    bar = _terminal.progress(100, "loading", unit="%", enabled=not options.get("verbose"))
+    with bar, _terminal.interruptible() as stopped:
+
+        @llama_cpp.llama_progress_callback
+        def callback(done: float, _: object) -> bool:
+            bar.update(int(100 * done) - bar.n)
+            return not stopped()
+
+        try:
+            llm = _WatchedLlama(path, callback, **options)
+        except ModelError:
+            if not stopped():
+                raise
+    if stopped():
+        raise KeyboardInterrupt
+    return llm
+
+
+class _WatchedLlama(pypcd.Llama):
+    """A pypcd.Llama that reports how much of it is loaded; llama_cpp.Llama has no argument for the callback."""
+
+    def __init__(self, path: str, callback: Any, **options: Any) -> None:
+        self._callback = callback
+        super().__init__(path, **options)
+
+    @property
+    def model_params(self) -> Any:
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        setter: Any = pypcd.Llama.model_params
+        setter.fset(self, params)
+        params.progress_callback = self._callback
