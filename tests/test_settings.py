@@ -15,7 +15,7 @@ from test_config import configs
 import pypcd
 from pypcd import PCDConfig
 from pypcd._cli import _options, main
-from pypcd._cli._session import ChatSession
+from pypcd._cli._conversation import Conversation
 from pypcd._settings import PRESETS, Profile
 from pypcd.methods import PCD, parse, setting_of
 
@@ -181,7 +181,7 @@ def test_python_takes_what_the_command_line_does(llm: pypcd.Llama) -> None:
     assert llm.pcd is None
     with pytest.raises(ValueError, match="write beta=1.5:window=64$"):
         llm("x", pcd="beta=1.5,window=64")
-    ChatSession(llm).set_pcd("window:relative_top=0.1")
+    Conversation(llm).set_pcd("window:relative_top=0.1")
     assert llm.pcd == PCDConfig.windowed().replace(relative_top=0.1)
 
 
