@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -159,6 +160,16 @@ def check_contrast(got: pypcd.PCDLogits, c: pypcd.PCDConfig, seen: np.ndarray) -
     if not kept.all():
         assert seen[~kept].max() < seen[kept].min() - 1000
         np.testing.assert_allclose(seen[~kept] + 1e4, got.standard[~kept], atol=2e-3)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """With PYPCD_TEST_REPORT=FILE every result is appended to FILE at once: a line of JSON with what the test recorded."""
+    file = os.environ.get("PYPCD_TEST_REPORT")
+    if file and (report.when == "call" or not report.passed):
+        why = report.longreprtext if report.failed else ""
+        result = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2), "why": why}
+        with open(file, "a") as out:
+            out.write(json.dumps({**result, **dict(report.user_properties)}) + "\n")
 
 
 def run_python(code: str, *args: Any, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,6 @@
 """Every architecture of llama.cpp that docs/architectures.json says PCD works on: it still does, with the same checks.
 
-PYPCD_ARCH_MODELS names the folder of models that scripts/arch_models makes.
+PYPCD_ARCH_MODELS names the folder of models that scripts/recipes/arch_models makes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[dict[st
     """The models of all selected tests, two at a time."""
     folder = os.environ.get("PYPCD_ARCH_MODELS")
     if not folder:
-        pytest.skip("PYPCD_ARCH_MODELS does not name the folder of models that scripts/arch_models makes")
+        pytest.skip("PYPCD_ARCH_MODELS does not name the folder of models that scripts/recipes/arch_models makes")
     paths = {path.name: path for path in Path(folder).glob("*.gguf")}
     assert set(paths) == set(EXPECTED), f"PYPCD_ARCH_MODELS={folder} holds other models than docs/architectures.json"
     items = [item for item in request.session.items if "running" in getattr(item, "fixturenames", ())]
@@ -50,7 +50,7 @@ def test_no_architecture_works_less_than_the_table_says(file: str, running: dict
 
 
 def test_the_table_is_made_of_the_numbers_and_has_all_readings() -> None:
-    matrix = runpy.run_path(str(ROOT / "scripts/arch_matrix.py"))
+    matrix = runpy.run_path(str(ROOT / "scripts/recipes/arch_matrix.py"))
     assert (ROOT / "docs/architectures.md").read_text() == matrix["render"](FOUND)
     assert matrix["pin"]() == FOUND["pin"]
     assert all(list(readings) == list(arch_checks.READINGS) for readings in EXPECTED.values())

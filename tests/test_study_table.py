@@ -1,4 +1,4 @@
-"""scripts/study_table.py against runs worked out by hand."""
+"""scripts/recipes/study_table.py against runs worked out by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts/recipes"))
 
 import study_table
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Lay the runs of `scripts/evidence study` side by side: docs/evidence/study.md, .csv and .png.
 
-python scripts/study_table.py build/evidence docs/evidence
+python scripts/recipes/study_table.py build/evidence docs/evidence
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write a random Llama-architecture GGUF, for timing: speed does not depend on what weights say.
+"""Write a GGUF file of the Llama architecture with random weights, for timing: speed does not depend on their values.
 
-python scripts/make_random_model.py random-1b.gguf             # 1.1B parameters, Q4_0, 620 MB
-python scripts/make_random_model.py --shape 8b random-8b.gguf  # 8B parameters, Q4_0, 4.5 GB
-python scripts/make_random_model.py --sure sure-1b.gguf        # nearly all probability on one token
+python scripts/recipes/make_random_model.py random-1b.gguf             # 1.1B parameters, Q4_0, 620 MB
+python scripts/recipes/make_random_model.py --shape 8b random-8b.gguf  # 8B parameters, Q4_0, 4.5 GB
+python scripts/recipes/make_random_model.py --sure sure-1b.gguf        # nearly all probability on one token
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TYPES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out")
-    parser.add_argument("--shape", choices=SHAPES, default="1b")
+    parser.add_argument("out", help="the GGUF file to write")
+    parser.add_argument("--shape", choices=SHAPES, default="1b", help="size of the model (default %(default)s)")
     parser.add_argument("--type", choices=TYPES, default="q4_0", help="of the weights (default %(default)s)")
     parser.add_argument(
-        "--sure", action="store_true", help="spread the logits until one token holds nearly all probability"
+        "--sure", action="store_true", help="scale the logits so that one token has nearly all the probability"
     )
     parser.add_argument(
         "--n-ctx", type=int, default=131072, help="context length in the metadata (default %(default)s)"
