@@ -14,4 +14,4 @@ def dynamic_metadata(
     pin = re.search(r'"(llama-cpp-python==[^"]+)"', text)
     if field != "dependencies" or pin is None:
         raise ValueError(f"cmake/pin.py provides the dependencies from pyproject.toml's pin, not {field!r}")
-    return [pin.group(1), "numpy>=1.24", "gguf>=0.10", "tqdm>=4.60"]
+    return [pin.group(1), "numpy>=1.24", "gguf>=0.10", "tqdm>=4.60", "wonderwords>=3"]

@@ -1,4 +1,4 @@
-"""The method in numpy: over-rotated frequencies and the contrast. Knows nothing of models or libraries.
+"""The method in numpy: over-rotated frequencies, the contrast, a token's rank. Knows nothing of models or libraries.
 
 Symbols as in the paper (arXiv 2506.08371): theta standard and theta* over-rotated frequencies, B the rope base,
 d the number of rotated dimensions of a head, L and L* the logits of the two evaluations.
@@ -6,10 +6,12 @@ d the number of rotated dimensions of a head, L and L* the logits of the two eva
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["contrast", "frequencies", "log_softmax", "put_behind", "rho"]
+__all__ = ["contrast", "frequencies", "log_softmax", "put_behind", "rank", "rho"]
 
 Array = npt.NDArray[np.float64]
 
@@ -105,3 +107,14 @@ def log_softmax(logits: npt.ArrayLike) -> Array:
     row = np.asarray(logits, np.float64)
     shifted = row - row.max()
     return shifted - np.log(np.exp(shifted).sum())
+
+
+def rank(logits: npt.ArrayLike, tokens: int | Sequence[int]) -> int:
+    """1 + how many tokens are more probable than the gold one (Eq. 1); ties do not count against it.
+
+    Args:
+        logits: a row, float[n_vocab].
+        tokens: the gold token, or several of which the most probable counts.
+    """
+    row = np.asarray(logits)
+    return 1 + int((row > row[np.asarray(tokens)].max()).sum())

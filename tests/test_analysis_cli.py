@@ -11,7 +11,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd._cli import _terminal, main
-from pypcd.evaluation._kv import KV_SHORT
+from pypcd.evaluation.tasks._kv import KV_SHORT
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 
@@ -80,8 +80,8 @@ def test_salience_prints_and_writes_the_same_figures(capsys, tmp_path) -> None:
     }  # fmt: skip
     record = json.loads((tmp_path / "salience.json").read_text())
     assert record == json.loads(run(capsys, *QUICK, "--json"))
-    assert record["task"] == "kv-short" and [c["method"] for c in record["cells"]] == ["plain", "PCD"] * 2
-    assert sum(record["ranks"]["plain"]) == sum(record["ranks"]["PCD"]) == 8
+    assert record["task"] == "kv-short" and [c["method"] for c in record["cells"]] == ["greedy", "PCD"] * 2
+    assert sum(record["ranks"]["greedy"]) == sum(record["ranks"]["PCD"]) == 8
     readings = read_csv(tmp_path / "readings.csv")
     assert len(readings) == 16
     for cell in record["cells"]:

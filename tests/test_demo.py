@@ -10,7 +10,7 @@ import pypcd
 from pypcd import _demo
 from pypcd._cli import main
 from pypcd._models import DEMO_MODEL, resolve_model
-from pypcd.evaluation._kv import KV_SHORT
+from pypcd.evaluation.tasks._kv import KV_SHORT
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from pypcd.evaluation import (
     task,
     tune,
 )
-from pypcd.evaluation._gold import Gold, rank
+from pypcd.evaluation._gold import Gold
 from pypcd.evaluation._paper import SWEEP, TABLE_1, TABLE_2, TABLE_3
 from pypcd.evaluation._run import _rope_factors
 from pypcd.methods import Method, Session
@@ -368,10 +368,6 @@ def test_greedy_is_always_there() -> None:
 
 
 # -- gold tokens -----------------------------------------------------------------------------------------------------
-
-
-def test_ranks_count_only_what_is_strictly_above() -> None:
-    assert [rank([3.0, 1.0, 3.0, 2.0], token) for token in range(4)] == [1, 4, 1, 3]
 
 
 def test_gold_is_ranked_where_the_answer_leaves_it(tiny: Tiny, load: Load) -> None:

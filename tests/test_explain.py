@@ -14,7 +14,7 @@ from pypcd._cli.explain import table
 from pypcd._vocabulary import Vocabulary, shown
 from pypcd.analysis._explain import Candidate, Step, explain
 from pypcd.analysis._page import page
-from pypcd.evaluation._kv import KV_SHORT
+from pypcd.evaluation.tasks._kv import KV_SHORT
 from pypcd.methods import Session
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))

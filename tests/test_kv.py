@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pypcd._cli import demo
-from pypcd.evaluation._kv import KV, KV_AUTHORS, KV_OFFICIAL, KV_SHORT
+from pypcd.evaluation.tasks._kv import KV, KV_AUTHORS, KV_OFFICIAL, KV_SHORT
 
 SIZED = st.sampled_from([KV_OFFICIAL, KV_SHORT])
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pypcd._errors import PCDError
 from pypcd._prompt import Prompt
-from pypcd.evaluation._longbench import LONGBENCH_TASKS, LongBench, _in_parts, _truncated
+from pypcd.evaluation.tasks._longbench import LONGBENCH_TASKS, LongBench, _in_parts, _truncated
 
 # as config/dataset2prompt.json has them
 PASSAGES = "Answer the question based on the given passages. Only give me the answer and do not output any other words.\n\nThe following are given passages.\n{context}\n\nAnswer the question based on the given passages. Only give me the answer and do not output any other words.\n\nQuestion: {input}\nAnswer:"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import pypcd
 from pypcd import _native
+from pypcd._method import rank
 
 n_rots = st.integers(1, 128).map(lambda n: 2 * n)
 alphas = st.floats(0, 10, width=32)
@@ -189,3 +190,32 @@ def test_log_probabilities_sum_to_one_even_of_large_logits_and_excluded_tokens()
     row = np.array([1000.0, 999.0, -np.inf, 0.0])
     p = np.exp(pypcd._method.log_softmax(row))
     assert p.sum() == pytest.approx(1.0) and p[0] / p[1] == pytest.approx(math.e) and p[2] == 0
+
+
+# -- the rank of a token (Eq. 1) ---------------------------------------------------------------------------------------
+
+
+def test_ranks_count_only_what_is_strictly_above() -> None:
+    assert [rank([3.0, 1.0, 3.0, 2.0], token) for token in range(4)] == [1, 4, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "row, gold, wanted",
+    [
+        ([3, 2, 1], [0], 1),
+        ([3, 2, 1], [2], 3),
+        ([2, 2, 2], [2], 1),  # nobody is strictly above
+        ([5, 2, 2, 2], [3], 2),  # ties do not count
+        ([5, 4, 2, 4], [1], 2),
+        ([5, 4, 3, 2], [3, 1], 2),  # the better of two gold tokens
+        ([1, float("-inf"), 0, float("-inf")], [1], 3),
+    ],
+)
+def test_ranks_by_hand(row: list[float], gold: list[int], wanted: int) -> None:
+    assert rank(row, gold) == wanted
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=20), st.data())
+def test_ranks_by_counting(row: list[int], data: st.DataObject) -> None:
+    gold = data.draw(st.integers(0, len(row) - 1))
+    assert rank(row, [gold]) == 1 + sum(1 for value in row if value > row[gold])

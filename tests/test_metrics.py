@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from pypcd._errors import PCDError
-from pypcd.evaluation import _metrics
-from pypcd.evaluation._metrics import list_f1, qa_f1, qa_f1_zh, recall, word_match
+from pypcd.evaluation.tasks import _metrics
+from pypcd.evaluation.tasks._metrics import list_f1, qa_f1, qa_f1_zh, recall, word_match
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from test_salience import reading
 from pypcd.analysis import _plots
 from pypcd.analysis._decay import Decay, grid
 from pypcd.analysis._explain import Candidate, Step
-from pypcd.analysis._salience import PLAIN, cells
+from pypcd.analysis._salience import salience_rows
 from pypcd.analysis._spectrum import spectrum
+from pypcd.evaluation._plan import BASELINE
 
 SMALL = Decay(d=16, length=256)
 
@@ -24,10 +25,10 @@ def table():
     made = []
     for length, shift in ((64, 0), (128, 1)):
         pairs = [
-            (reading(i, PLAIN, 1 + shift * i, others=(3.0, 2.0)), reading(i, "PCD", 1, logit=None if i else 2.0))
+            (reading(i, BASELINE, 1 + shift * i, others=(3.0, 2.0)), reading(i, "PCD", 1, logit=None if i else 2.0))
             for i in range(4)
         ]
-        made += cells(length, pairs)
+        made += salience_rows(length, pairs)
     return made
 
 
@@ -35,7 +36,7 @@ FIGURES = {
     "decay": lambda: _plots.decay(SMALL.simulate()),
     "grid": lambda: _plots.decay_grid(list(grid(SMALL, {"d": (8, 16), "beta": (0.5,)}))),
     "salience": lambda: _plots.salience(table()),
-    "ranks": lambda: _plots.ranks({PLAIN: [1, 2, 9, 400], "PCD": [1, 1, 1, 3]}),
+    "ranks": lambda: _plots.ranks({BASELINE: [1, 2, 9, 400], "PCD": [1, 1, 1, 3]}),
     "logits": lambda: _plots.logits(table()),
 }
 

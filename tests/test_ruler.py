@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+import runpy
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,10 @@ from fake_tokenizer import Pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pypcd._errors import PCDError
-from pypcd.evaluation import _ruler
-from pypcd.evaluation._ruler import NIAH, VT, VTAuthors
-from pypcd.evaluation._sample import Sample
-from pypcd.evaluation._tasks import task
+from pypcd._cli import tune
+from pypcd.evaluation.tasks import _ruler, task
+from pypcd.evaluation.tasks._ruler import VT, VTAuthors
+from pypcd.evaluation.tasks._sample import Sample
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NIAHS = ["niah-single-1", "niah-multikey-2", "niah-multikey-3"]
@@ -243,10 +244,11 @@ def test_scores_are_recall_and_f1() -> None:
     assert task("niah-multikey-3").score(f"{d}{e}", needle) == 0.0
 
 
-def test_without_wonderwords_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wonderwords", None)
+def test_tasks_of_eval_and_tune_need_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for extra in ("jieba", "huggingface_hub", "matplotlib"):
+        monkeypatch.setitem(sys.modules, extra, None)
     _ruler._words.cache_clear()
-    with pytest.raises(PCDError, match=r"wonderwords, which is not installed: pip install 'pypcd\[eval\]'"):
-        task("niah-single-1").samples(1, 900, Pieces(), 0)
-    assert task("niah-multikey-3").samples(1, 900, Pieces(), 0)
-    assert isinstance(task("niah-multikey-3"), NIAH)
+    for name in ("kv", *tune.DEFAULT_TASKS.split(",")):
+        assert task(name).samples(1, 2000, Pieces(), 0)
+    pin = runpy.run_path(str(Path(__file__).parent.parent / "cmake" / "pin.py"))
+    assert any(line.startswith("wonderwords") for line in pin["dynamic_metadata"]("dependencies"))

@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pypcd
+import pypcd.analysis
 from pypcd._prompt import Prompt, prompt_tokens, token_bytes
 from pypcd._vocabulary import Vocabulary, shown
 from pypcd.analysis._questions import questions
-from pypcd.analysis._salience import PLAIN, RANKS, Reading, cells, count_ranks, gold_rank, measure, salience
+from pypcd.analysis._salience import RANKS, Reading, count_ranks, measure, salience, salience_rows
 from pypcd.evaluation import ModelTokenizer, task
+from pypcd.evaluation._plan import BASELINE
+from pypcd.evaluation._stats import interval
 from pypcd.methods import Session
 
 
@@ -32,28 +35,6 @@ def vocabulary(llm: pypcd.Llama) -> Vocabulary:
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "row, gold, rank",
-    [
-        ([3, 2, 1], [0], 1),
-        ([3, 2, 1], [2], 3),
-        ([2, 2, 2], [2], 1),  # nobody is strictly above
-        ([5, 2, 2, 2], [3], 2),  # ties do not count
-        ([5, 4, 2, 4], [1], 2),
-        ([5, 4, 3, 2], [3, 1], 2),  # the better of two gold tokens
-        ([1, float("-inf"), 0, float("-inf")], [1], 3),
-    ],
-)
-def test_ranks_by_hand(row: list[float], gold: list[int], rank: int) -> None:
-    assert gold_rank(row, gold) == rank
-
-
-@given(st.lists(st.integers(-3, 3), min_size=1, max_size=20), st.data())
-def test_ranks_by_counting(row: list[int], data: st.DataObject) -> None:
-    gold = data.draw(st.integers(0, len(row) - 1))
-    assert gold_rank(row, [gold]) == 1 + sum(1 for value in row if value > row[gold])
 
 
 def test_salience_is_the_mean_reciprocal_rank() -> None:
@@ -76,10 +57,10 @@ def reading(
 
 
 def test_cells_by_hand() -> None:
-    plain = [reading(0, PLAIN, 1), reading(1, PLAIN, 2), reading(2, PLAIN, 4, others=(6.0, 1.0))]
+    plain = [reading(0, BASELINE, 1), reading(1, BASELINE, 2), reading(2, BASELINE, 4, others=(6.0, 1.0))]
     mine = [reading(0, "PCD", 2), reading(1, "PCD", 1), reading(2, "PCD", 1, logit=None, others=())]
-    first, second = cells(128, list(zip(plain, mine)))
-    assert (first.method, first.n, first.length, first.n_tokens) == (PLAIN, 3, 128, 101)
+    first, second = salience_rows(128, list(zip(plain, mine)))
+    assert (first.method, first.n, first.length, first.n_tokens) == (BASELINE, 3, 128, 101)
     assert first.salience == pytest.approx(1.75 / 3) and first.difference == first.low == first.high == 0
     assert (first.n_wrong, first.n_own_wrong) == (2, 2)
     assert first.salience_wrong == first.salience_own_wrong == pytest.approx(0.375)
@@ -92,8 +73,25 @@ def test_cells_by_hand() -> None:
     assert second.gold_logit == 1.0  # of two
 
 
+def test_a_difference_of_salience_follows_the_rule_of_evaluations() -> None:
+    """Four of four higher: the interval leaves zero out, but p is 2/16. Six of six: 2/64."""
+    for n, clear in ((4, False), (6, True)):
+        pairs = [(reading(i, BASELINE, 2), reading(i, "PCD", 1)) for i in range(n)]
+        row = salience_rows(128, pairs)[1]
+        assert row.low == row.high == row.difference == 0.5
+        assert (row.p, row.is_clear) == (pytest.approx(2 / 2**n), clear)
+        assert interval(row, 3) == "+0.500 [+0.500, +0.500]" + (" ~" if n == 4 else "")
+
+
+def test_names_that_moved_say_where_to() -> None:
+    with pytest.raises(AttributeError, match=r"pypcd.analysis.gold_rank is now pypcd.analysis.rank"):
+        _ = pypcd.analysis.gold_rank
+    for name in pypcd.analysis.__all__:
+        assert getattr(pypcd.analysis, name)
+
+
 def test_no_wrong_question_is_no_number() -> None:
-    only = cells(16, [[reading(0, PLAIN, 1, others=())]])[0]
+    only = salience_rows(16, [[reading(0, BASELINE, 1, others=())]])[0]
     assert only.salience_wrong is None and only.salience_own_wrong is None and only.competitor_logits == ()
 
 
@@ -166,7 +164,7 @@ def test_readings_are_those_of_an_evaluation_by_itself(llm, vocabulary) -> None:
     asked = list(questions(task("kv-short"), 4, 200, ModelTokenizer(llm), 1))
     setting = pypcd.PCDConfig(gamma=12)
     for (prompt, (answer,)), (plain, mine) in zip(
-        asked, measure(Session(llm), asked, {PLAIN: None, "PCD": setting}, vocabulary)
+        asked, measure(Session(llm), asked, {BASELINE: None, "PCD": setting}, vocabulary)
     ):
         llm.reset()
         llm.pcd = setting
@@ -237,7 +235,7 @@ def test_a_quotation_mark_is_not_yet_the_answer() -> None:
             "pcd": [[0, 9, 9, 9, 9], [0, 5, 3, 4, -9997.5]],  # given the mark, whatever it would write itself
         }
     )
-    [readings] = measure(session, [(Prompt(after="q"), ("c",))], {PLAIN: None, "PCD": pypcd.PCDConfig()}, Letters())
+    [readings] = measure(session, [(Prompt(after="q"), ("c",))], {BASELINE: None, "PCD": pypcd.PCDConfig()}, Letters())
     plain, mine = readings
     assert (plain.n_skipped, mine.n_skipped) == (1, 1)
     assert (plain.rank, mine.rank) == (2, 2)  # b above; a tie with d does not count; a above
@@ -249,19 +247,19 @@ def test_a_quotation_mark_is_not_yet_the_answer() -> None:
 def test_an_excluded_gold_token_keeps_its_place_behind_the_others() -> None:
     session = Scripted({"plain": [[0, 1, 3, 2, 2.5]], "pcd": [[-9999, 5, 3, -9998, -9997.5]]})
     [[plain, mine]] = measure(
-        session, [(Prompt(after="q"), ("c",))], {PLAIN: None, "PCD": pypcd.PCDConfig()}, Letters()
+        session, [(Prompt(after="q"), ("c",))], {BASELINE: None, "PCD": pypcd.PCDConfig()}, Letters()
     )
     assert (plain.rank, mine.rank) == (3, 4) and mine.gold_logit is None
 
 
 def test_a_model_that_writes_only_marks_comes_to_an_end() -> None:
     marks = [[9.0, 1, 1, 1, 1]] * 20
-    [[plain]] = measure(Scripted({"plain": marks}), [(Prompt(after="q"), ("c",))], {PLAIN: None}, Letters())
+    [[plain]] = measure(Scripted({"plain": marks}), [(Prompt(after="q"), ("c",))], {BASELINE: None}, Letters())
     assert plain.n_skipped == 8 and plain.rank == 2
 
 
 def test_several_answers_may_begin_differently() -> None:
     rows = {"plain": [[0, 1, 3, 2, 2]]}
     for answers, rank in itertools.product([("c", "a"), ("a", "c")], [2]):
-        [[plain]] = measure(Scripted(rows), [(Prompt(after="q"), answers)], {PLAIN: None}, Letters())
+        [[plain]] = measure(Scripted(rows), [(Prompt(after="q"), answers)], {BASELINE: None}, Letters())
         assert (plain.rank, plain.gold) == (rank, "c")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pypcd.evaluation._stats import paired
+from pypcd.evaluation._stats import interval, paired
 
 
 def test_a_hand_worked_comparison() -> None:
@@ -42,6 +42,12 @@ def test_the_interval_covers_the_analytic_one() -> None:
     half = 1.96 * ((wins + losses) / n - mean**2) ** 0.5 / n**0.5
     assert result.low == pytest.approx(100 * (mean - half), abs=0.6)
     assert result.high == pytest.approx(100 * (mean + half), abs=0.6)
+
+
+def test_an_interval_is_written_in_one_way() -> None:
+    assert interval(paired([1] * 6 + [0] * 4, [0] * 10, seed=1)).startswith("+60.0 [+30.0, +90.0]")
+    assert interval(paired([1, 0], [1, 0])) == "+0.0 [+0.0, +0.0] ~"
+    assert interval(paired([0] * 8, [1] * 8), 2) == "-100.00 [-100.00, -100.00]"
 
 
 @pytest.mark.parametrize(("method", "baseline"), [([], []), ([True], [True, False])])

@@ -11,9 +11,9 @@ from typing import Any
 from pypcd import Llama, PCDError
 from pypcd._cli import _options, _terminal
 from pypcd._demo import CONTROL, METHODS, PLAIN, Answer, answer_all
-from pypcd.evaluation._kv import KV_SHORT
-from pypcd.evaluation._sample import Sample
 from pypcd.evaluation._stats import Paired, paired
+from pypcd.evaluation.tasks._kv import KV_SHORT
+from pypcd.evaluation.tasks._sample import Sample
 
 HELP = "ask the model that comes with pypcd a few hundred questions, plainly and with PCD"
 

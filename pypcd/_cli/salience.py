@@ -14,8 +14,10 @@ from pypcd._cli import _options, _terminal
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis import _files, _plots
 from pypcd.analysis._questions import questions
-from pypcd.analysis._salience import PLAIN, RANKS, Cell, Reading, Settings, cells, count_ranks, measure
+from pypcd.analysis._salience import RANKS, Reading, SalienceRow, Settings, count_ranks, measure, salience_rows
 from pypcd.evaluation import ModelTokenizer, task
+from pypcd.evaluation._plan import BASELINE
+from pypcd.evaluation._stats import NOT_SHOWN, interval
 from pypcd.methods import Session
 
 HELP = "measure how high the right answer stands, over the length of the prompt"
@@ -63,10 +65,10 @@ def run(args: argparse.Namespace) -> int:
 
     tokenizer = ModelTokenizer(llm, chat=args.chat)
     asked = [(length, list(questions(chosen, args.n, length, tokenizer, args.seed))) for length in lengths]
-    settings: Settings = {PLAIN: None, PCD: setting}
+    settings: Settings = {BASELINE: None, PCD: setting}
     session, vocabulary = Session(llm), Vocabulary(llm)
     read: list[tuple[int, list[list[Reading]]]] = []
-    table: list[Cell] = []
+    table: list[SalienceRow] = []
     with _terminal.progress(args.n * len(lengths), "asking", unit=" questions") as bar:
         for length, items in asked:
             of_length = []
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
                 of_length.append(readings)
                 bar.update(1)
             read.append((length, of_length))
-            table += cells(length, of_length)
+            table += salience_rows(length, of_length)
 
     ranks = {m: [r.rank for _, qs in read for q in qs for r in q if r.method == m] for m in settings}
     record = {
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         "chat": args.chat,
         "pcd": setting.as_dict(),
         "n_vocab": llm.n_vocab(),
-        "cells": [dataclasses.asdict(cell) for cell in table],
+        "cells": [dataclasses.asdict(row) for row in table],
         "ranks": {"from": list(RANKS), **{method: count_ranks(values) for method, values in ranks.items()}},
     }
     written = [] if args.out is None else _write(args, read, table, ranks, record)
@@ -101,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 def _write(
     args: argparse.Namespace,
     read: Sequence[tuple[int, Sequence[Sequence[Reading]]]],
-    table: Sequence[Cell],
+    table: Sequence[SalienceRow],
     ranks: dict[str, list[int]],
     record: dict[str, Any],
 ) -> list[pathlib.Path]:
@@ -113,12 +115,11 @@ def _write(
         for of_one in of_length
         for reading in of_one
     ]
-    fields = [field.name for field in dataclasses.fields(Cell) if field.name != "competitor_logits"]
-    n = max(len(cell.competitor_logits) for cell in table)
+    fields = [field.name for field in dataclasses.fields(SalienceRow) if field.name != "competitor_logits"]
+    n = max(len(row.competitor_logits) for row in table)
     curves = [
-        [getattr(cell, field) for field in fields]
-        + [*cell.competitor_logits, *[None] * (n - len(cell.competitor_logits))]
-        for cell in table
+        [getattr(row, field) for field in fields] + [*row.competitor_logits, *[None] * (n - len(row.competitor_logits))]
+        for row in table
     ]
     return [
         _plots.save(_plots.salience(table), out / f"salience.{suffix}"),
@@ -130,26 +131,23 @@ def _write(
     ]
 
 
-def _report(args: argparse.Namespace, task: str, table: Sequence[Cell]) -> str:
+def _report(args: argparse.Namespace, task: str, table: Sequence[SalienceRow]) -> str:
     lines = [
         f"{args.model}, task {task}, {args.n} questions a length; PCD {args.pcd}",
-        "S(L): mean of 1 / rank of the gold token; wrong: where plain decoding does not rank it first; own: where the",
-        "method itself does not; difference: of S(L) to plain, with its 95% interval",
+        "S(L): mean of 1 / rank of the gold token; wrong: where greedy does not rank it first; own: where the method itself",
+        "does not; difference: of S(L) to greedy, with its 95% interval",
         "",
-        f"{'tokens':>6}  {'method':<6} {'S(L)':>6} {'wrong':>9} {'own':>9} {'median':>7} {'worst':>6}  {'difference':>23}",
+        f"{'tokens':>6}  {'method':<6} {'S(L)':>6} {'wrong':>9} {'own':>9} {'median':>7} {'worst':>6}  difference",
     ]
-    for cell in table:
-        wrong = _of(cell.salience_wrong, cell.n_wrong)
-        own = _of(cell.salience_own_wrong, cell.n_own_wrong)
+    for row in table:
+        wrong = _of(row.salience_wrong, row.n_wrong)
+        own = _of(row.salience_own_wrong, row.n_own_wrong)
         line = (
-            f"{cell.n_tokens:>6.0f}  {cell.method:<6} {cell.salience:>6.3f} {wrong:>9} {own:>9} "
-            f"{cell.median_rank:>7g} {cell.worst_rank:>6}"
+            f"{row.n_tokens:>6.0f}  {row.method:<6} {row.salience:>6.3f} {wrong:>9} {own:>9} "
+            f"{row.median_rank:>7g} {row.worst_rank:>6}"
         )
-        if cell.method != PLAIN:
-            spans = "" if cell.low > 0 or cell.high < 0 else "~"
-            line += f"  {f'{cell.difference:+.3f} [{cell.low:+.3f}, {cell.high:+.3f}]{spans}':>23}"
-        lines.append(line)
-    return "\n".join([*lines, "", "~ the interval spans zero: no difference shown"])
+        lines.append(line if row.method == BASELINE else f"{line}  {interval(row, 3)}")
+    return "\n".join([*lines, "", NOT_SHOWN])
 
 
 def _of(value: float | None, n: int) -> str:

@@ -9,6 +9,9 @@
 Pictures are in _plots, which needs matplotlib.
 """
 
+from typing import Any
+
+from pypcd._method import rank
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis._claims import Claims, check_claims
 from pypcd.analysis._decay import Curves, Decay, Rates
@@ -16,13 +19,12 @@ from pypcd.analysis._explain import Candidate, Step, explain
 from pypcd.analysis._layers import Layer, read_layers
 from pypcd.analysis._nocache import CacheCheck, check_cache
 from pypcd.analysis._questions import Question, questions
-from pypcd.analysis._salience import Cell, Reading, cells, gold_rank, measure, salience
+from pypcd.analysis._salience import Reading, SalienceRow, measure, salience, salience_rows
 from pypcd.analysis._spectrum import Side, Spectrum, block_scores, spectrum
 
 __all__ = [
     "CacheCheck",
     "Candidate",
-    "Cell",
     "Claims",
     "Curves",
     "Decay",
@@ -30,19 +32,28 @@ __all__ = [
     "Question",
     "Rates",
     "Reading",
+    "SalienceRow",
     "Side",
     "Spectrum",
     "Step",
     "Vocabulary",
     "block_scores",
-    "cells",
     "check_cache",
     "check_claims",
     "explain",
-    "gold_rank",
     "measure",
     "questions",
+    "rank",
     "read_layers",
     "salience",
+    "salience_rows",
     "spectrum",
 ]
+
+_MOVED = {"Cell": "SalienceRow", "cells": "salience_rows", "gold_rank": "rank"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MOVED:
+        raise AttributeError(f"pypcd.analysis.{name} is now pypcd.analysis.{_MOVED[name]}")
+    raise AttributeError(f"module 'pypcd.analysis' has no attribute {name!r}")

@@ -7,17 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pypcd._config import PCDConfig
-from pypcd._method import log_softmax
+from pypcd._method import log_softmax, rank
 from pypcd._vocabulary import Vocabulary
-from pypcd.evaluation._gold import rank
 from pypcd.methods import Session
 
 __all__ = ["Candidate", "Step", "explain"]
-
-Row = npt.NDArray[np.float32]
 
 
 @dataclasses.dataclass(frozen=True)

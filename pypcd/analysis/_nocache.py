@@ -18,7 +18,7 @@ from pypcd.methods import Session
 
 __all__ = ["MODES", "CacheCheck", "check_cache"]
 
-Row = npt.NDArray[np.float32]
+Logits = npt.NDArray[np.float32]
 
 MODES: dict[str, PCDConfig | None] = {
     "plain": None,
@@ -96,9 +96,9 @@ def check_cache(
 class _Rows:
     """What one evaluation gave: the row that tokens are chosen from, L, and L* if there is PCD."""
 
-    seen: Row
-    standard: Row
-    over_rotated: Row | None
+    seen: Logits
+    standard: Logits
+    over_rotated: Logits | None
 
 
 def _both(session: Session, prompt: list[int], setting: PCDConfig | None, n_tokens: int) -> list[tuple[_Rows, _Rows]]:
@@ -124,7 +124,7 @@ def _both(session: Session, prompt: list[int], setting: PCDConfig | None, n_toke
     return list(zip(cached, fresh))
 
 
-def _rows(llm: Llama, row: Row, setting: PCDConfig | None) -> _Rows:
+def _rows(llm: Llama, row: Logits, setting: PCDConfig | None) -> _Rows:
     if setting is None:
         return _Rows(row.copy(), row.copy(), None)
     rows = llm.pcd_logits()
@@ -132,7 +132,7 @@ def _rows(llm: Llama, row: Row, setting: PCDConfig | None) -> _Rows:
 
 
 def _compare(mode: str, pairs: Sequence[tuple[_Rows, _Rows]]) -> CacheCheck:
-    def largest(rows: Sequence[tuple[Row | None, Row | None]]) -> float | None:
+    def largest(rows: Sequence[tuple[Logits | None, Logits | None]]) -> float | None:
         # where a single token is plausible there is no L*
         both = [(a, b) for a, b in rows if a is not None and b is not None]
         return max((float(np.abs(a - b).max()) for a, b in both), default=None)

@@ -13,9 +13,10 @@ import numpy as np
 from pypcd._errors import PCDError
 from pypcd.analysis._decay import CURVES, Curves, bins
 from pypcd.analysis._explain import Step
-from pypcd.analysis._salience import PLAIN, RANKS, Cell, count_ranks
+from pypcd.analysis._salience import RANKS, SalienceRow, count_ranks
 from pypcd.analysis._spectrum import Spectrum
-from pypcd.evaluation._report import BASELINE, Row
+from pypcd.evaluation._plan import BASELINE
+from pypcd.evaluation._report import Row
 
 __all__ = [
     "FORMATS",
@@ -204,7 +205,7 @@ def _number(value: float) -> str:
 # -- salience ---------------------------------------------------------------------------------------------------------
 
 
-def salience(cells: Sequence[Cell]) -> Any:
+def salience(rows: Sequence[SalienceRow]) -> Any:
     """Figure 2: S(L) over length; left of all questions, right of those that plain decoding gets wrong."""
     with _style():
         figure, (left, right) = _figure(6.4, 2.8, ncols=2, sharey=True)
@@ -212,11 +213,11 @@ def salience(cells: Sequence[Cell]) -> Any:
             (left, "salience", "all questions"),
             (right, "salience_wrong", "questions that plain decoding gets wrong"),
         ):
-            for (method, items), (colour, style, marker) in zip(_by_method(cells).items(), _STYLES):
+            for (method, items), (colour, style, marker) in zip(_by_method(rows).items(), _STYLES):
                 drawn = [(c.n_tokens, getattr(c, field)) for c in items if getattr(c, field) is not None]
                 axes.plot(*_columns(drawn), color=colour, linestyle=style, marker=marker, label=method)
             axes.set_title(title)
-            _length_axis(axes, cells)
+            _length_axis(axes, rows)
         left.set_ylim(0, 1.02)
         left.set_ylabel("salience S(L) (mean of 1 / rank)")
         left.legend(loc="lower left")
@@ -260,9 +261,9 @@ def _rank_labels() -> list[str]:
     ]
 
 
-def logits(cells: Sequence[Cell]) -> Any:
+def logits(rows: Sequence[SalienceRow]) -> Any:
     """Figure 5: mean logits of the gold token and of the best others over length, a panel for each method."""
-    by_method = _by_method(cells)
+    by_method = _by_method(rows)
     with _style():
         figure, panels = _figure(3.2 * len(by_method), 2.9, ncols=len(by_method), squeeze=False)
         for axes, (method, items) in zip(panels[0], by_method.items()):
@@ -280,18 +281,18 @@ def logits(cells: Sequence[Cell]) -> Any:
                     linewidth=1,
                     label=f"other token {i + 1}" + " (best)" * (i == 0),
                 )
-            axes.set_title(method if method == PLAIN else f"{method} (contrasted logits)")
-            _length_axis(axes, cells)
+            axes.set_title(method if method == BASELINE else f"{method} (contrasted logits)")
+            _length_axis(axes, rows)
         panels[0][0].set_ylabel("mean logit")
         handles, labels = panels[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center")
         return figure
 
 
-def _by_method(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    found: dict[str, list[Cell]] = {}
-    for cell in sorted(cells, key=lambda c: c.length):
-        found.setdefault(cell.method, []).append(cell)
+def _by_method(rows: Sequence[SalienceRow]) -> dict[str, list[SalienceRow]]:
+    found: dict[str, list[SalienceRow]] = {}
+    for row in sorted(rows, key=lambda r: r.length):
+        found.setdefault(row.method, []).append(row)
     return found
 
 
@@ -299,10 +300,10 @@ def _columns(points: Sequence[tuple[float, Any]]) -> tuple[list[float], list[Any
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _length_axis(axes: Any, cells: Sequence[Cell]) -> None:
+def _length_axis(axes: Any, rows: Sequence[SalienceRow]) -> None:
     from matplotlib.ticker import FixedLocator, NullLocator  # type: ignore[import-not-found]
 
-    lengths = sorted({cell.n_tokens for cell in cells})
+    lengths = sorted({row.n_tokens for row in rows})
     axes.set_xscale("log")
     shown = lengths[-1:]
     for n in reversed(lengths):  # labels must not overlap

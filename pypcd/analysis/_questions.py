@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pypcd._prompt import Prompt
-from pypcd.evaluation._sample import Task, Tokenizer
+from pypcd.evaluation.tasks._sample import Task, Tokenizer
 
 __all__ = ["Question", "questions"]
 

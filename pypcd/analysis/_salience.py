@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Optional
 
 import numpy as np
-import numpy.typing as npt
 
 from pypcd._config import PCDConfig
+from pypcd._method import rank
 from pypcd._prompt import prompt_tokens
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis._questions import Question
+from pypcd.evaluation._plan import BASELINE
+from pypcd.evaluation._stats import paired
 from pypcd.methods import Session
 
-__all__ = ["PLAIN", "RANKS", "Cell", "Reading", "cells", "count_ranks", "gold_rank", "measure", "salience"]
-
-PLAIN = "plain"
+__all__ = ["RANKS", "Reading", "SalienceRow", "count_ranks", "measure", "salience", "salience_rows"]
 
 N_COMPETITORS = 5
 
@@ -52,12 +52,6 @@ class Reading:
     gold: str
     gold_logit: float | None
     competitors: tuple[tuple[str, float], ...]
-
-
-def gold_rank(row: npt.ArrayLike, gold: Sequence[int]) -> int:
-    """1 + how many tokens are more probable than the gold one, the best of `gold`; equal ones do not count (Eq. 1)."""
-    logits = np.asarray(row)
-    return 1 + int((logits > logits[list(gold)].max()).sum())
 
 
 def salience(ranks: Iterable[int]) -> float | None:
@@ -111,7 +105,7 @@ def measure(
                     method=name,
                     n_tokens=len(tokens),
                     n_skipped=len(skipped),
-                    rank=gold_rank(row, gold),
+                    rank=rank(row, gold),
                     gold=vocabulary.shown(best),
                     gold_logit=float(logits[best]) if np.isfinite(logits[best]) else None,
                     competitors=tuple(
@@ -127,8 +121,8 @@ def measure(
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
-    """One method at one length.
+class SalienceRow:
+    """One method at one length: a line of the table.
 
     Attributes:
         length: that was asked for, in tokens, with the answer.
@@ -143,6 +137,8 @@ class Cell:
         worst_rank: of all questions.
         difference: S(L) less plain decoding's, of all questions.
         low, high: its 95% bootstrap interval over questions.
+        p: of the sign test, on which of the two ranked the gold token higher.
+        is_clear: whether this shows a difference, by the rule of evaluations.
         gold_logit: mean over the questions whose gold token is not excluded; None if there is none.
         competitor_logits: means of the best other tokens', best first.
     """
@@ -161,32 +157,31 @@ class Cell:
     difference: float
     low: float
     high: float
+    p: float
+    is_clear: bool
     gold_logit: float | None
     competitor_logits: tuple[float, ...]
 
 
-def cells(length: int, readings: Sequence[Sequence[Reading]], *, seed: int = 0) -> list[Cell]:
-    """What readings of one length say, one cell for each method; plain decoding must be among them."""
+def salience_rows(length: int, readings: Sequence[Sequence[Reading]]) -> list[SalienceRow]:
+    """What readings of one length say, a row for each method; "greedy", plain decoding, must be among them."""
     by_method: dict[str, list[Reading]] = {}
     for of_one in readings:
         for reading in of_one:
             by_method.setdefault(reading.method, []).append(reading)
-    plain = np.array([r.rank for r in by_method[PLAIN]])
-    rng = np.random.default_rng(seed)
-    drawn = rng.integers(len(plain), size=(2000, len(plain)))
+    plain = np.array([r.rank for r in by_method[BASELINE]])
 
     made = []
     for method, items in by_method.items():
         ranks = np.array([r.rank for r in items])
-        delta = 1 / ranks - 1 / plain
-        low, high = np.percentile(delta[drawn].mean(axis=1), [2.5, 97.5])
+        compared = paired((1 / ranks).tolist(), (1 / plain).tolist())  # in points, that is hundredths
         golds = [r.gold_logit for r in items if r.gold_logit is not None]
         columns = [
             [r.competitors[i][1] for r in items if len(r.competitors) > i]
             for i in range(max(len(r.competitors) for r in items))
         ]
         made.append(
-            Cell(
+            SalienceRow(
                 length=length,
                 method=method,
                 n_tokens=float(np.mean([r.n_tokens for r in items])),
@@ -198,9 +193,11 @@ def cells(length: int, readings: Sequence[Sequence[Reading]], *, seed: int = 0) 
                 salience_own_wrong=salience(ranks[ranks > 1].tolist()),
                 median_rank=float(np.median(ranks)),
                 worst_rank=int(ranks.max()),
-                difference=float(delta.mean()),
-                low=float(low),
-                high=float(high),
+                difference=compared.difference / 100,
+                low=compared.low / 100,
+                high=compared.high / 100,
+                p=compared.p,
+                is_clear=compared.is_clear,
                 gold_logit=float(np.mean(golds)) if golds else None,
                 competitor_logits=tuple(float(np.mean(column)) for column in columns if column),
             )

@@ -9,11 +9,11 @@ from pypcd.evaluation._paper import PAPER_TABLES, PaperTable
 from pypcd.evaluation._plan import Directory, Plan
 from pypcd.evaluation._report import Row, by_depth, csv_text, markdown, rows
 from pypcd.evaluation._run import Outcome, counts_of, evaluate, facts, tasks_of
-from pypcd.evaluation._sample import Sample, Task, Tokenizer
 from pypcd.evaluation._stats import Paired, paired
-from pypcd.evaluation._tasks import TASKS, task
 from pypcd.evaluation._tokenizer import ModelTokenizer
 from pypcd.evaluation._tune import Tuned, tune
+from pypcd.evaluation.tasks import TASKS, task
+from pypcd.evaluation.tasks._sample import Sample, Task, Tokenizer
 
 __all__ = [
     "PAPER_TABLES",

@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pypcd._method import rank
 from pypcd._vocabulary import SKIPPED, Vocabulary
 
-__all__ = ["Gold", "rank"]
-
-
-def rank(row: npt.ArrayLike, token: int) -> int:
-    """1 + how many tokens have a higher logit (Eq. 1): ties are not counted against it."""
-    logits = np.asarray(row)
-    return 1 + int((logits > logits[token]).sum())
+__all__ = ["Gold"]
 
 
 class Gold:
@@ -43,4 +38,4 @@ class Gold:
             self._written += text
         else:
             right = self._vocabulary.next_tokens(self._written, self._gold)
-            self.rank = min((rank(row, other) for other in right), default=None)
+            self.rank = rank(row, right) if right else None

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pypcd._config import PCDConfig
-from pypcd.evaluation._plan import Key, Plan
-from pypcd.evaluation._report import BASELINE, Row, difference, rows
+from pypcd.evaluation._plan import BASELINE, Key, Plan
+from pypcd.evaluation._report import Row, rows
+from pypcd.evaluation._stats import interval
 
 __all__ = ["PAPER_TABLES", "PaperTable"]
 
@@ -130,7 +131,7 @@ def _table_1(plan: Plan, table: Sequence[Row]) -> list[str]:
                 at = max(got, key=lambda value: got[value].score)
                 mine = f"{statistics.fmean(scores):.1f}, {statistics.pvariance(scores):.1f}"
                 lines += [
-                    f"| {name} | {span} | {best} | {accuracy:.2f}, {variance} | {mine} | {at:g}: {got[at].score:.1f} | {difference(got[at])} |"
+                    f"| {name} | {span} | {best} | {accuracy:.2f}, {variance} | {mine} | {at:g}: {got[at].score:.1f} | {interval(got[at])} |"
                 ]
             lines += [
                 "",
@@ -140,7 +141,7 @@ def _table_1(plan: Plan, table: Sequence[Row]) -> list[str]:
                 "| --- | ---: | --- | ---: |",
             ]
             lines += [
-                f"| {method} | {p.score:.1f} | {difference(p)} | {p.wins} / {p.losses} |"
+                f"| {method} | {p.score:.1f} | {interval(p)} | {p.wins} / {p.losses} |"
                 for method, p in cell.items()
                 if method != BASELINE
             ]
@@ -170,7 +171,7 @@ def _table_2(plan: Plan, table: Sequence[Row]) -> list[str]:
                 cells.append(f"{figures[i]:.1f}" if figures and i < len(figures) else "")
                 p = cell.get((method, length))
                 cells.append("refused" if p is None else f"{p.score:.1f}")
-                cells.append("" if p is None or method == BASELINE else difference(p))
+                cells.append("" if p is None or method == BASELINE else interval(p))
             lines.append(f"| {method} | " + " | ".join(cells) + " |")
         lines += [""]
     return lines
@@ -192,7 +193,7 @@ def _table_3(plan: Plan, table: Sequence[Row]) -> list[str]:
                 paper = "" if printed is None else f"{printed:.2f}"
                 mine = "refused" if p is None else f"{p.score:.2f}"
                 lines.append(
-                    f"| {task} | {method} | {paper} | {mine} | {'' if p is None or method == BASELINE else difference(p)} |"
+                    f"| {task} | {method} | {paper} | {mine} | {'' if p is None or method == BASELINE else interval(p)} |"
                 )
         for method in plan.methods:
             mine_all = [cell[task, method].score for task in plan.tasks if (task, method) in cell]

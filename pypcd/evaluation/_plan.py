@@ -11,7 +11,10 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["Directory", "Key", "Plan", "file_sha256"]
+__all__ = ["BASELINE", "Directory", "Key", "Plan", "file_sha256"]
+
+BASELINE = "greedy"
+"""The method that all others are compared with: plain greedy decoding."""
 
 Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 
@@ -53,8 +56,8 @@ class Plan:
             if not values:
                 raise ValueError(f"{name} is empty; give at least one")
             object.__setattr__(self, name, values)
-        if "greedy" not in self.methods:
-            object.__setattr__(self, "methods", ("greedy", *self.methods))
+        if BASELINE not in self.methods:
+            object.__setattr__(self, "methods", (BASELINE, *self.methods))
         for name, low in (("n", 1), ("seed", 0), ("n_pool", 1)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: an integer of at least {low}")

@@ -9,12 +9,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pypcd.evaluation._plan import Key, Plan
-from pypcd.evaluation._stats import Paired, paired
+from pypcd.evaluation._plan import BASELINE, Key, Plan
+from pypcd.evaluation._stats import Paired, interval, paired
 
-__all__ = ["BASELINE", "Row", "by_depth", "csv_text", "markdown", "rows"]
+__all__ = ["Row", "by_depth", "csv_text", "markdown", "rows"]
 
-BASELINE = "greedy"
 N_BANDS = 5  # of depth
 
 _LEGEND = """\
@@ -146,13 +145,9 @@ def _line(row: Row) -> str:
     if row.method == BASELINE:
         cells += ["", "", ""]
     else:
-        cells += [difference(p), _p(p.p), f"{p.wins} / {p.losses}"]
+        cells += [interval(p), _p(p.p), f"{p.wins} / {p.losses}"]
     cells += ["" if mrr is None else f"{mrr:.3f}" for mrr in (row.mrr, row.mrr_wrong)]
     return "| " + " | ".join(cells) + " |"
-
-
-def difference(p: Paired) -> str:
-    return f"{p.difference:+.1f} [{p.low:+.1f}, {p.high:+.1f}]{'' if p.is_clear else ' ~'}"
 
 
 def _p(p: float) -> str:

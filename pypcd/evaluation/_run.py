@@ -23,11 +23,11 @@ from pypcd._prompt import Prompt
 from pypcd._shape import read_metadata
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation._gold import Gold
-from pypcd.evaluation._longbench import LongBench
 from pypcd.evaluation._plan import Directory, Key, Plan, file_sha256
-from pypcd.evaluation._sample import Sample, Task, Tokenizer
-from pypcd.evaluation._tasks import task as task_named
 from pypcd.evaluation._tokenizer import ModelTokenizer
+from pypcd.evaluation.tasks import task as task_named
+from pypcd.evaluation.tasks._longbench import LongBench
+from pypcd.evaluation.tasks._sample import Sample, Task, Tokenizer
 from pypcd.methods import Method, Session, parse
 
 __all__ = ["Outcome", "Progress", "counts_of", "evaluate", "facts", "tasks_of"]

@@ -1,14 +1,23 @@
-"""Paired comparison of two methods on the same samples. Knows nothing of models."""
+"""Paired comparison of two methods on the same samples: the one rule for what is a difference, and how it is written.
+
+Knows nothing of models.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-__all__ = ["Paired", "paired"]
+__all__ = ["NOT_SHOWN", "Difference", "Paired", "interval", "paired"]
+
+LEVEL = 0.05
+
+NOT_SHOWN = f"~: the interval spans zero or p is {LEVEL:.2f} or more, no difference shown"
+"""What the ~ of interval() means, for a reader."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Paired:
     def is_clear(self) -> bool:
         """Whether the interval leaves zero out and p is below 0.05: with few samples that differ the bootstrap alone
         would say so too easily."""
-        return (self.low > 1e-9 or self.high < -1e-9) and self.p < 0.05  # sums of fractions round
+        return (self.low > 1e-9 or self.high < -1e-9) and self.p < LEVEL  # sums of fractions round
 
 
 def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0, n_bootstrap: int = 10_000) -> Paired:
@@ -68,6 +77,28 @@ def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0,
         float(high),
         _mcnemar(wins, losses),
     )
+
+
+class Difference(Protocol):
+    """What interval() writes: a difference, its 95% interval, and whether it is one (Paired.is_clear's rule)."""
+
+    @property
+    def difference(self) -> float: ...
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+    @property
+    def is_clear(self) -> bool: ...
+
+
+def interval(d: Difference, decimals: int = 1) -> str:
+    """A difference for a reader, such as `+1.0 [-2.0, +3.0] ~`; NOT_SHOWN says what the ~ means."""
+    values = (f"{value:+.{decimals}f}" for value in (d.difference, d.low, d.high))
+    return "{} [{}, {}]".format(*values) + ("" if d.is_clear else " ~")
 
 
 def _mcnemar(wins: int, losses: int) -> float:

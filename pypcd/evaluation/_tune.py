@@ -8,8 +8,7 @@ from typing import Any
 
 from pypcd._config import PCDConfig, parse_pcd
 from pypcd._errors import PCDError, UnsupportedError
-from pypcd.evaluation._plan import Directory, Key, Plan
-from pypcd.evaluation._report import BASELINE
+from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation._run import Progress, counts_of, evaluate
 from pypcd.evaluation._stats import Paired, paired
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from pypcd.analysis import _plots
 from pypcd.evaluation import Paired, paired
+from pypcd.evaluation._stats import interval
 
 KINDS = {
     "pulled": "Models with the pull planted",
@@ -63,10 +64,6 @@ def compare(scores: Scores, method: str, cells: list[Cell]) -> Paired:
     return paired(mine, plain)
 
 
-def shown(p: Paired) -> str:
-    return f"{p.difference:+.1f} [{p.low:+.1f}, {p.high:+.1f}]{'' if p.is_clear else ' ~'}"
-
-
 def cells_of(scores: Scores, kind: str) -> list[Cell]:
     return sorted({cell for cell, _ in scores if cell[0] == kind})
 
@@ -88,7 +85,7 @@ def compared(scores: Scores, columns: dict[str, list[Cell]]) -> list[str]:
     plain = (f"{compare(scores, 'greedy', cells).score:.1f}" for cells in columns.values())
     lines = [*heading("", *columns), row("greedy", *plain)]
     for method, name in METHODS.items():
-        lines.append(row(name, *(shown(compare(scores, method, cells)) for cells in columns.values())))
+        lines.append(row(name, *(interval(compare(scores, method, cells)) for cells in columns.values())))
     return lines
 
 
@@ -115,7 +112,7 @@ def tables(scores: Scores) -> str:
         lines += ["", "Seed by seed:", ""]
         lines += heading("seed", "tokens", "greedy", *(METHODS[m] for m in DRAWN))
         for cell in cells:
-            differences = (shown(compare(scores, method, [cell])) for method in DRAWN)
+            differences = (interval(compare(scores, method, [cell])) for method in DRAWN)
             lines += [row(str(cell[1]), str(cell[2]), f"{greedy(scores, cell):.1f}", *differences)]
         lines += [""]
     return "\n".join(lines)

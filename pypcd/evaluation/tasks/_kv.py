@@ -14,9 +14,9 @@ import uuid
 from collections.abc import Iterator
 
 from pypcd._prompt import Prompt
-from pypcd.evaluation._metrics import KV_SEPARATORS, word_match
-from pypcd.evaluation._sample import Sample, Tokenizer
-from pypcd.evaluation._size import check_cell, fill
+from pypcd.evaluation.tasks._metrics import KV_SEPARATORS, word_match
+from pypcd.evaluation.tasks._sample import Sample, Tokenizer
+from pypcd.evaluation.tasks._size import check_cell, fill
 
 __all__ = ["KV", "KV_AUTHORS", "KV_OFFICIAL", "KV_SHORT"]
 

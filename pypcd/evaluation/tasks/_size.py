@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pypcd.evaluation._sample import Sample, Tokenizer
+from pypcd.evaluation.tasks._sample import Sample, Tokenizer
 
 __all__ = ["check_cell", "fill"]
 

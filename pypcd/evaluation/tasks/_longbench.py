@@ -20,10 +20,10 @@ from typing import Any
 
 from pypcd._errors import PCDError
 from pypcd._prompt import Prompt
-from pypcd.evaluation._extras import require
-from pypcd.evaluation._metrics import qa_f1, qa_f1_zh
-from pypcd.evaluation._sample import Sample, Tokenizer
-from pypcd.evaluation._size import check_cell
+from pypcd.evaluation.tasks._extras import require
+from pypcd.evaluation.tasks._metrics import qa_f1, qa_f1_zh
+from pypcd.evaluation.tasks._sample import Sample, Tokenizer
+from pypcd.evaluation.tasks._size import check_cell
 
 __all__ = ["LONGBENCH_TASKS", "LongBench"]
 

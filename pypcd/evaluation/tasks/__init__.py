@@ -1,4 +1,8 @@
-"""The benchmarks by name."""
+"""The benchmarks by name: `_kv` (InfiniteBench), `_ruler` (RULER), `_longbench` (LongBench).
+
+A benchmark is a `Task` (`_sample`): it makes questions of a length (`_size`) and scores their answers (`_metrics`).
+Knows nothing of models but their tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,10 @@ import pathlib
 from collections.abc import Callable
 
 from pypcd._errors import did_you_mean
-from pypcd.evaluation._kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
-from pypcd.evaluation._longbench import LONGBENCH_TASKS, LongBench
-from pypcd.evaluation._ruler import NIAH, VT, VTAuthors
-from pypcd.evaluation._sample import Task
+from pypcd.evaluation.tasks._kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
+from pypcd.evaluation.tasks._longbench import LONGBENCH_TASKS, LongBench
+from pypcd.evaluation.tasks._ruler import NIAH, VT, VTAuthors
+from pypcd.evaluation.tasks._sample import Task
 
 __all__ = ["TASKS", "task"]
 

@@ -18,10 +18,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pypcd._prompt import Prompt
-from pypcd.evaluation._extras import require
-from pypcd.evaluation._metrics import list_f1, recall
-from pypcd.evaluation._sample import Sample, Tokenizer
-from pypcd.evaluation._size import check_cell, fill
+from pypcd.evaluation.tasks._metrics import list_f1, recall
+from pypcd.evaluation.tasks._sample import Sample, Tokenizer
+from pypcd.evaluation.tasks._size import check_cell, fill
 
 __all__ = ["NIAH", "VT", "VTAuthors"]
 
@@ -245,11 +244,9 @@ def _drawn(rng: random.Random, kind: Kind) -> str:
 
 @functools.cache
 def _words() -> tuple[list[str], list[str]]:
-    """All adjectives and nouns of wonderwords.
+    """All adjectives and nouns of wonderwords."""
+    import wonderwords  # type: ignore[import-untyped]  # here, since its lists take a while to read
 
-    Raises:
-        PCDError: it is not installed.
-    """
-    words = require("wonderwords", "eval", "a haystack with words").RandomWord()
+    words = wonderwords.RandomWord()
     adjectives, nouns = (sorted(set(words.filter(include_categories=[k]))) for k in ("adjective", "noun"))
     return adjectives, nouns

@@ -10,7 +10,7 @@ import string
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pypcd.evaluation._extras import require
+from pypcd.evaluation.tasks._extras import require
 
 __all__ = ["KV_SEPARATORS", "list_f1", "qa_f1", "qa_f1_zh", "recall", "word_match"]
 
