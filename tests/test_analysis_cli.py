@@ -121,6 +121,42 @@ def test_explain_in_text_json_and_html(capsys, tmp_path, monkeypatch) -> None:
     assert written.startswith("<!DOCTYPE html>") and SAMPLE.answers[0] in written
 
 
+def test_explain_draws_the_token_that_plain_decoding_would_not_write(capsys, tmp_path, monkeypatch) -> None:
+    _plots = pytest.importorskip("pypcd.analysis._plots")
+    pytest.importorskip("matplotlib")
+    seen = {}
+    monkeypatch.setattr(
+        _plots, "decisive_token", lambda step, *texts, **more: seen.update(step=step, texts=texts, **more)
+    )
+    monkeypatch.setattr(_plots, "save", lambda figure, path: seen.update(path=path))
+    capsys.readouterr()
+    assert main(["demo", "--question", "215"]) == 0
+    captured = capsys.readouterr()
+    right = captured.err.split("right value is ")[1].split(",")[0]
+    options = ("--threads=1", "--max-tokens=8", f"--gold={right}", "--picture", str(tmp_path / "a.png"))
+    record = json.loads(run(capsys, "explain", "demo", "-p", captured.out, *options, "--json"))
+
+    llm = pypcd.Llama("demo", n_threads=1)
+    [plain, mine] = (
+        llm(captured.out, max_tokens=8, temperature=0, pcd=pcd)["choices"][0]["text"].strip() for pcd in (False, True)
+    )
+    llm.close()
+    assert plain != mine == right  # question 215 was chosen for it
+    assert seen["texts"] == (plain, mine) and seen["is_right"] == (False, True)
+    changed = [step for step in record["steps"] if step["is_changed"]]
+    assert json.loads(json.dumps(seen["step"].as_dict())) == changed[0]
+    assert seen["beta"] == 2.5 and seen["path"] == tmp_path / "a.png"
+
+
+def test_explain_has_nothing_to_draw_where_plain_decoding_writes_the_same(capsys, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "a.png"
+    options = ("--threads=1", "--max-tokens=2", "--picture", str(picture))
+    assert main(["explain", "demo", "-p", SAMPLE.prompt.text, "--pcd", "beta=0", *options]) == 1
+    assert "was not drawn: plain decoding writes the same 2 tokens" in capsys.readouterr().err
+    assert not picture.exists()
+
+
 def test_explain_through_the_chat_template(capsys, model) -> None:
     record = json.loads(run(capsys, "explain", model, "-p", "hi", "--chat", "--max-tokens=2", "--json"))
     plain = json.loads(run(capsys, "explain", model, "-p", "hi", "--max-tokens=2", "--json"))
@@ -165,6 +201,8 @@ def test_nocache(capsys) -> None:
         (("explain", "demo", "-f", "/none/such"), "/none/such: No such file"),
         (("explain", "demo", "-p", "x", "--gold", ""), "--gold is empty"),
         (("explain", "demo", "-p", "x", "--html", "/none/such/page.html"), "--html: there is no folder /none/such"),
+        (("explain", "demo", "-p", "x", "--picture", "/none/such/a.png"), "--picture: there is no folder /none/such"),
+        (("explain", "demo", "-p", "x", "--picture", "a.gif"), "a picture's suffix is '.gif'; allowed: .png"),
         (("explain", "demo", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
         (("explain", "demo", "-p", "x " * 400, "--n-ctx", "256"), "give a larger --n-ctx"),
         (("nocache", "demo", "--method", "pdc"), "method is 'pdc' (did you mean 'pcd'?)"),

@@ -8,10 +8,12 @@ import pytest
 pytest.importorskip("matplotlib")
 
 import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from test_salience import reading
 
 from pypcd.analysis import _plots
 from pypcd.analysis._decay import Decay, grid
+from pypcd.analysis._explain import Candidate, Step
 from pypcd.analysis._salience import salience_rows
 from pypcd.analysis._spectrum import spectrum
 from pypcd.evaluation._plan import BASELINE
@@ -49,6 +51,28 @@ def a_spectrum():
 FIGURES["spectrum"] = a_spectrum
 
 
+def a_step(chosen: str = '"28"', plain: str = '"71"') -> Step:
+    def candidate(text, before, rank_before, over_rotated, after, rank_after) -> Candidate:
+        is_chosen = rank_after == 1
+        return Candidate(0, text, before, rank_before, over_rotated, after, rank_after, is_chosen, is_chosen)
+
+    return Step(
+        0,
+        chosen,
+        (
+            candidate(chosen, 0.25, 2, 0.01, 0.875, 1),
+            candidate('"third"', 0.05, 4, 0.1, 0.1, 2),
+            candidate('"fourth"', 0.02, 5, 0.0, 0.0, None),
+            candidate('"second"', 0.06, 3, 0.05, 0.0, 7),
+            candidate(plain, 0.5, 1, 0.75, 0.005, 9),
+        ),
+        True,
+    )
+
+
+FIGURES["decisive token"] = lambda: _plots.decisive_token(a_step(), "71-00", "28-11", beta=1.5, is_right=(False, True))
+
+
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("kind", _plots.FORMATS)
 def test_the_same_data_gives_the_same_bytes(name: str, kind: str, tmp_path) -> None:
@@ -84,3 +108,44 @@ def test_bars_are_the_counts_in_percent() -> None:
 def test_an_unknown_format_is_an_error(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"a picture's suffix is '.gif'; allowed: .png, .svg, .pdf"):
         _plots.save(FIGURES["ranks"](), tmp_path / "a.gif")
+
+
+def test_a_decisive_tokens_bars_are_its_probabilities() -> None:
+    panels = FIGURES["decisive token"]().axes
+    shown = [[round(bar.get_width(), 6) for bar in axes.patches] for axes in panels]
+    # the token of plain decoding, PCD's, the two likeliest others, and what is left of 100%
+    assert shown == [[50, 25, 6, 5, 14], [75, 1, 5, 10, 9], [0.5, 87.5, 0, 10, 2]]
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == [
+        '"71"',
+        '"28"',
+        '"second"',
+        '"third"',
+        "all others",
+    ]
+    assert [text.get_text() for text in panels[0].texts] == ["50.0%", "25.0%", "6.0%", "5.0%", "14.0%"]
+    assert panels[2].get_title(loc="left") == "2.5 L − 1.5 L*\nafter the contrast"
+    labels = [axes.get_xlabel() for axes in panels]
+    assert "✗ 71-00 (wrong)" in labels[0] and "✓ 28-11 (right)" in labels[2]
+    two = [bar.get_facecolor() for bar in panels[0].patches[:2]]
+    assert two[0] != two[1] and panels[0].patches[0].get_hatch() and not panels[0].patches[1].get_hatch()
+
+
+def test_texts_that_no_font_has_or_that_look_like_formulas_are_drawn_as_they_are(tmp_path) -> None:
+    step = a_step('"$a$ and a very long token"', '"\u202e漢字$\\frac"')
+    figure = _plots.decisive_token(
+        step, "漢字" * 9 + " $x", "\\frac$ $" * 9, beta=1, before="漢 $ and a long beginning" * 3
+    )
+    _plots.save(figure, tmp_path / "a.png")  # a missing glyph would be a warning, and a warning an error here
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names[0].startswith('"\\u202e') and names[1].startswith('"$a$ and a') and max(map(len, names)) <= 12
+    title = figure._suptitle.get_text()
+    assert title.endswith("long beginning") and len(title) < 80
+    # nothing is cut off, and no two labels of a panel touch
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    for axes in figure.axes:
+        boxes = [text.get_window_extent(renderer) for text in (*axes.get_yticklabels(), axes.xaxis.label, *axes.texts)]
+        boxes = [box for box in boxes if box.width]
+        assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 for box in boxes)
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])

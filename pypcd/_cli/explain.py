@@ -6,13 +6,15 @@ import argparse
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
 
 from pypcd import PCDError, UnsupportedError
 from pypcd._cli import _loading, _options, _terminal
 from pypcd._cli._text import cells, wrap
 from pypcd._cli.generate import read_prompt
 from pypcd._prompt import Prompt, prompt_tokens
-from pypcd._vocabulary import Vocabulary
+from pypcd._vocabulary import Vocabulary, shown
+from pypcd.analysis import _plots
 from pypcd.analysis._explain import Candidate, Step, explain
 from pypcd.analysis._page import page
 from pypcd.methods import Session
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--n-ctx", metavar="N", type=_options.at_least(0), default=0, help="context (default: the model's)")
     _options.add_machine(parser)
     add("--html", metavar="FILE", type=pathlib.Path, help="write a page too")
+    add("--picture", metavar="FILE", type=pathlib.Path, help="draw the first token that plain decoding would not write")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -51,8 +54,12 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{args.file} is empty")
     else:
         text = read_prompt(args.prompt)
-    if args.html is not None and not args.html.absolute().parent.is_dir():
-        raise ValueError(f"--html: there is no folder {args.html.parent}")
+    for option, path in (("--html", args.html), ("--picture", args.picture)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"{option}: there is no folder {path.parent}")
+    if args.picture is not None:
+        _plots.require()
+        _plots.kind(args.picture)
 
     llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
     refusal = llm.pcd_refusal(setting)
@@ -66,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
         raise PCDError(f"the prompt has {len(tokens)} tokens, the context {llm.n_ctx()}; give a larger --n-ctx")
 
     vocabulary = Vocabulary(llm)
-    told = explain(Session(llm), tokens, setting, vocabulary, n_tokens=args.max_tokens, n_top=args.top, gold=args.gold)
+    session = Session(llm)
+    told = explain(session, tokens, setting, vocabulary, n_tokens=args.max_tokens, n_top=args.top, gold=args.gold)
     steps: list[Step] = []
     for step in told:
         if not args.json:
@@ -74,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
                 print("\n".join(wrap(LEGEND, _terminal.width())))
             print("\n" + table(step, _terminal.width()), flush=True)
         steps.append(step)
-    answer = b"".join(vocabulary.text(c.token) for s in steps for c in s.candidates if c.is_chosen)
+    answer = written(vocabulary, steps)
     record = {
         "model": args.model,
         "pcd": setting.as_dict(),
@@ -92,7 +100,54 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         json.dump(record, sys.stdout, ensure_ascii=False)
         print()
+    if args.picture is not None:
+        # with beta=0 the contrast is L itself, so this is what plain decoding writes
+        plain = explain(session, tokens, setting.replace(beta=0.0), vocabulary, n_tokens=args.max_tokens, n_top=1)
+        draw(args.picture, vocabulary, list(plain), steps, setting.beta, args.gold)
+        _terminal.say(f"drawn in {args.picture}")
     return 0
+
+
+def written(vocabulary: Vocabulary, steps: Sequence[Step]) -> bytes:
+    return b"".join(vocabulary.text(c.token) for step in steps for c in step.candidates if c.is_chosen)
+
+
+def draw(
+    path: pathlib.Path,
+    vocabulary: Vocabulary,
+    plain: Sequence[Step],
+    steps: Sequence[Step],
+    beta: float,
+    gold: str | None,
+) -> None:
+    """The first token that plain decoding would not have written.
+
+    Raises:
+        PCDError: there is no such token.
+    """
+    k = next((step.index for step in steps if step.is_changed), None)
+    if k is None:
+        raise PCDError(f"{path} was not drawn: plain decoding writes the same {len(steps)} tokens")
+
+    def is_right(answer: Sequence[Step]) -> bool | None:
+        if gold is None:
+            return None
+        if gold.strip() in written(vocabulary, answer).decode("utf-8", "replace"):
+            return True
+        return False if answer[-1].text == "(end)" else None  # it may come yet
+
+    def text(part: Sequence[Step]) -> str:
+        return shown(written(vocabulary, part))[1:-1] if written(vocabulary, part) else "(nothing)"
+
+    figure = _plots.decisive_token(
+        steps[k],
+        text(plain[k:]).strip(),
+        text(steps[k:]).strip(),
+        beta=beta,
+        before=text(steps[:k]) if k else "",
+        is_right=(is_right(plain), is_right(steps)),
+    )
+    _plots.save(figure, path)
 
 
 def table(step: Step, columns: int) -> str:

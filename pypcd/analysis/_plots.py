@@ -12,6 +12,7 @@ import numpy as np
 
 from pypcd._errors import PCDError
 from pypcd.analysis._decay import CURVES, Curves, bins
+from pypcd.analysis._explain import Step
 from pypcd.analysis._salience import RANKS, SalienceRow, count_ranks
 from pypcd.analysis._spectrum import Spectrum
 from pypcd.evaluation._plan import BASELINE
@@ -21,7 +22,9 @@ __all__ = [
     "FORMATS",
     "decay",
     "decay_grid",
+    "decisive_token",
     "differences",
+    "kind",
     "logits",
     "ranks",
     "require",
@@ -113,22 +116,31 @@ def _figure(width: float, height: float, **kwargs: Any) -> tuple[Any, Any]:
     return figure, figure.subplots(**kwargs)
 
 
+def kind(path: pathlib.Path) -> str:
+    """The format that a picture's suffix names.
+
+    Raises:
+        ValueError: it is not one of FORMATS.
+    """
+    suffix = path.suffix.lstrip(".")
+    if suffix not in FORMATS:
+        raise ValueError(f"a picture's suffix is {path.suffix!r}; allowed: {', '.join('.' + f for f in FORMATS)}")
+    return suffix
+
+
 def save(figure: Any, path: pathlib.Path) -> pathlib.Path:
     """Write a figure in the format of its suffix, without date or version.
 
     Raises:
-        ValueError: the format is none of FORMATS.
+        ValueError: the format is not one of FORMATS.
     """
-    kind = path.suffix.lstrip(".")
-    if kind not in FORMATS:
-        raise ValueError(f"a picture's suffix is {path.suffix!r}; allowed: {', '.join('.' + f for f in FORMATS)}")
     blank = {
         "png": {"Software": None},
         "svg": {"Date": None, "Creator": None},
         "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
     }
     with _style():
-        figure.savefig(path, format=kind, metadata=blank[kind])
+        figure.savefig(path, format=kind(path), metadata=blank[kind(path)])
     return path
 
 
@@ -397,3 +409,76 @@ def spectrum(result: Spectrum) -> Any:
         reach.set_xlabel("the block that alone is over-rotated")
         reach.set_ylabel("change of the reach (tokens)")
         return figure
+
+
+# -- one token --------------------------------------------------------------------------------------------------------
+
+_N_CANDIDATES = 4
+
+
+def decisive_token(
+    step: Step,
+    plain: str,
+    pcd: str,
+    *,
+    beta: float,
+    before: str = "",
+    is_right: tuple[bool | None, bool | None] = (None, None),
+) -> Any:
+    """A token where PCD and plain decoding differ: its candidates in L, in L* and after the contrast, and both answers.
+
+    Args:
+        step: one with is_changed.
+        plain, pcd: what each wrote from this token on.
+        beta: the contrast intensity.
+        before: what both wrote before it.
+        is_right: of plain's answer and of PCD's; None: unknown.
+    """
+    theirs = min(step.candidates, key=lambda c: c.rank_before)
+    ours = next(c for c in step.candidates if c.is_chosen)
+    others = sorted((c for c in step.candidates if c not in (theirs, ours)), key=lambda c: c.rank_before)
+    shown = [theirs, ours, *others[: _N_CANDIDATES - 2]]
+    names = [*(_drawable(c.text, 12) for c in shown), "all others"]
+    looks = [(VERMILLION, "////"), (BLUE, ""), *[("0.65", "")] * (len(names) - 2)]
+    marks = {None: "{}", True: "✓ {} (right)", False: "✗ {} (wrong)"}
+    answers = [marks[known].format(_drawable(text, 20)) for text, known in zip((plain, pcd), is_right)]
+    columns = (
+        ("L\nthe model", [c.before for c in shown], "plain decoding writes\n" + answers[0], VERMILLION),
+        # where the contrast changes a token, L* was evaluated
+        ("L*\nthe local-aware evaluation", [c.over_rotated or 0.0 for c in shown], "this is subtracted", "0.35"),
+        (f"{1 + beta:g} L − {beta:g} L*\nafter the contrast", [c.after for c in shown],
+         "PCD writes\n" + answers[1], BLUE),
+    )  # fmt: skip
+    y = np.arange(len(names))[::-1]
+    with _style():
+        figure, panels = _figure(7.2, 0.24 * len(names) + 1.75, ncols=len(columns), sharey=True)
+        where = f"next token, after {_drawable(before, 40, from_end=True)}" if before else "answer's first token"
+        figure.suptitle(f"Probabilities of the {where}", fontsize=9, x=0.005, ha="left", parse_math=False)
+        for axes, (title, values, result, colour) in zip(panels, columns):
+            shares = [*values, max(1 - sum(values), 0.0)]
+            bars = axes.barh(y, [100 * p for p in shares], 0.72, color=[c for c, _ in looks], edgecolor="white")
+            for bar, (_, hatch) in zip(bars, looks):
+                bar.set_hatch(hatch)
+            axes.bar_label(bars, [f"{100 * p:.1f}%" if p < 0.9995 else "100%" for p in shares], padding=3, fontsize=8.5)
+            axes.set_title(title, fontsize=9, loc="left")
+            axes.set_xlabel(result, fontsize=9, color=colour, loc="left", parse_math=False, labelpad=2)
+            axes.set_xlim(0, 128)
+            axes.set_xticks([])
+            axes.spines["bottom"].set_visible(False)
+            axes.tick_params(left=False)
+        panels[0].set_yticks(y, names, parse_math=False, fontsize=9)
+        for label, (colour, _) in zip(panels[0].get_yticklabels()[:2], looks):
+            label.set(color=colour, weight="bold")
+        return figure
+
+
+def _drawable(text: str, n: int, *, from_end: bool = False) -> str:
+    """At most n characters; one that cannot be printed, or that the font does not have, becomes an escape."""
+    from matplotlib.font_manager import findfont, get_font  # type: ignore[import-not-found]
+
+    font = get_font(findfont(_RC["font.family"]))
+    has = [c.isprintable() and font.get_char_index(ord(c)) for c in text]
+    kept = "".join(c if known else c.encode("unicode_escape").decode() for c, known in zip(text, has))
+    if len(kept) <= n:
+        return kept
+    return "…" + kept[1 - n :] if from_end else kept[: n - 1] + "…"
