@@ -93,7 +93,8 @@ def test_a_cell_is_as_long_as_allowed_and_one_pair_more_would_not_fit(
     kv: KV, n: int, more: int, seed: int, template: int
 ) -> None:
     tokenizer = Pieces(template)
-    n_tokens = 300 + more
+    shortest = kv.questions(n, 2, seed)
+    n_tokens = max(tokenizer.count(sample.prompt) for sample in shortest) + kv.max_tokens + more
     samples = kv.samples(n, n_tokens, tokenizer, seed)
     assert [sample.index for sample in samples] == list(range(n))
     sizes = {len(sample.prompt.segments) for sample in samples}
