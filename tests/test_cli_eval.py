@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import pypcd
+from pypcd._cli import eval as eval_command
 from pypcd._cli import main
+from pypcd._cli._table import aligned
 from pypcd._settings import Profile
 
 DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
@@ -79,12 +82,19 @@ def test_answer_says_what_is_wrong(args: list[str], message: str, capsys: pytest
 # -- eval ------------------------------------------------------------------------------------------------------------
 
 
-def test_eval_prints_and_keeps_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_prints_and_keeps_its_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     out = tmp_path / "run"
     assert main([*DEMO, "--method", "pcd,pcd:window", "--out", str(out)]) == 0
-    text = capsys.readouterr().out
-    assert text == (out / "summary.md").read_text()
-    assert "| 250 | pcd:window |" in text and text.startswith("# demo\n")
+    text, markdown = capsys.readouterr().out, (out / "summary.md").read_text()
+    assert "| 250 | pcd:window |" in markdown and markdown.startswith("# demo\n")
+    assert text == aligned(markdown, None) and re.search(r"(?m)^   250  pcd:window  ", text)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main([*DEMO, "--method", "pcd,pcd:window", "--out", str(out)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 50
+    assert (out / "summary.md").read_text() == markdown
     with (out / "summary.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["greedy", "pcd", "pcd:window"]
     assert main([*DEMO, "--method", "pcd", "--out", str(out), "--json"]) == 0
@@ -96,9 +106,29 @@ def test_eval_prints_and_keeps_its_tables(tmp_path: Path, capsys: pytest.Capture
 def test_eval_lays_out_the_papers_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--paper", "table2", "--method", "greedy,pcd,beam", "--out", str(tmp_path / "run")]
     assert main([*DEMO, *args]) == 0
-    text = capsys.readouterr().out
+    assert "Table 2 of the paper, and demo\n" in capsys.readouterr().out
+    text = (tmp_path / "run" / "summary.md").read_text()
     assert "## Table 2 of the paper, and demo" in text and "| method | paper, 4k | yours, 250 |" in text
     assert "| beam | 89.0 |" in text
+
+
+def test_a_quick_eval_asks_less_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_command, "QUICK_LENGTHS", (250,))
+    monkeypatch.setattr(eval_command, "QUICK_N", 3)
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "demo", "--quick", "--threads", "1"]) == 0
+    assert "quick: 3 questions a cell, of which at least 6 must differ to show anything" in capsys.readouterr().out
+    plan = json.loads((tmp_path / "eval-demo-quick" / "run.json").read_text())
+    assert (plan["n"], plan["lengths"], tuple(plan["methods"])) == (3, [250], eval_command.QUICK_METHODS)
+    assert (
+        main(["eval", "demo", "--quick", "--n", "2", "--method", "pcd", "--threads", "1", "--out", "b", "--json"]) == 0
+    )
+    plan = json.loads(capsys.readouterr().out)["plan"]  # what is asked for by name stands
+    assert (plan["n"], plan["lengths"], plan["methods"]) == (2, [250], ["greedy", "pcd"])
+    assert main(["eval", "demo", "--quick", "--paper", "table1"]) == 1
+    assert "--quick and --paper choose lengths and methods; give one of them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -137,8 +167,29 @@ def test_tune_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.Capture
     assert ("use it: pypcd.Llama" in text) == (record["pcd"] is not None)
     assert ("leave PCD off" in text) == (record["pcd"] is None)
     assert len(record["evidence"]["tried"]) > 20
+    # three questions of six show nothing, whatever came out
+    assert record["pcd"] is None and record["evidence"]["verdict"] == "unknown"
+    assert "no recommendation: 3 questions to judge by are too few" in " ".join(text.split())
+    assert f"on about {record['evidence']['n_needed']}" in " ".join(text.split())
     config = pypcd.PCDConfig.from_profile(str(profile))
     assert (config is None) == (record["pcd"] is None)
+
+
+def test_tune_says_before_it_asks_that_so_few_questions_show_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "demo", "--quick", "--length", "180,250", "--n", "4", "--threads", "1", "--json"]) == 0
+    captured = capsys.readouterr()
+    record = json.loads(captured.out)
+    assert len(record["tried"]) == 7 and record["n_judged"] == 4 and record["pcd"] is None
+    assert captured.err.startswith(
+        "pypcd: 4 questions to judge by, and no difference shows on fewer than 6: nothing will"
+    )
+    assert "--n 6, or more" in captured.err.splitlines()[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"tune-demo-quick", "demo-quick.pcd.json"}
+    assert main(["tune", "demo", "--length", "250", "--n", "12", "--quick", "--out", "b", "--threads", "1"]) == 0
+    assert "to judge by, and" not in capsys.readouterr().err
 
 
 def test_a_profile_is_a_setting_of_llama_and_of_the_command_line(tmp_path: Path) -> None:

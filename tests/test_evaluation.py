@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import os
 import random
@@ -22,24 +20,20 @@ import pytest
 from conftest import Tiny
 
 import pypcd
+from pypcd._cli._table import aligned
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation import (
-    PAPER_TABLES,
     Directory,
     Plan,
-    by_depth,
+    Progress,
     csv_text,
     evaluate,
     markdown,
-    paired,
-    rows,
     task,
-    tune,
 )
 from pypcd.evaluation._gold import Gold
-from pypcd.evaluation._paper import SWEEP, TABLE_1, TABLE_2, TABLE_3
 from pypcd.evaluation._run import _rope_factors
-from pypcd.methods import Method, Session
+from pypcd.methods import Session
 
 Load = Callable[..., pypcd.Llama]
 
@@ -74,10 +68,11 @@ def test_a_run_holds_every_sample_once(finished: tuple[Directory, dict[Any, Any]
 
 def test_a_finished_run_is_not_answered_again(finished: tuple[Directory, dict[Any, Any]]) -> None:
     directory, records = finished
-    size, done = directory.samples.stat().st_size, []
-    again = evaluate(DEMO, directory, options=ONE, progress=done.append)
+    size, done = directory.samples.stat().st_size, Progress()
+    again = evaluate(DEMO, directory, options=ONE, progress=done)
     assert directory.samples.stat().st_size == size and again.records == records
-    assert sum(done) == sum(key[1] for key in DEMO.everything())
+    assert done.n_answers_done == done.n_answers == len(list(DEMO.everything())) and done.n_asked == 0
+    assert done.n_questions_done == done.n_questions == 2 * 4
 
 
 @pytest.mark.parametrize("cut", [0.0, 0.3, 0.55, 0.999])
@@ -120,7 +115,8 @@ def test_killed_at_random_points_a_run_ends_with_the_same_bytes(
         kills += 1
     finally_done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
     text = markdown(DEMO, records, {"kv-short": _metric()}, {})
-    assert (out / "summary.md").read_text() == text == finally_done.stdout
+    assert (out / "summary.md").read_text() == text
+    assert aligned(text, None) == finally_done.stdout
     assert (out / "summary.csv").read_text() == csv_text(DEMO, records)
     assert len((out / "samples.jsonl").read_text().splitlines()) == len(records)
 
@@ -391,142 +387,3 @@ def test_gold_is_ranked_where_the_answer_leaves_it(tiny: Tiny, load: Load) -> No
     assert follow("ab", "abc") is None
     assert follow('": abc', "abc") == 1  # what the paper's authors skip
     assert follow("-abc", "abc") == 3
-
-
-# -- tables ----------------------------------------------------------------------------------------------------------
-
-
-def made_up(plan: Plan, score: Callable[[str, int], float]) -> dict[Any, dict[str, Any]]:
-    return {
-        key: {
-            "score": score(key[3], key[2]),
-            "salience": 1.0 if score(key[3], key[2]) == 1 else 0.25,
-            "n_tokens": 4,
-            "depth": key[2] / plan.n,
-        }
-        for key in plan.everything()
-    }
-
-
-def test_tables_against_hand_worked_records() -> None:
-    plan = Plan("m.gguf", ("kv",), ("greedy", "pcd"), (100,), n=20)
-    records = made_up(plan, lambda method, i: float(i % 2 == 0 or (method == "pcd" and i % 4 == 1)))
-    greedy, pcd = rows(plan, records)
-    assert (greedy.paired.score, pcd.paired.score) == (50.0, 75.0)
-    assert (pcd.paired.wins, pcd.paired.losses, pcd.paired.difference) == (5, 0, 25.0)
-    assert pcd.paired.p == pytest.approx(2 / 2**5)
-    assert (greedy.mrr, greedy.mrr_wrong, pcd.mrr) == (0.625, 0.25, 0.8125)
-    text = markdown(plan, records, {"kv": "accuracy"}, {})
-    assert "| 100 | pcd | 75.0 | +25.0 [+10.0, +45.0] ~ | 0.062 | 5 / 0 | 0.812 | 0.250 |" in text
-    table = list(csv.DictReader(io.StringIO(csv_text(plan, records))))
-    assert [row["method"] for row in table] == ["greedy", "pcd"] and float(table[1]["score"]) == 75.0
-    bands = by_depth(plan, records, "kv", 100)
-    assert [p.score for p in bands["greedy"]] == [50.0] * 5 and [p.n for p in bands["pcd"]] == [4] * 5
-
-
-def test_an_interval_that_spans_zero_is_said_to() -> None:
-    plan = Plan("m.gguf", ("kv",), ("greedy", "pcd"), (100,), n=20)
-    records = made_up(plan, lambda method, i: float(i % 2 == 0 or (method == "pcd" and i == 1)))
-    assert "+5.0 [+0.0, +15.0] ~" in markdown(plan, records, {"kv": "accuracy"}, {})
-
-
-def test_fractions_are_compared_too() -> None:
-    result = paired([0.5, 1.0, 0.25, 0.0], [0.25, 0.5, 0.5, 0.0])
-    assert (result.wins, result.losses, result.difference, result.score) == (2, 1, 12.5, 43.75)
-    same = paired([0.1, 0.7, 0.3] * 20, [0.1, 0.7, 0.3] * 20)
-    assert not same.is_clear and same.p == 1.0
-
-
-# -- the paper -------------------------------------------------------------------------------------------------------
-
-
-def test_the_papers_figures_are_as_printed() -> None:
-    """Sums of the printed rows, added up by hand."""
-    assert sum(map(sum, TABLE_2["kv-authors"].values())) == pytest.approx(1753.2)
-    assert sum(TABLE_2["vt-authors"]["pcd"]) == pytest.approx(228.76)
-    means = {m: np.mean([row[m] for row in TABLE_3.values()]) for m in ("greedy", "ms-poe", "segr", "rephrase", "pcd")}
-    printed = {"greedy": 25.98, "ms-poe": 26.27, "segr": 12.18, "rephrase": 25.02}
-    for method, value in printed.items():
-        assert means[method] == pytest.approx(value, abs=0.015), method
-    assert means["pcd"] == pytest.approx(26.73, abs=0.01)  # the paper prints 26.87
-    assert TABLE_1["beta"][3] == 77.90
-
-
-def test_table_1_changes_each_value_alone() -> None:
-    table = PAPER_TABLES["table1"]
-    plan = Plan("m.gguf", ("kv-authors",), table.methods, (8192,), n=10)
-    best = {"pcd:beta=1.5": 9, "pcd:gamma=50": 8}
-    records = made_up(plan, lambda method, i: float(i < best.get(method, 5)))
-    text = table.markdown(plan, records)
-    assert "| beta | 1.0-4.0 | 2.5 | 77.90, 3.1 | 56.7, 222.2 | 1.5: 90.0 | +40.0 [+10.0, +70.0] ~ |" in text
-    assert "| without PCD | | | 72.00 | 50.0 | | |" in text
-    assert len(set(table.methods)) == 2 + sum(len(values) - 1 for values in SWEEP.values())
-
-
-def test_table_2_sets_figures_beside_the_papers() -> None:
-    table = PAPER_TABLES["table2"]
-    plan = Plan("m.gguf", table.tasks, table.methods, table.lengths, n=10)
-    records = made_up(plan, lambda method, i: float(i < (7 if method == "pcd" else 6)))
-    del records["vt-authors", 4096, 0, "segr"]
-    text = table.markdown(plan, {k: v for k, v in records.items() if k[3] != "ms-poe"})
-    assert "| pcd | 92.0 | 70.0 | +10.0 [+0.0, +30.0] ~ | 79.0 | 70.0 |" in text
-    assert "| ms-poe | 90.0 | refused |  | 72.0 | refused |  | 51.0 | refused |  |" in text
-    assert "n = 100 a cell" in text
-
-
-def test_table_3_has_means_over_tasks() -> None:
-    table = PAPER_TABLES["table3"]
-    plan = Plan("m.gguf", table.tasks, table.methods, table.lengths, n=2)
-    text = table.markdown(plan, made_up(plan, lambda method, i: 0.5))
-    assert "| longbench-qasper | segr | 26.41 | 50.00 |" in text and "| mean | pcd | 26.73 | 50.00 | |" in text
-
-
-# -- tuning ----------------------------------------------------------------------------------------------------------
-
-
-def test_tuning_finds_what_helps_the_demo_model_and_the_profile_loads(tmp_path: Path) -> None:
-    plan = Plan("demo", ("kv-short",), ("greedy",), (450,), n=40)
-    told: list[tuple[str, float]] = []
-    tuned = tune(plan, Directory(tmp_path / "run"), options=ONE, tell=lambda *args: told.append(args))
-    assert dict(told) == tuned.tried and len(tuned.tried) > 20
-    assert tuned.method is not None and tuned.chosen_by is not None
-    assert tuned.chosen_by.difference == max(tuned.tried.values()) > 5
-    assert tuned.judged_by[None, None].n == tuned.chosen_by.n == 20
-    assert tuned.config is None or tuned.helps
-
-
-def test_where_nothing_helps_tuning_says_so(tiny: Tiny, tmp_path: Path) -> None:
-    """A random model is always wrong, whatever its setting."""
-    plan = Plan(str(tiny("llama")), ("kv-short",), ("greedy",), (400,), n=2, max_tokens=2)
-    tuned = tune(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})
-    assert tuned.method is None and not tuned.helps and tuned.config is None
-
-
-def fail(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    generate = Method.generate
-
-    def failing(self: Method, *args: Any, **kwargs: Any) -> Any:
-        if self.name == method:
-            raise pypcd.PCDError("llama_decode returned -2: out of memory")
-        return generate(self, *args, **kwargs)
-
-    monkeypatch.setattr(Method, "generate", failing)
-
-
-def test_what_cannot_be_answered_is_no_wrong_answer_to_tune_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plan = Plan("demo", ("kv-short",), ("greedy",), (180,), n=2)
-    monkeypatch.setattr("pypcd.evaluation._tune.READINGS", (pypcd.PCDConfig(), pypcd.PCDConfig(cache="shared")))
-    monkeypatch.setattr("pypcd.evaluation._tune._variants", lambda config: [])
-    fail(monkeypatch, "pcd:cache=shared")
-    tuned = tune(plan, Directory(tmp_path / "a"), options=ONE)
-    assert "question 0 of kv-short at 180 tokens: llama_decode" in tuned.refused["pcd:cache=shared"]
-    assert list(tuned.tried) == ["pcd"]
-    monkeypatch.undo()
-    fail(monkeypatch, "greedy")
-    with pytest.raises(pypcd.PCDError, match="plain decoding cannot answer question 0 of kv-short"):
-        tune(plan, Directory(tmp_path / "b"), options=ONE)
-
-
-def test_a_single_question_cannot_be_halved(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="kv-short has 1 question a cell; allowed: at least 2"):
-        tune(Plan("demo", ("kv-short",), ("greedy",), (200,), n=1), Directory(tmp_path))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from pypcd.evaluation._stats import interval, paired
+from pypcd.evaluation._stats import fewest, interval, needed, paired
 
 
 def test_a_hand_worked_comparison() -> None:
@@ -54,3 +55,38 @@ def test_an_interval_is_written_in_one_way() -> None:
 def test_unpaired_outcomes_are_refused(method: list[bool], baseline: list[bool]) -> None:
     with pytest.raises(ValueError, match="both need the same samples"):
         paired(method, baseline)
+
+
+# -- how many samples a difference takes --------------------------------------------------------------------------------
+
+
+def test_fewer_than_six_samples_show_nothing() -> None:
+    assert fewest() == 6  # two-sided sign test: 2 / 2^5 is 0.0625, 2 / 2^6 is 0.03125
+    assert not paired([1.0] * 5, [0.0] * 5).is_clear and paired([1.0] * 6, [0.0] * 6).is_clear
+
+
+@pytest.mark.parametrize(
+    ("disagreement", "gain", "n"),
+    [
+        (0.1, 0.1, 77),  # ((1.960 * 0.3162 + 0.8416 * 0.3000) / 0.1)^2 = 76.1
+        (0.3, 0.1, 234),  # ((1.960 * 0.5477 + 0.8416 * 0.5385) / 0.1)^2 = 233.1
+        (0.0, 0.1, 77),  # a gain of 10 points is a disagreement of a tenth at least
+        (0.3, 0.2, 57),  # ((1.960 * 0.5477 + 0.8416 * 0.5099) / 0.2)^2 = 56.5
+        (1.0, 1.0, 6),  # ((1.960 + 0) / 1)^2 = 3.8: fewer than show anything
+    ],
+)
+def test_samples_needed_by_hand(disagreement: float, gain: float, n: int) -> None:
+    assert needed(disagreement, gain=gain) == n
+
+
+@pytest.mark.parametrize(("disagreement", "gain"), [(0.15, 0.1), (0.3, 0.1), (0.5, 0.2)])
+def test_so_many_samples_show_the_gain_four_times_in_five(disagreement: float, gain: float) -> None:
+    """By simulation; the exact test is a little stricter than the formula, which is the normal approximation."""
+    n, rng = needed(disagreement, gain=gain), np.random.default_rng(0)
+    shares = [(disagreement + gain) / 2, (disagreement - gain) / 2, 1 - disagreement]
+    shown = 0
+    for _ in range(400):
+        wins, losses, equal = rng.multinomial(n, shares)
+        result = paired([1] * wins + [0] * (losses + equal), [0] * wins + [1] * losses + [0] * equal, n_bootstrap=500)
+        shown += result.is_clear and result.difference > 0
+    assert 0.68 < shown / 400 < 0.88

@@ -8,7 +8,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from pypcd._cli import _options, _terminal
+from pypcd._cli import _options, _progress, _table, _terminal
 from pypcd._errors import PCDError
 from pypcd._models import resolve_model
 from pypcd.analysis import _plots
@@ -17,7 +17,6 @@ from pypcd.evaluation import (
     Directory,
     Plan,
     Row,
-    counts_of,
     csv_text,
     evaluate,
     facts,
@@ -25,18 +24,28 @@ from pypcd.evaluation import (
     rows,
     tasks_of,
 )
+from pypcd.evaluation._plan import BASELINE
+from pypcd.evaluation._stats import fewest
 
-DEFAULT_METHODS = ("greedy", "pcd", "pcd:cautious", "pcd:window:relative_top=0.1", "control")
+DEFAULT_METHODS = (BASELINE, "pcd", "pcd:cautious", "pcd:window:relative_top=0.1", "control")
+DEFAULT_LENGTHS = (1024, 2048, 4096)
+DEFAULT_N = 300
+
+QUICK_METHODS = (BASELINE, "pcd", "pcd:window:relative_top=0.1")
+QUICK_LENGTHS = (1024,)
+QUICK_N = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "pypcd eval MODEL [options]"
+    parser.usage = "pypcd eval MODEL [--quick] [options]"
     _options.add_model(parser)
     add = parser.add_argument
     add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
     add("--method", metavar="NAME,...", help="beside greedy (default: pcd, two variants, control)")
     add("--length", metavar="N,...", help="tokens of prompt and answer (default: 1k,2k,4k)")
-    add("--n", metavar="N", type=_options.at_least(1), default=300, help="questions a cell (default %(default)s)")
+    quick = f"--quick: {QUICK_N}, {len(QUICK_METHODS)} methods, 1k"
+    add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell ({DEFAULT_N}; {quick})")
+    add("--quick", action="store_true", help=argparse.SUPPRESS)  # a line above has it: help is to fit a screen
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, beside your figures")
     add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
@@ -51,15 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     plan, paper = _plan(args), PAPER_TABLES.get(args.paper)
-    out = Directory(args.out or f"eval-{pathlib.Path(args.model).stem}")
+    out = Directory(args.out or f"eval-{pathlib.Path(args.model).stem}{'-quick' * args.quick}")
     path, options = resolve_model(args.model), _options.job_options(args)
     with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
         known = facts(plan, options, bar.update)
 
-    n_samples = sum(counts_of(plan).values()) * len(plan.methods)
-    bar = _terminal.progress(n_samples * sum(plan.lengths), "answering", unit=" tokens")
-    with _terminal.resumable(), bar:
-        outcome = evaluate(plan, out, jobs=args.jobs, options=options, model_facts=known, progress=bar.update)
+    with _terminal.resumable(), _progress.following("answering") as progress:
+        outcome = evaluate(plan, out, jobs=args.jobs, options=options, model_facts=known, progress=progress)
 
     metrics = {name: made.metric for name, made in tasks_of(plan).items()}
     text = markdown(plan, outcome.records, metrics, outcome.refused)
@@ -77,20 +84,30 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(record, indent=2))
     else:
-        _terminal.write(text)
+        if args.quick:
+            text += (
+                f"\n\nquick: {plan.n} questions a cell, of which at least {fewest()} must differ to show anything; without "
+                f"--quick {DEFAULT_N} questions, more lengths and methods are asked.\n"
+            )
+        _terminal.write(_table.aligned(text, _table.columns()))
     _terminal.say(f"answers and tables are in {out.path}")
     return 0
 
 
 def _plan(args: argparse.Namespace) -> Plan:
     paper = PAPER_TABLES.get(args.paper)
-    lengths = _options.lengths(args.length) if args.length else paper.lengths if paper else (1024, 2048, 4096)
+    if args.quick and paper:
+        raise ValueError("--quick and --paper choose lengths and methods; give one of them")
+    lengths: tuple[int, ...] = QUICK_LENGTHS if args.quick else DEFAULT_LENGTHS
+    methods: tuple[str, ...] = QUICK_METHODS if args.quick else DEFAULT_METHODS
+    if paper:
+        lengths, methods = paper.lengths, paper.methods
     return Plan(
         model=args.model,
         tasks=_options.names(args.task) or (paper.tasks if paper else (_options.default_task(args.model),)),
-        methods=_options.names(args.method) or (paper.methods if paper else DEFAULT_METHODS),
-        lengths=lengths,
-        n=args.n,
+        methods=_options.names(args.method) or methods,
+        lengths=_options.lengths(args.length) if args.length else lengths,
+        n=args.n or (QUICK_N if args.quick else DEFAULT_N),
         seed=args.seed,
         chat=args.chat,
         data=args.data,
@@ -99,7 +116,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _picture(table: Sequence[Row], path: pathlib.Path) -> None:
-    if not any(row.method != "greedy" for row in table):
+    if not any(row.method != BASELINE for row in table):
         return
     try:
         _plots.save(_plots.differences(table), path)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pypcd import UnsupportedError
-from pypcd._cli import _loading, _options, _terminal
+from pypcd._cli import _loading, _options, _table, _terminal
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis import _files, _plots
 from pypcd.analysis._questions import questions
@@ -130,22 +130,31 @@ def _write(
 
 
 def _report(args: argparse.Namespace, task: str, table: Sequence[SalienceRow]) -> str:
-    lines = [
-        f"{args.model}, task {task}, {args.n} questions a length; PCD {args.pcd}",
-        "S(L): mean of 1 / rank of the gold token; wrong: where greedy does not rank it first; own: where the method itself",
-        "does not; difference: of S(L) to greedy, with its 95% interval",
-        "",
-        f"{'tokens':>6}  {'method':<6} {'S(L)':>6} {'wrong':>9} {'own':>9} {'median':>7} {'worst':>6}  difference",
-    ]
-    for row in table:
-        wrong = _of(row.salience_wrong, row.n_wrong)
-        own = _of(row.salience_own_wrong, row.n_own_wrong)
-        line = (
-            f"{row.n_tokens:>6.0f}  {row.method:<6} {row.salience:>6.3f} {wrong:>9} {own:>9} "
-            f"{row.median_rank:>7g} {row.worst_rank:>6}"
+    head = ("tokens", "method", "S(L)", "wrong", "own", "median", "worst", "difference")
+    rows = [
+        (
+            f"{row.n_tokens:.0f}",
+            row.method,
+            f"{row.salience:.3f}",
+            _of(row.salience_wrong, row.n_wrong),
+            _of(row.salience_own_wrong, row.n_own_wrong),
+            f"{row.median_rank:g}",
+            str(row.worst_rank),
+            "" if row.method == BASELINE else interval(row, 3),
         )
-        lines.append(line if row.method == BASELINE else f"{line}  {interval(row, 3)}")
-    return "\n".join([*lines, "", NOT_SHOWN])
+        for row in table
+    ]
+    return "\n".join(
+        (
+            f"{args.model}, task {task}, {args.n} questions a length; PCD {args.pcd}",
+            "S(L): mean of 1 / rank of the gold token; wrong: where greedy does not rank it first; own: where the method",
+            "itself does not; difference: of S(L) to greedy, with its 95% interval",
+            "",
+            _table.table(head, rows, [name not in ("method", "difference") for name in head], 2, _table.columns()),
+            "",
+            NOT_SHOWN,
+        )
+    )
 
 
 def _of(value: float | None, n: int) -> str:

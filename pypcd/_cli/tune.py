@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pathlib
 from typing import Any
 
-from pypcd._cli import _options, _terminal
+from pypcd._cli import _options, _progress, _table, _terminal
 from pypcd._models import resolve_model
 from pypcd._settings import Profile
 from pypcd.evaluation import Directory, Plan, Tuned, counts_of, facts, tune
+from pypcd.evaluation._plan import BASELINE
+from pypcd.evaluation._stats import NOT_SHOWN, fewest, interval
 
 DEFAULT_TASKS = "kv,niah-multikey-2,vt"
+DEFAULT_LENGTHS, DEFAULT_N = "1k,4k", 200
+QUICK_LENGTHS, QUICK_N = "1k", 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,9 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Half of the questions choose the setting, the other half judges it."
     _options.add_model(parser)
     add = parser.add_argument
-    add("--task", metavar="NAME,...", help=f"as in `pypcd eval` (default: {DEFAULT_TASKS}; for demo kv-short)")
-    add("--length", metavar="N,...", default="1k,4k", help="your prompts' tokens (default %(default)s)")
-    add("--n", metavar="N", type=_options.at_least(2), default=200, help="questions a cell (default %(default)s)")
+    add("--task", metavar="NAME,...", help=f"default: {DEFAULT_TASKS}; for demo kv-short")
+    add("--length", metavar="N,...", help=f"your prompts' tokens (default {DEFAULT_LENGTHS})")
+    add("--n", metavar="N", type=_options.at_least(2), help=f"questions a cell (default {DEFAULT_N})")
+    add(
+        "--quick",
+        action="store_true",
+        help=f"{QUICK_N} questions a cell, {QUICK_LENGTHS} tokens, 7 settings for 22 to 37",
+    )
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--profile", metavar="FILE", help="where the setting is written (default: MODEL.pcd.json)")
     add("--out", metavar="DIR", help="answers, to go on after a stop (default: tune-MODEL)")
@@ -35,16 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    name = pathlib.Path(args.model).stem
+    name = pathlib.Path(args.model).stem + "-quick" * args.quick
     path, profile = resolve_model(args.model), pathlib.Path(args.profile or f"{name}.pcd.json")
     if not profile.parent.is_dir():
         raise ValueError(f"--profile is {profile}, but there is no folder {profile.parent}")
     plan = Plan(
         model=args.model,
         tasks=_options.names(args.task or _options.default_task(args.model, DEFAULT_TASKS)),
-        methods=("greedy",),
-        lengths=_options.lengths(args.length),
-        n=args.n,
+        methods=(BASELINE,),
+        lengths=_options.lengths(args.length or (QUICK_LENGTHS if args.quick else DEFAULT_LENGTHS)),
+        n=args.n or (QUICK_N if args.quick else DEFAULT_N),
         seed=args.seed,
         chat=args.chat,
         data=args.data,
@@ -52,21 +62,28 @@ def run(args: argparse.Namespace) -> int:
     options = _options.job_options(args)
     with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
         known = facts(plan, options, bar.update)
-    bar = _terminal.progress(None, "answering", unit=" tokens")
+    n_judged = len(plan.lengths) * sum(map(_second, counts_of(plan).values()))
+    if n_judged < fewest():
+        _terminal.note(
+            f"{_counted(n_judged, 'question')} to judge by, and no difference shows on fewer than {fewest()}: nothing will "
+            f"be recommended; {_ask_more(plan, fewest())}"
+        )
 
-    def tell(method: str, gain: float) -> None:
-        bar.clear()
-        _terminal.say(f"{gain:+6.1f} points  {method}")
+    with _terminal.resumable(), _progress.following("answering") as progress:
 
-    with _terminal.resumable(), bar:
+        def tell(method: str, gain: float) -> None:
+            progress.clear()
+            _terminal.say(f"{gain:+6.1f} points  {method}")
+
         tuned = tune(
             plan,
             Directory(args.out or f"tune-{name}"),
             options=options,
             jobs=args.jobs,
             model_facts=known,
+            quick=args.quick,
             tell=tell,
-            progress=bar.update,
+            progress=progress,
         )
     config = tuned.config
     evidence = _evidence(plan, tuned, known)
@@ -74,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"pcd": config.as_dict() if config else None, **evidence}, indent=2))
     else:
-        _print(plan, tuned, profile)
+        _print(plan, tuned, profile, args.quick)
     return 0
 
 
@@ -83,6 +100,9 @@ def _evidence(plan: Plan, tuned: Tuned, known: dict[str, Any]) -> dict[str, Any]
     return {
         **vars(plan),
         **known,
+        "verdict": tuned.verdict,
+        "n_judged": tuned.n_judged,
+        "n_needed": tuned.n_needed,
         "best": tuned.method,
         "chosen_by": tuned.chosen_by and vars(tuned.chosen_by),
         "judged_by": judged,
@@ -100,7 +120,17 @@ def _second(n: int) -> int:
     return n // 2
 
 
-def _print(plan: Plan, tuned: Tuned, profile: pathlib.Path) -> None:
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def _ask_more(plan: Plan, n_judged: int) -> str:
+    """How many questions a cell leave so many to judge by."""
+    n = 2 * math.ceil(n_judged / (len(plan.tasks) * len(plan.lengths)))
+    return f"ask more of them, --n {n}, or more tasks and lengths"
+
+
+def _print(plan: Plan, tuned: Tuned, profile: pathlib.Path, quick: bool) -> None:
     counts = counts_of(plan).values()
     n_first, n_second = (" to ".join(str(n) for n in sorted({f(n) for n in counts})) for f in (_first, _second))
     if tuned.method is None:
@@ -111,17 +141,39 @@ def _print(plan: Plan, tuned: Tuned, profile: pathlib.Path) -> None:
         print(
             f"{tuned.method} was the best of {len(tuned.tried)} settings; on {n_second} other questions a cell, against greedy:\n"
         )
-        print(f"{'task':<20} {'tokens':>6} {'greedy':>7} {'PCD':>6}  {'difference':>26}  {'wins/losses':>11}")
-        for (task, length), p in tuned.judged_by.items():
-            change = f"{p.difference:+6.1f}  [{p.low:+6.1f}, {p.high:+6.1f}]{' ' if p.is_clear else '~'}"
-            print(
-                f"{task or 'all':<20} {length or '':>6} {p.score - p.difference:>7.1f} {p.score:>6.1f}  {change:>26}  "
-                f"{f'{p.wins}/{p.losses}':>11}"
-            )
-        print("\n~ the interval spans zero or p is 0.05 or more: no difference shown")
+        print(_results(tuned))
+        print(f"\n{NOT_SHOWN}")
     for method, reason in tuned.refused.items():
         _terminal.note(f"{method} was not tried: {reason}")
-    if tuned.helps:
-        print(f"use it: pypcd.Llama(..., pcd={str(profile)!r}), or --pcd {profile}")
-    else:
-        print(f"recommended: leave PCD off on prompts like these ({profile} says so too)")
+    print("\n".join(_terminal.wrap(_verdict(plan, tuned, profile), min(_table.columns() or 120, 120))))
+    if quick:
+        print("quick: the readings of L* alone were tried, and few questions; without --quick single values are, too")
+
+
+def _results(tuned: Tuned) -> str:
+    head = ("tokens", "task", BASELINE, "PCD", "difference", "wins / losses")
+    rows = [
+        (
+            str(length or ""),
+            task or "all",
+            f"{p.score - p.difference:.1f}",
+            f"{p.score:.1f}",
+            interval(p),
+            f"{p.wins} / {p.losses}",
+        )
+        for (task, length), p in tuned.judged_by.items()
+    ]
+    return _table.table(head, rows, (True, False, True, True, False, True), 2, _table.columns())
+
+
+def _verdict(plan: Plan, tuned: Tuned, profile: pathlib.Path) -> str:
+    if tuned.verdict == "on":
+        return f"use it: pypcd.Llama(..., pcd={str(profile)!r}), or --pcd {profile}"
+    if tuned.verdict == "off":
+        return f"recommended: leave PCD off on prompts like these ({profile} says so too)"
+    return (
+        f"no recommendation: {_counted(tuned.n_judged, 'question')} to judge by are too few. The best setting and greedy "
+        f"disagreed on {100 * tuned.disagreement:.0f}% of the questions it was chosen by; with so many, a gain of 10 points "
+        f"shows, four times in five, on about {tuned.n_needed}: {_ask_more(plan, tuned.n_needed)}. Until then leave PCD off "
+        f"({profile} says so too)."
+    )

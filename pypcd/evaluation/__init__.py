@@ -7,6 +7,7 @@ print(markdown(plan, outcome.records, {"kv": "accuracy"}, outcome.refused))
 
 from pypcd.evaluation._paper import PAPER_TABLES, PaperTable
 from pypcd.evaluation._plan import Directory, Plan
+from pypcd.evaluation._progress import Progress
 from pypcd.evaluation._report import Row, by_depth, csv_text, markdown, rows
 from pypcd.evaluation._run import Outcome, counts_of, evaluate, facts, tasks_of
 from pypcd.evaluation._stats import Paired, paired
@@ -24,6 +25,7 @@ __all__ = [
     "Paired",
     "PaperTable",
     "Plan",
+    "Progress",
     "Row",
     "Sample",
     "Task",

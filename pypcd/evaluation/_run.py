@@ -24,17 +24,16 @@ from pypcd._shape import read_metadata
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation._gold import Gold
 from pypcd.evaluation._plan import Directory, Key, Plan, file_sha256
+from pypcd.evaluation._progress import Progress
 from pypcd.evaluation._tokenizer import ModelTokenizer
 from pypcd.evaluation.tasks import task as task_named
 from pypcd.evaluation.tasks._longbench import LongBench
 from pypcd.evaluation.tasks._sample import Sample, Task, Tokenizer
 from pypcd.methods import Method, Session, parse
 
-__all__ = ["Outcome", "Progress", "counts_of", "evaluate", "facts", "tasks_of"]
+__all__ = ["Outcome", "counts_of", "evaluate", "facts", "tasks_of"]
 
 Record = dict[str, Any]
-Progress = Callable[[int], object]
-"""Told how many prompt tokens' worth of samples have just been finished, of all methods together."""
 
 _SPARE = 256  # tokens beside prompt and answer: what an edit adds
 _BARE = 1024  # for a prompt without its context
@@ -54,10 +53,15 @@ class Outcome:
     refused: dict[str, str]
 
 
-def facts(plan: Plan, options: Mapping[str, Any] | None = None, progress: Progress = lambda n: None) -> dict[str, Any]:
+def facts(
+    plan: Plan, options: Mapping[str, Any] | None = None, progress: Callable[[int], object] = lambda n: None
+) -> dict[str, Any]:
     """What a run depends on beside its plan: the model's and the data's hashes, versions, devices, options of the model.
 
     Threads are left out: with flash attention off, rows do not depend on their number.
+
+    Args:
+        progress: told of each part of the model's file that has been hashed, in bytes.
     """
     path, n_ctx = resolve_model(plan.model), _n_ctx(plan, options or {})
     options = {name: value for name, value in (options or {}).items() if name not in _NO_MATTER}
@@ -109,7 +113,7 @@ def evaluate(
     jobs: int = 1,
     options: Mapping[str, Any] | None = None,
     model_facts: dict[str, Any] | None = None,
-    progress: Progress = lambda n: None,
+    progress: Progress | None = None,
     indices: Collection[int] | None = None,
 ) -> Outcome:
     """Answer all that a directory does not hold yet, and keep each answer there at once.
@@ -121,6 +125,7 @@ def evaluate(
         jobs: processes, each with the model; weights are mapped into memory once.
         options: further arguments of pypcd.Llama.
         model_facts: those of facts(), where they are known already.
+        progress: told of all that is to be answered, and of each answer.
         indices: of the samples to answer; None: all of them.
 
     Raises:
@@ -135,15 +140,14 @@ def evaluate(
         records = directory.open(plan, facts(plan, options) if model_facts is None else model_facts)
         asked = {key[:3]: record["prompt_sha256"] for key, record in records.items()}
 
+        keys = [key for key in plan.everything(counts) if indices is None or key[2] in indices]
+        # what went wrong is tried again
+        missing = [key for key in keys if records.get(key, {"error": ""}).get("error") is not None]
         todo: dict[tuple[str, int, int], list[str]] = {}
-        for task, length, index, method in plan.everything(counts):
-            if indices is not None and index not in indices:
-                continue
-            # what went wrong is tried again
-            if records.get((task, length, index, method), {"error": ""}).get("error") is not None:
-                todo.setdefault((task, length, index), []).append(method)
-            else:
-                progress(length)
+        for task, length, index, method in missing:
+            todo.setdefault((task, length, index), []).append(method)
+        progress = progress or Progress()
+        progress.begin(keys, missing)
 
         refused: dict[str, str] = {}
         work = _work_here(plan, todo, options or {}, refused)
@@ -158,7 +162,7 @@ def evaluate(
                     )
                 directory.append(record)
                 records[key] = record
-            progress(key[1])
+            progress.answered(key, None if record is None else record.get("seconds", 0.0))
         wanted = set(plan.everything(counts))
         return Outcome({key: record for key, record in records.items() if key in wanted}, refused)
 

@@ -6,13 +6,15 @@ Knows nothing of models.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
-__all__ = ["NOT_SHOWN", "Difference", "Paired", "interval", "paired"]
+__all__ = ["NOT_SHOWN", "Difference", "Paired", "fewest", "interval", "needed", "paired"]
 
 LEVEL = 0.05
 
@@ -77,6 +79,33 @@ def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0,
         float(high),
         _mcnemar(wins, losses),
     )
+
+
+@functools.cache
+def fewest() -> int:
+    """How many samples it takes at the least to show a difference, however large: all of them wins (Paired.is_clear)."""
+    n = 1
+    while not paired([1.0] * n, [0.0] * n).is_clear:
+        n += 1
+    return n
+
+
+def needed(disagreement: float, *, gain: float = 0.1, power: float = 0.8) -> int:
+    """About how many samples it takes to show a gain of that size with that probability.
+
+    n = ((z_a sqrt(q) + z_b sqrt(q - d^2)) / d)^2 for McNemar's test (Connor, Biometrics 43, 1987), with q the share of
+    samples on which the two disagree, d the gain, z_a and z_b the normal quantiles of the level and the power. A gain of
+    d needs a q of at least d: less counts as d.
+
+    Args:
+        disagreement: q, 0 to 1.
+        gain: d, above 0 up to 1: 0.1 is 10 points.
+        power: above 0 and below 1.
+    """
+    normal, q = statistics.NormalDist(), max(disagreement, gain)
+    z_level, z_power = normal.inv_cdf(1 - LEVEL / 2), normal.inv_cdf(power)
+    n = ((z_level * math.sqrt(q) + z_power * math.sqrt(q - gain**2)) / gain) ** 2
+    return max(fewest(), math.ceil(n))
 
 
 class Difference(Protocol):

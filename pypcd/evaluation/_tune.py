@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from pypcd._config import PCDConfig
 from pypcd._errors import PCDError, UnsupportedError
 from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
-from pypcd.evaluation._run import Progress, counts_of, evaluate
-from pypcd.evaluation._stats import Paired, paired
+from pypcd.evaluation._progress import Progress
+from pypcd.evaluation._run import counts_of, evaluate
+from pypcd.evaluation._stats import Paired, needed, paired
 from pypcd.methods import PCD
 
 __all__ = ["READINGS", "Tuned", "tune"]
@@ -45,6 +46,8 @@ class Tuned:
         judged_by: the same on the other half, for each task and length and, under (None, None), for all together.
         tried: each setting's gain on the first half, in points; by its name as a method.
         refused: settings that this model cannot run, with the reason; by name too.
+        n_judged: questions of the other half, of all tasks and lengths.
+        disagreement: the share of the first half's questions on which the best setting and greedy scored differently.
     """
 
     best: PCDConfig | None
@@ -52,6 +55,21 @@ class Tuned:
     judged_by: dict[tuple[str | None, int | None], Paired]
     tried: dict[str, float]
     refused: dict[str, str]
+    n_judged: int = 0
+    disagreement: float = 0.0
+
+    @property
+    def n_needed(self) -> int:
+        """About how many judged questions show a gain of 10 points, four times in five, where two disagree so often."""
+        return needed(self.disagreement)
+
+    @property
+    def verdict(self) -> Literal["on", "off", "unknown"]:
+        """What follows: the setting helps, PCD is best left off, or too few questions were asked to tell."""
+        result = self.judged_by.get((None, None))
+        if self.helps:
+            return "on"
+        return "off" if self.n_judged >= self.n_needed or (result is not None and result.is_clear) else "unknown"
 
     @property
     def method(self) -> str | None:
@@ -77,15 +95,18 @@ def tune(
     options: Mapping[str, Any] | None = None,
     jobs: int = 1,
     model_facts: dict[str, Any] | None = None,
+    quick: bool = False,
     tell: Callable[[str, float], object] = lambda method, gain: None,
-    progress: Progress = lambda n: None,
+    progress: Progress | None = None,
 ) -> Tuned:
     """Try settings on the questions with even numbers, judge the best one on the odd ones.
 
     Args:
         plan: of its methods only greedy counts.
         directory: answers are kept there, and a run that was stopped goes on.
+        quick: try READINGS alone, without changes of single values.
         tell: told of each setting that has been tried and its gain over greedy, in points.
+        progress: told of all that is to be answered, and of each answer.
 
     Raises:
         UnsupportedError: this model can run none of the settings.
@@ -100,9 +121,17 @@ def tune(
     records: dict[Key, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     tried: dict[PCDConfig, float] = {}
+    progress = progress or Progress()
+
+    def keys(indices: Collection[int], methods: Collection[str]) -> list[Key]:
+        every = dataclasses.replace(plan, methods=(BASELINE, *methods)).everything(counts)
+        return [key for key in every if key[2] in indices and key[3] in methods]
+
+    def names(settings: Iterable[PCDConfig]) -> list[str]:
+        return [PCD(config).name for config in settings]
 
     def run(settings: Iterable[PCDConfig], indices: Sequence[int]) -> None:
-        part = dataclasses.replace(plan, methods=(BASELINE, *(PCD(config).name for config in settings)))
+        part = dataclasses.replace(plan, methods=(BASELINE, *names(settings)))
         outcome = evaluate(
             part, directory, jobs=jobs, options=options, model_facts=model_facts, progress=progress, indices=indices
         )
@@ -124,17 +153,25 @@ def tune(
                 tell(PCD(config).name, tried[config])
 
     # two passes over the prompts, however many settings: a long prompt costs more than all of its answers
-    attempt([*READINGS, *_variants(PCDConfig())])
+    settings = list(dict.fromkeys([*READINGS, *([] if quick else _variants(PCDConfig()))]))
+    judging = keys(second, (BASELINE, *names(READINGS[:1])))  # or whichever is the best
+    more = [] if quick else max(([v for v in _variants(c) if v not in settings] for c in settings), key=len)
+    progress.expect([*keys(first, names(more)), *judging])
+    attempt(settings)
     best = _best(tried)
-    if best is not None:
+    if best is not None and not quick:
+        progress.expect(judging)
         attempt(_variants(best))
         best = _best(tried)
 
     if best is None:
         raise UnsupportedError(f"this model can run none of the settings: {next(iter(refused.values()))}")
     gains = {PCD(config).name: gain for config, gain in tried.items()}
+    progress.expect(())
+    chosen_by = _compare(plan, counts, records, best, first)
+    n_judged, disagreement = len(judging) // 2, (chosen_by.wins + chosen_by.losses) / chosen_by.n
     if tried[best] <= 0:
-        return Tuned(None, None, {}, gains, refused)
+        return Tuned(None, None, {}, gains, refused, n_judged, disagreement)
     run([best], second)
     name = PCD(best).name
     if name in refused:
@@ -144,7 +181,7 @@ def tune(
         for length in plan.lengths:
             cell = dataclasses.replace(plan, tasks=(task,), lengths=(length,))
             judged[task, length] = _compare(cell, counts, records, best, second)
-    return Tuned(best, _compare(plan, counts, records, best, first), judged, gains, refused)
+    return Tuned(best, chosen_by, judged, gains, refused, n_judged, disagreement)
 
 
 def _variants(config: PCDConfig) -> list[PCDConfig]:
