@@ -197,9 +197,8 @@ def test_ctrl_c_keeps_what_has_come_with_the_word_it_stopped_in(chat: Chat, tmp_
         assert "stopped" in terminal.text()
         rows = answer_rows(terminal, "hello")
         answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
-    shown, answer = "".join("".join(rows).split()).replace("^C", ""), "".join(answer.split())
-    # at Ctrl-C the terminal drops what it has not shown yet, so that of the middle a part may be missing
-    assert len(shown) > 20 and shown[:12] == answer[:12] and shown[-3:] == answer[-3:]
+    shown = "".join("".join(rows).split()).replace("^C", "")  # which the terminal itself writes
+    assert shown == "".join(answer.split())
 
 
 def test_compare_draws_both_answers_side_by_side_as_they_come(chat: Chat) -> None:
