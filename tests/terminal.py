@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import termios
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,9 @@ class Terminal:
             env={**clean, "TERM": "xterm-256color", "PYTHONUTF8": "1", "GGML_NO_BACKTRACE": "1", **env}, timeout=TIMEOUT,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore Ctrl-C
         )  # fmt: skip
+        attributes = termios.tcgetattr(self.child.fileno())
+        attributes[3] |= termios.NOFLSH  # else Ctrl-C drops what was written and not yet read here
+        termios.tcsetattr(self.child.fileno(), termios.TCSANOW, attributes)
 
     def close(self) -> None:
         self.child.close(force=True)

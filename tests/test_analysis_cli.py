@@ -196,7 +196,7 @@ def test_nocache(capsys) -> None:
         (("salience", "none.gguf"), "there is no model file none.gguf"),
         (("salience", "demo", "--out", __file__), "is a file; allowed: a folder"),
         (("explain", "demo", "-p", ""), "the prompt is empty"),
-        (("explain", "demo", "-p", "x", "--pcd", "off"), "--pcd is off, and there is nothing to explain then"),
+        (("explain", "demo", "-p", "x", "--pcd", "off"), "--pcd is off, so there is nothing to explain"),
         (("explain", "demo", "-p", "x", "-f", "y"), "there are two prompts, -p and -f; give one of them"),
         (("explain", "demo", "-f", "/none/such"), "/none/such: No such file"),
         (("explain", "demo", "-p", "x", "--gold", ""), "--gold is empty"),

@@ -248,7 +248,7 @@ def test_the_demo_model_answers_in_a_narrow_window(chat: Chat, tmp_path: Path) -
         terminal.enter(f"/read {tmp_path}/q.txt")
         terminal.enter("")
         value = re.search(r"the right value is (\S+),", question.stderr)
-        assert value and value[1] in terminal.text().split("empty one sends it alone")[-1]
+        assert value and value[1] in terminal.text().split("Enter sends it alone")[-1]
 
 
 # -- breaking lines, by itself ---------------------------------------------------------------------------------------

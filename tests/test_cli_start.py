@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -109,8 +110,10 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options() -> dict[str, set[str]]:
+    """Of each command those that its help shows."""
     _, commands = make_parser(COMMANDS)
-    return {name: {o for a in sub._actions for o in a.option_strings} for name, sub in commands.items()}
+    shown = {name: [a for a in sub._actions if a.help != argparse.SUPPRESS] for name, sub in commands.items()}
+    return {name: {option for a in actions for option in a.option_strings} for name, actions in shown.items()}
 
 
 def completed(bash: Path, folder: Path, line: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pypcd._cli import _terminal
+from pypcd._cli import _text
 from pypcd._cli._table import aligned, table
 
 SUMMARIES = sorted((Path(__file__).parent.parent / "docs" / "evidence").glob("*/summary.md"))
@@ -51,7 +51,7 @@ def test_runs_of_the_evidence_fit_and_lose_nothing(summary: Path, width: int | N
     markdown = summary.read_text(encoding="utf-8")
     shown = aligned(markdown, width)
     if width:
-        assert max(map(_terminal.cells, shown.splitlines())) <= width
+        assert max(map(_text.cells, shown.splitlines())) <= width
     tables = [line for line in markdown.splitlines() if line.startswith("| ")]
     figures = [cell.strip() for line in tables for cell in line.strip("|").split("|")]
     figures = [cell for cell in figures if re.fullmatch(r"[-+0-9.<]+( \[.*\])?( ~)?", cell) and cell != "---"]
@@ -78,7 +78,7 @@ cell = st.text("abc:=+ 漢é1", max_size=12).map(str.strip)
 @given(st.lists(st.tuples(cell, cell, cell), min_size=1, max_size=4), st.integers(20, 60))
 def test_no_line_is_wider_than_the_terminal_and_no_letter_is_lost(rows: list[tuple[str, str, str]], width: int) -> None:
     text = table(["what", "one", "two"], rows, [False, True, True], 1, width)
-    assert max(map(_terminal.cells, text.splitlines())) <= max(width, 8 + 2 + 24)
+    assert max(map(_text.cells, text.splitlines())) <= max(width, 8 + 2 + 24)
     for row in rows:
         for letter in "abc漢é1:=+":
             assert text.count(letter) >= sum(value.count(letter) for value in row)

@@ -101,7 +101,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         command, word = commands[name], unknown[0].partition("=")[0]
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")
-        options = [option for action in command._actions for option in action.option_strings]
+        shown = (action for action in command._actions if action.help != argparse.SUPPRESS)
+        options = [option for action in shown for option in action.option_strings]
         near = did_you_mean(word, options)
         command.error(f"there is no option {word}{near}; 'pypcd {name} --help' lists the options")
     return args

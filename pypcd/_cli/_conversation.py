@@ -106,7 +106,7 @@ class Conversation:
         text = data.decode("utf-8", "replace")
         n = len(self.llm.tokenize(text.encode(), add_bos=False, special=False))
         self.attached.append(text)
-        return f"{path} ({n} tokens) goes in front of your next message; an empty one sends it alone"
+        return f"{path} ({n} tokens) goes in front of your next message; Enter sends it alone"
 
     def set_pcd(self, setting: PCDSetting) -> None:
         """Put a setting in force: as --pcd means it, but that values alone change the setting that is in force, or was."""

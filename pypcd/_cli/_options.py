@@ -128,7 +128,7 @@ def _length(text: str) -> int:
 
 
 class ListNames(argparse.Action):
-    """An option that prints the names of tasks and methods, and leaves."""
+    """An option that prints the names of tasks and methods, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from pypcd import evaluation, methods  # slow to import, and only this option needs them
@@ -138,20 +138,20 @@ class ListNames(argparse.Action):
             f"tasks: {', '.join(name for name in tasks if not name.startswith('longbench-'))}",
             f"  from files or the Hugging Face hub: {', '.join(name for name in tasks if name.startswith('longbench-'))}",
             f"methods: {', '.join(methods.NAMES)}",
-            "  joined by +, values behind colons, such as beam:4+pcd:beta=1.5 (docs/methods.md)",
+            "  join parts with +, write values after colons, such as beam:4+pcd:beta=1.5 (docs/methods.md)",
         ):
             print("\n".join(textwrap.wrap(line, _terminal.width(), subsequent_indent="    ")))
         parser.exit()
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--list", action=ListNames, nargs=0, help="print the names of tasks and methods, and leave")
+    parser.add_argument("--list", action=ListNames, nargs=0, help="print the names of tasks and methods, and exit")
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--threads", metavar="N", type=at_least(1), help="CPU threads")
-    add("--gpu-layers", metavar="N", type=at_least(-1), help="layers on the GPU (default: all, where there is one)")
+    add("--gpu-layers", metavar="N", type=at_least(-1), help="layers on the GPU (default: all, if there is one)")
 
 
 def machine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def job_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def default_task(model: str, of_others: str = "kv") -> str:
-    """The demo model knows one form of identifiers only."""
+    """The task of a command that was given none; the demo model was trained on kv-short alone."""
     return "kv-short" if model == "demo" else of_others
 
 

@@ -96,7 +96,7 @@ def resumable() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        note("stopped; the same command goes on where it was")
+        note("stopped; run the same command again to go on")
         raise
 
 
@@ -116,7 +116,7 @@ def interruptible() -> Iterator[Interrupt]:
     flag = Interrupt()
 
     def handler(*_: object) -> None:
-        if flag.pressed:  # whoever should look at the flag does not
+        if flag.pressed:  # the code that should look at the flag does not
             signal.signal(signal.SIGINT, before)
             raise KeyboardInterrupt
         flag.pressed = True

@@ -206,8 +206,8 @@ class Chat:
     def do_stats(self, _: str) -> None:
         figures, stats = self.session.figures, self.session.llm.pcd_stats()
         say(f"{len(figures)} answers, {sum(f.completion_tokens for f in figures)} tokens")
-        keys = f"{stats.second_bytes / 2**20:.1f} MiB beside the cache"
-        say(f"PCD: {stats.n_twins} twins for {stats.n_tokens} tokens, {keys}")
+        keys = f"{stats.second_bytes / 2**20:.1f} MiB of second keys"
+        say(f"PCD: {stats.n_twins} twins (second rows) for {stats.n_tokens} tokens, {keys}")
         if figures:
             say(f"last: {figures[-1].line()}")
 

@@ -19,23 +19,23 @@ from pypcd.analysis._explain import Candidate, Step, explain
 from pypcd.analysis._page import page
 from pypcd.methods import Session
 
-LEGEND = "> written   * on the way to the right answer   L: the model   L*: over-rotated   PCD: contrasted"
+LEGEND = "> chosen   * leads to the right answer   L: the model   L*: over-rotated   PCD: after the contrast"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd explain MODEL [-p TEXT | -f FILE] [options] [< FILE]"
     _options.add_model(parser)
     add = parser.add_argument
-    add("-p", "--prompt", metavar="TEXT", help="the prompt (default: stdin, less a final newline)")
+    add("-p", "--prompt", metavar="TEXT", help="the prompt (default: stdin, without its last newline)")
     add("-f", "--file", metavar="FILE", type=pathlib.Path, help="read the prompt from a file")
-    add("--chat", action="store_true", help="ask through the model's chat template")
-    add("--gold", metavar="TEXT", help="the right answer, whose tokens are marked")
+    add("--chat", action="store_true", help="use the model's chat template")
+    add("--gold", metavar="TEXT", help="the right answer; its tokens are marked")
     add("--pcd", metavar="SETTING", default="on", help="a preset, or beta=1.5:window=64 ... (default %(default)s)")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=12, help="tokens at most (default %(default)s)")
     add("--top", metavar="N", type=_options.at_least(1), default=4, help="candidates of each row (default %(default)s)")
     add("--n-ctx", metavar="N", type=_options.at_least(0), default=0, help="context (default: the model's)")
     _options.add_machine(parser)
-    add("--html", metavar="FILE", type=pathlib.Path, help="write a page too")
+    add("--html", metavar="FILE", type=pathlib.Path, help="also write an HTML page")
     add("--picture", metavar="FILE", type=pathlib.Path, help="draw the first token that plain decoding would not write")
     add("--json", action="store_true", help="print one JSON object")
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     setting = _options.pcd_setting(args.pcd, args.model)
     if setting is None:
-        raise ValueError("--pcd is off, and there is nothing to explain then; allowed: on, a preset, or values")
+        raise ValueError("--pcd is off, so there is nothing to explain; allowed: on, a preset, or values")
     if args.file is not None and args.prompt is not None:
         raise ValueError("there are two prompts, -p and -f; give one of them")
     if args.gold is not None and not args.gold.strip():
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     refusal = llm.pcd_refusal(setting)
     if refusal is not None:
         raise UnsupportedError(f"PCD cannot run here: {refusal}")
-    # control tokens typed in a plain prompt are read as such, as generate does
+    # as in generate, control tokens in a plain prompt are read as control tokens
     tokens = (
         prompt_tokens(llm, Prompt(after=text), chat=True) if args.chat else llm.tokenize(text.encode(), special=True)
     )

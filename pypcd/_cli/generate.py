@@ -13,9 +13,9 @@ from pypcd._cli._generation import ContextFull, Generation
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd generate MODEL [-p TEXT] [options] [< FILE]"
     _options.add_model(parser)
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt (default: stdin, less a final newline)")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt (default: stdin, without its last newline)")
     parser.add_argument(
-        "--stop", metavar="TEXT", action="append", default=[], help="end where this text would come; repeatable"
+        "--stop", metavar="TEXT", action="append", default=[], help="stop before this text; may be repeated"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object: the text and its figures")
     _options.add_common(parser)

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Without MODEL the self-test runs on pypcd's demo model. The exit status is 1 if it fails."
     _options.add_model(parser, nargs="?")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--no-test", action="store_true", help="leave out the self-test")
+    parser.add_argument("--no-test", action="store_true", help="skip the self-test")
 
 
 def run(args: argparse.Namespace) -> int:

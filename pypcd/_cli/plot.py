@@ -19,13 +19,13 @@ _NAMES = {"d": "d", "beta": "beta", "alpha": "alpha", "base": "B", "over_base": 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd plot decay [options]"
-    parser.epilog = "--out adds pictures, curves (CSV) and figures (JSON) to the printed tables."
+    parser.epilog = "With --out: pictures, curves (CSV) and figures (JSON), beside the tables."
     parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=26)
     add = parser.add_argument
     add("what", metavar="WHAT", choices=("decay",), help="decay: section 3.4, figures 3b and 4")
     add("--out", metavar="DIR", type=pathlib.Path, help="where to write pictures and data")
-    add("--format", choices=_plots.FORMATS, default="png", help="of the pictures (default %(default)s)")
-    add("--no-grid", action="store_true", help="without the grid of figure 4")
+    add("--format", choices=_plots.FORMATS, default="png", help="format of the pictures (default %(default)s)")
+    add("--no-grid", action="store_true", help="leave out the grid of figure 4")
     standard = Decay()
     add("--base", metavar="B", type=float, default=standard.base, help="base (default %(default)g)")
     add(
@@ -35,13 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=standard.over_base,
         help="over-rotated base (default %(default)g)",
     )
-    add("--alpha", metavar="A", type=float, default=standard.alpha, help="of the transition (default %(default)s)")
+    add(
+        "--alpha", metavar="A", type=float, default=standard.alpha, help="slope of the transition (default %(default)s)"
+    )
     add("--beta", metavar="B", type=float, default=standard.beta, help="contrast (default %(default)s)")
     add("--d", metavar="N", type=int, default=standard.d, help="dimensions of a head (default %(default)s)")
     add("--length", metavar="N", type=int, default=standard.length, help="distances (default %(default)s)")
     add("--no-transition", action="store_true", help="theta* = theta', as in section A.1")
     add("--vectors", choices=VECTORS, default=standard.vectors, metavar="V", help="equal (default), gaussian or bound")
-    add("--seed", metavar="N", type=_options.at_least(0), default=0, help="of gaussian vectors")
+    add("--seed", metavar="N", type=_options.at_least(0), default=0, help="seed of the gaussian vectors")
     add("--json", action="store_true", help="print one JSON object")
 
 

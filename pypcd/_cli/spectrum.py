@@ -19,8 +19,9 @@ from pypcd.evaluation import ModelTokenizer, task
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd spectrum MODEL [-f FILE] [options]"
     parser.epilog = (
-        "Reach: the mean distance attended to, in tokens, averaged over heads. A block sharpens a layer towards the near "
-        "where it alone, over-rotated, lowers the reach by more than a token, and blurs it where it raises it."
+        "Reach is the mean distance, in tokens, over which the last token attends, averaged over heads. A block is a pair "
+        "of dimensions that turns with one frequency. It sharpens if over-rotating it alone lowers the reach by more than "
+        "one token, and blurs if that raises the reach by more than one token."
     )
     _options.add_model(parser)
     add = parser.add_argument
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pcd", metavar="SETTING", default="on", help="alpha=0.3:base_ratio=1e-3 ... (default %(default)s)")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="another question (default %(default)s)")
     _options.add_machine(parser)
-    add("--out", metavar="DIR", type=pathlib.Path, help="a picture and the data of each layer")
-    add("--format", choices=_plots.FORMATS, default="png", help="of the pictures (default %(default)s)")
+    add("--out", metavar="DIR", type=pathlib.Path, help="where to write a picture and the data of each layer")
+    add("--format", choices=_plots.FORMATS, default="png", help="format of the pictures (default %(default)s)")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -79,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
             )
         )
         return 0
-    print(f"{args.model}, {len(tokens)} tokens, the last one's attention; reach in tokens\n")
+    print(f"{args.model}, attention of the last of {len(tokens)} tokens; reach in tokens\n")
     print(f"{'layer':>5} {'before':>8} {'after':>8}   {'sharpening blocks':<20} {'blurring blocks':<20}")
     for il, result in made.items():
         change = result.reach_alone - result.before.reach
         near, far = (_ranges(np.flatnonzero(which) + 1) for which in (change < -1, change > 1))
         print(f"{il:>5} {result.before.reach:>8.1f} {result.after.reach:>8.1f}   {near:<20} {far:<20}".rstrip())
     print(
-        f"\nblocks: 1, the fastest, to {len(change)}, the slowest; those that alone change the reach by more than a token"
+        f"\nblock 1 is the fastest, {len(change)} the slowest; listed: those that alone change the reach by more than a token"
     )
     return 0
 

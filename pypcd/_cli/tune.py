@@ -9,7 +9,7 @@ import os
 import pathlib
 from typing import Any
 
-from pypcd._cli import _options, _progress, _table, _terminal
+from pypcd._cli import _options, _progress, _table, _terminal, _text
 from pypcd._models import resolve_model
 from pypcd._settings import Profile
 from pypcd.evaluation import Directory, Plan, Tuned, counts_of, facts, tune
@@ -145,7 +145,7 @@ def _print(plan: Plan, tuned: Tuned, profile: pathlib.Path, quick: bool) -> None
         print(f"\n{NOT_SHOWN}")
     for method, reason in tuned.refused.items():
         _terminal.note(f"{method} was not tried: {reason}")
-    print("\n".join(_terminal.wrap(_verdict(plan, tuned, profile), min(_table.columns() or 120, 120))))
+    print("\n".join(_text.wrap(_verdict(plan, tuned, profile), min(_table.columns() or 120, 120))))
     if quick:
         print("quick: the readings of L* alone were tried, and few questions; without --quick single values are, too")
 
