@@ -61,33 +61,15 @@ if(NOT found STREQUAL wanted)
     file(REMOVE_RECURSE "${unpacked}")
 endif()
 
-# Apply once: what reverses cleanly is applied already.
-find_program(GIT_EXECUTABLE git)
-if(NOT GIT_EXECUTABLE)
-    message(FATAL_ERROR "git is needed to apply ${PYPCD_PATCH}; install it and try again.")
+# Applies once: a copy that has the hooks is left alone.
+execute_process(
+    COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/apply_patch.py" "${PYPCD_PATCH}" "${PYPCD_LLAMA_DIR}"
+    RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(failed)
+    message(FATAL_ERROR
+        "The hook patch does not apply to this llama.cpp source:\n${text}\n"
+        "pypcd is written for llama-cpp-python ${PYPCD_PIN}; build from that version's source, "
+        "or move the pin as cpp/README.md describes.")
 endif()
-
-function(pypcd_git_apply result)
-    execute_process(
-        COMMAND "${CMAKE_COMMAND}" -E env "GIT_CEILING_DIRECTORIES=${CMAKE_BINARY_DIR}"
-            "${GIT_EXECUTABLE}" apply --whitespace=nowarn ${ARGN} "${PYPCD_PATCH}"
-        WORKING_DIRECTORY "${PYPCD_LLAMA_DIR}"
-        RESULT_VARIABLE code OUTPUT_QUIET ERROR_VARIABLE text)
-    set(${result} "${code}" PARENT_SCOPE)
-    set(${result}_text "${text}" PARENT_SCOPE)
-endfunction()
-
-pypcd_git_apply(reversed --reverse --check)
-if(NOT reversed EQUAL 0)
-    pypcd_git_apply(applied)
-    if(NOT applied EQUAL 0)
-        message(FATAL_ERROR
-            "The hook patch does not apply to this llama.cpp source:\n${applied_text}"
-            "pypcd is written for llama-cpp-python ${PYPCD_PIN}; build from that version's source, "
-            "or move the pin as cpp/README.md describes.")
-    endif()
-    message(STATUS "Applied the PCD hooks to llama.cpp")
-else()
-    message(STATUS "The PCD hooks are applied already")
-endif()
+message(STATUS "The PCD hooks of llama.cpp: ${text}")
 file(WRITE "${stamp}" "${wanted}")

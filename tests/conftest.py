@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from hypothesis import settings
+from recorder import pytest_runtest_logreport  # noqa: F401  a hook of pytest's
 from reference import GELU_ARCHS, Noise, Reference, contrast, rho
 from tiny_gguf import write_tiny_gguf
 
@@ -162,14 +162,17 @@ def check_contrast(got: pypcd.PCDLogits, c: pypcd.PCDConfig, seen: np.ndarray) -
         np.testing.assert_allclose(seen[~kept] + 1e4, got.standard[~kept], atol=2e-3)
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """With PYPCD_TEST_REPORT=FILE every result is appended to FILE at once: a line of JSON with what the test recorded."""
-    file = os.environ.get("PYPCD_TEST_REPORT")
-    if file and (report.when == "call" or not report.passed):
-        why = report.longreprtext if report.failed else ""
-        result = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2), "why": why}
-        with open(file, "a") as out:
-            out.write(json.dumps({**result, **dict(report.user_properties)}) + "\n")
+def find_sdist() -> Path:
+    """llama-cpp-python's source distribution, from PYPCD_LLAMA_CPP_SOURCE, build/ or .cache/; the test is skipped where
+    none is."""
+    root = Path(__file__).parent.parent
+    places = [Path(os.environ.get("PYPCD_LLAMA_CPP_SOURCE", "")), *root.glob("build/*/sdist/*.tar.gz")]
+    found = next(
+        (place for place in [*places, *root.glob(".cache/llama_cpp_python-*.tar.gz")] if place.is_file()), None
+    )
+    if found is None:
+        pytest.skip("no sdist of llama-cpp-python in PYPCD_LLAMA_CPP_SOURCE, build/ or .cache/")
+    return found
 
 
 def run_python(code: str, *args: Any, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:

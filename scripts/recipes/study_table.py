@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Lay the runs of `scripts/evidence study` side by side: docs/evidence/study.md, .csv and .png.
 
-python scripts/recipes/study_table.py build/evidence docs/evidence
+    python scripts/recipes/study_table.py build/evidence docs/evidence
+
+`scripts/evidence study` calls it.
 """
 
 from __future__ import annotations

@@ -1,27 +1,16 @@
-"""`git apply`, where there is no git: all that building pypcd asks of it."""
+"""Apply a unified diff to a source tree, as `git apply` does: at the nearest place where its lines fit, without fuzz.
+
+    python cmake/apply_patch.py PATCH FOLDER
+
+A patch that is applied already is left alone. Nothing is written unless all of it fits. With this, building needs no
+git. Knows changed files only: no new, deleted or renamed ones.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-
-
-def git(arguments: Sequence[str]) -> int:
-    """`git apply [--check] [--reverse] PATCH` in this folder: a unified diff without fuzz."""
-    if not arguments or arguments[0] != "apply":
-        return 1
-    patch = Path(arguments[-1]).read_text()
-    try:
-        changed = patched(Path(), patch, reverse="--reverse" in arguments)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if "--check" not in arguments:
-        for path, text in changed.items():
-            path.write_text(text)
-    return 0
 
 
 def patched(folder: Path, patch: str, *, reverse: bool = False) -> dict[Path, str]:
@@ -33,10 +22,11 @@ def patched(folder: Path, patch: str, *, reverse: bool = False) -> dict[Path, st
     changed: dict[Path, str] = {}
     old, new = ("+", "-") if reverse else ("-", "+")
     for part in re.split(r"^diff --git .*\n", patch, flags=re.MULTILINE)[1:]:
-        name = re.search(r"^\+\+\+ b/(.*)$", part, re.MULTILINE)
-        assert name
-        path = folder / name.group(1)
-        text, moved = path.read_text().split("\n"), 0
+        name = re.search(r"^\+\+\+ b/([^\t\n]*)", part, re.MULTILINE)  # a tab ends a name with spaces
+        path = folder / name.group(1) if name else folder
+        if not path.is_file():
+            raise ValueError(f"{path}: there is no such file")
+        text, moved = path.read_text(encoding="utf-8").split("\n"), 0
         for hunk in re.finditer(r"^@@ -(\d+).*? \+(\d+).*? @@.*\n((?:[-+ ].*\n|\n)*)", part, re.MULTILINE):
             body = [line or " " for line in hunk.group(3).rstrip("\n").split("\n")]
             before = [line[1:] for line in body if line[0] in " " + old]
@@ -52,5 +42,24 @@ def patched(folder: Path, patch: str, *, reverse: bool = False) -> dict[Path, st
     return changed
 
 
+def main(patch: str, folder: str) -> int:
+    text = Path(patch).read_text(encoding="utf-8")
+    try:
+        patched(Path(folder), text, reverse=True)  # first: lines that were added already may fit again
+        print("applied already")
+        return 0
+    except ValueError:
+        pass
+    try:
+        changed = patched(Path(folder), text)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for path, new in changed.items():
+        path.write_bytes(new.encode())
+    print("applied")
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(git(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,267 @@
+"""The stages of `scripts/check_gpu run`, and what they leave behind. __main__.py says what they are."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from archive import LLAMA, PACKAGES, ROOT, pinned_version
+from machine import cuda_library_folders, cuda_options, describe_machine, find_nvcc
+from report import render
+
+
+class Failed(Exception):
+    """A stage cannot go on; the message says why."""
+
+
+class OutOfTime(Exception):
+    """--minutes are over."""
+
+
+# --- a run ---
+
+
+class Run:
+    """One call of `run`: the stages, what they leave behind, and the report."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.work = options, options.work
+        self.deadline = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
+        self.tree, self.logs = self.work / "pack" / "llama-cpp-python", self.work / "logs"
+        self.python, self.results = self.work / "venv" / "bin" / "python", self.work / "rows.jsonl"
+        self.nvcc = find_nvcc() if options.backend == "cuda" else None
+        self.record: dict[str, Any] = {"stages": {}, "bench": {}}
+        if (self.work / "check_gpu.json").is_file():
+            self.record.update(json.loads((self.work / "check_gpu.json").read_text()))
+        self.record.update(backend=options.backend, machine=describe_machine(self.nvcc))
+
+    def keys(self) -> dict[str, str]:
+        """For every stage a digest of all that its result follows from, the stages before it included."""
+        o, keys, last = self.options, {}, ""
+        inputs: dict[str, list[Any]] = {
+            "unpack": [digest(o.file), o.backend, sys.version, str(self.work)],
+            "llama": [self.cmake_args()],
+            "pypcd": [digest(*files("CMakeLists.txt", "pyproject.toml", "cmake/*", "cpp/**/*", "pypcd/**/*"))],
+            "rows": [digest(*files("tests/*.py"))],
+            "bench": [o.shape, o.bench],
+        }
+        for name, values in inputs.items():
+            keys[name] = hashlib.sha256(json.dumps([last, *values]).encode()).hexdigest()[:16]
+            last = keys[name] if name != "rows" else last
+        return keys
+
+    def run(self) -> int:
+        """All stages, as far as they can go. The exit status: 0 if all is done and well."""
+        stages = self.record["stages"]
+        for name, key in self.keys().items():
+            if stages.get(name, {}).get("key") != key:
+                stages[name] = {"key": key, "status": "not begun", "seconds": 0}
+        if stages["rows"]["status"] == "not begun":
+            self.results.unlink(missing_ok=True)
+        if stages["bench"]["status"] == "not begun":
+            self.record["bench"] = {}
+        for name, entry in stages.items():
+            if entry["status"] == "done" and name != "bench":  # which may have other lengths to measure
+                print(f"{name}: done before", flush=True)
+                continue
+            entry.update(status="unfinished", error="")
+            print(f"{name}: starts", flush=True)
+            start = time.monotonic()
+            try:
+                self.write()
+                getattr(self, name)()
+                entry["status"] = "done"
+            except OutOfTime:
+                entry["error"] = "the time is over; the same command goes on from here"
+            except Failed as error:
+                entry.update(status="failed", error=str(error))
+            finally:
+                entry["seconds"] += round(time.monotonic() - start)
+                self.write()
+            print(f"{name}: {entry['status']}, {entry['seconds']} s {entry['error']}".rstrip(), flush=True)
+            if entry["status"] != "done" and name != "rows":  # costs are worth knowing where rows are wrong
+                break
+        return 0 if all(entry["status"] == "done" for entry in stages.values()) else 1
+
+    # the stages
+
+    def unpack(self) -> None:
+        for name in ("pack", "venv", "build-llama", "build-pypcd"):
+            shutil.rmtree(self.work / name, ignore_errors=True)
+        with tarfile.open(self.options.file) as archive:
+            archive.extractall(self.work / "pack", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        about = json.loads((self.work / "pack" / "pack.json").read_text())
+        version = ".".join(platform.python_version_tuple()[:2])
+        if about["python"] != version:
+            print(f"the wheels are for Python {about['python']}, this is {version}: some may not fit", flush=True)
+        if about["llama_cpp_python"] != pinned_version():
+            raise Failed(f"the archive has llama-cpp-python {about['llama_cpp_python']}, not {pinned_version()}")
+        # what the machine has in good versions is used; pip itself comes from the archive
+        venv = ["-m", "venv", "--system-site-packages", "--without-pip", str(self.work / "venv")]
+        self.execute([sys.executable, *venv], "unpack")
+        pip = next((self.work / "pack" / "wheels").glob("pip-*.whl")) / "pip"
+        self.install(PACKAGES, "unpack", pip=[str(pip)])
+
+    def cmake_args(self) -> list[str]:
+        """For llama-cpp-python."""
+        return ["-DLLAVA_BUILD=OFF", *(cuda_options(self.nvcc) if self.options.backend == "cuda" else [])]
+
+    def llama(self) -> None:
+        if self.options.backend == "cuda" and self.nvcc is None:
+            raise Failed("no nvcc on PATH, in CUDA_HOME, in /usr/local/cuda* or among the packages of pip")
+        self.install([str(self.tree)], "llama", build="build-llama", CMAKE_ARGS=shlex.join(self.cmake_args()))
+
+    def pypcd(self) -> None:
+        self.install([str(ROOT)], "pypcd", build="build-pypcd", PYPCD_LLAMA_CPP_SOURCE=str(self.tree / LLAMA))
+        self.record["versions"] = json.loads(self.execute([self.python, "-c", _ABOUT], "pypcd"))
+        devices = self.record["versions"]["devices"]
+        if self.options.backend == "cuda" and not any(device["is_gpu"] for device in devices):
+            raise Failed(f"ggml finds no GPU; its devices: {devices}")
+
+    def rows(self) -> None:
+        """The tests not done yet. Where ggml ends the process, one test is "crashed" and the others go on."""
+        pytest = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
+        pytest += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT, ROOT / "tests" / "test_backend.py"]
+        env = {"PYPCD_TEST_REPORT": str(self.results), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        tests = re.findall(r"^tests/.*::.*$", self.execute([*pytest, "--collect-only"], "rows", **env), re.MULTILINE)
+        while todo := [test for test in tests if test not in self.done()]:
+            (self.work / "done").write_text("".join(f"--deselect={test}\n" for test in self.done()))
+            try:
+                self.execute([*pytest, f"@{self.work / 'done'}"], "rows", **env)
+            except Failed as error:
+                left = [test for test in todo if test not in self.done()]
+                if not left:
+                    break
+                if not str(error).startswith("SIG"):
+                    raise
+                why = {"test": left[0], "outcome": "crashed", "why": str(error)}
+                with self.results.open("a") as out:
+                    out.write(json.dumps(why) + "\n")
+        bad = [test for test, result in self.done().items() if result["outcome"] in ("failed", "crashed")]
+        if bad:
+            raise Failed(f"{len(bad)} of {len(tests)} tests")
+
+    def done(self) -> dict[str, dict[str, Any]]:
+        lines = self.results.read_text().splitlines() if self.results.is_file() else []
+        return {result["test"]: result for result in map(json.loads, lines)}
+
+    def bench(self) -> None:
+        """A command for each length, so that each can be resumed."""
+        o, model = self.options, self.work / f"random-{self.options.shape}.gguf"
+        if not model.is_file():
+            script = ROOT / "scripts" / "recipes" / "make_random_model.py"
+            self.execute([self.python, script, "--shape", o.shape, model.with_suffix(".part")], "bench")
+            model.with_suffix(".part").rename(model)
+        for length in filter(None, o.lengths.split(",")):
+            if "measurements" in self.record["bench"].get(length, {}):
+                continue
+            print(f"bench: {length} tokens", flush=True)
+            # scores without flash attention take n_heads x 512 x length floats: 4 GiB at 64k, for nothing but to lose
+            flash = "both" if int(length) <= 16384 else "on"
+            command = [self.python, "-m", "pypcd", "bench", model, "--json", "--length", length, "--flash-attn", flash]
+            try:
+                self.record["bench"][length] = json.loads(self.execute([*command, *shlex.split(o.bench)], "bench"))
+            except Failed as error:
+                self.record["bench"][length] = {"error": str(error)}
+            self.write()
+        wrong = [length for length, found in self.record["bench"].items() if "error" in found]
+        if wrong:
+            raise Failed(f"no measurements at {', '.join(wrong)} tokens")
+
+    # processes
+
+    def environment(self, **more: str) -> dict[str, str]:
+        drop = ("PYTHONPATH", "PYTHONHOME", "LLAMA_CPP_LIB_PATH", "PYPCD_DISABLE", "CMAKE_ARGS", "VIRTUAL_ENV")
+        env = {name: value for name, value in os.environ.items() if name not in drop}
+        env.update(GGML_NO_BACKTRACE="1", OPENBLAS_NUM_THREADS="1", PYTHONNOUSERSITE="1", PIP_NO_INDEX="1")
+        env.update(PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_ROOT_USER_ACTION="ignore", PIP_NO_CACHE_DIR="1")
+        env["CMAKE_BUILD_PARALLEL_LEVEL"] = str(self.options.jobs)
+        path = [str(self.python.parent), *([str(self.nvcc.parent)] if self.nvcc else []), env.get("PATH", os.defpath)]
+        env["PATH"] = os.pathsep.join(path)
+        if self.options.backend == "cuda":
+            libraries = [*cuda_library_folders(self.nvcc), env.get("LD_LIBRARY_PATH", "")]
+            env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
+        return {**env, **more}
+
+    def install(
+        self, what: list[str], log: str, *, build: str = "", pip: Sequence[str] = ("-m", "pip"), **env: str
+    ) -> None:
+        command = [self.python, *pip, "install", "--no-index", "--find-links", self.work / "pack" / "wheels"]
+        command += ["--no-build-isolation", "--verbose"]
+        if build:  # a build that was cut off goes on
+            command += ["--no-deps", "--force-reinstall", "--config-settings", f"build-dir={self.work / build}"]
+        self.execute([*command, *what], log, **env)
+
+    def execute(self, command: Sequence[Any], log: str, **env: str) -> str:
+        """What a command prints; it goes to a log too, and so do its errors.
+
+        Raises:
+            Failed: it ends with another status than 0; the message begins with the signal or the status.
+            OutOfTime: it would take longer than there is time.
+        """
+        self.logs.mkdir(parents=True, exist_ok=True)
+        path, command = self.logs / f"{log}.log", [str(part) for part in command]
+        with open(path, "a+b") as file:
+            file.write(f"\n$ {shlex.join(command)}\n".encode())
+            file.flush()
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": file}
+            env = self.environment(**env)
+            with subprocess.Popen(command, env=env, cwd=self.work, start_new_session=True, **pipes) as process:
+                try:
+                    left = min(max(0.0, self.deadline - time.monotonic()), 10**6)
+                    output = process.communicate(timeout=left)[0]
+                except subprocess.TimeoutExpired:
+                    raise OutOfTime from None
+                finally:
+                    if process.poll() is None:
+                        os.killpg(process.pid, signal.SIGKILL)  # and what it started
+            file.write(output)
+        if process.returncode:
+            code = process.returncode
+            ending = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+            tail = "\n".join(path.read_text(errors="replace").splitlines()[-12:])
+            raise Failed(f"{ending} of `{shlex.join(command)[:300]}`, logs/{log}.log ends with:\n{tail}")
+        return output.decode("utf-8", "replace")
+
+    def write(self) -> None:
+        """check_gpu.json and check_gpu.md in OUT, the first also in --work, from where a next run takes it up."""
+        self.record["rows"] = list(self.done().values())
+        for folder in (self.work, self.options.out):
+            folder.mkdir(parents=True, exist_ok=True)
+            part = folder / "check_gpu.json.part"  # a run may be cut off at any time
+            part.write_text(json.dumps(self.record))
+            part.replace(folder / "check_gpu.json")
+        (self.options.out / "check_gpu.md").write_text(render(self.record))
+        if self.logs.is_dir():
+            shutil.copytree(self.logs, self.options.out / "logs", dirs_exist_ok=True)
+
+
+_ABOUT = """
+import json, pypcd, llama_cpp
+from pypcd import _machine
+print(json.dumps({"llama_cpp_python": llama_cpp.__version__, "devices": _machine.devices()}))
+"""
+
+
+def files(*patterns: str) -> list[Path]:
+    found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
+    return sorted(path for path in found if "__pycache__" not in path.parts and "lib" not in path.parts)
+
+
+def digest(*paths: Path) -> str:
+    parts = (path.name.encode() + hashlib.sha256(path.read_bytes()).digest() for path in paths)
+    return hashlib.sha256(b"".join(parts)).hexdigest()

@@ -1,0 +1,81 @@
+"""check_gpu.md: what `scripts/check_gpu run` found, as text. Knows nothing of how it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+LEGEND = """\
+A case is a test of tests/test_backend.py: L and L* of some work against the float64 reference, in normalised mean squared
+errors. The tables have the worst of each group, and how many times that is what plain rows differ by in the same work;
+"effect" is how far L* is from L, the least of each group."""
+
+
+def render(record: dict[str, Any]) -> str:
+    """check_gpu.md."""
+    machine, versions = record["machine"], record.get("versions", {})
+    gpus = [device["description"] for device in versions.get("devices", []) if device["is_gpu"]]
+    where = (
+        f"{', '.join(machine['gpus'] or gpus) or 'No GPU found'}; {machine['cores']} cores of {machine['cpu']}; "
+        f"CUDA {machine['nvcc']}, llama-cpp-python {versions.get('llama_cpp_python', '(not built)')}, "
+        f"Python {machine['python']}, {machine['compiler']}. Backend: {record['backend']}."
+    )
+    lines = [
+        "# PCD on a GPU",
+        "",
+        where,
+        "",
+        *table(("stage", "status", "seconds"), [(n, s["status"], s["seconds"]) for n, s in record["stages"].items()]),
+    ]
+    for name, stage in record["stages"].items():
+        if stage.get("error"):
+            lines += ["", f"**{name}: {stage['status']}.**", "", "```", stage["error"], "```"]
+    return "\n".join([*lines, *_rows(record.get("rows", [])), *_bench(record.get("bench", {}))]) + "\n"
+
+
+def _rows(results: list[dict[str, Any]]) -> list[str]:
+    if not results:
+        return []
+    bad = [r for r in results if r["outcome"] not in ("passed", "skipped")]
+    lines = ["", f"## Rows: {len(results)} cases, {len(bad)} failed", "", LEGEND]
+    measured = [r for r in results if "effect" in r]
+    for by in ("setting", "kv", "work", "placement", "model"):
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for r in measured:
+            groups.setdefault(r[by], []).append(r)
+        titles = (by, "cases", "failed", "L", "L / plain", "L*", "L* / plain", "effect")
+        lines += ["", *table(titles, [_group(name, group) for name, group in groups.items()])]
+    if bad:
+        lines += ["", "### Failed", ""]
+        lines += [f"- {r['test']}: {r['outcome']}; {(r['why'].strip().splitlines() or [''])[-1]}" for r in bad[:200]]
+    return lines
+
+
+def _group(name: str, group: list[dict[str, Any]]) -> tuple[Any, ...]:
+    failed = sum(r["outcome"] != "passed" for r in group)
+    effects = [r["effect"] for r in group if not r["setting"].endswith("identity")]
+    worst = [
+        max(r["standard"] for r in group),
+        max(r["standard"] / r["plain"] for r in group),
+        max(r["over"] for r in group),
+        max(r["over"] / r["plain_over"] for r in group),
+    ]
+    return name, len(group), failed, *worst, min(effects, default="")
+
+
+def _bench(tables: dict[str, dict[str, Any]]) -> list[str]:
+    lines = ["", "## Cost: `pypcd bench` on a random model"] if tables else []
+    for length, found in sorted(tables.items(), key=lambda item: int(item[0])):
+        lines += ["", f"{length} tokens in the context:", ""]
+        if "error" in found:
+            lines += ["```", found["error"], "```"]
+        else:
+            rows = found["measurements"]
+            lines += table(list(rows[0]), [list(row.values()) for row in rows])
+    return lines
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Lines of Markdown; floats with three digits."""
+    shown = [[f"{v:.3g}" if isinstance(v, float) else "" if v is None else str(v) for v in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *shown)]
