@@ -11,7 +11,7 @@ import pytest
 import pypcd
 from pypcd import PCDConfig
 from pypcd._config import parse_pcd
-from pypcd._models import resolve_model
+from pypcd._gguf import resolve_model
 from pypcd._profile import other_model, read_profile, write_profile
 
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd._prompt import Prompt, prompt_tokens, token_bytes
+from pypcd._engine import token_bytes
+from pypcd._prompt import Prompt, prompt_tokens
 from pypcd._vocabulary import Vocabulary, shown
 from pypcd.analysis._questions import questions
 from pypcd.analysis._salience import PLAIN, RANKS, Reading, cells, count_ranks, gold_rank, measure, salience

@@ -39,14 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser.add_argument("--version", action="version", version=f"pypcd {__version__}")
 
-    for name in COMMANDS:
-        module = importlib.import_module(f"pypcd._cli.{name}")
-        sub = subparsers.add_parser(name, help=module.HELP, description=module.HELP)
-        module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
-
-    args = parser.parse_args(argv)
     try:
+        for name in COMMANDS:
+            module = importlib.import_module(f"pypcd._cli.{name}")
+            sub = subparsers.add_parser(name, help=module.HELP, description=module.HELP)
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+
+        args = parser.parse_args(argv)
         return args.run(args)
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -12,14 +12,12 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-import llama_cpp
-
 import pypcd
-from pypcd import ModelError, PCDConfig, UnsupportedError, evaluation, methods
+from pypcd import ModelError, PCDConfig, UnsupportedError, _engine, evaluation, methods
 from pypcd._cli import _terminal
 from pypcd._config import parse_pcd
 from pypcd._errors import did_you_mean
-from pypcd._models import resolve_model
+from pypcd._gguf import resolve_model
 from pypcd._profile import is_profile, other_model
 
 # Where texts are read by people: the paper's setting lifts tokens that a small model itself thinks improbable, and gains no
@@ -236,15 +234,14 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
 
 def open_model(path: str, **options: Any) -> pypcd.Llama:
     """pypcd.Llama, with a progress bar where loading takes long."""
-    # pypcd.Llama reads the metadata before llama_cpp.Llama has set this level
-    logging.getLogger("llama-cpp-python").setLevel(logging.DEBUG if options.get("verbose") else logging.ERROR)
     bar = _terminal.progress(100, "loading", unit="%", enabled=not options.get("verbose"))
     with bar, _terminal.interruptible() as stopped:
 
-        @llama_cpp.llama_progress_callback
-        def callback(done: float, _: object) -> bool:
+        def loaded(done: float) -> bool:
             bar.update(int(100 * done) - bar.n)
             return not stopped()
+
+        callback = _engine.progress_callback(loaded)
 
         class LoadingLlama(pypcd.Llama):
             # llama_cpp.Llama has no argument for the callback

@@ -13,7 +13,7 @@ from pypcd._cli import _options, _terminal
 from pypcd._cli._session import ChatSession
 from pypcd._cli._terminal import say
 from pypcd._errors import did_you_mean
-from pypcd._models import DEMO_MODEL
+from pypcd._gguf import DEMO_MODEL
 from pypcd._prompt import has_template
 
 HELP = "talk with a model in the terminal"

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from pypcd._cli import _options, _terminal
-from pypcd._models import resolve_model
+from pypcd._gguf import resolve_model
 from pypcd._profile import write_profile
 from pypcd.evaluation import Directory, Plan, Tuned, counts_of, facts, tune
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import llama_cpp
-
-from pypcd import _native
+from pypcd import _engine
 from pypcd._errors import UnsupportedError
 from pypcd._prompt import Prompt
-from pypcd.methods._rows import RowSource, Stream, is_recurrent
+from pypcd.methods._rows import RowSource, Stream
 from pypcd.methods._session import Session
 
 if TYPE_CHECKING:
@@ -53,22 +50,22 @@ class MsPoE(RowSource):
             raise ValueError(f"max_ratio is {self.max_ratio!r}; allowed: min_ratio ({self.min_ratio!r}) to 1000")
         if isinstance(self.first_layer, bool) or not isinstance(self.first_layer, int) or self.first_layer < 0:
             raise ValueError(f"first_layer is {self.first_layer!r}; allowed: an integer of at least 0")
-        if self.order not in _native.HEAD_ORDER:
-            raise ValueError(f"order is {self.order!r}; allowed: {', '.join(map(repr, _native.HEAD_ORDER))}")
+        if self.order not in _engine.HEAD_ORDERS:
+            raise ValueError(f"order is {self.order!r}; allowed: {', '.join(map(repr, _engine.HEAD_ORDERS))}")
 
     @property
     def whole_prompt(self) -> bool:  # type: ignore[override]
         return self.order == "outlier"
 
     def refusal(self, llm: Llama) -> str | None:
-        if self.order == "outlier" and is_recurrent(llm):
+        if self.order == "outlier" and _engine.is_recurrent(llm):
             return "it has a recurrent state, which cannot go back to before the prompt's last token; use ms-poe"
         with llm._pcd_set_to(False):
             try:
                 self._set(llm)
             except (UnsupportedError, ValueError) as error:
                 return str(error)
-            _off(llm)
+            _engine.unset_head_ratios(llm)
         return None
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
@@ -80,34 +77,19 @@ class MsPoE(RowSource):
                 f"of it at once; load the model with n_batch and n_ubatch of {len(tokens)} or more, or use ms-poe"
             )
         session.plainly()
-        session.on_finish(lambda: _off(llm))
+        session.on_finish(lambda: _engine.unset_head_ratios(llm))
         self._set(llm)
-        if self.order == "outlier" and _native.pcd_get_head_ratios(llm.ctx, self.first_layer, None, 0) < 0:
+        if self.order == "outlier" and not _engine.knows_head_order(llm, self.first_layer):
             session.clear()  # the order that the cached prompt may have told is gone
 
         def read(part: Sequence[int]) -> int:
             """All of the prompt tells the order; its last token, which is then evaluated again, goes."""
-            _check(_native.pcd_find_head_order, llm)
+            _engine.find_head_order(llm)
             llm.eval(tokens)
-            llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm.ctx), 0, len(part), -1)
+            _engine.rewind(llm, len(part), 0)
             return len(part)
 
         return Stream(session, session.start(tokens, kind=self, read=read if self.order == "outlier" else None))
 
     def _set(self, llm: Llama) -> None:
-        params = _native.HeadRatios(self.min_ratio, self.max_ratio, self.first_layer, _native.HEAD_ORDER[self.order])
-        _check(_native.pcd_set_head_ratios, llm, ctypes.byref(params))
-
-
-def _off(llm: Llama) -> None:
-    if llm._ctx.ctx:
-        _check(_native.pcd_set_head_ratios, llm, None)
-
-
-def _check(function: Any, llm: Llama, *args: Any) -> None:
-    error = ctypes.create_string_buffer(1024)
-    status = function(llm.ctx, *args, error, len(error))
-    if status == _native.INVALID:
-        raise ValueError(error.value.decode())
-    if status != _native.OK:
-        raise UnsupportedError(error.value.decode())
+        _engine.set_head_ratios(llm, self.min_ratio, self.max_ratio, first_layer=self.first_layer, order=self.order)
