@@ -3,26 +3,24 @@
     llm = pypcd.Llama("model.gguf", pcd=True)
     llm.create_chat_completion(messages)
 
-Import pypcd before llama_cpp: it loads its own build of libllama in place of the stock one.
+Import pypcd before llama_cpp: whoever imports that afterwards gets pypcd's own build of libllama in place of the stock
+one. The names below are imported when they are first used, so that `import pypcd` itself takes no time.
 """
 
-import pathlib
-import sys
+from __future__ import annotations
 
-from pypcd._config import PCDConfig
-from pypcd._errors import LibraryError, ModelError, PCDError, UnsupportedError
+import importlib
+from typing import TYPE_CHECKING
 
-try:
-    from pypcd import _native  # noqa: F401  before all that imports llama_cpp: it decides which library that loads
-except LibraryError as error:
-    if pathlib.Path(sys.argv[0]).stem == "pypcd" or getattr(sys, "orig_argv", [])[1:3] == ["-m", "pypcd"]:
-        sys.exit(f"pypcd: {error}")  # at the command line a sentence will do
-    raise
+from pypcd import _finder
 
-from pypcd import _log
-from pypcd._llama import Llama, PCDLogits, PCDStats
-from pypcd._method import contrast, frequencies, rho
-from pypcd._sampler import pcd_sampler
+if TYPE_CHECKING:
+    from pypcd._config import PCDConfig
+    from pypcd._engine import PCDLogits, PCDStats
+    from pypcd._errors import LibraryError, ModelError, PCDError, UnsupportedError
+    from pypcd._llama import Llama
+    from pypcd._method import contrast, frequencies, rho
+    from pypcd._sampler import pcd_sampler
 
 __version__ = "0.1.0"
 
@@ -41,4 +39,32 @@ __all__ = [
     "rho",
 ]
 
-_log.install()
+_HOME_OF = {
+    "LibraryError": "_errors",
+    "Llama": "_llama",
+    "ModelError": "_errors",
+    "PCDConfig": "_config",
+    "PCDError": "_errors",
+    "PCDLogits": "_engine",
+    "PCDStats": "_engine",
+    "UnsupportedError": "_errors",
+    "contrast": "_method",
+    "frequencies": "_method",
+    "pcd_sampler": "_sampler",
+    "rho": "_method",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'pypcd' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"pypcd.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+_finder.install()

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd._config import PCDConfig
+from pypcd._engine import token_bytes
 from pypcd._llama import Llama
 from pypcd._method import log_softmax
-from pypcd._prompt import prompt_tokens, token_bytes
+from pypcd._prompt import prompt_tokens
 from pypcd.evaluation import Sample
 from pypcd.methods import PCD, Control, Method, Plain, Session
 

@@ -3,72 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import dataclasses
 import inspect
 import os
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Callable, TypeVar
 
-import llama_cpp
-import numpy as np
-import numpy.typing as npt
+from pypcd import _engine  # first: it says what is wrong with the library, or that there is none
 
-from pypcd import _log, _machine, _native
+# isort: split
+import llama_cpp
+
+from pypcd import _machine
 from pypcd._config import PCDConfig, PCDSetting
-from pypcd._errors import ModelError, PCDError, UnsupportedError, did_you_mean
-from pypcd._models import resolve_model
+from pypcd._engine import PCDLogits, PCDStats
+from pypcd._errors import ModelError, PCDError, did_you_mean
+from pypcd._gguf import resolve_model
 from pypcd._settings import Profile, load
 
-__all__ = ["Llama", "PCDLogits", "PCDStats"]
+__all__ = ["Llama"]
 
 _T = TypeVar("_T")
 
 # what llama_cpp's server and LangChain still pass on, though llama_cpp.Llama has long dropped it: name -> what it may be
 _FORMER = {"mul_mat_q": (True, None), "rpc_servers": (None,), "n_parts": (-1, None), "f16_kv": (True, None)}
 
-_N_SEQ_MAX = 192  # the ids behind are the twins'
-
 # the parameters that llama_cpp.Llama would take, and drop without a word if misspelt
 _KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
-
-
-@dataclasses.dataclass(frozen=True)
-class PCDLogits:
-    """The rows behind one contrasted distribution, each float32[n_vocab].
-
-    Attributes:
-        standard: L.
-        over_rotated: L*; None where it could not change the outcome and was not evaluated.
-        contrasted: L~ (Eq. 6), -inf outside the plausible tokens.
-    """
-
-    standard: npt.NDArray[np.float32]
-    over_rotated: npt.NDArray[np.float32] | None
-    contrasted: npt.NDArray[np.float32]
-
-
-@dataclasses.dataclass(frozen=True)
-class PCDStats:
-    """What PCD did in a context so far.
-
-    Attributes:
-        n_tokens: rows that were asked for while PCD was on.
-        n_twins: twins evaluated for them.
-        n_skipped: twins not needed, since a single token was plausible.
-        n_derived: times the second keys were derived anew from the first.
-        n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
-        second_bytes: memory of the second keys and values.
-        kv_bytes: memory of the keys and values beside them.
-    """
-
-    n_tokens: int
-    n_twins: int
-    n_skipped: int
-    n_derived: int
-    n_caught_up: int
-    second_bytes: int
-    kv_bytes: int
 
 
 class Llama(llama_cpp.Llama):
@@ -84,11 +44,15 @@ class Llama(llama_cpp.Llama):
         n_seq_max: sequences that batches of the caller's own may carry through `llm.ctx`, 1 to 192; they share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, but not with AMX,
             which some compilers miscompile.
-        **kwargs: those of llama_cpp.Llama, with these other defaults: n_ctx is the model's own context, or what fits
-            in a quarter of memory (llama_cpp: 512), rounded up to a multiple of 256; n_gpu_layers is -1, all of them, where the library has a GPU
-            (0); flash_attn is on with a GPU and off without, the faster choice of each (off); n_threads is the number
-            of cores up to four, above that half of them (half), n_threads_batch what n_threads is given as, else all
-            cores (all cores); verbose is False (True). n_ctx=0 and None are the same.
+        **kwargs: those of llama_cpp.Llama. Some have other defaults than there (llama_cpp's in brackets):
+
+            n_ctx is the model's own context, or what fits in a quarter of memory (512); n_ctx=0 and None are the same.
+                It is rounded up to a multiple of 256.
+            n_gpu_layers is -1, which is all layers, where the library has a GPU, else 0 (0).
+            flash_attn is True with a GPU and False without, the faster choice of each (False).
+            n_threads is the number of cores up to four, above that half of them (half of them).
+            n_threads_batch is what n_threads is given as, else the number of cores (the number of cores).
+            verbose is False (True).
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -118,16 +82,18 @@ class Llama(llama_cpp.Llama):
         self._n_changes = 0  # of the cache, by eval() and load_state()
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
-        if isinstance(n_seq_max, bool) or not isinstance(n_seq_max, int) or not 1 <= n_seq_max <= _N_SEQ_MAX:
-            raise ValueError(f"n_seq_max is {n_seq_max!r}; allowed: an integer from 1 to {_N_SEQ_MAX}")
+        if isinstance(n_seq_max, bool) or not isinstance(n_seq_max, int) or not 1 <= n_seq_max <= _engine.N_SEQUENCES:
+            raise ValueError(f"n_seq_max is {n_seq_max!r}; allowed: an integer from 1 to {_engine.N_SEQUENCES}")
         self._n_seq_max = n_seq_max
         path = resolve_model(model_path)
-        _log.clear_errors()
+        _engine.clear_errors()
 
         self._use_extra_bufts = use_extra_bufts
         if use_extra_bufts is None and _machine.has_amx():
             self._use_extra_bufts = False
-            _log.logger.info("AMX kernels are off: some compilers miscompile them. use_extra_bufts=True forces them on")
+            _engine.logger.info(
+                "AMX kernels are off: some compilers miscompile them. use_extra_bufts=True forces them on"
+            )
 
         gpu = _machine.has_gpu()
         kwargs.setdefault("verbose", False)
@@ -143,7 +109,7 @@ class Llama(llama_cpp.Llama):
         try:
             super().__init__(path, **kwargs)
         except ValueError as error:
-            cause = _log.last_errors()
+            cause = _engine.last_errors()
             raise ModelError(f"cannot load {path}: {cause or error}") from error
         try:
             self.pcd = config
@@ -166,11 +132,9 @@ class Llama(llama_cpp.Llama):
 
     @property
     def context_params(self) -> Any:
-        model = getattr(self, "_model", None)
-        if model is not None and llama_cpp.llama_model_is_hybrid(model.model):
-            self._context_params.n_seq_max = (
-                self._n_seq_max + 1
-            )  # recurrent layers: a state for each text, one for twins
+        if hasattr(self, "_model") and _engine.is_hybrid(self):
+            # recurrent layers: a state for each text, one for twins
+            self._context_params.n_seq_max = self._n_seq_max + 1
         elif self._n_seq_max > 1:
             self._context_params.n_seq_max = self._n_seq_max
         return self._context_params
@@ -203,7 +167,7 @@ class Llama(llama_cpp.Llama):
 
     def _remark(self, setting: PCDSetting) -> None:
         if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
-            _log.logger.warning("%s", text)
+            _engine.logger.warning("%s", text)
 
     def pcd_refusal(self, setting: PCDSetting = True) -> str | None:
         """Why this model or context cannot run a setting, in a sentence; None if it can.
@@ -213,43 +177,18 @@ class Llama(llama_cpp.Llama):
         config = PCDConfig.resolve(setting, self._pcd)
         if config is None:
             return None
-        status, text = self._native_call(_native.pcd_check, config)
-        if status == _native.OK:
-            status, text = self._native_call(_native.pcd_set, config)
-            if self._pcd is None:
-                _native.pcd_set(self._open_ctx(), None, None, 0)
-            else:
-                self._native_call(_native.pcd_set, self._pcd, self._combines)
-        return None if status == _native.OK else text
+        return _engine.pcd_refusal(self, config, self._pcd, self._combines)
 
     def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
         """Put a setting in force; combine=False leaves the contrast to a sampler."""
         if config == self._pcd and combine == self._combines:
             return
-        if config is None:
-            _native.pcd_set(self._open_ctx(), None, None, 0)
-        else:
-            status, text = self._native_call(_native.pcd_set, config, combine)
-            if status == _native.DISABLED:
-                _log.logger.warning("PCD stays off: %s", text)
-                return
-            if status == _native.INVALID:
-                raise ValueError(text)
-            if status != _native.OK:
-                raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {text}")
+        disabled = _engine.set_pcd(self, config, combine=combine)
+        if disabled:
+            _engine.logger.warning("PCD stays off: %s", disabled)
+            return
         self._pcd, self._combines = config, combine
         self._requires_eval = True  # logits at hand were made under the old setting
-
-    def _native_call(self, function: Any, config: PCDConfig, combine: bool = True) -> tuple[int, str]:
-        params = _native_params(config)
-        params.combine = combine
-        error = ctypes.create_string_buffer(1024)
-        return function(self._open_ctx(), ctypes.byref(params), error, len(error)), error.value.decode()
-
-    def _open_ctx(self) -> Any:
-        if not self._ctx.ctx:
-            raise PCDError("the model is closed")
-        return self._ctx.ctx
 
     @contextlib.contextmanager
     def _pcd_set_to(self, setting: PCDSetting) -> Iterator[None]:
@@ -262,7 +201,7 @@ class Llama(llama_cpp.Llama):
         try:
             yield
         finally:
-            if self._ctx.ctx:
+            if _engine.is_open(self):
                 self._apply(*before)
 
     def _steps(self, iterator: Iterator[_T], setting: PCDSetting) -> Generator[_T, Any, None]:
@@ -307,9 +246,9 @@ class Llama(llama_cpp.Llama):
             ValueError: seq_id is out of range, or the setting differs in more than beta, gamma and relative_top.
         """
         if setting is None:
-            _native.pcd_unset_seq(self._open_ctx(), seq_id)
+            _engine.unset_sequence_pcd(self, seq_id)
             return
-        config, params = self._resolve(setting), None
+        config = self._resolve(setting)
         if config is not None:
             fixed = (self._pcd or config).replace(
                 beta=config.beta, gamma=config.gamma, relative_top=config.relative_top
@@ -319,12 +258,7 @@ class Llama(llama_cpp.Llama):
                     f"setting is {config.describe()}, the context's {fixed.describe()}; allowed to differ for one "
                     "sequence: beta, gamma, relative_top"
                 )
-            params = ctypes.byref(_native_params(config))
-        error = ctypes.create_string_buffer(1024)
-        status = _native.pcd_set_seq(self._open_ctx(), seq_id, params, error, len(error))
-        if status != _native.OK:
-            message = error.value.decode()
-            raise ValueError(message) if "seq_id" in message else PCDError(message)
+        _engine.set_sequence_pcd(self, seq_id, config)
 
     # -- generation ------------------------------------------------------------------------------------------------
 
@@ -359,7 +293,7 @@ class Llama(llama_cpp.Llama):
             PCDError: llama_decode failed; the message has its reason.
             UnsupportedError: the model's decoder waits for an encoder.
         """
-        self._check_decoder()
+        _engine.check_decoder(self)
         tokens = list(tokens)
         self._n_changes += 1
         if self.n_tokens + len(tokens) > self.n_ctx():
@@ -368,36 +302,21 @@ class Llama(llama_cpp.Llama):
                 "shorten the prompt or load the model with a larger n_ctx"
             )
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
-        _log.clear_errors()
+        _engine.clear_errors()
         try:
             if n_head:
-                _native.pcd_suspend(self._ctx.ctx, True)
-                try:
+                with _engine.suspended(self):
                     super().eval(tokens[:n_head])
-                finally:
-                    _native.pcd_suspend(self._ctx.ctx, False)
             super().eval(tokens[n_head:])
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
-            raise PCDError(f"{error}: {_log.last_errors() or 'llama.cpp gave no reason'}") from error
-
-    def _check_decoder(self) -> None:
-        """
-        Raises:
-            UnsupportedError: the model's decoder waits for an encoder; llama.cpp would end the process.
-        """
-        if llama_cpp.llama_model_has_encoder(self.model):
-            arch = self.metadata.get("general.architecture")
-            raise UnsupportedError(
-                f"the architecture {arch!r} has an encoder, which llama-cpp-python's Llama does not run"
-            )
+            raise PCDError(f"{error}: {_engine.reason()}") from error
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values anew,
         which takes as long as the prompt did."""
         self._n_changes += 1
         super().load_state(state)
-        tokens = (ctypes.c_int32 * self.n_tokens)(*self.input_ids[: self.n_tokens].tolist())
-        _native.pcd_set_tokens(self._ctx.ctx, 0, tokens, self.n_tokens)
+        _engine.set_tokens(self, self.input_ids[: self.n_tokens].tolist())
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""
@@ -420,20 +339,11 @@ class Llama(llama_cpp.Llama):
         Raises:
             PCDError: the last evaluation was without PCD, or there was none.
         """
-        if self._pcd_row(i, _native.ROW_STANDARD) is None:
-            raise PCDError(
-                f"there are no PCD logits for row {i}: evaluate tokens first, with pcd=True, and of a batch only rows whose logits were asked for"
-            )
-        return PCDLogits(*(self._pcd_row(i, which) for which in range(3)))  # type: ignore[arg-type]
-
-    def _pcd_row(self, i: int, which: int) -> npt.NDArray[np.float32] | None:
-        pointer = _native.pcd_get_logits_ith(self._open_ctx(), i, which)
-        return np.ctypeslib.as_array(pointer, shape=(self._n_vocab,)).copy() if pointer else None
+        return _engine.pcd_logits(self, i)
 
     def pcd_stats(self) -> PCDStats:
         """What PCD did in this context so far."""
-        stats = _native.pcd_get_stats(self._open_ctx())
-        return PCDStats(*(getattr(stats, field.name) for field in dataclasses.fields(PCDStats)))
+        return _engine.pcd_stats(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -449,25 +359,3 @@ class Llama(llama_cpp.Llama):
             "n_seq_max": self._n_seq_max,
             "use_extra_bufts": self._use_extra_bufts,
         }
-
-
-def _native_params(config: PCDConfig) -> _native.Params:
-    params = _native.pcd_default_params()
-    params.cache = _native.CACHE[config.cache]
-    params.evaluation = _native.EVALUATION[config.evaluation]
-    params.perturbation = _native.PERTURBATION[config.perturbation]
-    params.transition = _native.TRANSITION[config.transition]
-    params.alpha = config.alpha
-    params.base_ratio = config.base_ratio
-    params.beta = config.beta
-    params.gamma = config.gamma
-    params.relative_top = config.relative_top
-    params.window = config.window or 0
-    params.n_sink = config.n_sink
-    params.band = _native.BAND[config.band]
-    params.type_k_over = _native.TYPE_K_OVER[config.type_k_over]
-    params.noise = config.noise
-    params.offset_min = config.offset_min
-    params.offset_max = config.offset_max
-    params.seed = config.seed
-    return params

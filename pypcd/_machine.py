@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import llama_cpp
+from pypcd._engine import backends, cpu_features, devices, logger, supports_gpu
+from pypcd._gguf import read_gguf
 
-from pypcd import _log
-from pypcd._shape import Shape, read_metadata
+__all__ = [
+    "backends",
+    "checked_n_ctx",
+    "default_threads",
+    "devices",
+    "has_amx",
+    "has_gpu",
+    "n_cores",
+    "total_memory",
+]
 
 
 def n_cores() -> int:
@@ -30,7 +38,7 @@ def default_threads() -> int:
 
 
 def has_gpu() -> bool:
-    return bool(llama_cpp.llama_supports_gpu_offload())
+    return supports_gpu()
 
 
 @functools.cache
@@ -40,7 +48,7 @@ def has_amx() -> bool:
         in_cpu = " amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
         return False  # AMX needs a kernel interface that only Linux has in use here
-    in_library = "AMX_INT8 = 1" in llama_cpp.llama_print_system_info().decode()
+    in_library = "AMX_INT8 = 1" in cpu_features()
     return in_cpu and in_library
 
 
@@ -54,41 +62,6 @@ def total_memory() -> int:
         return min(total, int(pathlib.Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):  # no such file, or "max"
         return total
-
-
-def backends() -> list[str]:
-    """Names of ggml's backends; empty where they cannot be asked."""
-    try:
-        registries = [_handle(_ggml("reg_get", _handle, _size(i))) for i in range(_ggml("reg_count", _size))]
-        return [_ggml("reg_name", _text, registry).decode() for registry in registries]
-    except AttributeError:  # Windows finds a symbol only in the library that defines it
-        return []
-
-
-def devices() -> list[dict[str, Any]]:
-    """ggml's devices: name, description, memory and free memory in bytes, is_gpu; empty where they cannot be asked."""
-    try:
-        return [_device(_handle(_ggml("dev_get", _handle, _size(i)))) for i in range(_ggml("dev_count", _size))]
-    except AttributeError:
-        return []
-
-
-def _device(device: ctypes.c_void_p) -> dict[str, Any]:
-    free, total = _size(), _size()
-    _ggml("dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
-    name, what = (_ggml(f, _text, device).decode("utf-8", "replace") for f in ("dev_name", "dev_description"))
-    is_gpu = _ggml("dev_type", ctypes.c_int, device) == 1  # GGML_BACKEND_DEVICE_TYPE_GPU
-    return {"name": name, "description": what, "memory": total.value, "free": free.value, "is_gpu": is_gpu}
-
-
-_text, _handle, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
-
-
-def _ggml(name: str, restype: Any, *args: Any) -> Any:
-    """One of ggml_backend_*; llama_cpp has no names for these functions."""
-    function = getattr(llama_cpp.llama_cpp._lib, "ggml_backend_" + name)
-    function.restype = restype
-    return function(*args)
 
 
 def checked_n_ctx(path: str, kwargs: Mapping[str, Any]) -> int:
@@ -106,7 +79,7 @@ def checked_n_ctx(path: str, kwargs: Mapping[str, Any]) -> int:
     if not 0 <= n_ctx < 2**31:
         raise ValueError(f"n_ctx is {n_ctx}; allowed: 0 (the model's own, or what fits) to {2**31 - 1}")
 
-    shape = Shape.from_metadata(*read_metadata(path))
+    shape = read_gguf(path).shape
     kv = shape.key_bytes + shape.value_bytes
     gpus = [device for device in devices() if device["is_gpu"]] if kwargs.get("n_gpu_layers") != 0 else []
 
@@ -130,5 +103,5 @@ def checked_n_ctx(path: str, kwargs: Mapping[str, Any]) -> int:
         n_ctx = min(shape.n_ctx_train, max(2048, budget // max(per_token, 1) // 1024 * 1024))
         if n_ctx < shape.n_ctx_train:
             text = "n_ctx is %d, not the model's %d, to fit in memory; set n_ctx to have another"
-            _log.logger.info(text, n_ctx, shape.n_ctx_train)
+            logger.info(text, n_ctx, shape.n_ctx_train)
     return -(-n_ctx // 256) * 256

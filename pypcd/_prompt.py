@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from pypcd._engine import token_text  # first: it says what is wrong with the library, or that there is none
+
+# isort: split
 import jinja2
-import llama_cpp
 from llama_cpp import llama_chat_format
 
 from pypcd._errors import PCDError
 
-__all__ = ["Prompt", "chat_formatter", "chat_tokens", "has_template", "prompt_tokens", "split_context", "token_bytes"]
+__all__ = ["Prompt", "chat_formatter", "chat_tokens", "has_template", "prompt_tokens", "split_context"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,18 +104,10 @@ def has_template(llm: Any) -> bool:
 def chat_formatter(llm: Any) -> Any:
     if not has_template(llm):
         return llama_chat_format.format_llama2  # what llama_cpp falls back to
-    bos, eos = (llm._model.token_get_text(t) if t != -1 else "" for t in (llm.token_bos(), llm.token_eos()))
+    bos, eos = (token_text(llm, t) for t in (llm.token_bos(), llm.token_eos()))
     try:
         return llama_chat_format.Jinja2ChatFormatter(
             llm.metadata["tokenizer.chat_template"], eos_token=eos, bos_token=bos
         )
     except jinja2.TemplateError as error:
         raise PCDError(f"the model's chat template is broken: {error}") from error
-
-
-def token_bytes(llm: Any, token: int) -> bytes:
-    """A token's text; llama_cpp.Llama.detokenize drops pieces longer than 32 bytes."""
-    size = 512
-    buffer = ctypes.create_string_buffer(size)
-    n = llama_cpp.llama_token_to_piece(llm._model.vocab, token, buffer, size, 0, False)
-    return buffer.raw[: max(n, 0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pypcd import _llama, _native
+from pypcd import _engine, _llama
 from pypcd._errors import PCDError
 
 __all__ = ["pcd_sampler"]
@@ -30,6 +30,4 @@ def pcd_sampler(llm: _llama.Llama, row: int = -1) -> Any:
     if llm.pcd is None:
         raise PCDError("a PCD sampler needs the over-rotated logits; set llm.pcd = True first")
     llm._apply(llm.pcd, combine=False)
-    sampler = _native.sampler_init_pcd(llm._ctx.ctx)
-    _native.sampler_pcd_set_row(sampler, row)
-    return sampler
+    return _engine.init_sampler(llm, row)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import llama_cpp
-
-from pypcd._prompt import token_bytes
+from pypcd._engine import is_end, token_bytes
 
 if TYPE_CHECKING:
     from pypcd._llama import Llama
@@ -36,7 +34,7 @@ class Vocabulary:
 
     def shown(self, token: int) -> str:
         """A token for a reader, safe for terminals; "(end)" for one that ends an answer."""
-        if llama_cpp.llama_vocab_is_eog(self._llm._model.vocab, token):
+        if is_end(self._llm, token):
             return "(end)"
         return shown(self._texts[token])
 

@@ -27,9 +27,10 @@ import pypcd  # it chooses the library that llama_cpp loads, so it comes first
 import llama_cpp
 import numpy as np
 
-from pypcd import _log, _native
 from pypcd._config import CACHES
-from pypcd._llama import _native_params
+from pypcd._engine import _bindings as _native
+from pypcd._engine import _log
+from pypcd._engine._pcd import native_params
 
 WINDOW = {"perturbation": "none", "window": 12}
 READINGS: dict[str, dict[str, Any]] = {**{cache: {"cache": cache} for cache in CACHES}, "window": WINDOW}
@@ -114,7 +115,7 @@ class Context:
                 raise Failed(text)
 
     def set(self, pcd: dict[str, Any]) -> tuple[int, str]:
-        error, params = ctypes.create_string_buffer(1000), _native_params(pypcd.PCDConfig(**pcd))
+        error, params = ctypes.create_string_buffer(1000), native_params(pypcd.PCDConfig(**pcd))
         return _native.pcd_set(self.handle, ctypes.byref(params), error, len(error)), error.value.decode()
 
     def decode(self, tokens: Sequence[int], at: int, out: Sequence[int] = (), seq: int = 0) -> None:

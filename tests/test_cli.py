@@ -389,7 +389,7 @@ def test_generate(model):
         (("generate", "none.gguf", "-p", ""), "the prompt is empty"),
         (("generate", "none.gguf", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
         (("generate", "none.gguf", "-p", "x", "--temp", "hot"), "temperature is 'hot', not a number"),
-        (("info", __file__), "is no GGUF file"),
+        (("info", __file__), "is not a GGUF file"),
     ],
 )
 def test_errors_are_one_sentence_and_status_1(args, message, capsys, monkeypatch):
@@ -449,17 +449,17 @@ def test_info_text_and_a_failing_self_test(model, llm, capsys, monkeypatch):
 
 
 def test_the_self_test_notices_an_engine_that_turns_nothing(model, capsys, monkeypatch):
-    from pypcd import _llama
     from pypcd._cli import main
+    from pypcd._engine import _pcd
 
-    native = _llama._native_params
+    native = _pcd.native_params
 
-    def still(config):
-        params = native(config)
+    def still(config, **kwargs):
+        params = native(config, **kwargs)
         params.alpha = 0.0
         return params
 
-    monkeypatch.setattr(_llama, "_native_params", still)
+    monkeypatch.setattr(_pcd, "native_params", still)
     assert main(["info", model]) == 1
     assert "FAIL           the twin differs from its token" in capsys.readouterr().out
 

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd import PCDConfig, _config, _llama, _native
+from pypcd import PCDConfig, _config
+from pypcd._engine import _bindings as _native
+from pypcd._engine._pcd import native_params
 
 configs = st.builds(
     PCDConfig,
@@ -52,14 +54,14 @@ def test_the_default_is_the_papers_optimum() -> None:
 
 
 def test_the_library_has_the_same_defaults() -> None:
-    ours, theirs = _llama._native_params(PCDConfig()), _native.pcd_default_params()
+    ours, theirs = native_params(PCDConfig()), _native.pcd_default_params()
     for name, kind in _native.Params._fields_:
         assert getattr(ours, name) == getattr(theirs, name), name
 
 
 @given(configs)
 def test_every_field_reaches_the_library(c: PCDConfig) -> None:
-    params = _llama._native_params(c)
+    params = native_params(c)
     for field in dataclasses.fields(PCDConfig):
         value, native = getattr(c, field.name), getattr(params, field.name)
         if isinstance(value, str) or field.name == "type_k_over":

@@ -9,7 +9,7 @@ import pytest
 import pypcd
 from pypcd import _demo
 from pypcd._cli import main
-from pypcd._models import DEMO_MODEL, resolve_model
+from pypcd._gguf import DEMO_MODEL, resolve_model
 from pypcd.evaluation.tasks._kv import KV_SHORT
 
 

@@ -16,7 +16,8 @@ from reference import GELU_ARCHS
 from tiny_gguf import ARCHS
 
 import pypcd
-from pypcd import _native, methods
+from pypcd import methods
+from pypcd._engine import _bindings as _native
 from pypcd.methods import DoLa, Greedy, Method, Session
 from pypcd.methods._dola import candidate_layers, dola_contrast, premature_layer
 

@@ -27,7 +27,7 @@ from conftest import (
 from tiny_gguf import ARCHS, ATTENTION_ARCHS, HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
-from pypcd import _native
+from pypcd._engine import _bindings as _native
 
 CACHES, EVALUATIONS = ["rerotated", "shared", "separate"], ["fused", "alternate"]
 LAST = len(TOKENS) - 1

@@ -21,6 +21,7 @@ from conftest import Tiny
 
 import pypcd
 from pypcd._cli._table import aligned
+from pypcd._gguf import read_gguf
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation import (
     Directory,
@@ -32,7 +33,6 @@ from pypcd.evaluation import (
     task,
 )
 from pypcd.evaluation._gold import Gold
-from pypcd.evaluation._run import _rope_factors
 from pypcd.methods import Session
 
 Load = Callable[..., pypcd.Llama]
@@ -315,8 +315,8 @@ def test_a_micro_batch_that_takes_too_much_memory_refuses_one_method_only(tmp_pa
 
 def test_a_longrope_model_has_one_table_in_a_run(tmp_path: Path, tiny: Tiny) -> None:
     model = str(tiny("llama", longrope=1024))
-    assert _rope_factors(model, 64) == "short" and _rope_factors(model, 10**6) == "long"
-    assert _rope_factors(str(tiny("llama")), 10**6) is None
+    assert read_gguf(model).rope_factors(64) == "short" and read_gguf(model).rope_factors(10**6) == "long"
+    assert read_gguf(tiny("llama")).rope_factors(10**6) is None
     plan, directory = Plan(model, ("kv-short",), ("greedy",), (300,), n=1, max_tokens=2), Directory(tmp_path / "run")
     evaluate(plan, directory, options=ONE)
     with pytest.raises(ValueError, match="rope_factors is 'short' there and 'long' here"):

@@ -359,10 +359,11 @@ def test_llama_cpp_imported_first_is_an_error_that_names_the_remedy() -> None:
     )
 
 
-def test_an_unpatched_library_is_an_error() -> None:
+@pytest.mark.parametrize("use", ["import pypcd; pypcd.Llama", "import pypcd, llama_cpp", "from pypcd import Llama"])
+def test_an_unpatched_library_is_an_error(use: str) -> None:
     stock = str(Path(llama_cpp.__file__).parent / "lib")
     fails_with(
-        run_python("import pypcd", LLAMA_CPP_LIB_PATH=stock),
+        run_python(use, LLAMA_CPP_LIB_PATH=stock),
         "LibraryError: .*has no PCD hooks",
         "unset LLAMA_CPP_LIB_PATH",
     )
@@ -370,17 +371,19 @@ def test_an_unpatched_library_is_an_error() -> None:
 
 def test_a_library_path_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
     fails_with(
-        run_python("import pypcd", LLAMA_CPP_LIB_PATH=str(tmp_path)),
+        run_python("import pypcd; pypcd.Llama", LLAMA_CPP_LIB_PATH=str(tmp_path)),
         "LibraryError: libllama cannot be loaded",
         "LLAMA_CPP_LIB_PATH is set to .*: unset it",
     )
-    assert run_python("import pypcd", LLAMA_CPP_LIB_PATH="").returncode == 0
+    assert run_python("import pypcd; pypcd.Llama", LLAMA_CPP_LIB_PATH="").returncode == 0
 
 
 def test_at_the_command_line_it_is_a_sentence_and_no_traceback() -> None:
     stock = str(Path(llama_cpp.__file__).parent / "lib")
-    # as the installed command does it: the script's name is the command's
-    done = run_python("import sys; sys.argv[0] = '/somewhere/pypcd'; import pypcd", LLAMA_CPP_LIB_PATH=stock)
+    # as the installed command does it
+    done = run_python(
+        "import sys; from pypcd._cli import main; sys.exit(main(['info', '--no-test']))", LLAMA_CPP_LIB_PATH=stock
+    )
     assert done.returncode == 1
     assert re.fullmatch("pypcd: the loaded .* has no PCD hooks .*; unset LLAMA_CPP_LIB_PATH.*\n", done.stderr)
 

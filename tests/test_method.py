@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd import _native
+import pypcd._method
+from pypcd._engine import _bindings as _native
 from pypcd._method import rank
 
 n_rots = st.integers(1, 128).map(lambda n: 2 * n)

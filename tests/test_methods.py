@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pypcd
+from pypcd._engine import token_bytes
 from pypcd.methods import CAD, AttentionSort, Control, Method, Plain, Prompt, Session, parse
 from pypcd.methods._edits import _ends, medoid, segment_spans
 
@@ -330,7 +331,7 @@ def test_segments_are_found_in_the_tokens(segments: list[str], joiner: str, tiny
     prompt = Prompt("Before: ", tuple(segments), joiner, " After")
     tokens = tokens_of(shared, prompt)
     for segment, (first, last) in zip(segments, segment_spans(shared, prompt, tokens)):
-        text = b"".join(pypcd._prompt.token_bytes(shared, token) for token in tokens[first:last])
+        text = b"".join(token_bytes(shared, token) for token in tokens[first:last])
         assert segment.encode() in text
 
 

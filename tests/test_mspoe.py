@@ -14,8 +14,9 @@ from reference import Heads
 from tiny_gguf import ROPE_ARCHS
 
 import pypcd
-from pypcd import _log, _native, methods
-from pypcd._tap import tap
+from pypcd import methods
+from pypcd._engine import _bindings as _native
+from pypcd._engine import _log, tap
 from pypcd.methods import Method, MsPoE, Session
 
 Load = Callable[..., pypcd.Llama]

@@ -20,8 +20,9 @@ from conftest import F32, TOKENS, Tiny, check_contrast, close, native_row
 from tiny_gguf import write_tiny_gguf
 
 import pypcd
-from pypcd import _log, _native
-from pypcd._llama import _native_params
+from pypcd._engine import _bindings as _native
+from pypcd._engine import _log
+from pypcd._engine._pcd import native_params
 
 Setting = dict[str, Any]
 Rows = tuple[np.ndarray, np.ndarray]
@@ -110,7 +111,7 @@ def decode_in(contexts: Sequence[Context], *args: Any, **kwargs: Any) -> None:
 
 
 def ask(context: Context | pypcd.Llama, setting: Setting, call: Any = _native.pcd_set) -> tuple[int, str]:
-    error, params = ctypes.create_string_buffer(500), _native_params(pypcd.PCDConfig(**setting))
+    error, params = ctypes.create_string_buffer(500), native_params(pypcd.PCDConfig(**setting))
     return call(context.ctx, ctypes.byref(params), error, 500), error.value.decode()
 
 
@@ -612,7 +613,7 @@ def check_row_at(context: Context, i: int, stock: Context, alone: Context) -> No
 def set_seq(context: Context, seq: int, contrast: Setting | None, status: int = _native.OK) -> str:
     params = None
     if contrast is not None:
-        params = _native_params(pypcd.PCDConfig())
+        params = native_params(pypcd.PCDConfig())
         for name, value in contrast.items():
             setattr(params, name, value)
     error = ctypes.create_string_buffer(500)

@@ -10,7 +10,7 @@ import pytest
 
 import pypcd
 from pypcd import PCDConfig
-from pypcd._models import resolve_model
+from pypcd._gguf import resolve_model
 from pypcd._settings import Profile
 
 

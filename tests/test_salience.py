@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import pypcd
 import pypcd.analysis
-from pypcd._prompt import Prompt, prompt_tokens, token_bytes
+from pypcd._engine import token_bytes
+from pypcd._prompt import Prompt, prompt_tokens
 from pypcd._vocabulary import Vocabulary, shown
 from pypcd.analysis._questions import questions
 from pypcd.analysis._salience import RANKS, Reading, count_ranks, measure, salience, salience_rows

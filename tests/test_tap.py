@@ -11,7 +11,7 @@ from conftest import SMALL, TOKENS, Tiny, close, native_row, reference
 from reference import GELU_ARCHS
 
 import pypcd
-from pypcd._tap import tap
+from pypcd._engine import tap
 
 Load = Callable[..., pypcd.Llama]
 
@@ -125,7 +125,7 @@ def test_an_error_while_copying_is_raised_at_the_end(tiny: Tiny, load: Load, mon
         raise MemoryError("no room")
 
     with pytest.raises(MemoryError, match="no room"), tap(llm, ["l_out"]):
-        monkeypatch.setattr("pypcd._tap._copy", fail)
+        monkeypatch.setattr("pypcd._engine._tap._copy", fail)
         llm.eval(TOKENS[:5])
         monkeypatch.undo()
     with tap(llm, ["l_out"]) as seen:

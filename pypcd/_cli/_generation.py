@@ -11,9 +11,8 @@ from typing import Any
 import llama_cpp
 
 import pypcd
-from pypcd import PCDError, _native
+from pypcd import PCDError, _engine
 from pypcd._cli import _options, _terminal
-from pypcd._prompt import token_bytes
 
 
 class ContextFull(PCDError):
@@ -115,7 +114,6 @@ class Generation:
         self.text = ""
         self.figures = Figures(n_ctx, llm.pcd, len(self.prompt))
         self._pending = ""  # text that may be the beginning of a stop string
-        self._abort = llama_cpp.ggml_abort_callback(lambda _: stopped())
 
     def __iter__(self) -> Iterator[str]:
         figures, s = self.figures, self.sampling
@@ -141,11 +139,11 @@ class Generation:
                     self._watch(False)  # a token is soon done, and the callback would slow it down
                     figures.prompt_seconds, first = now - start, now
                 figures.seconds = now - first
-                if llama_cpp.llama_vocab_is_eog(self.llm._model.vocab, token):
+                if _engine.is_end(self.llm, token):
                     figures.finish_reason = "stop"
                     break
                 figures.completion_tokens += 1
-                piece = self._take(utf8.decode(token_bytes(self.llm, token)))
+                piece = self._take(utf8.decode(_engine.token_bytes(self.llm, token)))
                 if piece:
                     yield piece
                 if figures.finish_reason == "stop" or self.stopped():
@@ -154,7 +152,7 @@ class Generation:
                     figures.finish_reason = "length" if s.max_tokens and s.max_tokens <= room else "context"
                     break
         except RuntimeError as error:  # llama_decode's status
-            if not self.llm._ctx.kv_cache_seq_rm(-1, self.llm.n_tokens, -1):  # a recurrent state, half-way
+            if not _engine.rewind(self.llm, self.llm.n_tokens):  # a recurrent state, half-way
                 self.llm.reset()
             if not self.stopped():
                 raise PCDError(f"the model could not be evaluated: {error}") from error
@@ -168,8 +166,7 @@ class Generation:
 
     def _watch(self, on: bool) -> None:
         """Let Ctrl-C end a batch half-way (on the CPU; llama.cpp's GPU backends finish theirs)."""
-        callback = self._abort if on else llama_cpp.ggml_abort_callback()
-        llama_cpp.llama_set_abort_callback(self.llm.ctx, callback, None)
+        _engine.set_abort(self.llm, self.stopped if on else None)
 
     def _prefill(self) -> None:
         """Evaluate all of the prompt but its last batch, which generate() does."""
@@ -178,17 +175,14 @@ class Generation:
         self.figures.cached_tokens = min(done, len(self.prompt) - 1)
         if len(self.prompt) - done <= llm.n_batch:
             return
-        if not llm._ctx.kv_cache_seq_rm(-1, done, -1):  # a recurrent state cannot go back
+        if not _engine.rewind(llm, done):  # a recurrent state cannot go back
             done = self.figures.cached_tokens = 0
             llm.reset()
         llm.n_tokens = done
         with _terminal.progress(len(self.prompt) - done, "reading the prompt") as bar:
             while len(self.prompt) - done > llm.n_batch:
-                _native.pcd_suspend(llm._ctx.ctx, True)  # nobody reads these logits
-                try:
+                with _engine.suspended(llm):  # nobody reads these logits
                     llama_cpp.Llama.eval(llm, self.prompt[done : done + llm.n_batch])
-                finally:
-                    _native.pcd_suspend(llm._ctx.ctx, False)
                 if self.stopped():
                     raise RuntimeError("stopped")
                 done += llm.n_batch

@@ -6,10 +6,8 @@ import argparse
 import logging
 from typing import Any
 
-import llama_cpp
-
 import pypcd
-from pypcd import ModelError, UnsupportedError
+from pypcd import ModelError, UnsupportedError, _engine
 from pypcd._cli import _options, _terminal
 
 
@@ -40,18 +38,15 @@ def open_model(path: str, **options: Any) -> pypcd.Llama:
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed meanwhile.
     """
-    # pypcd.Llama reads the metadata before llama_cpp.Llama has set this level
-    logging.getLogger("llama-cpp-python").setLevel(logging.DEBUG if options.get("verbose") else logging.ERROR)
     bar = _terminal.progress(100, "loading", unit="%", enabled=not options.get("verbose"))
     with bar, _terminal.interruptible() as stopped:
 
-        @llama_cpp.llama_progress_callback
-        def callback(done: float, _: object) -> bool:
+        def loaded(done: float) -> bool:
             bar.update(int(100 * done) - bar.n)
             return not stopped()
 
         try:
-            llm = _WatchedLlama(path, callback, **options)
+            llm = _WatchedLlama(path, _engine.progress_callback(loaded), **options)
         except ModelError:
             if not stopped():
                 raise

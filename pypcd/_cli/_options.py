@@ -14,7 +14,7 @@ from pypcd._checks import Integer, Number, literal
 from pypcd._cli import _terminal
 from pypcd._config import PCDConfig
 from pypcd._errors import did_you_mean
-from pypcd._models import resolve_model
+from pypcd._gguf import resolve_model
 from pypcd._settings import PRESETS, Profile, load
 
 # Where texts are read by people: the paper's setting lifts tokens that a small model itself thinks improbable, and gains no

@@ -14,7 +14,7 @@ from pypcd._cli._conversation import Conversation
 from pypcd._cli._terminal import say
 from pypcd._cli._text import wrap
 from pypcd._errors import did_you_mean
-from pypcd._models import DEMO_MODEL
+from pypcd._gguf import DEMO_MODEL
 from pypcd._prompt import has_template
 from pypcd._settings import load
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pypcd._cli import _options, _progress, _table, _terminal
 from pypcd._errors import PCDError
-from pypcd._models import resolve_model
+from pypcd._gguf import resolve_model
 from pypcd.analysis import _plots
 from pypcd.evaluation import (
     PAPER_TABLES,

@@ -8,15 +8,13 @@ import os
 import platform
 from typing import Any
 
-import gguf
 import llama_cpp
 import numpy as np
 
 import pypcd
-from pypcd import PCDConfig, _machine, _native
+from pypcd import PCDConfig, _engine, _library, _machine
 from pypcd._cli import _loading, _options, _terminal
-from pypcd._models import DEMO_MODEL, resolve_model
-from pypcd._shape import Shape
+from pypcd._gguf import DEMO_MODEL, read_gguf, resolve_model
 from pypcd.measure import self_test
 
 
@@ -53,10 +51,10 @@ def library_facts() -> dict[str, Any]:
     return {
         "pypcd": pypcd.__version__,
         "llama_cpp_python": llama_cpp.__version__,
-        "built_for": _native.pinned_version(),
-        "libllama": _native.lib._name,
+        "built_for": _library.pinned_version(),
+        "libllama": _engine.library_path(),
         "pcd_hooks": True,  # importing pypcd has checked it
-        "pcd_interface": _native.API_VERSION,
+        "pcd_interface": _library.API_VERSION,
     }
 
 
@@ -68,7 +66,7 @@ def machine_facts() -> dict[str, Any]:
         "gpu_offload": _machine.has_gpu(),
         "backends": _machine.backends(),
         "devices": _machine.devices(),
-        "cpu_features": llama_cpp.llama_print_system_info().decode().strip(" |\n"),
+        "cpu_features": _engine.cpu_features(),
         "amx": "off: present, but some compilers miscompile it (use_extra_bufts=True forces it on)"
         if _machine.has_amx()
         else "not in use here",
@@ -76,24 +74,24 @@ def machine_facts() -> dict[str, Any]:
 
 
 def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
-    meta = llm.metadata
-    arch, shape = meta.get("general.architecture", "unknown"), Shape.from_metadata(meta)
+    meta, file = llm.metadata, read_gguf(llm.model_path)
+    arch, shape = meta.get("general.architecture", "unknown"), file.shape
     facts: dict[str, Any] = {
         "path": llm.model_path,
         "name": meta.get("general.name"),
         "architecture": arch,
-        "parameters": llama_cpp.llama_model_n_params(llm.model),
-        "size": llama_cpp.llama_model_size(llm.model),
-        "context_length": llm._model.n_ctx_train(),
+        "parameters": _engine.n_parameters(llm),
+        "size": _engine.n_bytes(llm),
+        "context_length": _engine.n_ctx_train(llm),
         "chat_template": "tokenizer.chat_template" in meta,
     }
-    if llama_cpp.llama_model_rope_type(llm.model) != llama_cpp.LLAMA_ROPE_TYPE_NONE:
+    if _engine.rotates(llm):
         n_rot, base = shape.n_rot, shape.rope_freq_base
-        factor = 1 / (llama_cpp.llama_model_rope_freq_scale_train(llm.model) or 1.0)
+        factor = 1 / _engine.rope_freq_scale(llm)
         scaling = {
             "type": meta.get(f"{arch}.rope.scaling.type", "none"),
             "factor": factor,
-            "factor_tensor": _has_factors(llm.model_path),
+            "factor_tensor": file.has_rope_factors,
         }
         turned = pypcd.rho(n_rot)
         # YaRN leaves short wavelengths alone and stretches long ones; only linear scaling stretches all
@@ -112,12 +110,6 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
     for name, config in (("pcd", PCDConfig()), ("window", PCDConfig.windowed())):
         facts[name] = llm.pcd_refusal(config) or "yes"
     return facts
-
-
-def _has_factors(path: str) -> bool:
-    """Whether the file holds a tensor of per-frequency factors (Llama 3.1, LongRoPE)."""
-    names = {tensor.name for tensor in gguf.GGUFReader(path).tensors}
-    return not names.isdisjoint({"rope_freqs.weight", "rope_factors_long.weight"})
 
 
 # -- text ------------------------------------------------------------------------------------------------------------

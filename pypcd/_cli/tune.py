@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 
 from pypcd._cli import _options, _progress, _table, _terminal, _text
-from pypcd._models import resolve_model
+from pypcd._gguf import resolve_model
 from pypcd._settings import Profile
 from pypcd.evaluation import Directory, Plan, Tuned, counts_of, facts, tune
 from pypcd.evaluation._plan import BASELINE

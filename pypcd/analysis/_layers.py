@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pypcd import _engine
 from pypcd._errors import UnsupportedError
+from pypcd._gguf import read_gguf
 from pypcd._method import frequencies
-from pypcd._shape import Shape
-from pypcd._tap import tap
 from pypcd.analysis._spectrum import PAIRINGS
 
 if TYPE_CHECKING:
@@ -57,14 +57,12 @@ def read_layers(llm: Llama, tokens: Sequence[int]) -> dict[int, Layer]:
             f"the text has {len(tokens)} tokens; allowed: 2 to {n_ubatch}, one micro-batch; load the model with a larger "
             "n_ubatch and n_batch"
         )
-    llm.reset()
-    llm._ctx.kv_cache_clear()
-    with llm._pcd_set_to(False), tap(llm, ["Qcur", "Kcur"]) as seen:
+    _engine.clear(llm)
+    with llm._pcd_set_to(False), _engine.tap(llm, ["Qcur", "Kcur"]) as seen:
         llm.eval(tokens)
-    llm.reset()
-    llm._ctx.kv_cache_clear()
+    _engine.clear(llm)
 
-    shape = Shape.from_metadata(llm.metadata)
+    shape = read_gguf(llm.model_path).shape
     theta = frequencies(shape.n_rot, llm.context_params.rope_freq_base or shape.rope_freq_base)
     layers: dict[int, Layer] = {}
     for il in range(len(shape.n_head_kv)):

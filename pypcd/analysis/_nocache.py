@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pypcd import _engine
 from pypcd._config import PCDConfig
 from pypcd._llama import Llama
 from pypcd.methods import Session, setting_of
@@ -117,8 +118,7 @@ def _both(session: Session, prompt: list[int], setting: PCDConfig | None, n_toke
         session.clear()
         session.llm.pcd = setting
         session.llm.eval(tokens[: len(prompt) + i])
-        pointer = session.llm._ctx.get_logits_ith(-1)
-        fresh.append(_rows(session.llm, np.ctypeslib.as_array(pointer, shape=(session.n_vocab,)), setting))
+        fresh.append(_rows(session.llm, _engine.row(session.llm), setting))
     session.clear()
     return list(zip(cached, fresh))
 

@@ -11,16 +11,14 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-import gguf
 import llama_cpp
 
 import pypcd
 from pypcd import _machine
 from pypcd._errors import ModelError, PCDError, UnsupportedError
+from pypcd._gguf import read_gguf, resolve_model
 from pypcd._llama import Llama
-from pypcd._models import resolve_model
 from pypcd._prompt import Prompt
-from pypcd._shape import read_metadata
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation._gold import Gold
 from pypcd.evaluation._plan import Directory, Key, Plan, file_sha256
@@ -73,7 +71,7 @@ def facts(
         "model_bytes": os.path.getsize(path),
         "data_sha256": data,
         "options": options,
-        "rope_factors": _rope_factors(path, n_ctx),
+        "rope_factors": read_gguf(path).rope_factors(n_ctx),
         "devices": _devices(on_gpu=_machine.has_gpu() and options.get("n_gpu_layers") != 0),
         "pypcd": pypcd.__version__,
         "llama_cpp_python": llama_cpp.__version__,
@@ -89,17 +87,6 @@ def _n_ctx(plan: Plan, options: Mapping[str, Any]) -> int:
     longest = max(plan.lengths) * (2 if any(task.may_exceed for task in tasks) else 1)
     n_bare = _BARE if any(method.rows.n_sequences > 1 for method in methods) else 0
     return longest + _SPARE + max(method.n_sequences for method in methods) * n_answer + n_bare
-
-
-def _rope_factors(path: str, n_ctx: int) -> str | None:
-    """Which of two RoPE tables a LongRoPE model is given: its contexts decide, and rows with it."""
-    meta, _ = read_metadata(path)
-    trained = meta.get(f"{meta.get('general.architecture')}.rope.scaling.original_context_length")
-    if trained is None or not any(
-        tensor.name == "rope_factors_long.weight" for tensor in gguf.GGUFReader(path).tensors
-    ):
-        return None
-    return "long" if n_ctx > int(trained) else "short"
 
 
 def _devices(on_gpu: bool) -> list[str]:

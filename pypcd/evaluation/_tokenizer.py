@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import llama_cpp
-
+from pypcd._engine import detokenize
 from pypcd._prompt import Prompt, prompt_tokens
 
 __all__ = ["ModelTokenizer"]
@@ -35,11 +33,4 @@ class ModelTokenizer:
         A space that the tokenizer puts ahead of every text goes; so does one at the start of a text's second half.
         """
         tokens = tokens[1:] if list(tokens[:1]) == [self.llm.token_bos()] else tokens  # else that space would stay
-        given = (llama_cpp.llama_token * len(tokens))(*tokens)
-        size = 16 * len(tokens) + 16
-        while True:
-            text = ctypes.create_string_buffer(size)
-            n = llama_cpp.llama_detokenize(self.llm._model.vocab, given, len(tokens), text, size, False, False)
-            if n >= 0:
-                return text.raw[:n].decode("utf-8", "replace")
-            size = -n
+        return detokenize(self.llm, tokens).decode("utf-8", "replace")

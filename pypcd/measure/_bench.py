@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pypcd import _llama, _machine
+from pypcd import _engine, _llama, _machine
 from pypcd._config import PCDConfig
 from pypcd._errors import PCDError
 from pypcd.measure import _timing
@@ -209,8 +209,7 @@ class _Model:
         self.llm.pcd = None
         n_past, tokens = self.llm.n_tokens, []
         for _ in range(n_tokens + 1):
-            row = np.ctypeslib.as_array(self.llm._ctx.get_logits_ith(-1), shape=(self.llm.n_vocab(),))
-            tokens.append(int(row.argmax()))
+            tokens.append(int(_engine.row(self.llm).argmax()))
             self.llm.eval(tokens[-1:])
         _timing.rewind(self.llm, n_past)
         return tokens

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pypcd import _engine
 from pypcd._config import PCDConfig
 from pypcd._errors import PCDError, UnsupportedError
 from pypcd._llama import Llama, PCDLogits
@@ -41,7 +42,7 @@ def self_test(llm: Llama) -> dict[str, Any]:
     llm.reset()
     llm.pcd = False
     llm.eval(tokens)
-    plain = np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), shape=(llm.n_vocab(),)).copy()
+    plain = _engine.row(llm)
     scale = float(plain.std())
     try:
         none = rows(base.replace(beta=0.0)).contrasted

@@ -6,19 +6,17 @@ through the output head without the final norm, and the layer is chosen anew for
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd import _native
+from pypcd import _engine
 from pypcd._checks import Integer, check
 from pypcd._config import RANGES
-from pypcd._errors import PCDError, UnsupportedError
+from pypcd._errors import UnsupportedError
 from pypcd._method import log_softmax, put_behind
 from pypcd._prompt import Prompt
 from pypcd.methods._rows import RowSource, Stream
@@ -57,10 +55,10 @@ class DoLa(RowSource):
     def refusal(self, llm: Llama) -> str | None:
         with llm._pcd_set_to(False):
             try:
-                _set_exits(llm, self.candidates(llm))
+                _engine.set_exits(llm, self.candidates(llm))
             except (UnsupportedError, ValueError) as error:
                 return str(error)
-            _set_exits(llm, ())
+            _engine.set_exits(llm, ())
         return None
 
     def candidates(self, llm: Llama) -> tuple[int, ...]:
@@ -69,18 +67,17 @@ class DoLa(RowSource):
         Raises:
             ValueError: this model leaves none.
         """
-        n_layer = llama_cpp.llama_model_n_layer(llm._model.model)
-        return candidate_layers(self.layers, n_layer, tied=_native.pcd_has_tied_head(llm.ctx))
+        return candidate_layers(self.layers, _engine.n_layer(llm), tied=_engine.has_tied_head(llm))
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         llm, layers = session.llm, self.candidates(session.llm)
 
         def change(t: int, rows: Rows2D) -> Rows2D:
-            return np.stack([self._row(row, _exits(llm, len(layers), i)) for i, row in enumerate(rows)])
+            return np.stack([self._row(row, _engine.exit_rows(llm, len(layers), i)) for i, row in enumerate(rows)])
 
         session.plainly()
-        session.on_finish(lambda: _set_exits(llm, ()))
-        _set_exits(llm, layers)
+        session.on_finish(lambda: _engine.set_exits(llm, ()))
+        _engine.set_exits(llm, layers)
         return Stream(session, session.start(tokens), change)
 
     def _row(self, final: npt.ArrayLike, exits: Rows2D) -> npt.NDArray[np.float32]:
@@ -164,21 +161,3 @@ def dola_contrast(final: npt.ArrayLike, base: npt.ArrayLike, *, relative_top: fl
         cut = first < first.max() + np.log(relative_top)
     first[cut], second[cut] = -np.inf, _FILTERED
     return first - second
-
-
-def _set_exits(llm: Llama, layers: Sequence[int]) -> None:
-    error = ctypes.create_string_buffer(1024)
-    array = (ctypes.c_int32 * len(layers))(*layers)
-    status = _native.pcd_set_exits(llm.ctx, array, len(layers), error, len(error))
-    if status == _native.INVALID:
-        raise ValueError(error.value.decode())
-    if status != _native.OK:
-        raise UnsupportedError(error.value.decode())
-
-
-def _exits(llm: Llama, n_layers: int, i: int) -> Rows2D:
-    """float32[n_layers, n_vocab]: what the candidates say of entry i of the last batch."""
-    pointers = [_native.pcd_get_exit_logits(llm.ctx, layer, i) for layer in range(n_layers)]
-    if not all(pointers):
-        raise PCDError(f"there are no early exits for entry {i} of the last batch")
-    return np.stack([np.ctypeslib.as_array(p, shape=(llm.n_vocab(),)) for p in pointers])

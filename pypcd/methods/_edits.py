@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd._checks import Integer, check
+from pypcd._engine import tap, token_bytes
 from pypcd._errors import PCDError
-from pypcd._prompt import Prompt, prompt_tokens, token_bytes
-from pypcd._tap import tap
+from pypcd._prompt import Prompt, prompt_tokens
 from pypcd.methods._session import Session
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pypcd._engine import is_recurrent, token_bytes
 from pypcd._errors import PCDError, UnsupportedError
-from pypcd._prompt import Prompt, has_template, prompt_tokens, token_bytes
+from pypcd._prompt import Prompt, has_template, prompt_tokens
 from pypcd.methods._edits import Edit
-from pypcd.methods._rows import Plain, RowSource, is_recurrent
+from pypcd.methods._rows import Plain, RowSource
 from pypcd.methods._search import Greedy, Search
 from pypcd.methods._session import Row, Session
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import llama_cpp
-
-from pypcd import _native
+from pypcd import _engine
 from pypcd._checks import Choice, Integer, Number, check
 from pypcd._errors import UnsupportedError
 from pypcd._prompt import Prompt
-from pypcd.methods._rows import RowSource, Stream, is_recurrent
+from pypcd.methods._rows import RowSource, Stream
 from pypcd.methods._session import Session
 
 if TYPE_CHECKING:
@@ -50,21 +47,21 @@ class MsPoE(RowSource):
     def __post_init__(self) -> None:
         check(self, min_ratio=Number(0, 1000, open_below=True), first_layer=Integer(0))
         check(self, max_ratio=Number(self.min_ratio, 1000, note="at least min_ratio"))
-        check(self, order=Choice(tuple(_native.HEAD_ORDER)))
+        check(self, order=Choice(tuple(_engine.HEAD_ORDERS)))
 
     @property
     def whole_prompt(self) -> bool:  # type: ignore[override]
         return self.order == "outlier"
 
     def refusal(self, llm: Llama) -> str | None:
-        if self.order == "outlier" and is_recurrent(llm):
+        if self.order == "outlier" and _engine.is_recurrent(llm):
             return "it has a recurrent state, which cannot go back to before the prompt's last token; use ms-poe"
         with llm._pcd_set_to(False):
             try:
                 self._set(llm)
             except (UnsupportedError, ValueError) as error:
                 return str(error)
-            _off(llm)
+            _engine.unset_head_ratios(llm)
         return None
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
@@ -76,34 +73,19 @@ class MsPoE(RowSource):
                 f"of it at once; load the model with n_batch and n_ubatch of {len(tokens)} or more, or use ms-poe"
             )
         session.plainly()
-        session.on_finish(lambda: _off(llm))
+        session.on_finish(lambda: _engine.unset_head_ratios(llm))
         self._set(llm)
-        if self.order == "outlier" and _native.pcd_get_head_ratios(llm.ctx, self.first_layer, None, 0) < 0:
+        if self.order == "outlier" and not _engine.knows_head_order(llm, self.first_layer):
             session.clear()  # the order that the cached prompt may have told is gone
 
         def read(part: Sequence[int]) -> int:
             """All of the prompt tells the order; its last token, which is then evaluated again, goes."""
-            _check(_native.pcd_find_head_order, llm)
+            _engine.find_head_order(llm)
             llm.eval(tokens)
-            llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm.ctx), 0, len(part), -1)
+            _engine.rewind(llm, len(part), 0)
             return len(part)
 
         return Stream(session, session.start(tokens, kind=self, read=read if self.order == "outlier" else None))
 
     def _set(self, llm: Llama) -> None:
-        params = _native.HeadRatios(self.min_ratio, self.max_ratio, self.first_layer, _native.HEAD_ORDER[self.order])
-        _check(_native.pcd_set_head_ratios, llm, ctypes.byref(params))
-
-
-def _off(llm: Llama) -> None:
-    if llm._ctx.ctx:
-        _check(_native.pcd_set_head_ratios, llm, None)
-
-
-def _check(function: Any, llm: Llama, *args: Any) -> None:
-    error = ctypes.create_string_buffer(1024)
-    status = function(llm.ctx, *args, error, len(error))
-    if status == _native.INVALID:
-        raise ValueError(error.value.decode())
-    if status != _native.OK:
-        raise UnsupportedError(error.value.decode())
+        _engine.set_head_ratios(llm, self.min_ratio, self.max_ratio, first_layer=self.first_layer, order=self.order)

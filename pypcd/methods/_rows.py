@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
@@ -20,7 +19,7 @@ from pypcd.methods._session import Row, Rows2D, Session
 if TYPE_CHECKING:
     from pypcd._llama import Llama
 
-__all__ = ["CAD", "PCD", "Control", "Plain", "RowSource", "Stream", "is_recurrent"]
+__all__ = ["CAD", "PCD", "Control", "Plain", "RowSource", "Stream"]
 
 
 class Stream:
@@ -213,9 +212,3 @@ class _CADStream(Stream):
 
     def drop(self, seqs: Sequence[int]) -> None:
         self.session.drop([2 * seq + i for i in (0, 1) for seq in seqs])
-
-
-def is_recurrent(llm: Llama) -> bool:
-    """Whether some state cannot be cut back or carried for several sequences."""
-    model = llm._model.model
-    return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))

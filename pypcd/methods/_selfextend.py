@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import llama_cpp
-
+from pypcd import _engine
 from pypcd._checks import Integer, check
 from pypcd._prompt import Prompt
-from pypcd.methods._rows import RowSource, Stream, is_recurrent
+from pypcd.methods._rows import RowSource, Stream
 from pypcd.methods._session import Session
 
 if TYPE_CHECKING:
@@ -42,11 +41,11 @@ class SelfExtend(RowSource):
         check(self, width=Integer(self.n, 2**20, multiple_of=self.n))
 
     def refusal(self, llm: Llama) -> str | None:
-        if is_recurrent(llm):
+        if _engine.is_recurrent(llm):
             return "it has a recurrent state, which knows no positions that could be divided"
-        if llama_cpp.llama_model_rope_type(llm._model.model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
+        if not _engine.rotates(llm):
             return "it does not rotate its keys, so that their positions cannot be divided"
-        if not llama_cpp.llama_memory_can_shift(llama_cpp.llama_get_memory(llm.ctx)):
+        if not _engine.can_shift(llm):
             return "the positions in this model's cache cannot be moved"
         return None
 
@@ -54,16 +53,16 @@ class SelfExtend(RowSource):
         return Stream(session, session.start(tokens, kind=self, read=lambda part: self._read(session, part)))
 
     def _read(self, session: Session, tokens: Sequence[int]) -> int:
-        memory, n, width = llama_cpp.llama_get_memory(session.llm.ctx), self.n, self.width
+        llm, n, width = session.llm, self.n, self.width
         n_past = done = 0  # positions so far; those compressed already
-        step = min(session.llm.n_batch, width)
+        step = min(llm.n_batch, width)
         for at in range(0, len(tokens), step):
             part = tokens[at : at + step]
             while n_past >= done + width:
                 for i in range(1, width):  # not llama_memory_seq_div: at this version it turns keys the wrong way
-                    llama_cpp.llama_memory_seq_add(memory, 0, done + i, done + i + 1, i // n - i)
+                    _engine.shift(llm, 0, done + i, done + i + 1, i // n - i)
                 gain = width - width // n
-                llama_cpp.llama_memory_seq_add(memory, 0, done + width, n_past, -gain)
+                _engine.shift(llm, 0, done + width, n_past, -gain)
                 n_past -= gain
                 done += width // n
             session.decode([(token, n_past + i, 0, False) for i, token in enumerate(part)])

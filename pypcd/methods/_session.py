@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Callable
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd import _log
+from pypcd import _engine
 from pypcd._errors import PCDError
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Session:
     """
 
     def __init__(self, llm: Llama) -> None:
-        llm._check_decoder()
+        _engine.check_decoder(llm)
         self.llm = llm
         self.n_evaluated = 0
         self.refusals: dict[tuple[object, bool], str | None] = {}
@@ -102,8 +101,7 @@ class Session:
         self.decode(entries)
         for seq in tokens:
             self._n_past[seq] += 1
-        get, shape = self.llm._ctx.get_logits_ith, (self.n_vocab,)
-        return np.stack([np.ctypeslib.as_array(get(i), shape=shape) for i in range(len(entries))])
+        return _engine.rows(self.llm, len(entries))
 
     def read(self, seq: int, tokens: Sequence[int]) -> Row:
         """Another prompt in a sequence of its own, beside the one in sequence 0.
@@ -123,20 +121,18 @@ class Session:
 
     def fork(self, pairs: Mapping[int, int]) -> None:
         """Make sequences go on from others: target -> source. They share what both have in the cache."""
-        memory = llama_cpp.llama_get_memory(self.llm.ctx)
         self.drop(pairs)
         for target, source in pairs.items():
-            llama_cpp.llama_memory_seq_cp(memory, source, target, -1, -1)
+            _engine.copy_sequence(self.llm, source, target)
             self._n_past[target] = self._n_past[source]
 
     def drop(self, seqs: Iterable[int]) -> None:
-        memory = llama_cpp.llama_get_memory(self.llm.ctx)
         for seq in seqs:
             if not 0 <= seq < self.llm.n_seq_max:
                 raise ValueError(
                     f"sequence is {seq}; allowed: 0 to {self.llm.n_seq_max - 1}; load the model with a larger n_seq_max"
                 )
-            llama_cpp.llama_memory_seq_rm(memory, seq, -1, -1)
+            _engine.rewind(self.llm, 0, seq)
             self._n_past.pop(seq, None)
 
     def plainly(self) -> None:
@@ -168,18 +164,16 @@ class Session:
 
     def clear(self) -> None:
         """Forget the prompt too."""
-        self.llm.reset()
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.llm.ctx), True)
+        _engine.clear(self.llm)
         self._prompt, self._kind, self._n_past = [], None, {}
 
     def is_end(self, token: int) -> bool:
-        return bool(llama_cpp.llama_vocab_is_eog(self.llm._model.vocab, token))
+        return _engine.is_end(self.llm, token)
 
     def _rewind(self) -> bool:
         """Back to the prompt without its last token; False where a recurrent state cannot go back."""
-        memory = llama_cpp.llama_get_memory(self.llm.ctx)
         self.drop([seq for seq in self._n_past if seq])
-        return bool(llama_cpp.llama_memory_seq_rm(memory, 0, self._n_prompt, -1))
+        return _engine.rewind(self.llm, self._n_prompt, 0)
 
     def _read(self, tokens: Sequence[int]) -> int:
         if tokens:
@@ -187,21 +181,9 @@ class Session:
         return len(tokens)
 
     def decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> None:
-        """llama_decode of (token, position, sequence, whether its logits are wanted)."""
-        batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
-        try:
-            batch.n_tokens = len(entries)
-            for i, (token, pos, seq, wanted) in enumerate(entries):
-                batch.token[i], batch.pos[i], batch.logits[i] = token, pos, wanted
-                batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
-            _log.clear_errors()
-            status = llama_cpp.llama_decode(self.llm.ctx, batch)
-        finally:
-            llama_cpp.llama_batch_free(batch)
-        if status == 1:
+        """Evaluate (token, position, sequence, whether its logits are wanted), all in one batch."""
+        if not _engine.decode(self.llm, entries):
             raise PCDError(
                 f"the context of {self.llm.n_ctx()} tokens is full with {len(self._n_past)} sequences; load the model "
                 "with a larger n_ctx"
             )
-        if status:
-            raise PCDError(f"llama_decode returned {status}: {_log.last_errors() or 'llama.cpp gave no reason'}")

@@ -9,6 +9,8 @@ import sys
 
 import llama_cpp
 
+__all__ = ["clear_errors", "install", "last_errors", "logger", "reason"]
+
 logger = logging.getLogger("pypcd")
 
 _ERROR, _CONT = 4, 5  # enum ggml_log_level (llama_cpp._logger has an older one)
@@ -44,3 +46,8 @@ def clear_errors() -> None:
 def last_errors() -> str:
     """The errors llama.cpp logged since clear_errors(), the cause first, as one clause; empty if it was silent."""
     return "; ".join(dict.fromkeys(_errors))
+
+
+def reason() -> str:
+    """last_errors(), or that there are none."""
+    return last_errors() or "llama.cpp gave no reason"

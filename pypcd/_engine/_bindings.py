@@ -1,24 +1,13 @@
-"""Loads pypcd's libllama in place of the stock one and binds what cpp/llama-pcd.h adds to it.
-
-Importing this module imports llama_cpp. It knows nothing of llama_cpp.Llama.
-"""
+"""What cpp/llama-pcd.h declares, in ctypes: constants, structures, functions."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
-import importlib.util
-import os
-import pathlib
-import re
-import site
-import sys
-import sysconfig
 from typing import Any
 
-from pypcd._errors import LibraryError
+import llama_cpp
 
-API_VERSION = 4  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
+lib = llama_cpp.llama_cpp._lib
 
 OK, INVALID, UNSUPPORTED, NO_MEMORY, DISABLED = 0, -1, -2, -3, -4
 ROW_STANDARD, ROW_OVER_ROTATED, ROW_CONTRASTED = 0, 1, 2
@@ -91,102 +80,6 @@ class Stats(ctypes.Structure):
         ("kv_bytes", ctypes.c_int64),
     ]
 
-
-def library_dirs() -> list[pathlib.Path]:
-    """Where pypcd's library may lie: beside this file, or in site-packages for an editable install."""
-    here = pathlib.Path(__file__).parent / "lib"
-    sites = [sysconfig.get_path("platlib"), site.getusersitepackages()]
-    return [here, *(pathlib.Path(path) / "pypcd" / "lib" for path in sites)]
-
-
-def _library_dir() -> pathlib.Path:
-    for path in library_dirs():
-        if any(path.glob("*llama.*")):
-            return path
-    raise LibraryError(
-        f"pypcd's libllama is in none of {', '.join(map(str, library_dirs()))}; "
-        "install the package with 'pip install .' (a source checkout alone has no library)"
-    )
-
-
-def _preload_ggml() -> None:
-    """The library links to ggml by name; load the one llama-cpp-python brought, wherever the two packages lie."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        raise LibraryError("llama-cpp-python is not installed; pypcd is built on it: pip install llama-cpp-python")
-    lib = pathlib.Path(spec.origin).parent / "lib"
-    if sys.platform == "win32":
-        os.add_dll_directory(str(lib))
-        return
-    # base first, then the backends, then the registry that links to them all
-    names = sorted(
-        lib.glob("libggml*.dylib" if sys.platform == "darwin" else "libggml*.so"),
-        key=lambda p: (p.stem != "libggml-base", p.stem == "libggml", p.stem),
-    )
-    for name in names:
-        ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)
-
-
-def _load() -> Any:
-    """llama_cpp's handle of the library, checked to be ours."""
-    remedy = "import pypcd before llama_cpp (or before the package that imports it)"
-
-    if "llama_cpp" not in sys.modules:
-        before = os.environ.pop("LLAMA_CPP_LIB_PATH", None)
-        os.environ["LLAMA_CPP_LIB_PATH"] = before or str(_library_dir())
-        try:
-            _preload_ggml()
-            import llama_cpp
-        except (OSError, RuntimeError) as error:
-            hint = f"; LLAMA_CPP_LIB_PATH is set to {before}: unset it" if before else "; reinstall pypcd"
-            raise LibraryError(f"libllama cannot be loaded: {error}{hint}") from error
-        finally:
-            del os.environ["LLAMA_CPP_LIB_PATH"]
-            if before is not None:
-                os.environ["LLAMA_CPP_LIB_PATH"] = before
-        remedy = "unset LLAMA_CPP_LIB_PATH, which names another library" if before else "reinstall pypcd"
-    else:
-        import llama_cpp
-
-    lib = llama_cpp.llama_cpp._lib
-
-    try:
-        version = lib.llama_pcd_version
-    except AttributeError:
-        raise LibraryError(
-            f"the loaded {pathlib.Path(lib._name).name} has no PCD hooks ({lib._name}); {remedy}"
-        ) from None
-    version.restype = ctypes.c_int32
-    if version() != API_VERSION:
-        raise LibraryError(
-            f"{lib._name} speaks version {version()} of the PCD interface, this package version {API_VERSION}; reinstall pypcd"
-        )
-
-    pin = pinned_version()
-    if pin is not None and llama_cpp.__version__ != pin:
-        raise LibraryError(
-            f"pypcd was built for llama-cpp-python {pin}, but {llama_cpp.__version__} is installed; run: pip install llama-cpp-python=={pin}"
-        )
-
-    return lib
-
-
-def pinned_version() -> str | None:
-    """The llama-cpp-python version this package was built for; None where pypcd is not installed as a package."""
-    try:
-        requires = importlib.metadata.requires("pypcd") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    for line in requires:
-        match = re.match(r"llama[-_]cpp[-_]python\s*==\s*([^\s;]+)", line)
-        if match:
-            return match.group(1)
-    return None
-
-
-lib = _load()
-
-import llama_cpp  # not before _load(), which decides what it loads
 
 _ctx_p = ctypes.c_void_p
 _float_p = ctypes.POINTER(ctypes.c_float)

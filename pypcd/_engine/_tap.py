@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd import _native
+from pypcd._engine import _bindings
+from pypcd._engine._calls import call, is_open
 from pypcd._errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from pypcd._llama import Llama
 
 __all__ = ["Tapped", "tap"]
 
@@ -24,7 +23,7 @@ _open: dict[int, Any] = {}  # by a model's id: the callback, which must live as 
 
 
 @contextlib.contextmanager
-def tap(llm: Llama, names: Sequence[str]) -> Iterator[Tapped]:
+def tap(llm: llama_cpp.Llama, names: Sequence[str]) -> Iterator[Tapped]:
     """Collect tensors of whatever is evaluated inside.
 
         with tap(llm, ["kq_soft_max"]) as seen:
@@ -63,27 +62,22 @@ def tap(llm: Llama, names: Sequence[str]) -> Iterator[Tapped]:
         except BaseException as error:  # noqa: BLE001
             failed.append(error)
 
-    callback = _native.tap_callback(keep)
+    callback = _bindings.tap_callback(keep)
     _set(llm, names, callback)
     _open[id(llm)] = callback
     try:
         yield seen
     finally:
-        if llm._ctx.ctx:  # else the model was closed inside
-            _set(llm, (), _native.tap_callback())
+        if is_open(llm):  # else the model was closed inside
+            _set(llm, (), _bindings.tap_callback())
         del _open[id(llm)]
     if failed:
         raise failed[0]
 
 
-def _set(llm: Llama, names: Sequence[str], callback: Any) -> None:
-    error = ctypes.create_string_buffer(1024)
+def _set(llm: llama_cpp.Llama, names: Sequence[str], callback: Any) -> None:
     prefixes = (ctypes.c_char_p * len(names))(*(name.encode() for name in names))
-    status = _native.pcd_set_tap(llm._open_ctx(), prefixes, len(names), callback, None, error, len(error))
-    if status == _native.INVALID:
-        raise ValueError(error.value.decode())
-    if status != _native.OK:
-        raise UnsupportedError(error.value.decode())
+    call(_bindings.pcd_set_tap, llm, prefixes, len(names), callback, None)
 
 
 def _copy(ne: Any, data: Any) -> npt.NDArray[np.float32]:

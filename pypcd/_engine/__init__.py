@@ -1,0 +1,123 @@
+"""The engine room: all that touches libllama.
+
+    _engine.decode(llm, entries)      a batch, its logits as rows(llm, n)
+    _engine.rewind(llm, n_past)       forget what lies behind a position
+    _engine.is_end(llm, token)        whether a token ends an answer
+    _engine.set_pcd(llm, config)      a setting put in force, or an exception that says why not
+    with _engine.tap(llm, ["l_out"])  intermediate tensors by name
+
+Everything takes the llama_cpp.Llama that owns the model and the context; nobody else reaches into one, calls a function
+of the library or reads a status. It knows nothing of prompts, answers, methods or the terminal.
+"""
+
+from pypcd import _library
+
+_library.check()  # first of all: an error that says what is wrong with the library, or that there is none
+
+# isort: split
+from pypcd._engine._calls import is_open
+from pypcd._engine._context import (
+    can_shift,
+    clear,
+    copy_sequence,
+    decode,
+    rewind,
+    row,
+    rows,
+    set_abort,
+    shift,
+)
+from pypcd._engine._devices import backends, cpu_features, devices, library_path, supports_gpu
+from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
+from pypcd._engine._heads import HEAD_ORDERS, find_head_order, knows_head_order, set_head_ratios, unset_head_ratios
+from pypcd._engine._log import clear_errors, install, last_errors, logger, reason
+from pypcd._engine._model import (
+    check_decoder,
+    detokenize,
+    is_end,
+    is_hybrid,
+    is_recurrent,
+    n_bytes,
+    n_ctx_train,
+    n_layer,
+    n_parameters,
+    progress_callback,
+    rope_freq_scale,
+    rotates,
+    token_bytes,
+    token_text,
+)
+from pypcd._engine._pcd import (
+    N_SEQUENCES,
+    PCDLogits,
+    PCDStats,
+    init_sampler,
+    pcd_logits,
+    pcd_refusal,
+    pcd_stats,
+    set_pcd,
+    set_sequence_pcd,
+    set_tokens,
+    suspended,
+    unset_sequence_pcd,
+)
+from pypcd._engine._tap import tap
+
+__all__ = [
+    "HEAD_ORDERS",
+    "N_SEQUENCES",
+    "PCDLogits",
+    "PCDStats",
+    "backends",
+    "can_shift",
+    "check_decoder",
+    "clear",
+    "clear_errors",
+    "copy_sequence",
+    "cpu_features",
+    "decode",
+    "detokenize",
+    "devices",
+    "exit_rows",
+    "find_head_order",
+    "has_tied_head",
+    "init_sampler",
+    "is_end",
+    "is_hybrid",
+    "is_open",
+    "is_recurrent",
+    "knows_head_order",
+    "last_errors",
+    "library_path",
+    "logger",
+    "n_bytes",
+    "n_ctx_train",
+    "n_layer",
+    "n_parameters",
+    "pcd_logits",
+    "pcd_refusal",
+    "pcd_stats",
+    "progress_callback",
+    "reason",
+    "rewind",
+    "rope_freq_scale",
+    "rotates",
+    "row",
+    "rows",
+    "set_abort",
+    "set_exits",
+    "set_head_ratios",
+    "set_pcd",
+    "set_sequence_pcd",
+    "set_tokens",
+    "shift",
+    "supports_gpu",
+    "suspended",
+    "tap",
+    "token_bytes",
+    "token_text",
+    "unset_head_ratios",
+    "unset_sequence_pcd",
+]
+
+install()  # the log: before anything is logged

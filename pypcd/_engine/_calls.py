@@ -1,0 +1,73 @@
+"""A call into the library: a model's handles, and what a status means."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+
+from pypcd._engine import _bindings
+from pypcd._errors import PCDError, UnsupportedError
+
+__all__ = ["ask", "call", "context", "is_open", "memory", "model", "vocabulary"]
+
+
+def is_open(llm: llama_cpp.Llama) -> bool:
+    return bool(llm._ctx.ctx)
+
+
+def context(llm: llama_cpp.Llama) -> Any:
+    """The llama_context of a model.
+
+    Raises:
+        PCDError: the model is closed.
+    """
+    if not is_open(llm):
+        raise PCDError("the model is closed")
+    return llm._ctx.ctx
+
+
+def memory(llm: llama_cpp.Llama) -> Any:
+    return llama_cpp.llama_get_memory(context(llm))
+
+
+def model(llm: llama_cpp.Llama) -> Any:
+    """The llama_model; there is one before there is a context.
+
+    Raises:
+        PCDError: the model is closed.
+    """
+    if not llm._model.model:
+        raise PCDError("the model is closed")
+    return llm._model.model
+
+
+def vocabulary(llm: llama_cpp.Llama) -> Any:
+    return llama_cpp.llama_model_get_vocab(model(llm))
+
+
+def ask(function: Any, llm: llama_cpp.Llama, *args: Any) -> tuple[int, str]:
+    """Call one of those functions of the library that end in an error buffer.
+
+    Returns:
+        Its status, and the sentence it left in the buffer.
+    """
+    error = ctypes.create_string_buffer(1024)
+    status = function(context(llm), *args, error, len(error))
+    return status, error.value.decode("utf-8", "replace")
+
+
+def call(function: Any, llm: llama_cpp.Llama, *args: Any) -> None:
+    """The same, where a status other than OK is an error.
+
+    Raises:
+        ValueError: a value is out of range.
+        UnsupportedError: this model or context cannot do it, or memory for it is lacking.
+        PCDError: the model is closed.
+    """
+    status, text = ask(function, llm, *args)
+    if status == _bindings.INVALID:
+        raise ValueError(text)
+    if status != _bindings.OK:
+        raise UnsupportedError(text)

@@ -1,0 +1,114 @@
+"""A model's context: what is decoded in it, the rows of logits that come out, and what it remembers."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pypcd._engine import _log
+from pypcd._engine._calls import context, is_open, memory
+from pypcd._errors import PCDError
+
+__all__ = ["can_shift", "clear", "copy_sequence", "decode", "rewind", "row", "rows", "set_abort", "shift"]
+
+_ALL = -1  # sequences
+
+
+def decode(llm: llama_cpp.Llama, entries: Sequence[tuple[int, int, int, bool]]) -> bool:
+    """llama_decode of (token, position, sequence, whether its logits are wanted), all in one batch.
+
+    Returns:
+        False if the context has no room for them; nothing is evaluated then.
+
+    Raises:
+        PCDError: it failed for another reason, which the message has.
+    """
+    batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
+    try:
+        batch.n_tokens = len(entries)
+        for i, (token, pos, seq, wanted) in enumerate(entries):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, pos, wanted
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+        _log.clear_errors()
+        status = llama_cpp.llama_decode(context(llm), batch)
+    finally:
+        llama_cpp.llama_batch_free(batch)
+    if status not in (0, 1):
+        raise PCDError(f"llama_decode returned {status}: {_log.reason()}")
+    return bool(status == 0)
+
+
+def row(llm: llama_cpp.Llama, i: int = -1) -> npt.NDArray[np.float32]:
+    """The logits of one token of the last batch, as every caller of llama.cpp sees them, copied.
+
+    Args:
+        i: its index in the batch, or negative, from the end of those whose logits were asked for.
+
+    Returns:
+        float32[n_vocab]
+
+    Raises:
+        PCDError: there are none.
+    """
+    return _view(llm, i).copy()
+
+
+def rows(llm: llama_cpp.Llama, n: int) -> npt.NDArray[np.float32]:
+    """Those of the first n entries of the last batch, float32[n, n_vocab]."""
+    return np.stack([_view(llm, i) for i in range(n)])
+
+
+def _view(llm: llama_cpp.Llama, i: int) -> npt.NDArray[np.float32]:
+    """The library's own memory, which the next evaluation overwrites."""
+    pointer = llama_cpp.llama_get_logits_ith(context(llm), i)
+    if not pointer:
+        raise PCDError(f"there are no logits for row {i}: evaluate tokens first, and ask for theirs")
+    return np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),))
+
+
+def rewind(llm: llama_cpp.Llama, n_past: int, seq: int = _ALL) -> bool:
+    """Forget position n_past of a sequence and all behind it; 0 forgets the sequence.
+
+    Returns:
+        False where a recurrent state cannot go back.
+    """
+    return bool(llama_cpp.llama_memory_seq_rm(memory(llm), seq, n_past, -1))
+
+
+def clear(llm: llama_cpp.Llama) -> None:
+    """Forget all sequences, and what llama_cpp.Llama knows of its own."""
+    llm.reset()
+    llama_cpp.llama_memory_clear(memory(llm), True)
+
+
+def copy_sequence(llm: llama_cpp.Llama, source: int, target: int) -> None:
+    """Make a sequence go on from another. They share what both have in the cache."""
+    llama_cpp.llama_memory_seq_cp(memory(llm), source, target, -1, -1)
+
+
+def can_shift(llm: llama_cpp.Llama) -> bool:
+    """Whether positions in the cache can be moved."""
+    return bool(llama_cpp.llama_memory_can_shift(memory(llm)))
+
+
+def shift(llm: llama_cpp.Llama, seq: int, first: int, last: int, by: int) -> None:
+    """Move positions first to last - 1 of a sequence."""
+    llama_cpp.llama_memory_seq_add(memory(llm), seq, first, last, by)
+
+
+_aborts: weakref.WeakKeyDictionary[llama_cpp.Llama, Any] = weakref.WeakKeyDictionary()  # what the library may call
+
+
+def set_abort(llm: llama_cpp.Llama, stopped: Callable[[], bool] | None) -> None:
+    """Have llama_decode end half-way once this says so (on the CPU; GPU backends finish their batch). None: never."""
+    if stopped is None and not is_open(llm):
+        return
+    callback = llama_cpp.ggml_abort_callback(*([] if stopped is None else [lambda _: stopped()]))
+    llama_cpp.llama_set_abort_callback(context(llm), callback, ctypes.c_void_p(0))
+    _aborts[llm] = callback

@@ -1,0 +1,60 @@
+"""What the library was built for and what it found: backends and devices of ggml, instruction sets."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+
+from pypcd._engine import _bindings
+
+__all__ = ["backends", "cpu_features", "devices", "library_path", "supports_gpu"]
+
+
+def library_path() -> str:
+    return str(_bindings.lib._name)
+
+
+def supports_gpu() -> bool:
+    return bool(llama_cpp.llama_supports_gpu_offload())
+
+
+def cpu_features() -> str:
+    """Such as "CPU : SSE3 = 1 | AVX = 1", those it was compiled to use."""
+    return str(llama_cpp.llama_print_system_info().decode().strip(" |\n"))
+
+
+def backends() -> list[str]:
+    """Names of ggml's backends; empty where they cannot be asked."""
+    try:
+        registries = [_handle(_ggml("reg_get", _handle, _size(i))) for i in range(_ggml("reg_count", _size))]
+        return [_ggml("reg_name", _text, registry).decode() for registry in registries]
+    except AttributeError:  # Windows finds a symbol only in the library that defines it
+        return []
+
+
+def devices() -> list[dict[str, Any]]:
+    """ggml's devices: name, description, memory and free memory in bytes, is_gpu; empty where they cannot be asked."""
+    try:
+        return [_device(_handle(_ggml("dev_get", _handle, _size(i)))) for i in range(_ggml("dev_count", _size))]
+    except AttributeError:
+        return []
+
+
+def _device(device: ctypes.c_void_p) -> dict[str, Any]:
+    free, total = _size(), _size()
+    _ggml("dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
+    name, what = (_ggml(f, _text, device).decode("utf-8", "replace") for f in ("dev_name", "dev_description"))
+    is_gpu = _ggml("dev_type", ctypes.c_int, device) == 1  # GGML_BACKEND_DEVICE_TYPE_GPU
+    return {"name": name, "description": what, "memory": total.value, "free": free.value, "is_gpu": is_gpu}
+
+
+_text, _handle, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
+
+
+def _ggml(name: str, restype: Any, *args: Any) -> Any:
+    """One of ggml_backend_*; llama_cpp has no names for these functions."""
+    function = getattr(_bindings.lib, "ggml_backend_" + name)
+    function.restype = restype
+    return function(*args)

@@ -1,0 +1,212 @@
+"""PCD in a context: a setting put in force, the rows behind a contrast, and the contrast as a sampler."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pypcd._config import PCDConfig
+from pypcd._engine import _bindings
+from pypcd._engine._calls import ask, context
+from pypcd._errors import PCDError, UnsupportedError
+
+__all__ = [
+    "N_SEQUENCES",
+    "PCDLogits",
+    "PCDStats",
+    "init_sampler",
+    "native_params",
+    "pcd_logits",
+    "pcd_refusal",
+    "pcd_stats",
+    "set_pcd",
+    "set_sequence_pcd",
+    "set_tokens",
+    "suspended",
+    "unset_sequence_pcd",
+]
+
+N_SEQUENCES = 192  # of a caller's own; the ids behind are the twins'
+
+
+@dataclasses.dataclass(frozen=True)
+class PCDLogits:
+    """The rows behind one contrasted distribution, each float32[n_vocab].
+
+    Attributes:
+        standard: L.
+        over_rotated: L*; None where it could not change the outcome and was not evaluated.
+        contrasted: L~ (Eq. 6), -inf outside the plausible tokens.
+    """
+
+    standard: npt.NDArray[np.float32]
+    over_rotated: npt.NDArray[np.float32] | None
+    contrasted: npt.NDArray[np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class PCDStats:
+    """What PCD did in a context so far.
+
+    Attributes:
+        n_tokens: rows that were asked for while PCD was on.
+        n_twins: twins evaluated for them.
+        n_skipped: twins not needed, since a single token was plausible.
+        n_derived: times the second keys were derived anew from the first.
+        n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
+        second_bytes: memory of the second keys and values.
+        kv_bytes: memory of the keys and values beside them.
+    """
+
+    n_tokens: int
+    n_twins: int
+    n_skipped: int
+    n_derived: int
+    n_caught_up: int
+    second_bytes: int
+    kv_bytes: int
+
+
+# -- the setting -----------------------------------------------------------------------------------------------------
+
+
+def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Params:
+    """A setting as the library takes it; combine=False leaves the contrast to a sampler."""
+    params = _bindings.pcd_default_params()
+    params.cache = _bindings.CACHE[config.cache]
+    params.evaluation = _bindings.EVALUATION[config.evaluation]
+    params.perturbation = _bindings.PERTURBATION[config.perturbation]
+    params.transition = _bindings.TRANSITION[config.transition]
+    params.alpha = config.alpha
+    params.base_ratio = config.base_ratio
+    params.beta = config.beta
+    params.gamma = config.gamma
+    params.relative_top = config.relative_top
+    params.window = config.window or 0
+    params.n_sink = config.n_sink
+    params.band = _bindings.BAND[config.band]
+    params.type_k_over = _bindings.TYPE_K_OVER[config.type_k_over]
+    params.noise = config.noise
+    params.offset_min = config.offset_min
+    params.offset_max = config.offset_max
+    params.seed = config.seed
+    params.combine = combine
+    return params
+
+
+def set_pcd(llm: llama_cpp.Llama, config: PCDConfig | None, *, combine: bool = True) -> str | None:
+    """Put a setting in force, or (None) turn PCD off.
+
+    Returns:
+        None; or why PCD stays off, where the environment says that it must.
+
+    Raises:
+        ValueError: a value is out of range.
+        UnsupportedError: this model or context cannot run it; the former setting stays.
+        PCDError: the model is closed.
+    """
+    status, text = _set(llm, config, combine)
+    if status == _bindings.DISABLED:
+        return text
+    if status == _bindings.INVALID:
+        raise ValueError(text)
+    if status != _bindings.OK:
+        assert config is not None  # turning PCD off cannot fail
+        raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {text}")
+    return None
+
+
+def _set(llm: llama_cpp.Llama, config: PCDConfig | None, combine: bool) -> tuple[int, str]:
+    return ask(_bindings.pcd_set, llm, None if config is None else ctypes.byref(native_params(config, combine=combine)))
+
+
+def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig, in_force: PCDConfig | None, combine: bool) -> str | None:
+    """Why a model or context cannot run a setting, in a sentence; None if it can.
+
+    It is tried out, since some models show only then; the one in force is put back.
+    """
+    status, text = ask(_bindings.pcd_check, llm, ctypes.byref(native_params(config)))
+    if status == _bindings.OK:
+        status, text = _set(llm, config, True)
+        _set(llm, in_force, combine)
+    return None if status == _bindings.OK else text
+
+
+@contextlib.contextmanager
+def suspended(llm: llama_cpp.Llama) -> Iterator[None]:
+    """Without twins for a while: for the parts of a prompt whose logits nobody reads."""
+    _bindings.pcd_suspend(context(llm), True)
+    try:
+        yield
+    finally:
+        _bindings.pcd_suspend(context(llm), False)
+
+
+def set_sequence_pcd(llm: llama_cpp.Llama, seq_id: int, config: PCDConfig | None) -> None:
+    """PCD for one sequence: another beta, gamma and relative_top, or (None) no twins for its tokens.
+
+    Raises:
+        ValueError: seq_id is out of range.
+        PCDError: PCD was never turned on in this context.
+    """
+    if not 0 <= seq_id < N_SEQUENCES:
+        raise ValueError(f"seq_id is {seq_id}, allowed: 0 to {N_SEQUENCES - 1}")
+    params = None if config is None else ctypes.byref(native_params(config))
+    status, text = ask(_bindings.pcd_set_seq, llm, seq_id, params)
+    if status != _bindings.OK:
+        raise PCDError(text)
+
+
+def unset_sequence_pcd(llm: llama_cpp.Llama, seq_id: int) -> None:
+    """Have a sequence follow its context again."""
+    _bindings.pcd_unset_seq(context(llm), seq_id)
+
+
+def set_tokens(llm: llama_cpp.Llama, tokens: Sequence[int]) -> None:
+    """Tell which tokens lie at the positions of sequence 0: state files do not say, and cache="separate" needs them."""
+    array = (ctypes.c_int32 * len(tokens))(*tokens)
+    _bindings.pcd_set_tokens(context(llm), 0, array, len(tokens))
+
+
+# -- looking inside --------------------------------------------------------------------------------------------------
+
+
+def pcd_logits(llm: llama_cpp.Llama, i: int) -> PCDLogits:
+    """The rows of entry i of the last batch, copied.
+
+    Raises:
+        PCDError: the last evaluation was without PCD, or there was none.
+    """
+    standard, over_rotated, contrasted = (
+        _row(llm, i, which) for which in (_bindings.ROW_STANDARD, _bindings.ROW_OVER_ROTATED, _bindings.ROW_CONTRASTED)
+    )
+    if standard is None or contrasted is None:
+        raise PCDError(
+            f"there are no PCD logits for row {i}: evaluate tokens first, with pcd=True, and of a batch only rows whose "
+            "logits were asked for"
+        )
+    return PCDLogits(standard, over_rotated, contrasted)
+
+
+def _row(llm: llama_cpp.Llama, i: int, which: int) -> npt.NDArray[np.float32] | None:
+    pointer = _bindings.pcd_get_logits_ith(context(llm), i, which)
+    return np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),)).copy() if pointer else None
+
+
+def pcd_stats(llm: llama_cpp.Llama) -> PCDStats:
+    stats = _bindings.pcd_get_stats(context(llm))
+    return PCDStats(*(getattr(stats, field.name) for field in dataclasses.fields(PCDStats)))
+
+
+def init_sampler(llm: llama_cpp.Llama, row: int) -> Any:
+    """A llama_sampler that contrasts the candidates of a row; whoever adds it to a chain hands it over."""
+    sampler = _bindings.sampler_init_pcd(context(llm))
+    _bindings.sampler_pcd_set_row(sampler, row)
+    return sampler

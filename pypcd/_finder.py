@@ -1,0 +1,65 @@
+"""Whoever imports llama_cpp after pypcd gets pypcd's libllama: a finder on sys.meta_path that sees to it.
+
+Importing pypcd imports this and nothing that takes time. How a library is loaded and checked is in _library, which the
+finder imports when llama_cpp is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+__all__ = ["install"]
+
+
+class _Finder:
+    """Finds llama_cpp where the other finders do, and puts a loader of ours around theirs.
+
+    Looking for it (importlib.util.find_spec) loads nothing. The finder stays: llama_cpp imported a second time is
+    pypcd's too, and taking an entry out of sys.meta_path could make an import in another thread skip its neighbour.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "llama_cpp":
+            return None
+        for finder in sys.meta_path:
+            find_spec = getattr(finder, "find_spec", None)
+            spec = find_spec(name, path, target) if find_spec and finder is not self else None
+            if spec is not None:
+                if spec.loader is not None:  # None: a folder of that name without any code
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader:
+    """Another loader, but the module it executes loads pypcd's library."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_loader"), name)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader  # from here on it is a module like any other
+        from pypcd import _library
+
+        _library.load(module, lambda: self._loader.exec_module(module))
+        import pypcd._engine  # noqa: F401  llama.cpp's log goes through it, from the first line on
+
+
+_finder = _Finder()
+
+
+def install() -> None:
+    """
+    Raises:
+        LibraryError: llama_cpp is imported already, with a library that is not pypcd's.
+    """
+    if sys.modules.get("llama_cpp") is not None:
+        from pypcd import _library
+
+        _library.check()
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)

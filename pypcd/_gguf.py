@@ -1,0 +1,217 @@
+"""What a GGUF file says of the model in it, and from what a user calls a model to the path of one.
+
+It reads the header alone: metadata, and the names of tensors. Knows nothing of the library, machines or PCD.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import mmap
+import os
+import pathlib
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from pypcd._errors import ModelError
+
+__all__ = ["DEMO_MODEL", "GGUF", "Shape", "read_gguf", "resolve_model"]
+
+DEMO_MODEL = pathlib.Path(__file__).parent / "models" / "demo.gguf"
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)  # as llama.cpp reads them; the first one had shorter lengths
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+_MAX_NUMBERS = 4096  # of an array whose values are kept; one for each layer is far less
+_MAX_LAYERS = 1024  # more than llama.cpp loads
+
+
+def resolve_model(model: str | os.PathLike[str]) -> str:
+    """The path of a GGUF file; `demo` names the model that ships with pypcd (unless a file is called so).
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelError: it is a folder, or not a GGUF file.
+    """
+    if not str(model):
+        raise ModelError("the model's name is empty; give the path of a .gguf file, or 'demo'")
+    path = pathlib.Path(model).expanduser()
+    if str(model) == "demo" and not path.exists():
+        path = DEMO_MODEL
+    if path.is_dir():
+        found = sorted(p.name for p in path.glob("*.gguf"))
+        hint = f"; it holds {', '.join(found[:3])}" if found else ""
+        raise ModelError(f"{path} is a folder, not a GGUF file{hint}")
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no model file {path}; give the path of a .gguf file, or 'demo' for the model that comes with pypcd"
+        )
+    with path.open("rb") as file:
+        magic = file.read(len(_MAGIC))
+    if magic != _MAGIC:
+        raise ModelError(
+            f"{path} is not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}; convert the model with llama.cpp's "
+            "convert_hf_to_gguf.py"
+        )
+    return str(path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Dimensions; where a file does not say, those of a 7B Llama.
+
+    Attributes:
+        n_head_kv: key-value heads of each layer.
+        n_rot: rotated dimensions of a head.
+        rope_freq_base: B.
+    """
+
+    n_ctx_train: int
+    n_vocab: int
+    n_head: int
+    n_head_kv: tuple[int, ...]
+    n_embd_head_k: int
+    n_embd_head_v: int
+    n_rot: int
+    rope_freq_base: float
+
+    @property
+    def key_bytes(self) -> int:
+        """Keys of one position in all layers, f16."""
+        return 2 * sum(self.n_head_kv) * self.n_embd_head_k
+
+    @property
+    def value_bytes(self) -> int:
+        """Values of one position in all layers, f16."""
+        return 2 * sum(self.n_head_kv) * self.n_embd_head_v
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUF:
+    """The header of a file.
+
+    Attributes:
+        metadata: texts, numbers and lists of numbers by key. Lists of texts, and long ones, are left out.
+        n_vocab: tokens of the vocabulary.
+        tensors: their names.
+    """
+
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    n_vocab: int = 0
+    tensors: frozenset[str] = frozenset()
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    @functools.cached_property
+    def shape(self) -> Shape:
+        def numbers(key: str, default: float) -> list[float]:
+            """One number, or in some models one for each layer."""
+            value = self.metadata.get(f"{self.architecture}.{key}")
+            values = value if isinstance(value, list) else [value]
+            valid = [v for v in values if isinstance(v, (int, float)) and 0 <= v < 2**53]
+            return valid if valid and len(valid) == len(values) else [default]
+
+        n_layer = min(int(numbers("block_count", 32)[0]), _MAX_LAYERS)
+        n_head = int(max(numbers("attention.head_count", 32)))
+        n_head_kv = [int(n) for n in numbers("attention.head_count_kv", n_head)]
+        head_k = int(numbers("attention.key_length", numbers("embedding_length", 4096)[0] // max(n_head, 1))[0])
+        return Shape(
+            n_ctx_train=int(numbers("context_length", 4096)[0]),
+            n_vocab=self.n_vocab,
+            n_head=n_head,
+            n_head_kv=tuple((n_head_kv * n_layer)[:n_layer]),
+            n_embd_head_k=head_k,
+            n_embd_head_v=int(numbers("attention.value_length", head_k)[0]),
+            n_rot=int(numbers("rope.dimension_count", head_k)[0]),
+            rope_freq_base=numbers("rope.freq_base", 10000.0)[0],
+        )
+
+    @property
+    def has_rope_factors(self) -> bool:
+        """Whether there is a tensor of per-frequency factors (Llama 3.1, LongRoPE)."""
+        return not self.tensors.isdisjoint({"rope_freqs.weight", "rope_factors_long.weight"})
+
+    def rope_factors(self, n_ctx: int) -> str | None:
+        """Which of two RoPE tables a LongRoPE model is given in a context, "long" or "short"; None if it has not two."""
+        trained = self.metadata.get(f"{self.architecture}.rope.scaling.original_context_length")
+        if not isinstance(trained, int) or "rope_factors_long.weight" not in self.tensors:
+            return None
+        return "long" if n_ctx > trained else "short"
+
+
+def read_gguf(path: str | os.PathLike[str]) -> GGUF:
+    """The header of a GGUF file; an empty one where it is damaged, which llama.cpp's own error explains better.
+
+    The gguf package reads all of a file's tokens into Python objects: seconds, with a large vocabulary.
+    """
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(data).gguf()
+    except (struct.error, ValueError, KeyError, OverflowError):  # an empty file cannot be mapped: a ValueError too
+        return GGUF()
+
+
+class _Reader:
+    """Reads one value after the other. Where the file ends early or a type is unknown, one of several errors."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self._at = data, len(_MAGIC)
+
+    def gguf(self) -> GGUF:
+        if self._number("I") not in _VERSIONS:
+            raise ValueError("another version")
+        n_tensors, n_pairs = self._number("Q"), self._number("Q")
+        metadata: dict[str, Any] = {}
+        n_tokens: Any = None
+        for _ in range(n_pairs):
+            key = self._text()
+            kind = self._number("I")
+            value: Any
+            if kind == _ARRAY:
+                value, n = self._array()
+                n_tokens = n if key == "tokenizer.ggml.tokens" else n_tokens
+            else:
+                value = self._text() if kind == _TEXT else self._number(_SCALARS[kind])
+            if value is not None:
+                metadata[key] = value
+        tensors = set()
+        for _ in range(n_tensors):
+            tensors.add(self._text())
+            self._skip(8 * self._number("I") + struct.calcsize("<IQ"))  # dimensions, type, offset
+        if n_tokens is None:
+            n_tokens = metadata.get(f"{metadata.get('general.architecture')}.vocab_size", 0)
+        return GGUF(metadata, n_tokens if isinstance(n_tokens, int) else 0, frozenset(tensors))
+
+    def _number(self, code: str) -> Any:
+        (value,) = struct.unpack_from("<" + code, self._data, self._at)
+        self._at += struct.calcsize("<" + code)
+        return value
+
+    def _text(self) -> str:
+        n = self._number("Q")
+        start = self._at
+        self._skip(n)
+        return self._data[start : self._at].decode("utf-8", "replace")
+
+    def _array(self) -> tuple[list[Any] | None, int]:
+        """Its values, where they are few numbers, and how many there are."""
+        kind, n = self._number("I"), self._number("Q")
+        if kind == _TEXT:
+            length, at = struct.Struct("<Q"), self._at
+            for _ in range(n):
+                at += length.size + length.unpack_from(self._data, at)[0]
+            self._at = at
+            return None, n
+        code = _SCALARS[kind]
+        start = self._at
+        self._skip(n * struct.calcsize("<" + code))
+        return list(struct.unpack_from(f"<{n}{code}", self._data, start)) if n <= _MAX_NUMBERS else None, n
+
+    def _skip(self, n: int) -> None:
+        if n > len(self._data) - self._at:
+            raise ValueError("the file ends early")
+        self._at += n
