@@ -1,26 +1,70 @@
-"""The demo's experiment: its counts are those of the answers, and its control is what it says."""
+"""The demo: its questions are those of its published figures, its answers and candidates those of the model."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+from typing import Any
 
+import numpy as np
 import pytest
 
 import pypcd
-from pypcd import _demo
-from pypcd._cli import main
+from pypcd._cli import demo, main
 from pypcd._gguf import DEMO_MODEL, resolve_model
+from pypcd._vocabulary import Vocabulary
+from pypcd.evaluation import Directory, ModelTokenizer, Plan, Sample, evaluate, task
+from pypcd.evaluation._run import _Worker
 from pypcd.evaluation.tasks._kv import KV_SHORT
+from pypcd.methods import Session
+
+PAIRS = (16, 40, 80, 120)
+ONE = {"n_threads": 1, "n_threads_batch": 1}
+LENGTH = 140  # 8 pairs
 
 
 @pytest.fixture(scope="module")
 def llm() -> pypcd.Llama:
-    return pypcd.Llama("demo", n_ctx=1024, n_threads=1, n_threads_batch=1)
+    return pypcd.Llama("demo", n_ctx=2048, n_threads=1, n_threads_batch=1)
 
 
 @pytest.fixture(scope="module")
-def answers(llm: pypcd.Llama) -> list[_demo.Answer]:
-    return _demo.answer_all(llm, list(KV_SHORT.questions(4, 8)), list(KV_SHORT.questions(2, 8, seed=1)))
+def samples(llm: pypcd.Llama) -> list[Sample]:
+    return task(demo.TASK).samples(4, LENGTH, ModelTokenizer(llm), 0)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    plan = Plan("demo", (demo.TASK,), tuple(demo.METHODS.values()), (LENGTH,), n=4, n_pool=2)
+    records = evaluate(plan, Directory(tmp_path_factory.mktemp("demo") / "run"), options=ONE).records
+    return {(key[2], key[3]): record["prediction"].strip() for key, record in records.items()}
+
+
+def digest(samples: list[Sample]) -> bytes:
+    parts = ((s.prompt.text, s.answers[0], s.extra["nearest"], repr(s.depth)) for s in samples)
+    return "".join("\0".join(part) for part in parts).encode()
+
+
+def test_the_questions_are_those_of_the_published_figures(llm: pypcd.Llama) -> None:
+    whole, tokenizer = hashlib.sha256(), ModelTokenizer(llm)
+    for length, n_pairs in zip(demo.LENGTHS, PAIRS):
+        for n, seed in ((75, 0), (demo.N_POOL, 1)):
+            samples = task(demo.TASK).samples(n, length, tokenizer, seed)
+            assert samples == list(KV_SHORT.questions(n, n_pairs, seed))
+            whole.update(digest(samples))
+    assert whole.hexdigest() == "3bdb5f69313e07e4179b250f4f346058079900035b0870b430dfe26aabb42efa"
+
+
+def test_the_controls_pool_is_of_other_questions_of_the_next_seed() -> None:
+    plan = Plan("demo", (demo.TASK,), ("control",), demo.LENGTHS[:2], n=75, n_pool=demo.N_POOL)
+    worker = _Worker(plan, ONE)
+    for length, n_pairs in zip(plan.lengths, PAIRS):
+        samples, pool = worker.cell(demo.TASK, length)
+        assert samples == list(KV_SHORT.questions(75, n_pairs, 0))
+        others = [sample.prompt for sample in KV_SHORT.questions(12, n_pairs, 1)]
+        assert list(pool[: plan.n_pool]) == others and len(others) == plan.n_pool
+    worker.close()
 
 
 def test_demo_names_the_model_that_ships() -> None:
@@ -33,53 +77,71 @@ def test_the_models_card_says_first_what_was_planted() -> None:
     assert "planted" in first and "evidence" in first
 
 
-def test_plain_answers_are_those_of_plain_generation(llm: pypcd.Llama, answers: list[_demo.Answer]) -> None:
-    for answer in answers:
-        llm.pcd = None
-        llm.reset()
-        prompt = llm.tokenize(answer.sample.prompt.text.encode(), special=False)
-        tokens = []
-        for token in llm.generate(prompt, temp=0.0):
-            if token == llm.token_eos() or len(tokens) > 20:
-                break
-            tokens.append(token)
-        text = llm.detokenize(tokens).decode("utf-8", "replace").strip()
-        assert text.startswith(answer.texts[_demo.PLAIN]) and answer.texts[_demo.PLAIN]
-
-
-def test_pcd_answers_are_those_of_a_generation_with_pcd(llm: pypcd.Llama, answers: list[_demo.Answer]) -> None:
-    answer = answers[0]
+def generated(llm: pypcd.Llama, sample: Sample, pcd: bool) -> list[int]:
+    llm.pcd = None
     llm.reset()
-    prompt = llm.tokenize(answer.sample.prompt.text.encode(), special=False)
+    prompt = llm.tokenize(sample.prompt.text.encode(), special=False)
     tokens = []
-    for token in llm.generate(prompt, temp=0.0, pcd=True):
+    for token in llm.generate(prompt, temp=0.0, pcd=pcd):
         if token == llm.token_eos() or len(tokens) > 20:
             break
         tokens.append(token)
-    assert llm.detokenize(tokens).decode("utf-8", "replace").strip().startswith(answer.texts["PCD"])
+    return tokens
 
 
-def test_every_answer_has_every_method(answers: list[_demo.Answer]) -> None:
-    for answer in answers:
-        assert set(answer.texts) == {*_demo.METHODS, _demo.CONTROL}
-        wrong = answer.texts[_demo.PLAIN] != answer.sample.answers[0]
-        assert (answer.step is not None) == wrong
-        if answer.step:
-            for candidates in (answer.step.before, answer.step.after):
-                p = [share for _, share in candidates]
-                assert p == sorted(p, reverse=True) and 0 < sum(p) <= 1 + 1e-9
+def text(llm: pypcd.Llama, tokens: list[int]) -> str:
+    return llm.detokenize(tokens).decode("utf-8", "replace").strip()
+
+
+def test_plain_answers_are_those_of_plain_generation(
+    llm: pypcd.Llama, samples: list[Sample], answers: dict[Any, Any]
+) -> None:
+    for sample in samples:
+        answer = answers[sample.index, "greedy"]
+        assert text(llm, generated(llm, sample, False)).startswith(answer) and answer
+
+
+def test_pcd_answers_are_those_of_a_generation_with_pcd(
+    llm: pypcd.Llama, samples: list[Sample], answers: dict[Any, Any]
+) -> None:
+    assert text(llm, generated(llm, samples[0], True)).startswith(answers[0, "pcd"])
+
+
+def test_every_question_is_answered_by_every_method(answers: dict[Any, Any]) -> None:
+    assert set(answers) == {(i, method) for i in range(4) for method in demo.METHODS.values()}
+
+
+def test_an_example_shows_the_rows_where_greedy_first_goes_wrong(llm: pypcd.Llama) -> None:
+    """Against the rows behind what plain generation writes: right up to there, and wrong with the next token."""
+    found = 0
+    for sample in task(demo.TASK).samples(12, demo.LENGTHS[1], ModelTokenizer(llm), 0):
+        step = demo.first_wrong(Session(llm), Vocabulary(llm), sample)
+        if step is None:
+            continue
+        found += 1
+        plain, right = generated(llm, sample, False), sample.answers[0]
+        assert right.startswith(text(llm, plain[: step.index]))
+        assert not right.startswith(text(llm, plain[: step.index + 1]))
+        llm.reset()
+        llm.pcd = pypcd.PCDConfig.paper()
+        llm.eval([*llm.tokenize(sample.prompt.text.encode(), special=False), *plain[: step.index]])
+        rows = llm.pcd_logits()
+        llm.pcd = None
+        for row, name in ((rows.standard, "before"), (rows.contrasted, "after")):
+            p = np.exp(row.astype(float) - row.max())
+            best = sorted((getattr(c, name) for c in step.candidates), reverse=True)[:4]
+            assert best == pytest.approx(sorted(p / p.sum(), reverse=True)[:4], abs=1e-3)
+    assert found >= 2
 
 
 def test_the_command_prints_figures_that_add_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pypcd._cli import demo
-
-    monkeypatch.setattr(demo, "PAIRS", (6,))
+    monkeypatch.setattr(demo, "LENGTHS", (120,))
     monkeypatch.setattr(demo, "N_POOL", 2)
     assert main(["demo", "--n", "3", "--threads", "1", "--json"]) == 0
     cells = json.loads(capsys.readouterr().out)["cells"]
-    assert [cell["method"] for cell in cells] == [*_demo.METHODS, _demo.CONTROL]
+    assert [cell["method"] for cell in cells] == list(demo.METHODS)
     for cell in cells:
         assert cell["n"] == 3
         assert cell["difference"] == pytest.approx(100 * (cell["wins"] - cell["losses"]) / 3)
@@ -88,14 +150,17 @@ def test_the_command_prints_figures_that_add_up(
     assert main(["demo", "--n", "3", "--threads", "1"]) == 0
     out = capsys.readouterr().out
     assert "was planted" in out and out.count("control") >= 2
+    for cell in cells[1:]:
+        assert re.search(
+            rf" {cell['score']:.1f}  {cell['difference']:+.1f} \[.*\]( ~)?  +{cell['wins']} / {cell['losses']}\n",
+            out,
+        )
 
 
 def test_a_setting_of_ones_own_is_asked_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pypcd._cli import demo
-
-    monkeypatch.setattr(demo, "PAIRS", (6,))
+    monkeypatch.setattr(demo, "LENGTHS", (120,))
     monkeypatch.setattr(demo, "N_POOL", 2)
     assert main(["demo", "--n", "4", "--threads", "1", "--pcd", "beta=0:gamma=30", "--json"]) == 0
     cells = {cell["method"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}

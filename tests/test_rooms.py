@@ -16,12 +16,12 @@ FILES = sorted(path for path in ROOT.rglob("*.py"))
 
 # lowest first; a room may import those of its own floor and of the floors below
 FLOORS: tuple[set[str], ...] = (
-    {"_errors", "_checks", "_config", "_settings", "_method", "_profile", "_library"},
+    {"_errors", "_checks", "_config", "_settings", "_method", "_library"},
     {"_gguf"},
     {"_engine"},
     {"_machine", "_llama", "_sampler", "_prompt", "_vocabulary"},
     {"methods"},
-    {"evaluation", "measure", "analysis", "_demo", "_bench", "_selftest", "_timing"},
+    {"evaluation", "measure", "analysis"},
     {"_cli"},
 )
 FLOOR_OF = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}

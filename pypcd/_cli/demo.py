@@ -1,31 +1,38 @@
-"""pypcd demo: what PCD does, measured on the small model that ships with pypcd."""
+"""pypcd demo: what PCD does, measured on the small model that ships with pypcd.
+
+An evaluation like those of `pypcd eval`, in a folder that is thrown away, and three of its answers explained.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pypcd import Llama, PCDError
-from pypcd._cli import _options, _terminal
-from pypcd._demo import CONTROL, METHODS, PLAIN, Answer, answer_all
-from pypcd.evaluation._stats import Paired, paired
-from pypcd.evaluation.tasks._kv import KV_SHORT
-from pypcd.evaluation.tasks._sample import Sample
+from pypcd import Llama, PCDConfig, PCDError
+from pypcd._cli import _options, _progress, _table, _terminal
+from pypcd._prompt import prompt_tokens
+from pypcd._vocabulary import Vocabulary
+from pypcd.analysis import Candidate, Step, explain
+from pypcd.evaluation import Directory, ModelTokenizer, Paired, Plan, Sample, evaluate, rows, task
+from pypcd.evaluation._plan import BASELINE, Key
+from pypcd.evaluation._stats import NOT_SHOWN, interval
+from pypcd.methods import PCD as PCDRows
+from pypcd.methods import Session
 
-PAIRS = (16, 40, 80, 120)
+TASK = "kv-short"
+LENGTHS = (240, 530, 1010, 1490)  # tokens with which this model reads 16, 40, 80 and 120 pairs, and answers
 N_POOL = 12  # further questions, from which the control takes its prior
 
+PCD, CONTROL = "PCD", "control"
 YOURS = "yours"  # what --pcd asks for
-TITLES = {
-    PLAIN: "plain (greedy)",
-    "PCD": "PCD (paper)",
-    "window": "window twin",
-    CONTROL: "control",
-    YOURS: "yours (--pcd)",
-}
+METHODS = {BASELINE: BASELINE, PCD: "pcd", "window": "pcd:window", CONTROL: "control"}
+TITLES = {PCD: "PCD (paper)", "window": "window twin", YOURS: "yours (--pcd)"}
+
+Records = Mapping[Key, Mapping[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,88 +45,116 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.question is not None:
-        return _print_question(args)
-    llm = Llama("demo", n_ctx=2048, n_threads=args.threads)
-
     methods = dict(METHODS)
     if args.pcd is not None:
-        methods[YOURS] = _options.pcd_setting(args.pcd, "demo")
-    for config in methods.values():
-        refusal = llm.pcd_refusal(config)
-        if refusal is not None:
-            raise PCDError(refusal)
+        config = _options.pcd_setting(args.pcd, "demo")
+        methods[YOURS] = BASELINE if config is None else PCDRows(config).name
+    plan = Plan("demo", (TASK,), tuple(methods.values()), LENGTHS, n=args.n, seed=args.seed, n_pool=N_POOL)
+    if args.question is not None:
+        return _print_question(plan, args.question)
 
-    results: list[tuple[int, list[Answer]]] = []
-    with _terminal.progress((args.n + N_POOL) * len(PAIRS), "asking", unit=" questions") as bar:
-        for n_pairs in PAIRS:
-            samples = _questions(args, n_pairs)
-            pool = list(KV_SHORT.questions(N_POOL, n_pairs, args.seed + 1))
-            n_tokens = len(llm.tokenize(samples[0].prompt.text.encode(), special=False))
-            results.append((n_tokens, answer_all(llm, samples, pool, bar.update, methods)))
+    options = {"n_threads": args.threads, "n_threads_batch": args.threads}
+    with tempfile.TemporaryDirectory() as folder, _progress.following("asking") as progress:
+        outcome = evaluate(plan, Directory(folder), options=options, progress=progress)
+    for trouble in (*outcome.refused.values(), *(r["error"] for r in outcome.records.values() if r.get("error"))):
+        raise PCDError(trouble)
 
+    cells = list(_cells(plan, outcome.records, methods))
     if args.json:
-        record = {"model": "demo", "n_per_length": args.n, "seed": args.seed, "cells": list(_cells(results))}
-        print(json.dumps(record, indent=2))
+        record = {"model": "demo", "n_per_length": args.n, "seed": args.seed}
+        listed = [{"n_tokens": n_tokens, "method": name, **vars(result)} for n_tokens, name, result in cells]
+        print(json.dumps({**record, "cells": listed}, indent=2))
         return 0
 
     print("pypcd's demo model looks up values in a JSON object. A pull towards the last value was planted in it:")
     print("a model organism of the failure PCD is made for, and no evidence about any other model.\n")
-    _print_examples([answer for _, answers in results for answer in answers])
-    _print_table(results, args.n)
+    llm = Llama("demo", n_ctx=2048, **options)
+    for text in _examples(llm, plan, outcome.records):
+        print(text)
+    _print_table(cells, args.n)
     print("try one: pypcd demo --question K | pypcd generate demo [--pcd off]")
     return 0
 
 
-def _questions(args: argparse.Namespace, n_pairs: int) -> list[Sample]:
-    return list(KV_SHORT.questions(args.n, n_pairs, args.seed))
+def _samples(llm: Llama, plan: Plan, length: int) -> list[Sample]:
+    return task(TASK).samples(plan.n, length, ModelTokenizer(llm), plan.seed)
 
 
-def _print_question(args: argparse.Namespace) -> int:
-    k, total = args.question, args.n * len(PAIRS)
+def _print_question(plan: Plan, k: int) -> int:
+    total = plan.n * len(plan.lengths)
     if not 1 <= k <= total:
-        raise ValueError(f"--question is {k}; allowed: 1 to {total}, --n for each of {len(PAIRS)} lengths")
-    sample = _questions(args, PAIRS[(k - 1) // args.n])[(k - 1) % args.n]
+        raise ValueError(f"--question is {k}; allowed: 1 to {total}, --n for each of {len(plan.lengths)} lengths")
+    sample = _samples(Llama("demo", n_ctx=256), plan, plan.lengths[(k - 1) // plan.n])[(k - 1) % plan.n]
     _terminal.write(sample.prompt.text + "\n" * sys.stdout.isatty())
     _terminal.say(f"the right value is {sample.answers[0]}, the last one in the prompt {sample.extra['nearest']}")
     return 0
 
 
-def _cells(results: list[tuple[int, list[Answer]]]) -> Iterator[dict[str, Any]]:
-    for n_tokens, answers in results:
-        for method in answers[0].texts:
-            yield {"n_tokens": n_tokens, "method": method, **vars(_compare(answers, method))}
+def _cells(plan: Plan, records: Records, methods: Mapping[str, str]) -> Iterator[tuple[int, str, Paired]]:
+    """Tokens of a prompt, a method's name here, and its comparison with greedy decoding."""
+    of_method = {(row.length, row.method): row.paired for row in rows(plan, records)}
+    for length in plan.lengths:
+        n_tokens = records[TASK, length, 0, BASELINE]["n_prompt"]
+        for name, method in methods.items():
+            yield n_tokens, name, of_method[length, method]
 
 
-def _compare(answers: list[Answer], method: str) -> Paired:
-    return paired([a.is_right(method) for a in answers], [a.is_right(PLAIN) for a in answers])
+def _examples(llm: Llama, plan: Plan, records: Records, n: int = 3) -> Iterator[str]:
+    """Questions that greedy decoding gets wrong, first those that PCD gets right: where greedy leaves the answer."""
+    numbered = [(length, index) for length in plan.lengths for index in range(plan.n)]
 
+    def is_right(question: tuple[int, int], method: str) -> bool:
+        return records[(TASK, *question, method)]["score"] == 1
 
-def _print_examples(answers: list[Answer], n: int = 3) -> None:
-    numbered = list(enumerate(answers, 1))
-    mended = [(k, a) for k, a in numbered if a.step and a.is_right("PCD")]
-    others = [(k, a) for k, a in numbered if a.step and not a.is_right("PCD")]
-    for k, answer in [*mended[:: max(1, len(mended) // n)], *others][:n]:
-        print(
-            f"question {k}: the right value is {answer.sample.answers[0]}, the last one is {answer.sample.extra['nearest']}"
+    wrong = [question for question in numbered if not is_right(question, BASELINE)]
+    gained = [question for question in wrong if is_right(question, METHODS[PCD])]
+    others = [question for question in wrong if not is_right(question, METHODS[PCD])]
+    session, vocabulary = Session(llm), Vocabulary(llm)
+    shown = 0
+    for question in (*gained[:: max(1, len(gained) // n)], *others):
+        length, index = question
+        sample = _samples(llm, plan, length)[index]
+        step = first_wrong(session, vocabulary, sample)
+        if step is None or shown == n:
+            continue
+        shown += 1
+        plain, pcd = (records[(TASK, *question, method)]["prediction"].strip() for method in (BASELINE, METHODS[PCD]))
+        yield (
+            f"question {numbered.index(question) + 1}: the right value is {sample.answers[0]}, the last one is "
+            f"{sample.extra['nearest']}\n  greedy answers {plain!r}, PCD {pcd!r}; where greedy first goes wrong:\n"
+            f"    before  {_listed(step, lambda c: c.before)}\n    after   {_listed(step, lambda c: c.after)}\n"
         )
-        print(f"  plain answers {answer.texts[PLAIN]!r}, PCD {answer.texts['PCD']!r}; where plain first goes wrong:")
-        for title, candidates in (("before", answer.step.before), ("after", answer.step.after)):  # type: ignore[union-attr]
-            print(f"    {title:6}  " + "   ".join(f"{text:<5} {100 * p:5.1f}%" for text, p in candidates))
-        print()
 
 
-def _print_table(results: list[tuple[int, list[Answer]]], n: int) -> None:
-    print(f"exact match in %, {n} questions a length; difference to plain in points with its 95% interval;")
-    print("wins/losses: questions only this method / only plain got right\n")
-    print(f"{'tokens':>6}  {'method':<15} {'right':>6}  {'difference':>26}  {'wins/losses':>11}")
-    for n_tokens, answers in results:
-        for method in answers[0].texts:
-            c = _compare(answers, method)
-            change = f"{c.difference:+6.1f}  [{c.low:+6.1f}, {c.high:+6.1f}]{' ' if c.is_clear else '~'}"
-            row = f"{n_tokens:>6}  {TITLES[method]:<15} {c.score:>6.1f}"
-            print(row if method == PLAIN else f"{row}  {change:>26}  {f'{c.wins}/{c.losses}':>11}")
-        print()
-    print("~ the interval spans zero or p is 0.05 or more: no difference shown")
+def first_wrong(session: Session, vocabulary: Vocabulary, sample: Sample) -> Step | None:
+    """PCD's first step at which greedy decoding would leave the right answer; None where PCD leaves it before, or both
+    only at its end."""
+    tokens = prompt_tokens(session.llm, sample.prompt)
+    for step in explain(session, tokens, PCDConfig.paper(), vocabulary, n_top=4, gold=sample.answers[0]):
+        if not any(c.is_gold for c in step.candidates):
+            return None
+        if not min(step.candidates, key=lambda c: c.rank_before).is_gold:
+            return step
+    return None
+
+
+def _listed(step: Step, share: Any, n: int = 4) -> str:
+    best: list[Candidate] = sorted(step.candidates, key=share, reverse=True)[:n]
+    return "   ".join(f"{c.text.strip(chr(34)):<5} {100 * share(c):5.1f}%" for c in best)
+
+
+def _print_table(cells: list[tuple[int, str, Paired]], n: int) -> None:
+    print(
+        f"right: in % of {n} questions a length; difference to greedy, plain decoding, in points with its 95% interval;"
+    )
+    print("wins / losses: questions only this method / only greedy got right\n")
+    head = ("tokens", "method", "right", "difference", "wins / losses")
+    lines = [
+        (str(n_tokens), TITLES.get(name, name), f"{c.score:.1f}")
+        + (("", "") if name == BASELINE else (interval(c), f"{c.wins} / {c.losses}"))
+        for n_tokens, name, c in cells
+    ]
+    print(_table.table(head, lines, (True, False, True, False, True), 2, _table.columns()))
+    print(f"\n{NOT_SHOWN}")
     print("window twin: sees the last 64 tokens, no rotation")
     print("control: subtracts what other questions make likely; a gain it shares is no matter of position.")
