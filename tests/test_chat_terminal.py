@@ -16,6 +16,7 @@ import pytest
 import wcwidth
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
+from pypcd._cli import _compare
 from pypcd._cli._text import Flow, cells, clean, wrap
 
 pytest.importorskip("pexpect")
@@ -249,6 +250,43 @@ def test_the_demo_model_answers_in_a_narrow_window(chat: Chat, tmp_path: Path) -
         terminal.enter("")
         value = re.search(r"the right value is (\S+),", question.stderr)
         assert value and value[1] in terminal.text().split("Enter sends it alone")[-1]
+
+
+# -- columns, without a terminal -------------------------------------------------------------------------------------
+
+LEFT, RIGHT = "word " * 30 + "\n漢字" * 20, "x" * 200
+
+
+@pytest.mark.parametrize("columns", [60, 61, 80, 200])
+def test_columns_fit(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with _compare.view(["PCD on", "PCD off"]) as view:
+        for i in range(0, len(LEFT), 7):
+            view.write(0, LEFT[i : i + 7])
+        view.write(1, RIGHT)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cells, lines)) <= columns
+    assert all(" | " in f"{line} " for line in lines)
+    left, right = (
+        " ".join(line.split(" | ")[side].strip() for line in [f"{x} " for x in lines[2:]]) for side in (0, 1)
+    )
+    assert left.split() == LEFT.split() and right.replace(" ", "") == RIGHT
+
+
+def test_columns_are_one_under_the_other_where_they_would_be_narrow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "59")
+    with _compare.view(["PCD on", "PCD off"]) as view:
+        view.write(0, LEFT)
+        view.write(1, RIGHT)
+    assert capsys.readouterr().out == f"--- PCD on ---\n{LEFT}\n\n--- PCD off ---\n{RIGHT}\n"
+
+
+def test_an_error_before_the_first_piece_shows_no_empty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError), _compare.view(["PCD on", "PCD off"]):
+        raise ValueError
+    assert capsys.readouterr().out == ""
 
 
 # -- breaking lines, by itself ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd._cli import COMMANDS as COMMAND_NAMES
-from pypcd._cli import _compare, _options, _terminal, _text
+from pypcd._cli import _options, _terminal, _text
 from pypcd._cli._conversation import Conversation
 from pypcd._cli._generation import ContextFull, Generation
 from pypcd._cli.chat import COMMANDS
@@ -293,39 +293,6 @@ def test_a_seed_makes_a_warm_answer_repeatable(session):
 
 def test_model_output_cannot_drive_the_terminal():
     assert _text.clean("a\x1b[31m\x07b\r\n\tc\x9b\u202e") == "a\u241b[31m\u2407b\n\tc\ufffd\ufffd"
-
-
-LEFT, RIGHT = "word " * 30 + "\n漢字" * 20, "x" * 200
-
-
-@pytest.mark.parametrize("columns", [60, 61, 80, 200])
-def test_columns_fit(columns, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    with _compare.view(["PCD on", "PCD off"]) as view:
-        for i in range(0, len(LEFT), 7):
-            view.write(0, LEFT[i : i + 7])
-        view.write(1, RIGHT)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(_text.cells, lines)) <= columns
-    assert all(" | " in f"{line} " for line in lines)
-    left, right = (
-        " ".join(line.split(" | ")[side].strip() for line in [f"{x} " for x in lines[2:]]) for side in (0, 1)
-    )
-    assert left.split() == LEFT.split() and right.replace(" ", "") == RIGHT
-
-
-def test_columns_are_one_under_the_other_where_they_would_be_narrow(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "59")
-    with _compare.view(["PCD on", "PCD off"]) as view:
-        view.write(0, LEFT)
-        view.write(1, RIGHT)
-    assert capsys.readouterr().out == f"--- PCD on ---\n{LEFT}\n\n--- PCD off ---\n{RIGHT}\n"
-
-
-def test_an_error_before_the_first_piece_shows_no_empty_columns(capsys):
-    with pytest.raises(ValueError), _compare.view(["PCD on", "PCD off"]):
-        raise ValueError
-    assert capsys.readouterr().out == ""
 
 
 def test_no_colour_but_on_a_terminal(monkeypatch):
