@@ -1,9 +1,6 @@
-// Early exits: what the output head makes of the hidden states of earlier layers, in the same graph as the logits. The
-// candidates' rows lie side by side, so that the head is read once for all of them. DoLa contrasts with one of these.
+#include "llama-pcd-exits.h"
+#include "llama-pcd.h"
 
-#include "llama-pcd-impl.h"
-
-#include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-model.h"
 
@@ -13,17 +10,17 @@
 // goes with a graph, to say that it has exits and where
 class llm_graph_input_exits : public llm_graph_input_i {
 public:
-    llm_graph_input_exits(const llama_pcd * pcd, ggml_tensor * logits) : pcd(pcd), generation(pcd->generation), logits(logits) {}
+    llm_graph_input_exits(const llama_pcd & pcd, ggml_tensor * logits) : pcd(pcd), generation(pcd.generation), logits(logits) {}
 
     void set_input(const llama_ubatch * ubatch) override {
         GGML_UNUSED(ubatch);
     }
 
     bool can_reuse(const llm_graph_params & params) override {
-        return params.cparams.pcd.get() == pcd && pcd->generation == generation;
+        return params.cparams.pcd.get() == &pcd && pcd.generation == generation;
     }
 
-    const llama_pcd * pcd;
+    const llama_pcd & pcd;
 
     const uint32_t generation;
 
@@ -48,8 +45,8 @@ static ggml_tensor * find_named(ggml_cgraph * gf, const std::string & name) {
     return res;
 }
 
-// The last tensor before a block's first weight that all behind it comes from. That is how the input of block 0 is known
-// where a model scales its embeddings, norms them or adds positions.
+// The neck of the graph before a block: the last tensor before the block's first weight through which everything that follows
+// passes. This finds the input of block 0 where a model scales its embeddings, norms them or adds positions.
 static ggml_tensor * find_neck(const llm_graph_context & gctx, int32_t il) {
     ggml_tensor * embd = gctx.res->t_inp_embd;
     if (!embd) {
@@ -58,8 +55,8 @@ static ggml_tensor * find_neck(const llm_graph_context & gctx, int32_t il) {
 
     const std::string prefix = format("blk.%d.", il);
 
-    std::unordered_map<const ggml_tensor *, int> last_use = { { embd, -1 } }; // of all that comes from the embeddings
-    std::vector<std::pair<int, ggml_tensor *>>   before;                      // those up to the first weight
+    std::unordered_map<const ggml_tensor *, int> last_use = { { embd, -1 } }; // of each tensor that comes from the embeddings
+    std::vector<std::pair<int, ggml_tensor *>>   before;                      // those of them before the first weight
 
     bool inside = false;
     for (int i = 0; i < ggml_graph_n_nodes(gctx.gf); ++i) {
@@ -96,7 +93,7 @@ static ggml_tensor * find_neck(const llm_graph_context & gctx, int32_t il) {
     return res;
 }
 
-// the hidden state that enters a block; null: not to be found
+// the hidden state that enters a block; null: not found
 static ggml_tensor * find_input(const llm_graph_context & gctx, int32_t il) {
     ggml_tensor * res = gctx.res->get_layer_inp(il);
 
@@ -107,7 +104,7 @@ static ggml_tensor * find_input(const llm_graph_context & gctx, int32_t il) {
         res = find_neck(gctx, il);
     }
 
-    // other shapes are several streams side by side; late layers may have the asked-for rows alone
+    // other shapes hold several streams side by side; late layers may hold only the rows that were asked for
     const bool fits = res && res->type == GGML_TYPE_F32 && ggml_n_dims(res) <= 2 && res->ne[0] == gctx.n_embd &&
         (res->ne[1] == gctx.n_tokens || res->ne[1] == gctx.n_outputs);
 
@@ -141,32 +138,32 @@ static ggml_tensor * find_out_ids(const llm_graph_context & gctx) {
 // graph
 //
 
-void llama_pcd::build_exits(const llama_model & model, const llm_graph_context & gctx) {
-    if ((exits.layers.empty() && !exits.probing) || !gctx.res->t_logits) {
+void llama_pcd_exits::build(const llama_model & model, const llm_graph_context & gctx) {
+    if ((layers.empty() && !probing) || !gctx.res->t_logits) {
         return;
     }
 
     auto * out_ids = find_out_ids(gctx);
 
-    if (exits.probing) {
+    if (probing) {
         const bool has_head = head_of(model) && uses(gctx.gf, head_of(model)) && out_ids;
 
-        exits.found.clear();
+        found.clear();
         for (uint32_t il = 0; il < gctx.hparams.n_layer(); ++il) {
-            exits.found.push_back(has_head && find_input(gctx, il));
+            found.push_back(has_head && find_input(gctx, il));
         }
         return;
     }
 
-    // memory is not reserved for every token's exits, which nobody asks for
-    if (gctx.n_outputs == 0 || gctx.res == lctx.get_gf_res_reserve()) {
+    // memory is not reserved for the exits of every token, because nobody asks for all of them
+    if (gctx.n_outputs == 0 || gctx.res == pcd.lctx.get_gf_res_reserve()) {
         return;
     }
 
     ggml_context * ctx = gctx.ctx0;
 
     ggml_tensor * cur = nullptr;
-    for (const int32_t il : exits.layers) {
+    for (const int32_t il : layers) {
         ggml_tensor * h = find_input(gctx, il);
         if (h->ne[1] == gctx.n_tokens) {
             h = ggml_get_rows(ctx, ggml_is_contiguous(h) ? h : ggml_cont(ctx, h), out_ids);
@@ -183,64 +180,64 @@ void llama_pcd::build_exits(const llama_model & model, const llm_graph_context &
 
     ggml_build_forward_expand(gctx.gf, cur);
 
-    gctx.res->add_input(std::make_unique<llm_graph_input_exits>(this, cur));
+    gctx.res->add_input(std::make_unique<llm_graph_input_exits>(pcd, cur));
 }
 
 //
 // rows
 //
 
-void llama_pcd::take_exits(const llm_graph_result & res, const llama_ubatch & ubatch) {
+void llama_pcd_exits::take(const llm_graph_result & res, const llama_ubatch & ubatch) {
     const llm_graph_input_exits * inp = nullptr;
     for (const auto & cur : res.inputs) {
         if (auto * found = dynamic_cast<llm_graph_input_exits *>(cur.get())) {
             inp = found;
         }
     }
-    if (!inp || exits.layers.empty()) {
+    if (!inp || layers.empty()) {
         return;
     }
 
     const size_t n_vocab = inp->logits->ne[0];
-    const size_t n_rows  = inp->logits->ne[1]/exits.layers.size();
-    const size_t start   = exits.logits.size();
+    const size_t n_rows  = inp->logits->ne[1]/layers.size();
+    const size_t start   = logits.size();
 
     size_t k = 0;
     for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
         if (ubatch.output[i] || n_rows == ubatch.n_tokens) {
-            exits.rows[ubatch.data->batch_idxs[i]] = { start + n_vocab*k++, n_vocab*n_rows };
+            rows[ubatch.data->batch_idxs[i]] = { start + n_vocab*k++, n_vocab*n_rows };
         }
     }
     GGML_ASSERT(k == n_rows);
 
-    exits.logits.resize(start + ggml_nelements(inp->logits));
+    logits.resize(start + ggml_nelements(inp->logits));
 
-    ggml_backend_sched_synchronize(lctx.get_sched());
-    ggml_backend_tensor_get(inp->logits, exits.logits.data() + start, 0, ggml_nbytes(inp->logits));
+    ggml_backend_sched_synchronize(pcd.lctx.get_sched());
+    ggml_backend_tensor_get(inp->logits, logits.data() + start, 0, ggml_nbytes(inp->logits));
 }
 
-const float * llama_pcd::get_exit(int32_t i_layer, int32_t i) const {
-    const int32_t n_rows = exits.rows.size();
+const float * llama_pcd_exits::get(int32_t i_layer, int32_t i) const {
+    const int32_t n_rows = rows.size();
 
-    if (i_layer < 0 || i_layer >= (int32_t) exits.layers.size() || i < -n_rows) {
+    if (i_layer < 0 || i_layer >= (int32_t) layers.size() || i < -n_rows) {
         return nullptr;
     }
-    const auto row = i < 0 ? std::next(exits.rows.begin(), n_rows + i) : exits.rows.find(i);
-    return row == exits.rows.end() ? nullptr : exits.logits.data() + row->second.at + i_layer*row->second.stride;
+    const auto row = i < 0 ? std::next(rows.begin(), n_rows + i) : rows.find(i);
+    return row == rows.end() ? nullptr : logits.data() + row->second.at + i_layer*row->second.stride;
 }
 
 //
 // settings
 //
 
-int32_t llama_pcd::set_exits(const std::vector<int32_t> & layers, std::string & err) {
-    const auto &  model   = lctx.get_model();
+int32_t llama_pcd_exits::check(const std::vector<int32_t> & layers, bool pcd_on, std::string & err) const {
+    const auto &  model   = pcd.lctx.get_model();
     const int32_t n_layer = model.hparams.n_layer();
-    const auto    arch    = model.arch_name();
 
     for (const int32_t il : layers) {
         if (il < 0 || il >= n_layer) {
-            err = format("an exit's layer is %d, allowed: 0 (the embeddings) to %d, for this model has %d layers", il, n_layer - 1, n_layer);
+            err = format("an exit's layer is %d, allowed: 0 (the embeddings) to %d, for this model has %d layers",
+                    il, n_layer - 1, n_layer);
             return LLAMA_PCD_INVALID;
         }
     }
@@ -248,43 +245,53 @@ int32_t llama_pcd::set_exits(const std::vector<int32_t> & layers, std::string & 
         err = format("%d exits were asked for, allowed: at most %d, one for each layer", (int) layers.size(), n_layer);
         return LLAMA_PCD_INVALID;
     }
-    if (!layers.empty() && on) {
+    if (layers.empty()) {
+        return LLAMA_PCD_OK;
+    }
+    if (pcd_on) {
         err = "PCD is on, and an exit is compared with a plain row; turn PCD off first";
-        return LLAMA_PCD_UNSUPPORTED;
+    } else if (!pcd.lctx.get_memory() || llama_model_has_encoder(&model)) {
+        err = "the architecture '" + model.arch_name() + "' does not decode token by token (it has an encoder, or no cache), "
+            "and exits are of decoded tokens";
     }
-    if (!layers.empty() && (!lctx.get_memory() || llama_model_has_encoder(&model))) {
-        err = "the architecture '" + arch + "' does not decode token by token (it has an encoder, or no cache), and exits are of decoded tokens";
-        return LLAMA_PCD_UNSUPPORTED;
-    }
+    return err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
+}
 
-    lctx.synchronize();
-
-    if (!layers.empty() && exits.found.empty()) {
-        // the graphs built here tell where the hidden states are
-        exits.probing = true;
-        build_graphs([&]() { exits.probing = false; });
-        exits.probing = false;
-        exits.found.resize(n_layer, false);
+int32_t llama_pcd_exits::set(const std::vector<int32_t> & wanted, bool pcd_on, std::string & err) {
+    const int32_t status = check(wanted, pcd_on, err);
+    if (status != LLAMA_PCD_OK) {
+        return status;
     }
-    for (const int32_t il : layers) {
-        if (!exits.found[il]) {
-            err = format("the graph of the architecture '%s' does not show the hidden state that enters block %d, or how its head reads it; early exits need both",
-                    arch.c_str(), il);
+    const auto & model = pcd.lctx.get_model();
+
+    pcd.lctx.synchronize();
+
+    if (!wanted.empty() && found.empty()) {
+        // the graphs built here show where the hidden states are
+        probing = true;
+        pcd.reserve_now([&]() { probing = false; });
+        probing = false;
+        found.resize(model.hparams.n_layer(), false);
+    }
+    for (const int32_t il : wanted) {
+        if (!found[il]) {
+            err = format("the graph of the architecture '%s' does not show the hidden state that enters block %d, "
+                    "or how its head reads it; early exits need both", model.arch_name().c_str(), il);
             return LLAMA_PCD_UNSUPPORTED;
         }
     }
 
-    if (layers != exits.layers) {
-        exits.layers = layers;
-        reset_graphs();
-        // a graph with as many nodes would be given the memory plan of the last one, which may let go of these layers
-        lctx.sched_need_reserve = true;
+    if (wanted != layers) {
+        layers = wanted;
+        pcd.reset_graphs();
+        // a graph with as many nodes would get the memory plan of the last one, which may reuse the memory of these layers
+        pcd.reserve_later();
     }
-    exits.forget();
+    forget();
 
     return LLAMA_PCD_OK;
 }
 
-bool llama_pcd_has_tied_head(const llama_context * ctx) {
-    return strcmp(head_of(ctx->get_model())->name, "output.weight") != 0;
+bool llama_pcd_exits::has_tied_head(const llama_model & model) {
+    return strcmp(head_of(model)->name, "output.weight") != 0;
 }

@@ -1,13 +1,16 @@
-// The formulas of the method. Nothing here knows of models, graphs or contexts.
-
+#include "llama-pcd-math.h"
 #include "llama-pcd.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
+#include <utility>
 #include <vector>
 
-void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out) {
+//
+// Eq. 4
+//
+
+void pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out) {
     const int32_t n = n_rot/2;
 
     std::vector<double> low(n);
@@ -27,7 +30,73 @@ void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transit
 }
 
 //
-// random numbers without a state: each is a hash (splitmix64) of what it belongs to
+// Eq. 6
+//
+
+struct pcd_candidate {
+    float   logit;
+    int32_t id;
+};
+
+// the gamma best of L, the lower id first where logits are equal; of these, those at least relative_top times as probable as
+// the best
+static std::vector<pcd_candidate> plausible(const float * standard, int32_t n_vocab, int32_t gamma, float relative_top) {
+    const auto better = [](const pcd_candidate & a, const pcd_candidate & b) {
+        return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+    };
+
+    const size_t n_keep = std::max<int32_t>(1, std::min(gamma, n_vocab));
+
+    std::vector<pcd_candidate> top; // a heap, the worst of them at its front
+    top.reserve(n_keep);
+
+    for (int32_t v = 0; v < n_vocab; ++v) {
+        if (top.size() < n_keep) {
+            top.push_back({ standard[v], v });
+            std::push_heap(top.begin(), top.end(), better);
+        } else if (standard[v] > top.front().logit) {
+            std::pop_heap(top.begin(), top.end(), better);
+            top.back() = { standard[v], v };
+            std::push_heap(top.begin(), top.end(), better);
+        }
+    }
+
+    if (relative_top > 0.0f) {
+        float best = top[0].logit;
+        for (const pcd_candidate & c : top) {
+            best = std::max(best, c.logit);
+        }
+        const float cut = best + std::log(relative_top);
+
+        top.erase(std::remove_if(top.begin(), top.end(), [cut, best](const pcd_candidate & c) {
+            return c.logit < cut && c.logit < best;
+        }), top.end());
+    }
+
+    return top;
+}
+
+int32_t pcd_contrast(
+        const float * standard, const float * over_rotated, int32_t n_vocab,
+        float beta, int32_t gamma, float relative_top, float outside, float * out) {
+    const auto top = plausible(standard, n_vocab, gamma, relative_top);
+
+    if (out) {
+        for (int32_t v = 0; v < n_vocab; ++v) {
+            out[v] = standard[v] + outside;
+        }
+        // a single plausible token is decided whatever L* says: its logit stays
+        const bool contrast = over_rotated && top.size() > 1;
+        for (const auto & [logit, v] : top) {
+            out[v] = contrast ? (1.0f + beta)*logit - beta*over_rotated[v] : logit;
+        }
+    }
+
+    return (int32_t) top.size();
+}
+
+//
+// noise: random numbers without a state; each is a hash (splitmix64) of what it belongs to
 //
 
 static uint64_t hash(uint64_t x) {
@@ -46,7 +115,7 @@ static double uniform(uint64_t x) {
     return ((hash(x) >> 11) + 1)*0x1.0p-53;
 }
 
-void llama_pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin) {
+void pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin) {
     const int32_t  n   = n_rot/2;
     const uint64_t key = hash(hash_of(seed, pos) + (uint32_t) layer);
 
@@ -63,55 +132,6 @@ void llama_pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, fl
     }
 }
 
-int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max) {
+int32_t pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max) {
     return offset_min + (int32_t) (hash(~hash_of(seed, pos)) % (uint64_t) ((int64_t) offset_max - offset_min + 1));
-}
-
-int32_t llama_pcd_contrast(
-        const float * standard, const float * over_rotated, int32_t n_vocab,
-        float beta, int32_t gamma, float relative_top, float outside, float * out) {
-    // the gamma best of L, the lower id first where logits are equal; the worst of them at the heap's front
-    using candidate = std::pair<float, int32_t>;
-
-    const auto better = [](const candidate & a, const candidate & b) {
-        return a.first > b.first || (a.first == b.first && a.second < b.second);
-    };
-
-    const size_t n_keep = std::max<int32_t>(1, std::min(gamma, n_vocab));
-
-    std::vector<candidate> top;
-    top.reserve(n_keep);
-
-    for (int32_t v = 0; v < n_vocab; ++v) {
-        if (top.size() < n_keep) {
-            top.push_back({ standard[v], v });
-            std::push_heap(top.begin(), top.end(), better);
-        } else if (standard[v] > top.front().first) {
-            std::pop_heap(top.begin(), top.end(), better);
-            top.back() = { standard[v], v };
-            std::push_heap(top.begin(), top.end(), better);
-        }
-    }
-
-    if (relative_top > 0.0f) {
-        const float best = std::max_element(top.begin(), top.end())->first;
-        const float cut  = best + std::log(relative_top);
-
-        top.erase(std::remove_if(top.begin(), top.end(), [cut, best](const candidate & c) {
-            return c.first < cut && c.first < best;
-        }), top.end());
-    }
-
-    if (out) {
-        for (int32_t v = 0; v < n_vocab; ++v) {
-            out[v] = standard[v] + outside;
-        }
-        // a single plausible token is decided whatever L* says: its logit stays
-        const bool contrast = over_rotated && top.size() > 1;
-        for (const auto & [logit, v] : top) {
-            out[v] = contrast ? (1.0f + beta)*logit - beta*over_rotated[v] : logit;
-        }
-    }
-
-    return (int32_t) top.size();
 }

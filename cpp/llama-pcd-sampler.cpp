@@ -1,33 +1,31 @@
-// The contrast as a custom sampler, for callers who build their own chains.
-
-#include "llama-pcd-impl.h"
-
-#include "llama-context.h"
-
-#include <unordered_map>
+#include "llama-pcd-sampler.h"
+#include "llama-pcd-context.h"
+#include "llama-pcd-guard.h"
 
 struct llama_sampler_pcd {
     llama_context * lctx;
     int32_t         row;
 };
 
-static const char * llama_sampler_pcd_name(const llama_sampler * /*smpl*/) {
+static const char * sampler_name(const llama_sampler * /*smpl*/) {
     return "pcd";
 }
 
-static void llama_sampler_pcd_apply(llama_sampler * smpl, llama_token_data_array * cur_p) {
+static void sampler_apply(llama_sampler * smpl, llama_token_data_array * cur_p) {
     const auto * self = (const llama_sampler_pcd *) smpl->ctx;
 
-    llama_pcd * pcd = self->lctx->get_cparams().pcd.get();
-    if (!pcd || !pcd->on) {
+    auto * pcd = llama_pcd_context::of(*self->lctx);
+    if (!pcd || !pcd->core.settings.on) {
         return;
     }
-    if (pcd->params.combine) {
+    if (pcd->core.settings.params.combine) {
         LLAMA_LOG_ERROR("%s: the context contrasts its rows already; set it with combine = false\n", __func__);
         return;
     }
 
-    const float * contrasted = pcd->get_row(self->row, LLAMA_PCD_ROW_CONTRASTED);
+    const float * contrasted = llama_pcd_guarded_value<const float *>(__func__, nullptr, [&]() {
+        return pcd->decoder.rows.get(self->row, LLAMA_PCD_ROW_CONTRASTED);
+    });
     if (!contrasted) {
         return;
     }
@@ -38,25 +36,25 @@ static void llama_sampler_pcd_apply(llama_sampler * smpl, llama_token_data_array
     cur_p->sorted = false;
 }
 
-static llama_sampler * llama_sampler_pcd_clone(const llama_sampler * smpl) {
+static llama_sampler * sampler_clone(const llama_sampler * smpl) {
     const auto * self = (const llama_sampler_pcd *) smpl->ctx;
 
-    llama_sampler * res = llama_sampler_init_pcd(self->lctx);
-    llama_sampler_pcd_set_row(res, self->row);
-    return res;
+    return llama_pcd_guarded_value<llama_sampler *>(__func__, nullptr, [&]() {
+        return llama_pcd_sampler_make(self->lctx, self->row);
+    });
 }
 
-static void llama_sampler_pcd_free(llama_sampler * smpl) {
+static void sampler_free(llama_sampler * smpl) {
     delete (llama_sampler_pcd *) smpl->ctx;
 }
 
 static llama_sampler_i llama_sampler_pcd_i = {
-    /* .name              = */ llama_sampler_pcd_name,
+    /* .name              = */ sampler_name,
     /* .accept            = */ nullptr,
-    /* .apply             = */ llama_sampler_pcd_apply,
+    /* .apply             = */ sampler_apply,
     /* .reset             = */ nullptr,
-    /* .clone             = */ llama_sampler_pcd_clone,
-    /* .free              = */ llama_sampler_pcd_free,
+    /* .clone             = */ sampler_clone,
+    /* .free              = */ sampler_free,
     /* .backend_init      = */ nullptr,
     /* .backend_accept    = */ nullptr,
     /* .backend_apply     = */ nullptr,
@@ -65,12 +63,12 @@ static llama_sampler_i llama_sampler_pcd_i = {
     /* .copy_state        = */ nullptr,
 };
 
-llama_sampler * llama_sampler_init_pcd(llama_context * ctx) {
-    return llama_sampler_init(&llama_sampler_pcd_i, new llama_sampler_pcd { ctx, -1 });
+llama_sampler * llama_pcd_sampler_make(llama_context * ctx, int32_t row) {
+    return llama_sampler_init(&llama_sampler_pcd_i, new llama_sampler_pcd { ctx, row });
 }
 
-void llama_sampler_pcd_set_row(llama_sampler * smpl, int32_t i) {
+void llama_pcd_sampler_set_row(llama_sampler * smpl, int32_t row) {
     if (smpl->iface == &llama_sampler_pcd_i) {
-        ((llama_sampler_pcd *) smpl->ctx)->row = i;
+        ((llama_sampler_pcd *) smpl->ctx)->row = row;
     }
 }

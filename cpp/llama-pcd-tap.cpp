@@ -1,19 +1,15 @@
-// Reading intermediate tensors of an evaluation by their names, through the scheduler's callback. Attention weights exist
-// as tensors without flash attention only, so a tap turns it off while it is set.
+#include "llama-pcd-tap.h"
 
-#include "llama-pcd-impl.h"
-
-#include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-model.h"
 
 #include <cctype>
 #include <cstring>
 
-// A tensor's own name, as its model gave it; ggml marks views and copies with a word in brackets. A prefix that ends in
-// a digit is a layer's, and layer 1 is not layer 10.
-bool llama_pcd::taps(const char * name) const {
-    for (const auto & prefix : tap.prefixes) {
+// A tensor's own name, as its model gave it; ggml marks views and copies with a word in brackets. A prefix that ends in a
+// digit names a layer, and layer 1 is not layer 10.
+bool llama_pcd_tap::wants(const char * name) const {
+    for (const auto & prefix : prefixes) {
         const char * rest = name + prefix.size();
 
         if (strncmp(name, prefix.c_str(), prefix.size()) == 0 && !strstr(name, " (") &&
@@ -73,73 +69,89 @@ static bool can_convert(ggml_type type) {
     return type == GGML_TYPE_F32 || type == GGML_TYPE_I32 || ggml_get_type_traits(type)->to_float;
 }
 
-bool llama_pcd::on_eval(ggml_tensor * t, bool ask, void * user_data) {
-    const auto * pcd = (const llama_pcd *) user_data;
+bool llama_pcd_tap::on_eval(ggml_tensor * t, bool ask, void * user_data) {
+    const auto & tap = *(const llama_pcd_tap *) user_data;
 
     if (!ask) {
         const auto data = to_floats(t);
-        pcd->tap.callback(t->name, t->ne, data.data(), pcd->tap.user_data);
+        tap.callback(t->name, t->ne, data.data(), tap.user_data);
         return true;
     }
-    return pcd->taps(t->name) && can_convert(t->type) && ggml_nelements(t) > 0;
+    return tap.wants(t->name) && can_convert(t->type) && ggml_nelements(t) > 0;
 }
 
-int32_t llama_pcd::set_tap(const std::vector<std::string> & prefixes, llama_pcd_tap_callback callback, void * user_data, std::string & err) {
-    auto & cparams = lctx.cparams;
+//
+// settings
+//
 
-    if (prefixes.empty() && tap.prefixes.empty()) {
-        return LLAMA_PCD_OK;
+std::string llama_pcd_tap::needs_flash_attn() const {
+    if (pcd.lctx.get_model().split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+        return "split_mode \"tensor\" needs flash attention, which has no attention weights to read; use another split_mode";
     }
+    for (const auto * kv : memory.kvs) {
+        for (const auto & layer : llama_pcd::layers(*kv)) {
+            if (layer.v && ggml_is_quantized(layer.v->type)) {
+                return format("cached values are of type %s, which needs flash attention, and that has no attention weights to read; "
+                        "use type_v f16 or f32", ggml_type_name(layer.v->type));
+            }
+        }
+    }
+    return {};
+}
 
-    for (const auto & prefix : prefixes) {
+int32_t llama_pcd_tap::check(const std::vector<std::string> & wanted, llama_pcd_tap_callback fn, std::string & err) const {
+    const auto & cparams = pcd.lctx.get_cparams();
+
+    for (const auto & prefix : wanted) {
         if (prefix.empty()) {
             err = "a prefix is empty, allowed: the beginning of a tensor's name, such as \"kq_soft_max\"";
             return LLAMA_PCD_INVALID;
         }
     }
-    if (!prefixes.empty() && !callback) {
-        err = "the callback is null, allowed: a function; without any prefix the tap is taken off";
+    if (wanted.empty()) {
+        return LLAMA_PCD_OK;
+    }
+    if (!fn) {
+        err = "the callback is null, allowed: a function; to take the tap off, give no prefix";
         return LLAMA_PCD_INVALID;
     }
-    if (!prefixes.empty() && cparams.cb_eval && cparams.cb_eval != on_eval) {
-        err = "this context has a callback of its own (llama_context_params.cb_eval), and there can be one; create the context without it";
-        return LLAMA_PCD_UNSUPPORTED;
+    if (cparams.cb_eval && cparams.cb_eval != on_eval) {
+        err = "this context has a callback of its own (llama_context_params.cb_eval), and it can have only one; "
+            "create the context without it";
+    } else if (prefixes.empty() && cparams.flash_attn) {
+        err = needs_flash_attn();
     }
-    if (!prefixes.empty() && tap.prefixes.empty() && cparams.flash_attn) {
-        if (lctx.get_model().split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
-            err = "split_mode \"tensor\" needs flash attention, which has no attention weights to read; use another split_mode";
-            return LLAMA_PCD_UNSUPPORTED;
-        }
-        for_each_kv([&](llama_kv_cache * kv) {
-            for (const auto & layer : kv->layers) {
-                if (layer.v && ggml_is_quantized(layer.v->type)) {
-                    err = format("cached values are of type %s, which needs flash attention, and that has no attention weights to read; use type_v f16 or f32",
-                            ggml_type_name(layer.v->type));
-                }
-            }
-        });
-        if (!err.empty()) {
-            return LLAMA_PCD_UNSUPPORTED;
-        }
+    return err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
+}
+
+int32_t llama_pcd_tap::set(const std::vector<std::string> & wanted, llama_pcd_tap_callback fn, void * data, std::string & err) {
+    if (wanted.empty() && prefixes.empty()) {
+        return LLAMA_PCD_OK;
+    }
+    const int32_t status = check(wanted, fn, err);
+    if (status != LLAMA_PCD_OK) {
+        return status;
     }
 
-    lctx.synchronize();
+    pcd.lctx.synchronize();
 
-    if (tap.prefixes.empty()) {
-        tap.flash_attn = cparams.flash_attn;
+    auto & cparams = llama_pcd::cparams(pcd.lctx);
+
+    if (prefixes.empty()) {
+        flash_attn = cparams.flash_attn;
     }
 
-    tap.prefixes  = prefixes;
-    tap.callback  = callback;
-    tap.user_data = user_data;
+    prefixes  = wanted;
+    callback  = fn;
+    user_data = data;
 
     const bool is_on = !prefixes.empty();
 
-    cparams.flash_attn        = tap.flash_attn && !is_on;
+    cparams.flash_attn        = flash_attn && !is_on;
     cparams.cb_eval           = is_on ? on_eval : nullptr;
     cparams.cb_eval_user_data = is_on ? this    : nullptr;
 
-    reset_graphs(); // the scheduler learns of its callback where a graph is built
+    pcd.reset_graphs(); // the scheduler learns of its callback when a graph is built
 
     return LLAMA_PCD_OK;
 }

@@ -131,7 +131,8 @@ LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx)
 
 // PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else beta, gamma and
 // relative_top are taken from params; all else belongs to the context and is not looked at.
-LLAMA_API int32_t llama_pcd_set_seq(struct llama_context * ctx, llama_seq_id seq_id, const struct llama_pcd_params * params, char * err, size_t n_err);
+LLAMA_API int32_t llama_pcd_set_seq(
+        struct llama_context * ctx, llama_seq_id seq_id, const struct llama_pcd_params * params, char * err, size_t n_err);
 
 // Let a sequence (-1: all of them) follow the context again.
 LLAMA_API void llama_pcd_unset_seq(struct llama_context * ctx, llama_seq_id seq_id);
@@ -172,7 +173,8 @@ LLAMA_API int32_t llama_pcd_set_tap(
 // LLAMA_PCD_HEAD_ORDER_OUTLIER finds its order in a prompt: llama_pcd_find_head_order() says that the next llama_decode is
 // one, a whole sequence from position 0 on that fits in n_ubatch. The order stays for all that is decoded afterwards, and
 // while the ratios are off, until other ones are set.
-LLAMA_API int32_t llama_pcd_set_head_ratios(struct llama_context * ctx, const struct llama_pcd_head_ratios * params, char * err, size_t n_err);
+LLAMA_API int32_t llama_pcd_set_head_ratios(
+        struct llama_context * ctx, const struct llama_pcd_head_ratios * params, char * err, size_t n_err);
 LLAMA_API int32_t llama_pcd_find_head_order(struct llama_context * ctx, char * err, size_t n_err);
 
 // The ratios of a layer's query heads into out[n]. Returns how many heads there are, -1 where ratios are off or the
@@ -184,7 +186,8 @@ LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32
 
 // What is added to cos and sin of the first component of pair j at a position and layer, into each [n_rot/2]; and by how
 // much the position itself is moved. Functions of these arguments alone: evaluating a token again gives the same.
-LLAMA_API void    llama_pcd_noise (int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);
+LLAMA_API void    llama_pcd_noise (
+        int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);
 LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max);
 
 // L~ from L and L* (NULL: no contrast) into out, all [n_vocab]. Tokens outside the plausible set get

@@ -1,0 +1,260 @@
+// The public C API (llama-pcd.h): every extern "C" function, each behind the guard. What a function does is written in the part that
+// it calls.
+
+#include "llama-pcd.h"
+#include "llama-pcd-context.h"
+#include "llama-pcd-guard.h"
+#include "llama-pcd-math.h"
+#include "llama-pcd-sampler.h"
+
+#include <cstdlib>
+#include <cstring>
+
+using pcd_context = llama_pcd_context;
+
+// fn returns a status and may write a sentence; an exception counts as no memory, which is what throws
+template <typename F>
+static int32_t with_status(char * err, size_t n_err, const F & fn) {
+    int32_t status = LLAMA_PCD_NO_MEMORY;
+
+    const bool done = llama_pcd_guarded(err, n_err, [&]() {
+        std::string text;
+        status = fn(text);
+        if (err && n_err > 0) {
+            snprintf(err, n_err, "%s", text.c_str());
+        }
+    });
+    return done ? status : (int32_t) LLAMA_PCD_NO_MEMORY;
+}
+
+static bool is_disabled(std::string & text) {
+    const char * value = getenv("PYPCD_DISABLE");
+
+    const bool res = value && *value && strcmp(value, "0") != 0;
+    if (res) {
+        text = "PYPCD_DISABLE is set in the environment";
+    }
+    return res;
+}
+
+//
+// PCD
+//
+
+int32_t llama_pcd_version(void) {
+    return LLAMA_PCD_VERSION;
+}
+
+llama_pcd_params llama_pcd_default_params(void) {
+    return {
+        /* .cache        = */ LLAMA_PCD_CACHE_REROTATED,
+        /* .evaluation   = */ LLAMA_PCD_EVALUATION_FUSED,
+        /* .perturbation = */ LLAMA_PCD_PERTURBATION_OVER_ROTATION,
+        /* .transition   = */ LLAMA_PCD_TRANSITION_EXPONENTIAL,
+        /* .band         = */ LLAMA_PCD_BAND_LOW,
+        /* .type_k_over  = */ -1,
+        /* .alpha        = */ 0.2f,
+        /* .base_ratio   = */ 1e-4f,
+        /* .beta         = */ 2.5f,
+        /* .gamma        = */ 30,
+        /* .relative_top = */ 0.0f,
+        /* .window       = */ 0,
+        /* .n_sink       = */ 4,
+        /* .noise        = */ 0.03f,
+        /* .offset_min   = */ 0,
+        /* .offset_max   = */ 0,
+        /* .seed         = */ 0,
+        /* .combine      = */ true,
+    };
+}
+
+static int32_t check(llama_context & ctx, const llama_pcd_params & params, std::string & text) {
+    if (const auto * pcd = pcd_context::of(ctx)) {
+        return pcd->core.limits.check(params, pcd->taken(), text);
+    }
+    return llama_pcd_limits(llama_pcd_memory(ctx)).check(params, {}, text);
+}
+
+int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        auto * pcd = pcd_context::of(*ctx);
+
+        if (!params) {
+            if (pcd) {
+                pcd->core.settings.on = false;
+            }
+            return LLAMA_PCD_OK;
+        }
+        if (is_disabled(text)) {
+            return LLAMA_PCD_DISABLED;
+        }
+        if (!pcd) { // a context that cannot run it stays as it is
+            const int32_t status = check(*ctx, *params, text);
+            if (status != LLAMA_PCD_OK) {
+                return status;
+            }
+        }
+        auto & made = pcd_context::made(*ctx);
+        return made.core.set(*params, made.taken(), text);
+    });
+}
+
+int32_t llama_pcd_check(llama_context * ctx, const llama_pcd_params * params, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        return is_disabled(text) ? LLAMA_PCD_DISABLED : check(*ctx, *params, text);
+    });
+}
+
+void llama_pcd_suspend(llama_context * ctx, bool suspend) {
+    if (auto * pcd = pcd_context::of(*ctx)) {
+        pcd->core.settings.suspended = suspend;
+    }
+}
+
+int32_t llama_pcd_set_seq(llama_context * ctx, llama_seq_id seq_id, const llama_pcd_params * params, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        auto * pcd = pcd_context::of(*ctx);
+        if (!pcd) {
+            text = "PCD was never turned on in this context; call llama_pcd_set() first";
+            return LLAMA_PCD_INVALID;
+        }
+        return pcd->core.settings.set_seq(seq_id, params, pcd->core.twins.seq_first, text);
+    });
+}
+
+void llama_pcd_unset_seq(llama_context * ctx, llama_seq_id seq_id) {
+    if (auto * pcd = pcd_context::of(*ctx)) {
+        pcd->core.settings.unset_seq(seq_id);
+    }
+}
+
+int32_t llama_pcd_set_tokens(llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n) {
+    return llama_pcd_guarded_value(__func__, 0, [&]() {
+        return llama_pcd_memory(*ctx).set_tokens(seq_id, tokens, n);
+    });
+}
+
+const float * llama_pcd_get_logits_ith(llama_context * ctx, int32_t i, int32_t which) {
+    return llama_pcd_guarded_value<const float *>(__func__, nullptr, [&]() {
+        auto * pcd = pcd_context::of(*ctx);
+        return pcd ? pcd->decoder.rows.get(i, which) : nullptr;
+    });
+}
+
+llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
+    return llama_pcd_guarded_value(__func__, llama_pcd_stats {}, [&]() {
+        llama_pcd_stats res = {};
+        if (const auto * pcd = pcd_context::of(*ctx)) {
+            res = pcd->core.stats;
+            res.second_bytes = pcd->core.second.store.n_bytes;
+        }
+        res.kv_bytes = llama_pcd_memory(*ctx).n_bytes();
+        return res;
+    });
+}
+
+//
+// early exits
+//
+
+int32_t llama_pcd_set_exits(llama_context * ctx, const int32_t * layers, int32_t n, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        if (n <= 0 && !pcd_context::of(*ctx)) {
+            return LLAMA_PCD_OK;
+        }
+        auto & pcd = pcd_context::made(*ctx);
+        return pcd.exits.set({ layers, layers + std::max(n, 0) }, pcd.core.settings.on, text);
+    });
+}
+
+const float * llama_pcd_get_exit_logits(llama_context * ctx, int32_t i_layer, int32_t i) {
+    const auto * pcd = pcd_context::of(*ctx);
+    return pcd ? pcd->exits.get(i_layer, i) : nullptr;
+}
+
+bool llama_pcd_has_tied_head(const llama_context * ctx) {
+    return llama_pcd_exits::has_tied_head(ctx->get_model());
+}
+
+//
+// tap
+//
+
+int32_t llama_pcd_set_tap(
+        llama_context * ctx, const char * const * prefixes, size_t n,
+        llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        if (n == 0 && !pcd_context::of(*ctx)) {
+            return LLAMA_PCD_OK;
+        }
+        return pcd_context::made(*ctx).tap.set({ prefixes, prefixes + n }, callback, user_data, text);
+    });
+}
+
+//
+// ratios of heads
+//
+
+int32_t llama_pcd_set_head_ratios(llama_context * ctx, const llama_pcd_head_ratios * params, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        if (!params && !pcd_context::of(*ctx)) {
+            return LLAMA_PCD_OK;
+        }
+        auto & pcd = pcd_context::made(*ctx);
+        return pcd.head_ratios.set(params, pcd.core.settings.on, text);
+    });
+}
+
+int32_t llama_pcd_find_head_order(llama_context * ctx, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        return pcd_context::made(*ctx).head_ratios.find_order(text);
+    });
+}
+
+int32_t llama_pcd_get_head_ratios(llama_context * ctx, int32_t il, float * out, int32_t n) {
+    return llama_pcd_guarded_value(__func__, -1, [&]() {
+        const auto * pcd = pcd_context::of(*ctx);
+        return pcd ? pcd->head_ratios.get(il, out, n) : -1;
+    });
+}
+
+//
+// formulas
+//
+
+void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        pcd_rho(n_rot, alpha, base_ratio, transition, band, out);
+        return true;
+    });
+}
+
+void llama_pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin) {
+    pcd_noise(seed, pos, layer, n_rot, sigma, band, cos, sin);
+}
+
+int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max) {
+    return pcd_offset(seed, pos, offset_min, offset_max);
+}
+
+int32_t llama_pcd_contrast(
+        const float * standard, const float * over_rotated, int32_t n_vocab,
+        float beta, int32_t gamma, float relative_top, float outside, float * out) {
+    return llama_pcd_guarded_value(__func__, 0, [&]() {
+        return pcd_contrast(standard, over_rotated, n_vocab, beta, gamma, relative_top, outside, out);
+    });
+}
+
+//
+// sampler
+//
+
+llama_sampler * llama_sampler_init_pcd(llama_context * ctx) {
+    return llama_pcd_guarded_value<llama_sampler *>(__func__, nullptr, [&]() {
+        return llama_pcd_sampler_make(ctx, -1);
+    });
+}
+
+void llama_sampler_pcd_set_row(llama_sampler * smpl, int32_t i) {
+    llama_pcd_sampler_set_row(smpl, i);
+}

@@ -1,0 +1,120 @@
+// Attention of standard tokens and of twins side by side, where twins have second keys or look at fewer cells.
+
+#include "llama-pcd-graph.h"
+
+// the same cells of second tensors
+llama_pcd_graph::attended llama_pcd_graph::second_of(const attn & args, const llama_pcd_layer & layer) const {
+    const ggml_tensor * k = args.k;
+    const ggml_tensor * v = args.v;
+
+    attended res = { args.k, args.v, nullptr };
+
+    res.k = ggml_view_4d(ctx, layer.k2, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
+            ggml_row_size(layer.k2->type, k->ne[0]), layer.k2->nb[1], layer.k2->nb[2], k->view_offs/layer.k1->nb[1]*layer.k2->nb[1]);
+
+    if (core->settings.separate()) {
+        res.v = layer.v2 ?
+            ggml_view_4d(ctx, layer.v2, v->ne[0], v->ne[1], v->ne[2], v->ne[3], v->nb[1], v->nb[2], v->nb[3], v->view_offs) :
+            ggml_view_4d(ctx, res.k,    v->ne[0], v->ne[1], v->ne[2], v->ne[3], res.k->nb[1], res.k->nb[2], res.k->nb[3], 0);
+        if (!layer.v2 && ggml_is_quantized(res.k->type) && !args.gctx.cparams.flash_attn) {
+            res.v = ggml_cast(ctx, res.v, GGML_TYPE_F32); // it will be transposed, which blocks cannot be
+        }
+    }
+    return res;
+}
+
+// the cells in a range, along one dimension of t
+static ggml_tensor * build_cells(ggml_context * ctx, ggml_tensor * t, int dim, const llama_pcd_view::cell_range & cells, bool contiguous) {
+    const auto part = [&](int64_t i0, int64_t n) {
+        int64_t ne[4] = { t->ne[0], t->ne[1], t->ne[2], t->ne[3] };
+        ne[dim] = n;
+        return ggml_view_4d(ctx, t, ne[0], ne[1], ne[2], ne[3], t->nb[1], t->nb[2], t->nb[3], i0*t->nb[dim]);
+    };
+
+    ggml_tensor * tail = part(cells.begin, t->ne[dim] - cells.begin);
+    if (cells.head) {
+        return ggml_concat(ctx, part(0, llama_pcd_view::CELL_BLOCK), tail, dim);
+    }
+    return contiguous ? ggml_cont(ctx, tail) : tail;
+}
+
+llama_pcd_graph::attended llama_pcd_graph::restricted(const attended & all, const llama_pcd_view::cell_range & range) const {
+    const bool v_trans = all.v->nb[1] > all.v->nb[2];
+
+    return {
+        build_cells(ctx, all.k, 2, range, false),
+        // transposed values are put together with their dimensions in the order of memory
+        v_trans ?
+            ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, all.v, 0, 2, 1, 3), 0, range, false), 0, 2, 1, 3) :
+            build_cells(ctx, all.v, 2, range, false),
+        build_cells(ctx, all.mask, 0, range, true),
+    };
+}
+
+// the rows [i0, i0 + n) of a mask or of a bias
+static ggml_tensor * view_rows(ggml_context * ctx, ggml_tensor * t, int64_t i0, int64_t n) {
+    if (!t) {
+        return nullptr;
+    }
+    const bool flat = t->ne[2] == 1 && t->ne[3] == 1;
+    return ggml_view_4d(ctx, t, t->ne[0], n, t->ne[2], t->ne[3],
+            t->nb[1], flat ? n*t->nb[1] : t->nb[2], flat ? n*t->nb[1] : t->nb[3], i0*t->nb[1]);
+}
+
+// attention of the tokens [i0, i0 + n) to these cells
+ggml_tensor * llama_pcd_graph::build_part(const attn & args, const attended & cells, int64_t i0, int64_t n) const {
+    ggml_tensor * q = ggml_view_3d(ctx, args.q, args.q->ne[0], args.q->ne[1], n, args.q->nb[1], args.q->nb[2], i0*args.q->nb[2]);
+
+    return args.gctx.build_attn_mha(q, cells.k, cells.v, view_rows(ctx, args.kq_b, i0, n), cells.mask,
+            args.sinks, args.v_mla, args.n_kv_max, args.kq_scale, args.il);
+}
+
+ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
+    if (!builds_in(args.gctx.ctx0) || splitting) {
+        return nullptr;
+    }
+
+    // a layer that shares another's cells stores no keys: its rotation must not reach the next layer
+    rotations.clear();
+    n_attn++;
+
+    const auto * layer = n_twin > 0 ? core->second.find_layer(args.k->view_src) : nullptr;
+    if (!layer) {
+        return nullptr;
+    }
+
+    const bool second = layer->k2 && (core->settings.separate() || (core->settings.rerotated() && layer->rotates));
+
+    llama_pcd_view::cell_range range;
+    if (!args.kq_b) {
+        range = inp->visible[core->second.cache_of(*layer)];
+    }
+    if (!second && range.begin == 0) {
+        return nullptr;
+    }
+
+    const int64_t n_std = n_tokens - n_twin;
+
+    attended cells = second ? second_of(args, *layer) : attended { args.k, args.v, nullptr };
+
+    cells.mask = view_rows(ctx, args.kq_mask, n_std, n_twin);
+    if (range.begin > 0) {
+        cells = restricted(cells, range);
+    }
+
+    splitting = true;
+
+    ggml_tensor * cur = build_part(args, cells, n_std, n_twin);
+
+    if (n_std > 0) {
+        const attended own = { args.k, args.v, view_rows(ctx, args.kq_mask, 0, n_std) };
+
+        cur = ggml_concat(ctx, build_part(args, own, 0, n_std), cur, 1);
+    }
+
+    splitting = false;
+
+    ggml_build_forward_expand(gf, cur);
+
+    return cur;
+}

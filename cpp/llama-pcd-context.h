@@ -1,0 +1,52 @@
+// What hangs on a context: PCD, early exits, ratios of heads and the tap, side by side. Knows which of them exclude each other,
+// and nothing of how they work.
+
+#pragma once
+
+#include "llama-pcd-decode.h"
+#include "llama-pcd-exits.h"
+#include "llama-pcd-heads.h"
+#include "llama-pcd-tap.h"
+
+struct llama_pcd_context : llama_pcd {
+    explicit llama_pcd_context(llama_context & lctx);
+
+    // that of a context; null: nothing of this was turned on yet
+    static llama_pcd_context * of(const llama_cparams & cparams);
+    static llama_pcd_context * of(const llama_context & lctx) { return of(lctx.get_cparams()); }
+
+    // the same, made if need be
+    static llama_pcd_context & made(llama_context & lctx);
+
+    llama_pcd_memory  memory;
+    llama_pcd_core    core;
+    llama_pcd_decoder decoder;
+
+    llama_pcd_exits exits;
+    llama_pcd_heads head_ratios; // llama_pcd::heads says whether they are on
+    llama_pcd_tap   tap;
+
+    // what PCD cannot be beside, in a sentence; empty: nothing of it is on
+    std::string taken() const;
+
+    // decode a batch; false: llama.cpp is to do it
+    bool decode(const llama_batch_ext & batch, int & ret);
+
+    // nodes that a graph may need more
+    uint32_t n_nodes() const;
+
+    //
+    // hooks
+    //
+
+    void take_exits(const llm_graph_result & res, const llama_ubatch & ubatch) override;
+
+    void cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) override;
+    void cells_loaded(llama_seq_id seq_id) override;
+    void keys_shift  (llama_kv_cache & kv) override;
+
+    void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
+
+private:
+    bool graphs_on = false; // what the last graphs were built for
+};

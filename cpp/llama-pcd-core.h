@@ -1,0 +1,31 @@
+// What the evaluation with twins stands on: settings, tables, second keys and the twins in flight, each part owning its
+// functions; and what has to happen to all of them when PCD is set. Knows nothing of graphs and batches.
+
+#pragma once
+
+#include "llama-pcd-limits.h"
+#include "llama-pcd-second.h"
+#include "llama-pcd-settings.h"
+#include "llama-pcd-tables.h"
+#include "llama-pcd-twins.h"
+#include "llama-pcd-view.h"
+
+struct llama_pcd_core {
+    llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory);
+
+    llama_pcd & pcd;
+
+    const llama_pcd_memory & memory;
+
+    llama_pcd_settings settings;
+    llama_pcd_limits   limits;
+    llama_pcd_tables   tables;
+    llama_pcd_second   second;
+    llama_pcd_twins    twins;
+    llama_pcd_view     view;
+
+    llama_pcd_stats stats = {};
+
+    // see llama_pcd_set; taken: as for llama_pcd_limits::check
+    int32_t set(const llama_pcd_params & p, const std::string & taken, std::string & err);
+};

@@ -1,0 +1,53 @@
+// From a batch to contrasted rows: which ways of evaluating its twins there are, and which one is right. The caller sees only the
+// rows that were asked for.
+
+#pragma once
+
+#include "llama-pcd-streams.h"
+
+struct llama_pcd_decoder {
+    explicit llama_pcd_decoder(llama_pcd_core & core);
+
+    llama_pcd_rows rows;
+
+    // a batch on a context with PCD on
+    llama_pcd_outcome decode(const llama_batch_ext & batch);
+
+private:
+    // what a batch asks for; its rows are in `rows`
+    struct request {
+        size_t n_outputs  = 0;     // of the caller's tokens, with and without a twin
+        bool   by_us      = false; // refused here, with a line in the log
+        bool   by_llama   = false; // llama.cpp will refuse it: in its own words, and before anything has changed
+        bool   in_streams = false; // every token's twin is evaluated with its token
+    };
+
+    // ways to evaluate a batch and its twins
+    enum class way {
+        FUSED,      // one batch with all tokens and, behind them, their twins
+        ALTERNATE,  // the batch first, then the twins that can still change an outcome
+        SEQUENTIAL, // each twin before its token, in the cell that the token takes after it
+        STREAMS,    // cache = separate: part by part, see llama_pcd_streams
+    };
+
+    llama_pcd_core  & core;
+    llama_pcd_pass    pass;
+    llama_pcd_streams streams;
+
+    request read(const llama_batch_ext & batch);
+
+    // what cannot be evaluated with twins; writes a line to the log
+    bool refuses_picture(const llama_batch_ext & batch) const;
+    bool refuses_context() const;
+
+    llama_pcd_outcome refresh_second_keys();
+
+    way choose(const llama_batch_ext & batch, const request & req) const;
+
+    llama_pcd_outcome evaluate  (const llama_batch_ext & batch, const request & req);
+    llama_pcd_outcome fused     (const llama_batch_ext & batch);
+    llama_pcd_outcome alternate (const llama_batch_ext & batch);
+    llama_pcd_outcome sequential(const llama_batch_ext & batch);
+
+    llama_pcd_outcome run_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo);
+};

@@ -1,0 +1,62 @@
+// The hooks that are functions (llama-pcd-impl.h): each finds its part and calls it. With nothing turned on in a context, each is
+// a test of a null pointer.
+
+#include "llama-pcd-context.h"
+#include "llama-pcd-graph.h"
+#include "llama-pcd-heads-graph.h"
+
+#include <algorithm>
+
+bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret) {
+    auto * pcd = llama_pcd_context::of(lctx);
+    return pcd && pcd->decode(batch, ret);
+}
+
+bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ubatch) {
+    const auto * pcd = llama_pcd_context::of(cparams);
+
+    const uint32_t n_twin = pcd && pcd->core.settings.on ? pcd->core.twins.count(ubatch) : 0;
+    return std::max(n_twin, ubatch.n_tokens - n_twin) > 1;
+}
+
+uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
+    const auto * pcd = llama_pcd_context::of(lctx);
+    return pcd ? pcd->n_nodes() : 0;
+}
+
+void llama_pcd_graph_begin(const llm_graph_context & gctx) {
+    auto * pcd = llama_pcd_context::of(gctx.cparams);
+
+    llama_pcd_heads_begin(gctx, pcd ? &pcd->head_ratios : nullptr);
+    llama_pcd_graph::begin(gctx, pcd ? &pcd->core : nullptr);
+}
+
+void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gctx) {
+    llama_pcd_heads_end();
+
+    if (auto * pcd = llama_pcd_context::of(gctx.cparams)) {
+        pcd->exits.build(model, gctx);
+    }
+}
+
+void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
+    llama_pcd_heads_stored(ctx, k_cur, il);
+
+    auto & graph = llama_pcd_graph::current;
+    if (graph.builds_in(ctx)) {
+        graph.store_k(kv, k_cur, k_idxs, il);
+    }
+}
+
+void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * v_cur, int32_t il) {
+    auto & graph = llama_pcd_graph::current;
+    if (graph.builds_in(ctx)) {
+        graph.store_v(kv, v_cur, il);
+    }
+}
+
+ggml_tensor * llama_pcd_build_attn(
+        const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
+        ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il) {
+    return llama_pcd_graph::current.build_attn({ gctx, q, k, v, kq_b, kq_mask, sinks, v_mla, n_kv_max, kq_scale, il });
+}

@@ -1,0 +1,32 @@
+// What a model and a context can run. Changes nothing, but remembers what only a graph shows.
+
+#pragma once
+
+#include "llama-pcd-memory.h"
+#include "llama-pcd-settings.h"
+
+#include <string>
+
+struct llama_pcd_limits {
+    explicit llama_pcd_limits(const llama_pcd_memory & memory) : memory(memory) {}
+
+    // what only a graph shows
+    bool has_graph     = false; // one was built, so the rest is known
+    bool has_rotations = false; // some layer rotates
+    bool offsets_pairs = false; // a rotation does not start at the first dimension of its tensor
+    bool weighs_keys   = false; // see llama_pcd_rotation::weighed
+
+    // whether p can run; taken: what else is on in this context that PCD cannot be beside, in a sentence, or empty
+    int32_t check(const llama_pcd_params & p, const std::string & taken, std::string & err) const;
+
+    // what the context is set to that twins cannot be evaluated with; empty: nothing. Changes between decodes.
+    std::string conflict() const;
+
+private:
+    const llama_pcd_memory & memory;
+
+    std::string check_memory (const llama_pcd_params & p) const;
+    std::string check_model  (const llama_pcd_params & p) const;
+    std::string check_streams() const;
+    std::string check_type   (const llama_pcd_params & p) const;
+};

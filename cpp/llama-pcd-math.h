@@ -1,0 +1,18 @@
+// The formulas of the method: Eq. 4 (rho), Eq. 6 (the contrast), and the noise of its first version. Knows nothing of models,
+// graphs or contexts.
+
+#pragma once
+
+#include <cstdint>
+
+// Eq. 4: rho_j = theta*_j / theta_j, j = 1 .. n_rot/2, into out[n_rot/2]
+void pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out);
+
+// Eq. 6: L~ = (1 + beta) L - beta L* on the plausible tokens of L; see llama_pcd_contrast. Returns how many are plausible.
+int32_t pcd_contrast(
+        const float * standard, const float * over_rotated, int32_t n_vocab,
+        float beta, int32_t gamma, float relative_top, float outside, float * out);
+
+// see llama_pcd_noise and llama_pcd_offset
+void    pcd_noise (int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);
+int32_t pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max);

@@ -1,0 +1,138 @@
+#include "llama-pcd-memory.h"
+
+#include "llama-kv-cache-iswa.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+
+#include <algorithm>
+#include <set>
+#include <typeinfo>
+
+llama_pcd_memory::llama_pcd_memory(llama_context & lctx) : lctx(lctx) {
+    llama_memory_i * mem = lctx.get_memory();
+
+    // the class itself: in those that some architectures derive from it, an indexer picks the keys and would miss the twin's
+    auto * hybrid = dynamic_cast<llama_memory_hybrid *>(mem);
+
+    if (hybrid && typeid(*hybrid) == typeid(llama_memory_hybrid)) {
+        recr = hybrid->get_mem_recr();
+        mem  = hybrid->get_mem_attn();
+    } else if (auto * sliding = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
+        recr = sliding->get_mem_recr();
+        mem  = sliding->get_mem_attn();
+    }
+
+    if (auto * kv = dynamic_cast<llama_kv_cache *>(mem)) {
+        kvs = { kv };
+    } else if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(mem)) {
+        kvs = { iswa->get_base(), iswa->get_swa() };
+    }
+}
+
+size_t llama_pcd_memory::index_of(const llama_kv_cache * kv) const {
+    return std::find(kvs.begin(), kvs.end(), kv) - kvs.begin();
+}
+
+size_t llama_pcd_memory::n_bytes() const {
+    size_t res = 0;
+    for (const auto * kv : kvs) {
+        res += llama_pcd::n_bytes(*kv);
+    }
+    return res;
+}
+
+bool llama_pcd_memory::has_shift() const {
+    return std::any_of(kvs.begin(), kvs.end(), [](const auto * kv) { return kv->get_has_shift(); });
+}
+
+bool llama_pcd_memory::slides() const {
+    return std::any_of(kvs.begin(), kvs.end(), [](const auto * kv) { return llama_pcd::slides(*kv); });
+}
+
+uint32_t llama_pcd_memory::n_free_cells() const {
+    uint32_t res = UINT32_MAX;
+    for (const auto * kv : kvs) {
+        if (!llama_pcd::slides(*kv)) { // a sliding-window cache makes its own room
+            const auto & cells = llama_pcd::cells(*kv);
+            res = std::min(res, cells.size() - cells.get_used());
+        }
+    }
+    return res;
+}
+
+uint32_t llama_pcd_memory::n_room() const {
+    uint32_t res = n_free_cells();
+    for (const auto * kv : kvs) {
+        if (!llama_pcd::slides(*kv)) {
+            continue;
+        }
+        const auto & cells = llama_pcd::cells(*kv);
+
+        uint32_t n = cells.size() - cells.get_used();
+        for (uint32_t j = 0; j < cells.used_max_p1() && n < res; ++j) {
+            n += !cells.is_empty(j) && cells.seq_count(j) == 1 &&
+                llama_pcd::is_masked(*kv, cells.pos_get(j), cells.seq_pos_max(cells.seq_get(j)) + 1);
+        }
+        res = std::min(res, n);
+    }
+    return res;
+}
+
+bool llama_pcd_memory::forgets(size_t n) const {
+    return std::any_of(kvs.begin(), kvs.end(), [n](const auto * kv) {
+        const auto & cells = llama_pcd::cells(*kv);
+        const size_t used  = cells.get_used();
+
+        return llama_pcd::slides(*kv) &&
+            (cells.used_max_p1() != used || llama_pcd::head(*kv) != used || used + n > cells.size());
+    });
+}
+
+bool llama_pcd_memory::has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const {
+    const auto positions = [&](const llama_kv_cache & kv) {
+        const auto & cells = llama_pcd::cells(kv);
+
+        std::set<llama_pos> res;
+        for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
+            if (!cells.is_empty(j) && cells.seq_has(j, seq_id) && cells.pos_get(j) < end) {
+                res.insert(cells.pos_get(j));
+            }
+        }
+        return res;
+    };
+
+    std::set<llama_pos> all; // what any cache has
+    for (const auto * kv : kvs) {
+        all.merge(positions(*kv));
+    }
+    for (const auto * kv : kvs) {
+        const auto own = positions(*kv);
+        for (const llama_pos p : all) {
+            if (own.count(p) == 0 && !llama_pcd::is_masked(*kv, p, pos)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+int32_t llama_pcd_memory::set_tokens(llama_seq_id seq_id, const llama_token * tokens, int32_t n) const {
+    int32_t res = 0;
+
+    for (auto * kv : kvs) {
+        auto & cells = llama_pcd::cells(*kv);
+
+        int32_t n_set = 0;
+        for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
+            if (!cells.is_empty(j) && cells.seq_has(j, seq_id) && cells.pos_get(j) < n) {
+                auto ext = cells.ext_get(j);
+                ext.tok = tokens[cells.pos_get(j)];
+                cells.ext_set(j, ext);
+                n_set++;
+            }
+        }
+        res = std::max(res, n_set);
+    }
+
+    return res;
+}

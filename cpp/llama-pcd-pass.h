@@ -1,0 +1,48 @@
+// One pass: a batch with twins, decoded by llama.cpp. Adds twins, drops them afterwards, and keeps their rows. Knows nothing of
+// which way of evaluating a batch is right.
+
+#pragma once
+
+#include "llama-pcd-batch.h"
+#include "llama-pcd-core.h"
+#include "llama-pcd-outputs.h"
+#include "llama-pcd-rows.h"
+
+// How an evaluation ended; the numbers are what llama_decode returns.
+enum class llama_pcd_outcome : int {
+    DONE    = 0,
+    NO_ROOM = 1,  // The memory is full, or deals the tokens out in a way that twins cannot be in. Nothing has changed: another way
+                  // of evaluating the batch may still work.
+    ABORTED = 2,  // by the caller's callback
+    INVALID = -1, // refused: nothing has changed
+    BROKEN  = -2, // an error in between
+    FAILED  = -3, // a graph was not computed
+};
+
+struct llama_pcd_pass {
+    llama_pcd_pass(llama_pcd_core & core, llama_pcd_rows & rows) : core(core), rows(rows) {}
+
+    // decode a batch, and drop its twins; together: they are in the batch of their tokens
+    llama_pcd_outcome run(const llama_batch_ext & batch, bool together = false);
+
+    // evaluate the twins of rows [i0, i0 + n) alone, and keep their rows
+    llama_pcd_outcome run_twins(const llama_batch_ext & batch, size_t i0, size_t n);
+
+    // add the twins of rows [i0, i0 + n), each in a sequence of its own
+    void add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n);
+
+    // a twin starts with the state that recurrent layers have now
+    void branch(llama_seq_id parent);
+
+    // a batch of twins alone was decoded: wait for its rows; it does not count as the caller's tokens
+    void finish_twins();
+
+    // as if the first n tokens had not been decoded; recurrent layers cannot go back, there they stay
+    void take_back(const llama_batch_ext & batch, size_t n);
+
+private:
+    llama_pcd_core & core;
+    llama_pcd_rows & rows;
+
+    void drop_twins();
+};

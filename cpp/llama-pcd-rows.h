@@ -1,0 +1,58 @@
+// The rows of the last decode: L, L* and their contrast, and which batch entry each belongs to. Knows nothing of how they were
+// evaluated.
+
+#pragma once
+
+#include "llama-pcd-impl.h"
+#include "llama-pcd-settings.h"
+
+#include <vector>
+
+struct llama_pcd_rows {
+    llama_pcd_rows(llama_context & lctx, llama_pcd_stats & stats) : lctx(lctx), stats(stats) {}
+
+    std::vector<int32_t>       out_ids;   // batch index of each row, ascending
+    std::vector<llama_pcd_seq> contrasts; // as they were
+
+    size_t size() const { return out_ids.size(); }
+
+    void forget() { out_ids.clear(); contrasts.clear(); }
+    void add(int32_t batch_index, const llama_pcd_seq & contrast);
+
+    // make room for the rows that were added
+    void reserve();
+
+    // the row of an entry of the batch; size(): it has none
+    size_t find(int32_t batch_index) const;
+
+    // copy row i from an entry of the batch that was just decoded
+    void take_standard    (size_t i, int32_t batch_index);
+    void take_over_rotated(size_t i, int32_t batch_index);
+
+    // whether the contrast can change the outcome of row i, whose standard row is there
+    bool needs_twin(size_t i) const;
+
+    // over the caller's rows of the context: the contrast, or with combine = false the standard row
+    void show(bool combine) const;
+
+    // see llama_pcd_get_logits_ith
+    const float * get(int32_t i, int32_t which);
+
+private:
+    llama_context   & lctx;
+    llama_pcd_stats & stats;
+
+    // [size()][n_vocab]
+    std::vector<float> standard;
+    std::vector<float> over_rotated;
+    std::vector<bool>  has_over_rotated;
+
+    std::vector<float> contrasted; // one row, made when asked for
+
+    size_t n_vocab() const;
+
+    const float * standard_row    (size_t i) const { return standard.data() + i*n_vocab(); }
+    const float * over_rotated_row(size_t i) const { return has_over_rotated[i] ? over_rotated.data() + i*n_vocab() : nullptr; }
+
+    void contrast(size_t i, float outside, float * dst) const;
+};

@@ -1,0 +1,67 @@
+// Which cells of the memory a twin sees, and which cell is its own. Changes nothing: what it finds is stored by those who ask.
+
+#pragma once
+
+#include "llama-pcd-settings.h"
+#include "llama-pcd-twins.h"
+
+#include <vector>
+
+struct llama_pcd_view {
+    // the attention of twins with a window looks at cells in whole blocks, so that the graph changes only now and then
+    static constexpr uint32_t CELL_BLOCK = 256;
+
+    llama_pcd_view(const llama_pcd_memory & memory, const llama_pcd_settings & settings, const llama_pcd_twins & twins) :
+        memory(memory), settings(settings), twins(twins) {}
+
+    // Where the keys of each twin of a micro-batch go, for each cache. cache = separate: to the cell of its token, where that
+    // one is in memory already. Else to its own.
+    struct placement {
+        std::vector<std::vector<int32_t>> cells;
+
+        bool any_own = false; // some twin went to a cell of its own
+    };
+
+    placement place(const llama_ubatch & ubatch) const;
+
+    // The cells that the attention of twins has to look at: all from `begin` on and, where begin > 0 and `head`, the first
+    // block, for the first positions of a text.
+    struct cell_range {
+        uint32_t begin = 0;
+        bool     head  = false;
+
+        bool operator==(const cell_range & other) const { return begin == other.begin && head == other.head; }
+    };
+
+    // for each cache
+    std::vector<cell_range> visible(const llama_ubatch & ubatch) const;
+
+    // rewrite the rows of the twins in a KQ mask
+    void mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
+
+private:
+    // the twin at entry i of a micro-batch
+    struct twin {
+        uint32_t     i;
+        llama_seq_id parent;
+        llama_pos    pos;
+        int32_t      own; // the cell with its own keys
+        bool         is_2d;
+        llama_pos    x;
+        llama_pos    y;
+    };
+
+    const llama_pcd_memory   & memory;
+    const llama_pcd_settings & settings;
+    const llama_pcd_twins    & twins;
+
+    std::vector<twin> list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const;
+
+    bool sees         (const llama_kv_cache & kv, const twin & v, uint32_t j) const;
+    bool sees_one_more(const llama_kv_cache & kv, const twin & prev, const twin & v) const;
+
+    cell_range visible(const llama_kv_cache & kv, const std::vector<twin> & all) const;
+
+    template <typename T>
+    void fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<twin> & all) const;
+};
