@@ -164,7 +164,7 @@ def test_the_same_rows_come_from_other_micro_batches(tmp_path: Path) -> None:
         got = model.check("f16", setting, "fused", "all layers")
         assert got["status"] == "ok", got
     got = model.check("q8_0, flash", "window", "alternate", "keys in RAM")
-    assert got["status"] == "ok" and got["alternate"] < 1e-7 and got["effect"] > 0.05
+    assert got["status"] == "ok" and got["alternate"] <= gpu_rows.LIMIT and got["effect"] > 0.05
 
 
 @pytest.mark.skipif(_machine.has_gpu(), reason="this library computes on a GPU")
