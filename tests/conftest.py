@@ -20,8 +20,9 @@ import llama_cpp
 import numpy as np
 import pytest
 from hypothesis import settings
+from limits import EPSILON, allowed, two_shapes
 from recorder import pytest_runtest_logreport  # noqa: F401  a hook of pytest's
-from reference import GELU_ARCHS, Noise, Reference, contrast, rho
+from reference import Noise, Reference, contrast, rho
 from tiny_gguf import write_tiny_gguf
 
 settings.register_profile("pypcd", deadline=None, database=None)  # these two cores may be shared
@@ -73,9 +74,74 @@ def load() -> Iterator[Callable[..., pypcd.Llama]]:
         llm.close()
 
 
-def tolerance(path: Path) -> float:
-    """Float32 sums, and for GELU ggml's table of float16 values."""
-    return 1e-2 if reference(path).arch in GELU_ARCHS else 2e-4
+TEXTS = [(TOKENS * 7)[:n] for n in (len(TOKENS), 256, 800)]  # what limits are measured on
+
+
+@functools.cache
+def _stock(
+    path: Path, n: int, f16: bool, flash_attn: bool, params: tuple[tuple[str, Any], ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """limits.two_shapes of a text of n tokens on a model file."""
+    p = llama_cpp.llama_model_default_params()
+    p.n_gpu_layers, p.use_extra_bufts = 0, False
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), p)
+    assert model, path
+    flash = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attn else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    try:
+        cache = {} if f16 else F32
+        return two_shapes(model, TEXTS[-1][:n], flash_attn_type=flash, **cache, **dict(params))
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
+def rounding(path: Path, **params: Any) -> float:
+    """What logits of this model may differ by between two shapes of the same work: see limits.allowed.
+
+    In a float32 cache without flash attention; `params` are other llama_context_params. Where numbers are rounded to
+    float16 on the way, a difference before that decides which way each goes: `tolerance` is the limit then."""
+    alone, beside = _stock(path, len(TOKENS), False, False, tuple(sorted(params.items())))
+    return allowed(float(np.abs(alone - beside).max()), float(np.abs(alone).max()))
+
+
+def rounding_of(llm: pypcd.Llama, text: list[int]) -> float:
+    """The same for a context and a text: stock's row for its last token, evaluated with the others or by itself."""
+    rows, before = [], llm.pcd
+    llm.pcd = None
+    for parts in ([text], [text[:-1], text[-1:]]):
+        llm.reset()
+        llm._ctx.kv_cache_clear()
+        for part in parts:
+            llm.eval(part)
+        rows.append(native_row(llm))
+    llm.pcd = before
+    llm.reset()
+    return allowed(float(np.abs(rows[0] - rows[1]).max()), float(np.abs(rows[0]).max()))
+
+
+def contrasted(limit: float, beta: float) -> float:
+    """What (1 + beta) L - beta L* may differ by where L and L* may by `limit`; next to -10,000 a float32 has few digits."""
+    return (1 + 2 * beta) * limit + 2e4 * EPSILON
+
+
+def tolerance(
+    path: Path,
+    n: int = len(TOKENS),
+    *,
+    of: Any = None,
+    f16: bool = False,
+    flash_attn: bool = False,
+    **overrides: Any,
+) -> float:
+    """What logits of this model may differ from the float64 reference's by, on a text of n tokens: see limits.allowed.
+
+    A float32 angle is off by a share of itself, so the limit is measured on a text that is as long, of TEXTS. `f16` is
+    for llama.cpp's default cache. `of` are numbers from inside the model, in place of logits: the same share of their
+    size."""
+    params, text = tuple(sorted(overrides.items())), next(text for text in TEXTS if len(text) >= n)
+    exact = _standard(path, tuple(text), params)
+    worst = max(float(np.abs(rows - exact).max()) for rows in _stock(path, len(text), f16, flash_attn, params))
+    scale = float(np.abs(exact).max())
+    return allowed(worst, scale) * (1.0 if of is None else float(np.abs(of).max()) / scale)
 
 
 @functools.lru_cache(maxsize=256)
@@ -123,13 +189,32 @@ def native_row(llm: pypcd.Llama, i: int = -1) -> np.ndarray:
     return np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),)).copy()
 
 
+def shape(llm: pypcd.Llama) -> dict[str, bool]:
+    """How this context computes, for tolerance and rounding."""
+    p = llm.context_params
+    return {
+        "f16": p.type_k == llama_cpp.GGML_TYPE_F16,
+        "flash_attn": p.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    }
+
+
+def turn(path: Path, c: pypcd.PCDConfig, **overrides: Any) -> float:
+    """How many times as far as the model's own fastest pair the fastest pair of the twin turns, at least 1.
+
+    The errors of float32 angles grow with the angles."""
+    ref = reference(path, **overrides)
+    if c.perturbation != "over-rotation" or not ref.n_rot:
+        return 1.0
+    table = rho(ref.n_rot, c.alpha, c.base_ratio, c.transition, c.band)
+    return max([1.0, *(float((table * theta).max() / theta.max()) for theta, _ in ref._rope if theta.any())])
+
+
 def check_rows(
     llm: pypcd.Llama,
     path: Path,
     tokens: list[int],
     row: int = -1,
     at: int | None = None,
-    atol: float | None = None,
     moved: float = 0.05,
     **overrides: Any,
 ) -> None:
@@ -137,11 +222,11 @@ def check_rows(
     c = llm.pcd
     assert c is not None
     at = len(tokens) - 1 if at is None else at
-    got, atol = llm.pcd_logits(row), tolerance(path) if atol is None else atol
+    got, atol = llm.pcd_logits(row), tolerance(path, at + 1, **shape(llm), **overrides)
     standard, over = expected(path, tokens, at, c, **overrides)
     close(got.standard, standard, atol)
     assert got.over_rotated is not None
-    close(got.over_rotated, over, atol)
+    close(got.over_rotated, over, atol * turn(path, c, **overrides))
     if at > 2 and c.beta:
         assert np.abs(standard - over).max() > moved, "the twin must differ, or this test shows nothing"
     check_contrast(got, c, native_row(llm, row))
@@ -155,6 +240,7 @@ def check_contrast(got: pypcd.PCDLogits, c: pypcd.PCDConfig, seen: np.ndarray) -
     if kept.sum() == 1:  # nothing is left to decide, and the logit stays
         eq6[kept] = got.standard[kept]
     assert (np.isfinite(got.contrasted) == kept).all()
+    # arithmetic alone, on the same rows: some float32 epsilons of numbers below 100, and at -10,000 two
     np.testing.assert_allclose(got.contrasted[kept], eq6[kept], rtol=1e-5, atol=1e-4)
     assert np.array_equal(seen[kept], got.contrasted[kept])
     if not kept.all():

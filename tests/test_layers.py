@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, reference
+from conftest import TOKENS, Tiny, close, reference, tolerance
 
 import pypcd
 from pypcd.analysis import block_scores, read_layers
@@ -28,8 +28,8 @@ def test_queries_and_keys_are_the_references_before_rotation(
         q, k, _ = ref._qkv(il, ref._norm(hidden, f"blk.{il}.attn_norm"))
         if arch == "gemma2":  # scales its queries before they are rotated
             q = q * (np.abs(layers[il].q).max() / np.abs(q[-1]).max())
-        close(layers[il].q, q[-1], 2e-3)
-        close(layers[il].k, k, 2e-3)
+        close(layers[il].q, q[-1], tolerance(path, of=q))
+        close(layers[il].k, k, tolerance(path, of=k))
         close(layers[il].theta, ref._rope[il][0], 1e-12)
 
 
@@ -42,7 +42,7 @@ def test_their_scores_are_the_attention_weights(tiny: Tiny, load: Load) -> None:
             keys = layer.k[:, head // (ref.n_head // ref.n_head_kv)]
             parts = block_scores(layer.q[head], keys, np.arange(40)[::-1], layer.theta, pairing=layer.pairing)
             p = np.exp(parts.sum(axis=1) / np.sqrt(ref.head_dim))
-            close(p / p.sum(), weights[head], 1e-4)
+            close(p / p.sum(), weights[head], tolerance(path, of=weights))
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "bloom"])

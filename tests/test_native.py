@@ -16,7 +16,7 @@ from typing import Any, Callable
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import F32, TOKENS, Tiny, check_contrast, close, native_row
+from conftest import F32, TOKENS, Tiny, check_contrast, close, contrasted, native_row, rounding
 from tiny_gguf import write_tiny_gguf
 
 import pypcd
@@ -29,7 +29,6 @@ Rows = tuple[np.ndarray, np.ndarray]
 Load = Callable[..., pypcd.Llama]
 
 TWINS = range(192, 256)  # their sequence ids
-ROUNDING = 1e-3  # a batch evaluated in other parts; a wrong angle, cell or mask moves rows by tenths
 SMALL_CONTEXT: dict[str, Any] = {
     **F32,
     **dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), 256),
@@ -53,7 +52,8 @@ WAYS: dict[str, tuple[str, Setting, dict[str, Any]]] = {
 class Context:
     """A llama_context whose batches are made by hand; pcd=None is the stock library."""
 
-    def __init__(self, model: Any, pcd: Setting | None, **params: Any) -> None:
+    def __init__(self, model: Any, path: Path, pcd: Setting | None, **params: Any) -> None:
+        self.path = path
         p = llama_cpp.llama_context_default_params()
         for name, value in {**SMALL_CONTEXT, **params}.items():
             assert hasattr(p, name), name
@@ -64,6 +64,11 @@ class Context:
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         if pcd is not None:
             assert ask(self, pcd) == (_native.OK, "")
+
+    @property
+    def limit(self) -> float:
+        """What its rows may differ by from those of the same work in another shape."""
+        return rounding(self.path)
 
     def decode(self, tokens: Any, at: Any = None, *, out: Any = None, seq: int = 0, call: Any = None) -> int:
         """Tokens or embeddings from position `at` on, by default behind all others and for the last one's logits."""
@@ -129,7 +134,7 @@ def native(tiny: Tiny) -> Iterator[Native]:
             p.n_gpu_layers = 0
             models[arch] = llama_cpp.llama_model_load_from_file(str(tiny(arch)).encode(), p)
         assert models[arch], arch
-        opened.append(Context(models[arch], pcd, **params))
+        opened.append(Context(models[arch], tiny(arch), pcd, **params))
         return opened[-1]
 
     yield make
@@ -139,15 +144,17 @@ def native(tiny: Tiny) -> Iterator[Native]:
         llama_cpp.llama_model_free(model)
 
 
-def same_rows(a: Rows, b: Rows) -> None:
-    close(a, b, ROUNDING)
-    assert np.abs(a[0] - a[1]).max() > 0.05, "the twin must differ, or this test shows nothing"
+def same_rows(a: Context, b: Context | Rows, i: int = -1) -> None:
+    """L and L* of row i as another context with PCD has them, or as they were."""
+    rows = a.rows(i)
+    close(rows, b.rows(i) if isinstance(b, Context) else b, a.limit)
+    assert np.abs(rows[0] - rows[1]).max() > 0.05, "the twin must differ, or this test shows nothing"
 
 
 def check_row(context: Context, stock: Context, other: Context, i: int = -1) -> None:
     """L as stock has it, L* as another context with PCD."""
-    close(context.rows(i)[0], stock.seen(i), ROUNDING)
-    same_rows(context.rows(i), other.rows(i))
+    close(context.rows(i)[0], stock.seen(i), context.limit)
+    same_rows(context, other, i)
 
 
 # --- odd models ---
@@ -186,7 +193,7 @@ def test_latent_second_keys_may_be_coarser(cache: str, flash: bool, native: Nati
     decode_in((exact, coarse), TOKENS[60:61])
     effect = np.abs(exact.rows()[0] - exact.rows()[1]).max()
     assert effect > 1
-    close(coarse.rows()[0], exact.rows()[0], ROUNDING)
+    close(coarse.rows()[0], exact.rows()[0], coarse.limit)
     close(coarse.rows()[1], exact.rows()[1], effect / 10)
 
 
@@ -251,10 +258,10 @@ def test_without_over_rotation_the_twins_of_patches_are_the_patches(
     decode_image_in((stock, context), range(12))
     for i in range(12):
         for row in context.rows(i):
-            close(row, stock.seen(i), ROUNDING)
+            close(row, stock.seen(i), stock.limit)
     decode_in((stock, context), TOKENS[10:12], 14)
     for row in context.rows():
-        close(row, stock.seen(), ROUNDING)
+        close(row, stock.seen(), stock.limit)
 
 
 def test_text_after_an_image_has_one_over_rotated_row_however_it_is_made(native: Native) -> None:
@@ -344,8 +351,8 @@ def test_a_limit_on_outputs_counts_the_callers_rows_alone(evaluation: str, cache
         out = range(stop - start - n, stop - start)
         decode_in((limited, free), TOKENS[start:stop], out=out)
         for i in out if start else out[-1:]:
-            same_rows(limited.rows(i), free.rows(i))
-            close(limited.seen(i), free.seen(i), 2e-3)  # next to -10000 a float32 has few digits left
+            same_rows(limited, free, i)
+            close(limited.seen(i), free.seen(i), contrasted(free.limit, pypcd.PCDConfig().beta))
 
 
 @pytest.mark.parametrize("out", [[19], [3, 10, 19], range(20)], ids=["last", "some", "all"])
@@ -356,7 +363,7 @@ def test_embeddings_are_stock_for_every_token(way: str, out: Sequence[int], nati
     without = native(arch, setting, **params)
     decode_in((stock, context, without), TOKENS[:20], out=out)
     for i in range(20):
-        close(context.embedding(i), stock.embedding(i), ROUNDING)
+        close(context.embedding(i), stock.embedding(i), context.limit)
     for i in out:
         if i > 2:  # the first tokens have little behind them
             check_row(context, stock, without, i)
@@ -375,7 +382,7 @@ def test_embeddings_may_be_turned_on_and_off(way: str, first: bool, native: Nati
         for i in range(10):
             assert (context.embedding(i) is not None) == (stock.embedding(i) is not None) == on
             if on:
-                close(context.embedding(i), stock.embedding(i), ROUNDING)
+                close(context.embedding(i), stock.embedding(i), context.limit)
         for i in (3, 9):
             check_row(context, stock, without, i)
 
@@ -389,7 +396,7 @@ def test_attention_that_is_no_longer_causal_is_an_error_until_it_is_again(native
     assert ask(asked, {}, _native.pcd_check)[0] == _native.UNSUPPORTED
     llama_cpp.llama_set_causal_attn(asked.ctx, True)
     decode_in((asked, never), TOKENS[20:23])
-    same_rows(asked.rows(), never.rows())
+    same_rows(asked, never)
 
 
 # --- interruptions, threads, edited memory ---
@@ -431,7 +438,7 @@ def test_an_aborted_decode_leaves_no_twin_and_can_be_retried(way: str, derived: 
         llama_cpp.llama_memory_seq_rm(context.memory, 0, 20, -1)  # finished parts stay in memory, as llama.h has it
         assert context.decode(TOKENS[20:23], out=[0, 2]) == 0
         for i, rows in zip((0, 2), expected):
-            same_rows(context.rows(i), rows)
+            same_rows(context, rows, i)
 
 
 def test_threads_with_contexts_of_their_own_give_the_same_rows(native: Native) -> None:
@@ -504,11 +511,11 @@ def test_a_second_stream_is_not_made_up_for_what_sliding_layers_forgot(native: N
     assert later.decode(TOKENS[40:45]) == -1
     assert "position 50 of sequence 0 again, but sliding-window layers may have forgotten" in _log.last_errors()
     decode_in((first, alone), TOKENS[40:45])
-    same_rows(first.rows(), alone.rows())
+    same_rows(first, alone)
     llama_cpp.llama_memory_clear(later.memory, False)
     decode_in([later], TOKENS[:40])
     decode_in([later], TOKENS[40:45])
-    same_rows(later.rows(), alone.rows())
+    same_rows(later, alone)
 
 
 # --- several sequences ---
@@ -606,8 +613,8 @@ def decode_batch(context: Context, entries: Sequence[tuple[int, int, list[int], 
 
 
 def check_row_at(context: Context, i: int, stock: Context, alone: Context) -> None:
-    close(context.rows(i)[0], stock.seen(i), ROUNDING)
-    same_rows(context.rows(i), alone.rows())
+    close(context.rows(i)[0], stock.seen(i), context.limit)
+    same_rows(context, alone.rows(), i)
 
 
 def set_seq(context: Context, seq: int, contrast: Setting | None, status: int = _native.OK) -> str:
@@ -653,7 +660,7 @@ def test_alternate_evaluation_catches_up_only_when_a_row_needs_it(native: Native
     assert (stats.n_twins, stats.n_skipped, stats.n_caught_up) == (0, 11, 0)
     assert ask(context, {**setting, "relative_top": 0}) == (_native.OK, "")
     decode_in((context, other), TOKENS[50:51])
-    same_rows(context.rows(), other.rows())
+    same_rows(context, other)
     stats = _native.pcd_get_stats(context.ctx)
     assert (stats.n_twins, stats.n_caught_up) == (1, 50)
 
@@ -696,7 +703,7 @@ def test_another_sequences_edits_cost_no_second_stream(evaluation: str, native: 
     llama_cpp.llama_memory_seq_rm(context.memory, 0, 30, -1)
     decode_in([context], TOKENS[80:81], seq=1)
     decode_in([alone], TOKENS[80:81])
-    same_rows(context.rows(), alone.rows())
+    same_rows(context, alone)
 
 
 @pytest.mark.parametrize("setting", [{}, {"cache": "separate"}, {"evaluation": "alternate"}], ids=str)
@@ -737,7 +744,7 @@ def test_a_picture_seen_as_a_whole_is_not_cut_into_parts(arch: str, native: Nati
     for context in (stock, roomy):
         llama_cpp.llama_set_causal_attn(context.ctx, True)
     decode_in((stock, roomy), TOKENS[10:12])
-    close(roomy.rows()[0], stock.seen(), ROUNDING)
+    close(roomy.rows()[0], stock.seen(), roomy.limit)
 
 
 @pytest.mark.parametrize(("type_k", "type_k_over"), [("Q8_0", "q4_0"), ("Q8_0", "f16"), ("F16", "q8_0")])
@@ -747,7 +754,7 @@ def test_layers_that_do_not_rotate_have_second_keys_of_another_type_too(
     """smollm3's fourth; derived from the first, with PCD turned on later."""
     path = write_tiny_gguf(tmp_path / "m.gguf", "smollm3", n_embd=128)
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
-    context = Context(model, None, type_k=getattr(llama_cpp, f"GGML_TYPE_{type_k}"))
+    context = Context(model, path, None, type_k=getattr(llama_cpp, f"GGML_TYPE_{type_k}"))
     decode_in([context], TOKENS[:40])
     assert ask(context, {"type_k_over": type_k_over}) == (_native.OK, "")
     decode_in([context], TOKENS[40:41])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import TOKENS, close, expected, tolerance
+from conftest import TOKENS, close, expected, rounding, tolerance
 
 import pypcd
 from pypcd.analysis._nocache import METHODS, _both, check_cache
@@ -19,11 +19,11 @@ def test_the_cache_changes_nothing(arch: str, tiny, load) -> None:
     assert [r.method for r in results] == list(METHODS)
     for r in results:
         assert r.refusal is None and r.n_steps <= 6 and r.is_same, r
-        assert r.standard < 1e-3, r
+        assert r.standard < rounding(path), r
         if r.method == "greedy":
             assert r.over_rotated is None and r.effect is None
         else:
-            assert r.over_rotated < 1e-3 and r.effect > 100 * r.over_rotated, r
+            assert r.over_rotated < rounding(path) and r.effect > 100 * r.over_rotated, r
     assert llm.pcd is None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import Tiny, close
+from conftest import Tiny, close, rounding
 
 import pypcd
 
@@ -25,15 +25,15 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def same_rows_afresh(llm: pypcd.Llama, fresh: pypcd.Llama, text: list[int]) -> None:
+def same_rows_afresh(llm: pypcd.Llama, fresh: pypcd.Llama, text: list[int], limit: float) -> None:
     fresh.pcd = llm.pcd
     fresh.reset()
     fresh._ctx.kv_cache_clear()
     fresh.eval(text)
     got, wanted = llm.pcd_logits(), fresh.pcd_logits()
-    close(got.standard, wanted.standard, 2e-3)
+    close(got.standard, wanted.standard, limit)
     assert got.over_rotated is not None and wanted.over_rotated is not None
-    close(got.over_rotated, wanted.over_rotated, 2e-3)
+    close(got.over_rotated, wanted.over_rotated, limit)
     assert np.abs(got.standard - got.over_rotated).max() > 0.05
 
 
@@ -77,7 +77,7 @@ def test_a_context_in_long_use_gives_the_rows_of_a_fresh_one(
             llm.pcd = {**setting, "alpha": 0.2}
             llm.eval([7])
             text.append(7)
-            same_rows_afresh(llm, fresh, text)
+            same_rows_afresh(llm, fresh, text, rounding(path))
         if step == N_TOKENS // 4:
             at_first = resident_bytes()
     assert KEEPS_FREED_MEMORY or resident_bytes() - at_first < 8 * 2**20
