@@ -200,7 +200,7 @@ def test_the_report_has_rows_and_costs(run: check.Run) -> None:
     )
     bad = {**good, "over": 0.25, "outcome": "failed", "test": "t[2]", "why": "E  assert 1\nE  AssertionError: L*"}
     crashed = {"test": "t[3]", "outcome": "crashed", "why": "SIGABRT of `pytest`:\nGGML_ASSERT(n > 0) failed"}
-    measured = {"mode": "window", "flash_attn": True, "ratio": 1.07321, "prefill_ratio": None}
+    measured = {"method": "window", "flash_attn": True, "ratio": 1.07321, "prefill_ratio": None}
     run.record.update(
         rows=[good, bad, crashed], bench={"16384": {"measurements": [measured]}, "64": {"error": "memory"}}
     )
@@ -208,5 +208,5 @@ def test_the_report_has_rows_and_costs(run: check.Run) -> None:
     assert "## Rows: 3 cases, 2 failed" in text
     assert "| rerotated | 2 | 1 | 1e-06 | 1 | 0.25 | 1.25e+05 | 0.5 |" in text
     assert "- t[2]: failed; E  AssertionError: L*" in text and "- t[3]: crashed; GGML_ASSERT(n > 0) failed" in text
-    assert "| mode | flash_attn | ratio | prefill_ratio |" in text and "| window | True | 1.07 |  |" in text
+    assert "| method | flash_attn | ratio | prefill_ratio |" in text and "| window | True | 1.07 |  |" in text
     assert text.index("memory") < text.index("16384 tokens")

@@ -29,7 +29,8 @@ from check import Run
 
 # many tokens, since CUDA's recorded graphs are in use from the third equal step on
 BENCH = (
-    "--mode two-rows,rerotated,rerotated-w4096,shared,separate,window,rerotated-alternate --n-tokens 65 --prompt 2048"
+    "--method two-rows,pcd,pcd:window=4096,pcd:cache=shared,pcd:cache=separate,pcd:window,pcd:evaluation=alternate "
+    "--n-tokens 65 --prompt 2048"
 )
 
 
