@@ -64,7 +64,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return sorted([*__all__, "__version__"])
 
 
 _finder.install()

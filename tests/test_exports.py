@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
+import pickle
+from pathlib import Path
+
+import pytest
 
 import pypcd
 
@@ -27,3 +33,29 @@ def test_a_star_import_gives_what_all_lists() -> None:
 def test_errors_are_caught_by_their_ordinary_types() -> None:
     assert issubclass(pypcd.LibraryError, ImportError) and issubclass(pypcd.ModelError, ValueError)
     assert all(issubclass(e, pypcd.PCDError) for e in (pypcd.LibraryError, pypcd.ModelError, pypcd.UnsupportedError))
+
+
+def test_dir_shows_public_names_alone() -> None:
+    assert dir(pypcd) == sorted([*pypcd.__all__, "__version__"])
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    assert not hasattr(pypcd, "Lama")
+    with pytest.raises(AttributeError, match="module 'pypcd' has no attribute 'Lama'"):
+        pypcd.Lama  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Lama' from 'pypcd'"):
+        from pypcd import Lama  # noqa: F401
+
+
+def test_type_checkers_and_users_get_the_same_names() -> None:
+    tree = ast.parse(Path(pypcd.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert sorted(seen) == pypcd.__all__
+    for name, module in seen.items():
+        assert getattr(pypcd, name) is getattr(importlib.import_module(module or ""), name)
+
+
+def test_what_is_public_can_be_pickled_by_name() -> None:
+    for name in pypcd.__all__:
+        assert pickle.loads(pickle.dumps(getattr(pypcd, name))) is getattr(pypcd, name)

@@ -53,7 +53,7 @@ def library_facts() -> dict[str, Any]:
         "llama_cpp_python": llama_cpp.__version__,
         "built_for": _library.pinned_version(),
         "libllama": _engine.library_path(),
-        "pcd_hooks": True,  # importing pypcd has checked it
+        "pcd_hooks": True,  # importing the engine has checked it
         "pcd_interface": _library.API_VERSION,
     }
 
