@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -72,6 +73,29 @@ def load() -> Iterator[Callable[..., pypcd.Llama]]:
     yield make
     for llm in opened:
         llm.close()
+
+
+@pytest.fixture
+def native(tiny: Tiny) -> Iterator[Callable[..., Any]]:
+    """native(arch, setting or None, **llama_context_params): a context of batches.py."""
+    from batches import Context  # which imports this
+
+    models, opened = {}, []
+
+    def make(arch: str, pcd: dict[str, Any] | None = None, **params: Any) -> Context:
+        if arch not in models:
+            p = llama_cpp.llama_model_default_params()
+            p.n_gpu_layers = 0
+            models[arch] = llama_cpp.llama_model_load_from_file(str(tiny(arch)).encode(), p)
+        assert models[arch], arch
+        opened.append(Context(models[arch], tiny(arch), pcd, **params))
+        return opened[-1]
+
+    yield make
+    for context in opened:
+        llama_cpp.llama_free(context.ctx)
+    for model in models.values():
+        llama_cpp.llama_model_free(model)
 
 
 TEXTS = [(TOKENS * 7)[:n] for n in (len(TOKENS), 256, 800)]  # what limits are measured on
@@ -187,6 +211,10 @@ def native_row(llm: pypcd.Llama, i: int = -1) -> np.ndarray:
     """What any caller of llama_get_logits_ith sees."""
     pointer = llama_cpp.llama_get_logits_ith(llm.ctx, i)
     return np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),)).copy()
+
+
+def greedy(llm: pypcd.Llama, n: int = 20) -> list[int]:
+    return list(itertools.islice(llm.generate(TOKENS[:40], temp=0.0), n))
 
 
 def shape(llm: pypcd.Llama) -> dict[str, bool]:
