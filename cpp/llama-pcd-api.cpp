@@ -7,6 +7,7 @@
 #include "llama-pcd-math.h"
 #include "llama-pcd-sampler.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 

@@ -1,3 +1,5 @@
+// Copies tokens with their embeddings, which a batch keeps in a buffer of its own.
+
 #include "llama-pcd-batch.h"
 #include "llama-pcd.h"
 

@@ -1,3 +1,5 @@
+// Joins the parts of a context, and hands hooks on to them.
+
 #include "llama-pcd-context.h"
 
 #include "llama-model.h"
@@ -54,7 +56,7 @@ bool llama_pcd_context::decode(const llama_batch_ext & batch, int & ret) {
         ret = (int) decoder.decode(batch);
         return true;
     }
-    core.second.stale = true; // keys stored from here on have no second
+    core.second.mark_stale(); // keys stored from here on have no second
     decoder.rows.forget();
 
     return head_ratios.on() && head_ratios.decode(batch, ret);

@@ -1,3 +1,5 @@
+// Turns PCD on, or leaves everything as it was where that fails.
+
 #include "llama-pcd-core.h"
 
 #include "llama-model.h"

@@ -1,3 +1,5 @@
+// Reads a batch, chooses a way to evaluate it, and goes the way.
+
 #include "llama-pcd-decode.h"
 
 #include "llama-impl.h"
@@ -18,7 +20,9 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
         return outcome::INVALID;
     }
 
-    core.second.stale |= !core.settings.rerotated(); // keys stored from here on have no second
+    if (!core.settings.rerotated()) {
+        core.second.mark_stale(); // keys stored from here on have no second
+    }
 
     if (req.by_llama || core.settings.suspended) {
         rows.forget();
@@ -114,7 +118,9 @@ bool llama_pcd_decoder::refuses_context() const {
 
 outcome llama_pcd_decoder::refresh_second_keys() {
     // a pending K-shift will move the first keys before this batch is computed
-    core.second.stale |= core.memory.has_shift();
+    if (core.memory.has_shift()) {
+        core.second.mark_stale();
+    }
 
     if (!core.second.stale || !core.settings.rerotated()) {
         return outcome::DONE;

@@ -4,6 +4,9 @@
 
 #include "llama-model.h"
 
+#include <algorithm>
+#include <memory>
+
 // in pieces: a whole layer at once would need as much scratch memory again
 static constexpr uint32_t N_CHUNK = 4096;
 

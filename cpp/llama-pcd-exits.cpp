@@ -1,3 +1,5 @@
+// Finds the hidden states in a graph that knows nothing of exits, and reads them through the head.
+
 #include "llama-pcd-exits.h"
 #include "llama-pcd.h"
 
@@ -5,6 +7,7 @@
 #include "llama-model.h"
 
 #include <cstring>
+#include <iterator>
 #include <unordered_map>
 
 // goes with a graph, to say that it has exits and where

@@ -1,13 +1,19 @@
+// The graph that a thread builds: its inputs, and the rotations of twins.
+
 #include "llama-pcd-graph.h"
 
 #include "llama-model.h"
 
 #include <algorithm>
 
-thread_local llama_pcd_graph llama_pcd_graph::current;
+llama_pcd_graph & llama_pcd_graph::current() {
+    static thread_local llama_pcd_graph graph;
+    return graph;
+}
 
 void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * core) {
-    current = {};
+    auto & graph = current();
+    graph = {};
 
     if (!core || !core->settings.on) {
         return;
@@ -29,12 +35,12 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
 
     auto inp = std::make_unique<llm_graph_input_pcd>(*core, ubatch.n_tokens, n_twin, gctx.hparams.n_pos_per_embd());
 
-    current.core     = core;
-    current.inp      = inp.get();
-    current.ctx      = gctx.ctx0;
-    current.gf       = gctx.gf;
-    current.n_tokens = ubatch.n_tokens;
-    current.n_twin   = n_twin;
+    graph.core     = core;
+    graph.inp      = inp.get();
+    graph.ctx      = gctx.ctx0;
+    graph.gf       = gctx.gf;
+    graph.n_tokens = ubatch.n_tokens;
+    graph.n_twin   = n_twin;
 
     if (n_twin > 0) {
         inp->visible = core->view.visible(ubatch);

@@ -11,7 +11,7 @@
 #include "llama-pcd-inputs.h"
 
 struct llama_pcd_graph {
-    static thread_local llama_pcd_graph current; // the graph that this thread builds
+    static llama_pcd_graph & current(); // the graph that this thread builds
 
     // a graph is begun; null: without twins
     static void begin(const llm_graph_context & gctx, llama_pcd_core * core);

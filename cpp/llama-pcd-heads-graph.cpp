@@ -1,3 +1,5 @@
+// Rotates head by head, and sorts the heads of a layer by what its queries and keys show.
+
 #include "llama-pcd-heads-graph.h"
 
 #include "llama-impl.h"

@@ -1,3 +1,5 @@
+// Tables of ratios, the prompt that tells the order, and what cannot have ratios.
+
 #include "llama-pcd-heads.h"
 #include "llama-pcd-rotation.h"
 

@@ -42,14 +42,14 @@ void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gc
 void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
     llama_pcd_heads_stored(ctx, k_cur, il);
 
-    auto & graph = llama_pcd_graph::current;
+    auto & graph = llama_pcd_graph::current();
     if (graph.builds_in(ctx)) {
         graph.store_k(kv, k_cur, k_idxs, il);
     }
 }
 
 void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * v_cur, int32_t il) {
-    auto & graph = llama_pcd_graph::current;
+    auto & graph = llama_pcd_graph::current();
     if (graph.builds_in(ctx)) {
         graph.store_v(kv, v_cur, il);
     }
@@ -58,5 +58,5 @@ void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
 ggml_tensor * llama_pcd_build_attn(
         const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
         ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il) {
-    return llama_pcd_graph::current.build_attn({ gctx, q, k, v, kq_b, kq_mask, sinks, v_mla, n_kv_max, kq_scale, il });
+    return llama_pcd_graph::current().build_attn({ gctx, q, k, v, kq_b, kq_mask, sinks, v_mla, n_kv_max, kq_scale, il });
 }

@@ -1,3 +1,5 @@
+// Fills the inputs from the micro-batch that is about to be computed.
+
 #include "llama-pcd-inputs.h"
 #include "llama-pcd-math.h"
 

@@ -1,3 +1,5 @@
+// One sentence for everything that cannot run, with the remedy.
+
 #include "llama-pcd-limits.h"
 #include "llama-pcd-rotation.h"
 

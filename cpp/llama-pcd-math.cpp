@@ -1,3 +1,5 @@
+// Eq. 4, Eq. 6 and the noise, in double precision where the tables need it.
+
 #include "llama-pcd-math.h"
 #include "llama-pcd.h"
 

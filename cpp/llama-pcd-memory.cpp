@@ -1,3 +1,5 @@
+// Walks the cells of KV caches.
+
 #include "llama-pcd-memory.h"
 
 #include "llama-kv-cache-iswa.h"

@@ -1,3 +1,5 @@
+// Moves rows in and out of the output buffer of a context.
+
 #include "llama-pcd-outputs.h"
 
 #include "llama-model.h"

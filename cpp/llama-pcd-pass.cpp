@@ -1,3 +1,5 @@
+// Decodes with twins in the batch, and never leaves one behind.
+
 #include "llama-pcd-pass.h"
 
 llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, bool together) {

@@ -4,6 +4,8 @@
 #include "llama-pcd-graph.h"
 #include "llama-pcd-heads-graph.h"
 
+#include <algorithm>
+
 // the wrappers build on the real functions
 #undef ggml_rope_ext
 #undef ggml_rope_multi
@@ -29,7 +31,7 @@ ggml_tensor * llama_pcd_rope_ext(
         return cur;
     }
 
-    return llama_pcd_graph::current.rotated(ctx, ggml_rope_ext(ctx, a, b, c, n_dims, mode, n_ctx_orig,
+    return llama_pcd_graph::current().rotated(ctx, ggml_rope_ext(ctx, a, b, c, n_dims, mode, n_ctx_orig,
             freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), a, r);
 }
 
@@ -52,7 +54,7 @@ ggml_tensor * llama_pcd_rope_multi(
 
     llama_pcd_heads_rope(ctx, a, b, r, attn_factor); // refuses it
 
-    return llama_pcd_graph::current.rotated(ctx, ggml_rope_multi(ctx, a, b, c, n_dims, sections, mode, n_ctx_orig,
+    return llama_pcd_graph::current().rotated(ctx, ggml_rope_multi(ctx, a, b, c, n_dims, sections, mode, n_ctx_orig,
             freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), a, r);
 }
 
@@ -62,7 +64,7 @@ ggml_tensor * llama_pcd_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * 
 }
 
 ggml_tensor * llama_pcd_rope_set_offset(ggml_tensor * a, int n_offs) {
-    if (llama_pcd_heads_offset(a, n_offs) || llama_pcd_graph::current.offset(a, n_offs)) {
+    if (llama_pcd_heads_offset(a, n_offs) || llama_pcd_graph::current().offset(a, n_offs)) {
         return a;
     }
     return ggml_rope_set_offset(a, n_offs);

@@ -1,3 +1,5 @@
+// Repeats a rotation with other factors, and follows tensors through a graph.
+
 #include "llama-pcd-rotation.h"
 
 #include "llama-model.h"

@@ -1,3 +1,5 @@
+// Copies rows out of the context, and writes the contrast over them.
+
 #include "llama-pcd-rows.h"
 #include "llama-pcd-math.h"
 #include "llama-pcd-outputs.h"

@@ -1,3 +1,5 @@
+// A llama_sampler that replaces logits by the contrasted row.
+
 #include "llama-pcd-sampler.h"
 #include "llama-pcd-context.h"
 #include "llama-pcd-guard.h"

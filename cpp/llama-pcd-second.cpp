@@ -1,3 +1,5 @@
+// Allocates second keys and values, and keeps track of their cells.
+
 #include "llama-pcd-second.h"
 
 #include "llama-impl.h"
@@ -111,8 +113,8 @@ void llama_pcd_second::follow_settings() {
     for (auto & cur : store.kvs) {
         cur.forget();
     }
-    stale = true;
-    from  = { true, settings.params };
+    mark_stale();
+    from = { true, settings.params };
 }
 
 llama_pcd_layer * llama_pcd_second::find_layer(const llama_kv_cache & kv, int32_t il) {
@@ -164,7 +166,7 @@ void llama_pcd_second::cells_placed(const llama_kv_cache & kv, const llama_kv_ca
 }
 
 void llama_pcd_second::cells_loaded(llama_seq_id seq_id) {
-    stale = true;
+    mark_stale();
 
     for (auto & cur : store.kvs) {
         if (seq_id == -1) {
@@ -184,7 +186,7 @@ void llama_pcd_second::set_fresh(const std::vector<std::vector<int32_t>> & cells
 }
 
 void llama_pcd_second::keys_shift(const llama_kv_cache & kv) {
-    stale = true;
+    mark_stale();
 
     if (!from.made || !llama_pcd_settings::separate(from.params)) {
         return;

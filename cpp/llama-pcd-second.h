@@ -9,6 +9,7 @@
 #include "llama-pcd-memory.h"
 #include "llama-pcd-tables.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,8 @@ struct llama_pcd_second {
     origin  from;
 
     bool stale = false; // cache = rerotated: some second keys no longer follow from the first
+
+    void mark_stale() { stale = true; } // first keys change, or are stored without second ones
 
     // whether the store has what p needs; a store that has it, or why there is none
     bool is_enough(const llama_pcd_params & p) const;

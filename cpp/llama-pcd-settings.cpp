@@ -1,3 +1,5 @@
+// Ranges of parameters, and what two settings have in common.
+
 #include "llama-pcd-settings.h"
 
 #include "llama-impl.h"

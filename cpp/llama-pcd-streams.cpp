@@ -1,3 +1,5 @@
+// Evaluates tokens and their twins part by part, and catches up on twins that are missing.
+
 #include "llama-pcd-streams.h"
 
 #include "llama-impl.h"

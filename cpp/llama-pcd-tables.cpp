@@ -1,3 +1,5 @@
+// Writes rho into frequency factors, and keeps them on the device.
+
 #include "llama-pcd-tables.h"
 #include "llama-pcd-math.h"
 

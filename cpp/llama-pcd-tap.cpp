@@ -1,3 +1,5 @@
+// Chooses tensors by name, and converts them to floats.
+
 #include "llama-pcd-tap.h"
 
 #include "llama-impl.h"

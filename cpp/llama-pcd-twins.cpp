@@ -1,3 +1,5 @@
+// Which sequence ids are twins.
+
 #include "llama-pcd-twins.h"
 #include "llama-pcd.h"
 

@@ -1,3 +1,5 @@
+// Places twins in cells, and decides cell by cell what they see.
+
 #include "llama-pcd-view.h"
 
 #include "llama-impl.h"
@@ -103,7 +105,7 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j)
     const auto & cells  = llama_pcd::cells(kv);
     const auto & params = settings.params;
     const bool   causal = memory.lctx.get_cparams().causal_attn ||
-        (llama_pcd::hparams(kv).non_causal_type == LLAMA_NON_CAUSAL_TYPE_SWA_ONLY && !llama_pcd::slides_by_mask(kv));
+        (llama_pcd::hparams(kv).non_causal_type == LLAMA_NON_CAUSAL_TYPE_SWA_ONLY && !llama_pcd::has_swa_type(kv));
 
     if ((int32_t) j == v.own) {
         return true;
@@ -129,7 +131,7 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j)
 bool llama_pcd_view::sees_one_more(const llama_kv_cache & kv, const twin & prev, const twin & v) const {
     const auto & cells = llama_pcd::cells(kv);
 
-    return settings.params.window == 0 && !llama_pcd::slides_by_mask(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
+    return settings.params.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
         v.parent == prev.parent && v.pos == prev.pos + 1 &&
         prev.own >= 0 && cells.seq_has(prev.own, prev.parent) && cells.pos_get(prev.own) == prev.pos;
 }
