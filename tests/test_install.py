@@ -431,6 +431,7 @@ def test_ctrl_c_ends_it_and_what_it_started(number: signal.Signals, project: Pro
         env={**os.environ, "PYTHON": sys.executable},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore Ctrl-C
     )
     pid = project.root / "hanging"
     try:
@@ -441,6 +442,7 @@ def test_ctrl_c_ends_it_and_what_it_started(number: signal.Signals, project: Pro
         _, told = process.communicate(timeout=30)
     finally:
         process.kill()
+        process.communicate()
     assert process.returncode == 130
     assert told.endswith("Stopped; the same command goes on from here\n") and "Traceback" not in told
     assert ended(int(pid.read_text()))
