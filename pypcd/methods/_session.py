@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pypcd._config import PCDConfig
     from pypcd._llama import Llama
 
-__all__ = ["Row", "Rows2D", "Session"]
+__all__ = ["Logits", "Rows2D", "Session"]
 
-Row = npt.NDArray[np.float32]  # [n_vocab]
+Logits = npt.NDArray[np.float32]  # [n_vocab]
 Rows2D = npt.NDArray[np.float32]  # [n_sequences, n_vocab]
 
 
@@ -60,7 +60,7 @@ class Session:
         *,
         kind: object = None,
         read: Callable[[Sequence[int]], int] | None = None,
-    ) -> Row:
+    ) -> Logits:
         """The row after the last token of a prompt, in sequence 0. All other sequences are gone.
 
         Args:
@@ -105,7 +105,7 @@ class Session:
         get, shape = self.llm._ctx.get_logits_ith, (self.n_vocab,)
         return np.stack([np.ctypeslib.as_array(get(i), shape=shape) for i in range(len(entries))])
 
-    def read(self, seq: int, tokens: Sequence[int]) -> Row:
+    def read(self, seq: int, tokens: Sequence[int]) -> Logits:
         """Another prompt in a sequence of its own, beside the one in sequence 0.
 
         Returns:
