@@ -102,7 +102,10 @@ def test_how_long_it_takes_is_said_once_where_no_terminal_is(
     progress._clock = clock
     follow(plan, progress, clock)
     # 200 questions of 2.75 s per 1000 tokens, and the pools: 275 + 1100 + 30 + 120 s
-    assert capsys.readouterr().err == "about 25 min for 600 answers at the speed of the first 36 s\n"
+    assert (
+        capsys.readouterr().err
+        == "about 25 min for 600 answers at the speed of the first 36 s, if longer prompts take longer in proportion\n"
+    )
 
 
 def test_nothing_is_said_of_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,9 +53,10 @@ class Follower(Progress):
         if left is None or left < FIRST_SECONDS:  # as good as done
             return
         self.clear()
+        assumed = ", if longer prompts take longer in proportion" if self.is_extrapolated else ""
         _terminal.say(
             f"about {duration(self.seconds + left)} for {self.n_asked:,} answers at the speed of the first "
-            f"{self.seconds:.0f} s"
+            f"{self.seconds:.0f} s{assumed}"
         )
 
 

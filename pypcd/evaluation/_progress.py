@@ -58,6 +58,12 @@ class Progress:
         return self._n_asked + sum(self._later.values())
 
     @property
+    def is_extrapolated(self) -> bool:
+        """Whether lengths are to come that no answer has been timed at."""
+        known = {length for _, length, _ in self._taken}
+        return any(n and cell[1] not in known for cell, n in (*self._left.items(), *self._later.items()))
+
+    @property
     def seconds_left(self) -> float | None:
         """None while nothing is known."""
         taken = sum(map(sum, self._taken.values()))

@@ -13,7 +13,7 @@ from pypcd._prompt import Prompt, has_template, prompt_tokens
 from pypcd.methods._edits import Edit
 from pypcd.methods._rows import Plain, RowSource
 from pypcd.methods._search import Greedy, Search
-from pypcd.methods._session import Row, Session
+from pypcd.methods._session import Logits, Session
 
 if TYPE_CHECKING:
     from pypcd._llama import Llama
@@ -84,7 +84,7 @@ class Method:
         *,
         max_tokens: int = 64,
         chat: bool = False,
-        look: Callable[[int, Row], None] = lambda token, row: None,
+        look: Callable[[int, Logits], None] = lambda token, row: None,
     ) -> Answer:
         """Answer a prompt.
 

@@ -14,7 +14,7 @@ from pypcd._checks import Integer, Number, check
 from pypcd._config import RANGES, PCDConfig
 from pypcd._method import contrast, log_softmax, put_behind
 from pypcd._prompt import Prompt, prompt_tokens
-from pypcd.methods._session import Row, Rows2D, Session
+from pypcd.methods._session import Logits, Rows2D, Session
 
 if TYPE_CHECKING:
     from pypcd._llama import Llama
@@ -30,7 +30,7 @@ class Stream:
     """
 
     def __init__(
-        self, session: Session, first: Row, change: Callable[[int, Rows2D], Rows2D] = lambda t, rows: rows
+        self, session: Session, first: Logits, change: Callable[[int, Rows2D], Rows2D] = lambda t, rows: rows
     ) -> None:
         self.session, self._change, self._t = session, change, 0
         self.first = change(0, first[None])[0]
@@ -198,7 +198,7 @@ class CAD(RowSource):
 
 
 class _CADStream(Stream):
-    def __init__(self, session: Session, first: Row, bare: Row, alpha: float) -> None:
+    def __init__(self, session: Session, first: Logits, bare: Logits, alpha: float) -> None:
         self._alpha = alpha
         super().__init__(session, (1 + alpha) * first - alpha * bare)
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from pypcd._checks import Integer, Number, check
 from pypcd._method import log_softmax
-from pypcd.methods._session import Row
+from pypcd.methods._session import Logits
 
 if TYPE_CHECKING:
     from pypcd.methods._rows import Stream
 
 __all__ = ["Beam", "Greedy", "Sampling", "Search"]
 
-Look = Callable[[int, Row], None]  # told each chosen token and the row it was chosen from
+Look = Callable[[int, Logits], None]  # told each chosen token and the row it was chosen from
 
 
 class Search(Protocol):
@@ -80,7 +80,7 @@ class Sampling:
         digest = hashlib.sha256(stream.first.tobytes()).digest()
         rng = np.random.default_rng([self.seed, int.from_bytes(digest[:8], "little")])
 
-        def draw(row: Row) -> int:
+        def draw(row: Logits) -> int:
             ids = np.argsort(-row, kind="stable")[: self.top_k or None]
             p = np.exp(log_softmax(row[ids] / self.temperature))
             n = int(np.searchsorted(np.cumsum(p), self.top_p)) + 1
@@ -90,7 +90,7 @@ class Sampling:
 
 
 def _one_by_one(
-    stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, choose: Callable[[Row], int]
+    stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, choose: Callable[[Logits], int]
 ) -> list[int]:
     tokens: list[int] = []
     row = stream.first

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pypcd._config import PCDConfig
     from pypcd._llama import Llama
 
-__all__ = ["Row", "Rows2D", "Session"]
+__all__ = ["Logits", "Rows2D", "Session"]
 
-Row = npt.NDArray[np.float32]  # [n_vocab]
+Logits = npt.NDArray[np.float32]  # [n_vocab]
 Rows2D = npt.NDArray[np.float32]  # [n_sequences, n_vocab]
 
 
@@ -59,7 +59,7 @@ class Session:
         *,
         kind: object = None,
         read: Callable[[Sequence[int]], int] | None = None,
-    ) -> Row:
+    ) -> Logits:
         """The row after the last token of a prompt, in sequence 0. All other sequences are gone.
 
         Args:
@@ -103,7 +103,7 @@ class Session:
             self._n_past[seq] += 1
         return _engine.rows(self.llm, len(entries))
 
-    def read(self, seq: int, tokens: Sequence[int]) -> Row:
+    def read(self, seq: int, tokens: Sequence[int]) -> Logits:
         """Another prompt in a sequence of its own, beside the one in sequence 0.
 
         Returns:
