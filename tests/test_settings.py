@@ -156,6 +156,7 @@ def test_the_table_of_presets_is_what_the_class_offers() -> None:
         assert "\n" not in PRESETS[name].what
     assert _options.describe_pcd(None) == "off"
     assert _options.describe_pcd(PCDConfig(beta=1.5)) == "on:beta=1.5"
+    assert _options.describe_pcd(PCDConfig.resolve("window:relative_top=0.1")) == "window:relative_top=0.1"
     with pytest.raises(ValueError, match="preset is 'windw' .did you mean 'window'.*allowed: 'paper'"):
         PCDConfig.preset("windw")
 

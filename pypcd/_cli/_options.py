@@ -82,13 +82,15 @@ def note_of_profile(setting: object, model_path: str) -> None:
 
 
 def describe_pcd(config: PCDConfig | None) -> str:
-    """A setting as it could be typed: off, on, a preset's name, or on and its values, which say all of it."""
+    """A setting as it could be typed, in the shortest way: off, on, a preset, or one of these and what differs from it."""
     if config is None:
         return "off"
-    if config == PCDConfig():
-        return "on"
-    preset = next((name for name in PRESETS if PCDConfig.preset(name) == config), None)
-    return preset or f"on:{config.describe()}"
+    values, texts = config.as_dict(), []
+    for name in ("on", *PRESETS):
+        start = (PCDConfig() if name == "on" else PCDConfig.preset(name)).as_dict()
+        words = [f"{field}={value}" for field, value in values.items() if value != start[field]]
+        texts.append(":".join([name, *words]))
+    return min(texts, key=len)
 
 
 def add_model(parser: argparse.ArgumentParser, **kwargs: Any) -> None:
