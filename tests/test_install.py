@@ -431,6 +431,7 @@ def test_ctrl_c_ends_it_and_what_it_started(number: signal.Signals, project: Pro
         env={**os.environ, "PYTHON": sys.executable},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # these tests may run where it is ignored
     )
     pid = project.root / "hanging"
     try:
