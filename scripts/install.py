@@ -172,8 +172,10 @@ class Display:
         """Called for every line of the log, and once a second."""
         is_new = progress is not None and progress.what != self.progress.what
         self.progress = progress or self.progress
-        if self.on_terminal or is_new or self.clock() - self.last >= LIFE_SIGN:
-            self._write(self._line())
+        line = self._line()
+        is_due = line != self.shown if self.on_terminal else is_new or self.clock() - self.last >= LIFE_SIGN
+        if is_due:
+            self._write(line)
 
     def end(self, word: str) -> None:
         self._write(f"{self.title}: {word} {clock_text(self.clock() - self.start)}", last=True)
@@ -186,7 +188,7 @@ class Display:
         return "  ".join([*parts, clock_text(self.clock() - self.start)])
 
     def _write(self, text: str, last: bool = False) -> None:
-        self.last = self.clock()
+        self.last, self.shown = self.clock(), text
         if self.on_terminal:
             width = shutil.get_terminal_size().columns - 1
             self.out.write(f"\r{text[:width]}\x1b[K" + "\n" * last)
