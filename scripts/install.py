@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import queue
 import re
@@ -149,7 +150,7 @@ def parse(line: str) -> Progress | None:
 
 
 def minutes_text(minutes: float, n_cores: int) -> str:
-    n = max(1, round(minutes / n_cores))
+    n = math.ceil(minutes / n_cores)
     return f"about {n} minute{'s' * (n > 1)} on {n_cores} core{'s' * (n_cores > 1)}"
 
 
@@ -316,7 +317,7 @@ def install(root: Path, wanted: Sequence[str], out: TextIO) -> None:
 
     if not os.access(python, os.X_OK):
         try:
-            step("    .venv", "", [sys.executable, "-m", "venv", "--clear", state.venv])
+            step(".venv", "", [sys.executable, "-m", "venv", "--clear", state.venv])
         except BaseException:
             shutil.rmtree(state.venv, ignore_errors=True)  # half an environment would be taken for a whole one
             raise

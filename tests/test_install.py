@@ -74,7 +74,7 @@ def test_how_far_it_is_stands_in_the_log(line: str, wanted: tuple[str, int, int]
 
 def test_minutes_are_those_of_the_cores_there_are(program: Any) -> None:
     assert program.minutes_text(10, 2) == "about 5 minutes on 2 cores"
-    assert program.minutes_text(2.5, 1) == "about 2 minutes on 1 core"
+    assert program.minutes_text(2.5, 1) == "about 3 minutes on 1 core"
     assert program.minutes_text(2.5, 64) == "about 1 minute on 64 cores"
     assert program.clock_text(125.9) == "2:05"
 
