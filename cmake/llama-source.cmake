@@ -55,8 +55,9 @@ if(NOT found STREQUAL wanted)
         message(FATAL_ERROR "'${source}' holds no llama.cpp source (src/llama-kv-cache.cpp is missing).")
     endif()
 
+    string(REGEX REPLACE "([][+.*()^$?|\\])" "\\\\\\1" tree_regex "${tree}") # a path may be called c++
     file(COPY "${tree}/" DESTINATION "${PYPCD_LLAMA_DIR}.new"
-        PATTERN ".git" EXCLUDE PATTERN "*.gguf" EXCLUDE REGEX "^${tree}/(build|tests|tools|docs|media)" EXCLUDE)
+        PATTERN ".git" EXCLUDE PATTERN "*.gguf" EXCLUDE REGEX "^${tree_regex}/(build|tests|tools|docs|media)" EXCLUDE)
     file(RENAME "${PYPCD_LLAMA_DIR}.new" "${PYPCD_LLAMA_DIR}")
     file(REMOVE_RECURSE "${unpacked}")
 endif()

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import queue
 import re
@@ -149,7 +150,7 @@ def parse(line: str) -> Progress | None:
 
 
 def minutes_text(minutes: float, n_cores: int) -> str:
-    n = max(1, round(minutes / n_cores))
+    n = math.ceil(minutes / n_cores)
     return f"about {n} minute{'s' * (n > 1)} on {n_cores} core{'s' * (n_cores > 1)}"
 
 
@@ -172,8 +173,10 @@ class Display:
         """Called for every line of the log, and once a second."""
         is_new = progress is not None and progress.what != self.progress.what
         self.progress = progress or self.progress
-        if self.on_terminal or is_new or self.clock() - self.last >= LIFE_SIGN:
-            self._write(self._line())
+        line = self._line()
+        is_due = line != self.shown if self.on_terminal else is_new or self.clock() - self.last >= LIFE_SIGN
+        if is_due:
+            self._write(line)
 
     def end(self, word: str) -> None:
         self._write(f"{self.title}: {word} {clock_text(self.clock() - self.start)}", last=True)
@@ -186,7 +189,7 @@ class Display:
         return "  ".join([*parts, clock_text(self.clock() - self.start)])
 
     def _write(self, text: str, last: bool = False) -> None:
-        self.last = self.clock()
+        self.last, self.shown = self.clock(), text
         if self.on_terminal:
             width = shutil.get_terminal_size().columns - 1
             self.out.write(f"\r{text[:width]}\x1b[K" + "\n" * last)
@@ -314,7 +317,7 @@ def install(root: Path, wanted: Sequence[str], out: TextIO) -> None:
 
     if not os.access(python, os.X_OK):
         try:
-            step("    .venv", "", [sys.executable, "-m", "venv", "--clear", state.venv])
+            step(".venv", "", [sys.executable, "-m", "venv", "--clear", state.venv])
         except BaseException:
             shutil.rmtree(state.venv, ignore_errors=True)  # half an environment would be taken for a whole one
             raise
