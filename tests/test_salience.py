@@ -113,7 +113,7 @@ def test_first_tokens_are_those_that_the_text_begins_with(llm, vocabulary, answe
 
 
 def test_an_answer_without_text_is_an_error(vocabulary) -> None:
-    with pytest.raises(ValueError, match="begin with no token; each needs a letter or a digit"):
+    with pytest.raises(ValueError, match="no token begins any of the answers .*; each needs a letter or a digit"):
         vocabulary.first_tokens(["", '"'])
 
 

@@ -117,7 +117,7 @@ def test_a_sampler_left_behind_does_nothing_once_pcd_is_off(tiny: Tiny, load: Lo
 def test_generation_refuses_to_be_plain_while_a_sampler_does_the_contrast(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), True)
     sampler = pypcd.pcd_sampler(llm)
-    with pytest.raises(pypcd.PCDError, match="assign llm.pcd anew"):
+    with pytest.raises(pypcd.PCDError, match="assign llm.pcd again"):
         next(llm.generate(TOKENS[:5]))
     next(llm.generate(TOKENS[:5], pcd={"beta": 1}))  # this call's own setting, by the context
     llm.reset()
