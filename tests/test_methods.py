@@ -72,7 +72,7 @@ def test_cad_is_two_contexts_apart(tiny: Tiny, load: Load, llm: pypcd.Llama) -> 
 
 
 def test_cad_without_a_context_says_so(llm: pypcd.Llama) -> None:
-    with pytest.raises(ValueError, match="no context that could be left out"):
+    with pytest.raises(ValueError, match="no context to leave out"):
         parse("cad").generate(llm, "a text without parts")
 
 
@@ -128,7 +128,7 @@ def test_self_extend_divides_distant_positions(tiny: Tiny, load: Load) -> None:
     assert np.abs(row - plain).max() > 0.05
 
 
-@pytest.mark.parametrize(("arch", "reason"), [("lfm2", "recurrent state"), ("gpt2", "does not rotate its keys")])
+@pytest.mark.parametrize(("arch", "reason"), [("lfm2", "recurrent state"), ("gpt2", "no rotary positions")])
 def test_self_extend_needs_positions_that_rotate(arch: str, reason: str, tiny: Tiny, load: Load) -> None:
     with pytest.raises(pypcd.UnsupportedError, match=reason):
         parse("self-extend").generate(load(tiny(arch), False), PROMPT)
