@@ -266,7 +266,7 @@ def test_other_rows_of_a_file_are_another_run(tmp_path: Path) -> None:
     file.rename(other)
     evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
     other.write_text(json.dumps({**row, "answers": ["yes"]}) + "\n")
-    with pytest.raises(ValueError, match="longbench-hotpotqa had other questions there"):
+    with pytest.raises(ValueError, match="there longbench-hotpotqa had other questions"):
         evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
 
 
@@ -334,10 +334,10 @@ def test_the_pool_of_a_cell_is_evaluated_once(tmp_path: Path, monkeypatch: pytes
 
 def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="is not empty and holds no run"):
+    with pytest.raises(ValueError, match="is not empty and not a run"):
         Directory(tmp_path).open(DEMO, {})
     (tmp_path / "run.json").write_text("[]")
-    with pytest.raises(ValueError, match="is not that of a run"):
+    with pytest.raises(ValueError, match="was not written by pypcd eval"):
         Directory(tmp_path).open(DEMO, {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "samples.jsonl").write_text('{"task": 1}\n')

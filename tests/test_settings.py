@@ -107,7 +107,7 @@ def test_methods_have_the_same_spelling(old: str, new: str) -> None:
 
 
 def test_a_comma_within_a_method_is_explained() -> None:
-    with pytest.raises(ValueError, match="no method 'window=64', a value stands behind its method and a colon"):
+    with pytest.raises(ValueError, match="no method 'window=64', a value follows its method and a colon"):
         parse("window=64")  # what is left of pcd:beta=1.5,window=64, since commas stand between methods
 
 
