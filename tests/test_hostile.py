@@ -1,4 +1,4 @@
-"""Hostile input: each ends in the right exception and a message that helps; nothing crashes, nothing is quietly plain."""
+"""Hostile input ends in the right exception with a helpful message; nothing crashes or silently decodes without PCD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retrieve.KV against what InfiniteBench and PCD's authors published, and the sizes of its cells."""
+"""Retrieve.KV against what InfiniteBench and PCD's authors published, and the sizes of its prompts."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_prompts_are_cut_to_500_tokens_less_than_allowed(tmp_path: Path) -> None
     assert len(sample.prompt.segments) > 300
 
     with pytest.raises(
-        ValueError, match=r"n_tokens is 4000, and question 0 of longbench-narrativeqa takes 4\d\d\d after"
+        ValueError, match=r"n_tokens is 4000, but question 0 of longbench-narrativeqa takes 4\d\d\d after"
     ):
         task.samples(1, 4000, Pieces(template=400), 0)
     with pytest.raises(ValueError, match="n_tokens is 501; allowed: at least 502, since 500 are kept"):
@@ -201,7 +201,7 @@ def test_rows_come_from_a_file_a_folder_or_the_archive(tmp_path: Path) -> None:
 
 
 def test_missing_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere; give qasper.jsonl of LongBench"):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere; give LongBench.s qasper.jsonl"):
         LongBench("qasper", tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"qasper.jsonl or data/qasper.jsonl or data.zip is missing in"):
         LongBench("qasper", tmp_path)

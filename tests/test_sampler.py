@@ -1,4 +1,4 @@
-"""The contrast as a sampler, in chains that callers build themselves."""
+"""The contrast as a sampler, in chains built by callers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chain_of(*samplers: Any) -> Any:
 
 
 def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list[int]:
-    """Greedy decoding by a caller who knows llama_decode and a chain."""
+    """Greedy decoding by a caller with llama_decode and a sampler chain."""
     tokens = [*prompt]
     llm.eval(prompt)
     for _ in range(n):

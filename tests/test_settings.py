@@ -50,7 +50,7 @@ def test_a_methods_name_is_the_setting_too(c: PCDConfig) -> None:
 
 
 def said(text: str) -> str:
-    """The spelling that an old one's error names."""
+    """The new spelling, from the error for an old one."""
     with pytest.raises(ValueError, match="write ") as caught:
         PCDConfig.resolve(text)
     return str(caught.value).partition("; write ")[2]
@@ -196,7 +196,7 @@ def llm() -> Any:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[pathlib.Path]:
-    """Files that are read as text, in order."""
+    """The files that are read as text, in order."""
     paths: list[pathlib.Path] = []
     read_text = pathlib.Path.read_text
 
