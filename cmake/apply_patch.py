@@ -2,8 +2,8 @@
 
     python cmake/apply_patch.py PATCH FOLDER
 
-A patch that is applied already is left alone. Nothing is written unless all of it fits. With this, building needs no
-git. Knows changed files only: no new, deleted or renamed ones.
+If the patch is applied already, nothing happens. Nothing is written unless all of it fits. With this, building does not
+need git. Handles changed files only: no new, deleted or renamed ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-# Puts a private, patched copy of llama.cpp's source at PYPCD_LLAMA_DIR. What the user named is never changed.
+# Puts a private, patched copy of llama.cpp's source at PYPCD_LLAMA_DIR. The user's own source tree is never changed.
 
 set(PYPCD_LLAMA_DIR "${CMAKE_BINARY_DIR}/llama.cpp-${PYPCD_PIN}")
 set(PYPCD_PATCH     "${PROJECT_SOURCE_DIR}/cpp/patches/llama-cpp-hooks.patch")
 
-# Another patch or source than the last build had in this folder starts from a fresh copy.
+# If the patch or the source differs from the last build in this folder, start from a fresh copy.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PYPCD_PATCH}")
 set(stamp "${PYPCD_LLAMA_DIR}/pypcd-source")
 file(SHA256 "${PYPCD_PATCH}" wanted)
@@ -29,13 +29,13 @@ if(NOT found STREQUAL wanted)
         if(failed OR NOT source)
             message(FATAL_ERROR
                 "The source of llama-cpp-python ${PYPCD_PIN} could not be downloaded.\n"
-                "Without network, name a llama.cpp tree or that version's sdist: "
+                "Without a network, give a llama.cpp tree or that version's sdist: "
                 "PYPCD_LLAMA_CPP_SOURCE=/path pip install .")
         endif()
     endif()
 
     if(NOT EXISTS "${source}")
-        message(FATAL_ERROR "PYPCD_LLAMA_CPP_SOURCE names '${source}', which does not exist.")
+        message(FATAL_ERROR "PYPCD_LLAMA_CPP_SOURCE is '${source}', which does not exist.")
     endif()
 
     set(unpacked "${CMAKE_BINARY_DIR}/unpacked")
@@ -52,7 +52,7 @@ if(NOT found STREQUAL wanted)
     endif()
 
     if(NOT EXISTS "${tree}/src/llama-kv-cache.cpp")
-        message(FATAL_ERROR "'${source}' holds no llama.cpp source (src/llama-kv-cache.cpp is missing).")
+        message(FATAL_ERROR "'${source}' is not a llama.cpp source tree or sdist (src/llama-kv-cache.cpp is missing).")
     endif()
 
     string(REGEX REPLACE "([][+.*()^$?|\\])" "\\\\\\1" tree_regex "${tree}") # a path may be called c++
@@ -62,7 +62,7 @@ if(NOT found STREQUAL wanted)
     file(REMOVE_RECURSE "${unpacked}")
 endif()
 
-# Applies once: a copy that has the hooks is left alone.
+# Safe to run again: apply_patch.py leaves a patched copy alone.
 execute_process(
     COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/apply_patch.py" "${PYPCD_PATCH}" "${PYPCD_LLAMA_DIR}"
     RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text OUTPUT_STRIP_TRAILING_WHITESPACE)

@@ -1,4 +1,4 @@
-# The one pin: "llama-cpp-python==X" in pyproject.toml's build requirements.
+# The only pin: "llama-cpp-python==X" in pyproject.toml's build requirements.
 
 file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/../pyproject.toml" pin_line REGEX "llama-cpp-python==" LIMIT_COUNT 1)
 string(REGEX REPLACE ".*llama-cpp-python==([^\"]+)\".*" "\\1" PYPCD_PIN "${pin_line}")

@@ -19,7 +19,7 @@ def dynamic_metadata(
         "numpy>=1.24",
         "gguf>=0.10",
         "tqdm>=4.60",
-        "wonderwords>=3",  # the words of RULER's needles
+        "wonderwords>=3",  # RULER makes its needles (the sentences to find) from these words
         "prompt_toolkit>=3.0.36",  # the chat's line editing
         "wcwidth>=0.2.9",  # how wide a text is on a terminal
         "shtab>=1.7",  # scripts for shell completion

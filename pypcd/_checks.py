@@ -1,4 +1,4 @@
-"""Ranges of values, each declared once: what is allowed, the check and the sentence that says so.
+"""Ranges of values, each declared once: what is allowed, the check, and the words of the error message.
 
     check(self, beta=Number(0, 1000), gamma=Integer(1), cache=Choice(("rerotated", "shared")))
 
@@ -26,7 +26,7 @@ class Number:
 
     Args:
         open_below: whether `low` itself is excluded.
-        note: what the message adds to the range.
+        note: added to the range in the message.
     """
 
     low: float
@@ -60,11 +60,11 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Integer:
-    """An integer from `low` to `high`; neither a bool nor 2.0 is one.
+    """An integer from `low` to `high`; a bool or 2.0 does not count as one.
 
     Args:
-        multiple_of: what divides it.
-        note: what the message adds to the range.
+        multiple_of: the value must be a multiple of this.
+        note: added to the range in the message.
     """
 
     low: int
@@ -140,7 +140,7 @@ def check(of: object, **checks: Check) -> None:
 
 
 def literal(text: str) -> int | float | str:
-    """A typed value: an integer or a number where it reads as one, else the text."""
+    """A text as a typed value: an integer or a float if it reads as one, else the text."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -1,6 +1,6 @@
-"""The settings of Positional Contrastive Decoding, with their ranges. Knows nothing of models or libraries.
+"""The settings of Positional Contrastive Decoding (PCD), with their ranges. Knows nothing of models or libraries.
 
-How a setting is written as text, the presets and the files are in `_settings`.
+`_settings` has the presets, and how a setting is written as text or kept in a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEY_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 _OFFSET = 2**20  # positions
 
-# field -> what it may be; offset_max is also at least offset_min
+# field -> its range; offset_max must also be at least offset_min
 RANGES: Mapping[str, Check] = {
     "alpha": Number(0, 10),
     "beta": Number(0, 1000),
@@ -51,39 +51,42 @@ RANGES: Mapping[str, Check] = {
 class PCDConfig:
     """How the local-aware logits L* are made and how they are contrasted with the standard logits L.
 
-    The result is ``(1 + beta) L - beta L*`` (Eq. 6 of the paper, arXiv 2506.08371) on the plausible tokens of L;
-    the others are excluded. The defaults are the paper's.
+    L* are the logits of the twin: the same token, evaluated a second time so that near text weighs more. In the paper
+    the twin is over-rotated: its RoPE frequencies theta* are higher than the model's own, theta. The result is
+    ``(1 + beta) L - beta L*`` (Eq. 6 of the paper, arXiv 2506.08371) on the plausible tokens of L; the others are
+    excluded. The defaults are the paper's.
 
     Args:
         alpha: slope of the transition function T(x) = 2 - exp(alpha x) (Eq. 4), 0 to 10. 0 leaves L* = L.
-        beta: contrast intensity, 0 to 1000. 0 decodes plainly among the top gamma.
+        beta: strength of the contrast, 0 to 1000. 0 is plain decoding among the top gamma tokens.
         gamma: how many of the most probable tokens of L stay in play, at least 1. 1 is greedy decoding.
-        base_ratio: B'/B, more than 0 and at most 1. 1 leaves L* = L.
-        relative_top: keep only tokens with p(v) >= relative_top * max p beside the top gamma, 0 to 1. 0 is the
-            paper; 0.1 is contrastive decoding's and DoLa's plausibility cut.
-        cache: what the twin sees of the prompt. "rerotated": the cached keys turned to theta* (Eq. 5 on the shared
-            prompt cache; keys and values take 1.5 times the memory); "shared": the cached keys as they are;
-            "separate": keys and values of a second, over-rotated evaluation of the whole prompt (Eq. 5 in every
-            layer; a second prefill, twice the memory).
-        evaluation: "fused": token and twin in one batch, the weights read once; "alternate": one after the other,
-            skipping the twin when a single token is plausible.
-        transition: "exponential" (Eq. 4) or "none": theta* = theta'.
-        perturbation: "over-rotation" (the paper), "noise" (the method's first version: noise on cos and sin of the
-            first component of each pair; with cache "shared" or "separate") or "none" (the twin differs by its window
-            alone; exists for models without RoPE too).
-        window: the twin attends to the last `window` positions, at least 1, its own included, and the first n_sink;
+        base_ratio: B'/B, the lowered RoPE base over the model's own; more than 0 and at most 1. 1 leaves L* = L.
+        relative_top: of the top gamma, keep only tokens with p(v) >= relative_top * max p, 0 to 1. 0 is the paper;
+            0.1 is the plausibility cut of contrastive decoding and DoLa.
+        cache: what the twin sees of the prompt. "rerotated": the cached keys, rotated again to theta* (Eq. 5 on the
+            shared prompt cache). These second keys make the KV cache 1.5 times as large. "shared": the cached keys as
+            they are. "separate": keys and values of a second, over-rotated evaluation of the whole prompt (Eq. 5 in
+            every layer); it takes a second prefill and twice the memory.
+        evaluation: "fused": token and twin in one batch, so the weights are read once; "alternate": one after the
+            other, without the twin when only one token is plausible.
+        transition: "exponential" (Eq. 4) or "none": theta* = theta', the frequencies of the base B'.
+        perturbation: what is done to the twin's rotation. "over-rotation" (the paper); "noise" (the method's first
+            version: noise on cos and sin of the first component of each pair; with cache "shared" or "separate");
+            "none" (the twin differs only by its window; works for models without RoPE too).
+        window: the twin attends to the last `window` positions, at least 1, its own included, and to the first n_sink;
             None: to all.
-        n_sink: first positions a windowed twin still sees, at least 0.
+        n_sink: how many of the first positions a twin with a window still sees, at least 0.
         band: which frequencies are perturbed. "low" is the paper; "high": the table of Eq. 4 in reverse order; "all":
-            of both the larger. Of noise: the slower half of the pairs, the faster, or all, as in the first version.
-        type_k_over: type of the second keys: "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1" or "q4_0"; None: that of
-            the cached keys.
-        noise: its standard deviation, 0 to 10.
+            the larger of the two for each pair. With noise: the slower half of the pairs, the faster half, or all
+            pairs, as in the first version.
+        type_k_over: ggml type of the second keys: "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1" or "q4_0"; None:
+            the type of the cached keys.
+        noise: standard deviation of the noise, 0 to 10.
         offset_min: with noise, the twin's position is also moved by a random number from offset_min to offset_max; from
             -1048576 to 1048576.
-        offset_max: from offset_min to 1048576; 0 and 0 leave the position.
-        seed: at least 0; of noise and offset, which are functions of seed, position and layer: evaluated again, they are
-            the same.
+        offset_max: from offset_min to 1048576; if both are 0, the position stays.
+        seed: seed of noise and offset, at least 0. They depend only on seed, position and layer: a token evaluated
+            again gets the same ones.
 
     Raises:
         ValueError: a value is out of range; the message names the field, the value and what is allowed.
@@ -112,8 +115,8 @@ class PCDConfig:
         check(self, offset_max=Integer(self.offset_min, _OFFSET))
         if self.perturbation == "noise" and self.cache == "rerotated":
             raise ValueError(
-                "cache is 'rerotated', which turns keys to other frequencies, and perturbation=\"noise\" has none; "
-                "allowed with it: 'shared', 'separate'"
+                "cache is 'rerotated', which rotates keys to other frequencies, but perturbation=\"noise\" has no other "
+                "frequencies; allowed with noise: 'shared', 'separate'"
             )
         if self.perturbation == "none" and self.window is None:
             raise ValueError(
@@ -134,7 +137,7 @@ class PCDConfig:
 
     @classmethod
     def windowed(cls) -> PCDConfig:
-        """A twin that sees the last 64 positions, without any rotation."""
+        """A twin that sees only the last 64 positions (and the first 4), without over-rotation."""
         return cls.preset("window")
 
     @classmethod
@@ -172,17 +175,17 @@ class PCDConfig:
 
     @classmethod
     def resolve(cls, setting: PCDSetting, base: PCDConfig | None = None) -> PCDConfig | None:
-        """What a user's `pcd=` means.
+        """The setting that a user's `pcd=` means; None for off.
 
         Args:
             setting: None and False are off, True is `base` or the default. A text is "on", "off", a preset, values such
-                as "beta=1.5:window=64", a preset followed by values, or the file of a profile (.json, as `pypcd tune`
-                writes it). A mapping changes fields of `base` or the default, and so do values without a preset.
+                as "beta=1.5:window=64", a preset followed by values, or the path of a profile (.json, as `pypcd tune`
+                writes it). A mapping, or values without a preset, change fields of `base` or of the default.
             base: the setting in force.
 
         Raises:
-            ValueError: a text that is not a setting, or a value out of range.
-            TypeError: something else, or a field that does not exist; the message names the nearest.
+            ValueError: the text is not a setting, or a value is out of range.
+            TypeError: it is of another type, or a field does not exist; the message names the nearest.
             FileNotFoundError: there is no such profile.
         """
         setting = _settings.load(setting)
@@ -205,7 +208,7 @@ class PCDConfig:
 
     @classmethod
     def from_profile(cls, path: str) -> PCDConfig | None:
-        """The setting of a profile that `pypcd tune` wrote; None where it found PCD best left off.
+        """The setting of a profile that `pypcd tune` wrote; None if tune found that PCD is best left off.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -225,7 +228,7 @@ class PCDConfig:
         new = _settings.joined(text)
         fields = _settings.read_text(new, base.as_dict())
         config = None if fields is None else cls().replace(**fields)
-        if new != text.strip():  # said last: what is advised is then known to be right
+        if new != text.strip():  # checked last, so that the advised spelling is known to be valid
             raise ValueError(f"pcd is {text!r}; allowed: words joined by colons; write {new}")
         return config
 
@@ -233,7 +236,7 @@ class PCDConfig:
         return dataclasses.asdict(self)
 
     def describe(self) -> str:
-        """The fields that differ from the default, as resolve() reads them: "beta=1.5:window=64"; "on" if none does."""
+        """The fields that differ from the default, as resolve() reads them: "beta=1.5:window=64"; "on" if none differs."""
         fields = dataclasses.fields(self)
         return _settings.write_text(
             {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}

@@ -1,9 +1,9 @@
-"""What can go wrong, as types.
+"""pypcd's own exceptions.
 
     PCDError(RuntimeError)
      ├── LibraryError(PCDError, ImportError)   the patched libllama is missing, stock, or of another version
      ├── ModelError(PCDError, ValueError)      the model file cannot be loaded
-     └── UnsupportedError(PCDError)            this model or context cannot run the PCD asked for
+     └── UnsupportedError(PCDError)            this model or context cannot run the requested PCD setting
 
 Values out of range raise plain ValueError, unknown keyword arguments TypeError, a missing file FileNotFoundError.
 """
@@ -29,10 +29,10 @@ class ModelError(PCDError, ValueError):
 
 
 class UnsupportedError(PCDError):
-    """This model or context cannot run the PCD asked for."""
+    """This model or context cannot run the requested PCD setting."""
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
-    """ " (did you mean 'x'?)" for the name nearest to a misspelt one; empty if none is near."""
+    """The hint " (did you mean 'x'?)" with the name nearest to a misspelt one; empty if none is near."""
     close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,7 +1,7 @@
-"""Whoever imports llama_cpp after pypcd gets pypcd's libllama: a finder on sys.meta_path that sees to it.
+"""An import hook on sys.meta_path: a llama_cpp imported after pypcd loads pypcd's libllama.
 
-Importing pypcd imports this and nothing that takes time. How a library is loaded and checked is in _library, which the
-finder imports when llama_cpp is asked for.
+Importing pypcd imports this, and nothing that takes time. `_library` loads and checks the library; the hook imports it
+when llama_cpp is imported.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ __all__ = ["install"]
 
 
 class _Finder:
-    """Finds llama_cpp where the other finders do, and puts a loader of ours around theirs.
+    """Finds llama_cpp where the other finders do, and wraps their loader in ours.
 
-    Looking for it (importlib.util.find_spec) loads nothing. The finder stays: llama_cpp imported a second time is
-    pypcd's too, and taking an entry out of sys.meta_path could make an import in another thread skip its neighbour.
+    Looking for it (importlib.util.find_spec) loads nothing. The finder stays installed: a second import of llama_cpp
+    must get pypcd's library too, and removing an entry of sys.meta_path could make an import in another thread skip
+    the next one.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -33,7 +34,7 @@ class _Finder:
 
 
 class _Loader:
-    """Another loader, but the module it executes loads pypcd's library."""
+    """Wraps a loader so that the module it executes loads pypcd's library."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

@@ -1,6 +1,6 @@
-"""What a GGUF file says of the model in it, and from what a user calls a model to the path of one.
+"""What a GGUF file says about its model, and which file a user's name for a model means.
 
-It reads the header alone: metadata, and the names of tensors. Knows nothing of the library, machines or PCD.
+Reads only the header: metadata and the names of tensors. Knows nothing of the library, machines or PCD.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["DEMO_MODEL", "GGUF", "Shape", "read_gguf", "resolve_model"]
 DEMO_MODEL = pathlib.Path(__file__).parent / "models" / "demo.gguf"
 
 _MAGIC = b"GGUF"
-_VERSIONS = (2, 3)  # as llama.cpp reads them; the first one had shorter lengths
+_VERSIONS = (2, 3)  # those llama.cpp reads; version 1 had shorter length fields
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
-_MAX_NUMBERS = 4096  # of an array whose values are kept; one for each layer is far less
+_MAX_NUMBERS = 4096  # longer arrays are not kept; one number for each layer is far fewer
 _MAX_LAYERS = 1024  # more than llama.cpp loads
 
 
 def resolve_model(model: str | os.PathLike[str]) -> str:
-    """The path of a GGUF file; `demo` names the model that ships with pypcd (unless a file is called so).
+    """The path of a GGUF file; "demo" is the model that comes with pypcd, unless a file has that name.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -60,7 +60,7 @@ def resolve_model(model: str | os.PathLike[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Dimensions; where a file does not say, those of a 7B Llama.
+    """A model's dimensions; those of a 7B Llama where the file does not say.
 
     Attributes:
         n_head_kv: key-value heads of each layer.
@@ -136,7 +136,7 @@ class GGUF:
         return not self.tensors.isdisjoint({"rope_freqs.weight", "rope_factors_long.weight"})
 
     def rope_factors(self, n_ctx: int) -> str | None:
-        """Which of two RoPE tables a LongRoPE model is given in a context, "long" or "short"; None if it has not two."""
+        """Which RoPE table a LongRoPE model uses in a context of n_ctx, "long" or "short"; None if it has only one."""
         trained = self.metadata.get(f"{self.architecture}.rope.scaling.original_context_length")
         if not isinstance(trained, int) or "rope_factors_long.weight" not in self.tensors:
             return None
@@ -144,9 +144,9 @@ class GGUF:
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GGUF:
-    """The header of a GGUF file; an empty one where it is damaged, which llama.cpp's own error explains better.
+    """The header of a GGUF file; empty if it is damaged, since llama.cpp's own error explains that better.
 
-    The gguf package reads all of a file's tokens into Python objects: seconds, with a large vocabulary.
+    The gguf package is not used: it reads the whole vocabulary into Python objects, which takes seconds if it is large.
     """
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -156,7 +156,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUF:
 
 
 class _Reader:
-    """Reads one value after the other. Where the file ends early or a type is unknown, one of several errors."""
+    """Reads one value after the other; raises one of several errors if the file ends early or a type is unknown."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, len(_MAGIC)
@@ -198,7 +198,7 @@ class _Reader:
         return self._data[start : self._at].decode("utf-8", "replace")
 
     def _array(self) -> tuple[list[Any] | None, int]:
-        """Its values, where they are few numbers, and how many there are."""
+        """The values of an array and their number; None for the values if they are texts or too many."""
         kind, n = self._number("I"), self._number("Q")
         if kind == _TEXT:
             length, at = struct.Struct("<Q"), self._at

@@ -1,7 +1,7 @@
 """Which libllama this process runs: loads pypcd's in place of the stock one, and checks what was loaded.
 
-It stands below the engine, which imports llama_cpp and so needs this settled. It knows no function of the library but
-the one that tells its version.
+The engine imports llama_cpp, so this has to happen before. Knows only one function of the library: the one that returns
+its version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VARIABLE = "LLAMA_CPP_LIB_PATH"  # where llama_cpp looks for libllama; read onc
 
 
 def library_dirs() -> list[pathlib.Path]:
-    """Where pypcd's library may lie: beside this file, or in site-packages for an editable install."""
+    """Where pypcd's library may be: beside this file, or in site-packages for an editable install."""
     here = pathlib.Path(__file__).parent / "lib"
     sites = [sysconfig.get_path("platlib"), site.getusersitepackages()]
     return [here, *(pathlib.Path(path) / "pypcd" / "lib" for path in sites)]
@@ -38,13 +38,13 @@ def _library_dir() -> pathlib.Path:
         if any(path.glob("*llama.*")):
             return path
     raise LibraryError(
-        f"pypcd's libllama is in none of {', '.join(map(str, library_dirs()))}; "
+        f"pypcd's libllama was not found; looked in {', '.join(map(str, library_dirs()))}; "
         "install the package with 'pip install .' (a source checkout alone has no library)"
     )
 
 
 def _preload_ggml(lib: pathlib.Path) -> None:
-    """The library links to ggml by name; load the one llama-cpp-python brought, wherever the two packages lie."""
+    """Load llama-cpp-python's ggml. Our library links to it by name, and the two packages may be installed apart."""
     if sys.platform == "win32":
         os.add_dll_directory(str(lib))
         return
@@ -62,10 +62,10 @@ def load(module: Any, execute: Callable[[], None]) -> None:
 
     Args:
         module: llama_cpp, about to be executed.
-        execute: does that.
+        execute: executes it.
 
     Raises:
-        LibraryError: there is no such library, it does not load, or LLAMA_CPP_LIB_PATH names another.
+        LibraryError: pypcd's library is missing or does not load, or LLAMA_CPP_LIB_PATH names another one.
     """
     before = os.environ.get(_VARIABLE)
     path = before or str(_library_dir())
@@ -85,10 +85,10 @@ def load(module: Any, execute: Callable[[], None]) -> None:
 
 
 def check() -> None:
-    """See to it that llama_cpp is imported, and with pypcd's library.
+    """Import llama_cpp, and check that it has pypcd's library.
 
     Raises:
-        LibraryError: it is not.
+        LibraryError: it is not installed, or has another library.
     """
     try:
         import llama_cpp
@@ -112,7 +112,7 @@ def _check(llama_cpp: Any, remedy: str) -> None:
     version.restype = ctypes.c_int32
     if version() != API_VERSION:
         raise LibraryError(
-            f"{lib._name} speaks version {version()} of the PCD interface, this package version {API_VERSION}; "
+            f"{lib._name} has version {version()} of the PCD interface, this package needs version {API_VERSION}; "
             "reinstall pypcd"
         )
     pin = pinned_version()

@@ -8,7 +8,7 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Callable, TypeVar
 
-from pypcd import _engine  # first: it says what is wrong with the library, or that there is none
+from pypcd import _engine  # first: it reports a wrong or missing library
 
 # isort: split
 import llama_cpp
@@ -24,40 +24,42 @@ __all__ = ["Llama"]
 
 _T = TypeVar("_T")
 
-# what llama_cpp's server and LangChain still pass on, though llama_cpp.Llama has long dropped it: name -> what it may be
+# arguments that llama_cpp's server and LangChain still pass, though llama_cpp.Llama no longer has them: name -> values
+# that change nothing
 _FORMER = {"mul_mat_q": (True, None), "rpc_servers": (None,), "n_parts": (-1, None), "f16_kv": (True, None)}
 
-# the parameters that llama_cpp.Llama would take, and drop without a word if misspelt
+# llama_cpp.Llama's parameters; it ignores a misspelt one silently
 _KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
 
 
 class Llama(llama_cpp.Llama):
     """A llama_cpp.Llama with Positional Contrastive Decoding (PCD).
 
-    Every way of evaluating tokens gives contrasted logits while PCD is on: completion, chat, generate, eval and
-    whatever calls llama_decode on this context.
+    While PCD is on, every way of evaluating tokens gives contrasted logits: completion, chat, generate, eval, and any
+    call of llama_decode on this context.
 
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
         pcd: True for the paper's setting, text such as "cautious", "beta=1.5:window=64" or a profile's file (.json), a
             mapping of changed fields, a PCDConfig, or False.
-        n_seq_max: sequences that batches of the caller's own may carry through `llm.ctx`, 1 to 192; they share n_ctx.
+        n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
+            share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, but not with AMX,
             which some compilers miscompile.
-        **kwargs: those of llama_cpp.Llama. Some have other defaults than there (llama_cpp's in brackets):
+        **kwargs: those of llama_cpp.Llama. Some defaults differ (llama_cpp's in brackets):
 
-            n_ctx is the model's own context, or what fits in a quarter of memory (512); n_ctx=0 and None are the same.
-                It is rounded up to a multiple of 256.
-            n_gpu_layers is -1, which is all layers, where the library has a GPU, else 0 (0).
-            flash_attn is True with a GPU and False without, the faster choice of each (False).
-            n_threads is the number of cores up to four, above that half of them (half of them).
-            n_threads_batch is what n_threads is given as, else the number of cores (the number of cores).
-            verbose is False (True).
+            n_ctx: the model's own context, or what fits in a quarter of memory (512); None or 0 mean the same. It is
+                rounded up to a multiple of 256.
+            n_gpu_layers: -1, which is all layers, if the library has a GPU, else 0 (0).
+            flash_attn: True with a GPU and False without, in each case the faster one (False).
+            n_threads: the number of cores up to four, above that half of them (half of them).
+            n_threads_batch: n_threads if that is given, else the number of cores (the number of cores).
+            verbose: False (True).
 
     Raises:
         FileNotFoundError: there is no such file.
         ModelError: the file is not a GGUF, is damaged, or does not fit in memory.
-        UnsupportedError: this model cannot run the PCD asked for; the message says why and what can.
+        UnsupportedError: this model cannot run the requested PCD setting; the message says why and what works.
         TypeError: an unknown keyword argument; the message names the nearest.
         ValueError: a setting is out of range.
     """
@@ -78,7 +80,7 @@ class Llama(llama_cpp.Llama):
             del kwargs[name]
 
         self._pcd: PCDConfig | None = None
-        self._combines = True  # False once a sampler has taken the contrast over
+        self._combines = True  # False once a sampler does the contrast
         self._n_changes = 0  # of the cache, by eval() and load_state()
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
@@ -115,10 +117,10 @@ class Llama(llama_cpp.Llama):
             self.pcd = config
             self._remark(pcd)
         except BaseException:
-            self.close()  # a traceback may keep this object for long
+            self.close()  # a traceback may keep this object alive for long
             raise
 
-    # llama_cpp.Llama makes these structures and passes them on at once; what it has no argument for is set here
+    # llama_cpp.Llama makes these structures and uses them at once; fields it has no argument for are set here
 
     @property
     def model_params(self) -> Any:
@@ -133,7 +135,7 @@ class Llama(llama_cpp.Llama):
     @property
     def context_params(self) -> Any:
         if hasattr(self, "_model") and _engine.is_hybrid(self):
-            # recurrent layers: a state for each text, one for twins
+            # recurrent layers: a state for each sequence, and one for twins (the second evaluations of PCD)
             self._context_params.n_seq_max = self._n_seq_max + 1
         elif self._n_seq_max > 1:
             self._context_params.n_seq_max = self._n_seq_max
@@ -141,7 +143,7 @@ class Llama(llama_cpp.Llama):
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
-        params.kv_unified = True  # twins are further sequences in the same cells
+        params.kv_unified = True  # twins are further sequences in the same cells of the KV cache
         self._context_params = params
 
     # -- the setting -----------------------------------------------------------------------------------------------
@@ -150,8 +152,8 @@ class Llama(llama_cpp.Llama):
     def pcd(self) -> PCDConfig | None:
         """The PCD setting in force, None while it is off. Assign anything that the `pcd` argument takes.
 
-        While PCD is on, True leaves it as it is and a mapping changes the setting in force. The second keys, once
-        made, stay until the model is closed, so that switching costs nothing.
+        While PCD is on, True leaves it as it is and a mapping changes the setting in force. The second keys (see
+        PCDConfig.cache), once made, stay until the model is closed, so that switching costs nothing.
         """
         return self._pcd
 
@@ -172,7 +174,8 @@ class Llama(llama_cpp.Llama):
     def pcd_refusal(self, setting: PCDSetting = True) -> str | None:
         """Why this model or context cannot run a setting, in a sentence; None if it can.
 
-        The setting in force stays. Second keys that it would need are made, since some models show only then.
+        The setting in force stays. The check makes the second keys that the setting needs, since with some models
+        only that shows whether it works.
         """
         config = PCDConfig.resolve(setting, self._pcd)
         if config is None:
@@ -188,11 +191,11 @@ class Llama(llama_cpp.Llama):
             _engine.logger.warning("PCD stays off: %s", disabled)
             return
         self._pcd, self._combines = config, combine
-        self._requires_eval = True  # logits at hand were made under the old setting
+        self._requires_eval = True  # the present logits were made under the old setting
 
     @contextlib.contextmanager
     def _pcd_set_to(self, setting: PCDSetting) -> Iterator[None]:
-        """With this setting for a while; None means: as it is."""
+        """A block under this setting; None leaves the setting as it is."""
         if setting is None:
             yield
             return
@@ -205,8 +208,8 @@ class Llama(llama_cpp.Llama):
                 self._apply(*before)
 
     def _steps(self, iterator: Iterator[_T], setting: PCDSetting) -> Generator[_T, Any, None]:
-        """An iterator of which every step, and nothing between them, runs under a setting."""
-        config = self._resolve(setting)  # complain now, not when the stream is first read
+        """The same iterator, with every step run under a setting, and nothing between the steps."""
+        config = self._resolve(setting)  # raise errors now, not when the stream is first read
 
         def steps() -> Generator[_T, Any, None]:
             sent = None
@@ -225,21 +228,21 @@ class Llama(llama_cpp.Llama):
         return steps()
 
     def _call(self, setting: PCDSetting, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """function(*args, **kwargs) under a setting that also holds while a stream it returns is read."""
+        """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
         if setting is None:
             return function(*args, **kwargs)
-        setting = self._resolve(setting) or False  # once, for the call and for the stream it may return
+        setting = self._resolve(setting) or False  # once, for the call and for a returned stream
         with self._pcd_set_to(setting):
             result = function(*args, **kwargs)
         return self._steps(result, setting) if isinstance(result, Iterator) else result
 
     def set_sequence_pcd(self, seq_id: int, setting: PCDSetting = None) -> None:
-        """PCD for one sequence of this context, for callers that decode batches of several through `llm.ctx`.
+        """Set PCD for one sequence, for callers that decode batches of several sequences through `llm.ctx`.
 
         Args:
-            seq_id: 0 to 191; the ids behind it are the twins'.
-            setting: False: no twins for its tokens; None: as the context again. Else a setting of which beta, gamma
-                and relative_top count; the rest belongs to the context and must be as it is there.
+            seq_id: 0 to 191; higher ids are for twins.
+            setting: False: its tokens get no twins; None: the context's setting again. Else a setting with its own
+                beta, gamma and relative_top; its other fields must be the same as the context's.
 
         Raises:
             PCDError: PCD was never turned on in this context.
@@ -255,8 +258,8 @@ class Llama(llama_cpp.Llama):
             )
             if config != fixed:
                 raise ValueError(
-                    f"setting is {config.describe()}, the context's {fixed.describe()}; allowed to differ for one "
-                    "sequence: beta, gamma, relative_top"
+                    f"setting is {config.describe()}, but the context's is {fixed.describe()}; allowed to differ for "
+                    "one sequence: beta, gamma, relative_top"
                 )
         _engine.set_sequence_pcd(self, seq_id, config)
 
@@ -267,31 +270,33 @@ class Llama(llama_cpp.Llama):
         return self._call(pcd, super().__call__, *args, **kwargs)
 
     def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """llama_cpp.Llama.create_completion, with PCD off, on or otherwise set for this call alone."""
+        """llama_cpp.Llama.create_completion; `pcd` sets PCD for this call only."""
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
     def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """llama_cpp.Llama.create_chat_completion, with PCD off, on or otherwise set for this call alone."""
+        """llama_cpp.Llama.create_chat_completion; `pcd` sets PCD for this call only."""
         return self._call(pcd, super().create_chat_completion, *args, **kwargs)
 
     def generate(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
-        """llama_cpp.Llama.generate, with PCD off, on or otherwise set for this call alone.
+        """llama_cpp.Llama.generate; `pcd` sets PCD for this call only.
 
         Raises:
-            PCDError: a pcd_sampler() has taken the contrast over, so these tokens would be plain ones.
+            PCDError: a pcd_sampler() does the contrast, so these tokens would be plain ones.
         """
         if pcd is None and self._pcd is not None and not self._combines:
-            raise PCDError("a pcd_sampler does the contrast in its own chain; assign llm.pcd anew to generate with PCD")
+            raise PCDError(
+                "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
+            )
         tokens = super().generate(*args, **kwargs)
         return tokens if pcd is None else self._steps(tokens, pcd)
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens. In a long prompt only the last batch can have its logits read: only it gets a twin.
+        """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin.
 
         Raises:
             ValueError: they do not fit in the context; nothing is evaluated.
             PCDError: llama_decode failed; the message has its reason.
-            UnsupportedError: the model's decoder waits for an encoder.
+            UnsupportedError: the model has an encoder.
         """
         _engine.check_decoder(self)
         tokens = list(tokens)
@@ -312,7 +317,7 @@ class Llama(llama_cpp.Llama):
             raise PCDError(f"{error}: {_engine.reason()}") from error
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
-        """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values anew,
+        """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values again,
         which takes as long as the prompt did."""
         self._n_changes += 1
         super().load_state(state)
@@ -331,10 +336,11 @@ class Llama(llama_cpp.Llama):
     # -- looking inside --------------------------------------------------------------------------------------------
 
     def pcd_logits(self, i: int = -1) -> PCDLogits:
-        """The rows of the last evaluation, copied.
+        """The logits of the last evaluation, before and after the contrast, copied.
 
         Args:
-            i: which one of those the last batch asked for: its index in the batch, or negative, from the end.
+            i: which token: its index in the batch, or negative, counted from the end of those whose logits were
+                requested.
 
         Raises:
             PCDError: the last evaluation was without PCD, or there was none.
@@ -342,14 +348,14 @@ class Llama(llama_cpp.Llama):
         return _engine.pcd_logits(self, i)
 
     def pcd_stats(self) -> PCDStats:
-        """What PCD did in this context so far."""
+        """What PCD has done in this context so far."""
         return _engine.pcd_stats(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Free the model."""
-        if hasattr(self, "_stack"):  # not so when __init__ raised early
+        if hasattr(self, "_stack"):  # missing if __init__ raised early
             super().close()
 
     def __getstate__(self) -> dict[str, Any]:

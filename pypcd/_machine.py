@@ -1,4 +1,4 @@
-"""What the machine under us suggests: threads, memory for a context, AMX. Knows nothing of PCD."""
+"""Defaults that depend on the machine: threads, memory for a context, AMX. Knows nothing of PCD."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def has_amx() -> bool:
     try:
         in_cpu = " amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
-        return False  # AMX needs a kernel interface that only Linux has in use here
+        return False  # not Linux: ggml uses AMX on Linux only
     in_library = "AMX_INT8 = 1" in cpu_features()
     return in_cpu and in_library
 
@@ -65,15 +65,15 @@ def total_memory() -> int:
 
 
 def checked_n_ctx(path: str, kwargs: Mapping[str, Any]) -> int:
-    """The context to open a model with: what was asked for, or the model's own, or what fits in a quarter of memory.
+    """The context to open a model with: the given one, or the model's own, or what fits in a quarter of memory.
 
-    llama.cpp rounds a context up to a multiple of 256; llama_cpp.Llama's own arrays have to follow.
+    Rounded up to a multiple of 256, as llama.cpp does: llama_cpp.Llama's own arrays must have the same size.
 
     Args:
         kwargs: those of llama_cpp.Llama.
 
     Raises:
-        ValueError: no machine has room for it, or not this one.
+        ValueError: it is out of range, or far more than fits in this machine's memory.
     """
     n_ctx = kwargs.get("n_ctx") or 0
     if not 0 <= n_ctx < 2**31:
@@ -87,8 +87,8 @@ def checked_n_ctx(path: str, kwargs: Mapping[str, Any]) -> int:
         memory = total_memory() + sum(device["memory"] for device in gpus)
         if n_ctx * kv // 16 > memory:  # quantised keys and values, windows and latent attention take less than f16
             raise ValueError(
-                f"n_ctx is {n_ctx}: keys and values would take some {n_ctx * kv / 2**30:,.0f} GiB, and this machine has "
-                f"{memory / 2**30:,.0f}; the model was trained for {shape.n_ctx_train}"
+                f"n_ctx is {n_ctx}: keys and values would take about {n_ctx * kv / 2**30:,.0f} GiB, but this machine "
+                f"has {memory / 2**30:,.0f}; the model was trained for {shape.n_ctx_train}"
             )
     else:
         budget = total_memory() // 4
@@ -102,6 +102,6 @@ def checked_n_ctx(path: str, kwargs: Mapping[str, Any]) -> int:
             per_token += 4 * shape.n_vocab
         n_ctx = min(shape.n_ctx_train, max(2048, budget // max(per_token, 1) // 1024 * 1024))
         if n_ctx < shape.n_ctx_train:
-            text = "n_ctx is %d, not the model's %d, to fit in memory; set n_ctx to have another"
+            text = "n_ctx is %d instead of the model's %d, to fit in memory; set n_ctx to choose another"
             logger.info(text, n_ctx, shape.n_ctx_train)
     return -(-n_ctx // 256) * 256

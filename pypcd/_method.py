@@ -1,7 +1,7 @@
 """The method in numpy: over-rotated frequencies, the contrast, a token's rank. Knows nothing of models or libraries.
 
-Symbols as in the paper (arXiv 2506.08371): theta standard and theta* over-rotated frequencies, B the rope base,
-d the number of rotated dimensions of a head, L and L* the logits of the two evaluations.
+Symbols as in the paper (arXiv 2506.08371): theta the model's RoPE frequencies and theta* the over-rotated (higher) ones,
+B the RoPE base, d the number of rotated dimensions of a head, L and L* the logits of the two evaluations.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def frequencies(n_rot: int, rope_freq_base: float) -> Array:
 def rho(
     n_rot: int, *, alpha: float = 0.2, base_ratio: float = 1e-4, transition: str = "exponential", band: str = "low"
 ) -> Array:
-    """By how much each frequency is over-rotated: rho_j = theta*_j / theta_j (Eq. 4).
+    """The factor by which each frequency is over-rotated: rho_j = theta*_j / theta_j (Eq. 4).
 
         T(x)  = 2 - exp(alpha x),  x = j / (d/2)      transition="none": T = 0
         rho_j = T + (1 - T) base_ratio^(-2(j-1)/d)    >= 1
 
-    It does not depend on B, so it multiplies whatever a model does to its frequencies. band="high" is the same table
-    in reverse order, which over-rotates the high frequencies, "all" the larger of the two for each pair.
+    It does not depend on B, so it works with any change that a model makes to its frequencies. band="high" is the same
+    table in reverse order, which over-rotates the high frequencies; "all" is the larger of the two for each pair.
 
     Returns:
         float64[n_rot/2]
@@ -67,8 +67,8 @@ def contrast(
 ) -> Array:
     """L~ = (1 + beta) L - beta L* on the plausible tokens of L, -inf elsewhere (Eq. 6).
 
-    Plausible are the gamma most probable tokens of L (the lower id where logits are equal) that also reach
-    relative_top times the highest probability. A single plausible token keeps its logit: nothing is left to decide.
+    Plausible tokens are the gamma most probable ones of L (the lower id first if logits are equal) that also reach
+    relative_top times the highest probability. If only one is plausible it keeps its logit: there is nothing to decide.
 
     Args:
         standard: L, float[n_vocab].
@@ -87,9 +87,9 @@ def contrast(
 
 
 def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> Array:
-    """Excluded tokens (-inf) behind all others, in the order that the standard row gives them, as the engine has them.
+    """Put excluded tokens (-inf) behind all others, in the order of the standard logits, as the engine does.
 
-    Their probability stays 0, and each has a rank.
+    Their probability stays 0, but each has a rank.
 
     Returns:
         float64[n_vocab]
@@ -110,11 +110,13 @@ def log_softmax(logits: npt.ArrayLike) -> Array:
 
 
 def rank(logits: npt.ArrayLike, tokens: int | Sequence[int]) -> int:
-    """1 + how many tokens are more probable than the gold one (Eq. 1); ties do not count against it.
+    """The rank of the gold token, the one that begins the right answer: 1 + how many tokens are more probable (Eq. 1).
+
+    A token of equal probability does not count against it.
 
     Args:
-        logits: a row, float[n_vocab].
-        tokens: the gold token, or several of which the most probable counts.
+        logits: float[n_vocab].
+        tokens: the gold token, or several; then the most probable one counts.
     """
     row = np.asarray(logits)
     return 1 + int((row > row[np.asarray(tokens)].max()).sum())

@@ -1,4 +1,4 @@
-"""A long prompt in its parts, and how a model reads it: as plain text or through its chat template."""
+"""A long prompt in its parts, and its tokens: as plain text or through the model's chat template."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from pypcd._engine import token_text  # first: it says what is wrong with the library, or that there is none
+from pypcd._engine import token_text  # first: it reports a wrong or missing library
 
 # isort: split
 import jinja2
@@ -19,15 +19,15 @@ __all__ = ["Prompt", "chat_formatter", "chat_tokens", "has_template", "prompt_to
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """What a model is asked, in parts, so that a method may rearrange or leave out the context.
+    """A prompt in parts, so that a method can reorder the context or leave it out.
 
     Attributes:
-        before: the instruction ahead of the context.
-        segments: the context, in parts that could change places.
-        joiner: what stands between two of them.
-        after: what follows the context: the question.
-        answer_prefix: the beginning of the answer, which is given to the model.
-        shots: earlier questions and answers.
+        before: the instruction before the context.
+        segments: the context, in parts that may be reordered.
+        joiner: the text between two segments.
+        after: the text after the context: the question.
+        answer_prefix: the beginning of the answer, given to the model.
+        shots: example questions with their answers.
     """
 
     before: str = ""
@@ -51,7 +51,7 @@ class Prompt:
 
 
 def split_context(text: str) -> tuple[tuple[str, ...], str]:
-    """A text in parts, and what joins them to it again: its paragraphs, else its lines, else its sentences."""
+    """A text's parts and the text that joins them: its paragraphs, else its lines, else its sentences."""
     for joiner in ("\n\n", "\n", ". "):
         parts = tuple(text.split(joiner))
         if len(parts) > 1:
@@ -60,10 +60,10 @@ def split_context(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
-    """The tokens that a model is given.
+    """The tokens of a prompt.
 
     Args:
-        chat: through the model's chat template, the answer prefix behind it; else as plain text.
+        chat: through the model's chat template, followed by the answer prefix; else as plain text.
 
     Raises:
         PCDError: with chat, the model has no template or it refuses the messages.
@@ -73,7 +73,7 @@ def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
         text = shots + prompt.text + prompt.answer_prefix
         return llm.tokenize(text.encode("utf-8", "replace"), special=False)
     if not has_template(llm):
-        raise PCDError("this model has no chat template; ask it without one")
+        raise PCDError("this model has no chat template; use it without chat")
     messages = []
     for question, answer in prompt.shots:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -81,15 +81,15 @@ def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
 
 
 def chat_tokens(llm: Any, messages: Sequence[Any], answer_prefix: str = "") -> tuple[list[int], list[str]]:
-    """The tokens of a conversation, ready for its next answer, and the texts that end one.
+    """The tokens of a conversation, ready for its next answer, and the texts that end an answer.
 
     Raises:
-        PCDError: the model's chat template is broken, or refuses these messages.
+        PCDError: the model's chat template is broken, or rejects these messages.
     """
     try:
         made = chat_formatter(llm)(messages=list(messages))
     except (jinja2.TemplateError, ValueError) as error:
-        raise PCDError(f"the model's chat template refuses these messages: {error}") from error
+        raise PCDError(f"the model's chat template rejects these messages: {error}") from error
     text = (made.prompt + answer_prefix).encode("utf-8", "replace")
     tokens = llm.tokenize(text, add_bos=not made.added_special, special=True)
     if tokens[:2] == [llm.token_bos()] * 2:

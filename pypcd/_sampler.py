@@ -1,4 +1,4 @@
-"""PCD as a llama.cpp sampler, for callers who build their own sampler chain."""
+"""PCD as a llama.cpp sampler, for a sampler chain of your own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["pcd_sampler"]
 def pcd_sampler(llm: _llama.Llama, row: int = -1) -> Any:
     """A `llama_sampler *` that contrasts the candidates; add it first to a chain, which then owns it.
 
-    From here on the context leaves its standard logits in place, so that the contrast is applied once, by the sampler;
-    llm.generate() and what is built on it refuse to run meanwhile. Assigning `llm.pcd` gives the work back to the
-    context.
+    From now on the context keeps its standard logits, so that the contrast is applied once, by the sampler.
+    llm.generate(), and everything built on it, raises PCDError until `llm.pcd` is assigned again, which gives the
+    contrast back to the context.
 
     Args:
         llm: a model with PCD on.
-        row: the logits row the chain will sample from: its index in the batch, or negative, from the end.
+        row: which logits the chain will sample from: their token's index in the batch, or negative, from the end.
 
     Returns:
         The sampler, as llama_cpp.llama_sampler_chain_add takes it.

@@ -4,8 +4,8 @@ One spelling everywhere, words joined by colons (commas stand between the method
 
     on  off  cautious  window:relative_top=0.1  beta=1.5:window=64  tuned.json
 
-It is what `--pcd`, `/pcd` in the chat, `pcd=` in Python and, behind `pcd:`, every `--method` take, and what
-PCDConfig.describe() prints. Knows the names of fields but neither their ranges nor what they do: PCDConfig does.
+`--pcd`, `/pcd` in the chat and `pcd=` in Python take it; a method has it after `pcd:`; PCDConfig.describe() prints it.
+Knows the names of fields, but not their ranges or what they do: PCDConfig does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Preset:
 
     Attributes:
         fields: what differs from the default of PCDConfig.
-        what: what it is, in a line.
+        what: a description in one line.
     """
 
     fields: Mapping[str, Any]
@@ -54,7 +54,8 @@ PRESETS: Mapping[str, Preset] = {
         {"beta": 1.5, "relative_top": 0.1}, "milder, with a plausibility cut: beta 1.5, relative_top 0.1"
     ),
     "window": Preset(
-        {"perturbation": "none", "window": 64}, "a twin that sees the last 64 positions, without any rotation"
+        {"perturbation": "none", "window": 64},
+        "the twin sees only the last 64 positions and the first 4; no over-rotation",
     ),
     "blog": Preset(
         {"perturbation": "noise", "cache": "shared", "band": "all", "beta": 1.5, "gamma": 100},
@@ -72,11 +73,11 @@ def read_text(text: str, base: Mapping[str, Any]) -> dict[str, Any] | None:
     """The fields that a text sets, by name; None for "off".
 
     Args:
-        text: its words joined by colons. The first one may be "on" or a preset, which start from the default; values
+        text: words joined by colons. The first one may be "on" or a preset, which start from the default; values
             alone change `base`.
 
     Raises:
-        ValueError: it is not a setting; the message says what is.
+        ValueError: it is not a setting; the message says what is allowed.
     """
     words = text.split(":")
     first = words[0].lower()
@@ -91,7 +92,7 @@ def read_text(text: str, base: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def not_a_setting(text: str, name: str) -> str:
-    """What to say of a text whose first word is unknown."""
+    """The error message for a text whose first word is unknown."""
     names = ["on", "off", *PRESETS]
     if name == "pcd":
         return f"pcd is {text!r}, which is a method's name; write {text[len('pcd:') :] or 'on'}"
@@ -135,12 +136,12 @@ _VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A setting in a file, with the evidence it was chosen by, as `pypcd tune` writes it.
+    """A setting in a file, with the measurements it was chosen by, as `pypcd tune` writes it.
 
     Attributes:
         path: the file.
-        fields: of PCDConfig, those that are set; None: PCD is best left off.
-        evidence: the model it was chosen with, and how it did.
+        fields: the fields of PCDConfig that it sets; None: PCD is best left off.
+        evidence: the model it was chosen with, and its results.
     """
 
     path: str
@@ -175,18 +176,18 @@ class Profile:
         pathlib.Path(self.path).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
     def remark(self, model_path: str) -> str | None:
-        """What is to be said where it was chosen with a file of another size than this model's; else None."""
+        """A warning if the profile was chosen with a model file of another size; else None."""
         theirs, ours = self.evidence.get("model_bytes"), os.path.getsize(model_path)
         if theirs in (None, ours):
             return None
         return (
             f"{self.path} was chosen with another model ({self.evidence.get('model')}, {theirs} bytes; this one has {ours}) "
-            "and says nothing about this one; `pypcd tune` does"
+            "and says nothing about this one; `pypcd tune` makes a profile for it"
         )
 
 
 def load(setting: Any) -> Any:
-    """A setting with the name of a profile's file replaced by the profile, which is so read once; others as they are.
+    """A profile for the path of one, so that its file is read once; any other setting unchanged.
 
     Raises:
         FileNotFoundError, ValueError: as Profile.read().
@@ -195,5 +196,5 @@ def load(setting: Any) -> Any:
 
 
 def is_profile(text: str) -> bool:
-    """Whether a text is the name of a profile's file."""
+    """Whether a text is the path of a profile."""
     return text.strip().endswith(".json")

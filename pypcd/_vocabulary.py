@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SKIPPED", "Vocabulary", "shown"]
 
-SKIPPED = b'" :\\'  # what may stand before an answer, as the paper's authors skip it
+SKIPPED = b'" :\\'  # characters before an answer, which the paper's authors skip
 
 
 class Vocabulary:
@@ -33,21 +33,22 @@ class Vocabulary:
         return self._texts[token]
 
     def shown(self, token: int) -> str:
-        """A token for a reader, safe for terminals; "(end)" for one that ends an answer."""
+        """A token as readable text, safe for terminals; "(end)" for one that ends an answer."""
         if is_end(self._llm, token):
             return "(end)"
         return shown(self._texts[token])
 
     def is_skipped(self, token: int) -> bool:
-        """Whether a token has a text, and nothing of it belongs to an answer."""
+        """Whether a token has text, but only characters that may come before an answer."""
         return bool(self._texts[token]) and not self._texts[token].strip(SKIPPED)
 
     def first_tokens(self, answers: Sequence[str]) -> list[int]:
-        """All tokens that one of some answers can begin with: their text, less what may stand before an answer, is a
-        beginning of it. So have the paper's authors it; a tokenizer's own choice would be one of them.
+        """All tokens that can begin one of the answers: without the skipped characters, their text is a prefix of it.
+
+        The paper's authors count them all; the one that the tokenizer would choose is among them.
 
         Raises:
-            ValueError: no answer has a text that could begin.
+            ValueError: none of the answers has a letter or a digit to begin with.
         """
         found: set[int] = set()
         for answer in answers:
@@ -55,11 +56,11 @@ class Vocabulary:
             for n in range(1, len(text) + 1):
                 found.update(self._bare.get(text[:n], ()))
         if not found:
-            raise ValueError(f"the answers {list(answers)!r} begin with no token; each needs a letter or a digit")
+            raise ValueError(f"no token begins any of the answers {list(answers)!r}; each needs a letter or a digit")
         return sorted(found)
 
     def next_tokens(self, written: bytes, answer: bytes) -> list[int]:
-        """All tokens that bring a text one step nearer to an answer; none once it is complete or left."""
+        """All tokens that continue a text towards an answer; empty once it is complete, or differs from it."""
         bare = written.lstrip(SKIPPED)
         if not answer.startswith(bare) or bare == answer:
             return []
@@ -69,9 +70,9 @@ class Vocabulary:
 
 
 def shown(text: bytes) -> str:
-    """A token's text for a reader: in quotes, with what cannot be printed, or is no UTF-8, as an escape sequence.
+    """A token's text, readable: in quotes, with escape sequences for what cannot be printed or is not UTF-8.
 
-    Safe for terminals: control codes and characters that change the direction of text come as escapes.
+    Safe for terminals: control codes and characters that change the direction of text are escaped.
     """
     if not text:
         return "(control)"
@@ -81,6 +82,6 @@ def shown(text: bytes) -> str:
 
 def _escaped(character: str) -> str:
     code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     return character.encode("unicode_escape").decode("ascii")

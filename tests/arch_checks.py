@@ -1,9 +1,10 @@
-"""What PCD does on one model file of any architecture, against the same library with PCD off.
+"""Checks PCD on one model file of any architecture, against the same library with PCD off.
 
     python tests/arch_checks.py MODEL [READING ...]
 
-prints one line of JSON for the model and one per reading. ggml aborts the process on some models, so run() is the
-way to ask: it does that in a process of its own and reports an end before time as what it is.
+prints one line of JSON for the model and one for each reading: a way to make L*, the logits of the twin (rerotated,
+shared, separate, window). ggml aborts the process on some models, so use run(): it checks a model in a process of its
+own, and reports a process that ended early.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from pypcd._engine._pcd import native_params
 WINDOW = {"perturbation": "none", "window": 12}
 READINGS: dict[str, dict[str, Any]] = {**{cache: {"cache": cache} for cache in CACHES}, "window": WINDOW}
 
-# Differences are normalised mean squared errors. Two rows of one computation differ by rounding alone, and Model.rounding
-# is what they may differ by on this model and machine.
+# Differences are normalised mean squared errors. Two rows of one computation differ only by rounding; Model.rounding is
+# how much they may differ on this model and machine.
 # What the twin must differ by for the other checks to mean anything. Some of these models hardly look at positions:
 # a smaller effect, marked in the table, counts if it is more than rounding.
 MOVED = 1e-4
@@ -60,16 +61,16 @@ Rows = list[np.ndarray]
 
 
 class Failed(Exception):
-    """llama.cpp would not do it; the message is its own."""
+    """llama.cpp cannot do it; the message is llama.cpp's."""
 
 
 class Model:
-    """A model file, maybe with changed metadata."""
+    """A model file, possibly with changed metadata."""
 
     def __init__(self, path: Path, overrides: dict[str, float] | None = None) -> None:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
-        params.use_extra_bufts = False  # compilers that miscompile AMX are not what is tested
+        params.use_extra_bufts = False  # bugs of compilers that miscompile AMX are not tested here
         entries = (llama_cpp.llama_model_kv_override * (len(overrides or {}) + 1))()  # the last one ends the list
         for entry, (key, value) in zip(entries, (overrides or {}).items()):
             entry.tag, entry.key, entry.value.val_f64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_FLOAT, key.encode(), value
@@ -92,7 +93,7 @@ class Model:
 
     @functools.cached_property
     def rounding(self) -> float:
-        """The limit for rows of one computation, from what stock's rows of two shapes of the same work differ by."""
+        """The limit for the difference of rows, from the difference of stock's rows for two shapes of the same work."""
         cache = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
         flash = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         try:
@@ -183,14 +184,14 @@ def nmse(a: Sequence[np.ndarray] | np.ndarray, b: Sequence[np.ndarray] | np.ndar
     return error if np.isfinite(error) else float("inf")
 
 
-# --- what L* must be, from llama.cpp without PCD ---
+# --- the expected L*, from llama.cpp without PCD ---
 #
 # With transition="none" theta* is theta of another base, so a second copy of the model, with that base in its metadata,
 # rotates by theta* in stock llama.cpp. Every oracle gives the last token's row.
 
 
 def rebased(model: Model, ratio: float) -> Model:
-    """The same model with theta' for theta, wherever its layers take the base from metadata."""
+    """The same model with theta' instead of theta, in all layers that take the base from metadata."""
     if model.arch == "deepseek2-ocr":
         raise Failed("this architecture asserts its base")
     bases = {key: model.number(key) or 10000.0 for key in ("rope.freq_base", "rope.freq_base_swa")}
@@ -201,7 +202,7 @@ def rebased(model: Model, ratio: float) -> Model:
 
 
 def oracle_window(model: Model, tokens: Sequence[int], limit: float) -> np.ndarray:
-    """On a cache from which all that the twin must not see was removed."""
+    """On a cache without the positions that the twin must not see."""
     context, last, c = Context(model), LENGTH - 1, pypcd.PCDConfig(**WINDOW)
     assert c.window
     context.decode(tokens[:last], 0)
@@ -226,7 +227,7 @@ def oracle_rerotated(model: Model, tokens: Sequence[int], limit: float) -> np.nd
     standard, over, last = Context(model), Context(rebased(model, RATIO)), LENGTH - 1
     check_shift(model, tokens, limit)
     standard.decode(tokens[:last], 0)
-    for n in range(1, last):  # a sequence each, so that equal positions stay apart
+    for n in range(1, last):  # one sequence each, so that equal positions stay apart
         llama_cpp.llama_memory_seq_cp(standard.memory, 0, n, n, n + 1)
         llama_cpp.llama_memory_seq_rm(standard.memory, 0, n, n + 1)
         llama_cpp.llama_memory_seq_add(standard.memory, n, 0, -1, -n)
@@ -242,7 +243,7 @@ def oracle_rerotated(model: Model, tokens: Sequence[int], limit: float) -> np.nd
 
 
 def check_shift(model: Model, tokens: Sequence[int], limit: float) -> None:
-    """Whether llama.cpp's own shift of cached keys does what this model's rotation does; in some layers it does not."""
+    """Whether llama.cpp's own shift of cached keys agrees with this model's rotation; in some layers it does not."""
     shifted, fresh, last = Context(model), Context(model), LENGTH - 1
     if model.arch in NO_SHIFT:
         raise Failed(NO_SHIFT[model.arch])
@@ -293,7 +294,7 @@ def stock_rows(model: Model, out: Sequence[int], at: int = 0) -> Rows:
 
 
 def outputs(model: Model) -> tuple[int, ...]:
-    """The entries of a batch to ask for: all of them where llama.cpp answers with the rows of others."""
+    """The entries of a batch whose logits to request: all of them if llama.cpp returns the rows of others."""
     every = tuple(range(PARTS[-1] - PARTS[-2]))
     all_rows, asked = stock_rows(model, every), stock_rows(model, TWINS_AT)
     if not np.any(all_rows):
@@ -306,9 +307,9 @@ def furthest(a: Rows, b: Rows) -> float:
 
 
 def check(model: Model, reading: str, out: Sequence[int]) -> dict[str, Any]:
-    """All that can be said of one reading: refused and why, or the numbers of each check."""
+    """The result of one reading: refused and why, or the numbers of each check."""
     setting, tokens = READINGS[reading], model.tokens()
-    far = setting if reading == "window" else {**setting, "transition": "none"}  # what the oracles know
+    far = setting if reading == "window" else {**setting, "transition": "none"}  # what the oracles can compute
     still = {**setting, "window": 10**6} if reading == "window" else {**setting, "base_ratio": 1.0}
 
     asked = Context(model)
@@ -318,7 +319,7 @@ def check(model: Model, reading: str, out: Sequence[int]) -> dict[str, Any]:
     asked.close()
 
     def rows(pcd: dict[str, Any], at: int = 0, later: bool = False) -> tuple[Rows, Rows]:
-        """L and L*; `later`: PCD comes on before the last batch."""
+        """L and L*; `later`: PCD is turned on before the last batch."""
         context, first = Context(model, None if later else pcd), 0
         if later:
             first = len(PARTS) - 1
@@ -361,7 +362,7 @@ def check(model: Model, reading: str, out: Sequence[int]) -> dict[str, Any]:
 
 
 def faults(result: dict[str, Any], rounding: float) -> list[str]:
-    """The checks that a reading fails, where rows of one computation may differ by `rounding`."""
+    """The checks that a reading fails, if rows of one computation may differ by `rounding`."""
     effect = result["moved_far"]
     passed = {
         "standard": result["standard"] <= rounding,
@@ -379,7 +380,7 @@ def faults(result: dict[str, Any], rounding: float) -> list[str]:
 
 
 def run(path: Path, readings: Sequence[str] | None = None, timeout: float = 120) -> dict[str, Any]:
-    """The results of a model file. A reading that ends the process is "crashed", and the others are asked anew."""
+    """The results of a model file. A reading that ends the process is "crashed", and the others are run again."""
     left = list(READINGS if readings is None else readings)
     result: dict[str, Any] = {
         "file": path.name,

@@ -1,6 +1,6 @@
-"""Contexts whose batches are made by hand, for tests of what C callers see; conftest's `native` makes them.
+"""Contexts with batches made by hand, for tests of what C callers see; conftest's `native` makes them.
 
-What must come out is known from the same library with PCD off, from a float32 cache, or from an exact identity."""
+The expected rows come from the same library with PCD off, from a float32 cache, or from an exact identity."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL_CONTEXT: dict[str, Any] = {
     "flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
 SHORT_SLIDING: dict[str, Any] = {"swa_full": False, "n_ctx": 1024, "n_ubatch": 32}  # a cache that forgets
-# the ways of evaluating twins: architecture, setting, context
+# each way of evaluating twins: architecture, setting, context
 WAYS: dict[str, tuple[str, Setting, dict[str, Any]]] = {
     "fused": ("llama", {}, {}),
     "alternate": ("llama", {"evaluation": "alternate"}, {}),
@@ -42,7 +42,7 @@ WAYS: dict[str, tuple[str, Setting, dict[str, Any]]] = {
 
 
 class Context:
-    """A llama_context whose batches are made by hand; pcd=None is the stock library."""
+    """A llama_context with batches made by hand; pcd=None is the stock library."""
 
     def __init__(self, model: Any, path: Path, pcd: Setting | None, **params: Any) -> None:
         self.path = path
@@ -59,11 +59,11 @@ class Context:
 
     @property
     def limit(self) -> float:
-        """What its rows may differ by from those of the same work in another shape."""
+        """How much its rows may differ from those of the same work in another shape."""
         return rounding(self.path)
 
     def decode(self, tokens: Any, at: Any = None, *, out: Any = None, seq: int = 0, call: Any = None) -> int:
-        """Tokens or embeddings from position `at` on, by default behind all others and for the last one's logits."""
+        """Tokens or embeddings from position `at` on, by default after all others, with the last one's logits."""
         n, embedded = len(tokens), isinstance(tokens, np.ndarray)
         first = self.span(seq)[1] + 1 if at is None else at
         positions = first if isinstance(first, np.ndarray) else np.arange(first, first + n)
@@ -93,7 +93,7 @@ class Context:
         return read(llama_cpp.llama_get_embeddings_ith(self.ctx, i), self.n_embd)
 
     def span(self, seq: int = 0) -> tuple[int, int]:
-        """The first and the last position in memory, -1 where there is none."""
+        """The first and the last position in memory; -1 if there are none."""
         ends = llama_cpp.llama_memory_seq_pos_min, llama_cpp.llama_memory_seq_pos_max
         return ends[0](self.memory, seq), ends[1](self.memory, seq)
 
@@ -116,13 +116,13 @@ Native = Callable[..., Context]
 
 
 def same_rows(a: Context, b: Context | Rows, i: int = -1) -> None:
-    """L and L* of row i as another context with PCD has them, or as they were."""
+    """L and L* of row i equal those of another context with PCD, or earlier ones."""
     rows = a.rows(i)
     close(rows, b.rows(i) if isinstance(b, Context) else b, a.limit)
     assert np.abs(rows[0] - rows[1]).max() > 0.05, "the twin must differ, or this test shows nothing"
 
 
 def check_row(context: Context, stock: Context, other: Context, i: int = -1) -> None:
-    """L as stock has it, L* as another context with PCD."""
+    """L equals stock's, L* that of another context with PCD."""
     close(context.rows(i)[0], stock.seen(i), context.limit)
     same_rows(context, other, i)

@@ -1,4 +1,4 @@
-"""Shared by all tests: pypcd's library before llama_cpp's, tiny models written once, references opened once."""
+"""Shared by all tests: loads pypcd's library before llama_cpp's own; tiny models written once, references opened once."""
 
 from __future__ import annotations
 
@@ -119,16 +119,16 @@ def _stock(
 
 
 def rounding(path: Path, **params: Any) -> float:
-    """What logits of this model may differ by between two shapes of the same work: see limits.allowed.
+    """How much logits of this model may differ between two shapes of the same work: see limits.allowed.
 
-    In a float32 cache without flash attention; `params` are other llama_context_params. Where numbers are rounded to
-    float16 on the way, a difference before that decides which way each goes: `tolerance` is the limit then."""
+    In a float32 cache without flash attention; `params` are other llama_context_params. If numbers are rounded to
+    float16 on the way, an earlier difference decides how each is rounded: then `tolerance` is the limit."""
     alone, beside = _stock(path, len(TOKENS), False, False, tuple(sorted(params.items())))
     return allowed(float(np.abs(alone - beside).max()), float(np.abs(alone).max()))
 
 
 def rounding_of(llm: pypcd.Llama, text: list[int]) -> float:
-    """The same for a context and a text: stock's row for its last token, evaluated with the others or by itself."""
+    """The same for a context and a text, from stock's row for its last token, evaluated with the others or by itself."""
     rows, before = [], llm.pcd
     llm.pcd = None
     for parts in ([text], [text[:-1], text[-1:]]):
@@ -143,7 +143,7 @@ def rounding_of(llm: pypcd.Llama, text: list[int]) -> float:
 
 
 def contrasted(limit: float, beta: float) -> float:
-    """What (1 + beta) L - beta L* may differ by where L and L* may by `limit`; next to -10,000 a float32 has few digits."""
+    """How much (1 + beta) L - beta L* may differ if L and L* may by `limit`; near -10,000 a float32 has few digits."""
     return (1 + 2 * beta) * limit + 2e4 * EPSILON
 
 
@@ -156,10 +156,10 @@ def tolerance(
     flash_attn: bool = False,
     **overrides: Any,
 ) -> float:
-    """What logits of this model may differ from the float64 reference's by, on a text of n tokens: see limits.allowed.
+    """How much logits of this model may differ from the float64 reference's, on a text of n tokens: see limits.allowed.
 
-    A float32 angle is off by a share of itself, so the limit is measured on a text that is as long, of TEXTS. `f16` is
-    for llama.cpp's default cache. `of` are numbers from inside the model, in place of logits: the same share of their
+    A float32 angle has a relative error, so the limit is measured on a text of the same length, from TEXTS. `f16` is
+    for llama.cpp's default cache. `of` are numbers from inside the model, instead of logits: the same share of their
     size."""
     params, text = tuple(sorted(overrides.items())), next(text for text in TEXTS if len(text) >= n)
     exact = _standard(path, tuple(text), params)
@@ -195,7 +195,7 @@ def expected(
     """L and L* at position i, from the float64 reference."""
     rotation = (c.alpha, c.base_ratio, c.transition, c.band) if c.perturbation == "over-rotation" else None
     noise = Noise(c.noise, c.seed, c.band, (c.offset_min, c.offset_max)) if c.perturbation == "noise" else None
-    # without rotation the cached keys are as they are, whatever `cache` says
+    # without rotation the cached keys are used as they are, whatever `cache` says
     cache = "shared" if rotation is None and c.cache == "rerotated" else c.cache
     more = tuple(sorted(overrides.items()))
     over = _twin(path, tuple(tokens[: i + 1]), rotation, cache, c.window, c.n_sink, noise, more)
@@ -208,7 +208,7 @@ def close(a: Any, b: Any, atol: float) -> None:
 
 
 def native_row(llm: pypcd.Llama, i: int = -1) -> np.ndarray:
-    """What any caller of llama_get_logits_ith sees."""
+    """The logits that any caller of llama_get_logits_ith sees."""
     pointer = llama_cpp.llama_get_logits_ith(llm.ctx, i)
     return np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),)).copy()
 
@@ -227,7 +227,7 @@ def shape(llm: pypcd.Llama) -> dict[str, bool]:
 
 
 def turn(path: Path, c: pypcd.PCDConfig, **overrides: Any) -> float:
-    """How many times as far as the model's own fastest pair the fastest pair of the twin turns, at least 1.
+    """The frequency of the twin's fastest pair over that of the model's own fastest pair, at least 1.
 
     The errors of float32 angles grow with the angles."""
     ref = reference(path, **overrides)
@@ -246,7 +246,7 @@ def check_rows(
     moved: float = 0.05,
     **overrides: Any,
 ) -> None:
-    """Row `row` of the last decode is the reference's at position `at` of tokens: L, L*, the contrast and what callers see."""
+    """Row `row` of the last decode equals the reference's at position `at`: L, L*, the contrast and what callers see."""
     c = llm.pcd
     assert c is not None
     at = len(tokens) - 1 if at is None else at
@@ -261,11 +261,11 @@ def check_rows(
 
 
 def check_contrast(got: pypcd.PCDLogits, c: pypcd.PCDConfig, seen: np.ndarray) -> None:
-    """The contrast of these rows is Eq. 6, and is what a caller sees; outside the kept tokens L's order stays, far below."""
+    """The contrast of these rows is Eq. 6, and callers see it; the excluded tokens keep L's order, far below."""
     assert got.over_rotated is not None
     eq6 = contrast(got.standard.astype(float), got.over_rotated.astype(float), c.beta, c.gamma, c.relative_top)
     kept = np.isfinite(eq6)
-    if kept.sum() == 1:  # nothing is left to decide, and the logit stays
+    if kept.sum() == 1:  # a single plausible token keeps its logit
         eq6[kept] = got.standard[kept]
     assert (np.isfinite(got.contrasted) == kept).all()
     # arithmetic alone, on the same rows: some float32 epsilons of numbers below 100, and at -10,000 two

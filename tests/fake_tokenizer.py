@@ -1,4 +1,4 @@
-"""A tokenizer with no model: pieces of up to four letters or three digits, single spaces and signs."""
+"""A tokenizer without a model: pieces of up to four letters or three digits, single spaces and signs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ BOS = 0
 
 
 class Pieces:
-    """Decodes what it encodes, and puts BOS ahead of every text.
+    """Decodes what it encodes, and puts BOS before every text.
 
     Args:
-        template: tokens that its chat template adds to every prompt.
+        template: how many tokens its chat template adds to every prompt.
     """
 
     def __init__(self, template: int = 0) -> None:

@@ -1,8 +1,8 @@
-"""How far apart two results may be that differ by rounding alone: a few times what stock llama.cpp is apart on this machine.
+"""How much two results may differ by rounding alone: a few times the difference of stock llama.cpp's on this machine.
 
-No limit here was measured on some CPU and written down. Stock llama.cpp is this library with PCD off (gate 0); it does
-the same work in two shapes, and what its rows then differ by is this machine's rounding. Where rows are compared with a
-float64 reference, it is what stock's own rows differ from that reference by. Nothing here knows what PCD does.
+No limit here was measured on one CPU and written down. Stock llama.cpp is this library with PCD off (gate 0); it does
+the same work in two shapes, and the difference of its rows is this machine's rounding. If rows are compared with a
+float64 reference, it is the difference of stock's own rows from that reference. Knows nothing of PCD.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ EPSILON = float(np.finfo(np.float32).eps)
 
 
 def allowed(difference: float, scale: float) -> float:
-    """The limit for the difference of two results, from what stock's differ by; `scale` is that of the numbers.
+    """The limit for the difference of two results, from the difference of stock's; `scale` is the size of the numbers.
 
-    FACTOR: stock's difference is the largest of a hundred rows, and a test looks at thousands; a twin's row goes
-    through two rotations and one more shape of attention where stock's goes through one. Of all differences in these tests the
-    largest was 3 times stock's. FLOOR, in float32 epsilons of the scale: where a machine computes both shapes alike, the
-    difference is 0, and a sum in another order is right still."""
+    FACTOR: stock's difference is the largest of a hundred rows, but a test looks at thousands; a twin's row goes
+    through two rotations and one more shape of attention, stock's through one. Of all differences in these tests the
+    largest was 3 times stock's. FLOOR, in float32 epsilons of the scale: if a machine computes both shapes alike, the
+    difference is 0, but a sum in another order is still right."""
     return FACTOR * max(difference, FLOOR * EPSILON * scale)
 
 
@@ -39,9 +39,9 @@ def allowed_nmse(nmse: float) -> float:
 
 def two_shapes(model: Any, tokens: Sequence[int], **params: Any) -> tuple[np.ndarray, np.ndarray]:
     """Stock's rows, float32[n, n_vocab], of tokens that are decoded one at a time: alone, and each beside the same token
-    of another sequence. Every matrix product has another shape, and no token sees anything else than before.
+    of another sequence. Every matrix product has another shape, but each token sees the same as before.
 
-    `model` is a llama_model, `params` are llama_context_params; raises RuntimeError where llama.cpp does."""
+    `model` is a llama_model, `params` are llama_context_params; raises RuntimeError if llama.cpp fails."""
     p = llama_cpp.llama_context_default_params()
     p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max, p.kv_unified = 2 * len(tokens) + 16, 64, 64, 2, True
     p.n_threads = p.n_threads_batch = 1
@@ -52,7 +52,7 @@ def two_shapes(model: Any, tokens: Sequence[int], **params: Any) -> tuple[np.nda
 
 
 def _rows(model: Any, params: Any, tokens: Sequence[int], n: int) -> np.ndarray:
-    """Of the first of n sequences with one text."""
+    """The rows of the first of n sequences with the same text."""
     n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:

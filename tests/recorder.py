@@ -1,5 +1,5 @@
-"""A hook of pytest's: with PYPCD_TEST_REPORT=FILE the result of each test is appended to FILE as soon as it is known, a
-line of JSON with what the test gave to record_property. Knows nothing of the tests."""
+"""A pytest hook: with PYPCD_TEST_REPORT=FILE the result of each test is appended to FILE as soon as it is known, as a
+line of JSON with the values that the test passed to record_property. Knows nothing of the tests."""
 
 from __future__ import annotations
 

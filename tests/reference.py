@@ -1,6 +1,7 @@
 """The method in float64 numpy: a transformer that reads a GGUF file, its local-aware twin, and the contrast.
 
-Written from the definitions, to be read and to check the engine against; nothing is shared with pypcd.
+Written from the definitions, as documentation and as an oracle for the engine; it shares no code with pypcd. The twin of a
+token is the token evaluated a second time, with other rotary frequencies or fewer positions.
 
     ref = Reference("m.gguf")
     standard = ref.standard(tokens)[-1]
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 RhoTable = Callable[[int], Array]
 
-# which two dimensions of a head turn together: (2j, 2j+1), or (j, j + n_rot/2); None: the model has no RoPE
+# which two dimensions of a head are rotated together: (2j, 2j+1), or (j, j + n_rot/2); None: the model has no RoPE
 ROPE_LAYOUT: dict[str, str | None] = {
     **dict.fromkeys(("llama", "smollm3"), "norm"),
     **dict.fromkeys(("qwen2", "qwen2vl", "qwen3", "phi3", "stablelm", "gemma2", "gemma3"), "neox"),
@@ -35,9 +36,9 @@ GELU_ARCHS = {"gemma2", "gemma3", "gpt2", "bloom"}
 
 
 def rho(n_rot: int, alpha: float, base_ratio: float, transition: str = "exponential", band: str = "low") -> Array:
-    """theta*_j / theta_j, float64[n_rot/2]: how far each pair over-rotates, whatever the model's base is.
+    """theta*_j / theta_j, float64[n_rot/2]: how far each pair over-rotates, for any base of the model.
 
-    band='high' over-rotates the fast pairs as 'low' does the slow ones, 'all' both."""
+    band='high' over-rotates the fast pairs as 'low' does the slow ones; 'all' does both."""
     j = np.arange(1, n_rot // 2 + 1, dtype=np.float64)
     if transition == "exponential":
         keep = 2.0 - np.exp(alpha * j / (n_rot / 2))  # T: the weight of the model's own frequency
@@ -54,7 +55,7 @@ def rho(n_rot: int, alpha: float, base_ratio: float, transition: str = "exponent
 class Noise:
     """The method's first version: noise on cos and sin of the first component of each pair, and a moved position.
 
-    Every number is a hash of what it belongs to: splitmix64 of the seed, the position and the layer, then uniform
+    Every number is a hash of its place: splitmix64 of the seed, the position and the layer, then uniform
     numbers in (0, 1], two of which make two normal ones (Box and Muller)."""
 
     sigma: float
@@ -67,7 +68,7 @@ class Noise:
         return low + _hash(~self._key(pos) % 2**64) % (high - low + 1)
 
     def at(self, pos: int, layer: int, n_rot: int) -> tuple[Array, Array]:
-        """What is added to cos and to sin, each float64[n_rot/2]."""
+        """The noise added to cos and to sin, each float64[n_rot/2]."""
         half, key = n_rot // 2, _hash(self._key(pos) + layer)
         uniform = [((_hash(key + i) >> 11) + 1) / 2**53 for i in range(2 * half)]
         radius = self.sigma * np.sqrt(-2.0 * np.log(uniform[::2]))
@@ -90,7 +91,7 @@ def _hash(x: int) -> int:
 def contrast(standard: Array, over: Array, beta: float, gamma: int, relative_top: float = 0.0) -> Array:
     """(1 + beta) L - beta L* on the kept tokens, -inf on the others; all float64[n_vocab].
 
-    Kept: the gamma largest of `standard` (of equal ones, the lower token id) whose probability
+    Kept: the gamma largest of `standard` (the lower token id first if equal) whose probability
     is at least relative_top times the largest."""
     kept = np.argsort(-standard, kind="stable")[:gamma]
     if relative_top > 0.0:
@@ -102,7 +103,7 @@ def contrast(standard: Array, over: Array, beta: float, gamma: int, relative_top
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """Ms-PoE: from first_layer on, head h turns by position / ratios[order[h]]; a key head has its group's first ratio.
+    """Ms-PoE: from first_layer on, head h rotates by position / ratios[order[h]]; a key head has its group's first ratio.
 
     The order is that of the heads from the last to the first or, with outliers=True, an argsort: of minus the share of
     keys that get more than three times the mean of the attention of the prompt's last token, before rotation."""
@@ -126,7 +127,7 @@ class Heads:
 
 @dataclasses.dataclass
 class Trace:
-    """What an evaluation goes through.
+    """Intermediate values of an evaluation.
 
     hidden[i] [n, n_embd] enters block i, the last one the final norm; attention[i] [n_head, n, n_keys] are its weights."""
 
@@ -138,9 +139,9 @@ class Trace:
 class Reference:
     """A decoder-only transformer, exact unless told to round.
 
-    `kv_dtype=np.float16` rounds what a float16 cache rounds: stored keys and values, and (as ggml's CPU
+    `kv_dtype=np.float16` rounds as a float16 cache does: stored keys and values, and (as ggml's CPU
     backend does without flash attention) the queries and attention weights multiplied with them.
-    `cpu_rounding=True` adds what that backend rounds elsewhere: GELU, looked up in a float16 table, and
+    `cpu_rounding=True` adds that backend's other roundings: GELU, looked up in a float16 table, and
     activations multiplied with float16 or quantised weights.
     `rope_freq_base`, `rope_freq_scale`: a context's overrides; sliding-window layers keep the model's."""
 
@@ -168,7 +169,7 @@ class Reference:
         n_embd, self.n_layer = self._key("embedding_length"), self._key("block_count")
         self.n_head = self._key("attention.head_count")
         heads = self._key("attention.head_count_kv", self.n_head)
-        self.n_head_kv = max(heads) if isinstance(heads, list) else heads  # 0 where a layer has no attention
+        self.n_head_kv = max(heads) if isinstance(heads, list) else heads  # 0 if a layer has no attention
         self.head_dim = self._key("attention.key_length", n_embd // self.n_head)
         self.n_rot = self._key("rope.dimension_count", self.head_dim) if ROPE_LAYOUT[self.arch] else 0
         self.window: int = self._key("attention.sliding_window", 0)
@@ -189,11 +190,11 @@ class Reference:
         return trace
 
     def with_heads(self, tokens: Sequence[int], heads: Heads, n_prompt: int | None = None) -> Array:
-        """Logits at every position; the first n_prompt tokens are those that tell the heads' order."""
+        """Logits at every position; the order of the heads is found from the first n_prompt tokens."""
         return self._evaluate(tokens, heads=heads, n_prompt=n_prompt)[0]
 
     def exits(self, tokens: Sequence[int], layers: Sequence[int]) -> Array:
-        """What the head makes of the states that enter some blocks, float64[len(layers), n_tokens, n_vocab]."""
+        """The output head's logits for the states that enter these blocks, float64[len(layers), n_tokens, n_vocab]."""
         hidden = self.trace(tokens).hidden
         return np.stack([self._head(hidden[il]) for il in layers])
 
@@ -211,11 +212,11 @@ class Reference:
         """Logits of the local-aware twin of the token at position i, float64[n_vocab].
 
         The twin attends to the positions n < i and to itself, never to the standard token at i.
-        `cache` says what it finds at n < i (theta* = rho theta):
-          'rerotated'  keys of the standard pass, turned by theta* in place of theta, and its values;
+        `cache` says which keys and values are at n < i (theta* = rho theta):
+          'rerotated'  keys of the standard pass, rotated by theta* instead of theta, and its values;
           'shared'     keys and values of the standard pass as they are;
           'separate'   keys and values of a second pass that used theta* at every position in every layer.
-        `window=W` hides the positions with i - n >= W, but for the first n_sink. In the second pass of
+        `window=W` hides the positions with i - n >= W, except the first n_sink. In the second pass of
         'separate' every position is a twin, so each sees only its own window.
         `rho=None` is a twin without rotation. `noise` disturbs the twin and, in 'separate', the whole second pass."""
         if rho is not None and not self.n_rot:
@@ -251,11 +252,11 @@ class Reference:
         heads: Heads | None = None,
         n_prompt: int | None = None,
     ) -> tuple[Array, list[tuple[Array, Array]]]:
-        """Evaluate `tokens` behind the positions that `memory` holds.
+        """Evaluate `tokens` after the positions that `memory` holds.
 
         Returns the logits, and per layer the keys *before* rotation and the values, [n, n_head_kv, head_dim].
-        Every query, and its own key, turns by rho theta; the keys in memory by memory_rho theta. Noise is added to
-        every query and its own key, and to the keys in memory where these are noisy too."""
+        Every query and its own key is rotated by rho theta, the keys in memory by memory_rho theta. Noise is added to
+        every query and its own key, and to the keys in memory if these are noisy too."""
         n_past = len(memory[0][0]) if memory else 0  # a recurrent layer's state has as many rows here
         n_all = n_past + len(tokens)
         pos = np.arange(n_all, dtype=np.float64) if positions is None else np.asarray(positions, np.float64)
@@ -356,7 +357,7 @@ class Reference:
     def _short_conv(self, il: int, x: Array, before: Array | None) -> tuple[Array, Array]:
         """LFM2's recurrent layer, [n, n_embd]: a gated convolution over this position and those before it.
 
-        Also returns what it convolves, all of it so far: its state is the last rows."""
+        Also returns the inputs of the convolution so far; the layer's state is the last rows."""
         block, kernel = f"blk.{il}.shortconv.", self._w[f"blk.{il}.shortconv.conv.weight"]
         b, c, y = np.split(self._linear(x, block + "in_proj"), 3, axis=1)
         n = kernel.shape[1]
@@ -411,9 +412,9 @@ class Reference:
         return theta, magnitude * (1.0 + 0.1 * math.log(1.0 / scale))
 
     def _rotate(self, x: Array, angle: Array, magnitude: float, added: Array) -> Array:
-        """Turn x [n, heads, head_dim] by angle [n, heads, n_rot/2]; dimensions past n_rot stay.
+        """Rotate x [n, heads, head_dim] by angle [n, heads, n_rot/2]; dimensions past n_rot stay.
 
-        added [2, n, n_rot/2] goes to the cos and sin that make the first component of each pair."""
+        added [2, n, n_rot/2] is added to the cos and sin that make the first component of each pair."""
         half, y = self.n_rot // 2, x.copy()
         norm = ROPE_LAYOUT[self.arch] == "norm"
         a, b = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if norm else (slice(half), slice(half, 2 * half))
@@ -446,7 +447,7 @@ class Reference:
         return x @ self._w[name + ".weight"].T + self._w.get(name + ".bias", 0.0)
 
     def _norm(self, x: Array, name: str) -> Array:
-        """RMSNorm, or LayerNorm where the model has biases."""
+        """RMSNorm, or LayerNorm if the model has biases."""
         bias = self._w.get(name + ".bias")
         if bias is None:
             eps = self._key("attention.layer_norm_rms_epsilon")

@@ -1,4 +1,4 @@
-"""A terminal for tests: the command runs on a pseudo-terminal, and pyte keeps the screen a person would see."""
+"""A terminal for tests: the command runs on a pseudo-terminal, and pyte keeps the screen that a user would see."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"
 
 
 class Terminal:
-    """`pypcd ARGS` in a window of so many columns and lines."""
+    """`pypcd ARGS` in a window of the given columns and lines."""
 
     def __init__(self, *args: str, columns: int = 100, lines: int = 40, **env: str) -> None:
         self.columns = columns
@@ -39,12 +39,12 @@ class Terminal:
         self.child.close(force=True)
 
     def text(self) -> str:
-        """All lines so far, those that have left the screen too."""
+        """All lines so far, including those scrolled off the screen."""
         above = ["".join(row[x].data for x in range(self.columns)) for row in self.screen.history.top]
         return "\n".join(line.rstrip() for line in [*above, *self.screen.display])
 
     def read(self, seconds: float = 0.2) -> bool:
-        """What the command writes within so many seconds, on the screen. False: it has ended."""
+        """Put on the screen what the command writes within some seconds. False: it has ended."""
         try:
             text = self.child.read_nonblocking(65536, timeout=seconds)
         except pexpect.TIMEOUT:
@@ -58,31 +58,31 @@ class Terminal:
         return True
 
     def wait(self, condition: Callable[[Terminal], Any]) -> None:
-        """Until something is so."""
+        """Wait until a condition holds."""
         end = time.monotonic() + TIMEOUT
         while not condition(self):
             assert self.read() or condition(self), f"it ended:\n{self.text()}"
             assert time.monotonic() < end, f"waited in vain:\n{self.text()}"
 
     def prompt(self, n: int, name: str = "") -> None:
-        """Until the n-th prompt is there, and nothing is typed behind it."""
+        """Wait for the n-th prompt, with nothing typed after it."""
         self.wait(lambda t: t.text().count(">>>") >= n and t.text().rstrip().endswith(f"{name} >>>".strip()))
 
     def send(self, keys: str) -> None:
         self.child.send(keys)
 
     def enter(self, text: str) -> None:
-        """A line typed at a prompt, until it is answered and the next prompt stands there."""
+        """Type a line at the prompt, and wait for its answer and the next prompt."""
         n = self.text().count(">>>")
         self.send(text + "\r")
         self.prompt(n + 1)
 
     def paste(self, text: str) -> None:
-        """As a terminal does that knows bracketed paste."""
+        """Paste text as a terminal with bracketed paste does."""
         self.send(PASTE_BEGIN + text.replace("\n", "\r") + PASTE_END)
 
     def leave(self) -> int:
-        """Ctrl-D; the exit status."""
+        """Press Ctrl-D; returns the exit status."""
         self.send("\x04")
         while self.read():
             pass

@@ -1,4 +1,4 @@
-"""The commands plot, salience, explain and nocache: what they print, what they write, and how they take mistakes."""
+"""The commands plot, salience, explain and nocache: what they print, what they write, and what they say about mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every architecture of llama.cpp that docs/architectures.json says PCD works on: it still does, with the same checks.
+"""PCD still works on every architecture of llama.cpp that docs/architectures.json lists as working; the same checks.
 
 PYPCD_ARCH_MODELS names the folder of models that scripts/recipes/arch_models makes.
 """

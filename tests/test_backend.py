@@ -1,10 +1,10 @@
 """The rows of the backend in use (a GPU, if the library has one, else the CPU) against the float64 reference.
 
-What plain rows differ by from the reference is rounding: of the backend, and of the types the cache has. PCD's rows may
-differ by LIMIT times as much, in the same work with the same cache, and no more. So no limit here rests on one machine.
+Plain rows differ from the reference by rounding: of the backend, and of the cache's types. PCD's rows may
+differ by at most LIMIT times as much, in the same work with the same cache. So no limit here rests on one machine.
 
 With PYPCD_TEST_REPORT=FILE the figures of each test are appended to FILE, a line of JSON each; `scripts/check_gpu`
-makes its table of them. Heads have 64 dimensions: CUDA has no flash attention for those of the other tests' models.
+makes its table from them. Heads have 64 dimensions: CUDA has no flash attention for the heads of the other tests' models.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ if _machine.has_gpu():
     }
 HERE = next(iter(PLACEMENTS))
 
-# --- the work: what is evaluated, and which rows are looked at: the model, the text they belong to, their index ---
+# --- the work: what is evaluated, and which rows are compared: the model, their text, their index ---
 
 PROMPT = 100
 Open = Callable[..., pypcd.Llama]
@@ -107,7 +107,7 @@ def every_row(load: Open) -> Looked:
 
 
 def shifted(load: Open) -> Looked:
-    """All cells 37 positions further on: what depends on distances alone stays."""
+    """All cells moved by 37 positions: rows that depend only on distances stay."""
     llm = load()
     llm.eval(TOKENS[:PROMPT])
     llama_cpp.llama_memory_seq_add(llama_cpp.llama_get_memory(llm.ctx), 0, 0, -1, 37)
@@ -123,7 +123,7 @@ def restored(load: Open) -> Looked:
 
 
 def sequences(load: Open) -> Looked:
-    """Three texts in one batch, the first two with a beginning in common; then a token of each, twice."""
+    """Three texts in one batch, the first two with a common beginning; then a token of each, twice."""
     llm = load(n_seq_max=3, n_batch=192)
     texts = [TOKENS[:80], TOKENS[:20] + TOKENS[60:100], TOKENS[40:117]]
     decode(llm, [(token, n, [0, 1], False) for n, token in enumerate(TOKENS[:20])])
@@ -184,7 +184,7 @@ def cases() -> Iterator[Case]:
 
 
 class Rows(NamedTuple):
-    """Of all points of some work, float64[n_points, n_vocab]; over is None without PCD."""
+    """The rows at all points of some work, float64[n_points, n_vocab]; over is None without PCD."""
 
     standard: np.ndarray
     over: np.ndarray | None
@@ -192,7 +192,7 @@ class Rows(NamedTuple):
 
 
 def look(path: Path, setting: dict[str, Any] | None, kv: str, work: str, **options: Any) -> Rows:
-    """The rows that the library computes; those of PCD are Eq. 6's, and what a caller sees."""
+    """The rows that the library computes; PCD's contrast is checked to be Eq. 6, and to be what callers see."""
     opened: list[pypcd.Llama] = []
 
     def load(**more: Any) -> pypcd.Llama:
@@ -220,7 +220,7 @@ def look(path: Path, setting: dict[str, Any] | None, kv: str, work: str, **optio
 
 
 def wanted(path: Path, case: Case, texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """L and L* of some texts, from the float64 reference; of a model that it does not know from the CPU, in other
+    """L and L* of some texts, from the float64 reference; for a model that it does not know, from the CPU in other
     micro-batches."""
     if case.model == "deepseek2":
         rows = look(path, SETTINGS[case.setting], case.kv, case.work, **{**CPU, "n_ubatch": 10})
@@ -238,8 +238,8 @@ def nmse(a: np.ndarray, b: np.ndarray) -> float:
 
 @functools.cache
 def plain_error(path: Path, case: Case, other: Path) -> float:
-    """What rows without PCD differ by from those wanted. For a model that the reference does not know at least what
-    `other`, a model that it knows, differs by."""
+    """How much rows without PCD differ from the expected ones. For a model that the reference does not know, at least as
+    much as those of `other`, a model that it knows."""
     rows = look(path, None, case.kv, case.work, **PLACEMENTS[case.placement])
     if case.model == "deepseek2":
         less = plain_error(other, case._replace(model="llama"), other)
@@ -283,7 +283,7 @@ def test_rows_are_the_references_as_far_as_plain_rows_are(
 
 @pytest.mark.skipif(not _machine.has_gpu(), reason="the library has no GPU")
 def test_it_is_the_gpu_that_computes(tiny: Tiny) -> None:
-    """Rows of the GPU and of the CPU differ by rounding; where not a bit differs, one of them was not asked."""
+    """Rows of the GPU and of the CPU differ by rounding; if not a bit differs, one of them did not run."""
     path = tiny("llama", **SHAPE)
     for kv in KV:
         assert (look(path, {}, kv, STEPS).standard != look(path, {}, kv, STEPS, **CPU).standard).any()

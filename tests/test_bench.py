@@ -1,4 +1,4 @@
-"""The benchmark measures what it says; how fast is no matter of tests."""
+"""The benchmark measures what it says. How fast PCD is, is not tested."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyP
 
 
 def former_modes() -> dict[str, PCDConfig | None]:
-    """What --mode took, and what it meant."""
+    """The values that --mode took, and the methods they meant."""
     known: dict[str, PCDConfig | None] = {"plain": None, "two-rows": None, "stock": None}
     for name, config in (
         ("rerotated", PCDConfig()),
@@ -90,7 +90,7 @@ def former_modes() -> dict[str, PCDConfig | None]:
 
 
 def written(command: str, mode: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What --mode says is to be written."""
+    """The spelling that the error for --mode names."""
     with pytest.raises(SystemExit) as exit:
         main([command, "demo", "--mode", mode])
     assert exit.value.code == 2
@@ -114,7 +114,7 @@ def test_a_former_modes_error_names_the_method_that_is_the_same(capsys: pytest.C
 
 
 def test_prompts_are_timed_of_the_methods_that_read_them_in_a_way_of_their_own() -> None:
-    """As by name before: of modes without a dash, since what stands behind one changes no prompt's work."""
+    """The same as the former rule by name: modes without a dash, since the part after a dash does not change the prefill."""
     former = former_modes()
     for name, config in former.items():
         is_timed = _bench._reads_as_itself("greedy" if name == "plain" else name, config)

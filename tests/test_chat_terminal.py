@@ -1,4 +1,4 @@
-"""The chat as a person sees it on a terminal that can draw: keys, pastes, history, wrapped answers, two columns."""
+"""The chat as a user sees it on a capable terminal: keys, pastes, history, wrapped answers, two columns."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_the_prompt_says_what_is_in_force_and_on_means_the_papers_setting(chat: 
 
 
 def answer_rows(terminal: Terminal, question: str) -> list[str]:
-    """The lines between a question and the figures behind its answer."""
+    """The lines between a question and the figures after its answer."""
     lines = terminal.text().split("\n")
     first = next(i for i, line in enumerate(lines) if line.endswith(question)) + 1
     return lines[first : next(i for i, line in enumerate(lines) if i > first and " tok/s" in line)]

@@ -1,5 +1,5 @@
-"""scripts/check_gpu, as far as it can be tested without a GPU and without building: what goes into the archive, the
-stages and what they leave behind, the report."""
+"""scripts/check_gpu, as far as it can be tested without a GPU and without building: the archive's content, the
+stages and their results, the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import report
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """llama-cpp-python's source as the archive has it."""
+    """llama-cpp-python's source as it is in the archive."""
     found, folder = find_sdist(), tmp_path_factory.mktemp("source")
     for name, content, _ in archive.source_files(found):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_archive_has_what_cmake_and_the_compiler_ask_for(source: Path) -> None:
-    """Of every source named in a CMakeLists.txt of what is built, and of every include in it."""
+    """Every source named in a CMakeLists.txt of a built target is there, and every file it includes."""
     llama = source / "vendor/llama.cpp"
     named = 0
     for folder in ("src", "common", "ggml/src", "ggml/src/ggml-cpu", "vendor/hash", "vendor/cpp-httplib"):
@@ -158,7 +158,7 @@ def test_results_stay_until_what_they_follow_from_changes(
 
 
 def test_a_test_that_ends_the_process_is_the_only_one_lost(run: check.Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a run that was cut off goes on with those not done."""
+    """A run that was cut off continues with the stages that are not done."""
     project = run.work / "project"
     (project / "tests").mkdir(parents=True)
     (project / "pyproject.toml").write_text("")

@@ -1,4 +1,4 @@
-"""Ranges: what is allowed, what is refused, and that every dataclass with numbers refuses the same things."""
+"""Ranges: what is allowed, what is rejected, and that every dataclass with numbers rejects the same values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plan(**values: Any) -> Plan:
     return Plan("m.gguf", ("kv",), ("greedy",), (64,), **values)
 
 
-# field -> what makes something with it, and a value that fits
+# field -> a function that makes an object with it, and a valid value
 INTEGERS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "PCDConfig.gamma": (lambda v: PCDConfig(gamma=v).gamma, 7),
     "PCDConfig.n_sink": (lambda v: PCDConfig(n_sink=v).n_sink, 7),

@@ -244,7 +244,7 @@ def test_pcd_values_alone_build_on_the_last_setting(session, llm):
 
 @pytest.mark.parametrize("text", ["on", "off", "cautious", "window"])
 def test_a_named_pcd_setting_is_what_it_is_on_the_command_line(text, session, llm):
-    """Whatever was in force before."""
+    """For any setting that was in force before."""
     for before in ("cautious", "off", "beta=0.5"):
         session.set_pcd(before)
         session.set_pcd(text)

@@ -1,4 +1,4 @@
-"""The commands that answer, evaluate and tune, as a person calls them, by mistake too."""
+"""The commands answer, eval and tune as a user calls them, also by mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command starts: what is imported for it, how a misspelt one is taken, and what the shell can complete."""
+"""How a command starts: its imports, the error for a misspelt one, and shell completion."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options() -> dict[str, set[str]]:
-    """Of each command those that its help shows."""
+    """The options that each command's help shows."""
     _, commands = make_parser(COMMANDS)
     shown = {name: [a for a in sub._actions if a.help != argparse.SUPPRESS] for name, sub in commands.items()}
     return {name: {option for a in actions for option in a.option_strings} for name, actions in shown.items()}
 
 
 def completed(bash: Path, folder: Path, line: str) -> list[str]:
-    """What bash itself would offer for the last word of a line."""
+    """The completions that bash itself offers for the last word of a line."""
     words = line.split(" ")
     quoted = " ".join(f'"{word}"' for word in words)
     code = f"""

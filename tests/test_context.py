@@ -160,7 +160,7 @@ def test_every_status_but_ok_is_an_error_with_the_librarys_sentence(
 
 def test_a_sequence_out_of_range_is_a_value_error_even_before_pcd_was_on(llm: pypcd.Llama) -> None:
     for seq_id in (-1, 192):
-        with pytest.raises(ValueError, match=f"seq_id is {seq_id}, allowed: 0 to 191"):
+        with pytest.raises(ValueError, match=f"seq_id is {seq_id}; allowed: 0 to 191"):
             llm.set_sequence_pcd(seq_id, False)
     with pytest.raises(pypcd.PCDError, match="never turned on"):
         llm.set_sequence_pcd(191, False)

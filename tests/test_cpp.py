@@ -1,4 +1,4 @@
-"""The layers of cpp/: what its README draws is what its files include."""
+"""The layers of cpp/: its files include each other as its README's table says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FILES = sorted(path.name for path in CPP.iterdir() if path.suffix in (".h", ".cp
 
 
 def layers() -> list[str]:
-    """The files in the order of the table in README.md; a name without a suffix is a header and its source."""
+    """The files in the order of the README's table; a name without a suffix means a header and its source."""
     table = (CPP / "README.md").read_text(encoding="utf-8").split("| layer |")[1].split("\n\n")[0]
     names = [name for row in table.splitlines()[2:] for name in re.findall(r"`(llama-pcd[^`]*)`", row.split("|")[2])]
     return [file for name in names for file in ([name] if "." in name else [f"{name}.h", f"{name}.cpp"])]

@@ -139,7 +139,7 @@ def test_bins_hold_every_distance_once(length: int, n: int) -> None:
 
 
 def test_beyond_the_over_rotated_floor_the_contrast_loses_more_than_it_slowed() -> None:
-    """With theta' of B' = 100 the over-rotated curve ends near 100 tokens: 1 + beta times the standard one is left."""
+    """With theta' of B' = 100 the over-rotated curve ends near 100 tokens; beyond, 1 + beta times the standard one is left."""
     rates = PAPER.replace(over_base=100.0, transition="none").simulate().rates()
     assert abs(rates["over_rotated"].far) < 0.02
     assert rates["contrasted"].far == pytest.approx(1.6 * rates["standard"].far, rel=0.1)

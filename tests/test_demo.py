@@ -1,4 +1,4 @@
-"""The demo: its questions are those of its published figures, its answers and candidates those of the model."""
+"""The demo: its questions are those of its published figures, its answers and candidates are the model's."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_every_question_is_answered_by_every_method(answers: dict[Any, Any]) -> 
 
 
 def test_an_example_shows_the_rows_where_greedy_first_goes_wrong(llm: pypcd.Llama) -> None:
-    """Against the rows behind what plain generation writes: right up to there, and wrong with the next token."""
+    """Against the rows of plain generation: right up to this token, and wrong with it."""
     found = 0
     for sample in task(demo.TASK).samples(12, demo.LENGTHS[1], ModelTokenizer(llm), 0):
         step = demo.first_wrong(Session(llm), Vocabulary(llm), sample)

@@ -1,4 +1,4 @@
-"""README and docs against what they are about: links, commands, settings, names of files, quoted messages."""
+"""README and docs against the code and files they describe: links, commands, settings, file names, quoted messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_readme_is_short_and_begins_with_its_title_and_a_picture() -> None:
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """The anchors that GitHub makes from headings."""
     text = re.sub(r"(?ms)^```.*?^```\n", "", page.read_text(encoding="utf-8"))
     found = set()
     for m in re.finditer(r"(?m)^#+ +(.*)$", text):

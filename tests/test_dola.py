@@ -49,7 +49,7 @@ def exit_rows(llm: pypcd.Llama, layers: Iterable[int], i: int = -1) -> np.ndarra
 
 
 def decode(llm: pypcd.Llama, entries: Sequence[tuple[int, int, int, bool]]) -> None:
-    """Tokens, positions, sequences and whether a row is wanted, as one batch."""
+    """One batch from tokens, positions, sequences and whether a row is wanted."""
     Session(llm).decode(entries)
 
 
@@ -88,7 +88,7 @@ def test_every_row_that_was_asked_for_has_its_exits(flash_attn: bool, tiny: Tiny
 
 
 def test_rows_of_sequences_that_memory_deals_out_anew_are_the_right_ones(tiny: Tiny, load: Load) -> None:
-    """Recurrent layers make the memory take tokens in another order than the batch's."""
+    """With recurrent layers, the memory takes tokens in another order than the batch's."""
     path = tiny("lfm2")
     texts = TOKENS[:20], TOKENS[40:60]
     llm = load(path, False, n_seq_max=2)
@@ -299,7 +299,7 @@ def test_dola_is_the_reference_step_by_step(
 
 
 def test_other_layers_are_not_read_from_where_the_last_ones_were(tiny: Tiny, load: Load) -> None:
-    """Graphs with as many exits have as many nodes, and ggml goes by that when it reuses a memory plan."""
+    """Graphs with the same number of exits have the same number of nodes, by which ggml decides to reuse a memory plan."""
     path = tiny("llama", n_layer=6)
     llm = load(path, False)
     tokens = llm.tokenize(b"tell me more", special=False)
@@ -343,7 +343,7 @@ def test_dola_says_what_it_cannot_do(tiny: Tiny, load: Load) -> None:
     for name, sentence in (
         ("dola-low", "leaves no candidate in a model of 3 layers and the embeddings for its head"),
         ("dola:7", "leaves no candidate in a model of 3 layers"),
-        ("dola:1+beam:2", "its rows exist for one answer at a time"),
+        ("dola:1+beam:2", "its logits exist for one answer at a time"),
     ):
         with pytest.raises(pypcd.UnsupportedError, match=sentence):
             methods.parse(name).generate(llm, "one two")

@@ -47,7 +47,7 @@ SCALED: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("arch", ROPE_ARCHS)
 def test_both_rows_are_the_references(arch: str, cache: str, evaluation: str, tiny: Tiny, load: Load) -> None:
-    """After a prompt of four batches, and after each of two single tokens behind it."""
+    """After a prompt of four batches, and after each of two single tokens that follow it."""
     path = tiny(arch)
     llm = load(path, {"cache": cache, "evaluation": evaluation}, n_batch=32)
     llm.eval(TOKENS[:100])
@@ -167,7 +167,7 @@ FAR: list[tuple[str, dict[str, Any]]] = [
 def test_a_window_far_into_a_text_looks_at_its_own_cells_alone(
     arch: str, setting: dict[str, Any], flash_attn: bool, tiny: Tiny, load: Load
 ) -> None:
-    """In blocks of 256 cells: the first of the window is the last of its block, then the first of the next one."""
+    """In blocks of 256 cells: the window's first cell is the last of its block, then the first of the next one."""
     path = tiny(arch)
     llm = load(path, setting, n_ctx=1024, flash_attn=flash_attn)
     first = 512 + setting["window"] - 1
@@ -266,7 +266,7 @@ def test_every_row_of_a_batch_has_its_twin_and_no_twin_sees_another(
 def test_rows_far_apart_keep_their_own_view_of_a_short_sliding_cache(
     evaluation: str, n_batch: int, n_ubatch: int, tiny: Tiny, load: Load
 ) -> None:
-    """256 cells of a window of 16: when the last ubatch of a batch is stored, the first tokens' window is gone."""
+    """256 cells with a window of 16: when the last ubatch of a batch is stored, the first tokens' window is gone."""
     tokens = (TOKENS * 6)[:720]
     llm = load(
         tiny("gemma3"),
@@ -299,7 +299,7 @@ def test_a_float16_cache_with_and_without_flash_attention(
 
 @pytest.mark.parametrize("weight_type", ["F16", "Q8_0", "Q4_0"])
 def test_quantised_weights(weight_type: str, tiny: Tiny, load: Load) -> None:
-    """The weights are the same; what is left is how ggml rounds the activations it multiplies them with."""
+    """The weights are the same; the difference is how ggml rounds the activations that it multiplies them with."""
     path = tiny("llama", weight_type=weight_type)
     for cache in CACHES:
         llm = load(path, {"cache": cache})
@@ -337,7 +337,7 @@ COARSE = {"f32": 0.0, "f16": 6e-7, "bf16": 3e-5, "q8_0": 4e-4, "q5_1": 9e-3, "q5
 @pytest.mark.parametrize("cache", ["rerotated", "separate"])
 @pytest.mark.parametrize("type_k_over", COARSE)
 def test_second_keys_may_be_coarser_than_the_first(type_k_over: str, cache: str, tiny: Tiny, load: Load) -> None:
-    """The standard row does not change; the other by what the type rounds: its normalised squared error, doubled."""
+    """The standard row does not change; the other one changes by the type's rounding: twice its normalised squared error."""
     path = tiny("llama", n_embd=128)
     setting = {"cache": cache, "type_k_over": type_k_over}
     for flash_attn, later in ((False, False), (True, False), (False, True)):
@@ -465,7 +465,7 @@ def test_n_ctx_is_usable_to_its_last_token(
 def test_low_level_callers_see_contrasted_rows_for_the_tokens_they_marked(
     evaluation: str, tiny: Tiny, load: Load
 ) -> None:
-    """As guidance does: its own llama_decode, logits on for some or all tokens of the batch."""
+    """A caller like guidance: its own llama_decode, with logits for some or all tokens of the batch."""
     path = tiny("llama")
     llm = load(path, {"evaluation": evaluation}, n_batch=128)
     for marked in (range(30), [0, 3, 29], [29], [7]):

@@ -1,4 +1,4 @@
-"""Runs: resumed after any kill they end the same; tables against hand-worked records."""
+"""Runs: resumed after any kill they end the same; tables against records worked out by hand."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_an_error_in_a_process_comes_back(tmp_path: Path) -> None:
 
 
 def test_whatever_goes_wrong_in_a_process_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text crosses, since not every exception can."""
+    """The error's text is sent, since not every exception can be pickled."""
     with pytest.raises(pypcd.ModelError, match="cannot load"):
         broken = tmp_path / "broken.gguf"
         broken.write_bytes(b"GGUF" + bytes(200))
@@ -178,7 +178,7 @@ def _processes_of(out: Path) -> list[str]:
 
 
 def test_a_question_that_cannot_be_answered_does_not_end_the_run(tmp_path: Path) -> None:
-    """A prompt of 180 tokens leaves self-extend's window no room; one method fails on each question, the other not."""
+    """A context of 256 tokens is too small for CAD's second prompt: cad fails on each question, greedy does not."""
     plan = Plan("demo", ("kv-short",), ("greedy", "cad"), (250,), n=2)
     directory = Directory(tmp_path / "run")
     outcome = evaluate(plan, directory, options={**ONE, "n_ctx": 256})
@@ -266,12 +266,12 @@ def test_other_rows_of_a_file_are_another_run(tmp_path: Path) -> None:
     file.rename(other)
     evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
     other.write_text(json.dumps({**row, "answers": ["yes"]}) + "\n")
-    with pytest.raises(ValueError, match="longbench-hotpotqa had other questions there"):
+    with pytest.raises(ValueError, match="there longbench-hotpotqa had other questions"):
         evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
 
 
 def test_a_task_from_a_file_has_as_many_questions_as_there_are(tmp_path: Path) -> None:
-    """The control takes what was asked for its pool, each time without the question at hand."""
+    """If a file has too few questions, the control's pool takes the asked ones, except the current one."""
     rows = [{"context": f"A bat is {k}.", "input": f"What is {k}?", "answers": [str(k)]} for k in range(3)]
     file = tmp_path / "qasper.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -334,10 +334,10 @@ def test_the_pool_of_a_cell_is_evaluated_once(tmp_path: Path, monkeypatch: pytes
 
 def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="is not empty and holds no run"):
+    with pytest.raises(ValueError, match="is not empty and not a run"):
         Directory(tmp_path).open(DEMO, {})
     (tmp_path / "run.json").write_text("[]")
-    with pytest.raises(ValueError, match="is not that of a run"):
+    with pytest.raises(ValueError, match="was not written by pypcd eval"):
         Directory(tmp_path).open(DEMO, {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "samples.jsonl").write_text('{"task": 1}\n')

@@ -1,4 +1,4 @@
-"""Explanations: their columns are the model's rows, their marks the right answer's, their page harmless."""
+"""Explanations: columns are the model's rows, marks are at the right answer's tokens, the page is safe."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_tables_fit_their_terminal_and_cannot_drive_it(columns: int) -> None:
 
 
 class Reader(html.parser.HTMLParser):
-    """Collects what a browser would see."""
+    """Collects what a browser shows."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""import pypcd: nothing heavy comes with it, and llama_cpp imported afterwards has pypcd's library. A process each."""
+"""import pypcd: it imports nothing heavy, and a llama_cpp imported later has pypcd's library. One process per test."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_its_log_is_quiet_and_remembered_from_the_start() -> None:
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_threads_that_import_at_once_all_get_it(attempt: int) -> None:
-    """Not with a submodule of llama_cpp among them: Python itself may then find a deadlock, without pypcd too."""
+    """Not with a submodule of llama_cpp among them: then Python itself may report a deadlock, also without pypcd."""
     passes(f"""if True:
         import threading
         sys.setswitchinterval(1e-5)

@@ -1,4 +1,7 @@
-"""Gate 0: with PCD off every logit is stock llama.cpp's, bit for bit; and the second stream is stock with other frequencies."""
+"""Gate 0: with PCD off every logit equals stock llama.cpp's, bit for bit.
+
+Also: the second stream, the keys and values that twins have with cache="separate", equals that of stock llama.cpp with
+other frequencies."""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import pypcd
 EVALUATIONS = ["fused", "alternate"]
 Load = Callable[..., pypcd.Llama]
 
-# --- gate 0: off is stock, and what must change nothing changes nothing ---
+# --- gate 0: off is stock, and settings without effect change nothing ---
 
 STOCK = """
 import itertools, json, os, sys

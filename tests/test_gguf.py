@@ -1,4 +1,4 @@
-"""What is read from a GGUF file's header, against the gguf package, llama.cpp itself, and damage."""
+"""Reading a GGUF file's header, against the gguf package, llama.cpp itself, and damaged files."""
 
 from __future__ import annotations
 

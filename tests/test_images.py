@@ -1,4 +1,4 @@
-"""Pictures in the prompt: llama-cpp-python's libmtmd makes embeddings of them and decodes these through our library."""
+"""Pictures in the prompt: llama-cpp-python's libmtmd turns them into embeddings and decodes these with our library."""
 
 from __future__ import annotations
 

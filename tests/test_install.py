@@ -1,4 +1,4 @@
-"""scripts/install.py, with a Python in .venv that only pretends to be pip: what is built when, and what is said of it."""
+"""scripts/install.py, with a fake pip in .venv: what it builds when, and what it prints about it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_on_a_terminal_one_line_changes_and_fits(program: Any, monkeypatch: pyte
 
 
 class Silent:
-    """A display that keeps what it is told."""
+    """A display that records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -166,7 +166,7 @@ def test_a_failure_shows_the_errors_the_last_lines_and_where_the_log_is(program:
 
 
 def test_what_a_stopped_build_started_is_stopped_too(program: Any, tmp_path: Path) -> None:
-    """Also what does not listen to Ctrl-C."""
+    """Also processes that ignore Ctrl-C."""
     log, pids = tmp_path / "log", tmp_path / "pids"
     code = f"""
 import os, signal, subprocess, sys, time
@@ -193,7 +193,7 @@ time.sleep(600)
 
 
 def ended(pid: int, seconds: float = 10.0) -> bool:
-    """No such process, or one that only waits to be asked about; soon."""
+    """Wait until there is no such process, or only a zombie."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -248,7 +248,7 @@ REQUIRED = "install --no-build-isolation ROOT/.cache/wheel/pypcd-0.1.0-py3-none-
 
 
 class Project:
-    """A project folder with a .venv whose Python writes down what pip was asked for."""
+    """A project folder with a .venv whose Python records the arguments of pip."""
 
     def __init__(self, root: Path, program: Any) -> None:
         self.root, self.program = root, program
@@ -275,7 +275,7 @@ class Project:
         return out.getvalue()
 
     def calls(self) -> list[str]:
-        """What pip was asked for since the last time."""
+        """The arguments of pip since the last call."""
         path = self.root / "calls"
         if not path.exists():
             return []
@@ -339,7 +339,7 @@ def test_files_that_change_names_or_ends_are_others(project: Project) -> None:
 
 
 def test_another_llama_cpp_python_is_another_ggml(project: Project) -> None:
-    """Its version may be the same: a build for a GPU, put over the first."""
+    """Its version may be the same: a build for a GPU that replaced the first one."""
     project.install()
     project.calls()
     site = project.root / ".venv/lib/python3.11/site-packages"
@@ -376,7 +376,7 @@ def test_after_a_failure_everything_is_tried_again(project: Project) -> None:
 
 
 def test_a_folder_that_was_moved_has_a_new_environment(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its console scripts name the old place."""
+    """Its console scripts name the old path."""
     project.install("test")
     old = project.root
     project.root = old.rename(old.with_name("elsewhere"))

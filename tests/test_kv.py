@@ -1,4 +1,4 @@
-"""Retrieve.KV against what InfiniteBench and PCD's authors published, and the sizes of its cells."""
+"""Retrieve.KV against what InfiniteBench and PCD's authors published, and the sizes of its prompts."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_single_depths_can_be_asked_for(depths: list[float], n: int) -> None:
 
 
 def test_a_depth_outside_the_context_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a depth is 1\.5; allowed: 0, the first pair, to 1, the last"):
+    with pytest.raises(ValueError, match=r"a depth is 1\.5; allowed: from 0 \(the first pair\) to 1 \(the last\)"):
         dataclasses.replace(KV_OFFICIAL, depths=(0.5, 1.5))
 
 

@@ -1,4 +1,4 @@
-"""What a model's layers rotate, against the float64 reference."""
+"""The queries and keys that a model's layers rotate, against the float64 reference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_their_scores_are_the_attention_weights(tiny: Tiny, load: Load) -> None:
 
 @pytest.mark.parametrize("arch", ["gpt2", "bloom"])
 def test_models_that_rotate_nothing_are_refused(arch: str, tiny: Tiny, load: Load) -> None:
-    with pytest.raises(pypcd.UnsupportedError, match="no layer of this model shows queries and keys that are rotated"):
+    with pytest.raises(
+        pypcd.UnsupportedError, match="none of this model.s layers has queries and keys that are rotated"
+    ):
         read_layers(load(tiny(arch), False), TOKENS[:20])
 
 

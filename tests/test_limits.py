@@ -1,4 +1,4 @@
-"""The limits of these tests are measured anew on every machine; that they still catch what is wrong is tested here."""
+"""The limits of the tests are measured on every machine; this tests that they still catch errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_limit_is_never_zero_and_grows_with_what_stock_differs_by() -> None:
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("arch", ROPE_ARCHS)
 def test_a_base_that_is_one_percent_off_is_beyond_every_limit(arch: str, cache: str, tiny: Tiny) -> None:
-    """And three percent are with flash attention and a float16 cache, where every number has three digits."""
+    """With flash attention and a float16 cache, where numbers have three digits, three percent are caught."""
     path = tiny(arch)
     ref = reference(path)
     row, near, far = (
@@ -53,7 +53,7 @@ def test_a_base_that_is_one_percent_off_is_beyond_every_limit(arch: str, cache: 
 
 @pytest.mark.parametrize("arch", ROPE_ARCHS)
 def test_one_wrong_key_of_120_is_beyond_every_limit(arch: str, tiny: Tiny) -> None:
-    """A cell in the middle of the text that has its neighbour's keys."""
+    """A cell in the middle of the text with its neighbour's keys."""
     path = tiny(arch)
     ref = reference(path)
     over, memory = table(ref.n_rot), ref._evaluate(TOKENS[:LAST])[1]

@@ -1,4 +1,4 @@
-"""pypcd.Llama: whatever happened to a context before, its rows are those of a fresh evaluation; every way to generate."""
+"""pypcd.Llama: a context's rows are those of a fresh evaluation, whatever its history; every way to generate."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_removed_tokens_are_forgotten(mode: dict[str, str], tiny: Tiny, load: Lo
 def test_a_context_shift_gives_the_rows_of_the_shorter_text(
     mode: dict[str, str], arch: str, tiny: Tiny, load: Load
 ) -> None:
-    """With one layer a key knows nothing of the tokens before it, so that text may be evaluated afresh."""
+    """With one layer a key does not depend on the tokens before it, so a fresh evaluation of the text gives the same."""
     path = tiny(arch, n_layer=1)
     llm = load(path, mode)
     llm.eval(T[:60])
@@ -239,7 +239,7 @@ def text_of(answer: Any) -> str:
 
 
 def evaluated(llm: pypcd.Llama) -> list[int]:
-    """The prompt and all generated tokens but the last."""
+    """The prompt and all generated tokens except the last."""
     return llm.input_ids[: llm.n_tokens].tolist()
 
 
@@ -378,7 +378,7 @@ def test_a_stop_string_ends_the_answer(tiny: Tiny, load: Load) -> None:
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("gamma", [1, 2, 30])
 def test_a_grammar_beats_the_plausibility_cut(gamma: int, temperature: float, tiny: Tiny, load: Load) -> None:
-    """Its tokens are among the best gamma by accident only; they are found all the same, in the order of L."""
+    """A grammar's tokens need not be among the best gamma; they are still found, in the order of L."""
     grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("7" | "x") "-" [0-9] [0-9] [0-9] "!"', verbose=False)
     for evaluation in ("fused", "alternate"):
         llm = load(tiny("llama"), {"gamma": gamma, "evaluation": evaluation})

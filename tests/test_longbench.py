@@ -147,7 +147,7 @@ def test_prompts_are_cut_to_500_tokens_less_than_allowed(tmp_path: Path) -> None
     assert len(sample.prompt.segments) > 300
 
     with pytest.raises(
-        ValueError, match=r"n_tokens is 4000, and question 0 of longbench-narrativeqa takes 4\d\d\d after"
+        ValueError, match=r"n_tokens is 4000, but question 0 of longbench-narrativeqa takes 4\d\d\d after"
     ):
         task.samples(1, 4000, Pieces(template=400), 0)
     with pytest.raises(ValueError, match="n_tokens is 501; allowed: at least 502, since 500 are kept"):
@@ -201,7 +201,7 @@ def test_rows_come_from_a_file_a_folder_or_the_archive(tmp_path: Path) -> None:
 
 
 def test_missing_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere; give qasper.jsonl of LongBench"):
+    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere; give LongBench.s qasper.jsonl"):
         LongBench("qasper", tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"qasper.jsonl or data/qasper.jsonl or data.zip is missing in"):
         LongBench("qasper", tmp_path)
@@ -246,7 +246,7 @@ def test_without_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(hf_hub_download=fail))
     with pytest.raises(
-        PCDError, match=r"could not be fetched .*ConnectionError.*data.zip elsewhere and give it as the"
+        PCDError, match=r"could not be downloaded .*ConnectionError.*data.zip elsewhere and give it as the"
     ):
         LongBench("qasper").samples(1, 4000, Pieces(), 0)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
@@ -258,7 +258,7 @@ def test_files_that_are_not_longbenchs_are_refused(tmp_path: Path) -> None:
     broken, empty = tmp_path / "data.zip", tmp_path / "qasper.jsonl"
     broken.write_bytes(b"PK half an archive")
     empty.write_bytes(b"\n")
-    with pytest.raises(ValueError, match="data.zip is no zip archive, or a part of one; give LongBench's data.zip"):
+    with pytest.raises(ValueError, match="data.zip is not a zip archive, or is incomplete; give LongBench's data.zip"):
         LongBench("qasper", broken).samples(1, 4000, Pieces(), 0)
     with pytest.raises(ValueError, match=r"qasper.jsonl is empty; give LongBench's data.zip, or qasper.jsonl from it"):
         LongBench("qasper", empty).samples(1, 4000, Pieces(), 0)
@@ -269,7 +269,7 @@ def test_rows_of_another_task_are_refused(tmp_path: Path) -> None:
     for name in ("hotpotqa.jsonl", "rows.jsonl"):
         (tmp_path / name).write_text(json.dumps(row) + "\n")
     assert LongBench("hotpotqa", tmp_path / "rows.jsonl").n_questions == 1
-    with pytest.raises(FileNotFoundError, match="hotpotqa.jsonl is of hotpotqa, not of qasper"):
+    with pytest.raises(FileNotFoundError, match="hotpotqa.jsonl has the rows of hotpotqa, not of qasper"):
         LongBench("qasper", tmp_path / "hotpotqa.jsonl")
-    with pytest.raises(ValueError, match="line 1 of .*rows.jsonl is of hotpotqa, not of qasper"):
+    with pytest.raises(ValueError, match="line 1 of .*rows.jsonl is a row of hotpotqa, not of qasper"):
         print(LongBench("qasper", tmp_path / "rows.jsonl").n_questions)

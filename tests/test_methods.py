@@ -1,4 +1,4 @@
-"""Decoding methods on tiny models: each against something that does not share its code."""
+"""Decoding methods on tiny models, each against something that does not share its code."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_cad_is_two_contexts_apart(tiny: Tiny, load: Load, llm: pypcd.Llama) -> 
 
 
 def test_cad_without_a_context_says_so(llm: pypcd.Llama) -> None:
-    with pytest.raises(ValueError, match="no context that could be left out"):
+    with pytest.raises(ValueError, match="no context to leave out"):
         parse("cad").generate(llm, "a text without parts")
 
 
@@ -111,9 +111,9 @@ def test_the_control_needs_other_prompts(llm: pypcd.Llama) -> None:
 
 
 def test_self_extend_divides_distant_positions(tiny: Tiny, load: Load) -> None:
-    """With one layer keys know nothing of what is before them, so that final positions are all that counts.
+    """With one layer keys do not depend on earlier tokens, so only final positions matter.
 
-    Hand-worked for a group of 2 and a width of 4: of 13 tokens the first eight go to 0 0 1 1 2 2 3 3, the rest follow."""
+    By hand, for a group of 2 and a width of 4: the first eight of 13 tokens get positions 0 0 1 1 2 2 3 3, the rest follow."""
     path = tiny("llama", n_layer=1)
     model, text = load(path, False), TOKENS[:13]
     session = Session(model)
@@ -128,7 +128,7 @@ def test_self_extend_divides_distant_positions(tiny: Tiny, load: Load) -> None:
     assert np.abs(row - plain).max() > 0.05
 
 
-@pytest.mark.parametrize(("arch", "reason"), [("lfm2", "recurrent state"), ("gpt2", "does not rotate its keys")])
+@pytest.mark.parametrize(("arch", "reason"), [("lfm2", "recurrent state"), ("gpt2", "no rotary positions")])
 def test_self_extend_needs_positions_that_rotate(arch: str, reason: str, tiny: Tiny, load: Load) -> None:
     with pytest.raises(pypcd.UnsupportedError, match=reason):
         parse("self-extend").generate(load(tiny(arch), False), PROMPT)
@@ -145,7 +145,7 @@ def test_self_extend_checks_its_values(words: str) -> None:
 
 @pytest.mark.parametrize("rows", ["", "+pcd", "+pcd:cache=separate", "+cad"])
 def test_beams_carry_the_rows_that_one_answer_has(rows: str, llm: pypcd.Llama) -> None:
-    """The beams' answer, evaluated alone, has at least greedy's probability per token, and the rows were the same."""
+    """The beams' answer, evaluated alone, has at least greedy's probability per token, from the same rows."""
     rng = np.random.default_rng(3)
     single = parse("greedy" + rows)
 
@@ -362,7 +362,7 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
     [
         ("beem", r"there is no method 'beem' \(did you mean 'beam'\?\)"),
         ("", "there is no method ''"),
-        ("greedy+beam", "two parts of a kind"),
+        ("greedy+beam", "two parts of one kind"),
         ("pcd:off", "write greedy"),
         ("pcd:betta=1", "did you mean 'beta'"),
         ("pcd:beta=-1", "pcd:beta=-1: beta is -1; allowed"),

@@ -1,4 +1,4 @@
-"""The metrics, on cases worked out by hand from what their sources say."""
+"""The metrics, on cases worked out by hand from their published code."""
 
 from __future__ import annotations
 

@@ -371,7 +371,7 @@ def test_a_prompt_whose_order_was_forgotten_is_evaluated_anew(tiny: Tiny, load: 
 
 @pytest.mark.parametrize("name", ["ms-poe", "ms-poe-outlier"])
 def test_beams_share_the_prompt_and_its_order(name: str, tiny: Tiny, load: Load) -> None:
-    """The best of two beams is at least as probable as the greedy answer, by the reference's own measure."""
+    """The best of two beams is at least as probable as the greedy answer, according to the reference."""
     path = tiny("llama", n_layer=4)
     llm = load(path, False, n_seq_max=5)
     greedy, beam = (

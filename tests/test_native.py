@@ -1,4 +1,4 @@
-"""Batches straight through llama_decode, as C callers make them: odd models, odd batches, contexts changed in between."""
+"""Batches passed to llama_decode directly, as by C callers: unusual models and batches, contexts changed in between."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_latent_keys_in_a_quantised_cache_turn_as_float_ones_do(turned_on: str, 
 @pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize("cache", ["rerotated", "separate"])
 def test_latent_second_keys_may_be_coarser(cache: str, flash: bool, native: Native) -> None:
-    """In a second stream they are its values too."""
+    """In a second stream these keys are its values too."""
     types = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
     exact, coarse = (
         native("deepseek2", {"cache": cache, "type_k_over": name}, flash_attn_type=types[flash])
@@ -62,7 +62,7 @@ def test_latent_second_keys_may_be_coarser(cache: str, flash: bool, native: Nati
 
 @pytest.mark.parametrize("before", [{"perturbation": "none", "window": 9}, False], ids=["window", "off"])
 def test_a_model_that_rotates_in_name_only_is_refused_and_nothing_changes(before: Any, tiny: Tiny, load: Load) -> None:
-    """Only a graph shows it."""
+    """This shows only when a graph is built."""
     asked, never = (load(tiny("starcoder"), before) for _ in range(2))
     for llm in (asked, never):
         llm.eval(TOKENS[:20])
@@ -139,7 +139,7 @@ def test_text_after_an_image_has_one_over_rotated_row_however_it_is_made(native:
 
 
 def test_an_image_in_the_second_stream_cannot_be_evaluated_again(native: Native) -> None:
-    """Its embeddings are gone; and in a window without rotation they are what the first stream has."""
+    """The image's embeddings are gone; in a window without rotation its keys are those of the first stream."""
     context = native("qwen2vl", {"cache": "separate"})
     decode_image_in([context], [])
     decode_in([context], TOKENS[10:12], 14)
@@ -344,7 +344,7 @@ EDITS: dict[str, tuple[list[tuple[Any, ...]], int, int]] = {
 def test_an_edited_memory_gives_the_rows_of_pcd_turned_on_later(
     edit: str, cache: str, arch: str, native: Native
 ) -> None:
-    """And where its tokens are as they were, those of these tokens alone."""
+    """If a sequence's tokens are unchanged, its rows are those of these tokens alone."""
     params, setting = {"n_seq_max": 2, "swa_full": True}, {"cache": cache}
     stock, first, later, alone = (native(arch, on, **params) for on in (None, setting, None, setting))
     calls, seq, n_same = EDITS[edit]
@@ -363,7 +363,7 @@ def test_an_edited_memory_gives_the_rows_of_pcd_turned_on_later(
 
 
 def test_a_second_stream_is_not_made_up_for_what_sliding_layers_forgot(native: Native) -> None:
-    """A shift lets upstream reuse cells that fell out of the window, full-size cache or not."""
+    """After a shift, llama.cpp reuses cells that fell out of the window, also in a full-size cache."""
     setting, params = {"cache": "separate"}, {"n_seq_max": 2, "swa_full": True}
     first, later, alone = native("gemma3", setting, **params), native("gemma3", **params), native("gemma3", setting)
     decode_in((first, later, alone), TOKENS[:40])

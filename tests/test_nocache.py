@@ -1,4 +1,4 @@
-"""PCD with and without the key-value cache: the same rows, and a check that would notice if they were not."""
+"""PCD with and without the KV cache gives the same rows, and the check would notice if it did not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures: the same data gives the same bytes, and what they show is in the data beside them."""
+"""Pictures: the same data gives the same bytes, and all that they show is in the data files next to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: what tune writes is what Llama and the command line load."""
+"""Profiles: Llama and the command line load what tune writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress against made-up runs whose times are known beforehand."""
+"""Progress against simulated runs with known times."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Clock:
 
 
 def cost(length: int, method: str, is_first: bool) -> float:
-    """Greedy reads the prompt; the others share it."""
+    """Greedy evaluates the prompt; the others share it."""
     seconds = {"greedy": 2.0, "pcd": 0.5, "control": 0.25 + POOL * is_first}[method]
     return seconds * length / 1000
 
 
 def follow(plan: Plan, progress: Progress, clock: Clock, n_jobs: int = 1, stop: int | None = None) -> list[tuple]:
-    """Answer all of a plan; after each answer the estimate and what is really left."""
+    """Answer a whole plan; gives the estimate and the true time left after each answer."""
     keys = list(plan.everything())
     progress.begin(keys, keys)
     times = [cost(length, method, index == 0) for _, length, index, method in keys]

@@ -1,7 +1,7 @@
-"""The oracle, checked: its standard row against llama.cpp, its twins against llama.cpp put together by hand
+"""Checks the oracle: its standard row against llama.cpp, its twins against stock operations of llama.cpp
 (another base, other factors, a loaded state, a K-shift), its tables and contrast against worked numbers.
 
-The engine runs here without PCD: what it computes is stock llama.cpp."""
+The engine runs without PCD here, which is stock llama.cpp."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def engine(path: Path, *, f16: bool = False, **kwargs: Any) -> Any:
 
 
 def logits(llm: Any, tokens: list[int]) -> np.ndarray:
-    """Evaluate `tokens` behind what the context holds; float64[len(tokens), n_vocab]."""
+    """Evaluate `tokens` after those in the context; float64[len(tokens), n_vocab]."""
     start = llm.n_tokens
     llm.eval(tokens)
     return np.array(llm.scores[start : llm.n_tokens], dtype=np.float64)
@@ -104,7 +104,7 @@ def test_standard_row_with_a_float16_cache(arch: str, kwargs: dict[str, Any], ti
 
 @pytest.mark.parametrize("arch", ["gemma2", "gemma3"])
 def test_standard_row_with_a_sliding_cache(arch: str, tiny: Tiny) -> None:
-    """llama_cpp.Llama keeps a full cache for sliding layers unless told otherwise; both must do."""
+    """llama_cpp.Llama keeps a full cache for sliding layers by default; both kinds must work."""
     path = tiny(arch)
     rows = logits(engine(path, swa_full=False, n_batch=32, n_ubatch=32), TOKENS)
     close(reference(path, cpu_rounding=True).standard(TOKENS), rows, rounding(path))
@@ -112,7 +112,7 @@ def test_standard_row_with_a_sliding_cache(arch: str, tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("weight_type", ["F16", "Q8_0", "Q4_0"])
 def test_standard_row_with_coarse_weights(weight_type: str, tiny: Tiny) -> None:
-    """The weights are the same; what is left is how ggml rounds the activations it multiplies them with."""
+    """The weights are the same; the difference is how ggml rounds the activations that it multiplies them with."""
     if weight_type != "F16" and _has_amx():
         pytest.skip("stock llama-cpp-python crashes on quantised weights where the CPU has AMX")
     path = tiny("llama", weight_type=weight_type)
@@ -133,7 +133,7 @@ def test_standard_row_follows_the_context_base_and_scale(arch: str, tiny: Tiny) 
 
 
 def with_frequencies(tiny: Tiny, factor: Callable[[np.ndarray], np.ndarray]) -> Path:
-    """The same llama with every frequency multiplied by factor(rho); 0 stands for no rotation at all."""
+    """The same llama with every frequency multiplied by factor(rho); 0 means no rotation."""
     with np.errstate(divide="ignore"):
         freqs = np.minimum(1.0 / factor(table(16)), 1e30)
     return tiny("llama", rope_freqs=freqs)
@@ -165,8 +165,8 @@ def test_shared_is_the_standard_cache_loaded_into_the_other_model(tiny: Tiny) ->
 
 
 def test_rerotated_is_a_k_shift_by_the_difference_table(tiny: Tiny) -> None:
-    """Stock operations only: a context that turns by theta* - theta shifts each key by its own position
-    (to 2n), one that turns by nothing takes the position back to n, the over-rotated model reads it."""
+    """Stock operations only: a context that rotates by theta* - theta shifts each key by its own position
+    (to 2n), one without rotation moves the position back to n, and the over-rotated model reads it."""
     import llama_cpp
 
     path = tiny("llama")
@@ -238,14 +238,14 @@ def test_over_rotation_moves_the_logits(arch: str, cache: str, tiny: Tiny) -> No
 
 @pytest.mark.parametrize("arch", ROPE_ARCHS)
 def test_one_key_cannot_be_over_rotated(arch: str, tiny: Tiny) -> None:
-    """A position alone turns its q and k by the same angle, and a softmax over one key is 1."""
+    """A single position rotates its q and k by the same angle, and a softmax over one key is 1."""
     ref = reference(tiny(arch))
     close(ref.twin(TOKENS, 0, rho=table), ref.standard(TOKENS[:1])[0], 1e-12)
     close(ref.twin(TOKENS, 40, rho=table, window=1, n_sink=0), ref.standard(TOKENS[40:41])[0], 1e-12)
 
 
 def test_with_one_layer_rerotated_is_separate(tiny: Tiny) -> None:
-    """They differ in the hidden states behind the keys, and below the first layer nothing can differ."""
+    """They differ in the hidden states that keys are made from, which are the same below the first layer."""
     ref = reference(tiny("llama", n_layer=1))
     rerotated, shared, separate = (ref.twin(TOKENS, LAST, rho=table, cache=c) for c in CACHES)
     close(rerotated, separate, 1e-12)
@@ -253,8 +253,8 @@ def test_with_one_layer_rerotated_is_separate(tiny: Tiny) -> None:
 
 
 def test_only_shared_depends_on_where_it_stands(tiny: Tiny) -> None:
-    """Rotation is relative unless key and query turn by different tables: the last 20 tokens, with and
-    without the positions before them, which the window hides (one layer keeps no memory of them)."""
+    """Rotation is relative unless key and query are rotated by different tables: the last 20 tokens, with and
+    without the positions before them, which the window hides (with one layer they leave no trace)."""
     ref = reference(tiny("llama", n_layer=1))
     for cache in CACHES:
         here = ref.twin(TOKENS, LAST, rho=table, cache=cache, window=20, n_sink=0)

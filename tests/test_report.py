@@ -1,4 +1,4 @@
-"""Tables against hand-worked records, and the paper's beside them."""
+"""Tables against records worked out by hand, and the paper's tables next to them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_fractions_are_compared_too() -> None:
 
 
 def test_the_papers_figures_are_as_printed() -> None:
-    """Sums of the printed rows, added up by hand."""
+    """Sums and means of the printed rows, worked out by hand."""
     assert sum(map(sum, TABLE_2["kv-authors"].values())) == pytest.approx(1753.2)
     assert sum(TABLE_2["vt-authors"]["pcd"]) == pytest.approx(228.76)
     means = {m: np.mean([row[m] for row in TABLE_3.values()]) for m in ("greedy", "ms-poe", "segr", "rephrase", "pcd")}

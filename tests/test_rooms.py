@@ -1,4 +1,4 @@
-"""The rooms of the package: nothing imports upwards, and one room alone touches libllama."""
+"""The package's layers ("rooms"): nothing imports upwards, and only the engine touches libllama."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pypcd import _engine
 ROOT = Path(pypcd.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 
-# lowest first; a room may import those of its own floor and of the floors below
+# the layers, lowest first; a module may import from its own layer and those below
 FLOORS: tuple[set[str], ...] = (
     {"_errors", "_checks", "_config", "_settings", "_method", "_library"},
     {"_gguf"},
@@ -25,14 +25,14 @@ FLOORS: tuple[set[str], ...] = (
     {"_cli"},
 )
 FLOOR_OF = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
-FRONT = {"__init__", "__main__", "_finder"}  # the way in: leads anywhere, and nobody goes out by it
+FRONT = {"__init__", "__main__", "_finder"}  # the entry points: they may import anything, and nothing imports them
 
-# where the library may be touched outside its room, with the reason
+# modules outside the engine that may touch the library, with the reason
 TOUCHES = {
     "_library.py": "it decides which library there is, so that the engine can be imported",
     "_timing.py": "a script that also times the stock library, in a process that never sees pypcd",
 }
-# of pypcd.Llama's own, for pypcd alone
+# private attributes of pypcd.Llama that pypcd may use
 OURS = {
     "_pcd_set_to": "PCD off for a while and back, with a sampler's share of the work",
     "_apply": "a sampler takes the contrast over",
@@ -46,7 +46,7 @@ def room_of(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line, and the dotted name of each module or name of pypcd that is imported."""
+    """The line and the dotted name of each module or name of pypcd that is imported."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names if alias.name.startswith("pypcd."))
@@ -91,8 +91,8 @@ def test_the_engines_modules_are_its_own() -> None:
 
 
 def touched(path: Path) -> Iterator[tuple[int, str]]:
-    """What of the library, or of a model's inside, a module outside the engine uses."""
-    own = path.name == "_llama.py"  # the subclass: what is private to llama_cpp.Llama is its own too
+    """The names of the library, or private attributes of a model, that a module outside the engine uses."""
+    own = path.name == "_llama.py"  # the subclass: private attributes of llama_cpp.Llama are its own too
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "llama_cpp":
             names = [alias.name for alias in node.names if alias.name != "llama_chat_format"]  # a module of Python

@@ -1,4 +1,4 @@
-"""RULER's tasks against their published templates; a small program does what the questions ask."""
+"""RULER's tasks against their published templates; a small program finds the answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ few = settings(max_examples=25)
 
 
 def _variables(text: str, value: str) -> list[str]:
-    """Run a text's assignments in order; the variables with a value, as they were assigned."""
+    """Run a text's assignments in order; the variables with a given value, in the order of assignment."""
     values: dict[str, str] = {}
     for name, other, number in re.findall(r"VAR (\w+) = (?:VAR (\w+)|(\d+))", text):
         values[name] = values[other] if other else number

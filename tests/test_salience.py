@@ -1,4 +1,4 @@
-"""Salience: ranks by hand and by counting, the gold token by its text, rows against plain evaluation."""
+"""Salience: ranks by hand and by counting, gold tokens by their text, rows against plain evaluation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_cells_by_hand() -> None:
 
 
 def test_a_difference_of_salience_follows_the_rule_of_evaluations() -> None:
-    """Four of four higher: the interval leaves zero out, but p is 2/16. Six of six: 2/64."""
+    """Four of four higher: the interval excludes zero, but p is 2/16. Six of six: 2/64."""
     for n, clear in ((4, False), (6, True)):
         pairs = [(reading(i, BASELINE, 2), reading(i, "PCD", 1)) for i in range(n)]
         row = salience_rows(128, pairs)[1]
@@ -113,7 +113,7 @@ def test_first_tokens_are_those_that_the_text_begins_with(llm, vocabulary, answe
 
 
 def test_an_answer_without_text_is_an_error(vocabulary) -> None:
-    with pytest.raises(ValueError, match="begin with no token; each needs a letter or a digit"):
+    with pytest.raises(ValueError, match="no token begins any of the answers .*; each needs a letter or a digit"):
         vocabulary.first_tokens(["", '"'])
 
 
@@ -188,7 +188,7 @@ def test_readings_are_those_of_an_evaluation_by_itself(llm, vocabulary) -> None:
 
 
 class Scripted:
-    """A session whose rows are given: by the number of tokens behind the prompt."""
+    """A session with given rows, by the number of tokens after the prompt."""
 
     def __init__(self, rows: dict[str, list[list[float]]]) -> None:
         self.rows = {name: np.array(r, np.float32) for name, r in rows.items()}

@@ -1,4 +1,4 @@
-"""The contrast as a sampler, in chains that callers build themselves."""
+"""The contrast as a sampler, in chains built by callers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chain_of(*samplers: Any) -> Any:
 
 
 def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list[int]:
-    """Greedy decoding by a caller who knows llama_decode and a chain."""
+    """Greedy decoding by a caller with llama_decode and a sampler chain."""
     tokens = [*prompt]
     llm.eval(prompt)
     for _ in range(n):
@@ -117,7 +117,7 @@ def test_a_sampler_left_behind_does_nothing_once_pcd_is_off(tiny: Tiny, load: Lo
 def test_generation_refuses_to_be_plain_while_a_sampler_does_the_contrast(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), True)
     sampler = pypcd.pcd_sampler(llm)
-    with pytest.raises(pypcd.PCDError, match="assign llm.pcd anew"):
+    with pytest.raises(pypcd.PCDError, match="assign llm.pcd again"):
         next(llm.generate(TOKENS[:5]))
     next(llm.generate(TOKENS[:5], pcd={"beta": 1}))  # this call's own setting, by the context
     llm.reset()

@@ -1,4 +1,4 @@
-"""Choosing tokens: beam search against exhaustive search, drawing against its own distribution."""
+"""Choosing tokens: beam search against exhaustive search, sampling against its own distribution."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N_VOCAB, END = 4, 3
 
 
 class Table:
-    """A stream over a made-up model: the row after any tokens is drawn from a seed and these tokens."""
+    """A stream from a simulated model: the row after some tokens is random, from a seed and these tokens."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.texts = seed, {0: ()}
@@ -47,7 +47,7 @@ def log_p(table: Table, tokens: tuple[int, ...]) -> float:
 
 
 def every_answer(max_tokens: int) -> list[tuple[int, ...]]:
-    """All answers of a vocabulary of four with an end, the end included."""
+    """All answers from a vocabulary of four tokens, one of which ends the answer; with that one."""
     going = [0, 1, 2]
     done = [(*head, END) for n in range(max_tokens) for head in itertools.product(going, repeat=n)]
     return done + list(itertools.product(going, repeat=max_tokens))
@@ -72,7 +72,7 @@ def test_wide_enough_beams_find_what_exhaustive_search_finds(seed: int, penalty:
 
 @given(seed=st.integers(0, 10**6))
 def test_two_beams_never_end_below_greedy_by_plain_sums(seed: int) -> None:
-    """Where greedy's answer runs to the limit as the beams do, theirs is at least as probable... of those they keep."""
+    """If greedy's answer runs to the limit as the beams do, theirs is at least as probable, among those they keep."""
     table = Table(seed)
     greedy = Greedy().run(table, 1, is_end, unseen)  # type: ignore[arg-type]
     beams = Beam(2, 0.0).run(Table(seed), 1, is_end, unseen)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def test_two_beams_never_end_below_greedy_by_plain_sums(seed: int) -> None:
 
 
 def test_beams_prefer_two_good_tokens_to_one_better_and_one_bad() -> None:
-    """0 is likelier first, but what follows it is spread out; 1 is followed by a certainty."""
+    """0 is more probable as the first token, but many tokens may follow it; after 1 the next token is certain."""
 
     class Garden(Table):
         def row(self, tokens: tuple[int, ...]) -> np.ndarray:
@@ -124,7 +124,7 @@ def test_drawing_follows_the_distribution_it_states() -> None:
 
 
 def test_other_prompts_draw_other_numbers() -> None:
-    """One seed for all questions must not mean one draw for all of them."""
+    """With one seed, different questions must not get the same draws."""
 
     class Prompted(Table):
         def row(self, tokens: tuple[int, ...]) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Several sequences in one context, and the second stream of cache="separate", straight through llama_decode."""
+"""Several sequences in one context, and the second stream, the keys and values that twins have with cache="separate".
+
+Batches are passed to llama_decode directly."""
 
 from __future__ import annotations
 
@@ -182,7 +184,7 @@ def test_the_tokens_of_a_loaded_sequence_are_unknown_not_zero(native: Native) ->
 
 
 def test_a_second_stream_is_not_made_up_where_a_short_cache_has_wrapped(native: Native) -> None:
-    """Its cells are in order again once the end of the text was removed; what was before them is gone all the same."""
+    """Once the text's end is removed its cells are in order again, but those before them are gone."""
     context, tokens = native("gemma3", **SHORT_SLIDING), (TOKENS * 6)[:512]
     for i in range(0, 512, 32):
         decode_in([context], tokens[i : i + 32])
@@ -211,7 +213,7 @@ def test_another_sequences_edits_cost_no_second_stream(evaluation: str, native: 
 def test_a_batch_that_fits_a_short_cache_only_dealt_out_anew_has_the_rows_of_a_long_one(
     n: int, setting: Setting, native: Native
 ) -> None:
-    """Cells that two sequences share are not given away, so there is no room for a twin beside its token."""
+    """Cells shared by two sequences are not freed, so there is no room for a twin next to its token."""
     tokens, params = (TOKENS * 3)[:300], {"n_ctx": 1024, "n_ubatch": 32, "n_batch": 256, "n_seq_max": 2}
     short, stock = (native("gemma3", on, swa_full=False, **params) for on in (setting, None))
     full = native("gemma3", setting, swa_full=True, **params)
@@ -227,7 +229,7 @@ def test_a_batch_that_fits_a_short_cache_only_dealt_out_anew_has_the_rows_of_a_l
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_a_picture_seen_as_a_whole_is_not_cut_into_parts(arch: str, native: Native) -> None:
-    """Its patches attend to each other, so they and their twins have to be one micro-batch."""
+    """An image's patches attend to each other, so they and their twins must be in one micro-batch."""
     setting, patches = {"cache": "separate"}, np.random.default_rng(4).standard_normal((12, 64)).astype(np.float32)
     stock, roomy = native(arch), native(arch, setting, n_ubatch=32)
     narrow = native(arch, setting, n_ubatch=16)
@@ -251,7 +253,7 @@ def test_a_picture_seen_as_a_whole_is_not_cut_into_parts(arch: str, native: Nati
 def test_layers_that_do_not_rotate_have_second_keys_of_another_type_too(
     type_k: str, type_k_over: str, tmp_path: Path
 ) -> None:
-    """smollm3's fourth; derived from the first, with PCD turned on later."""
+    """Such as smollm3's fourth; its second keys are computed from the first, with PCD turned on later."""
     path = write_tiny_gguf(tmp_path / "m.gguf", "smollm3", n_embd=128)
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
     context = Context(model, path, None, type_k=getattr(llama_cpp, f"GGML_TYPE_{type_k}"))

@@ -50,7 +50,7 @@ def test_a_methods_name_is_the_setting_too(c: PCDConfig) -> None:
 
 
 def said(text: str) -> str:
-    """The spelling that an old one's error names."""
+    """The new spelling, from the error for an old one."""
     with pytest.raises(ValueError, match="write ") as caught:
         PCDConfig.resolve(text)
     return str(caught.value).partition("; write ")[2]
@@ -107,7 +107,7 @@ def test_methods_have_the_same_spelling(old: str, new: str) -> None:
 
 
 def test_a_comma_within_a_method_is_explained() -> None:
-    with pytest.raises(ValueError, match="no method 'window=64', a value stands behind its method and a colon"):
+    with pytest.raises(ValueError, match="no method 'window=64', a value follows its method and a colon"):
         parse("window=64")  # what is left of pcd:beta=1.5,window=64, since commas stand between methods
 
 
@@ -197,7 +197,7 @@ def llm() -> Any:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[pathlib.Path]:
-    """Files that are read as text, in order."""
+    """The files that are read as text, in order."""
     paths: list[pathlib.Path] = []
     read_text = pathlib.Path.read_text
 

@@ -43,9 +43,9 @@ def same_rows_afresh(llm: pypcd.Llama, fresh: pypcd.Llama, text: list[int], limi
 def test_a_context_in_long_use_gives_the_rows_of_a_fresh_one(
     cache: str, evaluation: str, n_layer: int, tiny: Tiny, load: Load
 ) -> None:
-    """With one layer keys know nothing of what is before them, so that a shifted text may be evaluated afresh.
+    """With one layer keys do not depend on earlier tokens, so a fresh evaluation of the shifted text gives the same.
 
-    Memory may grow while buffers find their size; from a quarter of the way on it may not."""
+    Memory may grow during the first quarter, while buffers find their size; after that it may not."""
     path, rng = tiny("llama", n_layer=n_layer), random.Random(5)
     setting: dict[str, Any] = {"cache": cache, "evaluation": evaluation}
     llm, fresh = load(path, setting), load(path, setting)

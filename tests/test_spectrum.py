@@ -1,4 +1,4 @@
-"""Attention in its frequency blocks, against whole rotation matrices."""
+"""Attention by frequency block, against full rotation matrices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RHO = pypcd.rho(D, alpha=0.8, base_ratio=0.01)
 
 
 def order(pairing: str, d: int = D) -> np.ndarray:
-    """Which dimension stands where in the paper's layout, pair after pair."""
+    """The index of each dimension in the paper's layout, pair after pair."""
     return np.arange(d) if pairing == "norm" else np.arange(d).reshape(2, -1).T.ravel()
 
 

@@ -1,4 +1,4 @@
-"""Paired statistics against hand-worked cases."""
+"""Paired statistics against cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_large_one_sided_gain_is_clear() -> None:
 
 
 def test_a_few_samples_that_differ_are_not_clear() -> None:
-    """The bootstrap alone would say so: none of its draws is below zero."""
+    """By the bootstrap alone it would be clear: none of its draws is below zero."""
     result = paired([True] * 4 + [False] * 296, [False] * 300)
     assert result.low > 0 and result.p == pytest.approx(0.125) and not result.is_clear
     assert not paired([True], [False]).is_clear
@@ -53,7 +53,7 @@ def test_an_interval_is_written_in_one_way() -> None:
 
 @pytest.mark.parametrize(("method", "baseline"), [([], []), ([True], [True, False])])
 def test_unpaired_outcomes_are_refused(method: list[bool], baseline: list[bool]) -> None:
-    with pytest.raises(ValueError, match="both need the same samples"):
+    with pytest.raises(ValueError, match="allowed: the same samples"):
         paired(method, baseline)
 
 
@@ -81,7 +81,7 @@ def test_samples_needed_by_hand(disagreement: float, gain: float, n: int) -> Non
 
 @pytest.mark.parametrize(("disagreement", "gain"), [(0.15, 0.1), (0.3, 0.1), (0.5, 0.2)])
 def test_so_many_samples_show_the_gain_four_times_in_five(disagreement: float, gain: float) -> None:
-    """By simulation; the exact test is a little stricter than the formula, which is the normal approximation."""
+    """By simulation. The exact test is slightly stricter than the formula, which is a normal approximation."""
     n, rng = needed(disagreement, gain=gain), np.random.default_rng(0)
     shares = [(disagreement + gain) / 2, (disagreement - gain) / 2, 1 - disagreement]
     shown = 0

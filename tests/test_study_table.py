@@ -17,7 +17,7 @@ import study_table
 
 
 def run(folder: Path, kind: str, seed: int, right: dict[str, int]) -> None:
-    """Ten questions at one length, of which each method answers the first few; greedy five."""
+    """Ten questions at one length; each method answers the first few right, greedy five."""
     folder = folder / f"study-{kind}-{seed}"
     folder.mkdir()
     names = {"greedy": 5, **dict.fromkeys(study_table.METHODS, 5), **right}

@@ -1,4 +1,4 @@
-"""Tables for a terminal against the Markdown they come from."""
+"""Tables for a terminal against the Markdown they are made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors read while they are computed, against the float64 reference's."""
+"""Tensors read during an evaluation, against the float64 reference's."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_names_are_whole_numbers_and_no_views(tiny: Tiny, load: Load) -> None:
     trace = reference(path).trace(TOKENS[:9])
     assert seen["l_out-1"][0].shape == (1, 1, 9, 64)
     close(seen["l_out-1"][0][0, 0], trace.hidden[2], tolerance(path, of=trace.hidden[2]))
-    assert seen["result_norm"][0].shape == (1, 1, 1, 64)  # of the last token, which was asked for
+    assert seen["result_norm"][0].shape == (1, 1, 1, 64)  # only the last token, whose logits were requested
     with tap(llm, ["l_out"]) as seen:
         llm.eval(TOKENS[9:10])
     assert len(seen) == 12 and seen["l_out-11"][0].shape == (1, 1, 1, 64)
 
 
 def test_rows_with_gaps_are_put_together(tiny: Tiny, load: Load) -> None:
-    """phi3's values are a part of a longer row."""
+    """phi3's values are part of a longer row."""
     path = tiny("phi3")
     llm, ref = load(path, False), reference(path)
     with tap(llm, ["Vcur-0"]) as seen:
@@ -67,7 +67,7 @@ def test_rows_with_gaps_are_put_together(tiny: Tiny, load: Load) -> None:
 
 
 def test_other_types_are_numbers_too(tiny: Tiny, load: Load) -> None:
-    """A cache made for flash attention has its values the other way round; they are turned, as float16, without it."""
+    """A cache made for flash attention has its values transposed; without it they are transposed back, as float16."""
     path = tiny("llama")
     llm, ref = load(path, False, flash_attn=True, f16=True), reference(path)
     with tap(llm, ["v_cont-0"]) as seen:
@@ -95,7 +95,7 @@ def test_afterwards_rows_are_stock_to_the_bit(flash_attn: bool, tiny: Tiny, load
 
 @pytest.mark.parametrize("flash_attn", [False, True])
 def test_a_tap_does_not_change_what_it_sees(flash_attn: bool, tiny: Tiny, load: Load) -> None:
-    """Rows under a tap are those of stock llama.cpp without flash attention."""
+    """With a tap, rows are those of stock llama.cpp without flash attention."""
     path = tiny("qwen2")
     stock, llm = load(path, False, flash_attn=False), load(path, False, flash_attn=flash_attn)
     stock.eval(TOKENS[:40])

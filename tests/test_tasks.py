@@ -1,4 +1,4 @@
-"""The benchmarks by name, and a model's tokenizer as they use it."""
+"""The benchmarks by name, and the interface to a model's tokenizer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_demo_models_questions_fit(llm: pypcd.Llama) -> None:
     kv = task("kv-short")
     samples = kv.samples(5, 400, tokenizer, 0)
     lengths = [len(llm.tokenize(sample.prompt.text.encode(), special=False)) + kv.max_tokens for sample in samples]
-    assert max(lengths) <= 400 < max(lengths) + 2 * 14  # a pair of the demo's takes 14 tokens
+    assert max(lengths) <= 400 < max(lengths) + 2 * 14  # a pair of the demo takes 14 tokens
 
 
 def test_a_models_tokenizer_counts_what_the_model_reads(llm: pypcd.Llama) -> None:

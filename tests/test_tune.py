@@ -1,4 +1,4 @@
-"""Tuning: what it finds, what follows from it, and how many questions that takes."""
+"""Tuning: the setting it finds, its verdict, and how many questions a verdict needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE = {"n_threads": 1, "n_threads_batch": 1}
 
 
 def judged(wins: int, losses: int, n: int, disagreement: float = 0.0) -> Tuned:
-    """A setting that was best on the first half, and what it did on n questions of the second."""
+    """The best setting on the first half, with its results on n questions of the second."""
     result = paired([1.0] * wins + [0.0] * (n - wins), [0.0] * wins + [1.0] * losses + [0.0] * (n - wins - losses))
     return Tuned(pypcd.PCDConfig(), result, {(None, None): result}, {"pcd": 10.0}, {}, n, disagreement)
 
@@ -58,7 +58,7 @@ def test_quick_tuning_tries_the_readings_alone(tmp_path: Path) -> None:
 
 
 def test_all_passes_of_tuning_are_counted_before_they_come(tmp_path: Path) -> None:
-    """As many as there can be: the second pass of settings is that of the reading with the most single values."""
+    """The largest possible number: the second pass varies the reading (starting point) with the most single values."""
     plan, seen = Plan("demo", ("kv-short",), ("greedy",), (180,), n=2), []
     progress = Progress(lambda p: seen.append((p.n_answers_done, p.n_answers)))
     tuned = tune(plan, Directory(tmp_path / "run"), options=ONE, progress=progress)

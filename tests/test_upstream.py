@@ -1,7 +1,7 @@
 """llama-cpp-python's own tests, run on pypcd: its library, then pypcd.Llama in place of llama_cpp.Llama, PCD off and on.
 
 PYPCD_UPSTREAM_TESTS names the folder `tests` of its source distribution (scripts/ has what fetches it). Models that
-those tests would download are tiny ones of the same kind here; tests that look for a certain model's words are skipped.
+those tests would download are replaced by tiny ones of the same kind; tests that need a certain model's words are skipped.
 """
 
 from __future__ import annotations

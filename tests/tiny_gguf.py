@@ -2,8 +2,8 @@
 
     write_tiny_gguf("m.gguf", "qwen2", seed=1, yarn=(4.0, 64))
 
-The weights are random but scaled: logits spread with a standard deviation of about 2 and attention far from
-uniform, so that turning a key by a wrong angle moves the logits by tenths, not by rounding errors.
+The weights are random but scaled: logits have a standard deviation of about 2 and attention is far from
+uniform, so that rotating a key by a wrong angle moves the logits by tenths, not by rounding errors.
 The tokenizer is complete (byte fallback), so any text tokenizes and any token prints.
 """
 
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Arch:
-    """What distinguishes an architecture from a plain llama block. `rope`: 'norm', 'neox' or None."""
+    """How an architecture differs from a plain llama block. `rope`: 'norm', 'neox' or None."""
 
     rope: str | None
     layer_norm: bool = False  # LayerNorm with a bias, in place of RMSNorm
@@ -93,7 +93,7 @@ def write_tiny_gguf(
     sliding_window: int | None = None,  # gemma only; 16 unless given
     weight_type: str = "F32",
     n_ctx_train: int = 1024,
-    tied: bool | None = None,  # None: as usual for the architecture
+    tied: bool | None = None,  # None: the architecture's usual value
     chat_template: str | None = None,
 ) -> Path:
     """Write a random model to `path`; equal arguments give equal bytes. head_dim = n_embd / n_head."""

@@ -1,18 +1,19 @@
-"""The engine room: all that touches libllama.
+"""Everything that touches libllama; the rest of pypcd goes through this package.
 
-    _engine.decode(llm, entries)      a batch, its logits as rows(llm, n)
-    _engine.rewind(llm, n_past)       forget what lies behind a position
+    _engine.decode(llm, entries)      evaluate a batch; its logits are rows(llm, n)
+    _engine.rewind(llm, n_past)       forget a position and all after it
     _engine.is_end(llm, token)        whether a token ends an answer
-    _engine.set_pcd(llm, config)      a setting put in force, or an exception that says why not
-    with _engine.tap(llm, ["l_out"])  intermediate tensors by name
+    _engine.set_pcd(llm, config)      put a setting in force, or raise an exception that says why not
+    with _engine.tap(llm, ["l_out"])  collect intermediate tensors by name
 
-Everything takes the llama_cpp.Llama that owns the model and the context; nobody else reaches into one, calls a function
-of the library or reads a status. It knows nothing of prompts, answers, methods or the terminal.
+All functions take the llama_cpp.Llama that owns the model and the context. Only this package looks inside one, calls
+functions of the library and turns their status into exceptions. Knows nothing of prompts, answers, methods or the
+terminal. A row, here and elsewhere, is the logits of one token: float32[n_vocab].
 """
 
 from pypcd import _library
 
-_library.check()  # first of all: an error that says what is wrong with the library, or that there is none
+_library.check()  # first: it reports a wrong or missing library
 
 # isort: split
 from pypcd._engine._calls import is_open
@@ -120,4 +121,4 @@ __all__ = [
     "unset_sequence_pcd",
 ]
 
-install()  # the log: before anything is logged
+install()  # llama.cpp's log callback, before anything is logged

@@ -1,4 +1,4 @@
-"""What cpp/llama-pcd.h declares, in ctypes: constants, structures, functions."""
+"""The declarations of cpp/llama-pcd.h in ctypes: constants, structures, functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call into the library: a model's handles, and what a status means."""
+"""Calls into the library: a model's handles, and the exception for each status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def memory(llm: llama_cpp.Llama) -> Any:
 
 
 def model(llm: llama_cpp.Llama) -> Any:
-    """The llama_model; there is one before there is a context.
+    """The llama_model; it exists before the context does.
 
     Raises:
         PCDError: the model is closed.
@@ -48,10 +48,10 @@ def vocabulary(llm: llama_cpp.Llama) -> Any:
 
 
 def ask(function: Any, llm: llama_cpp.Llama, *args: Any) -> tuple[int, str]:
-    """Call one of those functions of the library that end in an error buffer.
+    """Call a function of the library whose last arguments are an error buffer and its size.
 
     Returns:
-        Its status, and the sentence it left in the buffer.
+        Its status, and the text it left in the buffer.
     """
     error = ctypes.create_string_buffer(1024)
     status = function(context(llm), *args, error, len(error))
@@ -59,11 +59,11 @@ def ask(function: Any, llm: llama_cpp.Llama, *args: Any) -> tuple[int, str]:
 
 
 def call(function: Any, llm: llama_cpp.Llama, *args: Any) -> None:
-    """The same, where a status other than OK is an error.
+    """The same, but any status other than OK raises an exception.
 
     Raises:
         ValueError: a value is out of range.
-        UnsupportedError: this model or context cannot do it, or memory for it is lacking.
+        UnsupportedError: this model or context cannot do it, or there is not enough memory for it.
         PCDError: the model is closed.
     """
     status, text = ask(function, llm, *args)

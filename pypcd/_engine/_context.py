@@ -1,4 +1,4 @@
-"""A model's context: what is decoded in it, the rows of logits that come out, and what it remembers."""
+"""A model's context: decoding, the rows (logits) that come out, and the sequences in its memory."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def decode(llm: llama_cpp.Llama, entries: Sequence[tuple[int, int, int, bool]]) 
     """llama_decode of (token, position, sequence, whether its logits are wanted), all in one batch.
 
     Returns:
-        False if the context has no room for them; nothing is evaluated then.
+        False if the context has no room for them; then nothing is evaluated.
 
     Raises:
-        PCDError: it failed for another reason, which the message has.
+        PCDError: it failed for another reason; the message has it.
     """
     batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
     try:
@@ -48,19 +48,19 @@ def row(llm: llama_cpp.Llama, i: int = -1) -> npt.NDArray[np.float32]:
     """The logits of one token of the last batch, as every caller of llama.cpp sees them, copied.
 
     Args:
-        i: its index in the batch, or negative, from the end of those whose logits were asked for.
+        i: its index in the batch, or negative, counted from the end of those whose logits were requested.
 
     Returns:
         float32[n_vocab]
 
     Raises:
-        PCDError: there are none.
+        PCDError: there are no logits for it.
     """
     return _view(llm, i).copy()
 
 
 def rows(llm: llama_cpp.Llama, n: int) -> npt.NDArray[np.float32]:
-    """Those of the first n entries of the last batch, float32[n, n_vocab]."""
+    """The logits of the first n entries of the last batch, float32[n, n_vocab]."""
     return np.stack([_view(llm, i) for i in range(n)])
 
 
@@ -68,27 +68,27 @@ def _view(llm: llama_cpp.Llama, i: int) -> npt.NDArray[np.float32]:
     """The library's own memory, which the next evaluation overwrites."""
     pointer = llama_cpp.llama_get_logits_ith(context(llm), i)
     if not pointer:
-        raise PCDError(f"there are no logits for row {i}: evaluate tokens first, and ask for theirs")
+        raise PCDError(f"there are no logits for row {i}: evaluate tokens first, and request their logits")
     return np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),))
 
 
 def rewind(llm: llama_cpp.Llama, n_past: int, seq: int = _ALL) -> bool:
-    """Forget position n_past of a sequence and all behind it; 0 forgets the sequence.
+    """Forget position n_past of a sequence and all after it; 0 forgets the whole sequence.
 
     Returns:
-        False where a recurrent state cannot go back.
+        False if a recurrent state cannot go back.
     """
     return bool(llama_cpp.llama_memory_seq_rm(memory(llm), seq, n_past, -1))
 
 
 def clear(llm: llama_cpp.Llama) -> None:
-    """Forget all sequences, and what llama_cpp.Llama knows of its own."""
+    """Forget all sequences, and the tokens that llama_cpp.Llama remembers."""
     llm.reset()
     llama_cpp.llama_memory_clear(memory(llm), True)
 
 
 def copy_sequence(llm: llama_cpp.Llama, source: int, target: int) -> None:
-    """Make a sequence go on from another. They share what both have in the cache."""
+    """Make one sequence continue another. In the cache they share their common part."""
     llama_cpp.llama_memory_seq_cp(memory(llm), source, target, -1, -1)
 
 
@@ -102,11 +102,11 @@ def shift(llm: llama_cpp.Llama, seq: int, first: int, last: int, by: int) -> Non
     llama_cpp.llama_memory_seq_add(memory(llm), seq, first, last, by)
 
 
-_aborts: weakref.WeakKeyDictionary[llama_cpp.Llama, Any] = weakref.WeakKeyDictionary()  # what the library may call
+_aborts: weakref.WeakKeyDictionary[llama_cpp.Llama, Any] = weakref.WeakKeyDictionary()  # keeps callbacks alive
 
 
 def set_abort(llm: llama_cpp.Llama, stopped: Callable[[], bool] | None) -> None:
-    """Have llama_decode end half-way once this says so (on the CPU; GPU backends finish their batch). None: never."""
+    """Stop llama_decode half-way once `stopped` returns True (on the CPU; GPU backends finish their batch). None: never."""
     if stopped is None and not is_open(llm):
         return
     callback = llama_cpp.ggml_abort_callback(*([] if stopped is None else [lambda _: stopped()]))

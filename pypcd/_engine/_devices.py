@@ -1,4 +1,4 @@
-"""What the library was built for and what it found: backends and devices of ggml, instruction sets."""
+"""What the library was built for and what it found: ggml's backends and devices, the CPU's instruction sets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def supports_gpu() -> bool:
 
 
 def cpu_features() -> str:
-    """Such as "CPU : SSE3 = 1 | AVX = 1", those it was compiled to use."""
+    """The instruction sets it was compiled to use, such as "CPU : SSE3 = 1 | AVX = 1"."""
     return str(llama_cpp.llama_print_system_info().decode().strip(" |\n"))
 
 
 def backends() -> list[str]:
-    """Names of ggml's backends; empty where they cannot be asked."""
+    """Names of ggml's backends; empty if the library does not export their functions."""
     try:
         registries = [_handle(_ggml("reg_get", _handle, _size(i))) for i in range(_ggml("reg_count", _size))]
         return [_ggml("reg_name", _text, registry).decode() for registry in registries]
@@ -35,7 +35,7 @@ def backends() -> list[str]:
 
 
 def devices() -> list[dict[str, Any]]:
-    """ggml's devices: name, description, memory and free memory in bytes, is_gpu; empty where they cannot be asked."""
+    """ggml's devices: name, description, memory and free (bytes), is_gpu; empty if their functions are not exported."""
     try:
         return [_device(_handle(_ggml("dev_get", _handle, _size(i)))) for i in range(_ggml("dev_count", _size))]
     except AttributeError:
@@ -54,7 +54,7 @@ _text, _handle, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
 
 
 def _ggml(name: str, restype: Any, *args: Any) -> Any:
-    """One of ggml_backend_*; llama_cpp has no names for these functions."""
+    """Call ggml_backend_<name>; llama_cpp has no bindings for these functions."""
     function = getattr(_bindings.lib, "ggml_backend_" + name)
     function.restype = restype
     return function(*args)

@@ -1,4 +1,4 @@
-"""Early exits: what the output head makes of the hidden states of earlier layers."""
+"""Early exits: logits that the output head computes from the hidden states of earlier layers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["exit_rows", "has_tied_head", "set_exits"]
 
 
 def has_tied_head(llm: llama_cpp.Llama) -> bool:
-    """Whether the output head is the matrix of the embeddings."""
+    """Whether the output head is the embedding matrix."""
     return bool(_bindings.pcd_has_tied_head(context(llm)))
 
 
 def set_exits(llm: llama_cpp.Llama, layers: Sequence[int]) -> None:
-    """Have the rows of some layers computed with the logits of the same tokens; none: no longer.
+    """From now on, compute the exits of these layers whenever logits are computed; an empty list ends that.
 
     Args:
-        layers: 0 for the embeddings as they enter the first block, i for the output of block i.
+        layers: 0 for the embeddings that enter the first block, i for the output of block i.
 
     Raises:
-        ValueError: the model lacks one of them.
+        ValueError: the model does not have one of them.
         UnsupportedError: this model cannot do it, or PCD is on.
     """
     if layers or is_open(llm):
@@ -36,7 +36,7 @@ def set_exits(llm: llama_cpp.Llama, layers: Sequence[int]) -> None:
 
 
 def exit_rows(llm: llama_cpp.Llama, n_layers: int, i: int) -> npt.NDArray[np.float32]:
-    """What those layers say of entry i of the last batch, float32[n_layers, n_vocab].
+    """The logits of those layers for entry i of the last batch, float32[n_layers, n_vocab].
 
     Raises:
         PCDError: there are none.

@@ -1,4 +1,4 @@
-"""Attention heads that see positions at scales of their own (Ms-PoE)."""
+"""Position ratios of attention heads: each head divides positions by its own ratio (Ms-PoE)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HEAD_ORDERS = tuple(_bindings.HEAD_ORDER)
 
 
 def set_head_ratios(llm: llama_cpp.Llama, min_ratio: float, max_ratio: float, *, first_layer: int, order: str) -> None:
-    """Position t becomes t / r, r from min_ratio up to max_ratio over a layer's heads, from a layer on.
+    """Position t becomes t / r, with r from min_ratio up to max_ratio over a layer's heads, from first_layer on.
 
-    What is in memory was evaluated with the ratios of its time: clear it after a change.
+    Keys and values in the cache were computed with the ratios in force at the time: clear it after a change.
 
     Args:
-        order: of HEAD_ORDERS, which head has which ratio. "outlier" needs find_head_order().
+        order: which head has which ratio, one of HEAD_ORDERS. "outlier" needs find_head_order().
 
     Raises:
         ValueError: a value is out of range.
@@ -36,10 +36,10 @@ def unset_head_ratios(llm: llama_cpp.Llama) -> None:
 
 
 def find_head_order(llm: llama_cpp.Llama) -> None:
-    """Say that the next evaluation is a whole prompt, from position 0 on and in one micro-batch, which tells the order.
+    """Find the order of the heads in the next evaluation: a whole prompt, from position 0, in one micro-batch.
 
     Raises:
-        ValueError, UnsupportedError: there is none to find.
+        ValueError, UnsupportedError: no order can be found.
     """
     call(_bindings.pcd_find_head_order, llm)
 

@@ -44,10 +44,10 @@ def clear_errors() -> None:
 
 
 def last_errors() -> str:
-    """The errors llama.cpp logged since clear_errors(), the cause first, as one clause; empty if it was silent."""
+    """The errors that llama.cpp logged since clear_errors(), the first one first, in one line; empty if none."""
     return "; ".join(dict.fromkeys(_errors))
 
 
 def reason() -> str:
-    """last_errors(), or that there are none."""
+    """last_errors(), or a text saying that there are none."""
     return last_errors() or "llama.cpp gave no reason"

@@ -1,4 +1,4 @@
-"""What a loaded model is, and its vocabulary: which tokens there are and what text they stand for."""
+"""Properties of a loaded model, and its vocabulary: its tokens and their text."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ __all__ = [
 
 
 def progress_callback(go_on: Callable[[float], bool]) -> Any:
-    """What llama_model_params.progress_callback takes; keep it until the model is loaded.
+    """A callback for llama_model_params.progress_callback; keep it until the model is loaded.
 
     Args:
-        go_on: told the share that is loaded, 0 to 1; False ends loading, which then fails.
+        go_on: called with the share that is loaded, 0 to 1; if it returns False, loading stops and fails.
     """
     return llama_cpp.llama_progress_callback(lambda done, _: go_on(done))
 
@@ -41,7 +41,7 @@ def progress_callback(go_on: Callable[[float], bool]) -> Any:
 def check_decoder(llm: llama_cpp.Llama) -> None:
     """
     Raises:
-        UnsupportedError: the model's decoder waits for an encoder; llama.cpp would end the process.
+        UnsupportedError: the model has an encoder; llama.cpp would end the process.
     """
     if llama_cpp.llama_model_has_encoder(model(llm)):
         arch = llm.metadata.get("general.architecture")
@@ -54,7 +54,7 @@ def is_hybrid(llm: llama_cpp.Llama) -> bool:
 
 
 def is_recurrent(llm: llama_cpp.Llama) -> bool:
-    """Whether some state cannot be cut back or carried for several sequences."""
+    """Whether some layers have a recurrent state, which cannot go back to an earlier position."""
     return bool(llama_cpp.llama_model_is_recurrent(model(llm))) or is_hybrid(llm)
 
 
@@ -77,12 +77,12 @@ def n_bytes(llm: llama_cpp.Llama) -> int:
 
 
 def rotates(llm: llama_cpp.Llama) -> bool:
-    """Whether the model has rotary positions (RoPE)."""
+    """Whether the model has rotary position embeddings (RoPE)."""
     return bool(llama_cpp.llama_model_rope_type(model(llm)) != llama_cpp.LLAMA_ROPE_TYPE_NONE)
 
 
 def rope_freq_scale(llm: llama_cpp.Llama) -> float:
-    """By what the model multiplies its positions; 1 where its file does not say."""
+    """The factor that the model multiplies its positions by; 1 if its file does not say."""
     return float(llama_cpp.llama_model_rope_freq_scale_train(model(llm))) or 1.0
 
 
@@ -103,12 +103,12 @@ def token_bytes(llm: llama_cpp.Llama, token: int) -> bytes:
 
 
 def token_text(llm: llama_cpp.Llama, token: int) -> str:
-    """How the vocabulary writes a token, control tokens too; empty for -1, which stands for no token."""
+    """A token as the vocabulary writes it, control tokens too; empty for -1, which means no token."""
     return str(llm._model.token_get_text(token)) if token != -1 else ""
 
 
 def detokenize(llm: llama_cpp.Llama, tokens: Sequence[int]) -> bytes:
-    """The text of several tokens, without control tokens and without the space that some vocabularies put ahead."""
+    """The text of several tokens, without control tokens and without the space that some vocabularies put first."""
     given = (llama_cpp.llama_token * len(tokens))(*tokens)
     size = 16 * len(tokens) + 16
     while True:

@@ -1,4 +1,7 @@
-"""PCD in a context: a setting put in force, the rows behind a contrast, and the contrast as a sampler."""
+"""PCD in a context: putting a setting in force, the logits behind a contrast, and the contrast as a sampler.
+
+The twin of a token is the same token evaluated a second time, in a sequence of its own; its logits are L*.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +36,16 @@ __all__ = [
     "unset_sequence_pcd",
 ]
 
-N_SEQUENCES = 192  # of a caller's own; the ids behind are the twins'
+N_SEQUENCES = 192  # sequences for callers; higher ids are for twins
 
 
 @dataclasses.dataclass(frozen=True)
 class PCDLogits:
-    """The rows behind one contrasted distribution, each float32[n_vocab].
+    """The logits behind one contrasted distribution, each float32[n_vocab].
 
     Attributes:
         standard: L.
-        over_rotated: L*; None where it could not change the outcome and was not evaluated.
+        over_rotated: L*, the twin's; None if it could not change the result and was not evaluated.
         contrasted: L~ (Eq. 6), -inf outside the plausible tokens.
     """
 
@@ -53,16 +56,16 @@ class PCDLogits:
 
 @dataclasses.dataclass(frozen=True)
 class PCDStats:
-    """What PCD did in a context so far.
+    """What PCD has done in a context so far. Second keys and values are those that only twins see (PCDConfig.cache).
 
     Attributes:
-        n_tokens: rows that were asked for while PCD was on.
+        n_tokens: tokens whose logits were requested while PCD was on.
         n_twins: twins evaluated for them.
-        n_skipped: twins not needed, since a single token was plausible.
-        n_derived: times the second keys were derived anew from the first.
+        n_skipped: twins that were not needed, since only one token was plausible.
+        n_derived: how many times the second keys were computed again from the first.
         n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
         second_bytes: memory of the second keys and values.
-        kv_bytes: memory of the keys and values beside them.
+        kv_bytes: memory of the model's own keys and values.
     """
 
     n_tokens: int
@@ -78,7 +81,7 @@ class PCDStats:
 
 
 def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Params:
-    """A setting as the library takes it; combine=False leaves the contrast to a sampler."""
+    """A setting as the library's struct; combine=False leaves the contrast to a sampler."""
     params = _bindings.pcd_default_params()
     params.cache = _bindings.CACHE[config.cache]
     params.evaluation = _bindings.EVALUATION[config.evaluation]
@@ -105,11 +108,11 @@ def set_pcd(llm: llama_cpp.Llama, config: PCDConfig | None, *, combine: bool = T
     """Put a setting in force, or (None) turn PCD off.
 
     Returns:
-        None; or why PCD stays off, where the environment says that it must.
+        None; or why PCD stays off, if an environment variable turns it off.
 
     Raises:
         ValueError: a value is out of range.
-        UnsupportedError: this model or context cannot run it; the former setting stays.
+        UnsupportedError: this model or context cannot run it; the previous setting stays.
         PCDError: the model is closed.
     """
     status, text = _set(llm, config, combine)
@@ -130,7 +133,7 @@ def _set(llm: llama_cpp.Llama, config: PCDConfig | None, combine: bool) -> tuple
 def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig, in_force: PCDConfig | None, combine: bool) -> str | None:
     """Why a model or context cannot run a setting, in a sentence; None if it can.
 
-    It is tried out, since some models show only then; the one in force is put back.
+    The setting is tried out, since with some models only that shows it; then the one in force is restored.
     """
     status, text = ask(_bindings.pcd_check, llm, ctypes.byref(native_params(config)))
     if status == _bindings.OK:
@@ -141,7 +144,7 @@ def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig, in_force: PCDConfig | N
 
 @contextlib.contextmanager
 def suspended(llm: llama_cpp.Llama) -> Iterator[None]:
-    """Without twins for a while: for the parts of a prompt whose logits nobody reads."""
+    """A block without twins, for the parts of a prompt whose logits are not read."""
     _bindings.pcd_suspend(context(llm), True)
     try:
         yield
@@ -150,14 +153,14 @@ def suspended(llm: llama_cpp.Llama) -> Iterator[None]:
 
 
 def set_sequence_pcd(llm: llama_cpp.Llama, seq_id: int, config: PCDConfig | None) -> None:
-    """PCD for one sequence: another beta, gamma and relative_top, or (None) no twins for its tokens.
+    """Set PCD for one sequence: its own beta, gamma and relative_top, or (None) no twins for its tokens.
 
     Raises:
         ValueError: seq_id is out of range.
         PCDError: PCD was never turned on in this context.
     """
     if not 0 <= seq_id < N_SEQUENCES:
-        raise ValueError(f"seq_id is {seq_id}, allowed: 0 to {N_SEQUENCES - 1}")
+        raise ValueError(f"seq_id is {seq_id}; allowed: 0 to {N_SEQUENCES - 1}")
     params = None if config is None else ctypes.byref(native_params(config))
     status, text = ask(_bindings.pcd_set_seq, llm, seq_id, params)
     if status != _bindings.OK:
@@ -165,12 +168,12 @@ def set_sequence_pcd(llm: llama_cpp.Llama, seq_id: int, config: PCDConfig | None
 
 
 def unset_sequence_pcd(llm: llama_cpp.Llama, seq_id: int) -> None:
-    """Have a sequence follow its context again."""
+    """Let a sequence follow its context's setting again."""
     _bindings.pcd_unset_seq(context(llm), seq_id)
 
 
 def set_tokens(llm: llama_cpp.Llama, tokens: Sequence[int]) -> None:
-    """Tell which tokens lie at the positions of sequence 0: state files do not say, and cache="separate" needs them."""
+    """Tell the library the tokens of sequence 0: a saved state does not have them, and cache="separate" needs them."""
     array = (ctypes.c_int32 * len(tokens))(*tokens)
     _bindings.pcd_set_tokens(context(llm), 0, array, len(tokens))
 
@@ -179,7 +182,7 @@ def set_tokens(llm: llama_cpp.Llama, tokens: Sequence[int]) -> None:
 
 
 def pcd_logits(llm: llama_cpp.Llama, i: int) -> PCDLogits:
-    """The rows of entry i of the last batch, copied.
+    """The logits of entry i of the last batch, before and after the contrast, copied.
 
     Raises:
         PCDError: the last evaluation was without PCD, or there was none.
@@ -189,8 +192,8 @@ def pcd_logits(llm: llama_cpp.Llama, i: int) -> PCDLogits:
     )
     if standard is None or contrasted is None:
         raise PCDError(
-            f"there are no PCD logits for row {i}: evaluate tokens first, with pcd=True, and of a batch only rows whose "
-            "logits were asked for"
+            f"there are no PCD logits for row {i}: evaluate tokens first, with pcd=True; of a batch, only tokens whose "
+            "logits were requested have them"
         )
     return PCDLogits(standard, over_rotated, contrasted)
 
@@ -206,7 +209,7 @@ def pcd_stats(llm: llama_cpp.Llama) -> PCDStats:
 
 
 def init_sampler(llm: llama_cpp.Llama, row: int) -> Any:
-    """A llama_sampler that contrasts the candidates of a row; whoever adds it to a chain hands it over."""
+    """A llama_sampler that contrasts the candidates of a row; a chain that it is added to owns it."""
     sampler = _bindings.sampler_init_pcd(context(llm))
     _bindings.sampler_pcd_set_row(sampler, row)
     return sampler

@@ -19,39 +19,37 @@ __all__ = ["Tapped", "tap"]
 
 Tapped = dict[str, list[npt.NDArray[np.float32]]]
 
-_open: dict[int, Any] = {}  # by a model's id: the callback, which must live as long as the library may call it
+_open: dict[int, Any] = {}  # id of a model -> its callback, kept alive while the library may call it
 
 
 @contextlib.contextmanager
 def tap(llm: llama_cpp.Llama, names: Sequence[str]) -> Iterator[Tapped]:
-    """Collect tensors of whatever is evaluated inside.
+    """Collect tensors of everything that is evaluated in the block.
 
         with tap(llm, ["kq_soft_max"]) as seen:
             llm.eval(tokens)
         seen["kq_soft_max-0"][0]   # float32[1, n_head, n_tokens, n_cells]: layer 0, the first micro-batch
 
     Args:
-        names: beginnings of names, such as "kq_soft_max" for attention weights or "l_out" for what each block hands on
+        names: prefixes of names, such as "kq_soft_max" for attention weights or "l_out" for the output of each block
             ("l_out-3" is block 3 alone). Names are llama.cpp's own and may differ between architectures.
 
     Yields:
         Name -> one array for each micro-batch, in the order of evaluation, with all four dimensions in numpy's order:
-        ggml's first one, whose elements are neighbours, comes last. Keys of attention weights are cells of the cache, in
-        whole blocks; those that no token of the row sees weigh 0.
+        ggml's first dimension, which is contiguous, comes last. The last dimension of attention weights is the cells of
+        the cache, padded to whole blocks; cells that a token does not see have weight 0.
 
-    While it is open, flash attention is off (it has no attention weights), and evaluation waits for each tensor.
+    Inside the block, flash attention is off (it has no attention weights), and evaluation waits for each tensor.
 
     Raises:
-        UnsupportedError: this context cannot do without flash attention, or is tapped already.
+        UnsupportedError: this context cannot work without flash attention, or is tapped already.
         ValueError: no name is given, or an empty one.
-        BaseException: whatever went wrong while tensors were copied is raised again at the end.
+        BaseException: an error while tensors were copied is raised again at the end.
     """
     if isinstance(names, str) or not names:
-        raise ValueError(
-            f"names is {names!r}; allowed: one or more beginnings of tensors' names, such as ['kq_soft_max']"
-        )
+        raise ValueError(f"names is {names!r}; allowed: one or more prefixes of tensor names, such as ['kq_soft_max']")
     if id(llm) in _open:
-        raise UnsupportedError("this model is tapped already; ask for all names at once")
+        raise UnsupportedError("this model is tapped already; give all names in one call")
     seen: Tapped = {}
     failed: list[BaseException] = []
 

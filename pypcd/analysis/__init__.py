@@ -1,10 +1,10 @@
-"""What the method does and why, measured: decay, salience, single tokens, the cache, single frequencies.
+"""Measures what the method does and why: decay, salience, single tokens, the cache, single frequencies.
 
-    Decay().simulate().rates()                    the paper's simulation; check_claims() holds its claims against it
-    measure(session, questions, settings, vocabulary)         where the right answer stands, question by question
-    explain(session, tokens, setting, vocabulary)             a token's candidates before and after the contrast
-    check_cache(llm, prompts)                                 PCD with the key-value cache against PCD without one
-    spectrum(q, k, theta, rho)                                one layer's attention in its frequency blocks
+    Decay().simulate().rates()                    the paper's simulation; check_claims() compares its claims with it
+    measure(session, questions, settings, vocabulary)         the rank of the right answer, question by question
+    explain(session, tokens, setting, vocabulary)             each token's candidates before and after the contrast
+    check_cache(llm, prompts)                                 PCD with the KV cache compared with PCD without it
+    spectrum(q, k, theta, rho)                                one layer's attention, by frequency block
 
 Pictures are in _plots, which needs matplotlib.
 """

@@ -1,4 +1,4 @@
-"""What the paper says of the decay (sections 2.3, A.1), held against the scores it is about."""
+"""Compares the paper's claims about the decay (sections 2.3, A.1) with the attention scores they are about."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ __all__ = ["Claims", "check_claims", "claimed_rate", "lemma_bound", "theorem_rat
 
 Array = npt.NDArray[np.float64]
 
-_FAR = 2**32  # beyond any text: what holds in the limit should hold here; k theta is still exact to 1e-6
+_FAR = 2**32  # beyond any text: claims about the limit should hold here; k theta is still exact to 1e-6
 _N_FAR = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """Figures claimed and figures measured, for one setting.
+    """Claimed and measured figures for one setting.
 
     Attributes:
-        factor: (ln B / ln B')^(2/d), by which section 2.3 says that the contrast slows the decay.
-        claimed: 1 / factor, the rate that leaves of the standard one.
-        measured_power, measured_log, measured_far: the contrasted curve's rate divided by the standard one's; 1 is no
-            change, below 0 the scores grow with the distance. See Rates.
-        identity: what the logarithmic one must be, 1 - beta (r* / r - 1), from the rates r of the standard and r* of
-            the over-rotated curve.
+        factor: (ln B / ln B')^(2/d), the factor by which the contrast slows the decay, according to section 2.3.
+        claimed: 1 / factor, the claimed rate of the contrasted curve as a share of the standard one's.
+        measured_power, measured_log, measured_far: the contrasted curve's rate divided by the standard one's; 1 means
+            no change, below 0 the scores grow with the distance. See Rates.
+        identity: the value that measured_log must have, 1 - beta (r* / r - 1), from the rates r of the standard and r*
+            of the over-rotated curve.
         lemma_holds: share of the distances from B^(2/d) to length - 1 at which Lemma A.4's bound holds.
         lemma_at: the first such distance.
         lemma_bound_log10: log10 of the bound there.
         lemma_score: |S| there, A_j = 1.
-        floor: the root mean square of a normalised score at all distances, sqrt(sum A_j^2 / 2) / sum A_j. It is
-            almost periodic and comes near its first value again and again: no bound on it can go to zero.
-        theorem_holds: share of the simulation's distances at which ln|S_CD| / ln|S| is at most `claimed`, as Theorem
-            A.5 has it: with theta', no transition, and A_j as they are.
+        floor: the root mean square of a normalised score at all distances, sqrt(sum A_j^2 / 2) / sum A_j. The score is
+            almost periodic and returns close to its first value again and again, so no bound on it can go to zero.
+        theorem_holds: share of the simulation's distances at which ln|S_CD| / ln|S| is at most `claimed`, as stated in
+            Theorem A.5: with theta', no transition, and A_j not normalised.
         theorem_holds_far: the same at random distances up to 2^32.
-        theorem_largest: the largest ratio among these; the theorem says that the upper limit is below 1.
+        theorem_largest: the largest of these ratios; the theorem says that the upper limit is below 1.
         normalised_holds, normalised_holds_far, normalised_largest: the same with S(0) = 1, the only scale at which a
             smaller ratio means a slower decay.
     """
@@ -63,7 +63,7 @@ class Claims:
 
 
 def claimed_rate(setting: Decay) -> float:
-    """(ln B' / ln B)^(2/d): what the contrast is said to leave of the standard decay rate (section 2.3, Theorem A.5)."""
+    """(ln B' / ln B)^(2/d): the claimed decay rate of the contrast over the standard one (section 2.3, Theorem A.5)."""
     return (math.log(setting.over_base) / math.log(setting.base)) ** (2 / setting.d)
 
 
@@ -89,10 +89,10 @@ def theorem_ratio(distance: npt.ArrayLike, setting: Decay, *, normalised: bool =
 
 
 def check_claims(setting: Decay, rates: dict[str, Rates]) -> Claims:
-    """Hold the claims against a setting's scores.
+    """Compare the claims with a setting's scores.
 
     Args:
-        rates: of the setting's curves, from Curves.rates().
+        rates: the rates of the setting's curves, from Curves.rates().
     """
     amplitude, phase = setting.components()
 

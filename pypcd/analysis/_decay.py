@@ -30,27 +30,27 @@ _CHUNK = 2**20  # cosines at a time
 
 @dataclasses.dataclass(frozen=True)
 class Decay:
-    """A simulation's setting; the defaults are section 3.4's.
+    """The setting of a simulation; the defaults are those of section 3.4.
 
-    The paper does not say which vectors it scores, that is, A_j and phi_j:
+    The paper does not say which vectors it uses, that is, A_j and phi_j. Here they are one of:
 
-    - "equal": query and key are the same vector with A_j = 1, phi_j = 0: how RoPE's decay is usually drawn. Up to a
-      factor it is also what random vectors score on average, if they are drawn with a positive correlation.
-    - "gaussian": one query and one key, drawn independently from N(0, 1) with `seed`. On average over draws such a
-      pair scores 0, and its square the same, at every distance: there is nothing to decay.
+    - "equal": query and key are the same vector with A_j = 1, phi_j = 0, as RoPE's decay is usually drawn. Up to a
+      factor, this is also the mean score of random vectors that are positively correlated.
+    - "gaussian": one query and one key, drawn independently from N(0, 1) with `seed`. At every distance, the mean of
+      the score over draws is 0 and the mean of its square is the same: there is nothing to decay.
     - "bound": the mean size of the partial sums of exp(i k theta_j), which bounds every score up to a factor that
-      holds the vectors alone (RoFormer, section 3.4.3); contrasted, of the weighted sum of both.
+      depends only on the vectors (RoFormer, section 3.4.3); contrasted: the same of the weighted sum of both.
 
     Args:
         base: B, more than 1.
         over_base: B', more than 1 and at most B.
-        alpha: of the transition function, 0 to 10.
-        beta: contrast intensity, 0 to 1000.
+        alpha: slope of the transition function, 0 to 10.
+        beta: strength of the contrast, 0 to 1000.
         d: dimensions of a head, even, 2 to 65536.
         length: distances 0 to length - 1, 16 to 2**22.
-        transition: "exponential" (Eq. 4), or "none": theta* = theta', which section A.1 is about.
+        transition: "exponential" (Eq. 4), or "none": theta* = theta', as in section A.1.
         vectors: "equal", "gaussian" or "bound".
-        seed: of "gaussian".
+        seed: for "gaussian".
 
     Raises:
         ValueError: a value is out of range.
@@ -94,7 +94,7 @@ class Decay:
         return np.abs(q) * np.abs(k), np.angle(q) - np.angle(k)
 
     def at(self, distance: npt.ArrayLike) -> Curves:
-        """The three curves at any distances, as shares of the largest value that the standard one could take."""
+        """The three curves at given distances, as shares of the largest value that the standard one could take."""
         k = np.asarray(distance, np.float64)
         theta, over = self.theta, self.theta_over
         if self.vectors == "bound":
@@ -140,9 +140,9 @@ class Rates:
 
     Attributes:
         power: p of an envelope like k^-p.
-        log: the share of the largest score that is lost as the distance grows by a factor e.
-        far: the same from the root of the longest distance on. Where the over-rotated curve has reached its floor, the
-            contrasted one is 1 + beta times the standard one, and so is what it loses.
+        log: the share of the largest score that is lost when the distance grows by a factor e.
+        far: the same, from the square root of the longest distance on. Where the over-rotated curve has reached its
+            floor, the contrasted one is 1 + beta times the standard one, and loses 1 + beta times as much.
     """
 
     power: float
@@ -180,15 +180,15 @@ def _partial_sums(distance: Array, terms: tuple[tuple[float, Array], ...]) -> Ar
 
 
 def envelope(values: Array) -> Array:
-    """The least curve above |S| that never rises: E(k) = max of |S(k')| over k' >= k."""
+    """The lowest curve above |S| that never rises: E(k) = max of |S(k')| over k' >= k."""
     return np.maximum.accumulate(np.abs(values)[::-1])[::-1]
 
 
 def bins(distance: Array, values: Array, n: int = 64) -> dict[str, Array]:
-    """A curve in at most n parts of equal width in ln k, from distance 1 on.
+    """A curve in at most n bins of equal width in ln k, from distance 1 on.
 
     Returns:
-        distance (the geometric mean of those in a part), mean, low and high, one for each part that is not empty.
+        distance (the geometric mean in a bin), mean, low and high, one for each bin that is not empty.
     """
     k, v = distance[distance >= 1], values[distance >= 1]
     edges = np.geomspace(k.min(), k.max() * (1 + 1e-12), n + 1)
@@ -207,7 +207,7 @@ def power_rate(distance: Array, values: Array) -> float:
     """The algebraic decay rate p, as if the envelope were k^-p.
 
     Minus the slope of the least-squares line through ln E(k) over ln k, E as in envelope(), at the first distance of
-    each of 64 parts of equal width in ln k: so each doubling of the distance counts alike.
+    each of 64 bins of equal width in ln k, so that each doubling of the distance has the same weight.
     """
     k, e = distance[distance >= 1], envelope(values)[distance >= 1]
     at = np.unique(np.searchsorted(k, np.geomspace(k.min(), k.max(), 65)[:-1]))
@@ -215,12 +215,11 @@ def power_rate(distance: Array, values: Array) -> float:
 
 
 def log_rate(distance: Array, values: Array) -> float:
-    """What is lost, as a share of the largest score, when the distance grows by a factor e.
+    """The share of the largest score that is lost when the distance grows by a factor e.
 
-    Minus the slope of the least-squares line through S over ln k, S averaged in 64 parts of equal width in ln k. With
-    equal vectors S(k) = 1 - (ln k + 0.577) / ln B while 1 << k << B, so it is 1 / ln B whatever d is. It is linear in
-    the curve: the contrasted one loses (1 + beta) times what the standard loses less beta times what the over-rotated
-    does.
+    Minus the slope of the least-squares line through S over ln k, with S averaged in 64 bins of equal width in ln k.
+    With equal vectors S(k) = 1 - (ln k + 0.577) / ln B while 1 << k << B, so the rate is 1 / ln B for every d. It is
+    linear in the curve: contrasted rate = (1 + beta) standard rate - beta over-rotated rate.
     """
     parts = bins(distance, values)
     return -_slope(np.log(parts["distance"]), parts["mean"])
@@ -233,7 +232,7 @@ def _slope(x: Array, y: Array) -> float:
 
 # -- the grid of Figure 4 ---------------------------------------------------------------------------------------------
 
-# the paper names what it varied, and gives no values
+# the paper names the parameters that it varied, but not their values
 GRID: Mapping[str, tuple[float, ...]] = {
     "d": (32, 128, 512, 2048),
     "beta": (0.3, 0.6, 1.5, 2.5),

@@ -1,4 +1,7 @@
-"""What the contrast does, token by token: the candidates before it, behind L*, and after it."""
+"""What the contrast does, token by token: the candidates' probabilities in L, in L* and after the contrast.
+
+L are the model's own logits, L* those of PCD's second, local-aware evaluation.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ class Candidate:
     Attributes:
         token: its id.
         text: in quotes, safe for a terminal; "(end)" for the end of the answer.
-        before, rank_before: its probability in L, and how many tokens stand before it there, plus 1.
-        over_rotated: its probability in L*; None where L* was not evaluated, since a single token was plausible.
-        after: its probability in the contrasted row; 0 where it is excluded.
-        rank_after: its rank there; None where it is excluded.
-        is_chosen: the token that was written.
-        is_gold: whether it brings the answer nearer to the right one.
+        before, rank_before: its probability and its rank in L, from 1.
+        over_rotated: its probability in L*; None if L* was not evaluated, since only one token was plausible.
+        after: its probability in the contrasted logits; 0 if it is excluded.
+        rank_after: its rank there; None if it is excluded.
+        is_chosen: whether it is the token that was written.
+        is_gold: whether it continues the right answer.
     """
 
     token: int
@@ -48,8 +51,8 @@ class Step:
 
     Attributes:
         index: from 0.
-        text: the token's, as Candidate.text.
-        candidates: the best of either row and the best gold one, as they stand after the contrast.
+        text: the token's text, as Candidate.text.
+        candidates: the best ones before and after the contrast, and the best gold one, sorted as after the contrast.
         is_changed: whether plain decoding would have written another token here.
     """
 
@@ -72,13 +75,13 @@ def explain(
     n_top: int = 5,
     gold: str | None = None,
 ) -> Iterator[Step]:
-    """Answer a prompt greedily with PCD and tell of every token how it came to be.
+    """Answer a prompt greedily with PCD, and give the candidates of every token.
 
     Args:
-        tokens: the prompt's.
+        tokens: the prompt's tokens.
         n_tokens: at most so many are generated; the end of the answer is the last.
-        n_top: candidates of L and of the contrasted row, each.
-        gold: the right answer, whose tokens are marked as long as the answer follows it.
+        n_top: number of candidates from L, and from the contrasted logits.
+        gold: the right answer; its tokens are marked as long as the answer follows it.
 
     Raises:
         ValueError: the prompt is empty or does not fit, or gold is empty.

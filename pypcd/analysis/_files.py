@@ -1,4 +1,4 @@
-"""Data beside the pictures: CSV for tables, JSON for everything."""
+"""The data behind the pictures: CSV for tables, JSON for everything."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["open_folder", "write_csv", "write_json"]
 
 
 def open_folder(path: pathlib.Path) -> pathlib.Path:
-    """A folder, made if need be.
+    """A folder, created if it does not exist.
 
     Raises:
         ValueError: it is a file.
     """
     if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file; allowed: a folder, which is made if there is none")
+        raise ValueError(f"{path} is a file; allowed: a folder, which is created if it does not exist")
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def write_csv(path: pathlib.Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> pathlib.Path:
-    """Numbers with what float64 needs to be the same again; None is empty."""
+    """Write a table, with enough digits to read the same float64 again; None becomes an empty field."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)

@@ -31,7 +31,7 @@ class Layer:
         q: float64[n_heads, d], the last token's queries before rotation.
         k: float64[n_tokens, n_heads_kv, d], all keys before rotation.
         theta: float64[n_rot / 2], the model's frequencies, radians per position.
-        pairing: which dimensions turn together: "norm" or "neox", as in block_scores().
+        pairing: which two dimensions are rotated together: "norm" or "neox", as in block_scores().
     """
 
     q: Array
@@ -41,15 +41,15 @@ class Layer:
 
 
 def read_layers(llm: Llama, tokens: Sequence[int]) -> dict[int, Layer]:
-    """Evaluate a text in one micro-batch and take apart what its layers rotate.
+    """Evaluate a text in one micro-batch, and read the queries and keys of its layers.
 
-    That a tensor is what is rotated, and how, is checked and not guessed: turned by theta it must be the tensor that
-    llama.cpp's graph names behind it.
+    Which tensors are rotated, and how, is checked and not guessed: a tensor rotated by theta must equal another tensor of
+    llama.cpp's graph.
 
     Raises:
         ValueError: the text does not fit in one micro-batch.
-        UnsupportedError: no layer's rotation is found: there is none, or it is not by the plain frequencies of the
-            model's base (scaled ones and sections are not known here).
+        UnsupportedError: no layer's rotation is found: there is none, or it does not use the plain frequencies of the
+            model's base (scaled frequencies and sections are not handled here).
     """
     n_ubatch = min(llm.context_params.n_ubatch, llm.n_batch)
     if not 1 < len(tokens) <= n_ubatch:
@@ -74,13 +74,14 @@ def read_layers(llm: Llama, tokens: Sequence[int]) -> dict[int, Layer]:
                 break
     if not layers:
         raise UnsupportedError(
-            "no layer of this model shows queries and keys that are rotated by the plain frequencies of its base"
+            "none of this model's layers has queries and keys that are rotated by the plain frequencies of its base; use "
+            "another model"
         )
     return layers
 
 
 def _named(seen: Any, name: str, il: int) -> list[Array]:
-    """The tensors of this layer whose name begins so, in the order of evaluation: [n_tokens, n_heads, d]."""
+    """The tensors of a layer whose name has this prefix, in the order of evaluation: [n_tokens, n_heads, d]."""
     return [
         np.asarray(array[0], np.float64)
         for key, arrays in seen.items()
@@ -91,7 +92,7 @@ def _named(seen: Any, name: str, il: int) -> list[Array]:
 
 
 def _rotated(candidates: Sequence[Array], theta: Array, pairing: str) -> Array | None:
-    """The candidate that, rotated by its position, is another one."""
+    """The candidate that, rotated by its positions, equals another candidate."""
     for before in candidates:
         if before.shape[-1] < 2 * len(theta):
             continue

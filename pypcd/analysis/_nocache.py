@@ -1,7 +1,7 @@
-"""PCD with the key-value cache against PCD without one: are they the same numbers?
+"""Checks whether PCD computes the same numbers with the KV cache as without it.
 
-With it, a prompt is evaluated once and each generated token by itself. Without it, every step evaluates the whole
-text again from an empty cache. What differs between the two can only be the cache, or the rounding of other batches.
+With the cache, a prompt is evaluated once and each generated token by itself. Without it, every step evaluates the whole
+text again from an empty cache. So a difference can only come from the cache, or from rounding in other batch sizes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ METHODS = {name: setting_of(name) for name in ("greedy", "pcd", "pcd:cache=share
 
 @dataclasses.dataclass(frozen=True)
 class CacheCheck:
-    """One method.
+    """The result for one method.
 
     Attributes:
         method: its name.
-        refusal: why this model cannot run it; all else is then 0 or None.
-        n_steps: tokens that were compared, of all prompts.
-        n_equal: steps at which both write the same token.
-        standard: the largest difference of L.
-        over_rotated: the largest difference of L*; None without PCD.
-        effect: the largest difference of L* and L, to compare with; None without PCD.
+        refusal: why this model cannot run it; then everything else is 0 or None.
+        n_steps: number of tokens compared, over all prompts.
+        n_equal: number of steps at which both choose the same token.
+        standard: the largest difference in L, with and without the cache.
+        over_rotated: the same in L*; None without PCD.
+        effect: the largest difference between L* and L, for comparison; None without PCD.
         spread: the standard deviation of L over the vocabulary, mean over steps.
     """
 
@@ -60,12 +60,12 @@ def check_cache(
     *,
     n_tokens: int = 4,
 ) -> list[CacheCheck]:
-    """Answer prompts with the cache, and evaluate the same texts without.
+    """Answer prompts with the cache, and evaluate the same texts without it.
 
     Args:
-        prompts: the tokens of each.
+        prompts: the tokens of each prompt.
         methods: names and settings.
-        n_tokens: steps of each answer.
+        n_tokens: tokens of each answer.
 
     Raises:
         ValueError: there is no prompt, or one does not fit in the context with n_tokens more.
@@ -94,7 +94,7 @@ def check_cache(
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """What one evaluation gave: the row that tokens are chosen from, L, and L* if there is PCD."""
+    """The result of one evaluation: the logits that tokens are chosen from, L, and with PCD also L*."""
 
     seen: Logits
     standard: Logits
@@ -132,7 +132,7 @@ def _rows(llm: Llama, row: Logits, setting: PCDConfig | None) -> _Rows:
 
 def _compare(method: str, pairs: Sequence[tuple[_Rows, _Rows]]) -> CacheCheck:
     def largest(rows: Sequence[tuple[Logits | None, Logits | None]]) -> float | None:
-        # where a single token is plausible there is no L*
+        # if only one token is plausible, there is no L*
         both = [(a, b) for a, b in rows if a is not None and b is not None]
         return max((float(np.abs(a - b).max()) for a, b in both), default=None)
 

@@ -1,4 +1,4 @@
-"""An explanation as a page of HTML: one file, no scripts, nothing fetched; all text of model and prompt is escaped."""
+"""An explanation as an HTML page: one file, no scripts, no downloads; all text of model and prompt is escaped."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _BAR = 7.0  # em, for a probability of 1
 
 
 def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step]) -> str:
-    """A page.
+    """The page as HTML.
 
     Args:
-        facts: shown on top, name and value.
-        prompt: what was asked.
+        facts: names and values shown at the top.
+        prompt: the prompt's text.
     """
     shown = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items())
     answer = " ".join(
@@ -58,7 +58,7 @@ def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step]) -> str:
     )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        # no script runs and nothing is fetched, whatever a prompt may hold
+        # no script runs and nothing is downloaded, whatever the prompt contains
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>pypcd explain</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
@@ -95,6 +95,6 @@ def _bar(kind: str, p: float) -> str:
 
 
 def _text(text: str) -> str:
-    """Escaped, and without control codes and characters that turn the direction of what follows."""
+    """Escaped, and without control codes and characters that change the direction of text."""
     kept = (c if c.isprintable() or c in "\n\t" or unicodedata.category(c) == "Zs" else "\ufffd" for c in text)
     return html.escape("".join(kept))

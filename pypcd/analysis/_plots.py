@@ -1,5 +1,5 @@
-"""Figures for print and for every eye: colours that the colour-blind can tell apart (Okabe and Ito), and each curve
-also with a line style or marker of its own. The same data gives the same file, byte for byte. Needs matplotlib."""
+"""Figures for print and for the colour-blind: colours of Okabe and Ito, and a line style or marker of its own for each
+curve. The same data gives the same file, byte for byte. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _RC: dict[Any, Any] = {
 
 
 def require() -> None:
-    """Say at once, not after an hour of measuring, that there will be no pictures.
+    """Check for matplotlib before measuring, which may take an hour.
 
     Raises:
         PCDError: matplotlib is not installed.
@@ -98,7 +98,7 @@ def require() -> None:
 
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
-    """Whatever the user's own settings are, a figure looks the same."""
+    """A block with our own matplotlib settings, so that the user's do not change a figure."""
     require()
     import matplotlib  # type: ignore[import-not-found]
 
@@ -109,7 +109,7 @@ def _style() -> Iterator[None]:
 
 
 def _figure(width: float, height: float, **kwargs: Any) -> tuple[Any, Any]:
-    """Inches. Without pyplot, which keeps every figure and looks for a window."""
+    """A figure of a size in inches. Not by pyplot, which keeps every figure and looks for a window."""
     from matplotlib.figure import Figure  # type: ignore[import-not-found]
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -117,7 +117,7 @@ def _figure(width: float, height: float, **kwargs: Any) -> tuple[Any, Any]:
 
 
 def kind(path: pathlib.Path) -> str:
-    """The format that a picture's suffix names.
+    """The format of a picture, from its suffix.
 
     Raises:
         ValueError: it is not one of FORMATS.
@@ -148,7 +148,7 @@ def save(figure: Any, path: pathlib.Path) -> pathlib.Path:
 
 
 def decay(curves: Curves) -> Any:
-    """Figure 3b: scores over distance, the mean and the span of each part of the axis."""
+    """Figure 3b: scores over distance, with mean and range in bins of the distance."""
     with _style():
         figure, axes = _figure(4.6, 3.0)
         _decay_curves(axes, curves)
@@ -173,7 +173,7 @@ _GREEK = {"d": "d", "beta": "β", "alpha": "α", "base": "B", "over_base": "B'"}
 
 
 def decay_grid(cases: Sequence[tuple[str, float, Curves]]) -> Any:
-    """Figure 4: the same, one value changed at a time: a row for each name, a column for each of its values."""
+    """Figure 4: the same with one value changed at a time: a row for each name, a column for each of its values."""
     rows: dict[str, list[tuple[float, Curves]]] = {}
     for name, value, curves in cases:
         rows.setdefault(name, []).append((value, curves))
@@ -206,7 +206,7 @@ def _number(value: float) -> str:
 
 
 def salience(rows: Sequence[SalienceRow]) -> Any:
-    """Figure 2: S(L) over length; left of all questions, right of those that plain decoding gets wrong."""
+    """Figure 2: S(L) over length; left for all questions, right for those that plain decoding gets wrong."""
     with _style():
         figure, (left, right) = _figure(6.4, 2.8, ncols=2, sharey=True)
         for axes, field, title in (
@@ -225,7 +225,7 @@ def salience(rows: Sequence[SalienceRow]) -> Any:
 
 
 def ranks(by_method: Mapping[str, Sequence[int]]) -> Any:
-    """Figure 3a: the ranks of the gold token, in percent of the questions."""
+    """Figure 3a: the ranks of the gold token (the right answer's first one), in percent of the questions."""
     with _style():
         figure, axes = _figure(4.6, 2.8)
         width = 0.8 / len(by_method)
@@ -262,7 +262,7 @@ def _rank_labels() -> list[str]:
 
 
 def logits(rows: Sequence[SalienceRow]) -> Any:
-    """Figure 5: mean logits of the gold token and of the best others over length, a panel for each method."""
+    """Figure 5: mean logits of the gold token and of the best other tokens over length, a panel for each method."""
     by_method = _by_method(rows)
     with _style():
         figure, panels = _figure(3.2 * len(by_method), 2.9, ncols=len(by_method), squeeze=False)
@@ -374,7 +374,8 @@ def seeds(panels: Mapping[str, Mapping[str, Sequence[Sequence[tuple[float, float
 
 
 def spectrum(result: Spectrum) -> Any:
-    """What each block adds to the scores over distance, before and after over-rotation; where attention goes."""
+    """Each block's contribution to the scores over distance, before and after over-rotation; the attention over distance;
+    and the change of its reach when one block is over-rotated."""
     with _style():
         figure, panels = _figure(7.2, 5.0, nrows=2, ncols=2)
         n_blocks = len(result.reach_alone)
@@ -428,11 +429,11 @@ def decisive_token(
     """A token where PCD and plain decoding differ: its candidates in L, in L* and after the contrast, and both answers.
 
     Args:
-        step: one with is_changed.
-        plain, pcd: what each wrote from this token on.
-        beta: the contrast intensity.
-        before: what both wrote before it.
-        is_right: of plain's answer and of PCD's; None: unknown.
+        step: the token's step, with is_changed.
+        plain, pcd: the text of each answer from this token on.
+        beta: strength of the contrast.
+        before: the text that both wrote before it.
+        is_right: whether plain's answer is right, and whether PCD's is; None: unknown.
     """
     theirs = min(step.candidates, key=lambda c: c.rank_before)
     ours = next(c for c in step.candidates if c.is_chosen)
@@ -473,7 +474,7 @@ def decisive_token(
 
 
 def _drawable(text: str, n: int, *, from_end: bool = False) -> str:
-    """At most n characters; one that cannot be printed, or that the font does not have, becomes an escape."""
+    """At most n characters of a text; those that are not printable or not in the font are escaped."""
     from matplotlib.font_manager import findfont, get_font  # type: ignore[import-not-found]
 
     font = get_font(findfont(_RC["font.family"]))

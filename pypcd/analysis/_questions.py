@@ -10,7 +10,7 @@ from pypcd.evaluation.tasks._sample import Task, Tokenizer
 __all__ = ["Question", "questions"]
 
 Question = tuple[Prompt, Sequence[str]]
-"""A prompt and what may be answered to it."""
+"""A prompt and its right answers."""
 
 
 def questions(task: Task, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int = 0) -> Iterator[Question]:

@@ -1,4 +1,7 @@
-"""Posterior salience (Eq. 1 of the paper): how high the right answer stands where the answer begins."""
+"""Posterior salience (Eq. 1 of the paper): how high the right answer ranks at the position where the answer begins.
+
+The gold token is the most probable token that can begin the right answer. Its rank under one method is a reading.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,16 @@ Settings = Mapping[str, Optional[PCDConfig]]
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """One question's gold token under one method, where the answer begins.
+    """One question's gold token under one method, at the position where the answer begins.
 
     Attributes:
         index: the question's number.
         method: the setting's name.
-        n_tokens: of the prompt.
-        n_skipped: tokens written before the answer, such as a quotation mark.
-        rank: the gold token's, from 1 (Eq. 1).
-        gold: its text, for a reader.
-        gold_logit: None where PCD excluded it, since it is not among the gamma most probable.
+        n_tokens: number of tokens of the prompt.
+        n_skipped: number of tokens written before the answer, such as a quotation mark.
+        rank: the gold token's rank, from 1 (Eq. 1).
+        gold: its text, in quotes and safe for a terminal.
+        gold_logit: its logit; None if PCD excluded it, since it is not plausible.
         competitors: the best other tokens, text and logit, best first; without excluded ones.
     """
 
@@ -63,16 +66,16 @@ def salience(ranks: Iterable[int]) -> float | None:
 def measure(
     session: Session, questions: Iterable[Question], settings: Settings, vocabulary: Vocabulary, *, chat: bool = False
 ) -> Iterator[list[Reading]]:
-    """Read where the answer begins, for one question after the other.
+    """Find the gold token's rank where the answer begins, for one question after another.
 
-    That is the first position at which plain decoding would not write a quotation mark, space, colon or backslash;
-    what it writes before is given to every method. The gold token is, of those that the answer can begin with, the
-    one that stands highest in the row (both as the paper's authors have it). PCD leaves tokens that it excludes behind
-    all others, in the order of L.
+    The answer begins at the first position where plain decoding does not write a quotation mark, space, colon or
+    backslash; every method gets the tokens that plain decoding writes before it. Of the tokens that can begin the right
+    answer, the one with the highest logit is the gold token. Both are as in the paper's authors' code. Tokens that PCD
+    excludes rank behind all others, in the order of L.
 
     Args:
         settings: by name; None is plain decoding.
-        chat: ask through the model's chat template.
+        chat: use the model's chat template.
 
     Returns:
         The readings of a question, one for each setting, in their order.
@@ -125,22 +128,22 @@ class SalienceRow:
     """One method at one length: a line of the table.
 
     Attributes:
-        length: that was asked for, in tokens, with the answer.
+        length: the requested length in tokens, with the answer.
         n_tokens: mean length of the prompts.
-        n: questions.
-        salience: S(L) of all questions.
-        n_wrong: questions whose gold token plain decoding does not rank first.
-        salience_wrong: S(L) of these, the same questions for every method.
-        n_own_wrong: questions whose gold token this method does not rank first.
-        salience_own_wrong: S(L) of those: what the authors draw. A method that mends questions takes them out of it.
-        median_rank: of all questions.
-        worst_rank: of all questions.
-        difference: S(L) less plain decoding's, of all questions.
+        n: number of questions.
+        salience: S(L) over all questions.
+        n_wrong: number of questions whose gold token plain decoding does not rank first.
+        salience_wrong: S(L) over these, the same questions for every method.
+        n_own_wrong: number of questions whose gold token this method does not rank first.
+        salience_own_wrong: S(L) over those, as the authors plot it. Questions that the method corrects drop out of it.
+        median_rank: over all questions.
+        worst_rank: over all questions.
+        difference: S(L) minus plain decoding's, over all questions.
         low, high: its 95% bootstrap interval over questions.
-        p: of the sign test, on which of the two ranked the gold token higher.
-        is_clear: whether this shows a difference, by the rule of evaluations.
-        gold_logit: mean over the questions whose gold token is not excluded; None if there is none.
-        competitor_logits: means of the best other tokens', best first.
+        p: p of the sign test on which of the two ranked the gold token higher.
+        is_clear: whether this shows a difference, by the same rule as in evaluations.
+        gold_logit: mean over the questions whose gold token is not excluded; None if there are none.
+        competitor_logits: mean logits of the best other tokens, best first.
     """
 
     length: int
@@ -164,7 +167,7 @@ class SalienceRow:
 
 
 def salience_rows(length: int, readings: Sequence[Sequence[Reading]]) -> list[SalienceRow]:
-    """What readings of one length say, a row for each method; "greedy", plain decoding, must be among them."""
+    """The readings of one length as table rows, one for each method; "greedy" (plain decoding) must be among them."""
     by_method: dict[str, list[Reading]] = {}
     for of_one in readings:
         for reading in of_one:
@@ -174,7 +177,7 @@ def salience_rows(length: int, readings: Sequence[Sequence[Reading]]) -> list[Sa
     made = []
     for method, items in by_method.items():
         ranks = np.array([r.rank for r in items])
-        compared = paired((1 / ranks).tolist(), (1 / plain).tolist())  # in points, that is hundredths
+        compared = paired((1 / ranks).tolist(), (1 / plain).tolist())  # in points: hundredths
         golds = [r.gold_logit for r in items if r.gold_logit is not None]
         columns = [
             [r.competitors[i][1] for r in items if len(r.competitors) > i]

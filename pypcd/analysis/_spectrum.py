@@ -1,7 +1,8 @@
-"""One layer's attention, taken apart into its frequency blocks, before and after over-rotation.
+"""One layer's attention, split into its frequency blocks, before and after over-rotation.
 
-The score of a query and a key at distance k is a sum over the blocks, A_j cos(k theta_j + phi_j) (Lemma A.2);
-over-rotation leaves A_j and phi_j and turns theta_j into rho_j theta_j. Knows nothing of models.
+A block is a pair of dimensions that RoPE rotates together, with one frequency theta_j. The score of a query and a key at
+distance k is a sum over the blocks, A_j cos(k theta_j + phi_j) (Lemma A.2). Over-rotation changes theta_j to
+rho_j theta_j and leaves A_j and phi_j. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ PAIRINGS = ("norm", "neox")
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """A layer with one table of frequencies; means over its heads.
+    """A layer's attention with one table of frequencies; means over its heads. A bin is a range of distances.
 
     Attributes:
-        score: float64[n_bins], the mean score, scaled as attention scales it.
-        contribution: float64[n_bins, n_blocks], the mean of what each block adds to it.
-        share: float64[n_bins, n_blocks], each block's part of the sum of the blocks' absolute values; rows sum to 1.
-        attention: float64[n_bins], the probability that falls on each bin; sums to 1.
-        reach: the mean distance that is attended to, in tokens.
+        score: float64[n_bins], the mean score, scaled as in attention.
+        contribution: float64[n_bins, n_blocks], the mean contribution of each block to it.
+        share: float64[n_bins, n_blocks], each block's share of the sum of the blocks' absolute values; rows sum to 1.
+        attention: float64[n_bins], the attention weight of each bin; sums to 1.
+        reach: the mean distance weighted by attention, in tokens.
     """
 
     score: Array
@@ -39,13 +40,13 @@ class Side:
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """What over-rotation does to a layer.
+    """The effect of over-rotation on a layer.
 
     Attributes:
         edges: int64[n_bins + 1]: bin i holds the distances edges[i] to edges[i + 1] - 1.
         before, after: with theta and with rho theta.
-        reach_alone: float64[n_blocks], the reach with this block alone over-rotated. Where it is less than
-            before.reach, the block sharpens attention towards the near; where it is more, it blurs it.
+        reach_alone: float64[n_blocks], the reach when only this block is over-rotated. If it is less than before.reach,
+            the block moves attention to nearer tokens; if it is more, to farther ones.
     """
 
     edges: npt.NDArray[np.int64]
@@ -57,14 +58,14 @@ class Spectrum:
 def block_scores(
     q: npt.ArrayLike, k: npt.ArrayLike, distance: npt.ArrayLike, theta: npt.ArrayLike, *, pairing: str = "neox"
 ) -> Array:
-    """What each frequency block adds to the score of one query and every key.
+    """The contribution of each frequency block to the score of one query and every key.
 
     Args:
         q: float[d], before rotation.
         k: float[n_keys, d], before rotation.
-        distance: [n_keys], the query's position less the key's.
-        theta: float[n_blocks], radians per position; the dimensions behind 2 n_blocks are not rotated.
-        pairing: as llama.cpp calls it: "norm": dimensions 2j and 2j + 1 are a block; "neox": j and j + n_blocks.
+        distance: [n_keys], the query's position minus the key's.
+        theta: float[n_blocks], radians per position; the dimensions after the first 2 n_blocks are not rotated.
+        pairing: by llama.cpp's names: "norm": dimensions 2j and 2j + 1 are a block; "neox": j and j + n_blocks.
 
     Returns:
         float64[n_keys, n_blocks], not scaled; with a last column for the dimensions that are not rotated, if any.
@@ -106,17 +107,17 @@ def spectrum(
     scale: float | None = None,
     n_bins: int = 24,
 ) -> Spectrum:
-    """Take apart the attention of the last position.
+    """Split the attention of the last position into its frequency blocks.
 
     Args:
         q: float[n_heads, d], the last position's queries before rotation.
         k: float[n_keys, n_heads_kv, d], all positions' keys before rotation, the last position's own included;
-            n_heads is a multiple of n_heads_kv, and each key head serves as many neighbouring query heads.
+            n_heads is a multiple of n_heads_kv, and each key head serves n_heads / n_heads_kv adjacent query heads.
         theta: float[n_blocks], the model's frequencies, radians per position.
-        rho: float[n_blocks], by how much each is over-rotated.
+        rho: float[n_blocks], the factor by which each frequency is over-rotated.
         pairing: see block_scores().
-        scale: of the scores; None: 1 / sqrt(d).
-        n_bins: parts of equal width in ln(1 + distance), of which empty ones are left out.
+        scale: factor of the scores; None: 1 / sqrt(d).
+        n_bins: number of bins of equal width in ln(1 + distance); empty ones are left out.
 
     Raises:
         ValueError: shapes do not fit.
@@ -129,7 +130,7 @@ def spectrum(
             "n_heads a multiple of n_heads_kv"
         )
     if slow.shape != turned.shape:
-        raise ValueError(f"theta has the shape {slow.shape} and rho {turned.shape}; both need [n_blocks]")
+        raise ValueError(f"theta has the shape {slow.shape} and rho {turned.shape}; allowed: [n_blocks] for both")
     if n_bins < 1:
         raise ValueError(f"n_bins is {n_bins}; allowed: an integer of at least 1")
     scale = queries.shape[1] ** -0.5 if scale is None else scale
@@ -154,7 +155,7 @@ def spectrum(
 
 
 class _Sums:
-    """Adds up a side's figures head by head: all heads at once would take much memory."""
+    """Sums a side's figures head by head: all heads at once would take too much memory."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[Array, Array, Array, float]] = []

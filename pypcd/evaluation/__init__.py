@@ -1,4 +1,4 @@
-"""Does a decoding method help a model, how much, at what length, and is that luck?
+"""Measures whether a decoding method helps a model, by how much, at what length, and whether that is more than chance.
 
 plan = Plan("model.gguf", tasks=("kv",), methods=("greedy", "pcd"), lengths=(2048,), n=300)
 outcome = evaluate(plan, Directory("run"))

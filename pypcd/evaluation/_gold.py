@@ -1,4 +1,7 @@
-"""Where an answer leaves the right one: the gold token's rank and salience there (Eq. 1)."""
+"""The point where an answer first differs from the right one, and the gold token's rank and salience there (Eq. 1).
+
+The gold text is the right answer; the gold token is the one that would have continued it. Salience is 1 / rank.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ __all__ = ["Gold"]
 
 
 class Gold:
-    """Follows an answer token by token until it leaves the gold text; `look` is a method's look argument.
+    """Follows an answer token by token until it differs from the gold text; pass `look` to a method as its look argument.
 
-    Where it does, the gold token is the best of those that would have gone on.
+    Of several tokens that would continue the gold text, the most probable one counts.
 
     Attributes:
-        rank: the gold token's rank in the row from which the first differing token was chosen, 1 where none differs;
-            None while nothing is known: the answer ended on the way, or nothing looked.
+        rank: the gold token's rank in the logits from which the first differing token was chosen; 1 if none differs.
+            None if not known: the answer ended before it differed or was complete, or `look` was never called.
     """
 
     def __init__(self, vocabulary: Vocabulary, gold: str) -> None:
@@ -32,7 +35,7 @@ class Gold:
             return
         text = self._vocabulary.text(token)
         written = (self._written + text).lstrip(SKIPPED)
-        if text and written.startswith(self._gold):  # complete, whatever the same token says behind it
+        if text and written.startswith(self._gold):  # complete, whatever else the token contains
             self.rank = 1
         elif text and self._gold.startswith(written):
             self._written += text

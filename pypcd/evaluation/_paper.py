@@ -1,4 +1,4 @@
-"""The paper's Tables 1 to 3 (arXiv 2506.08371) with one's own figures beside them."""
+"""The paper's Tables 1 to 3 (arXiv 2506.08371), with the figures of a run next to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pypcd.evaluation._stats import interval
 
 __all__ = ["PAPER_TABLES", "PaperTable"]
 
-# Table 1: each value alone changed from alpha 0.2, beta 2.5, B'/B 1e-4, gamma 30
+# Table 1: one value at a time changed from alpha 0.2, beta 2.5, B'/B 1e-4, gamma 30
 SWEEP: dict[str, tuple[Any, ...]] = {
     "alpha": (0.1, 0.2, 0.3, 0.4, 0.5),
     "beta": (1.0, 1.5, 2.0, 2.5, 3.0, 4.0),
@@ -66,7 +66,7 @@ TABLE_3 = {
     "longbench-hotpotqa": {"greedy": 15.22, "ms-poe": 17.16, "segr": 8.31, "rephrase": 13.28, "pcd": 15.29},
 }
 
-# what a reader should know of the printed figures
+# what a reader should know about the printed figures
 NOTES = {
     "table1": """\
 - The paper's Acc. is the mean over the tested range; its base is KV retrieval at 8k with the 262k model, and its own row
@@ -84,10 +84,10 @@ NOTES = {
 
 @dataclasses.dataclass(frozen=True)
 class PaperTable:
-    """One of the paper's tables: what to run for it, and how to lay it out.
+    """One of the paper's tables: what to run for it, and its layout.
 
     Attributes:
-        tasks, lengths, methods: what the paper ran; a run may have other tasks and lengths.
+        tasks, lengths, methods: those of the paper; a run may have other tasks and lengths.
     """
 
     name: str
@@ -96,7 +96,7 @@ class PaperTable:
     methods: tuple[str, ...]
 
     def markdown(self, plan: Plan, records: Mapping[Key, Mapping[str, Any]]) -> str:
-        """The paper's figures and one's own, cell by cell."""
+        """The paper's figures and the run's, cell by cell."""
         table = rows(plan, records)
         body = {"table1": _table_1, "table2": _table_2, "table3": _table_3}[self.name](plan, table)
         title = f"## {self.name.replace('table', 'Table ')} of the paper, and {plan.model}"
@@ -152,7 +152,7 @@ def _table_1(plan: Plan, table: Sequence[Row]) -> list[str]:
 def _table_2(plan: Plan, table: Sequence[Row]) -> list[str]:
     lines: list[str] = []
     for task in plan.tasks:
-        printed = TABLE_2.get("kv-authors" if task in ("kv", "kv-short") else task, {})  # others it has not measured
+        printed = TABLE_2.get("kv-authors" if task in ("kv", "kv-short") else task, {})  # empty: not in the paper
         heads = []
         for i, length in enumerate(plan.lengths):
             paper = f"{TABLE_2_LENGTHS[i] // 1024}k" if i < len(TABLE_2_LENGTHS) else "-"

@@ -1,4 +1,7 @@
-"""What an evaluation is to do, and the directory that holds what it has done."""
+"""The plan of an evaluation, and the directory that holds its answers.
+
+A cell is one task at one length: its questions are answered by every method.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ BASELINE = "greedy"
 Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 
 _UNFINISHED = "run.json.new"
-_FREE = ("tasks", "methods", "lengths")  # a run may be continued with others
-_PLACES = ("model", "data")  # their hashes are compared, not where they are
+_FREE = ("tasks", "methods", "lengths")  # a run may be continued with other ones
+_PLACES = ("model", "data")  # their hashes are compared, not their paths
 _BY_TASK = "data_sha256"
-_MACHINE = ("devices", "pypcd", "llama_cpp_python", "model_bytes")  # what no option changes
+_MACHINE = ("devices", "pypcd", "llama_cpp_python", "model_bytes")  # no option changes these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +36,12 @@ class Plan:
 
     Attributes:
         model: the GGUF file.
-        tasks, methods: names; "greedy", with which the others are compared, is always among the methods.
+        tasks, methods: names; "greedy", which the others are compared with, is always added to the methods.
         lengths: tokens of a prompt with its answer.
-        n: questions in each cell of a task and a length; all that a task has where it has fewer.
-        n_pool: further questions of a cell, for methods that need some (the control).
-        data: where tasks that read files find them.
-        max_tokens: the longest answer; None: the task's own.
+        n: questions in each cell; all of a task's questions if it has fewer.
+        n_pool: number of other questions of the cell that some methods need (the method control); its pool.
+        data: the file or folder for tasks that read files.
+        max_tokens: the longest answer; None: the task's own limit.
     """
 
     model: str
@@ -63,7 +66,7 @@ class Plan:
         check(self, n=Integer(1), seed=Integer(0), n_pool=Integer(1))
 
     def everything(self, counts: Mapping[str, int] | None = None) -> Iterator[Key]:
-        """All that is to be answered, cell by cell and sample by sample; counts: of the tasks' questions, if not n."""
+        """The keys of all answers, cell by cell and sample by sample; counts: how many questions a task has, if not n."""
         for task in self.tasks:
             for length in self.lengths:
                 for index in range((counts or {}).get(task, self.n)):
@@ -72,10 +75,10 @@ class Plan:
 
 
 class Directory:
-    """A run on disk: run.json says what it is, samples.jsonl has one line for each sample and method.
+    """A run on disk: run.json has the plan, samples.jsonl one line for each sample and method.
 
-    Lines are only ever appended, each in one write, so that a run killed at any point goes on where it was: at most one
-    line is cut off, and that one is dropped. The order of lines means nothing.
+    Lines are only appended, each in one write, so that a run killed at any point can continue: at most one line is cut
+    off, and that one is dropped. The order of lines does not matter.
     """
 
     def __init__(self, path: str | pathlib.Path) -> None:
@@ -83,10 +86,10 @@ class Directory:
         self.samples = self.path / "samples.jsonl"
 
     def open(self, plan: Plan, facts: dict[str, Any]) -> dict[Key, dict[str, Any]]:
-        """Begin a run, or go on with one. Returns the records it already has.
+        """Begin a run, or continue one. Returns the records it already has.
 
         Args:
-            facts: of model and versions: they are kept with the run, and a run goes on only where they are the same.
+            facts: facts about model and versions. They are kept with the run; it continues only if they are the same.
 
         Raises:
             ValueError: the directory holds another run, or something else.
@@ -95,13 +98,13 @@ class Directory:
         file = self.path / "run.json"
         if file.exists():
             before = self._read_run(file)
-            if self._has_answers():  # a plan that came to nothing binds nobody
+            if self._has_answers():  # a plan without any answer may be replaced
                 self._compare(before, record)
                 record[_BY_TASK] = {**record.get(_BY_TASK, {}), **before.get(_BY_TASK, {})}
                 for name in _FREE:
                     record[name] = list(dict.fromkeys([*before[name], *record[name]]))
         elif self.path.exists() and any(file.name != _UNFINISHED for file in self.path.iterdir()):
-            raise ValueError(f"{self.path} is not empty and holds no run of pypcd eval; give another directory")
+            raise ValueError(f"{self.path} is not empty and not a run of pypcd eval; give another directory")
         self.path.mkdir(parents=True, exist_ok=True)
         temporary = self.path / _UNFINISHED
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -110,10 +113,10 @@ class Directory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Within, no other process uses this directory (where the system can tell).
+        """A block in which no other process uses this directory (not on Windows).
 
         Raises:
-            ValueError: another one does.
+            ValueError: another process uses it.
         """
         try:
             import fcntl
@@ -140,13 +143,13 @@ class Directory:
         for task, value in record.get(_BY_TASK, {}).items():
             if data.get(task, value) != value:
                 raise ValueError(
-                    f"{self.path} holds another run: {task} had other questions there; give another directory"
+                    f"{self.path} holds another run: there {task} had other questions; give another directory"
                 )
         for name, value in record.items():
             if name not in (*_FREE, *_PLACES, _BY_TASK) and before.get(name) != value:
                 raise ValueError(
                     f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and {value!r} here; "
-                    f"give {'' if name in _MACHINE else 'the same, or '}another directory"
+                    f"give {'' if name in _MACHINE else 'the same value, or '}another directory"
                 )
 
     def append(self, record: dict[str, Any]) -> None:
@@ -161,7 +164,7 @@ class Directory:
             if not isinstance(record, dict) or any(name not in record for name in _FREE):
                 raise ValueError
         except ValueError:
-            raise ValueError(f"{file} is not that of a run of pypcd eval; give another directory") from None
+            raise ValueError(f"{file} was not written by pypcd eval; give another directory") from None
         return record
 
     def _read_samples(self) -> dict[Key, dict[str, Any]]:
@@ -184,7 +187,7 @@ class Directory:
 
 
 def file_sha256(path: str, progress: Callable[[int], object] = lambda n: None) -> str:
-    """A file's SHA-256, told of each part's bytes."""
+    """A file's SHA-256; progress is called with the bytes of each part."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while part := file.read(2**22):

@@ -1,4 +1,4 @@
-"""How far a run is, and how long the rest of it will take. Knows nothing of models or terminals."""
+"""How much of a run is done, and how long the rest will take. Knows nothing of models or terminals."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ _Cell = tuple[str, int, str]  # task, length, method
 class Progress:
     """Follows a run, answer by answer.
 
-    The time left is what the answers still to come will take, at what those of the same method and length have taken;
-    where there are none, at what those of the nearest length have, in proportion to the tokens, and for a method that is
-    new, at the mean of the others. The first answer of a method in a cell may have to prepare something (the control
-    answers other questions first): it counts once a cell. What the clock shows beside the answers' own time, and that
-    processes share the work, is taken to go on.
+    The time left is estimated from the answers so far: each answer to come takes as long as those of the same method and
+    length; if there are none, as long as those of the nearest length, in proportion to the tokens; and for a new method,
+    as long as the mean of the others. The first answer of a method in a cell (a task at a length) may have to prepare
+    something (the method control answers other questions first), so its extra time counts once a cell. The sum is scaled
+    by the time the clock shows over the sum of the answers' own times, which accounts for other work and for several
+    processes.
 
     Args:
         tell: called with this object at the start of each pass and after each answer.
-        clock: seconds.
+        clock: returns seconds.
 
     Attributes:
-        n_questions, n_answers: in all. A question is answered by several methods; where a run goes over its questions
+        n_questions, n_answers: totals. A question is answered by several methods; if a run goes over its questions
             several times, as tune() does, each time counts.
-        n_questions_done, n_answers_done: with those that were there before.
-        n_questions_asked: questions whose answers have been completed now.
-        seconds: since the first answer was begun; 0 before it is there.
+        n_questions_done, n_answers_done: including those from before this run.
+        n_questions_asked: questions completed in this run.
+        seconds: since the first answer was begun; 0 before it is complete.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Progress:
 
     @property
     def n_asked(self) -> int:
-        """Answers that this run asks for in all: not those that were there before."""
+        """How many answers this run makes in all, without those from before."""
         return self._n_asked + sum(self._later.values())
 
     @property
@@ -65,7 +66,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """None while nothing is known."""
+        """Estimated seconds until the end; None before the first answer."""
         taken = sum(map(sum, self._taken.values()))
         if taken <= 0:
             return None
@@ -81,7 +82,7 @@ class Progress:
         return total * max(self.seconds, 0.0) / taken
 
     def expect(self, keys: Iterable[Key]) -> None:
-        """Say what later passes are likely to ask; each call replaces what was said before."""
+        """Set what later passes are likely to need; each call replaces the last one."""
         self.n_answers -= sum(self._later.values())
         self.n_questions -= self._n_questions_later
         keys = list(keys)
@@ -91,7 +92,12 @@ class Progress:
         self.n_questions += self._n_questions_later
 
     def begin(self, keys: Collection[Key], todo: Collection[Key]) -> None:
-        """A pass: all keys of it, and those of them that have no answer yet."""
+        """Begin a pass.
+
+        Args:
+            keys: all keys of the pass.
+            todo: those without an answer yet.
+        """
         self._left = collections.Counter((task, length, method) for task, length, _, method in todo)
         self._open = collections.Counter(key[:3] for key in todo)
         n_questions = len({key[:3] for key in keys})
@@ -103,7 +109,7 @@ class Progress:
         self._tell(self)
 
     def answered(self, key: Key, seconds: float | None) -> None:
-        """An answer is there, and took so long; None: the method was refused."""
+        """Count an answer and the seconds it took; None: this model cannot run the method."""
         task, length, _, method = key
         self._left[task, length, method] -= 1
         self._open[key[:3]] -= 1
@@ -117,7 +123,7 @@ class Progress:
         self._tell(self)
 
     def _by_method(self, which: slice) -> dict[str, dict[int, float]]:
-        """Mean seconds of an answer by method and length: of the first in each cell, or of the others."""
+        """Mean seconds of an answer by method and length: the first answer of each cell, or the others."""
         found: dict[str, dict[int, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
         for (_, length, method), values in self._taken.items():
             if values[which]:
@@ -138,6 +144,6 @@ def _merged(by_method: dict[str, dict[int, float]]) -> dict[int, float]:
 
 
 def _at(length: int, known: dict[int, float]) -> float:
-    """Seconds at a length, from those at the nearest one in proportion to the tokens."""
+    """Seconds at a length: those of the nearest known length, in proportion to the tokens."""
     nearest = min(known, key=lambda other: max(other / length, length / other))
     return known[nearest] * length / nearest

@@ -1,4 +1,4 @@
-"""An evaluation's records as tables: every method against greedy decoding on the same samples."""
+"""An evaluation's records as tables: every method compared with greedy decoding on the same samples."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ MRR: mean reciprocal rank of the gold token where an answer first leaves it, of 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A method in a cell, with the samples that both it and greedy have.
+    """A method in a cell (a task at a length), over the samples that both it and greedy have answered.
 
     Attributes:
         paired: its score and difference to greedy, in points.
-        mrr: mean reciprocal rank of the gold token where an answer leaves it, 1 where it does not (Eq. 1's S).
-        mrr_wrong: the same over answers with a score below 1; None where there are none.
+        mrr: mean reciprocal rank of the gold token (the next one of the right answer) where an answer first differs from
+            it; 1 if it does not differ (Eq. 1's S).
+        mrr_wrong: the same over answers with a score below 1; None if there are none.
         n_tokens: mean length of its answers.
     """
 
@@ -60,8 +61,8 @@ def rows(plan: Plan, records: Mapping[Key, Mapping[str, Any]]) -> list[Row]:
 
 
 def by_depth(plan: Plan, records: Mapping[Key, Mapping[str, Any]], task: str, length: int) -> dict[str, list[Paired]]:
-    """For each method its comparison with greedy in five bands of depth, from the context's start to its end; empty
-    where a task has no depth."""
+    """Each method's comparison with greedy in five bands of depth, the answer's place from the context's start to its
+    end; empty if the task has no depth."""
     result = {}
     for method in plan.methods:
         cell = _cell(plan, records, task, length, method)
@@ -77,7 +78,7 @@ def by_depth(plan: Plan, records: Mapping[Key, Mapping[str, Any]], task: str, le
 def _cell(
     plan: Plan, records: Mapping[Key, Mapping[str, Any]], task: str, length: int, method: str
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Records of the method, each beside greedy's for the same sample."""
+    """Records of the method, each with greedy's for the same sample."""
     both = []
     for index in range(plan.n):
         mine, plain = records.get((task, length, index, method)), records.get((task, length, index, BASELINE))
@@ -106,10 +107,10 @@ def _row(task: str, length: int, method: str, cell: Sequence[tuple[Mapping[str, 
 def markdown(
     plan: Plan, records: Mapping[Key, Mapping[str, Any]], metrics: Mapping[str, str], refused: Mapping[str, str]
 ) -> str:
-    """The tables a reader sees; the same records give the same text.
+    """The tables as Markdown; the same records give the same text.
 
     Args:
-        metrics: each task's metric, in words.
+        metrics: the name of each task's metric.
         refused: methods that the model cannot run, with the reason.
     """
     table = rows(plan, records)

@@ -1,4 +1,4 @@
-"""Runs an evaluation: models, processes, and what is still to be answered."""
+"""Runs an evaluation: loads models, starts processes, makes the missing answers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ __all__ = ["Outcome", "counts_of", "evaluate", "facts", "tasks_of"]
 
 Record = dict[str, Any]
 
-_SPARE = 256  # tokens beside prompt and answer: what an edit adds
-_BARE = 1024  # for a prompt without its context
-_NO_MATTER = ("n_threads", "n_threads_batch", "n_ctx")  # options that do not make another run
+_SPARE = 256  # tokens besides prompt and answer, for what an edit adds
+_BARE = 1024  # tokens for a prompt without its context
+_NO_MATTER = ("n_threads", "n_threads_batch", "n_ctx")  # a run may be continued with other values of these options
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run has.
+    """The result of a run.
 
     Attributes:
         records: by task, length, index and method.
@@ -54,12 +54,12 @@ class Outcome:
 def facts(
     plan: Plan, options: Mapping[str, Any] | None = None, progress: Callable[[int], object] = lambda n: None
 ) -> dict[str, Any]:
-    """What a run depends on beside its plan: the model's and the data's hashes, versions, devices, options of the model.
+    """What a run depends on besides its plan: hashes of model and data, versions, devices, options of the model.
 
-    Threads are left out: with flash attention off, rows do not depend on their number.
+    The number of threads is left out: with flash attention off, logits do not depend on it.
 
     Args:
-        progress: told of each part of the model's file that has been hashed, in bytes.
+        progress: called with the bytes of each part of the model's file that has been hashed.
     """
     path, n_ctx = resolve_model(plan.model), _n_ctx(plan, options or {})
     options = {name: value for name, value in (options or {}).items() if name not in _NO_MATTER}
@@ -79,7 +79,7 @@ def facts(
 
 
 def _n_ctx(plan: Plan, options: Mapping[str, Any]) -> int:
-    """What the longest prompt needs, with all answers to it."""
+    """The context that the longest prompt needs, with all answers to it."""
     if options.get("n_ctx"):
         return int(options["n_ctx"])
     methods, tasks = [parse(name) for name in plan.methods], tasks_of(plan).values()
@@ -103,17 +103,17 @@ def evaluate(
     progress: Progress | None = None,
     indices: Collection[int] | None = None,
 ) -> Outcome:
-    """Answer all that a directory does not hold yet, and keep each answer there at once.
+    """Make the answers that a directory does not have yet, and write each one there at once.
 
-    A sample's prompt is evaluated once for all methods that can share it, and from an empty cache: an answer depends
-    neither on what was answered before nor on the number of processes.
+    A sample's prompt is evaluated once, from an empty cache, for all methods that can share it. So an answer does not
+    depend on earlier answers or on the number of processes.
 
     Args:
-        jobs: processes, each with the model; weights are mapped into memory once.
+        jobs: number of processes, each with the model; weights are mapped into memory once.
         options: further arguments of pypcd.Llama.
-        model_facts: those of facts(), where they are known already.
-        progress: told of all that is to be answered, and of each answer.
-        indices: of the samples to answer; None: all of them.
+        model_facts: the result of facts(), if it is known already.
+        progress: updated with what is to be answered, and with each answer.
+        indices: the samples to answer; None: all of them.
 
     Raises:
         ValueError: a task or method is unknown, a length is too short, or the directory holds another run.
@@ -128,7 +128,7 @@ def evaluate(
         asked = {key[:3]: record["prompt_sha256"] for key, record in records.items()}
 
         keys = [key for key in plan.everything(counts) if indices is None or key[2] in indices]
-        # what went wrong is tried again
+        # answers that failed are tried again
         missing = [key for key in keys if records.get(key, {"error": ""}).get("error") is not None]
         todo: dict[tuple[str, int, int], list[str]] = {}
         for task, length, index, method in missing:
@@ -155,7 +155,7 @@ def evaluate(
 
 
 def tasks_of(plan: Plan) -> dict[str, Task]:
-    """A plan's tasks by name; its data are for those that read some.
+    """A plan's tasks by name; its data go to those that read files.
 
     Raises:
         ValueError, FileNotFoundError: as task().
@@ -164,7 +164,7 @@ def tasks_of(plan: Plan) -> dict[str, Task]:
 
 
 def counts_of(plan: Plan) -> dict[str, int]:
-    """How many questions a cell of each task has.
+    """How many questions each task has in a cell.
 
     Raises:
         ValueError, FileNotFoundError, PCDError: as task(), and as reading its data.
@@ -244,13 +244,13 @@ def _serve(plan: Plan, options: dict[str, Any], tasks: Any, results: Any) -> Non
                 results.put(("answer", answered))
         results.put(("done", None))
     except KeyboardInterrupt:
-        pass  # the one who started this one was told too
-    except Exception as error:  # noqa: BLE001  whatever it is, the one who waits must hear of it
+        pass  # the parent process gets it too
+    except Exception as error:  # noqa: BLE001  any error must reach the parent process, which waits for an answer
         results.put(("error", (type(error).__name__, str(error) or repr(error))))
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed takes nobody along."""
+    """End this process when its parent has ended: a killed parent does not end its children."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -272,7 +272,7 @@ class _Worker:
         self.session = self._whole = Session(self.llm)
         self.refused: dict[str, str] = {}
         whole = [name for name, method in methods.items() if method.rows.whole_prompt]
-        if whole:  # a micro-batch of a prompt's size takes much memory: a context of their own, or none
+        if whole:  # a micro-batch as large as a prompt takes much memory: these methods get a context of their own
             try:
                 self._whole = Session(Llama(plan.model, **{**settings, "n_batch": n_ctx, "n_ubatch": n_ctx}))
             except ModelError as error:
@@ -284,14 +284,14 @@ class _Worker:
         self._cells: dict[tuple[str, int], tuple[list[Sample], tuple[Prompt, ...]]] = {}
         for task in self._tasks.values():
             for length in plan.lengths:
-                _samples(task, 1, length, self._tokenizer, plan.seed)  # one that is far too short is known now
+                _samples(task, 1, length, self._tokenizer, plan.seed)  # fails now if the length is far too short
 
         for name, method in methods.items():
             if name not in self.refused:
                 refusal = method.with_pool(_A_PROMPT).refusal(self._session(method).llm, chat=plan.chat)
                 if refusal is not None:
                     self.refused[name] = refusal
-        # those that answer the prompt as it is share it; an edit makes another
+        # methods without an edit share the cached prompt, so they come first; an edit makes another prompt
         self._order = sorted(methods, key=lambda name: (methods[name].edit is not None, plan.methods.index(name)))
 
     def close(self) -> None:
@@ -302,12 +302,12 @@ class _Worker:
         return self._whole if method.rows.whole_prompt else self.session
 
     def cell(self, name: str, length: int) -> tuple[list[Sample], tuple[Prompt, ...]]:
-        """The questions of a cell, and further ones for methods that need some."""
+        """The questions of a cell, and its pool: other questions, for methods that need some."""
         if (name, length) not in self._cells:
             plan, task = self.plan, self._tasks[name]
             samples = _samples(task, self._counts[name], length, self._tokenizer, plan.seed)
             asked = dict.fromkeys(sample.prompt for sample in samples)
-            # questions from files are few: of those drawn again some are the same, and those asked must do at last
+            # a file has few questions: some drawn for the pool are asked too; if too few remain, asked ones fill it
             n_others = plan.n_pool if task.n_questions is None else min(plan.n_pool + len(asked), task.n_questions)
             others = [sample.prompt for sample in _samples(task, n_others, length, self._tokenizer, plan.seed + 1)]
             pool = [*(prompt for prompt in others if prompt not in asked), *asked][: plan.n_pool + 1]
@@ -317,7 +317,7 @@ class _Worker:
     def answer(self, name: str, length: int, index: int, methods: list[str]) -> Work:
         samples, pool = self.cell(name, length)
         others = tuple(prompt for prompt in pool if prompt != samples[index].prompt)[: self.plan.n_pool]
-        if others != self._pool:  # a method keeps what it has learned of its pool
+        if others != self._pool:  # a method keeps what it computed from its pool, so replace it only on a change
             self._pool = others
             self._pooled = {method: made.with_pool(others) for method, made in self._methods.items()}
         for method in self._order:
@@ -328,7 +328,7 @@ class _Worker:
                 else:
                     yield key, self._record(key, samples[index], self._pooled[method])
         for session in (self.session, self._whole):
-            session.clear()  # the next sample begins from nothing too
+            session.clear()  # the next sample starts from an empty cache too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
         task, plan = self._tasks[key[0]], self.plan
@@ -350,7 +350,7 @@ class _Worker:
                 chat=plan.chat,
                 look=gold.look,
             )
-        except (ValueError, PCDError) as error:  # this question's own: the others are still worth asking
+        except (ValueError, PCDError) as error:  # only this question failed: go on with the others
             return {**begun, "error": str(error), "score": 0.0, "salience": None, "n_tokens": 0}
         return {
             **begun,

@@ -1,4 +1,4 @@
-"""Paired comparison of two methods on the same samples: the one rule for what is a difference, and how it is written.
+"""Paired comparison of two methods on the same samples: the only rule for what counts as a difference, and its format.
 
 Knows nothing of models.
 """
@@ -19,7 +19,7 @@ __all__ = ["NOT_SHOWN", "Difference", "Paired", "fewest", "interval", "needed", 
 LEVEL = 0.05
 
 NOT_SHOWN = f"~: the interval spans zero or p is {LEVEL:.2f} or more, no difference shown"
-"""What the ~ of interval() means, for a reader."""
+"""The meaning of the ~ of interval(), for a legend."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Paired:
     Attributes:
         n: samples.
         score: the method's mean, in percent.
-        wins, losses: samples on which the method, on which the baseline scored higher.
-        difference: in points.
+        wins, losses: number of samples on which the method scored higher, and on which the baseline did.
+        difference: method minus baseline, in points.
         low, high: 95% bootstrap interval of the difference, in points.
-        p: exact two-sided McNemar p; 1 where both never disagree. For scores between 0 and 1 the sign test.
+        p: exact two-sided McNemar p, or the sign test for scores between 0 and 1; 1 if the two never disagree.
     """
 
     n: int
@@ -46,26 +46,26 @@ class Paired:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves zero out and p is below 0.05: with few samples that differ the bootstrap alone
-        would say so too easily."""
+        """Whether the interval excludes zero and p is below 0.05. Both are needed: if few samples differ, the bootstrap
+        interval alone excludes zero too easily."""
         return (self.low > 1e-9 or self.high < -1e-9) and self.p < LEVEL  # sums of fractions round
 
 
 def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0, n_bootstrap: int = 10_000) -> Paired:
     """Compare scores of 0 to 1, or right and wrong, sample by sample.
 
-    The interval is the percentile bootstrap over samples. Where scores are other than 0 and 1, p is McNemar's test on
-    which of the two scored higher: the exact sign test.
+    The interval is the percentile bootstrap over samples. For scores other than 0 and 1, p is that of the exact sign
+    test: McNemar's test on which of the two scored higher.
 
     Raises:
         ValueError: the two differ in length, or are empty.
     """
     a, b = np.asarray(method, float), np.asarray(baseline, float)
     if len(a) != len(b) or len(a) == 0:
-        raise ValueError(f"paired outcomes of {len(a)} and {len(b)} samples; both need the same samples, at least one")
+        raise ValueError(f"the scores are of {len(a)} and {len(b)} samples; allowed: the same samples, at least one")
     delta = a - b
     wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
-    # resampling differences of which many are equal is drawing how often each comes
+    # many differences are equal, so resampling them means drawing how often each value occurs
     values, counts = np.unique(delta, return_counts=True)
     draws = np.random.default_rng(seed).multinomial(len(a), counts / len(a), size=n_bootstrap)
     low, high = np.percentile(100 * (draws @ values) / len(a), [2.5, 97.5])
@@ -83,7 +83,7 @@ def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0,
 
 @functools.cache
 def fewest() -> int:
-    """How many samples it takes at the least to show a difference, however large: all of them wins (Paired.is_clear)."""
+    """The smallest number of samples that can show a difference, if the method wins on all of them (Paired.is_clear)."""
     n = 1
     while not paired([1.0] * n, [0.0] * n).is_clear:
         n += 1
@@ -91,11 +91,11 @@ def fewest() -> int:
 
 
 def needed(disagreement: float, *, gain: float = 0.1, power: float = 0.8) -> int:
-    """About how many samples it takes to show a gain of that size with that probability.
+    """About how many samples are needed to show a given gain with a given probability (the power).
 
     n = ((z_a sqrt(q) + z_b sqrt(q - d^2)) / d)^2 for McNemar's test (Connor, Biometrics 43, 1987), with q the share of
     samples on which the two disagree, d the gain, z_a and z_b the normal quantiles of the level and the power. A gain of
-    d needs a q of at least d: less counts as d.
+    d needs a q of at least d; a smaller q counts as d.
 
     Args:
         disagreement: q, 0 to 1.
@@ -109,7 +109,7 @@ def needed(disagreement: float, *, gain: float = 0.1, power: float = 0.8) -> int
 
 
 class Difference(Protocol):
-    """What interval() writes: a difference, its 95% interval, and whether it is one (Paired.is_clear's rule)."""
+    """What interval() formats: a difference, its 95% interval, and whether it is clear (by Paired.is_clear's rule)."""
 
     @property
     def difference(self) -> float: ...
@@ -125,7 +125,7 @@ class Difference(Protocol):
 
 
 def interval(d: Difference, decimals: int = 1) -> str:
-    """A difference for a reader, such as `+1.0 [-2.0, +3.0] ~`; NOT_SHOWN says what the ~ means."""
+    """A difference as text, such as `+1.0 [-2.0, +3.0] ~`; NOT_SHOWN says what the ~ means."""
     values = (f"{value:+.{decimals}f}" for value in (d.difference, d.low, d.high))
     return "{} [{}, {}]".format(*values) + ("" if d.is_clear else " ~")
 

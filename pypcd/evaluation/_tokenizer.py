@@ -1,4 +1,4 @@
-"""A model's tokenizer as tasks use it."""
+"""A model's tokenizer, with the interface that tasks need (tasks._sample.Tokenizer)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ModelTokenizer:
     """The tokenizer of a llama_cpp.Llama.
 
     Args:
-        chat: prompts are read through the model's chat template.
+        chat: whether prompts go through the model's chat template.
     """
 
     def __init__(self, llm: Any, *, chat: bool = False) -> None:
@@ -30,7 +30,7 @@ class ModelTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """As Hugging Face's decode(..., skip_special_tokens=True), which published truncations use.
 
-        A space that the tokenizer puts ahead of every text goes; so does one at the start of a text's second half.
+        The space that some tokenizers put before every text is removed, also from the second half of a cut text.
         """
-        tokens = tokens[1:] if list(tokens[:1]) == [self.llm.token_bos()] else tokens  # else that space would stay
+        tokens = tokens[1:] if list(tokens[:1]) == [self.llm.token_bos()] else tokens  # else the space would stay
         return detokenize(self.llm, tokens).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The PCD setting that helps a model most, chosen on one half of the questions and judged on the other."""
+"""Finds the PCD setting that helps a model most: chosen on one half of the questions, judged on the other half."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pypcd.methods import PCD
 
 __all__ = ["READINGS", "Tuned", "tune"]
 
-# tried with each single change of the default; of the best, each single change is then tried too
+# starting points: ways to make the twin's logits (L*). They are tried together with each single change of the default;
+# then each single change of the best one is tried
 READINGS = (
     PCDConfig.paper(),
     PCDConfig.cautious(),
@@ -38,15 +39,15 @@ _VALUES: dict[str, tuple[Any, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What tuning found.
+    """The result of tuning.
 
     Attributes:
-        best: the best setting; None where none beat greedy on the first half.
-        chosen_by: its comparison with greedy on the half it was chosen by; flattering, since it is the best of many.
-        judged_by: the same on the other half, for each task and length and, under (None, None), for all together.
-        tried: each setting's gain on the first half, in points; by its name as a method.
-        refused: settings that this model cannot run, with the reason; by name too.
-        n_judged: questions of the other half, of all tasks and lengths.
+        best: the best setting; None if none beat greedy on the first half.
+        chosen_by: its comparison with greedy on the first half. Too favourable, since it is the best of many.
+        judged_by: the same on the second half, for each task and length and, under (None, None), for all together.
+        tried: each setting's gain on the first half, in points, by its name as a method.
+        refused: settings that this model cannot run, with the reason, by name too.
+        n_judged: number of questions in the second half, over all tasks and lengths.
         disagreement: the share of the first half's questions on which the best setting and greedy scored differently.
     """
 
@@ -60,12 +61,12 @@ class Tuned:
 
     @property
     def n_needed(self) -> int:
-        """About how many judged questions show a gain of 10 points, four times in five, where two disagree so often."""
+        """About how many judged questions show a gain of 10 points with 80% probability, at this disagreement."""
         return needed(self.disagreement)
 
     @property
     def verdict(self) -> Literal["on", "off", "unknown"]:
-        """What follows: the setting helps, PCD is best left off, or too few questions were asked to tell."""
+        """The conclusion: the setting helps ("on"), PCD is best left off, or there were too few questions to tell."""
         result = self.judged_by.get((None, None))
         if self.helps:
             return "on"
@@ -78,13 +79,13 @@ class Tuned:
 
     @property
     def helps(self) -> bool:
-        """Whether the setting beats greedy on questions it was not chosen by, by more than luck."""
+        """Whether the setting beats greedy on the questions it was not chosen by, by more than chance."""
         result = self.judged_by.get((None, None))
         return result is not None and result.is_clear and result.difference > 0
 
     @property
     def config(self) -> PCDConfig | None:
-        """The setting to use: None where leaving PCD off is better."""
+        """The setting to use; None if PCD is better left off."""
         return self.best if self.helps else None
 
 
@@ -99,14 +100,14 @@ def tune(
     tell: Callable[[str, float], object] = lambda method, gain: None,
     progress: Progress | None = None,
 ) -> Tuned:
-    """Try settings on the questions with even numbers, judge the best one on the odd ones.
+    """Try settings on the questions with even numbers, and judge the best one on those with odd numbers.
 
     Args:
-        plan: of its methods only greedy counts.
-        directory: answers are kept there, and a run that was stopped goes on.
-        quick: try READINGS alone, without changes of single values.
-        tell: told of each setting that has been tried and its gain over greedy, in points.
-        progress: told of all that is to be answered, and of each answer.
+        plan: its methods are ignored.
+        directory: for the answers; a run that was stopped continues.
+        quick: try only READINGS, without changes of single values.
+        tell: called with each setting that has been tried and its gain over greedy, in points.
+        progress: updated with what is to be answered, and with each answer.
 
     Raises:
         UnsupportedError: this model can run none of the settings.
@@ -117,7 +118,7 @@ def tune(
     counts = counts_of(plan)
     for task, n in counts.items():
         if n < 2:
-            raise ValueError(f"{task} has {n} question a cell; allowed: at least 2, half of them to judge by")
+            raise ValueError(f"{task} has {n} question a cell; allowed: at least 2, since half of them are for judging")
     records: dict[Key, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     tried: dict[PCDConfig, float] = {}
@@ -152,9 +153,9 @@ def tune(
                 tried[config] = _compare(plan, counts, records, config, first).difference
                 tell(PCD(config).name, tried[config])
 
-    # two passes over the prompts, however many settings: a long prompt costs more than all of its answers
+    # two passes over the prompts for any number of settings: a long prompt costs more than all of its answers
     settings = list(dict.fromkeys([*READINGS, *([] if quick else _variants(PCDConfig()))]))
-    judging = keys(second, (BASELINE, *names(READINGS[:1])))  # or whichever is the best
+    judging = keys(second, (BASELINE, *names(READINGS[:1])))  # stands for the best one, which is not known yet
     more = [] if quick else max(([v for v in _variants(c) if v not in settings] for c in settings), key=len)
     progress.expect([*keys(first, names(more)), *judging])
     attempt(settings)
@@ -185,7 +186,7 @@ def tune(
 
 
 def _variants(config: PCDConfig) -> list[PCDConfig]:
-    """The setting with each value alone changed."""
+    """All settings with one value changed."""
     result = []
     for name, values in _VALUES.items():
         if name == "window" and config.window is None:
@@ -197,7 +198,7 @@ def _variants(config: PCDConfig) -> list[PCDConfig]:
 
 
 def _best(tried: Mapping[PCDConfig, float]) -> PCDConfig | None:
-    """The highest gain; of equals the one tried first, which is the plainer one."""
+    """The setting with the highest gain; ties go to the one tried first, which is simpler."""
     return max(tried, key=lambda config: tried[config], default=None)
 
 

@@ -1,7 +1,7 @@
-"""What is measured of a machine and of the library on it: what PCD costs, and that the engine works.
+"""Measures on this machine what PCD costs, and checks that the engine works.
 
-    bench(path, methods_for(["pcd", "pcd:cache=shared"]), [512, 2048])     time and memory beside plain decoding's
-    self_test(llm)                                                         identities that hold on any model
+    bench(path, methods_for(["pcd", "pcd:cache=shared"]), [512, 2048])     time and memory, next to plain decoding's
+    self_test(llm)                                                         identities that hold for any model
 
 Knows nothing of tasks or answers.
 """

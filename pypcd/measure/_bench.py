@@ -1,7 +1,8 @@
-"""Times plain decoding and every way of PCD side by side: same model, same tokens, interleaved rounds.
+"""Times plain decoding and PCD settings: same model, same tokens, interleaved rounds.
 
-Figures are medians over rounds of a method's time divided by plain decoding's time in the same round; plain decoding
-("greedy") and every method each in their own faster setting of flash attention. Knows nothing of the terminal.
+Ratios are medians over rounds of a method's time divided by plain decoding's time in the same round. Plain decoding
+("greedy") and each method run with flash attention on or off, whichever is faster for them. Knows nothing of the
+terminal.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pypcd.methods import setting_of
 __all__ = ["Measurement", "bench", "default_methods", "methods_for"]
 
 GREEDY = "greedy"  # plain decoding
-TWO_ROWS = "two-rows"  # plain steps of two tokens: what a second row costs here, whoever asks for it
+TWO_ROWS = "two-rows"  # plain steps of two tokens with the logits of both: the cost of a second row, without PCD
 STOCK = "stock"  # llama_cpp.Llama with llama-cpp-python's own library, in another process
 
 
@@ -34,14 +35,14 @@ class Measurement:
     """One method at one context length.
 
     Attributes:
-        method: "greedy", "two-rows", "stock" or "pcd:...", as it was asked for.
+        method: "greedy", "two-rows", "stock" or "pcd:...", as given.
         n_past: tokens in the cache.
-        flash_attn: the flash attention setting it ran with, its faster one.
-        tokens_per_second: decoding one token at a time, median; two-rows: steps.
-        ratio: time per token over greedy's, median of rounds; 1 for greedy.
-        twins: twins evaluated per token.
-        prefill_ratio: time of a fresh prompt over greedy's; None where it was not measured.
-        kv_bytes: keys and values of the context, second ones included.
+        flash_attn: whether it ran with flash attention, the faster of the two for it.
+        tokens_per_second: decoding one token at a time, median; for two-rows, steps per second.
+        ratio: time per token divided by greedy's, median of rounds; 1 for greedy.
+        twins: twins (PCD's second evaluations of a token) per token.
+        prefill_ratio: time of a fresh prompt divided by greedy's; None if it was not measured.
+        kv_bytes: bytes of the context's keys and values, including the second ones that only twins see.
     """
 
     method: str
@@ -55,7 +56,7 @@ class Measurement:
 
 
 def default_methods() -> list[str]:
-    """What is worth knowing; without the stock library where that would crash (its AMX kernels cannot be turned off)."""
+    """The methods measured by default; without the stock library on AMX, where it may crash and cannot turn AMX off."""
     return [
         *([] if _machine.has_amx() else [STOCK]),
         TWO_ROWS,
@@ -75,22 +76,22 @@ def methods_for(names: Iterable[str]) -> dict[str, PCDConfig | None]:
         names: "greedy", "pcd:..." with any setting, "two-rows", "stock".
 
     Raises:
-        ValueError: there is no such method, or it is another one than PCD.
+        ValueError: there is no such method, or it is not PCD.
     """
     own = (TWO_ROWS, STOCK)
     return {GREEDY: None, **{name: None if name in own else setting_of(name, own) for name in names}}
 
 
 def _keeps_second(config: PCDConfig | None) -> bool:
-    """Whether a setting keeps second keys."""
+    """Whether a setting needs second keys."""
     if config is None or config.cache == "shared":
         return False
     return config.cache == "separate" or config.perturbation == "over-rotation"
 
 
 def _second(config: PCDConfig | None) -> tuple[str, str | None]:
-    """What a setting keeps beside the cache. Settings that keep different things get contexts of their own: switching back
-    and forth would make it anew each time. What keeps nothing is at home in any."""
+    """The second keys that a setting needs. Settings with different ones get separate contexts, since each switch would
+    make them again. Settings without any run in the first context."""
     if config is None or not _keeps_second(config):
         return ("rerotated", None)
     return (config.cache, config.type_k_over)
@@ -109,18 +110,19 @@ def bench(
     progress: Callable[[str], None] = lambda text: None,
     **kwargs: Any,
 ) -> Iterator[Measurement]:
-    """Measure every method that the model can run at every context length, shortest first.
+    """Measure every method that the model can run, at every context length, the shortest first.
 
     Args:
         model: a model path.
         methods: names and settings, as methods_for() gives them.
         lengths: tokens in the cache when decoding starts.
-        text: what fills the cache, repeated; empty: random tokens. Decoded is what plain decoding continues it with.
+        text: text that fills the cache, repeated; empty: random tokens. All methods decode the same tokens: those that
+            plain decoding continues it with.
         n_tokens: tokens decoded per round and method.
         rounds: interleaved repetitions.
-        n_prefill: tokens of the prompt that is timed from nothing, at most the shortest length.
-        flash_attn: settings to try; each method is reported in its faster one.
-        kwargs: passed on to pypcd.Llama.
+        n_prefill: tokens of the prompt whose prefill is timed, at most the shortest length.
+        flash_attn: settings to try; each method is reported with its faster one.
+        kwargs: passed to pypcd.Llama.
     """
     n_ctx = max(lengths) + n_tokens + 8
     models: dict[tuple[bool, tuple[str, str | None]], _Model] = {}
@@ -184,7 +186,7 @@ def bench(
 
 
 class _Model:
-    """A model in one setting of flash attention and, if asked for, the stock library's beside it."""
+    """A model with flash attention on or off, and optionally the same one with the stock library in another process."""
 
     def __init__(self, path: str, stock: bool, **kwargs: Any) -> None:
         self.llm = _llama.Llama(path, **kwargs)
@@ -205,7 +207,7 @@ class _Model:
         return seconds
 
     def continuation(self, n_tokens: int) -> list[int]:
-        """What plain decoding adds to the cache, greedily: one token to warm up and n_tokens to time."""
+        """The tokens that plain greedy decoding adds: one to warm up and n_tokens to time."""
         self.llm.pcd = None
         n_past, tokens = self.llm.n_tokens, []
         for _ in range(n_tokens + 1):
@@ -215,7 +217,7 @@ class _Model:
         return tokens
 
     def time(self, name: str, config: PCDConfig | None, tokens: list[int]) -> tuple[float, float]:
-        """Seconds and twins per token."""
+        """Seconds per token and twins per token."""
         if name == STOCK:
             return self._ask({"decode": tokens}), 0.0
         self.llm.pcd = config
@@ -277,8 +279,8 @@ def _prefill_ratios(
 
 
 def _reads_as_itself(name: str, config: PCDConfig | None) -> bool:
-    """Whether a method's prompt is worth timing: one that differs only in how twins are evaluated or what they see, or
-    in the type of second keys, reads a prompt as the method without that does."""
+    """Whether to time a method's prefill. If a setting changes only how twins are evaluated, what they see, or the type
+    of second keys, its prefill is the same as without that change."""
     if config is None:
         return name == GREEDY
     window = config.window if config.perturbation == "none" else None

@@ -1,4 +1,7 @@
-"""What a working engine satisfies on any model: three identities, and that the twin differs from its token."""
+"""Checks that a working engine passes on any model: three identities, and that the twin differs from its token.
+
+The twin is PCD's second evaluation of a token.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from pypcd._llama import Llama, PCDLogits
 
 __all__ = ["self_test"]
 
-TOLERANCE = 0.05  # of the logits' standard deviation: above what quantised kernels differ by, far below a wrong angle
+# a share of the logits' standard deviation: quantised kernels differ by less, a wrong angle makes far more
+TOLERANCE = 0.05
 
 
 def self_test(llm: Llama) -> dict[str, Any]:
-    """Four checks on a random prompt. Where nothing can be over-rotated, the window twin is tested."""
+    """Four checks on a random prompt. If the model cannot be over-rotated, a twin with a window is tested."""
     result: dict[str, Any] = {"model": llm.model_path, "checks": []}
     windowed = llm.pcd_refusal(PCDConfig()) is not None
     base = PCDConfig(perturbation="none", window=8) if windowed else PCDConfig()
@@ -61,7 +65,7 @@ def self_test(llm: Llama) -> dict[str, Any]:
 
         value = difference(fused.over_rotated, fused.standard)
         check("the twin differs from its token", value, value > TOLERANCE)
-    except UnsupportedError as error:  # one of the variants may be refused still
+    except UnsupportedError as error:  # the model may still not support one of the variants
         result["skipped"] = str(error)
     except RuntimeError as error:
         raise PCDError(f"the self-test could not evaluate the model: {error}") from error

@@ -1,7 +1,7 @@
 """Times one token at a time on a llama_cpp.Llama.
 
-Run as a script it does so for a stock one, in a process that never saw pypcd: `_bench` asks it on stdin, one JSON
-object a line. So it imports nothing of pypcd.
+Run as a script, it times llama-cpp-python's own library, in a process without pypcd: `_bench` sends requests on stdin,
+one JSON object a line. So it imports nothing from pypcd.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def rewind(llm: llama_cpp.Llama, n_past: int) -> None:
 
 
 def fill(llm: llama_cpp.Llama, tokens: list[int]) -> float:
-    """Bring the cache to these tokens; seconds it took."""
+    """Fill the cache with these tokens; returns the seconds it took."""
     rewind(llm, min(llm.n_tokens, len(tokens)))
     start = time.perf_counter()
     if llm.n_tokens < len(tokens):
@@ -30,7 +30,7 @@ def fill(llm: llama_cpp.Llama, tokens: list[int]) -> float:
 
 
 def time_decode(llm: llama_cpp.Llama, tokens: list[int]) -> float:
-    """Seconds per token, after one untimed token (graphs are built, second keys derived); the cache stays as it was."""
+    """Seconds per token, after one untimed token (builds graphs, makes second keys); the cache is left unchanged."""
     n_past = llm.n_tokens
     llm.eval(tokens[:1])
     start = time.perf_counter()
@@ -43,7 +43,7 @@ def time_decode(llm: llama_cpp.Llama, tokens: list[int]) -> float:
 
 
 def time_two_rows(llm: llama_cpp.Llama, tokens: list[int]) -> float:
-    """Seconds for a step of two tokens with the logits of both: what a second row costs, whoever asks for it."""
+    """Seconds for a step of two tokens with the logits of both: the cost of a second row, without PCD."""
     n_past = llm.n_tokens
     batch = llama_cpp.llama_batch_init(2, 0, 1)
     try:

@@ -1,17 +1,17 @@
-"""Decoding methods, each on any GGUF model.
+"""Decoding methods, for any GGUF model.
 
     method = pypcd.methods.parse("rephrase+pcd:beta=1.5")
     method.generate(llm, Prompt(before, segments, joiner, after)).text
 
-A method has three parts: what is asked (an edit of the prompt), where rows come from, how tokens are chosen. A name
-is one part, or several joined by "+"; words behind a colon are its values:
+A method has three parts: an edit of the prompt, the source of the rows (the logits of each step), and the search that
+chooses tokens from them. A name is one part, or several joined by "+"; its values follow, each after a colon:
 
-    greedy  sample:temperature=0.7:seed=1  beam:4                    how tokens are chosen
-    pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control  cad:0.5  where rows come from
+    greedy  sample:temperature=0.7:seed=1  beam:4                    search: how tokens are chosen
+    pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control  cad:0.5  rows: where logits come from
     dola-low  dola-high  dola:16:18:20:relative_top=0.1
     ms-poe  ms-poe-outlier  ms-poe:max_ratio=1.6:first_layer=0
     self-extend:4:width=512
-    rephrase  segr  segr-ends  segr-vote:5                            what is asked
+    rephrase  segr  segr-ends  segr-vote:5                            edit: how the prompt is changed
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def _values(make: Any, words: Sequence[str], first: str = "") -> Any:
 
 def _pcd(words: Sequence[str]) -> PCD:
     if any(is_profile(word) for word in words):
-        raise ValueError("a profile's file may change; write its values, such as pcd:beta=1.5:window=64")
+        raise ValueError(
+            "a profile's file may change, so a method does not take one; write its values, such as pcd:beta=1.5:window=64"
+        )
     config = PCDConfig.resolve(":".join(words)) if words else PCDConfig()
     if config is None:
         raise ValueError("pcd:off is plain decoding; write greedy")
@@ -90,7 +92,7 @@ def _pcd(words: Sequence[str]) -> PCD:
 def _dola(words: Sequence[str], layers: str | None = None) -> DoLa:
     numbers = [word for word in words if "=" not in word]
     if layers is not None and numbers:
-        raise ValueError(f"{numbers[0]!r} stands behind a method that chooses its layers; write dola:{numbers[0]}")
+        raise ValueError(f"{numbers[0]!r} follows a method that chooses its own layers; write dola:{numbers[0]}")
     if layers is None and not (numbers and all(word.isdecimal() for word in numbers)):
         raise ValueError(
             f"layers is {':'.join(numbers)!r}; allowed: integers, as in dola:16:18:20, or dola-low, dola-high"
@@ -102,13 +104,13 @@ def _dola(words: Sequence[str], layers: str | None = None) -> DoLa:
 def _without_values(make: Callable[[], Any]) -> Callable[[Sequence[str]], Any]:
     def made(words: Sequence[str]) -> Any:
         if words:
-            raise ValueError(f"{':'.join(words)!r} stands behind a method that takes no values")
+            raise ValueError(f"{':'.join(words)!r} follows a method that takes no values")
         return make()
 
     return made
 
 
-# name -> (which part of a Method it is, how to make it from the words behind it)
+# name -> (which part of a Method it is, how to make it from the words after the name)
 _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "greedy": ("search", _without_values(Greedy)),
     "sample": ("search", lambda words: _values(Sampling, words, "temperature")),
@@ -145,24 +147,24 @@ def parse(text: str) -> Method:
             raise ValueError(f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}")
         kind, make = _PARTS[name]
         if kind in parts:
-            raise ValueError(f"{text!r} has two parts of a kind; of each one is allowed: {_by_kind()}")
+            raise ValueError(f"{text!r} has two parts of one kind; allowed: one of each kind: {_by_kind()}")
         try:
             parts[kind] = make(words)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{part.strip()}: {error}") from error
-        if new != part.strip():  # said last: what is advised is then known to be right
+        if new != part.strip():  # checked last, so that the advised spelling is known to be valid
             raise ValueError(f"method is {part.strip()!r}; allowed: words joined by colons; write {new}")
     return Method(text.strip(), **parts)
 
 
 def setting_of(name: str, others: Sequence[str] = ()) -> PCDConfig | None:
-    """The PCD setting of a method that does nothing else; None for "greedy".
+    """The PCD setting of a method that is only that; None for "greedy".
 
     Args:
-        others: what the caller takes beside these, for the message.
+        others: further names that the caller takes, for the message.
 
     Raises:
-        ValueError: there is no such method, it is not a PCD setting alone, or a value is out of range.
+        ValueError: there is no such method, it is more than a PCD setting, or a value is out of range.
     """
     kind = joined(name).split(":")[0]
     method = parse(name) if kind in ("greedy", "pcd") else None
@@ -175,7 +177,7 @@ def setting_of(name: str, others: Sequence[str] = ()) -> PCDConfig | None:
 
 def _instead(name: str, names: Iterable[str]) -> str:
     if "=" in name:
-        return ", a value stands behind its method and a colon"
+        return ", a value follows its method and a colon"
     return " (write greedy)" if name == "plain" else did_you_mean(name, names)
 
 

@@ -1,7 +1,7 @@
-"""DoLa: contrast with what an earlier layer would have said (arXiv 2309.03883).
+"""DoLa: contrast with what an earlier layer would predict, the premature layer (arXiv 2309.03883).
 
-As Hugging Face's transformers-community/dola does it, which PCD's authors ran: the premature layer's hidden state goes
-through the output head without the final norm, and the layer is chosen anew for each token.
+It follows Hugging Face's transformers-community/dola, which PCD's authors ran: the premature layer's hidden state goes
+through the output head without the final norm, and the layer is chosen again for each token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["DoLa", "candidate_layers", "dola_contrast", "premature_layer"]
 
 Array = npt.NDArray[np.float64]
 
-_FILTERED = -1e-3  # what the premature row gets where the final one is cut off; the original code has -1000
+_FILTERED = -1e-3  # the premature layer's value where the final one is cut off; the original code has -1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ class DoLa(RowSource):
     """Decoding by contrasting layers.
 
     Args:
-        layers: "low" or "high", the candidates of candidate_layers(), or the layers themselves, 0 for the embeddings.
-        relative_top: only tokens with at least this share of the highest probability stay in play; 0 keeps all.
+        layers: "low" or "high" (see candidate_layers()), or the candidate layers themselves, 0 for the embeddings.
+        relative_top: keep only tokens with at least this share of the highest probability; 0 keeps all.
 
     Raises:
         ValueError: a value is out of range.
@@ -62,10 +62,10 @@ class DoLa(RowSource):
         return None
 
     def candidates(self, llm: Llama) -> tuple[int, ...]:
-        """The layers that one is chosen from at each step.
+        """The layers from which one is chosen at each step.
 
         Raises:
-            ValueError: this model leaves none.
+            ValueError: this model has none of them.
         """
         return candidate_layers(self.layers, _engine.n_layer(llm), tied=_engine.has_tied_head(llm))
 
@@ -98,11 +98,12 @@ def _layers(name: str, value: Any) -> str | tuple[int, ...]:
 
 
 def candidate_layers(layers: str | Sequence[int], n_layer: int, *, tied: bool) -> tuple[int, ...]:
-    """The layers whose hidden states compete (Hugging Face's _dola_decoding), 0 for the embeddings.
+    """The layers to choose from (Hugging Face's _dola_decoding), 0 for the embeddings.
 
-    Of N layers "low" is every second one of the lower half, or of the first 20 where N > 40, "high" of the upper half,
-    or of the last 20. "low" starts at 2 (with two layers at 1) where the head is the embeddings' own matrix, since the
-    embeddings would then predict the token that was just read. A list stands as it is, but for layers the model lacks.
+    "low" is every second layer of the lower half, or of the first 20 if the model has more than 40; "high" is every
+    second layer of the upper half, or of the last 20. If the output head is the embedding matrix (tied), "low" starts at
+    2 (at 1 with two layers), since the embeddings would predict the token that was just read. A list is used as it is,
+    without layers that the model does not have.
 
     Raises:
         ValueError: none is left.
@@ -123,10 +124,10 @@ def candidate_layers(layers: str | Sequence[int], n_layer: int, *, tied: bool) -
 
 
 def premature_layer(final: npt.ArrayLike, exits: npt.ArrayLike) -> int:
-    """Which candidate's distribution lies furthest from the final one: the largest Jensen-Shannon divergence.
+    """The index of the candidate whose distribution is furthest from the final one, by Jensen-Shannon divergence.
 
-    With M = (P + Q) / 2 it is (KL(M || P) + KL(M || Q)) / 2, the mean over the vocabulary in place of the sum: the
-    order of arguments that Hugging Face's _dola_select_contrast gives to PyTorch's kl_div. Of equal ones the first.
+    With M = (P + Q) / 2 it is (KL(M || P) + KL(M || Q)) / 2, with the mean over the vocabulary instead of the sum: that
+    is the order of arguments that Hugging Face's _dola_select_contrast gives to PyTorch's kl_div. Ties go to the first.
 
     Args:
         final: float[n_vocab], logits.

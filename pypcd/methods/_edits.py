@@ -1,4 +1,4 @@
-"""Changes to a prompt before it is answered."""
+"""Edits: changes to a prompt before it is answered."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["AttentionSort", "Edit", "MedoidVote", "Rephrase", "segment_spans"]
 
 
 class Edit(Protocol):
-    """Makes the prompt that is answered from the one that was asked.
+    """Changes a prompt before it is answered.
 
     Args of edit:
-        answer: how a prompt would be answered as it is.
+        answer: answers a prompt without this edit.
     """
 
     def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt: ...
@@ -38,8 +38,8 @@ class Edit(Protocol):
 class Rephrase:
     """Context recalling: the model is asked to repeat what matters before it answers.
 
-    The paper gives no wording. This one stands, unused, in its authors' public LongBench script; it goes behind the
-    question.
+    The paper gives no wording. This one is in its authors' public LongBench script, where it is not used; it goes after
+    the question.
     """
 
     request: str = " Please repeat the relevant content before analysis."
@@ -50,7 +50,7 @@ class Rephrase:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSort:
-    """Segment reranking by attention (arXiv 2310.01427): what the model looks at most is moved to where it looks best.
+    """Segment reranking by attention (arXiv 2310.01427): the segments with most attention move to the prompt's end.
 
     Segments are those of the Prompt. A segment's score is the attention of the prompt's last token to the segment's
     tokens, summed over these and averaged over layers and heads. Then the segments are sorted, and the prompt is
@@ -58,8 +58,8 @@ class AttentionSort:
 
     Args:
         rounds: 1 to 100; the authors' script has 3, their paper 5.
-        ends: False: the highest score goes last, as published; True: the highest to both ends in turn, first the last
-            place, then the first, which is what the PCD paper's one sentence on reranking says.
+        ends: False: the highest score goes last, as published. True: the highest scores go to both ends in turn,
+            starting with the last place, as the PCD paper's one sentence on reranking says.
 
     Raises:
         ValueError: a value is out of range.
@@ -92,9 +92,9 @@ class AttentionSort:
         with tap(session.llm, ["kq_soft_max"]) as tensors:
             session.start(tokens)  # the last token alone; the others are in the cache, each in the cell of its position
         rows = [w[0, :, 0, : len(tokens)].mean(axis=0) for parts in tensors.values() for w in parts]
-        rows = [row for row in rows if len(row) == len(tokens)]  # all but caches that have forgotten some
+        rows = [row for row in rows if len(row) == len(tokens)]  # without sliding-window caches that dropped some
         if not rows:
-            raise PCDError("this model's graph has no attention weights by which segments could be sorted")
+            raise PCDError("this model's graph has no attention weights to sort segments by; use another method")
         mean = np.asarray(np.mean(rows, axis=0), np.float64)
         return np.array([mean[first:last].sum() for first, last in spans])
 
@@ -111,13 +111,13 @@ def _ends(ascending: Sequence[int]) -> list[int]:
 @dataclasses.dataclass(frozen=True)
 class MedoidVote:
     """Medoid voting (arXiv 2407.03651): the question is answered with its segments in several random orders, and the
-    answer most like the others wins.
+    answer most similar to the others (the medoid) wins.
 
-    Likeness is the cosine of character trigram counts; the authors use an embedding service.
+    Similarity is the cosine of character trigram counts; the authors use an embedding service.
 
     Args:
-        n: answers, 3 to 100; the authors find 3 enough.
-        seed: of the orders, at least 0.
+        n: number of answers, 3 to 100; the authors find 3 enough.
+        seed: seed of the random orders, at least 0.
 
     Raises:
         ValueError: a value is out of range.
@@ -139,7 +139,7 @@ class MedoidVote:
 
 
 def medoid(texts: Sequence[str]) -> int:
-    """Which text is most like the others; the first of equals."""
+    """The index of the text most similar to the others; ties go to the first."""
     counts = [collections.Counter(text[i : i + 3] for i in range(max(len(text) - 2, 1))) for text in texts]
 
     def cosine(a: collections.Counter[str], b: collections.Counter[str]) -> float:
@@ -153,23 +153,23 @@ def medoid(texts: Sequence[str]) -> int:
 def _check_segments(prompt: Prompt) -> None:
     if len(prompt.segments) < 2:
         raise ValueError(
-            f"the prompt has {len(prompt.segments)} segments; at least 2 are needed to change their order: give Prompt "
-            "its context in segments"
+            f"the prompt has {len(prompt.segments)} segments; allowed: at least 2, since their order is changed; give "
+            "the context of Prompt as segments"
         )
 
 
 def segment_spans(llm: Llama, prompt: Prompt, tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """The tokens of each segment, first and one past the last; a token on a border belongs to both sides.
+    """The tokens of each segment: index of the first, and one past the last. A token across a border counts for both.
 
     Raises:
-        PCDError: the model's tokenizer does not keep the text, so that segments cannot be found in it.
+        PCDError: the model's tokenizer changes the text, so segments cannot be found in it.
     """
     ends = np.cumsum([len(token_bytes(llm, token)) for token in tokens])
     text = b"".join(token_bytes(llm, token) for token in tokens)
     at = text.rfind(prompt.context.encode())
     if at < 0:
         raise PCDError(
-            "the tokenizer of this model changes the text, so that the prompt's segments cannot be found in it"
+            "this model's tokenizer changes the text, so the prompt's segments cannot be found in it; use another method"
         )
     spans = []
     for segment in prompt.segments:

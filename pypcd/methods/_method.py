@@ -1,4 +1,4 @@
-"""A decoding method: what is asked, where its rows come from, how tokens are chosen."""
+"""A decoding method: an edit of the prompt, a source of rows (logits), and a search that chooses tokens from them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Answer", "Method"]
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a method answered.
+    """A method's answer.
 
     Attributes:
         text: without the prompt and its answer prefix.
-        tokens: their ids, without the end of generation.
-        n_prompt: tokens of the prompt that was answered.
-        n_evaluated: prompt tokens evaluated for it; less than n_prompt where an evaluated prompt was at hand.
-        seconds: all of it took.
+        tokens: ids, without the end-of-generation token.
+        n_prompt: number of tokens of the prompt that was answered.
+        n_evaluated: prompt tokens evaluated for it; less than n_prompt if the prompt was in the cache.
+        seconds: time for everything.
     """
 
     text: str
@@ -45,10 +45,10 @@ class Method:
     """A way to answer a prompt.
 
     Args:
-        name: as parse() reads it.
+        name: a name that parse() reads.
         rows: where the logits come from.
         search: how tokens are chosen from them.
-        edit: how the prompt is changed first; None: not at all.
+        edit: how the prompt is changed first; None leaves it.
     """
 
     name: str
@@ -62,17 +62,17 @@ class Method:
         return self.search.n_sequences * self.rows.n_sequences
 
     def with_pool(self, prompts: tuple[Prompt, ...]) -> Method:
-        """The same method with other prompts of the same kind, for rows that are made from some."""
+        """The same method with a pool: other prompts of the same kind, which some rows (control) are made from."""
         return dataclasses.replace(self, rows=self.rows.with_pool(prompts))
 
     def refusal(self, llm: Llama, *, chat: bool = False) -> str | None:
-        """Why a model cannot be asked so, in a sentence; None if it can."""
+        """Why a model cannot run this method, in a sentence; None if it can."""
         if chat and not has_template(llm):
             return "it has no chat template"
         if self.search.n_sequences > 1 and not self.rows.forks:
-            return "its rows exist for one answer at a time, and the search needs several side by side"
+            return "its logits exist for one answer at a time, but the search needs several at once"
         if self.n_sequences > 1 and is_recurrent(llm):
-            return "the model has a recurrent state, which is one sequence's, and this needs several"
+            return "the model has a recurrent state for one sequence, but this needs several"
         if self.n_sequences > llm.n_seq_max:
             return f"it needs {self.n_sequences} sequences, the context has {llm.n_seq_max}; load the model with n_seq_max={self.n_sequences}"
         return self.rows.refusal(llm)
@@ -89,13 +89,13 @@ class Method:
         """Answer a prompt.
 
         Args:
-            model: a model, or a session on one, whose evaluated prompt is shared by all methods that can share it.
-            prompt: a text is a prompt without parts: methods that need to know its context refuse it.
-            chat: ask through the model's chat template.
-            look: told each token as it is chosen and the row it was chosen from, float32[n_vocab]; not by beam search.
+            model: a model, or a session on one; methods share the session's evaluated prompt where they can.
+            prompt: a text is a prompt without parts; methods that need its context reject that.
+            chat: use the model's chat template.
+            look: called with each chosen token and the row it was chosen from, float32[n_vocab]; not by beam search.
 
         Raises:
-            UnsupportedError: this model cannot be asked so.
+            UnsupportedError: this model cannot run this method.
             ValueError: the prompt is empty or does not fit, or max_tokens is less than 1.
         """
         if max_tokens < 1:

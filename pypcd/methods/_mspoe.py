@@ -23,16 +23,16 @@ __all__ = ["MsPoE"]
 class MsPoE(RowSource):
     """Multi-scale positional encoding: position t becomes t / r, with one of H ratios r for each of a layer's H heads.
 
-    Ratio i is min_ratio + (max_ratio - min_ratio) i / H. Keys have the ratio of the first query head of their group, the
-    group's other queries their own, as in the authors' code.
+    Ratio i is min_ratio + (max_ratio - min_ratio) i / H. Keys have the ratio of the first query head in their group; the
+    group's other query heads have their own, as in the authors' code.
 
     Args:
-        min_ratio: more than 0; 1 is the model's own position.
-        max_ratio: at least min_ratio, at most 1000; no head reaches it.
-        first_layer: those before it stay as they are.
-        order: which head has which ratio. "static": the first head the largest, the last one the smallest; what PCD's
-            authors ran (the original's head_type="normal"). "outlier": ratio order[h] for head h, where order sorts the
-            heads by how many keys get more than three times the mean of the attention of the prompt's last token,
+        min_ratio: more than 0; 1 keeps the model's own positions.
+        max_ratio: at least min_ratio, at most 1000; the largest ratio is below it.
+        first_layer: layers before it are not changed.
+        order: which head has which ratio. "static": the first head the largest, the last one the smallest; this is what
+            PCD's authors ran (head_type="normal" of the original code). "outlier": ratio order[h] for head h, where order
+            sorts the heads by how many keys get more than three times the mean attention of the prompt's last token,
             before rotation. A prompt must then fit in one micro-batch.
 
     Raises:
@@ -69,17 +69,18 @@ class MsPoE(RowSource):
         room = min(llm.n_batch, llm.context_params.n_ubatch)
         if self.order == "outlier" and len(tokens) > room:
             raise ValueError(
-                f"the prompt has {len(tokens)} tokens; allowed: at most {room} with order='outlier', which looks at all "
-                f"of it at once; load the model with n_batch and n_ubatch of {len(tokens)} or more, or use ms-poe"
+                f"the prompt has {len(tokens)} tokens; allowed: at most {room} with order='outlier', which needs the "
+                f"whole prompt in one batch; load the model with n_batch and n_ubatch of {len(tokens)} or more, or use "
+                "ms-poe"
             )
         session.plainly()
         session.on_finish(lambda: _engine.unset_head_ratios(llm))
         self._set(llm)
         if self.order == "outlier" and not _engine.knows_head_order(llm, self.first_layer):
-            session.clear()  # the order that the cached prompt may have told is gone
+            session.clear()  # the cached prompt's order of heads, if it had one, is gone
 
         def read(part: Sequence[int]) -> int:
-            """All of the prompt tells the order; its last token, which is then evaluated again, goes."""
+            """Evaluate the whole prompt to find the order, then drop its last token, which is evaluated again."""
             _engine.find_head_order(llm)
             llm.eval(tokens)
             _engine.rewind(llm, len(part), 0)

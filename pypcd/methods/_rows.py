@@ -1,4 +1,7 @@
-"""Where the logits of each step come from: the model's own, contrasted ones, or a difference of two streams."""
+"""Rows, the logits of each step: the model's own, contrasted ones, or the difference between two prompts.
+
+A stream is the series of rows that follows one prompt.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ __all__ = ["CAD", "PCD", "Control", "Plain", "RowSource", "Stream"]
 
 
 class Stream:
-    """The rows of one prompt's answer, or of several answers side by side.
+    """The rows of one prompt's answer, or of several answers in parallel.
 
     Attributes:
-        first: float32[n_vocab], the row after the prompt, which is sequence 0.
+        first: float32[n_vocab], the row after the prompt (sequence 0).
     """
 
     def __init__(
@@ -36,12 +39,12 @@ class Stream:
         self.first = change(0, first[None])[0]
 
     def step(self, tokens: Mapping[int, int]) -> Rows2D:
-        """Give sequences their next token. Returns their rows, float32[len(tokens), n_vocab]."""
+        """Give each sequence its next token. Returns the rows that follow, float32[len(tokens), n_vocab]."""
         self._t += 1
         return self._change(self._t, self.session.step(tokens))
 
     def fork(self, pairs: Mapping[int, int]) -> None:
-        """Make sequences go on from others: target -> source."""
+        """Make sequences continue others: target -> source."""
         self.session.fork(pairs)
 
     def drop(self, seqs: Sequence[int]) -> None:
@@ -49,13 +52,13 @@ class Stream:
 
 
 class RowSource:
-    """Makes the rows of an answer. Those that leave the cached prompt as plain decoding has it share that prompt.
+    """Makes the rows of an answer. Sources that do not change how the prompt is cached share the cached prompt.
 
     Attributes:
-        forks: whether several answers can be carried side by side, as beam search needs.
-        n_sequences: of the context, for each answer.
+        forks: whether several answers can be generated in parallel, as beam search needs.
+        n_sequences: sequences of the context that each answer needs.
         whole_prompt: whether a prompt must be evaluated in one micro-batch.
-        pcd: the setting whose contrast is in the rows, if any.
+        pcd: the PCD setting, if the rows are contrasted by PCD.
     """
 
     forks = True
@@ -64,18 +67,18 @@ class RowSource:
     pcd: PCDConfig | None = None
 
     def refusal(self, llm: Llama) -> str | None:
-        """Why this model cannot be run so, in a sentence; None if it can."""
+        """Why this model cannot give these rows, in a sentence; None if it can."""
         return None
 
     def with_pool(self, prompts: tuple[Prompt, ...]) -> RowSource:
-        """Itself, or where it is made from other prompts of the same kind, one made from these."""
+        """The same source, made from these other prompts of the same kind if it needs any (Control does)."""
         return self
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         """Evaluate a prompt.
 
         Args:
-            tokens: the prompt's.
+            tokens: the prompt's tokens.
             chat: whether they were made with the chat template.
         """
         return Stream(session, session.start(tokens))
@@ -105,14 +108,15 @@ class PCD(RowSource):
 
 @dataclasses.dataclass(frozen=True)
 class Control(RowSource):
-    """A control without positions: in place of L* the mean log-probabilities that other prompts have at each step.
+    """The control experiment for PCD: the same contrast, but with nothing that depends on position.
 
-    A gain that it shares with PCD is no matter of position.
+    Instead of L* it subtracts the mean log-probabilities of other prompts' answers at the same step. A gain that both
+    have does not come from position.
 
     Args:
-        pool: other prompts of the same kind; answered plainly and greedily, once.
+        pool: other prompts of the same kind; each is answered once, greedily and without PCD.
         beta, gamma, relative_top: as in PCDConfig.
-        n_steps: how many tokens of each are looked at; later steps use the last one.
+        n_steps: how many tokens of each answer are used; later steps use the mean of the last one.
     """
 
     pool: tuple[Prompt, ...] = ()
@@ -128,7 +132,7 @@ class Control(RowSource):
         check(self, **{name: RANGES[name] for name in ("beta", "gamma", "relative_top")}, n_steps=Integer(1))
 
     def refusal(self, llm: Llama) -> str | None:
-        return None if self.pool else "the control needs other prompts of the same kind, and has none"
+        return None if self.pool else "the control needs other prompts of the same kind, but has none"
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         means = self.means(session, chat)
@@ -147,7 +151,7 @@ class Control(RowSource):
         return dataclasses.replace(self, pool=prompts, _means=weakref.WeakKeyDictionary())
 
     def means(self, session: Session, chat: bool) -> npt.NDArray[np.float64]:
-        """Mean log-probabilities of the pool's answers at each step, float64[n_steps, n_vocab]."""
+        """Mean log-probabilities at each step of the answers to the pool's prompts, float64[n_steps, n_vocab]."""
         known = self._means.setdefault(session.llm, {})
         if chat not in known:
             sums: list[npt.NDArray[np.float64]] = []
@@ -172,7 +176,8 @@ class Control(RowSource):
 class CAD(RowSource):
     """Context-aware decoding (arXiv 2305.14739): (1 + alpha) logits with the context - alpha logits without it.
 
-    The second prompt is the same without its context; both ride in one batch, the second in the sequences with odd ids.
+    The second prompt is the same without its context. Both are evaluated in one batch, the second one in the sequences
+    with odd ids.
 
     Args:
         alpha: 0 to 100; 0.5 for summaries, 1 for conflicting knowledge in the authors' examples.
@@ -191,7 +196,7 @@ class CAD(RowSource):
             raise ValueError("without its context the prompt is empty; give Prompt a question (before or after)")
         if list(bare) == list(tokens):
             raise ValueError(
-                "the prompt has no context that could be left out; give it one (--context, or the segments of a Prompt)"
+                "the prompt has no context to leave out; give it one (--context, or the segments of a Prompt)"
             )
         first = session.start(tokens)
         return _CADStream(session, first, session.read(1, bare), self.alpha)

@@ -1,4 +1,4 @@
-"""From rows to an answer: the most probable token, a drawn one, or the best of several answers."""
+"""From rows (logits) to an answer: greedy search, sampling, beam search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Beam", "Greedy", "Sampling", "Search"]
 
-Look = Callable[[int, Logits], None]  # told each chosen token and the row it was chosen from
+Look = Callable[[int, Logits], None]  # called with each chosen token and the row it was chosen from
 
 
 class Search(Protocol):
@@ -26,17 +26,17 @@ class Search(Protocol):
 
     @property
     def n_sequences(self) -> int:
-        """How many answers it carries side by side, the prompt itself included."""
+        """How many sequences it needs, the prompt's included."""
         ...
 
     def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
-        """At most max_tokens tokens, without the one that ends the answer (`look` is told of that one too)."""
+        """At most max_tokens tokens, without the one that ends the answer (`look` is called with that one too)."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """The most probable token at each step; the lower id where logits are equal."""
+    """The most probable token at each step; the lower id if logits are equal."""
 
     n_sequences = 1
 
@@ -46,14 +46,14 @@ class Greedy:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Draws each token: temperature, then the top_k, then the smallest set with probability top_p.
+    """Draws each token: temperature, then top_k, then the smallest set of tokens with probability top_p.
 
     Args:
         temperature: more than 0, at most 100.
         top_k: 0 keeps all tokens.
         top_p: more than 0, at most 1.
-        seed: of the random numbers; the same seed draws the same answer to the same prompt, and independently of other
-            prompts.
+        seed: of the random numbers. The same seed gives the same answer to the same prompt, whatever other prompts were
+            answered.
 
     Raises:
         ValueError: a value is out of range.
@@ -69,14 +69,14 @@ class Sampling:
     def __post_init__(self) -> None:
         check(
             self,
-            temperature=Number(0, 100, open_below=True, note="the method greedy draws nothing"),
+            temperature=Number(0, 100, open_below=True, note="for 0 use the method greedy"),
             top_p=Number(0, 1, open_below=True),
             top_k=Integer(0),
             seed=Integer(0),
         )
 
     def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
-        # of the prompt too, or the draws of all questions would be the same ones
+        # the prompt is part of the seed, or all questions would get the same random numbers
         digest = hashlib.sha256(stream.first.tobytes()).digest()
         rng = np.random.default_rng([self.seed, int.from_bytes(digest[:8], "little")])
 
@@ -109,11 +109,11 @@ def _one_by_one(
 class Beam:
     """Beam search: the answer with the highest sum of log-probabilities divided by length ** length_penalty.
 
-    As Hugging Face's: of the 2 n best continuations of n beams, those that end the answer and are among the n best are
-    put aside, the others go on; it stops when n answers are put aside and no beam could still beat them.
+    As in Hugging Face's transformers: of the 2 n best continuations of n beams, those that end the answer and are among
+    the n best are set aside; the others go on. It stops when n answers are set aside and no beam can beat them.
 
     Args:
-        n: beams, 2 to 31.
+        n: number of beams, 2 to 31.
         length_penalty: -10 to 10; 0 compares plain sums, which favours short answers.
 
     Raises:

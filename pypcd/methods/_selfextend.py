@@ -1,4 +1,4 @@
-"""Self-Extend as llama.cpp's own programs have it (--grp-attn-n, --grp-attn-w)."""
+"""Self-Extend as in llama.cpp's own programs (--grp-attn-n, --grp-attn-w)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["SelfExtend"]
 
 @dataclasses.dataclass(frozen=True)
 class SelfExtend(RowSource):
-    """Self-Extend (arXiv 2401.01325) in llama.cpp's form: distant positions are divided by a group's size.
+    """Self-Extend (arXiv 2401.01325) in llama.cpp's form: distant positions are divided by a group size.
 
-    While the prompt is read, each window of `width` positions, once complete and behind the newest one, is compressed
-    to width / n positions. Answers are taken to be short: nothing more is compressed while one is written.
+    While the prompt is evaluated, each complete window of `width` positions before the newest one is compressed to
+    width / n positions. Answers are assumed to be short: nothing is compressed during generation.
 
     Args:
         n: group size, 2 to 64.
@@ -42,9 +42,9 @@ class SelfExtend(RowSource):
 
     def refusal(self, llm: Llama) -> str | None:
         if _engine.is_recurrent(llm):
-            return "it has a recurrent state, which knows no positions that could be divided"
+            return "it has a recurrent state, which has no positions to divide"
         if not _engine.rotates(llm):
-            return "it does not rotate its keys, so that their positions cannot be divided"
+            return "it has no rotary positions (RoPE) to divide"
         if not _engine.can_shift(llm):
             return "the positions in this model's cache cannot be moved"
         return None
@@ -54,7 +54,7 @@ class SelfExtend(RowSource):
 
     def _read(self, session: Session, tokens: Sequence[int]) -> int:
         llm, n, width = session.llm, self.n, self.width
-        n_past = done = 0  # positions so far; those compressed already
+        n_past = done = 0  # positions so far; how many of them are compressed already
         step = min(llm.n_batch, width)
         for at in range(0, len(tokens), step):
             part = tokens[at : at + step]

@@ -1,4 +1,4 @@
-"""A model's context, driven step by step: one prompt, and sequences that go on from it."""
+"""A model's context, used step by step: one prompt, and sequences that continue it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Rows2D = npt.NDArray[np.float32]  # [n_sequences, n_vocab]
 class Session:
     """One model's context. Sequence 0 holds the prompt; others are made by fork() or read().
 
-    A prompt is evaluated from an empty cache, all but its last token, with PCD off, and stays: whatever is asked of it
-    next starts from these same numbers. So an answer depends neither on what was asked before nor on its order.
+    A prompt, all but its last token, is evaluated with PCD off into an empty cache, and stays there: every answer to it
+    starts from the same keys and values. So an answer does not depend on earlier ones or on their order.
 
     Attributes:
         n_evaluated: prompt tokens evaluated so far.
-        refusals: what is known of what this model cannot do, for Method.
+        refusals: why this model cannot run a method, as far as known; for Method.
 
     Raises:
-        UnsupportedError: the model's decoder waits for an encoder.
+        UnsupportedError: the model has an encoder.
     """
 
     def __init__(self, llm: Llama) -> None:
@@ -41,8 +41,8 @@ class Session:
         self.n_evaluated = 0
         self.refusals: dict[tuple[object, bool], str | None] = {}
         self._prompt: list[int] = []
-        self._n_prompt = 0  # positions of all but its last token
-        self._n_changes = -1  # of the model's cache, when the prompt was evaluated
+        self._n_prompt = 0  # number of its positions, without its last token
+        self._n_changes = -1  # the model's own count, when the prompt was evaluated
         self._kind: object = None
         self._before: tuple[PCDConfig | None] | None = None  # the model's setting, while another is in force
         self._undo: list[Callable[[], object]] = []
@@ -60,13 +60,13 @@ class Session:
         kind: object = None,
         read: Callable[[Sequence[int]], int] | None = None,
     ) -> Logits:
-        """The row after the last token of a prompt, in sequence 0. All other sequences are gone.
+        """Evaluate a prompt in sequence 0; returns the row after its last token. All other sequences are dropped.
 
         Args:
-            setting: PCD from the prompt's last token on.
-            kind: what the cached prompt depends on beside its tokens; of another kind, it is evaluated anew.
-            read: evaluates the prompt but its last token in sequence 0 of the empty cache, and returns how many positions
-                it takes there; None: as they come.
+            setting: the PCD setting from the prompt's last token on.
+            kind: what the cached prompt depends on besides its tokens; if it differs, the prompt is evaluated again.
+            read: evaluates the prompt without its last token in sequence 0 of the empty cache, and returns how many
+                positions that takes; None: Llama.eval.
 
         Raises:
             ValueError: the prompt is empty or does not fit in the context.
@@ -80,7 +80,7 @@ class Session:
                 "with room for an answer"
             )
         self._set_pcd_aside()
-        is_mine = self._n_changes == llm._n_changes  # nobody else has evaluated in this context
+        is_mine = self._n_changes == llm._n_changes  # no other code has evaluated in this context
         if not (is_mine and kind == self._kind and tokens == self._prompt and self._rewind()):
             self.clear()
             llm.pcd = None
@@ -92,7 +92,7 @@ class Session:
         return self.step({0: tokens[-1]})[0]
 
     def step(self, tokens: Mapping[int, int]) -> Rows2D:
-        """Give each of some sequences its next token, all in one batch.
+        """Give sequences their next tokens, all in one batch.
 
         Returns:
             float32[len(tokens), n_vocab]: their logits, in the same order.
@@ -104,7 +104,7 @@ class Session:
         return _engine.rows(self.llm, len(entries))
 
     def read(self, seq: int, tokens: Sequence[int]) -> Logits:
-        """Another prompt in a sequence of its own, beside the one in sequence 0.
+        """Evaluate another prompt in a sequence of its own, next to the one in sequence 0.
 
         Returns:
             float32[n_vocab]: the row after its last token.
@@ -120,7 +120,7 @@ class Session:
         return self.step({seq: tokens[-1]})[0]
 
     def fork(self, pairs: Mapping[int, int]) -> None:
-        """Make sequences go on from others: target -> source. They share what both have in the cache."""
+        """Make sequences continue others: target -> source. In the cache they share their common part."""
         self.drop(pairs)
         for target, source in pairs.items():
             _engine.copy_sequence(self.llm, source, target)
@@ -145,16 +145,16 @@ class Session:
             self._before = (self.llm.pcd,)
 
     def on_finish(self, undo: Callable[[], object]) -> None:
-        """Have something called when the answer is finished, or has failed."""
+        """Call something when the answer is finished, or has failed."""
         self._undo.append(undo)
 
     def finish(self) -> None:
-        """Leave the model as after evaluating the prompt, with its own PCD setting."""
+        """Restore the model to its state after evaluating the prompt, with its own PCD setting."""
         try:
             if self._prompt and not self._rewind():
                 self.clear()
             if self._kind is not None:
-                self.llm.reset()  # keys that plain decoding must not take for its own
+                self.llm.reset()  # so that plain decoding does not reuse these keys
         finally:
             while self._undo:
                 self._undo.pop()()
@@ -171,7 +171,7 @@ class Session:
         return _engine.is_end(self.llm, token)
 
     def _rewind(self) -> bool:
-        """Back to the prompt without its last token; False where a recurrent state cannot go back."""
+        """Go back to the prompt without its last token; False if a recurrent state cannot go back."""
         self.drop([seq for seq in self._n_past if seq])
         return _engine.rewind(self.llm, self._n_prompt, 0)
 

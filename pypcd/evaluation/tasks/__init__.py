@@ -1,7 +1,7 @@
 """The benchmarks by name: `_kv` (InfiniteBench), `_ruler` (RULER), `_longbench` (LongBench).
 
 A benchmark is a `Task` (`_sample`): it makes questions of a length (`_size`) and scores their answers (`_metrics`).
-Knows nothing of models but their tokenizer.
+Knows nothing of models except their tokenizer.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def task(name: str, *, data: str | pathlib.Path | None = None) -> Task:
     """A benchmark by its name.
 
     Args:
-        data: where the rows of a LongBench task are: its .jsonl file, their folder, or data.zip. None: they are
-            fetched from the Hugging Face hub.
+        data: where the rows of a LongBench task are: its .jsonl file, a folder with it, or data.zip. None: they are
+            downloaded from the Hugging Face hub.
 
     Raises:
-        ValueError: there is no such task, or data is given for one whose questions are generated.
-        FileNotFoundError: data does not have the task.
+        ValueError: there is no such task, or data is given for a task that generates its questions.
+        FileNotFoundError: data does not contain the task.
     """
     if name in _WITH_DATA:
         return _WITH_DATA[name](data)

@@ -1,4 +1,4 @@
-"""Packages that only some tasks need, imported where they are used."""
+"""Optional packages that only some tasks need, imported when they are used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def require(module: str, extra: str, purpose: str) -> Any:
     """A module of an optional package.
 
     Raises:
-        PCDError: it is not installed; the message names the extra that brings it.
+        PCDError: it is not installed; the message names the extra that installs it.
     """
     try:
         with warnings.catch_warnings():

@@ -1,8 +1,8 @@
 """InfiniteBench's Retrieve.KV: the value of one key in a long JSON object.
 
 Questions, prompt and metric are those of InfiniteBench (arXiv 2402.13718; github.com/OpenBMB/InfiniteBench:
-data/construct_synthetic_dataset.py, src/prompt.py, src/compute_scores.py), the pairs random UUIDs as in lost-in-the-
-middle. `kv-authors` is the variant of PCD's authors (github.com/ZackZikaiXiao/Long_Contrastive_Decoding).
+data/construct_synthetic_dataset.py, src/prompt.py, src/compute_scores.py); the pairs are random UUIDs, as in
+lost-in-the-middle. `kv-authors` is the variant of PCD's authors (github.com/ZackZikaiXiao/Long_Contrastive_Decoding).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ FEWEST_PAIRS = 2
 
 @dataclasses.dataclass(frozen=True)
 class KV:
-    """Retrieve.KV. The answer's depth sweeps a cell evenly: sample i of n asks for pair i * n_pairs // n.
+    """Retrieve.KV. Answers are spread evenly over the context: sample i of n asks for pair i * n_pairs // n.
 
     Attributes:
         groups: hexadecimal digits in each dash-separated group of a key or value; (8, 4, 4, 4, 12) is a UUID.
-        before: the instruction ahead of the JSON data.
-        after: what follows the question.
-        separators: what the metric takes for spaces.
-        pairs_per_4000: pairs in 4000 tokens, whatever the tokenizer makes of them: prompts may then take more tokens
-            than asked for. None: as many as fit.
-        depths: ask for these depths alone, in turn: 0 the first pair, 1 the last.
+        before: the instruction before the JSON data.
+        after: the text after the question.
+        separators: characters that the metric treats as spaces.
+        pairs_per_4000: pairs for each 4000 tokens of length, whatever the tokenizer; a prompt may then be longer than
+            its length. None: as many pairs as fit.
+        depths: ask only for these depths, in turn: 0 is the first pair, 1 the last.
 
     Raises:
         ValueError: a depth is not from 0 to 1.
@@ -60,7 +60,7 @@ class KV:
     def __post_init__(self) -> None:
         for depth in self.depths:
             if not 0 <= depth <= 1:
-                raise ValueError(f"a depth is {depth!r}; allowed: 0, the first pair, to 1, the last")
+                raise ValueError(f"a depth is {depth!r}; allowed: from 0 (the first pair) to 1 (the last)")
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
@@ -77,8 +77,8 @@ class KV:
         return list(self.questions(n, n_pairs, seed))
 
     def questions(self, n: int, n_pairs: int, seed: int = 0) -> Iterator[Sample]:
-        """n questions about objects of n_pairs pairs; extra["nearest"] is the value that stands last."""
-        # `pypcd demo` has published figures on these questions: neither the seeding nor the order of draws may change
+        """n questions about objects of n_pairs pairs; extra["nearest"] is the last value of the object."""
+        # published figures of `pypcd demo` are on these questions: seeding and order of draws must not change
         rng = random.Random(f"kv {seed} {n_pairs} {self.groups}")
         for i in range(n):
             pairs = self._pairs(rng, n_pairs)
@@ -96,7 +96,7 @@ class KV:
         return word_match(prediction, sample.answers[0], self.separators)
 
     def _pairs(self, rng: random.Random, n_pairs: int) -> list[tuple[str, str]]:
-        """Keys and values, no two alike: an answer stands in its context once."""
+        """Keys and values, all different, so that an answer occurs in its context only once."""
         pairs: list[tuple[str, str]] = []
         seen: set[str] = set()
         while len(pairs) < n_pairs:
@@ -114,7 +114,7 @@ class KV:
 
 KV_OFFICIAL = KV("kv", max_tokens=50)
 
-KV_SHORT = KV("kv-short", max_tokens=16, groups=(4, 4))  # what the model that comes with pypcd reads
+KV_SHORT = KV("kv-short", max_tokens=16, groups=(4, 4))  # short enough for the model that comes with pypcd
 
 KV_AUTHORS = KV(
     "kv-authors",

@@ -1,4 +1,4 @@
-"""The question answering tasks of LongBench, those of the paper's Table 3.
+"""LongBench's question answering tasks, as in the paper's Table 3.
 
 LongBench (arXiv 2308.14508; github.com/THUDM/LongBench, folder LongBench): config/dataset2prompt.json has the
 templates, config/dataset2maxlen.json the longest answers, pred.py the truncation, metrics.py and eval.py the metrics.
@@ -27,13 +27,13 @@ from pypcd.evaluation.tasks._size import check_cell
 
 __all__ = ["LONGBENCH_TASKS", "LongBench"]
 
-REPOSITORY = "zai-org/LongBench"  # THUDM/LongBench before; its loading script runs with no recent `datasets`
-KEPT = 500  # tokens for the template and the answer; published are prompts of 3500, 7500, 15500 and 31500
+REPOSITORY = "zai-org/LongBench"  # formerly THUDM/LongBench; its loading script does not run with a recent `datasets`
+KEPT = 500  # tokens kept for the template and the answer; published prompts have 3500, 7500, 15500 and 31500
 
 
 @dataclasses.dataclass(frozen=True)
 class _Format:
-    """How a task is asked and scored. {context} and {input} stand for a row's fields."""
+    """How a task's questions are put and scored. {context} and {input} stand for a row's fields."""
 
     template: str
     max_tokens: int
@@ -93,13 +93,14 @@ LONGBENCH_TASKS = tuple(_FORMATS)
 class LongBench:
     """A LongBench task.
 
-    A cell has the whole task, in its order, or n rows of it drawn from the seed. A prompt of more than n_tokens - 500
-    tokens is cut in its middle, as published: the first and the last half of so many tokens, decoded and joined.
+    A cell (the task at a length) has all of its rows, in their order, or n rows drawn with the seed. A prompt of more than
+    n_tokens - 500 tokens is cut in the middle, as published: the first and the last (n_tokens - 500) / 2 tokens, decoded
+    and joined.
 
     Args:
         dataset: one of LONGBENCH_TASKS.
         data: where its rows are: a file <dataset>.jsonl, a folder with such files, or LongBench's data.zip. None:
-            data.zip is fetched from the Hugging Face hub, once.
+            data.zip is downloaded from the Hugging Face hub, once.
 
     Raises:
         FileNotFoundError: there is no such file or folder, or the folder does not have the dataset.
@@ -143,7 +144,7 @@ class LongBench:
         return _FORMATS[self.dataset].score(prediction, sample.answers)
 
     def data_sha256(self) -> str:
-        """The SHA-256 of the rows as a file, wherever they come from.
+        """The SHA-256 of the rows' file, also if it is part of data.zip.
 
         Raises:
             PCDError, ValueError: as samples().
@@ -165,15 +166,15 @@ class LongBench:
         needed = tokenizer.count(prompt) + self.max_tokens
         if needed > n_tokens:
             raise ValueError(
-                f"n_tokens is {n_tokens}, and question {i} of {self.name} takes {needed} after truncation: this model's "
-                f"chat template is longer than the {KEPT} tokens that LongBench keeps for it and the answer; ask without it"
+                f"n_tokens is {n_tokens}, but question {i} of {self.name} takes {needed} after truncation: this model's "
+                f"chat template is longer than the {KEPT} tokens that LongBench keeps for it and the answer; run without it"
             )
         extra = {"id": row.get("_id"), "truncated": prompt is not whole}
         return Sample(i, prompt, tuple(row["answers"]), None, extra)
 
 
 def _truncated(prompt: Prompt, max_length: int, tokenizer: Tokenizer) -> Prompt:
-    """The prompt as LongBench cuts it. Parts stay parts if the cut lies within the context."""
+    """The prompt as LongBench cuts it. It keeps its parts if the cut is inside the context."""
     tokens = tokenizer.encode(prompt.text)
     if len(tokens) <= max_length:
         return prompt
@@ -185,8 +186,8 @@ def _truncated(prompt: Prompt, max_length: int, tokenizer: Tokenizer) -> Prompt:
 
 
 def _in_parts(before: str, context: str, after: str) -> Prompt:
-    """Segments are the passages of a context that has some, else what blank lines divide, else lines."""
-    passages = re.split(r"(?<=[^\n])(\n+)(?=Passage \d+:\n)", context)  # and between them what divides them
+    """A prompt whose segments are the context's passages, if it has any, else its paragraphs, else its lines."""
+    passages = re.split(r"(?<=[^\n])(\n+)(?=Passage \d+:\n)", context)  # passages and the line breaks between them
     if len(passages) > 1:
         joiner = min(passages[1::2], key=len)
         divided = itertools.zip_longest(passages[::2], passages[1::2], fillvalue=joiner)
@@ -201,7 +202,7 @@ def _find(dataset: str, path: pathlib.Path) -> pathlib.Path:
     if path.is_file():
         if path.stem != dataset and path.stem in LONGBENCH_TASKS:
             raise FileNotFoundError(
-                f"{path} is of {path.stem}, not of {dataset}; give {dataset}.jsonl, or the folder of both"
+                f"{path} has the rows of {path.stem}, not of {dataset}; give {dataset}.jsonl, or a folder with both"
             )
         return path
     names = (f"{dataset}.jsonl", f"data/{dataset}.jsonl", "data.zip")
@@ -209,7 +210,7 @@ def _find(dataset: str, path: pathlib.Path) -> pathlib.Path:
     if not found:
         what = "there is no" if not path.exists() else f"{' or '.join(names)} is missing in"
         raise FileNotFoundError(
-            f"{what} {path}; give {dataset}.jsonl of LongBench, its folder, or data.zip of "
+            f"{what} {path}; give LongBench's {dataset}.jsonl, its folder, or data.zip from "
             f"https://huggingface.co/datasets/{REPOSITORY}"
         )
     return found[0]
@@ -218,7 +219,7 @@ def _find(dataset: str, path: pathlib.Path) -> pathlib.Path:
 def _read(dataset: str, path: pathlib.Path) -> list[dict[str, Any]]:
     """
     Raises:
-        ValueError: a line is not one of LongBench's; the message says which.
+        ValueError: a line is not a row of LongBench; the message says which.
     """
     rows = []
     for k, line in enumerate(_content(dataset, path).split(b"\n"), 1):
@@ -234,11 +235,12 @@ def _read(dataset: str, path: pathlib.Path) -> list[dict[str, Any]]:
             ok = False
         if not ok:
             raise ValueError(
-                f"line {k} of {path} is not a row of LongBench: a JSON object with context, input and a list of answers"
+                f"line {k} of {path} is not a row of LongBench; allowed: a JSON object with context, input and a list of "
+                "answers"
             )
         if other != dataset and other in LONGBENCH_TASKS:
             raise ValueError(
-                f"line {k} of {path} is of {other}, not of {dataset}; give {dataset}.jsonl, or the folder of both"
+                f"line {k} of {path} is a row of {other}, not of {dataset}; give {dataset}.jsonl, or a folder with both"
             )
         rows.append(row)
     if not rows:
@@ -254,7 +256,7 @@ def _content(dataset: str, path: pathlib.Path) -> bytes:
         with zipfile.ZipFile(path) as archive:
             return archive.read(name)
     except (zipfile.BadZipFile, KeyError) as error:
-        what = f"has no {name}" if isinstance(error, KeyError) else "is no zip archive, or a part of one"
+        what = f"has no {name}" if isinstance(error, KeyError) else "is not a zip archive, or is incomplete"
         raise ValueError(f"{path} {what}; give LongBench's data.zip, or {dataset}.jsonl from it") from error
 
 
@@ -264,11 +266,11 @@ def _fetched() -> pathlib.Path:
     Raises:
         PCDError: huggingface_hub is not installed, or the hub cannot be reached.
     """
-    hub = require("huggingface_hub", "hub", "fetching LongBench")
+    hub = require("huggingface_hub", "hub", "downloading LongBench")
     try:
         return pathlib.Path(hub.hf_hub_download(REPOSITORY, "data.zip", repo_type="dataset"))
-    except Exception as error:  # of requests, httpx or its own, by version
+    except Exception as error:  # its own, or one of requests or httpx, depending on its version
         raise PCDError(
-            f"LongBench could not be fetched from the Hugging Face hub ({type(error).__name__}); with no network, fetch "
+            f"LongBench could not be downloaded from the Hugging Face hub ({type(error).__name__}); without a network, get "
             f"https://huggingface.co/datasets/{REPOSITORY}/resolve/main/data.zip elsewhere and give it as the task's data"
         ) from error

@@ -1,4 +1,4 @@
-"""The benchmarks' metrics, as their public code computes them, on one answer: 0 to 1."""
+"""The benchmarks' metrics on one answer, 0 to 1, as their public code computes them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def word_match(prediction: str, answer: str, separators: Iterable[str] = KV_SEPA
 
 
 def recall(prediction: str, references: Sequence[str]) -> float:
-    """RULER's string_match_all: the share of the references that stand anywhere in the prediction, in any case."""
+    """RULER's string_match_all: the share of the references found anywhere in the prediction, upper or lower case."""
     prediction = _without_control_characters(prediction).lower()
     return sum(reference.lower() in prediction for reference in references) / len(references)
 
 
 def list_f1(prediction: str, references: Sequence[str]) -> float:
-    """F1 of a list with commas, as PCD's authors score variable tracking (variable_trainking_eval.py).
+    """F1 of a comma-separated list, as PCD's authors score variable tracking (variable_trainking_eval.py).
 
-    Items must equal a reference, in any case. Precision is over all items, so an item given twice costs.
+    Items must equal a reference, upper or lower case. Precision is over all items, so a repeated item lowers it.
     """
     items = [item.strip().lower() for item in _without_control_characters(prediction).split(",")]
     n_right = sum(reference.lower() in items for reference in references)
@@ -44,12 +44,12 @@ def list_f1(prediction: str, references: Sequence[str]) -> float:
 
 
 def qa_f1(prediction: str, answers: Sequence[str]) -> float:
-    """LongBench's qa_f1_score: F1 of the words, without punctuation and articles; the best over the answers."""
+    """LongBench's qa_f1_score: F1 over words, without punctuation and articles; the best of the answers counts."""
     return max(_bag_f1(_english_words(prediction), _english_words(answer)) for answer in answers)
 
 
 def qa_f1_zh(prediction: str, answers: Sequence[str]) -> float:
-    """LongBench's qa_f1_zh_score: F1 of jieba's words, without punctuation; the best over the answers.
+    """LongBench's qa_f1_zh_score: F1 over jieba's words, without punctuation; the best of the answers counts.
 
     Raises:
         PCDError: jieba is not installed.
@@ -74,7 +74,7 @@ def _chinese_words(text: str) -> list[str]:
 
 @functools.cache
 def _jieba() -> Any:
-    jieba = require("jieba", "eval", "the metric of Chinese answers")
+    jieba = require("jieba", "eval", "the metric for Chinese answers")
     jieba.setLogLevel(logging.WARNING)  # it reports every load of its dictionary
     return jieba
 

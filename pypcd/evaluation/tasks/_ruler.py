@@ -1,10 +1,10 @@
-"""RULER's variable tracking and needles in a haystack, those tasks that need no download.
+"""RULER's variable tracking and needles in a haystack: those of its tasks that need no download.
 
 RULER (arXiv 2404.06654; github.com/NVIDIA/RULER, scripts/data/synthetic): constants.py has the templates,
 variable_tracking.py and niah.py make the questions, synthetic.yaml has the settings; scripts/eval/synthetic has the
 metric. `vt-authors` is the variant of PCD's authors (github.com/ZackZikaiXiao/Long_Contrastive_Decoding,
-benchmark/super_retrieval). Two things differ from RULER's own files: the numbers are those of Python's `random` under
-our seed, and all questions of a cell have the same number of sentences, where RULER shortens single ones.
+benchmark/super_retrieval). Two things differ from RULER's own files: random choices come from Python's `random` with our
+seed, and all questions of a task at one length have the same number of sentences, while RULER shortens single ones.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ ACCORDING = (
 
 @dataclasses.dataclass(frozen=True)
 class VT:
-    """Variable tracking as RULER has it now: one chain of four hops, one worked example ahead of the question.
+    """Variable tracking as in today's RULER: one chain of four hops, one worked example before the question.
 
-    The example's places are drawn once for a cell and its names and value for every question; it has as many sentences
-    as fit in 500 tokens. Answers are the names in the chain's order; the metric asks only that they are named.
+    The example has as many sentences as fit in 500 tokens. Where its chain is hidden is drawn once; its names and value
+    are drawn for every question. Answers are the names in the chain's order, but the metric ignores the order.
     """
 
     name: str = "vt"
@@ -81,7 +81,7 @@ class VT:
     def _example(
         self, n_noises: int, seed: int, names: Sequence[str] = ("AAA", "BBB", "CCC", "DDD", "EEE"), value: int = 12345
     ) -> str:
-        """The worked example without its answer, which is how RULER measures it."""
+        """The worked example without its answer, which is what RULER counts the tokens of."""
         rng = random.Random(f"vt {seed} example")
         before, after, answer_prefix = _tracking(value)
         return before + "\n".join(_hidden(rng, [NOISE] * n_noises, _chain(names, value))) + after + answer_prefix
@@ -89,10 +89,10 @@ class VT:
 
 @dataclasses.dataclass(frozen=True)
 class VTAuthors:
-    """Variable tracking as PCD's authors ask it: RULER of 2024, their request for a list, their one earlier turn.
+    """Variable tracking as PCD's authors run it: RULER of 2024, with their request for a list and their one example turn.
 
     RULER of 2024 ends every noise sentence with a newline and joins all with spaces; "assgined" is its spelling. The
-    authors do not give the number of chains in their questions; this is RULER's default, one.
+    authors do not give the number of chains in their questions; here it is RULER's default, one.
     """
 
     name: str = "vt-authors"
@@ -104,7 +104,7 @@ class VTAuthors:
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
-        # with fewer noises RULER of 2024 takes them apart
+        # with fewer noise sentences, RULER of 2024 splits them
         return fill(lambda size: self._questions(n, size, seed), N_HOPS + 2, n_tokens, self.max_tokens, tokenizer)
 
     def score(self, prediction: str, sample: Sample) -> float:
@@ -124,7 +124,7 @@ class VTAuthors:
                 "response.",
                 shots=(_authors_shot(),),
             )
-            yield Sample(i, prompt, names, extra={"gold": ", ".join(names)})  # as in the earlier turn
+            yield Sample(i, prompt, names, extra={"gold": ", ".join(names)})  # as in the example turn
 
 
 Kind = Literal["words", "numbers", "uuids"]
@@ -132,11 +132,11 @@ Kind = Literal["words", "numbers", "uuids"]
 
 @dataclasses.dataclass(frozen=True)
 class NIAH:
-    """One needle in a haystack of one repeated noise or of other needles; it stands anywhere but last.
+    """One needle (the sentence to find) in a haystack of one repeated noise sentence or of other needles; never last.
 
-    Numbers have seven digits, UUIDs are random of version 4. A word is an adjective and a noun of the package
-    wonderwords with a hyphen between them, each drawn with equal chance from the sorted list; another version of its
-    lists makes other questions. No two needles share a key or a value.
+    Numbers have seven digits; UUIDs are random ones of version 4. A word is an adjective and a noun of the package
+    wonderwords with a hyphen between them, each drawn with equal probability from the sorted list; another version of
+    these lists makes other questions. No two needles share a key or a value.
     """
 
     name: str
@@ -158,7 +158,7 @@ class NIAH:
 
     def _questions(self, n: int, n_sentences: int, seed: int) -> Iterator[Sample]:
         rng = random.Random(f"{self.name} {seed} {n_sentences}")
-        what = self.values[:-1]  # RULER's template in the singular, since one value is asked for
+        what = self.values[:-1]  # RULER's template in the singular, since the question is about one value
         for i in range(n):
             n_needles = n_sentences if self.haystack == "needles" else 0
             keys, values = (_distinct(rng, kind, 1 + n_needles) for kind in (self.keys, self.values))
@@ -179,7 +179,7 @@ class NIAH:
 
 
 def _tracking(value: int, assigned: str = "assigned") -> tuple[str, str, str]:
-    """What stands ahead of the context, the question behind it, the beginning of the answer."""
+    """The text before the context, the question after it, and the beginning of the answer."""
     return (
         TRACK + "\n\n",
         "\n" + FIND.format(value=value) + " above.",
@@ -202,7 +202,7 @@ def _chain(names: Sequence[str], value: int) -> list[str]:
 
 
 def _hidden(rng: random.Random, sentences: Sequence[str], lines: Sequence[str]) -> tuple[str, ...]:
-    """The lines in their order, each ahead of another randomly chosen sentence."""
+    """The sentences with the lines inserted in their order, each before a different, randomly chosen sentence."""
     places = sorted(rng.sample(range(len(sentences)), len(lines)))
     hidden = list(sentences)
     for j, (place, line) in enumerate(zip(places, lines)):
@@ -212,7 +212,7 @@ def _hidden(rng: random.Random, sentences: Sequence[str], lines: Sequence[str]) 
 
 @functools.cache
 def _authors_shot() -> tuple[str, str]:
-    """The authors' earlier turn, in which line breaks of the template are backslashes and "above." is missing."""
+    """The authors' example turn; in it the template's line breaks are written as \\n, and "above." is missing."""
     first, second = ("ZUG", "GOC", "TVZ", "NDR", "YEN"), ("NCQ", "VNF", "JEY", "XXP", "MCJ")
     a, b = iter(_chain(first, 97498)), iter(_chain(second, 47194))
     noise = NOISE + "\n"
@@ -245,7 +245,7 @@ def _drawn(rng: random.Random, kind: Kind) -> str:
 @functools.cache
 def _words() -> tuple[list[str], list[str]]:
     """All adjectives and nouns of wonderwords."""
-    import wonderwords  # type: ignore[import-untyped]  # here, since its lists take a while to read
+    import wonderwords  # type: ignore[import-untyped]  # here, since its lists take a while to load
 
     words = wonderwords.RandomWord()
     adjectives, nouns = (sorted(set(words.filter(include_categories=[k]))) for k in ("adjective", "noun"))

@@ -1,4 +1,7 @@
-"""What a benchmark's question is, and what a benchmark must offer. Knows nothing of models."""
+"""A benchmark's question (Sample), and the interface of a benchmark (Task). Knows nothing of models.
+
+A cell is one task at one length.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,18 @@ __all__ = ["Sample", "Task", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
-    """What a task asks of a model: how long its prompts are, and where a text is to be cut."""
+    """What a task needs from a model: the length of prompts, and tokens to cut a text by."""
 
     def count(self, prompt: Prompt) -> int:
-        """How many tokens the model reads for a prompt, a chat template's included."""
+        """The number of tokens of a prompt, including those of a chat template."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """A plain text's tokens, without a template but with what the model puts ahead of every text."""
+        """A plain text's tokens, without a template but with what the model puts before every text (such as BOS)."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text; special tokens have none."""
+        """The text of tokens; special tokens have none."""
         ...
 
 
@@ -32,10 +35,10 @@ class Sample:
     """One question.
 
     Attributes:
-        index: its number in its cell, from 0; the depth of the answer sweeps with it.
-        prompt: what the model reads.
-        answers: what it may answer, or all that it should name, as the task's metric reads them.
-        depth: where the answer stands in the context, 0 at its start to 1 at its end; None where that has no meaning.
+        index: its number in its cell, from 0; the answer's depth may depend on it.
+        prompt: the model's prompt.
+        answers: the right answers: one of them, or all, is needed; the task's metric decides.
+        depth: the answer's place in the context, 0 at its start to 1 at its end; None if it has no single place.
         extra: further facts, such as the value nearest to the question.
     """
 
@@ -50,11 +53,11 @@ class Task(Protocol):
     """A benchmark: questions, and how their answers are scored.
 
     Attributes:
-        name: as `--task` has it.
+        name: its name for `--task`.
         metric: the metric's name, for tables.
         max_tokens: the longest answer.
-        n_questions: how many there are; None where they are generated.
-        may_exceed: prompts may take more tokens than asked for, since a publication fixes their size otherwise.
+        n_questions: how many there are; None if they are generated.
+        may_exceed: whether prompts may have more than n_tokens, since a publication fixes their size in another way.
     """
 
     @property
@@ -73,10 +76,10 @@ class Task(Protocol):
     def max_tokens(self) -> int: ...
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        """n questions whose prompts, answers included, come as near to n_tokens as they can without exceeding it.
+        """n questions whose prompts, with their answers, are as long as possible without exceeding n_tokens.
 
-        The same arguments give the same questions; all that they take from a tokenizer is their size. Where a
-        publication fixes the size in another way, the task's docstring says so.
+        The same arguments give the same questions; a tokenizer decides only how long they are. If a publication fixes
+        the size in another way, the task's docstring says so.
 
         Raises:
             ValueError: n_tokens is too short for a question; the message says how many are needed.
@@ -84,5 +87,5 @@ class Task(Protocol):
         ...
 
     def score(self, prediction: str, sample: Sample) -> float:
-        """0 to 1."""
+        """The score of an answer, 0 to 1."""
         ...

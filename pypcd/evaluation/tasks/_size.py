@@ -1,4 +1,4 @@
-"""How much of a generated context fits."""
+"""Finds how large a generated context may be to fit in a number of tokens."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def check_cell(n: int, n_tokens: int) -> None:
 def fill(
     make: Callable[[int], Iterable[Sample]], smallest: int, n_tokens: int, n_answer: int, tokenizer: Tokenizer
 ) -> list[Sample]:
-    """The samples of a size at which every prompt and its answer fit in n_tokens, and at one more not all do.
+    """The samples of the largest size at which every prompt and its answer fit in n_tokens.
 
     Args:
-        make: the samples of a size: so many pairs or sentences in the context of each.
-        smallest: the size below which there is no question.
+        make: returns the samples of a size, which is the number of pairs or sentences in each context.
+        smallest: the smallest size that makes a question.
         n_answer: tokens of an answer.
 
     Raises:
-        ValueError: not even the smallest fits.
+        ValueError: even the smallest size does not fit.
     """
 
     def need(sample: Sample) -> int:
@@ -45,11 +45,11 @@ def fill(
     if not all_fit(smallest):
         needed = max(need(sample) for sample in make(smallest))
         raise ValueError(
-            f"n_tokens is {n_tokens}; allowed: at least {needed}, the shortest of these prompts "
-            f"with {n_answer} tokens for its answer"
+            f"n_tokens is {n_tokens}; allowed: at least {needed}, for the smallest context and "
+            f"{n_answer} tokens of answer"
         )
-    # Where the first sample stops to fit bounds the size from above; counting all samples at every step would take n
-    # times as long, and the others differ by a few tokens.
+    # The first sample gives an upper bound. Counting all samples at every step would take n times as long, and the others
+    # differ by only a few tokens.
     size, too_large = smallest, 2 * smallest
     while first_fits(too_large):
         size, too_large = too_large, 2 * too_large
