@@ -155,6 +155,24 @@ def test_the_command_prints_figures_that_add_up(
         assert re.search(rf"{figures}.*\]( ~)? +{cell['wins']} / {cell['losses']}\n", out)
 
 
+def test_no_more_examples_are_worked_out_than_are_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, first_wrong = [], demo.first_wrong
+
+    def counted(*args: Any) -> Any:
+        found.append(first_wrong(*args))
+        return found[-1]
+
+    monkeypatch.setattr(demo, "LENGTHS", (1010,))  # greedy gets half of these wrong
+    monkeypatch.setattr(demo, "METHODS", {"greedy": "greedy", "PCD": "pcd"})
+    monkeypatch.setattr(demo, "N_EXAMPLES", 2)
+    monkeypatch.setattr(demo, "first_wrong", counted)
+    assert main(["demo", "--n", "12", "--threads", "1"]) == 0
+    assert capsys.readouterr().out.count("where greedy first goes wrong") == 2
+    assert sum(step is not None for step in found) == 2 and found[-1] is not None
+
+
 def test_a_setting_of_ones_own_is_asked_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

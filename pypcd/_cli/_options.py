@@ -15,7 +15,7 @@ from pypcd._cli import _terminal
 from pypcd._config import PCDConfig
 from pypcd._errors import did_you_mean
 from pypcd._gguf import resolve_model
-from pypcd._settings import PRESETS, Profile, load
+from pypcd._settings import PRESETS, Profile, load, write_text
 
 # Where texts are read by people: the paper's setting lifts tokens that a small model itself thinks improbable, and gains no
 # more where PCD is wanted (docs/evidence.md).
@@ -82,15 +82,18 @@ def note_of_profile(setting: object, model_path: str) -> None:
 
 
 def describe_pcd(config: PCDConfig | None) -> str:
-    """A setting as it could be typed, in the shortest way: off, on, a preset, or one of these and what differs from it."""
+    """A setting as it could be typed, which says all of it: off, or on or a preset and the values that differ from it.
+
+    Of several that could stand first, the one that leaves the fewest values."""
     if config is None:
         return "off"
-    values, texts = config.as_dict(), []
+    fields = config.as_dict()
+    texts = []
     for name in ("on", *PRESETS):
-        start = (PCDConfig() if name == "on" else PCDConfig.preset(name)).as_dict()
-        words = [f"{field}={value}" for field, value in values.items() if value != start[field]]
-        texts.append(":".join([name, *words]))
-    return min(texts, key=len)
+        start = PCDConfig.preset("paper" if name == "on" else name).as_dict()
+        changed = {field: value for field, value in fields.items() if value != start[field]}
+        texts.append((len(changed), f"{name}:{write_text(changed)}" if changed else name))
+    return min(texts, key=lambda text: text[0])[1]
 
 
 def add_model(parser: argparse.ArgumentParser, **kwargs: Any) -> None:
@@ -105,8 +108,8 @@ def at_least(low: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
         try:
             return kind("", literal(text))
-        except ValueError:  # argparse names the option itself
-            raise argparse.ArgumentTypeError(f"{text!r}; allowed: {kind.allowed}") from None
+        except ValueError as error:  # argparse names the option itself
+            raise argparse.ArgumentTypeError(f"{text!r}; {str(error).rpartition('; ')[2]}") from None
 
     return convert
 

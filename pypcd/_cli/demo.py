@@ -6,6 +6,7 @@ An evaluation like those of `pypcd eval`, in a folder that is thrown away, and t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from pypcd.methods import Session
 TASK = "kv-short"
 LENGTHS = (240, 530, 1010, 1490)  # tokens with which this model reads 16, 40, 80 and 120 pairs, and answers
 N_POOL = 12  # further questions, from which the control takes its prior
+N_EXAMPLES = 3
 
 PCD, CONTROL = "PCD", "control"
 YOURS = "yours"  # what --pcd asks for
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     print("pypcd's demo model looks up values in a JSON object. A pull towards the last value was planted in it:")
     print("a model organism of the failure PCD is made for, and no evidence about any other model.\n")
     llm = Llama("demo", n_ctx=2048, **options)
-    for text in _examples(llm, plan, outcome.records):
+    for text in itertools.islice(_examples(llm, plan, outcome.records), N_EXAMPLES):
         print(text)
     _print_table(cells, args.n)
     print("try one: pypcd demo --question K | pypcd generate demo [--pcd off]")
@@ -99,8 +101,8 @@ def _cells(plan: Plan, records: Records, methods: Mapping[str, str]) -> Iterator
             yield n_tokens, name, of_method[length, method]
 
 
-def _examples(llm: Llama, plan: Plan, records: Records, n: int = 3) -> Iterator[str]:
-    """Questions that greedy decoding gets wrong, first those that PCD gets right: where greedy leaves the answer."""
+def _examples(llm: Llama, plan: Plan, records: Records) -> Iterator[str]:
+    """Questions that greedy decoding gets wrong, first N_EXAMPLES that PCD gets right: where greedy leaves the answer."""
     numbered = [(length, index) for length in plan.lengths for index in range(plan.n)]
 
     def is_right(question: tuple[int, int], method: str) -> bool:
@@ -110,14 +112,12 @@ def _examples(llm: Llama, plan: Plan, records: Records, n: int = 3) -> Iterator[
     gained = [question for question in wrong if is_right(question, METHODS[PCD])]
     others = [question for question in wrong if not is_right(question, METHODS[PCD])]
     session, vocabulary = Session(llm), Vocabulary(llm)
-    shown = 0
-    for question in (*gained[:: max(1, len(gained) // n)], *others):
+    for question in (*gained[:: max(1, len(gained) // N_EXAMPLES)], *others):
         length, index = question
         sample = _samples(llm, plan, length)[index]
         step = first_wrong(session, vocabulary, sample)
-        if step is None or shown == n:
+        if step is None:
             continue
-        shown += 1
         plain, pcd = (records[(TASK, *question, method)]["prediction"].strip() for method in (BASELINE, METHODS[PCD]))
         yield (
             f"question {numbered.index(question) + 1}: the right value is {sample.answers[0]}, the last one is "
