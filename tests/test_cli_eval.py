@@ -170,7 +170,7 @@ def test_tune_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.Capture
     # three questions of six show nothing, whatever came out
     assert record["pcd"] is None and record["evidence"]["verdict"] == "unknown"
     assert "no recommendation: 3 questions to judge by are too few" in " ".join(text.split())
-    assert f"on about {record['evidence']['n_needed']}" in " ".join(text.split())
+    assert f"about {record['evidence']['n_needed']} questions show" in " ".join(text.split())
     config = pypcd.PCDConfig.from_profile(str(profile))
     assert (config is None) == (record["pcd"] is None)
 
@@ -184,12 +184,12 @@ def test_tune_says_before_it_asks_that_so_few_questions_show_nothing(
     record = json.loads(captured.out)
     assert len(record["tried"]) == 7 and record["n_judged"] == 4 and record["pcd"] is None
     assert captured.err.startswith(
-        "pypcd: 4 questions to judge by, and no difference shows on fewer than 6: nothing will"
+        "pypcd: 4 questions to judge by, but fewer than 6 cannot show a difference: nothing will"
     )
     assert "--n 6, or more" in captured.err.splitlines()[0]
     assert {path.name for path in tmp_path.iterdir()} == {"tune-demo-quick", "demo-quick.pcd.json"}
     assert main(["tune", "demo", "--length", "250", "--n", "12", "--quick", "--out", "b", "--threads", "1"]) == 0
-    assert "to judge by, and" not in capsys.readouterr().err
+    assert "to judge by, but" not in capsys.readouterr().err
 
 
 def test_a_profile_is_a_setting_of_llama_and_of_the_command_line(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Editor:
 
 
 class _Completer(Completer):
-    """Commands at the beginning of a line, file names behind it."""
+    """Completes commands at the beginning of a line, and file names after that."""
 
     def __init__(self, commands: Sequence[str]) -> None:
         self._commands = commands

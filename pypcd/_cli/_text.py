@@ -1,4 +1,4 @@
-"""Text for a terminal: what of it may be written, how wide it is, and lines broken between words.
+"""Text for a terminal: made safe to write, its width, and lines broken between words.
 
 Knows nothing of streams.
 """

@@ -1,4 +1,4 @@
-"""pypcd bench: what PCD costs on this machine, against plain decoding in its own fastest setting."""
+"""pypcd bench: the cost of PCD on this machine, compared with plain decoding in its own fastest setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pypcd nocache: is PCD with the key-value cache what it is without one?"""
+"""pypcd nocache: checks that PCD with the KV cache gives the same as without it."""
 
 from __future__ import annotations
 
