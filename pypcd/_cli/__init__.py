@@ -65,7 +65,7 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 1 after an error, which is told in one sentence on stderr.
+    """Run a command. Returns the exit status: 1 after an error, which is reported in one sentence on stderr.
 
     Raises:
         SystemExit: the arguments are wrong, or ask for help or the version.

@@ -65,7 +65,7 @@ def following(what: str) -> Iterator[Follower]:
     bar = _terminal.progress(1, what)
     if not bar.disable:
         bar.bar_format = "{desc} |{bar}| {percentage:3.0f}%"
-        bar.dynamic_miniters, bar.miniters = False, 0  # drawn when it is told to be
+        bar.dynamic_miniters, bar.miniters = False, 0  # draw on each update(), however small
     with bar:
         yield Follower(bar, what)
 

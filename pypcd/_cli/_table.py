@@ -165,5 +165,5 @@ def _read_table(lines: Sequence[str], width: int | None) -> str:
     head, marks, *rows = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines)
     right = [mark.endswith(":") for mark in marks]
     first = right.index(False) if False in right else 0
-    behind = next((i for i in range(first, len(right)) if right[i]), None)  # the first number behind the labels
+    behind = next((i for i in range(first, len(right)) if right[i]), None)  # the first number after the labels
     return table(head, rows, right, first + 1 if behind is None else behind, width)

@@ -32,7 +32,7 @@ def cells(text: str) -> int:
 
 
 class Flow:
-    """Breaks text that comes in pieces into lines of at most `columns` cells, at spaces and beside wide characters.
+    """Breaks text that comes in pieces into lines of at most `columns` cells, at spaces and next to wide characters.
 
     The last word is held back until its end has come, so nothing that was written has to be taken back.
     """

@@ -148,7 +148,7 @@ def _print(plan: Plan, tuned: Tuned, profile: pathlib.Path, quick: bool) -> None
     print("\n".join(_text.wrap(_verdict(plan, tuned, profile), min(_table.columns() or 120, 120))))
     if quick:
         print(
-            "quick: only 7 settings were tried, on few questions; without --quick changes of single values are tried too"
+            "quick: few settings were tried, on few questions; without --quick, changes of single values are tried too"
         )
 
 
