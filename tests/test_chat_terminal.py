@@ -184,7 +184,7 @@ def test_answers_wrap_between_words(columns: int, chat: Chat, tmp_path: Path) ->
         answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
     assert "".join("".join(rows).split()) == "".join(answer.split())  # nothing is lost on the way
     words = answer.split()
-    assert max(map(cells, words)) <= columns and len(words) > 40  # so none of them need be cut
+    assert max(map(cells, words)) <= columns and len(words) > 40  # so none of them needs to be cut
     assert [word for row in rows for word in row.split()] == words
     full = [row for row, below in zip(rows, rows[1:]) if below and cells(f"{row} {below.split()[0]}") > columns]
     assert len(full) > 3  # the rows that end where the next word would not fit

@@ -201,7 +201,7 @@ def test_system_message_and_template_errors(session, llm):
         llm.metadata["tokenizer.chat_template"],
     )
     try:
-        with pytest.raises(pypcd.PCDError, match="template refuses"):
+        with pytest.raises(pypcd.PCDError, match="template rejects"):
             list(Conversation(llm).send("x"))
     finally:
         llm.metadata["tokenizer.chat_template"] = before

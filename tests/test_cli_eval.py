@@ -59,7 +59,7 @@ def test_answer_goes_on_after_a_method_that_cannot_run(tmp_path: Path, capsys: p
     assert "--- greedy ---" in captured.out
     assert main(["answer", "demo", "-p", "hello", "--threads", "1", "--max-tokens", "2", "--method", "cad,greedy"]) == 1
     captured = capsys.readouterr()
-    assert "cad: the prompt has no context that could be left out; give it one (--context" in captured.err
+    assert "cad: the prompt has no context to leave out; give it one (--context" in captured.err
     assert "--- greedy ---" in captured.out
 
 
@@ -69,7 +69,7 @@ def test_answer_goes_on_after_a_method_that_cannot_run(tmp_path: Path, capsys: p
         (["--method", "beem"], "did you mean 'beam'"),
         (["--method", ""], "--method is empty"),
         (["--method", "segr"], "the prompt has 0 segments"),
-        (["--method", "cad"], "no context that could be left out"),
+        (["--method", "cad"], "no context to leave out"),
         (["--context", "nowhere.txt"], "nowhere.txt: No such file or directory"),
         (["--n-ctx", "256", "-p", "x" * 900], "the prompt has"),
     ],
@@ -125,7 +125,7 @@ def test_a_quick_eval_asks_less_and_says_so(
     assert (
         main(["eval", "demo", "--quick", "--n", "2", "--method", "pcd", "--threads", "1", "--out", "b", "--json"]) == 0
     )
-    plan = json.loads(capsys.readouterr().out)["plan"]  # what is asked for by name stands
+    plan = json.loads(capsys.readouterr().out)["plan"]  # options given by name take precedence
     assert (plan["n"], plan["lengths"], plan["methods"]) == (2, [250], ["greedy", "pcd"])
     assert main(["eval", "demo", "--quick", "--paper", "table1"]) == 1
     assert "--quick and --paper choose lengths and methods; give one of them" in capsys.readouterr().err
@@ -184,12 +184,12 @@ def test_tune_says_before_it_asks_that_so_few_questions_show_nothing(
     record = json.loads(captured.out)
     assert len(record["tried"]) == 7 and record["n_judged"] == 4 and record["pcd"] is None
     assert captured.err.startswith(
-        "pypcd: 4 questions to judge by, and no difference shows on fewer than 6: nothing will"
+        "pypcd: 4 questions to judge by, but fewer than 6 cannot show a difference: nothing will"
     )
     assert "--n 6, or more" in captured.err.splitlines()[0]
     assert {path.name for path in tmp_path.iterdir()} == {"tune-demo-quick", "demo-quick.pcd.json"}
     assert main(["tune", "demo", "--length", "250", "--n", "12", "--quick", "--out", "b", "--threads", "1"]) == 0
-    assert "to judge by, and" not in capsys.readouterr().err
+    assert "to judge by, but" not in capsys.readouterr().err
 
 
 def test_a_profile_is_a_setting_of_llama_and_of_the_command_line(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_rewind_and_copies_leave_what_a_fresh_evaluation_has(llm: pypcd.Llama) -
     for seq in (0, 2):
         assert _engine.decode(llm, entries([7], 10, seq))
         close(_engine.row(llm), wanted, 1e-5)
-    assert _engine.rewind(llm, 0, 2) and _engine.decode(llm, entries(TOKENS[:10], 0, 2))  # forgotten: begins anew
+    assert _engine.rewind(llm, 0, 2) and _engine.decode(llm, entries(TOKENS[:10], 0, 2))  # forgotten: starts again
     assert _engine.rewind(llm, 10, 0) and _engine.decode(llm, entries([7], 10))
     close(_engine.row(llm), wanted, 1e-5)
 
@@ -194,7 +194,7 @@ def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
     for use in uses:
         with pytest.raises(pypcd.PCDError, match="the model is closed"):
             use()
-    _engine.set_exits(llm, ())  # what is taken off at the end is gone already
+    _engine.set_exits(llm, ())  # already removed before the clean-up
     _engine.unset_head_ratios(llm)
     _engine.set_abort(llm, None)
 

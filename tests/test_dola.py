@@ -287,7 +287,7 @@ def test_dola_is_the_reference_step_by_step(
             )
             < 0.01
         )
-        in_play = row > row.max() - 5000  # the others stand far behind
+        in_play = row > row.max() - 5000  # the others are far below
         assert (in_play == kept)[~edge].all()
         both = kept & in_play
         # the difference of two log-softmaxes: of the last layer's row and of an exit's
@@ -355,7 +355,7 @@ def test_dola_says_what_it_cannot_do(tiny: Tiny, load: Load) -> None:
         ("dola-low:layers=3", "DoLa has no value 'layers'; it has: relative_top"),
         ("dola-low:relative_top=2", "relative_top is 2; allowed: from 0 to 1"),
         ("dola-low:relative=2", "did you mean 'relative_top'"),
-        ("dola-low+pcd", "two parts of a kind"),
+        ("dola-low+pcd", "two parts of one kind"),
     ):
         with pytest.raises(ValueError, match=sentence):
             methods.parse(name)

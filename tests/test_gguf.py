@@ -99,7 +99,7 @@ def test_factors_of_frequencies(kwargs: dict[str, object], has: bool, tiny: Tiny
 def test_a_header_that_ends_early_is_empty(tiny: Tiny, tmp_path: Path) -> None:
     data = tiny("llama").read_bytes()
     whole = read_gguf(tiny("llama"))
-    end = gguf.GGUFReader(tiny("llama")).data_offset  # of the weights, behind a gap of less than 32 bytes
+    end = gguf.GGUFReader(tiny("llama")).data_offset  # of the weights, after a gap of less than 32 bytes
     for n in [*range(1, 60), *range(60, end - 32, 97), end - 32]:
         (tmp_path / "part.gguf").write_bytes(data[:n])
         assert read_gguf(tmp_path / "part.gguf") == GGUF(), n

@@ -62,7 +62,7 @@ BAD_CONFIGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"evaluation": 0}, ValueError, "evaluation is 0; allowed"),
     ({"transition": "linear"}, ValueError, "transition is 'linear'; allowed: 'exponential', 'none'"),
     ({"perturbation": "over_rotation"}, ValueError, "perturbation is 'over_rotation'.*'over-rotation'"),
-    ({"perturbation": "noise"}, ValueError, "cache is 'rerotated'.*allowed with it: 'shared', 'separate'"),
+    ({"perturbation": "noise"}, ValueError, "cache is 'rerotated'.*allowed with noise: 'shared', 'separate'"),
     ({"perturbation": "none"}, ValueError, 'perturbation="none" leaves the twin equal.*set window'),
 ]
 

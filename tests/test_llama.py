@@ -482,11 +482,11 @@ def test_the_defaults_are_as_the_docstring_says(tiny: Tiny) -> None:
     with contextlib.closing(pypcd.Llama(tiny("llama"))) as llm:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         assert llm.pcd is None
-        assert "n_ctx is the model's own" in text and llm.n_ctx() == 1024
-        assert "verbose is False" in text and llm.verbose is False
-        assert "n_threads is the number" in text and llm.n_threads == (cores if cores <= 4 else cores // 2)
+        assert "n_ctx: the model's own" in text and llm.n_ctx() == 1024
+        assert "verbose: False" in text and llm.verbose is False
+        assert "n_threads: the number" in text and llm.n_threads == (cores if cores <= 4 else cores // 2)
     with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=0)) as llm:
-        assert "n_ctx=0 and None are the same" in text and llm.n_ctx() == 1024
+        assert "None or 0 mean the same" in text and llm.n_ctx() == 1024
 
 
 def test_stats_count_what_was_done(tiny: Tiny, load: Load) -> None:
@@ -519,7 +519,7 @@ def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) ->
     assert llm.pcd == pypcd.PCDConfig(beta=1)
     with pytest.raises(ValueError, match="setting is alpha=0.5.*allowed to differ for one sequence: beta, gamma"):
         llm.set_sequence_pcd(0, {"alpha": 0.5})
-    with pytest.raises(ValueError, match="seq_id is 200, allowed: 0 to 191"):
+    with pytest.raises(ValueError, match="seq_id is 200; allowed: 0 to 191"):
         llm.set_sequence_pcd(200, True)
     with pytest.raises(pypcd.PCDError, match="never turned on"):
         plain.set_sequence_pcd(0, False)

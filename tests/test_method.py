@@ -205,7 +205,7 @@ def test_ranks_count_only_what_is_strictly_above() -> None:
     [
         ([3, 2, 1], [0], 1),
         ([3, 2, 1], [2], 3),
-        ([2, 2, 2], [2], 1),  # nobody is strictly above
+        ([2, 2, 2], [2], 1),  # none is strictly above
         ([5, 2, 2, 2], [3], 2),  # ties do not count
         ([5, 4, 2, 4], [1], 2),
         ([5, 4, 3, 2], [3, 1], 2),  # the better of two gold tokens

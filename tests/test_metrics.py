@@ -24,7 +24,7 @@ from pypcd.evaluation.tasks._metrics import list_f1, qa_f1, qa_f1_zh, recall, wo
         ("x1a-2b", False),
         ("1A-2B", False),
         ("1a - 2b", False),
-        ("(1a-2b)", False),  # parentheses are no separators
+        ("(1a-2b)", False),  # parentheses are not separators
         ("1a-2b</s>", False),
     ],
 )
@@ -45,7 +45,7 @@ def test_separators_can_be_longer_than_a_sign() -> None:
         ("ABC DE", 0.0),
         ("", 0.0),
         ("ABC\x07DE FGHIJ", 0.5),  # a control character becomes a line break
-        ("ABCDE ABCDE FGHIJ WRONG", 1.0),  # what is too much costs nothing
+        ("ABCDE ABCDE FGHIJ WRONG", 1.0),  # extra text costs nothing
     ],
 )
 def test_recall_is_the_share_of_references_in_the_prediction(prediction: str, share: float) -> None:
@@ -66,7 +66,7 @@ def test_recall_counts_references_that_are_parts_of_each_other() -> None:
         ("AAA, BBB", 2 * 1.0 * 0.5 / 1.5),
         ("AAA, AAA", 2 * 0.5 * 0.25 / 0.75),  # one is right, two are given
         ("AAA, BBB, CCC, DDD, EEE", 2 * 0.8 * 1.0 / 1.8),
-        ("AAA, BBB, CCC, DDD,", 2 * 0.8 * 1.0 / 1.8),  # what follows the last comma is an item, an empty one
+        ("AAA, BBB, CCC, DDD,", 2 * 0.8 * 1.0 / 1.8),  # after the last comma there is one more item, an empty one
         ("AAA BBB CCC DDD", 0.0),  # one item
         ("AAA\x00BBB, CCC", 2 * 0.5 * 0.25 / 0.75),
         ("The variables are AAA, BBB", 2 * 0.5 * 0.25 / 0.75),
@@ -83,7 +83,7 @@ def test_the_f1_of_a_list_is_over_items_between_commas(prediction: str, f1: floa
     ("prediction", "answer", "f1"),
     [
         ("Paris", "paris", 1.0),
-        ("The Paris.", "paris", 1.0),  # an article and a sign less
+        ("The Paris.", "paris", 1.0),  # without an article and a sign
         ("in the city of Paris", "Paris", 2 * 0.25 * 1.0 / 1.25),
         ("the the the", "a", 0.0),  # nothing is left of either
         ("", "paris", 0.0),
@@ -91,12 +91,12 @@ def test_the_f1_of_a_list_is_over_items_between_commas(prediction: str, f1: floa
         ("", "", 0.0),
         ("red red blue", "red", 2 * (1 / 3) * 1.0 / (4 / 3)),  # a word counts as often as both have it
         ("red red", "red red blue", 2 * 1.0 * (2 / 3) / (5 / 3)),
-        ("rock-n-roll", "rocknroll", 1.0),  # signs go without leaving a space
+        ("rock-n-roll", "rocknroll", 1.0),  # signs are removed without leaving a space
         ("theater", "ater", 0.0),  # articles are words
-        ("a.b", "b", 0.0),  # "ab" is no article
+        ("a.b", "b", 0.0),  # "ab" is not an article
         ("ten\nof\tthem", "ten of them", 1.0),
         ("straße!", "STRASSE", 0.0),  # lower case, no folding
-        ("“Paris”", "Paris", 0.0),  # only ASCII's signs go
+        ("“Paris”", "Paris", 0.0),  # only ASCII signs are removed
     ],
 )
 def test_qa_f1_is_over_words_without_articles_and_signs(prediction: str, answer: str, f1: float) -> None:
@@ -112,7 +112,7 @@ def test_qa_f1_takes_the_best_answer() -> None:
     ("prediction", "answer", "f1"),
     [
         ("北京", "北京", 1.0),
-        ("北京。", "《北京》", 2 * 1.0 * 0.5 / 1.5),  # LongBench's list has 》 and no 《, which stays a word
+        ("北京。", "《北京》", 2 * 1.0 * 0.5 / 1.5),  # LongBench's list has 》 but not 《, which stays a word
         ("“北京”，！", "北京", 1.0),
         ("北 京", "北京", 0.0),  # jieba cuts them apart
         ("", "北京", 0.0),

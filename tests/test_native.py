@@ -188,7 +188,7 @@ def test_an_invalid_batch_is_refused_and_changes_nothing(
     decode_in((stock, asked), TOKENS[:20])
     decode_in((stock, asked), TOKENS[20:32], seq=1)
     for context in (stock, asked):
-        # before the end, behind it, in sequences that cannot be, a twin's among them, and tokens that are none
+        # before the end, after it, in invalid sequences (a twin's among them), and invalid tokens
         for at, seq, token in zip((5, 30, 5, 0, 0, 0, 20, 20), (0, 0, -1, 2, 192, 10**6, 0, 0), [9] * 6 + [384, -1]):
             assert context.decode([token] * 4, at, seq=seq, out=[1, 3]) == -1, (at, seq, token)
             assert (context.span(0), context.span(1)) == ((0, 19), (0, 11)), (at, seq, token)
@@ -228,7 +228,7 @@ def test_embeddings_are_stock_for_every_token(way: str, out: Sequence[int], nati
     for i in range(20):
         close(context.embedding(i), stock.embedding(i), context.limit)
     for i in out:
-        if i > 2:  # the first tokens have little behind them
+        if i > 2:  # the first tokens have few tokens before them
             check_row(context, stock, without, i)
 
 
@@ -321,7 +321,7 @@ def test_threads_with_contexts_of_their_own_give_the_same_rows(native: Native) -
         assert np.array_equal(context.seen(), contexts[i % 3].seen())
 
 
-# what is done with 40 tokens, the sequence that goes on, and how many of its tokens are as they were
+# an edit of 40 tokens, the sequence that continues, and how many of its tokens are unchanged
 EDITS: dict[str, tuple[list[tuple[Any, ...]], int, int]] = {
     "copy": ([("cp", 0, 1, 0, 30)], 1, 30),
     "shift": ([("add", 0, 0, -1, 50)], 0, 40),
@@ -335,7 +335,7 @@ EDITS: dict[str, tuple[list[tuple[Any, ...]], int, int]] = {
     ("edit", "cache", "arch"),
     [
         *itertools.product(EDITS, ["rerotated", "shared"], ["llama", "gemma3"]),
-        # the tokens left by a cut, evaluated again, would know nothing of those cut out
+        # the tokens left by a cut, evaluated again, would not see those cut out
         ("copy", "separate", "llama"),
         ("copy", "separate", "gemma3"),
         ("shift", "separate", "llama"),

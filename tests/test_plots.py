@@ -77,7 +77,7 @@ FIGURES["decisive token"] = lambda: _plots.decisive_token(a_step(), "71-00", "28
 @pytest.mark.parametrize("kind", _plots.FORMATS)
 def test_the_same_data_gives_the_same_bytes(name: str, kind: str, tmp_path) -> None:
     first = _plots.save(FIGURES[name](), tmp_path / f"a.{kind}").read_bytes()
-    with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "savefig.dpi": 20}):  # a user's own taste
+    with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "savefig.dpi": 20}):  # a user's own settings
         second = _plots.save(FIGURES[name](), tmp_path / f"b.{kind}").read_bytes()
     assert first == second and len(first) > 1000
     assert b"matplotlib" not in first.lower() or kind == "svg"

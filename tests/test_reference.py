@@ -179,7 +179,7 @@ def test_rerotated_is_a_k_shift_by_the_difference_table(tiny: Tiny) -> None:
         memory = llama_cpp.llama_get_memory(target.ctx)
         for position, delta in moves:
             llama_cpp.llama_memory_seq_add(memory, 0, position, position + 1, delta)
-        # the shift is carried out before the next decode: that of a token behind everything, dropped again
+        # the shift is done before the next decode: of a token after all others, which is dropped again
         target.n_tokens = llama_cpp.llama_memory_seq_pos_max(memory, 0) + 1
         target.eval([5])
         llama_cpp.llama_memory_seq_rm(memory, 0, target.n_tokens - 1, -1)
@@ -193,7 +193,7 @@ def test_rerotated_is_a_k_shift_by_the_difference_table(tiny: Tiny) -> None:
     over.load_state(still.save_state())
     close(
         reference(path).twin(TOKENS, LAST, rho=table), logits(over, TOKENS[-1:])[0], 3 * rounding(path)
-    )  # each key is turned thrice
+    )  # each key is rotated three times
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "gemma2", "bloom", "gpt2"])

@@ -120,7 +120,7 @@ def test_a_comma_within_a_method_is_explained() -> None:
         ("beta=1:beta=2", "beta is given twice, 1 and 2"),
         ("beta=1:window", "'window' is not a value; write it as name=value"),
         ("=1", "'=1' is not a value"),
-        ("betta=1,window=3", "no field 'betta'"),  # what is wrong comes before how it is spelt
+        ("betta=1,window=3", "no field 'betta'"),  # a wrong value is reported before an old spelling
         ("beta=-1 window=3", "beta is -1; allowed: from 0 to 1000"),
         ("gamma=2.5", "gamma is 2.5; allowed: an integer of at least 1"),
         ("gamma=none", "gamma is 'none'; allowed"),

@@ -139,7 +139,7 @@ def write_tiny_gguf(
         kv.add_value_length_mla(head_dim)
         kv.add_q_lora_rank(n_embd // 2)
         kv.add_kv_lora_rank(MLA_LATENT)
-        kv.add_leading_dense_block_count(n_layer)  # no experts, but their numbers are asked for
+        kv.add_leading_dense_block_count(n_layer)  # no experts, but llama.cpp requires their numbers
         kv.add_expert_feed_forward_length(32)
         kv.add_expert_shared_count(1)
     else:

@@ -1,4 +1,4 @@
-"""The `pypcd` command: which subcommands there are, and what becomes of their errors.
+"""The `pypcd` command: its subcommands, and how their errors are reported.
 
 Each subcommand is a module with add_arguments(parser) and run(args) -> exit status. Only the chosen one is imported, so
 that help, the version and a misspelt command are answered at once. Logs go to stderr, results to stdout.
@@ -18,7 +18,7 @@ from pypcd._errors import did_you_mean
 
 __all__ = ["COMMANDS", "main", "make_parser"]
 
-# name -> what it does, in the order in which a newcomer needs them
+# name -> what it does; those that a newcomer needs come first
 COMMANDS = {
     "chat": "talk with a model in the terminal",
     "generate": "continue a prompt given by -p or on standard input",
@@ -65,7 +65,7 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 1 after an error, which is told in one sentence on stderr.
+    """Run a command. Returns the exit status: 1 after an error, which is reported in one sentence on stderr.
 
     Raises:
         SystemExit: the arguments are wrong, or ask for help or the version.
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; say nothing at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; no error at exit either
         return 141
     except (RuntimeError, ValueError, TypeError, OSError) as error:  # PCDError and its kind are RuntimeErrors
         text = (

@@ -1,4 +1,4 @@
-"""Two answers as they come: in two columns where the terminal is wide enough for them, else one under the other."""
+"""Two answers as they come: in two columns if the terminal is wide enough, else one under the other."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class Conversation:
         self.draft: str | None = None
         self.attached: list[str] = []
         self.figures: list[Figures] = []
-        self._last_on = llm.pcd  # what values alone change after PCD was switched off
-        chat_formatter(llm)  # complain of a broken template now
+        self._last_on = llm.pcd  # the setting that values alone change after PCD was switched off
+        chat_formatter(llm)  # raises now if the template is broken
 
     def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
         """Answer a message, with the attached files in front of it; they may be all there is."""
@@ -64,7 +64,7 @@ class Conversation:
 
     @property
     def compared(self) -> tuple[PCDConfig, None]:
-        """The settings that compare() compares: that in force, or the last that was, and none."""
+        """The settings that compare() compares: the one in force (or the last one that was), and None, which is off."""
         return self.llm.pcd or self._last_on or PCDConfig(), None
 
     def compare(
@@ -109,7 +109,7 @@ class Conversation:
         return f"{path} ({n} tokens) goes in front of your next message; Enter sends it alone"
 
     def set_pcd(self, setting: PCDSetting) -> None:
-        """Put a setting in force: as --pcd means it, but that values alone change the setting that is in force, or was."""
+        """Put a setting in force, as --pcd does; but values alone change the setting in force, or the last one that was."""
         self.llm.pcd = PCDConfig.resolve(setting, self._last_on)
         self._last_on = self.llm.pcd or self._last_on
 

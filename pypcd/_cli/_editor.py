@@ -52,7 +52,7 @@ class Editor:
 
 
 class _Completer(Completer):
-    """Commands at the beginning of a line, file names behind it."""
+    """Completes commands at the beginning of a line, and file names after that."""
 
     def __init__(self, commands: Sequence[str]) -> None:
         self._commands = commands
@@ -71,7 +71,7 @@ class _Completer(Completer):
 
 
 def _history_file() -> pathlib.Path:
-    """In the user's folder for what programs keep from one run to the next."""
+    """The history's file, in the user's folder for the state of programs."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or pathlib.Path.home() / "AppData" / "Local"
     else:
@@ -80,7 +80,7 @@ def _history_file() -> pathlib.Path:
 
 
 def _history(path: pathlib.Path) -> History:
-    """A history in a file that nobody else can read; for this run alone where there can be no such file."""
+    """A history in a file that only the user can read; kept for this run only if the file cannot be made."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))

@@ -1,4 +1,4 @@
-"""Options that went, kept to say what took their place."""
+"""Options that no longer exist: their errors name the new ones."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Generation:
         llm.n_tokens = done
         with _terminal.progress(len(self.prompt) - done, "reading the prompt") as bar:
             while len(self.prompt) - done > llm.n_batch:
-                with _engine.suspended(llm):  # nobody reads these logits
+                with _engine.suspended(llm):  # these logits are not read
                     llama_cpp.Llama.eval(llm, self.prompt[done : done + llm.n_batch])
                 if self.stopped():
                     raise RuntimeError("stopped")

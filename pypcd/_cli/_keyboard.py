@@ -27,7 +27,7 @@ class Lines:
         self._editor: Editor | None = None
 
     def read(self, prompt: str) -> tuple[str, bool] | None:
-        '''The next message, and whether it stood between """; None at the end. A pasted page is one message.'''
+        '''The next message, and whether it was typed between """; None at the end. A pasted page is one message.'''
         line = self._line(prompt)
         if line is None or not line.lstrip().startswith('"""'):
             return None if line is None else (line, False)

@@ -12,13 +12,13 @@ from pypcd._cli import _options, _terminal
 
 
 def load_model(args: argparse.Namespace) -> pypcd.Llama:
-    """The model, with PCD as asked for. By default PCD is on; a model that cannot run it goes on without, and says so.
+    """The model, with the requested PCD setting. By default PCD is on; if the model cannot run it, a note says so.
 
     Raises:
-        UnsupportedError: PCD was asked for by name, and cannot run.
+        UnsupportedError: PCD was requested explicitly, but cannot run.
     """
     setting = _options.DEFAULT_PCD if args.pcd is None else args.pcd
-    config = _options.pcd_setting(setting, args.model)  # complain before the slow part
+    config = _options.pcd_setting(setting, args.model)  # raise errors before the slow part
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **_options.machine_options(args))
@@ -33,7 +33,7 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
 
 
 def open_model(path: str, **options: Any) -> pypcd.Llama:
-    """pypcd.Llama, with a progress bar where loading takes long.
+    """pypcd.Llama, with a progress bar if loading takes long.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed meanwhile.

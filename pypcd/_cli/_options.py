@@ -1,4 +1,4 @@
-"""What the subcommands share of their options, and what those mean. Knows nothing of the library or of models in memory."""
+"""Options that several subcommands share, and their meaning. Knows nothing of the library or of models in memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pypcd._errors import did_you_mean
 from pypcd._gguf import resolve_model
 from pypcd._settings import PRESETS, Profile, load, write_text
 
-# Where texts are read by people: the paper's setting lifts tokens that a small model itself thinks improbable, and gains no
-# more where PCD is wanted (docs/evidence.md).
+# The default for text that people read: the paper's setting raises tokens that a small model itself finds improbable, and
+# gains no more on the tasks that PCD is for (docs/evidence.md).
 DEFAULT_PCD = "cautious"
 
 _RANGES: dict[str, Number | Integer] = {
@@ -68,7 +68,7 @@ class GenerationSettings:
 
 
 def pcd_setting(text: str, model: str) -> PCDConfig | None:
-    """PCDConfig.resolve(), with a note where it is a profile of another model."""
+    """PCDConfig.resolve(), with a note if the setting is a profile of another model."""
     setting = load(text)
     config = PCDConfig.resolve(setting)
     note_of_profile(setting, resolve_model(model))
@@ -76,15 +76,13 @@ def pcd_setting(text: str, model: str) -> PCDConfig | None:
 
 
 def note_of_profile(setting: object, model_path: str) -> None:
-    """Say that a profile was chosen with another model, where it was; other settings need no remark."""
+    """Print a note if the setting is a profile that was chosen with another model."""
     if isinstance(setting, Profile) and (remark := setting.remark(model_path)):
         _terminal.note(remark)
 
 
 def describe_pcd(config: PCDConfig | None) -> str:
-    """A setting as it could be typed, which says all of it: off, or on or a preset and the values that differ from it.
-
-    Of several that could stand first, the one that leaves the fewest values."""
+    """A setting as it can be typed: off, or on or a preset and the values that differ from it, in the fewest values."""
     if config is None:
         return "off"
     fields = config.as_dict()
@@ -160,7 +158,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def machine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What add_machine() asked for, as arguments of pypcd.Llama."""
+    """The values of add_machine()'s options, as arguments of pypcd.Llama."""
     options = {"n_threads": args.threads, "n_threads_batch": args.threads}
     if args.gpu_layers is not None:
         options["n_gpu_layers"] = args.gpu_layers
@@ -168,7 +166,7 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def job_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What add_machine() asked for, for each of --jobs processes."""
+    """The same for each of --jobs processes."""
     options = machine_options(args)
     if args.jobs > 1 and args.threads is None:
         options["n_threads"] = options["n_threads_batch"] = max(1, (os.cpu_count() or 1) // args.jobs)
@@ -176,12 +174,12 @@ def job_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def default_task(model: str, of_others: str = "kv") -> str:
-    """The task of a command that was given none; the demo model was trained on kv-short alone."""
+    """The default task of a command; the demo model was trained only on kv-short."""
     return "kv-short" if model == "demo" else of_others
 
 
 def names(text: str | None) -> tuple[str, ...]:
-    """The names in a list with commas."""
+    """The names in a comma-separated list."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 

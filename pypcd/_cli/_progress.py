@@ -1,4 +1,4 @@
-"""A run's progress on stderr: questions done of all, the time left, and once how long all of it will take."""
+"""A run's progress on stderr: questions done and in all, the time left, and once an estimate of the total time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pypcd.evaluation import Progress
 
 __all__ = ["Follower", "duration", "following"]
 
-FIRST_SECONDS = 20.0  # of work, by which the speed is known
+FIRST_SECONDS = 20.0  # of work, after which the speed is known
 _FIRST_QUESTIONS = 2  # the first one of a cell may have something to prepare
 
 
 class Follower(Progress):
-    """Progress that a terminal shows as a bar, and a line that tells once how long all of it will take.
+    """Progress as a bar on a terminal, with one line, printed once, that estimates the total time.
 
     Args:
         bar: a tqdm bar from 0 to 1.
@@ -50,7 +50,7 @@ class Follower(Progress):
 
     def _say_how_long(self) -> None:
         left = self.seconds_left
-        if left is None or left < FIRST_SECONDS:  # as good as done
+        if left is None or left < FIRST_SECONDS:  # almost done
             return
         self.clear()
         assumed = ", if longer prompts take longer in proportion" if self.is_extrapolated else ""
@@ -62,17 +62,17 @@ class Follower(Progress):
 
 @contextlib.contextmanager
 def following(what: str) -> Iterator[Follower]:
-    """Within, a run's progress is shown."""
+    """A block in which a run's progress is shown."""
     bar = _terminal.progress(1, what)
     if not bar.disable:
         bar.bar_format = "{desc} |{bar}| {percentage:3.0f}%"
-        bar.dynamic_miniters, bar.miniters = False, 0  # drawn when it is told to be
+        bar.dynamic_miniters, bar.miniters = False, 0  # draw on each update(), however small
     with bar:
         yield Follower(bar, what)
 
 
 def duration(seconds: float) -> str:
-    """For a reader: 45 s, 12 min, 2 h 10 min."""
+    """Seconds as text: 45 s, 12 min, 2 h 10 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""Tables for a terminal: aligned, folded where they are too wide. Knows nothing of what stands in them."""
+"""Tables for a terminal: aligned, folded if they are too wide. Knows nothing of their content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NARROWEST = 8  # of a label
 
 
 def columns() -> int | None:
-    """How wide a result on stdout may be; None where it is a file or a pipe, which has no width."""
+    """How wide a result on stdout may be; None for a file or a pipe, which has no width."""
     return _terminal.width() if sys.stdout.isatty() or os.environ.get("COLUMNS") else None
 
 
@@ -76,7 +76,7 @@ def _longest(label: str) -> int:
 
 
 def _pieces(label: str) -> list[str]:
-    """A label in pieces that a line may end behind."""
+    """A label in pieces; a line may end after each of them."""
     return re.findall(r"[^\s:,+=]*[\s:,+=]*", label)[:-1]
 
 
@@ -165,5 +165,5 @@ def _read_table(lines: Sequence[str], width: int | None) -> str:
     head, marks, *rows = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines)
     right = [mark.endswith(":") for mark in marks]
     first = right.index(False) if False in right else 0
-    behind = next((i for i in range(first, len(right)) if right[i]), None)  # the first number behind the labels
+    behind = next((i for i in range(first, len(right)) if right[i]), None)  # the first number after the labels
     return table(head, rows, right, first + 1 if behind is None else behind, width)

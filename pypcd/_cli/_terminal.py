@@ -52,7 +52,7 @@ def note(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Something by the way for the reader, not for a program."""
+    """A note for the reader, not for a program."""
     print(faint(_fitted(text), sys.stderr), file=sys.stderr, flush=True)
 
 
@@ -91,7 +91,7 @@ def progress(total: int | None, what: str, *, unit: str = " tokens", enabled: bo
 
 @contextlib.contextmanager
 def resumable() -> Iterator[None]:
-    """Within, Ctrl-C ends the program with the advice to start it again."""
+    """A block in which Ctrl-C ends the program with the advice to start it again."""
     try:
         yield
     except KeyboardInterrupt:
@@ -112,11 +112,11 @@ class Interrupt:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Within, Ctrl-C sets the flag and raises nothing."""
+    """A block in which Ctrl-C sets the flag and raises nothing."""
     flag = Interrupt()
 
     def handler(*_: object) -> None:
-        if flag.pressed:  # the code that should look at the flag does not
+        if flag.pressed:  # the code that should check the flag does not
             signal.signal(signal.SIGINT, before)
             raise KeyboardInterrupt
         flag.pressed = True

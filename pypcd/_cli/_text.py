@@ -1,4 +1,4 @@
-"""Text for a terminal: what of it may be written, how wide it is, and lines broken between words.
+"""Text for a terminal: made safe to write, its width, and lines broken between words.
 
 Knows nothing of streams.
 """
@@ -32,7 +32,7 @@ def cells(text: str) -> int:
 
 
 class Flow:
-    """Breaks text that comes in pieces into lines of at most `columns` cells, at spaces and beside wide characters.
+    """Breaks text that comes in pieces into lines of at most `columns` cells, at spaces and next to wide characters.
 
     The last word is held back until its end has come, so nothing that was written has to be taken back.
     """

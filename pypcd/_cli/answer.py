@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_model(parser)
     add = parser.add_argument
     add("-p", "--prompt", metavar="QUESTION", help="the question (default: stdin, without its last newline)")
-    add("--context", metavar="FILE", type=pathlib.Path, help="the text that it is about; it goes first")
+    add("--context", metavar="FILE", type=pathlib.Path, help="the text it is about; put before the question")
     add("--method", metavar="NAME,...", default="greedy,pcd", help="see --list (default: %(default)s)")
     add("--chat", action="store_true", help="use the model's chat template")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=256, help="longest answer (%(default)s)")

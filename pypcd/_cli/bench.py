@@ -1,4 +1,4 @@
-"""pypcd bench: what PCD costs on this machine, against plain decoding in its own fastest setting."""
+"""pypcd bench: the cost of PCD on this machine, compared with plain decoding in its own fastest setting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--method",
         metavar="NAME,...",
-        help="beside greedy: pcd with any setting, such as pcd:cache=shared:window=4096; two-rows (greedy steps of two tokens); stock (llama_cpp.Llama)",
+        help="besides greedy: pcd with any setting, such as pcd:cache=shared:window=4096; two-rows (greedy steps of two tokens); stock (llama_cpp.Llama)",
     )
     _former.add_mode(parser)
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")

@@ -72,7 +72,7 @@ class Chat:
                 if not self.handle(*message):
                     return self.status
             except BrokenPipeError:
-                raise  # nobody reads the answers any more
+                raise  # the reader of the answers is gone
             except ERRORS as error:
                 self.fail(error)
             except KeyboardInterrupt:
@@ -81,7 +81,7 @@ class Chat:
                 return self.status
 
     def prompt(self) -> str:
-        """What stands before a typed line: the name of the PCD setting in force, and >>>."""
+        """The prompt before a typed line: the name of the PCD setting in force, and >>>."""
         setting = _options.describe_pcd(self.session.llm.pcd)
         return f"{setting if len(setting) <= 24 else 'custom'} >>> "
 

@@ -1,4 +1,4 @@
-"""pypcd completion: the script by which a shell completes pypcd's commands, options and file names."""
+"""pypcd completion: the script that lets a shell complete pypcd's commands, options and file names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""pypcd demo: what PCD does, measured on the small model that ships with pypcd.
+"""pypcd demo: what PCD does, measured on the small model that comes with pypcd.
 
-An evaluation like those of `pypcd eval`, in a folder that is thrown away, and three of its answers explained.
+An evaluation like those of `pypcd eval`, in a temporary folder, and three of its answers explained.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pypcd.methods import Session
 
 TASK = "kv-short"
 LENGTHS = (240, 530, 1010, 1490)  # tokens with which this model reads 16, 40, 80 and 120 pairs, and answers
-N_POOL = 12  # further questions, from which the control takes its prior
+N_POOL = 12  # further questions, which the control (the contrast without positions) takes its prior from
 N_EXAMPLES = 3
 
 PCD, CONTROL = "PCD", "control"
-YOURS = "yours"  # what --pcd asks for
+YOURS = "yours"  # the setting of --pcd
 METHODS = {BASELINE: BASELINE, PCD: "pcd", "window": "pcd:window", CONTROL: "control"}
 TITLES = {PCD: "PCD (paper)", "window": "window twin", YOURS: "yours (--pcd)"}
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     print("pypcd's demo model looks up values in a JSON object. A pull towards the last value was planted in it:")
-    print("a model organism of the failure PCD is made for, and no evidence about any other model.\n")
+    print("a test case for the failure that PCD is made for. It is not evidence about any other model.\n")
     llm = Llama("demo", n_ctx=2048, **options)
     for text in itertools.islice(_examples(llm, plan, outcome.records), N_EXAMPLES):
         print(text)
@@ -93,7 +93,7 @@ def _print_question(plan: Plan, k: int) -> int:
 
 
 def _cells(plan: Plan, records: Records, methods: Mapping[str, str]) -> Iterator[tuple[int, str, Paired]]:
-    """Tokens of a prompt, a method's name here, and its comparison with greedy decoding."""
+    """The length of a prompt in tokens, a method's name, and its comparison with greedy decoding."""
     of_method = {(row.length, row.method): row.paired for row in rows(plan, records)}
     for length in plan.lengths:
         n_tokens = records[TASK, length, 0, BASELINE]["n_prompt"]
@@ -102,7 +102,7 @@ def _cells(plan: Plan, records: Records, methods: Mapping[str, str]) -> Iterator
 
 
 def _examples(llm: Llama, plan: Plan, records: Records) -> Iterator[str]:
-    """Questions that greedy decoding gets wrong, first N_EXAMPLES that PCD gets right: where greedy leaves the answer."""
+    """Questions that greedy decoding gets wrong, at the token where it first goes wrong; first N_EXAMPLES that PCD gets right."""
     numbered = [(length, index) for length in plan.lengths for index in range(plan.n)]
 
     def is_right(question: tuple[int, int], method: str) -> bool:
@@ -127,8 +127,8 @@ def _examples(llm: Llama, plan: Plan, records: Records) -> Iterator[str]:
 
 
 def first_wrong(session: Session, vocabulary: Vocabulary, sample: Sample) -> Step | None:
-    """PCD's first step at which greedy decoding would leave the right answer; None where PCD leaves it before, or both
-    only at its end."""
+    """PCD's first step at which greedy decoding would go wrong; None if PCD goes wrong before, or if both have the whole
+    answer."""
     tokens = prompt_tokens(session.llm, sample.prompt)
     for step in explain(session, tokens, PCDConfig.paper(), vocabulary, n_top=4, gold=sample.answers[0]):
         if not any(c.is_gold for c in step.candidates):
@@ -156,5 +156,5 @@ def _print_table(cells: list[tuple[int, str, Paired]], n: int) -> None:
     ]
     print(_table.table(head, lines, (True, False, True, False, True), 2, _table.columns()))
     print(f"\n{NOT_SHOWN}")
-    print("window twin: sees the last 64 tokens, no rotation")
-    print("control: subtracts what other questions make likely; a gain it shares is no matter of position.")
+    print("window twin: PCD whose second evaluation sees only the last 64 tokens, without over-rotation")
+    print("control: subtracts what other questions make likely; a gain that it shares does not come from position.")

@@ -1,4 +1,4 @@
-"""pypcd eval: does it help this model, how much, at what length, and is that luck?"""
+"""pypcd eval: whether a method helps this model, by how much, at what length, and whether that is more than chance."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_model(parser)
     add = parser.add_argument
     add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
-    add("--method", metavar="NAME,...", help="beside greedy (default: pcd, two variants, control)")
+    add("--method", metavar="NAME,...", help="besides greedy (default: pcd, two variants, control)")
     add("--length", metavar="N,...", help="tokens of prompt and answer (default: 1k,2k,4k)")
     quick = f"--quick: {QUICK_N}, {len(QUICK_METHODS)} methods, 1k"
     add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell ({DEFAULT_N}; {quick})")
-    add("--quick", action="store_true", help=argparse.SUPPRESS)  # a line above has it: help is to fit a screen
+    add("--quick", action="store_true", help=argparse.SUPPRESS)  # the usage line has it, so that the help fits a screen
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
-    add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, beside your figures")
+    add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, next to your figures")
     add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
     add("--data", metavar="PATH", help="where the questions of longbench-... are")
     add("--chat", action="store_true", help="ask through the model's chat template")

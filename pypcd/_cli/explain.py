@@ -134,7 +134,7 @@ def draw(
             return None
         if gold.strip() in written(vocabulary, answer).decode("utf-8", "replace"):
             return True
-        return False if answer[-1].text == "(end)" else None  # it may come yet
+        return False if answer[-1].text == "(end)" else None  # unfinished: it may still come
 
     def text(part: Sequence[Step]) -> str:
         return shown(written(vocabulary, part))[1:-1] if written(vocabulary, part) else "(nothing)"
@@ -151,7 +151,7 @@ def draw(
 
 
 def table(step: Step, columns: int) -> str:
-    """A step's candidates in at most `columns` cells, 36 at least; their ranks where there is room."""
+    """A step's candidates in at most `columns` cells, at least 36; with their ranks if there is room."""
     ranks = columns >= 52
     space = min(max(columns - 26 - 14 * ranks, 8), 24)  # marks 3, three numbers of 7 each, a gap
     plain = min(step.candidates, key=lambda c: c.rank_before).text

@@ -1,4 +1,4 @@
-"""pypcd nocache: is PCD with the key-value cache what it is without one?"""
+"""pypcd nocache: checks that PCD with the KV cache gives the same as without it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def report(args: argparse.Namespace, results: list[CacheCheck]) -> str:
     width = max(len(r.method) for r in results)
     lines = [
         f"{args.model}, {args.n} prompts of about {args.length} tokens: the largest difference of logits between a run",
-        "with the cache and one that evaluates the whole text again at each step; beside them L* - L, for scale",
+        "with the cache and one that evaluates the whole text again at each step; and L* - L, for comparison",
         "",
         f"{'method':<{width}} {'steps':>6} {'same token':>11} {'L':>9} {'L*':>9} {'L* - L':>9}",
     ]

@@ -19,7 +19,7 @@ _NAMES = {"d": "d", "beta": "beta", "alpha": "alpha", "base": "B", "over_base": 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd plot decay [options]"
-    parser.epilog = "With --out: pictures, curves (CSV) and figures (JSON), beside the tables."
+    parser.epilog = "With --out: pictures, curves (CSV) and figures (JSON), besides the tables."
     parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=26)
     add = parser.add_argument
     add("what", metavar="WHAT", choices=("decay",), help="decay: section 3.4, figures 3b and 4")

@@ -1,4 +1,4 @@
-"""pypcd salience: how high the right answer stands, over the length of the prompt, plainly and with PCD."""
+"""pypcd salience: how high the right answer ranks, by the length of the prompt, without and with PCD."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         _plots.require()
         _files.open_folder(args.out)
 
-    # beside the prompt: its answer, and what a model may write before it
+    # tokens besides the prompt: its answer, and what a model may write before that
     n_ctx = max(lengths) * (2 if chosen.may_exceed else 1) + 64
     llm = _loading.open_model(args.model, n_ctx=n_ctx, **_options.machine_options(args))
     refusal = llm.pcd_refusal(setting)

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd spectrum MODEL [-f FILE] [options]"
     parser.epilog = (
         "Reach is the mean distance, in tokens, over which the last token attends, averaged over heads. A block is a pair "
-        "of dimensions that turns with one frequency. It sharpens if over-rotating it alone lowers the reach by more than "
+        "of dimensions that is rotated with one frequency. It sharpens if over-rotating it alone lowers the reach by more than "
         "one token, and blurs if that raises the reach by more than one token."
     )
     _options.add_model(parser)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     tokens = prompt_tokens(llm, prompt)
 
     made: dict[int, Spectrum] = {}
-    with _terminal.progress(None, "taking layers apart", unit=" layers") as bar:
+    with _terminal.progress(None, "analysing layers", unit=" layers") as bar:
         for il, layer in read_layers(llm, tokens).items():
             table = rho(
                 2 * len(layer.theta),

@@ -1,4 +1,4 @@
-"""pypcd tune: the PCD setting that helps a model most, or that none does."""
+"""pypcd tune: finds the PCD setting that helps a model most, if one does."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     n_judged = len(plan.lengths) * sum(map(_second, counts_of(plan).values()))
     if n_judged < fewest():
         _terminal.note(
-            f"{_counted(n_judged, 'question')} to judge by, and no difference shows on fewer than {fewest()}: nothing will "
+            f"{_counted(n_judged, 'question')} to judge by, but fewer than {fewest()} cannot show a difference: nothing will "
             f"be recommended; {_ask_more(plan, fewest())}"
         )
 
@@ -112,7 +112,7 @@ def _evidence(plan: Plan, tuned: Tuned, known: dict[str, Any]) -> dict[str, Any]
 
 
 def _first(n: int) -> int:
-    """Of n questions those that choose the setting."""
+    """How many of n questions choose the setting; the others judge it."""
     return n - n // 2
 
 
@@ -125,7 +125,7 @@ def _counted(n: int, what: str) -> str:
 
 
 def _ask_more(plan: Plan, n_judged: int) -> str:
-    """How many questions a cell leave so many to judge by."""
+    """Advice: how many questions a cell leave that many to judge by."""
     n = 2 * math.ceil(n_judged / (len(plan.tasks) * len(plan.lengths)))
     return f"ask more of them, --n {n}, or more tasks and lengths"
 
@@ -147,7 +147,9 @@ def _print(plan: Plan, tuned: Tuned, profile: pathlib.Path, quick: bool) -> None
         _terminal.note(f"{method} was not tried: {reason}")
     print("\n".join(_text.wrap(_verdict(plan, tuned, profile), min(_table.columns() or 120, 120))))
     if quick:
-        print("quick: the readings of L* alone were tried, and few questions; without --quick single values are, too")
+        print(
+            "quick: few settings were tried, on few questions; without --quick, changes of single values are tried too"
+        )
 
 
 def _results(tuned: Tuned) -> str:

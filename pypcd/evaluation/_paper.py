@@ -78,7 +78,7 @@ NOTES = {
   procedure. Its figures are of Llama-3-8B-262k, yours of your model: the lengths are set side by side in order.""",
     "table3": """\
 - The seven figures of the paper's PCD row average to 26.73; it prints 26.87.
-- Which chat wrapper and which window made the paper's figures is not known; absolute scores are no target.""",
+- Which chat wrapper and which window made the paper's figures is not known; absolute scores are not a target.""",
 }
 
 
