@@ -74,8 +74,11 @@ class Integer:
 
     @property
     def allowed(self) -> str:
+        return self._allowed(self.high < _MAX)
+
+    def _allowed(self, with_high: bool) -> str:
         kind = {1: "an integer", 2: "an even integer"}.get(self.multiple_of, f"a multiple of {self.multiple_of}")
-        end = f"of at least {self.low}" if self.high == _MAX else f"from {self.low} to {self.high}"
+        end = f"from {self.low} to {self.high}" if with_high else f"of at least {self.low}"
         return _noted(f"{kind} {end}", self.note)
 
     def __call__(self, name: str, value: Any) -> int:
@@ -87,7 +90,8 @@ class Integer:
         whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
         if not whole or not self.low <= int(value) <= self.high or int(value) % self.multiple_of:
             shown = int(value) if whole else value
-            raise ValueError(f"{name} is {shown!r}; allowed: {self.allowed}")
+            is_large = whole and int(value) > self.high  # then that a library's integers end somewhere is worth saying
+            raise ValueError(f"{name} is {shown!r}; allowed: {self._allowed(is_large or self.high < _MAX)}")
         return int(value)
 
 

@@ -157,6 +157,7 @@ def test_the_prompt_says_what_is_in_force_and_on_means_the_papers_setting(chat: 
             ("/pcd beta=1", r"on\W+beta=1.0\W?"),
             ("/pcd gamma=9", r"on\W+beta=1.0\Wgamma=9\W?"),
             ("/pcd window=64", "custom"),  # too long for a prompt
+            ("/pcd window:relative_top=0.1", "window:relative_top=0.1"),  # what README advises to try
             ("/pcd on", "on"),
         ):
             terminal.enter(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from argparse import ArgumentTypeError
 from fractions import Fraction
 from typing import Any, Callable
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from pypcd import PCDConfig
 from pypcd._checks import Choice, Integer, Number, OrNone, literal
-from pypcd._cli._options import GenerationSettings
+from pypcd._cli._options import GenerationSettings, at_least
 from pypcd.analysis import Decay
 from pypcd.evaluation import Plan
 from pypcd.evaluation.tasks._size import check_cell
@@ -121,6 +122,16 @@ def test_what_is_allowed_is_said_with_its_note() -> None:
     assert Number(0.1234567891, 1).allowed == "from 0.1234567891 to 1"
     assert OrNone(Integer(1)).allowed == "an integer of at least 1, or None"
     assert OrNone(Integer(1))("x", None) is None
+
+
+def test_that_the_librarys_integers_end_is_said_where_it_matters() -> None:
+    assert Integer(1)("x", 2**31 - 1) == 2**31 - 1
+    with pytest.raises(ValueError, match="^x is 2147483648; allowed: an integer from 1 to 2147483647$"):
+        Integer(1)("x", 2**31)
+    with pytest.raises(ArgumentTypeError, match="^'2147483648'; allowed: an integer from 0 to 2147483647$"):
+        at_least(0)("2147483648")
+    with pytest.raises(ArgumentTypeError, match="^'-1'; allowed: an integer of at least 0$"):
+        at_least(0)("-1")
 
 
 def test_a_choice_names_the_nearest() -> None:

@@ -155,7 +155,8 @@ def test_the_table_of_presets_is_what_the_class_offers() -> None:
         assert _options.describe_pcd(config) == ("on" if name == "paper" else name)
         assert "\n" not in PRESETS[name].what
     assert _options.describe_pcd(None) == "off"
-    assert _options.describe_pcd(PCDConfig(beta=1.5)) == "on:beta=1.5"
+    for shown in ("on:beta=1.5", "cautious:beta=2.0", "window:relative_top=0.1", "cautious:window=64", "blog:gamma=30"):
+        assert _options.describe_pcd(PCDConfig.resolve(shown)) == shown
     with pytest.raises(ValueError, match="preset is 'windw' .did you mean 'window'.*allowed: 'paper'"):
         PCDConfig.preset("windw")
 

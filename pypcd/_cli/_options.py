@@ -15,7 +15,7 @@ from pypcd._cli import _terminal
 from pypcd._config import PCDConfig
 from pypcd._errors import did_you_mean
 from pypcd._gguf import resolve_model
-from pypcd._settings import PRESETS, Profile, load
+from pypcd._settings import PRESETS, Profile, load, write_text
 
 # Where texts are read by people: the paper's setting lifts tokens that a small model itself thinks improbable, and gains no
 # more where PCD is wanted (docs/evidence.md).
@@ -82,13 +82,18 @@ def note_of_profile(setting: object, model_path: str) -> None:
 
 
 def describe_pcd(config: PCDConfig | None) -> str:
-    """A setting as it could be typed: off, on, a preset's name, or on and its values, which say all of it."""
+    """A setting as it could be typed, which says all of it: off, or on or a preset and the values that differ from it.
+
+    Of several that could stand first, the one that leaves the fewest values."""
     if config is None:
         return "off"
-    if config == PCDConfig():
-        return "on"
-    preset = next((name for name in PRESETS if PCDConfig.preset(name) == config), None)
-    return preset or f"on:{config.describe()}"
+    fields = config.as_dict()
+    texts = []
+    for name in ("on", *PRESETS):
+        start = PCDConfig.preset("paper" if name == "on" else name).as_dict()
+        changed = {field: value for field, value in fields.items() if value != start[field]}
+        texts.append((len(changed), f"{name}:{write_text(changed)}" if changed else name))
+    return min(texts, key=lambda text: text[0])[1]
 
 
 def add_model(parser: argparse.ArgumentParser, **kwargs: Any) -> None:
@@ -103,8 +108,8 @@ def at_least(low: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
         try:
             return kind("", literal(text))
-        except ValueError:  # argparse names the option itself
-            raise argparse.ArgumentTypeError(f"{text!r}; allowed: {kind.allowed}") from None
+        except ValueError as error:  # argparse names the option itself
+            raise argparse.ArgumentTypeError(f"{text!r}; {str(error).rpartition('; ')[2]}") from None
 
     return convert
 
