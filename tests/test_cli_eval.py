@@ -170,7 +170,7 @@ def test_tune_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.Capture
     # three questions of six show nothing, whatever came out
     assert record["pcd"] is None and record["evidence"]["verdict"] == "unknown"
     assert "no recommendation: 3 questions to judge by are too few" in " ".join(text.split())
-    assert f"on about {record['evidence']['n_needed']}" in " ".join(text.split())
+    assert f"about {record['evidence']['n_needed']} questions are needed" in " ".join(text.split())
     config = pypcd.PCDConfig.from_profile(str(profile))
     assert (config is None) == (record["pcd"] is None)
 

@@ -135,11 +135,11 @@ def _print(plan: Plan, tuned: Tuned, profile: pathlib.Path, quick: bool) -> None
     n_first, n_second = (" to ".join(str(n) for n in sorted({f(n) for n in counts})) for f in (_first, _second))
     if tuned.method is None:
         print(
-            f"none of {len(tuned.tried)} settings beat plain decoding on the {n_first} questions a cell they were tried on"
+            f"none of {len(tuned.tried)} settings beat plain decoding on the questions they were tried on ({n_first} a cell)"
         )
     else:
         print(
-            f"{tuned.method} was the best of {len(tuned.tried)} settings; on {n_second} other questions a cell, against greedy:\n"
+            f"{tuned.method} was the best of {len(tuned.tried)} settings; on other questions ({n_second} a cell), against greedy:\n"
         )
         print(_results(tuned))
         print(f"\n{NOT_SHOWN}")
@@ -172,8 +172,8 @@ def _verdict(plan: Plan, tuned: Tuned, profile: pathlib.Path) -> str:
     if tuned.verdict == "off":
         return f"recommended: leave PCD off on prompts like these ({profile} says so too)"
     return (
-        f"no recommendation: {_counted(tuned.n_judged, 'question')} to judge by are too few. The best setting and greedy "
-        f"disagreed on {100 * tuned.disagreement:.0f}% of the questions it was chosen by; with so many, a gain of 10 points "
-        f"shows, four times in five, on about {tuned.n_needed}: {_ask_more(plan, tuned.n_needed)}. Until then leave PCD off "
-        f"({profile} says so too)."
+        f"no recommendation: {_counted(tuned.n_judged, 'question')} to judge by {'is' if tuned.n_judged == 1 else 'are'} too "
+        f"few. The best setting and greedy disagreed on {100 * tuned.disagreement:.0f}% of the questions it was chosen by; "
+        f"then about {tuned.n_needed} questions are needed to show a gain of 10 points, four times in five: "
+        f"{_ask_more(plan, tuned.n_needed)}. Until then leave PCD off ({profile} says so too)."
     )
