@@ -37,15 +37,15 @@ QUICK_N = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "pypcd eval MODEL [--quick] [options]"
+    parser.usage = "pypcd eval MODEL [options]"
+    parser._actions[0].help = argparse.SUPPRESS  # -h: help is to fit a screen, and whoever reads it has found it
     _options.add_model(parser)
     add = parser.add_argument
     add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
     add("--method", metavar="NAME,...", help="beside greedy (default: pcd, two variants, control)")
     add("--length", metavar="N,...", help="tokens of prompt and answer (default: 1k,2k,4k)")
-    quick = f"--quick: {QUICK_N}, {len(QUICK_METHODS)} methods, 1k"
-    add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell ({DEFAULT_N}; {quick})")
-    add("--quick", action="store_true", help=argparse.SUPPRESS)  # a line above has it: help is to fit a screen
+    add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell (default {DEFAULT_N})")
+    add("--quick", action="store_true", help=f"{QUICK_N} questions a cell, 1k tokens, {len(QUICK_METHODS)} methods")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, beside your figures")
     add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
