@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
                 f"\n\nquick: {plan.n} questions a cell, of which at least {fewest()} must differ to show anything; without "
                 f"--quick {DEFAULT_N} questions, more lengths and methods are asked.\n"
             )
-        _terminal.write(_table.aligned(text, _table.columns()))
+        columns = _table.columns()
+        _terminal.write(text if columns is None else _table.aligned(text, columns))
     _terminal.say(f"answers and tables are in {out.path}")
     return 0
 
