@@ -69,7 +69,7 @@ class Vocabulary:
 
 
 def shown(text: bytes) -> str:
-    """A token's text for a reader: in quotes, with what cannot be printed, or is no UTF-8, as an escape sequence.
+    """A token's text for a reader: in quotes, with what cannot be printed, or is not UTF-8, as an escape sequence.
 
     Safe for terminals: control codes and characters that change the direction of text come as escapes.
     """

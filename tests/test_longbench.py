@@ -258,7 +258,9 @@ def test_files_that_are_not_longbenchs_are_refused(tmp_path: Path) -> None:
     broken, empty = tmp_path / "data.zip", tmp_path / "qasper.jsonl"
     broken.write_bytes(b"PK half an archive")
     empty.write_bytes(b"\n")
-    with pytest.raises(ValueError, match="data.zip is no zip archive, or a part of one; give LongBench's data.zip"):
+    with pytest.raises(
+        ValueError, match="data.zip is not a zip archive, or not a whole one; give LongBench's data.zip"
+    ):
         LongBench("qasper", broken).samples(1, 4000, Pieces(), 0)
     with pytest.raises(ValueError, match=r"qasper.jsonl is empty; give LongBench's data.zip, or qasper.jsonl from it"):
         LongBench("qasper", empty).samples(1, 4000, Pieces(), 0)

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     print("pypcd's demo model looks up values in a JSON object. A pull towards the last value was planted in it:")
-    print("a model organism of the failure PCD is made for, and no evidence about any other model.\n")
+    print("it shows the failure that PCD is made for, and says nothing about other models.\n")
     llm = Llama("demo", n_ctx=2048, **options)
     for text in itertools.islice(_examples(llm, plan, outcome.records), N_EXAMPLES):
         print(text)
@@ -157,4 +157,4 @@ def _print_table(cells: list[tuple[int, str, Paired]], n: int) -> None:
     print(_table.table(head, lines, (True, False, True, False, True), 2, _table.columns()))
     print(f"\n{NOT_SHOWN}")
     print("window twin: sees the last 64 tokens, no rotation")
-    print("control: subtracts what other questions make likely; a gain it shares is no matter of position.")
+    print("control: subtracts what other questions make likely; what it gains too does not come from positions.")

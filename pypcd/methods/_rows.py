@@ -107,7 +107,7 @@ class PCD(RowSource):
 class Control(RowSource):
     """A control without positions: in place of L* the mean log-probabilities that other prompts have at each step.
 
-    A gain that it shares with PCD is no matter of position.
+    A gain that it shares with PCD does not come from positions.
 
     Args:
         pool: other prompts of the same kind; answered plainly and greedily, once.

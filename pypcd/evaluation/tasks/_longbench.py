@@ -254,7 +254,7 @@ def _content(dataset: str, path: pathlib.Path) -> bytes:
         with zipfile.ZipFile(path) as archive:
             return archive.read(name)
     except (zipfile.BadZipFile, KeyError) as error:
-        what = f"has no {name}" if isinstance(error, KeyError) else "is no zip archive, or a part of one"
+        what = f"has no {name}" if isinstance(error, KeyError) else "is not a zip archive, or not a whole one"
         raise ValueError(f"{path} {what}; give LongBench's data.zip, or {dataset}.jsonl from it") from error
 
 
