@@ -234,12 +234,3 @@ def test_a_model_that_cannot_run_pcd_is_refused(capsys, tmp_path) -> None:
         assert main(args) == 1
         out, err = capsys.readouterr()
         assert out == "" and "pypcd: PCD cannot run here: the architecture 'bloom'" in err
-
-
-@pytest.mark.parametrize("command", ["plot", "salience", "explain", "nocache", "spectrum", "answer", "eval", "tune"])
-def test_help_fits_a_screen(command, capsys, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 24 and max(map(len, lines)) <= 80

@@ -4,6 +4,8 @@ stages and their results, the report."""
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -84,6 +86,18 @@ def test_the_archive_leaves_out_what_is_not_built(source: Path) -> None:
 )
 def test_what_goes_into_the_archive(name: str, goes: bool) -> None:
     assert archive.wanted(name) == goes
+
+
+def test_the_archive_has_wheels_of_all_that_pypcd_imports() -> None:
+    """But of what is built there, and of extras."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "pypcd").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    tops = {name.partition(".")[0] for name in names} - {"pypcd", "llama_cpp", "matplotlib", "jieba", "huggingface_hub"}
+    installed = {top for top in tops if "site-packages" in str(getattr(importlib.util.find_spec(top), "origin", ""))}
+    assert installed >= {"numpy", "tqdm", "prompt_toolkit", "wcwidth", "wonderwords"}
+    assert installed <= {re.split("[<>=]", package)[0] for package in archive.PACKAGES}
 
 
 # --- a run ---

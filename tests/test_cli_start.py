@@ -82,7 +82,7 @@ def test_a_library_that_is_not_pypcds_is_one_sentence() -> None:
 # -- help ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["", "completion"])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--method",
         metavar="NAME,...",
-        help="besides greedy: pcd with any setting, such as pcd:cache=shared:window=4096; two-rows (greedy steps of two tokens); stock (llama_cpp.Llama)",
+        help="beside greedy: pcd:SETTING; two-rows (greedy steps of two tokens); stock (llama_cpp.Llama)",
     )
     _former.add_mode(parser)
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")

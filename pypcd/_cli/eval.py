@@ -37,15 +37,15 @@ QUICK_N = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "pypcd eval MODEL [--quick] [options]"
+    parser.usage = "pypcd eval MODEL [options]"
+    parser._actions[0].help = argparse.SUPPRESS  # -h: help is to fit a screen, and whoever reads it has found it
     _options.add_model(parser)
     add = parser.add_argument
     add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
     add("--method", metavar="NAME,...", help="besides greedy (default: pcd, two variants, control)")
     add("--length", metavar="N,...", help="tokens of prompt and answer (default: 1k,2k,4k)")
-    quick = f"--quick: {QUICK_N}, {len(QUICK_METHODS)} methods, 1k"
-    add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell ({DEFAULT_N}; {quick})")
-    add("--quick", action="store_true", help=argparse.SUPPRESS)  # the usage line has it, so that the help fits a screen
+    add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell (default {DEFAULT_N})")
+    add("--quick", action="store_true", help=f"{QUICK_N} questions a cell, 1k tokens, {len(QUICK_METHODS)} methods")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, next to your figures")
     add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
                 f"\n\nquick: {plan.n} questions a cell, of which at least {fewest()} must differ to show anything; without "
                 f"--quick {DEFAULT_N} questions, more lengths and methods are asked.\n"
             )
-        _terminal.write(_table.aligned(text, _table.columns()))
+        columns = _table.columns()
+        _terminal.write(text if columns is None else _table.aligned(text, columns))
     _terminal.say(f"answers and tables are in {out.path}")
     return 0
 

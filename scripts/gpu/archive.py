@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "cmake"))
+
+from pin import dynamic_metadata
 
 # What building and installing llama-cpp-python reads, with LLAVA_BUILD=OFF and no backend but CUDA.
 LLAMA = "vendor/llama.cpp/"
@@ -29,9 +32,11 @@ LEFT_OUT = [
     *(LLAMA + name for name in ("vendor/miniaudio/*.h", "vendor/stb/*.h")),  # for pictures and sound only
 ]
 PACKAGES = [
-    "pip", "scikit-build-core>=0.11", "ninja", "numpy>=1.24", "gguf>=0.10", "tqdm>=4.60", "diskcache>=5.6.1",
-    "jinja2>=2.11.3", "typing-extensions>=4.5.0", "pytest>=8.2", "hypothesis",
-]  # fmt: skip
+    *("pip", "scikit-build-core>=0.11", "ninja"),
+    *(name for name in dynamic_metadata("dependencies") if not name.startswith("llama-cpp-python")),  # built there
+    *("diskcache>=5.6.1", "jinja2>=2.11.3", "typing-extensions>=4.5.0"),  # what that one requires
+    *("pytest>=8.2", "hypothesis"),
+]
 PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux_2_12", "manylinux1"]
 
 
