@@ -113,6 +113,12 @@ def test_a_former_modes_error_names_the_method_that_is_the_same(capsys: pytest.C
         assert "--mode is now --method; allowed: names such as greedy,pcd" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["bench", "nocache"])
+def test_a_former_mode_under_the_new_option_is_named_anew(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "demo", "--method", "pcd,shared"]) == 1
+    assert "method is 'shared', a mode of earlier versions; write pcd:cache=shared\n" in capsys.readouterr().err
+
+
 def test_prompts_are_timed_of_the_methods_that_read_them_in_a_way_of_their_own() -> None:
     """The same as the former rule by name: modes without a dash, since the part after a dash does not change the prefill."""
     former = former_modes()

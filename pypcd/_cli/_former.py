@@ -1,11 +1,12 @@
-"""Options that no longer exist: their errors name the new ones."""
+"""Spellings that no longer exist: their errors name the new ones."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["add_mode"]
+__all__ = ["add_mode", "checked_methods"]
 
 # the words of --mode -> those of --method
 _MODES = {
@@ -30,6 +31,19 @@ _ENDINGS = {
 def add_mode(parser: argparse.ArgumentParser) -> None:
     """--mode of bench and nocache: an error that names the --method which means the same."""
     parser.add_argument("--mode", action=_Mode, help=argparse.SUPPRESS)
+
+
+def checked_methods(names: Sequence[str]) -> Sequence[str]:
+    """The words of --method, none of them a word of --mode.
+
+    Raises:
+        ValueError: one is; the message names the method which means the same.
+    """
+    for name in names:
+        new = _method(name)
+        if new not in (None, name):
+            raise ValueError(f"method is {name!r}, a mode of earlier versions; write {new}")
+    return names
 
 
 class _Mode(argparse.Action):

@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
-    methods = methods_for(default_methods() if args.method is None else _options.names(args.method))
+    names = default_methods() if args.method is None else _former.checked_methods(_options.names(args.method))
+    methods = methods_for(names)
     width = max(map(len, methods))
     text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
     if args.text and not text:

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
     if len(lengths) != 1:
         raise ValueError(f"--length is {args.length!r}; allowed: one length")
-    methods = {name: setting_of(name) for name in _options.names(args.method)}
+    methods = {name: setting_of(name) for name in _former.checked_methods(_options.names(args.method))}
     if not methods:
         raise ValueError("--method is empty; give at least one, such as greedy,pcd")
 
