@@ -12,12 +12,11 @@
 #undef ggml_rope
 #undef ggml_rope_set_offset
 
-ggml_tensor * llama_pcd_rope_ext(
-        ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c,
-        int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale,
-        float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+static llama_pcd_rotation rotation_of(
+        ggml_tensor * factors, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale,
+        float ext_factor, float beta_fast, float beta_slow) {
     llama_pcd_rotation r;
-    r.factors    = c;
+    r.factors    = factors;
     r.n_dims     = n_dims;
     r.mode       = mode;
     r.n_ctx_orig = n_ctx_orig;
@@ -26,6 +25,14 @@ ggml_tensor * llama_pcd_rope_ext(
     r.ext_factor = ext_factor;
     r.beta_fast  = beta_fast;
     r.beta_slow  = beta_slow;
+    return r;
+}
+
+ggml_tensor * llama_pcd_rope_ext(
+        ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c,
+        int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale,
+        float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const llama_pcd_rotation r = rotation_of(c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, beta_fast, beta_slow);
 
     if (ggml_tensor * cur = llama_pcd_heads_rope(ctx, a, b, r, attn_factor)) {
         return cur;
@@ -39,17 +46,8 @@ ggml_tensor * llama_pcd_rope_multi(
         ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c,
         int n_dims, int sections[GGML_MROPE_SECTIONS], int mode, int n_ctx_orig, float freq_base, float freq_scale,
         float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    llama_pcd_rotation r;
-    r.factors    = c;
-    r.multi      = true;
-    r.n_dims     = n_dims;
-    r.mode       = mode;
-    r.n_ctx_orig = n_ctx_orig;
-    r.freq_base  = freq_base;
-    r.freq_scale = freq_scale;
-    r.ext_factor = ext_factor;
-    r.beta_fast  = beta_fast;
-    r.beta_slow  = beta_slow;
+    llama_pcd_rotation r = rotation_of(c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, beta_fast, beta_slow);
+    r.multi = true;
     std::copy(sections, sections + GGML_MROPE_SECTIONS, r.sections);
 
     llama_pcd_heads_rope(ctx, a, b, r, attn_factor); // refuses it

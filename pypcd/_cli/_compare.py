@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import itertools
 import shutil
@@ -19,18 +20,18 @@ _NARROW = 60  # with fewer columns, half of them are too few for a text
 _PAUSE = 0.1  # seconds between two drawings
 
 
-class View:
+class View(abc.ABC):
     """Shows two titled answers that come in pieces."""
 
     begun = False
 
+    @abc.abstractmethod
     def write(self, side: int, piece: str) -> None:
         """The next piece of answer 0 or 1."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def end(self) -> None:
         """What is held back."""
-        raise NotImplementedError
 
 
 @contextlib.contextmanager
