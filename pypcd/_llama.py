@@ -14,6 +14,7 @@ from pypcd import _engine  # first: it reports a wrong or missing library
 import llama_cpp
 
 from pypcd import _machine
+from pypcd._checks import Integer
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._engine import PCDLogits, PCDStats
 from pypcd._errors import ModelError, PCDError, did_you_mean
@@ -84,9 +85,7 @@ class Llama(llama_cpp.Llama):
         self._n_changes = 0  # of the cache, by eval() and load_state()
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
-        if isinstance(n_seq_max, bool) or not isinstance(n_seq_max, int) or not 1 <= n_seq_max <= _engine.N_SEQUENCES:
-            raise ValueError(f"n_seq_max is {n_seq_max!r}; allowed: an integer from 1 to {_engine.N_SEQUENCES}")
-        self._n_seq_max = n_seq_max
+        self._n_seq_max = Integer(1, _engine.N_SEQUENCES)("n_seq_max", n_seq_max)
         path = resolve_model(model_path)
         _engine.clear_errors()
 

@@ -12,6 +12,8 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from pypcd._checks import Integer
+
 __all__ = ["Side", "Spectrum", "block_scores", "spectrum"]
 
 Array = npt.NDArray[np.float64]
@@ -131,8 +133,7 @@ def spectrum(
         )
     if slow.shape != turned.shape:
         raise ValueError(f"theta has the shape {slow.shape} and rho {turned.shape}; allowed: [n_blocks] for both")
-    if n_bins < 1:
-        raise ValueError(f"n_bins is {n_bins}; allowed: an integer of at least 1")
+    Integer(1)("n_bins", n_bins)
     scale = queries.shape[1] ** -0.5 if scale is None else scale
     distance = np.arange(len(keys))[::-1]
     edges = _edges(len(keys), n_bins)

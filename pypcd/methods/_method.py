@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pypcd._checks import Integer
 from pypcd._engine import is_recurrent, token_bytes
 from pypcd._errors import PCDError, UnsupportedError
 from pypcd._prompt import Prompt, has_template, prompt_tokens
@@ -98,8 +99,7 @@ class Method:
             UnsupportedError: this model cannot run this method.
             ValueError: the prompt is empty or does not fit, or max_tokens is less than 1.
         """
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}; allowed: an integer of at least 1")
+        Integer(1)("max_tokens", max_tokens)
         session = model if isinstance(model, Session) else Session(model)
         prompt = Prompt(after=prompt) if isinstance(prompt, str) else prompt
         key = (self, chat)
