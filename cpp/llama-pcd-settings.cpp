@@ -109,8 +109,8 @@ int32_t llama_pcd_settings::set_seq(llama_seq_id seq_id, const llama_pcd_params 
         err = format("seq_id is %d, allowed: 0 to %d", seq_id, end - 1);
         return LLAMA_PCD_INVALID;
     }
+    llama_pcd_params all = params;
     if (p) {
-        llama_pcd_params all = params;
         all.beta         = p->beta;
         all.gamma        = p->gamma;
         all.relative_top = p->relative_top;
@@ -120,7 +120,7 @@ int32_t llama_pcd_settings::set_seq(llama_seq_id seq_id, const llama_pcd_params 
             return LLAMA_PCD_INVALID;
         }
     }
-    seqs[seq_id] = p ? llama_pcd_seq { true, p->beta, p->gamma, p->relative_top } : llama_pcd_seq { false, 0.0f, 1, 0.0f };
+    seqs[seq_id] = seq_of(all, p != nullptr);
 
     return LLAMA_PCD_OK;
 }
@@ -135,5 +135,9 @@ void llama_pcd_settings::unset_seq(llama_seq_id seq_id) {
 
 llama_pcd_seq llama_pcd_settings::contrast_of(llama_seq_id seq_id) const {
     const auto it = seqs.find(seq_id);
-    return it != seqs.end() ? it->second : llama_pcd_seq { true, params.beta, params.gamma, params.relative_top };
+    return it != seqs.end() ? it->second : seq_of(params, true);
+}
+
+llama_pcd_seq llama_pcd_settings::seq_of(const llama_pcd_params & p, bool on) {
+    return { on, p.combine, p.perturbation, p.window, p.n_sink, p.beta, p.gamma, p.relative_top };
 }

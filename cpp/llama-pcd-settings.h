@@ -7,12 +7,18 @@
 #include <map>
 #include <string>
 
-// how the rows of one sequence are contrasted
+// what one sequence may have of its own: its twins' view and perturbation, and how their rows are contrasted
 struct llama_pcd_seq {
     bool    on;
+    bool    combine;
+    int32_t perturbation; // the context's, or none
+    int32_t window;
+    int32_t n_sink;
     float   beta;
     int32_t gamma;
     float   relative_top;
+
+    bool perturbs() const { return on && perturbation != LLAMA_PCD_PERTURBATION_NONE; }
 };
 
 struct llama_pcd_settings {
@@ -54,5 +60,7 @@ struct llama_pcd_settings {
     llama_pcd_seq contrast_of(llama_seq_id seq_id) const;
 
 private:
+    static llama_pcd_seq seq_of(const llama_pcd_params & p, bool on);
+
     std::map<llama_seq_id, llama_pcd_seq> seqs; // where they differ from the context's
 };
