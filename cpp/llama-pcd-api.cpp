@@ -66,6 +66,7 @@ llama_pcd_params llama_pcd_default_params(void) {
         /* .offset_max   = */ 0,
         /* .seed         = */ 0,
         /* .combine      = */ true,
+        /* .sequences    = */ LLAMA_PCD_SEQUENCES_ALL,
     };
 }
 
@@ -73,7 +74,7 @@ static int32_t check(llama_context & ctx, const llama_pcd_params & params, std::
     if (const auto * pcd = pcd_context::of(ctx)) {
         return pcd->core.limits.check(params, pcd->taken(), text);
     }
-    return llama_pcd_limits(llama_pcd_memory(ctx)).check(params, {}, text);
+    return llama_pcd_limits(llama_pcd_memory(ctx), llama_pcd_settings()).check(params, {}, text);
 }
 
 int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char * err, size_t n_err) {
@@ -114,12 +115,10 @@ void llama_pcd_suspend(llama_context * ctx, bool suspend) {
 
 int32_t llama_pcd_set_seq(llama_context * ctx, llama_seq_id seq_id, const llama_pcd_params * params, char * err, size_t n_err) {
     return with_status(err, n_err, [&](std::string & text) -> int32_t {
-        auto * pcd = pcd_context::of(*ctx);
-        if (!pcd) {
-            text = "PCD was never turned on in this context; call llama_pcd_set() first";
-            return LLAMA_PCD_INVALID;
-        }
-        return pcd->core.settings.set_seq(seq_id, params, pcd->core.twins.seq_first, text);
+        auto & core = pcd_context::made(*ctx).core;
+
+        text = params ? core.limits.conflict_of(seq_id) : "";
+        return text.empty() ? core.settings.set_seq(seq_id, params, core.twins.seq_first, text) : LLAMA_PCD_UNSUPPORTED;
     });
 }
 
@@ -240,9 +239,9 @@ int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t 
 
 int32_t llama_pcd_contrast(
         const float * standard, const float * over_rotated, int32_t n_vocab,
-        float beta, int32_t gamma, float relative_top, float outside, float * out) {
+        float beta, int32_t gamma, float relative_top, float behind, float * out) {
     return llama_pcd_guarded_value(__func__, 0, [&]() {
-        return pcd_contrast(standard, over_rotated, n_vocab, beta, gamma, relative_top, outside, out);
+        return pcd_contrast(standard, over_rotated, n_vocab, beta, gamma, relative_top, behind, out);
     });
 }
 

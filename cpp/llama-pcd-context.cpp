@@ -21,6 +21,9 @@ llama_pcd_context & llama_pcd_context::made(llama_context & lctx) {
     auto & slot = llama_pcd::slot(lctx);
     if (!slot) {
         auto res = std::make_shared<llama_pcd_context>(lctx);
+        if (auto * mem = lctx.get_memory()) {
+            mem->pcd = res.get();
+        }
         for (auto * kv : res->memory.kvs) {
             kv->pcd = res.get();
         }

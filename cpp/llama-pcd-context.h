@@ -45,6 +45,10 @@ struct llama_pcd_context : llama_pcd {
     void cells_loaded(llama_seq_id seq_id) override;
     void keys_shift  (llama_kv_cache & kv) override;
 
+    void seq_removed(llama_seq_id seq_id) override                { core.settings.unset_seq(seq_id); }
+    void seq_copied (llama_seq_id src, llama_seq_id dst) override { core.settings.copy_seq(src, dst); }
+    void seq_kept   (llama_seq_id seq_id) override                { core.settings.keep_seq(seq_id); }
+
     void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
 
 private:

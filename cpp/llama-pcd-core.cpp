@@ -9,7 +9,7 @@
 llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory) :
     pcd(pcd),
     memory(memory),
-    limits(memory),
+    limits(memory, settings),
     tables(pcd.lctx.get_model(), settings),
     second(pcd, memory, settings, tables),
     twins(memory),
@@ -79,6 +79,7 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
         undo();
         return LLAMA_PCD_UNSUPPORTED;
     }
+    settings.confirm_seqs();
 
     return LLAMA_PCD_OK;
 }

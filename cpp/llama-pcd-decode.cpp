@@ -37,7 +37,7 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     if (rows.size() == 0 && !req.in_streams) {
         return pass.run(batch);
     }
-    if (rows.size() > 0 && refuses_context()) {
+    if (rows.size() > 0 && refuses_context(batch)) {
         rows.forget();
         return outcome::INVALID;
     }
@@ -49,7 +49,7 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
         res = evaluate(batch, req);
     }
     if (res == outcome::DONE) {
-        rows.show(core.settings.params.combine);
+        rows.show();
     } else {
         rows.forget();
     }
@@ -107,8 +107,11 @@ bool llama_pcd_decoder::refuses_picture(const llama_batch_ext & batch) const {
     return true;
 }
 
-bool llama_pcd_decoder::refuses_context() const {
-    const std::string reason = core.limits.conflict();
+bool llama_pcd_decoder::refuses_context(const llama_batch_ext & batch) const {
+    std::string reason = core.limits.conflict();
+    for (size_t i = 0; i < rows.size() && reason.empty(); ++i) {
+        reason = core.limits.conflict_of(llama_pcd_parent_of(batch.tokens[rows.out_ids[i]]));
+    }
     if (reason.empty()) {
         return false;
     }

@@ -38,7 +38,7 @@ private:
 
     // what cannot be evaluated with twins; writes a line to the log
     bool refuses_picture(const llama_batch_ext & batch) const;
-    bool refuses_context() const;
+    bool refuses_context(const llama_batch_ext & batch) const;
 
     llama_pcd_outcome refresh_second_keys();
 

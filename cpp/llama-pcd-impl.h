@@ -34,6 +34,11 @@ struct llama_pcd {
     virtual void cells_loaded(llama_seq_id seq_id) = 0;
     virtual void keys_shift  (llama_kv_cache & kv) = 0;
 
+    // llama_memory_*, as callers use them: a whole sequence (-1: all) was removed; copied; all others were removed
+    virtual void seq_removed(llama_seq_id seq_id) = 0;
+    virtual void seq_copied (llama_seq_id src, llama_seq_id dst) = 0;
+    virtual void seq_kept   (llama_seq_id seq_id) = 0;
+
     // llama_kv_cache::set_input_kq_mask: rewrite the rows of the twins
     virtual void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
 
@@ -75,9 +80,12 @@ struct llama_pcd {
     static void     output_swaps_clear(llama_context & c)           { c.output_swaps.clear(); }
 
     // settings
-    static llama_cparams                       & cparams    (llama_context & c)       { return c.cparams; }
-    static std::shared_ptr<llama_pcd>          & slot       (llama_context & c)       { return c.cparams.pcd; }
-    static bool                                  has_sampler(const llama_context & c) { return !c.sampling.samplers.empty(); }
+    static llama_cparams              & cparams(llama_context & c) { return c.cparams; }
+    static std::shared_ptr<llama_pcd> & slot   (llama_context & c) { return c.cparams.pcd; }
+
+    // backend samplers, and what they gave for the outputs of the last batch
+    static const auto & samplers(const llama_context & c) { return c.sampling.samplers; }
+    static       auto & sampling(llama_context & c)       { return c.sampling; }
 
     // timings
     static int64_t & n_queued_tokens   (llama_context & c) { return c.n_queued_tokens; }

@@ -12,9 +12,6 @@ std::string llama_pcd_limits::conflict() const {
     const auto & cparams = memory.lctx.get_cparams();
     const auto & inputs  = cparams.embeddings_layer_inp;
 
-    if (llama_pcd::has_sampler(memory.lctx)) {
-        return "backend samplers bypass the logits PCD works on (llama_context_params.samplers, llama_set_sampler)";
-    }
     if (!cparams.causal_attn) {
         return "attention is not causal in this context (llama_set_causal_attn)";
     }
@@ -23,6 +20,23 @@ std::string llama_pcd_limits::conflict() const {
     }
     if (cparams.embeddings_nextn || std::find(inputs.begin(), inputs.end(), true) != inputs.end()) {
         return "this context hands hidden states to a draft model";
+    }
+    return {};
+}
+
+std::string llama_pcd_limits::conflict_of(llama_seq_id seq_id) const {
+    if (llama_pcd::samplers(memory.lctx).count(seq_id) == 0) {
+        return {};
+    }
+    return format("sequence %d has a backend sampler, which bypasses the logits PCD works on; turn PCD off for this sequence "
+            "(llama_pcd_set_seq), or take the sampler off (llama_set_sampler)", seq_id);
+}
+
+std::string llama_pcd_limits::check_seqs(const llama_pcd_params & p) const {
+    for (const auto & [seq_id, _] : llama_pcd::samplers(memory.lctx)) {
+        if (settings.contrast_of(seq_id, p).on) {
+            return conflict_of(seq_id);
+        }
     }
     return {};
 }
@@ -111,6 +125,9 @@ std::string llama_pcd_limits::check_type(const llama_pcd_params & p) const {
 
 int32_t llama_pcd_limits::check(const llama_pcd_params & p, const std::string & taken, std::string & err) const {
     err = llama_pcd_settings::check_range(p);
+    if (err.empty()) {
+        err = settings.check_seqs(p);
+    }
     if (!err.empty()) {
         return LLAMA_PCD_INVALID;
     }
@@ -132,6 +149,9 @@ int32_t llama_pcd_limits::check(const llama_pcd_params & p, const std::string & 
     }
     if (err.empty()) {
         err = conflict();
+    }
+    if (err.empty()) {
+        err = check_seqs(p);
     }
     if (err.empty() && p.type_k_over >= 0 && (llama_pcd_settings::rerotated(p) || llama_pcd_settings::separate(p))) {
         err = check_type(p);

@@ -8,7 +8,8 @@
 #include <string>
 
 struct llama_pcd_limits {
-    explicit llama_pcd_limits(const llama_pcd_memory & memory) : memory(memory) {}
+    llama_pcd_limits(const llama_pcd_memory & memory, const llama_pcd_settings & settings) :
+        memory(memory), settings(settings) {}
 
     // what only a graph shows
     bool has_graph     = false; // one was built, so the rest is known
@@ -16,17 +17,23 @@ struct llama_pcd_limits {
     bool offsets_pairs = false; // a rotation does not start at the first dimension of its tensor
     bool weighs_keys   = false; // see llama_pcd_rotation::weighed
 
-    // whether p can run; taken: what else is on in this context that PCD cannot be beside, in a sentence, or empty
+    // whether p can run, and with it what sequences have of their own; taken: what else is on in this context that PCD cannot be
+    // beside, in a sentence, or empty
     int32_t check(const llama_pcd_params & p, const std::string & taken, std::string & err) const;
 
     // what the context is set to that twins cannot be evaluated with; empty: nothing. Changes between decodes.
     std::string conflict() const;
 
+    // the same for one sequence
+    std::string conflict_of(llama_seq_id seq_id) const;
+
 private:
-    const llama_pcd_memory & memory;
+    const llama_pcd_memory   & memory;
+    const llama_pcd_settings & settings;
 
     std::string check_memory (const llama_pcd_params & p) const;
     std::string check_model  (const llama_pcd_params & p) const;
     std::string check_streams() const;
     std::string check_type   (const llama_pcd_params & p) const;
+    std::string check_seqs   (const llama_pcd_params & p) const;
 };

@@ -35,63 +35,107 @@ void pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, i
 // Eq. 6
 //
 
+// Smaller numbers mask a token, as -INFINITY and the least float do, and are no logits; nor is NaN.
+static constexpr float MASKED = -1e30f;
+
 struct pcd_candidate {
     float   logit;
     int32_t id;
 };
 
+struct pcd_plausible {
+    std::vector<pcd_candidate> top;
+
+    float next = MASKED; // the best logit that is not among them
+};
+
 // the gamma best of L, the lower id first where logits are equal; of these, those at least relative_top times as probable as
 // the best
-static std::vector<pcd_candidate> plausible(const float * standard, int32_t n_vocab, int32_t gamma, float relative_top) {
+static pcd_plausible plausible(const float * standard, int32_t n_vocab, int32_t gamma, float relative_top) {
     const auto better = [](const pcd_candidate & a, const pcd_candidate & b) {
         return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
     };
 
     const size_t n_keep = std::max<int32_t>(1, std::min(gamma, n_vocab));
 
-    std::vector<pcd_candidate> top; // a heap, the worst of them at its front
-    top.reserve(n_keep);
+    pcd_plausible res;
+
+    auto & top = res.top; // a heap, the worst of them at its front; one more than is kept is the best of the others
+    top.reserve(n_keep + 1);
 
     for (int32_t v = 0; v < n_vocab; ++v) {
-        if (top.size() < n_keep) {
-            top.push_back({ standard[v], v });
-            std::push_heap(top.begin(), top.end(), better);
-        } else if (standard[v] > top.front().logit) {
-            std::pop_heap(top.begin(), top.end(), better);
-            top.back() = { standard[v], v };
-            std::push_heap(top.begin(), top.end(), better);
+        if (!(standard[v] > (top.size() <= n_keep ? MASKED : top.front().logit))) {
+            continue;
         }
+        if (top.size() > n_keep) {
+            std::pop_heap(top.begin(), top.end(), better);
+            top.pop_back();
+        }
+        top.push_back({ standard[v], v });
+        std::push_heap(top.begin(), top.end(), better);
     }
 
-    if (relative_top > 0.0f) {
-        float best = top[0].logit;
-        for (const pcd_candidate & c : top) {
-            best = std::max(best, c.logit);
-        }
-        const float cut = best + std::log(relative_top);
+    if (top.size() > n_keep) {
+        res.next = top.front().logit;
+        std::pop_heap(top.begin(), top.end(), better);
+        top.pop_back();
+    }
 
-        top.erase(std::remove_if(top.begin(), top.end(), [cut, best](const pcd_candidate & c) {
-            return c.logit < cut && c.logit < best;
+    if (relative_top > 0.0f && !top.empty()) {
+        const float best = std::min_element(top.begin(), top.end(), better)->logit;
+        const float cut  = best + std::log(relative_top);
+
+        top.erase(std::remove_if(top.begin(), top.end(), [&](const pcd_candidate & c) {
+            const bool out = c.logit < cut && c.logit < best;
+            if (out) {
+                res.next = std::max(res.next, c.logit);
+            }
+            return out;
         }), top.end());
     }
 
-    return top;
+    return res;
+}
+
+// L* that is no logit says nothing about a token
+static float eq6(float logit, float over_rotated, float beta) {
+    return std::abs(over_rotated) < -MASKED ? (1.0f + beta)*logit - beta*over_rotated : logit;
+}
+
+// How far behind the first implausible token another one comes, whose logit is d lower: up to 30 as far as in L, what is further
+// away is pressed together, so that all of them lie within 39.
+static float lag(float d) {
+    return d <= 30.0f ? d : 39.0f - 81.0f/(d - 21.0f);
 }
 
 int32_t pcd_contrast(
         const float * standard, const float * over_rotated, int32_t n_vocab,
-        float beta, int32_t gamma, float relative_top, float outside, float * out) {
-    const auto top = plausible(standard, n_vocab, gamma, relative_top);
+        float beta, int32_t gamma, float relative_top, float behind, float * out) {
+    const auto [top, next] = plausible(standard, n_vocab, gamma, relative_top);
 
-    if (out) {
-        for (int32_t v = 0; v < n_vocab; ++v) {
-            out[v] = standard[v] + outside;
-        }
-        // a single plausible token is decided whatever L* says: its logit stays
-        const bool contrast = over_rotated && top.size() > 1;
-        for (const auto & [logit, v] : top) {
-            out[v] = contrast ? (1.0f + beta)*logit - beta*over_rotated[v] : logit;
-        }
+    if (!out) {
+        return (int32_t) top.size();
+    }
+    if (top.empty()) { // not one logit
+        std::copy_n(standard, n_vocab, out);
+        return 0;
+    }
+
+    // a single plausible token is decided whatever L* says: its logit stays
+    const bool contrasts = over_rotated && top.size() > 1;
+    const auto value     = [&](const pcd_candidate & c) { return contrasts ? eq6(c.logit, over_rotated[c.id], beta) : c.logit; };
+
+    float best = value(top[0]);
+    for (const auto & c : top) {
+        best = std::max(best, value(c));
+    }
+
+    const float first = std::min(best, -MASKED) - behind; // where the implausible tokens begin
+    for (int32_t v = 0; v < n_vocab; ++v) {
+        out[v] = standard[v] > MASKED ? first - lag(std::max(0.0f, next - standard[v])) : -INFINITY; // 0 for inf - inf too
+    }
+    for (const auto & c : top) {
+        out[c.id] = value(c);
     }
 
     return (int32_t) top.size();

@@ -11,7 +11,7 @@ void pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, i
 // Eq. 6: L~ = (1 + beta) L - beta L* on the plausible tokens of L; see llama_pcd_contrast. Returns how many are plausible.
 int32_t pcd_contrast(
         const float * standard, const float * over_rotated, int32_t n_vocab,
-        float beta, int32_t gamma, float relative_top, float outside, float * out);
+        float beta, int32_t gamma, float relative_top, float behind, float * out);
 
 // see llama_pcd_noise and llama_pcd_offset
 void    pcd_noise (int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);

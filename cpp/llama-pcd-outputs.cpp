@@ -23,10 +23,58 @@ float * llama_pcd_outputs_row(llama_context & lctx, int32_t batch_index) {
     return llama_pcd::logits(lctx) + llama_pcd::output_ids(lctx)[batch_index]*n_vocab_of(lctx);
 }
 
+int32_t llama_pcd_outputs_index(llama_context & lctx, int32_t i) {
+    const int64_t j   = (int64_t) llama_pcd::n_outputs(lctx) + i;
+    const auto  & ids = llama_pcd::output_ids(lctx);
+    const auto    it  = j < 0 ? ids.end() : std::find(ids.begin(), ids.end(), (int32_t) j);
+
+    return it != ids.end() ? it - ids.begin() : -1;
+}
+
 void llama_pcd_outputs_hide(llama_context & lctx, size_t i0, size_t n) {
     llama_pcd::n_outputs(lctx) -= n;
     for (size_t i = 0; i < n; ++i) {
         llama_pcd::output_ids(lctx)[i0 + i] = -1;
+    }
+}
+
+//
+// backend samplers
+//
+
+// row i of one of their buffers, of which n are there
+template <typename T, typename B>
+static std::vector<T> row_of(const B & buffer, int32_t i, size_t n_vocab, uint32_t n) {
+    return { buffer.data + i*n_vocab, buffer.data + i*n_vocab + n };
+}
+
+void llama_pcd_sampled::take(llama_context & lctx, int32_t i) {
+    const auto & s = llama_pcd::sampling(lctx);
+    const size_t n = n_vocab_of(lctx);
+
+    if (!s.samplers.empty() && s.sampled.has_data()) {
+        all.push_back({ s.sampled.data[i],
+                row_of<float>      (s.logits,     i, n, s.logits_count[i]),
+                row_of<float>      (s.probs,      i, n, s.probs_count[i]),
+                row_of<llama_token>(s.candidates, i, n, s.candidates_count[i]) });
+    }
+}
+
+void llama_pcd_sampled::put(llama_context & lctx, size_t n_outputs) const {
+    auto &       s = llama_pcd::sampling(lctx);
+    const size_t n = n_vocab_of(lctx);
+
+    for (size_t i = 0; i < std::min(all.size(), n_outputs); ++i) {
+        const auto & cur = all[i];
+
+        s.sampled.data[i]     = cur.token;
+        s.logits_count[i]     = cur.logits.size();
+        s.probs_count[i]      = cur.probs.size();
+        s.candidates_count[i] = cur.candidates.size();
+
+        std::copy(cur.logits.begin(),     cur.logits.end(),     s.logits.data     + i*n);
+        std::copy(cur.probs.begin(),      cur.probs.end(),      s.probs.data      + i*n);
+        std::copy(cur.candidates.begin(), cur.candidates.end(), s.candidates.data + i*n);
     }
 }
 
@@ -49,6 +97,7 @@ void llama_pcd_outputs::take(llama_context & lctx, size_t i0, size_t i1) {
             ids.push_back(i);
             logits.insert(logits.end(), src_logits + j*n_vocab, src_logits + (j + 1)*n_vocab);
             embd  .insert(embd.end(),   src_embd   + j*n_embd,  src_embd   + (j + 1)*n_embd);
+            sampled.take(lctx, j);
         }
     }
 }
@@ -61,6 +110,7 @@ bool llama_pcd_outputs::put(llama_context & lctx) const {
     }
     std::copy(logits.begin(), logits.end(), llama_pcd::logits(lctx));
     std::copy(embd.begin(),   embd.end(),   llama_pcd::embd(lctx));
+    sampled.put(lctx, n);
 
     llama_pcd::output_swaps_clear(lctx);
     llama_pcd::n_outputs(lctx) = n;
@@ -93,6 +143,9 @@ void llama_pcd_outputs_backup::copy_rows() {
     has_rows = true;
     logits.assign(src_logits, src_logits + n_outputs*n_vocab_of(lctx));
     embd  .assign(src_embd,   src_embd   + n_outputs*n_embd_of(lctx));
+    for (uint32_t i = 0; i < n_outputs; ++i) {
+        sampled.take(lctx, i);
+    }
 }
 
 void llama_pcd_outputs_backup::restore() {
@@ -100,6 +153,7 @@ void llama_pcd_outputs_backup::restore() {
         llama_pcd::output_reserve(lctx, n_outputs); // fewer rows lie in another layout
         std::copy(logits.begin(), logits.end(), llama_pcd::logits(lctx));
         std::copy(embd.begin(),   embd.end(),   llama_pcd::embd(lctx));
+        sampled.put(lctx, n_outputs);
     }
 
     llama_pcd::n_outputs(lctx)          = n_outputs;

@@ -1,5 +1,5 @@
-// The outputs of a context (logits and embeddings), as its caller reads them: saved, put together from parts, hidden. Knows
-// nothing of the contrast.
+// The outputs of a context (logits, embeddings, what backend samplers chose), as its caller reads them: saved, put together from
+// parts, hidden. Knows nothing of the contrast.
 
 #pragma once
 
@@ -13,8 +13,27 @@ void llama_pcd_outputs_wait(llama_context & lctx);
 // logits of an entry of the last batch
 float * llama_pcd_outputs_row(llama_context & lctx, int32_t batch_index);
 
+// the batch entry of the output that llama_get_logits_ith(lctx, i) gives for a negative i; -1: there is none
+int32_t llama_pcd_outputs_index(llama_context & lctx, int32_t i);
+
 // the last n outputs, of the batch entries from i0 on, are not the caller's
 void llama_pcd_outputs_hide(llama_context & lctx, size_t i0, size_t n);
+
+// what the backend sampler of a sequence gave for outputs of the context
+struct llama_pcd_sampled {
+    void take(llama_context & lctx, int32_t i);              // that for output i, behind those taken before
+    void put (llama_context & lctx, size_t n_outputs) const; // what was taken is that for the context's n outputs
+
+private:
+    struct output {
+        llama_token              token;
+        std::vector<float>       logits;
+        std::vector<float>       probs;
+        std::vector<llama_token> candidates;
+    };
+
+    std::vector<output> all; // empty: no sequence has one
+};
 
 // the outputs of a batch that is decoded in parts
 struct llama_pcd_outputs {
@@ -28,6 +47,7 @@ private:
     std::vector<size_t> ids;
     std::vector<float>  logits;
     std::vector<float>  embd;
+    llama_pcd_sampled   sampled;
 };
 
 // outputs and timings as they are now, to be put back after more was decoded, whose time counts with theirs
@@ -50,4 +70,5 @@ private:
 
     std::vector<float> logits;
     std::vector<float> embd;
+    llama_pcd_sampled  sampled;
 };

@@ -9,10 +9,6 @@
 #include <algorithm>
 #include <cmath>
 
-// Added to the logits outside the plausible tokens. Finite, so that a grammar or a logit processor that forbids all plausible
-// tokens still finds the model's own order among the rest; e^-10000 is 0 at any sane temperature.
-static constexpr float OUTSIDE = -1e4f;
-
 size_t llama_pcd_rows::n_vocab() const {
     return lctx.get_model().vocab.n_tokens();
 }
@@ -56,27 +52,30 @@ bool llama_pcd_rows::needs_twin(size_t i) const {
         pcd_contrast(standard_row(i), nullptr, n_vocab(), 0.0f, c.gamma, c.relative_top, 0.0f, nullptr) > 1);
 }
 
-void llama_pcd_rows::contrast(size_t i, float outside, float * dst) const {
+void llama_pcd_rows::contrast(size_t i, float behind, float * dst) const {
     const auto & c = contrasts[i];
-    pcd_contrast(standard_row(i), over_rotated_row(i), n_vocab(), c.beta, c.gamma, c.relative_top, outside, dst);
+    pcd_contrast(standard_row(i), over_rotated_row(i), n_vocab(), c.beta, c.gamma, c.relative_top, behind, dst);
 }
 
-void llama_pcd_rows::show(bool combine) const {
+void llama_pcd_rows::show() const {
     for (size_t i = 0; i < size(); ++i) {
         float * dst = llama_pcd_outputs_row(lctx, out_ids[i]);
-        if (combine) {
-            contrast(i, OUTSIDE, dst);
+        if (contrasts[i].combine) {
+            contrast(i, LLAMA_PCD_BEHIND, dst);
         } else {
             std::copy_n(standard_row(i), n_vocab(), dst);
         }
     }
 }
 
-const float * llama_pcd_rows::get(int32_t i, int32_t which) {
-    const int64_t n   = size();
-    const int64_t row = i >= 0 ? (int64_t) find(i) : n + i; // a negative index counts back from the last row
+size_t llama_pcd_rows::resolve(int32_t i) const {
+    return size() == 0 ? 0 : find(i >= 0 ? i : llama_pcd_outputs_index(lctx, i));
+}
 
-    if (row < 0 || row >= n) {
+const float * llama_pcd_rows::get(int32_t i, int32_t which) {
+    const size_t row = resolve(i);
+
+    if (row == size()) {
         return nullptr;
     }
     switch (which) {
@@ -86,7 +85,7 @@ const float * llama_pcd_rows::get(int32_t i, int32_t which) {
             return over_rotated_row(row);
         case LLAMA_PCD_ROW_CONTRASTED:
             contrasted.resize(n_vocab());
-            contrast(row, -INFINITY, contrasted.data());
+            contrast(row, INFINITY, contrasted.data());
             return contrasted.data();
         default:
             return nullptr;

@@ -13,6 +13,19 @@ static const char * sampler_name(const llama_sampler * /*smpl*/) {
     return "pcd";
 }
 
+// There is no row to contrast, and plain logits must not be taken for contrasted ones. A sampler cannot fail, but it can leave a
+// chain with nothing to choose but "no token", which llama_decode refuses.
+static void refuse(int32_t row, llama_token_data_array * cur_p) {
+    LLAMA_LOG_ERROR("%s: row %d of the last batch has no contrast to sample from: its logits were not asked for, or PCD was off for "
+            "its sequence or suspended; LLAMA_TOKEN_NULL is sampled\n", __func__, row);
+
+    if (cur_p->size > 0) {
+        cur_p->data[0] = { LLAMA_TOKEN_NULL, 0.0f, 1.0f };
+        cur_p->size    = 1;
+        cur_p->sorted  = true;
+    }
+}
+
 static void sampler_apply(llama_sampler * smpl, llama_token_data_array * cur_p) {
     const auto * self = (const llama_sampler_pcd *) smpl->ctx;
 
@@ -20,15 +33,21 @@ static void sampler_apply(llama_sampler * smpl, llama_token_data_array * cur_p) 
     if (!pcd || !pcd->core.settings.on) {
         return;
     }
-    if (pcd->core.settings.params.combine) {
-        LLAMA_LOG_ERROR("%s: the context contrasts its rows already; set it with combine = false\n", __func__);
+
+    auto & rows = pcd->decoder.rows;
+
+    const size_t row = rows.resolve(self->row);
+    if (row < rows.size() && rows.contrasts[row].combine) {
+        LLAMA_LOG_ERROR("%s: the context has contrasted row %d already; set it, or the sequence, with combine = false\n",
+                __func__, self->row);
         return;
     }
 
     const float * contrasted = llama_pcd_guarded_value<const float *>(__func__, nullptr, [&]() {
-        return pcd->decoder.rows.get(self->row, LLAMA_PCD_ROW_CONTRASTED);
+        return rows.get(self->row, LLAMA_PCD_ROW_CONTRASTED);
     });
     if (!contrasted) {
+        refuse(self->row, cur_p);
         return;
     }
 

@@ -55,12 +55,33 @@ struct llama_pcd_settings {
 
     // see llama_pcd_set_seq; end: the first id that belongs to twins
     int32_t set_seq  (llama_seq_id seq_id, const llama_pcd_params * p, llama_seq_id end, std::string & err);
-    void    unset_seq(llama_seq_id seq_id);
+    void    unset_seq(llama_seq_id seq_id); // -1: all of them
 
-    llama_pcd_seq contrast_of(llama_seq_id seq_id) const;
+    // the memory was edited: a whole sequence was copied, or all others were removed
+    void copy_seq(llama_seq_id src, llama_seq_id dst);
+    void keep_seq(llama_seq_id seq_id);
+
+    // what some sequence has and cannot have in a context with parameters p; empty: nothing
+    std::string check_seqs(const llama_pcd_params & p) const;
+
+    // that was checked for the parameters now in force
+    void confirm_seqs();
+
+    llama_pcd_seq contrast_of(llama_seq_id seq_id) const { return contrast_of(seq_id, params); }
+
+    // the same, if the context's parameters were p
+    llama_pcd_seq contrast_of(llama_seq_id seq_id, const llama_pcd_params & p) const;
 
 private:
-    static llama_pcd_seq seq_of(const llama_pcd_params & p, bool on);
+    // what was set for a sequence
+    struct own_setting {
+        bool             on;
+        bool             confirmed; // all but the fields that a sequence can have of its own was the context's, and follows it
+        llama_pcd_params params;
+    };
 
-    std::map<llama_seq_id, llama_pcd_seq> seqs; // where they differ from the context's
+    static llama_pcd_params merged   (const own_setting & own, const llama_pcd_params & p);
+    static std::string      check_seq(llama_seq_id seq_id, const own_setting & own, const llama_pcd_params & p);
+
+    std::map<llama_seq_id, own_setting> seqs;
 };

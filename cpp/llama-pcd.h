@@ -16,7 +16,10 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 4
+#define LLAMA_PCD_VERSION 5
+
+// how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
+#define LLAMA_PCD_BEHIND 60.0f
 
 // the most twins evaluated in one pass; further ones take further passes
 #define LLAMA_PCD_MAX_TWINS 64
@@ -48,6 +51,12 @@ enum llama_pcd_band {
 enum llama_pcd_transition {
     LLAMA_PCD_TRANSITION_EXPONENTIAL = 0, // T(x) = 2 - exp(alpha x)  (Eq. 4)
     LLAMA_PCD_TRANSITION_NONE        = 1, // T = 0, that is theta* = theta'
+};
+
+// which sequences PCD is on for
+enum llama_pcd_sequences {
+    LLAMA_PCD_SEQUENCES_ALL    = 0, // all that it was not turned off for
+    LLAMA_PCD_SEQUENCES_CHOSEN = 1, // only those with a setting of their own (llama_pcd_set_seq)
 };
 
 enum llama_pcd_row {
@@ -83,6 +92,7 @@ struct llama_pcd_params {
     int32_t offset_max;   // to offset_max; 0 and 0: not at all
     int32_t seed;         // of both
     bool    combine;      // false leaves the standard rows in place, for llama_sampler_init_pcd()
+    int32_t sequences;    // enum llama_pcd_sequences
 };
 
 enum llama_pcd_head_order {
@@ -122,15 +132,25 @@ LLAMA_API int32_t llama_pcd_check(struct llama_context * ctx, const struct llama
 // Hold the twins back (true) or let them be evaluated again. For the parts of a prompt whose logits nobody reads.
 LLAMA_API void llama_pcd_suspend(struct llama_context * ctx, bool suspend);
 
-// Row `which` of batch entry i of the last decode (negative i counts from the last output), n_vocab floats that
-// live until the next decode; NULL where there is none (decoded with PCD off, no such output, twin skipped).
-// The contrasted row is that of the parameters it was decoded with.
+// Row `which` of output i of the last decode, where i means what it means to llama_get_logits_ith(): an entry of the batch, or
+// negative, counted back over the outputs. n_vocab floats that live until the next decode; NULL where there is none (PCD off for
+// the context or the sequence, no such output, twin skipped). The contrasted row is that of the parameters it was decoded with.
 LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int32_t i, int32_t which);
 
 LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx);
 
-// PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else beta, gamma and
-// relative_top are taken from params; all else belongs to the context and is not looked at.
+// PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else params is a whole setting,
+// of which the sequence has beta, gamma, relative_top, window, n_sink and combine of its own, and perturbation where it is
+// LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has to be as in the context,
+// as far as the sequence's twins use it; with cache = separate also window, n_sink and perturbation, which its second keys follow.
+//
+// While PCD is on that is checked at once. A setting that is given before is kept, and checked by llama_pcd_set(), which refuses
+// what its sequences cannot have. Later changes of the context hold for its sequences too, but for what they have of their own.
+//
+// A setting stays with its sequence while the memory is edited, with two exceptions, in which llama_memory_* is told of a whole
+// sequence. llama_memory_seq_cp(mem, a, b, -1, -1) gives b the setting that a has, or none. And the setting goes with its sequence:
+// by llama_memory_seq_rm(mem, a, -1, -1), llama_memory_seq_keep() of another one, and llama_memory_clear(). A range that starts at
+// a position, be it 0, is a rewind or a common prefix and leaves settings alone; so does loading a state.
 LLAMA_API int32_t llama_pcd_set_seq(
         struct llama_context * ctx, llama_seq_id seq_id, const struct llama_pcd_params * params, char * err, size_t n_err);
 
@@ -190,14 +210,26 @@ LLAMA_API void    llama_pcd_noise (
         int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);
 LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max);
 
-// L~ from L and L* (NULL: no contrast) into out, all [n_vocab]. Tokens outside the plausible set get
-// L + outside (-INFINITY excludes them). Returns the number of plausible tokens.
+// L~ from L and L* (NULL: no contrast) into out, all [n_vocab]. Returns the number of plausible tokens.
+//
+// The other tokens keep L's order, and their first one lies `behind` below the best of L~ (INFINITY excludes them all). They are
+// as far apart as in L, but for what is more than 30 below their first one, which is pressed together so that none lies more than
+// 39 below it. So with LLAMA_PCD_BEHIND they are improbable (150,000 of them have less than 1e-7 of the probability at temperature
+// 2), but a logit bias of 100 lifts each above all others. A plausible token that the contrast itself puts as far below the best
+// one keeps its L~, and may lie among them.
+//
+// -INFINITY, NaN and numbers below -1e30 in L mask a token: it is never plausible and stays -INFINITY. (Where nothing else is left
+// the row stays as it is, and 0 is returned.) Where L* is no number between -1e30 and 1e30, it says nothing of its token, which
+// keeps L.
 LLAMA_API int32_t llama_pcd_contrast(
         const float * standard, const float * over_rotated, int32_t n_vocab,
-        float beta, int32_t gamma, float relative_top, float outside, float * out);
+        float beta, int32_t gamma, float relative_top, float behind, float * out);
 
 // The same combination as a sampler, for callers who build their own chain: put it first, and set the context
-// with combine = false so that the contrast is not applied twice. It reads the last output row unless told another.
+// with combine = false so that the contrast is not applied twice. It reads the last output row unless told another; an index
+// means what llama_get_logits_ith()'s does. Where PCD is on but that row has no contrast, plain logits would pass for contrasted
+// ones: then the log says so, and all that is left to choose is LLAMA_TOKEN_NULL (-1), which llama_decode() refuses. (llama.cpp's
+// grammar sampler, further on in the same chain, ends the process at that token.)
 LLAMA_API struct llama_sampler * llama_sampler_init_pcd(struct llama_context * ctx);
 LLAMA_API void                   llama_sampler_pcd_set_row(struct llama_sampler * smpl, int32_t i);
 

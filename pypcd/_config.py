@@ -21,6 +21,7 @@ EVALUATIONS = ("fused", "alternate")
 TRANSITIONS = ("exponential", "none")
 PERTURBATIONS = ("over-rotation", "noise", "none")
 BANDS = ("low", "high", "all")
+SEQUENCES = ("all", "chosen")
 KEY_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 _OFFSET = 2**20  # positions
@@ -44,6 +45,7 @@ RANGES: Mapping[str, Check] = {
     "offset_min": Integer(-_OFFSET, _OFFSET),
     "offset_max": Integer(-_OFFSET, _OFFSET),
     "seed": Integer(0),
+    "sequences": Choice(SEQUENCES),
 }
 
 
@@ -87,6 +89,7 @@ class PCDConfig:
         offset_max: from offset_min to 1048576; if both are 0, the position stays.
         seed: seed of noise and offset, at least 0. They depend only on seed, position and layer: a token evaluated
             again gets the same ones.
+        sequences: of a context that decodes several, "all", or "chosen": only those that Llama.pcd_for gave a setting.
 
     Raises:
         ValueError: a value is out of range; the message names the field, the value and what is allowed.
@@ -109,6 +112,7 @@ class PCDConfig:
     offset_min: int = 0
     offset_max: int = 0
     seed: int = 0
+    sequences: str = "all"
 
     def __post_init__(self) -> None:
         check(self, **RANGES)

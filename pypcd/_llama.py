@@ -25,6 +25,8 @@ __all__ = ["Llama"]
 
 _T = TypeVar("_T")
 
+_SEQUENCE = Integer(0, _engine.N_SEQUENCES - 1)
+
 # arguments that llama_cpp's server and LangChain still pass, though llama_cpp.Llama no longer has them: name -> values
 # that change nothing
 _FORMER = {"mul_mat_q": (True, None), "rpc_servers": (None,), "n_parts": (-1, None), "f16_kv": (True, None)}
@@ -235,32 +237,42 @@ class Llama(llama_cpp.Llama):
             result = function(*args, **kwargs)
         return self._steps(result, setting) if isinstance(result, Iterator) else result
 
-    def set_sequence_pcd(self, seq_id: int, setting: PCDSetting = None) -> None:
-        """Set PCD for one sequence, for callers that decode batches of several sequences through `llm.ctx`.
+    def pcd_for(self, seq_id: int, setting: PCDSetting) -> None:
+        """Give one sequence a setting of its own, for callers who decode batches of several through `llm.ctx`.
+
+            llm = pypcd.Llama("model.gguf", pcd=True, n_seq_max=3)
+            llm.pcd_for(1, {"beta": 1, "relative_top": 0.1})
+            llm.pcd_for(2, False)                       # plain; sequence 0 follows llm.pcd
+            llama_cpp.llama_decode(llm.ctx, batch)      # tokens of all three
+
+        A sequence can have its own beta, gamma, relative_top, window and n_sink, and perturbation="none". They come
+        before the context's, also before a call's `pcd=`, but pcd=False turns PCD off for all. Before PCD is on, they
+        are kept for then.
+
+        llama_memory_seq_cp(memory, a, b, -1, -1) gives b the setting of a. llama_memory_seq_rm(memory, a, -1, -1),
+        seq_keep and clear forget a setting with its sequence. Whatever starts at a position, 0 included, leaves it, as do
+        reset(), generate(), which reuses prefixes, and load_state(); embed() clears the memory.
 
         Args:
             seq_id: 0 to 191; higher ids are for twins.
-            setting: False: its tokens get no twins; None: the context's setting again. Else a setting with its own
-                beta, gamma and relative_top; its other fields must be the same as the context's.
+            setting: anything that the `pcd` argument takes; values alone change the setting in force. False: no twins
+                for its tokens. None: it follows `llm.pcd` again.
 
         Raises:
-            PCDError: PCD was never turned on in this context.
-            ValueError: seq_id is out of range, or the setting differs in more than beta, gamma and relative_top.
+            ValueError: seq_id is out of range; or the setting differs from the context's where only the context can
+                change it. Before PCD is on, assigning `llm.pcd` raises the latter.
+            UnsupportedError: the sequence has a backend sampler.
         """
+        seq_id = _SEQUENCE("seq_id", seq_id)
         if setting is None:
             _engine.unset_sequence_pcd(self, seq_id)
-            return
-        config = self._resolve(setting)
-        if config is not None:
-            fixed = (self._pcd or config).replace(
-                beta=config.beta, gamma=config.gamma, relative_top=config.relative_top
-            )
-            if config != fixed:
-                raise ValueError(
-                    f"setting is {config.describe()}, but the context's is {fixed.describe()}; allowed to differ for "
-                    "one sequence: beta, gamma, relative_top"
-                )
-        _engine.set_sequence_pcd(self, seq_id, config)
+        else:
+            _engine.set_sequence_pcd(self, seq_id, self._resolve(setting))
+        self._requires_eval = True  # the present logits were made under the old setting
+
+    def set_sequence_pcd(self, *args: Any, **kwargs: Any) -> None:
+        """Now pcd_for()."""
+        raise AttributeError("Llama.set_sequence_pcd is now Llama.pcd_for; it takes the same arguments")
 
     # -- generation ------------------------------------------------------------------------------------------------
 
@@ -314,6 +326,15 @@ class Llama(llama_cpp.Llama):
             super().eval(tokens[n_head:])
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {_engine.reason()}") from error
+
+    def reset(self) -> None:
+        """llama_cpp.Llama.reset. Sequences keep their settings (pcd_for)."""
+        if not (self._is_recurrent or self._is_hybrid):
+            super().reset()
+            return
+        self.n_tokens, self._requires_eval = 0, True
+        for seq_id in range(self._n_seq_max):  # llama_cpp's clears the memory, which forgets them
+            _engine.rewind(self, 0, seq_id)
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values again,

@@ -70,6 +70,9 @@ def contrast(
     Plausible tokens are the gamma most probable ones of L (the lower id first if logits are equal) that also reach
     relative_top times the highest probability. If only one is plausible it keeps its logit: there is nothing to decide.
 
+    A token that is masked in L (-inf, NaN, or less than -1e30) is never plausible; if all are, L is returned. If L* is no
+    number from -1e30 to 1e30, it says nothing about its token, which keeps L.
+
     Args:
         standard: L, float[n_vocab].
         over_rotated: L*, float[n_vocab].
@@ -78,28 +81,44 @@ def contrast(
         float64[n_vocab]
     """
     first, second = np.asarray(standard, np.float64), np.asarray(over_rotated, np.float64)
-    kept = np.argsort(-first, kind="stable")[:gamma]
+    kept = np.argsort(-first, kind="stable")[:gamma]  # NaN comes last
+    kept = kept[first[kept] > _MASKED]
+    if not len(kept):
+        return first
     if relative_top > 0.0:
-        kept = kept[first[kept] >= first.max() + np.log(relative_top)]
+        kept = kept[first[kept] >= first[kept[0]] + np.log(relative_top)]
     result = np.full(first.shape, -np.inf)
-    result[kept] = (1.0 + beta) * first[kept] - beta * second[kept] if len(kept) > 1 else first[kept]
+    result[kept] = first[kept]
+    if len(kept) > 1:
+        kept = kept[np.abs(second[kept]) < -_MASKED]
+        result[kept] = (1.0 + beta) * first[kept] - beta * second[kept]
     return result
 
 
 def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> Array:
-    """Put excluded tokens (-inf) behind all others, in the order of the standard logits, as the engine does.
+    """Put excluded tokens (-inf) about 60 behind the best one, in the order of the standard logits, as the engine does.
 
-    Their probability stays 0, but each has a rank.
+    They stay improbable (150,000 of them have less than 1e-7 of the probability at temperature 2), but each has a rank,
+    and a bias of 100 lifts each above all others. Among themselves they are as far apart as in the standard logits, but
+    for what is more than 30 behind the first of them: that is pressed together, so that none is 39 behind it.
 
     Returns:
-        float64[n_vocab]
+        float64[n_vocab]; tokens masked in the standard logits stay at -inf.
     """
-    first, row = np.asarray(standard, np.float64), np.asarray(contrasted, np.float64)
-    kept = np.isfinite(row)
-    return np.where(kept, row, first - first.max() + row[kept].min() - _FAR_BEHIND)
+    first, row = np.minimum(standard, -_MASKED, dtype=np.float64), np.asarray(contrasted, np.float64)
+    kept, rest = row > -np.inf, (row == -np.inf) & (first > _MASKED)
+    if not kept.any() or not rest.any():
+        return row
+    lag = first[rest].max() - first[rest]
+    far = lag > 30.0
+    lag[far] = 39.0 - 81.0 / (lag[far] - 21.0)
+    result = row.copy()
+    result[rest] = min(row[kept].max(), -_MASKED) - _BEHIND - lag
+    return result
 
 
-_FAR_BEHIND = 1e4  # nats; exp(-1e4) is 0
+_MASKED = -1e30  # smaller numbers mask a token
+_BEHIND = 60.0  # nats; LLAMA_PCD_BEHIND
 
 
 def log_softmax(logits: npt.ArrayLike) -> Array:

@@ -17,9 +17,14 @@ def pcd_sampler(llm: _llama.Llama, row: int = -1) -> Any:
     llm.generate(), and everything built on it, raises PCDError until `llm.pcd` is assigned again, which gives the
     contrast back to the context.
 
+    A sampler cannot raise an exception. Where the row has no contrast (PCD is off for its sequence, or its logits were
+    not requested), the chain samples the token -1, llama.cpp's "no token", and the log says why. llama_decode refuses
+    that token, so llm.eval([-1]) raises PCDError. With PCD off for the whole model the sampler changes nothing.
+
     Args:
         llm: a model with PCD on.
-        row: which logits the chain will sample from: their token's index in the batch, or negative, from the end.
+        row: which logits the chain will sample from, as llama_sampler_sample takes it: their token's index in the batch,
+            or negative, counted back over those requested.
 
     Returns:
         The sampler, as llama_cpp.llama_sampler_chain_add takes it.

@@ -12,6 +12,7 @@ from typing import Any, Callable
 import llama_cpp
 import numpy as np
 from conftest import F32, close, rounding
+from reference import behind, contrast
 
 import pypcd
 from pypcd._engine import _bindings as _native
@@ -110,6 +111,42 @@ def decode_in(contexts: Sequence[Context], *args: Any, **kwargs: Any) -> None:
 def ask(context: Context | pypcd.Llama, setting: Setting, call: Any = _native.pcd_set) -> tuple[int, str]:
     error, params = ctypes.create_string_buffer(500), native_params(pypcd.PCDConfig(**setting))
     return call(context.ctx, ctypes.byref(params), error, 500), error.value.decode()
+
+
+def set_seq(context: Context, seq: int, setting: Setting | None) -> tuple[int, str]:
+    """llama_pcd_set_seq; a `combine` that is not in PCDConfig may be among the fields."""
+    error, params = ctypes.create_string_buffer(500), None
+    if setting is not None:
+        combine = setting.get("combine", True)
+        fields = {name: value for name, value in setting.items() if name != "combine"}
+        params = ctypes.byref(native_params(pypcd.PCDConfig(**fields), combine=combine))
+    return _native.pcd_set_seq(context.ctx, seq, params, error, 500), error.value.decode()
+
+
+def decode_batch(context: Context, entries: Sequence[tuple[int, int, list[int], bool]]) -> int:
+    """(token, position, sequences, whether its logits are wanted)"""
+    n, int32 = len(entries), ctypes.c_int32
+    tokens, positions, sequences, wanted = zip(*entries)
+    batch = llama_cpp.llama_batch(
+        n,
+        (int32 * n)(*tokens),
+        None,
+        (int32 * n)(*positions),
+        (int32 * n)(*map(len, sequences)),
+        (ctypes.POINTER(int32) * n)(*((int32 * len(s))(*s) for s in sequences)),
+        (ctypes.c_int8 * n)(*wanted),
+    )
+    return llama_cpp.llama_decode(context.ctx, batch)
+
+
+def check_seen(context: Context, i: int, setting: Setting) -> None:
+    """What callers read of row i is the contrast of L and L* with this setting, and behind it the other tokens."""
+    standard, over = (row.astype(float) for row in context.rows(i))
+    c = pypcd.PCDConfig(**setting)
+    wanted = contrast(standard, over, c.beta, c.gamma, c.relative_top)
+    if np.isfinite(wanted).sum() == 1:  # a single plausible token keeps its logit
+        wanted[np.isfinite(wanted)] = standard.max()
+    np.testing.assert_allclose(context.seen(i), behind(wanted, standard), rtol=1e-5, atol=1e-4)
 
 
 Native = Callable[..., Context]

@@ -101,6 +101,18 @@ def contrast(standard: Array, over: Array, beta: float, gamma: int, relative_top
     return out
 
 
+def behind(contrasted: Array, standard: Array) -> Array:
+    """The row that callers read: where `contrasted` is -inf, the first token in the order of `standard` lies 60 behind the
+    best one, another one d further on d behind that first one, but from 30 on 30 + 9x/(x + 9), where x = d - 30."""
+    rest = contrasted == -np.inf
+    out, best = contrasted.copy(), contrasted.max()
+    for v in np.flatnonzero(rest):
+        d = standard[rest].max() - standard[v]
+        x = max(d - 30.0, 0.0)
+        out[v] = best - 60.0 - min(d, 30.0) - 9.0 * x / (x + 9.0)
+    return out
+
+
 @dataclasses.dataclass(frozen=True)
 class Heads:
     """Ms-PoE: from first_layer on, head h rotates by position / ratios[order[h]]; a key head has its group's first ratio.

@@ -287,7 +287,7 @@ def test_dola_is_the_reference_step_by_step(
             )
             < 0.01
         )
-        in_play = row > row.max() - 5000  # the others are far below
+        in_play = row > row.max() - 55  # the others are 60 below
         assert (in_play == kept)[~edge].all()
         both = kept & in_play
         # the difference of two log-softmaxes: of the last layer's row and of an exit's

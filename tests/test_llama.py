@@ -228,7 +228,7 @@ def test_no_interleaving_of_steps_leaves_a_trace(
             else:
                 plain = native_row(llm)
                 assert plain.argmax() == expected(path, held, len(held) - 1, pypcd.PCDConfig())[0].argmax()
-                assert (plain.min() < -9000) == (llm.pcd is not None)
+                assert (plain.min() < plain.max() - 55) == (llm.pcd is not None)
 
 
 # --- generating ---
@@ -427,7 +427,7 @@ def test_a_logits_processor_sees_the_contrasted_row(tiny: Tiny, load: Load) -> N
 
     llm(PROMPT, max_tokens=4, temperature=0, logits_processor=llama_cpp.LogitsProcessorList([processor]))
     assert evaluated(llm)[-3:] == [42, 42, 42] and len(seen) == 4
-    assert all(np.array_equal(row, scores) and (scores > -1000).sum() == 7 for row, scores in seen)
+    assert all(np.array_equal(row, scores) and (scores > scores.max() - 55).sum() == 7 for row, scores in seen)
 
 
 def test_an_embedding_context_embeds_as_ever_and_generates_with_pcd(tiny: Tiny, load: Load) -> None:
@@ -499,30 +499,6 @@ def test_stats_count_what_was_done(tiny: Tiny, load: Load) -> None:
     stats = llm.pcd_stats()
     assert (stats.n_tokens, stats.n_twins, stats.n_derived) == (2, 2, 1)
     assert stats.second_bytes >= 3 * 256 * 32 * 4  # layers, cells, two heads of 16, float32
-
-
-def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) -> None:
-    llm, plain = load(tiny("llama"), {"beta": 1}), load(tiny("llama"), False)
-    llm.set_sequence_pcd(0, False)
-    for each in (llm, plain):
-        each.eval(T[:30])
-    assert np.array_equal(native_row(llm), native_row(plain))
-    llm.set_sequence_pcd(0, {"beta": 3, "gamma": 4})
-    llm.eval(T[30:31])
-    rows = llm.pcd_logits()
-    kept = np.isfinite(rows.contrasted)
-    wanted = pypcd.contrast(rows.standard, rows.over_rotated, beta=3, gamma=4)
-    assert kept.sum() == 4 and np.allclose(rows.contrasted[kept], wanted[kept], rtol=1e-5, atol=1e-5)
-    llm.set_sequence_pcd(0)
-    llm.eval(T[31:32])
-    check_rows(llm, tiny("llama"), T[:32])
-    assert llm.pcd == pypcd.PCDConfig(beta=1)
-    with pytest.raises(ValueError, match="setting is alpha=0.5.*allowed to differ for one sequence: beta, gamma"):
-        llm.set_sequence_pcd(0, {"alpha": 0.5})
-    with pytest.raises(ValueError, match="seq_id is 200; allowed: 0 to 191"):
-        llm.set_sequence_pcd(200, True)
-    with pytest.raises(pypcd.PCDError, match="never turned on"):
-        plain.set_sequence_pcd(0, False)
 
 
 def test_a_decoder_that_waits_for_an_encoder_is_refused(tiny: Tiny, load: Load) -> None:

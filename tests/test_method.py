@@ -19,6 +19,7 @@ from pypcd._method import rank
 n_rots = st.integers(1, 128).map(lambda n: 2 * n)
 alphas = st.floats(0, 10, width=32)
 ratios = st.floats(2.0**-20, 1, width=32)
+BEHIND = 60.0  # LLAMA_PCD_BEHIND
 # few distinct values, so that ties are the rule
 logits = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=1, max_size=40)
 
@@ -31,7 +32,7 @@ def c_rho(n_rot: int, alpha: float, base_ratio: float, transition: str, band: st
 
 
 def c_contrast(
-    first: np.ndarray, second: np.ndarray | None, beta: float, gamma: int, relative_top: float, outside: float
+    first: np.ndarray, second: np.ndarray | None, beta: float, gamma: int, relative_top: float, behind: float = math.inf
 ) -> tuple[int, np.ndarray]:
     first, out = first.astype(np.float32), np.full(len(first), np.nan, np.float32)
     second = None if second is None else second.astype(np.float32)
@@ -40,7 +41,7 @@ def c_contrast(
         return None if a is None else a.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     n = _native.pcd_contrast(
-        pointer(first), pointer(second), len(first), beta, gamma, relative_top, outside, pointer(out)
+        pointer(first), pointer(second), len(first), beta, gamma, relative_top, behind, pointer(out)
     )
     return n, out
 
@@ -96,12 +97,11 @@ def test_contrast_is_equation_6_with_ties_to_the_lower_id(
     if kept.sum() == 1:  # decided whatever L* says
         wanted[kept] = first[kept]
     assert pypcd.contrast(first, second, beta=beta, gamma=gamma, relative_top=relative_top).tolist() == wanted.tolist()
-    n, got = c_contrast(first, second, beta, gamma, relative_top, -math.inf)
+    n, got = c_contrast(first, second, beta, gamma, relative_top)
     assert n == kept.sum()
     assert got.tolist() == wanted.tolist()  # small integers and halves are exact in float32
-    n, got = c_contrast(first, second, beta, gamma, relative_top, -10000.0)
-    assert n == kept.sum() and got[kept].tolist() == wanted[kept].tolist()
-    assert got[~kept].tolist() == (first[~kept] - 10000).tolist()
+    n, got = c_contrast(first, second, beta, gamma, relative_top, BEHIND)
+    assert n == kept.sum() and got.tolist() == reference.behind(wanted, first).tolist()
 
 
 @given(
@@ -119,7 +119,7 @@ def test_contrast_agrees_on_ordinary_logits(
     if gap < 1e-5:
         return  # on the edge of the cut float32 and float64 may differ
     wanted = pypcd.contrast(first, second, beta=beta, gamma=gamma, relative_top=relative_top)
-    n, got = c_contrast(first, second, beta, gamma, relative_top, -math.inf)
+    n, got = c_contrast(first, second, beta, gamma, relative_top)
     assert n == np.isfinite(wanted).sum() and (np.isfinite(wanted) == np.isfinite(got)).all()
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-4)
 
@@ -127,7 +127,7 @@ def test_contrast_agrees_on_ordinary_logits(
 @given(logits, st.integers(1, 45))
 def test_without_a_second_row_the_plausible_logits_stay(rows: list[tuple[int, int]], gamma: int) -> None:
     first = np.array(rows, np.float64)[:, 0]
-    n, got = c_contrast(first, None, 2.5, gamma, 0.0, -math.inf)
+    n, got = c_contrast(first, None, 2.5, gamma, 0.0)
     assert n == min(gamma, len(first)) and got[np.isfinite(got)].tolist() == first[np.isfinite(got)].tolist()
 
 
@@ -180,11 +180,94 @@ def test_the_band_says_which_pairs_turn(n_rot: int, alpha: float, base_ratio: fl
     assert got[-1] == pytest.approx(1) if band == "high" else got.max() == pytest.approx(low.max())
 
 
-def test_excluded_tokens_keep_their_order_behind_the_others() -> None:
-    standard = np.array([3.0, 5.0, 1.0, 4.0])
-    row = pypcd._method.put_behind([-np.inf, 2.0, -np.inf, 2.5], standard)
-    assert np.argsort(-row).tolist() == [3, 1, 0, 2] and row[[1, 3]].tolist() == [2.0, 2.5]
-    assert np.exp(row[0] - row.max()) == 0
+def test_excluded_tokens_lie_60_behind_the_best_one_by_hand() -> None:
+    standard = np.array([3.0, 5.0, 1.0, 4.0, -36.0, -1000.0])
+    contrasted = [-np.inf, 2.0, -np.inf, 2.5, -np.inf, -np.inf]
+    wanted = [-57.5, 2.0, -59.5, 2.5, -57.5 - 30 - 9 * 9 / 18, -57.5 - 30 - 9 * 973 / 982]
+    np.testing.assert_allclose(pypcd._method.put_behind(contrasted, standard), wanted, rtol=1e-12)
+    n, got = c_contrast(standard, 3 * standard - 2 * np.array([0, 2.0, 0, 2.5, 0, 0]), 0.5, 2, 0.0, BEHIND)
+    assert n == 2
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(2, 400), st.integers(1, 60), st.floats(0.1, 30), st.floats(0, 5, width=32)
+)
+def test_excluded_tokens_are_improbable_in_their_order_and_within_reach_of_a_bias(
+    seed: int, n_vocab: int, gamma: int, spread: float, beta: float
+) -> None:
+    """Of a logit_bias, which is at most 100."""
+    first, second = np.random.default_rng(seed).normal(0, spread, (2, n_vocab)).astype(np.float32)
+    _, got = c_contrast(first, second, beta, gamma, 0.0, BEHIND)
+    strict = pypcd.contrast(first, second, beta=beta, gamma=gamma)
+    rest = ~np.isfinite(strict)
+    mine = pypcd._method.put_behind(strict, first)
+    np.testing.assert_allclose(got, mine, rtol=1e-5, atol=1e-3 * spread)
+    if rest.any():
+        for row in (got, mine):
+            order = np.argsort(-first[rest], kind="stable")
+            assert (np.diff(row[rest][order]) <= 0).all()
+            assert row.max() - 60.01 < row[rest].max() < row.max() - 59.99
+            assert row[rest].min() + 100 > row.max()
+
+
+def test_a_whole_vocabulary_of_excluded_tokens_has_no_weight_at_temperature_2() -> None:
+    first = np.full(150_000, 3.0, np.float32)
+    first[7] = 3.5
+    n, got = c_contrast(first, first, 1.0, 1, 0.0, BEHIND)
+    p = np.exp((got.astype(float) - got.max()) / 2)
+    assert n == 1 and 0 < p.sum() - p[7] < 1e-7
+
+
+MASKS = [-np.inf, np.nan, -3.4e38, -1e31]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_a_masked_token_is_never_plausible_and_stays_masked(mask: float) -> None:
+    """By a model that never gives some of its tokens, in L and in L*."""
+    first, second = np.array([mask, 2.0, mask, 1.0, 0.0]), np.array([mask, 1.0, 0.0, 2.0, 0.0])
+    for gamma, wanted in ((9, [4.5, -1.5, 0.0]), (2, [4.5, -1.5, 4.5 - 60])):
+        n, got = c_contrast(first, second, 2.5, gamma, 0.0, BEHIND)
+        assert n == min(gamma, 3) and got[[1, 3, 4]].tolist() == wanted and (got[[0, 2]] == -np.inf).all()
+        strict = pypcd.contrast(first, second, gamma=gamma)
+        assert strict[[1, 3]].tolist() == wanted[:2] and (strict[[0, 2]] == -np.inf).all()
+        assert pypcd._method.put_behind(strict, first).tolist() == got.tolist()
+    assert c_contrast(first, second, 2.5, 9, 0.9)[0] == 1  # relative to the best that is a logit
+    assert np.isfinite(pypcd.contrast(first, second, relative_top=0.9)).sum() == 1
+
+
+@pytest.mark.parametrize("unknown", [*MASKS, np.inf, 3.4e38], ids=str)
+def test_where_the_twin_gives_no_number_a_token_keeps_its_logit(unknown: float) -> None:
+    first, second = np.array([2.0, 1.0, 0.0]), np.array([1.0, unknown, 0.0])
+    for got in (c_contrast(first, second, 2.5, 9, 0.0)[1], pypcd.contrast(first, second)):
+        assert got.tolist() == [4.5, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_a_row_without_one_logit_stays_as_it_is(mask: float) -> None:
+    row = np.full(5, mask, np.float32)
+    n, got = c_contrast(row, row, 2.5, 3, 0.1, BEHIND)
+    assert n == 0 and np.array_equal(got, row, equal_nan=True)
+    assert np.array_equal(pypcd.contrast(row, row, relative_top=0.1), row, equal_nan=True)
+
+
+numbers = st.sampled_from([-np.inf, np.inf, np.nan, -3.4e38, 3.4e38, 0.0]) | st.floats(-50, 50, width=32)
+
+
+@given(
+    st.lists(st.tuples(numbers, numbers), min_size=1, max_size=40),
+    st.floats(0, 1000, width=32),
+    st.integers(1, 45),
+    st.sampled_from([0.0, 0.1, 1.0]),
+    st.sampled_from([BEHIND, math.inf]),
+)
+def test_no_row_makes_a_number_that_was_not_there(
+    rows: list[tuple[float, float]], beta: float, gamma: int, relative_top: float, behind: float
+) -> None:
+    first, second = np.array(rows, np.float32).T
+    n, got = c_contrast(first, second, beta, gamma, relative_top, behind)
+    assert n <= (first > -1e30).sum()
+    assert n == 0 or not np.isnan(got).any()
 
 
 def test_log_probabilities_sum_to_one_even_of_large_logits_and_excluded_tokens() -> None:

@@ -205,7 +205,7 @@ class Scripted:
 
     def pcd_logits(self):
         row = self.rows["pcd"][len(self.given)]
-        return pypcd.PCDLogits(row, row, np.where(row < -5000, -np.inf, row).astype(np.float32))
+        return pypcd.PCDLogits(row, row, np.where(row < row.max() - 55, -np.inf, row).astype(np.float32))
 
     def tokenize(self, text, special=False):
         return [0]
@@ -233,7 +233,7 @@ def test_a_quotation_mark_is_not_yet_the_answer() -> None:
     session = Scripted(
         {
             "plain": [[9, 1, 1, 1, 1], [0, 1, 3, 2, 2]],  # first it writes the mark
-            "pcd": [[0, 9, 9, 9, 9], [0, 5, 3, 4, -9997.5]],  # given the mark, whatever it would write itself
+            "pcd": [[0, 9, 9, 9, 9], [0, 5, 3, 4, -57.5]],  # given the mark, whatever it would write itself
         }
     )
     [readings] = measure(session, [(Prompt(after="q"), ("c",))], {BASELINE: None, "PCD": pypcd.PCDConfig()}, Letters())
@@ -246,7 +246,7 @@ def test_a_quotation_mark_is_not_yet_the_answer() -> None:
 
 
 def test_an_excluded_gold_token_keeps_its_place_behind_the_others() -> None:
-    session = Scripted({"plain": [[0, 1, 3, 2, 2.5]], "pcd": [[-9999, 5, 3, -9998, -9997.5]]})
+    session = Scripted({"plain": [[0, 1, 3, 2, 2.5]], "pcd": [[-57.5, 5, 3, -55.5, -55]]})
     [[plain, mine]] = measure(
         session, [(Prompt(after="q"), ("c",))], {BASELINE: None, "PCD": pypcd.PCDConfig()}, Letters()
     )

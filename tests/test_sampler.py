@@ -8,9 +8,12 @@ from typing import Any, Callable
 import llama_cpp
 import numpy as np
 import pytest
+from batches import decode_batch, set_seq
 from conftest import TOKENS, Tiny, check_rows, native_row
 
 import pypcd
+from pypcd import _engine
+from pypcd._engine import _bindings as _native
 
 Load = Callable[..., pypcd.Llama]
 
@@ -112,6 +115,52 @@ def test_a_sampler_left_behind_does_nothing_once_pcd_is_off(tiny: Tiny, load: Lo
     plain = list(itertools.islice(load(tiny("llama"), False).generate(TOKENS[:40], temp=0), 10))
     assert decode_with(llm, chain, TOKENS[:40], 10) == plain
     llama_cpp.llama_sampler_free(chain)
+
+
+def test_a_sampler_without_a_row_samples_no_token_and_says_so(tiny: Tiny, load: Load) -> None:
+    """Its sequence has PCD off, or its logits were not asked for: plain logits would pass for contrasted ones."""
+    llm = load(tiny("llama"), True, n_seq_max=2)
+    llm.pcd_for(1, False)
+    entries = [(token, i, seq, i == 9) for seq in range(2) for i, token in enumerate(TOKENS[:10])]
+    for row, message in ((-1, "row -1"), (19, "row 19"), (3, "row 3"), (-5, "row -5"), (9, None), (-2, None)):
+        others = llama_cpp.llama_sampler_init_top_k(5), llama_cpp.llama_sampler_init_temp(0.7)
+        for last in (llama_cpp.llama_sampler_init_greedy(), llama_cpp.llama_sampler_init_dist(1)):
+            chain = chain_of(pypcd.pcd_sampler(llm, row), *map(llama_cpp.llama_sampler_clone, others), last)
+            assert _engine.decode(llm, entries)
+            _engine.clear_errors()
+            logits = 9 if row in (3, -5) else row  # llama.cpp itself refuses to sample from what was not asked for
+            token = llama_cpp.llama_sampler_sample(chain, llm.ctx, logits)
+            if message is None:
+                assert token in np.flatnonzero(np.isfinite(llm.pcd_logits(9).contrasted)) and not _engine.last_errors()
+            else:
+                assert token == llama_cpp.LLAMA_TOKEN_NULL
+                assert f"{message} of the last batch has no contrast to sample from" in _engine.last_errors()
+            llama_cpp.llama_sampler_free(chain)
+            _engine.clear(llm)
+            llm.pcd_for(1, False)
+        for sampler in others:
+            llama_cpp.llama_sampler_free(sampler)
+    llm.reset()
+    with pytest.raises(pypcd.PCDError, match="llama_decode returned -1"):
+        llm.eval([llama_cpp.LLAMA_TOKEN_NULL])
+
+
+def test_one_sequence_may_leave_its_contrast_to_a_sampler(native: Any) -> None:
+    context = native("llama", {}, n_seq_max=2)
+    assert set_seq(context, 1, {"combine": False})[0] == 0
+    batch = [(t, p, [s], p == 9) for s in range(2) for p, t in enumerate(TOKENS[:10])]
+    assert decode_batch(context, batch) == 0
+    for row in (9, 19, -1, -2):
+        sampler = _native.sampler_init_pcd(context.ctx)
+        _native.sampler_pcd_set_row(sampler, row)
+        chain = chain_of(sampler, llama_cpp.llama_sampler_init_greedy())
+        _engine.clear_errors()
+        contrasted = _native.pcd_get_logits_ith(context.ctx, row, _native.ROW_CONTRASTED)
+        wanted = np.ctypeslib.as_array(contrasted, shape=(context.n_vocab,)).argmax()
+        assert llama_cpp.llama_sampler_sample(chain, context.ctx, row) == wanted
+        already = row in (9, -2)
+        assert (f"the context has contrasted row {row} already" in (_engine.last_errors() or "")) == already
+        llama_cpp.llama_sampler_free(chain)
 
 
 def test_generation_refuses_to_be_plain_while_a_sampler_does_the_contrast(tiny: Tiny, load: Load) -> None:

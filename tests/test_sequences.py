@@ -11,14 +11,24 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
-from batches import SHORT_SLIDING, Context, Native, Setting, ask, check_row, decode_in, same_rows
+from batches import (
+    SHORT_SLIDING,
+    Context,
+    Native,
+    Setting,
+    ask,
+    check_row,
+    check_seen,
+    decode_batch,
+    decode_in,
+    same_rows,
+    set_seq,
+)
 from conftest import TOKENS, close
 from tiny_gguf import write_tiny_gguf
 
-import pypcd
 from pypcd._engine import _bindings as _native
 from pypcd._engine import _log
-from pypcd._engine._pcd import native_params
 
 # --- several sequences ---
 
@@ -52,8 +62,8 @@ def test_pcd_is_on_for_some_sequences_and_off_for_others(cache: str, evaluation:
     setting, params = {"cache": cache, "evaluation": evaluation}, {"n_seq_max": 3, "n_ctx": 512}
     together, stock, alone = native("llama", setting, **params), native("llama", **params), native("llama", setting)
     texts = [TOKENS[:30], TOKENS[30:60], TOKENS[60:90]]
-    set_seq(together, 1, None)
-    set_seq(together, 2, {"beta": 1.0, "gamma": 5, "relative_top": 0.0})
+    assert set_seq(together, 1, None) == (_native.OK, "")
+    assert set_seq(together, 2, {**setting, "beta": 1.0, "gamma": 5}) == (_native.OK, "")
     for step in range(2):
         for context in (together, stock):
             assert decode_batch(context, batch_of(texts, 0 if step == 0 else 25, 25 if step == 0 else 30)) == 0
@@ -61,11 +71,7 @@ def test_pcd_is_on_for_some_sequences_and_off_for_others(cache: str, evaluation:
     assert not _native.pcd_get_logits_ith(together.ctx, 9, 0)
     decode_in([alone], texts[2])
     check_row_at(together, 14, stock, alone)
-    rows = together.rows(14)
-    wanted = pypcd.contrast(*rows, beta=1.0, gamma=5)
-    kept = np.isfinite(wanted)
-    np.testing.assert_allclose(together.seen(14)[kept], wanted[kept], rtol=1e-4, atol=1e-4)
-    assert kept.sum() == 5 and together.seen(14)[~kept].max() < -1000
+    check_seen(together, 14, {"beta": 1.0, "gamma": 5})
 
     _native.pcd_unset_seq(together.ctx, -1)  # its second keys, or its second stream, are made now
     for context in (together, stock):
@@ -76,20 +82,6 @@ def test_pcd_is_on_for_some_sequences_and_off_for_others(cache: str, evaluation:
     check_row_at(together, 0, stock, other)
 
 
-def test_a_sequence_that_cannot_be_is_refused(native: Native) -> None:
-    context = native("llama", {})
-    for seq, change, message in (
-        (-1, {}, "seq_id is -1, allowed: 0 to 191"),
-        (192, {}, "seq_id is 192"),
-        (0, {"gamma": 0}, "gamma is 0"),
-        (0, {"beta": -1.0}, "beta is -1"),
-    ):
-        assert message in set_seq(
-            context, seq, {"beta": 1.0, "gamma": 5, "relative_top": 0.0, **change}, _native.INVALID
-        )
-    assert "never turned on" in set_seq(native("llama"), 0, None, _native.INVALID)
-
-
 def batch_of(texts: Sequence[list[int]], start: int, stop: int) -> list[tuple[int, int, list[int], bool]]:
     return [
         (t, start + p, [s], p == stop - start - 1)
@@ -98,36 +90,9 @@ def batch_of(texts: Sequence[list[int]], start: int, stop: int) -> list[tuple[in
     ]
 
 
-def decode_batch(context: Context, entries: Sequence[tuple[int, int, list[int], bool]]) -> int:
-    """(token, position, sequences, whether its logits are wanted)"""
-    n, int32 = len(entries), ctypes.c_int32
-    tokens, positions, sequences, wanted = zip(*entries)
-    batch = llama_cpp.llama_batch(
-        n,
-        (int32 * n)(*tokens),
-        None,
-        (int32 * n)(*positions),
-        (int32 * n)(*map(len, sequences)),
-        (ctypes.POINTER(int32) * n)(*((int32 * len(s))(*s) for s in sequences)),
-        (ctypes.c_int8 * n)(*wanted),
-    )
-    return llama_cpp.llama_decode(context.ctx, batch)
-
-
 def check_row_at(context: Context, i: int, stock: Context, alone: Context) -> None:
     close(context.rows(i)[0], stock.seen(i), context.limit)
     same_rows(context, alone.rows(), i)
-
-
-def set_seq(context: Context, seq: int, contrast: Setting | None, status: int = _native.OK) -> str:
-    params = None
-    if contrast is not None:
-        params = native_params(pypcd.PCDConfig())
-        for name, value in contrast.items():
-            setattr(params, name, value)
-    error = ctypes.create_string_buffer(500)
-    assert _native.pcd_set_seq(context.ctx, seq, params and ctypes.byref(params), error, 500) == status
-    return error.value.decode()
 
 
 # --- the second stream ---

@@ -17,6 +17,7 @@ EVALUATION = {"fused": 0, "alternate": 1}
 PERTURBATION = {"over-rotation": 0, "none": 1, "noise": 2}
 TRANSITION = {"exponential": 0, "none": 1}
 BAND = {"low": 0, "high": 1, "all": 2}
+SEQUENCES = {"all": 0, "chosen": 1}
 HEAD_ORDER = {"static": 0, "outlier": 1}
 TYPE_K_OVER = {  # enum ggml_type
     None: -1,
@@ -53,6 +54,7 @@ class Params(ctypes.Structure):
         ("offset_max", ctypes.c_int32),
         ("seed", ctypes.c_int32),
         ("combine", ctypes.c_bool),
+        ("sequences", ctypes.c_int32),
     ]
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pypcd._config import PCDConfig
 from pypcd._engine import _bindings
-from pypcd._engine._calls import ask, context
+from pypcd._engine._calls import ask, call, context
 from pypcd._errors import PCDError, UnsupportedError
 
 __all__ = [
@@ -101,6 +101,7 @@ def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Param
     params.offset_max = config.offset_max
     params.seed = config.seed
     params.combine = combine
+    params.sequences = _bindings.SEQUENCES[config.sequences]
     return params
 
 
@@ -153,18 +154,14 @@ def suspended(llm: llama_cpp.Llama) -> Iterator[None]:
 
 
 def set_sequence_pcd(llm: llama_cpp.Llama, seq_id: int, config: PCDConfig | None) -> None:
-    """Set PCD for one sequence: its own beta, gamma and relative_top, or (None) no twins for its tokens.
+    """Give one sequence a setting of its own, or (None) no twins for its tokens. See cpp/llama-pcd.h for the rules.
 
     Raises:
-        ValueError: seq_id is out of range.
-        PCDError: PCD was never turned on in this context.
+        ValueError: the setting has a value that only the context can change.
+        UnsupportedError: the sequence has a backend sampler.
+        PCDError: the model is closed.
     """
-    if not 0 <= seq_id < N_SEQUENCES:
-        raise ValueError(f"seq_id is {seq_id}; allowed: 0 to {N_SEQUENCES - 1}")
-    params = None if config is None else ctypes.byref(native_params(config))
-    status, text = ask(_bindings.pcd_set_seq, llm, seq_id, params)
-    if status != _bindings.OK:
-        raise PCDError(text)
+    call(_bindings.pcd_set_seq, llm, seq_id, None if config is None else ctypes.byref(native_params(config)))
 
 
 def unset_sequence_pcd(llm: llama_cpp.Llama, seq_id: int) -> None:
