@@ -24,6 +24,7 @@ from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 from pypcd import UnsupportedError
+from pypcd._settings import PRESETS
 from pypcd.methods import Session
 
 Load = Callable[..., pypcd.Llama]
@@ -375,24 +376,28 @@ def test_a_stop_string_ends_the_answer(tiny: Tiny, load: Load) -> None:
     assert text_of(answer) == whole[: whole.index(stop)] and answer["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("gamma", [1, 2, 30])
-def test_a_grammar_beats_the_plausibility_cut(gamma: int, temperature: float, tiny: Tiny, load: Load) -> None:
+settings_of_all_kinds = pytest.mark.parametrize(
+    "setting", [*PRESETS, "gamma=1", "gamma=2", "evaluation=alternate:gamma=3"]
+)
+
+
+@pytest.mark.parametrize("temperature", [0, 1, 2])
+@settings_of_all_kinds
+def test_a_grammar_beats_the_plausibility_cut(setting: str, temperature: float, tiny: Tiny, load: Load) -> None:
     """A grammar's tokens need not be among the best gamma; they are still found, in the order of L."""
     grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("7" | "x") "-" [0-9] [0-9] [0-9] "!"', verbose=False)
-    for evaluation in ("fused", "alternate"):
-        llm = load(tiny("llama"), {"gamma": gamma, "evaluation": evaluation})
-        answer = llm(PROMPT, max_tokens=30, temperature=temperature, grammar=grammar)
-        assert re.fullmatch(r"[7x]-\d{3}!", text_of(answer)), text_of(answer)
+    answer = load(tiny("llama"), setting)(PROMPT, max_tokens=30, temperature=temperature, grammar=grammar)
+    assert re.fullmatch(r"[7x]-\d{3}!", text_of(answer)), text_of(answer)
 
 
-def test_json_mode_gives_json(tiny: Tiny, load: Load) -> None:
+@settings_of_all_kinds
+def test_json_mode_gives_json(setting: str, tiny: Tiny, load: Load) -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"enum": ["yes", "no"]}, "b": {"type": "boolean"}},
         "required": ["a", "b"],
     }
-    answer = load(tiny("llama"), {"gamma": 3}).create_chat_completion(
+    answer = load(tiny("llama"), setting).create_chat_completion(
         [{"role": "user", "content": "x"}],
         response_format={"type": "json_object", "schema": schema},
         max_tokens=120,
@@ -400,6 +405,33 @@ def test_json_mode_gives_json(tiny: Tiny, load: Load) -> None:
     )
     content = json.loads(answer["choices"][0]["message"]["content"])
     assert content["a"] in ("yes", "no") and isinstance(content["b"], bool)
+
+
+@settings_of_all_kinds
+def test_a_logit_bias_of_100_reaches_every_token(setting: str, tiny: Tiny, load: Load) -> None:
+    """-100 forbids the best token, also where no other one is plausible; +100 picks a token that is not plausible."""
+    llm = load(tiny("llama"), setting)
+
+    def answered(bias: dict[int, float]) -> tuple[int, pypcd.PCDLogits]:
+        llm(PROMPT, max_tokens=2, temperature=0, logit_bias={str(token): value for token, value in bias.items()})
+        n_prompt = len(llm.tokenize(PROMPT.encode()))
+        token = int(llm.input_ids[n_prompt])
+        llm.reset()
+        llm.eval(llm.tokenize(PROMPT.encode()))
+        return token, llm.pcd_logits()
+
+    best, rows = answered({})
+    assert best == rows.contrasted.argmax()
+    order = np.argsort(-rows.standard, kind="stable")
+    plausible = np.flatnonzero(np.isfinite(rows.contrasted))
+    rest = [int(token) for token in order if token not in plausible and token > 2]
+    after = (
+        np.where(np.arange(llm.n_vocab()) == best, -np.inf, rows.contrasted).argmax() if len(plausible) > 1 else rest[0]
+    )
+    assert answered({best: -100})[0] == after
+    assert answered({int(token): -100 for token in plausible})[0] == rest[0]
+    for pair in ((rest[0], rest[1]), (rest[-1], rest[-2]), (rest[10], rest[-1])):
+        assert answered(dict.fromkeys(pair, 100))[0] == max(pair, key=lambda token: rows.standard[token])
 
 
 def test_logprobs_are_those_of_the_contrasted_distribution(tiny: Tiny, load: Load) -> None:
@@ -414,6 +446,17 @@ def test_logprobs_are_those_of_the_contrasted_distribution(tiny: Tiny, load: Loa
         row = llm.pcd_logits(len(prompt) - 1 + k).contrasted.astype(np.float64)
         best = -np.log(np.exp(row - row.max()).sum())
         assert logprob == pytest.approx(best, abs=limit) == max(top.values())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_logprobs_of_tokens_that_are_not_plausible_can_be_read(preset: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), preset, logits_all=True)
+    llm(PROMPT, max_tokens=1, temperature=0)
+    order = np.argsort(native_row(llm), kind="stable")
+    bias = {str(token): 100 for token in order[order > 2][:2]}  # the least probable ones
+    answer = llm(PROMPT, max_tokens=1, temperature=0, logprobs=llm.n_vocab(), logit_bias=bias)["choices"][0]["logprobs"]
+    assert -99 < answer["token_logprobs"][0] < -59
+    assert -99 < min(answer["top_logprobs"][0].values())
 
 
 def test_a_logits_processor_sees_the_contrasted_row(tiny: Tiny, load: Load) -> None:
