@@ -20,10 +20,6 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
         return outcome::INVALID;
     }
 
-    if (!core.settings.rerotated()) {
-        core.second.mark_stale(); // keys stored from here on have no second
-    }
-
     if (req.by_llama || core.settings.suspended) {
         rows.forget();
     }
@@ -118,19 +114,16 @@ bool llama_pcd_decoder::refuses_context() const {
 
 outcome llama_pcd_decoder::refresh_second_keys() {
     // a pending K-shift will move the first keys before this batch is computed
-    if (core.memory.has_shift()) {
-        core.second.mark_stale();
-    }
-
-    if (!core.second.stale || !core.settings.rerotated()) {
+    if (!core.settings.rerotated() || !(core.second.any_stale() || core.memory.has_shift())) {
         return outcome::DONE;
     }
-    const ggml_status status = core.second.derive();
+    const int64_t     n_before = core.stats.n_derived_cells;
+    const ggml_status status   = core.second.derive(core.stats.n_derived_cells);
     if (status != GGML_STATUS_SUCCESS) {
         LLAMA_LOG_ERROR("%s: failed to derive the second keys\n", __func__);
         return status == GGML_STATUS_ABORTED ? outcome::ABORTED : outcome::FAILED;
     }
-    core.stats.n_derived++;
+    core.stats.n_derived += core.stats.n_derived_cells > n_before;
     return outcome::DONE;
 }
 
