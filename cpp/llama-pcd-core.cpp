@@ -81,3 +81,12 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
 
     return LLAMA_PCD_OK;
 }
+
+uint32_t llama_pcd_core::count_turned(const llama_ubatch & ubatch) const {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < ubatch.n_tokens && !twins.parents.empty(); ++i) {
+        const llama_seq_id id = ubatch.seq_id[i][0];
+        n += twins.is_twin(id) && turns(id);
+    }
+    return n;
+}

@@ -194,7 +194,7 @@ outcome llama_pcd_decoder::fused(const llama_batch_ext & batch) {
     both.tokens = batch.tokens;
     both.embd   = batch.embd;
     both.n_embd = batch.n_embd;
-    pass.add_twins(both, batch, 0, n_out);
+    const auto order = pass.add_twins(both, batch, 0, n_out);
 
     const outcome res = pass.run(both, true);
     if (res != outcome::DONE) {
@@ -210,7 +210,7 @@ outcome llama_pcd_decoder::fused(const llama_batch_ext & batch) {
 
     for (size_t i = 0; i < n_out; ++i) {
         rows.take_standard    (i, rows.out_ids[i]);
-        rows.take_over_rotated(i, n_std + i);
+        rows.take_over_rotated(order[i], n_std + i);
     }
     llama_pcd_outputs_hide(lctx, n_std, n_out);
 

@@ -249,7 +249,7 @@ class Texts:
             self.stale |= own
 
     def save(self, seq: int) -> None:
-        if not llama_cpp.llama_memory_seq_pos_max(self.context.memory, seq) == -1:
+        if llama_cpp.llama_memory_seq_pos_max(self.context.memory, seq) != -1:
             self.decode(
                 seq, 1, False
             )  # a shift that is not applied yet would be lost: llama.cpp saves the keys as they are
