@@ -115,6 +115,12 @@ int32_t llama_pcd_settings::set_seq(llama_seq_id seq_id, const llama_pcd_params 
         all.gamma        = p->gamma;
         all.relative_top = p->relative_top;
 
+        if (p->perturbation == LLAMA_PCD_PERTURBATION_NONE) {
+            all.perturbation = p->perturbation;
+            all.window       = p->window;
+            all.n_sink       = p->n_sink;
+        }
+
         err = check_range(all);
         if (!err.empty()) {
             return LLAMA_PCD_INVALID;
