@@ -14,11 +14,13 @@ import llama_cpp
 import numpy as np
 import pytest
 from batches import WAYS, Context, Native, Setting, ask, check_row, decode_in, same_rows
-from conftest import TOKENS, Tiny, close, run_python
+from conftest import TOKENS, Tiny, close, expected, run_python, tolerance, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pypcd
 from pypcd._engine import _bindings as _native
+from pypcd._engine._pcd import native_params
 
 SEQUENCES = {"n_seq_max": 4, "n_ctx": 1024, "n_batch": 1024, "n_ubatch": 64}
 
@@ -468,3 +470,105 @@ def test_second_keys_of_another_type_need_not_fit_beside_the_former_ones(tiny: T
         "the second keys need another 192 MiB | nor is there room any more for the former ones, so PCD is off now",
         "0 MiB plain",
     ], result.stdout
+
+
+# --- twins that are not turned beside others ---
+
+WINDOW: Setting = {"perturbation": "none", "window": 12, "n_sink": 2}
+MIXED: list[tuple[str, Setting, dict[str, Any]]] = [
+    ("llama", {}, {}),
+    ("llama", {}, {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}),
+    ("llama", {"evaluation": "alternate"}, {}),
+    ("llama", {"cache": "shared"}, {}),
+    ("llama", {"cache": "shared", "perturbation": "noise", "noise": 0.3, "offset_min": 1, "offset_max": 5}, {}),
+    ("gemma3", {}, {"swa_full": True}),
+    ("gemma3", {"evaluation": "alternate"}, {"swa_full": False}),
+    ("smollm3", {}, {}),  # with layers that do not rotate
+    ("deepseek2", {}, {}),  # values that are a part of the keys
+    ("hunyuan-dense", {}, {}),  # a norm after the rotation
+    ("llama", {"window": 40, "n_sink": 0}, {"n_ctx": 2048}),  # all twins look at a part of the cells
+    ("llama", {"window": 40, "n_sink": 2, "cache": "shared"}, {"n_ctx": 2048}),
+]
+
+
+def set_sequence(context: Context, seq: int, setting: Setting) -> None:
+    error = ctypes.create_string_buffer(500)
+    params = native_params(pypcd.PCDConfig(**setting))
+    assert _native.pcd_set_seq(context.ctx, seq, ctypes.byref(params), error, 500) == _native.OK, error.value
+
+
+def decode_each(context: Context, tokens: dict[int, int], at: dict[int, int]) -> None:
+    """One token of each of these sequences, in one batch."""
+    n, int32 = len(tokens), ctypes.c_int32
+    batch = llama_cpp.llama_batch(
+        n,
+        (int32 * n)(*tokens.values()),
+        None,
+        (int32 * n)(*(at[seq] for seq in tokens)),
+        (int32 * n)(*[1] * n),
+        (ctypes.POINTER(int32) * n)(*((int32 * 1)(seq) for seq in tokens)),
+        (ctypes.c_int8 * n)(*[1] * n),
+    )
+    assert llama_cpp.llama_decode(context.ctx, batch) == 0
+
+
+@pytest.mark.parametrize(("arch", "setting", "params"), MIXED, ids=str)
+def test_a_window_twin_rides_beside_turned_ones(
+    arch: str, setting: Setting, params: dict[str, Any], native: Native
+) -> None:
+    """Each sequence has the rows of a context of its own, whichever others are in the batch."""
+    plain, sizes = {0: setting, 1: WINDOW, 2: setting, 3: WINDOW}, {**SEQUENCES, **params}
+    together = native(arch, setting, **sizes)
+    alone = {seq: native(arch, {**setting, **own} if own is WINDOW else own, **sizes) for seq, own in plain.items()}
+    n = 300 if "window" in setting else 30  # more than the cells that are left out together
+    at = dict.fromkeys(plain, n)
+    for seq, own in plain.items():
+        if own is WINDOW:
+            set_sequence(together, seq, WINDOW)
+        text = (TOKENS * 4)[20 * seq : 20 * seq + n]
+        decode_in([together], text, out=[], seq=seq)
+        decode_in([alone[seq]], text, out=[])
+    # as many twins, of which other ones are turned; one kind alone; all
+    for step, seqs in enumerate(([0, 1], [1, 3], [3, 2], [0, 2], [2, 1, 3, 0], [0, 1, 2, 3], [1], [2])):
+        tokens = {seq: TOKENS[100 + (step + 5 * seq) % 20] for seq in seqs}
+        decode_each(together, tokens, at)
+        for i, seq in enumerate(seqs):
+            decode_in([alone[seq]], [tokens[seq]], at[seq])
+            at[seq] += 1
+            same_rows(together, alone[seq].rows(), i)
+
+
+@pytest.mark.parametrize("setting", [{}, {"cache": "shared"}], ids=str)
+def test_rows_of_turned_and_unturned_twins_are_the_references(setting: Setting, native: Native, tiny: Tiny) -> None:
+    path = tiny("llama")
+    context, texts = native("llama", setting, **SEQUENCES), {seq: TOKENS[25 * seq : 25 * seq + 40] for seq in range(3)}
+    set_sequence(context, 1, WINDOW)
+    for seq, text in texts.items():
+        decode_in([context], text[:-1], out=[], seq=seq)
+    decode_each(context, {seq: text[-1] for seq, text in texts.items()}, dict.fromkeys(texts, 39))
+    for seq, text in texts.items():
+        config = pypcd.PCDConfig(**setting, **(WINDOW if seq == 1 else {}))
+        exact, atol = expected(path, text, 39, config), tolerance(path, 40)
+        rows = context.rows(seq)
+        close(rows[0], exact[0], atol)
+        close(rows[1], exact[1], atol * turn(path, config))
+        assert np.abs(exact[0] - exact[1]).max() > 0.05
+
+
+def test_a_twin_that_is_not_turned_costs_no_graph(native: Native) -> None:
+    """The graph is used again while as many twins are turned, whichever ones."""
+    context = native("llama", {}, **SEQUENCES)
+    at = dict.fromkeys(range(4), 0)
+    for seq in (1, 3):
+        set_sequence(context, seq, WINDOW)
+
+    def built(steps: list[list[int]]) -> int:
+        before = llama_cpp.llama_perf_context(context.ctx).n_reused
+        for seqs in steps:
+            decode_each(context, {seq: TOKENS[at[seq]] for seq in seqs}, at)
+            for seq in seqs:
+                at[seq] += 1
+        return len(steps) - (llama_cpp.llama_perf_context(context.ctx).n_reused - before)
+
+    assert built([[0, 1], [0, 1], [2, 3], [1, 2], [3, 0]]) == 1
+    assert built([[0, 2], [1, 3], [0, 1]]) == 3
