@@ -101,6 +101,16 @@ int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char
     });
 }
 
+void llama_pcd_trim(llama_context * ctx) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        if (auto * pcd = pcd_context::of(*ctx)) {
+            ctx->synchronize();
+            pcd->core.second.trim();
+        }
+        return true;
+    });
+}
+
 int32_t llama_pcd_check(llama_context * ctx, const llama_pcd_params * params, char * err, size_t n_err) {
     return with_status(err, n_err, [&](std::string & text) -> int32_t {
         return is_disabled(text) ? LLAMA_PCD_DISABLED : check(*ctx, *params, text);
@@ -146,7 +156,7 @@ llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
         llama_pcd_stats res = {};
         if (const auto * pcd = pcd_context::of(*ctx)) {
             res = pcd->core.stats;
-            res.second_bytes = pcd->core.second.store.n_bytes;
+            res.second_bytes = pcd->core.second.n_bytes();
         }
         res.kv_bytes = llama_pcd_memory(*ctx).n_bytes();
         return res;

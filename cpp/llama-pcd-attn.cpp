@@ -83,7 +83,8 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
         return nullptr;
     }
 
-    const bool second = layer->k2 && (core->settings.separate() || (core->settings.rerotated() && layer->rotates));
+    const bool separate = core->settings.separate();
+    const bool second   = layer->k2 && (separate || (core->settings.rerotated() && layer->rotates && n_turned > 0));
 
     llama_pcd_view::cell_range range;
     if (!args.kq_b) {
@@ -93,23 +94,25 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
         return nullptr;
     }
 
-    const int64_t n_std = n_tokens - n_twin;
+    // twins that look at the first keys are with the standard tokens if others look at the second ones
+    const int64_t n_last  = second && !separate ? n_turned : n_twin;
+    const int64_t n_first = n_tokens - n_last;
 
     attended cells = second ? second_of(args, *layer) : attended { args.k, args.v, nullptr };
 
-    cells.mask = view_rows(ctx, args.kq_mask, n_std, n_twin);
+    cells.mask = view_rows(ctx, args.kq_mask, n_first, n_last);
     if (range.begin > 0) {
         cells = restricted(cells, range);
     }
 
     splitting = true;
 
-    ggml_tensor * cur = build_part(args, cells, n_std, n_twin);
+    ggml_tensor * cur = build_part(args, cells, n_first, n_last);
 
-    if (n_std > 0) {
-        const attended own = { args.k, args.v, view_rows(ctx, args.kq_mask, 0, n_std) };
+    if (n_first > 0) {
+        const attended own = { args.k, args.v, view_rows(ctx, args.kq_mask, 0, n_first) };
 
-        cur = ggml_concat(ctx, build_part(args, own, 0, n_std), cur, 1);
+        cur = ggml_concat(ctx, build_part(args, own, 0, n_first), cur, 1);
     }
 
     splitting = false;

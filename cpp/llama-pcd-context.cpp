@@ -59,7 +59,6 @@ bool llama_pcd_context::decode(const llama_batch_ext & batch, int & ret) {
         ret = (int) decoder.decode(batch);
         return true;
     }
-    core.second.mark_stale(); // keys stored from here on have no second
     decoder.rows.forget();
 
     return head_ratios.on() && head_ratios.decode(batch, ret);
@@ -69,8 +68,13 @@ uint32_t llama_pcd_context::n_nodes() const {
     return 64*lctx.get_model().hparams.n_layer_all + head_ratios.n_nodes();
 }
 
-void llama_pcd_context::take_exits(const llm_graph_result & res, const llama_ubatch & ubatch) {
+void llama_pcd_context::ubatch_computed(const llm_graph_result & res, const llama_ubatch & ubatch) {
+    core.second.cells_computed();
     exits.take(res, ubatch);
+}
+
+void llama_pcd_context::add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const {
+    core.second.add_bytes(kv, sizes);
 }
 
 void llama_pcd_context::cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) {

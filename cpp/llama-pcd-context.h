@@ -39,7 +39,9 @@ struct llama_pcd_context : llama_pcd {
     // hooks
     //
 
-    void take_exits(const llm_graph_result & res, const llama_ubatch & ubatch) override;
+    void ubatch_computed(const llm_graph_result & res, const llama_ubatch & ubatch) override;
+
+    void add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const override;
 
     void cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) override;
     void cells_loaded(llama_seq_id seq_id) override;

@@ -4,8 +4,6 @@
 
 #include "llama-model.h"
 
-#include <tuple>
-
 llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory) :
     pcd(pcd),
     memory(memory),
@@ -26,35 +24,39 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
     // one stream holds all cells, so a mask over several sequences is one mask
     llama_pcd::cparams(pcd.lctx).kv_unified = true;
 
-    llama_pcd_second::storage made;
+    const auto old         = settings.params;
+    const bool was_on      = settings.on;
+    const bool other_table = !llama_pcd_settings::same_table(p, old);
 
-    const bool is_new = !second.is_enough(p);
-    if (is_new && !second.make(p, made, err)) {
-        return LLAMA_PCD_NO_MEMORY;
-    }
+    llama_pcd_second::changes done;
 
-    const auto old = std::make_tuple(settings.params, settings.on, second.stale, second.from);
-
-    if (is_new) {
-        std::swap(second.store, made);
-        second.from.made = false;
-    }
-
-    const bool other_table = !llama_pcd_settings::same_table(p, settings.params);
+    bool reserve = !limits.has_graph;
 
     const auto undo = [&]() {
-        std::tie(settings.params, settings.on, second.stale, second.from) = old;
+        settings.params = old;
+        settings.on     = was_on;
         if (other_table) {
             tables.write();
         }
-        if (is_new) {
-            std::swap(second.store, made);
+        if (!second.undo(done) && (settings.rerotated() || settings.separate())) {
+            settings.on = false;
+            err += "; nor is there room any more for the former ones, so PCD is off now";
+        }
+        if (reserve) {
             pcd.reserve_later();
         }
         pcd.reset_graphs();
     };
 
-    if (is_new || !llama_pcd_settings::same_topology(p, settings.params)) {
+    const bool fits = second.allocate(p, done, err);
+
+    reserve |= !done.empty();
+    if (!fits) {
+        undo();
+        return LLAMA_PCD_NO_MEMORY;
+    }
+
+    if (reserve || !llama_pcd_settings::same_topology(p, old)) {
         pcd.reset_graphs();
     }
 
@@ -64,11 +66,7 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
     if (other_table) {
         tables.write();
     }
-    if (settings.rerotated() || settings.separate()) {
-        second.follow_settings();
-    }
-
-    if (is_new) {
+    if (reserve) {
         // the graphs built here also show how each layer rotates, if it does
         pcd.reserve_now(undo);
 
@@ -80,6 +78,16 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
         return LLAMA_PCD_UNSUPPORTED;
     }
     settings.confirm_seqs();
+    second.keep(done);
 
     return LLAMA_PCD_OK;
+}
+
+uint32_t llama_pcd_core::count_turned(const llama_ubatch & ubatch) const {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < ubatch.n_tokens && !twins.parents.empty(); ++i) {
+        const llama_seq_id id = ubatch.seq_id[i][0];
+        n += twins.is_twin(id) && turns(id);
+    }
+    return n;
 }

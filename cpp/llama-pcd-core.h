@@ -26,6 +26,15 @@ struct llama_pcd_core {
 
     llama_pcd_stats stats = {};
 
+    // Whether a twin is turned: rotated or given noise. Those that are not come before those that are, since attention is split
+    // between them. In a second stream they are alike.
+    bool turns(llama_seq_id twin) const {
+        return settings.separate() || settings.contrast_of(twins.parent_of(twin)).perturbation != LLAMA_PCD_PERTURBATION_NONE;
+    }
+
+    // how many of the twins in a micro-batch are turned
+    uint32_t count_turned(const llama_ubatch & ubatch) const;
+
     // see llama_pcd_set; taken: as for llama_pcd_limits::check
     int32_t set(const llama_pcd_params & p, const std::string & taken, std::string & err);
 };

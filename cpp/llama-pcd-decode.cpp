@@ -20,10 +20,6 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
         return outcome::INVALID;
     }
 
-    if (!core.settings.rerotated()) {
-        core.second.mark_stale(); // keys stored from here on have no second
-    }
-
     if (req.by_llama || core.settings.suspended) {
         rows.forget();
     }
@@ -121,19 +117,16 @@ bool llama_pcd_decoder::refuses_context(const llama_batch_ext & batch) const {
 
 outcome llama_pcd_decoder::refresh_second_keys() {
     // a pending K-shift will move the first keys before this batch is computed
-    if (core.memory.has_shift()) {
-        core.second.mark_stale();
-    }
-
-    if (!core.second.stale || !core.settings.rerotated()) {
+    if (!core.settings.rerotated() || !(core.second.any_stale() || core.memory.has_shift())) {
         return outcome::DONE;
     }
-    const ggml_status status = core.second.derive();
+    const int64_t     n_before = core.stats.n_derived_cells;
+    const ggml_status status   = core.second.derive(core.stats.n_derived_cells);
     if (status != GGML_STATUS_SUCCESS) {
         LLAMA_LOG_ERROR("%s: failed to derive the second keys\n", __func__);
         return status == GGML_STATUS_ABORTED ? outcome::ABORTED : outcome::FAILED;
     }
-    core.stats.n_derived++;
+    core.stats.n_derived += core.stats.n_derived_cells > n_before;
     return outcome::DONE;
 }
 
@@ -204,7 +197,7 @@ outcome llama_pcd_decoder::fused(const llama_batch_ext & batch) {
     both.tokens = batch.tokens;
     both.embd   = batch.embd;
     both.n_embd = batch.n_embd;
-    pass.add_twins(both, batch, 0, n_out);
+    const auto order = pass.add_twins(both, batch, 0, n_out);
 
     const outcome res = pass.run(both, true);
     if (res != outcome::DONE) {
@@ -220,7 +213,7 @@ outcome llama_pcd_decoder::fused(const llama_batch_ext & batch) {
 
     for (size_t i = 0; i < n_out; ++i) {
         rows.take_standard    (i, rows.out_ids[i]);
-        rows.take_over_rotated(i, n_std + i);
+        rows.take_over_rotated(order[i], n_std + i);
     }
     llama_pcd_outputs_hide(lctx, n_std, n_out);
 

@@ -8,60 +8,75 @@
 #include <memory>
 
 // in pieces: a whole layer at once would need as much scratch memory again
-static constexpr uint32_t N_CHUNK = 4096;
+static constexpr size_t N_PIECE = 4096;
 
-// positions, or what is still to be added to them, as the cells have them: [n*n_pos]
-static std::vector<int32_t> cell_positions(const llama_kv_cells & cells, uint32_t c0, uint32_t n, uint32_t n_pos, bool shift) {
-    std::vector<int32_t> res(n*n_pos, 0);
-
-    for (uint32_t i = 0; i < n; ++i) {
-        if (cells.is_empty(c0 + i)) {
-            continue;
-        }
-        res[i] = shift ? cells.get_shift(c0 + i) : cells.pos_get(c0 + i);
-        if (n_pos == 4 && !shift) {
-            res[1*n + i] = cells.ext_get(c0 + i).y;
-            res[2*n + i] = cells.ext_get(c0 + i).x;
+// Which cells, and their positions or what is still to be added to these. A graph reads and writes any cells by their index, so
+// that scattered ones take no more graphs than neighbours.
+class llm_graph_input_pcd_cells : public llm_graph_input_i {
+public:
+    llm_graph_input_pcd_cells(ggml_context * ctx, const llama_kv_cache * kv, std::vector<uint32_t> idxs, uint32_t n_pos, bool shift) :
+        kv(kv), idxs(std::move(idxs)), n_pos(n_pos), shift(shift),
+        from(ggml_new_tensor_1d(ctx, GGML_TYPE_I32, this->idxs.size())),
+        to  (ggml_new_tensor_1d(ctx, GGML_TYPE_I64, this->idxs.size())),
+        pos (ggml_new_tensor_1d(ctx, GGML_TYPE_I32, this->idxs.size()*n_pos)),
+        rot (kv->build_input_k_rot(ctx)) {
+        for (auto * t : { from, to, pos }) {
+            ggml_set_input(t);
         }
     }
 
-    return res;
-}
-
-class llm_graph_input_pcd_cells : public llm_graph_input_i {
-public:
-    llm_graph_input_pcd_cells(const llama_kv_cache * kv, std::vector<int32_t> data) : kv(kv), data(std::move(data)) {}
-
     void set_input(const llama_ubatch * /*ubatch*/) override {
-        if (pos->buffer) {
-            ggml_backend_tensor_set(pos, data.data(), 0, data.size()*sizeof(int32_t));
-        }
+        set_data<int32_t>(from, { idxs.begin(), idxs.end() });
+        set_data<int64_t>(to,   { idxs.begin(), idxs.end() });
+        set_data<int32_t>(pos,  positions());
         if (rot && rot->buffer) {
             kv->set_input_k_rot(rot);
         }
     }
 
+private:
     const llama_kv_cache * kv;
 
-    const std::vector<int32_t> data;
+    const std::vector<uint32_t> idxs;
 
-    ggml_tensor * pos = nullptr;
-    ggml_tensor * rot = nullptr;
+    const uint32_t n_pos;
+    const bool     shift;
+
+public:
+    ggml_tensor * from;
+    ggml_tensor * to;
+    ggml_tensor * pos;
+    ggml_tensor * rot;
+
+private:
+    template <typename T>
+    static void set_data(ggml_tensor * t, const std::vector<T> & data) {
+        if (t->buffer) {
+            ggml_backend_tensor_set(t, data.data(), 0, data.size()*sizeof(T));
+        }
+    }
+
+    std::vector<int32_t> positions() const {
+        const auto & cells = llama_pcd::cells(*kv);
+        const size_t n     = idxs.size();
+
+        std::vector<int32_t> res(n*n_pos, 0);
+        for (size_t i = 0; i < n; ++i) {
+            res[i] = shift ? cells.get_shift(idxs[i]) : cells.pos_get(idxs[i]);
+            if (n_pos == 4 && !shift) {
+                res[1*n + i] = cells.ext_get(idxs[i]).y;
+                res[2*n + i] = cells.ext_get(idxs[i]).x;
+            }
+        }
+        return res;
+    }
 };
 
-// the cells [c0, c0 + n) of a layer's keys, as heads
-static ggml_tensor * view_cells(ggml_context * ctx, ggml_tensor * t, int64_t n_head, uint32_t c0, uint32_t n) {
-    const int64_t n_embd = t->ne[0]/n_head;
-    return ggml_view_3d(ctx, t, n_embd, n_head, n, ggml_row_size(t->type, n_embd), t->nb[1], c0*t->nb[1]);
-}
-
-ggml_status llama_pcd_second::turn_range(const llama_pcd_kv & cur, uint32_t c0, uint32_t c1, llama_pcd_tables::table_kind kind) {
+ggml_status llama_pcd_second::turn_piece(
+        const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind) {
     auto &       lctx    = pcd.lctx;
     const auto & hparams = lctx.get_model().hparams;
-
-    const bool     shift = kind == llama_pcd_tables::WHOLE;
-    const uint32_t n     = c1 - c0;
-    const uint32_t n_pos = hparams.n_pos_per_embd();
+    const bool   shift   = kind == llama_pcd_tables::WHOLE;
 
     auto * sched = lctx.get_sched();
     auto * res   = lctx.get_gf_res_reserve();
@@ -72,29 +87,25 @@ ggml_status llama_pcd_second::turn_range(const llama_pcd_kv & cur, uint32_t c0, 
     auto * ctx = res->get_ctx();
     auto * gf  = res->get_gf();
 
-    auto inp = std::make_unique<llm_graph_input_pcd_cells>(cur.kv, cell_positions(llama_pcd::cells(*cur.kv), c0, n, n_pos, shift));
-
-    inp->pos = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, (int64_t) n*n_pos);
-    ggml_set_input(inp->pos);
-    inp->rot = cur.kv->build_input_k_rot(ctx);
+    auto inp = std::make_unique<llm_graph_input_pcd_cells>(ctx, cur.kv, cells, hparams.n_pos_per_embd(), shift);
 
     for (const auto & layer : cur.layers) {
         if (!layer.k2 || (shift && !layer.rotation.out)) {
             continue;
         }
 
-        const int64_t n_head = hparams.n_head_kv(layer.il);
+        ggml_tensor * k = ggml_get_rows(ctx, shift ? layer.k2 : layer.k1, inp->from);
 
-        ggml_tensor * k = view_cells(ctx, shift ? layer.k2 : layer.k1, n_head, c0, n);
-
-        if (k->type != GGML_TYPE_F32 && (layer.rotation.out || k->type != layer.k2->type)) {
-            k = ggml_cast(ctx, k, GGML_TYPE_F32);
-        }
         if (layer.rotation.out) {
+            const int64_t n_head = hparams.n_head_kv(layer.il);
+            const int64_t n_embd = k->ne[0];
+
+            k = ggml_reshape_3d(ctx, k, n_embd/n_head, n_head, cells.size());
             k = tables.turn_key(ctx, k, inp->pos, layer.rotation, layer.rotation.hadamard ? inp->rot : nullptr, kind);
+            k = ggml_reshape_2d(ctx, k, n_embd, cells.size());
         }
 
-        ggml_build_forward_expand(gf, ggml_cpy(ctx, k, view_cells(ctx, layer.k2, n_head, c0, n)));
+        ggml_build_forward_expand(gf, ggml_set_rows(ctx, layer.k2, k, inp->to));
     }
 
     res->add_input(std::move(inp));
@@ -113,17 +124,21 @@ ggml_status llama_pcd_second::turn_range(const llama_pcd_kv & cur, uint32_t c0, 
     return status;
 }
 
-ggml_status llama_pcd_second::turn(const llama_pcd_kv & cur, llama_pcd_tables::table_kind kind) {
-    const uint32_t n_used = llama_pcd::cells(*cur.kv).used_max_p1();
+ggml_status llama_pcd_second::turn(
+        const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind, size_t & n_done) {
+    for (n_done = 0; n_done < cells.size(); ) {
+        const size_t end = std::min(n_done + N_PIECE, cells.size());
 
-    ggml_status status = GGML_STATUS_SUCCESS;
-    for (uint32_t c0 = 0; c0 < n_used && status == GGML_STATUS_SUCCESS; c0 += N_CHUNK) {
-        status = turn_range(cur, c0, std::min(c0 + N_CHUNK, n_used), kind);
+        const ggml_status status = turn_piece(cur, { cells.begin() + n_done, cells.begin() + end }, kind);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+        n_done = end;
     }
-    return status;
+    return GGML_STATUS_SUCCESS;
 }
 
-ggml_status llama_pcd_second::derive() {
+ggml_status llama_pcd_second::derive(int64_t & n) {
     auto & lctx = pcd.lctx;
 
     lctx.synchronize();
@@ -131,16 +146,22 @@ ggml_status llama_pcd_second::derive() {
     lctx.memory_update(false); // a pending K-shift comes first
 
     ggml_status status = GGML_STATUS_SUCCESS;
-    for (const auto & cur : store.kvs) {
-        if (status == GGML_STATUS_SUCCESS) {
-            status = turn(cur, llama_pcd_tables::DIFFERENCE);
+    for (auto & cur : kvs) {
+        if (status != GGML_STATUS_SUCCESS) {
+            break;
         }
+        const auto cells  = cur.stale.list(llama_pcd::cells(*cur.kv));
+        size_t     n_done = 0;
+
+        status = turn(cur, cells, llama_pcd_tables::DIFFERENCE, n_done);
+
+        for (size_t i = 0; i < n_done; ++i) {
+            cur.stale.set(cells[i], false);
+        }
+        n += n_done;
     }
 
     pcd.reset_graphs();
 
-    if (status == GGML_STATUS_SUCCESS) {
-        stale = false;
-    }
     return status;
 }

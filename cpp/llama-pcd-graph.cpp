@@ -23,17 +23,22 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
 
     uint32_t n_twin = core->twins.count(ubatch);
 
-    // attention is split behind the standard tokens, so all twins have to come after them
+    // attention is split, so all twins have to come after the standard tokens, and those that are turned last
+    const auto place = [&](uint32_t i) {
+        const llama_seq_id id = ubatch.seq_id[i][0];
+        return !core->twins.is_twin(id) ? 0 : !core->turns(id) ? 1 : 2;
+    };
     bool misplaced = n_twin > 0 && llm_graph_input_pcd::is_dealt_out(*core, ubatch);
-    for (uint32_t i = 0; n_twin > 0 && i + n_twin < ubatch.n_tokens; ++i) {
-        misplaced |= core->twins.is_twin(ubatch.seq_id[i][0]);
+    for (uint32_t i = 1; n_twin > 0 && i < ubatch.n_tokens; ++i) {
+        misplaced |= place(i) < place(i - 1);
     }
     if (misplaced) {
         core->twins.misplaced = true;
         n_twin = 0;
     }
+    const uint32_t n_turned = n_twin > 0 ? core->count_turned(ubatch) : 0;
 
-    auto inp = std::make_unique<llm_graph_input_pcd>(*core, ubatch.n_tokens, n_twin, gctx.hparams.n_pos_per_embd());
+    auto inp = std::make_unique<llm_graph_input_pcd>(*core, ubatch.n_tokens, n_twin, n_turned, gctx.hparams.n_pos_per_embd());
 
     graph.core     = core;
     graph.inp      = inp.get();
@@ -41,6 +46,7 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     graph.gf       = gctx.gf;
     graph.n_tokens = ubatch.n_tokens;
     graph.n_twin   = n_twin;
+    graph.n_turned = n_turned;
 
     if (n_twin > 0) {
         inp->visible = core->view.visible(ubatch);
@@ -97,19 +103,19 @@ ggml_tensor * llama_pcd_graph::input_rows(const llama_kv_cache & kv, int64_t n_e
 ggml_tensor * llama_pcd_graph::build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r) {
     const int64_t n_half = r.n_dims/2;
     const int64_t n_head = a->ne[1];
-    const int64_t i0     = n_tokens - n_twin;
+    const int64_t i0     = n_tokens - n_turned;
 
-    ggml_tensor * noise = input(inp->noise[{ n_attn, r.n_dims }], GGML_TYPE_F32, n_half, "pcd_noise", 2, n_twin);
+    ggml_tensor * noise = input(inp->noise[{ n_attn, r.n_dims }], GGML_TYPE_F32, n_half, "pcd_noise", 2, n_turned);
 
     // pairs are neighbours, or half the rotated dimensions apart
     const bool   pairs  = r.mode == GGML_ROPE_TYPE_NORMAL;
     const size_t stride = pairs ? 2*a->nb[0] : a->nb[0];
 
     const auto component = [&](size_t offs) {
-        return ggml_cont(ctx, ggml_view_4d(ctx, a, 1, n_half, n_head, n_twin, stride, a->nb[1], a->nb[2], i0*a->nb[2] + offs*a->nb[0]));
+        return ggml_cont(ctx, ggml_view_4d(ctx, a, 1, n_half, n_head, n_turned, stride, a->nb[1], a->nb[2], i0*a->nb[2] + offs*a->nb[0]));
     };
     const auto part = [&](int64_t k) {
-        return ggml_view_4d(ctx, noise, 1, n_half, 1, n_twin, noise->nb[0], noise->nb[1], noise->nb[2], k*noise->nb[1]);
+        return ggml_view_4d(ctx, noise, 1, n_half, 1, n_turned, noise->nb[0], noise->nb[1], noise->nb[2], k*noise->nb[1]);
     };
 
     ggml_tensor * delta = ggml_sub(ctx,
@@ -126,11 +132,11 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml
 
     const auto & settings = core->settings;
 
-    if (n_twin > 0 && settings.rotates()) {
+    if (n_turned > 0 && settings.rotates()) {
         cur = r.turn(ctx, cur, input_pos(inp->twin_pos, "pcd_twin_pos"),
                 core->tables.table(llama_pcd_tables::DIFFERENCE, r.factors, r.n_dims), 0);
     }
-    if (n_twin > 0 && settings.params.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
+    if (n_turned > 0 && settings.params.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
         if (llama_pcd_settings::offsets(settings.params)) {
             cur = r.turn(ctx, cur, input_pos(inp->offsets, "pcd_offsets"), r.factors, 0);
         }
@@ -154,7 +160,7 @@ bool llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {
     if (a->op != GGML_OP_ROPE) {
         return true; // noise, which is refused for such a model: this graph is never computed
     }
-    if (n_twin > 0 && core->settings.rotates()) {
+    if (n_turned > 0 && core->settings.rotates()) {
         ggml_rope_set_offset(a->src[0], n_offs); // ours was built on top of the model's
     }
     return false;

@@ -4,7 +4,8 @@
 //              0, which is the identity. So one batch carries both on every backend. Or noise is added to them.
 //   keys       rerotated: beside each stored key its copy turned the same way (standard tokens by their position, twins by 0:
 //              theirs are turned already). separate: a twin's own keys and values, in the cell of its token.
-//   attention  where there are second keys: standard tokens attend with (q, K, V), twins with (q*, K*, V or V*).
+//   attention  where there are second keys: standard tokens and twins that are not turned attend with (q, K, V), the others with
+//              (q*, K*, V or V*).
 
 #pragma once
 
@@ -66,7 +67,8 @@ private:
     ggml_cgraph  * gf  = nullptr;
 
     uint32_t n_tokens = 0;
-    uint32_t n_twin   = 0;
+    uint32_t n_twin   = 0; // the last tokens
+    uint32_t n_turned = 0; // the last of these, see llama_pcd_core::turns
     int32_t  n_attn   = 0; // attentions built so far: the layer, where each has one
 
     std::vector<llama_pcd_rotation> rotations; // built and not yet claimed by a layer

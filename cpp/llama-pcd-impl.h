@@ -9,6 +9,7 @@
 #include "llama-kv-cache.h"
 
 #include <functional>
+#include <map>
 
 // What hangs on a context (cparams.pcd), empty until something of ours is first turned on.
 // llama.cpp's files, and our parts below, see this much of it; llama_pcd_context joins the parts.
@@ -27,9 +28,13 @@ struct llama_pcd {
     struct { bool on = false; } heads;
 
     // llama_context::decode, after each micro-batch
-    virtual void take_exits(const llm_graph_result & res, const llama_ubatch & ubatch) = 0;
+    virtual void ubatch_computed(const llm_graph_result & res, const llama_ubatch & ubatch) = 0;
 
-    // llama_kv_cache: cells were given to other tokens; a state was loaded (-1: of all sequences); positions are about to change
+    // llama_kv_cache::memory_breakdown: what lies beside this cache
+    virtual void add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const = 0;
+
+    // llama_kv_cache: cells were given to other tokens, decoded or loaded ones; a state is loaded (-1: of all sequences, whose cells
+    // are not given one by one); positions are about to change
     virtual void cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) = 0;
     virtual void cells_loaded(llama_seq_id seq_id) = 0;
     virtual void keys_shift  (llama_kv_cache & kv) = 0;

@@ -17,7 +17,8 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     const auto & ubatch = params.ubatch;
 
     return params.cparams.pcd.get() == &core.pcd && core.settings.on && core.pcd.generation == generation &&
-        ubatch.n_tokens == n_tokens && core.twins.count(ubatch) == n_twin && !is_dealt_out(core, ubatch) &&
+        ubatch.n_tokens == n_tokens && core.twins.count(ubatch) == n_twin && core.count_turned(ubatch) == n_turned &&
+        !is_dealt_out(core, ubatch) &&
         (n_twin == 0 || core.view.visible(ubatch) == visible);
 }
 
@@ -52,7 +53,8 @@ void llm_graph_input_pcd::set_pos(ggml_tensor * t, const llama_ubatch & ubatch, 
     std::vector<int32_t> data(n*n_pos, 0);
 
     for (uint32_t i = 0; i < n; ++i) {
-        if (core.twins.is_twin(ubatch.seq_id[i][0]) != of_twins) {
+        const llama_seq_id id = ubatch.seq_id[i][0];
+        if (core.twins.is_twin(id) != of_twins || (of_twins && !core.turns(id))) {
             continue;
         }
         for (uint32_t j = 0; j < n_pos; ++j) {
@@ -74,7 +76,7 @@ void llm_graph_input_pcd::set_offsets(const llama_ubatch & ubatch) const {
 
     std::vector<int32_t> data(n_tokens*n_pos, 0);
 
-    for (uint32_t i = n_tokens - n_twin; i < n_tokens; ++i) {
+    for (uint32_t i = n_tokens - n_turned; i < n_tokens; ++i) {
         for (uint32_t j = 0; j < std::min(n_pos, 3u); ++j) {
             data[j*n_tokens + i] = pcd_offset(p.seed, ubatch.pos[i], p.offset_min, p.offset_max);
         }
@@ -93,9 +95,9 @@ void llm_graph_input_pcd::set_noise(const llama_ubatch & ubatch) const {
         const auto [layer, n_dims] = key;
 
         std::vector<float> data(ggml_nelements(t));
-        for (uint32_t i = 0; i < n_twin; ++i) {
+        for (uint32_t i = 0; i < n_turned; ++i) {
             float * cur = data.data() + (size_t) i*2*(n_dims/2);
-            pcd_noise(p.seed, ubatch.pos[n_tokens - n_twin + i], layer, n_dims, p.noise, p.band, cur, cur + n_dims/2);
+            pcd_noise(p.seed, ubatch.pos[n_tokens - n_turned + i], layer, n_dims, p.noise, p.band, cur, cur + n_dims/2);
         }
 
         set_data(t, data.data());

@@ -2,6 +2,9 @@
 
 #include "llama-pcd-pass.h"
 
+#include <algorithm>
+#include <numeric>
+
 llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, bool together) {
     struct guard {
         explicit guard(llama_pcd_pass & pass) : pass(pass) {}
@@ -25,7 +28,7 @@ llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, bool togeth
 
 llama_pcd_outcome llama_pcd_pass::run_twins(const llama_batch_ext & batch, size_t i0, size_t n) {
     llama_batch_ext alone = llama_pcd_batch_like(batch);
-    add_twins(alone, batch, i0, n);
+    const auto order = add_twins(alone, batch, i0, n);
 
     const auto res = run(alone);
     if (res != llama_pcd_outcome::DONE) {
@@ -35,23 +38,31 @@ llama_pcd_outcome llama_pcd_pass::run_twins(const llama_batch_ext & batch, size_
     finish_twins();
 
     for (size_t i = 0; i < n; ++i) {
-        rows.take_over_rotated(i0 + i, i);
+        rows.take_over_rotated(order[i], i);
     }
 
     return res;
 }
 
-void llama_pcd_pass::add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n) {
+std::vector<size_t> llama_pcd_pass::add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n) {
     auto & twins = core.twins;
+
+    std::vector<size_t> order(n);
+    std::iota(order.begin(), order.end(), i0);
+    std::stable_partition(order.begin(), order.end(), [&](size_t row) {
+        return rows.contrasts[row].perturbation == LLAMA_PCD_PERTURBATION_NONE;
+    });
 
     twins.parents.clear();
 
-    for (size_t i = 0; i < n; ++i) {
-        const auto & token = src.tokens[rows.out_ids[i0 + i]];
+    for (const size_t row : order) {
+        const auto &       token = src.tokens[rows.out_ids[row]];
+        const llama_seq_id twin  = twins.seq_first + (llama_seq_id) twins.parents.size();
 
         twins.parents.push_back(llama_pcd_parent_of(token));
-        llama_pcd_batch_add_twin(dst, src, token, twins.seq_first + (llama_seq_id) i, true);
+        llama_pcd_batch_add_twin(dst, src, token, twin, true);
     }
+    return order;
 }
 
 void llama_pcd_pass::branch(llama_seq_id parent) {

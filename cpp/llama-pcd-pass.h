@@ -28,8 +28,9 @@ struct llama_pcd_pass {
     // evaluate the twins of rows [i0, i0 + n) alone, and keep their rows
     llama_pcd_outcome run_twins(const llama_batch_ext & batch, size_t i0, size_t n);
 
-    // add the twins of rows [i0, i0 + n), each in a sequence of its own
-    void add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n);
+    // Add the twins of rows [i0, i0 + n), each in a sequence of its own: first those that are not turned (llama_pcd_core::turns).
+    // Returns their rows in the order of the twins.
+    std::vector<size_t> add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n);
 
     // a twin starts with the state that recurrent layers have now
     void branch(llama_seq_id parent);

@@ -5,96 +5,155 @@
 #include "llama-impl.h"
 #include "llama-model.h"
 
-#include <map>
+#include <algorithm>
+#include <cstring>
 
 //
-// the store
+// cells
 //
 
-// rerotated needs second keys where keys are rotated; separate needs second keys and values in all layers
-static bool needs_k2(const llama_pcd_params & p, const llama_pcd_layer & layer) {
-    return llama_pcd_settings::separate(p) || (llama_pcd_settings::rerotated(p) && layer.rotates);
-}
+std::vector<uint32_t> llama_pcd_stale::list(const llama_kv_cells & cells) {
+    std::vector<uint32_t> res;
 
-static bool needs_v2(const llama_pcd_params & p, const llama_pcd_layer & layer) {
-    return llama_pcd_settings::separate(p) && layer.v1;
-}
+    const uint8_t * begin = flags.data();
+    const uint8_t * end   = begin + flags.size();
 
-static ggml_type type_k2(const llama_pcd_params & p, const llama_pcd_layer & layer) {
-    return p.type_k_over < 0 ? layer.k1->type : (ggml_type) p.type_k_over;
-}
+    for (const uint8_t * at = begin; n > res.size(); ++at) {
+        at = (const uint8_t *) memchr(at, 1, end - at);
 
-bool llama_pcd_second::is_enough(const llama_pcd_params & p) const {
-    bool res = !store.kvs.empty();
-    for (const auto & cur : store.kvs) {
-        for (const auto & layer : cur.layers) {
-            res &= !needs_k2(p, layer) || (layer.k2 && layer.k2->type == type_k2(p, layer));
-            res &= !needs_v2(p, layer) || layer.v2;
+        const uint32_t i = at - begin;
+        if (cells.is_empty(i)) {
+            set(i, false);
+        } else {
+            res.push_back(i);
         }
     }
     return res;
 }
 
-// the tensors that one layer needs, without memory; returns their bytes
-static size_t make_tensors(const llama_pcd_params & p, llama_pcd_layer & layer, ggml_context * ctx) {
-    layer.k2 = ggml_new_tensor_2d(ctx, type_k2(p, layer), layer.k1->ne[0], layer.k1->ne[1]);
-    ggml_format_name(layer.k2, "cache_k_over_l%d", layer.il);
+llama_pcd_kv::llama_pcd_kv(llama_kv_cache & kv) : kv(&kv), stale(kv.get_size()) {
+    const auto & hparams = llama_pcd::hparams(kv);
 
-    if (!needs_v2(p, layer)) {
-        return ggml_nbytes(layer.k2);
+    for (const auto & own : llama_pcd::layers(kv)) {
+        if (hparams.n_head_kv(own.il) > 0) {
+            layers.push_back({ own.il, hparams.has_rope(own.il), own.k, own.v });
+        }
     }
-    layer.v2 = ggml_new_tensor_2d(ctx, layer.v1->type, layer.v1->ne[0], layer.v1->ne[1]);
-    ggml_format_name(layer.v2, "cache_v_over_l%d", layer.il);
-
-    return ggml_nbytes(layer.k2) + ggml_nbytes(layer.v2);
 }
 
-bool llama_pcd_second::make(const llama_pcd_params & p, storage & res, std::string & err) const {
-    const auto & hparams = pcd.lctx.get_model().hparams;
+void llama_pcd_kv::link() {
+    for (size_t i = 0; i < layers.size(); ++i) {
+        layers[i].k2 = parts[KEYS].empty()   ? nullptr : parts[KEYS].of[i];
+        layers[i].v2 = parts[VALUES].empty() ? nullptr : parts[VALUES].of[i];
+    }
+}
 
-    bool   ok       = true;
-    size_t n_wanted = 0;
-
+llama_pcd_second::llama_pcd_second(
+        llama_pcd & pcd, const llama_pcd_memory & memory, const llama_pcd_settings & settings, llama_pcd_tables & tables) :
+    pcd(pcd), memory(memory), settings(settings), tables(tables) {
     for (auto * kv : memory.kvs) {
-        llama_pcd_kv cur;
-        cur.kv = kv;
-        cur.fresh.assign(kv->get_size(), 0);
+        kvs.emplace_back(*kv);
+    }
+}
 
-        // one buffer for each kind of memory that the first ones live in
-        std::map<ggml_backend_buffer_type_t, ggml_context_ptr> ctxs;
+//
+// other settings
+//
 
-        for (const auto & own : llama_pcd::layers(*kv)) {
-            if (hparams.n_head_kv(own.il) == 0) {
+// The type of a layer's second keys or values; GGML_TYPE_COUNT: p needs none. rerotated needs second keys where keys are rotated;
+// separate needs second keys and values in all layers.
+static ggml_type type_for(const llama_pcd_params & p, const llama_pcd_layer & layer, llama_pcd_kv::part part) {
+    const bool separate = llama_pcd_settings::separate(p);
+
+    if (part == llama_pcd_kv::VALUES) {
+        return separate && layer.v1 ? layer.v1->type : GGML_TYPE_COUNT;
+    }
+    if (!separate && !(llama_pcd_settings::rerotated(p) && layer.rotates)) {
+        return GGML_TYPE_COUNT;
+    }
+    return p.type_k_over < 0 ? layer.k1->type : (ggml_type) p.type_k_over;
+}
+
+static bool is_needed(const llama_pcd_params & p, const llama_pcd_kv & cur, llama_pcd_kv::part part) {
+    return std::any_of(cur.layers.begin(), cur.layers.end(), [&](const auto & layer) {
+        return type_for(p, layer, part) != GGML_TYPE_COUNT;
+    });
+}
+
+static bool serves(const llama_pcd_params & p, const llama_pcd_kv & cur, llama_pcd_kv::part part) {
+    bool res = !cur.parts[part].empty();
+    for (size_t i = 0; i < cur.layers.size() && res; ++i) {
+        const ggml_tensor * t    = cur.parts[part].of[i];
+        const ggml_type     type = type_for(p, cur.layers[i], part);
+
+        res = type == GGML_TYPE_COUNT || (t && t->type == type);
+    }
+    return res;
+}
+
+static size_t n_bytes_for(const llama_pcd_params & p, const llama_pcd_kv & cur, llama_pcd_kv::part part) {
+    size_t res = 0;
+    for (const auto & layer : cur.layers) {
+        const ggml_tensor * own  = part == llama_pcd_kv::KEYS ? layer.k1 : layer.v1;
+        const ggml_type     type = type_for(p, layer, part);
+
+        res += type == GGML_TYPE_COUNT ? 0 : ggml_row_size(type, own->ne[0])*own->ne[1];
+    }
+    return res;
+}
+
+bool llama_pcd_second::allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, const llama_pcd_params & p) const {
+    llama_pcd_tensors res;
+
+    std::map<ggml_backend_buffer_type_t, ggml_context_ptr> ctxs; // by the kind of memory that the first ones live in
+
+    for (const auto & layer : cur.layers) {
+        ggml_tensor *   own  = part == llama_pcd_kv::KEYS ? layer.k1 : layer.v1;
+        const ggml_type type = type_for(p, layer, part);
+
+        res.of.push_back(nullptr);
+        if (type == GGML_TYPE_COUNT) {
+            continue;
+        }
+        auto & ctx = ctxs[ggml_backend_buffer_get_type(own->buffer)];
+        if (!ctx) {
+            ctx.reset(ggml_init({ cur.layers.size()*ggml_tensor_overhead(), nullptr, true }));
+        }
+        res.of.back() = ggml_new_tensor_2d(ctx.get(), type, own->ne[0], own->ne[1]);
+        ggml_format_name(res.of.back(), "cache_%s_over_l%d", part == llama_pcd_kv::KEYS ? "k" : "v", layer.il);
+    }
+
+    for (auto & [buft, ctx] : ctxs) {
+        ggml_backend_buffer_ptr buf(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft));
+        if (!buf) {
+            return false;
+        }
+        ggml_backend_buffer_clear(buf.get(), 0); // no NaN may lurk in unused cells
+        res.ctxs_bufs.emplace_back(std::move(ctx), std::move(buf));
+    }
+    cur.parts[part] = std::move(res);
+
+    return true;
+}
+
+bool llama_pcd_second::allocate(const llama_pcd_params & p, changes & done, std::string & err) {
+    size_t n_wanted = 0;
+    bool   ok       = true;
+
+    for (auto & cur : kvs) {
+        for (const auto part : { llama_pcd_kv::KEYS, llama_pcd_kv::VALUES }) {
+            if (!is_needed(p, cur, part) || serves(p, cur, part)) {
                 continue;
             }
-            cur.layers.push_back({ own.il, hparams.has_rope(own.il), own.k, own.v });
-
-            auto & layer = cur.layers.back();
-            if (!needs_k2(p, layer)) {
-                continue;
+            done.push_back({ &cur, part, std::move(cur.parts[part]) });
+            cur.parts[part] = {};
+            if (!settings.separate()) {
+                done.back().former.ctxs_bufs.clear();
             }
-
-            auto & ctx = ctxs[ggml_backend_buffer_get_type(own.k->buffer)];
-            if (!ctx) {
-                ggml_init_params ip = { 2*llama_pcd::layers(*kv).size()*ggml_tensor_overhead(), nullptr, true };
-                ctx.reset(ggml_init(ip));
-            }
-            n_wanted += make_tensors(p, layer, ctx.get());
+            n_wanted += n_bytes_for(p, cur, part);
+            ok = ok && allocate(cur, part, p);
         }
-
-        for (auto & [buft, ctx] : ctxs) {
-            ggml_backend_buffer_ptr buf(ok ? ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft) : nullptr);
-
-            if (buf) {
-                ggml_backend_buffer_clear(buf.get(), 0); // no NaN may lurk in unused cells
-                res.n_bytes += ggml_backend_buffer_get_size(buf.get());
-            }
-            ok &= buf != nullptr;
-
-            cur.ctxs_bufs.emplace_back(std::move(ctx), std::move(buf));
-        }
-
-        res.kvs.push_back(std::move(cur));
+        cur.link();
     }
 
     if (!ok) {
@@ -102,20 +161,81 @@ bool llama_pcd_second::make(const llama_pcd_params & p, storage & res, std::stri
         err = format("the second keys%s need another %.0f MiB; use a smaller n_ctx, %scache=\"shared\" or perturbation=\"none\" "
                 "with a window", values ? " and values" : "", n_wanted/1024.0/1024.0, values ? "cache=\"rerotated\", " : "");
     }
+    return ok;
+}
+
+void llama_pcd_second::keep(changes & done) {
+    const auto & p = settings.params;
+
+    if (llama_pcd_settings::rerotated(p) || llama_pcd_settings::separate(p)) {
+        if (!done.empty() || !llama_pcd_settings::same_second(p, from)) {
+            for (auto & cur : kvs) {
+                cur.stale.set_all();
+            }
+        }
+        from = p;
+        trim();
+    }
+    done.clear();
+}
+
+bool llama_pcd_second::undo(changes & done) {
+    for (auto & [cur, part, former] : done) {
+        cur->parts[part] = {};
+    }
+
+    bool ok = true;
+    for (auto & [cur, part, former] : done) {
+        if (former.empty() && !former.of.empty()) { // freed, to make room
+            ok = ok && allocate(*cur, part, from);
+            cur->stale.set_all();
+        } else {
+            cur->parts[part] = std::move(former);
+        }
+        cur->link();
+    }
+    done.clear();
 
     return ok;
 }
 
-void llama_pcd_second::follow_settings() {
-    if (from.made && llama_pcd_settings::same_second(settings.params, from.params)) {
-        return;
+void llama_pcd_second::trim() {
+    for (auto & cur : kvs) {
+        for (const auto part : { llama_pcd_kv::KEYS, llama_pcd_kv::VALUES }) {
+            if (!cur.parts[part].empty() && !(settings.on && is_needed(settings.params, cur, part))) {
+                cur.parts[part] = {};
+                pcd.reset_graphs();
+            }
+        }
+        cur.link();
     }
-    for (auto & cur : store.kvs) {
-        cur.forget();
-    }
-    mark_stale();
-    from = { true, settings.params };
 }
+
+size_t llama_pcd_second::n_bytes() const {
+    std::map<ggml_backend_buffer_type_t, size_t> sizes;
+    for (const auto & cur : kvs) {
+        add_bytes(*cur.kv, sizes);
+    }
+    size_t res = 0;
+    for (const auto & [buft, size] : sizes) {
+        res += size;
+    }
+    return res;
+}
+
+void llama_pcd_second::add_bytes(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const {
+    for (const auto & cur : kvs) {
+        for (const auto & part : cur.parts) {
+            for (const auto & [ctx, buf] : part.ctxs_bufs) {
+                sizes[ggml_backend_buffer_get_type(buf.get())] += cur.kv == &kv ? ggml_backend_buffer_get_size(buf.get()) : 0;
+            }
+        }
+    }
+}
+
+//
+// layers
+//
 
 llama_pcd_layer * llama_pcd_second::find_layer(const llama_kv_cache & kv, int32_t il) {
     const ggml_tensor * k1 = llama_pcd::keys_of(kv, il);
@@ -123,7 +243,7 @@ llama_pcd_layer * llama_pcd_second::find_layer(const llama_kv_cache & kv, int32_
 }
 
 llama_pcd_layer * llama_pcd_second::find_layer(const ggml_tensor * k1) {
-    for (auto & cur : store.kvs) {
+    for (auto & cur : kvs) {
         for (auto & layer : cur.layers) {
             if (layer.k1 == k1) {
                 return &layer;
@@ -135,7 +255,7 @@ llama_pcd_layer * llama_pcd_second::find_layer(const ggml_tensor * k1) {
 
 size_t llama_pcd_second::cache_of(const llama_pcd_layer & layer) const {
     size_t i = 0;
-    while (&layer < store.kvs[i].layers.data() || &layer >= store.kvs[i].layers.data() + store.kvs[i].layers.size()) {
+    while (&layer < kvs[i].layers.data() || &layer >= kvs[i].layers.data() + kvs[i].layers.size()) {
         i++;
     }
     return i;
@@ -143,7 +263,7 @@ size_t llama_pcd_second::cache_of(const llama_pcd_layer & layer) const {
 
 bool llama_pcd_second::weighs_keys() const {
     bool res = false;
-    for (const auto & cur : store.kvs) {
+    for (const auto & cur : kvs) {
         for (const auto & layer : cur.layers) {
             res |= layer.rotation.weighed;
         }
@@ -155,51 +275,76 @@ bool llama_pcd_second::weighs_keys() const {
 // what happens to the cells
 //
 
+llama_pcd_kv * llama_pcd_second::find(const llama_kv_cache & kv) {
+    const auto it = std::find_if(kvs.begin(), kvs.end(), [&](const auto & cur) { return cur.kv == &kv; });
+    return it == kvs.end() ? nullptr : &*it;
+}
+
 void llama_pcd_second::cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) {
-    for (auto & cur : store.kvs) {
-        if (cur.kv == &kv) {
-            for (const auto idx : sinfo.idxs[0]) {
-                cur.fresh[idx] = 0;
-            }
+    if (auto * cur = find(kv)) {
+        cur->placed = sinfo.idxs[0];
+        for (const auto idx : cur->placed) {
+            cur->stale.set(idx, true);
         }
     }
 }
 
 void llama_pcd_second::cells_loaded(llama_seq_id seq_id) {
-    mark_stale();
-
-    for (auto & cur : store.kvs) {
-        if (seq_id == -1) {
-            cur.forget();
+    for (auto & cur : kvs) {
+        if (seq_id == -1) { // else they are placed
+            cur.stale.set_all();
         }
     }
 }
 
+void llama_pcd_second::cells_computed() {
+    for (auto & cur : kvs) {
+        if (settings.on && settings.rerotated()) { // the graph stored second keys beside the first
+            for (const auto idx : cur.placed) {
+                cur.stale.set(idx, false);
+            }
+        }
+        cur.placed.clear();
+    }
+}
+
 void llama_pcd_second::set_fresh(const std::vector<std::vector<int32_t>> & cells) {
-    for (size_t i = 0; i < store.kvs.size(); ++i) {
+    for (size_t i = 0; i < kvs.size(); ++i) {
         for (const int32_t idx : cells[i]) {
             if (idx >= 0) {
-                store.kvs[i].fresh[idx] = 1;
+                kvs[i].stale.set(idx, false);
             }
         }
     }
 }
 
-void llama_pcd_second::keys_shift(const llama_kv_cache & kv) {
-    mark_stale();
+bool llama_pcd_second::any_stale() const {
+    return std::any_of(kvs.begin(), kvs.end(), [](const auto & cur) { return cur.stale.any(); });
+}
 
-    if (!from.made || !llama_pcd_settings::separate(from.params)) {
+// Derived keys are derived again: that costs what turning them would, and a coarse type is not rounded twice.
+void llama_pcd_second::keys_shift(const llama_kv_cache & kv) {
+    auto * cur = find(kv);
+    if (!cur || cur->parts[llama_pcd_kv::KEYS].empty()) {
         return;
     }
-    for (auto & cur : store.kvs) {
-        if (cur.kv != &kv) {
-            continue;
+    const auto & cells = llama_pcd::cells(kv);
+
+    std::vector<uint32_t> moved;
+    for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
+        if (!cells.is_empty(j) && cells.get_shift(j) != 0) {
+            moved.push_back(j);
         }
-        if (!llama_pcd_settings::same_table(settings.params, from.params)) { // the tables are those of other settings by now
-            cur.forget();
-        } else if (turn(cur, llama_pcd_tables::WHOLE) != GGML_STATUS_SUCCESS) {
-            LLAMA_LOG_WARN("%s: failed to shift the second keys; they will be evaluated anew\n", __func__);
-            cur.forget();
+    }
+    // separate: not with the tables of other settings
+    if (llama_pcd_settings::separate(from) && llama_pcd_settings::same_table(settings.params, from)) {
+        size_t n_done = 0;
+        if (turn(*cur, moved, llama_pcd_tables::WHOLE, n_done) == GGML_STATUS_SUCCESS) {
+            return;
         }
+        LLAMA_LOG_WARN("%s: failed to shift the second keys; they will be evaluated anew\n", __func__);
+    }
+    for (const uint32_t j : moved) {
+        cur->stale.set(j, true);
     }
 }

@@ -1,15 +1,15 @@
-// What PCD keeps beside the KV caches, in the same cells: second keys and, for cache = separate, second values; and whether they
-// are up to date. Knows nothing of batches: only cells.
+// What PCD keeps beside the KV caches, in the same cells: second keys and, for cache = separate, second values; and which of them
+// are stale, cell by cell. Knows nothing of batches: only cells.
 //
-//   rerotated   the keys turned to theta*, derived from the first keys. One flag says that some may be stale.
-//   separate    the keys and values of the twins. Each cell is fresh, or its twin has to be evaluated again.
+//   rerotated   the keys turned to theta*. They follow from the first keys, so what is stale is derived from them.
+//   separate    the keys and values of the twins. Where they are stale, the twin has to be evaluated again.
 
 #pragma once
 
 #include "llama-pcd-memory.h"
 #include "llama-pcd-tables.h"
 
-#include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -24,49 +24,63 @@ struct llama_pcd_layer {
     llama_pcd_rotation rotation = {}; // as last seen in a graph
 };
 
+// The cells whose second keys (and values) are not those of the token that is in the cell. An empty cell may count as either: it is
+// stale again once a token is placed in it.
+struct llama_pcd_stale {
+    explicit llama_pcd_stale(uint32_t n_cells) : flags(n_cells, 0) {}
+
+    bool any() const { return n > 0; } // without looking at the cells
+
+    void set(uint32_t i, bool stale) {
+        n       += stale - flags[i];
+        flags[i] = stale;
+    }
+    void set_all() {
+        flags.assign(flags.size(), 1);
+        n = flags.size();
+    }
+
+    // those that are in use, in order; forgets those that are not
+    std::vector<uint32_t> list(const llama_kv_cells & cells);
+
+private:
+    std::vector<uint8_t> flags;
+
+    uint32_t n = 0;
+};
+
+// the second keys of one cache, or its second values
+struct llama_pcd_tensors {
+    std::vector<ggml_tensor *> of; // of each layer; null: none
+
+    std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs; // one for each kind of memory
+
+    bool empty() const { return ctxs_bufs.empty(); }
+};
+
 // what is kept beside one KV cache
 struct llama_pcd_kv {
+    enum part { KEYS, VALUES, N_PARTS };
+
+    explicit llama_pcd_kv(llama_kv_cache & kv);
+
     llama_kv_cache * kv;
 
     std::vector<llama_pcd_layer> layers;
 
-    // cache = separate: whether the second keys and values of a cell were evaluated for the token in it
-    std::vector<uint8_t> fresh;
+    llama_pcd_tensors parts[N_PARTS];
 
-    std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs;
+    llama_pcd_stale       stale;
+    std::vector<uint32_t> placed; // cells of the micro-batch that is being computed
 
-    void forget() { std::fill(fresh.begin(), fresh.end(), 0); }
+    // give each layer its tensors
+    void link();
 };
 
 struct llama_pcd_second {
-    // one entry for each cache of the memory, and what they take
-    struct storage {
-        std::vector<llama_pcd_kv> kvs;
-        int64_t                   n_bytes = 0;
-    };
+    llama_pcd_second(llama_pcd & pcd, const llama_pcd_memory & memory, const llama_pcd_settings & settings, llama_pcd_tables & tables);
 
-    // for what the stored keys and values were made
-    struct origin {
-        bool             made   = false;
-        llama_pcd_params params = {};
-    };
-
-    llama_pcd_second(llama_pcd & pcd, const llama_pcd_memory & memory, const llama_pcd_settings & settings, llama_pcd_tables & tables) :
-        pcd(pcd), memory(memory), settings(settings), tables(tables) {}
-
-    storage store;
-    origin  from;
-
-    bool stale = false; // cache = rerotated: some second keys no longer follow from the first
-
-    void mark_stale() { stale = true; } // first keys change, or are stored without second ones
-
-    // whether the store has what p needs; a store that has it, or why there is none
-    bool is_enough(const llama_pcd_params & p) const;
-    bool make     (const llama_pcd_params & p, storage & res, std::string & err) const;
-
-    // the settings now in force need second keys: keep those that still serve them, forget others
-    void follow_settings();
+    std::vector<llama_pcd_kv> kvs; // one for each cache of the memory
 
     llama_pcd_layer * find_layer(const llama_kv_cache & kv, int32_t il);
     llama_pcd_layer * find_layer(const ggml_tensor * k1);
@@ -77,11 +91,43 @@ struct llama_pcd_second {
     bool weighs_keys() const; // see llama_pcd_rotation::weighed
 
     //
+    // other settings
+    //
+
+    // What was put in the place of other tensors, or of none. `former` without buffers: it was freed, to make room.
+    struct change {
+        llama_pcd_kv *     cur;
+        llama_pcd_kv::part part;
+        llama_pcd_tensors  former;
+    };
+    using changes = std::vector<change>;
+
+    // Allocate what p needs and is not there; what serves p too stays. Second keys that do not serve it (of another type) are freed
+    // before the new ones are allocated, unless the setting in force could not make them again (separate).
+    bool allocate(const llama_pcd_params & p, changes & done, std::string & err);
+
+    // The settings are in force. If they need second keys, what was made for others is stale, and what they do not need is freed.
+    // Else all stays for the settings before them.
+    void keep(changes & done);
+
+    // everything as it was; false: what was freed could not be allocated again
+    bool undo(changes & done);
+
+    // free what the settings in force do not need
+    void trim();
+
+    size_t n_bytes() const;
+    void   add_bytes(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const;
+
+    //
     // what happens to the cells
     //
 
     void cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo);
     void cells_loaded(llama_seq_id seq_id);
+
+    // the micro-batch whose cells were placed last was computed
+    void cells_computed();
 
     // the twins of these cells were evaluated, for each cache; -1: none
     void set_fresh(const std::vector<std::vector<int32_t>> & cells);
@@ -89,8 +135,10 @@ struct llama_pcd_second {
     // positions are about to change under the first keys
     void keys_shift(const llama_kv_cache & kv);
 
-    // cache = rerotated: derive all second keys from the first anew (llama-pcd-derive.cpp)
-    ggml_status derive();
+    bool any_stale() const;
+
+    // cache = rerotated: derive the second keys that are stale from the first (llama-pcd-derive.cpp); n counts the cells
+    ggml_status derive(int64_t & n);
 
 private:
     llama_pcd & pcd;
@@ -99,10 +147,16 @@ private:
     const llama_pcd_settings & settings;
     llama_pcd_tables         & tables;
 
-    // The cells [c0, c1) (llama-pcd-derive.cpp). DIFFERENCE: second keys = first keys, turned by their position.
-    // WHOLE: second keys, turned by what is to be added to their position.
-    ggml_status turn_range(const llama_pcd_kv & cur, uint32_t c0, uint32_t c1, llama_pcd_tables::table_kind kind);
+    llama_pcd_params from = {}; // what the tensors were made for
 
-    // all cells in use, in pieces
-    ggml_status turn(const llama_pcd_kv & cur, llama_pcd_tables::table_kind kind);
+    llama_pcd_kv * find(const llama_kv_cache & kv);
+
+    // allocate one part as p has it; false: no memory
+    bool allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, const llama_pcd_params & p) const;
+
+    // Turn the second keys of these cells, in pieces (llama-pcd-derive.cpp). DIFFERENCE: second keys = first keys, turned by their
+    // position. WHOLE: second keys, turned by what is to be added to their position. The first n_done cells are done, whatever happens.
+    ggml_status turn(
+            const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind, size_t & n_done);
+    ggml_status turn_piece(const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind);
 };

@@ -180,10 +180,10 @@ llama_pcd_outcome llama_pcd_streams::decode_in_turn(const llama_batch_ext & batc
     }
 
     for (size_t k = 0; k < own.size(); ++k) {
-        auto &       cur   = core.second.store.kvs[k];
+        auto &       cur   = core.second.kvs[k];
         const auto & cells = llama_pcd::cells(*cur.kv);
 
-        cur.fresh[own[k]] = cells.seq_has(own[k], parent) && cells.pos_get(own[k]) == token.pos[0];
+        cur.stale.set(own[k], !cells.seq_has(own[k], parent) || cells.pos_get(own[k]) != token.pos[0]);
     }
 
     return llama_pcd_outcome::DONE;
@@ -194,11 +194,11 @@ llama_pcd_outcome llama_pcd_streams::decode_in_turn(const llama_batch_ext & batc
 //
 
 bool llama_pcd_streams::find_missing(llama_seq_id parent, llama_pos end, tokens_at & res) const {
-    for (const auto & cur : core.second.store.kvs) {
+    for (auto & cur : core.second.kvs) {
         const auto & cells = llama_pcd::cells(*cur.kv);
 
-        for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
-            if (cur.fresh[j] || cells.is_empty(j) || !cells.seq_has(j, parent) || cells.pos_get(j) >= end ||
+        for (const uint32_t j : cur.stale.list(cells)) {
+            if (!cells.seq_has(j, parent) || cells.pos_get(j) >= end ||
                     llama_pcd::is_masked(*cur.kv, cells.pos_get(j), end - 1)) {
                 continue;
             }

@@ -91,7 +91,8 @@ std::vector<llama_pcd_view::twin> llama_pcd_view::list(const std::vector<int32_t
         const llama_seq_id id = ubatch.seq_id[i][0];
         if (twins.is_twin(id)) {
             res.push_back({ i, twins.parent_of(id), ubatch.pos[i], cells[i - i0],
-                    is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 });
+                    is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0,
+                    settings.contrast_of(twins.parent_of(id)) });
         }
     }
     return res;
@@ -103,7 +104,7 @@ std::vector<llama_pcd_view::twin> llama_pcd_view::list(const std::vector<int32_t
 
 bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j) const {
     const auto & cells  = llama_pcd::cells(kv);
-    const auto & params = settings.params;
+    const auto & params = v.seq;
     const bool   causal = memory.lctx.get_cparams().causal_attn ||
         (llama_pcd::hparams(kv).non_causal_type == LLAMA_NON_CAUSAL_TYPE_SWA_ONLY && !llama_pcd::has_swa_type(kv));
 
@@ -131,7 +132,7 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j)
 bool llama_pcd_view::sees_one_more(const llama_kv_cache & kv, const twin & prev, const twin & v) const {
     const auto & cells = llama_pcd::cells(kv);
 
-    return settings.params.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
+    return v.seq.window == 0 && prev.seq.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
         v.parent == prev.parent && v.pos == prev.pos + 1 &&
         prev.own >= 0 && cells.seq_has(prev.own, prev.parent) && cells.pos_get(prev.own) == prev.pos;
 }

@@ -49,6 +49,7 @@ private:
         bool         is_2d;
         llama_pos    x;
         llama_pos    y;
+        llama_pcd_seq seq;
     };
 
     const llama_pcd_memory   & memory;

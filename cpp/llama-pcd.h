@@ -111,10 +111,12 @@ struct llama_pcd_stats {
     int64_t n_tokens;      // rows the caller asked for while PCD was on
     int64_t n_twins;       // twins evaluated
     int64_t n_skipped;     // twins not needed: a single token was plausible
-    int64_t n_derived;     // times the second keys were derived anew from the first
+    int64_t n_derived;     // times second keys were derived from the first, later than these were stored
     int64_t n_caught_up;   // tokens whose second keys and values were evaluated later than the token (cache = separate)
     int64_t second_bytes;  // of the second keys and values
     int64_t kv_bytes;      // of the first; 0 for memory PCD knows nothing of
+
+    int64_t n_derived_cells; // of how many cells, all caches together
 };
 
 // LLAMA_PCD_VERSION of the loaded library; a stock libllama lacks the symbol
@@ -124,7 +126,16 @@ LLAMA_API struct llama_pcd_params llama_pcd_default_params(void);
 
 // Turn PCD on with these parameters, change them, or (params == NULL) turn it off. May be called between any
 // two decodes. On failure the former setting stays and `err` holds one sentence.
+//
+// Second keys and values that the new parameters need too are kept, and others are allocated. Parameters that need none, and NULL,
+// leave them for the parameters before, see llama_pcd_trim; cache = rerotated after separate frees the second values. Only where
+// second keys change their type are the former ones freed before the new ones are allocated, unless those are a second stream
+// (separate), which cannot be derived again. If the new ones then do not fit, the former ones are made again; should that fail
+// too, PCD is off and `err` says so.
 LLAMA_API int32_t llama_pcd_set(struct llama_context * ctx, const struct llama_pcd_params * params, char * err, size_t n_err);
+
+// Free the second keys and values that the parameters in force do not need: all of them while PCD is off.
+LLAMA_API void llama_pcd_trim(struct llama_context * ctx);
 
 // Whether this context could run these parameters; changes nothing.
 LLAMA_API int32_t llama_pcd_check(struct llama_context * ctx, const struct llama_pcd_params * params, char * err, size_t n_err);

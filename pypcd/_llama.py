@@ -154,13 +154,15 @@ class Llama(llama_cpp.Llama):
         """The PCD setting in force, None while it is off. Assign anything that the `pcd` argument takes.
 
         While PCD is on, True leaves it as it is and a mapping changes the setting in force. The second keys (see
-        PCDConfig.cache), once made, stay until the model is closed, so that switching costs nothing.
+        PCDConfig.cache) stay while PCD is off, so that switching costs nothing; a setting that needs none frees them.
         """
         return self._pcd
 
     @pcd.setter
     def pcd(self, setting: PCDSetting) -> None:
         self._apply(self._resolve(setting))
+        if self._pcd is not None:
+            _engine.trim_pcd(self)
 
     def _resolve(self, setting: PCDSetting) -> PCDConfig | None:
         setting = load(setting)

@@ -60,6 +60,7 @@ from pypcd._engine._pcd import (
     set_sequence_pcd,
     set_tokens,
     suspended,
+    trim_pcd,
     unset_sequence_pcd,
 )
 from pypcd._engine._tap import tap
@@ -117,6 +118,7 @@ __all__ = [
     "tap",
     "token_bytes",
     "token_text",
+    "trim_pcd",
     "unset_head_ratios",
     "unset_sequence_pcd",
 ]

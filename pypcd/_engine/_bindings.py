@@ -80,6 +80,7 @@ class Stats(ctypes.Structure):
         ("n_caught_up", ctypes.c_int64),
         ("second_bytes", ctypes.c_int64),
         ("kv_bytes", ctypes.c_int64),
+        ("n_derived_cells", ctypes.c_int64),
     ]
 
 
@@ -96,6 +97,7 @@ def _bind(name: str, restype: Any, *argtypes: Any) -> Any:
 
 pcd_default_params = _bind("llama_pcd_default_params", Params)
 pcd_set = _bind("llama_pcd_set", ctypes.c_int32, _ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
+pcd_trim = _bind("llama_pcd_trim", None, _ctx_p)
 pcd_check = _bind("llama_pcd_check", ctypes.c_int32, _ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
 pcd_set_seq = _bind(
     "llama_pcd_set_seq",

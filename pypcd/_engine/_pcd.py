@@ -33,6 +33,7 @@ __all__ = [
     "set_sequence_pcd",
     "set_tokens",
     "suspended",
+    "trim_pcd",
     "unset_sequence_pcd",
 ]
 
@@ -66,6 +67,7 @@ class PCDStats:
         n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
         second_bytes: memory of the second keys and values.
         kv_bytes: memory of the model's own keys and values.
+        n_derived_cells: of how many tokens, counted in each cache; a model with sliding-window layers has two caches.
     """
 
     n_tokens: int
@@ -75,6 +77,7 @@ class PCDStats:
     n_caught_up: int
     second_bytes: int
     kv_bytes: int
+    n_derived_cells: int
 
 
 # -- the setting -----------------------------------------------------------------------------------------------------
@@ -129,6 +132,11 @@ def set_pcd(llm: llama_cpp.Llama, config: PCDConfig | None, *, combine: bool = T
 
 def _set(llm: llama_cpp.Llama, config: PCDConfig | None, combine: bool) -> tuple[int, str]:
     return ask(_bindings.pcd_set, llm, None if config is None else ctypes.byref(native_params(config, combine=combine)))
+
+
+def trim_pcd(llm: llama_cpp.Llama) -> None:
+    """Free the second keys and values that the setting in force does not need: all of them while PCD is off."""
+    _bindings.pcd_trim(context(llm))
 
 
 def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig, in_force: PCDConfig | None, combine: bool) -> str | None:
