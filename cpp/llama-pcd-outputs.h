@@ -16,6 +16,9 @@ float * llama_pcd_outputs_row(llama_context & lctx, int32_t batch_index);
 // the last n outputs, of the batch entries from i0 on, are not the caller's
 void llama_pcd_outputs_hide(llama_context & lctx, size_t i0, size_t n);
 
+// the caller has none
+void llama_pcd_outputs_forget(llama_context & lctx);
+
 // the outputs of a batch that is decoded in parts
 struct llama_pcd_outputs {
     // those of entries [i0, i1) of the batch, which were the part just decoded; call before anything else is
