@@ -157,10 +157,15 @@ llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
         if (const auto * pcd = pcd_context::of(*ctx)) {
             res = pcd->core.stats;
             res.second_bytes = pcd->core.second.n_bytes();
+            res.state_bytes  = pcd->core.states.n_bytes;
         }
         res.kv_bytes = llama_pcd_memory(*ctx).n_bytes();
         return res;
     });
+}
+
+const char * llama_pcd_fallback_text(int32_t reason) {
+    return llama_pcd_pass::why((llama_pcd_fallback) reason);
 }
 
 //

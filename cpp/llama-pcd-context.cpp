@@ -1,6 +1,7 @@
 // Joins the parts of a context, and hands hooks on to them.
 
 #include "llama-pcd-context.h"
+#include "llama-pcd-guard.h"
 
 #include "llama-model.h"
 
@@ -43,10 +44,35 @@ std::string llama_pcd_context::taken() const {
     return {};
 }
 
-bool llama_pcd_context::decode(const llama_batch_ext & batch, int & ret) {
-    if (nested) {
-        return false;
+int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
+    llama_pcd_memory::ends before;
+
+    int  res       = (int) llama_pcd_outcome::BROKEN;
+    char text[100] = {}; // a long line would be put together in memory, which may be what is missing
+
+    const bool done = llama_pcd_guarded(text, sizeof(text), [&]() {
+        before = memory.ends_of(batch);
+        res    = decode_unguarded(batch);
+    });
+    if (!done) {
+        llama_pcd_guarded(nullptr, 0, [&]() { recover(before); });
+        llama_pcd_guarded(nullptr, 0, [&]() { LLAMA_LOG_ERROR("PCD: decoding failed: %s\n", text); });
     }
+    return res;
+}
+
+void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
+    decoder.rows.forget();
+    core.states.drop();
+
+    memory.cut(before);
+
+    reset_graphs();
+    reserve_later();
+    llama_pcd_outputs_forget(lctx);
+}
+
+int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
     exits.forget();
 
     const bool on = core.settings.on;
@@ -56,12 +82,12 @@ bool llama_pcd_context::decode(const llama_batch_ext & batch, int & ret) {
         reset_graphs();
     }
     if (on) {
-        ret = (int) decoder.decode(batch);
-        return true;
+        return (int) decoder.decode(batch);
     }
     decoder.rows.forget();
 
-    return head_ratios.on() && head_ratios.decode(batch, ret);
+    int res = 0;
+    return head_ratios.on() && head_ratios.decode(batch, res) ? res : decode_plain(batch);
 }
 
 uint32_t llama_pcd_context::n_nodes() const {

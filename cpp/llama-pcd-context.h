@@ -29,8 +29,9 @@ struct llama_pcd_context : llama_pcd {
     // what PCD cannot be beside, in a sentence; empty: nothing of it is on
     std::string taken() const;
 
-    // decode a batch; false: llama.cpp is to do it
-    bool decode(const llama_batch_ext & batch, int & ret);
+    // Decode a batch, whatever of this is on. Returns what llama_decode does. Nothing is thrown through it: an error of ours, or of
+    // llama.cpp inside our call, becomes a line in the log and a status, and the memory is as it was.
+    int decode(const llama_batch_ext & batch) noexcept;
 
     // nodes that a graph may need more
     uint32_t n_nodes() const;
@@ -55,4 +56,7 @@ struct llama_pcd_context : llama_pcd {
 
 private:
     bool graphs_on = false; // what the last graphs were built for
+
+    int  decode_unguarded(const llama_batch_ext & batch);
+    void recover(const llama_pcd_memory::ends & before); // from an exception in the midst of a decode
 };

@@ -4,6 +4,8 @@
 
 #include "llama-model.h"
 
+#include <algorithm>
+
 llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory) :
     pcd(pcd),
     memory(memory),
@@ -11,7 +13,28 @@ llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory)
     tables(pcd.lctx.get_model(), settings),
     second(pcd, memory, settings, tables),
     twins(memory),
-    view(memory, settings, twins) {}
+    view(memory, settings, twins),
+    states(memory, twins) {}
+
+bool llama_pcd_core::make_room(std::string & err) {
+    if (has_room) {
+        return true;
+    }
+    if (!states.make(err)) {
+        return false;
+    }
+
+    // each of the caller's rows may have a twin's beside it, so that a limit the caller set for its own does not part them
+    auto & cparams = llama_pcd::cparams(pcd.lctx);
+    const uint32_t n_both = cparams.n_outputs_max + std::min(cparams.n_outputs_max, twins.n_max);
+    cparams.n_outputs_max = std::max(cparams.n_outputs_max, std::min(cparams.n_batch, n_both));
+
+    pcd.reset_graphs();
+    pcd.reserve_later();
+
+    has_room = true;
+    return true;
+}
 
 int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & taken, std::string & err) {
     const int32_t status = limits.check(p, taken, err);
@@ -23,6 +46,10 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
 
     // one stream holds all cells, so a mask over several sequences is one mask
     llama_pcd::cparams(pcd.lctx).kv_unified = true;
+
+    if (!make_room(err)) {
+        return LLAMA_PCD_NO_MEMORY;
+    }
 
     const auto old         = settings.params;
     const bool was_on      = settings.on;

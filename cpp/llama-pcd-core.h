@@ -6,6 +6,7 @@
 #include "llama-pcd-limits.h"
 #include "llama-pcd-second.h"
 #include "llama-pcd-settings.h"
+#include "llama-pcd-states.h"
 #include "llama-pcd-tables.h"
 #include "llama-pcd-twins.h"
 #include "llama-pcd-view.h"
@@ -23,6 +24,7 @@ struct llama_pcd_core {
     llama_pcd_second   second;
     llama_pcd_twins    twins;
     llama_pcd_view     view;
+    llama_pcd_states   states;
 
     llama_pcd_stats stats = {};
 
@@ -37,4 +39,10 @@ struct llama_pcd_core {
 
     // see llama_pcd_set; taken: as for llama_pcd_limits::check
     int32_t set(const llama_pcd_params & p, const std::string & taken, std::string & err);
+
+private:
+    bool has_room = false;
+
+    // once: rows and states for twins beside the caller's; false: no memory, and err says so
+    bool make_room(std::string & err);
 };

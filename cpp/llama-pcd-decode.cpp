@@ -10,7 +10,7 @@
 using outcome = llama_pcd_outcome;
 
 llama_pcd_decoder::llama_pcd_decoder(llama_pcd_core & core) :
-    rows(core.pcd.lctx, core.stats), core(core), pass(core, rows), streams(core, rows, pass) {}
+    rows(core.pcd.lctx, core.stats), core(core), parts(core, rows), pass(core, rows), streams(core, rows, pass) {}
 
 outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     const request req = read(batch);
@@ -48,6 +48,7 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
         rows.show();
     } else {
         rows.forget();
+        llama_pcd_outputs_forget(core.pcd.lctx);
     }
     return res;
 }
@@ -135,76 +136,107 @@ outcome llama_pcd_decoder::refresh_second_keys() {
 //
 
 llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch, const request & req) const {
-    const auto & lctx     = core.pcd.lctx;
-    const auto & cparams  = lctx.get_cparams();
-    const auto & memory   = core.memory;
-    const size_t n_tokens = batch.tokens.size();
-    const size_t n_out    = rows.size();
-    const size_t n_fit    = memory.n_room();
+    const auto & contrasts = rows.contrasts;
 
     if (core.settings.separate()) {
-        return req.in_streams || n_tokens + 1 > n_fit ? way::STREAMS : way::ALTERNATE;
+        return req.in_streams || batch.tokens.size() + 1 > core.memory.n_room() ? way::STREAMS : way::ALTERNATE;
     }
-    if (std::all_of(rows.contrasts.begin(), rows.contrasts.end(), [](const auto & cur) { return cur.gamma == 1; })) {
+    if (std::all_of(contrasts.begin(), contrasts.end(), [](const auto & cur) { return cur.gamma == 1; })) {
         return way::ALTERNATE; // none of its rows needs a twin
     }
-    if (memory.recr && n_tokens > 1) {
-        return way::SEQUENTIAL; // a twin goes on from the state before its token, and there is one state
-    }
-    if (memory.forgets(n_tokens + n_out) && (n_out > 1 || rows.out_ids[0] + 1 != (int32_t) n_tokens)) {
-        return way::SEQUENTIAL; // what an early twin must see may be gone once the batch's last token is in
-    }
-
-    // rows that a fused batch computes: the twins' beside the caller's
-    const size_t n_rows = (cparams.embeddings ? n_tokens : req.n_outputs) + n_out;
-
-    if (core.settings.params.evaluation == LLAMA_PCD_EVALUATION_FUSED && n_out <= LLAMA_PCD_MAX_TWINS &&
-            n_rows <= cparams.n_outputs_max && n_tokens + n_out <= std::min<size_t>(lctx.n_batch(), n_fit)) {
-        return way::FUSED;
-    }
-    return n_tokens + 1 <= n_fit ? way::ALTERNATE : way::SEQUENTIAL;
+    return core.settings.params.evaluation == LLAMA_PCD_EVALUATION_FUSED ? way::FUSED : way::ALTERNATE;
 }
 
 outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch, const request & req) {
-    const way first = choose(batch, req);
+    const size_t n_tokens = batch.tokens.size();
+    const way    how      = choose(batch, req);
 
-    pass.branch(llama_pcd_parent_of(batch.tokens[0]));
-
-    outcome res = outcome::NO_ROOM;
-    switch (first) {
-        case way::FUSED:      res = fused(batch);          break;
-        case way::ALTERNATE:  res = alternate(batch);      break;
-        case way::STREAMS:    res = streams.decode(batch); break;
-        case way::SEQUENTIAL: res = sequential(batch);     break;
-    }
-    if (res == outcome::NO_ROOM && (first == way::FUSED || (first == way::ALTERNATE && !core.settings.separate()))) {
-        res = sequential(batch);
+    if (how == way::STREAMS) {
+        if (core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE) {
+            pass.note_fallback(!req.in_streams ? LLAMA_PCD_FALLBACK_NO_ROOM :
+                core.memory.slides() ? LLAMA_PCD_FALLBACK_SLIDES : LLAMA_PCD_FALLBACK_PICTURE);
+        }
+        core.stats.n_streams++;
+        return streams.decode(batch);
     }
 
-    if (core.memory.recr) {
-        core.pcd.lctx.get_memory()->seq_rm(core.twins.seq_first, -1, -1); // of a twin that was not needed
+    llama_pcd_outputs all;
+
+    for (size_t done = 0; done < n_tokens; ) {
+        const auto    cur = parts.next(batch, done, how == way::FUSED);
+        const outcome res = evaluate_part(batch, cur, how);
+
+        if (res == outcome::NO_ROOM || res == outcome::INVALID) { // as if nothing had been decoded
+            pass.take_back(batch, done);
+            return core.memory.recr && done > 0 ? outcome::BROKEN : res;
+        }
+        if (res != outcome::DONE) {
+            return res; // parts before this one stay, as llama.cpp's micro-batches do
+        }
+        if (cur.i1 - cur.i0 < n_tokens) {
+            all.take(core.pcd.lctx, cur.i0, cur.i1);
+        }
+        if (cur.i1 == n_tokens && cur.i0 > 0 && !all.put(core.pcd.lctx)) {
+            return outcome::BROKEN;
+        }
+        done = cur.i1;
+    }
+    return outcome::DONE;
+}
+
+outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const llama_pcd_part & cur, way how) {
+    auto & stats = core.stats;
+
+    if (cur.r0 == cur.r1) {
+        return pass.run(llama_pcd_batch_part(batch, cur.i0, cur.i1));
+    }
+
+    auto reason = LLAMA_PCD_FALLBACK_NO_ROOM;
+
+    if (cur.fits) {
+        const outcome res = how == way::FUSED ? fused(batch, cur) : alternate(batch, cur);
+        if (res == outcome::DONE) {
+            (how == way::FUSED ? stats.n_fused : stats.n_alternate)++;
+        }
+        if (res != outcome::NO_ROOM) {
+            return res;
+        }
+        if (core.settings.separate()) { // the part is the whole batch
+            pass.note_fallback(reason);
+            stats.n_streams++;
+            return streams.decode(batch);
+        }
+        if (core.memory.slides()) {
+            reason = how == way::FUSED ? LLAMA_PCD_FALLBACK_DEALT : LLAMA_PCD_FALLBACK_SLIDES;
+        }
+    } else if (core.memory.n_room() >= 2) {
+        reason = LLAMA_PCD_FALLBACK_NARROW;
+    }
+
+    const outcome res = sequential(batch, cur);
+    if (res == outcome::DONE) {
+        stats.n_sequential++;
+        pass.note_fallback(reason);
     }
     return res;
 }
 
-outcome llama_pcd_decoder::fused(const llama_batch_ext & batch) {
+outcome llama_pcd_decoder::fused(const llama_batch_ext & batch, const llama_pcd_part & cur) {
     auto & lctx = core.pcd.lctx;
 
-    const size_t n_std = batch.tokens.size();
-    const size_t n_out = rows.size();
+    llama_batch_ext both = llama_pcd_batch_part(batch, cur.i0, cur.i1);
 
-    llama_batch_ext both = llama_pcd_batch_like(batch);
-    both.tokens = batch.tokens;
-    both.embd   = batch.embd;
-    both.n_embd = batch.n_embd;
-    const auto order = pass.add_twins(both, batch, 0, n_out);
+    const size_t n_std = both.tokens.size();
+    const size_t n_out = cur.r1 - cur.r0;
+
+    const auto order = pass.add_twins(both, batch, cur.r0, n_out);
 
     const outcome res = pass.run(both, true);
     if (res != outcome::DONE) {
         return res;
     }
     if (core.twins.misplaced) { // the memory split the batch in its own way
-        pass.take_back(batch, n_std);
+        pass.take_back(both, n_std);
         return core.memory.recr ? outcome::BROKEN : outcome::NO_ROOM;
     }
 
@@ -212,7 +244,7 @@ outcome llama_pcd_decoder::fused(const llama_batch_ext & batch) {
     llama_pcd_outputs_wait(lctx);
 
     for (size_t i = 0; i < n_out; ++i) {
-        rows.take_standard    (i, rows.out_ids[i]);
+        rows.take_standard    (cur.r0 + i, rows.out_ids[cur.r0 + i] - cur.i0);
         rows.take_over_rotated(order[i], n_std + i);
     }
     llama_pcd_outputs_hide(lctx, n_std, n_out);
@@ -220,8 +252,12 @@ outcome llama_pcd_decoder::fused(const llama_batch_ext & batch) {
     return outcome::DONE;
 }
 
-outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch) {
-    outcome res = pass.run(batch);
+outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const llama_pcd_part & cur) {
+    const llama_batch_ext tokens = llama_pcd_batch_part(batch, cur.i0, cur.i1);
+
+    const llama_pcd_kept_states kept(core.states, tokens);
+
+    outcome res = pass.run(tokens);
     if (res != outcome::DONE) {
         return res;
     }
@@ -229,8 +265,8 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch) {
     llama_pcd_outputs_backup backup(core.pcd.lctx);
 
     std::vector<size_t> todo;
-    for (size_t i = 0; i < rows.size(); ++i) {
-        rows.take_standard(i, rows.out_ids[i]);
+    for (size_t i = cur.r0; i < cur.r1; ++i) {
+        rows.take_standard(i, rows.out_ids[i] - cur.i0);
         if (rows.needs_twin(i)) {
             todo.push_back(i);
         } else {
@@ -245,20 +281,30 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch) {
 
     backup.restore();
 
-    return res == outcome::NO_ROOM ? outcome::BROKEN : res; // the batch is in memory: no other way can be tried
+    if (res != outcome::DONE) {
+        pass.take_back(tokens, tokens.tokens.size()); // a token without its twin is not evaluated
+    }
+    return res;
 }
 
 // neighbours go together
 outcome llama_pcd_decoder::run_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo) {
-    const auto & lctx  = core.pcd.lctx;
-    const size_t n_max = std::min<size_t>({
-        core.memory.recr ? size_t(1) : LLAMA_PCD_MAX_TWINS, lctx.n_batch(), core.memory.n_room(), lctx.get_cparams().n_outputs_max });
+    const auto & lctx   = core.pcd.lctx;
+    const auto & memory = core.memory;
+    const size_t n_max  = std::min({
+        memory.recr ? 1u : core.twins.n_max, lctx.n_batch(), memory.n_room(), lctx.get_cparams().n_outputs_max });
 
     outcome res = outcome::DONE;
     for (size_t k = 0; k < todo.size() && res == outcome::DONE; ) {
         size_t n = 1;
         while (n < n_max && k + n < todo.size() && todo[k + n] == todo[k] + n) {
             n++;
+        }
+        for (size_t i = todo[k]; i < todo[k] + n; ++i) {
+            const auto & token = batch.tokens[rows.out_ids[i]];
+            if (memory.forgets(n, llama_pcd_parent_of(token), token.pos[0])) {
+                return outcome::NO_ROOM;
+            }
         }
         res = pass.run_twins(batch, todo[k], n);
         k += n;
@@ -267,10 +313,12 @@ outcome llama_pcd_decoder::run_twins_of(const llama_batch_ext & batch, const std
 }
 
 // for a memory that is full up to the tokens themselves, or that forgets
-outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch) {
+outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch, const llama_pcd_part & cur) {
     auto & lctx = core.pcd.lctx;
 
-    const size_t n_tokens = batch.tokens.size();
+    const llama_batch_ext tokens = llama_pcd_batch_part(batch, cur.i0, cur.i1);
+
+    const llama_pcd_kept_states kept(core.states, tokens);
 
     llama_pcd_outputs all;
 
@@ -279,7 +327,7 @@ outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch) {
 
     const auto decode_to = [&](size_t end) {
         if (res == outcome::DONE && end > done) {
-            res = pass.run(llama_pcd_batch_part(batch, done, end));
+            res = pass.run(llama_pcd_batch_part(tokens, done, end));
             if (res == outcome::DONE) {
                 all.take(lctx, done, end);
                 done = end;
@@ -287,12 +335,11 @@ outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch) {
         }
     };
 
-    for (size_t i = 0; i < rows.size() && res == outcome::DONE; ++i) {
-        const size_t at = rows.out_ids[i];
+    for (size_t i = cur.r0; i < cur.r1 && res == outcome::DONE; ++i) {
+        const size_t at = rows.out_ids[i] - cur.i0;
 
         decode_to(at);
         if (res == outcome::DONE) {
-            pass.branch(llama_pcd_parent_of(batch.tokens[at]));
             res = pass.run_twins(batch, i, 1);
         }
         decode_to(at + 1);
@@ -300,10 +347,10 @@ outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch) {
             rows.take_standard(i, 0);
         }
     }
-    decode_to(n_tokens);
+    decode_to(tokens.tokens.size());
 
     if (res != outcome::DONE) {
-        pass.take_back(batch, done);
+        pass.take_back(tokens, done);
         return res;
     }
 

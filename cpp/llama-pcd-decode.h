@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "llama-pcd-parts.h"
 #include "llama-pcd-streams.h"
 
 struct llama_pcd_decoder {
@@ -31,6 +32,7 @@ private:
     };
 
     llama_pcd_core  & core;
+    llama_pcd_parts   parts;
     llama_pcd_pass    pass;
     llama_pcd_streams streams;
 
@@ -44,10 +46,11 @@ private:
 
     way choose(const llama_batch_ext & batch, const request & req) const;
 
-    llama_pcd_outcome evaluate  (const llama_batch_ext & batch, const request & req);
-    llama_pcd_outcome fused     (const llama_batch_ext & batch);
-    llama_pcd_outcome alternate (const llama_batch_ext & batch);
-    llama_pcd_outcome sequential(const llama_batch_ext & batch);
+    llama_pcd_outcome evaluate      (const llama_batch_ext & batch, const request & req);
+    llama_pcd_outcome evaluate_part (const llama_batch_ext & batch, const llama_pcd_part & cur, way how);
+    llama_pcd_outcome fused         (const llama_batch_ext & batch, const llama_pcd_part & cur);
+    llama_pcd_outcome alternate     (const llama_batch_ext & batch, const llama_pcd_part & cur);
+    llama_pcd_outcome sequential    (const llama_batch_ext & batch, const llama_pcd_part & cur);
 
     llama_pcd_outcome run_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo);
 };

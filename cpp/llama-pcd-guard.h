@@ -33,7 +33,7 @@ T llama_pcd_guarded_value(const char * caller, T failed, const F & fn) noexcept 
     T    res       = failed;
 
     if (!llama_pcd_guarded(text, sizeof(text), [&]() { res = fn(); })) {
-        LLAMA_LOG_ERROR("%s: %s\n", caller, text);
+        llama_pcd_guarded(nullptr, 0, [&]() { LLAMA_LOG_ERROR("%s: %s\n", caller, text); }); // the log needs memory too
         return failed;
     }
     return res;

@@ -9,7 +9,11 @@
 
 bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret) {
     auto * pcd = llama_pcd_context::of(lctx);
-    return pcd && pcd->decode(batch, ret);
+    if (!pcd || pcd->nested) {
+        return false;
+    }
+    ret = pcd->decode(batch);
+    return true;
 }
 
 bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ubatch) {

@@ -7,6 +7,7 @@
 #include "llama-context.h"
 #include "llama-graph.h"
 #include "llama-kv-cache.h"
+#include "llama-memory-recurrent.h"
 
 #include <functional>
 #include <map>
@@ -83,6 +84,10 @@ struct llama_pcd {
     static uint32_t output_reserve    (llama_context & c, size_t n) { return c.output_reserve(n); }
     static void     output_reorder    (llama_context & c)           { c.output_reorder(); }
     static void     output_swaps_clear(llama_context & c)           { c.output_swaps.clear(); }
+
+    // the state of recurrent layers
+    static uint32_t & n_seq_max(llama_memory_recurrent & m) { return m.n_seq_max; }
+    static auto     & ctxs_bufs(llama_memory_recurrent & m) { return m.ctxs_bufs; }
 
     // settings
     static llama_cparams              & cparams(llama_context & c) { return c.cparams; }

@@ -51,8 +51,9 @@ std::string llama_pcd_limits::check_memory(const llama_pcd_params & p) const {
         return arch + "has recurrent or otherwise special memory alone, which cannot drop a twin's state; "
             "PCD needs a KV cache, plain, sliding-window or beside recurrent layers";
     }
-    if (memory.recr && memory.lctx.get_cparams().n_seq_max < 2) {
-        return arch + "has recurrent layers, where a twin needs a sequence of its own; create the context with n_seq_max = 2 or more";
+    if (memory.recr && memory.lctx.get_cparams().n_seq_max > LLAMA_MAX_SEQ - 2) {
+        return arch + format("has recurrent layers, where twins take the sequence ids after the context's own, and there are %d in all; "
+            "n_seq_max is %u, allowed: at most %d", LLAMA_MAX_SEQ, memory.lctx.get_cparams().n_seq_max, LLAMA_MAX_SEQ - 2);
     }
     if (memory.recr && llama_pcd_settings::separate(p)) {
         return arch + "has recurrent layers, and a second state for them is not kept; use cache=\"rerotated\"";

@@ -7,6 +7,7 @@
 #include "llama-memory-hybrid.h"
 
 #include <algorithm>
+#include <bitset>
 #include <set>
 #include <typeinfo>
 
@@ -88,6 +89,48 @@ bool llama_pcd_memory::forgets(size_t n) const {
         return llama_pcd::slides(*kv) &&
             (cells.used_max_p1() != used || llama_pcd::head(*kv) != used || used + n > cells.size());
     });
+}
+
+bool llama_pcd_memory::forgets(size_t n, llama_seq_id seq_id, llama_pos pos) const {
+    llama_seq_id any    = 0;
+    llama_ubatch ubatch = {};
+
+    ubatch.n_tokens   = n;
+    ubatch.n_seqs_unq = 1;
+    ubatch.seq_id_unq = &any; // all sequences are in one stream
+
+    return std::any_of(kvs.begin(), kvs.end(), [&](const auto * kv) {
+        if (!llama_pcd::slides(*kv)) {
+            return false; // it gives nothing away
+        }
+        const auto & cells = llama_pcd::cells(*kv);
+        const auto   slot  = kv->find_slot(ubatch, false);
+
+        return !slot.empty() && std::any_of(slot.idxs[0].begin(), slot.idxs[0].end(), [&](uint32_t j) {
+            return !cells.is_empty(j) && cells.seq_has(j, seq_id) && !llama_pcd::is_masked(*kv, cells.pos_get(j), pos);
+        });
+    });
+}
+
+llama_pcd_memory::ends llama_pcd_memory::ends_of(const llama_batch_ext & batch) const {
+    std::bitset<LLAMA_MAX_SEQ> seen;
+
+    ends res;
+    for (const auto & token : batch.tokens) {
+        for (const llama_seq_id s : token.seq_ids) {
+            if (s >= 0 && s < LLAMA_MAX_SEQ && !seen[s] && lctx.get_memory()) {
+                seen.set(s);
+                res.push_back({ s, lctx.get_memory()->seq_pos_max(s) });
+            }
+        }
+    }
+    return res;
+}
+
+void llama_pcd_memory::cut(const ends & last) const {
+    for (const auto & [s, pos] : last) {
+        lctx.get_memory()->seq_rm(s, pos + 1, -1);
+    }
 }
 
 bool llama_pcd_memory::has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const {

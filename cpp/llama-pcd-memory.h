@@ -4,8 +4,7 @@
 
 #include "llama-pcd-impl.h"
 
-#include "llama-memory-recurrent.h"
-
+#include <utility>
 #include <vector>
 
 struct llama_pcd_memory {
@@ -35,6 +34,15 @@ struct llama_pcd_memory {
     // Whether a sliding-window cache may give away cells that fell out of the window when n more are placed: it does so as
     // soon as its search does not start behind all that is in use, even where other cells are free.
     bool forgets(size_t n) const;
+
+    // the same, exactly: whether placing n more takes a cell that a token of a sequence at position pos still sees
+    bool forgets(size_t n, llama_seq_id seq_id, llama_pos pos) const;
+
+    // the last positions of a batch's sequences, as they are now; and forgetting all after them, where that is possible
+    using ends = std::vector<std::pair<llama_seq_id, llama_pos>>;
+
+    ends ends_of(const llama_batch_ext & batch) const;
+    void cut(const ends & last) const;
 
     // whether sliding-window layers still have all that the tokens of a sequence at positions [pos, end) see
     bool has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const;

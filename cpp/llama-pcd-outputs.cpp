@@ -38,6 +38,14 @@ void llama_pcd_outputs_hide(llama_context & lctx, size_t i0, size_t n) {
     }
 }
 
+void llama_pcd_outputs_forget(llama_context & lctx) {
+    auto & ids = llama_pcd::output_ids(lctx);
+
+    llama_pcd::n_outputs(lctx) = 0;
+    llama_pcd::output_swaps_clear(lctx);
+    std::fill(ids.begin(), ids.end(), -1);
+}
+
 //
 // backend samplers
 //

@@ -34,6 +34,8 @@ private:
 
     std::vector<output> all; // empty: no sequence has one
 };
+// the caller has none
+void llama_pcd_outputs_forget(llama_context & lctx);
 
 // the outputs of a batch that is decoded in parts
 struct llama_pcd_outputs {

@@ -19,6 +19,15 @@ enum class llama_pcd_outcome : int {
     FAILED  = -3, // a graph was not computed
 };
 
+// The states that recurrent layers have before these tokens, kept to go back to as long as this lives.
+struct llama_pcd_kept_states {
+    llama_pcd_kept_states(llama_pcd_states & states, const llama_batch_ext & tokens);
+    ~llama_pcd_kept_states() { states.drop(); }
+
+private:
+    llama_pcd_states & states;
+};
+
 struct llama_pcd_pass {
     llama_pcd_pass(llama_pcd_core & core, llama_pcd_rows & rows) : core(core), rows(rows) {}
 
@@ -32,18 +41,22 @@ struct llama_pcd_pass {
     // Returns their rows in the order of the twins.
     std::vector<size_t> add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n);
 
-    // a twin starts with the state that recurrent layers have now
-    void branch(llama_seq_id parent);
-
     // a batch of twins alone was decoded: wait for its rows; it does not count as the caller's tokens
     void finish_twins();
 
-    // as if the first n tokens had not been decoded; recurrent layers cannot go back, there they stay
+    // as if the first n tokens had not been decoded; beside recurrent layers they stay, unless the states before them were saved
     void take_back(const llama_batch_ext & batch, size_t n);
+
+    // a batch, or a part of one, is evaluated in another way than the settings ask for: count it, and say so in the log
+    void note_fallback(llama_pcd_fallback reason);
+
+    static const char * why(llama_pcd_fallback reason); // in a sentence; "": none
 
 private:
     llama_pcd_core & core;
     llama_pcd_rows & rows;
+
+    uint32_t noted = 0; // reasons that were warned of, as bits
 
     void drop_twins();
 };

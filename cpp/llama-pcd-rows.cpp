@@ -30,9 +30,13 @@ void llama_pcd_rows::reserve() {
     has_over_rotated.assign(size(), false);
 }
 
+size_t llama_pcd_rows::first_from(size_t batch_index) const {
+    return std::lower_bound(out_ids.begin(), out_ids.end(), (int32_t) batch_index) - out_ids.begin();
+}
+
 size_t llama_pcd_rows::find(int32_t batch_index) const {
-    const auto it = std::lower_bound(out_ids.begin(), out_ids.end(), batch_index);
-    return it != out_ids.end() && *it == batch_index ? it - out_ids.begin() : size();
+    const size_t i = first_from(batch_index);
+    return i < size() && out_ids[i] == batch_index ? i : size();
 }
 
 void llama_pcd_rows::take_standard(size_t i, int32_t batch_index) {

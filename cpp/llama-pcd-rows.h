@@ -22,6 +22,9 @@ struct llama_pcd_rows {
     // make room for the rows that were added
     void reserve();
 
+    // the first row of an entry of the batch from this one on; size(): there is none
+    size_t first_from(size_t batch_index) const;
+
     // the row of an entry of the batch; size(): it has none
     size_t find(int32_t batch_index) const;
 

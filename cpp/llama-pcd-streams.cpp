@@ -22,6 +22,11 @@ llama_pcd_outcome llama_pcd_streams::decode(const llama_batch_ext & batch) {
     while (done < n_tokens && res == llama_pcd_outcome::DONE) {
         const size_t end = end_of_part(batch, done, n_max);
 
+        if (end == done) {
+            const auto & cparams = core.pcd.lctx.get_cparams();
+            pass.note_fallback(std::min(cparams.n_ubatch, cparams.n_outputs_max) < 2 ?
+                LLAMA_PCD_FALLBACK_NARROW : LLAMA_PCD_FALLBACK_NO_ROOM);
+        }
         res = end > done ? decode_both(batch, done, end, all) : decode_in_turn(batch, done, all);
         if (res == llama_pcd_outcome::DONE) {
             done = std::max(end, done + 1);

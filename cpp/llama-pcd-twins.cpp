@@ -3,8 +3,15 @@
 #include "llama-pcd-twins.h"
 #include "llama-pcd.h"
 
+#include <algorithm>
+
 llama_pcd_twins::llama_pcd_twins(const llama_pcd_memory & memory) :
-    seq_first(memory.recr ? (llama_seq_id) memory.lctx.get_cparams().n_seq_max - 1 : LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS) {}
+    seq_first(memory.recr ? llama_pcd::n_seq_max(*memory.recr) : LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS),
+    n_max(LLAMA_PCD_MAX_TWINS) {
+    if (memory.recr) { // one for each of the context's sequences, and one id is for llama_pcd_states
+        n_max = std::max(0, std::min({ LLAMA_PCD_MAX_TWINS, seq_first, LLAMA_MAX_SEQ - 1 - seq_first }));
+    }
+}
 
 uint32_t llama_pcd_twins::count(const llama_ubatch & ubatch) const {
     uint32_t n = 0;

@@ -10,9 +10,11 @@
 struct llama_pcd_twins {
     explicit llama_pcd_twins(const llama_pcd_memory & memory);
 
-    // Twins get the last sequence ids, one each, so that they never see one another. Recurrent layers have a state for each of
-    // the context's sequences and for no others: there the last of these is the twin's.
+    // Twins get sequence ids of their own, one each, so that they never see one another: the last ones there are. Recurrent
+    // layers keep a state for each id up to the highest, so there they are the next after the context's own.
     llama_seq_id seq_first;
+
+    uint32_t n_max; // in one pass
 
     std::vector<llama_seq_id> parents; // the sequence of the tokens behind twin sequence i; empty: no twins in flight
 

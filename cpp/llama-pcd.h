@@ -6,6 +6,12 @@
 //     L~ = (1 + beta) L - beta L*        on the plausible tokens of L (paper, Eq. 6)
 //
 // over the caller's logits row and drops the twins again. Callers need to know nothing of it.
+//
+// llama_decode() returns what it does without PCD, and its rules hold: on 1 and -1 nothing has changed; on 2 and below -1 the
+// micro-batches that were finished stay in memory, and there are no rows. A token whose twin fails or is aborted was not finished
+// and is taken back, beside recurrent layers too if the twin was evaluated by itself. (Together with its token it fails like any
+// token in llama.cpp: recurrent layers cannot go back, so clear the sequence.) What would be an exception, such as too little memory,
+// is -2 and a line in the log, and all tokens of the batch are taken back.
 
 #pragma once
 
@@ -107,6 +113,16 @@ struct llama_pcd_head_ratios {
     int32_t order;       // enum llama_pcd_head_order
 };
 
+// why a batch, or a part of one, was evaluated in another way than llama_pcd_params.evaluation asks for
+enum llama_pcd_fallback {
+    LLAMA_PCD_FALLBACK_NONE    = 0,
+    LLAMA_PCD_FALLBACK_NO_ROOM = 1, // no free cells for twins beside their tokens: each twin before its token, in the same cell
+    LLAMA_PCD_FALLBACK_NARROW  = 2, // n_batch, n_ubatch or n_outputs_max has no room for a token and its twin: one after the other
+    LLAMA_PCD_FALLBACK_DEALT   = 3, // the memory dealt the batch out in an order that twins cannot be in: one after the other
+    LLAMA_PCD_FALLBACK_SLIDES  = 4, // sliding-window layers forget what a later twin would see: at once, or before its token
+    LLAMA_PCD_FALLBACK_PICTURE = 5, // cache = separate: embeddings are not kept for a later evaluation: at once
+};
+
 struct llama_pcd_stats {
     int64_t n_tokens;      // rows the caller asked for while PCD was on
     int64_t n_twins;       // twins evaluated
@@ -117,6 +133,13 @@ struct llama_pcd_stats {
     int64_t kv_bytes;      // of the first; 0 for memory PCD knows nothing of
 
     int64_t n_derived_cells; // of how many cells, all caches together
+    int64_t n_fused;       // batches that were evaluated together with their twins, as a whole or in parts: each part counts
+    int64_t n_alternate;   // the same, twins after the batch, where one was needed
+    int64_t n_sequential;  // the same, each twin before its token
+    int64_t n_streams;     // batches with a second stream (cache = separate)
+    int64_t n_fallbacks;   // of all these, how many were asked for in another way
+    int64_t last_fallback; // enum llama_pcd_fallback: why the last of them was
+    int64_t state_bytes;   // of the states that recurrent layers keep for twins
 };
 
 // LLAMA_PCD_VERSION of the loaded library; a stock libllama lacks the symbol
@@ -149,6 +172,9 @@ LLAMA_API void llama_pcd_suspend(struct llama_context * ctx, bool suspend);
 LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int32_t i, int32_t which);
 
 LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx);
+
+// A reason (enum llama_pcd_fallback) in a sentence, "" for none
+LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);
 
 // PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else params is a whole setting,
 // of which the sequence has beta, gamma, relative_top, window, n_sink and combine of its own, and perturbation where it is

@@ -135,11 +135,9 @@ class Llama(llama_cpp.Llama):
 
     @property
     def context_params(self) -> Any:
-        if hasattr(self, "_model") and _engine.is_hybrid(self):
-            # recurrent layers: a state for each sequence, and one for twins (the second evaluations of PCD)
-            self._context_params.n_seq_max = self._n_seq_max + 1
-        elif self._n_seq_max > 1:
-            self._context_params.n_seq_max = self._n_seq_max
+        # embedding=True asks for all sequence ids there are, but some are for twins (the second evaluations of PCD)
+        of_stock = min(self._context_params.n_seq_max, _engine.N_SEQUENCES)
+        self._context_params.n_seq_max = max(self._n_seq_max, of_stock)
         return self._context_params
 
     @context_params.setter

@@ -96,7 +96,7 @@ def test_what_a_model_is(tiny: Tiny, load: Load) -> None:
         llm = load(tiny(arch), False)
         assert (_engine.rotates(llm), _engine.n_layer(llm)) == (rotates, n_layer)
         assert _engine.n_ctx_train(llm) == 1024 and _engine.rope_freq_scale(llm) == 1
-        assert not _engine.is_recurrent(llm) and not _engine.is_hybrid(llm)
+        assert not _engine.is_recurrent(llm)
         assert _engine.n_bytes(llm) == 4 * _engine.n_parameters(llm)  # float32
 
 

@@ -81,6 +81,13 @@ class Stats(ctypes.Structure):
         ("second_bytes", ctypes.c_int64),
         ("kv_bytes", ctypes.c_int64),
         ("n_derived_cells", ctypes.c_int64),
+        ("n_fused", ctypes.c_int64),
+        ("n_alternate", ctypes.c_int64),
+        ("n_sequential", ctypes.c_int64),
+        ("n_streams", ctypes.c_int64),
+        ("n_fallbacks", ctypes.c_int64),
+        ("last_fallback", ctypes.c_int64),
+        ("state_bytes", ctypes.c_int64),
     ]
 
 
@@ -115,6 +122,7 @@ pcd_set_tokens = _bind(
 pcd_suspend = _bind("llama_pcd_suspend", None, _ctx_p, ctypes.c_bool)
 pcd_get_logits_ith = _bind("llama_pcd_get_logits_ith", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
 pcd_get_stats = _bind("llama_pcd_get_stats", Stats, _ctx_p)
+pcd_fallback_text = _bind("llama_pcd_fallback_text", ctypes.c_char_p, ctypes.c_int32)
 pcd_set_exits = _bind(
     "llama_pcd_set_exits",
     ctypes.c_int32,

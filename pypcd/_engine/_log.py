@@ -13,7 +13,7 @@ __all__ = ["clear_errors", "install", "last_errors", "logger", "reason"]
 
 logger = logging.getLogger("pypcd")
 
-_ERROR, _CONT = 4, 5  # enum ggml_log_level (llama_cpp._logger has an older one)
+_WARN, _ERROR, _CONT = 3, 4, 5  # enum ggml_log_level (llama_cpp._logger has an older one)
 
 _errors: collections.deque[str] = collections.deque(maxlen=20)
 _last_level = 0
@@ -28,6 +28,8 @@ def _callback(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
         _errors.append(line.strip())
     if logging.getLogger("llama-cpp-python").level <= logging.DEBUG:  # what verbose=True sets
         print(line, end="", flush=True, file=sys.stderr)
+    elif _last_level == _WARN and line.startswith("PCD: "):  # of ours: something is not as it was asked for
+        logger.warning("%s", line.rstrip())
     elif line.strip():
         logger.debug("%s", line.rstrip())
 

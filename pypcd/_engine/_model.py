@@ -15,7 +15,6 @@ __all__ = [
     "check_decoder",
     "detokenize",
     "is_end",
-    "is_hybrid",
     "is_recurrent",
     "n_bytes",
     "n_ctx_train",
@@ -48,14 +47,10 @@ def check_decoder(llm: llama_cpp.Llama) -> None:
         raise UnsupportedError(f"the architecture {arch!r} has an encoder, which llama-cpp-python's Llama does not run")
 
 
-def is_hybrid(llm: llama_cpp.Llama) -> bool:
-    """Whether some layers have keys and values, and others a recurrent state."""
-    return bool(llama_cpp.llama_model_is_hybrid(model(llm)))
-
-
 def is_recurrent(llm: llama_cpp.Llama) -> bool:
     """Whether some layers have a recurrent state, which cannot go back to an earlier position."""
-    return bool(llama_cpp.llama_model_is_recurrent(model(llm))) or is_hybrid(llm)
+    of = llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid
+    return any(is_so(model(llm)) for is_so in of)
 
 
 def n_layer(llm: llama_cpp.Llama) -> int:

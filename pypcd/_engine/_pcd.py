@@ -68,6 +68,14 @@ class PCDStats:
         second_bytes: memory of the second keys and values.
         kv_bytes: memory of the model's own keys and values.
         n_derived_cells: of how many tokens, counted in each cache; a model with sliding-window layers has two caches.
+        n_fused: batches that were evaluated together with their twins, as evaluation="fused" asks. A batch that was
+            evaluated in parts counts once for each part, here and below.
+        n_alternate: batches whose twins were evaluated after them, as evaluation="alternate" asks.
+        n_sequential: batches whose twins were evaluated one at a time, each before its token.
+        n_streams: batches evaluated with cache="separate".
+        n_fallbacks: how many of all these were evaluated in another way than `evaluation` asks for.
+        last_fallback: why the last of them was, in a sentence; empty if there was none.
+        state_bytes: memory of the states that recurrent layers of hybrid models keep for twins.
     """
 
     n_tokens: int
@@ -78,6 +86,13 @@ class PCDStats:
     second_bytes: int
     kv_bytes: int
     n_derived_cells: int
+    n_fused: int
+    n_alternate: int
+    n_sequential: int
+    n_streams: int
+    n_fallbacks: int
+    last_fallback: str
+    state_bytes: int
 
 
 # -- the setting -----------------------------------------------------------------------------------------------------
@@ -210,7 +225,9 @@ def _row(llm: llama_cpp.Llama, i: int, which: int) -> npt.NDArray[np.float32] | 
 
 def pcd_stats(llm: llama_cpp.Llama) -> PCDStats:
     stats = _bindings.pcd_get_stats(context(llm))
-    return PCDStats(*(getattr(stats, field.name) for field in dataclasses.fields(PCDStats)))
+    values = {field.name: getattr(stats, field.name) for field in dataclasses.fields(PCDStats)}
+    values["last_fallback"] = _bindings.pcd_fallback_text(stats.last_fallback).decode()
+    return PCDStats(**values)
 
 
 def init_sampler(llm: llama_cpp.Llama, row: int) -> Any:
