@@ -6,6 +6,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <utility>
 
 using outcome = llama_pcd_outcome;
 
@@ -50,6 +51,10 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     }
     if (res == outcome::DONE) {
         rows.show(core.settings.params.combine);
+        if (step.n_rows > 0) {
+            step.n_needed = rows.n_needed;
+            automatic.took(step);
+        }
     } else {
         rows.forget();
     }
@@ -90,7 +95,7 @@ llama_pcd_decoder::request llama_pcd_decoder::read(const llama_batch_ext & batch
 
     // with a second stream every token has its twin, at once or, with alternate evaluation, when a row first needs it;
     // at once all the same where that may be too late: sliding-window layers forget, and embeddings are not kept
-    res.in_streams = settings.separate() && !res.by_llama && (settings.params.evaluation == LLAMA_PCD_EVALUATION_FUSED ||
+    res.in_streams = settings.separate() && !res.by_llama && (settings.params.evaluation != LLAMA_PCD_EVALUATION_ALTERNATE ||
             core.memory.slides() || batch.tokens[0].id == LLAMA_TOKEN_NULL);
 
     return res;
@@ -138,7 +143,7 @@ outcome llama_pcd_decoder::refresh_second_keys() {
 // the ways
 //
 
-llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch, const request & req) const {
+llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch, const request & req) {
     const auto & lctx     = core.pcd.lctx;
     const auto & cparams  = lctx.get_cparams();
     const auto & memory   = core.memory;
@@ -162,15 +167,38 @@ llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch, 
     // rows that a fused batch computes: the twins' beside the caller's
     const size_t n_rows = (cparams.embeddings ? n_tokens : req.n_outputs) + n_out;
 
-    if (core.settings.params.evaluation == LLAMA_PCD_EVALUATION_FUSED && n_out <= LLAMA_PCD_MAX_TWINS &&
+    if (core.settings.params.evaluation != LLAMA_PCD_EVALUATION_ALTERNATE && n_out <= LLAMA_PCD_MAX_TWINS &&
             n_rows <= cparams.n_outputs_max && n_tokens + n_out <= std::min<size_t>(lctx.n_batch(), n_fit)) {
-        return way::FUSED;
+        return fuses(n_tokens, n_out) ? way::FUSED : way::ALTERNATE;
     }
     return n_tokens + 1 <= n_fit ? way::ALTERNATE : way::SEQUENTIAL;
 }
 
+bool llama_pcd_decoder::fuses(size_t n_tokens, size_t n_out) {
+    if (core.settings.params.evaluation != LLAMA_PCD_EVALUATION_AUTO) {
+        return true;
+    }
+    automatic.follow(core.settings.params);
+    if (n_tokens > 2*n_out) { // in a prompt a twin is one token more
+        automatic.read_prompt();
+        return true;
+    }
+    step.n_tokens = n_tokens;
+    step.n_rows   = n_out;
+    step.fused    = automatic.fuses(n_tokens, n_out);
+    return step.fused;
+}
+
+double llama_pcd_decoder::lap() {
+    const int64_t t_last_us = std::exchange(t_lap_us, ggml_time_us());
+    return (t_lap_us - t_last_us)*1e-6;
+}
+
 outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch, const request & req) {
+    step = {};
+
     const way first = choose(batch, req);
+    lap();
 
     pass.branch(llama_pcd_parent_of(batch.tokens[0]));
 
@@ -181,8 +209,10 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch, const request
         case way::STREAMS:    res = streams.decode(batch); break;
         case way::SEQUENTIAL: res = sequential(batch);     break;
     }
+    (step.first > 0.0 ? step.twins : step.first) = lap();
     if (res == outcome::NO_ROOM && (first == way::FUSED || (first == way::ALTERNATE && !core.settings.separate()))) {
-        res = sequential(batch);
+        step = {};
+        res  = sequential(batch);
     }
 
     if (core.memory.recr) {
@@ -244,6 +274,7 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch) {
     if (!todo.empty()) {
         backup.copy_rows();
     }
+    step.first = lap();
 
     res = core.settings.separate() ? streams.catch_up_rows(batch, todo) : run_twins_of(batch, todo);
 

@@ -45,4 +45,7 @@ private:
     llama_pcd_rows & rows;
 
     void drop_twins();
+
+    // the graphs that a batch of twins takes turns with; null: llama.cpp's own
+    llama_pcd::kept_graphs * kept_for(const llama_batch_ext & batch) const;
 };

@@ -33,7 +33,10 @@ struct llama_pcd_rows {
     bool needs_twin(size_t i) const;
 
     // over the caller's rows of the context: the contrast, or with combine = false the standard row
-    void show(bool combine) const;
+    void show(bool combine);
+
+    // of the rows that were shown, how many have more than one plausible token
+    size_t n_needed = 0;
 
     // see llama_pcd_get_logits_ith
     const float * get(int32_t i, int32_t which);
@@ -54,5 +57,6 @@ private:
     const float * standard_row    (size_t i) const { return standard.data() + i*n_vocab(); }
     const float * over_rotated_row(size_t i) const { return has_over_rotated[i] ? over_rotated.data() + i*n_vocab() : nullptr; }
 
-    void contrast(size_t i, float outside, float * dst) const;
+    // returns how many tokens are plausible
+    int32_t contrast(size_t i, float outside, float * dst) const;
 };

@@ -21,7 +21,7 @@ static std::string check_enums(const llama_pcd_params & p) {
         int32_t      last;
     } fields[] = {
         { "cache",        p.cache,        LLAMA_PCD_CACHE_SEPARATE },
-        { "evaluation",   p.evaluation,   LLAMA_PCD_EVALUATION_ALTERNATE },
+        { "evaluation",   p.evaluation,   LLAMA_PCD_EVALUATION_AUTO },
         { "perturbation", p.perturbation, LLAMA_PCD_PERTURBATION_NOISE },
         { "transition",   p.transition,   LLAMA_PCD_TRANSITION_NONE },
         { "band",         p.band,         LLAMA_PCD_BAND_ALL },

@@ -66,6 +66,7 @@ class PCDStats:
         n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
         second_bytes: memory of the second keys and values.
         kv_bytes: memory of the model's own keys and values.
+        graph_bytes: compute memory of the graphs that take turns with the model's own (evaluation "auto", "alternate").
     """
 
     n_tokens: int
@@ -75,6 +76,7 @@ class PCDStats:
     n_caught_up: int
     second_bytes: int
     kv_bytes: int
+    graph_bytes: int
 
 
 # -- the setting -----------------------------------------------------------------------------------------------------
