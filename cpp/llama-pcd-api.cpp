@@ -2,6 +2,7 @@
 // it calls.
 
 #include "llama-pcd.h"
+#include "llama-pcd-auto.h"
 #include "llama-pcd-context.h"
 #include "llama-pcd-guard.h"
 #include "llama-pcd-math.h"
@@ -49,7 +50,7 @@ int32_t llama_pcd_version(void) {
 llama_pcd_params llama_pcd_default_params(void) {
     return {
         /* .cache        = */ LLAMA_PCD_CACHE_REROTATED,
-        /* .evaluation   = */ LLAMA_PCD_EVALUATION_FUSED,
+        /* .evaluation   = */ LLAMA_PCD_EVALUATION_AUTO,
         /* .perturbation = */ LLAMA_PCD_PERTURBATION_OVER_ROTATION,
         /* .transition   = */ LLAMA_PCD_TRANSITION_EXPONENTIAL,
         /* .band         = */ LLAMA_PCD_BAND_LOW,
@@ -158,6 +159,7 @@ llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
             res = pcd->core.stats;
             res.second_bytes = pcd->core.second.n_bytes();
             res.state_bytes  = pcd->core.states.n_bytes;
+            res.graph_bytes  = pcd->kept_bytes();
         }
         res.kv_bytes = llama_pcd_memory(*ctx).n_bytes();
         return res;
@@ -257,6 +259,20 @@ int32_t llama_pcd_contrast(
         float beta, int32_t gamma, float relative_top, float behind, float * out) {
     return llama_pcd_guarded_value(__func__, 0, [&]() {
         return pcd_contrast(standard, over_rotated, n_vocab, beta, gamma, relative_top, behind, out);
+    });
+}
+
+void llama_pcd_choose(
+        int32_t n_steps, int32_t n_rows, const double * s_fused, const double * s_plain, const double * s_twin,
+        const int32_t * n_needed, bool * fused) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        llama_pcd_auto choice;
+        for (int32_t i = 0; i < n_steps; ++i) {
+            fused[i] = choice.fuses(n_rows, n_rows);
+            choice.took({ (size_t) n_rows, (size_t) n_rows, fused[i], (size_t) n_needed[i],
+                fused[i] ? s_fused[i] : s_plain[i], fused[i] ? 0.0 : n_needed[i]*s_twin[i] });
+        }
+        return true;
     });
 }
 

@@ -87,6 +87,10 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
         pcd.reset_graphs();
     }
 
+    if (p.evaluation != settings.params.evaluation) {
+        pcd.drop_kept(); // other graphs take turns now
+    }
+
     settings.params = p;
     settings.on     = true;
 

@@ -6,6 +6,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <utility>
 
 using outcome = llama_pcd_outcome;
 
@@ -46,6 +47,10 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     }
     if (res == outcome::DONE) {
         rows.show();
+        if (step.n_rows > 0) {
+            step.n_needed = rows.n_needed;
+            automatic.took(step);
+        }
     } else {
         rows.forget();
         llama_pcd_outputs_forget(core.pcd.lctx);
@@ -87,7 +92,7 @@ llama_pcd_decoder::request llama_pcd_decoder::read(const llama_batch_ext & batch
 
     // with a second stream every token has its twin, at once or, with alternate evaluation, when a row first needs it;
     // at once all the same where that may be too late: sliding-window layers forget, and embeddings are not kept
-    res.in_streams = settings.separate() && !res.by_llama && (settings.params.evaluation == LLAMA_PCD_EVALUATION_FUSED ||
+    res.in_streams = settings.separate() && !res.by_llama && (settings.params.evaluation != LLAMA_PCD_EVALUATION_ALTERNATE ||
             core.memory.slides() || batch.tokens[0].id == LLAMA_TOKEN_NULL);
 
     return res;
@@ -144,12 +149,34 @@ llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch, 
     if (std::all_of(contrasts.begin(), contrasts.end(), [](const auto & cur) { return cur.gamma == 1; })) {
         return way::ALTERNATE; // none of its rows needs a twin
     }
-    return core.settings.params.evaluation == LLAMA_PCD_EVALUATION_FUSED ? way::FUSED : way::ALTERNATE;
+    return core.settings.params.evaluation != LLAMA_PCD_EVALUATION_ALTERNATE ? way::FUSED : way::ALTERNATE;
+}
+
+bool llama_pcd_decoder::fuses(size_t n_tokens, size_t n_out) {
+    if (core.settings.params.evaluation != LLAMA_PCD_EVALUATION_AUTO) {
+        return true;
+    }
+    automatic.follow(core.settings.params);
+    if (n_tokens > 2*n_out) { // in a prompt a twin is one token more
+        automatic.read_prompt();
+        return true;
+    }
+    step.n_tokens = n_tokens;
+    step.n_rows   = n_out;
+    step.fused    = automatic.fuses(n_tokens, n_out);
+    return step.fused;
+}
+
+double llama_pcd_decoder::lap() {
+    const int64_t t_last_us = std::exchange(t_lap_us, ggml_time_us());
+    return (t_lap_us - t_last_us)*1e-6;
 }
 
 outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch, const request & req) {
     const size_t n_tokens = batch.tokens.size();
     const way    how      = choose(batch, req);
+
+    step = {};
 
     if (how == way::STREAMS) {
         if (core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE) {
@@ -163,8 +190,12 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch, const request
     llama_pcd_outputs all;
 
     for (size_t done = 0; done < n_tokens; ) {
-        const auto    cur = parts.next(batch, done, how == way::FUSED);
-        const outcome res = evaluate_part(batch, cur, how);
+        const auto cur   = parts.next(batch, done, how == way::FUSED);
+        const bool whole = cur.i1 - cur.i0 == n_tokens;
+
+        // evaluation = auto chooses for whole batches
+        const bool    fuse = how == way::FUSED && !(whole && cur.fits && cur.r1 > cur.r0 && !fuses(n_tokens, cur.r1 - cur.r0));
+        const outcome res  = evaluate_part(batch, cur, fuse ? way::FUSED : way::ALTERNATE);
 
         if (res == outcome::NO_ROOM || res == outcome::INVALID) { // as if nothing had been decoded
             pass.take_back(batch, done);
@@ -173,7 +204,7 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch, const request
         if (res != outcome::DONE) {
             return res; // parts before this one stay, as llama.cpp's micro-batches do
         }
-        if (cur.i1 - cur.i0 < n_tokens) {
+        if (!whole) {
             all.take(core.pcd.lctx, cur.i0, cur.i1);
         }
         if (cur.i1 == n_tokens && cur.i0 > 0 && !all.put(core.pcd.lctx)) {
@@ -194,7 +225,10 @@ outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const ll
     auto reason = LLAMA_PCD_FALLBACK_NO_ROOM;
 
     if (cur.fits) {
+        lap();
         const outcome res = how == way::FUSED ? fused(batch, cur) : alternate(batch, cur);
+        (step.first > 0.0 ? step.twins : step.first) = lap();
+
         if (res == outcome::DONE) {
             (how == way::FUSED ? stats.n_fused : stats.n_alternate)++;
         }
@@ -212,6 +246,8 @@ outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const ll
     } else if (core.memory.n_room() >= 2) {
         reason = LLAMA_PCD_FALLBACK_NARROW;
     }
+
+    step = {};
 
     const outcome res = sequential(batch, cur);
     if (res == outcome::DONE) {
@@ -276,6 +312,7 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const llama_
     if (!todo.empty()) {
         backup.copy_rows();
     }
+    step.first = lap();
 
     res = core.settings.separate() ? streams.catch_up_rows(batch, todo) : run_twins_of(batch, todo);
 

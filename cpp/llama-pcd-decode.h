@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "llama-pcd-auto.h"
 #include "llama-pcd-parts.h"
 #include "llama-pcd-streams.h"
 
@@ -35,6 +36,10 @@ private:
     llama_pcd_parts   parts;
     llama_pcd_pass    pass;
     llama_pcd_streams streams;
+    llama_pcd_auto    automatic;
+
+    llama_pcd_auto::step step; // of evaluation = auto: what is known of the current one
+    int64_t              t_lap_us = 0;
 
     request read(const llama_batch_ext & batch);
 
@@ -45,6 +50,12 @@ private:
     llama_pcd_outcome refresh_second_keys();
 
     way choose(const llama_batch_ext & batch, const request & req) const;
+
+    // whether a batch that can be fused is to be
+    bool fuses(size_t n_tokens, size_t n_out);
+
+    // seconds since it was last called
+    double lap();
 
     llama_pcd_outcome evaluate      (const llama_batch_ext & batch, const request & req);
     llama_pcd_outcome evaluate_part (const llama_batch_ext & batch, const llama_pcd_part & cur, way how);

@@ -24,8 +24,12 @@ bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ub
 }
 
 uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
-    const auto * pcd = llama_pcd_context::of(lctx);
-    return pcd ? pcd->n_nodes() : 0;
+    auto * pcd = llama_pcd_context::of(lctx);
+    if (!pcd) {
+        return 0;
+    }
+    pcd->n_schedulers++;
+    return pcd->n_nodes();
 }
 
 void llama_pcd_graph_begin(const llm_graph_context & gctx) {

@@ -2,9 +2,12 @@
 
 #include "llama-pcd-impl.h"
 
+#include "llama-impl.h"
+
 void llama_pcd::reset_graphs() {
     lctx.gf_res_prev_active = nullptr;
     generation++;
+    drop_kept();
 }
 
 void llama_pcd::reserve_now(const std::function<void()> & undo) {
@@ -17,7 +20,7 @@ void llama_pcd::reserve_now(const std::function<void()> & undo) {
     }
 }
 
-int llama_pcd::decode_plain(const llama_batch_ext & batch) {
+int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
     struct guard {
         explicit guard(bool & flag) : flag(flag) { flag = true; }
         ~guard() { flag = false; }
@@ -25,7 +28,83 @@ int llama_pcd::decode_plain(const llama_batch_ext & batch) {
         bool & flag;
     } const inside(nested);
 
+    if (!own) {
+        return lctx.decode(batch);
+    }
+    lctx.sched_reserve(); // what llama.cpp would do with its own graphs, and so with its own scheduler
+    lctx.memory_update(false);
+
+    if (!make_kept(*own, batch.tokens.size())) {
+        return lctx.decode(batch);
+    }
+    const swapped swap(*this, *own);
     return lctx.decode(batch);
+}
+
+//
+// graphs that take turns
+//
+
+llama_pcd::swapped::swapped(llama_pcd & pcd, kept_graphs & own) : pcd(pcd), own(own) {
+    swap();
+}
+
+llama_pcd::swapped::~swapped() {
+    swap();
+}
+
+void llama_pcd::swapped::swap() const {
+    std::swap(pcd.lctx.sched,              own.sched);
+    std::swap(pcd.lctx.gf_res_prev,        own.results);
+    std::swap(pcd.lctx.gf_res_prev_active, own.active);
+}
+
+// ggml lays a graph out in memory as it did the last one with as many nodes, whatever they do. After this there is none.
+static bool forget_layout(ggml_backend_sched_t sched) {
+    const ggml_init_params params = { 4*ggml_tensor_overhead() + ggml_graph_overhead_custom(8, false), nullptr, true };
+
+    const ggml_context_ptr ctx { ggml_init(params) };
+    if (!ctx) {
+        return false;
+    }
+    auto * gf = ggml_new_graph_custom(ctx.get(), 8, false);
+    ggml_build_forward_expand(gf, ggml_dup(ctx.get(), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 1)));
+
+    return ggml_backend_sched_reserve(sched, gf);
+}
+
+bool llama_pcd::make_kept(kept_graphs & own, uint32_t n_tokens) {
+    if (own.made_for == n_schedulers) {
+        return own.sched != nullptr;
+    }
+    own = {};
+    own.made_for = n_schedulers;
+    own.sched.reset(ggml_backend_sched_new(lctx.backend_ptrs.data(), lctx.backend_buft.data(), lctx.backend_ptrs.size(),
+        lctx.gf_res_reserve->get_max_nodes(), false, lctx.cparams.op_offload));
+
+    bool done = false;
+    {
+        const swapped swap(*this, own);
+
+        // memory for a full context, as for these tokens without twins: what twins need beyond it is added when it is needed
+        const auto mctx = lctx.memory->init_full();
+        done = mctx && lctx.graph_reserve(n_tokens, 1, n_tokens, mctx.get()) && forget_layout(lctx.sched.get());
+    }
+    if (!done) {
+        LLAMA_LOG_WARN("%s: no memory to keep the graphs of twins beside the others: each is built anew when its turn comes\n", __func__);
+        own.sched.reset();
+    }
+    return done;
+}
+
+size_t llama_pcd::kept_bytes() const {
+    size_t res = 0;
+    for (const auto & own : kept) {
+        for (auto * backend : lctx.backend_ptrs) {
+            res += own.sched ? ggml_backend_sched_get_buffer_size(own.sched.get(), backend) : 0;
+        }
+    }
+    return res;
 }
 
 ggml_tensor * llama_pcd::keys_of(const llama_kv_cache & kv, int32_t il) {

@@ -9,6 +9,7 @@
 #include "llama-kv-cache.h"
 #include "llama-memory-recurrent.h"
 
+#include <array>
 #include <functional>
 #include <map>
 
@@ -57,6 +58,24 @@ struct llama_pcd {
     // build the next graph anew
     void reset_graphs();
 
+    // llama.cpp has one scheduler, whose memory is the last graph's. Graphs of another kind, which take turns with its own, keep
+    // a small scheduler of their own, so that each graph is used again.
+    struct kept_graphs {
+        ggml_backend_sched_ptr              sched;
+        std::array<llm_graph_result_ptr, 2> results;
+        llm_graph_result *                  active = nullptr;
+
+        uint32_t made_for = 0; // n_schedulers at that time; no scheduler: there was no memory
+    };
+    enum kept_kind { TWINS_ALONE, TWINS_BESIDE, N_KEPT };
+
+    std::array<kept_graphs, N_KEPT> kept;
+
+    uint32_t n_schedulers = 1; // of llama.cpp's so far: it makes another when its graphs become larger or others
+
+    void   drop_kept() { kept = {}; }
+    size_t kept_bytes() const;
+
     // reserve memory for the graphs again: later, before the next one is computed, or now, by building the largest ones.
     // `undo` runs if that throws.
     void reserve_later() { lctx.sched_need_reserve = true; }
@@ -68,8 +87,8 @@ struct llama_pcd {
 
     bool nested = false; // inside our own call of llama_context::decode
 
-    // as llama.cpp does it, without our hook
-    int decode_plain(const llama_batch_ext & batch);
+    // as llama.cpp does it, without our hook; in graphs of their own, unless there is no memory for them
+    int decode_plain(const llama_batch_ext & batch, kept_graphs * own = nullptr);
 
     //
     // private members of llama.cpp
@@ -120,6 +139,21 @@ struct llama_pcd {
         return llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, p1);
     }
     static bool has_swa_type(const llama_kv_cache & kv) { return kv.swa_type != LLAMA_SWA_TYPE_NONE; }
+
+private:
+    // while it lives, llama.cpp works with these graphs
+    struct swapped {
+        swapped(llama_pcd & pcd, kept_graphs & own);
+        ~swapped();
+
+    private:
+        llama_pcd   & pcd;
+        kept_graphs & own;
+
+        void swap() const;
+    };
+
+    bool make_kept(kept_graphs & own, uint32_t n_tokens);
 };
 
 //
@@ -147,5 +181,5 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
 // llama_context::process_ubatch: whether it is prompt processing; one token and its twin are not
 bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ubatch);
 
-// llama_context::graph_max_nodes: room for the nodes that we add
+// llama_context::graph_max_nodes: room for the nodes that we add; llama.cpp asks when it makes a scheduler
 uint32_t llama_pcd_max_nodes(const llama_context & lctx);

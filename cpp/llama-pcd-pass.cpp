@@ -29,12 +29,25 @@ llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, bool togeth
     twins.misplaced = false;
     twins.together  = together;
 
-    const auto res = (llama_pcd_outcome) core.pcd.decode_plain(batch);
+    const auto res = (llama_pcd_outcome) core.pcd.decode_plain(batch, kept_for(batch));
 
     if (res == llama_pcd_outcome::DONE && !twins.parents.empty() && core.settings.separate() && !twins.misplaced) {
         core.second.set_fresh(twins.cells);
     }
     return res;
+}
+
+llama_pcd::kept_graphs * llama_pcd_pass::kept_for(const llama_batch_ext & batch) const {
+    const auto & twins = core.twins;
+
+    if (twins.parents.empty() || batch.tokens.size() > 2*LLAMA_PCD_MAX_TWINS) {
+        return nullptr;
+    }
+    if (!twins.together) {
+        return &core.pcd.kept[llama_pcd::TWINS_ALONE];
+    }
+    const auto & p = core.settings.params; // the other ways fuse all their steps or none: their graphs take no turns
+    return p.evaluation == LLAMA_PCD_EVALUATION_AUTO && !core.settings.separate() ? &core.pcd.kept[llama_pcd::TWINS_BESIDE] : nullptr;
 }
 
 llama_pcd_outcome llama_pcd_pass::run_twins(const llama_batch_ext & batch, size_t i0, size_t n) {

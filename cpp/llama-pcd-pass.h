@@ -59,4 +59,7 @@ private:
     uint32_t noted = 0; // reasons that were warned of, as bits
 
     void drop_twins();
+
+    // the graphs that a batch of twins takes turns with; null: llama.cpp's own
+    llama_pcd::kept_graphs * kept_for(const llama_batch_ext & batch) const;
 };

@@ -56,17 +56,20 @@ bool llama_pcd_rows::needs_twin(size_t i) const {
         pcd_contrast(standard_row(i), nullptr, n_vocab(), 0.0f, c.gamma, c.relative_top, 0.0f, nullptr) > 1);
 }
 
-void llama_pcd_rows::contrast(size_t i, float behind, float * dst) const {
+int32_t llama_pcd_rows::contrast(size_t i, float behind, float * dst) const {
     const auto & c = contrasts[i];
-    pcd_contrast(standard_row(i), over_rotated_row(i), n_vocab(), c.beta, c.gamma, c.relative_top, behind, dst);
+    return pcd_contrast(standard_row(i), over_rotated_row(i), n_vocab(), c.beta, c.gamma, c.relative_top, behind, dst);
 }
 
-void llama_pcd_rows::show() const {
+void llama_pcd_rows::show() {
+    n_needed = 0;
+
     for (size_t i = 0; i < size(); ++i) {
         float * dst = llama_pcd_outputs_row(lctx, out_ids[i]);
         if (contrasts[i].combine) {
-            contrast(i, LLAMA_PCD_BEHIND, dst);
+            n_needed += contrast(i, LLAMA_PCD_BEHIND, dst) > 1;
         } else {
+            n_needed += needs_twin(i);
             std::copy_n(standard_row(i), n_vocab(), dst);
         }
     }

@@ -36,7 +36,10 @@ struct llama_pcd_rows {
     bool needs_twin(size_t i) const;
 
     // over the caller's rows of the context: the contrast, or with combine = false the standard row
-    void show() const;
+    void show();
+
+    // of the rows that were shown, how many have more than one plausible token
+    size_t n_needed = 0;
 
     // the row of an index that means what llama_get_logits_ith's does; size(): that output has none
     size_t resolve(int32_t i) const;
@@ -60,5 +63,6 @@ private:
     const float * standard_row    (size_t i) const { return standard.data() + i*n_vocab(); }
     const float * over_rotated_row(size_t i) const { return has_over_rotated[i] ? over_rotated.data() + i*n_vocab() : nullptr; }
 
-    void contrast(size_t i, float behind, float * dst) const;
+    // returns how many tokens are plausible
+    int32_t contrast(size_t i, float behind, float * dst) const;
 };

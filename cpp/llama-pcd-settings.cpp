@@ -23,7 +23,7 @@ struct pcd_enum {
 };
 
 static const pcd_enum CACHE        = { "cache",        &llama_pcd_params::cache,        { "rerotated", "shared", "separate" } };
-static const pcd_enum EVALUATION   = { "evaluation",   &llama_pcd_params::evaluation,   { "fused", "alternate" } };
+static const pcd_enum EVALUATION   = { "evaluation",   &llama_pcd_params::evaluation,   { "fused", "alternate", "auto" } };
 static const pcd_enum PERTURBATION = { "perturbation", &llama_pcd_params::perturbation, { "over-rotation", "none", "noise" } };
 static const pcd_enum TRANSITION   = { "transition",   &llama_pcd_params::transition,   { "exponential", "none" } };
 static const pcd_enum BAND         = { "band",         &llama_pcd_params::band,         { "low", "high", "all" } };

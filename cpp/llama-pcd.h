@@ -39,6 +39,7 @@ enum llama_pcd_cache {
 enum llama_pcd_evaluation {
     LLAMA_PCD_EVALUATION_FUSED     = 0, // twins ride in the batch of their tokens: the weights are read once
     LLAMA_PCD_EVALUATION_ALTERNATE = 1, // first the batch, then its twins, on the same cache
+    LLAMA_PCD_EVALUATION_AUTO      = 2, // step by step the cheaper of the two, as measured; fused for prompts and cache = separate
 };
 
 enum llama_pcd_perturbation {
@@ -140,6 +141,7 @@ struct llama_pcd_stats {
     int64_t n_fallbacks;   // of all these, how many were asked for in another way
     int64_t last_fallback; // enum llama_pcd_fallback: why the last of them was
     int64_t state_bytes;   // of the states that recurrent layers keep for twins
+    int64_t graph_bytes;   // compute memory of the graphs that are kept beside llama.cpp's own, so that they take turns
 };
 
 // LLAMA_PCD_VERSION of the loaded library; a stock libllama lacks the symbol
@@ -261,6 +263,12 @@ LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min
 LLAMA_API int32_t llama_pcd_contrast(
         const float * standard, const float * over_rotated, int32_t n_vocab,
         float beta, int32_t gamma, float relative_top, float behind, float * out);
+
+// What evaluation = auto makes of steps with n_rows rows each: fused[i] says whether step i is fused. It is told the seconds of
+// the way that it chose alone: of a fused step, or of a plain one and of one twin, n_needed[i] of which are evaluated.
+LLAMA_API void llama_pcd_choose(
+        int32_t n_steps, int32_t n_rows, const double * s_fused, const double * s_plain, const double * s_twin,
+        const int32_t * n_needed, bool * fused);
 
 // The same combination as a sampler, for callers who build their own chain: put it first, and set the context
 // with combine = false so that the contrast is not applied twice. It reads the last output row unless told another; an index

@@ -17,7 +17,7 @@ from pypcd._settings import PRESETS, Profile
 __all__ = ["RANGES", "PCDConfig", "PCDSetting"]
 
 CACHES = ("rerotated", "shared", "separate")
-EVALUATIONS = ("fused", "alternate")
+EVALUATIONS = ("auto", "fused", "alternate")
 TRANSITIONS = ("exponential", "none")
 PERTURBATIONS = ("over-rotation", "noise", "none")
 BANDS = ("low", "high", "all")
@@ -70,7 +70,8 @@ class PCDConfig:
             they are. "separate": keys and values of a second, over-rotated evaluation of the whole prompt (Eq. 5 in
             every layer); it takes a second prefill and twice the memory.
         evaluation: "fused": token and twin in one batch, so the weights are read once; "alternate": one after the
-            other, without the twin when only one token is plausible.
+            other, without the twin when only one token is plausible; "auto": at each step the one that takes less time
+            here and for this text, as measured. The logits of the two differ by rounding.
         transition: "exponential" (Eq. 4) or "none": theta* = theta', the frequencies of the base B'.
         perturbation: what is done to the twin's rotation. "over-rotation" (the paper); "noise" (the method's first
             version: noise on cos and sin of the first component of each pair; with cache "shared" or "separate");
@@ -101,7 +102,7 @@ class PCDConfig:
     base_ratio: float = 1e-4
     relative_top: float = 0.0
     cache: str = "rerotated"
-    evaluation: str = "fused"
+    evaluation: str = "auto"
     transition: str = "exponential"
     perturbation: str = "over-rotation"
     window: int | None = None
@@ -176,6 +177,10 @@ class PCDConfig:
                     f"PCDConfig has no field {name!r}{did_you_mean(name, names)}; its fields: {', '.join(names)}"
                 )
         return dataclasses.replace(self, **changes)
+
+    def repeatable(self) -> PCDConfig:
+        """The same without "auto", which decides by time: "fused" in its place, so that a run can be repeated to the bit."""
+        return self.replace(evaluation="fused") if self.evaluation == "auto" else self
 
     @classmethod
     def resolve(cls, setting: PCDSetting, base: PCDConfig | None = None) -> PCDConfig | None:

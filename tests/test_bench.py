@@ -149,7 +149,9 @@ def test_methods_are_settings_and_the_benchmarks_own() -> None:
         "pcd:cache=shared",
         "pcd:cache=separate",
         "pcd:window",
+        "pcd:evaluation=fused",
         "pcd:evaluation=alternate",
+        "pcd:relative_top=0.1",
         "pcd:evaluation=alternate:relative_top=0.1",
     }
     assert len(methods_for(default_methods())) == len(default_methods()) + 1

@@ -45,7 +45,7 @@ def test_the_default_is_the_papers_optimum() -> None:
     assert (c.relative_top, c.cache, c.evaluation, c.transition, c.perturbation, c.window) == (
         0,
         "rerotated",
-        "fused",
+        "auto",
         "exponential",
         "over-rotation",
         None,

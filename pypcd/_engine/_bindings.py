@@ -13,7 +13,7 @@ OK, INVALID, UNSUPPORTED, NO_MEMORY, DISABLED = 0, -1, -2, -3, -4
 ROW_STANDARD, ROW_OVER_ROTATED, ROW_CONTRASTED = 0, 1, 2
 
 CACHE = {"rerotated": 0, "shared": 1, "separate": 2}
-EVALUATION = {"fused": 0, "alternate": 1}
+EVALUATION = {"fused": 0, "alternate": 1, "auto": 2}
 PERTURBATION = {"over-rotation": 0, "none": 1, "noise": 2}
 TRANSITION = {"exponential": 0, "none": 1}
 BAND = {"low": 0, "high": 1, "all": 2}
@@ -88,6 +88,7 @@ class Stats(ctypes.Structure):
         ("n_fallbacks", ctypes.c_int64),
         ("last_fallback", ctypes.c_int64),
         ("state_bytes", ctypes.c_int64),
+        ("graph_bytes", ctypes.c_int64),
     ]
 
 
@@ -192,6 +193,15 @@ pcd_contrast = _bind(
     ctypes.c_float,
     ctypes.c_float,
     _float_p,
+)
+pcd_choose = _bind(
+    "llama_pcd_choose",
+    None,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    *[ctypes.POINTER(ctypes.c_double)] * 3,
+    ctypes.POINTER(ctypes.c_int32),
+    ctypes.POINTER(ctypes.c_bool),
 )
 sampler_init_pcd = _bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, _ctx_p)
 sampler_pcd_set_row = _bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)

@@ -116,7 +116,7 @@ def _both(session: Session, prompt: list[int], setting: PCDConfig | None, n_toke
     fresh = []
     for i in range(len(cached)):
         session.clear()
-        session.llm.pcd = setting
+        session.llm.pcd = setting and setting.repeatable()
         session.llm.eval(tokens[: len(prompt) + i])
         fresh.append(_rows(session.llm, _engine.row(session.llm), setting))
     session.clear()

@@ -64,7 +64,9 @@ def default_methods() -> list[str]:
         "pcd:cache=shared",
         "pcd:cache=separate",
         "pcd:window",
+        "pcd:evaluation=fused",
         "pcd:evaluation=alternate",
+        "pcd:relative_top=0.1",
         "pcd:evaluation=alternate:relative_top=0.1",
     ]
 
@@ -284,7 +286,9 @@ def _reads_as_itself(name: str, config: PCDConfig | None) -> bool:
     if config is None:
         return name == GREEDY
     window = config.window if config.perturbation == "none" else None
-    return config == config.replace(evaluation="fused", relative_top=0.0, type_k_over=None, window=window)
+    return config == config.replace(
+        evaluation=PCDConfig().evaluation, relative_top=0.0, type_k_over=None, window=window
+    )
 
 
 def _median_ratio(times: Sequence[float], plain: Sequence[float]) -> float:

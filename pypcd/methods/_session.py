@@ -25,7 +25,8 @@ class Session:
     """One model's context. Sequence 0 holds the prompt; others are made by fork() or read().
 
     A prompt, all but its last token, is evaluated with PCD off into an empty cache, and stays there: every answer to it
-    starts from the same keys and values. So an answer does not depend on earlier ones or on their order.
+    starts from the same keys and values, and no way of evaluation is chosen by time (PCDConfig.repeatable). So an answer
+    does not depend on earlier ones, on their order, or on how busy the machine is.
 
     Attributes:
         n_evaluated: prompt tokens evaluated so far.
@@ -87,7 +88,7 @@ class Session:
             self._n_prompt = (read or self._read)(tokens[:-1])
             self._prompt, self._kind, self._n_changes = tokens, kind, llm._n_changes
             self.n_evaluated += len(tokens)
-        llm.pcd = setting
+        llm.pcd = setting and setting.repeatable()
         self._n_past = {0: self._n_prompt}
         return self.step({0: tokens[-1]})[0]
 

@@ -1,0 +1,265 @@
+"""evaluation="auto": what it chooses, fed with made-up times; the tokens it gives; and graphs that take turns."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import pytest
+from batches import Native, ask, same_rows
+from conftest import TOKENS, Tiny, check_rows, greedy
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_gguf import HYBRID_ARCHS
+
+import pypcd
+from pypcd._engine import _bindings as _native
+from pypcd.methods import Session
+
+Load = Callable[..., pypcd.Llama]
+
+# --- the choice, by times and counts alone ---
+
+
+def chosen(fused: Any, plain: Any, twin: Any, needed: Any, n_rows: int = 1) -> np.ndarray:
+    """Which steps are fused. The arguments broadcast to one value a step: seconds, and how many twins are needed."""
+    values = np.broadcast_arrays(*map(np.asarray, (fused, plain, twin, needed)))
+    times = [np.ascontiguousarray(x, np.float64) for x in values[:3]]
+    counts, result = np.ascontiguousarray(values[3], np.int32), np.zeros(values[0].shape, bool)
+    double_p, int_p, bool_p = map(ctypes.POINTER, (ctypes.c_double, ctypes.c_int32, ctypes.c_bool))
+    _native.pcd_choose(
+        len(result),
+        n_rows,
+        *(x.ctypes.data_as(double_p) for x in times),
+        counts.ctypes.data_as(int_p),
+        result.ctypes.data_as(bool_p),
+    )
+    return result
+
+
+def total(ways: np.ndarray, fused: Any, plain: Any, twin: Any, needed: np.ndarray) -> tuple[float, float]:
+    """The time of these ways, and that of the better way taken throughout, after the first 32 steps."""
+    alternate, fused = plain + needed * twin, fused * np.ones(len(ways))
+    return np.where(ways, fused, alternate)[32:].sum(), min(fused[32:].sum(), alternate[32:].sum())
+
+
+costs = {"fused": st.floats(1.0, 2.3), "twin": st.floats(0.6, 1.4), "seed": st.integers(0, 2**32 - 1)}
+
+
+def test_both_ways_are_tried_at_first_in_turns() -> None:
+    for fused, twin in ((1.0, 1.4), (2.3, 0.6)):
+        assert chosen(fused, 1.0, twin, np.ones(4)).tolist() == [True, False, True, False]
+
+
+@given(**costs, p=st.floats(0, 1), noise=st.floats(0, 0.1), growth=st.floats(0, 2))
+def test_it_stays_within_five_percent_of_the_better_way(
+    fused: float, twin: float, seed: int, p: float, noise: float, growth: float
+) -> None:
+    """With times that scatter and that grow with the context."""
+    rng, n = np.random.default_rng(seed), 1056
+    needed, scale = rng.random(n) < p, 1 + growth * np.arange(n) / n
+    seen = [x * scale * rng.uniform(1 - noise, 1 + noise, n) for x in (fused, 1.0, twin)]
+    mine, best = total(chosen(*seen, needed), fused * scale, scale, twin * scale, needed)
+    assert mine <= 1.05 * best
+
+
+@given(**costs, runs=st.lists(st.tuples(st.booleans(), st.integers(1, 300)), min_size=1, max_size=12))
+def test_after_each_change_of_the_text_it_loses_a_few_steps_at_most(
+    fused: float, twin: float, seed: int, runs: list[tuple[bool, int]]
+) -> None:
+    needed = np.concatenate([np.full(n, value) for value, n in runs])
+    mine, best = total(chosen(fused, 1.0, twin, needed), fused, 1.0, twin, needed)
+    assert mine <= 1.05 * best + 8 * twin * len(runs)
+
+
+@given(**costs, p=st.floats(0, 1), outliers=st.integers(0, 10))
+def test_steps_that_were_disturbed_do_not_decide(fused: float, twin: float, seed: int, p: float, outliers: int) -> None:
+    """One step in twenty takes 2 to 10 times as long; the first step of each way, which builds its graph, 3 times."""
+    rng, n = np.random.default_rng(seed), 4128
+    needed = rng.random(n) < p
+    disturbed = 1 + (rng.random(n) < outliers / 200) * rng.uniform(1, 9, n)
+    disturbed[:2] = 3
+    mine, best = total(chosen(fused * disturbed, disturbed, twin * disturbed, needed), fused, 1.0, twin, needed)
+    assert mine <= 1.05 * best
+
+
+@given(**costs, at=st.integers(40, 200))
+def test_it_follows_a_change_of_costs(fused: float, twin: float, seed: int, at: int) -> None:
+    """A twin beside its token becomes nearly free, or twice as dear: the last of the steps go the way that is better then."""
+    n, needed = at + 400, np.ones(at + 400)
+    for later in (1.02, 1 + 2 * twin):
+        times = np.where(np.arange(n) < at, fused, later)
+        ways = chosen(times, 1.0, twin, needed)[-100:]
+        assert (ways == (later < 1 + twin)).mean() >= 0.97
+
+
+@pytest.mark.parametrize("n_rows", [2, 3, 16, 64])
+def test_of_several_rows_each_counts(n_rows: int) -> None:
+    """Eight of ten rows need no twin: skipping them pays where a twin costs much, not where it is nearly free."""
+    needed = np.random.default_rng(n_rows).binomial(n_rows, 0.2, 200)
+    assert not chosen(1.5, 1.0, 1.0 / n_rows, needed, n_rows)[-50:].mean() > 0.1
+    assert chosen(1.05, 1.0, 1.0 / n_rows, needed, n_rows)[-50:].mean() > 0.85
+
+
+# --- the tokens ---
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"relative_top": 0.1},
+        {"relative_top": 0.6, "gamma": 50},
+        {"cache": "shared", "relative_top": 0.3},
+        {"cache": "separate", "relative_top": 0.3},
+        {"perturbation": "none", "window": 20, "relative_top": 0.3},
+        {"gamma": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("arch", ["llama", "qwen2vl", "gemma3", "smollm3", "stablelm", *HYBRID_ARCHS])
+def test_the_tokens_do_not_depend_on_the_evaluation(arch: str, setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
+    if arch in HYBRID_ARCHS:
+        setting = {**setting, "cache": "shared"}  # they have no second state
+    answers = []
+    for evaluation in ("auto", "fused", "alternate"):
+        llm = load(tiny(arch), {**setting, "evaluation": evaluation})
+        answers.append(greedy(llm, 40))
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_auto_is_the_default_and_takes_both_ways(tiny: Tiny, load: Load) -> None:
+    """One token is plausible: a twin is skipped in the second and fourth step, which alternate, and evaluated in the others."""
+    llm = load(tiny("llama"), {"relative_top": 1.0})
+    assert llm.pcd.evaluation == "auto"
+    llm.eval(TOKENS[:50])
+    counts = []
+    for token in TOKENS[50:54]:
+        llm.eval([token])
+        stats = llm.pcd_stats()
+        counts.append((stats.n_twins, stats.n_skipped))
+    assert counts == [(2, 0), (2, 1), (3, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("setting", [{}, {"cache": "shared"}, {"window": 20}], ids=str)
+def test_rows_are_the_references_whichever_way_a_step_goes(setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    llm = load(path, setting)
+    llm.eval(TOKENS[:60])
+    for n in range(61, 72):
+        llm.eval(TOKENS[n - 1 : n])
+        check_rows(llm, path, TOKENS[:n])
+
+
+def test_what_has_to_be_repeatable_is_fused(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), None)
+    session = Session(llm)
+    for setting, evaluation in (({}, "fused"), ({"evaluation": "alternate"}, "alternate")):
+        session.start(TOKENS[:20], pypcd.PCDConfig(**setting))
+        assert llm.pcd.evaluation == evaluation
+    session.finish()
+    config = pypcd.PCDConfig(beta=1.5)
+    assert config.repeatable() == config.replace(evaluation="fused") == config.repeatable().repeatable()
+
+
+# --- graphs that take turns ---
+
+
+def n_reused(context: Any) -> int:
+    return llama_cpp.llama_perf_context(context.ctx).n_reused
+
+
+ALTERNATING: list[tuple[str, dict[str, Any]]] = [
+    *((arch, setting) for arch in ("llama", "gemma3") for setting in ({}, {"cache": "shared"}, {"window": 20})),
+    ("llama", {"cache": "separate"}),
+]
+
+
+@pytest.mark.parametrize(("arch", "setting"), ALTERNATING, ids=str)
+def test_alternating_uses_both_graphs_again(arch: str, setting: dict[str, Any], native: Native) -> None:
+    context = native(arch, {**setting, "evaluation": "alternate"})
+    context.decode(TOKENS[:50])
+    for token in TOKENS[50:52]:
+        context.decode([token])
+    before = n_reused(context)
+    for token in TOKENS[52:72]:
+        context.decode([token])
+    assert n_reused(context) - before == 40
+
+
+def test_automatic_steps_use_their_graphs_again_whichever_way_they_go(native: Native) -> None:
+    context = native("llama", {})
+    context.decode(TOKENS[:50])
+    for token in TOKENS[50:52]:  # one way, then the other
+        context.decode([token])
+    before = n_reused(context)
+    for token in TOKENS[52:72]:
+        context.decode([token])
+    assert n_reused(context) - before >= 20
+
+
+def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Native) -> None:
+    def graph_bytes() -> int:
+        return _native.pcd_get_stats(context.ctx).graph_bytes
+
+    context = native("llama", {"evaluation": "fused"})
+    for token in TOKENS[:9]:
+        context.decode([token])
+    assert graph_bytes() == 0
+    sizes = []
+    for evaluation in ("alternate", "auto"):
+        assert ask(context, {"evaluation": evaluation}) == (_native.OK, "")
+        assert graph_bytes() == 0
+        for token in TOKENS[:9]:
+            context.decode([token])
+        sizes.append(graph_bytes())
+    one_row = 4 * (context.n_vocab + 256 * 4 * 8)  # logits, and generously what a token and its twin take at once
+    assert 0 < sizes[0] < sizes[1] < 16 * one_row
+    assert ask(context, {"evaluation": "fused"}) == (_native.OK, "")
+    assert graph_bytes() == 0
+
+
+def test_kept_graphs_outlive_nothing_that_they_depend_on(native: Native) -> None:
+    """Rows as in a context that fuses, while positions shift, tables, second keys and attention change, and the context
+    grows past a block of cells."""
+    turns, fused = (native("llama", {"evaluation": e}, n_ctx=1024) for e in ("alternate", "fused"))
+
+    def step(n: int = 3) -> None:
+        for token in (TOKENS * 9)[:n]:
+            for context in (turns, fused):
+                assert context.decode([token]) == 0
+            same_rows(turns, fused)
+
+    def both(setting: dict[str, Any]) -> None:
+        for context, evaluation in ((turns, "alternate"), (fused, "fused")):
+            assert ask(context, {**setting, "evaluation": evaluation}) == (_native.OK, "")
+
+    for context in (turns, fused):
+        context.decode(TOKENS[:30])
+    step(5)
+    both({"alpha": 0.4})
+    step()
+    both({"cache": "shared", "window": 12})
+    step()
+    both({"window": 12, "n_sink": 0})
+    step()
+    both({})
+    step()
+    for context in (turns, fused):
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, 4)
+        llama_cpp.llama_memory_seq_add(context.memory, 0, 4, -1, -4)
+    step()
+    for causal in (False, True):  # llama.cpp makes its scheduler anew
+        for context in (turns, fused):
+            llama_cpp.llama_set_causal_attn(context.ctx, causal)
+    step()
+    for context in (turns, fused):
+        context.decode((TOKENS * 3)[: 254 - context.span()[1]], out=[])
+    step(8)
+    both({"cache": "separate"})
+    for context in (turns, fused):
+        llama_cpp.llama_memory_clear(context.memory, True)
+        context.decode(TOKENS[:30])
+    step()
