@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -319,3 +321,48 @@ def test_kernels_differ_by_rounding_alone(tiny: Tiny) -> None:
         rows[extra] = np.array(llm.scores[: len(TOKENS)], np.float64)
         llm.close()
     assert ((rows[None] - rows[False]) ** 2).mean() < 2e-3 * (rows[False] ** 2).mean()
+
+
+# --- the cure of compilers that break it ---
+
+CURED = """
+#include <immintrin.h>
+extern "C" void stored_behind_the_first_bytes();
+struct alignas(64) config { unsigned char palette, start_row, reserved[14]; const void * marker; unsigned char rest[40]; };
+void set_up() {
+    config c = {};
+    c.palette = 1;
+    c.marker = reinterpret_cast<const void *>(&stored_behind_the_first_bytes);
+    _tile_loadconfig(&c);
+}
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cmake") or not shutil.which("c++"), reason="there is no cmake or no c++")
+def test_with_the_cure_a_compiler_keeps_the_whole_configuration_of_tiles(tmp_path: Path) -> None:
+    """In a project of ggml's name and places, included as llama.cpp includes it; other files stay as they were."""
+    ggml = tmp_path / "ggml with a space"
+    (ggml / "src/ggml-cpu/amx").mkdir(parents=True)
+    (ggml / "src/ggml-cpu/amx/mmq.cpp").write_text(CURED)
+    (ggml / "src/other.cpp").write_text("int other() { return 1; }")
+    (ggml / "src/CMakeLists.txt").write_text(
+        "add_library(ggml-cpu STATIC ggml-cpu/amx/mmq.cpp other.cpp)\n"
+        "target_compile_options(ggml-cpu PRIVATE -O3 -mamx-tile)\n"
+    )
+    (ggml / "CMakeLists.txt").write_text("project(ggml CXX)\nadd_subdirectory(src)\n")
+    (tmp_path / "CMakeLists.txt").write_text(
+        f'cmake_minimum_required(VERSION 3.21)\nproject(outer CXX)\nadd_subdirectory("{ggml.name}")\n'
+    )
+    cure = Path(__file__).parents[1] / "cmake" / "amx.cmake"
+    build, options = tmp_path / "build", [f"-DCMAKE_PROJECT_ggml_INCLUDE={cure}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    made = subprocess.run(["cmake", "-S", tmp_path, "-B", build, *options], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    done = subprocess.run(["cmake", "--build", build], capture_output=True, text=True, check=False)
+    if "mamx-tile" in done.stderr or "immintrin.h" in done.stderr:
+        pytest.skip("this compiler knows no AMX")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (kernels,) = build.rglob("mmq.cpp.o")
+    assert b"stored_behind_the_first_bytes" in kernels.read_bytes()
+    commands = {Path(c["file"]).name: c["command"] for c in json.loads((build / "compile_commands.json").read_text())}
+    assert "-fno-dse" not in commands["other.cpp"]
+    assert ("-fno-dse" in commands["mmq.cpp"]) == ("loses stores before _tile_loadconfig" in made.stdout)
