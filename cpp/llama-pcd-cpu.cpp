@@ -53,7 +53,7 @@ bool llama_pcd_cpu::skips(ggml_backend_buffer_type_t buft) {
 
 // a model's matrices are read once a step, from memory: so many bytes of them that the caches hold few
 static const int64_t WEIGHT_BYTES = 16*1024*1024; // for one token; fewer for more, since each multiplies them all
-static const int     N_PRODUCTS   = 64; // at most; small ones show what it costs that threads wait for each other
+static const int     N_PRODUCTS   = 16; // at most: after each the threads wait for each other, for milliseconds on a busy machine
 
 // a chain of matrix products, which is most of a step
 struct step_graph {

@@ -234,6 +234,34 @@ def test_without_amx_nothing_is_probed(
     assert runs(tmp_path) == 0
 
 
+@linux
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("print('right')", "on: its products are right"),
+        ("os.kill(os.getpid(), 4)", "off: ggml's kernels for it crash here"),
+    ],
+)
+def test_info_says_what_is_in_force_and_where_the_remedy_is(
+    code: str,
+    text: str,
+    says: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pypcd._cli import _terminal, main
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    says(code)
+    assert main(["info", "--no-test"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("AMX"))
+    assert line.split(None, 1)[1].startswith(text)
+    heading = "AMX is off"
+    assert (f"'{heading}' in docs/troubleshooting.md" in line) == text.startswith("off")
+    page = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
+    assert f"\n## {heading}\n" in page.read_text(encoding="utf-8")
+
+
 # --- what models use ---
 
 BUFFERS = """

@@ -30,7 +30,7 @@ _VARIABLE = "PYPCD_AMX"
 _PROBE = Path(__file__).with_name("_amx_probe.py")
 _SECONDS = 30.0  # it takes a third of one on an idle machine
 _RIGHT = "right"
-_REMEDY = "'Its CPU kernels are slow' in docs/troubleshooting.md has the remedy"
+_REMEDY = "'AMX is off' in docs/troubleshooting.md has the remedy"
 
 _lock = threading.Lock()
 
