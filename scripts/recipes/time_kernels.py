@@ -2,7 +2,7 @@
 
     python scripts/recipes/time_kernels.py MODEL [--threads N] [--prompt N] [--rounds N] [--n-tokens N]
 
-Prints tokens per second: of a prompt, of plain decoding and of PCD's ways to decode. One process has the model open three
+Prints tokens per second: of a prompt, of plain decoding and of PCD's ways to decode; steps of two plain tokens per second. One process has the model open three
 times and takes turns, so that whatever else the machine does meets all alike.
 """
 
@@ -57,8 +57,10 @@ def main() -> None:
             for what, setting in SETTINGS.items():
                 llm.pcd = setting
                 seconds[name].setdefault(what, []).append(_timing.time_decode(llm, more))
+            llm.pcd = None
+            seconds[name].setdefault("two rows", []).append(_timing.time_two_rows(llm, more))
 
-    print(f"{'':10}" + "".join(f"{what:>11}" for what in ("prompt", *SETTINGS)))
+    print(f"{'':10}" + "".join(f"{what:>11}" for what in ("prompt", *SETTINGS, "two rows")))
     for name, found in seconds.items():
         print(f"{name:10}" + "".join(f"{1 / statistics.median(times):11.1f}" for times in found.values()))
 
