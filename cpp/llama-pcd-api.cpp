@@ -4,6 +4,7 @@
 #include "llama-pcd.h"
 #include "llama-pcd-auto.h"
 #include "llama-pcd-context.h"
+#include "llama-pcd-cpu.h"
 #include "llama-pcd-guard.h"
 #include "llama-pcd-math.h"
 #include "llama-pcd-sampler.h"
@@ -288,4 +289,29 @@ llama_sampler * llama_sampler_init_pcd(llama_context * ctx) {
 
 void llama_sampler_pcd_set_row(llama_sampler * smpl, int32_t i) {
     llama_pcd_sampler_set_row(smpl, i);
+}
+
+//
+// the CPU
+//
+
+bool llama_pcd_has_amx(void) {
+    return llama_pcd_guarded_value(__func__, false, llama_pcd_cpu::has_amx);
+}
+
+void llama_pcd_set_amx(bool on) {
+    llama_pcd_cpu::set_amx(on);
+}
+
+int32_t llama_pcd_step_times(
+        const int32_t * n_threads, int32_t n, int32_t n_embd, int32_t n_tokens, int32_t min_us, double * us, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        if (n < 1 || n_embd < 1 || n_tokens < 1 || *std::min_element(n_threads, n_threads + n) < 1) {
+            text = "n, n_embd, n_tokens and every number of threads have to be at least 1";
+            return LLAMA_PCD_INVALID;
+        }
+        const auto res = llama_pcd_cpu::step_times({ n_threads, n_threads + n }, n_embd, n_tokens, min_us);
+        std::copy(res.begin(), res.end(), us);
+        return LLAMA_PCD_OK;
+    });
 }

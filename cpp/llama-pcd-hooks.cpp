@@ -2,6 +2,7 @@
 // a test of a null pointer.
 
 #include "llama-pcd-context.h"
+#include "llama-pcd-cpu.h"
 #include "llama-pcd-graph.h"
 #include "llama-pcd-heads-graph.h"
 
@@ -67,4 +68,8 @@ ggml_tensor * llama_pcd_build_attn(
         const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
         ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il) {
     return llama_pcd_graph::current().build_attn({ gctx, q, k, v, kq_b, kq_mask, sinks, v_mla, n_kv_max, kq_scale, il });
+}
+
+bool llama_pcd_skips_buft(ggml_backend_buffer_type_t buft) {
+    return llama_pcd_cpu::skips(buft);
 }

@@ -183,3 +183,6 @@ bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ub
 
 // llama_context::graph_max_nodes: room for the nodes that we add; llama.cpp asks when it makes a scheduler
 uint32_t llama_pcd_max_nodes(const llama_context & lctx);
+
+// llama-model.cpp, make_cpu_buft_list: weights are not kept in this buffer type
+bool llama_pcd_skips_buft(ggml_backend_buffer_type_t buft);

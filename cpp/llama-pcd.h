@@ -278,6 +278,16 @@ LLAMA_API void llama_pcd_choose(
 LLAMA_API struct llama_sampler * llama_sampler_init_pcd(struct llama_context * ctx);
 LLAMA_API void                   llama_sampler_pcd_set_row(struct llama_sampler * smpl, int32_t i);
 
+// AMX, the matrix unit of some CPUs. Some compilers break ggml's kernels for it, which then crash. So models are loaded without
+// them, and with ggml's other kernels for the CPU, unless this process has said that they compute rightly.
+LLAMA_API bool llama_pcd_has_amx(void); // ggml has such kernels, and this CPU runs them
+LLAMA_API void llama_pcd_set_amx(bool on);
+
+// Microseconds that matrix products in the shape of a model's step take with each of n numbers of threads: of a width of n_embd,
+// for n_tokens tokens, averaged over about min_us for each, into us[n]. Returns a llama_pcd_status.
+LLAMA_API int32_t llama_pcd_step_times(
+        const int32_t * n_threads, int32_t n, int32_t n_embd, int32_t n_tokens, int32_t min_us, double * us, char * err, size_t n_err);
+
 #ifdef __cplusplus
 }
 #endif

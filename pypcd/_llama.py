@@ -13,7 +13,7 @@ from pypcd import _engine  # first: it reports a wrong or missing library
 # isort: split
 import llama_cpp
 
-from pypcd import _machine
+from pypcd import _machine, _threads
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._engine import PCDLogits, PCDStats
@@ -47,16 +47,17 @@ class Llama(llama_cpp.Llama):
             mapping of changed fields, a PCDConfig, or False.
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
             share n_ctx.
-        use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, but not with AMX,
-            which some compilers miscompile.
+        use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
+            probe has found that they work (some compilers break them). True forces AMX on, in the whole process.
         **kwargs: those of llama_cpp.Llama. Some defaults differ (llama_cpp's in brackets):
 
             n_ctx: the model's own context, or what fits in a quarter of memory (512); None or 0 mean the same. It is
                 rounded up to a multiple of 256.
             n_gpu_layers: -1, which is all layers, if the library has a GPU, else 0 (0).
             flash_attn: True with a GPU and False without, in each case the faster one (False).
-            n_threads: the number of cores up to four, above that half of them (half of them).
-            n_threads_batch: n_threads if that is given, else the number of cores (the number of cores).
+            n_threads: the number of cores up to four, above that half of them (half of them), or another one that is
+                20% faster on this machine now. That is measured, at a prompt again if a minute has passed.
+            n_threads_batch: n_threads if that is given, else the number of cores (the number of cores), or a faster one.
             verbose: False (True).
 
     Raises:
@@ -92,11 +93,8 @@ class Llama(llama_cpp.Llama):
         _engine.clear_errors()
 
         self._use_extra_bufts = use_extra_bufts
-        if use_extra_bufts is None and _machine.has_amx():
-            self._use_extra_bufts = False
-            _engine.logger.info(
-                "AMX kernels are off: some compilers miscompile them. use_extra_bufts=True forces them on"
-            )
+        if use_extra_bufts is not False:
+            _engine.settle_amx(force=use_extra_bufts is not None)
 
         gpu = _machine.has_gpu()
         kwargs.setdefault("verbose", False)
@@ -104,10 +102,10 @@ class Llama(llama_cpp.Llama):
         if kwargs.get("flash_attn") is None:
             kwargs["flash_attn"] = gpu and kwargs["n_gpu_layers"] != 0
         kwargs["n_ctx"] = _machine.checked_n_ctx(path, kwargs)
-        if kwargs.get("n_threads_batch") is None:
-            kwargs["n_threads_batch"] = kwargs.get("n_threads") or _machine.n_cores()
-        if kwargs.get("n_threads") is None:
-            kwargs["n_threads"] = _machine.default_threads()
+        self._n_threads = kwargs.get("n_threads"), kwargs.get("n_threads_batch")  # as given
+        self._width = _threads.width_of(path) if not gpu or kwargs["n_gpu_layers"] == 0 else 0
+        self._threads = _threads.choose(self._width, *self._n_threads)
+        kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
 
         try:
             super().__init__(path, **kwargs)
@@ -317,6 +315,8 @@ class Llama(llama_cpp.Llama):
                 f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
                 "shorten the prompt or load the model with a larger n_ctx"
             )
+        if len(tokens) > 1:
+            self._renew_threads()
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
         _engine.clear_errors()
         try:
@@ -335,6 +335,16 @@ class Llama(llama_cpp.Llama):
         self.n_tokens, self._requires_eval = 0, True
         for seq_id in range(self._n_seq_max):  # llama_cpp's clears the memory, which forgets them
             _engine.rewind(self, 0, seq_id)
+
+    def _renew_threads(self) -> None:
+        """Other numbers of threads, where none were given and the machine has become busy, or idle."""
+        best = _threads.choose(self._width, *self._n_threads, now=self._threads)
+        if best[:2] != self._threads[:2]:
+            _engine.set_threads(self, best.decode, best.batch)
+            _engine.logger.info("%d threads, %d for prompts; %s", *best)
+            self.n_threads = self.context_params.n_threads = best.decode
+            self.n_threads_batch = self.context_params.n_threads_batch = best.batch
+        self._threads = best
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values again,
@@ -381,6 +391,8 @@ class Llama(llama_cpp.Llama):
     def __getstate__(self) -> dict[str, Any]:
         return {
             **super().__getstate__(),
+            "n_threads": self._n_threads[0],
+            "n_threads_batch": self._n_threads[1],
             "pcd": self._pcd,
             "n_seq_max": self._n_seq_max,
             "use_extra_bufts": self._use_extra_bufts,

@@ -1,14 +1,13 @@
-"""Defaults that depend on the machine: threads, memory for a context, AMX. Knows nothing of PCD."""
+"""Defaults that depend on the machine: threads, memory for a context. Knows nothing of PCD."""
 
 from __future__ import annotations
 
-import functools
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from pypcd._engine import backends, cpu_features, devices, logger, supports_gpu
+from pypcd._engine import backends, devices, logger, supports_gpu
 from pypcd._gguf import read_gguf
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "checked_n_ctx",
     "default_threads",
     "devices",
-    "has_amx",
     "has_gpu",
     "n_cores",
     "total_memory",
@@ -39,17 +37,6 @@ def default_threads() -> int:
 
 def has_gpu() -> bool:
     return supports_gpu()
-
-
-@functools.cache
-def has_amx() -> bool:
-    """Whether the CPU has AMX and the library was compiled to use it (GCC 12 miscompiles ggml's AMX set-up)."""
-    try:
-        in_cpu = " amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False  # not Linux: ggml uses AMX on Linux only
-    in_library = "AMX_INT8 = 1" in cpu_features()
-    return in_cpu and in_library
 
 
 def total_memory() -> int:

@@ -2,8 +2,9 @@
 
 Three steps, each a run of pip: llama-cpp-python, compiled once and then in pip's cache; libllama, in a wheel of pypcd
 that is built without isolation, so that a second build compiles only what changed; the wheel and what it requires.
-What was installed is noted in .venv, and while that is so there is nothing to do. Only the standard library is used;
-nothing here knows what pypcd does.
+What was installed is noted in .venv, and while that is so there is nothing to do. Where the CPU has AMX and the installed
+llama-cpp-python crashes with it, as some compilers build it, it is built anew (cmake/amx.cmake). Only the standard
+library is used; nothing here knows what pypcd does.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ SOURCES = ("cpp", "cmake", "pypcd", "CMakeLists.txt", "pyproject.toml", "scripts
 
 # Minutes of one core, as measured on a 2.1 GHz Xeon. What is quoted is divided by the cores there are.
 LLAMA_CPP_PYTHON_MINUTES, LIBLLAMA_MINUTES = 10.0, 3.2
+
+CPUINFO = Path("/proc/cpuinfo")
 
 LAST_LINES, ERROR_LINES = 15, 10  # of the log, shown after a failure
 LIFE_SIGN = 60.0  # seconds between two lines in a pipe
@@ -80,7 +83,10 @@ class State:
             return {}
 
     def write(self, extras: Sequence[str]) -> None:
-        self.file.write_text(json.dumps({**self.now(), "extras": sorted(extras)}, indent=1), encoding="utf-8")
+        now = self.now()  # its llama-cpp-python has been probed
+        self.file.write_text(
+            json.dumps({**now, "probed": now["llama-cpp-python"], "extras": sorted(extras)}, indent=1), encoding="utf-8"
+        )
 
     def now(self) -> dict[str, Any]:
         """All that an installation depends on but its extras. Console scripts hold the folder's name, so it counts."""
@@ -203,7 +209,7 @@ class Display:
 
 def run(command: Sequence[str | Path], display: Display, log: Path, cwd: Path) -> None:
     """Runs a command to its end, its output in the log; nothing that it started is left behind, however this ends."""
-    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1", **cure(cwd)}
     words = [str(word) for word in command]
     with log.open("a", encoding="utf-8") as file:
         start = file.tell()
@@ -279,6 +285,46 @@ def why(log: Path, start: int, code: int) -> str:
     return "\n".join([*(f"    {line}" for line in shown), f"pip ended with exit code {code}; the whole log is {log}"])
 
 
+# --- AMX, which some compilers break ---
+
+
+def cure(root: Path) -> dict[str, str]:
+    """What builds of llama-cpp-python see in their environment; cmake/amx.cmake finds out whether the compiler needs it."""
+    before = os.environ.get("SKBUILD_CMAKE_DEFINE")
+    define = f"CMAKE_PROJECT_ggml_INCLUDE={(root / 'cmake' / 'amx.cmake').as_posix()}"
+    return {"SKBUILD_CMAKE_DEFINE": f"{before};{define}" if before else define}
+
+
+def broken_amx(root: Path, state: State) -> str:
+    """Why the installed llama-cpp-python cannot use this CPU's AMX, in a few words; empty if it can, or has none."""
+    try:
+        if " amx_int8" not in CPUINFO.read_text(encoding="utf-8"):
+            return ""
+    except OSError:  # not Linux: ggml uses AMX on Linux only
+        return ""
+    for lib in state.venv.glob("lib*/python*/site-packages/llama_cpp/lib"):
+        probe = root / "pypcd" / "_engine" / "_amx_probe.py"
+        command = [state.venv / "bin" / "python", "-I", "-S", probe, lib]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False)
+        if done.returncode < 0:
+            return "crashes"
+        if done.stdout.startswith("wrong"):
+            return "computes wrongly"
+    return ""
+
+
+def must_be_built_anew(root: Path, state: State, title: str, out: TextIO) -> bool:
+    """Whether the installed llama-cpp-python cannot use this CPU's AMX, and nobody chose how it was built."""
+    why = broken_amx(root, state)
+    libraries = state.venv.glob("lib*/python*/site-packages/llama_cpp/lib/libggml-*.so")
+    others = sorted({path.stem for path in libraries} - {"libggml-base", "libggml-cpu"})
+    if why and others:
+        out.write(f"{title}: {why} with this CPU's AMX; left as it is, since it was built with {others[0]}\n")
+    elif why:
+        out.write(f"{title}: {why} with this CPU's AMX, so it is taken out of pip's cache and built anew\n")
+    return bool(why and not others)
+
+
 # --- the steps ---
 
 
@@ -316,19 +362,28 @@ def install(root: Path, wanted: Sequence[str], out: TextIO) -> None:
         display.end("done in")
 
     if not os.access(python, os.X_OK):
-        try:
-            step(".venv", "", [sys.executable, "-m", "venv", "--clear", state.venv])
-        except BaseException:
-            shutil.rmtree(state.venv, ignore_errors=True)  # half an environment would be taken for a whole one
-            raise
+        make_venv(state, step)
 
     title = f"1/3 llama-cpp-python {pin}"
-    if {"folder", "python", "llama-cpp-python"} <= same:
+    expect = f"{minutes_text(LLAMA_CPP_PYTHON_MINUTES, n_cores)}, once"
+    is_there = {"folder", "python", "llama-cpp-python"} <= same
+    if is_there:
         out.write(f"{title}: there already\n")
     else:
         # setuptools: some requirements of the extras come as sources, and are built without isolation too
-        expect = f"{minutes_text(LLAMA_CPP_PYTHON_MINUTES, n_cores)}, once"
         step(title, expect, [*pip, "install", *build_requirements(text), "setuptools>=70.1"])
+    if (not is_there or before.get("probed") != now["llama-cpp-python"]) and must_be_built_anew(
+        root, state, title, out
+    ):
+        with log.open(
+            "a", encoding="utf-8"
+        ) as file:  # pip's cache gave it; where there is no cache, this fails, and that is well
+            forget = [*pip, "cache", "remove", f"llama_cpp_python-{pin}-*"]
+            subprocess.run(forget, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False)
+        step(title, expect, [*pip, "install", "--force-reinstall", "--no-deps", f"llama-cpp-python=={pin}"])
+        same.discard("llama-cpp-python")
+        if still := broken_amx(root, state):
+            out.write(f"{title}: still {still} with AMX; models will not use it\n")
 
     wheels, title = root / ".cache" / "wheel", "2/3 libllama"
     wheel = next(iter(wheels.glob("pypcd-*.whl")), None)
@@ -350,6 +405,14 @@ def install(root: Path, wanted: Sequence[str], out: TextIO) -> None:
         [*pip, "install", "--no-build-isolation", named],
     )
     state.write(extras)
+
+
+def make_venv(state: State, step: Callable[..., None]) -> None:
+    try:
+        step(".venv", "", [sys.executable, "-m", "venv", "--clear", state.venv])
+    except BaseException:
+        shutil.rmtree(state.venv, ignore_errors=True)  # half an environment would be taken for a whole one
+        raise
 
 
 def check_python(state: State) -> None:

@@ -70,7 +70,6 @@ class Model:
     def __init__(self, path: Path, overrides: dict[str, float] | None = None) -> None:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
-        params.use_extra_bufts = False  # bugs of compilers that miscompile AMX are not tested here
         entries = (llama_cpp.llama_model_kv_override * (len(overrides or {}) + 1))()  # the last one ends the list
         for entry, (key, value) in zip(entries, (overrides or {}).items()):
             entry.tag, entry.key, entry.value.val_f64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_FLOAT, key.encode(), value

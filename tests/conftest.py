@@ -107,7 +107,7 @@ def _stock(
 ) -> tuple[np.ndarray, np.ndarray]:
     """limits.two_shapes of a text of n tokens on a model file."""
     p = llama_cpp.llama_model_default_params()
-    p.n_gpu_layers, p.use_extra_bufts = 0, False
+    p.n_gpu_layers = 0
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), p)
     assert model, path
     flash = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attn else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED

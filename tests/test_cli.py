@@ -381,6 +381,9 @@ def test_info_json(model):
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert Path(record["library"]["libllama"]).exists() and record["machine"]["backends"]
+    machine = record["machine"]
+    assert machine["amx"].partition(":")[0] in ("on", "off", "none") and isinstance(machine["repacked"], bool)
+    assert 1 <= machine["threads"] and 1 <= machine["threads_batch"] and machine["threads_why"]
     rope = record["model"]["rope"]
     assert (rope["base"], rope["n_rot"], rope["frequencies"]) == (10000, 16, 8)
     assert rope["turned"] == 7  # all but the fastest, which keeps its angle

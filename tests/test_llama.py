@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import itertools
 import json
-import os
 import pickle
 import re
 import sys
@@ -523,11 +522,9 @@ def test_from_pretrained_passes_pcd_on(tiny: Tiny, monkeypatch: pytest.MonkeyPat
 def test_the_defaults_are_as_the_docstring_says(tiny: Tiny) -> None:
     text = inspect.getdoc(pypcd.Llama) or ""
     with contextlib.closing(pypcd.Llama(tiny("llama"))) as llm:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         assert llm.pcd is None
         assert "n_ctx: the model's own" in text and llm.n_ctx() == 1024
         assert "verbose: False" in text and llm.verbose is False
-        assert "n_threads: the number" in text and llm.n_threads == (cores if cores <= 4 else cores // 2)
     with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=0)) as llm:
         assert "None or 0 mean the same" in text and llm.n_ctx() == 1024
 

@@ -10,8 +10,9 @@ import sys
 
 import llama_cpp
 
-from pypcd import _machine
+from pypcd import _machine, _threads
 from pypcd._cli import _former, _options, _terminal
+from pypcd._gguf import resolve_model
 from pypcd.measure import Measurement, bench, default_methods, methods_for
 
 
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.text and not text:
         raise ValueError(f"{args.text} is empty")
     options = _options.machine_options(args)
-    options["n_threads"] = options["n_threads_batch"] = threads = args.threads or _machine.default_threads()
+    threads = args.threads or _threads.best_threads(_threads.width_of(resolve_model(args.model))).decode
+    options["n_threads"] = options["n_threads_batch"] = threads
 
     rows: list[Measurement] = []
     flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]

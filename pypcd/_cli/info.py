@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 from typing import Any
 
@@ -12,10 +11,12 @@ import llama_cpp
 import numpy as np
 
 import pypcd
-from pypcd import PCDConfig, _engine, _library, _machine
+from pypcd import PCDConfig, _engine, _library, _machine, _threads
 from pypcd._cli import _loading, _options, _terminal
 from pypcd._gguf import DEMO_MODEL, read_gguf, resolve_model
 from pypcd.measure import self_test
+
+_WIDTH = 2048  # of a model of about 1B parameters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    record: dict[str, Any] = {"library": library_facts(), "machine": machine_facts()}
     path = resolve_model(args.model) if args.model else None
+    record: dict[str, Any] = {"library": library_facts(), "machine": machine_facts(path)}
     tested = path or (str(DEMO_MODEL) if DEMO_MODEL.exists() else None)
     if tested and (path or not args.no_test):
-        threads = 1 if os.path.getsize(tested) < 2**26 else None  # a tiny model only waits for a second one
-        llm = _loading.open_model(tested, n_ctx=512, n_threads=threads, n_threads_batch=threads)
+        llm = _loading.open_model(tested, n_ctx=512)
         if path:
             record["model"] = model_facts(llm)
         if not args.no_test:
@@ -58,18 +58,25 @@ def library_facts() -> dict[str, Any]:
     }
 
 
-def machine_facts() -> dict[str, Any]:
+def machine_facts(path: str | None) -> dict[str, Any]:
+    """Args:
+    path: the model that the number of threads is for; None: one of the usual width.
+    """
+    threads = _threads.best_threads(_threads.width_of(path) if path else _WIDTH)
+    amx = _engine.settle_amx()
+    features = _engine.cpu_features()
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "threads": _machine.default_threads(),
+        "threads": threads.decode,
+        "threads_batch": threads.batch,
+        "threads_why": threads.why,
         "memory": _machine.total_memory(),
         "gpu_offload": _machine.has_gpu(),
         "backends": _machine.backends(),
         "devices": _machine.devices(),
-        "cpu_features": _engine.cpu_features(),
-        "amx": "off: present, but some compilers miscompile it (use_extra_bufts=True forces it on)"
-        if _machine.has_amx()
-        else "not in use here",
+        "cpu_features": features,
+        "amx": f"{'on' if amx.on else 'off' if amx.exists else 'none'}: {amx.why}",
+        "repacked": "REPACK = 1" in features,
     }
 
 
@@ -122,10 +129,12 @@ def report(record: dict[str, Any]) -> str:
         ("pypcd", f"{lib['pypcd']}, on llama-cpp-python {lib['llama_cpp_python']}"),
         ("library", lib["libllama"]),
         ("PCD hooks", f"present, interface {lib['pcd_interface']}"),
-        ("system", f"{machine['system']}, {machine['threads']} threads, {machine['memory'] / gib:.1f} GiB"),
+        ("system", f"{machine['system']}, {machine['memory'] / gib:.1f} GiB"),
+        ("threads", f"{machine['threads']}, {machine['threads_batch']} for prompts; {machine['threads_why']}"),
         ("backends", ", ".join(machine["backends"]) or "unknown"),
         *((f"device {d['name']}", f"{d['description']}, {d['memory'] / gib:.1f} GiB") for d in machine["devices"]),
         ("AMX", machine["amx"]),
+        ("other kernels", "repacked weights" if machine["repacked"] else "no repacked weights in this build"),
     ]
     if "model" in record:
         m = record["model"]

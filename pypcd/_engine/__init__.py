@@ -16,6 +16,7 @@ from pypcd import _library
 _library.check()  # first: it reports a wrong or missing library
 
 # isort: split
+from pypcd._engine._amx import install_amx, settle_amx
 from pypcd._engine._calls import is_open
 from pypcd._engine._context import (
     can_shift,
@@ -26,9 +27,10 @@ from pypcd._engine._context import (
     row,
     rows,
     set_abort,
+    set_threads,
     shift,
 )
-from pypcd._engine._devices import backends, cpu_features, devices, library_path, supports_gpu
+from pypcd._engine._devices import backends, cpu_features, devices, library_path, step_times, supports_gpu
 from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
 from pypcd._engine._heads import HEAD_ORDERS, find_head_order, knows_head_order, set_head_ratios, unset_head_ratios
 from pypcd._engine._log import clear_errors, install, last_errors, logger, reason
@@ -109,8 +111,11 @@ __all__ = [
     "set_head_ratios",
     "set_pcd",
     "set_sequence_pcd",
+    "set_threads",
     "set_tokens",
+    "settle_amx",
     "shift",
+    "step_times",
     "supports_gpu",
     "suspended",
     "tap",
@@ -122,3 +127,4 @@ __all__ = [
 ]
 
 install()  # llama.cpp's log callback, before anything is logged
+install_amx()  # what was found out earlier, for every model of this process

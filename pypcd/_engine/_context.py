@@ -15,7 +15,18 @@ from pypcd._engine import _log
 from pypcd._engine._calls import context, is_open, memory
 from pypcd._errors import PCDError
 
-__all__ = ["can_shift", "clear", "copy_sequence", "decode", "rewind", "row", "rows", "set_abort", "shift"]
+__all__ = [
+    "can_shift",
+    "clear",
+    "copy_sequence",
+    "decode",
+    "rewind",
+    "row",
+    "rows",
+    "set_abort",
+    "set_threads",
+    "shift",
+]
 
 _ALL = -1  # sequences
 
@@ -112,3 +123,8 @@ def set_abort(llm: llama_cpp.Llama, stopped: Callable[[], bool] | None) -> None:
     callback = llama_cpp.ggml_abort_callback(*([] if stopped is None else [lambda _: stopped()]))
     llama_cpp.llama_set_abort_callback(context(llm), callback, ctypes.c_void_p(0))
     _aborts[llm] = callback
+
+
+def set_threads(llm: llama_cpp.Llama, decode: int, batch: int) -> None:
+    """The numbers of CPU threads, for one token at a time and for prompts."""
+    llama_cpp.llama_set_n_threads(context(llm), decode, batch)

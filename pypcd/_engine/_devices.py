@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
 
 from pypcd._engine import _bindings
+from pypcd._errors import PCDError
 
-__all__ = ["backends", "cpu_features", "devices", "library_path", "supports_gpu"]
+__all__ = ["backends", "cpu_features", "devices", "library_path", "step_times", "supports_gpu"]
 
 
 def library_path() -> str:
@@ -48,6 +50,21 @@ def _device(device: ctypes.c_void_p) -> dict[str, Any]:
     name, what = (_ggml(f, _text, device).decode("utf-8", "replace") for f in ("dev_name", "dev_description"))
     is_gpu = _ggml("dev_type", ctypes.c_int, device) == 1  # GGML_BACKEND_DEVICE_TYPE_GPU
     return {"name": name, "description": what, "memory": total.value, "free": free.value, "is_gpu": is_gpu}
+
+
+def step_times(n_threads: Sequence[int], n_embd: int, n_tokens: int, microseconds: int) -> dict[int, float]:
+    """Microseconds that products in the shape of a model's step take on the CPU, by number of threads.
+
+    Args:
+        n_embd: the side of the matrices.
+        n_tokens: how many tokens they are multiplied with.
+        microseconds: to spend on each number, about.
+    """
+    n, error = len(n_threads), ctypes.create_string_buffer(256)
+    numbers, times = (ctypes.c_int32 * n)(*n_threads), (ctypes.c_double * n)()
+    if _bindings.pcd_step_times(numbers, n, n_embd, n_tokens, microseconds, times, error, len(error)) != _bindings.OK:
+        raise PCDError(f"the threads cannot be timed: {error.value.decode()}")
+    return dict(zip(n_threads, times))
 
 
 _text, _handle, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pypcd import _engine, _llama, _machine
+from pypcd import _engine, _llama
 from pypcd._config import PCDConfig
 from pypcd._errors import PCDError
 from pypcd.measure import _timing
@@ -56,9 +56,10 @@ class Measurement:
 
 
 def default_methods() -> list[str]:
-    """The methods measured by default; without the stock library on AMX, where it may crash and cannot turn AMX off."""
+    """The methods measured by default; without the stock library where AMX is off, since it cannot turn that off."""
+    amx = _engine.settle_amx()
     return [
-        *([] if _machine.has_amx() else [STOCK]),
+        *([] if amx.exists and not amx.on else [STOCK]),
         TWO_ROWS,
         "pcd",
         "pcd:cache=shared",

@@ -118,7 +118,8 @@ class Run:
 
     def cmake_args(self) -> list[str]:
         """For llama-cpp-python."""
-        return ["-DLLAVA_BUILD=OFF", *(cuda_options(self.nvcc) if self.options.backend == "cuda" else [])]
+        amx = f"-DCMAKE_PROJECT_ggml_INCLUDE={ROOT / 'cmake' / 'amx.cmake'}"  # some compilers break it
+        return ["-DLLAVA_BUILD=OFF", amx, *(cuda_options(self.nvcc) if self.options.backend == "cuda" else [])]
 
     def llama(self) -> None:
         if self.options.backend == "cuda" and self.nvcc is None:
