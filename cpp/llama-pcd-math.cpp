@@ -35,18 +35,41 @@ void pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, i
 // Eq. 6
 //
 
-// Smaller numbers mask a token, as -INFINITY and the least float do, and are no logits; nor is NaN.
-static constexpr float MASKED = -1e30f;
+// Greater numbers are no logits, nor is NaN: they mask a token, as -INFINITY and the least float do.
+static constexpr float LIMIT = 1e30f;
+
+static bool is_logit(float x) {
+    return std::abs(x) < LIMIT;
+}
 
 struct pcd_candidate {
     float   logit;
     int32_t id;
 };
 
+// fn(v0, v1) for each block [v0, v1) of a vocabulary that has a v for which is_it(v) holds. Most have none: they cost one comparison
+// for each v, in vectors.
+template <typename P, typename F>
+static void for_each_block_with(int32_t n, const P & is_it, const F & fn) {
+    constexpr int32_t N_BLOCK = 128;
+
+    for (int32_t v0 = 0; v0 < n; v0 += N_BLOCK) {
+        const int32_t v1 = std::min(v0 + N_BLOCK, n);
+
+        int32_t n_hits = 0;
+        for (int32_t v = v0; v < v1; ++v) {
+            n_hits += is_it(v);
+        }
+        if (n_hits > 0) {
+            fn(v0, v1);
+        }
+    }
+}
+
 struct pcd_plausible {
     std::vector<pcd_candidate> top;
 
-    float next = MASKED; // the best logit that is not among them
+    float next = -LIMIT; // the best logit that is not among them
 };
 
 // the gamma best of L, the lower id first where logits are equal; of these, those at least relative_top times as probable as
@@ -63,17 +86,27 @@ static pcd_plausible plausible(const float * standard, int32_t n_vocab, int32_t 
     auto & top = res.top; // a heap, the worst of them at its front; one more than is kept is the best of the others
     top.reserve(n_keep + 1);
 
-    for (int32_t v = 0; v < n_vocab; ++v) {
-        if (!(standard[v] > (top.size() <= n_keep ? MASKED : top.front().logit))) {
-            continue;
-        }
+    float cut = -LIMIT; // once the heap is full, its worst
+
+    const auto add = [&](int32_t v) {
         if (top.size() > n_keep) {
             std::pop_heap(top.begin(), top.end(), better);
             top.pop_back();
         }
         top.push_back({ standard[v], v });
         std::push_heap(top.begin(), top.end(), better);
-    }
+
+        if (top.size() > n_keep) {
+            cut = top.front().logit;
+        }
+    };
+    for_each_block_with(n_vocab, [&](int32_t v) { return standard[v] > cut; }, [&](int32_t v0, int32_t v1) {
+        for (int32_t v = v0; v < v1; ++v) {
+            if (standard[v] > cut && is_logit(standard[v])) {
+                add(v);
+            }
+        }
+    });
 
     if (top.size() > n_keep) {
         res.next = top.front().logit;
@@ -99,13 +132,30 @@ static pcd_plausible plausible(const float * standard, int32_t n_vocab, int32_t 
 
 // L* that is no logit says nothing about a token
 static float eq6(float logit, float over_rotated, float beta) {
-    return std::abs(over_rotated) < -MASKED ? (1.0f + beta)*logit - beta*over_rotated : logit;
+    return is_logit(over_rotated) ? (1.0f + beta)*logit - beta*over_rotated : logit;
 }
 
-// How far behind the first implausible token another one comes, whose logit is d lower: up to 30 as far as in L, what is further
-// away is pressed together, so that all of them lie within 39.
-static float lag(float d) {
-    return d <= 30.0f ? d : 39.0f - 81.0f/(d - 21.0f);
+// The tokens that are not plausible: the first of them, whose logit is `next`, at `first`, the others as far behind it as in L. But
+// what is more than 30 behind is pressed together, so that all of them lie within 39.
+static void put_behind(const float * standard, int32_t n_vocab, float next, float first, float * out) {
+    for (int32_t v = 0; v < n_vocab; ++v) {
+        out[v] = first - (next - standard[v]);
+    }
+    for_each_block_with(n_vocab, [&](int32_t v) { return !(standard[v] >= next - 30.0f); }, [&](int32_t v0, int32_t v1) {
+        for (int32_t v = v0; v < v1; ++v) {
+            const float d   = next - standard[v];
+            const float far = 0.5f*(d - 30.0f + std::abs(d - 30.0f)); // 0 up to there; in vectors, which a comparison would prevent
+
+            out[v] = first - (d - far + 9.0f - 81.0f/(far + 9.0f));
+        }
+    });
+    for_each_block_with(n_vocab, [&](int32_t v) { return !is_logit(standard[v]); }, [&](int32_t v0, int32_t v1) {
+        for (int32_t v = v0; v < v1; ++v) {
+            if (!is_logit(standard[v])) {
+                out[v] = -INFINITY;
+            }
+        }
+    });
 }
 
 int32_t pcd_contrast(
@@ -130,10 +180,7 @@ int32_t pcd_contrast(
         best = std::max(best, value(c));
     }
 
-    const float first = std::min(best, -MASKED) - behind; // where the implausible tokens begin
-    for (int32_t v = 0; v < n_vocab; ++v) {
-        out[v] = standard[v] > MASKED ? first - lag(std::max(0.0f, next - standard[v])) : -INFINITY; // 0 for inf - inf too
-    }
+    put_behind(standard, n_vocab, next, best - behind, out);
     for (const auto & c : top) {
         out[c.id] = value(c);
     }

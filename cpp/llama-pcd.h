@@ -257,9 +257,9 @@ LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min
 // 2), but a logit bias of 100 lifts each above all others. A plausible token that the contrast itself puts as far below the best
 // one keeps its L~, and may lie among them.
 //
-// -INFINITY, NaN and numbers below -1e30 in L mask a token: it is never plausible and stays -INFINITY. (Where nothing else is left
-// the row stays as it is, and 0 is returned.) Where L* is no number between -1e30 and 1e30, it says nothing of its token, which
-// keeps L.
+// What is no number between -1e30 and 1e30 (NaN, an infinity, the least float) is no logit. In L it masks a token, which is never
+// plausible and gets -INFINITY (where nothing else is left the row stays as it is, and 0 is returned). In L* it says nothing of its
+// token, which keeps L.
 LLAMA_API int32_t llama_pcd_contrast(
         const float * standard, const float * over_rotated, int32_t n_vocab,
         float beta, int32_t gamma, float relative_top, float behind, float * out);

@@ -70,8 +70,8 @@ def contrast(
     Plausible tokens are the gamma most probable ones of L (the lower id first if logits are equal) that also reach
     relative_top times the highest probability. If only one is plausible it keeps its logit: there is nothing to decide.
 
-    A token that is masked in L (-inf, NaN, or less than -1e30) is never plausible; if all are, L is returned. If L* is no
-    number from -1e30 to 1e30, it says nothing about its token, which keeps L.
+    What is no number between -1e30 and 1e30 (-inf, NaN, the least float) is no logit. In L it masks a token, which is
+    never plausible (if all are masked, L is returned). In L* it says nothing about its token, which keeps L.
 
     Args:
         standard: L, float[n_vocab].
@@ -81,8 +81,9 @@ def contrast(
         float64[n_vocab]
     """
     first, second = np.asarray(standard, np.float64), np.asarray(over_rotated, np.float64)
-    kept = np.argsort(-first, kind="stable")[:gamma]  # NaN comes last
-    kept = kept[first[kept] > _MASKED]
+    row = np.where(_is_logit(first), first, -np.inf)
+    kept = np.argsort(-row, kind="stable")[:gamma]
+    kept = kept[row[kept] > -np.inf]
     if not len(kept):
         return first
     if relative_top > 0.0:
@@ -90,7 +91,7 @@ def contrast(
     result = np.full(first.shape, -np.inf)
     result[kept] = first[kept]
     if len(kept) > 1:
-        kept = kept[np.abs(second[kept]) < -_MASKED]
+        kept = kept[_is_logit(second[kept])]
         result[kept] = (1.0 + beta) * first[kept] - beta * second[kept]
     return result
 
@@ -105,19 +106,22 @@ def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> Array:
     Returns:
         float64[n_vocab]; tokens masked in the standard logits stay at -inf.
     """
-    first, row = np.minimum(standard, -_MASKED, dtype=np.float64), np.asarray(contrasted, np.float64)
-    kept, rest = row > -np.inf, (row == -np.inf) & (first > _MASKED)
+    first, row = np.asarray(standard, np.float64), np.asarray(contrasted, np.float64)
+    kept, rest = np.isfinite(row), ~np.isfinite(row) & _is_logit(first)
     if not kept.any() or not rest.any():
         return row
     lag = first[rest].max() - first[rest]
     far = lag > 30.0
     lag[far] = 39.0 - 81.0 / (lag[far] - 21.0)
     result = row.copy()
-    result[rest] = min(row[kept].max(), -_MASKED) - _BEHIND - lag
+    result[rest] = row[kept].max() - _BEHIND - lag
     return result
 
 
-_MASKED = -1e30  # smaller numbers mask a token
+def _is_logit(values: Array) -> npt.NDArray[np.bool_]:
+    return np.abs(values) < 1e30  # False for NaN
+
+
 _BEHIND = 60.0  # nats; LLAMA_PCD_BEHIND
 
 
