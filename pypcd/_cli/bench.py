@@ -20,10 +20,7 @@ from pypcd.measure import SEQUENCES, Measurement, bench, default_methods, method
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd bench MODEL [options]"
-    parser.epilog = (
-        "Times are ratios to greedy decoding in the same round, and to two-rows (greedy steps of two tokens), "
-        "each in its faster flash attention setting."
-    )
+    parser.epilog = "Times are ratios to greedy decoding and to its steps of two tokens (two-rows)."
     _options.add_model(parser)
     add = parser.add_argument
     add("--length", metavar="N,...", default="512,2048", help="tokens in the context (default %(default)s)")
@@ -37,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (default %(default)s)")
     add("--prompt", metavar="N", type=_options.at_least(16), default=512, help="tokens of timed prompts in all (512)")
     either = ("both", "on", "off")
-    add("--flash-attn", metavar="WHICH", choices=either, default="both", help="on, off, or both (default)")
+    add(
+        "--flash-attn", metavar="WHICH", choices=either, default="both", help="on, off, or the faster of both (default)"
+    )
     _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
 

@@ -111,6 +111,7 @@ def main() -> int:
         print(file=sys.stderr)
         return 130
     except (Failed, PCDError, ValueError, OSError) as error:
+        _progress("")
         print(f"compare_transformers: {error}", file=sys.stderr)
         return 1
 
