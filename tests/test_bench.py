@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_gguf import write_tiny_gguf
 
-from pypcd import PCDConfig, PCDError
+import pypcd
+from pypcd import PCDConfig, PCDError, _engine
 from pypcd._cli import main
-from pypcd.measure import Measurement, _bench, bench, default_methods, methods_for
+from pypcd.measure import Measurement, _bench, _timing, bench, default_methods, methods_for
 
 QUICK = ["--n-tokens", "2", "--rounds", "1", "--threads", "1"]
 
@@ -20,9 +24,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("bench") / "m.gguf", "llama")
 
 
-def measure(model: Path, methods: dict[str, PCDConfig | None], *lengths: int) -> list[Measurement]:
+def measure(
+    model: Path, methods: dict[str, PCDConfig | None], *lengths: int, sequences: Sequence[int] = (1,)
+) -> list[Measurement]:
     options = {"n_tokens": 2, "rounds": 2, "flash_attn": (False,), "n_threads": 1, "n_threads_batch": 1}
-    return list(bench(str(model), methods, lengths or (16,), **options))
+    return list(bench(str(model), methods, lengths or (16,), sequences=sequences, **options))
 
 
 def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> None:
@@ -30,10 +36,133 @@ def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> No
     names = ("greedy", "stock", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate")
     assert [(row.n_past, row.method) for row in rows] == [(n, name) for n in (16, 64) for name in names]
     for row in rows:
-        assert row.tokens_per_second > 0 and row.ratio > 0
-        assert (row.ratio == 1) == (row.method == "greedy")
+        assert row.tokens_per_second > 0 and row.ratio > 0 and row.two_rows_ratio is not None
+        assert (row.ratio == 1) == (row.method == "greedy") and (row.two_rows_ratio == 1) == (row.method == "two-rows")
+        assert row.n_sequences == 1
         assert row.twins == (0 if row.method in ("greedy", "stock", "two-rows") else 1)
         assert (row.prefill_ratio is not None) == (row.method in ("greedy", "pcd"))
+
+
+def test_several_sequences_are_measured_after_one_each_number_with_a_context_of_its_own(model: Path) -> None:
+    methods = methods_for(["stock", "two-rows", "pcd", "pcd:cache=separate"])
+    rows = measure(model, methods, 64, 100, sequences=[3, 1, 3])
+    alone = ["greedy", "stock", "two-rows", "pcd", "pcd:cache=separate"]
+    assert [(row.n_sequences, row.n_past, row.method) for row in rows] == [
+        (n, n_past, name) for n in (1, 3) for n_past in (64, 100) for name in alone if n == 1 or name != "stock"
+    ]
+    for row in rows:
+        assert row.twins == (1 if row.method.startswith("pcd") else 0)
+        assert (row.prefill_ratio is not None) == (row.method in ("greedy", "pcd", "pcd:cache=separate"))
+    greedy = [row.kv_bytes for row in rows if row.method == "greedy"]
+    assert greedy[0] == greedy[1] and 2 * greedy[0] == greedy[2] == greedy[3]  # 256 cells, and 512
+    assert all(row.two_rows_ratio is None for row in measure(model, methods_for(["pcd"]), sequences=[2]))
+
+
+def test_more_sequences_than_a_batch_has_twins_for(model: Path) -> None:
+    rows = measure(model, methods_for(["pcd:cache=shared"]), sequences=[70])
+    assert [(row.method, row.n_sequences, row.twins) for row in rows] == [
+        ("greedy", 70, 0),
+        ("pcd:cache=shared", 70, 1),
+    ]
+
+
+@pytest.mark.parametrize("n", [0, 193, 1.5, True])
+def test_a_number_of_sequences_out_of_range_is_refused(model: Path, n: Any) -> None:
+    with pytest.raises(ValueError, match="sequences is .*; allowed: an integer from 1 to 192"):
+        measure(model, {"greedy": None}, sequences=[n])
+
+
+def test_a_model_with_a_recurrent_state_goes_back_to_where_it_was_filled(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "mamba.gguf", "mamba")
+    rows = measure(path, {"greedy": None}, 16, 40, sequences=[1, 2])
+    assert [(row.n_sequences, row.n_past) for row in rows] == [(1, 16), (1, 40), (2, 16), (2, 40)]
+
+
+# -- what is timed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def several(model: Path) -> _timing.Texts:
+    llm = pypcd.Llama(model, n_ctx=512, n_seq_max=3, n_threads=1, n_threads_batch=1)
+    return _timing.Texts(llm, 3)
+
+
+TEXTS = [[5, 6, 7, 8, 9], [5, 6, 7, 20, 21], [5, 6, 7, 30, 31]]
+
+
+def continued_alone(llm: pypcd.Llama, text: list[int], n: int) -> list[int]:
+    tokens: list[int] = []
+    llm.reset()
+    for _ in range(n):
+        llm.eval(text if not tokens else tokens[-1:])
+        tokens.append(int(_engine.row(llm).argmax()))
+    return tokens
+
+
+def test_texts_are_continued_as_each_of_them_alone(several: _timing.Texts, model: Path) -> None:
+    """Evaluated in full, with copies of their common beginning, and after more of them."""
+    llm = pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1)
+    wanted = [continued_alone(llm, text, 6) for text in TEXTS]
+    several.read(TEXTS)
+    assert several.continuations(6) == wanted
+    assert several.continuations(6) == wanted  # the cache is left unchanged
+    several.fill(TEXTS)
+    assert several.continuations(6) == wanted
+    several.time([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 2)
+    assert several.continuations(6) == wanted
+    for begin in ([5, 6, 7, 50, 51, 52], [5, 6, 7, 50, 51, 52, 11, 12, 13, 14]):  # others, then more
+        longer = [begin + text[3:] for text in TEXTS]
+        several.fill(longer)
+        assert several.continuations(6) == [continued_alone(llm, text, 6) for text in longer]
+
+
+def test_a_step_has_one_token_of_each_sequence_and_two_rows_has_two(
+    several: _timing.Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several.fill(TEXTS)
+    batches: list[Any] = []
+    monkeypatch.setattr(several, "_decode", lambda entries: batches.append(list(entries)) or len(batches))
+    tokens = [[10 * s + i for i in range(5)] for s in range(3)]
+    assert several.time(tokens) == (2 + 3 + 4 + 5) / 4  # the first step is not timed
+    assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3)] for i in range(5)]
+    batches.clear()
+    assert several.time(tokens, 2) == 2
+    assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3) for i in (k, k + 1)] for k in (0, 2)]
+
+
+def test_of_a_prompt_the_last_tokens_logits_are_wanted(several: _timing.Texts, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[Any] = []
+    decode = several._decode
+    monkeypatch.setattr(several, "_decode", lambda entries: batches.append(list(entries)) or decode(entries))
+    several.read(TEXTS)
+    assert batches == [[(t, p, s, p == 4) for s, text in enumerate(TEXTS) for p, t in enumerate(text)]]
+    batches.clear()
+    several._llm.n_batch = 4
+    several.read(TEXTS)
+    assert [len(batch) for batch in batches] == [4, 4, 4, 3] and several.n_past == 5
+
+
+@pytest.mark.parametrize(("n", "n_past"), [(1, 16), (3, 16), (3, 100), (192, 20)])
+def test_texts_begin_alike_and_end_differently(n: int, n_past: int) -> None:
+    texts = _bench._texts(list(range(300)), n, n_past)
+    assert len(texts) == n and {len(text) for text in texts} == {n_past}
+    assert _timing._common(texts) == (n_past - 1 if n == 1 else n_past - 16)
+    assert len(set(map(tuple, texts))) == n and texts[0] == list(range(n_past))
+
+
+def test_the_prompts_of_all_sequences_together_have_the_tokens_asked_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[int]] = []
+    monkeypatch.setattr(_timing.Texts, "read", lambda self, texts: read.append(list(map(len, texts))) or 1.0)
+    for n, of_each in ((1, 60), (4, 15), (3, 20), (7, 8)):
+        read.clear()
+        options = {"n_tokens": 2, "rounds": 1, "flash_attn": (False,), "n_threads": 1, "n_threads_batch": 1}
+        list(bench(str(model), {"greedy": None}, [64], sequences=[n], n_prefill=60, **options))
+        assert read == [[of_each] * n] * 3
+
+
+# -- memory, texts, errors -------------------------------------------------------------------------------------------
 
 
 def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path) -> None:
@@ -162,8 +291,25 @@ def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.Capture
     assert main([*options, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert [m["method"] for m in record["measurements"]] == ["greedy", "pcd:cache=shared"]
+    assert set(record["measurements"][0]) == {field.name for field in dataclasses.fields(Measurement)}
     assert main(options) == 0
     assert "shared" in capsys.readouterr().out
+
+
+def test_the_table_of_several_sequences_is_readable_in_80_columns(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    methods = ",".join(["stock", *default_methods()])
+    assert main(["bench", str(model), "--length", "16", "--sequences", "1,2", "--method", methods, *QUICK]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    at = [lines.index("16 tokens"), lines.index("2 sequences of 16 tokens")]
+    assert [sum(line.startswith("stock ") for line in part) for part in (lines[: at[1]], lines[at[1] :])] == [1, 0]
+    (greedy,) = (line.split() for line in lines[at[1] :] if line.startswith("greedy"))
+    assert greedy[3] == "1.00x"
+    assert main(["bench", str(model), "--length", "16", "--sequences", "2", "--method", "stock", *QUICK]) == 0
+    assert "stock is measured with one sequence only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -172,6 +318,10 @@ def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.Capture
         (["--length", "x"], 1),
         (["--length", "3"], 1),
         (["--method", "fast"], 1),
+        (["--sequences", "0"], 1),
+        (["--sequences", "1,,4"], 1),
+        (["--sequences", "200"], 1),
+        (["--sequences", "many"], 1),
         (["--rounds", "0"], 2),
         (["--n-tokens", "1"], 2),
         (["--threads", "-1"], 2),

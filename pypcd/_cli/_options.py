@@ -130,6 +130,22 @@ def _length(text: str) -> int:
         raise ValueError(f"--length has {text!r}; allowed: integers of at least 16, such as 512,2k") from None
 
 
+def integers(option: str, text: str, kind: Integer, example: str) -> tuple[int, ...]:
+    """Integers separated by commas.
+
+    Raises:
+        ValueError: one of them is out of range; the message has the option's name.
+    """
+
+    def convert(part: str) -> int:
+        try:
+            return kind("", literal(part))
+        except ValueError:
+            raise ValueError(f"{option} has {part!r}; allowed: {kind.allowed}, such as {example}") from None
+
+    return tuple(convert(part.strip()) for part in text.split(","))
+
+
 class ListNames(argparse.Action):
     """An option that prints the names of tasks and methods, and exits."""
 

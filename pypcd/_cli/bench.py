@@ -4,46 +4,49 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
 
 import llama_cpp
 
 from pypcd import _machine, _threads
-from pypcd._cli import _former, _options, _terminal
+from pypcd._cli import _former, _options, _table, _terminal
+from pypcd._config import PCDConfig
 from pypcd._gguf import resolve_model
-from pypcd.measure import Measurement, bench, default_methods, methods_for
+from pypcd.measure import SEQUENCES, Measurement, bench, default_methods, methods_for
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd bench MODEL [options]"
-    parser.epilog = "Times are ratios to greedy decoding in the same round; greedy and each method run in their own faster setting of flash attention."
+    parser.epilog = "Times are ratios to greedy decoding and to its steps of two tokens (two-rows)."
     _options.add_model(parser)
     add = parser.add_argument
     add("--length", metavar="N,...", default="512,2048", help="tokens in the context (default %(default)s)")
-    add(
-        "--method",
-        metavar="NAME,...",
-        help="beside greedy: pcd:SETTING; two-rows (greedy steps of two tokens); stock (llama_cpp.Llama)",
-    )
+    add("--sequences", metavar="N,...", default="1", help="texts decoded in one batch (default %(default)s)")
+    add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING, two-rows, stock (llama_cpp)")
     _former.add_mode(parser)
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
     add(
         "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
     )
     add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (default %(default)s)")
-    add("--prompt", metavar="N", type=_options.at_least(16), default=512, help="tokens of the timed prompt (512)")
-    add("--flash-attn", choices=("both", "on", "off"), default="both", help="settings to try (default %(default)s)")
+    add("--prompt", metavar="N", type=_options.at_least(16), default=512, help="tokens of timed prompts in all (512)")
+    either = ("both", "on", "off")
+    add(
+        "--flash-attn", metavar="WHICH", choices=either, default="both", help="on, off, or the faster of both (default)"
+    )
     _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
+    sequences = _options.integers("--sequences", args.sequences, SEQUENCES, "1,4,16")
     names = default_methods() if args.method is None else _former.checked_methods(_options.names(args.method))
     methods = methods_for(names)
-    width = max(map(len, methods))
     text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
     if args.text and not text:
         raise ValueError(f"{args.text} is empty")
@@ -53,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
 
     rows: list[Measurement] = []
     flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]
-    for row in bench(
+    measured = bench(
         args.model,
         methods,
         lengths,
+        sequences=sequences,
         text=text,
         n_tokens=args.n_tokens,
         rounds=args.rounds,
@@ -64,39 +68,61 @@ def run(args: argparse.Namespace) -> int:
         flash_attn=flash_attn,
         progress=_progress,
         **options,
-    ):
+    )
+    for _, group in itertools.groupby(measured, lambda row: (row.n_sequences, row.n_past)):
+        together = list(group)
         _progress("")
-        if not rows and not args.json:
-            print(_header(args, threads, width), flush=True)
-        rows.append(row)
         if not args.json:
-            print(_line(row, width), flush=True)
-    measured = {row.method for row in rows}
-    for name in (name for name in methods if name not in measured):
-        _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
+            print("" if rows else _header(args, threads), _text(together), sep="\n", flush=True)
+        rows += together
+    _remark(methods, rows)
     if args.json:
         record = {"model": args.model, "n_threads": threads, "gpu": _machine.has_gpu()}
         print(json.dumps({**record, "measurements": [dataclasses.asdict(row) for row in rows]}, indent=2))
     return 0
 
 
-def _header(args: argparse.Namespace, threads: int, width: int) -> str:
+def _header(args: argparse.Namespace, threads: int) -> str:
     where = "GPU" if _machine.has_gpu() else "CPU"
     of = f"medians of {args.rounds} rounds of {args.n_tokens} tokens"
-    return (
-        f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; {of}\n"
-        f"{'tokens':>6}  {'method':<{width}} {'flash':>5} {'tok/s':>8} {'time/greedy':>11} {'twins':>6} {'prompt/greedy':>13} {'KV MiB':>8}"
-    )
+    head = f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; {of}"
+    return _table.aligned(head, _table.columns())
 
 
-def _line(row: Measurement, width: int) -> str:
-    flash, prefill = "on" if row.flash_attn else "off", "-"
-    if row.prefill_ratio is not None:
-        prefill = f"{row.prefill_ratio:.2f}x"
-    return (
-        f"{row.n_past:>6}  {row.method:<{width}} {flash:>5} {row.tokens_per_second:>8.2f} {row.ratio:>10.2f}x "
-        f"{row.twins:>6.2f} {prefill:>13} {row.kv_bytes / 2**20:>8.1f}"
-    )
+def _text(rows: Sequence[Measurement]) -> str:
+    """The methods at one context length and number of sequences."""
+    n, n_past = rows[0].n_sequences, rows[0].n_past
+    title = f"{n_past} tokens" if n == 1 else f"{n} sequences of {n_past} tokens"
+    head = ("method", "flash", "tok/s", "time / greedy", "time / two-rows", "twins", "prompt / greedy", "KV MiB")
+    cells = [
+        (
+            row.method,
+            "on" if row.flash_attn else "off",
+            f"{row.tokens_per_second:.2f}",
+            f"{row.ratio:.2f}x",
+            _ratio(row.two_rows_ratio),
+            f"{row.twins:.2f}",
+            _ratio(row.prefill_ratio),
+            f"{row.kv_bytes / 2**20:.1f}",
+        )
+        for row in rows
+    ]
+    right = [False] + [True] * (len(head) - 1)
+    return f"{title}\n\n{_table.table(head, cells, right, 1, _table.columns())}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _remark(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement]) -> None:
+    """Name the methods that are missing."""
+    measured = {row.method for row in rows}
+    for name in (name for name in methods if name not in measured):
+        if name == "stock":
+            _terminal.note("stock is measured with one sequence only")
+        else:
+            _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
 
 
 def _progress(text: str) -> None:

@@ -194,10 +194,10 @@ def unset_sequence_pcd(llm: llama_cpp.Llama, seq_id: int) -> None:
     _bindings.pcd_unset_seq(context(llm), seq_id)
 
 
-def set_tokens(llm: llama_cpp.Llama, tokens: Sequence[int]) -> None:
-    """Tell the library the tokens of sequence 0: a saved state does not have them, and cache="separate" needs them."""
+def set_tokens(llm: llama_cpp.Llama, tokens: Sequence[int], seq_id: int = 0) -> None:
+    """Tell the library the tokens of a sequence: a saved state does not have them, and cache="separate" needs them."""
     array = (ctypes.c_int32 * len(tokens))(*tokens)
-    _bindings.pcd_set_tokens(context(llm), 0, array, len(tokens))
+    _bindings.pcd_set_tokens(context(llm), seq_id, array, len(tokens))
 
 
 # -- looking inside --------------------------------------------------------------------------------------------------

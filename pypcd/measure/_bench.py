@@ -1,12 +1,13 @@
-"""Times plain decoding and PCD settings: same model, same tokens, interleaved rounds.
+"""Times plain decoding and PCD settings: same model, same tokens, interleaved rounds, one or several sequences at once.
 
-Ratios are medians over rounds of a method's time divided by plain decoding's time in the same round. Plain decoding
-("greedy") and each method run with flash attention on or off, whichever is faster for them. Knows nothing of the
-terminal.
+Ratios are medians over rounds of a method's time divided by plain decoding's time in the same round, or by that of as
+many plain rows as the method computes ("two-rows"). Plain decoding ("greedy") and each method run with flash attention
+on or off, whichever is faster for them. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -18,38 +19,47 @@ from typing import Any
 import numpy as np
 
 from pypcd import _engine, _llama
+from pypcd._checks import Integer
 from pypcd._config import PCDConfig
 from pypcd._errors import PCDError
 from pypcd.measure import _timing
 from pypcd.methods import setting_of
 
-__all__ = ["Measurement", "bench", "default_methods", "methods_for"]
+__all__ = ["SEQUENCES", "Measurement", "bench", "default_methods", "methods_for"]
 
 GREEDY = "greedy"  # plain decoding
-TWO_ROWS = "two-rows"  # plain steps of two tokens with the logits of both: the cost of a second row, without PCD
-STOCK = "stock"  # llama_cpp.Llama with llama-cpp-python's own library, in another process
+TWO_ROWS = "two-rows"  # plain steps of two tokens of each sequence: the cost of a second row, without PCD
+STOCK = "stock"  # llama_cpp.Llama with llama-cpp-python's own library, in another process, with one sequence
+
+SEQUENCES = Integer(1, _engine.N_SEQUENCES)
+_OWN_TOKENS = 16  # the end of each sequence's text: what it begins with is the same in all, and evaluated only once
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One method at one context length.
+    """One method at one context length and number of sequences.
 
     Attributes:
         method: "greedy", "two-rows", "stock" or "pcd:...", as given.
-        n_past: tokens in the cache.
+        n_sequences: sequences decoded in one batch.
+        n_past: tokens of each of them in the cache.
         flash_attn: whether it ran with flash attention, the faster of the two for it.
-        tokens_per_second: decoding one token at a time, median; for two-rows, steps per second.
-        ratio: time per token divided by greedy's, median of rounds; 1 for greedy.
+        tokens_per_second: of all sequences together, one token of each at a time, median; two-rows' steps count as one
+            token of each too.
+        ratio: time of a step divided by greedy's, median of rounds; 1 for greedy.
+        two_rows_ratio: time of a step divided by two-rows', median of rounds; None without two-rows.
         twins: twins (PCD's second evaluations of a token) per token.
-        prefill_ratio: time of a fresh prompt divided by greedy's; None if it was not measured.
+        prefill_ratio: time of fresh prompts divided by greedy's; None if it was not measured.
         kv_bytes: bytes of the context's keys and values, including the second ones that only twins see.
     """
 
     method: str
+    n_sequences: int
     n_past: int
     flash_attn: bool
     tokens_per_second: float
     ratio: float
+    two_rows_ratio: float | None
     twins: float
     prefill_ratio: float | None
     kv_bytes: int
@@ -105,6 +115,7 @@ def bench(
     methods: dict[str, PCDConfig | None],
     lengths: Sequence[int],
     *,
+    sequences: Sequence[int] = (1,),
     text: str = "",
     n_tokens: int = 16,
     rounds: int = 5,
@@ -113,86 +124,154 @@ def bench(
     progress: Callable[[str], None] = lambda text: None,
     **kwargs: Any,
 ) -> Iterator[Measurement]:
-    """Measure every method that the model can run, at every context length, the shortest first.
+    """Measure every method that the model can run: the fewest sequences first, then the shortest context.
 
     Args:
         model: a model path.
-        methods: names and settings, as methods_for() gives them.
-        lengths: tokens in the cache when decoding starts.
-        text: text that fills the cache, repeated; empty: random tokens. All methods decode the same tokens: those that
-            plain decoding continues it with.
-        n_tokens: tokens decoded per round and method.
+        methods: names and settings, as methods_for() gives them. "stock" is measured with one sequence only.
+        lengths: tokens of each sequence in the cache when decoding starts.
+        sequences: how many to decode in one batch. Each number gets a context of its own size.
+        text: text that fills the cache, repeated; empty: random tokens. Sequences differ in their last tokens. All
+            methods decode the same tokens: those that plain decoding continues them with.
+        n_tokens: tokens of each sequence decoded per round and method.
         rounds: interleaved repetitions.
-        n_prefill: tokens of the prompt whose prefill is timed, at most the shortest length.
+        n_prefill: tokens of the prompts whose prefill is timed, all sequences together. Each has at most the shortest
+            length.
         flash_attn: settings to try; each method is reported with its faster one.
         kwargs: passed to pypcd.Llama.
+
+    Raises:
+        ValueError: a number of sequences is out of range.
     """
-    n_ctx = max(lengths) + n_tokens + 8
-    models: dict[tuple[bool, tuple[str, str | None]], _Model] = {}
-    try:
-        for fa in flash_attn:
-            for second in dict.fromkeys(map(_second, methods.values())):
-                progress(f"loading, flash attention {'on' if fa else 'off'}")
-                stock = STOCK in methods and second == _second(None)
-                models[fa, second] = _Model(model, stock, n_ctx=n_ctx, flash_attn=fa, **kwargs)
-        methods = {
-            name: config
-            for name, config in methods.items()
-            if models[flash_attn[0], _second(config)].llm.pcd_refusal(config) is None
-        }
-        first = models[flash_attn[0], _second(None)]
-        context = _context(first.llm, text, n_ctx)
+    for n in sorted({SEQUENCES("sequences", n) for n in sequences}):
+        able = {name: config for name, config in methods.items() if n == 1 or name != STOCK}
+        plan = _Plan(n, n_tokens, rounds, n_prefill, flash_attn, progress)
+        yield from plan.measure(model, able, sorted(set(lengths)), text, kwargs)
 
-        prefill: dict[str, float] = {}
-        for n_past in sorted(lengths):
-            progress(f"filling the cache to {n_past} tokens")
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """bench() for one number of sequences."""
+
+    n: int
+    n_tokens: int
+    rounds: int
+    n_prefill: int
+    flash_attn: Sequence[bool]
+    progress: Callable[[str], None]
+
+    def measure(
+        self,
+        model: str,
+        methods: dict[str, PCDConfig | None],
+        lengths: Sequence[int],
+        text: str,
+        kwargs: dict[str, Any],
+    ) -> Iterator[Measurement]:
+        n_ctx = self.n * (lengths[-1] + self.n_tokens + 8)
+        models: dict[tuple[bool, tuple[str, str | None]], _Model] = {}
+        try:
+            for fa in self.flash_attn:
+                for second in dict.fromkeys(map(_second, methods.values())):
+                    self.progress(f"loading, flash attention {'on' if fa else 'off'}")
+                    stock = STOCK in methods and second == _second(None)
+                    models[fa, second] = _Model(model, self.n, stock, n_ctx=n_ctx, flash_attn=fa, **kwargs)
+            methods = {
+                name: config
+                for name, config in methods.items()
+                if models[self.flash_attn[0], _second(config)].llm.pcd_refusal(config) is None
+            }
+            first = models[self.flash_attn[0], _second(None)]
+            stream = _stream(first.llm, text, lengths[-1] + self.n)
+            prefill: dict[str, float] = {}
+            for n_past in lengths:
+                self.progress(f"filling the cache to {self._of(n_past)}")
+                texts = _texts(stream, self.n, n_past)
+                for m in models.values():
+                    m.fill(texts)
+                tokens = first.texts.continuations(self.n_tokens + 1)
+                best = self._faster(models, methods, tokens, n_past)
+                if not prefill:
+                    at = {name: models[best[GREEDY].flash_attn, _second(config)] for name, config in methods.items()}
+                    prefill = self._prefill_ratios(at, methods, texts)
+                    for m in set(at.values()):
+                        m.fill(texts)
+                yield from self._rounds(best, methods, tokens, n_past, prefill)
+        finally:
             for m in models.values():
-                m.fill(context[:n_past], stock=True)
-            tokens = first.continuation(n_tokens)
+                m.close()
 
-            progress(f"{n_past} tokens: which flash attention setting is faster")
-            few = tokens[: max(3, n_tokens // 4)]
-            best: dict[str, _Model] = {}
+    def _faster(
+        self,
+        models: dict[tuple[bool, tuple[str, str | None]], _Model],
+        methods: dict[str, PCDConfig | None],
+        tokens: Sequence[Sequence[int]],
+        n_past: int,
+    ) -> dict[str, _Model]:
+        """The model that each method is faster with: flash attention on or off."""
+        self.progress(f"{self._of(n_past)}: which flash attention setting is faster")
+        few = [text[: max(3, self.n_tokens // 4)] for text in tokens]
+        best: dict[str, _Model] = {}
+        for name, config in methods.items():
+            ways = [models[fa, _second(config)] for fa in self.flash_attn]
+            best[name] = min(ways, key=lambda m: m.time(name, config, few)[0]) if len(ways) > 1 else ways[0]
+        return best
+
+    def _rounds(
+        self,
+        best: dict[str, _Model],
+        methods: dict[str, PCDConfig | None],
+        tokens: Sequence[Sequence[int]],
+        n_past: int,
+        prefill: dict[str, float],
+    ) -> Iterator[Measurement]:
+        times: dict[str, list[float]] = {name: [] for name in methods}
+        twins: dict[str, float] = {}
+        for i in range(self.rounds):
             for name, config in methods.items():
-                ways = [models[fa, _second(config)] for fa in flash_attn]
-                best[name] = min(ways, key=lambda m: m.time(name, config, few)[0]) if len(ways) > 1 else ways[0]
+                self.progress(f"{self._of(n_past)}, round {i + 1} of {self.rounds}, {name}")
+                seconds, twins[name] = best[name].time(name, config, tokens)
+                times[name].append(seconds)
+        for name, config in methods.items():
+            yield Measurement(
+                method=name,
+                n_sequences=self.n,
+                n_past=n_past,
+                flash_attn=best[name].flash_attn,
+                tokens_per_second=self.n / statistics.median(times[name]),
+                ratio=_median_ratio(times[name], times[GREEDY]),
+                two_rows_ratio=_median_ratio(times[name], times[TWO_ROWS]) if TWO_ROWS in times else None,
+                twins=twins[name],
+                prefill_ratio=prefill.get(name),
+                kv_bytes=best[name].kv_bytes(config),
+            )
 
-            if not prefill:
-                fa = best[GREEDY].flash_attn
-                at = {name: models[fa, _second(config)] for name, config in methods.items()}
-                prefill = _prefill_ratios(at, methods, context[: min(n_prefill, n_past)], progress)
-                for m in set(at.values()):
-                    m.fill(context[:n_past])
+    def _prefill_ratios(
+        self,
+        models: dict[str, _Model],
+        methods: dict[str, PCDConfig | None],
+        texts: Sequence[Sequence[int]],
+        rounds: int = 3,
+    ) -> dict[str, float]:
+        prompts = [text[: max(1, self.n_prefill // self.n)] for text in texts]  # fill() may keep the first
+        timed = {name: config for name, config in methods.items() if _reads_as_itself(name, config)}
+        times: dict[str, list[float]] = {name: [] for name in timed}
+        for i in range(rounds):
+            for name, config in timed.items():
+                self.progress(f"prompt of {self._of(len(prompts[0]))}, round {i + 1} of {rounds}, {name}")
+                times[name].append(models[name].read(config, prompts))
+        return {name: _median_ratio(times[name], times[GREEDY]) for name in timed}
 
-            times: dict[str, list[float]] = {name: [] for name in methods}
-            twins: dict[str, float] = {}
-            for i in range(rounds):
-                for name, config in methods.items():
-                    progress(f"{n_past} tokens, round {i + 1} of {rounds}, {name}")
-                    seconds, twins[name] = best[name].time(name, config, tokens)
-                    times[name].append(seconds)
-
-            for name, config in methods.items():
-                yield Measurement(
-                    method=name,
-                    n_past=n_past,
-                    flash_attn=best[name].flash_attn,
-                    tokens_per_second=1 / statistics.median(times[name]),
-                    ratio=_median_ratio(times[name], times[GREEDY]),
-                    twins=twins[name],
-                    prefill_ratio=prefill.get(name),
-                    kv_bytes=best[name].kv_bytes(config),
-                )
-    finally:
-        for m in models.values():
-            m.close()
+    def _of(self, n_tokens: int) -> str:
+        return f"{n_tokens} tokens" if self.n == 1 else f"{self.n} times {n_tokens} tokens"
 
 
 class _Model:
     """A model with flash attention on or off, and optionally the same one with the stock library in another process."""
 
-    def __init__(self, path: str, stock: bool, **kwargs: Any) -> None:
-        self.llm = _llama.Llama(path, **kwargs)
+    def __init__(self, path: str, n: int, stock: bool, **kwargs: Any) -> None:
+        self.llm = _llama.Llama(path, n_seq_max=n, **kwargs)
+        self.texts = _timing.Texts(self.llm, n)
         self.flash_attn: bool = kwargs["flash_attn"]
         self.stock: subprocess.Popen[str] | None = None
         if stock:
@@ -203,41 +282,40 @@ class _Model:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
 
-    def fill(self, tokens: list[int], *, stock: bool = False) -> float:
-        seconds = _timing.fill(self.llm, tokens)
-        if stock and self.stock:
-            self._ask({"fill": tokens})
-        return seconds
-
-    def continuation(self, n_tokens: int) -> list[int]:
-        """The tokens that plain greedy decoding adds: one to warm up and n_tokens to time."""
+    def fill(self, texts: Sequence[Sequence[int]]) -> None:
         self.llm.pcd = None
-        n_past, tokens = self.llm.n_tokens, []
-        for _ in range(n_tokens + 1):
-            tokens.append(int(_engine.row(self.llm).argmax()))
-            self.llm.eval(tokens[-1:])
-        _timing.rewind(self.llm, n_past)
-        return tokens
+        with _reasons():
+            self.texts.fill(texts)
+        for seq, text in enumerate(texts):  # a copied sequence does not have them
+            _engine.set_tokens(self.llm, text, seq)
+        if self.stock:
+            self._ask("fill", texts)
 
-    def time(self, name: str, config: PCDConfig | None, tokens: list[int]) -> tuple[float, float]:
-        """Seconds per token and twins per token."""
-        if name == STOCK:
-            return self._ask({"decode": tokens}), 0.0
+    def read(self, config: PCDConfig | None, prompts: Sequence[Sequence[int]]) -> float:
+        """Seconds for prompts, one for each sequence."""
         self.llm.pcd = config
-        if name == TWO_ROWS:
-            return _timing.time_two_rows(self.llm, tokens), 0.0
+        with _reasons():
+            return self.texts.read(prompts)
+
+    def time(self, name: str, config: PCDConfig | None, tokens: Sequence[Sequence[int]]) -> tuple[float, float]:
+        """Seconds for a step, and twins per token."""
+        if name == STOCK:
+            return self._ask("time", tokens), 0.0
+        self.llm.pcd = config
         before = self.llm.pcd_stats().n_twins
-        seconds = _timing.time_decode(self.llm, tokens)
-        return seconds, (self.llm.pcd_stats().n_twins - before) / len(tokens)
+        with _reasons():
+            seconds = self.texts.time(tokens, 2 if name == TWO_ROWS else 1)
+        return seconds, (self.llm.pcd_stats().n_twins - before) / sum(map(len, tokens))
 
     def kv_bytes(self, config: PCDConfig | None) -> int:
         stats = self.llm.pcd_stats()
         return stats.kv_bytes + (stats.second_bytes if _keeps_second(config) else 0)
 
-    def _ask(self, request: dict[str, Any]) -> float:
+    def _ask(self, what: str, *args: Any) -> float:
+        """Call a function of the stock process's Texts."""
         assert self.stock and self.stock.stdin and self.stock.stdout
         try:
-            self.stock.stdin.write(json.dumps(request) + "\n")
+            self.stock.stdin.write(json.dumps({"do": what, "args": args}) + "\n")
             self.stock.stdin.flush()
             line = self.stock.stdout.readline()
         except BrokenPipeError:
@@ -246,7 +324,7 @@ class _Model:
             raise PCDError(
                 f"the process with the stock library ended with status {self.stock.wait()}; leave out the method 'stock'"
             )
-        return float(json.loads(line))
+        return float(json.loads(line) or 0)  # fill() returns nothing
 
     def close(self) -> None:
         if self.stock:
@@ -254,31 +332,28 @@ class _Model:
         self.llm.close()
 
 
-def _context(llm: _llama.Llama, text: str, n: int) -> list[int]:
+@contextlib.contextmanager
+def _reasons() -> Iterator[None]:
+    """A block whose errors get llama.cpp's own reason."""
+    _engine.clear_errors()
+    try:
+        yield
+    except RuntimeError as error:
+        raise PCDError(f"{error}: {_engine.reason()}") from error
+
+
+def _stream(llm: _llama.Llama, text: str, n: int) -> list[int]:
+    """n tokens of the text, repeated, or random ones."""
     if not text:
         return np.random.default_rng(0).integers(3, llm.n_vocab(), n).tolist()
     tokens = llm.tokenize(text.encode(), special=False)
     return (tokens * (n // len(tokens) + 1))[:n]
 
 
-def _prefill_ratios(
-    models: dict[str, _Model],
-    methods: dict[str, PCDConfig | None],
-    prompt: list[int],
-    progress: Callable[[str], None],
-    rounds: int = 3,
-) -> dict[str, float]:
-    timed = {name: config for name, config in methods.items() if _reads_as_itself(name, config)}
-    times: dict[str, list[float]] = {name: [] for name in timed}
-    for i in range(rounds):
-        for name, config in timed.items():
-            progress(f"prompt of {len(prompt)} tokens, round {i + 1} of {rounds}, {name}")
-            models[name].llm.pcd = config
-            _timing.rewind(models[name].llm, 0)
-            times[name].append(models[name].fill(prompt))
-    for m in models.values():
-        m.llm.pcd = None
-    return {name: _median_ratio(times[name], times[GREEDY]) for name in timed}
+def _texts(stream: list[int], n: int, n_past: int) -> list[list[int]]:
+    """n texts of n_past tokens that begin alike and end differently."""
+    common = max(0, n_past - _OWN_TOKENS)
+    return [stream[:common] + stream[common + i : n_past + i] for i in range(n)]
 
 
 def _reads_as_itself(name: str, config: PCDConfig | None) -> bool:
