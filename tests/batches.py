@@ -32,7 +32,7 @@ SMALL_CONTEXT: dict[str, Any] = {
 SHORT_SLIDING: dict[str, Any] = {"swa_full": False, "n_ctx": 1024, "n_ubatch": 32}  # a cache that forgets
 # each way of evaluating twins: architecture, setting, context
 WAYS: dict[str, tuple[str, Setting, dict[str, Any]]] = {
-    "fused": ("llama", {}, {}),
+    "fused": ("llama", {"evaluation": "fused"}, {}),
     "alternate": ("llama", {"evaluation": "alternate"}, {}),
     "sequential": ("gemma3", {}, {**SHORT_SLIDING, "n_ubatch": 1}),
     "streams": ("llama", {"cache": "separate"}, {}),

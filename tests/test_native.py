@@ -49,7 +49,7 @@ def test_latent_second_keys_may_be_coarser(cache: str, flash: bool, native: Nati
     """In a second stream these keys are its values too."""
     types = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
     exact, coarse = (
-        native("deepseek2", {"cache": cache, "type_k_over": name}, flash_attn_type=types[flash])
+        native("deepseek2", {"cache": cache, "type_k_over": name, "evaluation": "fused"}, flash_attn_type=types[flash])
         for name in ("f32", "q8_0")
     )
     decode_in((exact, coarse), TOKENS[:60])
@@ -60,7 +60,9 @@ def test_latent_second_keys_may_be_coarser(cache: str, flash: bool, native: Nati
     close(coarse.rows()[1], exact.rows()[1], effect / 10)
 
 
-@pytest.mark.parametrize("before", [{"perturbation": "none", "window": 9}, False], ids=["window", "off"])
+@pytest.mark.parametrize(
+    "before", [{"perturbation": "none", "window": 9, "evaluation": "fused"}, False], ids=["window", "off"]
+)
 def test_a_model_that_rotates_in_name_only_is_refused_and_nothing_changes(before: Any, tiny: Tiny, load: Load) -> None:
     """This shows only when a graph is built."""
     asked, never = (load(tiny("starcoder"), before) for _ in range(2))
@@ -305,7 +307,11 @@ def test_an_aborted_decode_leaves_no_twin_and_can_be_retried(way: str, derived: 
 
 
 def test_threads_with_contexts_of_their_own_give_the_same_rows(native: Native) -> None:
-    kinds = [("llama", {}), ("llama", {"cache": "separate"}), ("gemma3", {"evaluation": "alternate"})] * 3
+    kinds = [
+        ("llama", {"evaluation": "fused"}),
+        ("llama", {"cache": "separate"}),
+        ("gemma3", {"evaluation": "alternate"}),
+    ] * 3
     contexts = [native(arch, setting, n_ctx=512, swa_full=False) for arch, setting in kinds]
 
     def work(context: Context) -> None:
