@@ -27,6 +27,7 @@ from pypcd._engine._context import (
     rows,
     set_abort,
     shift,
+    synchronize,
 )
 from pypcd._engine._devices import backends, cpu_features, devices, library_path, supports_gpu
 from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
@@ -114,6 +115,7 @@ __all__ = [
     "shift",
     "supports_gpu",
     "suspended",
+    "synchronize",
     "tap",
     "token_bytes",
     "token_text",
