@@ -11,6 +11,8 @@ Knows token ids and seconds; nothing of models, contexts or the library.
 from __future__ import annotations
 
 import collections
+import itertools
+import operator
 import statistics
 import time
 from collections.abc import Hashable, Mapping
@@ -43,20 +45,22 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._seconds: dict[int, collections.deque[float]] = {}
-        self._measured_at: dict[int, int] = {1: 0}
+        self._median: dict[int, float] = {}
+        self._measured_at: dict[int, int] = {}
         self._n_steps = 0
 
     def note(self, n_tokens: int, seconds: float) -> None:
         self._n_steps += 1
-        self._seconds.setdefault(n_tokens, collections.deque(maxlen=self.KEPT)).append(seconds)
+        kept = self._seconds.setdefault(n_tokens, collections.deque(maxlen=self.KEPT))
+        kept.append(seconds)
+        self._median[n_tokens] = statistics.median_low(kept)
         self._measured_at[n_tokens] = self._n_steps
-        for n in [n for n in self._seconds if n > 1 and self._measured_at[n] <= self._n_steps - self.OLD]:
-            del self._seconds[n]
+        for n in [n for n, at in self._measured_at.items() if n > 1 and at <= self._n_steps - self.OLD]:
+            del self._seconds[n], self._median[n], self._measured_at[n]
 
     def plain(self) -> float | None:
         """Seconds of a plain step; None until two were measured, since the first one may pay for what comes later."""
-        kept = self._seconds.get(1, ())
-        return statistics.median_low(kept) if len(kept) > 1 else None
+        return self._median[1] if len(self._seconds.get(1, ())) > 1 else None
 
     def wants_plain(self) -> bool:
         """Whether the next step should be a plain one, to be measured."""
@@ -64,23 +68,20 @@ class StepTimes:
 
     def largest(self) -> int:
         """The largest step that was measured lately."""
-        return max(self._seconds, default=1)
+        return max(self._median, default=1)
 
     def of(self, n_tokens: int) -> float:
         """What a step is expected to cost; sizes that were not measured lie on a line between their neighbours.
 
         A plain step must have been measured."""
-        plain = self.plain()
-        assert plain is not None
-        known = {n: statistics.median_low(kept) / plain for n, kept in self._seconds.items()}
-        known[1] = 1.0
-        below = max(n for n in known if n <= n_tokens)
-        above = min((n for n in known if n > n_tokens), default=None)
+        below = max(n for n in self._median if n <= n_tokens)
+        above = min((n for n in self._median if n > n_tokens), default=None)
+        plain, cost = self._median[1], self._median[below] / self._median[1]
         if above is not None:
-            slope = (known[above] - known[below]) / (above - below)
+            slope = (self._median[above] / plain - cost) / (above - below)
         else:
-            slope = self.SLOPE if below == 1 else max(known[below] - 1, 0.0) / (below - 1)
-        return known[below] + slope * (n_tokens - below)
+            slope = self.SLOPE if below == 1 else max(cost - 1, 0.0) / (below - 1)
+        return cost + slope * (n_tokens - below)
 
 
 class Hits:
@@ -104,13 +105,11 @@ class Hits:
         self._all[i] = self.FORGET * self._all[i] + 1
         self.run = self.run + 1 if right else 0
 
-    def n_tokens(self, n_guesses: int) -> float:
-        """How many tokens a step with these guesses is expected to make."""
-        total = all_right = 1.0
-        for run in range(self.run, self.run + n_guesses):
-            all_right *= self._right[self._kind(run)] / self._all[self._kind(run)]
-            total += all_right
-        return total
+    def n_tokens(self, most: int) -> list[float]:
+        """How many tokens a step is expected to make, by its number of guesses, 0 to `most`."""
+        share = [right / n for right, n in zip(self._right, self._all)]
+        all_right = (share[self._kind(run)] for run in range(self.run, self.run + most))
+        return list(itertools.accumulate(itertools.accumulate(all_right, operator.mul), initial=1.0))
 
 
 class Drafts:
@@ -192,9 +191,10 @@ class Drafts:
         self._n_text = len(input_ids)
 
     def _ask(self, input_ids: Tokens, kwargs: Mapping[str, Any]) -> None:
-        """New guesses, if the account has what they cost; otherwise what is left of the old ones."""
+        """New guesses, if few are left and the account has what they cost."""
         plain = self._times.plain()
-        if self._balance >= (self._asking / plain if plain else 0.0):
+        few = len(self._guesses) <= self._hits.run // 2  # as long as none was right, those at hand are to be seen first
+        if few and self._balance >= (self._asking / plain if plain else 0.0):
             started = self._clock()
             self._guesses = [int(token) for token in self.model(input_ids, **kwargs)]
             self._asking = self._clock() - started
@@ -207,10 +207,12 @@ class Drafts:
         """How many guesses promise most; 0 if a step with any is not expected to pay, or might cost too much."""
         if self._times.wants_plain():
             return 0
+        sizes = [n for n in SIZES if n <= min(most, 2 * self._times.largest())]
+        n_tokens = self._hits.n_tokens(max(sizes, default=0))
         best, speed = 0, MARGIN
-        for n in [n for n in SIZES if n <= min(most, 2 * self._times.largest())]:
-            cost = self._times.of(n + 1)
-            expected = self._hits.n_tokens(n) / cost
-            if expected > speed and cost - 1 <= self._balance:
-                best, speed = n, expected
+        for n in sizes:
+            cost = self._times.of(1 + n)
+            at_risk = (2 - n_tokens[1]) * (cost - 1)  # all of it is lost if the first guess is wrong
+            if n_tokens[n] / cost > speed and at_risk <= self._balance:
+                best, speed = n, n_tokens[n] / cost
         return best

@@ -351,6 +351,11 @@ class Llama(llama_cpp.Llama):
         self.n_tokens += len(tokens)
         self._requires_eval = False
 
+    def save_state(self) -> llama_cpp.LlamaState:
+        """llama_cpp.Llama.save_state, without drafted tokens that generate() has not read."""
+        self._forget_unread()
+        return super().save_state()
+
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values again,
         which takes as long as the prompt did."""

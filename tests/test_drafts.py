@@ -37,6 +37,7 @@ from tiny_gguf import CHAT_TEMPLATE
 import pypcd
 from pypcd import _drafts
 from pypcd._drafts import Drafts
+from pypcd.evaluation import ModelTokenizer, task
 
 Load = Callable[..., pypcd.Llama]
 T = TOKENS
@@ -244,6 +245,19 @@ def test_tokens_sent_to_the_generator_are_guesses_too(tiny: Tiny, load: Load, ea
     assert made == wanted
 
 
+@pytest.mark.parametrize("how_many", ["all", "measured"])
+@pytest.mark.parametrize("setting", [True, "window", False], ids=str)
+def test_values_copied_from_a_prompt_are_those_without(setting: Any, how_many: str, request: Any) -> None:
+    if how_many == "all":
+        request.getfixturevalue("eager")
+    options: dict[str, Any] = {"pcd": setting, "n_ctx": 512, "n_threads": 1, "n_threads_batch": 1}
+    with contextlib.closing(pypcd.Llama("demo", **options)) as llm:
+        questions = [sample.prompt.text for sample in task("kv-short").samples(4, 200, ModelTokenizer(llm), 0)]
+        plain = [llm(question, max_tokens=10, temperature=0)["choices"] for question in questions]
+        llm.draft_model = LlamaPromptLookupDecoding()
+        assert [llm(question, max_tokens=10, temperature=0)["choices"] for question in questions] == plain
+
+
 # --- what is left behind ---
 
 
@@ -270,6 +284,18 @@ def test_wrong_guesses_leave_no_trace(mode: Any, swa_full: bool, tiny: Tiny, loa
         close(native_row(llm), expected(tiny(arch), text[:88] + T[:3], 90, pypcd.PCDConfig())[0], tolerance(tiny(arch)))
 
 
+@modes
+def test_a_cache_that_forgets_keeps_what_a_wrong_guess_needs(mode: Any, tiny: Tiny, load: Load, eager: None) -> None:
+    """Sliding windows of 16 in 256 cells, all of them in use."""
+    llm = load(tiny("gemma3"), mode, swa_full=False, n_ctx=1024, n_batch=32, n_ubatch=32)
+    prompt = (T * 3)[:300]
+    wanted = generated(llm, prompt, 60)
+    for wrong in (range(303, 400, 4), range(400)):
+        llm.draft_model = Knowing(prompt + wanted + T[:20], wrong, 12)
+        llm.reset()
+        assert generated(llm, prompt, 60) == wanted
+
+
 def check_row_of_the_token_just_made(llm: pypcd.Llama, path: Any, text: list[int]) -> None:
     got, wanted = llm.pcd_logits(), expected(path, text, len(text) - 1, llm.pcd)
     limit = tolerance(path, len(text))
@@ -292,6 +318,15 @@ def test_a_state_saved_or_an_answer_stopped_in_a_draft_is_that_without(tiny: Tin
         llm.load_state(state)
         assert state.n_tokens == 40 + n - 1
         assert generated(llm, T[:40] + wanted[:n], 20) == wanted[n : n + 20]
+    tokens, made = llm.generate(T[:40], temp=0.0), []
+    for _ in range(6):  # half-way, and the answer goes on
+        made.append(next(tokens))
+        state = llm.save_state()
+        assert state.n_tokens == 40 + len(made) - 1
+    assert [*made, *itertools.islice(tokens, 10)] == wanted[:16]
+    llm.load_state(state)
+    llm.eval(T[:2])
+    check_rows(llm, tiny("llama"), T[:40] + wanted[:5] + T[:2])
     tokens = llm.generate(T[:40], temp=0.0)
     next(tokens), next(tokens)
     llm.reset()
@@ -571,9 +606,9 @@ def test_the_cost_of_a_size_that_was_not_measured_lies_between_its_neighbours() 
 
 def test_expected_tokens_follow_what_was_seen() -> None:
     hits = _drafts.Hits()
-    assert hits.n_tokens(2) == 1 + 0.5 + 0.25
+    assert hits.n_tokens(2) == [1, 1.5, 1.75]
     for right in [True] * 40 + [False]:
         hits.note(right)
-    once = hits.n_tokens(1)
+    once = hits.n_tokens(1)[1]
     hits.run = 20
-    assert 8 < hits.n_tokens(10) < 11 and 1.4 < once < hits.n_tokens(1) < 2
+    assert 8 < hits.n_tokens(10)[10] < 11 and 1.4 < once < hits.n_tokens(1)[1] < 2
