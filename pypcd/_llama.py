@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Callable, TypeVar
 
@@ -12,10 +13,13 @@ from pypcd import _engine  # first: it reports a wrong or missing library
 
 # isort: split
 import llama_cpp
+import numpy as np
+import numpy.typing as npt
 
 from pypcd import _machine, _threads
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig, PCDSetting
+from pypcd._drafts import DraftModel, Drafts
 from pypcd._engine import PCDLogits, PCDStats
 from pypcd._errors import ModelError, PCDError, did_you_mean
 from pypcd._gguf import resolve_model
@@ -59,6 +63,8 @@ class Llama(llama_cpp.Llama):
                 20% faster on this machine now. That is measured, at a prompt again if a minute has passed.
             n_threads_batch: n_threads if that is given, else the number of cores (the number of cores), or a faster one.
             verbose: False (True).
+            draft_model: does not turn logits_all on, and how many of its tokens are evaluated is measured (all of them);
+                see `draft_model`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -86,6 +92,10 @@ class Llama(llama_cpp.Llama):
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler does the contrast
         self._n_changes = 0  # of the cache, by eval() and load_state()
+        self._drafts: Drafts | None = None
+        self._n_read: int | None = None  # in a step with drafted tokens: how many tokens of the text are certain
+        self._n_unread = 0  # rows of the last evaluation behind the one that was sampled from
+        self._n_shown: int | None = None  # how many tokens a logits processor sees; None: all
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
         self._n_seq_max = Integer(1, _engine.N_SEQUENCES)("n_seq_max", n_seq_max)
@@ -107,14 +117,18 @@ class Llama(llama_cpp.Llama):
         self._threads = _threads.choose(self._width, *self._n_threads)
         kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
 
+        draft_model = kwargs.pop("draft_model", None)
         try:
             super().__init__(path, **kwargs)
         except ValueError as error:
             cause = _engine.last_errors()
             raise ModelError(f"cannot load {path}: {cause or error}") from error
+        # generate() writes a drafted text's next token down before eval() can say that it does not fit
+        self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
         try:
             self.pcd = config
             self._remark(pcd)
+            self.draft_model = draft_model
         except BaseException:
             self.close()  # a traceback may keep this object alive for long
             raise
@@ -156,7 +170,9 @@ class Llama(llama_cpp.Llama):
 
     @pcd.setter
     def pcd(self, setting: PCDSetting) -> None:
-        self._apply(self._resolve(setting))
+        config = self._resolve(setting)
+        self._forget_unread()  # its logits are not the new setting's
+        self._apply(config)
         if self._pcd is not None:
             _engine.trim_pcd(self)
 
@@ -296,11 +312,13 @@ class Llama(llama_cpp.Llama):
             raise PCDError(
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
-        tokens = super().generate(*args, **kwargs)
+        tokens = self._certain(super().generate(*args, **kwargs))
         return tokens if pcd is None else self._steps(tokens, pcd)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin.
+
+        In a step of generate() with drafted tokens all logits are read, and each of its tokens gets a twin.
 
         Raises:
             ValueError: they do not fit in the context; nothing is evaluated.
@@ -310,6 +328,7 @@ class Llama(llama_cpp.Llama):
         _engine.check_decoder(self)
         tokens = list(tokens)
         self._n_changes += 1
+        is_step = self._drafts is not None and self._drafts.starts_step((self._pcd, self._combines))
         if self.n_tokens + len(tokens) > self.n_ctx():
             raise ValueError(
                 f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
@@ -318,14 +337,36 @@ class Llama(llama_cpp.Llama):
         if len(tokens) > 1:
             self._renew_threads()
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
+        n_past, started = self.n_tokens, time.perf_counter()
         _engine.clear_errors()
         try:
             if n_head:
                 with _engine.suspended(self):
                     super().eval(tokens[:n_head])
-            super().eval(tokens[n_head:])
+            if is_step and not (n_head or self._logits_all):
+                self._eval_with_all_rows(tokens)
+            else:
+                super().eval(tokens[n_head:])
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {_engine.reason()}") from error
+        self._n_read, self._n_unread = n_past + 1 if is_step and len(tokens) > 1 else None, 0
+        if is_step and self._drafts is not None:
+            _engine.synchronize(self)
+            self._drafts.note(len(tokens), time.perf_counter() - started)
+
+    def _eval_with_all_rows(self, tokens: list[int]) -> None:
+        """llama_cpp.Llama.eval with a row for each token, as with logits_all, but without a copy in `scores`."""
+        _engine.rewind(self, self.n_tokens)
+        self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=True)
+        self._ctx.decode(self._batch)
+        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
+        self.n_tokens += len(tokens)
+        self._requires_eval = False
+
+    def save_state(self) -> llama_cpp.LlamaState:
+        """llama_cpp.Llama.save_state, without drafted tokens that generate() has not read."""
+        self._forget_unread()
+        return super().save_state()
 
     def reset(self) -> None:
         """llama_cpp.Llama.reset. Sequences keep their settings (pcd_for)."""
@@ -350,6 +391,7 @@ class Llama(llama_cpp.Llama):
         """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values again,
         which takes as long as the prompt did."""
         self._n_changes += 1
+        self._n_read, self._n_unread = None, 0
         super().load_state(state)
         _engine.set_tokens(self, self.input_ids[: self.n_tokens].tolist())
 
@@ -363,6 +405,54 @@ class Llama(llama_cpp.Llama):
         """How many sequences batches may carry."""
         return self._n_seq_max
 
+    # -- drafted tokens --------------------------------------------------------------------------------------------
+
+    @property
+    def draft_model(self) -> Any:
+        """What proposes tokens that are evaluated ahead: the given draft model (`.model`) behind a choice of how many of
+        its tokens pay. Assign any llama_cpp.LlamaDraftModel, or None."""
+        return self._drafts
+
+    @draft_model.setter
+    def draft_model(self, model: DraftModel | None) -> None:
+        if isinstance(model, Drafts):
+            model = model.model
+        if model is not None and _engine.is_recurrent(self):
+            _engine.logger.warning(
+                "draft_model is not used: this model has recurrent layers, which cannot go back where a guess was wrong"
+            )
+            model = None
+        n_batch = min(self.n_batch, self.context_params.n_ubatch) if model is not None else 0
+        self._drafts = None if model is None else Drafts(model, self.n_ctx(), n_batch)
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        """llama_cpp.Llama.sample; a logits processor does not see the drafted tokens behind the one that is continued."""
+        idx = kwargs.get("idx")
+        if idx is not None and self._n_read is not None:
+            self._n_read = self._n_shown = idx + 1
+            self._n_unread = self.n_tokens - self._n_read
+        try:
+            return super().sample(*args, **kwargs)
+        finally:
+            self._n_shown = None
+
+    @property
+    def _input_ids(self) -> npt.NDArray[np.intc]:
+        return self.input_ids[: self.n_tokens if self._n_shown is None else self._n_shown]
+
+    def _certain(self, tokens: Generator[_T, Any, None]) -> Generator[_T, Any, None]:
+        """The same generator; at its end, drafted tokens that nobody read go, and the text is that of decoding without."""
+        try:
+            yield from tokens
+        finally:
+            self._forget_unread()
+
+    def _forget_unread(self) -> None:
+        if self._n_read is not None and self._n_read < self.n_tokens and _engine.is_open(self):
+            self.n_tokens = self._n_read
+            self._requires_eval = True
+            _engine.rewind(self, self.n_tokens)
+
     # -- looking inside --------------------------------------------------------------------------------------------
 
     def pcd_logits(self, i: int = -1) -> PCDLogits:
@@ -370,12 +460,12 @@ class Llama(llama_cpp.Llama):
 
         Args:
             i: which token: its index in the batch, or negative, counted from the end of those whose logits were
-                requested.
+                requested; drafted tokens that generate() has not read yet do not count.
 
         Raises:
             PCDError: the last evaluation was without PCD, or there was none.
         """
-        return _engine.pcd_logits(self, i)
+        return _engine.pcd_logits(self, i - self._n_unread if i < 0 else i)
 
     def pcd_stats(self) -> PCDStats:
         """What PCD has done in this context so far."""
@@ -391,8 +481,12 @@ class Llama(llama_cpp.Llama):
     def __getstate__(self) -> dict[str, Any]:
         return {
             **super().__getstate__(),
+<<<<<<< HEAD
             "n_threads": self._n_threads[0],
             "n_threads_batch": self._n_threads[1],
+=======
+            "draft_model": self._drafts and self._drafts.model,
+>>>>>>> c6394ae70b56042de5e58235107ded0e4f2a2b45
             "pcd": self._pcd,
             "n_seq_max": self._n_seq_max,
             "use_extra_bufts": self._use_extra_bufts,

@@ -18,7 +18,6 @@ import pytest
 from conftest import F32, TOKENS, Tiny, check_rows, contrasted, expected, native_row, rounding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
@@ -356,15 +355,6 @@ def test_a_ram_cache_gives_the_answers_of_an_uncached_model(tiny: Tiny, load: Lo
             assert text_of(llm(prompt, max_tokens=10, temperature=0, pcd=setting)) == text_of(
                 fresh(prompt, max_tokens=10, temperature=0, pcd=setting)
             )
-
-
-def test_speculative_decoding_gives_the_tokens_of_plain_decoding(tiny: Tiny, load: Load) -> None:
-    prompt = (T[3:9] * 6)[:34]
-    plain = list(itertools.islice(load(tiny("llama"), True).generate(prompt, temp=0), 30))
-    llm = load(
-        tiny("llama"), True, logits_all=True, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=5, max_ngram_size=1)
-    )
-    assert list(itertools.islice(llm.generate(prompt, temp=0), 30)) == plain
 
 
 def test_a_stop_string_ends_the_answer(tiny: Tiny, load: Load) -> None:

@@ -29,6 +29,7 @@ from pypcd._engine._context import (
     set_abort,
     set_threads,
     shift,
+    synchronize,
 )
 from pypcd._engine._devices import backends, cpu_features, devices, library_path, step_times, supports_gpu
 from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
@@ -118,6 +119,7 @@ __all__ = [
     "step_times",
     "supports_gpu",
     "suspended",
+    "synchronize",
     "tap",
     "token_bytes",
     "token_text",

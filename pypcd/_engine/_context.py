@@ -26,6 +26,7 @@ __all__ = [
     "set_abort",
     "set_threads",
     "shift",
+    "synchronize",
 ]
 
 _ALL = -1  # sequences
@@ -101,6 +102,11 @@ def clear(llm: llama_cpp.Llama) -> None:
 def copy_sequence(llm: llama_cpp.Llama, source: int, target: int) -> None:
     """Make one sequence continue another. In the cache they share their common part."""
     llama_cpp.llama_memory_seq_cp(memory(llm), source, target, -1, -1)
+
+
+def synchronize(llm: llama_cpp.Llama) -> None:
+    """Wait until what was decoded is computed: a GPU goes on after llama_decode has returned."""
+    llama_cpp.llama_synchronize(context(llm))
 
 
 def can_shift(llm: llama_cpp.Llama) -> bool:

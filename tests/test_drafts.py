@@ -1,0 +1,614 @@
+"""Draft models with PCD: the same tokens as without one, a twin for each row that is read, and a number of guesses that
+pays. Time is made up throughout."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import pickle
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import (
+    F32,
+    SMALL,
+    TOKENS,
+    Tiny,
+    check_contrast,
+    check_rows,
+    close,
+    contrasted,
+    expected,
+    native_row,
+    rounding,
+    tolerance,
+    turn,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+from tiny_gguf import CHAT_TEMPLATE
+
+import pypcd
+from pypcd import _drafts
+from pypcd._drafts import Drafts
+from pypcd.evaluation import ModelTokenizer, task
+
+Load = Callable[..., pypcd.Llama]
+T = TOKENS
+MODES: list[Any] = [
+    *({"cache": c, "evaluation": e} for c in ("rerotated", "shared", "separate") for e in ("fused", "alternate")),
+    "window",
+    False,
+]
+modes = pytest.mark.parametrize("mode", MODES, ids=str)
+PROMPT = "the first words of a prompt"
+
+
+class Knowing(LlamaDraftModel):
+    """Guesses from a text that it knows, wrong at some positions."""
+
+    def __init__(self, text: Sequence[int] = (), wrong: Sequence[int] = (), n: int = 6) -> None:
+        self.text = [(token + 1) % 384 if i in wrong else token for i, token in enumerate(text)]
+        self.n = n
+        self.lengths: list[int] = []
+
+    def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
+        self.lengths.append(len(input_ids))
+        return np.array(self.text[len(input_ids) :][: self.n], dtype=np.intc)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All guesses are evaluated, whatever they cost."""
+    monkeypatch.setattr(Drafts, "_choose", lambda self, most: most)
+
+
+def generated(llm: pypcd.Llama, prompt: Sequence[int], n: int, **kwargs: Any) -> list[int]:
+    return list(itertools.islice(llm.generate(list(prompt), **{"temp": 0.0, **kwargs}), n))
+
+
+def spied(llm: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens in each evaluation from here on."""
+    sizes: list[int] = []
+    evaluate = llm.eval
+    monkeypatch.setattr(llm, "eval", lambda tokens: sizes.append(len(tokens)) or evaluate(tokens))
+    return sizes
+
+
+# --- the tokens of decoding without a draft ---
+
+
+@modes
+def test_drafted_tokens_are_those_of_decoding_without(mode: Any, tiny: Tiny, load: Load, eager: None) -> None:
+    for arch in ("llama", "gemma3"):
+        plain, n = load(tiny(arch), mode), 60
+        wanted = generated(plain, T[:40], n)
+        for wrong in ((), (41, 42, 50, 57, 58, 59, 60, 75), range(999)):
+            llm = load(tiny(arch), mode, draft_model=Knowing(T[:40] + wanted + T[:20], wrong))
+            assert generated(llm, T[:40], n) == wanted
+            assert (llm.n_tokens, llm.input_ids[: llm.n_tokens].tolist()) == (99, T[:40] + wanted[:-1])
+
+
+SAMPLING: list[dict[str, Any]] = [
+    {"temp": 0.0},
+    {"temp": 1.5},
+    {"temp": 0.9, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "frequency_penalty": 0.7, "repeat_penalty": 1.2},
+    {"temp": 1.0, "mirostat_mode": 1},
+    {"temp": 1.0, "mirostat_mode": 2, "mirostat_tau": 3.0},
+    {"temp": -1.0},
+]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    mode=st.sampled_from([MODES[0], MODES[4], "window", "cautious", False]),
+    sampling=st.sampled_from(SAMPLING),
+    wrong=st.sets(st.integers(30, 90)),
+    n_guesses=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+def test_sampled_tokens_are_those_of_decoding_without(
+    tiny: Tiny, eager: None, mode: Any, sampling: dict[str, Any], wrong: set[int], n_guesses: int, seed: int
+) -> None:
+    """The sampler is asked once for each token, for the row of that token: drafts change neither."""
+    with contextlib.closing(pypcd.Llama(tiny("llama"), pcd=mode, **SMALL, **F32)) as llm:
+        llm.set_seed(seed)
+        wanted = generated(llm, T[:30], 40, **sampling)
+        llm.draft_model = Knowing(T[:30] + wanted, tuple(wrong), n_guesses)
+        assert generated(llm, T[:30], 40, **sampling) == wanted
+
+
+def test_completions_are_those_of_decoding_without(tiny: Tiny, load: Load, eager: None) -> None:
+    path = tiny("llama", chat_template=CHAT_TEMPLATE)
+    plain, llm = load(path, "cautious", logits_all=True), load(path, "cautious", logits_all=True)
+    whole = plain(PROMPT, max_tokens=60, temperature=0)["choices"][0]["text"]
+    seen = plain.input_ids[: plain.n_tokens].tolist()
+    llm.draft_model = Knowing(seen + T[:9], (seen.index(seen[-1]), 40, 47), 9)
+    stop = next(c for c in whole[5:] if c.isalnum() and c.isascii())
+    grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("7" | "x") "-" [0-9]+ "!"', verbose=False)
+    calls: list[dict[str, Any]] = [
+        {"max_tokens": 60},
+        {"max_tokens": 60, "stop": [stop]},
+        {"max_tokens": 23, "logprobs": 3},
+        {"max_tokens": 23, "logprobs": 3, "echo": True},
+        {"max_tokens": 30, "grammar": grammar},
+        {"max_tokens": 30, "logit_bias": {seen[-1]: -100.0, 65: 3.0}},
+        {"max_tokens": 30, "stream": True},
+        {"max_tokens": 30, "stream": True, "logprobs": 2, "pcd": {"beta": 1.0, "gamma": 5}},
+        {"max_tokens": 30, "pcd": False},
+        {"max_tokens": 30, "pcd": "window"},
+        {"max_tokens": 30, "temperature": 1.3, "seed": 5},
+        {"max_tokens": 30, "stopping_criteria": llama_cpp.StoppingCriteriaList([lambda ids, row: len(ids) >= 40])},
+    ]
+    limit = contrasted(2 * rounding(path), 1.5)
+    for call in calls:
+        first, second = (answer(each, **call) for each in (plain, llm))
+        assert same(first, second, limit), call
+        assert plain.input_ids[: plain.n_tokens].tolist() == llm.input_ids[: llm.n_tokens].tolist(), call
+
+
+def answer(llm: pypcd.Llama, **call: Any) -> Any:
+    """A completion, without its name and date."""
+    made = llm(PROMPT, **{"temperature": 0, **call})
+    chunks = list(made) if isinstance(made, Iterator) else [made]
+    return [(chunk["choices"], chunk.get("usage")) for chunk in chunks]
+
+
+def same(first: Any, second: Any, limit: float) -> bool:
+    """Equal, but for numbers, which another shape of a batch may round otherwise."""
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(same(first[key], second[key], limit) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(same(a, b, limit) for a, b in zip(first, second))
+    return abs(first - second) < limit if isinstance(first, (float, np.floating)) else first == second
+
+
+def test_an_end_of_sequence_inside_a_draft_ends_the_answer(tiny: Tiny, load: Load, eager: None) -> None:
+    llm = load(tiny("llama"), True)
+    prompt = llm.tokenize(PROMPT.encode())
+    wanted = generated(llm, prompt, 12)
+    end = {llm.token_eos(): 0.0}
+    bias = llama_cpp.LogitsProcessorList(
+        [lambda ids, row: np.where(np.arange(len(row)) == next(iter(end)), 1e9 * (len(ids) == len(prompt) + 5), row)]
+    )
+    plain = llm(PROMPT, max_tokens=12, temperature=0, logits_processor=bias)
+    llm.draft_model = Knowing([*prompt, *wanted[:5], llm.token_eos(), *wanted[6:]])
+    assert llm(PROMPT, max_tokens=12, temperature=0, logits_processor=bias)["choices"] == plain["choices"]
+    assert plain["choices"][0]["finish_reason"] == "stop" and plain["usage"]["completion_tokens"] == 5
+
+
+def test_a_logits_processor_sees_the_text_it_continues_and_its_row(tiny: Tiny, load: Load, eager: None) -> None:
+    seen: dict[str, list[Any]] = {"plain": [], "drafted": []}
+    llm = load(tiny("llama"), {"gamma": 7})
+
+    def processor(name: str) -> Any:
+        return llama_cpp.LogitsProcessorList([lambda ids, row: seen[name].append((ids.tolist(), row.copy())) or row])
+
+    wanted = generated(llm, T[:30], 20, logits_processor=processor("plain"))
+    llm.draft_model = Knowing(T[:30] + wanted, (33, 40))
+    assert generated(llm, T[:30], 20, logits_processor=processor("drafted")) == wanted
+    assert [ids for ids, _ in seen["drafted"]] == [ids for ids, _ in seen["plain"]]
+    for (_, row), (_, other) in zip(seen["plain"], seen["drafted"]):
+        assert np.array_equal(row > -1000, other > -1000)
+
+
+@modes
+def test_the_last_cells_of_a_context_are_used(mode: Any, tiny: Tiny, load: Load, eager: None) -> None:
+    """Up to the last token; the error then is the one without a draft."""
+    made, errors = [], []
+    for drafts in (None, LlamaPromptLookupDecoding(1, 50)):
+        llm = load(tiny("llama"), mode, draft_model=drafts)
+        prompt = (T * 2)[:170]
+        made.append([])
+        with pytest.raises(ValueError, match="1 more tokens after 256 exceed the context of 256") as error:
+            for token in llm.generate(prompt, temp=0.0):
+                made[-1].append(token)
+        errors.append(str(error.value))
+        assert generated(llm, prompt, 20) == made[-1][:20]  # the error leaves nothing behind
+    assert made[0] == made[1] and len(made[0]) == 87 and errors[0] == errors[1]
+
+
+def test_a_changed_setting_holds_from_the_next_token_on(tiny: Tiny, load: Load, eager: None) -> None:
+    plain, llm = load(tiny("llama"), True), load(tiny("llama"), True)
+
+    def run(each: pypcd.Llama) -> list[int]:
+        made = []
+        for token in each.generate(T[:40], temp=0.0):
+            made.append(token)
+            if len(made) % 7 == 0:
+                each.pcd = (False, "window", {"beta": 1.0}, "cautious")[len(made) // 7 % 4]
+            if len(made) == 45:
+                return made
+        return made
+
+    wanted = run(plain)
+    llm.draft_model = Knowing(T[:40] + wanted)
+    assert run(llm) == wanted
+    llm.pcd = plain.pcd = True
+    assert len(set(map(tuple, (wanted, generated(plain, T[:40], 45))))) == 2  # else this test shows nothing
+
+
+def test_tokens_sent_to_the_generator_are_guesses_too(tiny: Tiny, load: Load, eager: None) -> None:
+    llm = load(tiny("llama"), True)
+    wanted = generated(llm, T[:30], 12)
+    llm.draft_model = Knowing(T[:30] + wanted, (36,))
+    tokens = llm.generate(T[:30], temp=0.0)
+    made = [next(tokens)]
+    for sent in ([wanted[1], wanted[2]], None, [9, 9], None, None, [], None, None, None, None, None):
+        made.append(tokens.send(sent))
+    assert made == wanted
+
+
+@pytest.mark.parametrize("how_many", ["all", "measured"])
+@pytest.mark.parametrize("setting", [True, "window", False], ids=str)
+def test_values_copied_from_a_prompt_are_those_without(setting: Any, how_many: str, request: Any) -> None:
+    if how_many == "all":
+        request.getfixturevalue("eager")
+    options: dict[str, Any] = {"pcd": setting, "n_ctx": 512, "n_threads": 1, "n_threads_batch": 1}
+    with contextlib.closing(pypcd.Llama("demo", **options)) as llm:
+        questions = [sample.prompt.text for sample in task("kv-short").samples(4, 200, ModelTokenizer(llm), 0)]
+        plain = [llm(question, max_tokens=10, temperature=0)["choices"] for question in questions]
+        llm.draft_model = LlamaPromptLookupDecoding()
+        assert [llm(question, max_tokens=10, temperature=0)["choices"] for question in questions] == plain
+
+
+# --- what is left behind ---
+
+
+@pytest.mark.parametrize("swa_full", [True, False])
+@modes
+def test_wrong_guesses_leave_no_trace(mode: Any, swa_full: bool, tiny: Tiny, load: Load, eager: None) -> None:
+    """Of a drafted text every row is that of a fresh evaluation; pcd_logits() is that of the token just made."""
+    arch = "llama" if swa_full else "gemma3"
+    llm = load(tiny(arch), mode, swa_full=swa_full)
+    wanted = generated(llm, T[:50], 40)
+    text = T[:50] + wanted
+    llm.draft_model = Knowing(text, range(53, 90, 3), 5)
+    llm.reset()
+    for n, token in enumerate(llm.generate(T[:50], temp=0.0), 50):
+        assert token == text[n]
+        if llm.pcd:
+            check_row_of_the_token_just_made(llm, tiny(arch), text[:n])
+        if n == 88:
+            break
+    llm.eval(T[:3])
+    if llm.pcd:
+        check_rows(llm, tiny(arch), text[:88] + T[:3])
+    else:
+        close(native_row(llm), expected(tiny(arch), text[:88] + T[:3], 90, pypcd.PCDConfig())[0], tolerance(tiny(arch)))
+
+
+@modes
+def test_a_cache_that_forgets_keeps_what_a_wrong_guess_needs(mode: Any, tiny: Tiny, load: Load, eager: None) -> None:
+    """Sliding windows of 16 in 256 cells, all of them in use."""
+    llm = load(tiny("gemma3"), mode, swa_full=False, n_ctx=1024, n_batch=32, n_ubatch=32)
+    prompt = (T * 3)[:300]
+    wanted = generated(llm, prompt, 60)
+    for wrong in (range(303, 400, 4), range(400)):
+        llm.draft_model = Knowing(prompt + wanted + T[:20], wrong, 12)
+        llm.reset()
+        assert generated(llm, prompt, 60) == wanted
+
+
+def check_row_of_the_token_just_made(llm: pypcd.Llama, path: Any, text: list[int]) -> None:
+    got, wanted = llm.pcd_logits(), expected(path, text, len(text) - 1, llm.pcd)
+    limit = tolerance(path, len(text))
+    close(got.standard, wanted[0], limit)
+    close(got.over_rotated, wanted[1], limit * turn(path, llm.pcd))
+    check_contrast(got, llm.pcd, native_row(llm, -1 - llm._n_unread))
+
+
+def test_a_state_saved_or_an_answer_stopped_in_a_draft_is_that_without(tiny: Tiny, load: Load, eager: None) -> None:
+    plain, llm = load(tiny("llama"), True), load(tiny("llama"), True)
+    wanted = generated(plain, T[:40], 30)
+    llm.draft_model = Knowing(T[:40] + wanted)
+    for n in range(3, 9):
+        tokens = llm.generate(T[:40], temp=0.0)
+        assert list(itertools.islice(tokens, n)) == wanted[:n]
+        tokens.close()
+        assert llm.n_tokens == 40 + n - 1
+        state = llm.save_state()
+        assert generated(llm, T[:40] + wanted[:n], 20) == wanted[n : n + 20]
+        llm.load_state(state)
+        assert state.n_tokens == 40 + n - 1
+        assert generated(llm, T[:40] + wanted[:n], 20) == wanted[n : n + 20]
+    tokens, made = llm.generate(T[:40], temp=0.0), []
+    for _ in range(6):  # half-way, and the answer goes on
+        made.append(next(tokens))
+        state = llm.save_state()
+        assert state.n_tokens == 40 + len(made) - 1
+    assert [*made, *itertools.islice(tokens, 10)] == wanted[:16]
+    llm.load_state(state)
+    llm.eval(T[:2])
+    check_rows(llm, tiny("llama"), T[:40] + wanted[:5] + T[:2])
+    tokens = llm.generate(T[:40], temp=0.0)
+    next(tokens), next(tokens)
+    llm.reset()
+    llm.eval(T[:70])
+    tokens.close()  # its unread guesses are gone already
+    assert llm.n_tokens == 70
+    check_rows(llm, tiny("llama"), T[:70])
+
+
+def test_a_ram_cache_gives_the_answers_without(tiny: Tiny, load: Load, eager: None) -> None:
+    llm, fresh = load(tiny("llama"), True), load(tiny("llama"), True)
+    llm.set_cache(llama_cpp.LlamaRAMCache())
+    llm.draft_model = LlamaPromptLookupDecoding(1, 7)
+    for prompt in (PROMPT, "another prompt, quite unlike it", PROMPT, PROMPT + " and more"):
+        assert (
+            llm(prompt, max_tokens=20, temperature=0)["choices"]
+            == fresh(prompt, max_tokens=20, temperature=0)["choices"]
+        )
+
+
+# --- what is evaluated ---
+
+
+@pytest.mark.parametrize("mode", [m for m in MODES if m], ids=str)
+def test_the_tokens_of_a_prompt_get_no_twins(mode: Any, tiny: Tiny, load: Load, monkeypatch: Any, eager: None) -> None:
+    llm = load(tiny("llama"), mode)
+    wanted = generated(llm, T[:110], 30)
+    llm.draft_model = Knowing(T[:110] + wanted, (115, 125))
+    before, sizes = llm.pcd_stats(), spied(llm, monkeypatch)
+    llm.reset()
+    assert generated(llm, T[:110], 30) == wanted
+    stats = llm.pcd_stats()
+    read = 1 + sum(sizes[1:])  # the prompt's last token, and each token of a step
+    assert sizes[0] == 110 and stats.n_tokens - before.n_tokens == read and len(sizes) < 12
+    assert stats.n_twins - before.n_twins + stats.n_skipped - before.n_skipped == read
+
+
+def test_a_prompt_longer_than_a_batch_is_read(tiny: Tiny, load: Load) -> None:
+    """llama_cpp keeps no more than n_batch rows, unless logits_all is set, and fails where a draft needs more."""
+    for kwargs in ({}, {"logits_all": True}):
+        llm = load(tiny("llama"), True, n_batch=16, **kwargs)
+        wanted = generated(llm, T, 9)
+        llm.draft_model = LlamaPromptLookupDecoding(1, 4)
+        llm.reset()
+        assert generated(llm, T, 9) == wanted
+
+
+def test_a_step_fits_in_one_batch_with_its_twins(tiny: Tiny, load: Load, monkeypatch: Any, eager: None) -> None:
+    llm = load(tiny("llama"), True, n_batch=20, n_ubatch=14)
+    wanted = generated(llm, T[:30], 40)
+    llm.draft_model = Knowing(T[:30] + wanted, (), 30)
+    sizes = spied(llm, monkeypatch)
+    assert generated(llm, T[:30], 40) == wanted and max(sizes[1:]) == 7
+
+
+@pytest.mark.parametrize("arch", ["lfm2", "mamba"])
+def test_a_model_that_cannot_go_back_does_without(arch: str, tiny: Tiny, load: Load, caplog: Any, eager: None) -> None:
+    pcd = {"perturbation": "none", "window": 9} if arch == "lfm2" else False
+    wanted = generated(load(tiny(arch), pcd), T[:30], 20)
+    with caplog.at_level(logging.WARNING, "pypcd"):
+        llm = load(tiny(arch), pcd, draft_model=Knowing(T[:30] + wanted, (33,)))
+    assert [r.message for r in caplog.records] == [
+        "draft_model is not used: this model has recurrent layers, which cannot go back where a guess was wrong"
+    ]
+    assert llm.draft_model is None and generated(llm, T[:30], 20) == wanted
+
+
+def test_the_draft_model_is_kept(tiny: Tiny, load: Load) -> None:
+    mine = Knowing([1, 2])
+    llm = load(tiny("llama"), True, draft_model=mine)
+    assert llm.draft_model.model is mine
+    llm.draft_model = llm.draft_model
+    assert llm.draft_model.model is mine
+    with contextlib.closing(pickle.loads(pickle.dumps(llm))) as twin:
+        assert twin.draft_model.model.text == [1, 2] and twin.pcd == llm.pcd
+    llm.draft_model = None
+    assert llm.draft_model is None and len(generated(llm, T[:30], 5)) == 5
+    with pytest.raises(ValueError, match="logits_all=False"):
+        load(tiny("llama"), True, draft_model=mine)(PROMPT, logprobs=1)
+
+
+def test_a_draft_models_own_error_comes_through(tiny: Tiny, load: Load) -> None:
+    def broken(input_ids: Any, /, **kwargs: Any) -> Any:
+        raise RuntimeError("out of guesses")
+
+    llm = load(tiny("llama"), True, draft_model=broken)
+    with pytest.raises(RuntimeError, match="out of guesses"):
+        generated(llm, T[:30], 5)
+    llm.draft_model = None
+    assert len(generated(llm, T[:30], 5)) == 5
+
+
+# --- how many guesses are evaluated ---
+
+# what a step costs by its number of tokens, in plain steps: a 1.1B model on one core, plain and with PCD; a GPU; a CPU
+# bound by arithmetic; kernels that are slow as soon as there are two tokens
+COSTS: dict[str, Callable[[int], float]] = {
+    "cpu": lambda n: {1: 1.0, 2: 0.9, 3: 0.95, 4: 1.02}.get(n, 1.02 + 0.25 * (n - 4)),
+    "cpu-pcd": lambda n: {1: 1.0, 2: 1.25, 3: 2.0}.get(n, 1 + 0.48 * (n - 1)),
+    "gpu": lambda n: 1 + 0.02 * (n - 1),
+    "arithmetic": float,
+    "jump": lambda n: 1.0 if n == 1 else 2 + 0.02 * n,
+}
+Hits = Callable[[int], bool]  # whether the guess of a token is right
+TEXTS: dict[str, Hits] = {
+    "never": lambda i: False,
+    "always": lambda i: True,
+    "often": lambda i: i * 7919 % 10 < 8,
+    "half": lambda i: i * 7919 % 10 < 5,
+    "seldom": lambda i: i * 7919 % 10 < 1,
+    "passages": lambda i: i // 80 % 2 == 1,
+    "names": lambda i: i % 25 < 4,
+}
+
+
+class World:
+    """A text, a draft model that guesses it, and steps that take made-up time."""
+
+    START = 10  # tokens of the prompt
+
+    def __init__(self, cost: Callable[[int], float], right: Hits, n_guesses: int = 10, asking: float = 0.0) -> None:
+        self.cost, self.right, self.n_guesses, self.asking = cost, right, n_guesses, asking
+        self.seconds, self.n_asked, self.sizes = 0.0, 0, []
+        self.text = list(range(self.START + 1))
+        self.drafts = Drafts(self.guess, 1 << 20, 512, clock=lambda: self.seconds)
+        assert not self.drafts.starts_step("setting")
+
+    def guess(self, input_ids: Any, /, **kwargs: Any) -> Any:
+        self.seconds += self.asking
+        self.n_asked += 1
+        return np.array([i if self.right(i) else -1 for i in range(len(input_ids), len(input_ids) + self.n_guesses)])
+
+    def run(self, n: int) -> float:
+        """n tokens more, or a few; returns seconds for each."""
+        before, made = self.seconds, len(self.text)
+        while len(self.text) < made + n:
+            guesses = self.drafts(np.array(self.text)).tolist()
+            assert self.drafts.starts_step("setting")
+            spent = self.cost(1 + len(guesses))
+            self.seconds += spent
+            self.sizes.append(1 + len(guesses))
+            self.drafts.note(1 + len(guesses), spent)
+            for guess in [*guesses, None]:
+                self.text.append(len(self.text))
+                if guess != self.text[-1]:
+                    break
+        return (self.seconds - before) / (len(self.text) - made)
+
+
+@settings(max_examples=150)
+@given(
+    first=st.floats(0.2, 3),
+    more=st.lists(st.floats(0, 2), min_size=64, max_size=64),
+    hits=st.lists(st.booleans(), min_size=1, max_size=60),
+    n_guesses=st.integers(0, 64),
+    asking=st.sampled_from([0.0, 0.001, 0.1, 2.0]),
+    n=st.integers(1, 300),
+)
+def test_guesses_never_cost_more_than_the_account_allows(
+    first: float, more: list[float], hits: list[bool], n_guesses: int, asking: float, n: int
+) -> None:
+    """Whatever steps cost and guesses are: 3% of decoding without, and a start: two steps and two questions before
+    anything is known, and, now and then, a step that turns out to cost more than expected."""
+    costs = [1.0, *itertools.accumulate(more, initial=first)]
+    world = World(lambda n: costs[n - 1], lambda i: hits[i % len(hits)], n_guesses, asking)
+    world.run(n)
+    n_made = len(world.text) - world.START - 1
+    surprise = max(costs[size - 1] for size in world.sizes)
+    assert (
+        world.seconds <= (1 + _drafts.ALLOWANCE) * n_made + _drafts.START + surprise * (1 + n_made // 250) + 3 * asking
+    )
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("cost", COSTS)
+def test_a_text_is_not_slower_than_without_guesses(cost: str, text: str) -> None:
+    assert World(COSTS[cost], TEXTS[text]).run(400) <= 1.04
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_what_is_copied_gains_most_of_what_it_can(cost: str) -> None:
+    """The best number of guesses, known from the start, as the other side."""
+    best = min([1.0, *(COSTS[cost](1 + n) / (1 + n) for n in range(1, 11))])
+    world = World(COSTS[cost], TEXTS["always"])
+    world.run(200)
+    assert world.run(400) <= 1.15 * best + 0.05
+
+
+def test_a_text_that_can_no_longer_be_guessed_costs_little_and_is_tried_again() -> None:
+    world = World(COSTS["cpu-pcd"], lambda i: i < 300 or i > 700)
+    assert world.run(290) < 0.7
+    assert world.run(400) < 1.03 and max(world.sizes[-200:]) == 1
+    world.run(30)
+    assert world.run(200) < 0.65
+
+
+def test_a_disturbed_step_does_not_end_the_guessing() -> None:
+    world = World(COSTS["cpu-pcd"], TEXTS["always"])
+    world.run(200)
+    fair, world.cost = world.cost, lambda n: 50 * COSTS["cpu-pcd"](n)
+    world.run(1)
+    world.cost = fair
+    world.run(150)
+    assert world.run(200) < 0.7
+
+
+def test_noise_costs_little() -> None:
+    for seed in range(3):
+        noise = random.Random(seed)
+        for cost, text in itertools.product(COSTS.values(), TEXTS.values()):
+            plain, world = [], World(cost, text)
+
+            def disturbed(n: int, cost: Any = cost, plain: Any = plain, noise: Any = noise) -> float:
+                factor = noise.lognormvariate(0, 0.2) * (10 if noise.random() < 0.02 else 1)
+                plain.append(factor)
+                return factor * cost(n)
+
+            world.cost = disturbed
+            assert world.run(600) <= 1.08 * np.mean(plain)
+
+
+def test_steps_that_become_dear_are_no_longer_made() -> None:
+    world = World(COSTS["gpu"], TEXTS["always"])
+    assert world.run(300) < 0.2
+    world.cost = lambda n: 1.0 if n == 1 else 3.0 * n
+    world.run(60)
+    assert world.run(200) < 1.04
+    world.cost = COSTS["gpu"]
+    world.run(200)
+    assert world.run(300) < 0.2
+
+
+def test_a_slow_draft_model_is_asked_only_where_it_pays() -> None:
+    useless, useful = (World(COSTS["gpu"], TEXTS[text], asking=0.5) for text in ("never", "always"))
+    assert useless.run(400) < 1.04 and useless.n_asked < 30
+    assert useful.run(400) < 0.25
+
+
+def test_another_setting_or_text_is_measured_anew() -> None:
+    world = World(COSTS["gpu"], TEXTS["always"])
+    world.run(100)
+    for setting, follows_a_call in (("other", True), ("other", False)):
+        if follows_a_call:
+            world.drafts(np.array(world.text))
+        assert world.drafts.starts_step(setting) == follows_a_call
+        for _ in range(2):  # plain steps, to know what they cost
+            assert len(world.drafts(np.array(world.text))) == 0
+            assert world.drafts.starts_step(setting)
+            world.drafts.note(1, 1.0)
+            world.text.append(len(world.text))
+        assert len(world.drafts(np.array(world.text))) > 0
+        world.drafts.starts_step(setting)
+
+
+@given(
+    n_ctx=st.integers(1, 300), n_batch=st.integers(1, 200), n_text=st.integers(1, 300), n_guesses=st.integers(0, 200)
+)
+def test_tokens_and_twins_always_have_room(n_ctx: int, n_batch: int, n_text: int, n_guesses: int) -> None:
+    drafts = Drafts(lambda ids: np.arange(n_guesses), n_ctx, n_batch)
+    drafts._choose = lambda most: most  # type: ignore[method-assign]
+    n = len(drafts(np.arange(n_text)))
+    assert n == 0 or (n_text - 1 + 2 * (1 + n) <= n_ctx and 2 * (1 + n) <= n_batch and n <= min(n_guesses, 63))
+    assert n == min(n_guesses, 63) or n_text - 1 + 2 * (2 + n) > n_ctx or 2 * (2 + n) > n_batch
+
+
+def test_the_cost_of_a_size_that_was_not_measured_lies_between_its_neighbours() -> None:
+    times = _drafts.StepTimes()
+    assert times.wants_plain() and times.plain() is None
+    for n, seconds in ((1, 2.0), (1, 2.0), (5, 4.0), (9, 12.0)):
+        times.note(n, seconds)
+    assert [times.of(n) for n in (1, 3, 5, 7, 9)] == [1.0, 1.5, 2.0, 4.0, 6.0]
+    assert times.of(17) == 6.0 + 8 * (6.0 - 1) / 8 and times.largest() == 9
+    for _ in range(times.OLD):
+        times.note(1, 2.0)
+    assert times.largest() == 1 and times.of(5) == 1 + 4 * times.SLOPE
+
+
+def test_expected_tokens_follow_what_was_seen() -> None:
+    hits = _drafts.Hits()
+    assert hits.n_tokens(2) == [1, 1.5, 1.75]
+    for right in [True] * 40 + [False]:
+        hits.note(right)
+    once = hits.n_tokens(1)[1]
+    hits.run = 20
+    assert 8 < hits.n_tokens(10)[10] < 11 and 1.4 < once < hits.n_tokens(1)[1] < 2
