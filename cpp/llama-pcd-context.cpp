@@ -83,6 +83,10 @@ void llama_pcd_context::keys_shift(llama_kv_cache & kv) {
     core.second.keys_shift(kv);
 }
 
+uint32_t llama_pcd_context::n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
+    return core.view.n_rows(kv, ubatch);
+}
+
 void llama_pcd_context::mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
     core.view.mask(kv, dst, ubatch);
 }

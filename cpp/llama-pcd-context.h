@@ -45,6 +45,8 @@ struct llama_pcd_context : llama_pcd {
     void cells_loaded(llama_seq_id seq_id) override;
     void keys_shift  (llama_kv_cache & kv) override;
 
+    uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const override;
+
     void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
 
 private:

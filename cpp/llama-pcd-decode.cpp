@@ -144,7 +144,7 @@ llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch, 
     const auto & memory   = core.memory;
     const size_t n_tokens = batch.tokens.size();
     const size_t n_out    = rows.size();
-    const size_t n_fit    = memory.n_room();
+    const size_t n_fit    = memory.n_room(n_tokens + n_out);
 
     if (core.settings.separate()) {
         return req.in_streams || n_tokens + 1 > n_fit ? way::STREAMS : way::ALTERNATE;
@@ -186,7 +186,7 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch, const request
     }
 
     if (core.memory.recr) {
-        core.pcd.lctx.get_memory()->seq_rm(core.twins.seq_first, -1, -1); // of a twin that was not needed
+        core.memory.remove(core.twins.seq_first); // of a twin that was not needed
     }
     return res;
 }
@@ -256,7 +256,8 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch) {
 outcome llama_pcd_decoder::run_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo) {
     const auto & lctx  = core.pcd.lctx;
     const size_t n_max = std::min<size_t>({
-        core.memory.recr ? size_t(1) : LLAMA_PCD_MAX_TWINS, lctx.n_batch(), core.memory.n_room(), lctx.get_cparams().n_outputs_max });
+        core.memory.recr ? size_t(1) : LLAMA_PCD_MAX_TWINS, lctx.n_batch(), core.memory.n_room(LLAMA_PCD_MAX_TWINS),
+        lctx.get_cparams().n_outputs_max });
 
     outcome res = outcome::DONE;
     for (size_t k = 0; k < todo.size() && res == outcome::DONE; ) {

@@ -34,8 +34,9 @@ struct llama_pcd {
     virtual void cells_loaded(llama_seq_id seq_id) = 0;
     virtual void keys_shift  (llama_kv_cache & kv) = 0;
 
-    // llama_kv_cache::set_input_kq_mask: rewrite the rows of the twins
-    virtual void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
+    // llama_kv_cache::set_input_kq_mask: the last rows, those of the twins, are filled here
+    virtual uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const = 0;
+    virtual void     mask_twins (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
 
     //
     // the graphs of the context
@@ -86,6 +87,7 @@ struct llama_pcd {
     // a KV cache; with kv_unified there is one stream of cells
     static llama_kv_cells       & cells   (llama_kv_cache & kv)       { return kv.v_cells[0]; }
     static const llama_kv_cells & cells   (const llama_kv_cache & kv) { return kv.v_cells[0]; }
+    static uint32_t             & head    (llama_kv_cache & kv)       { return kv.v_heads[0]; }
     static uint32_t               head    (const llama_kv_cache & kv) { return kv.v_heads[0]; }
     static const llama_hparams  & hparams (const llama_kv_cache & kv) { return kv.hparams; }
     static bool                   v_trans (const llama_kv_cache & kv) { return kv.v_trans; }

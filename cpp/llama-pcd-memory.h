@@ -6,7 +6,26 @@
 
 #include "llama-memory-recurrent.h"
 
+#include <set>
+#include <utility>
 #include <vector>
+
+// The (position, cell) pairs of a sequence at positions [p0, p1), in their order: llama.cpp keeps them sorted, so nothing else is
+// looked at.
+struct llama_pcd_cells_at {
+    llama_pcd_cells_at(const llama_kv_cache & kv, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+        const auto & all = llama_pcd::cells(kv).seq_pos_get(seq_id);
+        first = all.lower_bound({ p0, 0 });
+        last  = p1 > p0 ? all.lower_bound({ p1, 0 }) : first;
+    }
+
+    auto begin() const { return first; }
+    auto end()   const { return last; }
+
+private:
+    std::set<std::pair<llama_pos, uint32_t>>::const_iterator first;
+    std::set<std::pair<llama_pos, uint32_t>>::const_iterator last;
+};
 
 struct llama_pcd_memory {
     explicit llama_pcd_memory(llama_context & lctx);
@@ -29,12 +48,16 @@ struct llama_pcd_memory {
     // cells that are free as they are
     uint32_t n_free_cells() const;
 
-    // how many tokens fit: a sliding-window cache also gives away what fell out of the window of one sequence
-    uint32_t n_room() const;
+    // How many tokens fit: a sliding-window cache also gives away what fell out of the window of one sequence. Counts no further
+    // than n_max.
+    uint32_t n_room(uint32_t n_max = UINT32_MAX) const;
 
     // Whether a sliding-window cache may give away cells that fell out of the window when n more are placed: it does so as
     // soon as its search does not start behind all that is in use, even where other cells are free.
     bool forgets(size_t n) const;
+
+    // take a whole sequence out, as seq_rm does, but without looking at the cells of others
+    void remove(llama_seq_id seq_id) const;
 
     // whether sliding-window layers still have all that the tokens of a sequence at positions [pos, end) see
     bool has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const;
