@@ -32,6 +32,12 @@ struct llama_pcd_context : llama_pcd {
     // decode a batch; false: llama.cpp is to do it
     bool decode(const llama_batch_ext & batch, int & ret);
 
+    // see llama_pcd_get_graph_stats
+    llama_pcd_graph_stats graph_stats() const;
+
+    // see llama_pcd_fill_cells
+    int32_t fill_cells(int32_t n);
+
     // nodes that a graph may need more
     uint32_t n_nodes() const;
 

@@ -52,6 +52,13 @@ struct llama_pcd {
     void reserve_later() { lctx.sched_need_reserve = true; }
     void reserve_now(const std::function<void()> & undo);
 
+    // time spent computing graphs and waiting for them, and their number
+    int64_t t_graph_us = 0;
+    int64_t n_computed = 0;
+
+    // the graph that was computed last; null: none since graphs were last reset
+    llm_graph_result * last_graph() const { return lctx.gf_res_prev_active; }
+
     //
     // decode
     //
@@ -128,8 +135,8 @@ void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
 // llama_context::decode: true if the batch was decoded here, with the result in ret
 bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret);
 
-// llama_context::process_ubatch: whether it is prompt processing; one token and its twin are not
-bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ubatch);
+// llama_context::process_ubatch: compute a graph. One token and its twin are no prompt: they run with the threads for generation.
+ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llama_ubatch & ubatch);
 
 // llama_context::graph_max_nodes: room for the nodes that we add
 uint32_t llama_pcd_max_nodes(const llama_context & lctx);

@@ -40,6 +40,28 @@ struct pcd_candidate {
     int32_t id;
 };
 
+// fn(v) for each logit above `cut`, in order; fn may raise `cut`. Once that has been found, most blocks have none: they cost one
+// comparison for each logit, in vectors.
+template <typename F>
+static void for_each_above(const float * logits, int32_t n, const float & cut, const F & fn) {
+    constexpr int32_t N_BLOCK = 128;
+
+    for (int32_t v0 = 0; v0 < n; v0 += N_BLOCK) {
+        const int32_t v1 = std::min(v0 + N_BLOCK, n);
+        const float   c  = cut;
+
+        int32_t n_above = 0;
+        for (int32_t v = v0; v < v1; ++v) {
+            n_above += logits[v] > c;
+        }
+        for (int32_t v = v0; v < v1 && n_above > 0; ++v) {
+            if (logits[v] > cut) {
+                fn(v);
+            }
+        }
+    }
+}
+
 // the gamma best of L, the lower id first where logits are equal; of these, those at least relative_top times as probable as
 // the best
 static std::vector<pcd_candidate> plausible(const float * standard, int32_t n_vocab, int32_t gamma, float relative_top) {
@@ -52,16 +74,21 @@ static std::vector<pcd_candidate> plausible(const float * standard, int32_t n_vo
     std::vector<pcd_candidate> top; // a heap, the worst of them at its front
     top.reserve(n_keep);
 
-    for (int32_t v = 0; v < n_vocab; ++v) {
-        if (top.size() < n_keep) {
-            top.push_back({ standard[v], v });
-            std::push_heap(top.begin(), top.end(), better);
-        } else if (standard[v] > top.front().logit) {
-            std::pop_heap(top.begin(), top.end(), better);
-            top.back() = { standard[v], v };
-            std::push_heap(top.begin(), top.end(), better);
-        }
+    for (int32_t v = 0; v < (int32_t) n_keep; ++v) {
+        top.push_back({ standard[v], v });
     }
+    std::make_heap(top.begin(), top.end(), better);
+
+    float cut = top.front().logit;
+
+    for_each_above(standard + n_keep, n_vocab - (int32_t) n_keep, cut, [&](int32_t i) {
+        const int32_t v = i + (int32_t) n_keep;
+
+        std::pop_heap(top.begin(), top.end(), better);
+        top.back() = { standard[v], v };
+        std::push_heap(top.begin(), top.end(), better);
+        cut = top.front().logit;
+    });
 
     if (relative_top > 0.0f) {
         float best = top[0].logit;

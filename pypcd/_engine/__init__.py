@@ -30,6 +30,7 @@ from pypcd._engine._context import (
 )
 from pypcd._engine._devices import backends, cpu_features, devices, library_path, supports_gpu
 from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
+from pypcd._engine._graph import GraphStats, Step, fill_cells, graph_stats, timed_steps
 from pypcd._engine._heads import HEAD_ORDERS, find_head_order, knows_head_order, set_head_ratios, unset_head_ratios
 from pypcd._engine._log import clear_errors, install, last_errors, logger, reason
 from pypcd._engine._model import (
@@ -66,9 +67,11 @@ from pypcd._engine._tap import tap
 
 __all__ = [
     "HEAD_ORDERS",
+    "GraphStats",
     "N_SEQUENCES",
     "PCDLogits",
     "PCDStats",
+    "Step",
     "backends",
     "can_shift",
     "check_decoder",
@@ -80,7 +83,9 @@ __all__ = [
     "detokenize",
     "devices",
     "exit_rows",
+    "fill_cells",
     "find_head_order",
+    "graph_stats",
     "has_tied_head",
     "init_sampler",
     "is_end",
@@ -115,6 +120,7 @@ __all__ = [
     "supports_gpu",
     "suspended",
     "tap",
+    "timed_steps",
     "token_bytes",
     "token_text",
     "unset_head_ratios",

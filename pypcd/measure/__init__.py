@@ -1,12 +1,23 @@
 """Measures on this machine what PCD costs, and checks that the engine works.
 
     bench(path, methods_for(["pcd", "pcd:cache=shared"]), [512, 2048])     time and memory, next to plain decoding's
+    graph_costs(path, GRAPH_METHODS, [1024, 32768])                         the host's work, next to plain decoding's
     self_test(llm)                                                         identities that hold for any model
 
 Knows nothing of tasks or answers.
 """
 
 from pypcd.measure._bench import Measurement, bench, default_methods, methods_for
+from pypcd.measure._graph import GRAPH_METHODS, GraphCost, graph_costs
 from pypcd.measure._selftest import self_test
 
-__all__ = ["Measurement", "bench", "default_methods", "methods_for", "self_test"]
+__all__ = [
+    "GRAPH_METHODS",
+    "GraphCost",
+    "Measurement",
+    "bench",
+    "default_methods",
+    "graph_costs",
+    "methods_for",
+    "self_test",
+]
