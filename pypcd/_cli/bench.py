@@ -11,7 +11,7 @@ import sys
 import llama_cpp
 
 from pypcd import _machine
-from pypcd._cli import _former, _options, _terminal
+from pypcd._cli import _former, _graph, _options, _terminal
 from pypcd.measure import Measurement, bench, default_methods, methods_for
 
 
@@ -34,11 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (default %(default)s)")
     add("--prompt", metavar="N", type=_options.at_least(16), default=512, help="tokens of the timed prompt (512)")
     add("--flash-attn", choices=("both", "on", "off"), default="both", help="settings to try (default %(default)s)")
+    _graph.add_arguments(parser)
     _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.graph:
+        options = _options.machine_options(args)
+        options["n_threads"] = options["n_threads_batch"] = args.threads or _machine.default_threads()
+        _graph.run(args, args.method and _former.checked_methods(_options.names(args.method)), _progress, **options)
+        return 0
     lengths = _options.lengths(args.length)
     names = default_methods() if args.method is None else _former.checked_methods(_options.names(args.method))
     methods = methods_for(names)
