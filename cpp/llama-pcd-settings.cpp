@@ -114,6 +114,8 @@ int32_t llama_pcd_settings::set_seq(llama_seq_id seq_id, const llama_pcd_params 
         all.beta         = p->beta;
         all.gamma        = p->gamma;
         all.relative_top = p->relative_top;
+        all.window       = p->window;
+        all.n_sink       = p->n_sink;
 
         err = check_range(all);
         if (!err.empty()) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pypcd._cli import _options, _terminal
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cells", metavar="N,...", default="1k,32k,128k", help="used cells, for --graph (default %(default)s)")
 
 
-def run(args: argparse.Namespace, names: list[str] | None, progress: Callable[[str], None], **options: Any) -> None:
+def run(args: argparse.Namespace, names: Sequence[str] | None, progress: Callable[[str], None], **options: Any) -> None:
     """Measure and print. `names`: the methods; None: each way to keep second keys, and the window."""
     methods = list(names or GRAPH_METHODS)
     width = max(map(len, methods))
@@ -44,7 +44,9 @@ def run(args: argparse.Namespace, names: list[str] | None, progress: Callable[[s
     if args.json:
         print(json.dumps({"model": args.model, "graphs": [dataclasses.asdict(cost) for cost in costs]}, indent=2))
     else:
-        _terminal.note("host: time in llama_decode less computing graphs; added: less that of the same context with PCD off")
+        _terminal.note(
+            "host: time in llama_decode less computing graphs; added: less that of the same context with PCD off"
+        )
 
 
 def _header(args: argparse.Namespace, width: int) -> str:

@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     if args.graph:
         options = _options.machine_options(args)
         options["n_threads"] = options["n_threads_batch"] = args.threads or _machine.default_threads()
-        _graph.run(args, args.method and _former.checked_methods(_options.names(args.method)), _progress, **options)
+        names = None if args.method is None else _former.checked_methods(_options.names(args.method))
+        _graph.run(args, names, _progress, **options)
         return 0
     lengths = _options.lengths(args.length)
     names = default_methods() if args.method is None else _former.checked_methods(_options.names(args.method))

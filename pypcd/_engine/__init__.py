@@ -67,8 +67,8 @@ from pypcd._engine._tap import tap
 
 __all__ = [
     "HEAD_ORDERS",
-    "GraphStats",
     "N_SEQUENCES",
+    "GraphStats",
     "PCDLogits",
     "PCDStats",
     "Step",
