@@ -55,6 +55,7 @@ bool llama_pcd_context::decode(const llama_batch_ext & batch, int & ret) {
         reset_graphs();
     }
     if (on) {
+        const section ours(*this, true);
         ret = (int) decoder.decode(batch);
         return true;
     }
@@ -82,6 +83,7 @@ llama_pcd_graph_stats llama_pcd_context::graph_stats() const {
     llama_pcd_graph_stats res = {};
     res.n_computed = n_computed;
     res.t_graph_us = t_graph_us;
+    res.t_own_ns   = own_time.ns();
 
     auto * last = last_graph();
     if (!last) {
@@ -122,6 +124,7 @@ void llama_pcd_context::take_exits(const llm_graph_result & res, const llama_uba
 }
 
 void llama_pcd_context::cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) {
+    const section ours(*this, true);
     core.second.cells_placed(kv, sinfo);
 }
 
@@ -135,9 +138,11 @@ void llama_pcd_context::keys_shift(llama_kv_cache & kv) {
 }
 
 uint32_t llama_pcd_context::n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
+    const section ours(*this, true);
     return core.view.n_rows(kv, ubatch);
 }
 
 void llama_pcd_context::mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
+    const section ours(*this, true);
     core.view.mask(kv, dst, ubatch);
 }

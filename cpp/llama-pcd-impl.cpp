@@ -25,6 +25,8 @@ int llama_pcd::decode_plain(const llama_batch_ext & batch) {
         bool & flag;
     } const inside(nested);
 
+    const section theirs(*this, false);
+
     return lctx.decode(batch);
 }
 

@@ -8,7 +8,33 @@
 #include "llama-graph.h"
 #include "llama-kv-cache.h"
 
+#include <chrono>
 #include <functional>
+
+// adds up the time that it runs
+struct llama_pcd_stopwatch {
+    bool    runs() const { return running; }
+    int64_t ns()   const { return total.count(); }
+
+    void run(bool on) {
+        if (on != running) {
+            const auto now = clock::now();
+            if (running) {
+                total += std::chrono::duration_cast<std::chrono::nanoseconds>(now - start);
+            }
+            start   = now;
+            running = on;
+        }
+    }
+
+private:
+    using clock = std::chrono::steady_clock;
+
+    bool running = false;
+
+    clock::time_point        start;
+    std::chrono::nanoseconds total { 0 };
+};
 
 // What hangs on a context (cparams.pcd), empty until something of ours is first turned on.
 // llama.cpp's files, and our parts below, see this much of it; llama_pcd_context joins the parts.
@@ -55,6 +81,17 @@ struct llama_pcd {
     // time spent computing graphs and waiting for them, and their number
     int64_t t_graph_us = 0;
     int64_t n_computed = 0;
+
+    // Time spent in this folder's code while a batch is decoded. A section is ours, or llama.cpp's inside of one that is ours.
+    mutable llama_pcd_stopwatch own_time;
+
+    struct section {
+        section(const llama_pcd & pcd, bool ours) : watch(pcd.own_time), before(watch.runs()) { watch.run(ours); }
+        ~section() { watch.run(before); }
+
+        llama_pcd_stopwatch & watch;
+        const bool            before;
+    };
 
     // the graph that was computed last; null: none since graphs were last reset
     llm_graph_result * last_graph() const { return lctx.gf_res_prev_active; }

@@ -115,6 +115,7 @@ struct llama_pcd_graph_stats {
     int64_t bytes_out;  // of its logits and embeddings, which are copied back
     int64_t n_computed; // graphs since the statistics were first asked for
     int64_t t_graph_us; // computing them, and waiting for them
+    int64_t t_own_ns;   // in PCD's own code while batches were decoded with PCD on, without both of that; nanoseconds
 };
 
 // LLAMA_PCD_VERSION of the loaded library; a stock libllama lacks the symbol

@@ -46,6 +46,7 @@ class Pair:
         self.setting, self.on = setting, True
         self.seqs: dict[int, Setting] = {}
         self.copied: set[int] = set()  # sequences that may share cells with another one
+        self.was_off = False
         self.n_rows = 0
 
     def both(self, call: Any, *args: Any) -> None:
@@ -113,7 +114,7 @@ class Pair:
 
     def switch(self) -> None:
         """PCD off, or on again."""
-        self.on = not self.on
+        self.on, self.was_off = not self.on, True
         error = ctypes.create_string_buffer(500)
         params = ctypes.byref(native_params(pypcd.PCDConfig(**self.setting))) if self.on else None
         assert _native.pcd_set(self.pcd.ctx, params, error, 500) == _native.OK, error.value
@@ -145,9 +146,14 @@ def test_rows_are_right_after_any_edits_of_the_memory(name: str, operations: lis
         elif kind == "reload":
             if last >= 0 and name != "separate":  # a state does not know the tokens that a second stream is made from
                 pair.reload(*args)
-        elif kind in ("cut", "shift"):
+        elif kind == "cut":
             if last > 0:
-                getattr(pair, kind)(*args)
+                pair.cut(*args)
+        elif kind == "shift":
+            if last > 0 and (
+                name != "separate" or not pair.was_off
+            ):  # twins that are evaluated later miss what was taken out
+                pair.shift(*args)
         elif kind == "decode":
             if last + args[1] < 120:
                 pair.decode(*args)

@@ -91,6 +91,7 @@ class GraphStats(ctypes.Structure):
         ("bytes_out", ctypes.c_int64),
         ("n_computed", ctypes.c_int64),
         ("t_graph_us", ctypes.c_int64),
+        ("t_own_ns", ctypes.c_int64),
     ]
 
 

@@ -29,6 +29,7 @@ class GraphStats:
         bytes_out: its logits and embeddings, which are copied back.
         n_computed: graphs computed in this context, since this or PCD was first asked for.
         t_graph_us: microseconds spent computing them, and waiting for them.
+        t_own_ns: nanoseconds in PCD's own code while batches were decoded with PCD on, without those.
     """
 
     n_nodes: int
@@ -37,6 +38,7 @@ class GraphStats:
     bytes_out: int
     n_computed: int
     t_graph_us: int
+    t_own_ns: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +47,13 @@ class Step:
 
     Attributes:
         host_us: microseconds in llama_decode, less computing graphs.
+        own_us: of these, in PCD's own code.
         n_graphs: graphs computed for it.
         n_reused: of these, how many were not built anew.
     """
 
     host_us: float
+    own_us: float
     n_graphs: int
     n_reused: int
 
@@ -98,6 +102,7 @@ def timed_steps(llm: llama_cpp.Llama, tokens: Sequence[int]) -> list[Step]:
             steps.append(
                 Step(
                     host_us=seconds * 1e6 - (after.t_graph_us - before.t_graph_us),
+                    own_us=(after.t_own_ns - before.t_own_ns) / 1e3,
                     n_graphs=after.n_computed - before.n_computed,
                     n_reused=_n_reused(ctx) - reused,
                 )

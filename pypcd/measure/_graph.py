@@ -2,9 +2,10 @@
 microseconds of the host's own time for each token.
 
 The cache is filled without evaluating anything, so any number of cells takes seconds. Host time is the time in llama_decode
-less the time of computing graphs, which the library counts. What PCD adds is the difference to the same context with PCD off,
-in the same rounds: that has all of it, also what llama.cpp does more because a batch has a second token. Knows nothing of the
-terminal.
+less the time of computing graphs, which the library counts; and of that, it counts the time in PCD's own code. Two figures say
+what PCD adds. The time in its own code has nothing else in it. The difference to the same context with PCD off, in the same
+rounds, also has what llama.cpp does more because a batch has a second token; but llama.cpp's own walk over all cells varies with
+what the computation leaves in the CPU's caches, by more than PCD's whole work. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class GraphCost:
         n_splits: its parts that run on one device each.
         reused: share of graphs that were used again, of the timed steps.
         host_us: microseconds of a step outside of computing graphs, median.
-        added_us: the same less that of "off"; None for "off".
+        own_us: of these, in PCD's own code, median.
+        added_us: host_us less that of "off"; None for "off".
         bytes_in: inputs of the graph, copied to a device with memory of its own.
         bytes_out: logits, copied back.
     """
@@ -49,6 +51,7 @@ class GraphCost:
     n_splits: int
     reused: float
     host_us: float
+    own_us: float
     added_us: float | None
     bytes_in: int
     bytes_out: int
@@ -104,6 +107,7 @@ def graph_costs(
                     n_splits=graphs[name].n_splits,
                     reused=sum(step.n_reused for step in done) / sum(step.n_graphs for step in done),
                     host_us=host[name],
+                    own_us=statistics.median(step.own_us for step in done),
                     added_us=None if name == OFF else host[name] - host[OFF],
                     bytes_in=graphs[name].bytes_in,
                     bytes_out=graphs[name].bytes_out,
