@@ -171,6 +171,18 @@ const char * llama_pcd_fallback_text(int32_t reason) {
     return llama_pcd_pass::why((llama_pcd_fallback) reason);
 }
 
+llama_pcd_graph_stats llama_pcd_get_graph_stats(llama_context * ctx) {
+    return llama_pcd_guarded_value(__func__, llama_pcd_graph_stats {}, [&]() {
+        return pcd_context::made(*ctx).graph_stats();
+    });
+}
+
+int32_t llama_pcd_fill_cells(llama_context * ctx, int32_t n) {
+    return llama_pcd_guarded_value(__func__, 0, [&]() {
+        return pcd_context::made(*ctx).fill_cells(n);
+    });
+}
+
 //
 // early exits
 //

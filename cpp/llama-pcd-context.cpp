@@ -5,6 +5,8 @@
 
 #include "llama-model.h"
 
+#include <set>
+
 llama_pcd_context::llama_pcd_context(llama_context & lctx) :
     llama_pcd(lctx),
     memory(lctx),
@@ -82,12 +84,63 @@ int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
         reset_graphs();
     }
     if (on) {
+        const section ours(*this, true);
         return (int) decoder.decode(batch);
     }
     decoder.rows.forget();
 
     int res = 0;
     return head_ratios.on() && head_ratios.decode(batch, res) ? res : decode_plain(batch);
+}
+
+// the inputs that a tensor is computed from, and that `seen` lacks
+static size_t bytes_of_inputs(const ggml_tensor * t, std::set<const ggml_tensor *> & seen) {
+    size_t res = 0;
+    for (const ggml_tensor * cur : t->src) {
+        while (cur && cur->view_src) {
+            cur = cur->view_src;
+        }
+        if (cur && (cur->flags & GGML_TENSOR_FLAG_INPUT) && seen.insert(cur).second) {
+            res += ggml_nbytes(cur);
+        }
+    }
+    return res;
+}
+
+llama_pcd_graph_stats llama_pcd_context::graph_stats() const {
+    llama_pcd_graph_stats res = {};
+    res.n_computed = n_computed;
+    res.t_graph_us = t_graph_us;
+    res.t_own_ns   = own_time.ns();
+
+    auto * last = last_graph();
+    if (!last) {
+        return res;
+    }
+
+    std::set<const ggml_tensor *> seen;
+    for (int i = 0; i < ggml_graph_n_nodes(last->get_gf()); ++i) {
+        res.bytes_in += bytes_of_inputs(ggml_graph_node(last->get_gf(), i), seen);
+    }
+    for (const ggml_tensor * t : { last->get_logits(), lctx.get_cparams().embeddings ? last->get_embd() : nullptr }) {
+        res.bytes_out += t ? ggml_nbytes(t) : 0;
+    }
+    res.n_nodes  = ggml_graph_n_nodes(last->get_gf());
+    res.n_splits = ggml_backend_sched_get_n_splits(lctx.get_sched());
+
+    return res;
+}
+
+int32_t llama_pcd_context::fill_cells(int32_t n) {
+    lctx.synchronize();
+    lctx.get_memory()->clear(true);
+    cells_loaded(-1);
+
+    const int32_t res = memory.fill(n);
+    if (core.settings.separate()) {
+        core.second.set_fresh(memory.all_cells(0));
+    }
+    return res;
 }
 
 uint32_t llama_pcd_context::n_nodes() const {
@@ -104,6 +157,7 @@ void llama_pcd_context::add_memory(const llama_kv_cache & kv, std::map<ggml_back
 }
 
 void llama_pcd_context::cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) {
+    const section ours(*this, true);
     core.second.cells_placed(kv, sinfo);
 }
 
@@ -116,6 +170,12 @@ void llama_pcd_context::keys_shift(llama_kv_cache & kv) {
     core.second.keys_shift(kv);
 }
 
+uint32_t llama_pcd_context::n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
+    const section ours(*this, true);
+    return core.view.n_rows(kv, ubatch);
+}
+
 void llama_pcd_context::mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
+    const section ours(*this, true);
     core.view.mask(kv, dst, ubatch);
 }

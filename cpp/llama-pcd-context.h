@@ -33,6 +33,12 @@ struct llama_pcd_context : llama_pcd {
     // llama.cpp inside our call, becomes a line in the log and a status, and the memory is as it was.
     int decode(const llama_batch_ext & batch) noexcept;
 
+    // see llama_pcd_get_graph_stats
+    llama_pcd_graph_stats graph_stats() const;
+
+    // see llama_pcd_fill_cells
+    int32_t fill_cells(int32_t n);
+
     // nodes that a graph may need more
     uint32_t n_nodes() const;
 
@@ -51,6 +57,7 @@ struct llama_pcd_context : llama_pcd {
     void seq_removed(llama_seq_id seq_id) override                { core.settings.unset_seq(seq_id); }
     void seq_copied (llama_seq_id src, llama_seq_id dst) override { core.settings.copy_seq(src, dst); }
     void seq_kept   (llama_seq_id seq_id) override                { core.settings.keep_seq(seq_id); }
+    uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const override;
 
     void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
 

@@ -144,7 +144,7 @@ llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch, 
     const auto & contrasts = rows.contrasts;
 
     if (core.settings.separate()) {
-        return req.in_streams || batch.tokens.size() + 1 > core.memory.n_room() ? way::STREAMS : way::ALTERNATE;
+        return req.in_streams || batch.tokens.size() + 1 > core.memory.n_room(batch.tokens.size() + 1) ? way::STREAMS : way::ALTERNATE;
     }
     if (std::all_of(contrasts.begin(), contrasts.end(), [](const auto & cur) { return cur.gamma == 1; })) {
         return way::ALTERNATE; // none of its rows needs a twin
@@ -243,7 +243,7 @@ outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const ll
         if (core.memory.slides()) {
             reason = how == way::FUSED ? LLAMA_PCD_FALLBACK_DEALT : LLAMA_PCD_FALLBACK_SLIDES;
         }
-    } else if (core.memory.n_room() >= 2) {
+    } else if (core.memory.n_room(2) >= 2) {
         reason = LLAMA_PCD_FALLBACK_NARROW;
     }
 
@@ -329,7 +329,7 @@ outcome llama_pcd_decoder::run_twins_of(const llama_batch_ext & batch, const std
     const auto & lctx   = core.pcd.lctx;
     const auto & memory = core.memory;
     const size_t n_max  = std::min({
-        memory.recr ? 1u : core.twins.n_max, lctx.n_batch(), memory.n_room(), lctx.get_cparams().n_outputs_max });
+        memory.recr ? 1u : core.twins.n_max, lctx.n_batch(), memory.n_room(core.twins.n_max), lctx.get_cparams().n_outputs_max });
 
     outcome res = outcome::DONE;
     for (size_t k = 0; k < todo.size() && res == outcome::DONE; ) {

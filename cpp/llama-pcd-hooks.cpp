@@ -17,11 +17,21 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
     return true;
 }
 
-bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ubatch) {
-    const auto * pcd = llama_pcd_context::of(cparams);
+ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llama_ubatch & ubatch) {
+    auto * pcd = llama_pcd_context::of(lctx);
+    if (!pcd) {
+        return lctx.graph_compute(gf, ubatch.n_tokens > 1);
+    }
 
-    const uint32_t n_twin = pcd && pcd->core.settings.on ? pcd->core.twins.count(ubatch) : 0;
-    return std::max(n_twin, ubatch.n_tokens - n_twin) > 1;
+    const uint32_t n_twin  = pcd->core.settings.on ? pcd->core.twins.count(ubatch) : 0;
+    const int64_t  t_start = ggml_time_us();
+
+    const ggml_status status = lctx.graph_compute(gf, std::max(n_twin, ubatch.n_tokens - n_twin) > 1);
+
+    pcd->t_graph_us += ggml_time_us() - t_start;
+    pcd->n_computed++;
+
+    return status;
 }
 
 uint32_t llama_pcd_max_nodes(const llama_context & lctx) {

@@ -28,6 +28,8 @@ int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
         bool & flag;
     } const inside(nested);
 
+    const section theirs(*this, false);
+
     if (!own) {
         return lctx.decode(batch);
     }

@@ -10,8 +10,34 @@
 #include "llama-memory-recurrent.h"
 
 #include <array>
+#include <chrono>
 #include <functional>
 #include <map>
+
+// adds up the time that it runs
+struct llama_pcd_stopwatch {
+    bool    runs() const { return running; }
+    int64_t ns()   const { return total.count(); }
+
+    void run(bool on) {
+        if (on != running) {
+            const auto now = clock::now();
+            if (running) {
+                total += std::chrono::duration_cast<std::chrono::nanoseconds>(now - start);
+            }
+            start   = now;
+            running = on;
+        }
+    }
+
+private:
+    using clock = std::chrono::steady_clock;
+
+    bool running = false;
+
+    clock::time_point        start;
+    std::chrono::nanoseconds total { 0 };
+};
 
 // What hangs on a context (cparams.pcd), empty until something of ours is first turned on.
 // llama.cpp's files, and our parts below, see this much of it; llama_pcd_context joins the parts.
@@ -46,8 +72,9 @@ struct llama_pcd {
     virtual void seq_copied (llama_seq_id src, llama_seq_id dst) = 0;
     virtual void seq_kept   (llama_seq_id seq_id) = 0;
 
-    // llama_kv_cache::set_input_kq_mask: rewrite the rows of the twins
-    virtual void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
+    // llama_kv_cache::set_input_kq_mask: the last rows, those of the twins, are filled here
+    virtual uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const = 0;
+    virtual void     mask_twins (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
 
     //
     // the graphs of the context
@@ -80,6 +107,24 @@ struct llama_pcd {
     // `undo` runs if that throws.
     void reserve_later() { lctx.sched_need_reserve = true; }
     void reserve_now(const std::function<void()> & undo);
+
+    // time spent computing graphs and waiting for them, and their number
+    int64_t t_graph_us = 0;
+    int64_t n_computed = 0;
+
+    // Time spent in this folder's code while a batch is decoded. A section is ours, or llama.cpp's inside of one that is ours.
+    mutable llama_pcd_stopwatch own_time;
+
+    struct section {
+        section(const llama_pcd & pcd, bool ours) : watch(pcd.own_time), before(watch.runs()) { watch.run(ours); }
+        ~section() { watch.run(before); }
+
+        llama_pcd_stopwatch & watch;
+        const bool            before;
+    };
+
+    // the graph that was computed last; null: none since graphs were last reset
+    llm_graph_result * last_graph() const { return lctx.gf_res_prev_active; }
 
     //
     // decode
@@ -123,6 +168,7 @@ struct llama_pcd {
     // a KV cache; with kv_unified there is one stream of cells
     static llama_kv_cells       & cells   (llama_kv_cache & kv)       { return kv.v_cells[0]; }
     static const llama_kv_cells & cells   (const llama_kv_cache & kv) { return kv.v_cells[0]; }
+    static uint32_t             & head    (llama_kv_cache & kv)       { return kv.v_heads[0]; }
     static uint32_t               head    (const llama_kv_cache & kv) { return kv.v_heads[0]; }
     static const llama_hparams  & hparams (const llama_kv_cache & kv) { return kv.hparams; }
     static bool                   v_trans (const llama_kv_cache & kv) { return kv.v_trans; }
@@ -178,8 +224,8 @@ void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
 // llama_context::decode: true if the batch was decoded here, with the result in ret
 bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret);
 
-// llama_context::process_ubatch: whether it is prompt processing; one token and its twin are not
-bool llama_pcd_is_batched(const llama_cparams & cparams, const llama_ubatch & ubatch);
+// llama_context::process_ubatch: compute a graph. One token and its twin are no prompt: they run with the threads for generation.
+ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llama_ubatch & ubatch);
 
 // llama_context::graph_max_nodes: room for the nodes that we add; llama.cpp asks when it makes a scheduler
 uint32_t llama_pcd_max_nodes(const llama_context & lctx);

@@ -16,6 +16,8 @@ bool llm_graph_input_pcd::is_dealt_out(const llama_pcd_core & core, const llama_
 bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     const auto & ubatch = params.ubatch;
 
+    const llama_pcd::section ours(core.pcd, true);
+
     return params.cparams.pcd.get() == &core.pcd && core.settings.on && core.pcd.generation == generation &&
         ubatch.n_tokens == n_tokens && core.twins.count(ubatch) == n_twin && core.count_turned(ubatch) == n_turned &&
         !is_dealt_out(core, ubatch) &&
@@ -23,6 +25,8 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
 }
 
 void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
+    const llama_pcd::section ours(core.pcd, true);
+
     auto placed = core.view.place(*ubatch);
 
     core.twins.cells      = std::move(placed.cells);

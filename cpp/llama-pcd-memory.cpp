@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <bitset>
-#include <set>
 #include <typeinfo>
 
 llama_pcd_memory::llama_pcd_memory(llama_context & lctx) : lctx(lctx) {
@@ -63,8 +62,22 @@ uint32_t llama_pcd_memory::n_free_cells() const {
     return res;
 }
 
-uint32_t llama_pcd_memory::n_room() const {
-    uint32_t res = n_free_cells();
+// the cells of a sequence that fell out of its sliding window and are in no other sequence, up to n_max of them
+static uint32_t n_given_away(const llama_kv_cache & kv, llama_seq_id seq_id, uint32_t n_max) {
+    const auto & cells = llama_pcd::cells(kv);
+
+    uint32_t n = 0;
+    for (const auto & [pos, j] : cells.seq_pos_get(seq_id)) {
+        if (n >= n_max || !llama_pcd::is_masked(kv, pos, cells.seq_pos_max(seq_id) + 1)) {
+            break; // later positions are in the window too
+        }
+        n += cells.seq_count(j) == 1;
+    }
+    return n;
+}
+
+uint32_t llama_pcd_memory::n_room(uint32_t n_max) const {
+    uint32_t res = std::min(n_free_cells(), n_max);
     for (const auto * kv : kvs) {
         if (!llama_pcd::slides(*kv)) {
             continue;
@@ -72,9 +85,8 @@ uint32_t llama_pcd_memory::n_room() const {
         const auto & cells = llama_pcd::cells(*kv);
 
         uint32_t n = cells.size() - cells.get_used();
-        for (uint32_t j = 0; j < cells.used_max_p1() && n < res; ++j) {
-            n += !cells.is_empty(j) && cells.seq_count(j) == 1 &&
-                llama_pcd::is_masked(*kv, cells.pos_get(j), cells.seq_pos_max(cells.seq_get(j)) + 1);
+        for (llama_seq_id s = 0; s < LLAMA_MAX_SEQ && n < res; ++s) {
+            n += n_given_away(*kv, s, res - n);
         }
         res = std::min(res, n);
     }
@@ -133,28 +145,85 @@ void llama_pcd_memory::cut(const ends & last) const {
     }
 }
 
-bool llama_pcd_memory::has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const {
-    const auto positions = [&](const llama_kv_cache & kv) {
-        const auto & cells = llama_pcd::cells(kv);
+// the first of a sequence's positions that a token at `pos` sees in a cache
+static llama_pos first_seen(const llama_kv_cache & kv, llama_pos pos) {
+    llama_pos p0 = 0;
+    llama_pos p1 = pos;
+    while (p0 < p1) { // what is masked comes first
+        const llama_pos mid = p0 + (p1 - p0)/2;
+        if (llama_pcd::is_masked(kv, mid, pos)) {
+            p0 = mid + 1;
+        } else {
+            p1 = mid;
+        }
+    }
+    return p0;
+}
 
-        std::set<llama_pos> res;
-        for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
-            if (!cells.is_empty(j) && cells.seq_has(j, seq_id) && cells.pos_get(j) < end) {
-                res.insert(cells.pos_get(j));
+void llama_pcd_memory::remove(llama_seq_id seq_id) const {
+    if (recr) {
+        recr->seq_rm(seq_id, -1, -1);
+    }
+    for (auto * kv : kvs) {
+        auto & cells = llama_pcd::cells(*kv);
+        auto & head  = llama_pcd::head(*kv);
+
+        const auto & all = cells.seq_pos_get(seq_id);
+        while (!all.empty() && !llama_pcd::borrows(*kv)) {
+            const uint32_t j = all.begin()->second;
+            if (cells.seq_rm(j, seq_id)) {
+                head = std::min(head, j);
             }
         }
-        return res;
-    };
-
-    std::set<llama_pos> all; // what any cache has
-    for (const auto * kv : kvs) {
-        all.merge(positions(*kv));
     }
+}
+
+int32_t llama_pcd_memory::fill(int32_t n) const {
     for (const auto * kv : kvs) {
-        const auto own = positions(*kv);
-        for (const llama_pos p : all) {
-            if (own.count(p) == 0 && !llama_pcd::is_masked(*kv, p, pos)) {
-                return false;
+        if (n < 0 || recr || llama_pcd::borrows(*kv) || (!llama_pcd::slides(*kv) && (uint32_t) n > llama_pcd::cells(*kv).size())) {
+            return 0;
+        }
+    }
+
+    int32_t res = 0;
+    for (auto * kv : kvs) {
+        auto & cells = llama_pcd::cells(*kv);
+
+        const int32_t n_cells = cells.size();
+        for (int32_t pos = std::max(0, n - n_cells); pos < n; ++pos) {
+            cells.pos_set(pos % n_cells, pos);
+            cells.seq_add(pos % n_cells, 0);
+        }
+        llama_pcd::head(*kv) = n % n_cells;
+        res = std::max(res, std::min(n, n_cells));
+    }
+    return res;
+}
+
+std::vector<std::vector<int32_t>> llama_pcd_memory::all_cells(llama_seq_id seq_id) const {
+    std::vector<std::vector<int32_t>> res;
+    for (const auto * kv : kvs) {
+        res.emplace_back();
+        for (const auto & [pos, j] : llama_pcd::cells(*kv).seq_pos_get(seq_id)) {
+            res.back().push_back(j);
+        }
+    }
+    return res;
+}
+
+bool llama_pcd_memory::has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const {
+    for (const auto * kv : kvs) {
+        const auto & own = llama_pcd::cells(*kv).seq_pos_get(seq_id);
+
+        for (const auto * other : kvs) {
+            if (other == kv) {
+                continue;
+            }
+            for (const auto & [p, j] : llama_pcd_cells_at(*other, seq_id, first_seen(*kv, pos), end)) {
+                const auto it = own.lower_bound({ p, 0 });
+                if ((it == own.end() || it->first != p) && !llama_pcd::is_masked(*kv, p, pos)) {
+                    return false;
+                }
             }
         }
     }

@@ -4,8 +4,26 @@
 
 #include "llama-pcd-impl.h"
 
+#include <set>
 #include <utility>
 #include <vector>
+
+// The (position, cell) pairs of a sequence at positions [p0, p1), in their order: llama.cpp keeps them sorted, so nothing else is
+// looked at.
+struct llama_pcd_cells_at {
+    llama_pcd_cells_at(const llama_kv_cache & kv, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+        const auto & all = llama_pcd::cells(kv).seq_pos_get(seq_id);
+        first = all.lower_bound({ p0, 0 });
+        last  = p1 > p0 ? all.lower_bound({ p1, 0 }) : first;
+    }
+
+    auto begin() const { return first; }
+    auto end()   const { return last; }
+
+private:
+    std::set<std::pair<llama_pos, uint32_t>>::const_iterator first;
+    std::set<std::pair<llama_pos, uint32_t>>::const_iterator last;
+};
 
 struct llama_pcd_memory {
     explicit llama_pcd_memory(llama_context & lctx);
@@ -28,8 +46,9 @@ struct llama_pcd_memory {
     // cells that are free as they are
     uint32_t n_free_cells() const;
 
-    // how many tokens fit: a sliding-window cache also gives away what fell out of the window of one sequence
-    uint32_t n_room() const;
+    // How many tokens fit: a sliding-window cache also gives away what fell out of the window of one sequence. Counts no further
+    // than n_max.
+    uint32_t n_room(uint32_t n_max = UINT32_MAX) const;
 
     // Whether a sliding-window cache may give away cells that fell out of the window when n more are placed: it does so as
     // soon as its search does not start behind all that is in use, even where other cells are free.
@@ -43,6 +62,14 @@ struct llama_pcd_memory {
 
     ends ends_of(const llama_batch_ext & batch) const;
     void cut(const ends & last) const;
+    // take a whole sequence out, as seq_rm does, but without looking at the cells of others
+    void remove(llama_seq_id seq_id) const;
+
+    // give sequence 0 the cells of positions 0 .. n-1 in empty memory; returns how many it has then
+    int32_t fill(int32_t n) const;
+
+    // the cells of a sequence in each cache
+    std::vector<std::vector<int32_t>> all_cells(llama_seq_id seq_id) const;
 
     // whether sliding-window layers still have all that the tokens of a sequence at positions [pos, end) see
     bool has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const;

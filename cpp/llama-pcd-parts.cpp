@@ -31,7 +31,7 @@ llama_pcd_part llama_pcd_parts::next(const llama_batch_ext & batch, size_t i0, b
     }
     const auto & memory = core.memory;
     const bool   embd   = core.pcd.lctx.get_cparams().embeddings;
-    const size_t n_room = memory.n_room();
+    const size_t n_room = memory.n_room(2*batch.tokens.size());
 
     std::bitset<LLAMA_MAX_SEQ> seen; // sequences
 

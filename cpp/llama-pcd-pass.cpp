@@ -143,7 +143,7 @@ void llama_pcd_pass::drop_twins() {
     auto & twins = core.twins;
 
     for (size_t i = 0; i < twins.parents.size(); ++i) {
-        core.pcd.lctx.get_memory()->seq_rm(twins.seq_first + (llama_seq_id) i, -1, -1);
+        core.memory.remove(twins.seq_first + (llama_seq_id) i);
     }
     twins.parents.clear();
 }

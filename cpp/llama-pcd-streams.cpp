@@ -61,7 +61,7 @@ llama_pcd_outcome llama_pcd_streams::catch_up_before(const llama_batch_ext & bat
 
 size_t llama_pcd_streams::end_of_part(const llama_batch_ext & batch, size_t i0, size_t n_max) const {
     const auto & cparams = core.pcd.lctx.get_cparams();
-    const size_t n_cells = std::min(cparams.n_ubatch, core.memory.n_room());
+    const size_t n_cells = core.memory.n_room(cparams.n_ubatch);
 
     std::vector<llama_seq_id> seen;
 
@@ -220,7 +220,7 @@ bool llama_pcd_streams::find_missing(llama_seq_id parent, llama_pos end, tokens_
 
     const auto & memory = core.memory;
     if (!res.empty() && (!memory.has_all_before(parent, res.begin()->first, end) ||
-            memory.forgets(std::min<size_t>({ res.size(), core.pcd.lctx.n_ubatch(), memory.n_room() })))) {
+            memory.forgets(std::min<size_t>(res.size(), memory.n_room(core.pcd.lctx.n_ubatch()))))) {
         LLAMA_LOG_ERROR("%s: cache = separate has to evaluate position %d of sequence %d again, but sliding-window layers may have "
                 "forgotten what is before it; evaluate the prompt again (in a context with swa_full = true, if it is to happen later)\n",
                 __func__, res.begin()->first, parent);
@@ -240,7 +240,7 @@ llama_pcd_outcome llama_pcd_streams::catch_up(const llama_batch_ext & batch, lla
     const size_t n_max_rows = cparams.n_outputs_max;
 
     for (auto it = missing.begin(); it != missing.end(); ) {
-        const size_t n_max = std::min<size_t>({ cparams.n_ubatch, core.memory.n_room(), cparams.embeddings ? n_max_rows : SIZE_MAX });
+        const size_t n_max = std::min<size_t>(core.memory.n_room(cparams.n_ubatch), cparams.embeddings ? n_max_rows : SIZE_MAX);
         if (n_max == 0) {
             return llama_pcd_outcome::NO_ROOM;
         }

@@ -6,79 +6,72 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <unordered_map>
 
 //
 // placement
 //
 
-// the twins of a micro-batch by their positions
-struct pcd_twins_at {
-    std::unordered_multimap<llama_pos, uint32_t> entries;
+static bool is_same_place(const llama_kv_cell_ext & ext, const llama_ubatch & ubatch, uint32_t i) {
+    return !ubatch.is_pos_2d() || (ext.x == ubatch.pos[2*ubatch.n_tokens + i] && ext.y == ubatch.pos[ubatch.n_tokens + i]);
+}
 
-    uint32_t  i0; // the first one
-    llama_pos p_min = std::numeric_limits<llama_pos>::max();
-    llama_pos p_max = -1;
-
-    pcd_twins_at(const llama_pcd_twins & twins, const llama_ubatch & ubatch) : i0(ubatch.n_tokens) {
-        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-            if (twins.is_twin(ubatch.seq_id[i][0])) {
-                i0    = std::min(i0, i);
-                p_min = std::min(p_min, ubatch.pos[i]);
-                p_max = std::max(p_max, ubatch.pos[i]);
-                entries.emplace(ubatch.pos[i], i);
-            }
+// the first cell of a sequence that holds entry i of a micro-batch; -1: none
+static int32_t cell_of(const llama_kv_cache & kv, llama_seq_id seq_id, const llama_ubatch & ubatch, uint32_t i) {
+    for (const auto & [pos, j] : llama_pcd_cells_at(kv, seq_id, ubatch.pos[i], ubatch.pos[i] + 1)) {
+        if (is_same_place(llama_pcd::cells(kv).ext_get(j), ubatch, i)) {
+            return j;
         }
     }
-};
+    return -1;
+}
 
 llama_pcd_view::placement llama_pcd_view::place(const llama_ubatch & ubatch) const {
-    const bool     is_2d    = ubatch.is_pos_2d();
-    const bool     separate = settings.separate();
-    const uint32_t n        = ubatch.n_tokens;
+    const uint32_t n = ubatch.n_tokens;
 
-    const pcd_twins_at at(twins, ubatch);
+    uint32_t i0 = 0; // the first twin
+    while (i0 < n && !twins.is_twin(ubatch.seq_id[i0][0])) {
+        i0++;
+    }
 
     placement res;
 
     for (const auto * kv : memory.kvs) {
-        const auto & cells = llama_pcd::cells(*kv);
+        std::vector<int32_t> found;
 
-        std::vector<int32_t> found(n - at.i0, -1);
-        std::vector<bool>    is_own(n - at.i0, true);
+        for (uint32_t i = i0; i < n; ++i) {
+            const llama_seq_id id = ubatch.seq_id[i][0];
 
-        for (uint32_t j = 0; j < cells.used_max_p1() && !at.entries.empty(); ++j) {
-            if (!cells.pos_in(j, at.p_min, at.p_max + 1)) {
-                continue;
+            int32_t cell = twins.is_twin(id) && settings.separate() ? cell_of(*kv, twins.parent_of(id), ubatch, i) : -1;
+            if (cell < 0) {
+                cell = twins.is_twin(id) ? cell_of(*kv, id, ubatch, i) : -1;
+                res.any_own = true;
             }
-
-            const auto [first, last] = at.entries.equal_range(cells.pos_get(j));
-            for (auto it = first; it != last; ++it) {
-                const uint32_t     i    = it->second;
-                const uint32_t     k    = i - at.i0;
-                const llama_seq_id twin = ubatch.seq_id[i][0];
-
-                if (is_2d && (cells.ext_get(j).x != ubatch.pos[2*n + i] || cells.ext_get(j).y != ubatch.pos[n + i])) {
-                    continue;
-                }
-                if (separate && is_own[k] && cells.seq_has(j, twins.parent_of(twin))) {
-                    found[k]  = j;
-                    is_own[k] = false;
-                    break;
-                }
-                if (found[k] < 0 && cells.seq_has(j, twin)) {
-                    found[k] = j;
-                    break;
-                }
-            }
+            found.push_back(cell);
         }
 
-        res.any_own |= std::find(is_own.begin(), is_own.end(), true) != is_own.end();
         res.cells.push_back(std::move(found));
     }
 
     return res;
+}
+
+// The entry of a twin's token among the entries [0, i0), which come in the order of the twins; `next`: where to look first.
+static int32_t token_of(const llama_ubatch & ubatch, uint32_t i0, uint32_t i, llama_seq_id parent, uint32_t & next) {
+    const auto n = ubatch.n_tokens;
+
+    for (uint32_t k = 0; k < i0; ++k) {
+        const uint32_t t = next + k < i0 ? next + k : next + k - i0;
+
+        bool same = ubatch.seq_id[t][0] == parent;
+        for (uint32_t d = 0; d < (ubatch.is_pos_2d() ? 3 : 1) && same; ++d) {
+            same = ubatch.pos[d*n + t] == ubatch.pos[d*n + i];
+        }
+        if (same) {
+            next = t + 1 < i0 ? t + 1 : 0;
+            return t;
+        }
+    }
+    return -1;
 }
 
 std::vector<llama_pcd_view::twin> llama_pcd_view::list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const {
@@ -86,14 +79,19 @@ std::vector<llama_pcd_view::twin> llama_pcd_view::list(const std::vector<int32_t
     const uint32_t n     = ubatch.n_tokens;
     const uint32_t i0    = n - cells.size();
 
+    uint32_t next = 0;
+
     std::vector<twin> res;
     for (uint32_t i = i0; i < n; ++i) {
         const llama_seq_id id = ubatch.seq_id[i][0];
-        if (twins.is_twin(id)) {
-            res.push_back({ i, twins.parent_of(id), ubatch.pos[i], cells[i - i0],
-                    is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0,
-                    settings.contrast_of(twins.parent_of(id)) });
+        if (!twins.is_twin(id)) {
+            continue;
         }
+        const llama_seq_id  parent = twins.parent_of(id);
+        const llama_pcd_seq own    = settings.contrast_of(parent);
+
+        res.push_back({ i, token_of(ubatch, i0, i, parent, next), parent, ubatch.pos[i], cells[i - i0],
+                is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0, own.window, own.n_sink });
     }
     return res;
 }
@@ -102,11 +100,13 @@ std::vector<llama_pcd_view::twin> llama_pcd_view::list(const std::vector<int32_t
 // what a twin sees
 //
 
-bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j) const {
-    const auto & cells  = llama_pcd::cells(kv);
-    const auto & params = v.seq;
-    const bool   causal = memory.lctx.get_cparams().causal_attn ||
+bool llama_pcd_view::causal(const llama_kv_cache & kv) const {
+    return memory.lctx.get_cparams().causal_attn ||
         (llama_pcd::hparams(kv).non_causal_type == LLAMA_NON_CAUSAL_TYPE_SWA_ONLY && !llama_pcd::has_swa_type(kv));
+}
+
+bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j) const {
+    const auto & cells = llama_pcd::cells(kv);
 
     if ((int32_t) j == v.own) {
         return true;
@@ -116,7 +116,7 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j)
     }
     const llama_pos p0 = cells.pos_get(j);
 
-    if (causal && p0 >= v.pos) {
+    if (p0 >= v.pos && causal(kv)) {
         // patches of one image share their position in time: what counts is their place in it
         const auto & ext = cells.ext_get(j);
         if (p0 > v.pos || !v.is_2d || ext.is_2d_gt(v.x, v.y) || (ext.x == v.x && ext.y == v.y)) {
@@ -124,7 +124,7 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j)
         }
     }
 
-    return (params.window == 0 || v.pos - p0 < params.window || p0 < params.n_sink) && !llama_pcd::is_masked(kv, p0, v.pos);
+    return (p0 >= v.begin() || p0 < v.n_sink) && !llama_pcd::is_masked(kv, p0, v.pos);
 }
 
 // Where both keep their keys in the cells of their tokens, a twin one position further sees what the twin before it saw, and its
@@ -132,44 +132,100 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j)
 bool llama_pcd_view::sees_one_more(const llama_kv_cache & kv, const twin & prev, const twin & v) const {
     const auto & cells = llama_pcd::cells(kv);
 
-    return v.seq.window == 0 && prev.seq.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
+    return v.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
         v.parent == prev.parent && v.pos == prev.pos + 1 &&
         prev.own >= 0 && cells.seq_has(prev.own, prev.parent) && cells.pos_get(prev.own) == prev.pos;
+}
+
+template <typename F>
+bool llama_pcd_view::in_window(const llama_kv_cache & kv, const twin & v, const F & fn) const {
+    if (v.window == 0 || !causal(kv)) {
+        return false;
+    }
+    const auto walk = [&](llama_pos p0, llama_pos p1) {
+        for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.parent, p0, p1)) {
+            if ((int32_t) j != v.own && sees(kv, v, j)) {
+                fn(j);
+            }
+        }
+    };
+
+    walk(0, std::min(v.n_sink, v.begin()));
+    walk(v.begin(), v.pos + 1);
+    if (v.own >= 0) {
+        fn((uint32_t) v.own);
+    }
+    return true;
 }
 
 //
 // mask
 //
 
+// From the row of its token, which llama.cpp has filled, to that of a twin without a window only cells at their own position change:
+// a twin sees its own cell in place of its token's. A window is gone through in the order of positions. So no row of a batch with
+// all its tokens looks at each cell of the cache.
 template <typename T>
 void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<twin> & all) const {
-    const bool use_alibi = llama_pcd::hparams(kv).use_alibi;
+    const auto & cells     = llama_pcd::cells(kv);
+    const bool   use_alibi = llama_pcd::hparams(kv).use_alibi;
+    const T      hidden    = llama_cast<T>(-INFINITY);
 
     const twin * prev = nullptr;
 
     for (const twin & v : all) {
         T * row = mask + v.i*n_kv;
 
-        if (prev && v.own >= 0 && sees_one_more(kv, *prev, v)) {
+        const auto show = [&](uint32_t j) {
+            row[j] = llama_cast<T>(use_alibi ? -std::abs(float(cells.pos_get(j) - v.pos)) : 0.0f);
+        };
+
+        if (v.window > 0 && causal(kv)) {
+            std::fill_n(row, n_kv, hidden);
+            in_window(kv, v, show);
+        } else if (v.token >= 0 && causal(kv)) {
+            std::copy_n(mask + v.token*n_kv, n_kv, row);
+            for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.parent, v.pos, v.pos + 1)) {
+                row[j] = hidden;
+                if (sees(kv, v, j)) {
+                    show(j);
+                }
+            }
+            if (v.own >= 0) {
+                show(v.own);
+            }
+        } else if (prev && v.own >= 0 && sees_one_more(kv, *prev, v)) {
             std::copy_n(mask + prev->i*n_kv, n_kv, row);
-            row[v.own] = llama_cast<T>(0.0f);
+            show(v.own);
         } else {
+            std::fill_n(row, n_kv, hidden);
             for (int64_t j = 0; j < n_kv; ++j) {
-                row[j] = llama_cast<T>(!sees(kv, v, j) ? -INFINITY :
-                        use_alibi ? -std::abs(float(llama_pcd::cells(kv).pos_get(j) - v.pos)) : 0.0f);
+                if (sees(kv, v, j)) {
+                    show(j);
+                }
             }
         }
         prev = &v;
     }
 }
 
-void llama_pcd_view::mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
-    const size_t i_kv = memory.index_of(&kv);
+bool llama_pcd_view::masks(const llama_kv_cache & kv) const {
+    return !twins.parents.empty() && memory.index_of(&kv) < twins.cells.size();
+}
 
-    if (twins.parents.empty() || i_kv >= twins.cells.size()) {
+uint32_t llama_pcd_view::n_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
+    uint32_t n = 0;
+    while (masks(kv) && n < ubatch.n_tokens && twins.is_twin(ubatch.seq_id[ubatch.n_tokens - 1 - n][0])) {
+        n++;
+    }
+    return n;
+}
+
+void llama_pcd_view::mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
+    if (!masks(kv)) {
         return;
     }
-    const auto all = list(twins.cells[i_kv], ubatch);
+    const auto all = list(twins.cells[memory.index_of(&kv)], ubatch);
 
     if (dst->type == GGML_TYPE_F16) {
         fill((ggml_fp16_t *) dst->data, dst->ne[0], kv, all);
@@ -183,14 +239,21 @@ void llama_pcd_view::mask(const llama_kv_cache & kv, ggml_tensor * dst, const ll
 //
 
 std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubatch & ubatch) const {
-    if (settings.params.window == 0) {
-        return std::vector<cell_range>(memory.kvs.size()); // all of them
-    }
-    const auto placed = place(ubatch);
+    std::vector<cell_range> res(memory.kvs.size()); // all of them
 
-    std::vector<cell_range> res;
-    for (size_t i = 0; i < memory.kvs.size(); ++i) {
-        res.push_back(visible(*memory.kvs[i], list(placed.cells[i], ubatch)));
+    // a twin without a window may see every cell; with a second stream there may be many twins
+    for (const llama_seq_id parent : twins.parents) {
+        if (settings.contrast_of(parent).window == 0) {
+            return res;
+        }
+    }
+    if (twins.count(ubatch) > LLAMA_PCD_MAX_TWINS) {
+        return res;
+    }
+
+    const auto placed = place(ubatch);
+    for (size_t i = 0; i < res.size(); ++i) {
+        res[i] = visible(*memory.kvs[i], list(placed.cells[i], ubatch));
     }
     return res;
 }
@@ -198,26 +261,26 @@ std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubat
 llama_pcd_view::cell_range llama_pcd_view::visible(const llama_kv_cache & kv, const std::vector<twin> & all) const {
     const auto & cells = llama_pcd::cells(kv);
 
-    uint32_t begin    = UINT32_MAX;
-    uint32_t end_head = 0; // of the first positions
+    uint32_t begin = UINT32_MAX;
+    bool     head  = false; // some of the first positions are in the first block
 
-    for (uint32_t j = 0; j < cells.used_max_p1() && all.size() <= LLAMA_PCD_MAX_TWINS; ++j) {
-        for (const twin & v : all) {
-            if (!sees(kv, v, j)) {
-                continue;
-            }
-            if (begin == UINT32_MAX && (int32_t) j != v.own && cells.pos_get(j) < settings.params.n_sink && j < CELL_BLOCK) {
-                end_head = j + 1;
+    for (const twin & v : all) {
+        const bool complete = in_window(kv, v, [&](uint32_t j) {
+            if (j < CELL_BLOCK && (int32_t) j != v.own && cells.pos_get(j) < v.n_sink) {
+                head = true;
             } else {
                 begin = std::min(begin, j);
             }
+        });
+        if (!complete) {
+            return {};
         }
     }
 
     begin = begin == UINT32_MAX ? 0 : begin/CELL_BLOCK*CELL_BLOCK;
-    if (begin <= CELL_BLOCK && end_head > 0) {
+    if (begin <= CELL_BLOCK && head) {
         begin = 0; // nothing gained
     }
 
-    return { begin, begin > 0 && end_head > 0 };
+    return { begin, begin > 0 && head };
 }

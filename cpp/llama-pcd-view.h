@@ -36,20 +36,26 @@ struct llama_pcd_view {
     // for each cache
     std::vector<cell_range> visible(const llama_ubatch & ubatch) const;
 
-    // rewrite the rows of the twins in a KQ mask
-    void mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
+    // The rows of the twins in a KQ mask: how many there are at its end, which llama.cpp leaves to us, and what they hold.
+    uint32_t n_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const;
+    void     mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
 
 private:
     // the twin at entry i of a micro-batch
     struct twin {
         uint32_t     i;
+        int32_t      token; // the entry of its token, where that one is in the same micro-batch and sees its parent's cells; else -1
         llama_seq_id parent;
         llama_pos    pos;
         int32_t      own; // the cell with its own keys
         bool         is_2d;
         llama_pos    x;
         llama_pos    y;
-        llama_pcd_seq seq;
+        llama_pos    window; // its sequence's
+        llama_pos    n_sink;
+
+        // the first position in its window
+        llama_pos begin() const { return window == 0 || pos < window ? 0 : pos - window + 1; }
     };
 
     const llama_pcd_memory   & memory;
@@ -58,10 +64,17 @@ private:
 
     std::vector<twin> list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const;
 
+    bool causal       (const llama_kv_cache & kv) const;
     bool sees         (const llama_kv_cache & kv, const twin & v, uint32_t j) const;
     bool sees_one_more(const llama_kv_cache & kv, const twin & prev, const twin & v) const;
 
+    // fn(j) for each cell that a twin with a window sees; false: it may see others, look at each one
+    template <typename F>
+    bool in_window(const llama_kv_cache & kv, const twin & v, const F & fn) const;
+
     cell_range visible(const llama_kv_cache & kv, const std::vector<twin> & all) const;
+
+    bool masks(const llama_kv_cache & kv) const; // the rows of twins in flight are known
 
     template <typename T>
     void fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<twin> & all) const;

@@ -144,6 +144,17 @@ struct llama_pcd_stats {
     int64_t graph_bytes;   // compute memory of the graphs that are kept beside llama.cpp's own, so that they take turns
 };
 
+// What llama.cpp computed last, and how long computing took, with PCD on and off alike
+struct llama_pcd_graph_stats {
+    int64_t n_nodes;    // of the last graph
+    int64_t n_splits;   // its parts that run on one device each
+    int64_t bytes_in;   // of its inputs: on a device with memory of its own, what is copied to it
+    int64_t bytes_out;  // of its logits and embeddings, which are copied back
+    int64_t n_computed; // graphs since the statistics were first asked for
+    int64_t t_graph_us; // computing them, and waiting for them
+    int64_t t_own_ns;   // in PCD's own code while batches were decoded with PCD on, without both of that; nanoseconds
+};
+
 // LLAMA_PCD_VERSION of the loaded library; a stock libllama lacks the symbol
 LLAMA_API int32_t llama_pcd_version(void);
 
@@ -174,6 +185,14 @@ LLAMA_API void llama_pcd_suspend(struct llama_context * ctx, bool suspend);
 LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int32_t i, int32_t which);
 
 LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx);
+
+// The time of a call of llama_decode() less t_graph_us is the host's own work.
+LLAMA_API struct llama_pcd_graph_stats llama_pcd_get_graph_stats(struct llama_context * ctx);
+
+// For measurements: clear the memory and have sequence 0 take n cells, at positions 0 .. n-1, without evaluating anything. Their
+// keys and values are zeros. Returns how many cells there are then; a sliding-window cache has the last ones, as many as it can
+// hold. 0: this memory, or one this small, cannot.
+LLAMA_API int32_t llama_pcd_fill_cells(struct llama_context * ctx, int32_t n);
 
 // A reason (enum llama_pcd_fallback) in a sentence, "" for none
 LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);

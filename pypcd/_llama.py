@@ -481,12 +481,9 @@ class Llama(llama_cpp.Llama):
     def __getstate__(self) -> dict[str, Any]:
         return {
             **super().__getstate__(),
-<<<<<<< HEAD
             "n_threads": self._n_threads[0],
             "n_threads_batch": self._n_threads[1],
-=======
             "draft_model": self._drafts and self._drafts.model,
->>>>>>> c6394ae70b56042de5e58235107ded0e4f2a2b45
             "pcd": self._pcd,
             "n_seq_max": self._n_seq_max,
             "use_extra_bufts": self._use_extra_bufts,

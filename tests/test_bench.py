@@ -345,3 +345,36 @@ def test_methods_that_a_model_cannot_run_are_left_out_and_named(
     out, err = capsys.readouterr()
     assert "pcd:window" in out and "pcd " not in out
     assert "cannot run pcd;" in err
+
+
+def test_graphs_and_host_work_of_each_method(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", str(model), "--graph", "--cells", "64,1k", "--n-tokens", "3", "--rounds", "1", "--threads", "1"]
+    assert main([*command, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["graphs"]
+    methods = ["off", "pcd", "pcd:cache=shared", "pcd:cache=separate", "pcd:window"]
+    assert [(row["n_cells"], row["method"]) for row in rows] == [(n, name) for n in (64, 1024) for name in methods]
+    for row in rows:
+        off = row["method"] == "off"
+        assert (row["added_us"] is None) == off and row["own_us"] >= 0
+        assert row["host_us"] + 2 > row["own_us"], "own time is a part of host time, which is counted in microseconds"
+        assert row["n_splits"] == 1 and 0 <= row["reused"] <= 1
+        added = row["n_nodes"] - rows[0]["n_nodes"]  # a window within the first block of cells is in the mask alone
+        assert added == 0 if off else added > 0 or (row["method"], row["n_cells"]) == ("pcd:window", 64)
+        assert row["bytes_out"] == (1 if off else 2) * 384 * 4
+    assert main([*command, "--method", "pcd:window", "--flash-attn", "off"]) == 0
+    out = capsys.readouterr().out
+    assert "flash attention off" in out and out.count("pcd:window") == 2 and "pcd:cache" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cells", "x"], "--cells has 'x'; allowed: integers of at least 16, such as 512,2k"),
+        (["--method", "two-rows"], "method is 'two-rows'"),
+    ],
+)
+def test_what_host_work_is_not_measured_for(
+    options: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(model), "--graph", *options]) == 1
+    assert message in capsys.readouterr().err

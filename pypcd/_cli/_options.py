@@ -112,22 +112,22 @@ def at_least(low: int) -> Callable[[str], int]:
     return convert
 
 
-def lengths(text: str) -> tuple[int, ...]:
+def lengths(text: str, option: str = "--length") -> tuple[int, ...]:
     """Numbers of tokens such as 512,2k.
 
     Raises:
         ValueError: one of them is not an integer of at least 16.
     """
-    return tuple(_length(part) for part in text.split(","))
+    return tuple(_length(part, option) for part in text.split(","))
 
 
-def _length(text: str) -> int:
+def _length(text: str, option: str) -> int:
     number = text.strip().lower()
     factor = 1024 if number.endswith("k") else 1
     try:
         return Integer(16)("", Integer(0)("", literal(number.removesuffix("k"))) * factor)
     except ValueError:
-        raise ValueError(f"--length has {text!r}; allowed: integers of at least 16, such as 512,2k") from None
+        raise ValueError(f"{option} has {text!r}; allowed: integers of at least 16, such as 512,2k") from None
 
 
 def integers(option: str, text: str, kind: Integer, example: str) -> tuple[int, ...]:

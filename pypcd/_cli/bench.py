@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import llama_cpp
 
 from pypcd import _machine, _threads
-from pypcd._cli import _former, _options, _table, _terminal
+from pypcd._cli import _former, _graph, _options, _table, _terminal
 from pypcd._config import PCDConfig
 from pypcd._gguf import resolve_model
 from pypcd.measure import SEQUENCES, Measurement, bench, default_methods, methods_for
@@ -38,11 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--flash-attn", metavar="WHICH", choices=either, default="both", help="on, off, or the faster of both (default)"
     )
+    _graph.add_arguments(parser)
     _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.graph:
+        options = _options.machine_options(args)
+        options["n_threads"] = options["n_threads_batch"] = args.threads or _machine.default_threads()
+        names = None if args.method is None else _former.checked_methods(_options.names(args.method))
+        _graph.run(args, names, _progress, **options)
+        return 0
     lengths = _options.lengths(args.length)
     sequences = _options.integers("--sequences", args.sequences, SEQUENCES, "1,4,16")
     names = default_methods() if args.method is None else _former.checked_methods(_options.names(args.method))

@@ -33,6 +33,7 @@ from pypcd._engine._context import (
 )
 from pypcd._engine._devices import backends, cpu_features, devices, library_path, step_times, supports_gpu
 from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
+from pypcd._engine._graph import GraphStats, Step, fill_cells, graph_stats, timed_steps
 from pypcd._engine._heads import HEAD_ORDERS, find_head_order, knows_head_order, set_head_ratios, unset_head_ratios
 from pypcd._engine._log import clear_errors, install, last_errors, logger, reason
 from pypcd._engine._model import (
@@ -70,8 +71,10 @@ from pypcd._engine._tap import tap
 __all__ = [
     "HEAD_ORDERS",
     "N_SEQUENCES",
+    "GraphStats",
     "PCDLogits",
     "PCDStats",
+    "Step",
     "backends",
     "can_shift",
     "check_decoder",
@@ -83,7 +86,9 @@ __all__ = [
     "detokenize",
     "devices",
     "exit_rows",
+    "fill_cells",
     "find_head_order",
+    "graph_stats",
     "has_tied_head",
     "init_sampler",
     "is_end",
@@ -121,6 +126,7 @@ __all__ = [
     "suspended",
     "synchronize",
     "tap",
+    "timed_steps",
     "token_bytes",
     "token_text",
     "trim_pcd",

@@ -2,12 +2,24 @@
 
     bench(path, methods_for(["pcd", "pcd:cache=shared"]), [512, 2048])     time and memory, next to plain decoding's
     bench(…, sequences=[1, 4, 16])                                         the same for several texts in one batch
+    graph_costs(path, GRAPH_METHODS, [1024, 32768])                         the host's work, next to plain decoding's
     self_test(llm)                                                         identities that hold for any model
 
 Knows nothing of tasks or answers.
 """
 
 from pypcd.measure._bench import SEQUENCES, Measurement, bench, default_methods, methods_for
+from pypcd.measure._graph import GRAPH_METHODS, GraphCost, graph_costs
 from pypcd.measure._selftest import self_test
 
-__all__ = ["SEQUENCES", "Measurement", "bench", "default_methods", "methods_for", "self_test"]
+__all__ = [
+    "GRAPH_METHODS",
+    "SEQUENCES",
+    "GraphCost",
+    "Measurement",
+    "bench",
+    "default_methods",
+    "graph_costs",
+    "methods_for",
+    "self_test",
+]

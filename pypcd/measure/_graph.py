@@ -1,0 +1,118 @@
+"""The work that PCD adds around the computation: nodes and parts of a graph, how often it is used again, bytes copied, and
+microseconds of the host's own time for each token.
+
+The cache is filled without evaluating anything, so any number of cells takes seconds. Host time is the time in llama_decode
+less the time of computing graphs, which the library counts; and of that, it counts the time in PCD's own code. Two figures say
+what PCD adds. The time in its own code has nothing else in it. The difference to the same context with PCD off, in the same
+rounds, also has what llama.cpp does more because a batch has a second token; but llama.cpp's own walk over all cells varies with
+what the computation leaves in the CPU's caches, by more than PCD's whole work. Knows nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pypcd import _engine, _llama
+from pypcd._config import PCDConfig
+from pypcd.methods import setting_of
+
+__all__ = ["GRAPH_METHODS", "GraphCost", "graph_costs"]
+
+OFF = "off"  # plain decoding in the same context
+GRAPH_METHODS = tuple(
+    f"pcd:{setting}evaluation=fused" for setting in ("", "cache=shared:", "cache=separate:", "window:")
+)
+WARM_UP = 2  # untimed steps: second keys are derived, the graph is built
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphCost:
+    """One method with one number of used cells.
+
+    Attributes:
+        method: "off" or "pcd:...".
+        n_cells: used cells, and tokens before the first step.
+        n_nodes: operations in the graph of a step.
+        n_splits: its parts that run on one device each.
+        reused: share of graphs that were used again, of the timed steps.
+        host_us: microseconds of a step outside of computing graphs, median.
+        own_us: of these, in PCD's own code, median.
+        added_us: host_us less that of "off"; None for "off".
+        bytes_in: inputs of the graph, copied to a device with memory of its own.
+        bytes_out: logits, copied back.
+    """
+
+    method: str
+    n_cells: int
+    n_nodes: int
+    n_splits: int
+    reused: float
+    host_us: float
+    own_us: float
+    added_us: float | None
+    bytes_in: int
+    bytes_out: int
+
+
+def graph_costs(
+    model: str,
+    methods: Sequence[str],
+    cells: Sequence[int],
+    *,
+    n_tokens: int = 16,
+    rounds: int = 5,
+    flash_attn: bool = True,
+    progress: Callable[[str], None] = lambda text: None,
+    **kwargs: Any,
+) -> Iterator[GraphCost]:
+    """Measure methods, "off" first, with each number of used cells, the smallest first.
+
+    Args:
+        model: a model path.
+        methods: "pcd:..." with any setting.
+        cells: used cells before the first step.
+        n_tokens: timed steps in a round.
+        rounds: interleaved repetitions.
+        flash_attn: for all of them.
+        kwargs: passed to pypcd.Llama.
+
+    Raises:
+        ValueError: a method is not PCD.
+        UnsupportedError: the model cannot run a setting, or its memory cannot be filled.
+    """
+    configs: dict[str, PCDConfig | None] = {OFF: None, **{name: setting_of(name) for name in methods}}
+    n_ctx = max(cells) + WARM_UP + n_tokens + 64
+    llm = _llama.Llama(model, n_ctx=n_ctx, flash_attn=flash_attn, **kwargs)
+    try:
+        tokens = np.random.default_rng(0).integers(3, llm.n_vocab(), WARM_UP + n_tokens).tolist()
+        for n in sorted(cells):
+            steps: dict[str, list[_engine.Step]] = {name: [] for name in configs}
+            graphs: dict[str, _engine.GraphStats] = {}
+            for i in range(rounds):
+                for name, config in configs.items():
+                    progress(f"{n} cells, round {i + 1} of {rounds}, {name}")
+                    llm.pcd = config
+                    _engine.fill_cells(llm, n)
+                    steps[name] += _engine.timed_steps(llm, tokens)[WARM_UP:]
+                    graphs[name] = _engine.graph_stats(llm)
+            host = {name: statistics.median(step.host_us for step in done) for name, done in steps.items()}
+            for name, done in steps.items():
+                yield GraphCost(
+                    method=name,
+                    n_cells=n,
+                    n_nodes=graphs[name].n_nodes,
+                    n_splits=graphs[name].n_splits,
+                    reused=sum(step.n_reused for step in done) / sum(step.n_graphs for step in done),
+                    host_us=host[name],
+                    own_us=statistics.median(step.own_us for step in done),
+                    added_us=None if name == OFF else host[name] - host[OFF],
+                    bytes_in=graphs[name].bytes_in,
+                    bytes_out=graphs[name].bytes_out,
+                )
+    finally:
+        llm.close()
