@@ -84,9 +84,19 @@ def test_one_row_that_is_off_is_enough_for_them_not_to_agree(way: str, i: int) -
     rows, chosen = rows_and_tokens()
     assert figures.agreement(rows, chosen).agrees
     rows[way] = rows[way].copy()
-    rows[way][i] += 0.3 * np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    rows[way][i] += 0.6 * np.random.default_rng(1).normal(size=1000).astype(np.float32)
     found = figures.agreement(rows, chosen)
     assert not found.agrees and str(found).startswith("The sides do not compute the same")
+
+
+def test_the_second_row_may_be_off_by_a_share_of_what_over_rotation_does() -> None:
+    rows, chosen = rows_and_tokens(0.3)  # 0.09, where L* and L differ by 2
+    found = figures.agreement({**rows, OURS: rows[PLAIN]}, chosen)
+    assert found.agrees and found.second > figures.LIMIT
+    assert not figures.agreement(rows, chosen).agrees  # L may not
+    rows[PASSES] = rows[SHARED] = np.stack([rows[PLAIN][0]] * 2)  # without any effect
+    rows[SHARED] = rows[SHARED] + 0.3 * np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    assert not figures.agreement({**rows, OURS: rows[PLAIN]}, chosen).agrees
 
 
 # -- a child ---------------------------------------------------------------------------------------------------------
