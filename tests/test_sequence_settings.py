@@ -108,7 +108,7 @@ def test_only_chosen_sequences_have_pcd_where_the_context_says_so(native: Native
     ("base", "own", "message"),
     [
         ({}, {"cache": "shared"}, 'cache is "shared", the context\'s is "rerotated"; only the context can change it'),
-        ({}, {"evaluation": "alternate"}, 'evaluation is "alternate", the context\'s is "fused"; only the context'),
+        ({}, {"evaluation": "alternate"}, 'evaluation is "alternate", the context\'s is "auto"; only the context'),
         ({}, {"alpha": 0.5}, "alpha is 0.5, the context's is 0.2; only the context can change it"),
         ({}, {"base_ratio": 0.01}, "base_ratio is 0.01, the context's is 0.0001; only the context can change it"),
         ({}, {"transition": "none"}, 'transition is "none", the context\'s is "exponential"; only the context'),

@@ -68,7 +68,7 @@ def test_a_step_of_n_sequences_is_fused_and_its_graph_used_again(
     n_first, n_steps = 40, 4
     texts = [text_of(s, n_first + n_steps) for s in range(n)]
     wide = {**params, "n_ctx": max(256, 64 * n), "n_ubatch": 128}
-    together = native(arch, {}, **{**wide, "n_seq_max": n, "n_outputs_max": n})
+    together = native(arch, {"evaluation": "fused"}, **{**wide, "n_seq_max": n, "n_outputs_max": n})
     for s, text in enumerate(texts):
         decode_in([together], text[:n_first], 0, out=[], seq=s)
     llama_cpp.llama_perf_context_reset(together.ctx)
@@ -81,9 +81,7 @@ def test_a_step_of_n_sequences_is_fused_and_its_graph_used_again(
             same_rows(together, expected[s][k], s)
     stats, n_parts = stats_of(together), -(-n // 64)
     assert (stats.n_tokens, stats.n_twins) == (n * n_steps, n * n_steps)
-    if (
-        n_parts == 1 or arch != "lfm2"
-    ):  # the states of two parts lie in different places, which their graphs have built in
+    if n_parts == 1 or arch != "lfm2":  # states of two parts lie in different places, which graphs have built in
         assert reused(together) >= n_parts * n_steps - 2  # not the first one, nor one that has more cells than before
     assert (stats.n_fused, stats.n_fallbacks) == (n_parts * n_steps, 0)
 
