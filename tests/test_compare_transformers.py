@@ -179,8 +179,8 @@ def test_time_for_a_token_is_without_the_first(monkeypatch: pytest.MonkeyPatch) 
 FAKE_PYTHON = """#!/bin/sh
 echo "$@" >>{log}
 case "$*" in
-*extra-index-url*) {second} ;;
-*install*) {first} ;;
+*+cpu*) {first} ;;
+*install*) {second} ;;
 *) echo '["1", "2", "3", "4"]' ;;
 esac
 """
@@ -230,9 +230,10 @@ def test_other_versions_make_it_anew(made: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 @needs_python
-def test_pytorchs_own_index_is_asked_where_pips_has_no_cpu_wheel(made: Any) -> None:
+def test_torch_comes_with_cuda_where_the_index_has_no_other(made: Any, capfd: pytest.CaptureFixture[str]) -> None:
     first, second, _ = made(first=BAD)
-    assert environment.CPU_WHEELS not in first and environment.CPU_WHEELS in second
+    assert first.endswith(" torch==9+cpu transformers==5") and second.endswith(" torch==9 transformers==5")
+    assert "taking the one with it" in capfd.readouterr().err
 
 
 @needs_python

@@ -14,7 +14,6 @@ from typing import Callable
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".cache" / "compare_transformers"
 MODULES = ("torch", "transformers", "accelerate", "gguf")
-CPU_WHEELS = "https://download.pytorch.org/whl/cpu"  # where PyTorch keeps its wheels without CUDA
 OLDEST = (3, 10)  # of Python, for transformers
 
 Progress = Callable[[str], None]
@@ -25,8 +24,8 @@ class Failed(Exception):
 
 
 def requirements(platform: str = sys.platform) -> list[str]:
-    """Versions are pinned, so that figures can be made again. For Linux the package index has torch with CUDA alone, which
-    is ten times as large."""
+    """Versions are pinned, so that figures can be made again. "+cpu" is a torch without CUDA, a tenth as large; not every package
+    index has it (PIP_EXTRA_INDEX_URL adds one that does)."""
     torch = "torch==2.13.0" + ("+cpu" if platform == "linux" else "")
     return [torch, "transformers==5.17.0", "accelerate==1.15.0", "gguf>=0.17"]
 
@@ -65,7 +64,8 @@ def _made(progress: Progress) -> Path:
     install = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
     status, lines = _run([*install, *requirements()], progress)
     if status != 0 and "+cpu" in requirements()[0]:
-        status, lines = _run([*install, "--extra-index-url", CPU_WHEELS, *requirements()], progress)
+        print("There is no torch without CUDA here; taking the one with it, 2 GB more", file=sys.stderr, flush=True)
+        status, lines = _run([*install, *(name.replace("+cpu", "") for name in requirements())], progress)
     progress("")
     if status != 0:
         version = ".".join(map(str, sys.version_info[:2]))
