@@ -39,6 +39,12 @@ OWN: list[Setting | None] = [  # by turns
     {"beta": 4.0, "gamma": 17, "relative_top": 0.01},
     {},
 ]
+VIEWS: list[Setting | None] = [  # not with cache="separate", whose second keys follow them
+    {"window": 3, "n_sink": 1},
+    {"window": 2, "n_sink": 0, "beta": 1.0},
+    {"perturbation": "none", "window": 2, "n_sink": 1},
+    {"perturbation": "none", "window": 4, "n_sink": 0, "gamma": 9},
+]
 
 
 @pytest.mark.parametrize("n", [1, 3, 64])
@@ -50,11 +56,12 @@ def test_sequences_with_settings_of_their_own_have_the_rows_they_have_alone(
 ) -> None:
     base: Setting = {"cache": cache, "evaluation": evaluation}
     together, stock = native(arch, base, **MANY), native(arch, **MANY)
-    own = [OWN[seq % len(OWN)] for seq in range(n)]
+    kinds = OWN if cache == "separate" else [*VIEWS, *OWN]
+    own = [kinds[seq % len(kinds)] for seq in range(n)]
     for seq, setting in enumerate(own):
         assert set_seq(together, seq, None if setting is None else {**base, **setting}) == OK
-    prompt = [(t, p, [seq], False) for seq in range(n) for p, t in enumerate(text_of(seq, 6)[:5])]
-    steps = [(text_of(seq, 6)[5], 5, [seq], True) for seq in range(n)]
+    prompt = [(t, p, [seq], False) for seq in range(n) for p, t in enumerate(text_of(seq, 8)[:7])]
+    steps = [(text_of(seq, 8)[7], 7, [seq], True) for seq in range(n)]
     for context in (together, stock):
         for start in range(0, len(prompt), 200):
             assert decode_batch(context, prompt[start : start + 200]) == 0
@@ -66,9 +73,10 @@ def test_sequences_with_settings_of_their_own_have_the_rows_they_have_alone(
             assert np.array_equal(together.seen(seq), stock.seen(seq)) or n > 1
             close(together.seen(seq), stock.seen(seq), together.limit)
             continue
+        assert ask(alone, {**base, **setting}) == OK
         llama_cpp.llama_memory_clear(alone.memory, True)
-        decode_in([alone], text_of(seq, 6)[:5], out=[])
-        decode_in([alone], text_of(seq, 6)[5:])
+        decode_in([alone], text_of(seq, 8)[:7], out=[])
+        decode_in([alone], text_of(seq, 8)[7:])
         if not _native.pcd_get_logits_ith(together.ctx, seq, 1):  # a single token is plausible
             assert evaluation == "alternate" and "relative_top" in setting
             continue
