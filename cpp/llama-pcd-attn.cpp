@@ -61,8 +61,34 @@ static ggml_tensor * view_rows(ggml_context * ctx, ggml_tensor * t, int64_t i0, 
             t->nb[1], flat ? n*t->nb[1] : t->nb[2], flat ? n*t->nb[1] : t->nb[3], i0*t->nb[1]);
 }
 
+// the query heads that share one head of keys; 1: attention cannot be grouped by them
+static int64_t n_grouped(const llm_graph_context & gctx, const ggml_tensor * q, const ggml_tensor * k, bool plain) {
+    const bool can = plain && !gctx.cparams.flash_attn && gctx.hparams.f_max_alibi_bias == 0.0f && q->ne[1] % k->ne[1] == 0;
+    return can ? q->ne[1]/k->ne[1] : 1;
+}
+
+// A single query: the heads that share keys become rows of one multiplication, which reads these keys once for all of them. Alone,
+// each head would be a multiplication of a matrix with a vector.
+ggml_tensor * llama_pcd_graph::build_grouped(const attn & args, const attended & cells, int64_t i0, int64_t n_group) const {
+    const int64_t n_head_kv = cells.k->ne[1];
+
+    const ggml_tensor * q = args.q;
+    ggml_tensor * heads = ggml_view_3d(ctx, args.q, q->ne[0], n_head_kv, n_group, n_group*q->nb[1], q->nb[1], i0*q->nb[2]);
+    ggml_tensor * mask  = ggml_repeat_4d(ctx, cells.mask, cells.mask->ne[0], n_group, 1, 1);
+
+    ggml_tensor * cur = args.gctx.build_attn_mha(heads, cells.k, cells.v, nullptr, mask,
+            nullptr, nullptr, args.n_kv_max, args.kq_scale, args.il);
+
+    cur = ggml_permute(ctx, ggml_reshape_3d(ctx, cur, cur->ne[0]/n_head_kv, n_head_kv, n_group), 0, 2, 1, 3);
+    return ggml_cont_2d(ctx, cur, cur->ne[0]*q->ne[1], 1);
+}
+
 // attention of the tokens [i0, i0 + n) to these cells
 ggml_tensor * llama_pcd_graph::build_part(const attn & args, const attended & cells, int64_t i0, int64_t n) const {
+    const int64_t n_group = n_grouped(args.gctx, args.q, cells.k, n == 1 && !args.kq_b && !args.sinks && !args.v_mla);
+    if (n_group > 1) {
+        return build_grouped(args, cells, i0, n_group);
+    }
     ggml_tensor * q = ggml_view_3d(ctx, args.q, args.q->ne[0], args.q->ne[1], n, args.q->nb[1], args.q->nb[2], i0*args.q->nb[2]);
 
     return args.gctx.build_attn_mha(q, cells.k, cells.v, view_rows(ctx, args.kq_b, i0, n), cells.mask,

@@ -98,5 +98,6 @@ private:
     attended second_of (const attn & args, const llama_pcd_layer & layer) const;
     attended restricted(const attended & all, const llama_pcd_view::cell_range & range) const;
 
+    ggml_tensor * build_grouped(const attn & args, const attended & cells, int64_t i0, int64_t n_group) const;
     ggml_tensor * build_part(const attn & args, const attended & cells, int64_t i0, int64_t n) const;
 };
