@@ -4,6 +4,10 @@
 
 #include "llama-impl.h"
 
+#include <algorithm>
+
+static constexpr uint32_t N_RESERVED = 8; // tokens that kept graphs have memory for from the first
+
 void llama_pcd::reset_graphs() {
     lctx.gf_res_prev_active = nullptr;
     generation++;
@@ -88,9 +92,10 @@ bool llama_pcd::make_kept(kept_graphs & own, uint32_t n_tokens) {
     {
         const swapped swap(*this, own);
 
-        // memory for a full context, as for these tokens without twins: what twins need beyond it is added when it is needed
-        const auto mctx = lctx.memory->init_full();
-        done = mctx && lctx.graph_reserve(n_tokens, 1, n_tokens, mctx.get()) && forget_layout(lctx.sched.get());
+        // memory for a few tokens without twins and a full context: what is needed beyond it is added then
+        const uint32_t n    = std::min(n_tokens, N_RESERVED);
+        const auto     mctx = lctx.memory->init_full();
+        done = mctx && lctx.graph_reserve(n, 1, n, mctx.get()) && forget_layout(lctx.sched.get());
     }
     if (!done) {
         LLAMA_LOG_WARN("%s: no memory to keep the graphs of twins beside the others: each is built anew when its turn comes\n", __func__);

@@ -38,16 +38,16 @@ llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, bool togeth
 }
 
 llama_pcd::kept_graphs * llama_pcd_pass::kept_for(const llama_batch_ext & batch) const {
-    const auto & twins = core.twins;
+    const size_t n_twins = core.twins.parents.size();
 
-    if (twins.parents.empty() || batch.tokens.size() > 2*LLAMA_PCD_MAX_TWINS) {
-        return nullptr;
-    }
-    if (!twins.together) {
+    if (n_twins > 0 && !core.twins.together && batch.tokens.size() <= LLAMA_PCD_MAX_TWINS) {
         return &core.pcd.kept[llama_pcd::TWINS_ALONE];
     }
-    const auto & p = core.settings.params; // the other ways fuse all their steps or none: their graphs take no turns
-    return p.evaluation == LLAMA_PCD_EVALUATION_AUTO && !core.settings.separate() ? &core.pcd.kept[llama_pcd::TWINS_BESIDE] : nullptr;
+    // steps that auto fuses take turns with those that it does not; prompts, and other evaluations, fuse all or none
+    const bool turns = n_twins > 0 && core.twins.together && batch.tokens.size() <= 3*n_twins &&
+        core.settings.params.evaluation == LLAMA_PCD_EVALUATION_AUTO && !core.settings.separate();
+
+    return turns ? &core.pcd.kept[llama_pcd::TWINS_BESIDE] : nullptr;
 }
 
 llama_pcd_outcome llama_pcd_pass::run_twins(const llama_batch_ext & batch, size_t i0, size_t n) {

@@ -208,6 +208,9 @@ def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Nat
     for token in TOKENS[:9]:
         context.decode([token])
     assert graph_bytes() == 0
+    assert ask(context, {"evaluation": "auto"}) == (_native.OK, "")
+    context.decode(TOKENS[:90])  # a prompt takes no turns
+    assert graph_bytes() == 0
     sizes = []
     for evaluation in ("alternate", "auto"):
         assert ask(context, {"evaluation": evaluation}) == (_native.OK, "")
