@@ -15,7 +15,7 @@ import itertools
 import operator
 import statistics
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import Any, Callable
 
 import numpy as np
@@ -132,7 +132,7 @@ class Drafts:
         self.model = model
         self._n_ctx, self._n_batch, self._clock = n_ctx, n_batch, clock
         self._called = False
-        self._asking = 0.0  # seconds that the last question took
+        self._asking = 0.0  # seconds that it took to ask, the last time, and to choose
         self._begin(None)
 
     def _begin(self, setting: Hashable) -> None:
@@ -171,9 +171,18 @@ class Drafts:
     def __call__(self, input_ids: Tokens, /, **kwargs: Any) -> Tokens:
         """The tokens to evaluate together with the last one of the text."""
         self._see(input_ids)
-        self._ask(input_ids, kwargs)
+        asked, started = self._may_ask(), self._clock()
+        if asked:
+            self._guesses = [int(token) for token in self.model(input_ids, **kwargs)]
+            self._spend(started)
+        if not self._guesses:
+            self._hits.run = 0
         room = min(self._n_batch, self._n_ctx - len(input_ids) + 1) // 2 - 1  # each token may have a twin
+        answered = self._clock()
         n = self._choose(min(len(self._guesses), SIZES[-1], room))
+        if asked:
+            self._spend(answered)
+            self._asking = self._clock() - started
         self._called = True
         return np.array(self._guesses[: max(n, 0)], dtype=np.intc)
 
@@ -190,18 +199,16 @@ class Drafts:
             self._add(ALLOWANCE * len(new) + len(new) - 1)
         self._n_text = len(input_ids)
 
-    def _ask(self, input_ids: Tokens, kwargs: Mapping[str, Any]) -> None:
-        """New guesses, if few are left and the account has what they cost."""
+    def _may_ask(self) -> bool:
+        """Whether few guesses are left, and the account has what new ones cost."""
         plain = self._times.plain()
         few = len(self._guesses) <= self._hits.run // 2  # as long as none was right, those at hand are to be seen first
-        if few and self._balance >= (self._asking / plain if plain else 0.0):
-            started = self._clock()
-            self._guesses = [int(token) for token in self.model(input_ids, **kwargs)]
-            self._asking = self._clock() - started
-            if plain:
-                self._add(-self._asking / plain)
-        if not self._guesses:
-            self._hits.run = 0
+        return few and self._balance >= (self._asking / plain if plain else 0.0)
+
+    def _spend(self, started: float) -> None:
+        plain = self._times.plain()
+        if plain:
+            self._add(-(self._clock() - started) / plain)
 
     def _choose(self, most: int) -> int:
         """How many guesses promise most; 0 if a step with any is not expected to pay, or might cost too much."""
