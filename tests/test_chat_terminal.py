@@ -115,7 +115,7 @@ def test_history_that_cannot_be_written_is_said_and_does_not_matter(chat: Chat, 
 
 
 def test_lines_from_a_pipe_leave_no_history(model: str, tmp_path: Path) -> None:
-    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path), "PYPCD_AMX": "0"}
     command = [sys.executable, "-m", "pypcd", "chat", model, "--threads=1", "--max-tokens=2"]
     done = subprocess.run(command, input="hello\n", capture_output=True, text=True, env=env, timeout=60, check=True)
     assert "2 tokens" in done.stderr and not list(tmp_path.iterdir())

@@ -318,7 +318,7 @@ def test_a_context_no_machine_has_room_for_is_an_error_at_once() -> None:
 
 def test_a_context_that_is_no_multiple_of_256_is_usable_to_its_end(tiny: Tiny) -> None:
     llm = pypcd.Llama(tiny("llama"), pcd=True, n_ctx=300, n_threads=1, n_threads_batch=1)
-    assert llm.n_ctx() == len(llm.input_ids) == 512
+    assert llm.n_ctx() == 512 <= len(llm.input_ids)
     llm.eval((TOKENS * 6)[:512])
     assert llm.n_tokens == 512
 

@@ -283,7 +283,7 @@ class _Model:
             )
 
     def fill(self, texts: Sequence[Sequence[int]]) -> None:
-        self.llm.pcd = None
+        self._set(None)
         with _reasons():
             self.texts.fill(texts)
         for seq, text in enumerate(texts):  # a copied sequence does not have them
@@ -293,7 +293,7 @@ class _Model:
 
     def read(self, config: PCDConfig | None, prompts: Sequence[Sequence[int]]) -> float:
         """Seconds for prompts, one for each sequence."""
-        self.llm.pcd = config
+        self._set(config)
         with _reasons():
             return self.texts.read(prompts)
 
@@ -301,11 +301,16 @@ class _Model:
         """Seconds for a step, and twins per token."""
         if name == STOCK:
             return self._ask("time", tokens), 0.0
-        self.llm.pcd = config
+        self._set(config)
         before = self.llm.pcd_stats().n_twins
         with _reasons():
             seconds = self.texts.time(tokens, 2 if name == TWO_ROWS else 1)
         return seconds, (self.llm.pcd_stats().n_twins - before) / sum(map(len, tokens))
+
+    def _set(self, config: PCDConfig | None) -> None:
+        """Not by assigning llm.pcd, which frees the second keys of the method before."""
+        if disabled := _engine.set_pcd(self.llm, config):
+            raise PCDError(disabled)
 
     def kv_bytes(self, config: PCDConfig | None) -> int:
         stats = self.llm.pcd_stats()

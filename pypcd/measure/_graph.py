@@ -24,9 +24,7 @@ from pypcd.methods import setting_of
 __all__ = ["GRAPH_METHODS", "GraphCost", "graph_costs"]
 
 OFF = "off"  # plain decoding in the same context
-GRAPH_METHODS = tuple(
-    f"pcd:{setting}evaluation=fused" for setting in ("", "cache=shared:", "cache=separate:", "window:")
-)
+GRAPH_METHODS = ("pcd", "pcd:cache=shared", "pcd:cache=separate", "pcd:window")
 WARM_UP = 2  # untimed steps: second keys are derived, the graph is built
 
 
@@ -96,7 +94,7 @@ def graph_costs(
             for i in range(rounds):
                 for name, config in configs.items():
                     progress(f"{n} cells, round {i + 1} of {rounds}, {name}")
-                    llm.pcd = config
+                    llm.pcd = config and config.repeatable()
                     _engine.fill_cells(llm, n)
                     steps[name] += _engine.timed_steps(llm, tokens)[WARM_UP:]
                     graphs[name] = _engine.graph_stats(llm)
