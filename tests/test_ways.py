@@ -125,6 +125,24 @@ def test_a_limit_of_outputs_holds_for_the_callers_own(limit: int, cache: str, na
     assert stats.n_fused + stats.n_streams == 2
 
 
+@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+@pytest.mark.parametrize("put_off", ["shift", "scheduler"])
+def test_what_llama_cpp_puts_off_is_done_before_there_are_twins(put_off: str, cache: str, native: Native) -> None:
+    """It builds graphs for 256 sequences then, the last 64 of which have the ids of twins."""
+    setting = {"cache": cache, "evaluation": "fused"}
+    context, few = (native("llama", setting, n_seq_max=n, n_ctx=1024) for n in (256, 1))
+    decode_in((context, few), TOKENS[:30])
+    for one in (context, few):
+        if put_off == "shift":
+            llama_cpp.llama_memory_seq_rm(one.memory, 0, 5, 10)
+            llama_cpp.llama_memory_seq_add(one.memory, 0, 10, -1, -5)
+        else:
+            assert llama_cpp.llama_set_adapter_cvec(one.ctx, None, 0, one.n_embd, 0, 0) == 0
+    decode_in((context, few), TOKENS[30:31])
+    same_rows(context, few)
+    assert (stats_of(context).n_sequential, stats_of(context).n_fallbacks) == (0, 0)
+
+
 # --- all sequences, interleaved ---
 
 
