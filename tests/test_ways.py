@@ -51,6 +51,11 @@ def rows_alone(context: Context, texts: Sequence[list[int]], first: int) -> list
     return res
 
 
+def _row(context: Context, i: int) -> Any:
+    """L of row i, whose twin was not needed."""
+    return np.ctypeslib.as_array(_native.pcd_get_logits_ith(context.ctx, i, 0), shape=(context.n_vocab,)).copy()
+
+
 def reused(context: Context) -> int:
     return int(llama_cpp.llama_perf_context(context.ctx).n_reused)
 
@@ -224,6 +229,23 @@ def test_as_many_sequences_as_there_are_ids_leave_none_for_a_hybrids_twins(nativ
     alone = native("lfm2", {})
     decode_in([alone], TOKENS[:10])
     same_rows(most, alone)
+
+
+def test_a_hybrid_has_more_sequences_in_a_batch_than_states_for_twins(native: Native) -> None:
+    """70 and 64. No twin is needed; or all sequences share one token, which has one twin."""
+    n, params = 70, {"n_seq_max": 70, "n_ctx": 1024}
+    plain, stock = native("lfm2", {"gamma": 1}, **params), native("lfm2", **params)
+    batch = [(5 + s, 0, [s], True) for s in range(n)]
+    assert decode_batch(plain, batch) == decode_batch(stock, batch) == 0
+    for s in range(n):
+        close(_row(plain, s), stock.seen(s), plain.limit)
+    shared, alone = native("lfm2", {}, **params), native("lfm2", {})
+    for p, token in enumerate(TOKENS[:20]):
+        wanted = p > 15
+        assert decode_batch(shared, [(token, p, list(range(n)), wanted)]) == 0
+        decode_in([alone], [token], out=[0] if wanted else [])
+        if wanted:
+            same_rows(shared, alone)
 
 
 def test_states_of_a_hybrid_are_saved_and_loaded_with_and_without_room_for_twins(native: Native) -> None:
