@@ -86,4 +86,4 @@ def test_a_patch_fits_where_lines_moved_and_nowhere_else(seed: int, tmp_path: Pa
 def test_what_does_not_fit_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     patch = ROOT / "cpp/patches/llama-cpp-hooks.patch"
     assert apply_patch.main(str(patch), str(tmp_path)) == 1
-    assert "src/llama-context.cpp: there is no such file" in capsys.readouterr().err
+    assert "src/llama-batch.cpp: there is no such file" in capsys.readouterr().err

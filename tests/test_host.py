@@ -227,7 +227,7 @@ def llm(tiny: Any) -> Any:
 
 @pytest.mark.parametrize("name", [None, *SETTINGS])
 def test_a_graph_is_used_again_until_a_block_of_cells_is_full(name: str | None, llm: Any) -> None:
-    llm.pcd = None if name is None else pypcd.PCDConfig(**SETTINGS[name])
+    llm.pcd = None if name is None else pypcd.PCDConfig(**SETTINGS[name], evaluation="fused")
     _engine.fill_cells(llm, 400)
     steps = _engine.timed_steps(llm, TOKENS[:120])[2:]
     assert all(step.n_graphs == 1 for step in steps)
@@ -247,7 +247,7 @@ def test_a_graph_is_used_again_until_a_block_of_cells_is_full(name: str | None, 
 def test_a_twin_adds_a_row_to_what_is_copied(llm: Any) -> None:
     stats = {}
     for name in (None, "shared"):
-        llm.pcd = None if name is None else pypcd.PCDConfig(**SETTINGS[name])
+        llm.pcd = None if name is None else pypcd.PCDConfig(**SETTINGS[name], evaluation="fused")
         _engine.fill_cells(llm, 300)
         _engine.timed_steps(llm, TOKENS[:2])
         stats[name] = _engine.graph_stats(llm)
