@@ -11,7 +11,7 @@
 #include <map>
 #include <utility>
 
-// What the latest steps of one kind took: their median, so that no single one decides.
+// What the latest steps of one kind took: a low quantile, since what disturbs a step only makes it longer.
 struct llama_pcd_cost {
     void   add(double seconds, int64_t step);
     double get() const; // 0: none yet

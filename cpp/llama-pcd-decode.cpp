@@ -39,6 +39,8 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
         return outcome::INVALID;
     }
 
+    core.pcd.prepare();
+
     outcome res = refresh_second_keys();
     if (res == outcome::DONE) {
         core.stats.n_tokens += rows.size();
@@ -122,8 +124,7 @@ bool llama_pcd_decoder::refuses_context(const llama_batch_ext & batch) const {
 }
 
 outcome llama_pcd_decoder::refresh_second_keys() {
-    // a pending K-shift will move the first keys before this batch is computed
-    if (!core.settings.rerotated() || !(core.second.any_stale() || core.memory.has_shift())) {
+    if (!core.settings.rerotated() || !core.second.any_stale()) {
         return outcome::DONE;
     }
     const int64_t     n_before = core.stats.n_derived_cells;

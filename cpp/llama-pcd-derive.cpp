@@ -139,11 +139,7 @@ ggml_status llama_pcd_second::turn(
 }
 
 ggml_status llama_pcd_second::derive(int64_t & n) {
-    auto & lctx = pcd.lctx;
-
-    lctx.synchronize();
-    lctx.sched_reserve();
-    lctx.memory_update(false); // a pending K-shift comes first
+    pcd.lctx.synchronize();
 
     ggml_status status = GGML_STATUS_SUCCESS;
     for (auto & cur : kvs) {

@@ -24,6 +24,13 @@ void llama_pcd::reserve_now(const std::function<void()> & undo) {
     }
 }
 
+void llama_pcd::prepare() {
+    const section theirs(*this, false);
+
+    lctx.sched_reserve();
+    lctx.memory_update(false);
+}
+
 int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
     struct guard {
         explicit guard(bool & flag) : flag(flag) { flag = true; }
@@ -37,9 +44,6 @@ int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
     if (!own) {
         return lctx.decode(batch);
     }
-    lctx.sched_reserve(); // what llama.cpp would do with its own graphs, and so with its own scheduler
-    lctx.memory_update(false);
-
     if (!make_kept(*own, batch.tokens.size())) {
         return lctx.decode(batch);
     }

@@ -132,6 +132,10 @@ struct llama_pcd {
 
     bool nested = false; // inside our own call of llama_context::decode
 
+    // What llama.cpp puts off until it decodes: a new scheduler, moved positions. It builds graphs for all of the context's sequences
+    // then, in its own scheduler: so before there are twins, whose ids some of these may have, and before graphs are kept.
+    void prepare();
+
     // as llama.cpp does it, without our hook; in graphs of their own, unless there is no memory for them
     int decode_plain(const llama_batch_ext & batch, kept_graphs * own = nullptr);
 

@@ -137,7 +137,8 @@ struct llama_pcd_second {
 
     bool any_stale() const;
 
-    // cache = rerotated: derive the second keys that are stale from the first (llama-pcd-derive.cpp); n counts the cells
+    // cache = rerotated: derive the second keys that are stale from the first (llama-pcd-derive.cpp), which no shift may be about to
+    // move (llama_pcd::prepare); n counts the cells
     ggml_status derive(int64_t & n);
 
 private:

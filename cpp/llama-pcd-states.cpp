@@ -81,7 +81,7 @@ void llama_pcd_states::branch(llama_seq_id parent, llama_seq_id twin) const {
 }
 
 void llama_pcd_states::save(const std::vector<llama_seq_id> & seqs) {
-    if (memory.recr) {
+    if (memory.recr && seqs.size() <= twins.n_max) {
         saved = seqs;
         for (size_t i = 0; i < saved.size(); ++i) {
             copy(saved[i], kept(i));

@@ -22,7 +22,8 @@ struct llama_pcd_states {
     // a twin starts with the state that its parent had when it was saved, else with the one it has now
     void branch(llama_seq_id parent, llama_seq_id twin) const;
 
-    // Keep the states of these sequences, at most twins.n_max, to go back to. Meanwhile there is room for one twin.
+    // Keep the states of these sequences to go back to. Meanwhile there is room for one twin. More than twins.n_max are not kept: such
+    // tokens are evaluated without twins, or one token, which all of these share, after its twin.
     void save(const std::vector<llama_seq_id> & seqs);
     void drop();
 

@@ -4,7 +4,7 @@
 // but its keys and values go to the second ones of its token's cell. So a cell holds both streams, and whatever happens to cells
 // (seq_rm, seq_cp, reuse of a prefix) happens to both.
 //
-// Which cells hold a second stream is written down (llama_pcd_kv::fresh). Where it is missing (decoded with PCD off, a state was
+// Which cells hold a second stream is written down (llama_pcd_kv::stale). Where it is missing (decoded with PCD off, a state was
 // loaded, other settings), it is evaluated from the tokens in the cells before it is needed.
 
 #pragma once

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any, Callable
 
 import llama_cpp
 import numpy as np
 import pytest
 from batches import Native, ask, same_rows
-from conftest import TOKENS, Tiny, check_rows, greedy
+from conftest import TOKENS, Tiny, check_rows, greedy, run_python
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_gguf import HYBRID_ARCHS
@@ -222,6 +223,32 @@ def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Nat
     assert 0 < sizes[0] < sizes[1] < 16 * one_row
     assert ask(context, {"evaluation": "fused"}) == (_native.OK, "")
     assert graph_bytes() == 0
+
+
+FREED = """
+import sys
+import pypcd, llama_cpp
+def rss():
+    return int(open("/proc/self/statm").read().split()[1])*4096
+sizes = []
+for _ in range(20):
+    llm = pypcd.Llama(sys.argv[1], pcd={"evaluation": sys.argv[2]}, n_ctx=32768, n_gpu_layers=0, n_threads=1, n_threads_batch=1)
+    for token in range(5, 9):
+        llm.eval([token])
+    one = llm.pcd_stats().second_bytes
+    llm.close()
+    sizes.append(rss())
+print((sizes[-1] - sizes[9])/one)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the memory of a process")
+@pytest.mark.parametrize("evaluation", ["auto", "alternate"])
+def test_a_context_with_kept_graphs_is_freed_as_a_whole(evaluation: str, tiny: Tiny) -> None:
+    """They hold copies of the context's parameters. Ten more contexts leave next to nothing: not their second keys."""
+    done = run_python(FREED, tiny("llama"), evaluation, MALLOC_MMAP_THRESHOLD_="1048576")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) < 4, done.stdout
 
 
 def test_kept_graphs_outlive_nothing_that_they_depend_on(native: Native) -> None:

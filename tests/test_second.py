@@ -478,7 +478,8 @@ def test_second_keys_of_another_type_need_not_fit_beside_the_former_ones(tiny: T
 WINDOW: Setting = {"perturbation": "none", "window": 12, "n_sink": 2}
 MIXED: list[tuple[str, Setting, dict[str, Any]]] = [
     ("llama", {}, {}),
-    ("llama", {}, {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}),
+    # flash attention rounds keys to f16, which makes other rounding larger: as many tokens and twins at once as alone
+    ("llama", {"evaluation": "fused"}, {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}),
     ("llama", {"evaluation": "alternate"}, {}),
     ("llama", {"cache": "shared"}, {}),
     ("llama", {"cache": "shared", "perturbation": "noise", "noise": 0.3, "offset_min": 1, "offset_max": 5}, {}),

@@ -51,6 +51,11 @@ def rows_alone(context: Context, texts: Sequence[list[int]], first: int) -> list
     return res
 
 
+def _row(context: Context, i: int) -> Any:
+    """L of row i, whose twin was not needed."""
+    return np.ctypeslib.as_array(_native.pcd_get_logits_ith(context.ctx, i, 0), shape=(context.n_vocab,)).copy()
+
+
 def reused(context: Context) -> int:
     return int(llama_cpp.llama_perf_context(context.ctx).n_reused)
 
@@ -123,6 +128,24 @@ def test_a_limit_of_outputs_holds_for_the_callers_own(limit: int, cache: str, na
     stats = stats_of(context)
     assert (stats.n_sequential, stats.n_fallbacks) == (0, 0)
     assert stats.n_fused + stats.n_streams == 2
+
+
+@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+@pytest.mark.parametrize("put_off", ["shift", "scheduler"])
+def test_what_llama_cpp_puts_off_is_done_before_there_are_twins(put_off: str, cache: str, native: Native) -> None:
+    """It builds graphs for 256 sequences then, the last 64 of which have the ids of twins."""
+    setting = {"cache": cache, "evaluation": "fused"}
+    context, few = (native("llama", setting, n_seq_max=n, n_ctx=1024) for n in (256, 1))
+    decode_in((context, few), TOKENS[:30])
+    for one in (context, few):
+        if put_off == "shift":
+            llama_cpp.llama_memory_seq_rm(one.memory, 0, 5, 10)
+            llama_cpp.llama_memory_seq_add(one.memory, 0, 10, -1, -5)
+        else:
+            assert llama_cpp.llama_set_adapter_cvec(one.ctx, None, 0, one.n_embd, 0, 0) == 0
+    decode_in((context, few), TOKENS[30:31])
+    same_rows(context, few)
+    assert (stats_of(context).n_sequential, stats_of(context).n_fallbacks) == (0, 0)
 
 
 # --- all sequences, interleaved ---
@@ -206,6 +229,23 @@ def test_as_many_sequences_as_there_are_ids_leave_none_for_a_hybrids_twins(nativ
     alone = native("lfm2", {})
     decode_in([alone], TOKENS[:10])
     same_rows(most, alone)
+
+
+def test_a_hybrid_has_more_sequences_in_a_batch_than_states_for_twins(native: Native) -> None:
+    """70 and 64. No twin is needed; or all sequences share one token, which has one twin."""
+    n, params = 70, {"n_seq_max": 70, "n_ctx": 1024}
+    plain, stock = native("lfm2", {"gamma": 1}, **params), native("lfm2", **params)
+    batch = [(5 + s, 0, [s], True) for s in range(n)]
+    assert decode_batch(plain, batch) == decode_batch(stock, batch) == 0
+    for s in range(n):
+        close(_row(plain, s), stock.seen(s), plain.limit)
+    shared, alone = native("lfm2", {}, **params), native("lfm2", {})
+    for p, token in enumerate(TOKENS[:20]):
+        wanted = p > 15
+        assert decode_batch(shared, [(token, p, list(range(n)), wanted)]) == 0
+        decode_in([alone], [token], out=[0] if wanted else [])
+        if wanted:
+            same_rows(shared, alone)
 
 
 def test_states_of_a_hybrid_are_saved_and_loaded_with_and_without_room_for_twins(native: Native) -> None:
