@@ -60,7 +60,8 @@ class Llama(llama_cpp.Llama):
             n_gpu_layers: -1, which is all layers, if the library has a GPU, else 0 (0).
             flash_attn: True with a GPU and False without, in each case the faster one (False).
             n_threads: the number of cores up to four, above that half of them (half of them), or another one that is
-                20% faster on this machine now. That is measured, at a prompt again if a minute has passed.
+                20% faster on this machine now. That is measured, at a prompt again if a minute has passed; but not with
+                flash attention, where the logits depend on it.
             n_threads_batch: n_threads if that is given, else the number of cores (the number of cores), or a faster one.
             verbose: False (True).
             draft_model: does not turn logits_all on, and how many of its tokens are evaluated is measured (all of them);
@@ -113,7 +114,7 @@ class Llama(llama_cpp.Llama):
             kwargs["flash_attn"] = gpu and kwargs["n_gpu_layers"] != 0
         kwargs["n_ctx"] = _machine.checked_n_ctx(path, kwargs)
         self._n_threads = kwargs.get("n_threads"), kwargs.get("n_threads_batch")  # as given
-        self._width = _threads.width_of(path) if not gpu or kwargs["n_gpu_layers"] == 0 else 0
+        self._width = _threads.width_of(path, kwargs)
         self._threads = _threads.choose(self._width, *self._n_threads)
         kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
 
