@@ -52,7 +52,8 @@ class Llama(llama_cpp.Llama):
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
             share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
-            probe has found that they work (some compilers break them). True forces AMX on, in the whole process.
+            probe has found that they work (some compilers break them). True forces AMX on, also for stock models that are
+            opened next.
         **kwargs: those of llama_cpp.Llama. Some defaults differ (llama_cpp's in brackets):
 
             n_ctx: the model's own context, or what fits in a quarter of memory (512); None or 0 mean the same. It is
@@ -60,7 +61,8 @@ class Llama(llama_cpp.Llama):
             n_gpu_layers: -1, which is all layers, if the library has a GPU, else 0 (0).
             flash_attn: True with a GPU and False without, in each case the faster one (False).
             n_threads: the number of cores up to four, above that half of them (half of them), or another one that is
-                20% faster on this machine now. That is measured, at a prompt again if a minute has passed.
+                20% faster on this machine now. That is measured, at a prompt again if a minute has passed; but not with
+                flash attention, where the logits depend on it.
             n_threads_batch: n_threads if that is given, else the number of cores (the number of cores), or a faster one.
             verbose: False (True).
             draft_model: does not turn logits_all on, and how many of its tokens are evaluated is measured (all of them);
@@ -113,7 +115,7 @@ class Llama(llama_cpp.Llama):
             kwargs["flash_attn"] = gpu and kwargs["n_gpu_layers"] != 0
         kwargs["n_ctx"] = _machine.checked_n_ctx(path, kwargs)
         self._n_threads = kwargs.get("n_threads"), kwargs.get("n_threads_batch")  # as given
-        self._width = _threads.width_of(path) if not gpu or kwargs["n_gpu_layers"] == 0 else 0
+        self._width = _threads.width_of(path, kwargs)
         self._threads = _threads.choose(self._width, *self._n_threads)
         kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
 
@@ -334,7 +336,7 @@ class Llama(llama_cpp.Llama):
                 f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
                 "shorten the prompt or load the model with a larger n_ctx"
             )
-        if len(tokens) > 1:
+        if len(tokens) > 1 and not is_step:
             self._renew_threads()
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
         n_past, started = self.n_tokens, time.perf_counter()
@@ -370,6 +372,7 @@ class Llama(llama_cpp.Llama):
 
     def reset(self) -> None:
         """llama_cpp.Llama.reset. Sequences keep their settings (pcd_for)."""
+        self._n_read, self._n_unread = None, 0
         if not (self._is_recurrent or self._is_hybrid):
             super().reset()
             return

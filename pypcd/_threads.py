@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pypcd import _engine, _machine
 from pypcd._gguf import read_gguf
@@ -40,8 +40,19 @@ class Threads(NamedTuple):
     why: str
 
 
-def width_of(path: str) -> int:
-    """The side of a model's matrices, about: a power of two."""
+def width_of(path: str, options: Mapping[str, Any] | None = None) -> int:
+    """The side of a model's matrices, about: a power of two; 0 where no number of threads is to be measured.
+
+    That is where a GPU computes, and with flash attention on the CPU: there rows depend on the number of threads, since each
+    takes a share of the keys. So it must not follow what else the machine does.
+
+    Args:
+        options: those of pypcd.Llama.
+    """
+    options = options or {}
+    on_gpu = _machine.has_gpu() and options.get("n_gpu_layers") != 0
+    if on_gpu or options.get("flash_attn"):
+        return 0
     shape = read_gguf(path).shape
     return 1 << min(max(round(shape.n_head * shape.n_embd_head_k).bit_length() - 1, 6), 12)
 

@@ -14,7 +14,7 @@ from tiny_gguf import write_tiny_gguf
 import pypcd
 from pypcd import PCDConfig, PCDError, _engine
 from pypcd._cli import main
-from pypcd.measure import Measurement, _bench, _timing, bench, default_methods, methods_for
+from pypcd.measure import GRAPH_METHODS, Measurement, _bench, _timing, bench, default_methods, methods_for
 
 QUICK = ["--n-tokens", "2", "--rounds", "1", "--threads", "1"]
 
@@ -122,12 +122,32 @@ def test_a_step_has_one_token_of_each_sequence_and_two_rows_has_two(
     several.fill(TEXTS)
     batches: list[Any] = []
     monkeypatch.setattr(several, "_decode", lambda entries: batches.append(list(entries)) or len(batches))
-    tokens = [[10 * s + i for i in range(5)] for s in range(3)]
-    assert several.time(tokens) == (2 + 3 + 4 + 5) / 4  # the first step is not timed
-    assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3)] for i in range(5)]
+    tokens = [[10 * s + i for i in range(9)] for s in range(3)]
+    assert several.time(tokens) == (5 + 6 + 7 + 8 + 9) / 5  # the first four tokens are not timed
+    assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3)] for i in range(9)]
     batches.clear()
-    assert several.time(tokens, 2) == 2
-    assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3) for i in (k, k + 1)] for k in (0, 2)]
+    assert several.time(tokens, 2) == (3 + 4) / 2
+    assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3) for i in (k, k + 1)] for k in (0, 2, 4, 6)]
+
+
+def test_the_trials_of_auto_are_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After another way to make twins it tries both ways anew, in each round."""
+    llm = pypcd.Llama(model, n_ctx=256, n_threads=1, n_threads_batch=1)
+    texts, ways = _timing.Texts(llm), []
+    texts.fill([TEXTS[0]])
+    decode = texts._decode
+
+    def watched(entries: Any) -> float:
+        before = llm.pcd_stats().n_alternate
+        seconds = decode(entries)
+        ways.append(llm.pcd_stats().n_alternate - before)
+        return seconds
+
+    monkeypatch.setattr(texts, "_decode", watched)
+    for setting in ("cache=shared", "window", "cache=shared"):
+        llm.pcd = setting
+        texts.time([list(range(3, 3 + _timing.WARM_UP))])
+    assert ways == [0, 1, 0, 1] * 3
 
 
 def test_of_a_prompt_the_last_tokens_logits_are_wanted(several: _timing.Texts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,8 +370,10 @@ def test_methods_that_a_model_cannot_run_are_left_out_and_named(
 def test_graphs_and_host_work_of_each_method(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", str(model), "--graph", "--cells", "64,1k", "--n-tokens", "3", "--rounds", "1", "--threads", "1"]
     assert main([*command, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["graphs"]
-    methods = ["off", "pcd", "pcd:cache=shared", "pcd:cache=separate", "pcd:window"]
+    record = json.loads(capsys.readouterr().out)
+    assert (record["n_threads"], record["flash_attn"]) == (1, True)
+    rows = record["graphs"]
+    methods = ["off", *GRAPH_METHODS]
     assert [(row["n_cells"], row["method"]) for row in rows] == [(n, name) for n in (64, 1024) for name in methods]
     for row in rows:
         off = row["method"] == "off"
@@ -359,11 +381,23 @@ def test_graphs_and_host_work_of_each_method(model: Path, capsys: pytest.Capture
         assert row["host_us"] + 2 > row["own_us"], "own time is a part of host time, which is counted in microseconds"
         assert row["n_splits"] == 1 and 0 <= row["reused"] <= 1
         added = row["n_nodes"] - rows[0]["n_nodes"]  # a window within the first block of cells is in the mask alone
-        assert added == 0 if off else added > 0 or (row["method"], row["n_cells"]) == ("pcd:window", 64)
+        assert added == 0 if off else added > 0 or (row["method"], row["n_cells"]) == (GRAPH_METHODS[-1], 64)
         assert row["bytes_out"] == (1 if off else 2) * 384 * 4
     assert main([*command, "--method", "pcd:window", "--flash-attn", "off"]) == 0
     out = capsys.readouterr().out
     assert "flash attention off" in out and out.count("pcd:window") == 2 and "pcd:cache" not in out
+
+
+def test_the_table_of_host_work_is_readable_in_80_columns(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    options = ["--cells", "32k,64", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+    assert main(["bench", str(model), "--graph", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and ", 1 threads, flash attention on; " in " ".join(lines)
+    assert lines.index("64 cells") < lines.index("32768 cells")
+    assert all(any(word in line for line in lines) for word in ("nodes", "splits", "reused", "added", "KiB"))
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,10 @@ from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecodi
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
-from pypcd import _drafts
+from pypcd import PCDConfig, _drafts
 from pypcd._drafts import Drafts
 from pypcd.evaluation import ModelTokenizer, task
+from pypcd.methods import Session
 
 Load = Callable[..., pypcd.Llama]
 T = TOKENS
@@ -334,6 +335,30 @@ def test_a_state_saved_or_an_answer_stopped_in_a_draft_is_that_without(tiny: Tin
     tokens.close()  # its unread guesses are gone already
     assert llm.n_tokens == 70
     check_rows(llm, tiny("llama"), T[:70])
+
+
+def test_rows_of_another_prompt_count_nothing_of_a_draft(tiny: Tiny, load: Load, eager: None) -> None:
+    """A prompt of one token is evaluated without eval()."""
+    llm = load(tiny("llama"), True)
+    wanted = generated(llm, T[:40], 12)
+    llm.draft_model = Knowing(T[:40] + wanted)
+    generated(llm, T[:40], 3)
+    assert llm._n_unread
+    row = Session(llm).start(T[:1], PCDConfig())
+    assert np.array_equal(llm.pcd_logits().contrasted.argmax(), row.argmax())
+
+
+def test_the_number_of_threads_changes_at_prompts_alone(
+    tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch, eager: None
+) -> None:
+    llm = load(tiny("llama"), True)
+    wanted = generated(llm, T[:40], 20)
+    llm.draft_model = Knowing(T[:40] + wanted)
+    renewed, sizes = [], spied(llm, monkeypatch)
+    monkeypatch.setattr(llm, "_renew_threads", lambda: renewed.append(len(sizes)))
+    llm.reset()
+    assert generated(llm, T[:40], 20) == wanted and max(sizes[1:]) > 1
+    assert renewed == [1]
 
 
 def test_a_ram_cache_gives_the_answers_without(tiny: Tiny, load: Load, eager: None) -> None:

@@ -20,6 +20,7 @@ import pytest
 from conftest import Tiny
 
 import pypcd
+from pypcd import _engine, _machine, _threads
 from pypcd._gguf import read_gguf
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation import (
@@ -28,7 +29,9 @@ from pypcd.evaluation import (
     Progress,
     csv_text,
     evaluate,
+    facts,
     markdown,
+    run_options,
     task,
 )
 from pypcd.evaluation._gold import Gold
@@ -237,9 +240,55 @@ def test_another_run_is_not_mixed_in(
 
 
 def test_other_options_of_the_model_are_another_run(finished: tuple[Directory, dict[Any, Any]]) -> None:
-    evaluate(DEMO, finished[0], options={**ONE, "n_threads": 2})  # rows do not depend on threads
+    evaluate(DEMO, finished[0], options={**ONE, "n_threads": 2})  # rows do not depend on threads (test_threads.py)
     with pytest.raises(ValueError, match="options is .* there and .*'n_ubatch': 64"):
         evaluate(DEMO, finished[0], options={**ONE, "n_ubatch": 64})
+
+
+@pytest.mark.parametrize(
+    ("given", "jobs", "wanted"),
+    [
+        ({}, 1, (1, 1)),  # what is fastest now
+        ({}, 2, (4, 4)),
+        ({}, 16, (1, 1)),
+        ({"n_threads": 3, "n_threads_batch": None}, 2, (3, 3)),
+        ({"n_threads_batch": 2}, 1, (1, 2)),
+        ({"flash_attn": True}, 1, (4, 8)),  # rows depend on it: nothing is measured
+        ({"flash_attn": True, "n_threads": 2}, 1, (2, 2)),
+    ],
+)
+def test_a_run_has_the_same_threads_all_along(
+    given: dict[str, Any], jobs: int, wanted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_machine, "n_cores", lambda: 8)
+    monkeypatch.setattr(_machine, "has_gpu", lambda: False)
+    monkeypatch.setattr(_threads, "_measured", {})
+    monkeypatch.setattr(_engine, "step_times", lambda numbers, *_: {n: float(n) for n in numbers})
+    options = run_options(DEMO, given, jobs)
+    assert (options["n_threads"], options["n_threads_batch"]) == wanted
+    assert run_options(DEMO, options, jobs) == options
+    known = {name: options[name] for name in ("n_threads", "n_threads_batch")}
+    assert facts(DEMO, options)["options"] == ({"flash_attn": True, **known} if "flash_attn" in given else {})
+
+
+@pytest.mark.parametrize(
+    ("options", "matter"),
+    [({}, False), ({"n_gpu_layers": -1}, False), ({"n_gpu_layers": 0}, False), ({"n_gpu_layers": 8}, True)],
+)
+def test_layers_beside_a_gpu_depend_on_threads(
+    options: dict[str, Any], matter: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flash attention is on there by default."""
+    monkeypatch.setattr(_machine, "has_gpu", lambda: True)
+    assert ("n_threads" in facts(DEMO, options)["options"]) == matter
+
+
+def test_the_model_of_a_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    choose = _threads.choose
+    monkeypatch.setattr(_threads, "choose", lambda width, *numbers, **now: given.append(numbers) or choose(1, 1, 1))
+    evaluate(dataclasses.replace(DEMO, n=1), Directory(tmp_path / "run"))
+    assert given[0] == (None, None) and len(given) > 1 and set(given[1:]) == {(1, 1)}
 
 
 def test_other_questions_are_another_run(finished: tuple[Directory, dict[Any, Any]], tmp_path: Path) -> None:

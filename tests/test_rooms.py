@@ -34,7 +34,7 @@ TOUCHES = {
 }
 # private attributes of pypcd.Llama that pypcd may use
 OURS = {
-    "_pcd_set_to": "PCD off for a while and back, with a sampler's share of the work",
+    "_pcd_set_to": "another setting, or none, for a while and back, with a sampler's share of the work",
     "_apply": "a sampler takes the contrast over",
     "_n_changes": "whether somebody else evaluated in the context",
 }

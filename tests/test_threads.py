@@ -166,6 +166,33 @@ def test_numbers_that_are_given_stay(
             machine.now += 61
 
 
+def test_with_flash_attention_the_usual_number_stays(tiny: Tiny, machine: Machine) -> None:
+    """There rows depend on it."""
+    machine.times = {1: 1.0, 2: 20.0}
+    with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=256, n_gpu_layers=0, flash_attn=True)) as llm:
+        for _ in range(2):
+            llm.eval(TOKENS[:20])
+            assert in_force(llm) == (2, 2)
+            machine.now += 61
+    assert machine.measured == 0
+
+
+@pytest.mark.parametrize(
+    "pcd", [False, "evaluation=fused", "cache=separate", "window=20:perturbation=none:evaluation=fused"]
+)
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_without_flash_attention_rows_do_not_depend_on_the_number(arch: str, pcd: Any, tiny: Tiny) -> None:
+    """So a run that is repeated, or continued, may have another one."""
+    rows = []
+    for n in (1, 2, 3):
+        options = {"n_threads": n, "n_threads_batch": n, "n_gpu_layers": 0, "flash_attn": False}
+        with contextlib.closing(pypcd.Llama(tiny(arch), pcd=pcd, n_ctx=512, **options)) as llm:
+            llm.eval((TOKENS * 5)[:300])
+            llm.eval(TOKENS[:1])
+            rows.append(_engine.row(llm).tolist())
+    assert rows[0] == rows[1] == rows[2]
+
+
 def test_a_pickled_model_measures_where_it_is_opened_again(tiny: Tiny, machine: Machine, tmp_path: Path) -> None:
     machine.times = {1: 1.0, 2: 20.0}
     with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=256, n_gpu_layers=0)) as llm:

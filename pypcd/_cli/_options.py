@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import random
 import textwrap
 from collections.abc import Callable
@@ -181,14 +180,6 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def job_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The same for each of --jobs processes."""
-    options = machine_options(args)
-    if args.jobs > 1 and args.threads is None:
-        options["n_threads"] = options["n_threads_batch"] = max(1, (os.cpu_count() or 1) // args.jobs)
-    return options
-
-
 def default_task(model: str, of_others: str = "kv") -> str:
     """The default task of a command; the demo model was trained only on kv-short."""
     return "kv-short" if model == "demo" else of_others
@@ -203,7 +194,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     """The options of chat and generate."""
     add = parser.add_argument
     add("--pcd", metavar="SETTING", help="cautious (default), on (the paper's), off, or beta=1.5:window=64 ...")
-    add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy, reproducible")
+    add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
     add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")
     add("--n-ctx", metavar="N", type=at_least(0), default=0, help="context (default: the model's, or what fits)")

@@ -44,9 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    options = _options.machine_options(args)
+    threads = args.threads or _threads.choose(_threads.width_of(resolve_model(args.model), options)).decode
+    options["n_threads"] = options["n_threads_batch"] = threads
     if args.graph:
-        options = _options.machine_options(args)
-        options["n_threads"] = options["n_threads_batch"] = args.threads or _machine.default_threads()
         names = None if args.method is None else _former.checked_methods(_options.names(args.method))
         _graph.run(args, names, _progress, **options)
         return 0
@@ -57,9 +58,6 @@ def run(args: argparse.Namespace) -> int:
     text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
     if args.text and not text:
         raise ValueError(f"{args.text} is empty")
-    options = _options.machine_options(args)
-    threads = args.threads or _threads.best_threads(_threads.width_of(resolve_model(args.model))).decode
-    options["n_threads"] = options["n_threads_batch"] = threads
 
     rows: list[Measurement] = []
     flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="other questions (default %(default)s)")
     parser.add_argument("--question", type=int, metavar="K", help="print question K, for generate or chat, and leave")
     parser.add_argument("--pcd", metavar="SETTING", help="ask with this setting too: cautious, beta=1.5:window=64 ...")
-    parser.add_argument("--threads", type=_options.at_least(1), help="default: all cores up to four")
+    parser.add_argument("--threads", metavar="N", type=_options.at_least(1), help="CPU threads")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 

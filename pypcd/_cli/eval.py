@@ -22,6 +22,7 @@ from pypcd.evaluation import (
     facts,
     markdown,
     rows,
+    run_options,
     tasks_of,
 )
 from pypcd.evaluation._plan import BASELINE
@@ -61,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     plan, paper = _plan(args), PAPER_TABLES.get(args.paper)
     out = Directory(args.out or f"eval-{pathlib.Path(args.model).stem}{'-quick' * args.quick}")
-    path, options = resolve_model(args.model), _options.job_options(args)
+    path = resolve_model(args.model)
+    options = run_options(plan, _options.machine_options(args), args.jobs)
     with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
         known = facts(plan, options, bar.update)
 

@@ -59,10 +59,12 @@ def library_facts() -> dict[str, Any]:
 
 
 def machine_facts(path: str | None) -> dict[str, Any]:
-    """Args:
-    path: the model that the number of threads is for; None: one of the usual width.
+    """What models are computed on here, and with how many threads.
+
+    Args:
+        path: the model that the number of threads is for; None: one of the usual width.
     """
-    threads = _threads.best_threads(_threads.width_of(path) if path else _WIDTH)
+    threads = _threads.best_threads(_threads.width_of(path, {"n_gpu_layers": 0}) if path else _WIDTH)
     amx = _engine.settle_amx()
     features = _engine.cpu_features()
     return {

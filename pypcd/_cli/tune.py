@@ -12,7 +12,7 @@ from typing import Any
 from pypcd._cli import _options, _progress, _table, _terminal, _text
 from pypcd._gguf import resolve_model
 from pypcd._settings import Profile
-from pypcd.evaluation import Directory, Plan, Tuned, counts_of, facts, tune
+from pypcd.evaluation import Directory, Plan, Tuned, counts_of, facts, run_options, tune
 from pypcd.evaluation._plan import BASELINE
 from pypcd.evaluation._stats import NOT_SHOWN, fewest, interval
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         chat=args.chat,
         data=args.data,
     )
-    options = _options.job_options(args)
+    options = run_options(plan, _options.machine_options(args), args.jobs)
     with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
         known = facts(plan, options, bar.update)
     n_judged = len(plan.lengths) * sum(map(_second, counts_of(plan).values()))

@@ -9,7 +9,7 @@ from pypcd.evaluation._paper import PAPER_TABLES, PaperTable
 from pypcd.evaluation._plan import Directory, Plan
 from pypcd.evaluation._progress import Progress
 from pypcd.evaluation._report import Row, by_depth, csv_text, markdown, rows
-from pypcd.evaluation._run import Outcome, counts_of, evaluate, facts, tasks_of
+from pypcd.evaluation._run import Outcome, counts_of, evaluate, facts, run_options, tasks_of
 from pypcd.evaluation._stats import Paired, paired
 from pypcd.evaluation._tokenizer import ModelTokenizer
 from pypcd.evaluation._tune import Tuned, tune
@@ -39,6 +39,7 @@ __all__ = [
     "markdown",
     "paired",
     "rows",
+    "run_options",
     "task",
     "tasks_of",
     "tune",

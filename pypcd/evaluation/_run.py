@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp
 
 import pypcd
-from pypcd import _machine
+from pypcd import _machine, _threads
 from pypcd._errors import ModelError, PCDError, UnsupportedError
 from pypcd._gguf import read_gguf, resolve_model
 from pypcd._llama import Llama
@@ -29,13 +29,13 @@ from pypcd.evaluation.tasks._longbench import LongBench
 from pypcd.evaluation.tasks._sample import Sample, Task, Tokenizer
 from pypcd.methods import Method, Session, parse
 
-__all__ = ["Outcome", "counts_of", "evaluate", "facts", "tasks_of"]
+__all__ = ["Outcome", "counts_of", "evaluate", "facts", "run_options", "tasks_of"]
 
 Record = dict[str, Any]
 
 _SPARE = 256  # tokens besides prompt and answer, for what an edit adds
 _BARE = 1024  # tokens for a prompt without its context
-_NO_MATTER = ("n_threads", "n_threads_batch", "n_ctx")  # a run may be continued with other values of these options
+_THREADS = ("n_threads", "n_threads_batch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +56,18 @@ def facts(
 ) -> dict[str, Any]:
     """What a run depends on besides its plan: hashes of model and data, versions, devices, options of the model.
 
-    The number of threads is left out: with flash attention off, logits do not depend on it.
+    The number of threads is left out unless logits depend on it: with flash attention on the CPU.
 
     Args:
         progress: called with the bytes of each part of the model's file that has been hashed.
     """
     path, n_ctx = resolve_model(plan.model), _n_ctx(plan, options or {})
-    options = {name: value for name, value in (options or {}).items() if name not in _NO_MATTER}
+    options, no_matter = options or {}, ["n_ctx"]  # a run may be continued with other values of these
+    if _threads_matter(options):
+        options = run_options(plan, options)
+    else:
+        no_matter += _THREADS
+    options = {name: value for name, value in options.items() if name not in no_matter}
     if not _machine.has_gpu():
         options.pop("n_gpu_layers", None)
     data = {name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, LongBench)}
@@ -76,6 +81,32 @@ def facts(
         "pypcd": pypcd.__version__,
         "llama_cpp_python": llama_cpp.__version__,
     }
+
+
+def run_options(plan: Plan, options: Mapping[str, Any], jobs: int = 1) -> dict[str, Any]:
+    """The options of the model in each process, with numbers of threads that stay for the whole run.
+
+    They are those given, else for several processes a share of the cores, else what is fastest now; or the usual numbers,
+    where logits depend on them.
+
+    Raises:
+        FileNotFoundError, ModelError: there is no such model.
+    """
+    decode, batch = (options.get(name) for name in _THREADS)
+    if decode is None and jobs > 1:
+        decode = max(1, _machine.n_cores() // jobs)
+    if decode is None or batch is None:
+        decode, batch, _ = _threads.choose(_threads.width_of(resolve_model(plan.model), options), decode, batch)
+    return {**options, **dict(zip(_THREADS, (decode, batch)))}
+
+
+def _threads_matter(options: Mapping[str, Any]) -> bool:
+    """Whether logits depend on the number of threads: with flash attention, in layers that the CPU computes."""
+    gpu, on_gpu = _machine.has_gpu(), options.get("n_gpu_layers")
+    flash_attn = options.get("flash_attn")
+    if flash_attn is None:
+        flash_attn = gpu and on_gpu != 0  # pypcd.Llama's default
+    return bool(flash_attn) and not (gpu and on_gpu in (None, -1))
 
 
 def _n_ctx(plan: Plan, options: Mapping[str, Any]) -> int:
@@ -110,7 +141,7 @@ def evaluate(
 
     Args:
         jobs: number of processes, each with the model; weights are mapped into memory once.
-        options: further arguments of pypcd.Llama.
+        options: further arguments of pypcd.Llama; see run_options().
         model_facts: the result of facts(), if it is known already.
         progress: updated with what is to be answered, and with each answer.
         indices: the samples to answer; None: all of them.
@@ -123,6 +154,7 @@ def evaluate(
     for name in plan.methods:
         parse(name)
     counts = counts_of(plan)
+    options = run_options(plan, options or {}, jobs)
     with directory.locked():
         records = directory.open(plan, facts(plan, options) if model_facts is None else model_facts)
         asked = {key[:3]: record["prompt_sha256"] for key, record in records.items()}
@@ -137,9 +169,9 @@ def evaluate(
         progress.begin(keys, missing)
 
         refused: dict[str, str] = {}
-        work = _work_here(plan, todo, options or {}, refused)
+        work = _work_here(plan, todo, options, refused)
         if jobs > 1 and len(todo) > 1:
-            work = _work_beside(plan, todo, options or {}, refused, min(jobs, len(todo)))
+            work = _work_beside(plan, todo, options, refused, min(jobs, len(todo)))
         for key, record in work:
             if record is not None:
                 if asked.setdefault(key[:3], record["prompt_sha256"]) != record["prompt_sha256"]:

@@ -10,7 +10,7 @@ from pypcd._config import PCDConfig
 from pypcd._errors import PCDError, UnsupportedError
 from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation._progress import Progress
-from pypcd.evaluation._run import counts_of, evaluate
+from pypcd.evaluation._run import counts_of, evaluate, run_options
 from pypcd.evaluation._stats import Paired, needed, paired
 from pypcd.methods import PCD
 
@@ -119,6 +119,7 @@ def tune(
     for task, n in counts.items():
         if n < 2:
             raise ValueError(f"{task} has {n} question a cell; allowed: at least 2, since half of them are for judging")
+    options = run_options(plan, options or {}, jobs)  # once, for all passes
     records: dict[Key, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     tried: dict[PCDConfig, float] = {}

@@ -189,7 +189,7 @@ class _Plan:
                 texts = _texts(stream, self.n, n_past)
                 for m in models.values():
                     m.fill(texts)
-                tokens = first.texts.continuations(self.n_tokens + 1)
+                tokens = first.texts.continuations(self.n_tokens + _timing.WARM_UP)
                 best = self._faster(models, methods, tokens, n_past)
                 if not prefill:
                     at = {name: models[best[GREEDY].flash_attn, _second(config)] for name, config in methods.items()}
@@ -210,7 +210,7 @@ class _Plan:
     ) -> dict[str, _Model]:
         """The model that each method is faster with: flash attention on or off."""
         self.progress(f"{self._of(n_past)}: which flash attention setting is faster")
-        few = [text[: max(3, self.n_tokens // 4)] for text in tokens]
+        few = [text[: _timing.WARM_UP + max(2, self.n_tokens // 4)] for text in tokens]
         best: dict[str, _Model] = {}
         for name, config in methods.items():
             ways = [models[fa, _second(config)] for fa in self.flash_attn]
@@ -293,24 +293,21 @@ class _Model:
 
     def read(self, config: PCDConfig | None, prompts: Sequence[Sequence[int]]) -> float:
         """Seconds for prompts, one for each sequence."""
-        self._set(config)
-        with _reasons():
+        with self._set_to(config), _reasons():
             return self.texts.read(prompts)
 
     def time(self, name: str, config: PCDConfig | None, tokens: Sequence[Sequence[int]]) -> tuple[float, float]:
         """Seconds for a step, and twins per token."""
         if name == STOCK:
             return self._ask("time", tokens), 0.0
-        self._set(config)
         before = self.llm.pcd_stats().n_twins
-        with _reasons():
+        with self._set_to(config), _reasons():
             seconds = self.texts.time(tokens, 2 if name == TWO_ROWS else 1)
         return seconds, (self.llm.pcd_stats().n_twins - before) / sum(map(len, tokens))
 
-    def _set(self, config: PCDConfig | None) -> None:
-        """Not by assigning llm.pcd, which frees the second keys of the method before."""
-        if disabled := _engine.set_pcd(self.llm, config):
-            raise PCDError(disabled)
+    def _set_to(self, config: PCDConfig | None) -> contextlib.AbstractContextManager[None]:
+        """Second keys stay: assigning llm.pcd would free them for a setting that needs none."""
+        return self.llm._pcd_set_to(False if config is None else config)
 
     def kv_bytes(self, config: PCDConfig | None) -> int:
         stats = self.llm.pcd_stats()

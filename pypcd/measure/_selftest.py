@@ -24,7 +24,7 @@ def self_test(llm: Llama) -> dict[str, Any]:
     """Four checks on a random prompt. If the model cannot be over-rotated, a twin with a window is tested."""
     result: dict[str, Any] = {"model": llm.model_path, "checks": []}
     windowed = llm.pcd_refusal(PCDConfig()) is not None
-    base = PCDConfig(perturbation="none", window=8) if windowed else PCDConfig()
+    base = (PCDConfig(perturbation="none", window=8) if windowed else PCDConfig()).repeatable()
     reason = llm.pcd_refusal(base)
     if reason is not None:
         return {**result, "skipped": reason}

@@ -18,6 +18,9 @@ import numpy as np
 
 Tokens = Sequence[int]
 
+# tokens of each sequence that are not timed: graphs are built, second keys made, and evaluation="auto" tries both ways twice
+WARM_UP = 4
+
 
 class Texts:
     """Sequences of equal length in a context, decoded side by side. Nothing else may use the context.
@@ -76,8 +79,8 @@ class Texts:
         return [list(tokens) for tokens in zip(*found)]
 
     def time(self, tokens: Sequence[Tokens], n_rows: int = 1) -> float:
-        """Seconds for a step of `n_rows` tokens of each sequence with the logits of all. The first step is not timed: it
-        builds graphs and makes second keys. The cache is left unchanged."""
+        """Seconds for a step of `n_rows` tokens of each sequence with the logits of all, without the steps of the first
+        WARM_UP tokens. The cache is left unchanged."""
         seconds = []
         for first in range(0, len(tokens[0]) - n_rows + 1, n_rows):
             step = range(first, first + n_rows)
@@ -85,7 +88,7 @@ class Texts:
                 self._decode([(text[i], self.n_past + i, seq, True) for seq, text in enumerate(tokens) for i in step])
             )
         self._rewind()
-        timed = seconds[1:] or seconds
+        timed = seconds[WARM_UP // n_rows :] or seconds[-1:]
         return sum(timed) / len(timed)
 
     def _read(self, texts: dict[int, Tokens], n_past: int) -> float:

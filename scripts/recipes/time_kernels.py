@@ -2,8 +2,8 @@
 
     python scripts/recipes/time_kernels.py MODEL [--threads N] [--prompt N] [--rounds N] [--n-tokens N]
 
-Prints tokens per second: of a prompt, of plain decoding and of PCD's ways to decode; steps of two plain tokens per second. One process has the model open three
-times and takes turns, so that whatever else the machine does meets all alike.
+Prints tokens per second: of a prompt, of plain decoding and of PCD's ways to decode; steps of two plain tokens per second.
+One process has the model open three times and takes turns, so that whatever else the machine does meets all alike.
 """
 
 from __future__ import annotations
@@ -43,22 +43,21 @@ def main() -> None:
         name: opened(args.model, *how, n_ctx=args.prompt + args.n_tokens + 64, **threads)
         for name, how in KERNELS.items()
     }
+    texts = {name: _timing.Texts(llm) for name, llm in models.items()}
     random = np.random.default_rng(0)
     n_vocab = next(iter(models.values())).n_vocab()
-    prompt, more = (random.integers(3, n_vocab, n).tolist() for n in (args.prompt, args.n_tokens + 1))
+    prompt, more = (random.integers(3, n_vocab, n).tolist() for n in (args.prompt, args.n_tokens + _timing.WARM_UP))
 
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in models}
     for _ in range(args.rounds):
         for name, llm in models.items():
             llm.pcd = None
-            llm.reset()
-            llm._ctx.kv_cache_clear()
-            seconds[name].setdefault("prompt", []).append(_timing.fill(llm, prompt) / len(prompt))
+            seconds[name].setdefault("prompt", []).append(texts[name].read([prompt]) / len(prompt))
             for what, setting in SETTINGS.items():
                 llm.pcd = setting
-                seconds[name].setdefault(what, []).append(_timing.time_decode(llm, more))
+                seconds[name].setdefault(what, []).append(texts[name].time([more]))
             llm.pcd = None
-            seconds[name].setdefault("two rows", []).append(_timing.time_two_rows(llm, more))
+            seconds[name].setdefault("two rows", []).append(texts[name].time([more], 2))
 
     print(f"{'':10}" + "".join(f"{what:>11}" for what in ("prompt", *SETTINGS, "two rows")))
     for name, found in seconds.items():
