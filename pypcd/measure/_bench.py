@@ -283,7 +283,7 @@ class _Model:
             )
 
     def fill(self, texts: Sequence[Sequence[int]]) -> None:
-        self._set(None)
+        self.llm.pcd = None
         with _reasons():
             self.texts.fill(texts)
         for seq, text in enumerate(texts):  # a copied sequence does not have them
