@@ -61,9 +61,11 @@ static ggml_tensor * view_rows(ggml_context * ctx, ggml_tensor * t, int64_t i0, 
             t->nb[1], flat ? n*t->nb[1] : t->nb[2], flat ? n*t->nb[1] : t->nb[3], i0*t->nb[1]);
 }
 
-// the query heads that share one head of keys; 1: attention cannot be grouped by them
+// The query heads that share one head of keys; 1: attention cannot be grouped by them. Who watches the computation (cb_eval, a tap)
+// sees the weights of each head as llama.cpp lays them out.
 static int64_t n_grouped(const llm_graph_context & gctx, const ggml_tensor * q, const ggml_tensor * k, bool plain) {
-    const bool can = plain && !gctx.cparams.flash_attn && gctx.hparams.f_max_alibi_bias == 0.0f && q->ne[1] % k->ne[1] == 0;
+    const bool can = plain && !gctx.cparams.flash_attn && !gctx.cparams.cb_eval && gctx.hparams.f_max_alibi_bias == 0.0f &&
+        q->ne[1] % k->ne[1] == 0;
     return can ? q->ne[1]/k->ne[1] : 1;
 }
 
