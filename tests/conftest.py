@@ -32,6 +32,7 @@ settings.load_profile("pypcd")
 Tiny = Callable[..., Path]
 
 TOKENS: list[int] = [1, *np.random.default_rng(7).integers(3, 384, 119).tolist()]  # several sliding windows long
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")  # scripts/sanitize: it keeps freed memory, to catch its use
 F32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}  # a cache that rounds nothing
 
 reference = functools.cache(Reference)  # reading the tokenizer's keys takes longer than evaluating the model
