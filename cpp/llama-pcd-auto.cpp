@@ -1,5 +1,8 @@
-// Two ways, one of which is cheaper: each is tried twice, then the cheaper one is taken. The other one is tried again now and then,
-// as often as a fixed share of the time pays for: so all trials together cost no more than that share.
+// Two ways, one of which is cheaper: each is tried, then the cheaper one is taken. The other one is tried again now and then, as often
+// as a fixed share of the time pays for: so all trials together cost no more than that share.
+//
+// The first step after a change of ways does not count: its graph, and what it reads, are no longer in the CPU's caches, and it takes
+// up to a fifth longer than those that follow it. So a trial is two steps.
 
 #include "llama-pcd-auto.h"
 
@@ -7,10 +10,11 @@
 #include <cmath>
 #include <tuple>
 
-static constexpr int64_t N_FIRST   = 2;     // trials of each way at first, in turns
+static constexpr int64_t N_FIRST   = 2;     // steps of each way that count at first
+static constexpr double  N_TRIAL   = 2.0;   // steps of a later trial, of which the second one counts
 static constexpr int64_t N_BETWEEN = 8;     // steps from one later trial to the next, at least
 static constexpr double  SHARE     = 0.01;  // of the time that later trials may cost
-static constexpr double  N_SPARE   = 1.0;   // steps that may be set aside for them; it starts so, for an early second thought
+static constexpr double  N_SPARE   = 2.0;   // steps that may be set aside for them; it starts so, for an early second thought
 static constexpr double  TWIN_MAX  = 1.5;   // a twin by itself takes no more than a step and a half: the rest is a disturbance
 static constexpr int64_t N_MEAN    = 48;    // steps that the share of needed twins is a mean of, about
 static constexpr int64_t N_PRIOR   = 8;     // what a former text counts for, in steps
@@ -71,8 +75,11 @@ bool llama_pcd_auto::fuses(size_t n_tokens, size_t n_rows) const {
     }
     const shape & cur = it->second;
 
+    if (!cur.counted) {
+        return cur.last_fused;
+    }
     if (!cur.tried()) {
-        return cur.fused.n <= cur.plain.n;
+        return cur.fused.n < N_FIRST;
     }
 
     const double fused     = cur.fused.get();
@@ -83,7 +90,7 @@ bool llama_pcd_auto::fuses(size_t n_tokens, size_t n_rows) const {
 
     const int64_t n_since = cur.n_steps - (best ? cur.plain : cur.fused).last;
 
-    return n_since >= N_BETWEEN && cur.spare >= extra ? !best : best;
+    return n_since >= N_BETWEEN && cur.spare >= N_TRIAL*extra ? !best : best;
 }
 
 void llama_pcd_auto::took(const step & cur) {
@@ -99,9 +106,13 @@ void llama_pcd_auto::took(const step & cur) {
         }
     }
 
+    s.counted    = s.n_steps > 0 && cur.fused == s.last_fused;
+    s.last_fused = cur.fused;
     s.n_steps++;
-    (cur.fused ? s.fused : s.plain).add(cur.first, s.n_steps);
-    if (!cur.fused && cur.n_needed > 0) {
+    if (s.counted) {
+        (cur.fused ? s.fused : s.plain).add(cur.first, s.n_steps);
+    }
+    if (s.counted && !cur.fused && cur.n_needed > 0) {
         s.twin.add(cur.twins/cur.n_needed, s.n_steps);
     }
 

@@ -58,6 +58,9 @@ private:
         int64_t        n_steps = 0;
         double         spare   = 0.0; // seconds set aside for trying the other way again
 
+        bool last_fused = true;  // the latest step
+        bool counted    = false; // it followed one of its kind
+
         bool tried() const; // both ways, often enough to choose
     };
     using key = std::pair<int, int>;

@@ -49,9 +49,19 @@ def total(ways: np.ndarray, fused: Any, plain: Any, twin: Any, needed: np.ndarra
 costs = {"fused": st.floats(1.0, 2.3), "twin": st.floats(0.6, 1.4), "seed": st.integers(0, 2**32 - 1)}
 
 
-def test_both_ways_are_tried_at_first_in_turns() -> None:
+def test_both_ways_are_tried_at_first() -> None:
     for fused, twin in ((1.0, 1.4), (2.3, 0.6)):
-        assert chosen(fused, 1.0, twin, np.ones(4)).tolist() == [True, False, True, False]
+        assert chosen(fused, 1.0, twin, np.ones(6)).tolist() == [True] * 3 + [False] * 3
+
+
+@given(**costs, slow=st.floats(0.5, 10))
+def test_the_first_step_after_a_change_of_ways_does_not_count(
+    fused: float, twin: float, seed: int, slow: float
+) -> None:
+    """It takes longer than those that follow it, and the choice is the same."""
+    plain, needed = np.ones(200), np.ones(200)
+    plain[3] = slow  # the first one that alternates
+    assert chosen(fused, plain, twin, needed).tolist() == chosen(fused, 1.0, twin, needed).tolist()
 
 
 @given(**costs, p=st.floats(0, 1), noise=st.floats(0, 0.1), growth=st.floats(0, 2))
@@ -93,7 +103,7 @@ def test_it_follows_a_change_of_costs(fused: float, twin: float, seed: int, at: 
     for later in (1.02, 1 + 2 * twin):
         times = np.where(np.arange(n) < at, fused, later)
         ways = chosen(times, 1.0, twin, needed)[-100:]
-        assert (ways == (later < 1 + twin)).mean() >= 0.97
+        assert (ways == (later < 1 + twin)).mean() >= 0.95
 
 
 @pytest.mark.parametrize("n_rows", [2, 3, 16, 64])
@@ -132,16 +142,16 @@ def test_the_tokens_do_not_depend_on_the_evaluation(arch: str, setting: dict[str
 
 
 def test_auto_is_the_default_and_takes_both_ways(tiny: Tiny, load: Load) -> None:
-    """One token is plausible: a twin is skipped in the second and fourth step, which alternate, and evaluated in the others."""
+    """One token is plausible: a twin is skipped where steps alternate, from the fourth on, and evaluated before."""
     llm = load(tiny("llama"), {"relative_top": 1.0})
     assert llm.pcd.evaluation == "auto"
     llm.eval(TOKENS[:50])
     counts = []
-    for token in TOKENS[50:54]:
+    for token in TOKENS[50:56]:
         llm.eval([token])
         stats = llm.pcd_stats()
         counts.append((stats.n_twins, stats.n_skipped))
-    assert counts == [(2, 0), (2, 1), (3, 1), (3, 2)]
+    assert counts == [(2, 0), (3, 0), (4, 0), (4, 1), (4, 2), (4, 3)]
 
 
 @pytest.mark.parametrize("setting", [{}, {"cache": "shared"}, {"window": 20}], ids=str)

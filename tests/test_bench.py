@@ -123,10 +123,10 @@ def test_a_step_has_one_token_of_each_sequence_and_two_rows_has_two(
     batches: list[Any] = []
     monkeypatch.setattr(several, "_decode", lambda entries: batches.append(list(entries)) or len(batches))
     tokens = [[10 * s + i for i in range(9)] for s in range(3)]
-    assert several.time(tokens) == (5 + 6 + 7 + 8 + 9) / 5  # the first four tokens are not timed
+    assert several.time(tokens) == (7 + 8 + 9) / 3  # the first six tokens are not timed
     assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3)] for i in range(9)]
     batches.clear()
-    assert several.time(tokens, 2) == (3 + 4) / 2
+    assert several.time(tokens, 2) == 4  # the steps of the first six tokens are not timed
     assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3) for i in (k, k + 1)] for k in (0, 2, 4, 6)]
 
 
@@ -147,7 +147,7 @@ def test_the_trials_of_auto_are_not_timed(model: Path, monkeypatch: pytest.Monke
     for setting in ("cache=shared", "window", "cache=shared"):
         llm.pcd = setting
         texts.time([list(range(3, 3 + _timing.WARM_UP))])
-    assert ways == [0, 1, 0, 1] * 3
+    assert ways == [0, 0, 0, 1, 1, 1] * 3
 
 
 def test_of_a_prompt_the_last_tokens_logits_are_wanted(several: _timing.Texts, monkeypatch: pytest.MonkeyPatch) -> None:

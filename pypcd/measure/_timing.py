@@ -18,8 +18,8 @@ import numpy as np
 
 Tokens = Sequence[int]
 
-# tokens of each sequence that are not timed: graphs are built, second keys made, and evaluation="auto" tries both ways twice
-WARM_UP = 4
+# tokens of each sequence that are not timed: graphs are built, second keys made, and evaluation="auto" tries both ways
+WARM_UP = 6
 
 
 class Texts:
