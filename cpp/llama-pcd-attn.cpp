@@ -118,7 +118,11 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     if (!args.kq_b) {
         range = inp->visible[core->second.cache_of(*layer)];
     }
-    if (!second && range.begin == 0) {
+    // a token and its twin: each by itself, its heads grouped
+    const bool plain = !args.kq_b && !args.sinks && !args.v_mla;
+    const bool apart = n_tokens == 2 && n_twin == 1 && n_grouped(args.gctx, args.q, args.k, plain) > 1;
+
+    if (!second && range.begin == 0 && !apart) {
         return nullptr;
     }
 
