@@ -47,7 +47,7 @@ llama_pcd_graph::attended llama_pcd_graph::restricted(const attended & all, cons
         v_trans ?
             ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, all.v, 0, 2, 1, 3), 0, range, false), 0, 2, 1, 3) :
             build_cells(ctx, all.v, 2, range, false),
-        build_cells(ctx, all.mask, 0, range, true),
+        all.mask,
     };
 }
 
@@ -61,12 +61,33 @@ static ggml_tensor * view_rows(ggml_context * ctx, ggml_tensor * t, int64_t i0, 
             t->nb[1], flat ? n*t->nb[1] : t->nb[2], flat ? n*t->nb[1] : t->nb[3], i0*t->nb[1]);
 }
 
-// The query heads that share one head of keys; 1: attention cannot be grouped by them. Who watches the computation (cb_eval, a tap)
-// sees the weights of each head as llama.cpp lays them out.
-static int64_t n_grouped(const llm_graph_context & gctx, const ggml_tensor * q, const ggml_tensor * k, bool plain) {
-    const bool can = plain && !gctx.cparams.flash_attn && !gctx.cparams.cb_eval && gctx.hparams.f_max_alibi_bias == 0.0f &&
-        q->ne[1] % k->ne[1] == 0;
-    return can ? q->ne[1]/k->ne[1] : 1;
+// The query heads that share one head of keys and attend together; 1: n queries do not. Heads must not differ otherwise, and who
+// watches the computation (cb_eval, a tap) sees the weights of each head as llama.cpp lays them out.
+static int64_t n_grouped(const llama_pcd_graph::attn & args, int64_t n) {
+    const auto & cparams = args.gctx.cparams;
+
+    const bool alike = !args.kq_b && !args.sinks && !args.v_mla && args.gctx.hparams.f_max_alibi_bias == 0.0f;
+    const bool can   = n == 1 && alike && !cparams.flash_attn && !cparams.cb_eval && args.q->ne[1] % args.k->ne[1] == 0;
+
+    return can ? args.q->ne[1]/args.k->ne[1] : 1;
+}
+
+// Rows [i0, i0 + n) of the mask, of the cells in a range; that of a grouped query once for each head of its group. All layers with
+// this mask share it.
+ggml_tensor * llama_pcd_graph::build_mask(const attn & args, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range) {
+    const int64_t n_group = n_grouped(args, n);
+
+    ggml_tensor *& res = masks[{ args.kq_mask, i0, n, range.begin, n_group }];
+    if (!res) {
+        res = view_rows(ctx, args.kq_mask, i0, n);
+        if (range.begin > 0) {
+            res = build_cells(ctx, res, 0, range, true);
+        }
+        if (n_group > 1) {
+            res = ggml_repeat_4d(ctx, res, res->ne[0], n_group, 1, 1);
+        }
+    }
+    return res;
 }
 
 // A single query: the heads that share keys become rows of one multiplication, which reads these keys once for all of them. Alone,
@@ -76,9 +97,8 @@ ggml_tensor * llama_pcd_graph::build_grouped(const attn & args, const attended &
 
     const ggml_tensor * q = args.q;
     ggml_tensor * heads = ggml_view_3d(ctx, args.q, q->ne[0], n_head_kv, n_group, n_group*q->nb[1], q->nb[1], i0*q->nb[2]);
-    ggml_tensor * mask  = ggml_repeat_4d(ctx, cells.mask, cells.mask->ne[0], n_group, 1, 1);
 
-    ggml_tensor * cur = args.gctx.build_attn_mha(heads, cells.k, cells.v, nullptr, mask,
+    ggml_tensor * cur = args.gctx.build_attn_mha(heads, cells.k, cells.v, nullptr, cells.mask,
             nullptr, nullptr, args.n_kv_max, args.kq_scale, args.il);
 
     cur = ggml_permute(ctx, ggml_reshape_3d(ctx, cur, cur->ne[0]/n_head_kv, n_head_kv, n_group), 0, 2, 1, 3);
@@ -87,7 +107,7 @@ ggml_tensor * llama_pcd_graph::build_grouped(const attn & args, const attended &
 
 // attention of the tokens [i0, i0 + n) to these cells
 ggml_tensor * llama_pcd_graph::build_part(const attn & args, const attended & cells, int64_t i0, int64_t n) const {
-    const int64_t n_group = n_grouped(args.gctx, args.q, cells.k, n == 1 && !args.kq_b && !args.sinks && !args.v_mla);
+    const int64_t n_group = n_grouped(args, n);
     if (n_group > 1) {
         return build_grouped(args, cells, i0, n_group);
     }
@@ -119,8 +139,7 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
         range = inp->visible[core->second.cache_of(*layer)];
     }
     // a token and its twin: each by itself, its heads grouped
-    const bool plain = !args.kq_b && !args.sinks && !args.v_mla;
-    const bool apart = n_tokens == 2 && n_twin == 1 && n_grouped(args.gctx, args.q, args.k, plain) > 1;
+    const bool apart = n_tokens == 2 && n_twin == 1 && n_grouped(args, 1) > 1;
 
     if (!second && range.begin == 0 && !apart) {
         return nullptr;
@@ -132,17 +151,17 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
 
     attended cells = second ? second_of(args, *layer) : attended { args.k, args.v, nullptr };
 
-    cells.mask = view_rows(ctx, args.kq_mask, n_first, n_last);
     if (range.begin > 0) {
         cells = restricted(cells, range);
     }
+    cells.mask = build_mask(args, n_first, n_last, range);
 
     splitting = true;
 
     ggml_tensor * cur = build_part(args, cells, n_first, n_last);
 
     if (n_first > 0) {
-        const attended own = { args.k, args.v, view_rows(ctx, args.kq_mask, 0, n_first) };
+        const attended own = { args.k, args.v, build_mask(args, 0, n_first, {}) };
 
         cur = ggml_concat(ctx, build_part(args, own, 0, n_first), cur, 1);
     }

@@ -84,7 +84,6 @@ llama_pcd_decoder::request llama_pcd_decoder::read(const llama_batch_ext & batch
         res.by_llama |= token.seq_ids.empty();
 
         if (token.output && !res.by_llama) {
-            res.n_outputs++;
             const llama_pcd_seq contrast = settings.contrast_of(llama_pcd_parent_of(token));
             if (contrast.on) {
                 rows.add(i, contrast);

@@ -18,7 +18,6 @@ struct llama_pcd_decoder {
 private:
     // what a batch asks for; its rows are in `rows`
     struct request {
-        size_t n_outputs  = 0;     // of the caller's tokens, with and without a twin
         bool   by_us      = false; // refused here, with a line in the log
         bool   by_llama   = false; // llama.cpp will refuse it: in its own words, and before anything has changed
         bool   in_streams = false; // every token's twin is evaluated with its token
