@@ -20,6 +20,7 @@ import pypcd  # it chooses the library that llama_cpp loads, so it comes first
 import llama_cpp
 import numpy as np
 import pytest
+from fake_pip import program, project  # noqa: F401  fixtures
 from hypothesis import settings
 from limits import EPSILON, allowed, two_shapes
 from recorder import pytest_runtest_logreport  # noqa: F401  a hook of pytest's

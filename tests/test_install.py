@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
@@ -15,24 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_pip import BUILD, FIRST, PACKAGE, REQUIRED, ROOT, Project
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parent.parent
+
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for sh")
-
-
-@pytest.fixture(scope="module")
-def program() -> Any:
-    spec = importlib.util.spec_from_file_location("install_program", ROOT / "scripts/install.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 # --- what pyproject.toml says ---
@@ -210,121 +200,6 @@ def ended(pid: int, seconds: float = 10.0) -> bool:
 
 # --- what is built when ---
 
-PIP = """
-import os, sys
-from pathlib import Path
-
-root = Path(__file__).resolve().parent.parent
-if "_amx_probe.py" in sys.argv[-2]:
-    with open(root / "probes", "a") as probes:
-        print(*(a.replace(str(root), "ROOT") for a in sys.argv[1:]), file=probes)
-    found = (root / "amx").read_text().split("\\n")
-    (root / "amx").write_text("\\n".join(found[1:] or found))  # the next probe finds the next one, the last one stays
-    if found[0] == "crash":
-        os.kill(os.getpid(), 4)
-    sys.exit(print(found[0]))
-with open(root / "defines", "a") as defines:
-    if "cache" not in sys.argv:
-        print(os.environ["SKBUILD_CMAKE_DEFINE"].replace(str(root), "ROOT"), file=defines)
-if (root / "hang").exists():
-    import time
-    (root / "hanging").write_text(str(os.getpid()))
-    time.sleep(600)
-arguments = sys.argv[sys.argv.index("--verbose") + 1 :]
-with open(root / "calls", "a") as calls:
-    print(*(a.replace(str(root), "ROOT") for a in arguments), file=calls)
-if (root / "fail").exists():
-    sys.exit("error: it does not compile")
-
-def package(name):
-    folder = root / ".venv/lib/python3.11/site-packages" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    # as a build has them, which is never the same twice
-    (folder / "RECORD").write_text(f"files of {name}, {os.urandom(8)}")
-
-if arguments[0] == "cache":
-    sys.exit("" if (root / "no cache").exists() else 0)
-if arguments[0] == "wheel":
-    folder = Path(arguments[arguments.index("--wheel-dir") + 1])
-    folder.mkdir(parents=True)
-    (folder / "pypcd-0.1.0-py3-none-any.whl").write_text("")
-elif "--force-reinstall" in arguments and arguments[-1].endswith(".whl"):
-    package("pypcd-0.1.0.dist-info")
-elif "setuptools" in arguments[-1] or "--force-reinstall" in arguments:
-    package("llama_cpp_python-0.3.36.dist-info")
-    lib = root / ".venv/lib/python3.11/site-packages/llama_cpp/lib"
-    lib.mkdir(parents=True, exist_ok=True)
-    for name in ("libggml.so", "libggml-base.so", "libggml-cpu.so"):
-        (lib / name).write_text("")
-"""
-
-PIN = "scikit-build-core>=0.11 llama-cpp-python==0.3.36 pip setuptools>=70.1"
-FIRST = f"install {PIN}"
-BUILD = "wheel --no-deps --no-build-isolation --wheel-dir ROOT/.cache/wheel ROOT"
-PACKAGE = "install --force-reinstall --no-deps ROOT/.cache/wheel/pypcd-0.1.0-py3-none-any.whl"
-AGAIN = ["cache remove llama_cpp_python-0.3.36-*", "install --force-reinstall --no-deps llama-cpp-python==0.3.36"]
-REQUIRED = "install --no-build-isolation ROOT/.cache/wheel/pypcd-0.1.0-py3-none-any.whl"
-
-
-class Project:
-    """A project folder with a .venv whose Python records the arguments of pip."""
-
-    def __init__(self, root: Path, program: Any) -> None:
-        self.root, self.program = root, program
-        for name in ("cpp/a.cpp", "cmake/pin.py", "pypcd/__init__.py", "CMakeLists.txt", "scripts/install.py"):
-            self.change(name)
-        self.change("pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-        self.cpu("an old one")
-        self.amx("right")
-        self.make_venv()
-
-    def cpu(self, flags: str) -> None:
-        self.program.CPUINFO = self.change("cpuinfo", f"flags : fpu {flags} sse\n")
-
-    def amx(self, *found: str) -> None:
-        """What each probe finds, the last one from then on: "right", "crash" and so on."""
-        self.change("amx", "\n".join(found))
-
-    def probes(self) -> list[str]:
-        return self._lines("probes")
-
-    def make_venv(self) -> None:
-        self.change(".venv/pyvenv.cfg", f"version = {sys.version.split()[0]}\n")
-        self.change(".venv/pip.py", PIP)
-        python = self.change(".venv/bin/python", f'#!/bin/sh\nexec "{sys.executable}" "${{0%/*}}/../pip.py" "$@"\n')
-        python.chmod(0o755)
-
-    def change(self, name: str, text: str = "x") -> Path:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    def install(self, *extras: str) -> str:
-        out = io.StringIO()
-        self.program.install(self.root, extras, out)
-        return out.getvalue()
-
-    def calls(self) -> list[str]:
-        """The arguments of pip since the last call."""
-        return self._lines("calls")
-
-    def _lines(self, name: str) -> list[str]:
-        path = self.root / name
-        if not path.exists():
-            return []
-        lines = path.read_text(encoding="utf-8").splitlines()
-        path.unlink()
-        return lines
-
-
-@pytest.fixture
-def project(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    for name in ("PYTHON", "PYPCD_LLAMA_CPP_SOURCE", "SKBUILD_CMAKE_DEFINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(program, "CPUINFO", program.CPUINFO)
-    return Project(tmp_path / "père noël" / "pypcd", program)
-
 
 def test_there_are_three_steps_and_a_second_run_has_none(project: Project) -> None:
     told = project.install("test")
@@ -444,115 +319,6 @@ def test_a_stopped_environment_is_not_taken_for_a_whole_one(project: Project, mo
     with pytest.raises(KeyboardInterrupt):
         project.install()
     assert not (project.root / ".venv").exists()
-
-
-# --- AMX ---
-
-
-def test_builds_of_llama_cpp_python_are_told_of_the_cure(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the variable that scikit-build-core splits at semicolons: a path may have spaces."""
-    project.install()
-    cure = "CMAKE_PROJECT_ggml_INCLUDE=ROOT/cmake/amx.cmake"
-    assert set(project._lines("defines")) == {cure}
-    monkeypatch.setenv("SKBUILD_CMAKE_DEFINE", "GGML_CUDA=ON;A=b c")
-    project.change("cpp/a.cpp", "y")
-    project.install()
-    assert set(project._lines("defines")) == {f"GGML_CUDA=ON;A=b c;{cure}"}
-
-
-def test_without_amx_in_the_cpu_nothing_is_probed(project: Project, tmp_path: Path) -> None:
-    project.amx("crash")
-    project.install()
-    project.program.CPUINFO = tmp_path / "no such file"
-    project.change("cpp/a.cpp", "y")
-    project.install()
-    assert project.probes() == []
-
-
-def test_a_llama_cpp_python_that_works_is_probed_once(project: Project) -> None:
-    project.cpu("amx_tile amx_int8")
-    for found in ("right", "none"):
-        project.amx(found)
-        project.install()
-        assert project.calls() == [FIRST, BUILD, PACKAGE, REQUIRED]
-        assert len(probes := project.probes()) == 1
-        site = "ROOT/.venv/lib/python3.11/site-packages"
-        assert probes == [f"-I -S ROOT/pypcd/_engine/_amx_probe.py {site}/llama_cpp/lib"]
-        project.change("cpp/a.cpp", found)
-        project.install()
-        assert project.probes() == [] and project.calls() == [BUILD, PACKAGE, REQUIRED]
-        shutil.rmtree(project.root / ".venv")
-        project.make_venv()
-
-
-@pytest.mark.parametrize(("found", "told"), [("crash", "crashes"), ("wrong: Q4_0, 1 tokens", "computes wrongly")])
-def test_one_that_crashes_is_taken_out_of_pips_cache_and_built_again_once(
-    found: str, told: str, project: Project
-) -> None:
-    project.cpu("amx_tile amx_int8")
-    project.amx(found, "right")
-    said = project.install()
-    title = "1/3 llama-cpp-python 0.3.36"
-    assert f"{title}: {told} with this CPU's AMX, so it is taken out of pip's cache and built anew\n" in said
-    assert said.count(f"{title}: done in") == 2 and "still" not in said
-    assert project.calls() == [FIRST, *AGAIN, BUILD, PACKAGE, REQUIRED] and len(project.probes()) == 2
-    assert project.install() == "Nothing to install: .venv is up to date\n" and project.probes() == []
-
-
-def test_one_from_before_there_was_a_probe_is_probed_too(project: Project) -> None:
-    project.install()
-    project.calls()
-    state = project.root / ".venv/pypcd-installed.json"
-    noted = json.loads(state.read_text(encoding="utf-8"))
-    assert noted.pop("probed") == noted["llama-cpp-python"]
-    state.write_text(json.dumps(noted), encoding="utf-8")
-    project.cpu("amx_tile amx_int8")
-    project.amx("crash", "right")
-    project.change("scripts/install.py", "new")
-    assert "1/3 llama-cpp-python 0.3.36: there already" in project.install("eval")
-    assert project.calls() == [*AGAIN, BUILD, PACKAGE, f"{REQUIRED}[eval]"]
-
-
-def test_libllama_is_built_for_the_ggml_that_was_built_again(project: Project) -> None:
-    """Also where nothing else has changed."""
-    project.install()
-    project.calls()
-    state = project.root / ".venv/pypcd-installed.json"
-    noted = json.loads(state.read_text(encoding="utf-8"))
-    state.write_text(json.dumps({**noted, "probed": ""}), encoding="utf-8")
-    project.cpu("amx_int8")
-    project.amx("crash", "right")
-    project.install("eval")
-    assert project.calls() == [*AGAIN, BUILD, PACKAGE, f"{REQUIRED}[eval]"]
-
-
-def test_where_the_cure_does_not_help_it_is_tried_once(project: Project) -> None:
-    project.cpu("amx_tile amx_int8")
-    project.amx("crash")
-    said = project.install()
-    assert "1/3 llama-cpp-python 0.3.36: still crashes with AMX; models will not use it\n" in said
-    project.calls()
-    project.change("cpp/a.cpp", "y")
-    project.install()
-    assert project.calls() == [BUILD, PACKAGE, REQUIRED]
-
-
-def test_one_with_other_backends_is_left_alone(project: Project) -> None:
-    """Built anew without its options, it would have no GPU."""
-    project.cpu("amx_tile amx_int8")
-    project.amx("crash")
-    project.change(".venv/lib/python3.11/site-packages/llama_cpp/lib/libggml-cuda.so")
-    said = project.install()
-    assert "crashes with this CPU's AMX; left as it is, since it was built with libggml-cuda\n" in said
-    assert project.calls() == [FIRST, BUILD, PACKAGE, REQUIRED]
-
-
-def test_without_a_cache_of_pips_it_is_built_again_all_the_same(project: Project) -> None:
-    project.cpu("amx_tile amx_int8")
-    project.amx("crash", "right")
-    project.change("no cache")
-    project.install()
-    assert project.calls() == [FIRST, *AGAIN, BUILD, PACKAGE, REQUIRED]
 
 
 def test_wrong_words_are_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
