@@ -24,29 +24,28 @@ llama_pcd_graph::attended llama_pcd_graph::second_of(const attn & args, const ll
 }
 
 // the cells in a range, along one dimension of t
-static ggml_tensor * build_cells(ggml_context * ctx, ggml_tensor * t, int dim, const llama_pcd_view::cell_range & cells, bool contiguous) {
-    const auto part = [&](int64_t i0, int64_t n) {
+static ggml_tensor * build_cells(ggml_context * ctx, ggml_tensor * t, int dim, const llama_pcd_view::cell_range & cells) {
+    const auto part = [&](int64_t i0, int64_t i1) {
         int64_t ne[4] = { t->ne[0], t->ne[1], t->ne[2], t->ne[3] };
-        ne[dim] = n;
+        ne[dim] = i1 - i0;
         return ggml_view_4d(ctx, t, ne[0], ne[1], ne[2], ne[3], t->nb[1], t->nb[2], t->nb[3], i0*t->nb[dim]);
     };
 
-    ggml_tensor * tail = part(cells.begin, t->ne[dim] - cells.begin);
-    if (cells.head) {
-        return ggml_concat(ctx, part(0, llama_pcd_view::CELL_BLOCK), tail, dim);
-    }
-    return contiguous ? ggml_cont(ctx, tail) : tail;
+    ggml_tensor * tail = part(cells.begin, cells.end);
+    return cells.head ? ggml_concat(ctx, part(0, llama_pcd_view::CELL_BLOCK), tail, dim) : tail;
+}
+
+static bool is_transposed(const ggml_tensor * v) {
+    return v->nb[1] > v->nb[2];
 }
 
 llama_pcd_graph::attended llama_pcd_graph::restricted(const attended & all, const llama_pcd_view::cell_range & range) const {
-    const bool v_trans = all.v->nb[1] > all.v->nb[2];
-
     return {
-        build_cells(ctx, all.k, 2, range, false),
+        build_cells(ctx, all.k, 2, range),
         // transposed values are put together with their dimensions in the order of memory
-        v_trans ?
-            ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, all.v, 0, 2, 1, 3), 0, range, false), 0, 2, 1, 3) :
-            build_cells(ctx, all.v, 2, range, false),
+        is_transposed(all.v) ?
+            ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, all.v, 0, 2, 1, 3), 0, range), 0, 2, 1, 3) :
+            build_cells(ctx, all.v, 2, range),
         all.mask,
     };
 }
@@ -61,60 +60,101 @@ static ggml_tensor * view_rows(ggml_context * ctx, ggml_tensor * t, int64_t i0, 
             t->nb[1], flat ? n*t->nb[1] : t->nb[2], flat ? n*t->nb[1] : t->nb[3], i0*t->nb[1]);
 }
 
-// The query heads that share one head of keys and attend together; 1: n queries do not. Heads must not differ otherwise, and who
-// watches the computation (cb_eval, a tap) sees the weights of each head as llama.cpp lays them out.
-static int64_t n_grouped(const llama_pcd_graph::attn & args, int64_t n) {
-    const auto & cparams = args.gctx.cparams;
+// Whether attention is two products here, around a softmax. Heads must not differ otherwise, and who watches the computation
+// (cb_eval, a tap) sees the weights of each head as llama.cpp lays them out.
+static bool multiplies(const llama_pcd_graph::attn & args) {
+    const auto & gctx = args.gctx;
 
-    const bool alike = !args.kq_b && !args.sinks && !args.v_mla && args.gctx.hparams.f_max_alibi_bias == 0.0f;
-    const bool can   = n == 1 && alike && !cparams.flash_attn && !cparams.cb_eval && args.q->ne[1] % args.k->ne[1] == 0;
+    const bool alike = !args.kq_b && !args.sinks && !args.v_mla && gctx.hparams.f_max_alibi_bias == 0.0f && gctx.arch != LLM_ARCH_GROK;
 
-    return can ? args.q->ne[1]/args.k->ne[1] : 1;
+    return alike && !gctx.cparams.flash_attn && !gctx.cparams.cb_eval && is_transposed(args.v) && args.k->ne[3] == 1;
 }
 
-// Rows [i0, i0 + n) of the mask, of the cells in a range; that of a grouped query once for each head of its group. All layers with
+// The query heads that share one head of keys, where they attend together, as rows of one product: that is so where they are more
+// than the tokens, which are the rows otherwise. A product reads its keys once for all rows. 1: they do not.
+static int64_t n_grouped(const llama_pcd_graph::attn & args, int64_t n) {
+    const int64_t n_group = args.q->ne[1]/args.k->ne[1];
+
+    return multiplies(args) && n < n_group ? n_group : 1;
+}
+
+// Rows [i0, i0 + n) of the mask, of the cells in a range; those of grouped queries once for each head of a group. All layers with
 // this mask share it.
 ggml_tensor * llama_pcd_graph::build_mask(const attn & args, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range) {
     const int64_t n_group = n_grouped(args, n);
 
-    ggml_tensor *& res = masks[{ args.kq_mask, i0, n, range.begin, n_group }];
+    ggml_tensor *& res = masks[{ args.kq_mask, i0, n, range.begin, range.end, n_group }];
     if (!res) {
-        res = view_rows(ctx, args.kq_mask, i0, n);
-        if (range.begin > 0) {
-            res = build_cells(ctx, res, 0, range, true);
-        }
+        res = build_cells(ctx, view_rows(ctx, args.kq_mask, i0, n), 0, range);
         if (n_group > 1) {
-            res = ggml_repeat_4d(ctx, res, res->ne[0], n_group, 1, 1);
+            res = ggml_reshape_3d(ctx, res = ggml_is_contiguous(res) ? res : ggml_cont(ctx, res), res->ne[0], 1, n);
+            res = ggml_reshape_2d(ctx, ggml_repeat_4d(ctx, res, res->ne[0], n_group, n, 1), res->ne[0], n_group*n);
+        } else if (!ggml_is_contiguous(res)) {
+            res = ggml_cont(ctx, res);
         }
     }
     return res;
 }
 
-// A single query: the heads that share keys become rows of one multiplication, which reads these keys once for all of them. Alone,
-// each head would be a multiplication of a matrix with a vector.
-ggml_tensor * llama_pcd_graph::build_grouped(const attn & args, const attended & cells, int64_t i0, int64_t n_group) const {
+// Attention of the tokens [i0, i0 + n) as llama.cpp's, but with rows for the heads of a group or for tokens, whichever are more.
+ggml_tensor * llama_pcd_graph::build_products(const attn & args, const attended & cells, int64_t i0, int64_t n) const {
+    const auto &  gctx      = args.gctx;
+    const auto &  hparams   = gctx.hparams;
     const int64_t n_head_kv = cells.k->ne[1];
+    const int64_t n_group   = args.q->ne[1]/n_head_kv;
+    const bool    grouped   = n < n_group;
 
-    const ggml_tensor * q = args.q;
-    ggml_tensor * heads = ggml_view_3d(ctx, args.q, q->ne[0], n_head_kv, n_group, n_group*q->nb[1], q->nb[1], i0*q->nb[2]);
+    // [., heads of a group, tokens, groups]
+    ggml_tensor * q = ggml_view_4d(ctx, args.q, args.q->ne[0], n_group, n, n_head_kv,
+            args.q->nb[1], args.q->nb[2], n_group*args.q->nb[1], i0*args.q->nb[2]);
+    if (!grouped) {
+        q = ggml_permute(ctx, q, 0, 2, 1, 3);
+    }
 
-    ggml_tensor * cur = args.gctx.build_attn_mha(heads, cells.k, cells.v, nullptr, cells.mask,
-            nullptr, nullptr, args.n_kv_max, args.kq_scale, args.il);
+    ggml_tensor * kq = ggml_mul_mat(ctx, ggml_permute(ctx, cells.k, 0, 3, 1, 2), q);
+    ggml_prec_set_acc(kq, GGML_PREC_F32);
 
-    cur = ggml_permute(ctx, ggml_reshape_3d(ctx, cur, cur->ne[0]/n_head_kv, n_head_kv, n_group), 0, 2, 1, 3);
-    return ggml_cont_2d(ctx, cur, cur->ne[0]*q->ne[1], 1);
+    if (hparams.attn_soft_cap) {
+        kq = ggml_tanh (ctx, ggml_scale(ctx, kq, 1.0f/hparams.f_attn_logit_softcapping));
+        kq = ggml_scale(ctx, kq, hparams.f_attn_logit_softcapping);
+    }
+    if (grouped) {
+        kq = ggml_reshape_4d(ctx, kq, kq->ne[0], n_group*n, 1, n_head_kv);
+    }
+    kq = ggml_soft_max_ext(ctx, kq, cells.mask, args.kq_scale, 0.0f);
+
+    ggml_tensor * cur = ggml_mul_mat(ctx, ggml_permute(ctx, cells.v, 0, 3, 1, 2), kq);
+    if (!gctx.cparams.offload_kqv) {
+        ggml_backend_sched_set_tensor_backend(gctx.sched, cur, gctx.backend_cpu); // as llama.cpp does
+    }
+
+    const int64_t n_embd = cur->ne[0]*args.q->ne[1];
+
+    cur = grouped ?
+        ggml_permute(ctx, ggml_reshape_4d(ctx, cur, cur->ne[0], n_group, n, n_head_kv), 0, 1, 3, 2) :
+        ggml_permute(ctx, cur, 0, 3, 1, 2);
+    return ggml_is_contiguous(cur) ? ggml_reshape_2d(ctx, cur, n_embd, n) : ggml_cont_2d(ctx, cur, n_embd, n);
 }
 
-// attention of the tokens [i0, i0 + n) to these cells
-ggml_tensor * llama_pcd_graph::build_part(const attn & args, const attended & cells, int64_t i0, int64_t n) const {
-    const int64_t n_group = n_grouped(args, n);
-    if (n_group > 1) {
-        return build_grouped(args, cells, i0, n_group);
+// attention of the tokens [i0, i0 + n) to these cells in a range
+ggml_tensor * llama_pcd_graph::build_part(
+        const attn & args, attended cells, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range) {
+    if (range.begin > 0 || range.end < args.k->ne[2]) {
+        cells = restricted(cells, range);
+    }
+    cells.mask = build_mask(args, i0, n, range);
+
+    if (multiplies(args)) {
+        return build_products(args, cells, i0, n);
     }
     ggml_tensor * q = ggml_view_3d(ctx, args.q, args.q->ne[0], args.q->ne[1], n, args.q->nb[1], args.q->nb[2], i0*args.q->nb[2]);
 
-    return args.gctx.build_attn_mha(q, cells.k, cells.v, view_rows(ctx, args.kq_b, i0, n), cells.mask,
+    splitting = true;
+    ggml_tensor * cur = args.gctx.build_attn_mha(q, cells.k, cells.v, view_rows(ctx, args.kq_b, i0, n), cells.mask,
             args.sinks, args.v_mla, args.n_kv_max, args.kq_scale, args.il);
+    splitting = false;
+
+    return cur;
 }
 
 ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
@@ -134,39 +174,32 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     const bool separate = core->settings.separate();
     const bool second   = layer->k2 && (separate || (core->settings.rerotated() && layer->rotates && n_turned > 0));
 
-    llama_pcd_view::cell_range range;
-    if (!args.kq_b) {
-        range = inp->visible[core->second.cache_of(*layer)];
+    llama_pcd_view::cell_range of_twins = inp->visible[core->second.cache_of(*layer)];
+    if (args.kq_b) {
+        of_twins = { 0, false, (uint32_t) args.k->ne[2] };
     }
-    // a token and its twin: each by itself, its heads grouped
-    const bool apart = n_tokens == 2 && n_twin == 1 && n_grouped(args, 1) > 1;
+    const llama_pcd_view::cell_range all = { 0, false, of_twins.end };
 
-    if (!second && range.begin == 0 && !apart) {
-        return nullptr;
+    const attended own = { args.k, args.v, nullptr };
+
+    ggml_tensor * cur = nullptr;
+
+    if (!second && of_twins.begin == 0) {
+        // the same cells for all: only few tokens gain by grouped heads
+        if (n_grouped(args, n_tokens) == 1) {
+            return nullptr;
+        }
+        cur = build_part(args, own, 0, n_tokens, all);
+    } else {
+        // twins that look at the first keys are with the standard tokens if others look at the second ones
+        const int64_t n_last  = second && !separate ? n_turned : n_twin;
+        const int64_t n_first = n_tokens - n_last;
+
+        cur = build_part(args, second ? second_of(args, *layer) : own, n_first, n_last, of_twins);
+        if (n_first > 0) {
+            cur = ggml_concat(ctx, build_part(args, own, 0, n_first, all), cur, 1);
+        }
     }
-
-    // twins that look at the first keys are with the standard tokens if others look at the second ones
-    const int64_t n_last  = second && !separate ? n_turned : n_twin;
-    const int64_t n_first = n_tokens - n_last;
-
-    attended cells = second ? second_of(args, *layer) : attended { args.k, args.v, nullptr };
-
-    if (range.begin > 0) {
-        cells = restricted(cells, range);
-    }
-    cells.mask = build_mask(args, n_first, n_last, range);
-
-    splitting = true;
-
-    ggml_tensor * cur = build_part(args, cells, n_first, n_last);
-
-    if (n_first > 0) {
-        const attended own = { args.k, args.v, build_mask(args, 0, n_first, {}) };
-
-        cur = ggml_concat(ctx, build_part(args, own, 0, n_first), cur, 1);
-    }
-
-    splitting = false;
 
     ggml_build_forward_expand(gf, cur);
 

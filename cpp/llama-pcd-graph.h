@@ -78,8 +78,8 @@ private:
 
     bool splitting = false; // inside our own calls of build_attn_mha
 
-    // mask, first row, rows, first cell, heads of a group
-    std::map<std::tuple<const ggml_tensor *, int64_t, int64_t, uint32_t, int64_t>, ggml_tensor *> masks;
+    // mask, first row, rows, first and last cell, heads of a group
+    std::map<std::tuple<const ggml_tensor *, int64_t, int64_t, uint32_t, uint32_t, int64_t>, ggml_tensor *> masks;
 
     ggml_tensor * input(ggml_tensor *& t, ggml_type type, int64_t ne0, const char * name, int64_t ne1 = 1, int64_t ne2 = 1) const;
 
@@ -106,6 +106,6 @@ private:
 
     ggml_tensor * build_mask(const attn & args, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range);
 
-    ggml_tensor * build_grouped(const attn & args, const attended & cells, int64_t i0, int64_t n_group) const;
-    ggml_tensor * build_part(const attn & args, const attended & cells, int64_t i0, int64_t n) const;
+    ggml_tensor * build_products(const attn & args, const attended & cells, int64_t i0, int64_t n) const;
+    ggml_tensor * build_part(const attn & args, attended cells, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range);
 };

@@ -122,3 +122,7 @@ ggml_tensor * llama_pcd::keys_of(const llama_kv_cache & kv, int32_t il) {
     const auto it = kv.map_layer_ids.find(il);
     return it == kv.map_layer_ids.end() ? nullptr : kv.layers[it->second].k;
 }
+
+bool llama_pcd::on_host(const llama_kv_cache & kv) {
+    return std::all_of(kv.layers.begin(), kv.layers.end(), [](const auto & layer) { return ggml_backend_buffer_is_host(layer.k->buffer); });
+}

@@ -183,6 +183,7 @@ struct llama_pcd {
     static const auto & layers(const llama_kv_cache & kv) { return kv.layers; }
 
     static ggml_tensor * keys_of(const llama_kv_cache & kv, int32_t il); // null: the layer has none in this cache
+    static bool          on_host(const llama_kv_cache & kv);             // all keys are in the CPU's memory
 
     // whether a token at p1 does not see one at p0 because of the sliding window
     static bool is_masked(const llama_kv_cache & kv, llama_pos p0, llama_pos p1) {

@@ -239,7 +239,11 @@ void llama_pcd_view::mask(const llama_kv_cache & kv, ggml_tensor * dst, const ll
 //
 
 std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubatch & ubatch) const {
-    std::vector<cell_range> res(memory.kvs.size()); // all of them
+    std::vector<cell_range> res;
+    for (const auto * kv : memory.kvs) {
+        const uint32_t block = llama_pcd::on_host(*kv) ? HOST_BLOCK : CELL_BLOCK;
+        res.push_back({ 0, false, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(*kv).used_max_p1(), block), kv->get_size()) });
+    }
 
     // a twin without a window may see every cell; with a second stream there may be many twins
     for (const llama_seq_id parent : twins.parents) {
@@ -253,12 +257,12 @@ std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubat
 
     const auto placed = place(ubatch);
     for (size_t i = 0; i < res.size(); ++i) {
-        res[i] = visible(*memory.kvs[i], list(placed.cells[i], ubatch));
+        restrict(*memory.kvs[i], list(placed.cells[i], ubatch), res[i]);
     }
     return res;
 }
 
-llama_pcd_view::cell_range llama_pcd_view::visible(const llama_kv_cache & kv, const std::vector<twin> & all) const {
+void llama_pcd_view::restrict(const llama_kv_cache & kv, const std::vector<twin> & all, cell_range & range) const {
     const auto & cells = llama_pcd::cells(kv);
 
     uint32_t begin = UINT32_MAX;
@@ -273,14 +277,15 @@ llama_pcd_view::cell_range llama_pcd_view::visible(const llama_kv_cache & kv, co
             }
         });
         if (!complete) {
-            return {};
+            return;
         }
     }
 
     begin = begin == UINT32_MAX ? 0 : begin/CELL_BLOCK*CELL_BLOCK;
-    if (begin <= CELL_BLOCK && head) {
-        begin = 0; // nothing gained
-    }
 
-    return { begin, begin > 0 && head };
+    // an attention of their own is worth it where it leaves out more than it looks at
+    if (begin > (range.end - begin) + (head ? CELL_BLOCK : 0)) {
+        range.begin = begin;
+        range.head  = head;
+    }
 }

@@ -8,8 +8,10 @@
 #include <vector>
 
 struct llama_pcd_view {
-    // the attention of twins with a window looks at cells in whole blocks, so that the graph changes only now and then
+    // attention with twins looks at cells in whole blocks, so that the graph changes only now and then: of so many cells, as
+    // llama.cpp does it, because the kernels of GPUs want it so; on the CPU it ends with a smaller one
     static constexpr uint32_t CELL_BLOCK = 256;
+    static constexpr uint32_t HOST_BLOCK = 64;
 
     llama_pcd_view(const llama_pcd_memory & memory, const llama_pcd_settings & settings, const llama_pcd_twins & twins) :
         memory(memory), settings(settings), twins(twins) {}
@@ -24,13 +26,14 @@ struct llama_pcd_view {
 
     placement place(const llama_ubatch & ubatch) const;
 
-    // The cells that the attention of twins has to look at: all from `begin` on and, where begin > 0 and `head`, the first
-    // block, for the first positions of a text.
+    // The cells that the attention of twins has to look at: [begin, end) and, where begin > 0 and `head`, the first block, for the
+    // first positions of a text. No cell from `end` on is in use.
     struct cell_range {
         uint32_t begin = 0;
         bool     head  = false;
+        uint32_t end   = 0;
 
-        bool operator==(const cell_range & other) const { return begin == other.begin && head == other.head; }
+        bool operator==(const cell_range & other) const { return begin == other.begin && head == other.head && end == other.end; }
     };
 
     // for each cache
@@ -72,7 +75,7 @@ private:
     template <typename F>
     bool in_window(const llama_kv_cache & kv, const twin & v, const F & fn) const;
 
-    cell_range visible(const llama_kv_cache & kv, const std::vector<twin> & all) const;
+    void restrict(const llama_kv_cache & kv, const std::vector<twin> & all, cell_range & range) const;
 
     bool masks(const llama_kv_cache & kv) const; // the rows of twins in flight are known
 
