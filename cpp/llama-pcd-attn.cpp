@@ -7,7 +7,7 @@ llama_pcd_graph::attended llama_pcd_graph::second_of(const attn & args, const ll
     const ggml_tensor * k = args.k;
     const ggml_tensor * v = args.v;
 
-    attended res = { args.k, args.v, nullptr };
+    attended res = { args.k, args.v };
 
     res.k = ggml_view_4d(ctx, layer.k2, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
             ggml_row_size(layer.k2->type, k->ne[0]), layer.k2->nb[1], layer.k2->nb[2], k->view_offs/layer.k1->nb[1]*layer.k2->nb[1]);
@@ -23,31 +23,21 @@ llama_pcd_graph::attended llama_pcd_graph::second_of(const attn & args, const ll
     return res;
 }
 
-// the cells in a range, along one dimension of t
-static ggml_tensor * build_cells(ggml_context * ctx, ggml_tensor * t, int dim, const llama_pcd_view::cell_range & cells) {
-    const auto part = [&](int64_t i0, int64_t i1) {
-        int64_t ne[4] = { t->ne[0], t->ne[1], t->ne[2], t->ne[3] };
-        ne[dim] = i1 - i0;
-        return ggml_view_4d(ctx, t, ne[0], ne[1], ne[2], ne[3], t->nb[1], t->nb[2], t->nb[3], i0*t->nb[dim]);
-    };
+// the cells [i0, i1) along one dimension of t
+static ggml_tensor * view_cells(ggml_context * ctx, ggml_tensor * t, int dim, int64_t i0, int64_t i1) {
+    int64_t ne[4] = { t->ne[0], t->ne[1], t->ne[2], t->ne[3] };
+    ne[dim] = i1 - i0;
+    return ggml_view_4d(ctx, t, ne[0], ne[1], ne[2], ne[3], t->nb[1], t->nb[2], t->nb[3], i0*t->nb[dim]);
+}
 
-    ggml_tensor * tail = part(cells.begin, cells.end);
-    return cells.head ? ggml_concat(ctx, part(0, llama_pcd_view::CELL_BLOCK), tail, dim) : tail;
+// the cells in a range
+static ggml_tensor * build_cells(ggml_context * ctx, ggml_tensor * t, int dim, const llama_pcd_view::cell_range & cells) {
+    ggml_tensor * tail = view_cells(ctx, t, dim, cells.begin, cells.end);
+    return cells.head ? ggml_concat(ctx, view_cells(ctx, t, dim, 0, cells.head), tail, dim) : tail;
 }
 
 static bool is_transposed(const ggml_tensor * v) {
     return v->nb[1] > v->nb[2];
-}
-
-llama_pcd_graph::attended llama_pcd_graph::restricted(const attended & all, const llama_pcd_view::cell_range & range) const {
-    return {
-        build_cells(ctx, all.k, 2, range),
-        // transposed values are put together with their dimensions in the order of memory
-        is_transposed(all.v) ?
-            ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, all.v, 0, 2, 1, 3), 0, range), 0, 2, 1, 3) :
-            build_cells(ctx, all.v, 2, range),
-        all.mask,
-    };
 }
 
 // the rows [i0, i0 + n) of a mask or of a bias
@@ -78,81 +68,124 @@ static int64_t n_grouped(const llama_pcd_graph::attn & args, int64_t n) {
     return multiplies(args) && n < n_group ? n_group : 1;
 }
 
-// Rows [i0, i0 + n) of the mask, of the cells in a range; those of grouped queries once for each head of a group. All layers with
-// this mask share it.
-ggml_tensor * llama_pcd_graph::build_mask(const attn & args, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range) {
-    const int64_t n_group = n_grouped(args, n);
+// The mask of a part; the rows of grouped queries once for each head of a group. All layers with this mask share it.
+ggml_tensor * llama_pcd_graph::build_mask(const attn & args, const part & p) {
+    const int64_t n_group = n_grouped(args, p.n);
 
-    ggml_tensor *& res = masks[{ args.kq_mask, i0, n, range.begin, range.end, n_group }];
+    ggml_tensor *& res = masks[{ args.kq_mask, p.i0, p.n, p.range.begin, p.range.end, n_group }];
     if (!res) {
-        res = build_cells(ctx, view_rows(ctx, args.kq_mask, i0, n), 0, range);
-        if (n_group > 1) {
-            res = ggml_reshape_3d(ctx, res = ggml_is_contiguous(res) ? res : ggml_cont(ctx, res), res->ne[0], 1, n);
-            res = ggml_reshape_2d(ctx, ggml_repeat_4d(ctx, res, res->ne[0], n_group, n, 1), res->ne[0], n_group*n);
-        } else if (!ggml_is_contiguous(res)) {
+        res = build_cells(ctx, view_rows(ctx, args.kq_mask, p.i0, p.n), 0, p.range);
+        if (!ggml_is_contiguous(res)) {
             res = ggml_cont(ctx, res);
+        }
+        if (n_group > 1) {
+            res = ggml_repeat_4d(ctx, ggml_reshape_3d(ctx, res, res->ne[0], 1, p.n), res->ne[0], n_group, p.n, 1);
+            res = ggml_reshape_2d(ctx, res, res->ne[0], n_group*p.n);
         }
     }
     return res;
 }
 
-// Attention of the tokens [i0, i0 + n) as llama.cpp's, but with rows for the heads of a group or for tokens, whichever are more.
-ggml_tensor * llama_pcd_graph::build_products(const attn & args, const attended & cells, int64_t i0, int64_t n) const {
-    const auto &  gctx      = args.gctx;
-    const auto &  hparams   = gctx.hparams;
-    const int64_t n_head_kv = cells.k->ne[1];
+// The first product and the softmax: as llama.cpp does it, but the rows are the heads of a group or the tokens, whichever are more.
+ggml_tensor * llama_pcd_graph::build_weights(const attn & args, const part & p) {
+    const auto &  hparams   = args.gctx.hparams;
+    const int64_t n_head_kv = args.k->ne[1];
     const int64_t n_group   = args.q->ne[1]/n_head_kv;
-    const bool    grouped   = n < n_group;
+    const bool    grouped   = n_grouped(args, p.n) > 1;
 
     // [., heads of a group, tokens, groups]
-    ggml_tensor * q = ggml_view_4d(ctx, args.q, args.q->ne[0], n_group, n, n_head_kv,
-            args.q->nb[1], args.q->nb[2], n_group*args.q->nb[1], i0*args.q->nb[2]);
+    ggml_tensor * q = ggml_view_4d(ctx, args.q, args.q->ne[0], n_group, p.n, n_head_kv,
+            args.q->nb[1], args.q->nb[2], n_group*args.q->nb[1], p.i0*args.q->nb[2]);
     if (!grouped) {
         q = ggml_permute(ctx, q, 0, 2, 1, 3);
     }
 
-    ggml_tensor * kq = ggml_mul_mat(ctx, ggml_permute(ctx, cells.k, 0, 3, 1, 2), q);
-    ggml_prec_set_acc(kq, GGML_PREC_F32);
+    const auto product = [&](int64_t i0, int64_t i1) {
+        ggml_tensor * res = ggml_mul_mat(ctx, ggml_permute(ctx, view_cells(ctx, p.cells.k, 2, i0, i1), 0, 3, 1, 2), q);
+        ggml_prec_set_acc(res, GGML_PREC_F32);
+        return res;
+    };
 
+    ggml_tensor * cur = product(p.range.begin, p.range.end);
+    if (p.range.head) {
+        cur = ggml_concat(ctx, product(0, p.range.head), cur, 0);
+    }
     if (hparams.attn_soft_cap) {
-        kq = ggml_tanh (ctx, ggml_scale(ctx, kq, 1.0f/hparams.f_attn_logit_softcapping));
-        kq = ggml_scale(ctx, kq, hparams.f_attn_logit_softcapping);
+        cur = ggml_tanh (ctx, ggml_scale(ctx, cur, 1.0f/hparams.f_attn_logit_softcapping));
+        cur = ggml_scale(ctx, cur, hparams.f_attn_logit_softcapping);
     }
     if (grouped) {
-        kq = ggml_reshape_4d(ctx, kq, kq->ne[0], n_group*n, 1, n_head_kv);
+        cur = ggml_reshape_4d(ctx, cur, cur->ne[0], n_group*p.n, 1, n_head_kv);
     }
-    kq = ggml_soft_max_ext(ctx, kq, cells.mask, args.kq_scale, 0.0f);
+    return ggml_soft_max_ext(ctx, cur, build_mask(args, p), args.kq_scale, 0.0f);
+}
 
-    ggml_tensor * cur = ggml_mul_mat(ctx, ggml_permute(ctx, cells.v, 0, 3, 1, 2), kq);
+// the second product
+ggml_tensor * llama_pcd_graph::build_values(const attn & args, const part & p, ggml_tensor * weights) const {
+    const auto &  gctx      = args.gctx;
+    const int64_t n_head    = args.q->ne[1];
+    const int64_t n_head_kv = args.k->ne[1];
+
+    // the weights of the cells [i0, i1) begin at w0
+    const auto product = [&](int64_t i0, int64_t i1, int64_t w0) {
+        ggml_tensor * v = ggml_permute(ctx, view_cells(ctx, p.cells.v, 0, i0, i1), 0, 3, 1, 2);
+        return ggml_mul_mat(ctx, v, view_cells(ctx, weights, 0, w0, w0 + i1 - i0));
+    };
+
+    ggml_tensor * cur = product(p.range.begin, p.range.end, p.range.head);
+    if (p.range.head) {
+        cur = ggml_add(ctx, cur, product(0, p.range.head, 0));
+    }
     if (!gctx.cparams.offload_kqv) {
         ggml_backend_sched_set_tensor_backend(gctx.sched, cur, gctx.backend_cpu); // as llama.cpp does
     }
 
-    const int64_t n_embd = cur->ne[0]*args.q->ne[1];
+    const int64_t n_embd = cur->ne[0]*n_head;
 
-    cur = grouped ?
-        ggml_permute(ctx, ggml_reshape_4d(ctx, cur, cur->ne[0], n_group, n, n_head_kv), 0, 1, 3, 2) :
+    cur = n_grouped(args, p.n) > 1 ?
+        ggml_permute(ctx, ggml_reshape_4d(ctx, cur, cur->ne[0], n_head/n_head_kv, p.n, n_head_kv), 0, 1, 3, 2) :
         ggml_permute(ctx, cur, 0, 3, 1, 2);
-    return ggml_is_contiguous(cur) ? ggml_reshape_2d(ctx, cur, n_embd, n) : ggml_cont_2d(ctx, cur, n_embd, n);
+    return ggml_is_contiguous(cur) ? ggml_reshape_2d(ctx, cur, n_embd, p.n) : ggml_cont_2d(ctx, cur, n_embd, p.n);
 }
 
-// attention of the tokens [i0, i0 + n) to these cells in a range
-ggml_tensor * llama_pcd_graph::build_part(
-        const attn & args, attended cells, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range) {
-    if (range.begin > 0 || range.end < args.k->ne[2]) {
-        cells = restricted(cells, range);
+// a part as llama.cpp does it
+ggml_tensor * llama_pcd_graph::build_mha(const attn & args, const part & p) {
+    auto cells = p.cells;
+    if (p.range.begin > 0 || p.range.end < args.k->ne[2]) {
+        cells.k = build_cells(ctx, cells.k, 2, p.range);
+        // transposed values are put together with their dimensions in the order of memory
+        cells.v = is_transposed(cells.v) ?
+            ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, cells.v, 0, 2, 1, 3), 0, p.range), 0, 2, 1, 3) :
+            build_cells(ctx, cells.v, 2, p.range);
     }
-    cells.mask = build_mask(args, i0, n, range);
-
-    if (multiplies(args)) {
-        return build_products(args, cells, i0, n);
-    }
-    ggml_tensor * q = ggml_view_3d(ctx, args.q, args.q->ne[0], args.q->ne[1], n, args.q->nb[1], args.q->nb[2], i0*args.q->nb[2]);
+    ggml_tensor * q = ggml_view_3d(ctx, args.q, args.q->ne[0], args.q->ne[1], p.n, args.q->nb[1], args.q->nb[2], p.i0*args.q->nb[2]);
 
     splitting = true;
-    ggml_tensor * cur = args.gctx.build_attn_mha(q, cells.k, cells.v, view_rows(ctx, args.kq_b, i0, n), cells.mask,
+    ggml_tensor * cur = args.gctx.build_attn_mha(q, cells.k, cells.v, view_rows(ctx, args.kq_b, p.i0, p.n), build_mask(args, p),
             args.sinks, args.v_mla, args.n_kv_max, args.kq_scale, args.il);
     splitting = false;
+
+    return cur;
+}
+
+ggml_tensor * llama_pcd_graph::build_parts(const attn & args, const std::vector<part> & parts) {
+    const bool ours = multiplies(args);
+
+    // all keys first: values that the parts share are then read twice in a row, the second time from the CPU's caches
+    std::vector<ggml_tensor *> weights;
+    for (const auto & p : parts) {
+        weights.push_back(ours ? build_weights(args, p) : nullptr);
+        if (ours) {
+            ggml_build_forward_expand(gf, weights.back());
+        }
+    }
+
+    ggml_tensor * cur = nullptr;
+    for (size_t i = 0; i < parts.size(); ++i) {
+        ggml_tensor * rows = ours ? build_values(args, parts[i], weights[i]) : build_mha(args, parts[i]);
+        cur = cur ? ggml_concat(ctx, cur, rows, 1) : rows;
+    }
+    ggml_build_forward_expand(gf, cur);
 
     return cur;
 }
@@ -174,34 +207,30 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     const bool separate = core->settings.separate();
     const bool second   = layer->k2 && (separate || (core->settings.rerotated() && layer->rotates && n_turned > 0));
 
-    llama_pcd_view::cell_range of_twins = inp->visible[core->second.cache_of(*layer)];
+    // On the CPU flash attention passes over hidden cells, which takes less time than to leave them out.
+    const bool passes_over = args.gctx.cparams.flash_attn && ggml_backend_buffer_is_host(layer->k1->buffer);
+
+    llama_pcd_view::cell_range range = inp->visible[core->second.cache_of(*layer)];
     if (args.kq_b) {
-        of_twins = { 0, false, (uint32_t) args.k->ne[2] };
+        range.end = args.k->ne[2];
     }
-    const llama_pcd_view::cell_range all = { 0, false, of_twins.end };
+    const llama_pcd_view::cell_range all = { 0, range.end, 0 };
+    if (args.kq_b || passes_over) {
+        range = all;
+    }
+    const attended first = { args.k, args.v };
 
-    const attended own = { args.k, args.v, nullptr };
-
-    ggml_tensor * cur = nullptr;
-
-    if (!second && of_twins.begin == 0) {
-        // the same cells for all: only few tokens gain by grouped heads
-        if (n_grouped(args, n_tokens) == 1) {
-            return nullptr;
-        }
-        cur = build_part(args, own, 0, n_tokens, all);
-    } else {
-        // twins that look at the first keys are with the standard tokens if others look at the second ones
-        const int64_t n_last  = second && !separate ? n_turned : n_twin;
-        const int64_t n_first = n_tokens - n_last;
-
-        cur = build_part(args, second ? second_of(args, *layer) : own, n_first, n_last, of_twins);
-        if (n_first > 0) {
-            cur = ggml_concat(ctx, build_part(args, own, 0, n_first, all), cur, 1);
-        }
+    // the same cells for all tokens: only a few of them gain by heads in groups
+    if (!second && range.begin == 0) {
+        return n_grouped(args, n_tokens) > 1 ? build_parts(args, { { first, all, 0, n_tokens } }) : nullptr;
     }
 
-    ggml_build_forward_expand(gf, cur);
+    // twins that look at the first keys are with the standard tokens if others look at the second ones
+    const int64_t n_last  = second && !separate ? n_turned : n_twin;
+    const int64_t n_first = n_tokens - n_last;
 
-    return cur;
+    const part own   = { first, all, 0, n_first };
+    const part twins = { second ? second_of(args, *layer) : first, range, n_first, n_last };
+
+    return n_first > 0 ? build_parts(args, { own, twins }) : build_parts(args, { twins });
 }

@@ -94,18 +94,25 @@ private:
     // the keys or values of the twins alone, which come last
     ggml_tensor * view_twins(ggml_tensor * t) const;
 
-    // the cells that an attention looks at
     struct attended {
         ggml_tensor * k;
         ggml_tensor * v;
-        ggml_tensor * mask;
     };
 
-    attended second_of (const attn & args, const llama_pcd_layer & layer) const;
-    attended restricted(const attended & all, const llama_pcd_view::cell_range & range) const;
+    // the same cells of the second tensors
+    attended second_of(const attn & args, const llama_pcd_layer & layer) const;
 
-    ggml_tensor * build_mask(const attn & args, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range);
+    // the tokens [i0, i0 + n), which attend to these cells in a range
+    struct part {
+        attended                   cells;
+        llama_pcd_view::cell_range range;
+        int64_t                    i0;
+        int64_t                    n;
+    };
 
-    ggml_tensor * build_products(const attn & args, const attended & cells, int64_t i0, int64_t n) const;
-    ggml_tensor * build_part(const attn & args, attended cells, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range);
+    ggml_tensor * build_mask   (const attn & args, const part & p);
+    ggml_tensor * build_weights(const attn & args, const part & p);
+    ggml_tensor * build_values (const attn & args, const part & p, ggml_tensor * weights) const;
+    ggml_tensor * build_mha    (const attn & args, const part & p);
+    ggml_tensor * build_parts  (const attn & args, const std::vector<part> & parts);
 };

@@ -238,11 +238,14 @@ void llama_pcd_view::mask(const llama_kv_cache & kv, ggml_tensor * dst, const ll
 // the cells to look at
 //
 
+static uint32_t block_of(const llama_kv_cache & kv) {
+    return llama_pcd::on_host(kv) ? llama_pcd_view::HOST_BLOCK : llama_pcd_view::CELL_BLOCK;
+}
+
 std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubatch & ubatch) const {
     std::vector<cell_range> res;
     for (const auto * kv : memory.kvs) {
-        const uint32_t block = llama_pcd::on_host(*kv) ? HOST_BLOCK : CELL_BLOCK;
-        res.push_back({ 0, false, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(*kv).used_max_p1(), block), kv->get_size()) });
+        res.push_back({ 0, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(*kv).used_max_p1(), block_of(*kv)), kv->get_size()), 0 });
     }
 
     // a twin without a window may see every cell; with a second stream there may be many twins
@@ -257,35 +260,34 @@ std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubat
 
     const auto placed = place(ubatch);
     for (size_t i = 0; i < res.size(); ++i) {
-        restrict(*memory.kvs[i], list(placed.cells[i], ubatch), res[i]);
+        res[i] = restricted(*memory.kvs[i], list(placed.cells[i], ubatch), res[i].end);
     }
     return res;
 }
 
-void llama_pcd_view::restrict(const llama_kv_cache & kv, const std::vector<twin> & all, cell_range & range) const {
-    const auto & cells = llama_pcd::cells(kv);
+llama_pcd_view::cell_range llama_pcd_view::restricted(const llama_kv_cache & kv, const std::vector<twin> & all, uint32_t end) const {
+    const auto &   cells = llama_pcd::cells(kv);
+    const uint32_t block = block_of(kv);
 
-    uint32_t begin = UINT32_MAX;
-    bool     head  = false; // some of the first positions are in the first block
+    uint32_t begin = end;
+    uint32_t head  = 0; // some of the first positions are in the first block
 
     for (const twin & v : all) {
         const bool complete = in_window(kv, v, [&](uint32_t j) {
-            if (j < CELL_BLOCK && (int32_t) j != v.own && cells.pos_get(j) < v.n_sink) {
-                head = true;
+            if (j < block && (int32_t) j != v.own && cells.pos_get(j) < v.n_sink) {
+                head = block;
             } else {
                 begin = std::min(begin, j);
             }
         });
         if (!complete) {
-            return;
+            return { 0, end, 0 };
         }
     }
+    begin = begin/block*block;
 
-    begin = begin == UINT32_MAX ? 0 : begin/CELL_BLOCK*CELL_BLOCK;
+    // an attention of its own takes more operations: it has to leave out more than it looks at, and so many cells besides
+    const bool gains = begin > head + (end - begin) + CELL_BLOCK;
 
-    // an attention of their own is worth it where it leaves out more than it looks at
-    if (begin > (range.end - begin) + (head ? CELL_BLOCK : 0)) {
-        range.begin = begin;
-        range.head  = head;
-    }
+    return gains ? cell_range { begin, end, head } : cell_range { 0, end, 0 };
 }

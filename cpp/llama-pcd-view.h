@@ -8,8 +8,8 @@
 #include <vector>
 
 struct llama_pcd_view {
-    // attention with twins looks at cells in whole blocks, so that the graph changes only now and then: of so many cells, as
-    // llama.cpp does it, because the kernels of GPUs want it so; on the CPU it ends with a smaller one
+    // Attention with twins looks at cells in whole blocks, so that the graph changes only now and then: blocks of so many cells as
+    // llama.cpp's own, which the kernels of GPUs want, or, on the CPU, of fewer.
     static constexpr uint32_t CELL_BLOCK = 256;
     static constexpr uint32_t HOST_BLOCK = 64;
 
@@ -26,14 +26,14 @@ struct llama_pcd_view {
 
     placement place(const llama_ubatch & ubatch) const;
 
-    // The cells that the attention of twins has to look at: [begin, end) and, where begin > 0 and `head`, the first block, for the
+    // The cells that the attention of twins has to look at: [begin, end) and, where begin > 0, the first `head` ones, for the
     // first positions of a text. No cell from `end` on is in use.
     struct cell_range {
         uint32_t begin = 0;
-        bool     head  = false;
         uint32_t end   = 0;
+        uint32_t head  = 0;
 
-        bool operator==(const cell_range & other) const { return begin == other.begin && head == other.head && end == other.end; }
+        bool operator==(const cell_range & other) const { return begin == other.begin && end == other.end && head == other.head; }
     };
 
     // for each cache
@@ -75,7 +75,8 @@ private:
     template <typename F>
     bool in_window(const llama_kv_cache & kv, const twin & v, const F & fn) const;
 
-    void restrict(const llama_kv_cache & kv, const std::vector<twin> & all, cell_range & range) const;
+    // to what these twins see of [0, end)
+    cell_range restricted(const llama_kv_cache & kv, const std::vector<twin> & all, uint32_t end) const;
 
     bool masks(const llama_kv_cache & kv) const; // the rows of twins in flight are known
 

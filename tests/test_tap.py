@@ -110,7 +110,7 @@ def test_pcds_twins_are_seen_too(tiny: Tiny, load: Load) -> None:
     llm.eval(TOKENS[:30])
     with tap(llm, ["kq_soft_max-1"]) as seen:
         llm.eval(TOKENS[30:31])
-    twin, standard = seen["kq_soft_max-1"]
+    standard, twin = seen["kq_soft_max-1"]
     close(standard[0, :, 0, :31], reference(path).trace(TOKENS[:31]).attention[1][:, -1], tolerance(path, of=1.0))
     assert np.abs(twin[0, :, 0, :31] - standard[0, :, 0, :31]).max() > 0.01
     assert llm.pcd_logits().over_rotated is not None

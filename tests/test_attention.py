@@ -1,0 +1,106 @@
+"""How a token and its twin attend: to blocks of cells, by heads or by tokens, with flash attention and without."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import TOKENS, Tiny, check_rows, close, rounding
+
+import pypcd
+from pypcd import _engine
+
+Load = Callable[..., pypcd.Llama]
+
+TEXT = (TOKENS * 9)[:1000]
+MODES: dict[str, dict[str, Any]] = {
+    "rerotated": {},
+    "shared": {"cache": "shared"},
+    "separate": {"cache": "separate"},
+    "window": {"perturbation": "none", "window": 9, "n_sink": 3},
+    "window-all": {"perturbation": "none", "window": 9, "n_sink": 0},
+    "turned-window": {"window": 9, "n_sink": 3},
+}
+HEADS = {"one-key-head": {"n_head_kv": 1}, "pairs": {"n_head_kv": 2}, "each-its-own": {"n_head_kv": 4}}
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_are_the_references_on_both_sides_of_a_block(
+    mode: str, heads: str, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    """Attention ends with a block of 64 cells. Those behind it hold other tokens, which were forgotten; a window begins in
+    a block of its own, far behind its first positions."""
+    path = tiny("llama", **HEADS[heads])
+    llm = load(path, MODES[mode], n_ctx=1024, flash_attn=flash_attn)
+    llm.eval(TEXT[::-1][:700])
+    llm.reset()
+    for first in (63, 64 * 9 - 1):
+        llm.eval(TEXT[llm.n_tokens : first - 1])
+        for n in range(first, first + 4):
+            llm.eval(TEXT[n - 1 : n])
+            check_rows(llm, path, TEXT[:n])
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+def test_several_rows_of_a_batch_are_the_references(
+    cache: str, heads: str, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    """Two tokens and their twins, then five: heads of a group are the rows of a product where they are more, else tokens."""
+    path = tiny("llama", **HEADS[heads])
+    llm = load(path, {"cache": cache}, flash_attn=flash_attn, logits_all=True)
+    n = 60
+    llm.eval(TEXT[:n])
+    for more in (2, 5):
+        llm.eval(TEXT[n : n + more])
+        n += more
+        check_rows(llm, path, TEXT[:n])
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("mode", ["rerotated", "shared", "separate"])
+def test_quantised_keys_that_are_not_turned_give_the_same_row_twice(
+    mode: str, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    path = tiny("llama", n_embd=128, n_head_kv=1)
+    types = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0 if flash_attn else None}
+    llm = load(path, {**MODES[mode], "base_ratio": 1.0}, f16=True, flash_attn=flash_attn, **types)
+    llm.eval(TEXT[:70])
+    llm.eval(TEXT[70:71])
+    rows = llm.pcd_logits()
+    close(rows.over_rotated, rows.standard, rounding(path, f16=True, flash_attn=flash_attn))
+
+
+def n_nodes(llm: pypcd.Llama, pcd: Any) -> int:
+    llm.pcd = pcd
+    _engine.fill_cells(llm, 900)
+    _engine.timed_steps(llm, TEXT[:2])
+    return _engine.graph_stats(llm).n_nodes
+
+
+def test_flash_attention_on_the_cpu_needs_no_operation_for_a_window(tiny: Tiny, load: Load) -> None:
+    """It passes over hidden cells: nothing is copied or split."""
+    llm = load(tiny("llama"), None, n_ctx=1024, flash_attn=True)
+    assert n_nodes(llm, pypcd.PCDConfig(**MODES["window"], evaluation="fused")) == n_nodes(llm, None)
+
+
+def test_a_token_and_its_twin_on_the_same_keys_attend_in_two_products(tiny: Tiny, load: Load) -> None:
+    """As many as a plain step, with four more views a layer, and a mask for all layers."""
+    n_layer = 6
+    llm = load(tiny("llama", n_layer=n_layer, n_head_kv=1), None, n_ctx=1024)
+    hidden_from_none = pypcd.PCDConfig(perturbation="none", window=10**6, evaluation="fused")
+    assert n_nodes(llm, hidden_from_none) <= n_nodes(llm, None) + 5 * n_layer + 6
+
+
+def test_a_window_far_into_a_text_copies_no_keys(tiny: Tiny, load: Load) -> None:
+    """Two products for two places in the cache: nothing in the graph that grows with the number of heads or their size."""
+    config = pypcd.PCDConfig(**MODES["window"], evaluation="fused")
+    few, many = (load(tiny("llama", n_embd=64 * n, n_head=4 * n, n_head_kv=2 * n), None, n_ctx=1024) for n in (1, 3))
+    assert n_nodes(few, config) == n_nodes(many, config)
+    near = np.array([n_nodes(few, None), n_nodes(few, config)])
+    assert near[0] < near[1]
