@@ -72,14 +72,15 @@ static int64_t n_grouped(const llama_pcd_graph::attn & args, int64_t n) {
     return can ? args.q->ne[1]/args.k->ne[1] : 1;
 }
 
-// Rows [i0, i0 + n) of the mask, of the cells in a range; that of a grouped query once for each head of its group. All layers with
+// Rows [i0, i0 + n) of a mask, of the cells in a range; that of a grouped query once for each head of its group. All layers with
 // this mask share it.
-ggml_tensor * llama_pcd_graph::build_mask(const attn & args, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range) {
+ggml_tensor * llama_pcd_graph::build_mask(
+        const attn & args, ggml_tensor * mask, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range) {
     const int64_t n_group = n_grouped(args, n);
 
-    ggml_tensor *& res = masks[{ args.kq_mask, i0, n, range.begin, n_group }];
+    ggml_tensor *& res = masks[{ mask, i0, n, range.begin, n_group }];
     if (!res) {
-        res = view_rows(ctx, args.kq_mask, i0, n);
+        res = view_rows(ctx, mask, i0, n);
         if (range.begin > 0) {
             res = build_cells(ctx, res, 0, range, true);
         }
@@ -132,7 +133,9 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     }
 
     const bool separate = core->settings.separate();
-    const bool second   = layer->k2 && (separate || (core->settings.rerotated() && layer->rotates && n_turned > 0));
+    const bool makes    = makes_keys(*layer);
+    const bool kept     = layer->k2 && (separate || (core->second.demand.keys && layer->rotates && n_turned > 0));
+    const bool second   = makes || kept;
 
     llama_pcd_view::cell_range range;
     if (!args.kq_b) {
@@ -149,19 +152,19 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     const int64_t n_last  = second && !separate ? n_turned : n_twin;
     const int64_t n_first = n_tokens - n_last;
 
-    attended cells = second ? second_of(args, *layer) : attended { args.k, args.v, nullptr };
+    attended cells = makes ? packed(args, *layer) : kept ? second_of(args, *layer) : attended { args.k, args.v, nullptr };
 
-    if (range.begin > 0) {
+    if (range.begin > 0 && !makes) {
         cells = restricted(cells, range);
     }
-    cells.mask = build_mask(args, n_first, n_last, range);
+    cells.mask = makes ? build_mask(args, cells.mask, 0, n_last, {}) : build_mask(args, args.kq_mask, n_first, n_last, range);
 
     splitting = true;
 
     ggml_tensor * cur = build_part(args, cells, n_first, n_last);
 
     if (n_first > 0) {
-        const attended own = { args.k, args.v, build_mask(args, 0, n_first, {}) };
+        const attended own = { args.k, args.v, build_mask(args, args.kq_mask, 0, n_first, {}) };
 
         cur = ggml_concat(ctx, build_part(args, own, 0, n_first), cur, 1);
     }

@@ -4,6 +4,7 @@
 //              0, which is the identity. So one batch carries both on every backend. Or noise is added to them.
 //   keys       rerotated: beside each stored key its copy turned the same way (standard tokens by their position, twins by 0:
 //              theirs are turned already). separate: a twin's own keys and values, in the cell of its token.
+//   or         where windows bound what twins see, these cells' second keys are made for each attention, and not kept.
 //   attention  where there are second keys: standard tokens and twins that are not turned attend with (q, K, V), the others with
 //              (q*, K*, V or V*).
 
@@ -104,7 +105,13 @@ private:
     attended second_of (const attn & args, const llama_pcd_layer & layer) const;
     attended restricted(const attended & all, const llama_pcd_view::cell_range & range) const;
 
-    ggml_tensor * build_mask(const attn & args, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range);
+    // second keys that are made here (llama-pcd-pack-graph.cpp)
+    bool          makes_keys   (const llama_pcd_layer & layer) const;
+    attended      packed       (const attn & args, const llama_pcd_layer & layer) const;
+    ggml_tensor * packed_values(const attn & args, const llama_pcd_layer & layer, llama_pcd_pack & pack, ggml_tensor * k) const;
+
+    ggml_tensor * build_mask(
+            const attn & args, ggml_tensor * mask, int64_t i0, int64_t n, const llama_pcd_view::cell_range & range);
 
     ggml_tensor * build_grouped(const attn & args, const attended & cells, int64_t i0, int64_t n_group) const;
     ggml_tensor * build_part(const attn & args, const attended & cells, int64_t i0, int64_t n) const;

@@ -36,6 +36,16 @@ struct llama_pcd_view {
     // for each cache
     std::vector<cell_range> visible(const llama_ubatch & ubatch) const;
 
+    // Of each cache, the cells that the last n entries of a micro-batch see: twins, which all have a window.
+    struct seen_cell {
+        uint32_t twin; // which of the n
+        uint32_t cell;
+        bool     own;  // the twin's
+        float    bias; // in the mask
+    };
+
+    std::vector<std::vector<seen_cell>> seen(const llama_ubatch & ubatch, uint32_t n) const;
+
     // The rows of the twins in a KQ mask: how many there are at its end, which llama.cpp leaves to us, and what they hold.
     uint32_t n_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const;
     void     mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
@@ -73,6 +83,8 @@ private:
     bool in_window(const llama_kv_cache & kv, const twin & v, const F & fn) const;
 
     cell_range visible(const llama_kv_cache & kv, const std::vector<twin> & all) const;
+
+    static float bias(const llama_kv_cache & kv, const twin & v, uint32_t j); // of a cell that a twin sees
 
     bool masks(const llama_kv_cache & kv) const; // the rows of twins in flight are known
 
