@@ -127,10 +127,7 @@ void llama_pcd_suspend(llama_context * ctx, bool suspend) {
 
 int32_t llama_pcd_set_seq(llama_context * ctx, llama_seq_id seq_id, const llama_pcd_params * params, char * err, size_t n_err) {
     return with_status(err, n_err, [&](std::string & text) -> int32_t {
-        auto & core = pcd_context::made(*ctx).core;
-
-        text = params ? core.limits.conflict_of(seq_id) : "";
-        return text.empty() ? core.settings.set_seq(seq_id, params, core.twins.seq_first, text) : LLAMA_PCD_UNSUPPORTED;
+        return pcd_context::made(*ctx).core.set_seq(seq_id, params, text);
     });
 }
 

@@ -72,9 +72,12 @@ static int64_t n_grouped(const llama_pcd_graph::attn & args, int64_t n) {
 ggml_tensor * llama_pcd_graph::build_mask(const attn & args, const part & p) {
     const int64_t n_group = n_grouped(args, p.n);
 
-    ggml_tensor *& res = masks[{ args.kq_mask, p.i0, p.n, p.range.begin, p.range.end, n_group }];
+    ggml_tensor * mask = p.cells.mask ? p.cells.mask : args.kq_mask;
+    const int64_t i0   = p.cells.mask ? 0 : p.i0;
+
+    ggml_tensor *& res = masks[{ mask, i0, p.n, p.range.begin, p.range.end, n_group }];
     if (!res) {
-        res = build_cells(ctx, view_rows(ctx, args.kq_mask, p.i0, p.n), 0, p.range);
+        res = build_cells(ctx, view_rows(ctx, mask, i0, p.n), 0, p.range);
         if (!ggml_is_contiguous(res)) {
             res = ggml_cont(ctx, res);
         }
@@ -151,7 +154,7 @@ ggml_tensor * llama_pcd_graph::build_values(const attn & args, const part & p, g
 // a part as llama.cpp does it
 ggml_tensor * llama_pcd_graph::build_mha(const attn & args, const part & p) {
     auto cells = p.cells;
-    if (p.range.begin > 0 || p.range.end < args.k->ne[2]) {
+    if (p.range.begin > 0 || p.range.end < cells.k->ne[2]) {
         cells.k = build_cells(ctx, cells.k, 2, p.range);
         // transposed values are put together with their dimensions in the order of memory
         cells.v = is_transposed(cells.v) ?
@@ -205,7 +208,9 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     }
 
     const bool separate = core->settings.separate();
-    const bool second   = layer->k2 && (separate || (core->settings.rerotated() && layer->rotates && n_turned > 0));
+    const bool makes    = makes_keys(*layer);
+    const bool kept     = layer->k2 && (separate || (core->second.demand.keys && layer->rotates && n_turned > 0));
+    const bool second   = makes || kept;
 
     // On the CPU flash attention passes over hidden cells, which takes less time than to leave them out.
     const bool passes_over = args.gctx.cparams.flash_attn && ggml_backend_buffer_is_host(layer->k1->buffer);
@@ -229,8 +234,12 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     const int64_t n_last  = second && !separate ? n_turned : n_twin;
     const int64_t n_first = n_tokens - n_last;
 
-    const part own   = { first, all, 0, n_first };
-    const part twins = { second ? second_of(args, *layer) : first, range, n_first, n_last };
+    const part own = { first, all, 0, n_first };
+
+    part twins = { makes ? packed(args, *layer) : kept ? second_of(args, *layer) : first, range, n_first, n_last };
+    if (makes) {
+        twins.range = { 0, uint32_t(twins.cells.k->ne[2]), 0 };
+    }
 
     return n_first > 0 ? build_parts(args, { own, twins }) : build_parts(args, { twins });
 }

@@ -2,6 +2,7 @@
 
 #include "llama-pcd-core.h"
 
+#include "llama-impl.h"
 #include "llama-model.h"
 
 #include <algorithm>
@@ -52,6 +53,7 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
     }
 
     const auto old         = settings.params;
+    const auto old_demand  = second.demand;
     const bool was_on      = settings.on;
     const bool other_table = !llama_pcd_settings::same_table(p, old);
 
@@ -62,10 +64,11 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
     const auto undo = [&]() {
         settings.params = old;
         settings.on     = was_on;
+        second.demand   = old_demand;
         if (other_table) {
             tables.write();
         }
-        if (!second.undo(done) && (settings.rerotated() || settings.separate())) {
+        if (!second.undo(done) && (second.demand.keys || second.demand.stream)) {
             settings.on = false;
             err += "; nor is there room any more for the former ones, so PCD is off now";
         }
@@ -83,7 +86,9 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
         return LLAMA_PCD_NO_MEMORY;
     }
 
-    if (reserve || !llama_pcd_settings::same_topology(p, old)) {
+    second.demand = second.demand_of(p);
+
+    if (reserve || second.demand.keys != old_demand.keys || !llama_pcd_settings::same_topology(p, old)) {
         pcd.reset_graphs();
     }
 
@@ -112,6 +117,31 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
     second.keep(done);
 
     return LLAMA_PCD_OK;
+}
+
+int32_t llama_pcd_core::set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err) {
+    err = p ? limits.conflict_of(seq_id) : "";
+    if (!err.empty()) {
+        return LLAMA_PCD_UNSUPPORTED;
+    }
+    const auto before = settings;
+
+    int32_t status = settings.set_seq(seq_id, p, twins.seq_first, err);
+
+    if (status != LLAMA_PCD_OK || !settings.on || second.demand.keys || !second.demand_of(settings.params).keys) {
+        return status;
+    }
+    try {
+        status = set(settings.params, {}, err); // the first sequence that second keys have to be kept for
+    } catch (...) {
+        settings = before;
+        throw;
+    }
+    if (status != LLAMA_PCD_OK) {
+        settings = before;
+        err      = format("sequence %d sees too much for second keys to be made as they are needed: ", seq_id) + err;
+    }
+    return status;
 }
 
 uint32_t llama_pcd_core::count_turned(const llama_ubatch & ubatch) const {

@@ -40,6 +40,9 @@ struct llama_pcd_core {
     // see llama_pcd_set; taken: as for llama_pcd_limits::check
     int32_t set(const llama_pcd_params & p, const std::string & taken, std::string & err);
 
+    // see llama_pcd_set_seq
+    int32_t set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err);
+
 private:
     bool has_room = false;
 

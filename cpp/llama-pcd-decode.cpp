@@ -123,7 +123,7 @@ bool llama_pcd_decoder::refuses_context(const llama_batch_ext & batch) const {
 }
 
 outcome llama_pcd_decoder::refresh_second_keys() {
-    if (!core.settings.rerotated() || !core.second.any_stale()) {
+    if (!core.second.demand.keys || !core.second.any_stale()) {
         return outcome::DONE;
     }
     const int64_t     n_before = core.stats.n_derived_cells;

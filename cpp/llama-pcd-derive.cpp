@@ -57,16 +57,12 @@ private:
     }
 
     std::vector<int32_t> positions() const {
-        const auto & cells = llama_pcd::cells(*kv);
-        const size_t n     = idxs.size();
-
-        std::vector<int32_t> res(n*n_pos, 0);
-        for (size_t i = 0; i < n; ++i) {
-            res[i] = shift ? cells.get_shift(idxs[i]) : cells.pos_get(idxs[i]);
-            if (n_pos == 4 && !shift) {
-                res[1*n + i] = cells.ext_get(idxs[i]).y;
-                res[2*n + i] = cells.ext_get(idxs[i]).x;
-            }
+        if (!shift) {
+            return llama_pcd_positions_of(*kv, idxs, n_pos);
+        }
+        std::vector<int32_t> res(idxs.size()*n_pos, 0);
+        for (size_t i = 0; i < idxs.size(); ++i) {
+            res[i] = llama_pcd::cells(*kv).get_shift(idxs[i]);
         }
         return res;
     }

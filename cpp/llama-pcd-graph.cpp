@@ -48,9 +48,7 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     graph.n_twin   = n_twin;
     graph.n_turned = n_turned;
 
-    if (n_twin > 0) {
-        inp->visible = core->view.visible(ubatch);
-    }
+    inp->look(ubatch);
 
     gctx.res->add_input(std::move(inp));
 }

@@ -4,6 +4,7 @@
 //              0, which is the identity. So one batch carries both on every backend. Or noise is added to them.
 //   keys       rerotated: beside each stored key its copy turned the same way (standard tokens by their position, twins by 0:
 //              theirs are turned already). separate: a twin's own keys and values, in the cell of its token.
+//   or         where windows bound what twins see, these cells' second keys are made for each attention, and not kept.
 //   attention  where there are second keys: standard tokens and twins that are not turned attend with (q, K, V), the others with
 //              (q*, K*, V or V*).
 
@@ -97,10 +98,16 @@ private:
     struct attended {
         ggml_tensor * k;
         ggml_tensor * v;
+        ggml_tensor * mask = nullptr; // of its own, with a row for each token of a part; null: that of all cells
     };
 
     // the same cells of the second tensors
     attended second_of(const attn & args, const llama_pcd_layer & layer) const;
+
+    // second keys that are made here (llama-pcd-pack-graph.cpp)
+    bool          makes_keys   (const llama_pcd_layer & layer) const;
+    attended      packed       (const attn & args, const llama_pcd_layer & layer) const;
+    ggml_tensor * packed_values(const attn & args, const llama_pcd_layer & layer, llama_pcd_pack & pack, ggml_tensor * k) const;
 
     // the tokens [i0, i0 + n), which attend to these cells in a range
     struct part {

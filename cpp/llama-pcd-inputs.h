@@ -3,6 +3,7 @@
 #pragma once
 
 #include "llama-pcd-core.h"
+#include "llama-pcd-pack.h"
 
 #include <map>
 #include <utility>
@@ -17,6 +18,9 @@ public:
     // in a micro-batch: then a twin may come before the tokens that it should see. (With a second stream it does not matter:
     // twins see twins.)
     static bool is_dealt_out(const llama_pcd_core & core, const llama_ubatch & ubatch);
+
+    // choose the cells of a graph that is begun
+    void look(const llama_ubatch & ubatch);
 
     void set_input(const llama_ubatch * ubatch) override;
     bool can_reuse(const llm_graph_params & params) override;
@@ -40,10 +44,17 @@ public:
     // of each cache, what the twins' attention looks at
     std::vector<llama_pcd_view::cell_range> visible;
 
+    // of each cache, the cells whose second keys are made; empty: none are
+    std::vector<llama_pcd_pack> packs;
+
     // I64: the rows of the second keys that twins write, [n_twin], or of transposed values, [n_embd*n_twin]
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> twin_rows;
 
 private:
+    bool change_packs(const llama_ubatch & ubatch);
+
+    std::vector<llama_pcd_view::cell_range> ranges(const llama_ubatch & ubatch) const;
+
     void set_pos    (ggml_tensor * t, const llama_ubatch & ubatch, bool of_twins) const;
     void set_offsets(const llama_ubatch & ubatch) const;
     void set_noise  (const llama_ubatch & ubatch) const;

@@ -10,6 +10,24 @@
 #include <bitset>
 #include <typeinfo>
 
+std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos) {
+    const auto & cells = llama_pcd::cells(kv);
+    const size_t n     = idxs.size();
+
+    std::vector<int32_t> res(n*n_pos, 0);
+    for (size_t i = 0; i < n; ++i) {
+        if (cells.is_empty(idxs[i])) {
+            continue;
+        }
+        res[i] = cells.pos_get(idxs[i]);
+        if (n_pos == 4) {
+            res[1*n + i] = cells.ext_get(idxs[i]).y;
+            res[2*n + i] = cells.ext_get(idxs[i]).x;
+        }
+    }
+    return res;
+}
+
 llama_pcd_memory::llama_pcd_memory(llama_context & lctx) : lctx(lctx) {
     llama_memory_i * mem = lctx.get_memory();
 
@@ -49,6 +67,14 @@ bool llama_pcd_memory::has_shift() const {
 
 bool llama_pcd_memory::slides() const {
     return std::any_of(kvs.begin(), kvs.end(), [](const auto * kv) { return llama_pcd::slides(*kv); });
+}
+
+uint32_t llama_pcd_memory::n_cells() const {
+    uint32_t res = 0;
+    for (const auto * kv : kvs) {
+        res = std::max(res, kv->get_size());
+    }
+    return res;
 }
 
 uint32_t llama_pcd_memory::n_free_cells() const {

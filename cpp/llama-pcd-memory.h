@@ -25,6 +25,9 @@ private:
     std::set<std::pair<llama_pos, uint32_t>>::const_iterator last;
 };
 
+// the positions of these cells as a rotation takes them, n_pos for each (M-RoPE: 4); 0 where a cell is empty
+std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos);
+
 struct llama_pcd_memory {
     explicit llama_pcd_memory(llama_context & lctx);
 
@@ -42,6 +45,8 @@ struct llama_pcd_memory {
 
     bool has_shift() const; // positions changed, and the keys are yet to follow
     bool slides()    const; // some layers have a sliding window
+
+    uint32_t n_cells() const; // of the largest cache
 
     // cells that are free as they are
     uint32_t n_free_cells() const;

@@ -60,56 +60,57 @@ llama_pcd_second::llama_pcd_second(
 // other settings
 //
 
-// The type of a layer's second keys or values; GGML_TYPE_COUNT: p needs none. rerotated needs second keys where keys are rotated;
-// separate needs second keys and values in all layers.
-static ggml_type type_for(const llama_pcd_params & p, const llama_pcd_layer & layer, llama_pcd_kv::part part) {
-    const bool separate = llama_pcd_settings::separate(p);
-
+// The type of a layer's second keys or values; GGML_TYPE_COUNT: none are wanted.
+static ggml_type type_for(const llama_pcd_demand & want, const llama_pcd_layer & layer, llama_pcd_kv::part part) {
     if (part == llama_pcd_kv::VALUES) {
-        return separate && layer.v1 ? layer.v1->type : GGML_TYPE_COUNT;
+        return want.stream && layer.v1 ? layer.v1->type : GGML_TYPE_COUNT;
     }
-    if (!separate && !(llama_pcd_settings::rerotated(p) && layer.rotates)) {
+    if (!want.stream && !(want.keys && layer.rotates)) {
         return GGML_TYPE_COUNT;
     }
-    return p.type_k_over < 0 ? layer.k1->type : (ggml_type) p.type_k_over;
+    return want.type < 0 ? layer.k1->type : (ggml_type) want.type;
 }
 
-static bool is_needed(const llama_pcd_params & p, const llama_pcd_kv & cur, llama_pcd_kv::part part) {
+llama_pcd_demand llama_pcd_second::demand_of(const llama_pcd_params & p) const {
+    return { settings.keeps_keys(p, memory.n_cells()), llama_pcd_settings::separate(p), p.type_k_over };
+}
+
+static bool is_needed(const llama_pcd_demand & want, const llama_pcd_kv & cur, llama_pcd_kv::part part) {
     return std::any_of(cur.layers.begin(), cur.layers.end(), [&](const auto & layer) {
-        return type_for(p, layer, part) != GGML_TYPE_COUNT;
+        return type_for(want, layer, part) != GGML_TYPE_COUNT;
     });
 }
 
-static bool serves(const llama_pcd_params & p, const llama_pcd_kv & cur, llama_pcd_kv::part part) {
+static bool serves(const llama_pcd_demand & want, const llama_pcd_kv & cur, llama_pcd_kv::part part) {
     bool res = !cur.parts[part].empty();
     for (size_t i = 0; i < cur.layers.size() && res; ++i) {
         const ggml_tensor * t    = cur.parts[part].of[i];
-        const ggml_type     type = type_for(p, cur.layers[i], part);
+        const ggml_type     type = type_for(want, cur.layers[i], part);
 
         res = type == GGML_TYPE_COUNT || (t && t->type == type);
     }
     return res;
 }
 
-static size_t n_bytes_for(const llama_pcd_params & p, const llama_pcd_kv & cur, llama_pcd_kv::part part) {
+static size_t n_bytes_for(const llama_pcd_demand & want, const llama_pcd_kv & cur, llama_pcd_kv::part part) {
     size_t res = 0;
     for (const auto & layer : cur.layers) {
         const ggml_tensor * own  = part == llama_pcd_kv::KEYS ? layer.k1 : layer.v1;
-        const ggml_type     type = type_for(p, layer, part);
+        const ggml_type     type = type_for(want, layer, part);
 
         res += type == GGML_TYPE_COUNT ? 0 : ggml_row_size(type, own->ne[0])*own->ne[1];
     }
     return res;
 }
 
-bool llama_pcd_second::allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, const llama_pcd_params & p) const {
+bool llama_pcd_second::allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, const llama_pcd_demand & want) const {
     llama_pcd_tensors res;
 
     std::map<ggml_backend_buffer_type_t, ggml_context_ptr> ctxs; // by the kind of memory that the first ones live in
 
     for (const auto & layer : cur.layers) {
         ggml_tensor *   own  = part == llama_pcd_kv::KEYS ? layer.k1 : layer.v1;
-        const ggml_type type = type_for(p, layer, part);
+        const ggml_type type = type_for(want, layer, part);
 
         res.of.push_back(nullptr);
         if (type == GGML_TYPE_COUNT) {
@@ -137,12 +138,14 @@ bool llama_pcd_second::allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, con
 }
 
 bool llama_pcd_second::allocate(const llama_pcd_params & p, changes & done, std::string & err) {
+    const auto want = demand_of(p);
+
     size_t n_wanted = 0;
     bool   ok       = true;
 
     for (auto & cur : kvs) {
         for (const auto part : { llama_pcd_kv::KEYS, llama_pcd_kv::VALUES }) {
-            if (!is_needed(p, cur, part) || serves(p, cur, part)) {
+            if (!is_needed(want, cur, part) || serves(want, cur, part)) {
                 continue;
             }
             done.push_back({ &cur, part, std::move(cur.parts[part]) });
@@ -150,30 +153,30 @@ bool llama_pcd_second::allocate(const llama_pcd_params & p, changes & done, std:
             if (!settings.separate()) {
                 done.back().former.ctxs_bufs.clear();
             }
-            n_wanted += n_bytes_for(p, cur, part);
-            ok = ok && allocate(cur, part, p);
+            n_wanted += n_bytes_for(want, cur, part);
+            ok = ok && allocate(cur, part, want);
         }
         cur.link();
     }
 
     if (!ok) {
-        const bool values = llama_pcd_settings::separate(p);
-        err = format("the second keys%s need another %.0f MiB; use a smaller n_ctx, %scache=\"shared\" or perturbation=\"none\" "
-                "with a window", values ? " and values" : "", n_wanted/1024.0/1024.0, values ? "cache=\"rerotated\", " : "");
+        const std::string other = want.stream ? "cache=\"rerotated\"" :
+            format("a window for every sequence (window + n_sink at most %u)", llama_pcd_settings::window_made(memory.n_cells()));
+        err = format("the second keys%s need another %.0f MiB; use a smaller n_ctx, %s, cache=\"shared\" or perturbation=\"none\" "
+                "with a window", want.stream ? " and values" : "", n_wanted/1024.0/1024.0, other.c_str());
     }
     return ok;
 }
 
 void llama_pcd_second::keep(changes & done) {
-    const auto & p = settings.params;
-
-    if (llama_pcd_settings::rerotated(p) || llama_pcd_settings::separate(p)) {
-        if (!done.empty() || !llama_pcd_settings::same_second(p, from)) {
+    if (demand.keys || demand.stream) {
+        if (!done.empty() || !llama_pcd_settings::same_second(settings.params, from)) {
             for (auto & cur : kvs) {
                 cur.stale.set_all();
             }
         }
-        from = p;
+        from        = settings.params;
+        from_demand = demand;
         trim();
     }
     done.clear();
@@ -187,7 +190,7 @@ bool llama_pcd_second::undo(changes & done) {
     bool ok = true;
     for (auto & [cur, part, former] : done) {
         if (former.empty() && !former.of.empty()) { // freed, to make room
-            ok = ok && allocate(*cur, part, from);
+            ok = ok && allocate(*cur, part, from_demand);
             cur->stale.set_all();
         } else {
             cur->parts[part] = std::move(former);
@@ -200,9 +203,10 @@ bool llama_pcd_second::undo(changes & done) {
 }
 
 void llama_pcd_second::trim() {
+    demand = settings.on ? demand_of(settings.params) : llama_pcd_demand {};
     for (auto & cur : kvs) {
         for (const auto part : { llama_pcd_kv::KEYS, llama_pcd_kv::VALUES }) {
-            if (!cur.parts[part].empty() && !(settings.on && is_needed(settings.params, cur, part))) {
+            if (!cur.parts[part].empty() && !is_needed(demand, cur, part)) {
                 cur.parts[part] = {};
                 pcd.reset_graphs();
             }
@@ -261,6 +265,12 @@ size_t llama_pcd_second::cache_of(const llama_pcd_layer & layer) const {
     return i;
 }
 
+bool llama_pcd_second::all_rotate() const {
+    return std::all_of(kvs.begin(), kvs.end(), [](const auto & cur) {
+        return std::all_of(cur.layers.begin(), cur.layers.end(), [](const auto & layer) { return layer.rotates; });
+    });
+}
+
 bool llama_pcd_second::weighs_keys() const {
     bool res = false;
     for (const auto & cur : kvs) {
@@ -299,7 +309,7 @@ void llama_pcd_second::cells_loaded(llama_seq_id seq_id) {
 
 void llama_pcd_second::cells_computed() {
     for (auto & cur : kvs) {
-        if (settings.on && settings.rerotated()) { // the graph stored second keys beside the first
+        if (settings.on && demand.keys) { // the graph stored second keys beside the first
             for (const auto idx : cur.placed) {
                 cur.stale.set(idx, false);
             }

@@ -1,7 +1,8 @@
 // What PCD keeps beside the KV caches, in the same cells: second keys and, for cache = separate, second values; and which of them
 // are stale, cell by cell. Knows nothing of batches: only cells.
 //
-//   rerotated   the keys turned to theta*. They follow from the first keys, so what is stale is derived from them.
+//   rerotated   the keys turned to theta*. They follow from the first keys, so what is stale is derived from them. None are kept
+//               where windows bound what twins see: then the graph makes them (llama-pcd-pack-graph.cpp).
 //   separate    the keys and values of the twins. Where they are stale, the twin has to be evaluated again.
 
 #pragma once
@@ -49,6 +50,13 @@ private:
     uint32_t n = 0;
 };
 
+// what settings have kept beside the caches
+struct llama_pcd_demand {
+    bool    keys   = false; // rerotated: the second keys of layers that rotate
+    bool    stream = false; // separate: second keys and values of all layers
+    int32_t type   = -1;    // of these keys; -1: that of the first ones
+};
+
 // the second keys of one cache, or its second values
 struct llama_pcd_tensors {
     std::vector<ggml_tensor *> of; // of each layer; null: none
@@ -93,6 +101,15 @@ struct llama_pcd_second {
     //
     // other settings
     //
+
+    llama_pcd_demand demand; // of the settings in force
+
+    llama_pcd_demand demand_of(const llama_pcd_params & p) const;
+
+    // rerotated, and none are kept
+    bool makes_keys() const { return settings.rerotated() && !demand.keys; }
+
+    bool all_rotate() const; // no layer's twins look at first keys
 
     // What was put in the place of other tensors, or of none. `former` without buffers: it was freed, to make room.
     struct change {
@@ -149,11 +166,12 @@ private:
     llama_pcd_tables         & tables;
 
     llama_pcd_params from = {}; // what the tensors were made for
+    llama_pcd_demand from_demand;
 
     llama_pcd_kv * find(const llama_kv_cache & kv);
 
-    // allocate one part as p has it; false: no memory
-    bool allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, const llama_pcd_params & p) const;
+    // allocate one part; false: no memory
+    bool allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, const llama_pcd_demand & want) const;
 
     // Turn the second keys of these cells, in pieces (llama-pcd-derive.cpp). DIFFERENCE: second keys = first keys, turned by their
     // position. WHOLE: second keys, turned by what is to be added to their position. The first n_done cells are done, whatever happens.

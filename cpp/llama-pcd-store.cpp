@@ -64,7 +64,7 @@ ggml_tensor * llama_pcd_graph::view_twins(ggml_tensor * t) const {
 
 void llama_pcd_graph::store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
     auto * layer = core->second.find_layer(kv, il);
-    if (!layer || !layer->k2) {
+    if (!layer) {
         return;
     }
 
@@ -73,7 +73,7 @@ void llama_pcd_graph::store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, gg
     r.offset = r.out ? rotation_offset(k_cur, r) : 0;
     layer->rotation = r;
 
-    if (core->settings.rerotated() && layer->rotates) {
+    if (core->second.demand.keys && layer->k2 && layer->rotates) {
         if (r.out) {
             ggml_tensor * rot = r.hadamard ? input_k_rot(kv) : nullptr;
             k_cur = core->tables.turn_key(ctx, k_cur, input_pos(inp->key_pos, "pcd_key_pos"), r, rot, llama_pcd_tables::DIFFERENCE);
@@ -81,7 +81,7 @@ void llama_pcd_graph::store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, gg
         ggml_build_forward_expand(gf, ggml_set_rows(ctx, layer->k2, flat(ctx, k_cur, 0, k_cur->ne[2]), k_idxs));
     }
 
-    if (core->settings.separate() && n_twin > 0) {
+    if (core->settings.separate() && layer->k2 && n_twin > 0) {
         ggml_build_forward_expand(gf, ggml_set_rows(ctx, layer->k2, view_twins(k_cur), input_rows(kv, 1)));
     }
 }

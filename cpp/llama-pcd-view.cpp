@@ -158,18 +158,38 @@ bool llama_pcd_view::in_window(const llama_kv_cache & kv, const twin & v, const 
     return true;
 }
 
+std::vector<std::vector<llama_pcd_view::seen_cell>> llama_pcd_view::seen(const llama_ubatch & ubatch, uint32_t n) const {
+    const auto     placed = place(ubatch);
+    const uint32_t i0     = ubatch.n_tokens - n;
+
+    std::vector<std::vector<seen_cell>> res(memory.kvs.size());
+
+    for (size_t i = 0; i < res.size(); ++i) {
+        const auto & kv = *memory.kvs[i];
+        for (const twin & v : list(placed.cells[i], ubatch)) {
+            const bool all = v.i < i0 || in_window(kv, v, [&](uint32_t j) {
+                res[i].push_back({ v.i - i0, j, (int32_t) j == v.own, bias(kv, v, j) });
+            });
+            GGML_ASSERT(all);
+        }
+    }
+    return res;
+}
+
 //
 // mask
 //
+
+float llama_pcd_view::bias(const llama_kv_cache & kv, const twin & v, uint32_t j) {
+    return llama_pcd::hparams(kv).use_alibi ? -std::abs(float(llama_pcd::cells(kv).pos_get(j) - v.pos)) : 0.0f;
+}
 
 // From the row of its token, which llama.cpp has filled, to that of a twin without a window only cells at their own position change:
 // a twin sees its own cell in place of its token's. A window is gone through in the order of positions. So no row of a batch with
 // all its tokens looks at each cell of the cache.
 template <typename T>
 void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<twin> & all) const {
-    const auto & cells     = llama_pcd::cells(kv);
-    const bool   use_alibi = llama_pcd::hparams(kv).use_alibi;
-    const T      hidden    = llama_cast<T>(-INFINITY);
+    const T hidden = llama_cast<T>(-INFINITY);
 
     const twin * prev = nullptr;
 
@@ -177,7 +197,7 @@ void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, con
         T * row = mask + v.i*n_kv;
 
         const auto show = [&](uint32_t j) {
-            row[j] = llama_cast<T>(use_alibi ? -std::abs(float(cells.pos_get(j) - v.pos)) : 0.0f);
+            row[j] = llama_cast<T>(bias(kv, v, j));
         };
 
         if (v.window > 0 && causal(kv)) {
@@ -242,11 +262,16 @@ static uint32_t block_of(const llama_kv_cache & kv) {
     return llama_pcd::on_host(kv) ? llama_pcd_view::HOST_BLOCK : llama_pcd_view::CELL_BLOCK;
 }
 
-std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubatch & ubatch) const {
+std::vector<llama_pcd_view::cell_range> llama_pcd_view::in_use() const {
     std::vector<cell_range> res;
     for (const auto * kv : memory.kvs) {
         res.push_back({ 0, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(*kv).used_max_p1(), block_of(*kv)), kv->get_size()), 0 });
     }
+    return res;
+}
+
+std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubatch & ubatch) const {
+    auto res = in_use();
 
     // a twin without a window may see every cell; with a second stream there may be many twins
     for (const llama_seq_id parent : twins.parents) {

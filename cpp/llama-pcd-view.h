@@ -36,8 +36,19 @@ struct llama_pcd_view {
         bool operator==(const cell_range & other) const { return begin == other.begin && end == other.end && head == other.head; }
     };
 
-    // for each cache
+    // for each cache: all cells up to the last used one, and of these what twins see
+    std::vector<cell_range> in_use() const;
     std::vector<cell_range> visible(const llama_ubatch & ubatch) const;
+
+    // Of each cache, the cells that the last n entries of a micro-batch see: twins, which all have a window.
+    struct seen_cell {
+        uint32_t twin; // which of the n
+        uint32_t cell;
+        bool     own;  // the twin's
+        float    bias; // in the mask
+    };
+
+    std::vector<std::vector<seen_cell>> seen(const llama_ubatch & ubatch, uint32_t n) const;
 
     // The rows of the twins in a KQ mask: how many there are at its end, which llama.cpp leaves to us, and what they hold.
     uint32_t n_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const;
@@ -77,6 +88,8 @@ private:
 
     // to what these twins see of [0, end)
     cell_range restricted(const llama_kv_cache & kv, const std::vector<twin> & all, uint32_t end) const;
+
+    static float bias(const llama_kv_cache & kv, const twin & v, uint32_t j); // of a cell that a twin sees
 
     bool masks(const llama_kv_cache & kv) const; // the rows of twins in flight are known
 

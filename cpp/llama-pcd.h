@@ -163,6 +163,9 @@ LLAMA_API struct llama_pcd_params llama_pcd_default_params(void);
 // Turn PCD on with these parameters, change them, or (params == NULL) turn it off. May be called between any
 // two decodes. On failure the former setting stays and `err` holds one sentence.
 //
+// With cache = rerotated, second keys are kept in memory unless the windows of all twins that see them, the context's and its
+// sequences', are of at most an eighth of the cells with their n_sink: those are made when they are seen.
+//
 // Second keys and values that the new parameters need too are kept, and others are allocated. Parameters that need none, and NULL,
 // leave them for the parameters before, see llama_pcd_trim; cache = rerotated after separate frees the second values. Only where
 // second keys change their type are the former ones freed before the new ones are allocated, unless those are a second stream
@@ -201,6 +204,9 @@ LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);
 // of which the sequence has beta, gamma, relative_top, window, n_sink and combine of its own, and perturbation where it is
 // LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has to be as in the context,
 // as far as the sequence's twins use it; with cache = separate also window, n_sink and perturbation, which its second keys follow.
+//
+// A sequence without such a window has second keys kept for the whole context from then on (LLAMA_PCD_NO_MEMORY: they do not fit, and
+// the former setting stays). When it is gone, llama_pcd_set() and llama_pcd_trim() free them.
 //
 // While PCD is on that is checked at once. A setting that is given before is kept, and checked by llama_pcd_set(), which refuses
 // what its sequences cannot have. Later changes of the context hold for its sequences too, but for what they have of their own.

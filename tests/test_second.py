@@ -201,8 +201,9 @@ OPS = st.one_of(
 class Texts:
     """What is in memory: of each sequence its tokens, its first position, and the cell of each token."""
 
-    def __init__(self, context: Context, fresh: Context) -> None:
+    def __init__(self, context: Context, fresh: Context, setting: Setting) -> None:
         self.context, self.fresh, self.alpha = context, fresh, 0.2
+        self.setting, self.keeps = setting, "window" not in setting  # with one, second keys are made as they are needed
         self.text: dict[int, list[tuple[int, int]]] = {seq: [] for seq in range(3)}  # (token, cell)
         self.start = dict.fromkeys(range(3), 0)
         self.stale: set[int] = set()  # cells
@@ -219,7 +220,7 @@ class Texts:
         if not on:
             self.stale |= {cell for _, cell in new}
             return
-        assert derived(self.context) - before == len(self.stale & in_use)
+        assert derived(self.context) - before == (len(self.stale & in_use) if self.keeps else 0)
         self.stale.clear()
         llama_cpp.llama_memory_clear(self.fresh.memory, True)
         self._turn(self.fresh, True)
@@ -228,7 +229,9 @@ class Texts:
 
     def _turn(self, context: Context, on: bool) -> None:
         if on:
-            turn_on(context, {"alpha": self.alpha})
+            turn_on(context, {"alpha": self.alpha, **self.setting})
+            if context is self.fresh:  # which keeps them for a sequence without a window
+                set_sequence(context, 3, {"alpha": self.alpha})
         else:
             turn_off(context)
 
@@ -271,13 +274,16 @@ class Texts:
         self._turn(self.context, True)
 
 
+@pytest.mark.parametrize("setting", [{}, {"window": 9, "n_sink": 0}], ids=["all", "window"])
 @settings(max_examples=60)
 @given(ops=st.lists(OPS, min_size=2, max_size=14))
-def test_any_edits_leave_the_rows_of_a_fresh_context_and_derive_no_cell_too_many(ops: list[Op], tiny: Tiny) -> None:
+def test_any_edits_leave_the_rows_of_a_fresh_context_and_derive_no_cell_too_many(
+    setting: Setting, ops: list[Op], tiny: Tiny
+) -> None:
     path = tiny("llama")
     contexts = [Context(_model(path), path, {}, **SEQUENCES) for _ in range(2)]
     try:
-        texts = Texts(*contexts)
+        texts = Texts(*contexts, setting)
         for name, *args in [*ops, *(("decode", seq, 5, True) for seq in range(3))]:
             getattr(texts, name)(*args)
     finally:
@@ -307,6 +313,8 @@ def test_a_setting_keeps_what_it_needs_and_frees_the_rest(arch: str, native: Nat
         ({}, keys, keys),  # the second stream is lost, so its values are freed at once
         ({"alpha": 0.3}, keys, keys),
         ({"perturbation": "none", "window": 8}, keys, 0),
+        ({}, keys, keys),
+        ({"window": 8}, keys, 0),
         ({"type_k_over": "f16"}, keys // 2, keys // 2),
         ({"cache": "shared"}, keys // 2, 0),
         ({"cache": "separate"}, first, first),

@@ -102,12 +102,12 @@ def _keeps_second(config: PCDConfig | None) -> bool:
     return config.cache == "separate" or config.perturbation == "over-rotation"
 
 
-def _second(config: PCDConfig | None) -> tuple[str, str | None]:
+def _second(config: PCDConfig | None) -> tuple[str, str | None, bool]:
     """The second keys that a setting needs. Settings with different ones get separate contexts, since each switch would
     make them again. Settings without any run in the first context."""
     if config is None or not _keeps_second(config):
-        return ("rerotated", None)
-    return (config.cache, config.type_k_over)
+        return ("rerotated", None, False)
+    return (config.cache, config.type_k_over, config.window is not None)  # behind a window there may be none
 
 
 def bench(
@@ -169,7 +169,7 @@ class _Plan:
         kwargs: dict[str, Any],
     ) -> Iterator[Measurement]:
         n_ctx = self.n * (lengths[-1] + self.n_tokens + 8)
-        models: dict[tuple[bool, tuple[str, str | None]], _Model] = {}
+        models: dict[tuple[bool, tuple[str, str | None, bool]], _Model] = {}
         try:
             for fa in self.flash_attn:
                 for second in dict.fromkeys(map(_second, methods.values())):
@@ -203,7 +203,7 @@ class _Plan:
 
     def _faster(
         self,
-        models: dict[tuple[bool, tuple[str, str | None]], _Model],
+        models: dict[tuple[bool, tuple[str, str | None, bool]], _Model],
         methods: dict[str, PCDConfig | None],
         tokens: Sequence[Sequence[int]],
         n_past: int,
