@@ -151,7 +151,7 @@ ggml_tensor * llama_pcd_graph::build_values(const attn & args, const part & p, g
 // a part as llama.cpp does it
 ggml_tensor * llama_pcd_graph::build_mha(const attn & args, const part & p) {
     auto cells = p.cells;
-    if (p.range.begin > 0 || p.range.end < args.k->ne[2]) {
+    if (p.range.begin > 0 || p.range.end < cells.k->ne[2]) {
         cells.k = build_cells(ctx, cells.k, 2, p.range);
         // transposed values are put together with their dimensions in the order of memory
         cells.v = is_transposed(cells.v) ?
