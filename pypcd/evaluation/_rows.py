@@ -5,7 +5,7 @@ the rows along the right answer are known, any formula that contrasts them is ju
 
 The right answer is read by the model token by token, all in one batch for each *view*: a setting of PCD reduced to what
 makes L* (window, rotation, cache). How the answer is spelled in tokens is the model's own where greedy decoding wrote it;
-else it is the tokenizer's, behind the signs that greedy decoding began with, behind a space, and behind nothing. All
+else it is the tokenizer's, behind nothing, a space, or signs such as a colon that the model is likely to begin with. All
 spellings together are a tree of tokens; its nodes are the steps.
 
 What it does not know: answers in other words, and rows behind a token that no spelling has. It suits tasks with one right
@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -47,6 +47,7 @@ SCALARS = ("lse", "entropy", "top", "jsd", "rank", "rank_back")  # of a row L*; 
 
 # fields of PCDConfig that do not change L*: they combine it with L, or say where and how it is computed
 _COMBINING = ("beta", "gamma", "relative_top", "adaptive", "min_context", "evaluation", "sequences")
+_N_LEADS, _LEAD = 8, 0.05  # signs among so many best first tokens, with so much of the best one's probability, may lead
 _PART = 32  # tokens of a batch: their twins take cells of the context too
 
 
@@ -120,7 +121,9 @@ class _Recorder(Worker):
         prompt = prompt_tokens(self.llm, sample.prompt, chat=self.plan.chat)
         tree, text, is_end = _Tree(prompt), self.vocabulary.text, self.session.is_end
         with self._rows_of(prompt, None) as rows:
-            for path in self._spellings(gold, sample, prompt, own):
+            ((row, _),) = rows(())
+            tree.nodes[()] = _Node(0, row, self._k)
+            for path in self._spellings(gold, sample, tree, own):
                 for i, (row, _) in enumerate(rows(path)):
                     if path[:i] not in tree.nodes:
                         tree.nodes[path[:i]] = _Node(len(tree.nodes), row, self._k)
@@ -135,14 +138,18 @@ class _Recorder(Worker):
                     tree.edges.append((node.index, token, what))
         return tree
 
-    def _spellings(self, gold: _Gold, sample: Sample, prompt: Sequence[int], own: Sequence[int]) -> Iterator[Path]:
+    def _spellings(self, gold: _Gold, sample: Sample, tree: _Tree, own: Sequence[int]) -> Iterator[Path]:
         """The ways to write the right answer, in tokens."""
         written = [self.vocabulary.text(token) for token in own]
-        yield tuple(own[: gold.first_right(written)])
-        for text in gold.texts(b"".join(written)):
-            path = self._tokens(sample, prompt, text.decode())
-            if b"".join(map(self.vocabulary.text, path)) == text:
-                yield path
+        yield tuple(own[: gold.n_read(written)])
+        root = tree.nodes[()]
+        likely = root.ids[:_N_LEADS][root.logits[:_N_LEADS] >= root.logits[0] + np.log(_LEAD)]
+        begun = [b"".join(written), *map(self.vocabulary.text, likely.tolist())]
+        for text in gold.texts(begun):
+            path = self._tokens(sample, tree.prompt, text.decode())
+            parts = [self.vocabulary.text(token) for token in path]
+            if b"".join(parts) == text:
+                yield path[: gold.n_read(parts)]
 
     def _tokens(self, sample: Sample, prompt: Sequence[int], text: str) -> Path:
         """The tokens of a text behind a prompt, whose own tokens stay as they are."""
@@ -236,34 +243,40 @@ class _Gold:
 
     Attributes:
         text: the right answer.
-        end: what must follow it, unless the model ends there; empty if anything may that leaves the answer right.
+        stop: the text that ends an answer, besides the model's own end. Empty if only that does: then an answer counts as
+            right if it still is with the next token.
     """
 
     def __init__(self, task: Task, sample: Sample) -> None:
         self._task, self._sample = task, sample
-        self.text: str = sample.extra.get("gold", sample.answers[0])
-        self.end: str = sample.extra.get("end", "")
+        self.text = str(sample.extra.get("gold", sample.answers[0])).strip().encode()
+        self.stop: bytes = getattr(task, "stop", "").encode()
 
     def is_right(self, text: bytes) -> bool:
         return self._task.score(text.decode("utf-8", "replace"), self._sample) == 1
 
-    def is_complete(self, text: bytes) -> bool:
-        """Whether an answer that has been written so far is right, and its end is there too."""
-        return self.end.encode() in text and self.is_right(text)
+    def is_over(self, text: bytes) -> bool:
+        """Whether an answer is right, and has ended if a text ends it."""
+        return self.stop in text.lstrip() and self.is_right(text)
 
-    def first_right(self, written: Sequence[bytes]) -> int:
-        """How many tokens of an answer make it complete; all of them if it only ends there, 0 if it is wrong."""
+    def n_read(self, written: Sequence[bytes]) -> int:
+        """How many tokens of an answer have to be read, so that the row behind them tells whether it comes right; 0 if it
+        does not."""
         texts = [b"".join(written[:n]) for n in range(len(written) + 1)]
-        complete = next((n for n, text in enumerate(texts) if self.is_complete(text)), None)
-        return complete if complete is not None else len(written) * self.is_right(texts[-1])
+        for n, text in enumerate(texts):
+            if self.is_over(text):
+                return n - bool(self.stop)
+        return len(written) * self.is_right(texts[-1])
 
-    def texts(self, written: bytes) -> Iterator[bytes]:
-        """The right answer, and the same with its end, behind the signs that another answer begins with, or a space, or
+    def texts(self, begun: Iterable[bytes]) -> Iterator[bytes]:
+        """The right answer, and the same with its end, behind the signs that other answers begin with, or a space, or
         nothing."""
-        lead, gold = _signs(written), self.text.encode()
-        if (at := lead.find(gold[:1])) >= 0:  # the right answer itself begins with a sign
-            lead = lead[:at]
-        for text in dict.fromkeys(lead + gold + end for lead in (lead, b" ", b"") for end in (b"", self.end.encode())):
+        leads = [b" ", b""]
+        for lead in map(_signs, begun):
+            at = lead.find(self.text[:1])  # where the right answer itself begins with a sign
+            lead = lead if at < 0 else lead[:at]
+            leads += [lead, lead.rstrip() + b" "]
+        for text in dict.fromkeys(lead + self.text + end for lead in leads for end in (b"", self.stop)):
             if self.is_right(text):
                 yield text
 
@@ -273,12 +286,12 @@ class _Gold:
         if added is None:
             return RIGHT if self.is_right(before) else None
         after = before + added
-        if self.is_complete(after):
+        if self.is_over(after):
             return RIGHT
-        return OPEN if added and (self._may_become(after) or self.is_right(after)) else None
+        return OPEN if added and (self.is_right(after) or self._may_become(after)) else None
 
     def _may_become(self, text: bytes) -> bool:
-        whole = (self.text + self.end).encode()
+        whole = self.text + self.stop
         return any(whole.startswith(text[n:]) for n in range(len(_signs(text)) + 1))
 
 
@@ -295,11 +308,8 @@ def _check_fits(task: Task, sample: Sample) -> None:
     Raises:
         ValueError: the task has no single right text.
     """
-    if (
-        task.metric == "F1"
-        or len(sample.answers) != 1
-        or not _Gold(task, sample).is_right(_Gold(task, sample).text.encode())
-    ):
+    gold = _Gold(task, sample)
+    if task.metric == "F1" or len(sample.answers) != 1 or not gold.is_right(gold.text):
         raise ValueError(
             f"task is {task.name!r}, scored by {task.metric} with {len(sample.answers)} references; allowed: tasks with "
             "one right text, such as kv and niah-multikey-2; judge this one by pypcd eval"
