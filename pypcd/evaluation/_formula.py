@@ -17,6 +17,7 @@ import ast
 import dataclasses
 import functools
 import operator
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -143,7 +144,10 @@ class Formula:
         """The formula of a setting."""
         if config is None:
             return cls(None)
-        return cls(view_of(config), f"{config.beta:g}", config.gamma, f"{config.relative_top:g}")
+        fields = config.as_dict()
+        beta = f"{config.beta:g}" + (f"*{fields['adaptive']}" if fields.get("adaptive") else "")
+        where = f"context>={fields['min_context']}" if fields.get("min_context") else ""
+        return cls(view_of(config), beta, config.gamma, f"{config.relative_top:g}", where)
 
     @property
     def name(self) -> str:
@@ -158,24 +162,23 @@ class Formula:
     @property
     def config(self) -> PCDConfig | None:
         """The setting that decodes by this formula; None where the engine has none, or where it is plain decoding."""
-        if self.view is None or self.where:
+        if self.view is None:
             return None
+        beta, _, measure = self.beta.partition("*")
+        floor = re.fullmatch(r"(?:context>=(\d+))?", self.where)
+        if floor is None:
+            return None
+        more = {**({"adaptive": measure} if measure else {}), **({"min_context": int(floor[1])} if floor[1] else {})}
         try:
-            return self.view.replace(beta=float(self.beta), gamma=self.gamma, relative_top=float(self.relative_top))
-        except ValueError:  # an expression
+            return self.view.replace(beta=float(beta), gamma=self.gamma, relative_top=float(self.relative_top), **more)
+        except (ValueError, TypeError):  # an expression that PCDConfig has no field for
             return None
 
     def choose(self, rows: Rows) -> Array:
-        """The best token of each step: its place among the k, int[n].
-
-        Raises:
-            ValueError: gamma is larger than k.
-        """
+        """The best token of each step: its place among the k, int[n]. gamma may be up to k."""
         k = rows.l.shape[1]
         if self.view is None:
             return np.zeros(len(rows.l), int)
-        if self.gamma > k:
-            raise ValueError(f"gamma is {self.gamma}; allowed: up to {k}, the tokens recorded of each row")
         names = {name: value[:, None] for name, value in rows.values.items()}
         kept = (np.arange(k) < self.gamma) & (rows.l > -np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):

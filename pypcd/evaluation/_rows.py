@@ -249,7 +249,7 @@ class _Gold:
 
     def __init__(self, task: Task, sample: Sample) -> None:
         self._task, self._sample = task, sample
-        self.text = str(sample.extra.get("gold", sample.answers[0])).strip().encode()
+        self.text = sample.answers[0].strip().encode()
         self.stop: bytes = getattr(task, "stop", "").encode()
 
     def is_right(self, text: bytes) -> bool:
@@ -328,17 +328,26 @@ def compared(first: npt.ArrayLike, second: npt.ArrayLike) -> dict[str, float]:
         rank_back: the rank in L of L*'s best token.
     """
     a, b = _masked(first), _masked(second)
-    log_p, log_q = log_softmax(a), log_softmax(b)
-    log_m = np.logaddexp(log_p, log_q) - np.log(2)
-    jsd = 0.5 * sum(float((np.exp(x) * (x - log_m))[x > -np.inf].sum()) for x in (log_p, log_q)) / np.log(2)
+    log_q = log_softmax(b)
     return {
         "lse": _lse(b),
         "entropy": _entropy(log_q),
         "top": round(float(log_q.max()), 9),
-        "jsd": round(min(max(jsd, 0.0), 1.0), 9),
+        "jsd": round(_jsd(a, b), 9),
         "rank": rank(b, int(a.argmax())),
         "rank_back": rank(a, int(b.argmax())),
     }
+
+
+def _jsd(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+    """Of the tokens that both rows have a logit for."""
+    known = (a > -np.inf) & (b > -np.inf)
+    if not known.any():
+        return 0.0
+    log_p, log_q = log_softmax(a[known]), log_softmax(b[known])
+    log_m = np.logaddexp(log_p, log_q) - np.log(2)
+    total = np.exp(log_p) @ (log_p - log_m) + np.exp(log_q) @ (log_q - log_m)
+    return float(np.clip(total / np.log(4), 0.0, 1.0))
 
 
 def _masked(row: npt.ArrayLike) -> npt.NDArray[np.float64]:

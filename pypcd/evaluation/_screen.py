@@ -108,7 +108,13 @@ class Screen:
         return self._views[view]
 
     def follow(self, formula: Formula) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Of each question, whether the formula answers right, and whether it leaves the tree to another spelling."""
+        """Of each question, whether the formula answers right, and whether it leaves the tree to another spelling.
+
+        Raises:
+            ValueError: its view has not been recorded, or its gamma is larger than k.
+        """
+        if formula.view is not None and formula.gamma > self.k:
+            raise ValueError(f"gamma is {formula.gamma}; allowed: up to {self.k}, the tokens recorded of each row")
         rows = self.rows(None if formula.view is None else PCD(formula.view).name)
         after = np.take_along_axis(self._next, formula.choose(rows)[:, None], 1)[:, 0]
         at = self._first[:-1].copy()
