@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from pypcd import _engine
 from pypcd._config import PCDConfig
-from pypcd._method import log_softmax, rank
+from pypcd._method import rank
 from pypcd._prompt import prompt_tokens
 from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation._progress import Progress
@@ -204,9 +204,10 @@ class _Node:
 
     def __init__(self, index: int, row: Logits, k: int) -> None:
         self.index = index
-        self.ids = np.argsort(-row, kind="stable")[:k]
+        best = np.flatnonzero(row >= np.partition(row, -k)[-k])
+        self.ids = best[np.argsort(-row[best], kind="stable")[:k]]
         self.logits = row[self.ids]
-        self.lse, self.entropy = _lse(row), _entropy(log_softmax(_masked(row)))
+        _, self.lse, self.entropy = _softmax(_masked(row))
 
 
 @dataclasses.dataclass
@@ -328,43 +329,45 @@ def compared(first: npt.ArrayLike, second: npt.ArrayLike) -> dict[str, float]:
         rank_back: the rank in L of L*'s best token.
     """
     a, b = _masked(first), _masked(second)
-    log_q = log_softmax(b)
+    q, lse, entropy = _softmax(b)
     return {
-        "lse": _lse(b),
-        "entropy": _entropy(log_q),
-        "top": round(float(log_q.max()), 9),
+        "lse": lse,
+        "entropy": entropy,
+        "top": round(float(np.log(q.max())), 9),
         "jsd": round(_jsd(a, b), 9),
         "rank": rank(b, int(a.argmax())),
         "rank_back": rank(a, int(b.argmax())),
     }
 
 
-def _jsd(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    """Of the tokens that both rows have a logit for."""
+Row = npt.NDArray[np.float64]
+
+
+def _jsd(a: Row, b: Row) -> float:
+    """Of the tokens that both rows have a logit for: the entropy of the mean less the mean of the entropies."""
     known = (a > -np.inf) & (b > -np.inf)
     if not known.any():
         return 0.0
-    log_p, log_q = log_softmax(a[known]), log_softmax(b[known])
-    log_m = np.logaddexp(log_p, log_q) - np.log(2)
-    total = np.exp(log_p) @ (log_p - log_m) + np.exp(log_q) @ (log_q - log_m)
-    return float(np.clip(total / np.log(4), 0.0, 1.0))
+    (p, _, h_p), (q, _, h_q) = (_softmax(row if known.all() else row[known]) for row in (a, b))
+    m = (p + q) / 2
+    h_m = -float(m @ np.log2(np.maximum(m, 1e-300)))
+    return float(np.clip(h_m - (h_p + h_q) / 2, 0.0, 1.0))
 
 
-def _masked(row: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _masked(row: npt.ArrayLike) -> Row:
     """A row with -inf for all that is no logit (see contrast)."""
     values = np.asarray(row, np.float64)
     return np.where(np.abs(values) < 1e30, values, -np.inf)
 
 
-def _lse(row: npt.ArrayLike) -> float:
-    values = _masked(row)
-    return round(float(values.max() - log_softmax(values).max()), 9)
-
-
-def _entropy(log_p: npt.NDArray[np.float64]) -> float:
-    """In bits."""
-    kept = log_p[log_p > -np.inf]
-    return round(float(-(np.exp(kept) * kept).sum() / np.log(2)), 9)
+def _softmax(row: Row) -> tuple[Row, float, float]:
+    """The probabilities of a row, the logarithm of the sum of its exp, and its entropy in bits."""
+    shifted = row - row.max()
+    p = np.exp(shifted)
+    total = float(p.sum())
+    p /= total
+    entropy = (np.log(total) - float(p @ np.maximum(shifted, -1e3))) / np.log(2)  # exp(-1000) is 0
+    return p, round(float(row.max() + np.log(total)), 9), round(float(entropy), 9)
 
 
 def _packed(array: npt.NDArray[Any]) -> str:
