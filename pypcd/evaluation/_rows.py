@@ -43,7 +43,7 @@ Logits = npt.NDArray[np.float32]
 Path = tuple[int, ...]
 
 RIGHT, OPEN = "right", "open"  # where a token may lead, besides to a node; what leads nowhere is wrong
-SCALARS = ("lse", "entropy", "top", "jsd", "rank", "rank_back")  # of a row L*; see compared()
+SCALARS = ("lse", "entropy", "lse_s", "entropy_s", "top_s", "jsd", "rank", "rank_back")  # see compared()
 
 # fields of PCDConfig that do not change L*: they combine it with L, or say where and how it is computed
 _COMBINING = ("beta", "gamma", "relative_top", "adaptive", "min_context", "evaluation", "sequences")
@@ -70,7 +70,8 @@ def record(
 ) -> Outcome:
     """Record what a directory does not have yet; like evaluate(), it goes on after a stop.
 
-    Greedy decoding's record is that of an evaluation, with the tree and its rows of L; a view's record has its rows of L*.
+    Greedy decoding's record is that of an evaluation, with the tree and its rows of L; a view's record has its rows of L and
+    L*, for the same tokens. (Its L is that of greedy decoding but for rounding.)
 
     Args:
         plan: its methods are settings of PCD, which are reduced to their views.
@@ -160,23 +161,28 @@ class _Recorder(Worker):
         return tuple(self.llm.tokenize(text.encode(), add_bos=False, special=False))
 
     def _view(self, tree: _Tree, setting: PCDConfig | None) -> Record:
-        found: dict[int, tuple[Logits, dict[str, float]]] = {}
+        found: dict[int, tuple[Logits, Logits, dict[str, float]]] = {}
         with self._rows_of(tree.prompt, setting) as rows:
             for path in tree.leaves():
                 for i, (first, second) in enumerate(rows(path)):
                     node = tree.nodes[path[:i]]
                     if node.index not in found:
                         assert second is not None  # a view's contrast needs each twin
-                        found[node.index] = second[node.ids], compared(first, second)
+                        found[node.index] = first[node.ids], second[node.ids], compared(first, second)
         values = [found[i] for i in range(len(found))]
         return {
-            "logits": _packed(np.stack([logits for logits, _ in values])),
-            **{name: [scalars[name] for _, scalars in values] for name in SCALARS},
+            "logits": _packed(np.stack([first for first, _, _ in values])),
+            "logits_s": _packed(np.stack([second for _, second, _ in values])),
+            **{name: [scalars[name] for _, _, scalars in values] for name in SCALARS},
         }
 
     @contextlib.contextmanager
     def _rows_of(self, prompt: Sequence[int], setting: PCDConfig | None) -> Iterator[Callable[[Path], Iterator[_Rows]]]:
-        """A function that gives the rows L and (with a setting) L* behind a prompt and behind each token of a path."""
+        """A function that gives the rows L and (with a setting) L* behind a prompt and behind each token of a path.
+
+        As real decoding computes them: a single token is multiplied by other kernels than several, which round otherwise.
+        So plain rows are made one token at a time; with a setting there are two rows or more in any case.
+        """
         session = self.session
 
         def row(i: int) -> _Rows:
@@ -188,8 +194,9 @@ class _Recorder(Worker):
         def rows(path: Path) -> Iterator[_Rows]:
             session.start(prompt, setting)
             yield row(0)
-            for begin in range(0, len(path), _PART):
-                part = path[begin : begin + _PART]
+            n_part = 1 if setting is None else _PART
+            for begin in range(0, len(path), n_part):
+                part = path[begin : begin + n_part]
                 session.write(part)
                 yield from map(row, range(len(part)))
 
@@ -207,7 +214,7 @@ class _Node:
         best = np.flatnonzero(row >= np.partition(row, -k)[-k])
         self.ids = best[np.argsort(-row[best], kind="stable")[:k]]
         self.logits = row[self.ids]
-        _, self.lse, self.entropy = _softmax(_masked(row))
+        _, self.lse, _ = _softmax(_masked(row))
 
 
 @dataclasses.dataclass
@@ -235,7 +242,6 @@ class _Tree:
             "ids": _packed(np.stack([node.ids for node in nodes]).astype("<i4")),
             "logits": _packed(np.stack([node.logits for node in nodes])),
             "lse": [node.lse for node in nodes],
-            "entropy": [node.entropy for node in nodes],
         }
 
 
@@ -324,16 +330,18 @@ def compared(first: npt.ArrayLike, second: npt.ArrayLike) -> dict[str, float]:
     """What there is to know of two rows as a whole, besides their logits (SCALARS).
 
     Returns:
-        lse: the logarithm of the sum of exp(L*). entropy: that of softmax L*, in bits. top: the highest log-probability in
-        L*. jsd: the Jensen-Shannon divergence of the two softmax rows, in bits. rank: the rank in L* of L's best token.
+        lse: the logarithm of the sum of exp(L). entropy: that of softmax L, in bits. lse_s, entropy_s: the same of L*.
+        top_s: the highest probability in softmax L*. jsd: the Jensen-Shannon divergence of the two softmax rows, in bits. rank: the rank in L* of L's best token.
         rank_back: the rank in L of L*'s best token.
     """
     a, b = _masked(first), _masked(second)
-    q, lse, entropy = _softmax(b)
+    (_, lse, entropy), (q, lse_s, entropy_s) = _softmax(a), _softmax(b)
     return {
         "lse": lse,
         "entropy": entropy,
-        "top": round(float(np.log(q.max())), 9),
+        "lse_s": lse_s,
+        "entropy_s": entropy_s,
+        "top_s": round(float(q.max()), 9),
         "jsd": round(_jsd(a, b), 9),
         "rank": rank(b, int(a.argmax())),
         "rank_back": rank(a, int(b.argmax())),

@@ -56,6 +56,7 @@ class Screen:
 
     Attributes:
         questions: those recorded with plain decoding, in the order of all results.
+        k: how many tokens of each row are known.
 
     Raises:
         ValueError: there is none.
@@ -68,43 +69,40 @@ class Screen:
         if not self.questions:
             raise ValueError("there are no records of plain decoding to screen with; record some first")
         made = [_Tree(self._record(question, BASELINE)) for question in self.questions]
-        k = min(tree.ids.shape[1] for tree in made)
+        self.k = min(tree.ids.shape[1] for tree in made)
         self._first = np.cumsum([0, *(len(tree.ids) for tree in made)])  # node, of each question's tree
-        self._ids = np.concatenate([tree.ids[:, :k] for tree in made])
-        self._l = np.concatenate([tree.l[:, :k] for tree in made])
-        self._plain = {name: np.concatenate([tree.values[name] for tree in made]) for name in made[0].values}
+        self._ids = np.concatenate([tree.ids[:, : self.k] for tree in made])
         self._next = np.concatenate(
-            [np.where(tree.next >= 0, tree.next + first, tree.next)[:, :k] for tree, first in zip(made, self._first)]
+            [
+                np.where(tree.next >= 0, tree.next + first, tree.next)[:, : self.k]
+                for tree, first in zip(made, self._first)
+            ]
         )
-        self._views: dict[str, Rows] = {}
+        self._step, self._context = (np.concatenate([getattr(t, name) for t in made]) for name in ("step", "context"))
+        l = np.concatenate([tree.l[:, : self.k] for tree in made])
+        self._views: dict[str, tuple[Rows, npt.NDArray[Any]]] = {BASELINE: (Rows(self._ids, l, l, {}), self._next)}
 
     @property
     def cells(self) -> list[Cell]:
         return list(dict.fromkeys(question[:2] for question in self.questions))
 
-    @property
-    def k(self) -> int:
-        return self._l.shape[1]
-
-    def rows(self, view: str | None) -> Rows:
-        """The rows of a view, by its name as a method; None: plain decoding, with L in place of L*.
-
-        Raises:
-            ValueError: it has not been recorded for all questions.
-        """
-        if view is None:
-            return Rows(self._ids, self._l, self._l, {})
+    def _view(self, view: str) -> tuple[Rows, npt.NDArray[Any]]:
+        """The rows of a view, by its name as a method, and what follows each of their tokens."""
         if view not in self._views:
             found = [self._record(question, view) for question in self.questions]
-            logits = np.concatenate([unpacked(r["logits"], "f4", len(r["lse"]))[:, : self.k] for r in found])
             scalars = {name: np.concatenate([np.asarray(r[name], float) for r in found]) for name in SCALARS}
-            values = {
-                **self._plain,
-                "entropy_s": scalars["entropy"],
-                "top_s": np.exp(scalars["top"]),
-                **{name: scalars[name] for name in ("jsd", "rank", "rank_back")},
-            }
-            self._views[view] = Rows(self._ids, self._l, _log_probabilities(logits, scalars["lse"]), values)
+            l, s = (
+                _log_probabilities(
+                    np.concatenate([unpacked(r[name], "f4", len(r["lse"]))[:, : self.k] for r in found]), scalars[lse]
+                )
+                for name, lse in (("logits", "lse"), ("logits_s", "lse_s"))
+            )
+            order = np.lexsort((self._ids, -l), axis=1)  # its own L may have near tokens in another order
+            ids, l, s, after = (np.take_along_axis(array, order, 1) for array in (self._ids, l, s, self._next))
+            names = ("entropy", "entropy_s", "top_s", "jsd", "rank", "rank_back")
+            values = {name: scalars[name] for name in names}
+            values |= {"top": np.exp(l[:, 0]), "step": self._step, "context": self._context}
+            self._views[view] = Rows(ids, l, s, values), after
         return self._views[view]
 
     def follow(self, formula: Formula) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -115,8 +113,8 @@ class Screen:
         """
         if formula.view is not None and formula.gamma > self.k:
             raise ValueError(f"gamma is {formula.gamma}; allowed: up to {self.k}, the tokens recorded of each row")
-        rows = self.rows(None if formula.view is None else PCD(formula.view).name)
-        after = np.take_along_axis(self._next, formula.choose(rows)[:, None], 1)[:, 0]
+        rows, follows = self._view(BASELINE if formula.view is None else PCD(formula.view).name)
+        after = np.take_along_axis(follows, formula.choose(rows)[:, None], 1)[:, 0]
         at = self._first[:-1].copy()
         while (going := at >= 0).any():
             at[going] = after[at[going]]
@@ -140,13 +138,8 @@ class _Tree:
         self.ids = unpacked(record["ids"], "i4", n)
         logits = unpacked(record["logits"], "f4", n)
         self.l = _log_probabilities(logits, np.asarray(record["lse"]))
-        step = np.asarray(record["steps"], float)
-        self.values = {
-            "entropy": np.asarray(record["entropy"], float),
-            "top": np.exp(self.l[:, 0]),
-            "step": step,
-            "context": step + record["n_prompt"],
-        }
+        self.step = np.asarray(record["steps"], float)
+        self.context = self.step + record["n_prompt"]
         self.next = np.full(self.ids.shape, _WRONG)
         for node, token, what in record["edges"]:
             self.next[node, self.ids[node] == token] = {RIGHT: _RIGHT, OPEN: _OPEN}.get(what, what)
