@@ -190,6 +190,16 @@ def test_a_formula_is_written_as_it_is_read(text: str) -> None:
     assert set(formula.name.split(":")) == set(text.split(":"))
 
 
+@pytest.mark.skipif("adaptive" not in pypcd.PCDConfig().as_dict(), reason="this version has no adaptive contrast")
+def test_an_adaptive_setting_is_a_formula_too() -> None:
+    config = WINDOW.replace(adaptive="jsd", beta=5, relative_top=0.1, min_context=512)
+    formula = Formula.of(config)
+    assert (formula.beta, formula.where, formula.view) == ("5*jsd", "context>=512", WINDOW) and formula.config == config
+    assert Formula.parse(PCD(config).name) == Formula.parse(formula.name) == formula
+    with pytest.raises(ValueError, match="without adaptive or min_context"):
+        Formula.parse(f"{PCD(config).name}:where=rank>1")
+
+
 def test_settings_and_formulas() -> None:
     assert Formula.parse("pcd:cautious").config == pypcd.PCDConfig.cautious()
     assert Formula.parse("greedy").config is None and Formula.parse("pcd:beta=entropy").config is None
@@ -197,7 +207,13 @@ def test_settings_and_formulas() -> None:
     assert view_of(pypcd.PCDConfig(window=8, beta=1, gamma=9, relative_top=0.5, evaluation="fused")) == pypcd.PCDConfig(
         window=8
     )
-    for text, message in (("beam:4", "method is 'beam:4'"), ("pcd:windw=64", "windw")):
+    cases = {
+        "beam:4": "method is 'beam:4'",
+        "pcd:windw=64": "windw",
+        "pcd:beta=-1": "beta is -1",
+        "greedy:where=jsd": "adaptive",
+    }
+    for text, message in cases.items():
         with pytest.raises((ValueError, TypeError), match=message):
             Formula.parse(text)
 

@@ -131,13 +131,18 @@ class Formula:
         own: dict[str, Any] = {}
         rest = []
         for word in text.strip().split(":"):
-            name, equals, value = word.partition("=")
-            if equals and name in ("beta", "relative_top", "where"):
-                own[name] = value.replace(" ", "") if name != "where" else value.strip()
+            name, _, value = word.partition("=")
+            if name == "where" or (name in ("beta", "relative_top") and not _is_number(value)):
+                own[name] = value.strip()
             else:
                 rest.append(word)
-        config = setting_of(":".join(rest))
-        return cls(None) if config is None else dataclasses.replace(cls.of(config), **own)
+        formula = cls.of(setting_of(":".join(rest)))
+        if own and (formula.view is None or formula.where or ("beta" in own and "*" in formula.beta)):
+            raise ValueError(
+                f"formula is {text!r}; allowed: expressions for a setting of pcd without adaptive or min_context; write "
+                "beta=5*jsd, where=context>=512"
+            )
+        return dataclasses.replace(formula, **own)
 
     @classmethod
     def of(cls, config: PCDConfig | None) -> Formula:
@@ -145,9 +150,9 @@ class Formula:
         if config is None:
             return cls(None)
         fields = config.as_dict()
-        beta = f"{config.beta:g}" + (f"*{fields['adaptive']}" if fields.get("adaptive") else "")
+        beta = f"{config.beta:.9g}" + (f"*{fields['adaptive']}" if fields.get("adaptive") else "")
         where = f"context>={fields['min_context']}" if fields.get("min_context") else ""
-        return cls(view_of(config), beta, config.gamma, f"{config.relative_top:g}", where)
+        return cls(view_of(config), beta, config.gamma, f"{config.relative_top:.9g}", where)
 
     @property
     def name(self) -> str:
@@ -196,6 +201,14 @@ class Formula:
         contrast = np.where(kept, contrast, -np.inf)
         best = contrast.max(1, keepdims=True)
         return np.argmin(np.where(contrast >= best - _TIE, rows.ids, rows.ids.max(initial=0) + 1), 1)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _jsd(l: Array, s: Array, kept: Array) -> Array:
