@@ -15,7 +15,7 @@ from pypcd._cli import demo, main
 from pypcd._gguf import DEMO_MODEL, resolve_model
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation import Directory, ModelTokenizer, Plan, Sample, evaluate, task
-from pypcd.evaluation._run import _Worker
+from pypcd.evaluation._run import Worker
 from pypcd.evaluation.tasks._kv import KV_SHORT
 from pypcd.methods import Session
 
@@ -58,7 +58,7 @@ def test_the_questions_are_those_of_the_published_figures(llm: pypcd.Llama) -> N
 
 def test_the_controls_pool_is_of_other_questions_of_the_next_seed() -> None:
     plan = Plan("demo", (demo.TASK,), ("control",), demo.LENGTHS[:2], n=75, n_pool=demo.N_POOL)
-    worker = _Worker(plan, ONE)
+    worker = Worker(plan, ONE)
     for length, n_pairs in zip(plan.lengths, PAIRS):
         samples, pool = worker.cell(demo.TASK, length)
         assert samples == list(KV_SHORT.questions(75, n_pairs, 0))

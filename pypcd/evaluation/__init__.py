@@ -5,11 +5,14 @@ outcome = evaluate(plan, Directory("run"))
 print(markdown(plan, outcome.records, {"kv": "accuracy"}, outcome.refused))
 """
 
+from pypcd.evaluation._formula import Formula
 from pypcd.evaluation._paper import PAPER_TABLES, PaperTable
 from pypcd.evaluation._plan import Directory, Plan
 from pypcd.evaluation._progress import Progress
 from pypcd.evaluation._report import Row, by_depth, csv_text, markdown, rows
+from pypcd.evaluation._rows import record
 from pypcd.evaluation._run import Outcome, counts_of, evaluate, facts, run_options, tasks_of
+from pypcd.evaluation._screen import Agreement, Scored, Screen, agreement, score
 from pypcd.evaluation._stats import Paired, paired
 from pypcd.evaluation._tokenizer import ModelTokenizer
 from pypcd.evaluation._tune import Tuned, tune
@@ -19,7 +22,9 @@ from pypcd.evaluation.tasks._sample import Sample, Task, Tokenizer
 __all__ = [
     "PAPER_TABLES",
     "TASKS",
+    "Agreement",
     "Directory",
+    "Formula",
     "ModelTokenizer",
     "Outcome",
     "Paired",
@@ -28,9 +33,12 @@ __all__ = [
     "Progress",
     "Row",
     "Sample",
+    "Scored",
+    "Screen",
     "Task",
     "Tokenizer",
     "Tuned",
+    "agreement",
     "by_depth",
     "counts_of",
     "csv_text",
@@ -38,8 +46,10 @@ __all__ = [
     "facts",
     "markdown",
     "paired",
+    "record",
     "rows",
     "run_options",
+    "score",
     "task",
     "tasks_of",
     "tune",

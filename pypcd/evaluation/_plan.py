@@ -145,7 +145,8 @@ class Directory:
                 raise ValueError(
                     f"{self.path} holds another run: there {task} had other questions; give another directory"
                 )
-        for name, value in record.items():
+        for name in dict.fromkeys([*record, *before]):
+            value = record.get(name)
             if name not in (*_FREE, *_PLACES, _BY_TASK) and before.get(name) != value:
                 raise ValueError(
                     f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and {value!r} here; "

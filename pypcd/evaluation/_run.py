@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -27,9 +28,9 @@ from pypcd.evaluation._tokenizer import ModelTokenizer
 from pypcd.evaluation.tasks import task as task_named
 from pypcd.evaluation.tasks._longbench import LongBench
 from pypcd.evaluation.tasks._sample import Sample, Task, Tokenizer
-from pypcd.methods import Method, Session, parse
+from pypcd.methods import Answer, Method, Session, parse
 
-__all__ = ["Outcome", "counts_of", "evaluate", "facts", "run_options", "tasks_of"]
+__all__ = ["Outcome", "Record", "Worker", "counts_of", "evaluate", "facts", "run_options", "tasks_of"]
 
 Record = dict[str, Any]
 
@@ -133,6 +134,7 @@ def evaluate(
     model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
     indices: Collection[int] | None = None,
+    worker: MakeWorker | None = None,
 ) -> Outcome:
     """Make the answers that a directory does not have yet, and write each one there at once.
 
@@ -145,6 +147,7 @@ def evaluate(
         model_facts: the result of facts(), if it is known already.
         progress: updated with what is to be answered, and with each answer.
         indices: the samples to answer; None: all of them.
+        worker: makes what answers, in each process; None: Worker.
 
     Raises:
         ValueError: a task or method is unknown, a length is too short, or the directory holds another run.
@@ -169,9 +172,10 @@ def evaluate(
         progress.begin(keys, missing)
 
         refused: dict[str, str] = {}
-        work = _work_here(plan, todo, options, refused)
+        make = functools.partial(worker or Worker, plan, options)
+        work = _work_here(make, todo, refused)
         if jobs > 1 and len(todo) > 1:
-            work = _work_beside(plan, todo, options, refused, min(jobs, len(todo)))
+            work = _work_beside(make, todo, refused, min(jobs, len(todo)))
         for key, record in work:
             if record is not None:
                 if asked.setdefault(key[:3], record["prompt_sha256"]) != record["prompt_sha256"]:
@@ -204,14 +208,15 @@ def counts_of(plan: Plan) -> dict[str, int]:
     return {name: min(plan.n, made.n_questions or plan.n) for name, made in tasks_of(plan).items()}
 
 
+MakeWorker = Callable[[Plan, Mapping[str, Any]], "Worker"]  # from the plan and the options of the model
 Work = Iterator[tuple[Key, "Record | None"]]  # None: the method is refused
 Todo = Mapping[tuple[str, int, int], list[str]]
 
 
-def _work_here(plan: Plan, todo: Todo, options: Mapping[str, Any], refused: dict[str, str]) -> Work:
+def _work_here(make: Callable[[], Worker], todo: Todo, refused: dict[str, str]) -> Work:
     if not todo:
         return
-    worker = _Worker(plan, options)
+    worker = make()
     try:
         refused.update(worker.refused)
         for item, methods in todo.items():
@@ -220,16 +225,14 @@ def _work_here(plan: Plan, todo: Todo, options: Mapping[str, Any], refused: dict
         worker.close()
 
 
-def _work_beside(plan: Plan, todo: Todo, options: Mapping[str, Any], refused: dict[str, str], jobs: int) -> Work:
+def _work_beside(make: Callable[[], Worker], todo: Todo, refused: dict[str, str], jobs: int) -> Work:
     context = multiprocessing.get_context("spawn")  # a forked process would share llama.cpp's threads
     tasks, results = context.Queue(), context.Queue()
     for item in todo.items():
         tasks.put(item)
     for _ in range(jobs):
         tasks.put(None)
-    processes = [
-        context.Process(target=_serve, args=(plan, dict(options), tasks, results), daemon=True) for _ in range(jobs)
-    ]
+    processes = [context.Process(target=_serve, args=(make, tasks, results), daemon=True) for _ in range(jobs)]
     for process in processes:
         process.start()
     try:
@@ -265,10 +268,10 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
-def _serve(plan: Plan, options: dict[str, Any], tasks: Any, results: Any) -> None:
+def _serve(make: Callable[[], Worker], tasks: Any, results: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        worker = _Worker(plan, options)
+        worker = make()
         results.put(("refused", worker.refused))
         while (item := tasks.get()) is not None:
             (task, length, index), methods = item
@@ -289,8 +292,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-class _Worker:
-    """A model that answers samples."""
+class Worker:
+    """A model that answers samples. A subclass may keep other facts of an answer (_answered)."""
 
     def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
         self.plan = plan
@@ -363,8 +366,6 @@ class _Worker:
             session.clear()  # the next sample starts from an empty cache too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
-        task, plan = self._tasks[key[0]], self.plan
-        gold = Gold(self.vocabulary, sample.extra.get("gold", sample.answers[0]))
         begun: Record = {
             "task": key[0],
             "length": key[1],
@@ -375,17 +376,25 @@ class _Worker:
             "answers": list(sample.answers),
         }
         try:
-            answer = method.generate(
-                self._session(method),
-                sample.prompt,
-                max_tokens=plan.max_tokens or task.max_tokens,
-                chat=plan.chat,
-                look=gold.look,
-            )
+            return {**begun, **self._answered(key, sample, method)}
         except (ValueError, PCDError) as error:  # only this question failed: go on with the others
             return {**begun, "error": str(error), "score": 0.0, "salience": None, "n_tokens": 0}
-        return {
-            **begun,
+
+    def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
+        return self._scored(key, sample, method)[1]
+
+    def _scored(self, key: Key, sample: Sample, method: Method) -> tuple[Answer, Record]:
+        """An answer, and what the run keeps of it."""
+        task, plan = self._tasks[key[0]], self.plan
+        gold = Gold(self.vocabulary, sample.extra.get("gold", sample.answers[0]))
+        answer = method.generate(
+            self._session(method),
+            sample.prompt,
+            max_tokens=plan.max_tokens or task.max_tokens,
+            chat=plan.chat,
+            look=gold.look,
+        )
+        return answer, {
             "prediction": answer.text,
             "score": task.score(answer.text, sample),
             "gold_rank": gold.rank,

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Judge many ways to contrast on the same questions, without decoding for each.
+
+    python scripts/recipes/screen.py MODEL --task niah-multikey-2 --length 600 --n 100 --out DIR \\
+        pcd:window pcd:window:beta={1,2.5,5*jsd}:relative_top={0,0.1,0.3} 'pcd:window:where=rank>1'
+
+Records the rows along the right answers once (pypcd/evaluation/_rows.py), a view of PCD at a time, and judges the formulas
+on them (_formula.py says what they may be). Stopped, it goes on where it was; more formulas of recorded views take
+milliseconds. Every formula is listed, the best first; the best of many flatters itself, so choose on one half of the
+questions (--half choose) and judge on the other (--half judge). --check decodes by the formulas, and shows how often the
+verdicts agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+from pypcd._cli import _progress
+from pypcd.evaluation import Agreement, Directory, Formula, Plan, Scored, Screen, agreement, record, score
+from pypcd.evaluation._stats import NOT_SHOWN, interval
+from pypcd.methods import PCD
+
+HALVES = {"choose": slice(0, None, 2), "judge": slice(1, None, 2), "both": slice(None)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("model")
+    add("formulas", nargs="*", help="greedy, or pcd:… with expressions for beta, relative_top and where")
+    add("--formulas", dest="file", metavar="FILE", help="more of them, one a line")
+    add("--task", required=True, help="one or more, with commas")
+    add("--length", required=True, help="tokens, one or more, with commas")
+    add("--n", type=int, default=100, help="questions in each cell (default %(default)s)")
+    add("--max-tokens", type=int, help="the longest answer of plain decoding (default: the task's)")
+    add("--seed", type=int, default=0)
+    add("--chat", action="store_true")
+    add("--k", type=int, default=64, help="tokens of each row that are kept (default %(default)s)")
+    add("--half", choices=HALVES, default="both", help="which questions the tables are of")
+    add("--check", type=int, default=0, metavar="N", help="decode the first N questions of each cell by each formula")
+    add("--threads", type=int, default=1)
+    add("--jobs", type=int, default=1)
+    add("--out", type=pathlib.Path, required=True, help="where the rows are kept")
+    args = parser.parse_intermixed_args()
+
+    texts = args.formulas + (pathlib.Path(args.file).read_text().split("\n") if args.file else [])
+    formulas = list(dict.fromkeys(Formula.parse(text) for text in texts if text.strip()))
+    plan = Plan(
+        model=args.model,
+        tasks=tuple(args.task.split(",")),
+        methods=tuple(PCD(formula.view).name for formula in formulas if formula.view is not None),
+        lengths=tuple(map(int, args.length.split(","))),
+        n=args.n,
+        seed=args.seed,
+        chat=args.chat,
+        max_tokens=args.max_tokens,
+    )
+    how = {"options": {"n_threads": args.threads, "n_threads_batch": args.threads}, "jobs": args.jobs}
+    with _progress.following("recording") as progress:
+        outcome = record(plan, Directory(args.out / "rows"), k=args.k, progress=progress, **how)
+    for name, why in outcome.refused.items():
+        print(f"{name} is left out: {why}", file=sys.stderr)
+    screen = Screen(outcome.records)
+    formulas = [f for f in formulas if f.view is None or PCD(f.view).name not in outcome.refused]
+    indices = range(args.n)[HALVES[args.half]]
+    print_scores(screen, score(screen, formulas, indices=indices))
+    if args.check:
+        known = [formula for formula in formulas if formula.view is None or formula.config]
+        with _progress.following("decoding") as progress:
+            found = agreement(
+                screen, known, plan, Directory(args.out / "check"), indices=range(args.check), progress=progress, **how
+            )
+        print_agreement(found)
+
+
+def print_scores(screen: Screen, scored: list[Scored]) -> None:
+    cells = [*screen.cells, *([(None, None)] if len(screen.cells) > 1 else [])]
+    for cell in cells:
+        task, length = cell
+        print(f"\n{task}, {length} tokens" if task else "\nall together", end="\n\n")
+        print("| right % | over greedy | wins / losses | open | formula |\n| ---: | --- | ---: | ---: | --- |")
+        for one in sorted(scored, key=lambda one: -one.cells[cell].score):
+            p = one.cells[cell]
+            print(
+                f"| {p.score:.1f} | {interval(p)} | {p.wins} / {p.losses} | {one.n_open[cell]} | {one.formula.name} |"
+            )
+    print(f"\n{NOT_SHOWN}\nopen: counted as wrong, but may be right in another spelling")
+
+
+def print_agreement(found: list[Agreement]) -> None:
+    print("\nBeside real decoding\n\n| same | only screened | only decoded | of these open | formula |")
+    print("| ---: | ---: | ---: | ---: | --- |")
+    for a in found:
+        print(
+            f"| {a.n_same} of {a.n} | {len(a.screened_only)} | {len(a.decoded_only)} | {a.n_open} | {a.formula.name} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
