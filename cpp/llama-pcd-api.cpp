@@ -8,8 +8,10 @@
 #include "llama-pcd-guard.h"
 #include "llama-pcd-math.h"
 #include "llama-pcd-sampler.h"
+#include "llama-pcd-strength.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -69,6 +71,8 @@ llama_pcd_params llama_pcd_default_params(void) {
         /* .seed         = */ 0,
         /* .combine      = */ true,
         /* .sequences    = */ LLAMA_PCD_SEQUENCES_ALL,
+        /* .adaptive     = */ LLAMA_PCD_ADAPTIVE_NONE,
+        /* .min_context  = */ 0,
     };
 }
 
@@ -147,6 +151,13 @@ const float * llama_pcd_get_logits_ith(llama_context * ctx, int32_t i, int32_t w
     return llama_pcd_guarded_value<const float *>(__func__, nullptr, [&]() {
         auto * pcd = pcd_context::of(*ctx);
         return pcd ? pcd->decoder.rows.get(i, which) : nullptr;
+    });
+}
+
+float llama_pcd_get_strength_ith(llama_context * ctx, int32_t i) {
+    return llama_pcd_guarded_value(__func__, NAN, [&]() {
+        auto * pcd = pcd_context::of(*ctx);
+        return pcd ? pcd->decoder.rows.get_strength(i) : NAN;
     });
 }
 
@@ -268,7 +279,14 @@ int32_t llama_pcd_contrast(
         const float * standard, const float * over_rotated, int32_t n_vocab,
         float beta, int32_t gamma, float relative_top, float behind, float * out) {
     return llama_pcd_guarded_value(__func__, 0, [&]() {
-        return pcd_contrast(standard, over_rotated, n_vocab, beta, gamma, relative_top, behind, out);
+        const pcd_contrast_params params = { beta, LLAMA_PCD_ADAPTIVE_NONE, gamma, relative_top };
+        return pcd_contrast(standard, over_rotated, n_vocab, params, behind, out);
+    });
+}
+
+float llama_pcd_strength(const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive) {
+    return llama_pcd_guarded_value(__func__, NAN, [&]() {
+        return pcd_strength(standard, over_rotated, n_vocab, beta, adaptive);
     });
 }
 

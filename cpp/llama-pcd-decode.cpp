@@ -32,7 +32,12 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
         return outcome::INVALID;
     }
     if (rows.size() == 0 && !req.in_streams) {
-        return pass.run(batch);
+        rows.count();
+        const outcome res = pass.run(batch);
+        if (res != outcome::DONE) {
+            rows.forget();
+        }
+        return res;
     }
     if (rows.size() > 0 && refuses_context(batch)) {
         rows.forget();
@@ -43,7 +48,7 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
 
     outcome res = refresh_second_keys();
     if (res == outcome::DONE) {
-        core.stats.n_tokens += rows.size();
+        rows.count();
         rows.reserve();
         res = evaluate(batch, req);
     }
@@ -86,15 +91,12 @@ llama_pcd_decoder::request llama_pcd_decoder::read(const llama_batch_ext & batch
         if (token.output && !res.by_llama) {
             const llama_pcd_seq contrast = settings.contrast_of(llama_pcd_parent_of(token));
             if (contrast.on) {
-                rows.add(i, contrast);
+                rows.add(i, token.pos[0], contrast);
             }
         }
     }
 
-    // with a second stream every token has its twin, at once or, with alternate evaluation, when a row first needs it;
-    // at once all the same where that may be too late: sliding-window layers forget, and embeddings are not kept
-    res.in_streams = settings.separate() && !res.by_llama && (settings.params.evaluation != LLAMA_PCD_EVALUATION_ALTERNATE ||
-            core.memory.slides() || batch.tokens[0].id == LLAMA_TOKEN_NULL);
+    res.in_streams = settings.separate() && !res.by_llama && streams.begin(batch);
 
     return res;
 }
@@ -179,9 +181,9 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch, const request
     step = {};
 
     if (how == way::STREAMS) {
-        if (core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE) {
-            pass.note_fallback(!req.in_streams ? LLAMA_PCD_FALLBACK_NO_ROOM :
-                core.memory.slides() ? LLAMA_PCD_FALLBACK_SLIDES : LLAMA_PCD_FALLBACK_PICTURE);
+        const auto reason = streams.fallback(req.in_streams);
+        if (reason != LLAMA_PCD_FALLBACK_NONE) {
+            pass.note_fallback(reason);
         }
         core.stats.n_streams++;
         return streams.decode(batch);

@@ -1,6 +1,7 @@
 // Eq. 4, Eq. 6 and the noise, in double precision where the tables need it.
 
 #include "llama-pcd-math.h"
+#include "llama-pcd-strength.h"
 #include "llama-pcd.h"
 
 #include <algorithm>
@@ -160,9 +161,12 @@ static void put_behind(const float * standard, int32_t n_vocab, float next, floa
 
 int32_t pcd_contrast(
         const float * standard, const float * over_rotated, int32_t n_vocab,
-        float beta, int32_t gamma, float relative_top, float behind, float * out) {
-    const auto [top, next] = plausible(standard, n_vocab, gamma, relative_top);
+        const pcd_contrast_params & params, float behind, float * out, float * strength) {
+    const auto [top, next] = plausible(standard, n_vocab, params.gamma, params.relative_top);
 
+    if (strength) {
+        *strength = NAN;
+    }
     if (!out) {
         return (int32_t) top.size();
     }
@@ -172,8 +176,13 @@ int32_t pcd_contrast(
     }
 
     // a single plausible token is decided whatever L* says: its logit stays
-    const bool contrasts = over_rotated && top.size() > 1;
-    const auto value     = [&](const pcd_candidate & c) { return contrasts ? eq6(c.logit, over_rotated[c.id], beta) : c.logit; };
+    const bool  contrasts = over_rotated && top.size() > 1;
+    const float beta      = contrasts ? pcd_strength(standard, over_rotated, n_vocab, params.beta, params.adaptive) : 0.0f;
+
+    if (strength && contrasts) {
+        *strength = beta;
+    }
+    const auto value = [&](const pcd_candidate & c) { return contrasts ? eq6(c.logit, over_rotated[c.id], beta) : c.logit; };
 
     float best = value(top[0]);
     for (const auto & c : top) {

@@ -8,10 +8,19 @@
 // Eq. 4: rho_j = theta*_j / theta_j, j = 1 .. n_rot/2, into out[n_rot/2]
 void pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out);
 
-// Eq. 6: L~ = (1 + beta) L - beta L* on the plausible tokens of L; see llama_pcd_contrast. Returns how many are plausible.
+// what Eq. 6 asks for; fields as in llama_pcd_params
+struct pcd_contrast_params {
+    float   beta;
+    int32_t adaptive;
+    int32_t gamma;
+    float   relative_top;
+};
+
+// Eq. 6: L~ = (1 + beta_t) L - beta_t L* on the plausible tokens of L; see llama_pcd_contrast. Returns how many are plausible. The
+// strength beta_t goes to *strength, NaN where nothing is contrasted.
 int32_t pcd_contrast(
         const float * standard, const float * over_rotated, int32_t n_vocab,
-        float beta, int32_t gamma, float relative_top, float behind, float * out);
+        const pcd_contrast_params & params, float behind, float * out, float * strength = nullptr);
 
 // see llama_pcd_noise and llama_pcd_offset
 void    pcd_noise (int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);

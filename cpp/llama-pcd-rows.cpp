@@ -13,9 +13,18 @@ size_t llama_pcd_rows::n_vocab() const {
     return lctx.get_model().vocab.n_tokens();
 }
 
-void llama_pcd_rows::add(int32_t batch_index, const llama_pcd_seq & contrast) {
+void llama_pcd_rows::add(int32_t batch_index, int32_t pos, const llama_pcd_seq & contrast) {
+    if (contrast.is_early(pos)) {
+        early_ids.push_back(batch_index);
+        return;
+    }
     out_ids.push_back(batch_index);
     contrasts.push_back(contrast);
+}
+
+void llama_pcd_rows::count() const {
+    stats.n_tokens  += size() + early_ids.size();
+    stats.n_skipped += early_ids.size();
 }
 
 void llama_pcd_rows::reserve() {
@@ -28,6 +37,7 @@ void llama_pcd_rows::reserve() {
         cur->resize(size()*n);
     }
     has_over_rotated.assign(size(), false);
+    strengths.assign(size(), NAN);
 }
 
 size_t llama_pcd_rows::first_from(size_t batch_index) const {
@@ -49,16 +59,19 @@ void llama_pcd_rows::take_over_rotated(size_t i, int32_t batch_index) {
     stats.n_twins++;
 }
 
+static pcd_contrast_params params_of(const llama_pcd_seq & c) {
+    return { c.beta, c.adaptive, c.gamma, c.relative_top };
+}
+
 bool llama_pcd_rows::needs_twin(size_t i) const {
     const auto & c = contrasts[i];
 
     return c.gamma > 1 && (c.relative_top == 0.0f ||
-        pcd_contrast(standard_row(i), nullptr, n_vocab(), 0.0f, c.gamma, c.relative_top, 0.0f, nullptr) > 1);
+        pcd_contrast(standard_row(i), nullptr, n_vocab(), params_of(c), 0.0f, nullptr) > 1);
 }
 
-int32_t llama_pcd_rows::contrast(size_t i, float behind, float * dst) const {
-    const auto & c = contrasts[i];
-    return pcd_contrast(standard_row(i), over_rotated_row(i), n_vocab(), c.beta, c.gamma, c.relative_top, behind, dst);
+int32_t llama_pcd_rows::contrast(size_t i, float behind, float * dst) {
+    return pcd_contrast(standard_row(i), over_rotated_row(i), n_vocab(), params_of(contrasts[i]), behind, dst, &strengths[i]);
 }
 
 void llama_pcd_rows::show() {
@@ -79,7 +92,18 @@ size_t llama_pcd_rows::resolve(int32_t i) const {
     return size() == 0 ? 0 : find(i >= 0 ? i : llama_pcd_outputs_index(lctx, i));
 }
 
+int32_t llama_pcd_rows::resolve_early(int32_t i) const {
+    const int32_t id = early_ids.empty() || i >= 0 ? i : llama_pcd_outputs_index(lctx, i);
+    return std::binary_search(early_ids.begin(), early_ids.end(), id) ? id : -1;
+}
+
 const float * llama_pcd_rows::get(int32_t i, int32_t which) {
+    const int32_t early = resolve_early(i);
+    if (early >= 0 && which != LLAMA_PCD_ROW_OVER_ROTATED) {
+        llama_pcd_outputs_wait(lctx);
+        return llama_pcd_outputs_row(lctx, early);
+    }
+
     const size_t row = resolve(i);
 
     if (row == size()) {
@@ -97,4 +121,16 @@ const float * llama_pcd_rows::get(int32_t i, int32_t which) {
         default:
             return nullptr;
     }
+}
+
+float llama_pcd_rows::get_strength(int32_t i) {
+    const size_t row = resolve(i);
+
+    if (row == size()) {
+        return NAN;
+    }
+    if (!contrasts[row].combine) { // nothing was contrasted yet
+        get(i, LLAMA_PCD_ROW_CONTRASTED);
+    }
+    return strengths[row];
 }

@@ -1,5 +1,5 @@
-// The rows of the last decode: L, L* and their contrast, and which batch entry each belongs to. Knows nothing of how they were
-// evaluated.
+// The rows of the last decode: L, L* and their contrast, and which batch entry each belongs to; and which of them stay L, since their
+// context is shorter than min_context. Knows nothing of how they were evaluated.
 
 #pragma once
 
@@ -14,10 +14,15 @@ struct llama_pcd_rows {
     std::vector<int32_t>       out_ids;   // batch index of each row, ascending
     std::vector<llama_pcd_seq> contrasts; // as they were
 
+    std::vector<int32_t> early_ids; // batch index of each row that stays as llama.cpp wrote it, ascending
+
     size_t size() const { return out_ids.size(); }
 
-    void forget() { out_ids.clear(); contrasts.clear(); }
-    void add(int32_t batch_index, const llama_pcd_seq & contrast);
+    void forget() { out_ids.clear(); contrasts.clear(); early_ids.clear(); }
+    void add(int32_t batch_index, int32_t pos, const llama_pcd_seq & contrast);
+
+    // in the statistics
+    void count() const;
 
     // make room for the rows that were added
     void reserve();
@@ -44,8 +49,12 @@ struct llama_pcd_rows {
     // the row of an index that means what llama_get_logits_ith's does; size(): that output has none
     size_t resolve(int32_t i) const;
 
-    // see llama_pcd_get_logits_ith
+    // the same for one of early_ids: its batch index; -1: it is none
+    int32_t resolve_early(int32_t i) const;
+
+    // see llama_pcd_get_logits_ith and llama_pcd_get_strength_ith
     const float * get(int32_t i, int32_t which);
+    float         get_strength(int32_t i);
 
 private:
     llama_context   & lctx;
@@ -55,6 +64,7 @@ private:
     std::vector<float> standard;
     std::vector<float> over_rotated;
     std::vector<bool>  has_over_rotated;
+    std::vector<float> strengths; // of the rows that were contrasted
 
     std::vector<float> contrasted; // one row, made when asked for
 
@@ -64,5 +74,5 @@ private:
     const float * over_rotated_row(size_t i) const { return has_over_rotated[i] ? over_rotated.data() + i*n_vocab() : nullptr; }
 
     // returns how many tokens are plausible
-    int32_t contrast(size_t i, float behind, float * dst) const;
+    int32_t contrast(size_t i, float behind, float * dst);
 };

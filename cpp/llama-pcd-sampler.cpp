@@ -36,6 +36,10 @@ static void sampler_apply(llama_sampler * smpl, llama_token_data_array * cur_p) 
 
     auto & rows = pcd->decoder.rows;
 
+    if (rows.resolve_early(self->row) >= 0) {
+        return; // plain is what its setting asks for
+    }
+
     const size_t row = rows.resolve(self->row);
     if (row < rows.size() && rows.contrasts[row].combine) {
         LLAMA_LOG_ERROR("%s: the context has contrasted row %d already; set it, or the sequence, with combine = false\n",

@@ -28,11 +28,12 @@ static const pcd_enum EVALUATION   = { "evaluation",   &llama_pcd_params::evalua
 static const pcd_enum PERTURBATION = { "perturbation", &llama_pcd_params::perturbation, { "over-rotation", "none", "noise" } };
 static const pcd_enum TRANSITION   = { "transition",   &llama_pcd_params::transition,   { "exponential", "none" } };
 static const pcd_enum BAND         = { "band",         &llama_pcd_params::band,         { "low", "high", "all" } };
+static const pcd_enum ADAPTIVE     = { "adaptive",     &llama_pcd_params::adaptive,     { "none", "jsd" } };
 static const pcd_enum SEQUENCES    = { "sequences",    &llama_pcd_params::sequences,    { "all", "chosen" } };
 
 // which enum field has a value that its type does not have; empty: none
 static std::string check_enums(const llama_pcd_params & p) {
-    for (const auto * cur : { &CACHE, &EVALUATION, &PERTURBATION, &TRANSITION, &BAND, &SEQUENCES }) {
+    for (const auto * cur : { &CACHE, &EVALUATION, &PERTURBATION, &TRANSITION, &BAND, &ADAPTIVE, &SEQUENCES }) {
         const int32_t value = p.*cur->field;
         if (value < 0 || value >= (int32_t) cur->values.size()) {
             return format("%s is %d, not an enum llama_pcd_%s", cur->name, value, cur->name);
@@ -65,6 +66,9 @@ static std::string check_numbers(const llama_pcd_params & p) {
     }
     if (p.n_sink < 0) {
         return format("n_sink is %d, allowed: 0 or more", p.n_sink);
+    }
+    if (p.min_context < 0) {
+        return format("min_context is %d, allowed: 0 or more", p.min_context);
     }
     if (!is_in(p.noise, 0.0f, 10.0f)) {
         return format("noise is %g, allowed: 0 to 10", p.noise);
@@ -245,6 +249,8 @@ llama_pcd_params llama_pcd_settings::merged(const own_setting & own, const llama
     res.relative_top = own.params.relative_top;
     res.window       = own.params.window;
     res.n_sink       = own.params.n_sink;
+    res.adaptive     = own.params.adaptive;
+    res.min_context  = own.params.min_context;
     res.combine      = own.params.combine && p.combine;
 
     if (own.params.perturbation == LLAMA_PCD_PERTURBATION_NONE) {
@@ -259,5 +265,6 @@ llama_pcd_seq llama_pcd_settings::contrast_of(llama_seq_id seq_id, const llama_p
     const bool is_on = has ? it->second.on : p.sequences == LLAMA_PCD_SEQUENCES_ALL;
     const auto cur   = has ? merged(it->second, p) : p;
 
-    return { is_on, cur.combine, cur.perturbation, cur.window, cur.n_sink, cur.beta, cur.gamma, cur.relative_top };
+    return { is_on, cur.combine, cur.perturbation, cur.window, cur.n_sink, cur.beta, cur.gamma, cur.relative_top,
+        cur.adaptive, cur.min_context };
 }

@@ -17,6 +17,11 @@ struct llama_pcd_seq {
     float   beta;
     int32_t gamma;
     float   relative_top;
+    int32_t adaptive;
+    int32_t min_context;
+
+    // whether a token at this position is early: its row is L, without a twin
+    bool is_early(int32_t pos) const { return pos < min_context - 1; }
 
     bool perturbs() const { return on && perturbation != LLAMA_PCD_PERTURBATION_NONE; }
 };

@@ -6,6 +6,39 @@
 
 #include <algorithm>
 
+bool llama_pcd_streams::begin(const llama_batch_ext & batch) {
+    const bool too_late = core.memory.slides() || batch.tokens[0].id == LLAMA_TOKEN_NULL;
+    const bool wait     = core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE;
+
+    std::set<llama_seq_id> early, ready;
+    for (const auto & token : batch.tokens) {
+        const auto parent   = llama_pcd_parent_of(token);
+        const auto contrast = core.settings.contrast_of(parent);
+        if (contrast.on) {
+            (contrast.is_early(token.pos[0]) ? early : ready).insert(parent);
+        }
+    }
+    for (const auto parent : ready) {
+        early.erase(parent);
+    }
+    is_early = !early.empty();
+    waiting.clear();
+    if (!too_late) {
+        waiting.swap(early);
+    }
+    return too_late || (!wait && !ready.empty());
+}
+
+llama_pcd_fallback llama_pcd_streams::fallback(bool at_once) const {
+    if (is_early && waiting.empty()) {
+        return LLAMA_PCD_FALLBACK_EARLY;
+    }
+    if (core.settings.params.evaluation != LLAMA_PCD_EVALUATION_ALTERNATE) {
+        return LLAMA_PCD_FALLBACK_NONE;
+    }
+    return !at_once ? LLAMA_PCD_FALLBACK_NO_ROOM : core.memory.slides() ? LLAMA_PCD_FALLBACK_SLIDES : LLAMA_PCD_FALLBACK_PICTURE;
+}
+
 llama_pcd_outcome llama_pcd_streams::decode(const llama_batch_ext & batch) {
     const size_t n_tokens = batch.tokens.size();
 
@@ -49,7 +82,7 @@ llama_pcd_outcome llama_pcd_streams::catch_up_before(const llama_batch_ext & bat
         begin.emplace(llama_pcd_parent_of(token), token.pos[0]);
     }
     for (const auto & [parent, pos] : begin) {
-        if (core.settings.contrast_of(parent).on) {
+        if (has_twins(parent)) {
             const auto res = catch_up(batch, parent, pos, {});
             if (res != llama_pcd_outcome::DONE) {
                 return res;
@@ -72,7 +105,7 @@ size_t llama_pcd_streams::end_of_part(const llama_batch_ext & batch, size_t i0, 
     for (; i < batch.tokens.size(); ++i) {
         const auto & token  = batch.tokens[i];
         const auto   parent = llama_pcd_parent_of(token);
-        const size_t n_cur  = core.settings.contrast_of(parent).on ? 2 : 1;
+        const size_t n_cur  = has_twins(parent) ? 2 : 1;
 
         if (std::find(seen.begin(), seen.end(), parent) == seen.end()) {
             seen.push_back(parent);
@@ -99,7 +132,7 @@ llama_pcd_outcome llama_pcd_streams::decode_both(const llama_batch_ext & batch, 
     for (size_t i = i0; i < i1; ++i) {
         const auto & token  = batch.tokens[i];
         const auto   parent = llama_pcd_parent_of(token);
-        if (!core.settings.contrast_of(parent).on) {
+        if (!has_twins(parent)) {
             continue;
         }
 
@@ -165,7 +198,7 @@ llama_pcd_outcome llama_pcd_streams::decode_in_turn(const llama_batch_ext & batc
 
     std::vector<int32_t> own; // the twin's cell in each cache
 
-    if (core.settings.contrast_of(parent).on) {
+    if (has_twins(parent)) {
         const auto res = decode_twin(batch, i, row);
         if (res != llama_pcd_outcome::DONE) {
             return res;

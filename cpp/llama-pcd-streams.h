@@ -12,12 +12,21 @@
 #include "llama-pcd-pass.h"
 
 #include <map>
+#include <set>
 #include <vector>
 
 struct llama_pcd_streams {
     llama_pcd_streams(llama_pcd_core & core, llama_pcd_rows & rows, llama_pcd_pass & pass) : core(core), rows(rows), pass(pass) {}
 
-    // a batch and the twins of all its tokens
+    // Look at a batch: whether decode() is the way to evaluate it. A token has its twin at once. It waits for it until a row first
+    // needs it, with alternate evaluation and while its sequence has less context than min_context; but not where that may be too
+    // late, since sliding-window layers forget, and embeddings are not kept.
+    bool begin(const llama_batch_ext & batch);
+
+    // why the batch is evaluated in another way than the settings ask for; at_once: what begin() said of it
+    llama_pcd_fallback fallback(bool at_once) const;
+
+    // a batch and the twins of all its tokens, but for sequences that wait
     llama_pcd_outcome decode(const llama_batch_ext & batch);
 
     // The end of the part that starts at token i0: at most n_max tokens and their twins that are evaluated at once.
@@ -33,6 +42,12 @@ private:
     llama_pcd_core & core;
     llama_pcd_rows & rows;
     llama_pcd_pass & pass;
+
+    // of the batch that began last
+    std::set<llama_seq_id> waiting;          // sequences, all of whose tokens are early
+    bool                   is_early = false; // there are such sequences, whether they can wait or not
+
+    bool has_twins(llama_seq_id parent) const { return core.settings.contrast_of(parent).on && waiting.count(parent) == 0; }
 
     llama_pcd_outcome decode_both   (const llama_batch_ext & batch, size_t i0, size_t i1, llama_pcd_outputs & all);
     llama_pcd_outcome decode_in_turn(const llama_batch_ext & batch, size_t i, llama_pcd_outputs & all);

@@ -5,7 +5,8 @@
 //
 //     L~ = (1 + beta) L - beta L*        on the plausible tokens of L (paper, Eq. 6)
 //
-// over the caller's logits row and drops the twins again. Callers need to know nothing of it.
+// over the caller's logits row and drops the twins again. Callers need to know nothing of it. beta may follow the two rows from step
+// to step (llama_pcd_params.adaptive).
 //
 // llama_decode() returns what it does without PCD, and its rules hold: on 1 and -1 nothing has changed; on 2 and below -1 the
 // micro-batches that were finished stay in memory, and there are no rows. A token whose twin fails or is aborted was not finished
@@ -22,7 +23,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 5
+#define LLAMA_PCD_VERSION 6
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -66,6 +67,12 @@ enum llama_pcd_sequences {
     LLAMA_PCD_SEQUENCES_CHOSEN = 1, // only those with a setting of their own (llama_pcd_set_seq)
 };
 
+// what the strength of the contrast follows, step by step
+enum llama_pcd_adaptive {
+    LLAMA_PCD_ADAPTIVE_NONE = 0, // nothing: it is beta
+    LLAMA_PCD_ADAPTIVE_JSD  = 1, // beta times the Jensen-Shannon divergence (base 2, so 0 to 1) of softmax(L) and softmax(L*); AdaCAD
+};
+
 enum llama_pcd_row {
     LLAMA_PCD_ROW_STANDARD     = 0, // L
     LLAMA_PCD_ROW_OVER_ROTATED = 1, // L*
@@ -100,6 +107,8 @@ struct llama_pcd_params {
     int32_t seed;         // of both
     bool    combine;      // false leaves the standard rows in place, for llama_sampler_init_pcd()
     int32_t sequences;    // enum llama_pcd_sequences
+    int32_t adaptive;     // enum llama_pcd_adaptive
+    int32_t min_context;  // A token whose position + 1, its own place counted, is less has no twin, and L as its row; 0: none.
 };
 
 enum llama_pcd_head_order {
@@ -122,12 +131,13 @@ enum llama_pcd_fallback {
     LLAMA_PCD_FALLBACK_DEALT   = 3, // the memory dealt the batch out in an order that twins cannot be in: one after the other
     LLAMA_PCD_FALLBACK_SLIDES  = 4, // sliding-window layers forget what a later twin would see: at once, or before its token
     LLAMA_PCD_FALLBACK_PICTURE = 5, // cache = separate: embeddings are not kept for a later evaluation: at once
+    LLAMA_PCD_FALLBACK_EARLY   = 6, // cache = separate: for either reason tokens before min_context have twins; their rows are plain
 };
 
 struct llama_pcd_stats {
     int64_t n_tokens;      // rows the caller asked for while PCD was on
     int64_t n_twins;       // twins evaluated
-    int64_t n_skipped;     // twins not needed: a single token was plausible
+    int64_t n_skipped;     // twins not needed: a single token was plausible, or there is less context than min_context
     int64_t n_derived;     // times second keys were derived from the first, later than these were stored
     int64_t n_caught_up;   // tokens whose second keys and values were evaluated later than the token (cache = separate)
     int64_t second_bytes;  // of the second keys and values
@@ -184,8 +194,13 @@ LLAMA_API void llama_pcd_suspend(struct llama_context * ctx, bool suspend);
 
 // Row `which` of output i of the last decode, where i means what it means to llama_get_logits_ith(): an entry of the batch, or
 // negative, counted back over the outputs. n_vocab floats that live until the next decode; NULL where there is none (PCD off for
-// the context or the sequence, no such output, twin skipped). The contrasted row is that of the parameters it was decoded with.
+// the context or the sequence, no such output, twin skipped). The contrasted row is that of the parameters it was decoded with; where
+// there is less context than min_context it is L.
 LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int32_t i, int32_t which);
+
+// The strength that output i was contrasted with, i as above: beta, or with `adaptive` that of this step, beta_t. NaN where there is
+// no contrast: no such output, a single token is plausible, or there is less context than min_context.
+LLAMA_API float llama_pcd_get_strength_ith(struct llama_context * ctx, int32_t i);
 
 LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx);
 
@@ -201,9 +216,10 @@ LLAMA_API int32_t llama_pcd_fill_cells(struct llama_context * ctx, int32_t n);
 LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);
 
 // PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else params is a whole setting,
-// of which the sequence has beta, gamma, relative_top, window, n_sink and combine of its own, and perturbation where it is
-// LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has to be as in the context,
-// as far as the sequence's twins use it; with cache = separate also window, n_sink and perturbation, which its second keys follow.
+// of which the sequence has beta, adaptive, gamma, relative_top, min_context, window, n_sink and combine of its own, and
+// perturbation where it is LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has
+// to be as in the context, as far as the sequence's twins use it; with cache = separate also window, n_sink and perturbation,
+// which its second keys follow.
 //
 // A sequence without such a window has second keys kept for the whole context from then on (LLAMA_PCD_NO_MEMORY: they do not fit, and
 // the former setting stays). When it is gone, llama_pcd_set() and llama_pcd_trim() free them.
@@ -289,6 +305,13 @@ LLAMA_API int32_t llama_pcd_contrast(
         const float * standard, const float * over_rotated, int32_t n_vocab,
         float beta, int32_t gamma, float relative_top, float behind, float * out);
 
+// The strength beta_t of Eq. 6 for L and L* [n_vocab]: beta, or what a measure (enum llama_pcd_adaptive) makes of it.
+//
+// LLAMA_PCD_ADAPTIVE_JSD is taken over the tokens for which both rows have a logit, and is 0 where there are none. A constant added to
+// a row does not change it. It is over the vocabulary, not the plausible tokens alone: that L* puts its weight elsewhere counts too.
+LLAMA_API float llama_pcd_strength(
+        const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive);
+
 // What evaluation = auto makes of steps with n_rows rows each: fused[i] says whether step i is fused. It is told the seconds of
 // the way that it chose alone: of a fused step, or of a plain one and of one twin, n_needed[i] of which are evaluated.
 LLAMA_API void llama_pcd_choose(
@@ -299,7 +322,8 @@ LLAMA_API void llama_pcd_choose(
 // with combine = false so that the contrast is not applied twice. It reads the last output row unless told another; an index
 // means what llama_get_logits_ith()'s does. Where PCD is on but that row has no contrast, plain logits would pass for contrasted
 // ones: then the log says so, and all that is left to choose is LLAMA_TOKEN_NULL (-1), which llama_decode() refuses. (llama.cpp's
-// grammar sampler, further on in the same chain, ends the process at that token.)
+// grammar sampler, further on in the same chain, ends the process at that token.) A row with less context than min_context is left
+// alone: it is to be plain.
 LLAMA_API struct llama_sampler * llama_sampler_init_pcd(struct llama_context * ctx);
 LLAMA_API void                   llama_sampler_pcd_set_row(struct llama_sampler * smpl, int32_t i);
 

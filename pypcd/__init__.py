@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pypcd._engine import PCDLogits, PCDStats
     from pypcd._errors import LibraryError, ModelError, PCDError, UnsupportedError
     from pypcd._llama import Llama
-    from pypcd._method import contrast, frequencies, rho
+    from pypcd._method import contrast, frequencies, rho, strength
     from pypcd._sampler import pcd_sampler
 
 __version__ = "0.1.0"
@@ -37,6 +37,7 @@ __all__ = [
     "frequencies",
     "pcd_sampler",
     "rho",
+    "strength",
 ]
 
 _HOME_OF = {
@@ -52,6 +53,7 @@ _HOME_OF = {
     "frequencies": "_method",
     "pcd_sampler": "_sampler",
     "rho": "_method",
+    "strength": "_method",
 }
 
 

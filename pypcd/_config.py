@@ -22,6 +22,7 @@ TRANSITIONS = ("exponential", "none")
 PERTURBATIONS = ("over-rotation", "noise", "none")
 BANDS = ("low", "high", "all")
 SEQUENCES = ("all", "chosen")
+ADAPTIVES = ("jsd",)
 KEY_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 _OFFSET = 2**20  # positions
@@ -46,6 +47,8 @@ RANGES: Mapping[str, Check] = {
     "offset_max": Integer(-_OFFSET, _OFFSET),
     "seed": Integer(0),
     "sequences": Choice(SEQUENCES),
+    "adaptive": OrNone(Choice(ADAPTIVES)),
+    "min_context": Integer(0),
 }
 
 
@@ -92,6 +95,11 @@ class PCDConfig:
         seed: seed of noise and offset, at least 0. They depend only on seed, position and layer: a token evaluated
             again gets the same ones.
         sequences: of a context that decodes several, "all", or "chosen": only those that Llama.pcd_for gave a setting.
+        adaptive: what the strength of the contrast follows from token to token. None: nothing, it is beta. "jsd": beta
+            times the Jensen-Shannon divergence of the two distributions, softmax(L) and softmax(L*), which is 0 where
+            they are alike and 1 where they share no token (AdaCAD, arXiv 2409.07394). So it wants a larger beta.
+        min_context: decode plainly, without a twin, until there are so many tokens of context: a token's position, counted
+            from 1, must be at least this. 0: contrast from the first token on.
 
     Raises:
         ValueError: a value is out of range; the message names the field, the value and what is allowed.
@@ -115,6 +123,8 @@ class PCDConfig:
     offset_max: int = 0
     seed: int = 0
     sequences: str = "all"
+    adaptive: str | None = None
+    min_context: int = 0
 
     def __post_init__(self) -> None:
         check(self, **RANGES)

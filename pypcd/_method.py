@@ -1,4 +1,4 @@
-"""The method in numpy: over-rotated frequencies, the contrast, a token's rank. Knows nothing of models or libraries.
+"""The method in numpy: over-rotated frequencies, the contrast and its strength, a token's rank. Knows nothing of models or libraries.
 
 Symbols as in the paper (arXiv 2506.08371): theta the model's RoPE frequencies and theta* the over-rotated (higher) ones,
 B the RoPE base, d the number of rotated dimensions of a head, L and L* the logits of the two evaluations.
@@ -6,12 +6,15 @@ B the RoPE base, d the number of rotated dimensions of a head, L and L* the logi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["contrast", "frequencies", "log_softmax", "put_behind", "rank", "rho"]
+from pypcd._errors import did_you_mean
+
+__all__ = ["MEASURES", "contrast", "frequencies", "jsd", "log_softmax", "put_behind", "rank", "rho", "strength"]
 
 Array = npt.NDArray[np.float64]
 
@@ -64,8 +67,9 @@ def contrast(
     beta: float = 2.5,
     gamma: int = 30,
     relative_top: float = 0.0,
+    adaptive: str | None = None,
 ) -> Array:
-    """L~ = (1 + beta) L - beta L* on the plausible tokens of L, -inf elsewhere (Eq. 6).
+    """L~ = (1 + beta_t) L - beta_t L* on the plausible tokens of L, -inf elsewhere (Eq. 6), where beta_t is strength().
 
     Plausible tokens are the gamma most probable ones of L (the lower id first if logits are equal) that also reach
     relative_top times the highest probability. If only one is plausible it keeps its logit: there is nothing to decide.
@@ -76,6 +80,7 @@ def contrast(
     Args:
         standard: L, float[n_vocab].
         over_rotated: L*, float[n_vocab].
+        beta, gamma, relative_top, adaptive: as in PCDConfig.
 
     Returns:
         float64[n_vocab]
@@ -91,9 +96,45 @@ def contrast(
     result = np.full(first.shape, -np.inf)
     result[kept] = first[kept]
     if len(kept) > 1:
+        beta = strength(first, second, beta=beta, adaptive=adaptive)
         kept = kept[_is_logit(second[kept])]
         result[kept] = (1.0 + beta) * first[kept] - beta * second[kept]
     return result
+
+
+def strength(
+    standard: npt.ArrayLike, over_rotated: npt.ArrayLike, *, beta: float = 2.5, adaptive: str | None = None
+) -> float:
+    """The strength of one step's contrast, beta_t: beta, times what a measure of the two rows gives (PCDConfig.adaptive).
+
+    Raises:
+        ValueError: there is no such measure.
+    """
+    if adaptive is None:
+        return beta
+    if adaptive not in MEASURES:
+        near = did_you_mean(adaptive, MEASURES)
+        raise ValueError(f"adaptive is {adaptive!r}{near}; allowed: {', '.join(map(repr, MEASURES))}, or None")
+    return beta * MEASURES[adaptive](standard, over_rotated)
+
+
+def jsd(standard: npt.ArrayLike, over_rotated: npt.ArrayLike) -> float:
+    """The Jensen-Shannon divergence of softmax(L) and softmax(L*) with base-2 logarithms: 0 (they are equal) to 1.
+
+    It is taken over the tokens for which both rows have a logit, as contrast() has it; without any it is 0.
+    """
+    first, second = np.asarray(standard, np.float64), np.asarray(over_rotated, np.float64)
+    known = _is_logit(first) & _is_logit(second)
+    if not known.any():
+        return 0.0
+    log_p, log_q = log_softmax(first[known]), log_softmax(second[known])
+    log_m = np.logaddexp(log_p, log_q) - np.log(2.0)
+    total = np.exp(log_p) @ (log_p - log_m) + np.exp(log_q) @ (log_q - log_m)
+    return float(np.clip(total / np.log(4.0), 0.0, 1.0))
+
+
+# PCDConfig.adaptive -> the factor that beta is multiplied with, from L and L*
+MEASURES: Mapping[str, Callable[[npt.ArrayLike, npt.ArrayLike], float]] = {"jsd": jsd}
 
 
 def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> Array:

@@ -63,7 +63,11 @@ PRESETS: Mapping[str, Preset] = {
     ),
 }
 
-_NONE = {"window": ("none", "off", "0"), "type_k_over": ("none", "off")}  # field -> how its None is typed
+_NONE = {  # field -> how its None is typed
+    "window": ("none", "off", "0"),
+    "type_k_over": ("none", "off"),
+    "adaptive": ("none", "off"),
+}
 
 
 # -- text ------------------------------------------------------------------------------------------------------------

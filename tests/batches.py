@@ -143,7 +143,7 @@ def check_seen(context: Context, i: int, setting: Setting) -> None:
     """What callers read of row i is the contrast of L and L* with this setting, and behind it the other tokens."""
     standard, over = (row.astype(float) for row in context.rows(i))
     c = pypcd.PCDConfig(**setting)
-    wanted = contrast(standard, over, c.beta, c.gamma, c.relative_top)
+    wanted = contrast(standard, over, c.beta, c.gamma, c.relative_top, c.adaptive)
     if np.isfinite(wanted).sum() == 1:  # a single plausible token keeps its logit
         wanted[np.isfinite(wanted)] = standard.max()
     np.testing.assert_allclose(context.seen(i), behind(wanted, standard), rtol=1e-5, atol=1e-4)

@@ -266,7 +266,8 @@ def check_rows(
 def check_contrast(got: pypcd.PCDLogits, c: pypcd.PCDConfig, seen: np.ndarray) -> None:
     """The contrast of these rows is Eq. 6, and callers see it; the excluded tokens keep L's order, behind the best."""
     assert got.over_rotated is not None
-    eq6 = contrast(got.standard.astype(float), got.over_rotated.astype(float), c.beta, c.gamma, c.relative_top)
+    rows = got.standard.astype(float), got.over_rotated.astype(float)
+    eq6 = contrast(*rows, c.beta, c.gamma, c.relative_top, c.adaptive)
     kept = np.isfinite(eq6)
     if kept.sum() == 1:  # a single plausible token keeps its logit
         eq6[kept] = got.standard[kept]

@@ -15,11 +15,12 @@ from pypcd._cli.generate import read_prompt
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd._vocabulary import Vocabulary, shown
 from pypcd.analysis import _plots
-from pypcd.analysis._explain import Candidate, Step, explain
+from pypcd.analysis._explain import Candidate, Step, explain, strength_of
 from pypcd.analysis._page import page
 from pypcd.methods import Session
 
 LEGEND = "> chosen   * leads to the right answer   L: the model   L*: over-rotated   PCD: after the contrast"
+STRENGTH = "   beta: how strong the contrast is"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +80,10 @@ def run(args: argparse.Namespace) -> int:
     for step in told:
         if not args.json:
             if not steps:
-                print("\n".join(wrap(LEGEND, _terminal.width())))
-            print("\n" + table(step, _terminal.width()), flush=True)
+                legend = LEGEND + (STRENGTH if setting.adaptive else "")
+                print("\n".join(wrap(legend, _terminal.width())))
+            note = strength_of(step) if setting.adaptive else ""
+            print("\n" + table(step, _terminal.width(), note), flush=True)
         steps.append(step)
     answer = written(vocabulary, steps)
     record = {
@@ -95,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         facts = {"model": args.model, "PCD": _options.describe_pcd(setting), "prompt": f"{len(tokens)} tokens"}
         if args.gold is not None:
             facts["right answer"] = args.gold
-        args.html.write_text(page({**facts, "answer": record["text"]}, text, steps), encoding="utf-8")
+        shown_page = page({**facts, "answer": record["text"]}, text, steps, with_strength=setting.adaptive is not None)
+        args.html.write_text(shown_page, encoding="utf-8")
         _terminal.say(f"written to {args.html}")
     if args.json:
         json.dump(record, sys.stdout, ensure_ascii=False)
@@ -103,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     if args.picture is not None:
         # with beta=0 the contrast is L itself, so this is what plain decoding writes
         plain = explain(session, tokens, setting.replace(beta=0.0), vocabulary, n_tokens=args.max_tokens, n_top=1)
-        draw(args.picture, vocabulary, list(plain), steps, setting.beta, args.gold)
+        draw(args.picture, vocabulary, list(plain), steps, args.gold)
         _terminal.say(f"drawn in {args.picture}")
     return 0
 
@@ -117,7 +121,6 @@ def draw(
     vocabulary: Vocabulary,
     plain: Sequence[Step],
     steps: Sequence[Step],
-    beta: float,
     gold: str | None,
 ) -> None:
     """The first token that plain decoding would not have written.
@@ -143,19 +146,20 @@ def draw(
         steps[k],
         text(plain[k:]).strip(),
         text(steps[k:]).strip(),
-        beta=beta,
+        beta=steps[k].beta or 0.0,
         before=text(steps[:k]) if k else "",
         is_right=(is_right(plain), is_right(steps)),
     )
     _plots.save(figure, path)
 
 
-def table(step: Step, columns: int) -> str:
-    """A step's candidates in at most `columns` cells, at least 36; with their ranks if there is room."""
+def table(step: Step, columns: int, note: str = "") -> str:
+    """A step's candidates in at most `columns` cells, at least 36; with their ranks if there is room. `note` goes on top."""
     ranks = columns >= 52
     space = min(max(columns - 26 - 14 * ranks, 8), 24)  # marks 3, three numbers of 7 each, a gap
     plain = min(step.candidates, key=lambda c: c.rank_before).text
     title = f"token {step.index + 1}  {step.text}" + (f"   plain: {plain}" if step.is_changed else "")
+    title += f"   {note}" if note else ""
     head = f"   {_fit('', space)} {'L':>6} {'L*':>6} {'PCD':>6}" + ("   rank" if ranks else "")
     lines = [_cut(title, columns), head, *(_line(c, space, ranks) for c in step.candidates)]
     return "\n".join(line.rstrip() for line in lines)

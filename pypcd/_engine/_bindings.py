@@ -18,6 +18,7 @@ PERTURBATION = {"over-rotation": 0, "none": 1, "noise": 2}
 TRANSITION = {"exponential": 0, "none": 1}
 BAND = {"low": 0, "high": 1, "all": 2}
 SEQUENCES = {"all": 0, "chosen": 1}
+ADAPTIVE = {None: 0, "jsd": 1}
 HEAD_ORDER = {"static": 0, "outlier": 1}
 TYPE_K_OVER = {  # enum ggml_type
     None: -1,
@@ -55,6 +56,8 @@ class Params(ctypes.Structure):
         ("seed", ctypes.c_int32),
         ("combine", ctypes.c_bool),
         ("sequences", ctypes.c_int32),
+        ("adaptive", ctypes.c_int32),
+        ("min_context", ctypes.c_int32),
     ]
 
 
@@ -136,6 +139,7 @@ pcd_set_tokens = _bind(
 )
 pcd_suspend = _bind("llama_pcd_suspend", None, _ctx_p, ctypes.c_bool)
 pcd_get_logits_ith = _bind("llama_pcd_get_logits_ith", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
+pcd_get_strength_ith = _bind("llama_pcd_get_strength_ith", ctypes.c_float, _ctx_p, ctypes.c_int32)
 pcd_get_stats = _bind("llama_pcd_get_stats", Stats, _ctx_p)
 pcd_fallback_text = _bind("llama_pcd_fallback_text", ctypes.c_char_p, ctypes.c_int32)
 pcd_get_graph_stats = _bind("llama_pcd_get_graph_stats", GraphStats, _ctx_p)
@@ -209,6 +213,9 @@ pcd_contrast = _bind(
     ctypes.c_float,
     ctypes.c_float,
     _float_p,
+)
+pcd_strength = _bind(
+    "llama_pcd_strength", ctypes.c_float, _float_p, _float_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int32
 )
 pcd_choose = _bind(
     "llama_pcd_choose",

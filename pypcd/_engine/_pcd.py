@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -47,12 +48,15 @@ class PCDLogits:
     Attributes:
         standard: L.
         over_rotated: L*, the twin's; None if it could not change the result and was not evaluated.
-        contrasted: L~ (Eq. 6), -inf outside the plausible tokens.
+        contrasted: L~ (Eq. 6), -inf outside the plausible tokens; L where there is less context than min_context.
+        beta: the strength of this contrast, PCDConfig.beta or what `adaptive` made of it; None if nothing was contrasted,
+            since only one token is plausible or there is less context than min_context.
     """
 
     standard: npt.NDArray[np.float32]
     over_rotated: npt.NDArray[np.float32] | None
     contrasted: npt.NDArray[np.float32]
+    beta: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +66,7 @@ class PCDStats:
     Attributes:
         n_tokens: tokens whose logits were requested while PCD was on.
         n_twins: twins evaluated for them.
-        n_skipped: twins that were not needed, since only one token was plausible.
+        n_skipped: twins that were not needed, since only one token was plausible or there was less context than min_context.
         n_derived: how many times the second keys were computed again from the first.
         n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
         second_bytes: memory of the second keys and values.
@@ -122,6 +126,8 @@ def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Param
     params.seed = config.seed
     params.combine = combine
     params.sequences = _bindings.SEQUENCES[config.sequences]
+    params.adaptive = _bindings.ADAPTIVE[config.adaptive]
+    params.min_context = config.min_context
     return params
 
 
@@ -217,7 +223,8 @@ def pcd_logits(llm: llama_cpp.Llama, i: int) -> PCDLogits:
             f"there are no PCD logits for row {i}: evaluate tokens first, with pcd=True; of a batch, only tokens whose "
             "logits were requested have them"
         )
-    return PCDLogits(standard, over_rotated, contrasted)
+    beta = float(_bindings.pcd_get_strength_ith(context(llm), i))
+    return PCDLogits(standard, over_rotated, contrasted, None if math.isnan(beta) else beta)
 
 
 def _row(llm: llama_cpp.Llama, i: int, which: int) -> npt.NDArray[np.float32] | None:

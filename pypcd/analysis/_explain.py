@@ -16,7 +16,7 @@ from pypcd._method import log_softmax, rank
 from pypcd._vocabulary import Vocabulary
 from pypcd.methods import Session
 
-__all__ = ["Candidate", "Step", "explain"]
+__all__ = ["Candidate", "Step", "explain", "strength_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +54,14 @@ class Step:
         text: the token's text, as Candidate.text.
         candidates: the best ones before and after the contrast, and the best gold one, sorted as after the contrast.
         is_changed: whether plain decoding would have written another token here.
+        beta: the strength of the contrast here (PCDLogits.beta); None if nothing was contrasted.
     """
 
     index: int
     text: str
     candidates: tuple[Candidate, ...]
     is_changed: bool
+    beta: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -107,6 +109,11 @@ def explain(
         session.finish()
 
 
+def strength_of(step: Step) -> str:
+    """How strong a step's contrast was, in words."""
+    return "no contrast" if step.beta is None else f"beta {step.beta:.2f}"
+
+
 def _step(rows: Any, vocabulary: Vocabulary, index: int, n_top: int, gold: set[int]) -> Step:
     standard, contrasted = rows.standard, rows.contrasted
     chosen = int(contrasted.argmax())
@@ -131,4 +138,4 @@ def _step(rows: Any, vocabulary: Vocabulary, index: int, n_top: int, gold: set[i
         )
         for token in sorted(listed, key=lambda t: (-contrasted[t], -standard[t], t))
     ]
-    return Step(index, vocabulary.shown(chosen), tuple(candidates), chosen != int(standard.argmax()))
+    return Step(index, vocabulary.shown(chosen), tuple(candidates), chosen != int(standard.argmax()), rows.beta)

@@ -6,7 +6,7 @@ import html
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from pypcd.analysis._explain import Candidate, Step
+from pypcd.analysis._explain import Candidate, Step, strength_of
 
 __all__ = ["page"]
 
@@ -44,18 +44,20 @@ _LEGEND = (
 _BAR = 7.0  # em, for a probability of 1
 
 
-def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step]) -> str:
+def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step], *, with_strength: bool = False) -> str:
     """The page as HTML.
 
     Args:
         facts: names and values shown at the top.
         prompt: the prompt's text.
+        with_strength: whether each token says how strong its contrast was.
     """
     shown = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items())
     answer = " ".join(
         f'<a href="#t{step.index}" class="token{" changed" if step.is_changed else ""}">{_text(step.text)}</a>'
         for step in steps
     )
+    sections = "".join(_step(step, with_strength) for step in steps)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         # no script runs and nothing is downloaded, whatever the prompt contains
@@ -63,13 +65,14 @@ def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>pypcd explain</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<h1>How this answer came to be</h1>\n<dl>{shown}</dl>\n<pre>{_text(prompt)}</pre>\n"
-        f"<p>{answer}</p>\n<p>{_LEGEND}</p>\n{''.join(map(_step, steps))}</body>\n</html>\n"
+        f"<p>{answer}</p>\n<p>{_LEGEND}</p>\n{sections}</body>\n</html>\n"
     )
 
 
-def _step(step: Step) -> str:
+def _step(step: Step, with_strength: bool) -> str:
     plain = min(step.candidates, key=lambda c: c.rank_before)
     note = f"; plain decoding would write <code>{_text(plain.text)}</code>" if step.is_changed else ""
+    note += f"; {strength_of(step)}" if with_strength else ""
     rows = "".join(map(_candidate, step.candidates))
     return (
         f'<section id="t{step.index}">\n<h2>Token {step.index + 1}: <code>{_text(step.text)}</code>{note}</h2>\n'

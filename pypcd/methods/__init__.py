@@ -68,7 +68,7 @@ def _values(make: Any, words: Sequence[str], first: str = "") -> Any:
     fields = [
         f.name
         for f in dataclasses.fields(kind)
-        if isinstance(f.default, (int, float)) and not isinstance(f.default, bool)
+        if isinstance(f.default, (int, float, type(None))) and not isinstance(f.default, bool)
     ]
     for word in words:
         name, equals, _ = word.partition("=")

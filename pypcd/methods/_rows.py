@@ -115,7 +115,7 @@ class Control(RowSource):
 
     Args:
         pool: other prompts of the same kind; each is answered once, greedily and without PCD.
-        beta, gamma, relative_top: as in PCDConfig.
+        beta, gamma, relative_top, adaptive: as in PCDConfig.
         n_steps: how many tokens of each answer are used; later steps use the mean of the last one.
     """
 
@@ -124,12 +124,15 @@ class Control(RowSource):
     gamma: int = 30
     relative_top: float = 0.0
     n_steps: int = 32
+    adaptive: str | None = None
     _means: weakref.WeakKeyDictionary[Any, dict[bool, npt.NDArray[np.float64]]] = dataclasses.field(
         default_factory=weakref.WeakKeyDictionary, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
-        check(self, **{name: RANGES[name] for name in ("beta", "gamma", "relative_top")}, n_steps=Integer(1))
+        check(
+            self, **{name: RANGES[name] for name in ("beta", "gamma", "relative_top", "adaptive")}, n_steps=Integer(1)
+        )
 
     def refusal(self, llm: Llama) -> str | None:
         return None if self.pool else "the control needs other prompts of the same kind, but has none"
@@ -144,7 +147,8 @@ class Control(RowSource):
         return Stream(session, session.start(tokens), change)
 
     def _contrasted(self, row: npt.NDArray[np.float64], prior: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        kept = contrast(row, prior, beta=self.beta, gamma=self.gamma, relative_top=self.relative_top)
+        fields = {name: getattr(self, name) for name in ("beta", "gamma", "relative_top", "adaptive")}
+        kept = contrast(row, prior, **fields)
         return put_behind(kept, row)
 
     def with_pool(self, prompts: tuple[Prompt, ...]) -> Control:
