@@ -5,6 +5,7 @@
 #include "llama-pcd-core.h"
 
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,9 @@ public:
 
     // of each cache, what the twins' attention looks at
     std::vector<llama_pcd_view::cell_range> visible;
+
+    // the masks that have memory of their own
+    std::vector<std::shared_ptr<llama_pcd_mask>> masks;
 
     // I64: the rows of the second keys that twins write, [n_twin], or of transposed values, [n_embd*n_twin]
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> twin_rows;
