@@ -112,6 +112,7 @@ void llama_pcd_trim(llama_context * ctx) {
         if (auto * pcd = pcd_context::of(*ctx)) {
             ctx->synchronize();
             pcd->core.second.trim();
+            pcd->core.masks.trim();
         }
         return true;
     });
@@ -168,7 +169,7 @@ llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
             res = pcd->core.stats;
             res.second_bytes = pcd->core.second.n_bytes();
             res.state_bytes  = pcd->core.states.n_bytes;
-            res.graph_bytes  = pcd->kept_bytes();
+            res.graph_bytes  = pcd->kept_bytes() + pcd->core.masks.n_bytes();
         }
         res.kv_bytes = llama_pcd_memory(*ctx).n_bytes();
         return res;
@@ -292,10 +293,13 @@ float llama_pcd_strength(const float * standard, const float * over_rotated, int
 
 void llama_pcd_choose(
         int32_t n_steps, int32_t n_rows, const double * s_fused, const double * s_plain, const double * s_twin,
-        const int32_t * n_needed, bool * fused) {
+        const int32_t * n_needed, const int32_t * window, bool * fused) {
     llama_pcd_guarded_value(__func__, false, [&]() {
-        llama_pcd_auto choice;
+        llama_pcd_auto   choice;
+        llama_pcd_params params = llama_pcd_default_params();
         for (int32_t i = 0; i < n_steps; ++i) {
+            params.window = window ? window[i] : 0;
+            choice.follow(params);
             fused[i] = choice.fuses(n_rows, n_rows);
             choice.took({ (size_t) n_rows, (size_t) n_rows, fused[i], (size_t) n_needed[i],
                 fused[i] ? s_fused[i] : s_plain[i], fused[i] ? 0.0 : n_needed[i]*s_twin[i] });

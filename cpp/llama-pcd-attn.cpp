@@ -201,6 +201,7 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     // a layer that shares another's cells stores no keys: its rotation must not reach the next layer
     rotations.clear();
     n_attn++;
+    keep_mask(args.kq_mask);
 
     const auto * layer = n_twin > 0 ? core->second.find_layer(args.k->view_src) : nullptr;
     if (!layer) {

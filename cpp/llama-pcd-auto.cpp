@@ -69,13 +69,13 @@ double llama_pcd_auto::alternate_cost(const shape & cur, size_t n_rows) const {
 }
 
 bool llama_pcd_auto::fuses(size_t n_tokens, size_t n_rows) const {
-    const auto it = shapes.find(key_of(n_tokens, n_rows));
-    if (it == shapes.end()) {
+    const auto it = known[now].shapes.find(key_of(n_tokens, n_rows));
+    if (it == known[now].shapes.end()) {
         return true;
     }
     const shape & cur = it->second;
 
-    if (!cur.counted) {
+    if (cur.goes_on && !cur.counted) {
         return cur.last_fused;
     }
     if (!cur.tried()) {
@@ -88,13 +88,13 @@ bool llama_pcd_auto::fuses(size_t n_tokens, size_t n_rows) const {
     const bool   best  = fused <= alternate;
     const double extra = std::min(std::abs(alternate - fused), std::min(alternate, fused)); // no way takes twice the other's time
 
-    const int64_t n_since = cur.n_steps - (best ? cur.plain : cur.fused).last;
+    const int64_t n_since = n_steps - (best ? cur.plain : cur.fused).last;
 
     return n_since >= N_BETWEEN && cur.spare >= N_TRIAL*extra ? !best : best;
 }
 
 void llama_pcd_auto::took(const step & cur) {
-    shape & s = shapes[key_of(cur.n_tokens, cur.n_rows)];
+    shape & s = known[now].shapes[key_of(cur.n_tokens, cur.n_rows)];
 
     if (s.tried()) {
         const double fused     = s.fused.get();
@@ -106,14 +106,16 @@ void llama_pcd_auto::took(const step & cur) {
         }
     }
 
-    s.counted    = s.n_steps > 0 && cur.fused == s.last_fused;
+    s.counted    = s.goes_on && cur.fused == s.last_fused;
+    s.goes_on    = true;
     s.last_fused = cur.fused;
-    s.n_steps++;
+
+    known[now].last = ++n_steps;
     if (s.counted) {
-        (cur.fused ? s.fused : s.plain).add(cur.first, s.n_steps);
+        (cur.fused ? s.fused : s.plain).add(cur.first, n_steps);
     }
     if (s.counted && !cur.fused && cur.n_needed > 0) {
-        s.twin.add(cur.twins/cur.n_needed, s.n_steps);
+        s.twin.add(cur.twins/cur.n_needed, n_steps);
     }
 
     const double best = std::min(s.fused.get(), alternate_cost(s, cur.n_rows));
@@ -124,19 +126,35 @@ void llama_pcd_auto::took(const step & cur) {
 }
 
 void llama_pcd_auto::follow(const llama_pcd_params & p) {
-    const auto costs = [](const llama_pcd_params & x) {
+    const auto costs_of = [](const llama_pcd_params & x) {
         return std::tie(x.cache, x.perturbation, x.type_k_over, x.window, x.n_sink);
     };
     const auto rows = [](const llama_pcd_params & x) {
         return std::tie(x.gamma, x.relative_top);
     };
-    if (costs(p) != costs(params)) {
-        shapes.clear();
+    const llama_pcd_params former = known[now].params;
+
+    if (costs_of(p) != costs_of(former)) {
+        now = std::find_if(known.begin(), known.end(), [&](const costs & cur) {
+            return costs_of(cur.params) == costs_of(p);
+        }) - known.begin();
+
+        if (now == known.size() && known.size() == N_SETTINGS) { // in the place of the one that is unused for longest
+            now = std::min_element(known.begin(), known.end(), [](const costs & a, const costs & b) {
+                return a.last < b.last;
+            }) - known.begin();
+            known[now] = {};
+        }
+        known.resize(std::max(known.size(), now + 1));
+
+        for (auto & [key, cur] : known[now].shapes) {
+            cur.goes_on = false;
+        }
     }
-    if (rows(p) != rows(params)) {
+    if (rows(p) != rows(former)) {
         n_needed = 0;
     }
-    params = p;
+    known[now].params = p;
 }
 
 void llama_pcd_auto::read_prompt() {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <utility>
+#include <vector>
 
 // What the latest steps of one kind took: a low quantile, since what disturbs a step only makes it longer.
 struct llama_pcd_cost {
@@ -43,7 +44,8 @@ struct llama_pcd_auto {
 
     void took(const step & cur);
 
-    // with other settings costs or rows may be others
+    // With other settings costs or rows may be others. Costs of the latest settings are remembered, so that a caller who takes turns
+    // with two settings does not have both ways tried at each change.
     void follow(const llama_pcd_params & p);
 
     // a prompt was read: how sure the model is of what follows is less known
@@ -55,11 +57,11 @@ private:
         llama_pcd_cost fused;
         llama_pcd_cost plain;
         llama_pcd_cost twin; // of one row
-        int64_t        n_steps = 0;
         double         spare   = 0.0; // seconds set aside for trying the other way again
 
-        bool last_fused = true;  // the latest step
-        bool counted    = false; // it followed one of its kind
+        bool goes_on    = false; // the latest step had the same settings; it was:
+        bool last_fused = true;
+        bool counted    = false; // after one of its kind
 
         bool tried() const; // both ways, often enough to choose
     };
@@ -69,9 +71,18 @@ private:
 
     double alternate_cost(const shape & cur, size_t n_rows) const;
 
-    std::map<key, shape> shapes;
+    // what was measured with one setting
+    struct costs {
+        llama_pcd_params     params = {};
+        std::map<key, shape> shapes;
+        int64_t              last = 0; // the latest step
+    };
+    static constexpr size_t N_SETTINGS = 8;
 
-    llama_pcd_params params = {};
+    std::vector<costs> known = { {} };
+    size_t             now   = 0; // which of them is in force
+
+    int64_t n_steps = 0;
 
     double  p_needed = 1.0; // share of rows that need their twin, a decayed mean
     int64_t n_needed = 0;   // steps behind it

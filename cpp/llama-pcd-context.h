@@ -57,9 +57,10 @@ struct llama_pcd_context : llama_pcd {
     void seq_removed(llama_seq_id seq_id) override                { core.settings.unset_seq(seq_id); }
     void seq_copied (llama_seq_id src, llama_seq_id dst) override { core.settings.copy_seq(src, dst); }
     void seq_kept   (llama_seq_id seq_id) override                { core.settings.keep_seq(seq_id); }
-    uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const override;
 
-    void mask_twins(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
+    uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const override;
+    void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
+    bool     update_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
 
 private:
     bool graphs_on = false; // what the last graphs were built for

@@ -15,6 +15,7 @@ llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory)
     second(pcd, memory, settings, tables),
     twins(memory),
     view(memory, settings, twins),
+    masks(memory, view),
     states(memory, twins) {}
 
 bool llama_pcd_core::make_room(std::string & err) {
@@ -115,6 +116,7 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
     }
     settings.confirm_seqs();
     second.keep(done);
+    masks.trim();
 
     return LLAMA_PCD_OK;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "llama-pcd-limits.h"
+#include "llama-pcd-masks.h"
 #include "llama-pcd-second.h"
 #include "llama-pcd-settings.h"
 #include "llama-pcd-states.h"
@@ -24,6 +25,7 @@ struct llama_pcd_core {
     llama_pcd_second   second;
     llama_pcd_twins    twins;
     llama_pcd_view     view;
+    llama_pcd_masks    masks;
     llama_pcd_states   states;
 
     llama_pcd_stats stats = {};

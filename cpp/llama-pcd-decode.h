@@ -40,6 +40,10 @@ private:
     llama_pcd_auto::step step; // of evaluation = auto: what is known of the current one
     int64_t              t_lap_us = 0;
 
+    // steps that auto fuses without a choice: a sliding window had no room for twins after their tokens
+    static constexpr int N_FUSED_AFTER = 64;
+    int                  n_to_fuse     = 0;
+
     request read(const llama_batch_ext & batch);
 
     // what cannot be evaluated with twins; writes a line to the log
@@ -58,6 +62,7 @@ private:
 
     llama_pcd_outcome evaluate      (const llama_batch_ext & batch, const request & req);
     llama_pcd_outcome evaluate_part (const llama_batch_ext & batch, const llama_pcd_part & cur, way how);
+    llama_pcd_outcome evaluate_twins(const llama_batch_ext & batch, const llama_pcd_part & cur, way how); // fused or after their tokens
     llama_pcd_outcome fused         (const llama_batch_ext & batch, const llama_pcd_part & cur);
     llama_pcd_outcome alternate     (const llama_batch_ext & batch, const llama_pcd_part & cur);
     llama_pcd_outcome sequential    (const llama_batch_ext & batch, const llama_pcd_part & cur);

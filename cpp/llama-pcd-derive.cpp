@@ -153,7 +153,7 @@ ggml_status llama_pcd_second::derive(int64_t & n) {
         n += n_done;
     }
 
-    pcd.reset_graphs();
+    pcd.reset_own_graph();
 
     return status;
 }

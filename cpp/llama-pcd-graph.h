@@ -88,6 +88,9 @@ private:
     ggml_tensor * input_k_rot(const llama_kv_cache & kv) const;
     ggml_tensor * input_rows (const llama_kv_cache & kv, int64_t n_embd) const; // n_embd rows for each twin
 
+    // a mask that stays in memory from one step to the next
+    void keep_mask(ggml_tensor * mask) const;
+
     ggml_tensor * build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r);
 
     llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur);

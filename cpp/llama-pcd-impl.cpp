@@ -57,10 +57,12 @@ int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
 
 llama_pcd::swapped::swapped(llama_pcd & pcd, kept_graphs & own) : pcd(pcd), own(own) {
     swap();
+    pcd.swapped_in = &own;
 }
 
 llama_pcd::swapped::~swapped() {
     swap();
+    pcd.swapped_in = nullptr;
 }
 
 void llama_pcd::swapped::swap() const {

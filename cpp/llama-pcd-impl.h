@@ -74,7 +74,10 @@ struct llama_pcd {
 
     // llama_kv_cache::set_input_kq_mask: the last rows, those of the twins, are filled here
     virtual uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const = 0;
-    virtual void     mask_twins (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
+    virtual void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
+
+    // before it: true if the mask is the last step's, and was brought up to date
+    virtual bool update_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
 
     //
     // the graphs of the context
@@ -84,6 +87,9 @@ struct llama_pcd {
 
     // build the next graph anew
     void reset_graphs();
+
+    // the same for llama.cpp's own graph alone: another one was computed in its scheduler
+    void reset_own_graph() { lctx.gf_res_prev_active = nullptr; }
 
     // llama.cpp has one scheduler, whose memory is the last graph's. Graphs of another kind, which take turns with its own, keep
     // a small scheduler of their own, so that each graph is used again.
@@ -100,7 +106,7 @@ struct llama_pcd {
 
     uint32_t n_schedulers = 1; // of llama.cpp's so far: it makes another when its graphs become larger or others
 
-    void   drop_kept() { kept = {}; }
+    void   drop_kept() { kept = {}; computed = {}; }
     size_t kept_bytes() const;
 
     // reserve memory for the graphs again: later, before the next one is computed, or now, by building the largest ones.
@@ -123,8 +129,18 @@ struct llama_pcd {
         const bool            before;
     };
 
-    // the graph that was computed last; null: none since graphs were last reset
-    llm_graph_result * last_graph() const { return lctx.gf_res_prev_active; }
+    // what was computed last, and in which graphs: null are llama.cpp's own
+    struct {
+        const kept_graphs * in       = nullptr;
+        uint32_t            n_tokens = 0;
+        uint32_t            n_twins  = 0;
+    } computed;
+
+    const kept_graphs * swapped_in = nullptr; // what llama.cpp works with now
+
+    // the graph that was computed last, and its scheduler; null: none since graphs were last reset
+    llm_graph_result *   last_graph() const { return computed.in ? computed.in->active : lctx.gf_res_prev_active; }
+    ggml_backend_sched_t last_sched() const { return computed.in ? computed.in->sched.get() : lctx.sched.get(); }
 
     //
     // decode
@@ -156,6 +172,9 @@ struct llama_pcd {
     // the state of recurrent layers
     static uint32_t & n_seq_max(llama_memory_recurrent & m) { return m.n_seq_max; }
     static auto     & ctxs_bufs(llama_memory_recurrent & m) { return m.ctxs_bufs; }
+
+    // the kind of memory that inputs of graphs are in: the CPU's, from which a device copies them
+    static ggml_backend_buffer_type_t input_buft(const llama_context & c) { return c.backend_buft.back(); }
 
     // settings
     static llama_cparams              & cparams(llama_context & c) { return c.cparams; }

@@ -6,6 +6,7 @@
 #include "llama-pcd-pack.h"
 
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,9 @@ public:
 
     // of each cache, the cells whose second keys are made; empty: none are
     std::vector<llama_pcd_pack> packs;
+
+    // the masks that have memory of their own
+    std::vector<std::shared_ptr<llama_pcd_mask>> masks;
 
     // I64: the rows of the second keys that twins write, [n_twin], or of transposed values, [n_embd*n_twin]
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> twin_rows;

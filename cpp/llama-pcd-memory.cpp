@@ -171,8 +171,7 @@ void llama_pcd_memory::cut(const ends & last) const {
     }
 }
 
-// the first of a sequence's positions that a token at `pos` sees in a cache
-static llama_pos first_seen(const llama_kv_cache & kv, llama_pos pos) {
+llama_pos llama_pcd_first_seen(const llama_kv_cache & kv, llama_pos pos) {
     llama_pos p0 = 0;
     llama_pos p1 = pos;
     while (p0 < p1) { // what is masked comes first
@@ -245,7 +244,7 @@ bool llama_pcd_memory::has_all_before(llama_seq_id seq_id, llama_pos pos, llama_
             if (other == kv) {
                 continue;
             }
-            for (const auto & [p, j] : llama_pcd_cells_at(*other, seq_id, first_seen(*kv, pos), end)) {
+            for (const auto & [p, j] : llama_pcd_cells_at(*other, seq_id, llama_pcd_first_seen(*kv, pos), end)) {
                 const auto it = own.lower_bound({ p, 0 });
                 if ((it == own.end() || it->first != p) && !llama_pcd::is_masked(*kv, p, pos)) {
                     return false;

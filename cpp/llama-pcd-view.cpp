@@ -74,30 +74,56 @@ static int32_t token_of(const llama_ubatch & ubatch, uint32_t i0, uint32_t i, ll
     return -1;
 }
 
-std::vector<llama_pcd_view::twin> llama_pcd_view::list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const {
+// entry i of a micro-batch
+static llama_pcd_view::row row_of(const llama_ubatch & ubatch, uint32_t i, bool is_twin, llama_seq_id seq_id) {
     const bool     is_2d = ubatch.is_pos_2d();
     const uint32_t n     = ubatch.n_tokens;
-    const uint32_t i0    = n - cells.size();
+
+    return { i, is_twin, seq_id, ubatch.pos[i], is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 };
+}
+
+std::vector<llama_pcd_view::row> llama_pcd_view::list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const {
+    const uint32_t n  = ubatch.n_tokens;
+    const uint32_t i0 = n - cells.size();
 
     uint32_t next = 0;
 
-    std::vector<twin> res;
+    std::vector<row> res;
     for (uint32_t i = i0; i < n; ++i) {
         const llama_seq_id id = ubatch.seq_id[i][0];
         if (!twins.is_twin(id)) {
             continue;
         }
-        const llama_seq_id  parent = twins.parent_of(id);
-        const llama_pcd_seq own    = settings.contrast_of(parent);
+        const llama_seq_id  parent   = twins.parent_of(id);
+        const llama_pcd_seq contrast = settings.contrast_of(parent);
 
-        res.push_back({ i, token_of(ubatch, i0, i, parent, next), parent, ubatch.pos[i], cells[i - i0],
-                is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0, own.window, own.n_sink });
+        row cur = row_of(ubatch, i, true, parent);
+        cur.own    = cells[i - i0];
+        cur.token  = token_of(ubatch, i0, i, parent, next);
+        cur.window = contrast.window;
+        cur.n_sink = contrast.n_sink;
+        res.push_back(cur);
     }
     return res;
 }
 
+std::vector<llama_pcd_view::row> llama_pcd_view::rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
+    if (!masks(kv)) {
+        return {};
+    }
+    const auto of_twins = list(twins.cells[memory.index_of(&kv)], ubatch);
+
+    std::vector<row> res;
+    res.reserve(ubatch.n_tokens);
+    for (uint32_t i = 0; i + of_twins.size() < ubatch.n_tokens; ++i) {
+        res.push_back(row_of(ubatch, i, false, ubatch.seq_id[i][0]));
+    }
+    res.insert(res.end(), of_twins.begin(), of_twins.end());
+    return res;
+}
+
 //
-// what a twin sees
+// what a token or a twin sees
 //
 
 bool llama_pcd_view::causal(const llama_kv_cache & kv) const {
@@ -105,21 +131,23 @@ bool llama_pcd_view::causal(const llama_kv_cache & kv) const {
         (llama_pcd::hparams(kv).non_causal_type == LLAMA_NON_CAUSAL_TYPE_SWA_ONLY && !llama_pcd::has_swa_type(kv));
 }
 
-bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j) const {
+bool llama_pcd_view::sees(const llama_kv_cache & kv, const row & v, uint32_t j) const {
     const auto & cells = llama_pcd::cells(kv);
 
     if ((int32_t) j == v.own) {
         return true;
     }
-    if (cells.is_empty(j) || !cells.seq_has(j, v.parent)) {
+    if (cells.is_empty(j) || !cells.seq_has(j, v.seq_id)) {
         return false;
     }
     const llama_pos p0 = cells.pos_get(j);
 
     if (p0 >= v.pos && causal(kv)) {
-        // patches of one image share their position in time: what counts is their place in it
-        const auto & ext = cells.ext_get(j);
-        if (p0 > v.pos || !v.is_2d || ext.is_2d_gt(v.x, v.y) || (ext.x == v.x && ext.y == v.y)) {
+        // patches of one image share their position in time: what counts is their place in it. A twin does not see its token.
+        const auto & ext     = cells.ext_get(j);
+        const bool   is_same = !v.is_2d || (ext.x == v.x && ext.y == v.y);
+
+        if (p0 > v.pos || (v.is_2d && ext.is_2d_gt(v.x, v.y)) || (v.is_twin && is_same)) {
             return false;
         }
     }
@@ -129,21 +157,21 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const twin & v, uint32_t j)
 
 // Where both keep their keys in the cells of their tokens, a twin one position further sees what the twin before it saw, and its
 // own cell. So the rows of a long prompt need not each go through all cells.
-bool llama_pcd_view::sees_one_more(const llama_kv_cache & kv, const twin & prev, const twin & v) const {
+bool llama_pcd_view::sees_one_more(const llama_kv_cache & kv, const row & prev, const row & v) const {
     const auto & cells = llama_pcd::cells(kv);
 
     return v.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
-        v.parent == prev.parent && v.pos == prev.pos + 1 &&
-        prev.own >= 0 && cells.seq_has(prev.own, prev.parent) && cells.pos_get(prev.own) == prev.pos;
+        v.seq_id == prev.seq_id && v.pos == prev.pos + 1 &&
+        prev.own >= 0 && cells.seq_has(prev.own, prev.seq_id) && cells.pos_get(prev.own) == prev.pos;
 }
 
 template <typename F>
-bool llama_pcd_view::in_window(const llama_kv_cache & kv, const twin & v, const F & fn) const {
+bool llama_pcd_view::in_window(const llama_kv_cache & kv, const row & v, const F & fn) const {
     if (v.window == 0 || !causal(kv)) {
         return false;
     }
     const auto walk = [&](llama_pos p0, llama_pos p1) {
-        for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.parent, p0, p1)) {
+        for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.seq_id, p0, p1)) {
             if ((int32_t) j != v.own && sees(kv, v, j)) {
                 fn(j);
             }
@@ -166,7 +194,7 @@ std::vector<std::vector<llama_pcd_view::seen_cell>> llama_pcd_view::seen(const l
 
     for (size_t i = 0; i < res.size(); ++i) {
         const auto & kv = *memory.kvs[i];
-        for (const twin & v : list(placed.cells[i], ubatch)) {
+        for (const row & v : list(placed.cells[i], ubatch)) {
             const bool all = v.i < i0 || in_window(kv, v, [&](uint32_t j) {
                 res[i].push_back({ v.i - i0, j, (int32_t) j == v.own, bias(kv, v, j) });
             });
@@ -180,7 +208,7 @@ std::vector<std::vector<llama_pcd_view::seen_cell>> llama_pcd_view::seen(const l
 // mask
 //
 
-float llama_pcd_view::bias(const llama_kv_cache & kv, const twin & v, uint32_t j) {
+float llama_pcd_view::bias(const llama_kv_cache & kv, const row & v, uint32_t j) {
     return llama_pcd::hparams(kv).use_alibi ? -std::abs(float(llama_pcd::cells(kv).pos_get(j) - v.pos)) : 0.0f;
 }
 
@@ -188,12 +216,12 @@ float llama_pcd_view::bias(const llama_kv_cache & kv, const twin & v, uint32_t j
 // a twin sees its own cell in place of its token's. A window is gone through in the order of positions. So no row of a batch with
 // all its tokens looks at each cell of the cache.
 template <typename T>
-void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<twin> & all) const {
+void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<row> & all) const {
     const T hidden = llama_cast<T>(-INFINITY);
 
-    const twin * prev = nullptr;
+    const row * prev = nullptr;
 
-    for (const twin & v : all) {
+    for (const row & v : all) {
         T * row = mask + v.i*n_kv;
 
         const auto show = [&](uint32_t j) {
@@ -205,7 +233,7 @@ void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, con
             in_window(kv, v, show);
         } else if (v.token >= 0 && causal(kv)) {
             std::copy_n(mask + v.token*n_kv, n_kv, row);
-            for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.parent, v.pos, v.pos + 1)) {
+            for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.seq_id, v.pos, v.pos + 1)) {
                 row[j] = hidden;
                 if (sees(kv, v, j)) {
                     show(j);
@@ -290,14 +318,14 @@ std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubat
     return res;
 }
 
-llama_pcd_view::cell_range llama_pcd_view::restricted(const llama_kv_cache & kv, const std::vector<twin> & all, uint32_t end) const {
+llama_pcd_view::cell_range llama_pcd_view::restricted(const llama_kv_cache & kv, const std::vector<row> & all, uint32_t end) const {
     const auto &   cells = llama_pcd::cells(kv);
     const uint32_t block = block_of(kv);
 
     uint32_t begin = end;
     uint32_t head  = 0; // some of the first positions are in the first block
 
-    for (const twin & v : all) {
+    for (const row & v : all) {
         const bool complete = in_window(kv, v, [&](uint32_t j) {
             if (j < block && (int32_t) j != v.own && cells.pos_get(j) < v.n_sink) {
                 head = block;

@@ -1,4 +1,5 @@
-// Which cells of the memory a twin sees, and which cell is its own. Changes nothing: what it finds is stored by those who ask.
+// Which cells of the memory a token or a twin sees, and which cell is a twin's own. Changes nothing: what it finds is stored by
+// those who ask.
 
 #pragma once
 
@@ -54,45 +55,51 @@ struct llama_pcd_view {
     uint32_t n_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const;
     void     mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
 
-private:
-    // the twin at entry i of a micro-batch
-    struct twin {
+    // the token or the twin at entry i of a micro-batch
+    struct row {
         uint32_t     i;
-        int32_t      token; // the entry of its token, where that one is in the same micro-batch and sees its parent's cells; else -1
-        llama_seq_id parent;
+        bool         is_twin;
+        llama_seq_id seq_id; // whose cells it sees: a twin's parent
         llama_pos    pos;
-        int32_t      own; // the cell with its own keys
         bool         is_2d;
         llama_pos    x;
         llama_pos    y;
-        llama_pos    window; // its sequence's
-        llama_pos    n_sink;
+
+        int32_t   own    = -1; // the cell with a twin's own keys
+        int32_t   token  = -1; // the entry of its token, where that one is in the same micro-batch
+        llama_pos window = 0;  // its sequence's
+        llama_pos n_sink = 0;
 
         // the first position in its window
         llama_pos begin() const { return window == 0 || pos < window ? 0 : pos - window + 1; }
     };
 
+    // all rows of a mask, once the twins are placed; none: they are not
+    std::vector<row> rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const;
+
+    bool causal(const llama_kv_cache & kv) const;
+    bool sees  (const llama_kv_cache & kv, const row & v, uint32_t j) const;
+
+private:
     const llama_pcd_memory   & memory;
     const llama_pcd_settings & settings;
     const llama_pcd_twins    & twins;
 
-    std::vector<twin> list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const;
+    std::vector<row> list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const; // of the twins
 
-    bool causal       (const llama_kv_cache & kv) const;
-    bool sees         (const llama_kv_cache & kv, const twin & v, uint32_t j) const;
-    bool sees_one_more(const llama_kv_cache & kv, const twin & prev, const twin & v) const;
+    bool sees_one_more(const llama_kv_cache & kv, const row & prev, const row & v) const;
 
     // fn(j) for each cell that a twin with a window sees; false: it may see others, look at each one
     template <typename F>
-    bool in_window(const llama_kv_cache & kv, const twin & v, const F & fn) const;
+    bool in_window(const llama_kv_cache & kv, const row & v, const F & fn) const;
 
     // to what these twins see of [0, end)
-    cell_range restricted(const llama_kv_cache & kv, const std::vector<twin> & all, uint32_t end) const;
+    cell_range restricted(const llama_kv_cache & kv, const std::vector<row> & all, uint32_t end) const;
 
-    static float bias(const llama_kv_cache & kv, const twin & v, uint32_t j); // of a cell that a twin sees
+    static float bias(const llama_kv_cache & kv, const row & v, uint32_t j); // of a cell that one sees
 
     bool masks(const llama_kv_cache & kv) const; // the rows of twins in flight are known
 
     template <typename T>
-    void fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<twin> & all) const;
+    void fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<row> & all) const;
 };

@@ -151,7 +151,8 @@ struct llama_pcd_stats {
     int64_t n_fallbacks;   // of all these, how many were asked for in another way
     int64_t last_fallback; // enum llama_pcd_fallback: why the last of them was
     int64_t state_bytes;   // of the states that recurrent layers keep for twins
-    int64_t graph_bytes;   // compute memory of the graphs that are kept beside llama.cpp's own, so that they take turns
+    int64_t graph_bytes;   // compute memory of the graphs that are kept beside llama.cpp's own, so that they take turns; and masks
+                           // that stay from one step to the next
 };
 
 // What llama.cpp computed last, and how long computing took, with PCD on and off alike
@@ -163,6 +164,9 @@ struct llama_pcd_graph_stats {
     int64_t n_computed; // graphs since the statistics were first asked for
     int64_t t_graph_us; // computing them, and waiting for them
     int64_t t_own_ns;   // in PCD's own code while batches were decoded with PCD on, without both of that; nanoseconds
+    int64_t n_tokens;   // of the last graph, which is what n_nodes, n_splits and the bytes are of: tokens and twins
+    int64_t n_twins;    // of these: with 0 tokens were evaluated alone, with n_tokens twins
+    int64_t n_updated;  // masks so far of which only what changed was written
 };
 
 // LLAMA_PCD_VERSION of the loaded library; a stock libllama lacks the symbol
@@ -313,10 +317,11 @@ LLAMA_API float llama_pcd_strength(
         const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive);
 
 // What evaluation = auto makes of steps with n_rows rows each: fused[i] says whether step i is fused. It is told the seconds of
-// the way that it chose alone: of a fused step, or of a plain one and of one twin, n_needed[i] of which are evaluated.
+// the way that it chose alone: of a fused step, or of a plain one and of one twin, n_needed[i] of which are evaluated. window[i]
+// is the setting of that step (NULL: one setting).
 LLAMA_API void llama_pcd_choose(
         int32_t n_steps, int32_t n_rows, const double * s_fused, const double * s_plain, const double * s_twin,
-        const int32_t * n_needed, bool * fused);
+        const int32_t * n_needed, const int32_t * window, bool * fused);
 
 // The same combination as a sampler, for callers who build their own chain: put it first, and set the context
 // with combine = false so that the contrast is not applied twice. It reads the last output row unless told another; an index

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import llama_cpp
 import numpy as np
 import pytest
-from batches import Native, ask, same_rows
+from batches import SHORT_SLIDING, Native, ask, same_rows
 from conftest import TOKENS, Tiny, check_rows, greedy, run_python
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,17 +24,20 @@ Load = Callable[..., pypcd.Llama]
 # --- the choice, by times and counts alone ---
 
 
-def chosen(fused: Any, plain: Any, twin: Any, needed: Any, n_rows: int = 1) -> np.ndarray:
-    """Which steps are fused. The arguments broadcast to one value a step: seconds, and how many twins are needed."""
-    values = np.broadcast_arrays(*map(np.asarray, (fused, plain, twin, needed)))
+def chosen(fused: Any, plain: Any, twin: Any, needed: Any, n_rows: int = 1, window: Any = 0) -> np.ndarray:
+    """Which steps are fused. The arguments broadcast to one value a step: seconds, how many twins are needed, and the
+    setting, a window."""
+    values = np.broadcast_arrays(*map(np.asarray, (fused, plain, twin, needed, window)))
     times = [np.ascontiguousarray(x, np.float64) for x in values[:3]]
-    counts, result = np.ascontiguousarray(values[3], np.int32), np.zeros(values[0].shape, bool)
+    counts, windows = (np.ascontiguousarray(x, np.int32) for x in values[3:])
+    result = np.zeros(values[0].shape, bool)
     double_p, int_p, bool_p = map(ctypes.POINTER, (ctypes.c_double, ctypes.c_int32, ctypes.c_bool))
     _native.pcd_choose(
         len(result),
         n_rows,
         *(x.ctypes.data_as(double_p) for x in times),
         counts.ctypes.data_as(int_p),
+        windows.ctypes.data_as(int_p),
         result.ctypes.data_as(bool_p),
     )
     return result
@@ -104,6 +107,39 @@ def test_it_follows_a_change_of_costs(fused: float, twin: float, seed: int, at: 
         times = np.where(np.arange(n) < at, fused, later)
         ways = chosen(times, 1.0, twin, needed)[-100:]
         assert (ways == (later < 1 + twin)).mean() >= 0.95
+
+
+@given(**costs, n_runs=st.integers(1, 60), n_settings=st.integers(1, 8), length=st.integers(4, 30))
+def test_a_caller_who_alternates_settings_pays_for_each_of_them_once(
+    fused: float, twin: float, seed: int, n_runs: int, n_settings: int, length: int
+) -> None:
+    """Each setting has costs of its own. Beside 5% there are the first steps of each."""
+    rng = np.random.default_rng(seed)
+    window = np.repeat(rng.integers(0, n_settings, n_runs), length)
+    fuse = fused * rng.uniform(0.8, 1.6, n_settings)[window]
+    ways = chosen(fuse, 1.0, twin, 1, window=window)
+    mine = np.where(ways, fuse, 1 + twin).sum()
+    best = np.minimum(fuse, 1 + twin)
+    wrong = np.maximum(fuse, 1 + twin) - best
+    trials = sum(6 * wrong[window == w].max() + 4 * best[window == w].max() for w in set(window.tolist()))
+    assert mine <= 1.05 * best.sum() + trials
+
+
+def test_settings_that_take_turns_are_not_tried_anew() -> None:
+    """A fused step is cheap with one window and dear with the other; after both were tried, no step goes the wrong way but
+    for a rare second thought, of two steps."""
+    window = np.arange(400) // 10 % 2
+    ways = chosen(np.where(window, 2.0, 1.1), 1.0, 1.0, np.zeros(400) + (window == 0), window=window)
+    wrong = ways[40:] != (window[40:] == 0)
+    assert wrong.sum() <= 24, np.flatnonzero(wrong)
+
+
+def test_of_very_many_settings_the_latest_are_remembered() -> None:
+    """Nine in turn are one more than that: each is new every time. Eight are not."""
+    for n, tries in ((8, 1), (9, 10)):
+        window = np.repeat(np.tile(np.arange(n), 10), 6)
+        ways = chosen(1.1, 1.0, 1.0, 1, window=window).reshape(-1, 6)
+        assert ([True] * 3 + [False] * 3 == ways).all(axis=1).sum() == n * tries
 
 
 @pytest.mark.parametrize("n_rows", [2, 3, 16, 64])
@@ -218,14 +254,15 @@ def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Nat
     context = native("llama", {"evaluation": "fused"})
     for token in TOKENS[:9]:
         context.decode([token])
-    assert graph_bytes() == 0
+    mask = 4 * 2 * 256  # of a token and its twin, which stays from one step to the next
+    assert graph_bytes() == mask
     assert ask(context, {"evaluation": "auto"}) == (_native.OK, "")
     context.decode(TOKENS[:90])  # a prompt takes no turns
-    assert graph_bytes() == 0
+    assert graph_bytes() <= mask
     sizes = []
     for evaluation in ("alternate", "auto"):
         assert ask(context, {"evaluation": evaluation}) == (_native.OK, "")
-        assert graph_bytes() == 0
+        assert graph_bytes() <= mask
         for token in TOKENS[:9]:
             context.decode([token])
         sizes.append(graph_bytes())
@@ -233,6 +270,73 @@ def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Nat
     assert 0 < sizes[0] < sizes[1] < 16 * one_row
     assert ask(context, {"evaluation": "fused"}) == (_native.OK, "")
     assert graph_bytes() == 0
+
+
+def test_second_keys_that_are_derived_leave_the_kept_graphs_alone(native: Native) -> None:
+    """They are derived in llama.cpp's own scheduler, so its own graph alone is built anew."""
+    context, fused = (native("llama", {"evaluation": e}, n_seq_max=2) for e in ("alternate", "fused"))
+    for one in (context, fused):
+        one.decode(TOKENS[:50])
+        for token in TOKENS[50:54]:
+            one.decode([token])
+        size = llama_cpp.llama_state_seq_get_size(one.ctx, 0)
+        state = (ctypes.c_uint8 * size)()
+        assert llama_cpp.llama_state_seq_get_data(one.ctx, state, size, 0) == size
+        before = n_reused(one), _native.pcd_get_stats(one.ctx).n_derived
+        assert llama_cpp.llama_state_seq_set_data(one.ctx, state, size, 1) == size
+        for token in TOKENS[54:58]:
+            one.decode([token])
+        assert _native.pcd_get_stats(one.ctx).n_derived == before[1] + 1
+        assert n_reused(one) - before[0] == (7 if one is context else 3)
+    same_rows(context, fused)
+
+
+def test_the_last_graph_is_the_one_that_was_computed_last(native: Native) -> None:
+    """Also where it has a scheduler of its own."""
+    sizes = {}
+    for evaluation, of in (("fused", (2, 1)), ("auto", (2, 1)), ("alternate", (1, 1))):
+        context = native("llama", {"evaluation": evaluation, "cache": "shared"})
+        context.decode(TOKENS[:50])
+        context.decode(TOKENS[50:51])
+        stats = _native.pcd_get_graph_stats(context.ctx)
+        assert (stats.n_tokens, stats.n_twins) == of and stats.n_splits == 1
+        sizes[evaluation] = stats.bytes_out, stats.n_nodes
+    assert sizes["fused"] == sizes["auto"] and sizes["fused"][0] == 2 * sizes["alternate"][0]
+
+
+# --- a sliding window ---
+
+
+def test_where_twins_have_no_room_after_their_tokens_they_are_fused(native: Native) -> None:
+    """After a rewind the next cells of a sliding window are some that twins of sixteen tokens still see, once the tokens have
+    theirs. Beside their tokens twins have room, so that no other way is needed, and the rows are those of fused ones."""
+    contexts = [
+        native("gemma3", {"evaluation": e}, **SHORT_SLIDING, n_seq_max=2) for e in ("auto", "fused", "alternate")
+    ]
+
+    def decode(seq: int, n: int, rows: int) -> None:
+        for context in contexts:
+            at = context.span(seq)[1] + 1
+            assert context.decode((TOKENS * 2)[at : at + n], at, out=range(n - rows, n), seq=seq) == 0
+
+    for n in (1, 1, 1, 2, 2, 2, 16, 16, 16):  # of each size three steps are fused, and the next three are not
+        decode(0, n, n)
+    for context in contexts:
+        llama_cpp.llama_memory_clear(context.memory, True)
+    for seq, n, rows in ((1, 30, 0), (1, 1, 1), (1, 2, 2), (1, 2, 2), (0, 16, 16), (0, 11, 0)):
+        decode(seq, n, rows)
+    for context in contexts:
+        llama_cpp.llama_memory_seq_rm(context.memory, 1, 28, -1)
+    decode(0, 16, 16)
+
+    auto, fused, alternate = (_native.pcd_get_stats(context.ctx) for context in contexts)
+    assert alternate.n_sequential == alternate.n_fallbacks == 1, "there is room, and this test shows nothing"
+    assert (auto.n_fused, auto.n_alternate, auto.n_sequential, auto.n_fallbacks) == (10, 4, 0, 0)
+    assert auto.n_twins == fused.n_twins == alternate.n_twins == 94
+    for i in range(16):
+        same_rows(contexts[0], contexts[1], i)
+    decode(0, 16, 16)  # it would have alternated
+    assert _native.pcd_get_stats(contexts[0].ctx).n_fused == 11
 
 
 FREED = """

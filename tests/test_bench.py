@@ -381,12 +381,26 @@ def test_graphs_and_host_work_of_each_method(model: Path, capsys: pytest.Capture
         assert (row["added_us"] is None) == off and row["own_us"] >= 0
         assert row["host_us"] + 2 > row["own_us"], "own time is a part of host time, which is counted in microseconds"
         assert row["n_splits"] == 1 and 0 <= row["reused"] <= 1
+        assert (row["n_tokens"], row["n_twins"]) == (1, 0 if off else 1)
         added = row["n_nodes"] - rows[0]["n_nodes"]  # a window within the first block of cells is in the mask alone
         assert added == 0 if off else added > 0 or (row["method"], row["n_cells"]) == (GRAPH_METHODS[-1], 64)
         assert row["bytes_out"] == (1 if off else 2) * 384 * 4
     assert main([*command, "--method", "pcd:window", "--flash-attn", "off"]) == 0
     out = capsys.readouterr().out
     assert "flash attention off" in out and out.count("pcd:window") == 2 and "pcd:cache" not in out
+
+
+def test_graphs_of_steps_that_alternate_are_those_of_twins_alone(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--cells", "64", "--n-tokens", "3", "--rounds", "1", "--threads", "1", "--method"]
+    assert main(["bench", str(model), "--graph", *options, "pcd:evaluation=alternate,pcd:evaluation=fused"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith(("off", "pcd"))] == [
+        ["off", "1+0"],
+        ["pcd:evaluation=alternate", "0+1"],
+        ["pcd:evaluation=fused", "1+1"],
+    ]
 
 
 def test_the_table_of_host_work_is_readable_in_80_columns(
@@ -406,6 +420,10 @@ def test_the_table_of_host_work_is_readable_in_80_columns(
     [
         (["--cells", "x"], "--cells has 'x'; allowed: integers of at least 16, such as 512,2k"),
         (["--method", "two-rows"], "method is 'two-rows'"),
+        (["--length", "512"], "--length is 512; allowed: without --graph"),
+        (["--sequences", "1"], "--sequences is 1; allowed: without --graph"),
+        (["--text", "a.txt"], "--text is a.txt; allowed: without --graph, which fills its cells without a text"),
+        (["--prompt", "16"], "use --cells for the number of used cells"),
     ],
 )
 def test_what_host_work_is_not_measured_for(
@@ -413,3 +431,8 @@ def test_what_host_work_is_not_measured_for(
 ) -> None:
     assert main(["bench", str(model), "--graph", *options]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_used_cells_are_for_host_work_alone(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(model), "--cells", "64"]) == 1
+    assert "--cells is 64; allowed: beside --graph; use --length" in capsys.readouterr().err

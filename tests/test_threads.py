@@ -87,6 +87,21 @@ def test_another_number_than_the_usual_one_has_to_be_20_percent_faster(
     assert best[:2] == (decode, batch) and best.why.startswith("measured: ")
 
 
+@pytest.mark.parametrize(
+    ("ratio", "why"),
+    [
+        (1.1, "measured: no other number is 20% faster"),
+        (3.44, "measured: with 2 a step would take 3.4 times as long now"),
+        (9.99, "measured: with 2 a step would take 10.0 times as long now"),
+        (1274.0, "measured: 2 would take more than 10 times as long; they wait for each other, and the cores are busy"),
+    ],
+)
+def test_the_reason_is_one_that_people_understand(ratio: float, why: str, machine: Machine) -> None:
+    """Beside busy programs a thread may wait thousands of times as long: how long exactly says nothing."""
+    machine.cores, machine.times = 2, {1: 1.0, 2: ratio}
+    assert _threads.best_threads(64).why == why
+
+
 def test_what_the_model_uses_stays_unless_another_is_faster(machine: Machine) -> None:
     machine.times = {1: 1.0, 2: 1.1}
     assert _threads.best_threads(64, _threads.Threads(1, 1, ""))[:2] == (1, 1)

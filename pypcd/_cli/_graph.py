@@ -12,13 +12,33 @@ from typing import Any
 from pypcd._cli import _options, _table, _terminal
 from pypcd.measure import GRAPH_METHODS, GraphCost, graph_costs
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "check", "run"]
+
+_OF_TIMES = ("length", "sequences", "text", "prompt")  # options of bench that measure something else
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--graph", action="store_true", help="the host's work instead: graphs, microseconds, bytes")
-    add("--cells", metavar="N,...", default="1k,32k,128k", help="used cells, for --graph (default %(default)s)")
+    add("--cells", metavar="N,...", help="used cells, for --graph (default 1k,32k,128k)")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse options that would change nothing.
+
+    Raises:
+        ValueError: --cells without --graph, or an option beside it that it does not use.
+    """
+    if args.cells is not None and not args.graph:
+        raise ValueError(
+            f"--cells is {args.cells}; allowed: beside --graph; use --length for times with so many tokens"
+        )
+    for name in _OF_TIMES:
+        if args.graph and getattr(args, name) is not None:
+            raise ValueError(
+                f"--{name} is {getattr(args, name)}; allowed: without --graph, which fills its cells without a text and "
+                "decodes one token of one sequence at a time; use --cells for the number of used cells"
+            )
 
 
 def run(args: argparse.Namespace, names: Sequence[str] | None, progress: Callable[[str], None], **options: Any) -> None:
@@ -27,7 +47,7 @@ def run(args: argparse.Namespace, names: Sequence[str] | None, progress: Callabl
     measured = graph_costs(
         args.model,
         names or GRAPH_METHODS,
-        _options.lengths(args.cells, "--cells"),
+        _options.lengths(args.cells or "1k,32k,128k", "--cells"),
         n_tokens=args.n_tokens,
         rounds=args.rounds,
         flash_attn=args.flash_attn != "off",
@@ -45,6 +65,7 @@ def run(args: argparse.Namespace, names: Sequence[str] | None, progress: Callabl
         print(json.dumps({**record, "graphs": [dataclasses.asdict(cost) for cost in costs]}, indent=2))
     else:
         _terminal.note(
+            "of: tokens and twins in the last graph of a step, which nodes, splits and KiB are of; "
             "host: time in llama_decode less computing graphs; own: of this, in PCD's code; added: host less that of off"
         )
 
@@ -57,10 +78,11 @@ def _header(args: argparse.Namespace, threads: int) -> str:
 
 def _text(costs: Sequence[GraphCost]) -> str:
     """The methods with one number of used cells."""
-    head = ("method", "nodes", "splits", "reused", "host us", "own us", "added us", "KiB in", "KiB out")
+    head = ("method", "of", "nodes", "splits", "reused", "host us", "own us", "added us", "KiB in", "KiB out")
     cells = [
         (
             cost.method,
+            f"{cost.n_tokens}+{cost.n_twins}",
             str(cost.n_nodes),
             str(cost.n_splits),
             f"{cost.reused:.0%}",

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Times are ratios to greedy decoding and to its steps of two tokens (two-rows)."
     _options.add_model(parser)
     add = parser.add_argument
-    add("--length", metavar="N,...", default="512,2048", help="tokens in the context (default %(default)s)")
-    add("--sequences", metavar="N,...", default="1", help="texts decoded in one batch (default %(default)s)")
+    add("--length", metavar="N,...", help="tokens in the context (default 512,2048)")
+    add("--sequences", metavar="N,...", help="texts decoded in one batch (default 1)")
     add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING, two-rows, stock (llama_cpp)")
     _former.add_mode(parser)
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
     )
     add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (default %(default)s)")
-    add("--prompt", metavar="N", type=_options.at_least(16), default=512, help="tokens of timed prompts in all (512)")
+    add("--prompt", metavar="N", type=_options.at_least(16), help="tokens of timed prompts in all (default 512)")
     either = ("both", "on", "off")
     add(
         "--flash-attn", metavar="WHICH", choices=either, default="both", help="on, off, or the faster of both (default)"
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _graph.check(args)
     options = _options.machine_options(args)
     threads = args.threads or _threads.choose(_threads.width_of(resolve_model(args.model), options)).decode
     options["n_threads"] = options["n_threads_batch"] = threads
@@ -51,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
         names = None if args.method is None else _former.checked_methods(_options.names(args.method))
         _graph.run(args, names, _progress, **options)
         return 0
-    lengths = _options.lengths(args.length)
-    sequences = _options.integers("--sequences", args.sequences, SEQUENCES, "1,4,16")
+    lengths = _options.lengths(args.length or "512,2048")
+    sequences = _options.integers("--sequences", args.sequences or "1", SEQUENCES, "1,4,16")
     names = default_methods() if args.method is None else _former.checked_methods(_options.names(args.method))
     methods = methods_for(names)
     text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         text=text,
         n_tokens=args.n_tokens,
         rounds=args.rounds,
-        n_prefill=args.prompt,
+        n_prefill=args.prompt or 512,
         flash_attn=flash_attn,
         progress=_progress,
         **options,

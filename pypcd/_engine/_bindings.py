@@ -106,6 +106,9 @@ class GraphStats(ctypes.Structure):
         ("n_computed", ctypes.c_int64),
         ("t_graph_us", ctypes.c_int64),
         ("t_own_ns", ctypes.c_int64),
+        ("n_tokens", ctypes.c_int64),
+        ("n_twins", ctypes.c_int64),
+        ("n_updated", ctypes.c_int64),
     ]
 
 
@@ -223,7 +226,7 @@ pcd_choose = _bind(
     ctypes.c_int32,
     ctypes.c_int32,
     *[ctypes.POINTER(ctypes.c_double)] * 3,
-    ctypes.POINTER(ctypes.c_int32),
+    *[ctypes.POINTER(ctypes.c_int32)] * 2,
     ctypes.POINTER(ctypes.c_bool),
 )
 sampler_init_pcd = _bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, _ctx_p)

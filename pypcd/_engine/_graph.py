@@ -30,6 +30,9 @@ class GraphStats:
         n_computed: graphs computed in this context, since this or PCD was first asked for.
         t_graph_us: microseconds spent computing them, and waiting for them.
         t_own_ns: nanoseconds in PCD's own code while batches were decoded with PCD on, without those.
+        n_tokens: of that graph: tokens and twins.
+        n_twins: of these.
+        n_updated: masks so far of which only what changed was written.
     """
 
     n_nodes: int
@@ -39,6 +42,9 @@ class GraphStats:
     n_computed: int
     t_graph_us: int
     t_own_ns: int
+    n_tokens: int
+    n_twins: int
+    n_updated: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,7 +80,8 @@ class PCDStats:
         n_fallbacks: how many of all these were evaluated in another way than `evaluation` asks for.
         last_fallback: why the last of them was, in a sentence; empty if there was none.
         state_bytes: memory of the states that recurrent layers of hybrid models keep for twins.
-        graph_bytes: compute memory of the graphs that take turns with the model's own (evaluation "auto", "alternate").
+        graph_bytes: compute memory of the graphs that take turns with the model's own (evaluation "auto", "alternate"), and
+            masks that stay from one step to the next.
     """
 
     n_tokens: int

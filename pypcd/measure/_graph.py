@@ -35,7 +35,10 @@ class GraphCost:
     Attributes:
         method: "off" or "pcd:...".
         n_cells: used cells, and tokens before the first step.
-        n_nodes: operations in the graph of a step.
+        n_tokens: tokens in the last graph of a step, which is what the next two and the bytes are of: 1, or 0 where the
+            twin was evaluated by itself.
+        n_twins: twins in it.
+        n_nodes: operations in it.
         n_splits: its parts that run on one device each.
         reused: share of graphs that were used again, of the timed steps.
         host_us: microseconds of a step outside of computing graphs, median.
@@ -47,6 +50,8 @@ class GraphCost:
 
     method: str
     n_cells: int
+    n_tokens: int
+    n_twins: int
     n_nodes: int
     n_splits: int
     reused: float
@@ -103,6 +108,8 @@ def graph_costs(
                 yield GraphCost(
                     method=name,
                     n_cells=n,
+                    n_tokens=graphs[name].n_tokens - graphs[name].n_twins,
+                    n_twins=graphs[name].n_twins,
                     n_nodes=graphs[name].n_nodes,
                     n_splits=graphs[name].n_splits,
                     reused=sum(step.n_reused for step in done) / sum(step.n_graphs for step in done),

@@ -1,0 +1,216 @@
+"""Masks that stay in memory from one step to the next hold what masks filled anew would hold, whatever is done to the memory
+between two steps.
+
+The oracle is the same library with PCD off, as in test_host.py: it fills its masks at every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp
+import pytest
+from batches import Native, Setting, decode_batch
+from conftest import TOKENS, close
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+from test_host import SETTINGS, Pair
+
+from pypcd._engine import _bindings as _native
+
+FLASH = {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}
+SHORT_TEXT, N_LOG = 30, 1024  # changes of cells that are remembered
+FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    **{name: ("llama", name, {}) for name in SETTINGS},
+    "flash": ("llama", "rerotated", FLASH),
+    "flash-window": ("llama", "window", FLASH),
+    "sliding": ("gemma3", "rerotated", {"swa_full": True}),
+    "sliding-window": ("gemma3", "window", {"swa_full": True}),
+    "m-rope": ("qwen2vl", "shared", {}),
+}
+
+
+class Steps(Pair):
+    """Steps are fused, so each uses the graph of the one before it, as far as it can."""
+
+    def __init__(self, native: Native, form: str, **params: Any) -> None:
+        arch, name, more = FORMS[form]
+        setting: Setting = {**SETTINGS[name], "evaluation": "fused"}
+        super().__init__(native, arch, setting, **{**more, **params})
+        self.form = form
+
+    def n_updated(self) -> int:
+        return int(_native.pcd_get_graph_stats(self.pcd.ctx).n_updated)
+
+    def step(self, *seqs: int) -> None:
+        """One token behind each of these sequences that are not empty, in one batch, every row checked."""
+        firsts = {seq: self.stock.span(seq)[1] + 1 for seq in seqs if self.stock.span(seq)[1] >= 0}
+        entries = [(TOKENS[(p * 7 + seq) % len(TOKENS)], p, [seq], True) for seq, p in firsts.items()]
+        overs = [self.oracle(seqs[0], p, [token]) for token, p, seqs, _ in entries]
+        if not entries:
+            return
+        for context in (self.pcd, self.stock):
+            assert decode_batch(context, entries) == 0
+        for i, over in enumerate(overs):
+            standard, seen = self.pcd.rows(i)
+            close(standard, self.stock.seen(i), self.pcd.limit)
+            close(seen, standard if over is None else over, self.pcd.limit)
+            self.n_rows += 1
+
+    # edits
+
+    def hole(self, seq: int, a: float = 0.3, b: float = 0.5) -> None:
+        last = self.stock.span(seq)[1]
+        p0, p1 = sorted((1 + int(a * last), 1 + int(b * last)))
+        if last > 2 and p1 <= last:
+            self.both(llama_cpp.llama_memory_seq_rm, seq, p0, p1)
+
+    def part(self, source: int, target: int, a: float = 0.3, b: float = 0.7) -> None:
+        """Some cells of one sequence are another's too, which has nothing else."""
+        last = self.stock.span(source)[1]
+        p0, p1 = sorted((int(a * last), int(b * last) + 1))
+        if source != target and last > 2:
+            self.both(llama_cpp.llama_memory_seq_rm, target, -1, -1)
+            self.both(llama_cpp.llama_memory_seq_cp, source, target, p0, p1)
+            self.copied |= {source, target}
+
+    def half(self, seq: int) -> None:
+        """Every second position, closed up."""
+        if self.stock.span(seq)[0] == 0 and seq not in self.copied:
+            self.both(llama_cpp.llama_memory_seq_div, seq, 0, -1, 2)
+
+    def keep(self, seq: int) -> None:
+        if self.stock.span(seq)[1] >= 0:
+            self.both(llama_cpp.llama_memory_seq_keep, seq)
+
+    def clear(self) -> None:
+        for context in (self.pcd, self.stock):
+            llama_cpp.llama_memory_clear(context.memory, True)
+        self.copied.clear()
+        self.decode(0, 5, False)
+
+    def can(self, edit: str) -> bool:
+        """Positions of M-RoPE do not shift; a second stream is made again of tokens that a state, or a gap, does not have."""
+        if edit in ("shift", "half"):
+            return self.form not in ("m-rope", "separate")
+        return edit not in ("reload", "part", "hole") or self.form != "separate"
+
+
+EDITS: dict[str, tuple[Any, ...]] = {
+    "hole": (0,),
+    "cut": (0, 0.8),
+    "shift": (0, 0.4),
+    "half": (0,),
+    "copy": (1, 0),
+    "part": (1, 0),
+    "keep": (0,),
+    "reload": (0,),
+    "clear": (),
+    "nothing": (),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_after_an_edit_sees_what_is_in_memory_now(form: str, edit: str, native: Native) -> None:
+    pair = Steps(native, form)
+    if not pair.can(edit):
+        pytest.skip("not with this memory")
+    for seq in (0, 1):
+        pair.decode(seq, SHORT_TEXT, False)
+    for _ in range(3):
+        pair.step(0, 1)
+    before = pair.n_updated()
+    assert before > 0, "no mask was kept, or this test shows nothing"
+    if edit != "nothing":
+        getattr(pair, edit)(*EDITS[edit])
+    for _ in range(4):
+        pair.step(0, 1)
+    assert pair.n_updated() > before
+
+
+SEQ, SHARE = st.integers(0, 2), st.floats(0.05, 0.95)
+OPERATIONS = st.one_of(
+    st.tuples(st.just("step"), st.lists(SEQ, min_size=1, max_size=3, unique=True), st.integers(1, 4)),
+    st.tuples(st.just("step"), st.just([0, 1]), st.integers(1, 4)),
+    st.tuples(st.just("decode"), SEQ, st.integers(1, 12), st.booleans()),
+    st.tuples(st.just("copy"), SEQ, SEQ),
+    st.tuples(st.just("part"), SEQ, SEQ, SHARE, SHARE),
+    st.tuples(st.just("hole"), SEQ, SHARE, SHARE),
+    st.tuples(st.just("cut"), SEQ, SHARE),
+    st.tuples(st.just("shift"), SEQ, SHARE),
+    st.tuples(st.just("half"), SEQ),
+    st.tuples(st.just("keep"), SEQ),
+    st.tuples(st.just("reload"), SEQ),
+    st.tuples(st.just("clear")),
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=st.lists(OPERATIONS, min_size=6, max_size=24))
+def test_steps_see_what_is_in_memory_between_any_edits(form: str, operations: list[Any], native: Native) -> None:
+    pair = Steps(native, form)
+    for seq in (0, 1):
+        pair.decode(seq, SHORT_TEXT, False)
+    for kind, *args in operations:
+        note(f"{kind} {args}")
+        last = pair.stock.span(args[0])[1] if args and kind != "step" else 0
+        if kind == "step":
+            for _ in range(args[1]):
+                pair.step(*args[0])
+        elif kind == "decode":
+            if last + args[1] < 120:
+                pair.decode(*args)
+        elif pair.can(kind) and last >= (1 if kind == "cut" else 0) and not (kind == "copy" and args[0] == args[1]):
+            getattr(pair, kind)(*args)
+    pair.step(0, 1, 2)
+    pair.step(0, 1, 2)
+
+
+@pytest.mark.parametrize("form", ["shared", "window"])
+def test_more_changes_than_are_remembered_are_not_forgotten(form: str, native: Native) -> None:
+    """First a few cells of this text go, then more of another one than there is a note of."""
+    pair = Steps(native, form, n_ctx=2048, n_batch=2048)
+    pair.decode(0, SHORT_TEXT, False)
+    pair.decode(1, N_LOG + 100, False)
+    for _ in range(3):
+        pair.step(0)
+    before = pair.n_updated()
+    pair.hole(0)
+    pair.cut(1, 0.05)
+    pair.step(0)
+    assert pair.n_updated() == before
+    pair.step(0)
+    assert pair.n_updated() == before + 1
+
+
+def test_the_last_changes_that_are_remembered_count(native: Native) -> None:
+    pair = Steps(native, "shared", n_ctx=2048, n_batch=2048)
+    pair.decode(0, SHORT_TEXT, False)
+    pair.decode(1, N_LOG - 100, False)
+    for _ in range(3):
+        pair.step(0)
+    before = pair.n_updated()
+    pair.hole(0)
+    pair.cut(1, 0.05)
+    pair.step(0)
+    assert pair.n_updated() == before + 1
+
+
+def test_drafts_that_are_taken_back_leave_nothing_in_the_masks(native: Native) -> None:
+    """Several tokens of one text in a batch, of which some stay."""
+    pair = Steps(native, "window")
+    pair.decode(0, SHORT_TEXT, False)
+    before = pair.n_updated()
+    for n_kept in (1, 3, 4, 0, 2, 1, 1, 3):
+        first = pair.stock.span(0)[1] + 1
+        tokens = [TOKENS[(first * 5 + i) % len(TOKENS)] for i in range(4)]
+        overs = [pair.oracle(0, first, tokens[: i + 1]) for i in range(4)]
+        for context in (pair.pcd, pair.stock):
+            assert context.decode(tokens, first, out=range(4)) == 0
+        for i, over in enumerate(overs):
+            standard, seen = pair.pcd.rows(i)
+            close(standard, pair.stock.seen(i), pair.pcd.limit)
+            close(seen, over, pair.pcd.limit)
+        pair.both(llama_cpp.llama_memory_seq_rm, 0, first + n_kept, -1)
+    assert pair.n_updated() - before == 7
