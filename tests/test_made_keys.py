@@ -12,7 +12,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from batches import Context, Native, Setting, ask, check_row, decode_batch, decode_in, same_rows, set_seq
-from conftest import SANITIZED, TOKENS, Tiny, check_rows, close, run_python, tolerance, turn
+from conftest import SANITIZED, TOKENS, Tiny, check_rows, close, rounding, run_python, tolerance, turn
 from test_engine import EVALUATIONS, SCALED, Load
 from test_second import breakdown, bytes_of, derived, restore, save, turn_off, turn_on
 from tiny_gguf import HYBRID_ARCHS, ROPE_ARCHS
@@ -66,7 +66,7 @@ def test_the_rows_are_those_of_kept_keys(arch: str, flash: dict[str, Any], evalu
             same_rows(made, kept, i)
             return
         rows, exact = made.rows(i), kept.rows(i)  # keys are rounded to f16 before they are turned, or after
-        close(rows[0], exact[0], made.limit)
+        close(rows[0], exact[0], rounding(made.path))
         close(rows[1], exact[1], np.abs(exact[0] - exact[1]).max() / 20)
 
     text = (TOKENS * 5)[:500]
