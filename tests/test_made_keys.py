@@ -275,11 +275,11 @@ def test_a_sequence_that_second_keys_have_no_room_for_is_refused(tiny: Tiny) -> 
 
 
 def test_a_window_costs_no_graph_while_it_moves(native: Native) -> None:
-    """It lies in as many blocks of cells, or in fewer."""
+    """It lies in as many blocks of cells, or in fewer; the standard tokens' cells end with another block of 64 twice."""
     context = native("llama", {**WINDOW, "evaluation": "fused"}, n_ctx=1024, n_batch=512)
     decode_in([context], (TOKENS * 3)[:300], out=[])
     decode_in([context], TOKENS[:1])
     before = llama_cpp.llama_perf_context(context.ctx).n_reused
     for n in range(100):
         decode_in([context], TOKENS[n : n + 1])
-    assert llama_cpp.llama_perf_context(context.ctx).n_reused - before == 100
+    assert llama_cpp.llama_perf_context(context.ctx).n_reused - before == 98
