@@ -312,7 +312,8 @@ LLAMA_API int32_t llama_pcd_contrast(
 // The strength beta_t of Eq. 6 for L and L* [n_vocab]: beta, or what a measure (enum llama_pcd_adaptive) makes of it.
 //
 // LLAMA_PCD_ADAPTIVE_JSD is taken over the tokens for which both rows have a logit, and is 0 where there are none. A constant added to
-// a row does not change it. It is over the vocabulary, not the plausible tokens alone: that L* puts its weight elsewhere counts too.
+// a row does not change it. It is over the vocabulary, not the plausible tokens alone, where it would be another measure: that L*
+// puts its weight elsewhere counts too.
 LLAMA_API float llama_pcd_strength(
         const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive);
 
