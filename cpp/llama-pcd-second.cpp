@@ -18,7 +18,7 @@ std::vector<uint32_t> llama_pcd_stale::list(const llama_kv_cells & cells) {
     const uint8_t * begin = flags.data();
     const uint8_t * end   = begin + flags.size();
 
-    for (const uint8_t * at = begin; n > res.size(); ++at) {
+    for (const uint8_t * at = begin + first; n > res.size(); ++at) {
         at = (const uint8_t *) memchr(at, 1, end - at);
 
         const uint32_t i = at - begin;
@@ -28,6 +28,7 @@ std::vector<uint32_t> llama_pcd_stale::list(const llama_kv_cells & cells) {
             res.push_back(i);
         }
     }
+    first = res.empty() ? flags.size() : res[0];
     return res;
 }
 

@@ -10,6 +10,7 @@
 #include "llama-pcd-memory.h"
 #include "llama-pcd-tables.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -35,10 +36,12 @@ struct llama_pcd_stale {
     void set(uint32_t i, bool stale) {
         n       += stale - flags[i];
         flags[i] = stale;
+        first    = stale ? std::min(first, i) : first;
     }
     void set_all() {
         flags.assign(flags.size(), 1);
-        n = flags.size();
+        n     = flags.size();
+        first = 0;
     }
 
     // those that are in use, in order; forgets those that are not
@@ -47,7 +50,8 @@ struct llama_pcd_stale {
 private:
     std::vector<uint8_t> flags;
 
-    uint32_t n = 0;
+    uint32_t n     = 0;
+    uint32_t first = 0; // none before it is
 };
 
 // what settings have kept beside the caches
