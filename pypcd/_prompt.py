@@ -76,7 +76,7 @@ def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
         raise PCDError("this model has no chat template; use it without chat")
     messages = []
     for question, answer in prompt.shots:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.lstrip()}]
     return chat_tokens(llm, [*messages, {"role": "user", "content": prompt.text}], prompt.answer_prefix)[0]
 
 

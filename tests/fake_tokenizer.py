@@ -17,6 +17,8 @@ class Pieces:
         template: how many tokens its chat template adds to every prompt.
     """
 
+    pattern = r"[^\W\d]{1,4}|\d{1,3}|\W"
+
     def __init__(self, template: int = 0) -> None:
         self.template = template
         self._pieces = [""]
@@ -28,7 +30,7 @@ class Pieces:
 
     def encode(self, text: str) -> list[int]:
         tokens = [BOS]
-        for piece in re.findall(r"[^\W\d]{1,4}|\d{1,3}|\W", text):
+        for piece in re.findall(self.pattern, text):
             if piece not in self._ids:
                 self._ids[piece] = len(self._pieces)
                 self._pieces.append(piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import re
@@ -16,6 +17,7 @@ from pypcd._cli import eval as eval_command
 from pypcd._cli import main
 from pypcd._cli._table import aligned
 from pypcd._settings import Profile
+from pypcd.evaluation import GROUPS
 
 DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
 
@@ -133,6 +135,25 @@ def test_a_quick_eval_asks_less_and_says_so(
     assert (plan["n"], plan["lengths"], plan["methods"]) == (2, [250], ["greedy", "pcd"])
     assert main(["eval", "demo", "--quick", "--paper", "table1"]) == 1
     assert "--quick and --paper choose lengths and methods; give one of them" in capsys.readouterr().err
+
+
+def test_eval_asks_one_half_and_then_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What tune chooses by and judges by, one run for both."""
+    command = [*DEMO, "--method", "pcd", "--out", str(tmp_path / "run"), "--json"]
+    for half, n in (("first", 2), ("second", 1)):
+        assert main([*command, "--half", half]) == 0
+        assert [row["n"] for row in json.loads(capsys.readouterr().out)["rows"]] == [n, n]
+    assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 2 * 3
+
+
+def test_everyday_questions_are_asked_short_and_long() -> None:
+    parser = argparse.ArgumentParser()
+    eval_command.add_arguments(parser)
+    plan = eval_command._plan(parser.parse_args(["demo", "--task", "everyday,everyday-behind"]))
+    assert plan.lengths == (300, 1024) and plan.tasks == GROUPS["everyday"] + GROUPS["everyday-behind"]
+    assert (
+        eval_command._plan(parser.parse_args(["demo", "--task", "everyday,kv"])).lengths == eval_command.DEFAULT_LENGTHS
+    )
 
 
 @pytest.mark.parametrize(

@@ -434,3 +434,24 @@ def test_gold_is_ranked_where_the_answer_leaves_it(tiny: Tiny, load: Load) -> No
     assert follow("ab", "abc") is None
     assert follow('": abc', "abc") == 1  # what the paper's authors skip
     assert follow("-abc", "abc") == 3
+
+
+def test_gold_is_complete_with_what_ends_it(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)  # a token for each byte
+    vocabulary, end = Vocabulary(llm), llm.token_eos()
+
+    def follow(answer: str, ended: bool = False, **ends: str) -> int | None:
+        result = Gold(vocabulary, " abc", **ends)
+        for token in [*llm.tokenize(answer.encode(), add_bos=False, special=False), *[end] * ended]:
+            row = np.zeros(llm.n_vocab(), np.float32)
+            row[token] = 5.0
+            result.look(token, row)
+        return result.rank
+
+    line = {"end": "\n\n", "stop": "\n"}
+    assert follow("abc", **line) is None and follow("abc\n", **line) == 1 and follow("abc\n\n", **line) == 1
+    assert follow("abc,", **line) == 2  # right so far, but it does not end
+    assert follow("abc", ended=True, **line) == 1 and follow("ab", ended=True, **line) == 2
+    lines = {"end": "\n\n", "stop": "\n\n"}
+    assert follow("abc\n", **lines) is None and follow("abc\nd", **lines) == 2 and follow("abc\n\n", **lines) == 1
+    assert follow("abc,") == 1  # a task that does not say what ends an answer

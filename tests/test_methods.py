@@ -17,6 +17,7 @@ import pypcd
 from pypcd._engine import token_bytes
 from pypcd.methods import CAD, AttentionSort, Control, Method, Plain, Prompt, Session, parse
 from pypcd.methods._edits import _ends, medoid, segment_spans
+from pypcd.methods._method import _place
 
 Load = Callable[..., pypcd.Llama]
 
@@ -49,6 +50,29 @@ def test_greedy_is_what_llama_cpp_generates(llm: pypcd.Llama) -> None:
     llm.reset()
     generated = llm.generate(tokens_of(llm), temp=0.0)
     assert tokens == [next(generated) for _ in tokens]
+
+
+@pytest.mark.parametrize("name", ["greedy", "sample:seed=3", "beam:2", "pcd", "segr+greedy"])
+def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(name: str, llm: pypcd.Llama) -> None:
+    """Any part of an answer is a stop text: what comes before its first place is the answer."""
+    method = parse(name)
+    whole = method.generate(llm, PROMPT, max_tokens=12)
+    text = "".join(token_bytes(llm, token).decode("latin-1") for token in whole.tokens)
+    readable = [c for c in whole.text if c.isprintable() and not c.isspace() and c != "\ufffd"]
+    assert len(whole.tokens) == 12 and readable, text
+    stop = readable[-1]
+    short = method.generate(llm, PROMPT, max_tokens=12, stop=stop)
+    if name != "beam:2":  # beams that end early leave room for others
+        assert short.text == whole.text[: whole.text.index(stop)]
+        assert short.tokens == whole.tokens[: len(short.tokens)]
+    assert stop not in short.text and len(short.tokens) <= 12
+    assert method.generate(llm, PROMPT, max_tokens=12, stop="no such text").text == whole.text
+
+
+def test_white_space_before_an_answer_does_not_end_it() -> None:
+    assert _place(b"\n\n Rome\nQ", "\n") == 7 and _place(b"\n \n", "\n") is None
+    assert _place(b"Rome", "\n") is None and _place(b"Rome\n", "") is None
+    assert _place(b"a\nb\n\nc", "\n\n") == 3
 
 
 @pytest.mark.parametrize("setting", ["pcd", "pcd:cache=separate", "pcd:window:window=16", "pcd:cautious", "pcd:blog"])

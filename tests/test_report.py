@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pypcd.evaluation import (
+    GROUPS,
     PAPER_TABLES,
     Plan,
     by_depth,
@@ -48,6 +49,31 @@ def test_tables_against_hand_worked_records() -> None:
     assert [row["method"] for row in table] == ["greedy", "pcd"] and float(table[1]["score"]) == 75.0
     bands = by_depth(plan, records, "kv", 100)
     assert [p.score for p in bands["greedy"]] == [50.0] * 5 and [p.n for p in bands["pcd"]] == [4] * 5
+
+
+def test_a_group_is_counted_over_all_of_its_questions() -> None:
+    plan = Plan("m.gguf", ("everyday", "kv"), ("greedy", "pcd"), (100,), n=4)
+    parts, metrics = GROUPS["everyday"], dict.fromkeys(plan.tasks, "accuracy")
+    records = {
+        key: {"score": float(key[0] in parts[:3] or key[3] == "greedy"), "salience": 1.0, "n_tokens": 4, "depth": None}
+        for key in plan.everything()
+    }
+    greedy, pcd = (row for row in rows(plan, records) if row.task == "everyday")
+    assert (greedy.paired.n, greedy.paired.score, pcd.paired.n, pcd.paired.score) == (48, 100.0, 48, 25.0)
+    assert (pcd.paired.wins, pcd.paired.losses, pcd.paired.difference) == (0, 36, -75.0)
+    text = markdown(plan, records, metrics, {})
+    assert text.index("## everyday (accuracy, its 12 tasks together)") < text.index("## everyday-facts (accuracy)")
+    assert "| 100 | pcd | 25.0 | -75.0 [" in text
+    some = Plan("m.gguf", parts[1:], ("greedy", "pcd"), (100,), n=4)
+    assert "everyday" not in {row.task for row in rows(some, records)}
+
+
+def test_a_half_is_said_and_counted() -> None:
+    plan = Plan("m.gguf", ("kv",), ("greedy", "pcd"), (100,), n=5, half="first")
+    records = made_up(plan, lambda method, i: float(method == "pcd"))
+    assert [row.paired.n for row in rows(plan, records)] == [3, 3]
+    text = markdown(plan, records, {"kv": "accuracy"}, {})
+    assert "3 questions a cell, the first half of 5, seed 0" in text and "## kv (accuracy)\n" in text
 
 
 def test_an_interval_that_spans_zero_is_said_to() -> None:

@@ -70,6 +70,32 @@ def test_wide_enough_beams_find_what_exhaustive_search_finds(seed: int, penalty:
     assert tuple(found) == tuple(token for token in best if token != END)
 
 
+def has_two_ones(tokens: Any) -> bool:
+    return list(tokens).count(1) == 2
+
+
+@given(seed=st.integers(0, 10**6), penalty=st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+def test_beams_end_where_an_answer_is_over(seed: int, penalty: float) -> None:
+    """Against exhaustive search: an answer ends with its second 1, which is part of it."""
+    found = Beam(27, penalty).run(Table(seed), 3, is_end, unseen, has_two_ones)  # type: ignore[arg-type]
+    table = Table(seed)
+    all_of_them = {
+        t[: i + 1] for t in every_answer(3) for i in range(len(t)) if i + 1 == len(t) or has_two_ones(t[: i + 1])
+    }
+    whole = [t for t in all_of_them if not any(has_two_ones(t[:i]) for i in range(len(t)))]
+    best = max(whole, key=lambda tokens: log_p(table, tokens) / len(tokens) ** penalty)
+    assert tuple(found) == tuple(token for token in best if token != END)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_one_by_one_ends_where_an_answer_is_over(seed: int) -> None:
+    for search in (Greedy(), Sampling(seed=seed)):
+        longest = search.run(Table(seed), 12, is_end, unseen)  # type: ignore[arg-type]
+        found = search.run(Table(seed), 12, is_end, unseen, has_two_ones)  # type: ignore[arg-type]
+        places = [i + 1 for i in range(len(longest)) if has_two_ones(longest[: i + 1])]
+        assert found == longest[: places[0] if places else None]
+
+
 @given(seed=st.integers(0, 10**6))
 def test_two_beams_never_end_below_greedy_by_plain_sums(seed: int) -> None:
     """If greedy's answer runs to the limit as the beams do, theirs is at least as probable, among those they keep."""

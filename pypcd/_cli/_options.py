@@ -151,9 +151,10 @@ class ListNames(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from pypcd import evaluation, methods  # slow to import, and only this option needs them
 
-        tasks = evaluation.TASKS
+        tasks, groups = evaluation.TASKS, evaluation.GROUPS
         for line in (
-            f"tasks: {', '.join(name for name in tasks if not name.startswith('longbench-'))}",
+            f"tasks: {', '.join(name for name in tasks if not name.startswith(('longbench-', 'everyday-')))}",
+            *(f"  {group}, which is all of: {', '.join(names)}" for group, names in groups.items()),
             f"  from files or the Hugging Face hub: {', '.join(name for name in tasks if name.startswith('longbench-'))}",
             f"methods: {', '.join(methods.NAMES)}",
             "  join parts with +, write values after colons, such as beam:4+pcd:beta=1.5 (docs/methods.md)",

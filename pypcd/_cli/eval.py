@@ -25,12 +25,15 @@ from pypcd.evaluation import (
     run_options,
     tasks_of,
 )
-from pypcd.evaluation._plan import BASELINE
+from pypcd.evaluation._plan import BASELINE, HALVES
 from pypcd.evaluation._stats import fewest
+from pypcd.evaluation.tasks._everyday import SHORT
 
 DEFAULT_METHODS = (BASELINE, "pcd", "pcd:cautious", "pcd:window:relative_top=0.1", "control")
 DEFAULT_LENGTHS = (1024, 2048, 4096)
 DEFAULT_N = 300
+
+EVERYDAY_LENGTHS = (SHORT, 1024)
 
 QUICK_METHODS = (BASELINE, "pcd", "pcd:window:relative_top=0.1")
 QUICK_LENGTHS = (1024,)
@@ -47,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length", metavar="N,...", help="tokens of prompt and answer (default: 1k,2k,4k)")
     add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell (default {DEFAULT_N})")
     add("--quick", action="store_true", help=f"{QUICK_N} questions a cell, 1k tokens, {len(QUICK_METHODS)} methods")
+    add("--half", choices=HALVES, help="only these questions: choose by the first half, judge by the second")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, next to your figures")
     add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
@@ -88,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         if args.quick:
             text += (
-                f"\n\nquick: {plan.n} questions a cell, of which at least {fewest()} must differ to show anything; without "
+                f"\n\nquick: {len(plan.indices(plan.n))} questions a cell, of which at least {fewest()} must differ to show anything; without "
                 f"--quick {DEFAULT_N} questions, more lengths and methods are asked.\n"
             )
         columns = _table.columns()
@@ -101,13 +105,16 @@ def _plan(args: argparse.Namespace) -> Plan:
     paper = PAPER_TABLES.get(args.paper)
     if args.quick and paper:
         raise ValueError("--quick and --paper choose lengths and methods; give one of them")
+    tasks = _options.names(args.task) or (paper.tasks if paper else (_options.default_task(args.model),))
     lengths: tuple[int, ...] = QUICK_LENGTHS if args.quick else DEFAULT_LENGTHS
+    if all(name.startswith("everyday") for name in tasks):
+        lengths = EVERYDAY_LENGTHS
     methods: tuple[str, ...] = QUICK_METHODS if args.quick else DEFAULT_METHODS
     if paper:
         lengths, methods = paper.lengths, paper.methods
     return Plan(
         model=args.model,
-        tasks=_options.names(args.task) or (paper.tasks if paper else (_options.default_task(args.model),)),
+        tasks=tasks,
         methods=_options.names(args.method) or methods,
         lengths=_options.lengths(args.length) if args.length else lengths,
         n=args.n or (QUICK_N if args.quick else DEFAULT_N),
@@ -115,6 +122,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         chat=args.chat,
         data=args.data,
         max_tokens=args.max_tokens,
+        half=args.half,
     )
 
 

@@ -16,10 +16,11 @@ from pypcd.evaluation._screen import Agreement, Scored, Screen, agreement, score
 from pypcd.evaluation._stats import Paired, paired
 from pypcd.evaluation._tokenizer import ModelTokenizer
 from pypcd.evaluation._tune import Tuned, tune
-from pypcd.evaluation.tasks import TASKS, task
+from pypcd.evaluation.tasks import GROUPS, TASKS, task
 from pypcd.evaluation.tasks._sample import Sample, Task, Tokenizer
 
 __all__ = [
+    "GROUPS",
     "PAPER_TABLES",
     "TASKS",
     "Agreement",

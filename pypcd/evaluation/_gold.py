@@ -19,14 +19,21 @@ class Gold:
 
     Of several tokens that would continue the gold text, the most probable one counts.
 
+    Args:
+        gold: the gold text.
+        end: the text that follows it, if the task says which.
+        stop: as much of `end` as ends an answer. An end token of the model ends it too.
+
     Attributes:
         rank: the gold token's rank in the logits from which the first differing token was chosen; 1 if none differs.
             None if not known: the answer ended before it differed or was complete, or `look` was never called.
     """
 
-    def __init__(self, vocabulary: Vocabulary, gold: str) -> None:
+    def __init__(self, vocabulary: Vocabulary, gold: str, end: str = "", stop: str = "") -> None:
         self._vocabulary = vocabulary
-        self._gold = gold.encode().lstrip(SKIPPED)
+        self._gold, self._with_end, self._with_stop = (
+            text.encode().lstrip(SKIPPED) for text in (gold, gold + end, gold + stop)
+        )
         self._written = b""
         self.rank: int | None = None
 
@@ -35,10 +42,10 @@ class Gold:
             return
         text = self._vocabulary.text(token)
         written = (self._written + text).lstrip(SKIPPED)
-        if text and written.startswith(self._gold):  # complete, whatever else the token contains
-            self.rank = 1
-        elif text and self._gold.startswith(written):
+        if (text and written.startswith(self._with_stop)) or (not text and written == self._gold):
+            self.rank = 1  # complete, whatever else the token contains
+        elif text and self._with_end.startswith(written):
             self._written += text
         else:
-            right = self._vocabulary.next_tokens(self._written, self._gold)
+            right = self._vocabulary.next_tokens(self._written, self._with_end)
             self.rank = rank(row, right) if right else None

@@ -14,12 +14,16 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pypcd._checks import Integer, check
+from pypcd._checks import Choice, Integer, check
+from pypcd.evaluation.tasks import parts_of
 
-__all__ = ["BASELINE", "Directory", "Key", "Plan", "file_sha256"]
+__all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "file_sha256"]
 
 BASELINE = "greedy"
 """The method that all others are compared with: plain greedy decoding."""
+
+HALVES = ("first", "second")
+"""Of the questions: those with even numbers and those with odd ones."""
 
 Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 
@@ -36,9 +40,12 @@ class Plan:
 
     Attributes:
         model: the GGUF file.
-        tasks, methods: names; "greedy", which the others are compared with, is always added to the methods.
+        tasks: names; that of a group (tasks.GROUPS) stands for its tasks.
+        methods: names; "greedy", which the others are compared with, is always added.
         lengths: tokens of a prompt with its answer.
         n: questions in each cell; all of a task's questions if it has fewer.
+        half: "first": only the questions with even numbers, by which tune() chooses; "second": only those with odd
+            numbers, by which it judges. A run may have both.
         n_pool: number of other questions of the cell that some methods need (the method control); its pool.
         data: the file or folder for tasks that read files.
         max_tokens: the longest answer; None: the task's own limit.
@@ -54,8 +61,10 @@ class Plan:
     n_pool: int = 12
     data: str | None = None
     max_tokens: int | None = None
+    half: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", parts_of(self.tasks))
         for name in _FREE:
             values = tuple(dict.fromkeys(getattr(self, name)))
             if not values:
@@ -64,12 +73,18 @@ class Plan:
         if BASELINE not in self.methods:
             object.__setattr__(self, "methods", (BASELINE, *self.methods))
         check(self, n=Integer(1), seed=Integer(0), n_pool=Integer(1))
+        if self.half is not None:
+            check(self, half=Choice(HALVES))
+
+    def indices(self, n: int) -> range:
+        """The numbers of the questions that are asked of n."""
+        return range(n) if self.half is None else range(HALVES.index(self.half), n, 2)
 
     def everything(self, counts: Mapping[str, int] | None = None) -> Iterator[Key]:
         """The keys of all answers, cell by cell and sample by sample; counts: how many questions a task has, if not n."""
         for task in self.tasks:
             for length in self.lengths:
-                for index in range((counts or {}).get(task, self.n)):
+                for index in self.indices((counts or {}).get(task, self.n)):
                     for method in self.methods:
                         yield task, length, index, method
 
@@ -95,6 +110,7 @@ class Directory:
             ValueError: the directory holds another run, or something else.
         """
         record = json.loads(json.dumps({**dataclasses.asdict(plan), **facts}))
+        del record["half"]  # a run may have both
         file = self.path / "run.json"
         if file.exists():
             before = self._read_run(file)

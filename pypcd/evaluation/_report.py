@@ -11,13 +11,14 @@ from typing import Any
 
 from pypcd.evaluation._plan import BASELINE, Key, Plan
 from pypcd.evaluation._stats import Paired, interval, paired
+from pypcd.evaluation.tasks import GROUPS
 
 __all__ = ["Row", "by_depth", "csv_text", "markdown", "rows"]
 
 N_BANDS = 5  # of depth
 
 _LEGEND = """\
-{n} questions a cell, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions,
+{n} questions a cell{half}, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions,
 with its 95% bootstrap interval; ~ marks one that spans zero or has p of 0.05 or more: no difference shown. p: exact
 McNemar, for graded scores the sign test. Wins and losses: questions on which the method, on which greedy scored higher.
 MRR: mean reciprocal rank of the gold token where an answer first leaves it, of all and of wrong answers."""
@@ -25,7 +26,7 @@ MRR: mean reciprocal rank of the gold token where an answer first leaves it, of 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A method in a cell (a task at a length), over the samples that both it and greedy have answered.
+    """A method in a cell (a task, or a group of tasks, at a length), over the samples that both it and greedy have answered.
 
     Attributes:
         paired: its score and difference to greedy, in points.
@@ -49,15 +50,20 @@ class Row:
 
 
 def rows(plan: Plan, records: Mapping[Key, Mapping[str, Any]]) -> list[Row]:
-    """One row for each task, length and method that has answers, in the plan's order."""
+    """One row for each task, length and method that has answers, in the plan's order; then the same for each group of
+    tasks of which the plan has all, over all of their questions."""
     result = []
-    for task in plan.tasks:
+    for name, parts in (*((task, (task,)) for task in plan.tasks), *_groups(plan).items()):
         for length in plan.lengths:
             for method in plan.methods:
-                cell = _cell(plan, records, task, length, method)
+                cell = [pair for task in parts for pair in _cell(plan, records, task, length, method)]
                 if cell:
-                    result.append(_row(task, length, method, cell))
+                    result.append(_row(name, length, method, cell))
     return result
+
+
+def _groups(plan: Plan) -> dict[str, tuple[str, ...]]:
+    return {name: parts for name, parts in GROUPS.items() if set(parts) <= set(plan.tasks)}
 
 
 def by_depth(plan: Plan, records: Mapping[Key, Mapping[str, Any]], task: str, length: int) -> dict[str, list[Paired]]:
@@ -80,7 +86,7 @@ def _cell(
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Records of the method, each with greedy's for the same sample."""
     both = []
-    for index in range(plan.n):
+    for index in plan.indices(plan.n):
         mine, plain = records.get((task, length, index, method)), records.get((task, length, index, BASELINE))
         if mine and plain:
             both.append((mine, plain))
@@ -115,14 +121,14 @@ def markdown(
     """
     table = rows(plan, records)
     parts = [f"# {plan.model}", ""]
-    parts += [_LEGEND.format(n=plan.n, seed=plan.seed, asked="chat template" if plan.chat else "plain prompts"), ""]
+    asked, form = len(plan.indices(plan.n)), "chat template" if plan.chat else "plain prompts"
+    half = f", the {plan.half} half of {plan.n}" if plan.half else ""
+    parts += [_LEGEND.format(n=asked, half=half, seed=plan.seed, asked=form), ""]
+    for name, tasks in _groups(plan).items():
+        parts += _section(f"{name} ({metrics[tasks[0]]}, its {len(tasks)} tasks together)", name, table)
     for task in plan.tasks:
         n = len({key[2] for key in records if key[0] == task})
-        parts += [f"## {task} ({metrics[task]}{f', {n} questions' if n < plan.n else ''})", ""]
-        parts += ["| tokens | method | score | difference | p | wins / losses | MRR | MRR, wrong |"]
-        parts += ["| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |"]
-        parts += [_line(row) for row in table if row.task == task]
-        parts += [""]
+        parts += _section(f"{task} ({metrics[task]}{f', {n} questions' if n < asked else ''})", task, table)
         for length in plan.lengths:
             parts += _depth_lines(by_depth(plan, records, task, length), length)
     failed: dict[str, list[str]] = {}
@@ -138,6 +144,17 @@ def markdown(
         parts += [f"- {method}: {reason}" for method, reason in sorted(refused.items())]
         parts += [""]
     return "\n".join(parts)
+
+
+def _section(title: str, name: str, table: Sequence[Row]) -> list[str]:
+    return [
+        f"## {title}",
+        "",
+        "| tokens | method | score | difference | p | wins / losses | MRR | MRR, wrong |",
+        "| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |",
+        *(_line(row) for row in table if row.task == name),
+        "",
+    ]
 
 
 def _line(row: Row) -> str:

@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from pypcd import _engine
 from pypcd._config import PCDConfig
-from pypcd._method import rank
+from pypcd._method import jsd, rank
 from pypcd._prompt import prompt_tokens
 from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation._progress import Progress
@@ -66,7 +66,6 @@ def record(
     options: Mapping[str, Any] | None = None,
     model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
-    indices: Collection[int] | None = None,
 ) -> Outcome:
     """Record what a directory does not have yet; like evaluate(), it goes on after a stop.
 
@@ -92,7 +91,6 @@ def record(
         options=options,
         model_facts={**known, "rows": {"k": k}},
         progress=progress,
-        indices=indices,
         worker=functools.partial(_Recorder, k=k),
     )
 
@@ -257,7 +255,7 @@ class _Gold:
     def __init__(self, task: Task, sample: Sample) -> None:
         self._task, self._sample = task, sample
         self.text = sample.answers[0].strip().encode()
-        self.stop: bytes = getattr(task, "stop", "").encode()
+        self.stop: bytes = task.stop.encode()
 
     def is_right(self, text: bytes) -> bool:
         return self._task.score(text.decode("utf-8", "replace"), self._sample) == 1
@@ -331,8 +329,8 @@ def compared(first: npt.ArrayLike, second: npt.ArrayLike) -> dict[str, float]:
 
     Returns:
         lse: the logarithm of the sum of exp(L). entropy: that of softmax L, in bits. lse_s, entropy_s: the same of L*.
-        top_s: the highest probability in softmax L*. jsd: the Jensen-Shannon divergence of the two softmax rows, in bits. rank: the rank in L* of L's best token.
-        rank_back: the rank in L of L*'s best token.
+        top_s: the highest probability in softmax L*. jsd: the Jensen-Shannon divergence of the two softmax rows, in bits.
+        rank: the rank in L* of L's best token. rank_back: the rank in L of L*'s best token.
     """
     a, b = _masked(first), _masked(second)
     (_, lse, entropy), (q, lse_s, entropy_s) = _softmax(a), _softmax(b)
@@ -342,24 +340,13 @@ def compared(first: npt.ArrayLike, second: npt.ArrayLike) -> dict[str, float]:
         "lse_s": lse_s,
         "entropy_s": entropy_s,
         "top_s": round(float(q.max()), 9),
-        "jsd": round(_jsd(a, b), 9),
+        "jsd": round(jsd(a, b), 9),
         "rank": rank(b, int(a.argmax())),
         "rank_back": rank(a, int(b.argmax())),
     }
 
 
 Row = npt.NDArray[np.float64]
-
-
-def _jsd(a: Row, b: Row) -> float:
-    """Of the tokens that both rows have a logit for: the entropy of the mean less the mean of the entropies."""
-    known = (a > -np.inf) & (b > -np.inf)
-    if not known.any():
-        return 0.0
-    (p, _, h_p), (q, _, h_q) = (_softmax(row if known.all() else row[known]) for row in (a, b))
-    m = (p + q) / 2
-    h_m = -float(m @ np.log2(np.maximum(m, 1e-300)))
-    return float(np.clip(h_m - (h_p + h_q) / 2, 0.0, 1.0))
 
 
 def _masked(row: npt.ArrayLike) -> Row:

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import llama_cpp
@@ -133,7 +133,6 @@ def evaluate(
     options: Mapping[str, Any] | None = None,
     model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
-    indices: Collection[int] | None = None,
     worker: MakeWorker | None = None,
 ) -> Outcome:
     """Make the answers that a directory does not have yet, and write each one there at once.
@@ -146,7 +145,6 @@ def evaluate(
         options: further arguments of pypcd.Llama; see run_options().
         model_facts: the result of facts(), if it is known already.
         progress: updated with what is to be answered, and with each answer.
-        indices: the samples to answer; None: all of them.
         worker: makes what answers, in each process; None: Worker.
 
     Raises:
@@ -162,7 +160,7 @@ def evaluate(
         records = directory.open(plan, facts(plan, options) if model_facts is None else model_facts)
         asked = {key[:3]: record["prompt_sha256"] for key, record in records.items()}
 
-        keys = [key for key in plan.everything(counts) if indices is None or key[2] in indices]
+        keys = list(plan.everything(counts))
         # answers that failed are tried again
         missing = [key for key in keys if records.get(key, {"error": ""}).get("error") is not None]
         todo: dict[tuple[str, int, int], list[str]] = {}
@@ -186,7 +184,7 @@ def evaluate(
                 directory.append(record)
                 records[key] = record
             progress.answered(key, None if record is None else record.get("seconds", 0.0))
-        wanted = set(plan.everything(counts))
+        wanted = set(keys)
         return Outcome({key: record for key, record in records.items() if key in wanted}, refused)
 
 
@@ -386,11 +384,12 @@ class Worker:
     def _scored(self, key: Key, sample: Sample, method: Method) -> tuple[Answer, Record]:
         """An answer, and what the run keeps of it."""
         task, plan = self._tasks[key[0]], self.plan
-        gold = Gold(self.vocabulary, sample.extra.get("gold", sample.answers[0]))
+        gold = Gold(self.vocabulary, sample.gold, *(("", "") if plan.chat else (sample.end, task.stop)))
         answer = method.generate(
             self._session(method),
             sample.prompt,
             max_tokens=plan.max_tokens or task.max_tokens,
+            stop=task.stop,
             chat=plan.chat,
             look=gold.look,
         )

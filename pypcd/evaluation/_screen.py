@@ -206,16 +206,13 @@ def agreement(
     formulas: Sequence[Formula],
     plan: Plan,
     directory: Directory,
-    *,
-    indices: Collection[int] | None = None,
     **how: Any,
 ) -> list[Agreement]:
     """Decode by the formulas that the engine has, and compare.
 
     Args:
-        plan: that of the records; its methods are ignored.
+        plan: that of the records, of as many questions as are to be decoded; its methods are ignored.
         directory: for the answers, another one than the records'.
-        indices: the questions of each cell to decode; None: all.
         how: further arguments of evaluate().
 
     Raises:
@@ -227,7 +224,7 @@ def agreement(
         if formula.view is not None and formula.config is None:
             raise ValueError(f"{formula.name} is no setting of the engine, so it cannot be decoded; leave it out here")
         methods.append(BASELINE if formula.config is None else PCD(formula.config).name)
-    outcome = evaluate(dataclasses.replace(plan, methods=tuple(methods)), directory, indices=indices, **how)
+    outcome = evaluate(dataclasses.replace(plan, methods=tuple(methods)), directory, **how)
     results = []
     for formula, method in zip(formulas, methods):
         right, is_open = screen.follow(formula)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pypcd._config import PCDConfig
 from pypcd._errors import PCDError, UnsupportedError
-from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
+from pypcd.evaluation._plan import BASELINE, HALVES, Directory, Key, Plan
 from pypcd.evaluation._progress import Progress
 from pypcd.evaluation._run import counts_of, evaluate, run_options
 from pypcd.evaluation._stats import Paired, needed, paired
@@ -103,7 +103,7 @@ def tune(
     """Try settings on the questions with even numbers, and judge the best one on those with odd numbers.
 
     Args:
-        plan: its methods are ignored.
+        plan: its methods are ignored, and so is its half.
         directory: for the answers; a run that was stopped continues.
         quick: try only READINGS, without changes of single values.
         tell: called with each setting that has been tried and its gain over greedy, in points.
@@ -114,7 +114,7 @@ def tune(
         PCDError: plain decoding, or the best setting on the second half, cannot answer a question.
         ValueError, PCDError, ModelError: as evaluate().
     """
-    first, second = range(0, plan.n, 2), range(1, plan.n, 2)
+    first, second = (dataclasses.replace(plan, half=half) for half in HALVES)
     counts = counts_of(plan)
     for task, n in counts.items():
         if n < 2:
@@ -125,18 +125,16 @@ def tune(
     tried: dict[PCDConfig, float] = {}
     progress = progress or Progress()
 
-    def keys(indices: Collection[int], methods: Collection[str]) -> list[Key]:
-        every = dataclasses.replace(plan, methods=(BASELINE, *methods)).everything(counts)
-        return [key for key in every if key[2] in indices and key[3] in methods]
+    def keys(half: Plan, methods: Collection[str]) -> list[Key]:
+        every = dataclasses.replace(half, methods=(BASELINE, *methods)).everything(counts)
+        return [key for key in every if key[3] in methods]
 
     def names(settings: Iterable[PCDConfig]) -> list[str]:
         return [PCD(config).name for config in settings]
 
-    def run(settings: Iterable[PCDConfig], indices: Sequence[int]) -> None:
-        part = dataclasses.replace(plan, methods=(BASELINE, *names(settings)))
-        outcome = evaluate(
-            part, directory, jobs=jobs, options=options, model_facts=model_facts, progress=progress, indices=indices
-        )
+    def run(settings: Iterable[PCDConfig], half: Plan) -> None:
+        part = dataclasses.replace(half, methods=(BASELINE, *names(settings)))
+        outcome = evaluate(part, directory, jobs=jobs, options=options, model_facts=model_facts, progress=progress)
         records.update(outcome.records)
         refused.update(outcome.refused)
         for (task, length, index, method), record in outcome.records.items():
@@ -151,7 +149,7 @@ def tune(
         run(new, first)
         for config in new:
             if PCD(config).name not in refused:
-                tried[config] = _compare(plan, counts, records, config, first).difference
+                tried[config] = _compare(first, counts, records, config).difference
                 tell(PCD(config).name, tried[config])
 
     # two passes over the prompts for any number of settings: a long prompt costs more than all of its answers
@@ -170,7 +168,7 @@ def tune(
         raise UnsupportedError(f"this model can run none of the settings: {next(iter(refused.values()))}")
     gains = {PCD(config).name: gain for config, gain in tried.items()}
     progress.expect(())
-    chosen_by = _compare(plan, counts, records, best, first)
+    chosen_by = _compare(first, counts, records, best)
     n_judged, disagreement = len(judging) // 2, (chosen_by.wins + chosen_by.losses) / chosen_by.n
     if tried[best] <= 0:
         return Tuned(None, None, {}, gains, refused, n_judged, disagreement)
@@ -178,11 +176,11 @@ def tune(
     name = PCD(best).name
     if name in refused:
         raise PCDError(f"{name}, the best setting on the first half, cannot answer {refused[name]}")
-    judged: dict[tuple[str | None, int | None], Paired] = {(None, None): _compare(plan, counts, records, best, second)}
+    judged: dict[tuple[str | None, int | None], Paired] = {(None, None): _compare(second, counts, records, best)}
     for task in plan.tasks:
         for length in plan.lengths:
-            cell = dataclasses.replace(plan, tasks=(task,), lengths=(length,))
-            judged[task, length] = _compare(cell, counts, records, best, second)
+            cell = dataclasses.replace(second, tasks=(task,), lengths=(length,))
+            judged[task, length] = _compare(cell, counts, records, best)
     return Tuned(best, chosen_by, judged, gains, refused, n_judged, disagreement)
 
 
@@ -203,12 +201,9 @@ def _best(tried: Mapping[PCDConfig, float]) -> PCDConfig | None:
     return max(tried, key=lambda config: tried[config], default=None)
 
 
-def _compare(
-    plan: Plan, counts: Mapping[str, int], records: Mapping[Key, Any], config: PCDConfig, indices: Iterable[int]
-) -> Paired:
+def _compare(plan: Plan, counts: Mapping[str, int], records: Mapping[Key, Any], config: PCDConfig) -> Paired:
     method = PCD(config).name
-    cells = [(task, length) for task in plan.tasks for length in plan.lengths]
-    keys = [(*cell, index) for cell in cells for index in indices if index < counts[cell[0]]]
+    keys = [key[:3] for key in plan.everything(counts) if key[3] == BASELINE]
     return paired(
         [records[(*key, method)]["score"] for key in keys], [records[(*key, BASELINE)]["score"] for key in keys]
     )

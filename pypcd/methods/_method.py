@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pypcd._checks import Integer
@@ -27,8 +27,8 @@ class Answer:
     """A method's answer.
 
     Attributes:
-        text: without the prompt and its answer prefix.
-        tokens: ids, without the end-of-generation token.
+        text: without the prompt and its answer prefix, up to the text that ends it (`stop`).
+        tokens: ids, without the end-of-generation token; the last may be the one that has the text that ends it.
         n_prompt: number of tokens of the prompt that was answered.
         n_evaluated: prompt tokens evaluated for it; less than n_prompt if the prompt was in the cache.
         seconds: time for everything.
@@ -84,6 +84,7 @@ class Method:
         prompt: Prompt | str,
         *,
         max_tokens: int = 64,
+        stop: str = "",
         chat: bool = False,
         look: Callable[[int, Logits], None] = lambda token, row: None,
     ) -> Answer:
@@ -92,6 +93,8 @@ class Method:
         Args:
             model: a model, or a session on one; methods share the session's evaluated prompt where they can.
             prompt: a text is a prompt without parts; methods that need its context reject that.
+            stop: a text that ends the answer and is no part of it; "": only the model's own end does. White space before
+                the answer does not count.
             chat: use the model's chat template.
             look: called with each chosen token and the row it was chosen from, float32[n_vocab]; not by beam search.
 
@@ -119,12 +122,29 @@ class Method:
             prompt = self.edit.edit(session, prompt, chat=chat, answer=answer)
         tokens = prompt_tokens(session.llm, prompt, chat=chat)
         room = session.llm.n_ctx() - len(tokens)
+
+        def text_of(tokens: Sequence[int]) -> bytes:
+            return b"".join(token_bytes(session.llm, token) for token in tokens)
+
+        def is_over(tokens: Sequence[int]) -> bool:
+            return _place(text_of(tokens), stop) is not None
+
         try:
             stream = self.rows.open(session, prompt, tokens, chat=chat)
-            chosen = self.search.run(stream, min(max_tokens, room), session.is_end, look)
+            chosen = self.search.run(stream, min(max_tokens, room), session.is_end, look, is_over)
         except RuntimeError as error:
             raise error if isinstance(error, PCDError) else PCDError(str(error)) from error
         finally:
             session.finish()
-        text = b"".join(token_bytes(session.llm, token) for token in chosen).decode("utf-8", "replace")
-        return Answer(text, tuple(chosen), len(tokens), session.n_evaluated - before, time.perf_counter() - start)
+        text = text_of(chosen)
+        text = text[: _place(text, stop)]
+        seconds = time.perf_counter() - start
+        return Answer(
+            text.decode("utf-8", "replace"), tuple(chosen), len(tokens), session.n_evaluated - before, seconds
+        )
+
+
+def _place(text: bytes, stop: str) -> int | None:
+    """Where a stop text begins in an answer, after the white space before the answer; None if it does not occur."""
+    at = text.find(stop.encode(), len(text) - len(text.lstrip())) if stop else -1
+    return None if at < 0 else at

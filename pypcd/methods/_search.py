@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["Beam", "Greedy", "Sampling", "Search"]
 
 Look = Callable[[int, Logits], None]  # called with each chosen token and the row it was chosen from
+IsOver = Callable[[Sequence[int]], bool]  # whether tokens are a whole answer, though no token of the model ends it
+
+
+def _never(tokens: Sequence[int]) -> bool:
+    return False
 
 
 class Search(Protocol):
@@ -29,8 +34,11 @@ class Search(Protocol):
         """How many sequences it needs, the prompt's included."""
         ...
 
-    def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
-        """At most max_tokens tokens, without the one that ends the answer (`look` is called with that one too)."""
+    def run(
+        self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = _never
+    ) -> list[int]:
+        """At most max_tokens tokens, without the one that ends the answer (`look` is called with that one too); with the
+        one that makes it whole (is_over), since that may have text of the answer."""
         ...
 
 
@@ -40,8 +48,10 @@ class Greedy:
 
     n_sequences = 1
 
-    def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
-        return _one_by_one(stream, max_tokens, is_end, look, lambda row: int(row.argmax()))
+    def run(
+        self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = _never
+    ) -> list[int]:
+        return _one_by_one(stream, max_tokens, is_end, look, is_over, lambda row: int(row.argmax()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +85,9 @@ class Sampling:
             seed=Integer(0),
         )
 
-    def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
+    def run(
+        self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = _never
+    ) -> list[int]:
         # the prompt is part of the seed, or all questions would get the same random numbers
         digest = hashlib.sha256(stream.first.tobytes()).digest()
         rng = np.random.default_rng([self.seed, int.from_bytes(digest[:8], "little")])
@@ -86,11 +98,16 @@ class Sampling:
             n = int(np.searchsorted(np.cumsum(p), self.top_p)) + 1
             return int(rng.choice(ids[:n], p=p[:n] / p[:n].sum()))
 
-        return _one_by_one(stream, max_tokens, is_end, look, draw)
+        return _one_by_one(stream, max_tokens, is_end, look, is_over, draw)
 
 
 def _one_by_one(
-    stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, choose: Callable[[Logits], int]
+    stream: Stream,
+    max_tokens: int,
+    is_end: Callable[[int], bool],
+    look: Look,
+    is_over: IsOver,
+    choose: Callable[[Logits], int],
 ) -> list[int]:
     tokens: list[int] = []
     row = stream.first
@@ -100,6 +117,8 @@ def _one_by_one(
         if is_end(token):
             break
         tokens.append(token)
+        if is_over(tokens):
+            break
         if len(tokens) < max_tokens:
             row = stream.step({0: token})[0]
     return tokens
@@ -130,7 +149,9 @@ class Beam:
     def n_sequences(self) -> int:
         return 2 * self.n + 1
 
-    def run(self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look) -> list[int]:
+    def run(
+        self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = _never
+    ) -> list[int]:
         n = self.n
         done: list[tuple[float, list[int]]] = []
         beams: list[tuple[float, list[int]]] = [(0.0, [])]
@@ -147,11 +168,12 @@ class Beam:
                 score = float(scores[i, token])
                 if score == -np.inf:
                     break
-                if is_end(token):
+                tokens = beams[i][1] if is_end(token) else [*beams[i][1], token]
+                if is_end(token) or is_over(tokens):
                     if rank < n:
-                        done.append((score / length**self.length_penalty, beams[i][1]))
+                        done.append((score / length**self.length_penalty, tokens))
                 elif len(going) < n:
-                    going.append((score, [*beams[i][1], token], sources[i]))
+                    going.append((score, tokens, sources[i]))
             done = sorted(done, key=lambda item: -item[0])[:n]
             if not going or length == max_tokens:
                 done += [(score / length**self.length_penalty, tokens) for score, tokens, _ in going]

@@ -14,6 +14,7 @@ verdicts agree.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 
@@ -70,7 +71,12 @@ def main() -> None:
         known = [formula for formula in formulas if formula.view is None or formula.config]
         with _progress.following("decoding") as progress:
             found = agreement(
-                screen, known, plan, Directory(args.out / "check"), indices=range(args.check), progress=progress, **how
+                screen,
+                known,
+                dataclasses.replace(plan, n=min(args.check, args.n)),
+                Directory(args.out / "check"),
+                progress=progress,
+                **how,
             )
         print_agreement(found)
 

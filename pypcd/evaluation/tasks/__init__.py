@@ -1,4 +1,4 @@
-"""The benchmarks by name: `_kv` (InfiniteBench), `_ruler` (RULER), `_longbench` (LongBench).
+"""The benchmarks by name: `_kv` (InfiniteBench), `_ruler` (RULER), `_longbench` (LongBench), `_everyday` (ours).
 
 A benchmark is a `Task` (`_sample`): it makes questions of a length (`_size`) and scores their answers (`_metrics`).
 Knows nothing of models except their tokenizer.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pypcd._errors import did_you_mean
+from pypcd.evaluation.tasks._everyday import EVERYDAY
 from pypcd.evaluation.tasks._kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
 from pypcd.evaluation.tasks._longbench import LONGBENCH_TASKS, LongBench
 from pypcd.evaluation.tasks._ruler import NIAH, VT, VTAuthors
 from pypcd.evaluation.tasks._sample import Task
 
-__all__ = ["TASKS", "task"]
+__all__ = ["GROUPS", "TASKS", "parts_of", "task"]
 
 _GENERATED: dict[str, Task] = {
     made.name: made
@@ -36,7 +37,20 @@ _WITH_DATA: dict[str, Callable[[str | pathlib.Path | None], Task]] = {
     f"longbench-{dataset}": functools.partial(LongBench, dataset) for dataset in LONGBENCH_TASKS
 }
 
+_GENERATED.update((made.name, made) for made in EVERYDAY)
+
 TASKS = (*_GENERATED, *_WITH_DATA)
+
+GROUPS = {
+    "everyday": tuple(made.name for made in EVERYDAY if made.way == "shots"),
+    "everyday-behind": tuple(made.name for made in EVERYDAY if made.way == "behind"),
+}
+"""Names that stand for several tasks, which are asked separately and also counted together."""
+
+
+def parts_of(names: Iterable[str]) -> tuple[str, ...]:
+    """The tasks that these names of tasks and groups stand for."""
+    return tuple(part for name in names for part in GROUPS.get(name, (name,)))
 
 
 def task(name: str, *, data: str | pathlib.Path | None = None) -> Task:
@@ -47,13 +61,17 @@ def task(name: str, *, data: str | pathlib.Path | None = None) -> Task:
             downloaded from the Hugging Face hub.
 
     Raises:
-        ValueError: there is no such task, or data is given for a task that generates its questions.
+        ValueError: there is no such task, it is a group, or data is given for a task that generates its questions.
         FileNotFoundError: data does not contain the task.
     """
     if name in _WITH_DATA:
         return _WITH_DATA[name](data)
+    if name in GROUPS:
+        raise ValueError(f"{name} is {len(GROUPS[name])} tasks; name one of them: {', '.join(GROUPS[name])}")
     if name not in _GENERATED:
-        raise ValueError(f"there is no task {name!r}{did_you_mean(name, TASKS)}; there are: {', '.join(TASKS)}")
+        group_of = {part: group for group, parts in GROUPS.items() for part in parts}
+        there_are = ", ".join(dict.fromkeys(group_of.get(one, one) for one in TASKS))
+        raise ValueError(f"there is no task {name!r}{did_you_mean(name, (*GROUPS, *TASKS))}; there are: {there_are}")
     if data is not None:
         raise ValueError(f"data is {str(data)!r}, but {name} generates its questions; leave data out")
     return _GENERATED[name]

@@ -51,6 +51,7 @@ class KV:
     depths: tuple[float, ...] = ()
 
     metric = "accuracy"
+    stop = ""
     n_questions = None
 
     @property

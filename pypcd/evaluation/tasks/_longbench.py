@@ -110,6 +110,7 @@ class LongBench:
     data: str | pathlib.Path | None = None
 
     metric = "F1"
+    stop = ""
     may_exceed = False
 
     def __post_init__(self) -> None:
@@ -170,7 +171,8 @@ class LongBench:
                 f"chat template is longer than the {KEPT} tokens that LongBench keeps for it and the answer; run without it"
             )
         extra = {"id": row.get("_id"), "truncated": prompt is not whole}
-        return Sample(i, prompt, tuple(row["answers"]), None, extra)
+        answers = tuple(row["answers"])
+        return Sample(i, prompt, answers, None, extra, gold=f" {answers[0]}")
 
 
 def _truncated(prompt: Prompt, max_length: int, tokenizer: Tokenizer) -> Prompt:

@@ -47,6 +47,7 @@ class VT:
     max_tokens: int = 30
 
     metric = "recall"
+    stop = ""
     may_exceed = False
     n_questions = None
 
@@ -76,7 +77,7 @@ class VT:
                 after=after,
                 answer_prefix=answer_prefix,
             )
-            yield Sample(i, prompt, names, extra={"gold": " ".join(names)})  # as in the example
+            yield Sample(i, prompt, names, gold=" " + " ".join(names))  # as in the example
 
     def _example(
         self, n_noises: int, seed: int, names: Sequence[str] = ("AAA", "BBB", "CCC", "DDD", "EEE"), value: int = 12345
@@ -99,6 +100,7 @@ class VTAuthors:
     max_tokens: int = 300
 
     metric = "F1"
+    stop = ""
     may_exceed = False
     n_questions = None
 
@@ -124,7 +126,7 @@ class VTAuthors:
                 "response.",
                 shots=(_authors_shot(),),
             )
-            yield Sample(i, prompt, names, extra={"gold": ", ".join(names)})  # as in the example turn
+            yield Sample(i, prompt, names, gold=", ".join(names))  # as in the example turn
 
 
 Kind = Literal["words", "numbers", "uuids"]
@@ -146,6 +148,7 @@ class NIAH:
     max_tokens: int = 128
 
     metric = "recall"
+    stop = ""
     may_exceed = False
     n_questions = None
 
@@ -175,7 +178,7 @@ class NIAH:
                 after=f"\nWhat is the special magic {what} for {keys[0]} mentioned in the provided text?",
                 answer_prefix=f" The special magic {what} for {keys[0]} mentioned in the provided text is",
             )
-            yield Sample(i, prompt, (values[0],), at / n_sentences)
+            yield Sample(i, prompt, (values[0],), at / n_sentences, gold=f" {values[0]}")
 
 
 def _tracking(value: int, assigned: str = "assigned") -> tuple[str, str, str]:

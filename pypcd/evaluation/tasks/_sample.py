@@ -40,6 +40,9 @@ class Sample:
         answers: the right answers: one of them, or all, is needed; the task's metric decides.
         depth: the answer's place in the context, 0 at its start to 1 at its end; None if it has no single place.
         extra: further facts, such as the value nearest to the question.
+        gold: the right answer as a perfect model writes it after the prompt; if not given, the first of the answers.
+        end: the text that follows the gold answer in a plain prompt; "" if the task does not say. The model's own end token
+            ends an answer as well, and through a chat template it alone does.
     """
 
     index: int
@@ -47,6 +50,18 @@ class Sample:
     answers: tuple[str, ...]
     depth: float | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    gold: str = ""
+    end: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.gold:
+            object.__setattr__(self, "gold", self.answers[0])
+
+    def written(self, *, chat: bool = False) -> str:
+        """The gold answer with the text that ends it: what a perfect model writes before its end token, if any."""
+        if not chat:
+            return self.gold + self.end
+        return self.gold if self.prompt.answer_prefix else self.gold.lstrip()  # a turn does not begin with a space
 
 
 class Task(Protocol):
@@ -56,6 +71,7 @@ class Task(Protocol):
         name: its name for `--task`.
         metric: the metric's name, for tables.
         max_tokens: the longest answer.
+        stop: the text that ends an answer, besides the model's own end token; "" if none does.
         n_questions: how many there are; None if they are generated.
         may_exceed: whether prompts may have more than n_tokens, since a publication fixes their size in another way.
     """
@@ -74,6 +90,9 @@ class Task(Protocol):
 
     @property
     def max_tokens(self) -> int: ...
+
+    @property
+    def stop(self) -> str: ...
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         """n questions whose prompts, with their answers, are as long as possible without exceeding n_tokens.

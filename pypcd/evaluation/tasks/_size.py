@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pypcd._checks import Integer
 from pypcd.evaluation.tasks._sample import Sample, Tokenizer
 
-__all__ = ["check_cell", "fill"]
+__all__ = ["check_cell", "fill", "largest"]
 
 
 def check_cell(n: int, n_tokens: int) -> None:
@@ -44,10 +44,7 @@ def fill(
 
     if not all_fit(smallest):
         needed = max(need(sample) for sample in make(smallest))
-        raise ValueError(
-            f"n_tokens is {n_tokens}; allowed: at least {needed}, for the smallest context and "
-            f"{n_answer} tokens of answer"
-        )
+        raise _too_short(n_tokens, needed, n_answer)
     # The first sample gives an upper bound. Counting all samples at every step would take n times as long, and the others
     # differ by only a few tokens.
     size, too_large = smallest, 2 * smallest
@@ -59,3 +56,54 @@ def fill(
     while not all_fit(size):
         size -= 1
     return list(make(size))
+
+
+def largest(
+    make: Callable[[int], Sample],
+    smallest: int,
+    n_tokens: int,
+    n_answer: int,
+    tokenizer: Tokenizer,
+    *,
+    near: int,
+    most: int | None = None,
+) -> int:
+    """The largest size at which one sample and its answer fit in n_tokens, however large the others are.
+
+    Args:
+        make, smallest, n_answer: as in fill().
+        near: a guess, which saves time and changes nothing else.
+        most: no size is larger.
+
+    Raises:
+        ValueError: even the smallest size does not fit.
+    """
+
+    def need(size: int) -> int:
+        return tokenizer.count(make(size).prompt) + n_answer
+
+    def fits(size: int) -> bool:
+        return (most is None or size <= most) and need(size) <= n_tokens
+
+    if not fits(smallest):
+        raise _too_short(n_tokens, need(smallest), n_answer)
+    size, too_large, step = smallest, max(near, smallest) + 1, 1
+    if near > smallest and not fits(near):  # the guess is too large: go down from it in growing steps
+        too_large = near
+        while too_large - step > smallest and not fits(too_large - step):
+            too_large, step = too_large - step, 2 * step
+        size = max(smallest, too_large - step)
+    else:  # go up from it
+        size = max(near, smallest)
+        while fits(too_large):
+            size, too_large, step = too_large, too_large + 2 * step, 2 * step
+    while too_large - size > 1:
+        middle = (size + too_large) // 2
+        size, too_large = (middle, too_large) if fits(middle) else (size, middle)
+    return size
+
+
+def _too_short(n_tokens: int, needed: int, n_answer: int) -> ValueError:
+    return ValueError(
+        f"n_tokens is {n_tokens}; allowed: at least {needed}, for the smallest context and {n_answer} tokens of answer"
+    )
