@@ -27,7 +27,7 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
 // where each attention of twins gets packed cells, no range is looked for
 std::vector<llama_pcd_view::cell_range> llm_graph_input_pcd::ranges(const llama_ubatch & ubatch) const {
     if (n_turned == n_twin && core.second.makes_keys() && core.second.all_rotate()) {
-        return core.view.in_use();
+        return core.view.in_use(ubatch);
     }
     return core.view.visible(ubatch);
 }

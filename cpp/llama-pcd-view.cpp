@@ -286,20 +286,18 @@ void llama_pcd_view::mask(const llama_kv_cache & kv, ggml_tensor * dst, const ll
 // the cells to look at
 //
 
-static uint32_t block_of(const llama_kv_cache & kv) {
-    return llama_pcd::on_host(kv) ? llama_pcd_view::HOST_BLOCK : llama_pcd_view::CELL_BLOCK;
-}
-
-std::vector<llama_pcd_view::cell_range> llama_pcd_view::in_use() const {
+std::vector<llama_pcd_view::cell_range> llama_pcd_view::in_use(const llama_ubatch & ubatch) const {
     std::vector<cell_range> res;
     for (const auto * kv : memory.kvs) {
-        res.push_back({ 0, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(*kv).used_max_p1(), block_of(*kv)), kv->get_size()), 0 });
+        // many texts fill a small block at each step
+        const uint32_t block = llama_pcd::on_host(*kv) && twins.count(ubatch) == 1 ? HOST_BLOCK : CELL_BLOCK;
+        res.push_back({ 0, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(*kv).used_max_p1(), block), kv->get_size()), 0, block });
     }
     return res;
 }
 
 std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubatch & ubatch) const {
-    auto res = in_use();
+    auto res = in_use(ubatch);
 
     // a twin without a window may see every cell; with a second stream there may be many twins
     for (const llama_seq_id parent : twins.parents) {
@@ -313,34 +311,35 @@ std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubat
 
     const auto placed = place(ubatch);
     for (size_t i = 0; i < res.size(); ++i) {
-        res[i] = restricted(*memory.kvs[i], list(placed.cells[i], ubatch), res[i].end);
+        restrict(*memory.kvs[i], list(placed.cells[i], ubatch), res[i]);
     }
     return res;
 }
 
-llama_pcd_view::cell_range llama_pcd_view::restricted(const llama_kv_cache & kv, const std::vector<row> & all, uint32_t end) const {
-    const auto &   cells = llama_pcd::cells(kv);
-    const uint32_t block = block_of(kv);
+void llama_pcd_view::restrict(const llama_kv_cache & kv, const std::vector<row> & all, cell_range & range) const {
+    const auto & cells = llama_pcd::cells(kv);
 
-    uint32_t begin = end;
-    uint32_t head  = 0; // some of the first positions are in the first block
+    uint32_t begin = range.end;
+    bool     head  = false; // some of the first positions are in the first block
 
     for (const row & v : all) {
         const bool complete = in_window(kv, v, [&](uint32_t j) {
-            if (j < block && (int32_t) j != v.own && cells.pos_get(j) < v.n_sink) {
-                head = block;
+            if (j < range.block && (int32_t) j != v.own && cells.pos_get(j) < v.n_sink) {
+                head = true;
             } else {
                 begin = std::min(begin, j);
             }
         });
         if (!complete) {
-            return { 0, end, 0 };
+            return;
         }
     }
-    begin = begin/block*block;
+    begin = begin/range.block*range.block;
 
     // an attention of its own takes more operations: it has to leave out more than it looks at, and so many cells besides
-    const bool gains = begin > head + (end - begin) + CELL_BLOCK;
-
-    return gains ? cell_range { begin, end, head } : cell_range { 0, end, 0 };
+    const uint32_t n_head = head ? range.block : 0;
+    if (begin > n_head + (range.end - begin) + CELL_BLOCK) {
+        range.begin = begin;
+        range.head  = n_head;
+    }
 }

@@ -10,7 +10,7 @@
 
 struct llama_pcd_view {
     // Attention with twins looks at cells in whole blocks, so that the graph changes only now and then: blocks of so many cells as
-    // llama.cpp's own, which the kernels of GPUs want, or, on the CPU, of fewer.
+    // llama.cpp's own, which the kernels of GPUs want, or, for a single twin on the CPU, of fewer.
     static constexpr uint32_t CELL_BLOCK = 256;
     static constexpr uint32_t HOST_BLOCK = 64;
 
@@ -33,12 +33,13 @@ struct llama_pcd_view {
         uint32_t begin = 0;
         uint32_t end   = 0;
         uint32_t head  = 0;
+        uint32_t block = CELL_BLOCK; // they are multiples of it
 
         bool operator==(const cell_range & other) const { return begin == other.begin && end == other.end && head == other.head; }
     };
 
     // for each cache: all cells up to the last used one, and of these what twins see
-    std::vector<cell_range> in_use() const;
+    std::vector<cell_range> in_use (const llama_ubatch & ubatch) const;
     std::vector<cell_range> visible(const llama_ubatch & ubatch) const;
 
     // Of each cache, the cells that the last n entries of a micro-batch see: twins, which all have a window.
@@ -93,8 +94,8 @@ private:
     template <typename F>
     bool in_window(const llama_kv_cache & kv, const row & v, const F & fn) const;
 
-    // to what these twins see of [0, end)
-    cell_range restricted(const llama_kv_cache & kv, const std::vector<row> & all, uint32_t end) const;
+    // to what these twins see
+    void restrict(const llama_kv_cache & kv, const std::vector<row> & all, cell_range & range) const;
 
     static float bias(const llama_kv_cache & kv, const row & v, uint32_t j); // of a cell that one sees
 
