@@ -145,10 +145,16 @@ ggml_tensor * llama_pcd_graph::build_values(const attn & args, const part & p, g
 
     const int64_t n_embd = cur->ne[0]*n_head;
 
+    // A single query's heads are in order. No node of the others may become a view here: ggml lays out a graph as the one before it if
+    // both have as many nodes, and would not keep what such a view looks at.
+    if (p.n == 1) {
+        return ggml_reshape_2d(ctx, cur, n_embd, 1);
+    }
+
     cur = n_grouped(args, p.n) > 1 ?
         ggml_permute(ctx, ggml_reshape_4d(ctx, cur, cur->ne[0], n_head/n_head_kv, p.n, n_head_kv), 0, 1, 3, 2) :
         ggml_permute(ctx, cur, 0, 3, 1, 2);
-    return ggml_is_contiguous(cur) ? ggml_reshape_2d(ctx, cur, n_embd, p.n) : ggml_cont_2d(ctx, cur, n_embd, p.n);
+    return ggml_cont_2d(ctx, cur, n_embd, p.n);
 }
 
 // a part as llama.cpp does it

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import llama_cpp
 import numpy as np
-from conftest import F32, close, rounding, tolerance
+from conftest import F32, close, rounding
 from reference import behind, contrast
 
 import pypcd
@@ -51,7 +51,6 @@ class Context:
         for name, value in {**SMALL_CONTEXT, **params}.items():
             assert hasattr(p, name), name
             setattr(p, name, value)
-        self.flash_attn = p.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self.ctx = llama_cpp.llama_init_from_model(model, p)
         self.memory = llama_cpp.llama_get_memory(self.ctx)
         self.n_embd = llama_cpp.llama_model_n_embd(model)
@@ -62,7 +61,7 @@ class Context:
     @property
     def limit(self) -> float:
         """How much its rows may differ from those of the same work in another shape."""
-        return 2 * tolerance(self.path, flash_attn=True) if self.flash_attn else rounding(self.path)
+        return rounding(self.path)
 
     def decode(self, tokens: Any, at: Any = None, *, out: Any = None, seq: int = 0, call: Any = None) -> int:
         """Tokens or embeddings from position `at` on, by default after all others, with the last one's logits."""

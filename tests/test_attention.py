@@ -16,12 +16,13 @@ Load = Callable[..., pypcd.Llama]
 
 TEXT = (TOKENS * 9)[:1000]
 MODES: dict[str, dict[str, Any]] = {
-    "rerotated": {},
-    "shared": {"cache": "shared"},
-    "separate": {"cache": "separate"},
-    "window": {"perturbation": "none", "window": 9, "n_sink": 3},
-    "window-all": {"perturbation": "none", "window": 9, "n_sink": 0},
-    "turned-window": {"window": 9, "n_sink": 3},
+    "rerotated": {"evaluation": "fused"},
+    "shared": {"evaluation": "fused", "cache": "shared"},
+    "separate": {"evaluation": "fused", "cache": "separate"},
+    "separate-alternate": {"evaluation": "alternate", "cache": "separate"},
+    "window": {"evaluation": "fused", "perturbation": "none", "window": 9, "n_sink": 3},
+    "window-all": {"evaluation": "fused", "perturbation": "none", "window": 9, "n_sink": 0},
+    "turned-window": {"evaluation": "fused", "window": 9, "n_sink": 3},
 }
 HEADS = {"one-key-head": {"n_head_kv": 1}, "pairs": {"n_head_kv": 2}, "each-its-own": {"n_head_kv": 4}}
 

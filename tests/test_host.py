@@ -43,7 +43,7 @@ class Pair:
     def __init__(self, native: Native, arch: str, setting: Setting, **params: Any) -> None:
         params = {"n_seq_max": 16, "n_ctx": 512, **params}
         self.pcd, self.stock = native(arch, setting, **params), native(arch, **params)
-        self.setting, self.on = setting, True
+        self.setting, self.on, self.limit = setting, True, self.pcd.limit
         self.seqs: dict[int, Setting] = {}
         self.copied: set[int] = set()  # sequences that may share cells with another one
         self.was_off = False
@@ -62,8 +62,8 @@ class Pair:
             assert context.decode(tokens, first, out=[n - 1] if wanted else [], seq=seq) == 0
         if wanted and self.on:
             standard, seen = self.pcd.rows(n - 1)
-            close(standard, self.stock.seen(n - 1), self.pcd.limit)
-            close(seen, standard if over is None else over, self.pcd.limit)
+            close(standard, self.stock.seen(n - 1), self.limit)
+            close(seen, standard if over is None else over, self.limit)
             self.n_rows += 1
 
     def oracle(self, seq: int, first: int, tokens: list[int]) -> np.ndarray | None:
