@@ -107,6 +107,6 @@ def test_a_graph_with_as_many_operations_as_the_last_one_is_laid_out_anew(
     """A prompt's graph may have as many as a step's, of other kinds: ggml would put results where the prompt's were."""
     path = tiny("llama", n_head_kv=4)
     llm = load(path, {**MODES[mode], "evaluation": "fused"})
-    for more in (10, n, 10, n):
+    for more in (20, n, 20, n):
         llm.eval(TEXT[llm.n_tokens : llm.n_tokens + more])
         check_rows(llm, path, TEXT[: llm.n_tokens])
