@@ -5,6 +5,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 llama_pcd_graph & llama_pcd_graph::current() {
     static thread_local llama_pcd_graph graph;
@@ -15,7 +16,14 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     auto & graph = current();
     graph = {};
 
-    if (!core || !core->settings.on) {
+    if (!core) {
+        return;
+    }
+    // graphs with twins and without, of one token and of many, may have as many nodes
+    if (!llama_pcd_forget_layout(gctx.sched)) {
+        throw std::runtime_error("pcd: no memory to lay a graph out");
+    }
+    if (!core->settings.on) {
         return;
     }
 

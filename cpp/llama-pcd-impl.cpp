@@ -71,8 +71,7 @@ void llama_pcd::swapped::swap() const {
     std::swap(pcd.lctx.gf_res_prev_active, own.active);
 }
 
-// ggml lays a graph out in memory as it did the last one with as many nodes, whatever they do. After this there is none.
-static bool forget_layout(ggml_backend_sched_t sched) {
+bool llama_pcd_forget_layout(ggml_backend_sched_t sched) {
     const ggml_init_params params = { 4*ggml_tensor_overhead() + ggml_graph_overhead_custom(8, false), nullptr, true };
 
     const ggml_context_ptr ctx { ggml_init(params) };
@@ -101,7 +100,7 @@ bool llama_pcd::make_kept(kept_graphs & own, uint32_t n_tokens) {
         // memory for a few tokens without twins and a full context: what is needed beyond it is added then
         const uint32_t n    = std::min(n_tokens, N_RESERVED);
         const auto     mctx = lctx.memory->init_full();
-        done = mctx && lctx.graph_reserve(n, 1, n, mctx.get()) && forget_layout(lctx.sched.get());
+        done = mctx && lctx.graph_reserve(n, 1, n, mctx.get()) && llama_pcd_forget_layout(lctx.sched.get());
     }
     if (!done) {
         LLAMA_LOG_WARN("%s: no memory to keep the graphs of twins beside the others: each is built anew when its turn comes\n", __func__);

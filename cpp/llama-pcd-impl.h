@@ -226,6 +226,10 @@ private:
     bool make_kept(kept_graphs & own, uint32_t n_tokens);
 };
 
+// ggml lays a graph out in memory as it did the last one with as many nodes and leafs, whatever they do: a tensor of one may then
+// lie where another that is still needed lies. After this there is no last one. False: no memory.
+bool llama_pcd_forget_layout(ggml_backend_sched_t sched);
+
 //
 // hooks that are functions
 //

@@ -98,3 +98,16 @@ def test_a_token_and_its_twin_on_the_same_keys_attend_in_two_products(tiny: Tiny
     llm = load(tiny("llama", n_layer=n_layer, n_head_kv=1), None, n_ctx=1024)
     hidden_from_none = pypcd.PCDConfig(perturbation="none", window=10**6, evaluation="fused")
     assert n_nodes(llm, hidden_from_none) <= n_nodes(llm, None) + 5 * n_layer + 6
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_graph_with_as_many_operations_as_the_last_one_is_laid_out_anew(
+    n: int, mode: str, tiny: Tiny, load: Load
+) -> None:
+    """A prompt's graph may have as many as a step's, of other kinds: ggml would put results where the prompt's were."""
+    path = tiny("llama", n_head_kv=4)
+    llm = load(path, {**MODES[mode], "evaluation": "fused"})
+    for more in (20, n, 20, n):
+        llm.eval(TEXT[llm.n_tokens : llm.n_tokens + more])
+        check_rows(llm, path, TEXT[: llm.n_tokens])
