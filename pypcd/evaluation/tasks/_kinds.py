@@ -371,7 +371,7 @@ def _word(label: str, rng: random.Random) -> str:
     while True:
         word = rng.choice(_GROUPS[label])
         if sum(word in words for words in _GROUPS.values()) == 1:  # an orange is no question, nor is a chicken
-            return f"{word}:"
+            return f"Word: {word}\nKind:"
 
 
 _LABELS: tuple[tuple[Callable[[str, random.Random], str], tuple[str, ...]], ...] = (
