@@ -89,7 +89,7 @@ def n_nodes(llm: pypcd.Llama, pcd: Any) -> int:
 def test_flash_attention_on_the_cpu_needs_no_operation_for_a_window(tiny: Tiny, load: Load) -> None:
     """It passes over hidden cells: nothing is copied or split."""
     llm = load(tiny("llama"), None, n_ctx=1024, flash_attn=True)
-    assert n_nodes(llm, pypcd.PCDConfig(**MODES["window"], evaluation="fused")) == n_nodes(llm, None)
+    assert n_nodes(llm, pypcd.PCDConfig(**MODES["window"])) == n_nodes(llm, None)
 
 
 def test_a_token_and_its_twin_on_the_same_keys_attend_in_two_products(tiny: Tiny, load: Load) -> None:
