@@ -382,8 +382,8 @@ def test_graphs_and_host_work_of_each_method(model: Path, capsys: pytest.Capture
         assert row["host_us"] + 2 > row["own_us"], "own time is a part of host time, which is counted in microseconds"
         assert row["n_splits"] == 1 and 0 <= row["reused"] <= 1
         assert (row["n_tokens"], row["n_twins"]) == (1, 0 if off else 1)
-        added = row["n_nodes"] - rows[0]["n_nodes"]  # a window within the first block of cells is in the mask alone
-        assert added == 0 if off else added > 0 or (row["method"], row["n_cells"]) == (GRAPH_METHODS[-1], 64)
+        added = row["n_nodes"] - rows[0]["n_nodes"]  # flash attention on the CPU passes over what a window hides
+        assert added == 0 if off or row["method"] == GRAPH_METHODS[-1] else added > 0
         assert row["bytes_out"] == (1 if off else 2) * 384 * 4
     assert main([*command, "--method", "pcd:window", "--flash-attn", "off"]) == 0
     out = capsys.readouterr().out

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length", metavar="N,...", help="tokens of prompt and answer (default: 1k,2k,4k)")
     add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell (default {DEFAULT_N})")
     add("--quick", action="store_true", help=f"{QUICK_N} questions a cell, 1k tokens, {len(QUICK_METHODS)} methods")
-    add("--half", choices=HALVES, help="only these questions: choose by the first half, judge by the second")
+    add("--half", metavar="HALF", choices=HALVES, help="first, to choose by, or second, to judge by")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, next to your figures")
     add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
