@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <cmath>
 
-// room for n blocks and some more: with many windows their number goes up and down from step to step
-static uint32_t room_for(uint32_t n) {
-    uint32_t step = 4;
+// Room for n blocks and some more: with many windows their number goes up and down from step to step. On a GPU as many cells as
+// llama.cpp's own blocks have, or multiples of them: with others CUDA's flash attention is slower, and has no kernel for some heads.
+uint32_t llama_pcd_pack::room_for(uint32_t n) const {
+    uint32_t step = llama_pcd::on_host(*kv) ? 4 : llama_pcd_view::CELL_BLOCK/BLOCK;
     while (step*8 <= n) {
         step *= 2;
     }

@@ -40,6 +40,7 @@ private:
 
     static std::vector<uint32_t> blocks_of(const std::vector<llama_pcd_view::seen_cell> & seen);
 
+    uint32_t room_for(uint32_t n) const;
     uint32_t place_of(uint32_t cell) const;
 
     std::vector<uint32_t> cells() const;

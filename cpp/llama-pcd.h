@@ -226,7 +226,7 @@ LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);
 // which its second keys follow.
 //
 // A sequence without such a window has second keys kept for the whole context from then on (LLAMA_PCD_NO_MEMORY: they do not fit, and
-// the former setting stays). When it is gone, llama_pcd_set() and llama_pcd_trim() free them.
+// the former setting stays). When it is gone, llama_pcd_trim() frees them.
 //
 // While PCD is on that is checked at once. A setting that is given before is kept, and checked by llama_pcd_set(), which refuses
 // what its sequences cannot have. Later changes of the context hold for its sequences too, but for what they have of their own.

@@ -13,7 +13,7 @@ from batches import Native, Setting, decode_batch
 from conftest import TOKENS, close, tolerance
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
-from test_host import SETTINGS, Pair
+from test_host import SETTINGS, Pair, set_seq
 
 from pypcd._engine import _bindings as _native
 
@@ -128,6 +128,20 @@ def test_a_step_after_an_edit_sees_what_is_in_memory_now(form: str, edit: str, n
     for _ in range(4):
         pair.step(0, 1)
     assert pair.n_updated() > before
+
+
+@pytest.mark.parametrize("form", ["window", "flash-window", "sliding-window"])
+def test_a_step_after_another_setting_of_its_sequence(form: str, native: Native) -> None:
+    pair = Steps(native, form)
+    for seq in (0, 1):
+        pair.decode(seq, SHORT_TEXT, False)
+    for window, n_sink in ((7, 2), (3, 2), (3, 0), (40, 0), (12, 5), (12, 4)):
+        pair.seqs[1] = {**pair.setting, "window": window, "n_sink": n_sink}
+        set_seq(pair.pcd, 1, pair.seqs[1])
+        before = pair.n_updated()
+        for _ in range(3):
+            pair.step(0, 1)
+        assert pair.n_updated() > before
 
 
 SEQ, SHARE = st.integers(0, 2), st.floats(0.05, 0.95)

@@ -210,7 +210,7 @@ def test_twins_of_embeddings_cannot_wait(native: Native) -> None:
 # -- several sequences -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("evaluation", WAYS[:2])
+@pytest.mark.parametrize("evaluation", WAYS)
 @pytest.mark.parametrize("cache", CACHES)
 def test_each_sequence_has_its_own(cache: str, evaluation: str, native: Native) -> None:
     base: Setting = {"cache": cache, "evaluation": evaluation}
