@@ -145,7 +145,8 @@ def test_commands_parse(page: str, line: str) -> None:
             methods.parse(name)
     for name in (getattr(args, "task", None) or "").split(","):
         if name:
-            evaluation.task(name)
+            for task in evaluation.GROUPS.get(name, (name,)):
+                evaluation.task(task)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

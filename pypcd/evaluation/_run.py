@@ -364,12 +364,13 @@ class Worker:
             session.clear()  # the next sample starts from an empty cache too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
+        asked = "".join(question + answer for question, answer in sample.prompt.shots) + sample.prompt.text
         begun: Record = {
             "task": key[0],
             "length": key[1],
             "index": key[2],
             "method": key[3],
-            "prompt_sha256": hashlib.sha256(sample.prompt.text.encode("utf-8", "replace")).hexdigest()[:16],
+            "prompt_sha256": hashlib.sha256(asked.encode("utf-8", "replace")).hexdigest()[:16],
             "depth": sample.depth,
             "answers": list(sample.answers),
         }

@@ -65,7 +65,7 @@ class Everyday:
         for i, asked in zip(range(n), _asked(self.kind, seed)):
             size = largest(
                 lambda size, i=i, asked=asked: self._sample(i, asked, size),  # type: ignore[misc]
-                FEWEST if self.way == "shots" else 0,
+                FEWEST,
                 n_tokens,
                 self.max_tokens,
                 tokenizer,
@@ -81,11 +81,12 @@ class Everyday:
         return float([line.strip() for line in answer.split("\n")] == sample.answers[0].split("\n"))
 
     def _sample(self, i: int, asked: _Asked, size: int) -> Sample:
-        n_examples = size if self.way == "shots" else self.kind.n_examples
+        """The question with as many examples as `size`, or with the few of a short prompt and a sentence for each more."""
+        n_examples = size if self.way == "shots" else min(size, self.kind.n_examples)
         shots = [(question, _after(question, answer)) for question, answer in asked.examples(n_examples)[::-1]]
-        if self.way == "behind" and size:
+        if n_examples < size:
             question, answer = shots[0]
-            shots[0] = f"{paragraphs(asked.sentences(size))}\n\n{question}", answer
+            shots[0] = f"{paragraphs(asked.sentences(size - n_examples))}\n\n{question}", answer
         prompt = Prompt(shots=tuple(shots), after=asked.question)
         return Sample(i, prompt, (asked.answer,), gold=_after(asked.question, asked.answer), end="\n\n")
 
