@@ -508,7 +508,7 @@ def test_the_script_lists_every_formula(
     file = tmp_path / "formulas"
     file.write_text("pcd:window=16:perturbation=none:beta=5*jsd\n\n")
     script = Path(__file__).parent.parent / "scripts/recipes/screen.py"
-    arguments = ["demo", "--task=kv-short", "--length=200", "--n=4", "--check=2", "--half=judge", "greedy"]
+    arguments = ["demo", "--task=kv-short", "--length=200", "--n=4", "--check=2", "--half=second", "greedy"]
     monkeypatch.setattr(sys, "argv", [str(script), *arguments, "--formulas", str(file), "--out", str(tmp_path / "out")])
     runpy.run_path(str(script), run_name="__main__")
     shown = capsys.readouterr().out
