@@ -1,4 +1,6 @@
-"""The method in numpy: over-rotated frequencies, the contrast and its strength, a token's rank. Knows nothing of models or libraries.
+"""The method in numpy: over-rotated frequencies, the contrast and its strength, a token's rank.
+
+Knows nothing of models or libraries.
 
 Symbols as in the paper (arXiv 2506.08371): theta the model's RoPE frequencies and theta* the over-rotated (higher) ones,
 B the RoPE base, d the number of rotated dimensions of a head, L and L* the logits of the two evaluations.

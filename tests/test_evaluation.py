@@ -453,5 +453,6 @@ def test_gold_is_complete_with_what_ends_it(tiny: Tiny, load: Load) -> None:
     assert follow("abc,", **line) == 2  # right so far, but it does not end
     assert follow("abc", ended=True, **line) == 1 and follow("ab", ended=True, **line) == 2
     lines = {"end": "\n\n", "stop": "\n\n"}
+    assert follow("abc\n", ended=True, **lines) == 1 and follow("abc\n", ended=True, **line) == 1
     assert follow("abc\n", **lines) is None and follow("abc\nd", **lines) == 2 and follow("abc\n\n", **lines) == 1
     assert follow("abc,") == 1  # a task that does not say what ends an answer

@@ -406,7 +406,7 @@ def test_the_largest_size_is_found_from_any_guess(
 def test_short_prompts_have_few_examples(name: str, n_tokens: int, seed: int) -> None:
     for sample in SHOTS[name].samples(4, n_tokens, Words(), seed):
         assert 2 <= len(sample.prompt.shots) <= SHOTS[name].kind.n_examples
-        assert 30 <= Words().count(sample.prompt) <= n_tokens - SHOTS[name].max_tokens
+        assert 20 <= Words().count(sample.prompt) <= n_tokens - SHOTS[name].max_tokens  # empty lines are not counted
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -69,6 +69,18 @@ def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(name: str, llm: pypcd.L
     assert method.generate(llm, PROMPT, max_tokens=12, stop="no such text").text == whole.text
 
 
+def test_without_a_stop_text_each_token_is_read_once(llm: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(llm: pypcd.Llama, token: int) -> bytes:
+        read.append(token)
+        return token_bytes(llm, token)
+
+    monkeypatch.setattr("pypcd.methods._method.token_bytes", counted)
+    answer = parse("greedy").generate(llm, PROMPT, max_tokens=12)
+    assert tuple(read) == answer.tokens
+
+
 def test_white_space_before_an_answer_does_not_end_it() -> None:
     assert _place(b"\n\n Rome\nQ", "\n") == 7 and _place(b"\n \n", "\n") is None
     assert _place(b"Rome", "\n") is None and _place(b"Rome\n", "") is None

@@ -195,6 +195,7 @@ def test_an_adaptive_setting_is_a_formula_too() -> None:
     config = WINDOW.replace(adaptive="jsd", beta=5, relative_top=0.1, min_context=512)
     formula = Formula.of(config)
     assert (formula.beta, formula.where, formula.view) == ("5*jsd", "context>=512", WINDOW) and formula.config == config
+    assert dataclasses.replace(formula, beta="5 * jsd", where="context >= 512").config == config
     assert Formula.parse(PCD(config).name) == Formula.parse(formula.name) == formula
     with pytest.raises(ValueError, match="without adaptive or min_context"):
         Formula.parse(f"{PCD(config).name}:where=rank>1")
@@ -508,7 +509,7 @@ def test_the_script_lists_every_formula(
     file = tmp_path / "formulas"
     file.write_text("pcd:window=16:perturbation=none:beta=5*jsd\n\n")
     script = Path(__file__).parent.parent / "scripts/recipes/screen.py"
-    arguments = ["demo", "--task=kv-short", "--length=200", "--n=4", "--check=2", "--half=judge", "greedy"]
+    arguments = ["demo", "--task=kv-short", "--length=200", "--n=4", "--check=2", "--half=second", "greedy"]
     monkeypatch.setattr(sys, "argv", [str(script), *arguments, "--formulas", str(file), "--out", str(tmp_path / "out")])
     runpy.run_path(str(script), run_name="__main__")
     shown = capsys.readouterr().out

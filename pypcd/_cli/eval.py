@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         if args.quick:
             text += (
-                f"\n\nquick: {len(plan.indices(plan.n))} questions a cell, of which at least {fewest()} must differ to show anything; without "
-                f"--quick {DEFAULT_N} questions, more lengths and methods are asked.\n"
+                f"\n\nquick: {len(plan.indices(plan.n))} questions a cell, of which at least {fewest()} must differ to show "
+                f"anything; without --quick {DEFAULT_N} questions, more lengths and methods are asked.\n"
             )
         columns = _table.columns()
         _terminal.write(text if columns is None else _table.aligned(text, columns))

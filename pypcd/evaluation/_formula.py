@@ -170,10 +170,13 @@ class Formula:
         if self.view is None:
             return None
         beta, _, measure = self.beta.partition("*")
-        floor = re.fullmatch(r"(?:context>=(\d+))?", self.where)
+        floor = re.fullmatch(r"(?:context *>= *(\d+))?", self.where)
         if floor is None:
             return None
-        more = {**({"adaptive": measure} if measure else {}), **({"min_context": int(floor[1])} if floor[1] else {})}
+        more = {
+            **({"adaptive": measure.strip()} if measure else {}),
+            **({"min_context": int(floor[1])} if floor[1] else {}),
+        }
         try:
             return self.view.replace(beta=float(beta), gamma=self.gamma, relative_top=float(self.relative_top), **more)
         except (ValueError, TypeError):  # an expression that PCDConfig has no field for

@@ -42,7 +42,8 @@ class Gold:
             return
         text = self._vocabulary.text(token)
         written = (self._written + text).lstrip(SKIPPED)
-        if (text and written.startswith(self._with_stop)) or (not text and written == self._gold):
+        whole = written.startswith(self._gold) and self._with_end.startswith(written)
+        if (text and written.startswith(self._with_stop)) or (not text and whole):
             self.rank = 1  # complete, whatever else the token contains
         elif text and self._with_end.startswith(written):
             self._written += text

@@ -127,7 +127,7 @@ class Method:
             return b"".join(token_bytes(session.llm, token) for token in tokens)
 
         def is_over(tokens: Sequence[int]) -> bool:
-            return _place(text_of(tokens), stop) is not None
+            return bool(stop) and _place(text_of(tokens), stop) is not None
 
         try:
             stream = self.rows.open(session, prompt, tokens, chat=chat)

@@ -7,7 +7,7 @@
 Records the rows along the right answers once (pypcd/evaluation/_rows.py), a view of PCD at a time, and judges the formulas
 on them (_formula.py says what they may be). Stopped, it goes on where it was; more formulas of recorded views take
 milliseconds. Every formula is listed, the best first; the best of many flatters itself, so choose on one half of the
-questions (--half choose) and judge on the other (--half judge). --check decodes by the formulas, and shows how often the
+questions (--half first) and judge on the other (--half second). --check decodes by the formulas, and shows how often the
 verdicts agree.
 """
 
@@ -20,10 +20,9 @@ import sys
 
 from pypcd._cli import _progress
 from pypcd.evaluation import Agreement, Directory, Formula, Plan, Scored, Screen, agreement, record, score
+from pypcd.evaluation._plan import HALVES
 from pypcd.evaluation._stats import NOT_SHOWN, interval
 from pypcd.methods import PCD
-
-HALVES = {"choose": slice(0, None, 2), "judge": slice(1, None, 2), "both": slice(None)}
 
 
 def main() -> None:
@@ -39,7 +38,7 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--chat", action="store_true")
     add("--k", type=int, default=64, help="tokens of each row that are kept (default %(default)s)")
-    add("--half", choices=HALVES, default="both", help="which questions the tables are of")
+    add("--half", choices=HALVES, help="the tables are of these questions alone, as in `pypcd eval`")
     add("--check", type=int, default=0, metavar="N", help="decode the first N questions of each cell by each formula")
     add("--threads", type=int, default=1)
     add("--jobs", type=int, default=1)
@@ -65,7 +64,7 @@ def main() -> None:
         print(f"{name} is left out: {why}", file=sys.stderr)
     screen = Screen(outcome.records)
     formulas = [f for f in formulas if f.view is None or PCD(f.view).name not in outcome.refused]
-    indices = range(args.n)[HALVES[args.half]]
+    indices = dataclasses.replace(plan, half=args.half).indices(args.n)
     print_scores(screen, score(screen, formulas, indices=indices))
     if args.check:
         known = [formula for formula in formulas if formula.view is None or formula.config]

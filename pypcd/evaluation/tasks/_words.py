@@ -105,8 +105,8 @@ CAPITALS = _pairs(
     "Nigeria: Abuja, Norway: Oslo, Pakistan: Islamabad, Peru: Lima, the Philippines: Manila, Poland: Warsaw, Portugal: "
     "Lisbon, Qatar: Doha, Romania: Bucharest, Russia: Moscow, Saudi Arabia: Riyadh, Senegal: Dakar, Serbia: Belgrade, "
     "Slovakia: Bratislava, Slovenia: Ljubljana, South Korea: Seoul, Spain: Madrid, Sudan: Khartoum, Sweden: Stockholm, "
-    "Switzerland: Bern, Syria: Damascus, Thailand: Bangkok, Tunisia: Tunis, Turkey: Ankara, Uganda: Kampala, the United Kingdom: London, Uruguay: Montevideo, Venezuela: Caracas, Vietnam: "
-    "Hanoi, Zambia: Lusaka, Zimbabwe: Harare"
+    "Switzerland: Bern, Syria: Damascus, Thailand: Bangkok, Tunisia: Tunis, Turkey: Ankara, Uganda: Kampala, the United "
+    "Kingdom: London, Uruguay: Montevideo, Venezuela: Caracas, Vietnam: Hanoi, Zambia: Lusaka, Zimbabwe: Harare"
 )
 
 CONTINENTS = _pairs(
