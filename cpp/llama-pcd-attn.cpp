@@ -145,9 +145,7 @@ ggml_tensor * llama_pcd_graph::build_values(const attn & args, const part & p, g
 
     const int64_t n_embd = cur->ne[0]*n_head;
 
-    // A single query's heads are in order. No node of the others may become a view here: ggml lays out a graph as the one before it if
-    // both have as many nodes, and would not keep what such a view looks at.
-    if (p.n == 1) {
+    if (p.n == 1) { // its heads are in order
         return ggml_reshape_2d(ctx, cur, n_embd, 1);
     }
 

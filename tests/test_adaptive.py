@@ -16,6 +16,7 @@ from batches import Native, Setting, ask, check_seen, decode_batch, decode_in, s
 from conftest import TOKENS, Tiny, check_contrast, check_rows, greedy, native_row
 from hypothesis import given
 from hypothesis import strategies as st
+from test_sampler import chain_of
 
 import pypcd
 from pypcd import methods
@@ -201,9 +202,7 @@ def test_the_strength_of_a_step_can_be_read(tiny: Tiny, load: Load) -> None:
 def test_the_sampler_chooses_the_tokens_of_an_adaptive_context(tiny: Tiny, load: Load) -> None:
     wanted = greedy(load(tiny("llama"), STRONG))
     llm = load(tiny("llama"), STRONG)
-    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-    for sampler in (pypcd.pcd_sampler(llm), llama_cpp.llama_sampler_init_greedy()):
-        llama_cpp.llama_sampler_chain_add(chain, sampler)
+    chain = chain_of(pypcd.pcd_sampler(llm), llama_cpp.llama_sampler_init_greedy())
     got, text = [], TOKENS[:40]
     for _ in range(len(wanted)):
         llm.eval(text)

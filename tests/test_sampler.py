@@ -44,6 +44,7 @@ def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list
         {"cache": "separate"},
         {"relative_top": 0.5, "evaluation": "alternate"},
         {"gamma": 1},
+        {"min_context": 50},
     ],
     ids=str,
 )

@@ -190,7 +190,6 @@ def test_a_formula_is_written_as_it_is_read(text: str) -> None:
     assert set(formula.name.split(":")) == set(text.split(":"))
 
 
-@pytest.mark.skipif("adaptive" not in pypcd.PCDConfig().as_dict(), reason="this version has no adaptive contrast")
 def test_an_adaptive_setting_is_a_formula_too() -> None:
     config = WINDOW.replace(adaptive="jsd", beta=5, relative_top=0.1, min_context=512)
     formula = Formula.of(config)

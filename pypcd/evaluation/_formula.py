@@ -149,9 +149,8 @@ class Formula:
         """The formula of a setting."""
         if config is None:
             return cls(None)
-        fields = config.as_dict()
-        beta = f"{config.beta:.9g}" + (f"*{fields['adaptive']}" if fields.get("adaptive") else "")
-        where = f"context>={fields['min_context']}" if fields.get("min_context") else ""
+        beta = f"{config.beta:.9g}" + (f"*{config.adaptive}" if config.adaptive else "")
+        where = f"context>={config.min_context}" if config.min_context else ""
         return cls(view_of(config), beta, config.gamma, f"{config.relative_top:.9g}", where)
 
     @property
@@ -173,13 +172,15 @@ class Formula:
         floor = re.fullmatch(r"(?:context *>= *(\d+))?", self.where)
         if floor is None:
             return None
-        more = {
-            **({"adaptive": measure.strip()} if measure else {}),
-            **({"min_context": int(floor[1])} if floor[1] else {}),
-        }
         try:
-            return self.view.replace(beta=float(beta), gamma=self.gamma, relative_top=float(self.relative_top), **more)
-        except (ValueError, TypeError):  # an expression that PCDConfig has no field for
+            return self.view.replace(
+                beta=float(beta),
+                gamma=self.gamma,
+                relative_top=float(self.relative_top),
+                adaptive=measure.strip() or None,
+                min_context=int(floor[1] or 0),
+            )
+        except ValueError:  # an expression that PCDConfig has no field for
             return None
 
     def choose(self, rows: Rows) -> Array:
