@@ -513,4 +513,4 @@ def test_the_script_lists_every_formula(
     runpy.run_path(str(script), run_name="__main__")
     shown = capsys.readouterr().out
     assert "kv-short, 200 tokens" in shown and "| pcd:perturbation=none:window=16:beta=5*jsd |" in shown
-    assert "| 2 of 2 | 0 | 0 | 0 | greedy |" in shown and shown.count("| greedy |") == 2
+    assert "| 1 of 1 | 0 | 0 | 0 | greedy |" in shown and shown.count("| greedy |") == 2

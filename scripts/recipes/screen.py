@@ -38,7 +38,7 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--chat", action="store_true")
     add("--k", type=int, default=64, help="tokens of each row that are kept (default %(default)s)")
-    add("--half", choices=HALVES, help="the tables are of these questions alone, as in `pypcd eval`")
+    add("--half", choices=HALVES, help="only these questions, as in `pypcd eval`")
     add("--check", type=int, default=0, metavar="N", help="decode the first N questions of each cell by each formula")
     add("--threads", type=int, default=1)
     add("--jobs", type=int, default=1)
@@ -56,6 +56,7 @@ def main() -> None:
         seed=args.seed,
         chat=args.chat,
         max_tokens=args.max_tokens,
+        half=args.half,
     )
     how = {"options": {"n_threads": args.threads, "n_threads_batch": args.threads}, "jobs": args.jobs}
     with _progress.following("recording") as progress:
@@ -64,8 +65,7 @@ def main() -> None:
         print(f"{name} is left out: {why}", file=sys.stderr)
     screen = Screen(outcome.records)
     formulas = [f for f in formulas if f.view is None or PCD(f.view).name not in outcome.refused]
-    indices = dataclasses.replace(plan, half=args.half).indices(args.n)
-    print_scores(screen, score(screen, formulas, indices=indices))
+    print_scores(screen, score(screen, formulas))
     if args.check:
         known = [formula for formula in formulas if formula.view is None or formula.config]
         with _progress.following("decoding") as progress:
