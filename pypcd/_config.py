@@ -147,8 +147,13 @@ class PCDConfig:
         return cls.preset("paper")
 
     @classmethod
+    def gentle(cls) -> PCDConfig:
+        """What `chat` and `generate` use: a window twin that decides between tokens nearly as probable, behind 512 tokens."""
+        return cls.preset("gentle")
+
+    @classmethod
     def cautious(cls) -> PCDConfig:
-        """Milder, with a plausibility cut: beta 1.5, relative_top 0.1."""
+        """Over-rotation, milder and with a plausibility cut: beta 1.5, relative_top 0.1."""
         return cls.preset("cautious")
 
     @classmethod
@@ -163,7 +168,7 @@ class PCDConfig:
 
     @classmethod
     def preset(cls, name: str) -> PCDConfig:
-        """The preset called `name`: "paper", "blog", "cautious" or "window".
+        """The preset called `name`: "paper", "gentle", "cautious", "window" or "blog".
 
         Raises:
             ValueError: there is no such preset.
@@ -222,7 +227,7 @@ class PCDConfig:
         if isinstance(setting, Mapping):
             return (base or cls()).replace(**setting)
         raise TypeError(
-            f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, text such as 'cautious' or "
+            f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, text such as 'gentle' or "
             "'beta=1.5:window=64', a mapping, PCDConfig"
         )
 

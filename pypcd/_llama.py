@@ -47,7 +47,7 @@ class Llama(llama_cpp.Llama):
 
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
-        pcd: True for the paper's setting, text such as "cautious", "beta=1.5:window=64" or a profile's file (.json), a
+        pcd: True for the paper's setting, text such as "gentle", "beta=1.5:window=64" or a profile's file (.json), a
             mapping of changed fields, a PCDConfig, or False.
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
             share n_ctx.

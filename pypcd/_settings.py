@@ -2,7 +2,7 @@
 
 One spelling everywhere, words joined by colons (commas stand between the methods of a list):
 
-    on  off  cautious  window:relative_top=0.1  beta=1.5:window=64  tuned.json
+    on  off  gentle  window:relative_top=0.1  beta=1.5:window=64  tuned.json
 
 `--pcd`, `/pcd` in the chat and `pcd=` in Python take it; a method has it after `pcd:`; PCDConfig.describe() prints it.
 Knows the names of fields, but not their ranges or what they do: PCDConfig does.
@@ -50,8 +50,12 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = {
     "paper": Preset({}, "the paper's optimum: alpha 0.2, beta 2.5, gamma 30, base_ratio 1e-4; the same as on"),
+    "gentle": Preset(
+        {"perturbation": "none", "window": 64, "beta": 1.0, "relative_top": 0.5, "min_context": 512},
+        "a window, where two tokens are nearly as probable, from 512 tokens on: window 64, beta 1, relative_top 0.5",
+    ),
     "cautious": Preset(
-        {"beta": 1.5, "relative_top": 0.1}, "milder, with a plausibility cut: beta 1.5, relative_top 0.1"
+        {"beta": 1.5, "relative_top": 0.1}, "over-rotation, milder and with a cut: beta 1.5, relative_top 0.1"
     ),
     "window": Preset(
         {"perturbation": "none", "window": 64},

@@ -151,7 +151,7 @@ def test_ctrl_c_at_the_prompt_forgets_the_line_and_stays(chat: Chat, tmp_path: P
 def test_the_prompt_says_what_is_in_force_and_on_means_the_papers_setting(chat: Chat) -> None:
     with chat() as terminal:
         for command, name in (
-            ("hello", "cautious"),
+            ("hello", "gentle"),
             ("/pcd off", "off"),
             ("/pcd on", "on"),
             ("/pcd beta=1", r"on\W+beta=1.0\W?"),
@@ -178,7 +178,7 @@ def answer_rows(terminal: Terminal, question: str) -> list[str]:
 
 @pytest.mark.parametrize("columns", [40, 100])
 def test_answers_wrap_between_words(columns: int, chat: Chat, tmp_path: Path) -> None:
-    with chat("--max-tokens=300", columns=columns) as terminal:
+    with chat("--max-tokens=300", "--pcd=cautious", columns=columns) as terminal:
         terminal.enter("hello")
         rows = answer_rows(terminal, "hello")
         answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
@@ -237,9 +237,9 @@ def test_compare_in_a_narrow_window_streams_one_under_the_other(chat: Chat) -> N
         raw = terminal.raw[begin:]
     lines = text.split("\n")
     titles = [i for i, line in enumerate(lines) if line.startswith("---")]
-    assert [lines[i] for i in titles] == ["--- PCD cautious ---", "--- PCD off ---"]
+    assert [lines[i] for i in titles] == ["--- PCD gentle ---", "--- PCD off ---"]
     assert lines[titles[1] - 1] == "" and lines[titles[0] + 1] and lines[titles[1] + 1]
-    assert "\x1b[J" not in raw.split("--- PCD off")[0].split("--- PCD cautious")[1]  # nothing is drawn over
+    assert "\x1b[J" not in raw.split("--- PCD off")[0].split("--- PCD gentle")[1]  # nothing is drawn over
 
 
 def test_the_demo_model_answers_in_a_narrow_window(chat: Chat, tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def test_piped_chat_answers_line_by_line(model):
     )
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [r.get("message") for r in records] == ["hello", "two\nlines", None]
-    assert records[0]["completion_tokens"] == 5 and records[0]["pcd"]["relative_top"] == 0.1
+    assert records[0]["completion_tokens"] == 5 and records[0]["pcd"]["relative_top"] == 0.5
     assert [r["pcd"] is None for r in records[2]["compare"]] == [False, True]
     assert "no command /nope" in done.stderr
     assert done.returncode == 1  # a program should hear of the unknown command
@@ -325,17 +325,17 @@ def test_piped_chat_answers_line_by_line(model):
 
 
 def test_one_shot_chat_without_template(tmp_path):
-    base = write_tiny_gguf(tmp_path / "base.gguf", "bloom")
+    base = write_tiny_gguf(tmp_path / "base.gguf", "mamba")
     done = pypcd_command("chat", str(base), "-p", "/hi", "--threads=1", "--max-tokens=3")
     assert done.returncode == 0, done.stderr
     assert "no chat template" in done.stderr and "pypcd generate" in done.stderr
-    assert "going on without PCD: the architecture 'bloom'" in done.stderr
+    assert "going on without PCD: the architecture 'mamba'" in done.stderr
     assert "3 tokens |" in done.stderr and "PCD off" in done.stderr
     assert "llama_model_loader" not in done.stderr
 
     done = pypcd_command("chat", str(base), "-p", "hi", "--pcd=on")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1].startswith("pypcd: PCD cannot run here: the architecture 'bloom'")
+    assert done.stderr.splitlines()[-1].startswith("pypcd: PCD cannot run here: the architecture 'mamba'")
 
 
 def test_generate(model):
@@ -490,11 +490,12 @@ def test_chat_in_a_terminal(model, tmp_path):
     notes.write_text("bababa\n" * 200)
 
     enter("/help", *(f"/{name}" for name in COMMANDS), "Ctrl-C")
-    enter("hello", r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD cautious \| cut at max_tokens")
+    enter("hello", r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD gentle, from 512 tokens on \| cut at max_tokens")
     child.sendline('"""two')
     child.expect(r"\.\.\. ")
     enter('lines"""', r"8 tokens \|")
-    enter("/pcd relative_top=0", r"PCD on:beta=1.5")
+    enter("/pcd relative_top=0", r"PCD gentle:relative_top=0.0")
+    enter("/pcd on:beta=1.5", r"PCD on:beta=1.5")
     enter("/pcd off", "PCD off")
     enter("/pcd betta=2", "did you mean 'beta'")
     enter("/compare", r"PCD on:beta=1.5 +\| PCD off", "--- [|] ---", r"8 tokens \|.*PCD on", r"8 tokens \|.*PCD off")
@@ -547,7 +548,7 @@ def test_ctrl_c_keeps_the_turn_and_ctrl_d_leaves_a_narrow_terminal(model, tmp_pa
     child.sendline("/set max_tokens 8")
     child.expect("max_tokens is 8")
     child.sendline("/compare")
-    child.expect("--- PCD cautious ---")  # stacked
+    child.expect("--- PCD gentle ---")  # stacked
     child.expect("--- PCD off ---")
     child.expect(">>> ")
     child.sendeof()

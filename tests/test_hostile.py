@@ -82,7 +82,7 @@ def test_a_bad_setting_is_refused_by_name_value_and_range(
 BAD_PCD: list[tuple[Any, type[Exception], str]] = [
     ("papers", ValueError, "pcd is 'papers', which is not a setting.*'paper'"),
     ("", ValueError, "pcd is '', which is not a setting"),
-    (1, TypeError, "pcd=1 is a int; allowed: bool, text such as 'cautious' .*, a mapping, PCDConfig"),
+    (1, TypeError, "pcd=1 is a int; allowed: bool, text such as 'gentle' .*, a mapping, PCDConfig"),
     (2.5, TypeError, "pcd=2.5 is a float"),
     (["paper"], TypeError, "is a list"),
     ({"betta": 1}, TypeError, "no field 'betta'.*'beta'"),
@@ -297,8 +297,11 @@ def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
     assert llm.pcd is before and np.allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
     llm.close()
 
-    assert main(["generate", str(path), "-p", "abc", "--max-tokens", "2", "--threads", "1"]) == 0
-    assert "going on without PCD: the architecture 'starcoder' has no rotary positions" in capsys.readouterr().err
+    generate = ["generate", str(path), "-p", "abc", "--max-tokens", "2", "--threads", "1"]
+    assert main([*generate, "--pcd", "on"]) == 1
+    assert "PCD cannot run here: the architecture 'starcoder' has no rotary positions" in capsys.readouterr().err
+    assert main(generate) == 0  # a window needs none
+    assert "going on without PCD" not in capsys.readouterr().err
     options = ["--length", "16", "--method", "pcd,pcd:window", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
     assert main(["bench", str(path), *options]) == 0
     out, err = capsys.readouterr()

@@ -366,7 +366,7 @@ def test_a_stop_string_ends_the_answer(tiny: Tiny, load: Load) -> None:
 
 
 settings_of_all_kinds = pytest.mark.parametrize(
-    "setting", [*PRESETS, "gamma=1", "gamma=2", "evaluation=alternate:gamma=3"]
+    "setting", [*(f"{name}:min_context=0" for name in PRESETS), "gamma=1", "gamma=2", "evaluation=alternate:gamma=3"]
 )
 
 
@@ -439,7 +439,7 @@ def test_logprobs_are_those_of_the_contrasted_distribution(tiny: Tiny, load: Loa
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_logprobs_of_tokens_that_are_not_plausible_can_be_read(preset: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), preset, logits_all=True)
+    llm = load(tiny("llama"), f"{preset}:min_context=0", logits_all=True)
     llm(PROMPT, max_tokens=1, temperature=0)
     order = np.argsort(native_row(llm), kind="stable")
     bias = {str(token): 100 for token in order[order > 2][:2]}  # the least probable ones

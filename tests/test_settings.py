@@ -114,7 +114,10 @@ def test_a_comma_within_a_method_is_explained() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cautius", "pcd is 'cautius', which is not a setting .did you mean 'cautious'.*on, off, paper, cautious"),
+        (
+            "cautius",
+            "pcd is 'cautius', which is not a setting .did you mean 'cautious'.*on, off, paper, gentle, cautious",
+        ),
         ("pcd:cautious", "pcd is 'pcd:cautious', which is a method's name; write cautious"),
         ("off:beta=1", "which is not a setting"),
         ("beta=1:beta=2", "beta is given twice, 1 and 2"),
@@ -145,6 +148,7 @@ def test_values_change_the_setting_in_force_and_words_do_not() -> None:
 def test_the_table_of_presets_is_what_the_class_offers() -> None:
     made = {
         "paper": PCDConfig.paper(),
+        "gentle": PCDConfig.gentle(),
         "cautious": PCDConfig.cautious(),
         "window": PCDConfig.windowed(),
         "blog": PCDConfig.blog(),

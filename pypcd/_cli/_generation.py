@@ -57,10 +57,16 @@ class Figures:
             f"{rate(self.rate)} tok/s",
             f"prompt {rate(self.prompt_rate)} tok/s",
             f"context {self.context_used}/{self.n_ctx}",
-            f"PCD {_options.describe_pcd(self.pcd)}",
+            f"PCD {_options.describe_pcd(self.pcd)}{self._waits()}",
             *([ends[self.finish_reason]] if self.finish_reason in ends else []),
         ]
         return " | ".join(parts)
+
+    def _waits(self) -> str:
+        """Where the whole text was too short for PCD: from when on it contrasts."""
+        if self.pcd is None or self.context_used >= self.pcd.min_context:
+            return ""
+        return f", from {self.pcd.min_context} tokens on"
 
     def as_dict(self) -> dict[str, Any]:
         def rounded(value: float | None) -> float | None:

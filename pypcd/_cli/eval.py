@@ -29,13 +29,13 @@ from pypcd.evaluation._plan import BASELINE, HALVES
 from pypcd.evaluation._stats import fewest
 from pypcd.evaluation.tasks._everyday import SHORT
 
-DEFAULT_METHODS = (BASELINE, "pcd", "pcd:cautious", "pcd:window:relative_top=0.1", "control")
+DEFAULT_METHODS = (BASELINE, "pcd", "pcd:gentle", "pcd:window:relative_top=0.1", "control")
 DEFAULT_LENGTHS = (1024, 2048, 4096)
 DEFAULT_N = 300
 
 EVERYDAY_LENGTHS = (SHORT, 1024)
 
-QUICK_METHODS = (BASELINE, "pcd", "pcd:window:relative_top=0.1")
+QUICK_METHODS = (BASELINE, "pcd:gentle", "pcd:window:relative_top=0.1")
 QUICK_LENGTHS = (1024,)
 QUICK_N = 50
 
