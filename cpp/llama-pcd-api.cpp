@@ -73,6 +73,7 @@ llama_pcd_params llama_pcd_default_params(void) {
         /* .sequences    = */ LLAMA_PCD_SEQUENCES_ALL,
         /* .adaptive     = */ LLAMA_PCD_ADAPTIVE_NONE,
         /* .min_context  = */ 0,
+        /* .min_entropy  = */ 0.0f,
     };
 }
 
@@ -289,6 +290,10 @@ float llama_pcd_strength(const float * standard, const float * over_rotated, int
     return llama_pcd_guarded_value(__func__, NAN, [&]() {
         return pcd_strength(standard, over_rotated, n_vocab, beta, adaptive);
     });
+}
+
+float llama_pcd_entropy(const float * row, int32_t n_vocab) {
+    return llama_pcd_guarded_value(__func__, NAN, [&]() { return pcd_entropy(row, n_vocab); });
 }
 
 void llama_pcd_choose(

@@ -3,6 +3,7 @@
 #include "llama-pcd-rows.h"
 #include "llama-pcd-math.h"
 #include "llama-pcd-outputs.h"
+#include "llama-pcd-strength.h"
 
 #include "llama-model.h"
 
@@ -38,6 +39,7 @@ void llama_pcd_rows::reserve() {
     }
     has_over_rotated.assign(size(), false);
     strengths.assign(size(), NAN);
+    is_sure.assign(size(), -1);
 }
 
 size_t llama_pcd_rows::first_from(size_t batch_index) const {
@@ -63,14 +65,27 @@ static pcd_contrast_params params_of(const llama_pcd_seq & c) {
     return { c.beta, c.adaptive, c.gamma, c.relative_top };
 }
 
-bool llama_pcd_rows::needs_twin(size_t i) const {
+bool llama_pcd_rows::sure(size_t i) {
+    if (is_sure[i] < 0) {
+        const float least = contrasts[i].min_entropy;
+
+        is_sure[i] = least > 0.0f && pcd_entropy(standard_row(i), n_vocab()) < least;
+    }
+    return is_sure[i];
+}
+
+bool llama_pcd_rows::needs_twin(size_t i) {
     const auto & c = contrasts[i];
 
-    return c.gamma > 1 && (c.relative_top == 0.0f ||
+    return c.gamma > 1 && !sure(i) && (c.relative_top == 0.0f ||
         pcd_contrast(standard_row(i), nullptr, n_vocab(), params_of(c), 0.0f, nullptr) > 1);
 }
 
 int32_t llama_pcd_rows::contrast(size_t i, float behind, float * dst) {
+    if (sure(i)) {
+        std::copy_n(standard_row(i), n_vocab(), dst);
+        return 1;
+    }
     return pcd_contrast(standard_row(i), over_rotated_row(i), n_vocab(), params_of(contrasts[i]), behind, dst, &strengths[i]);
 }
 

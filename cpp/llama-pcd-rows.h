@@ -1,5 +1,5 @@
 // The rows of the last decode: L, L* and their contrast, and which batch entry each belongs to; and which of them stay L, since their
-// context is shorter than min_context. Knows nothing of how they were evaluated.
+// context is shorter than min_context, or their entropy less than min_entropy. Knows nothing of how they were evaluated.
 
 #pragma once
 
@@ -38,7 +38,7 @@ struct llama_pcd_rows {
     void take_over_rotated(size_t i, int32_t batch_index);
 
     // whether the contrast can change the outcome of row i, whose standard row is there
-    bool needs_twin(size_t i) const;
+    bool needs_twin(size_t i);
 
     // over the caller's rows of the context: the contrast, or with combine = false the standard row
     void show();
@@ -65,6 +65,7 @@ private:
     std::vector<float> over_rotated;
     std::vector<bool>  has_over_rotated;
     std::vector<float> strengths; // of the rows that were contrasted
+    std::vector<int8_t> is_sure;  // of each row: see sure(); -1: not known yet
 
     std::vector<float> contrasted; // one row, made when asked for
 
@@ -73,6 +74,9 @@ private:
     const float * standard_row    (size_t i) const { return standard.data() + i*n_vocab(); }
     const float * over_rotated_row(size_t i) const { return has_over_rotated[i] ? over_rotated.data() + i*n_vocab() : nullptr; }
 
-    // returns how many tokens are plausible
+    // whether L has less entropy than min_entropy, so that nothing is contrasted
+    bool sure(size_t i);
+
+    // returns how many tokens are plausible; 1 where L is sure
     int32_t contrast(size_t i, float behind, float * dst);
 };

@@ -19,6 +19,7 @@ struct llama_pcd_seq {
     float   relative_top;
     int32_t adaptive;
     int32_t min_context;
+    float   min_entropy;
 
     // whether a token at this position is early: its row is L, without a twin
     bool is_early(int32_t pos) const { return pos < min_context - 1; }

@@ -1,4 +1,4 @@
-// The Jensen-Shannon divergence of two rows, in vectors. With p and q the two probabilities of a token,
+// The Jensen-Shannon divergence of two rows, and the entropy of one, in vectors. With p and q the two probabilities of a token,
 //
 //     2 JSD = sum of p log2(2p / (p + q)) + q log2(2q / (p + q)) = sum of max(p, q) ((1 + e)(1 - log2(1 + e)) - d e)
 //
@@ -142,8 +142,26 @@ PCD_INLINE float jsd_of(const float * a, const float * b, int32_t n) {
     return std::clamp((float) (0.5*sum_of(n, [=](int32_t v) { return share(log2_p(a[v]), log2_q(b[v])); })), 0.0f, 1.0f);
 }
 
+// the same of one row: -sum of p log2 p
+PCD_INLINE float entropy_of(const float * x, int32_t n) {
+    int32_t n_none = 0;
+    for (int32_t v = 0; v < n; ++v) {
+        n_none += !is_logit(x[v]);
+    }
+    if (n_none > 0) {
+        return -1.0f;
+    }
+    const softmax log2_p = softmax_of(x, n);
+
+    return std::max(0.0f, (float) -sum_of(n, [=](int32_t v) { return pow2(log2_p(x[v]))*log2_p(x[v]); }));
+}
+
 static float jsd_base(const float * a, const float * b, int32_t n) {
     return jsd_of(a, b, n);
+}
+
+static float entropy_base(const float * x, int32_t n) {
+    return entropy_of(x, n);
 }
 
 #ifdef PCD_AVX2
@@ -151,11 +169,27 @@ PCD_AVX2 static float jsd_avx2(const float * a, const float * b, int32_t n) {
     return jsd_of(a, b, n);
 }
 
+PCD_AVX2 static float entropy_avx2(const float * x, int32_t n) {
+    return entropy_of(x, n);
+}
+
+static bool has_avx2() {
+    static const bool res = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return res;
+}
+
 static float jsd(const float * a, const float * b, int32_t n) {
-    static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    return has_avx2 ? jsd_avx2(a, b, n) : jsd_base(a, b, n);
+    return has_avx2() ? jsd_avx2(a, b, n) : jsd_base(a, b, n);
+}
+
+static float entropy(const float * x, int32_t n) {
+    return has_avx2() ? entropy_avx2(x, n) : entropy_base(x, n);
 }
 #else
+static float entropy(const float * x, int32_t n) {
+    return entropy_base(x, n);
+}
+
 static float jsd(const float * a, const float * b, int32_t n) {
     return jsd_base(a, b, n);
 }
@@ -174,6 +208,17 @@ float pcd_jsd(const float * standard, const float * over_rotated, int32_t n_voca
         }
     }
     return a.empty() ? 0.0f : jsd(a.data(), b.data(), (int32_t) a.size());
+}
+
+float pcd_entropy(const float * row, int32_t n_vocab) {
+    const float res = entropy(row, n_vocab);
+    if (res >= 0.0f) {
+        return res;
+    }
+    std::vector<float> known;
+    std::copy_if(row, row + n_vocab, std::back_inserter(known), is_logit);
+
+    return known.empty() ? 0.0f : entropy(known.data(), (int32_t) known.size());
 }
 
 float pcd_strength(const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive) {

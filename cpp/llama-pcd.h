@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 6
+#define LLAMA_PCD_VERSION 7
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -109,6 +109,7 @@ struct llama_pcd_params {
     int32_t sequences;    // enum llama_pcd_sequences
     int32_t adaptive;     // enum llama_pcd_adaptive
     int32_t min_context;  // A token whose position + 1, its own place counted, is less has no twin, and L as its row; 0: none.
+    float   min_entropy;  // nor, likewise, one where softmax(L) has less entropy, in bits; 0: none. See llama_pcd_entropy.
 };
 
 enum llama_pcd_head_order {
@@ -137,7 +138,7 @@ enum llama_pcd_fallback {
 struct llama_pcd_stats {
     int64_t n_tokens;      // rows the caller asked for while PCD was on
     int64_t n_twins;       // twins evaluated
-    int64_t n_skipped;     // twins not needed: a single token was plausible, or there is less context than min_context
+    int64_t n_skipped;     // twins not needed: a single token was plausible, or less than min_context or min_entropy was there
     int64_t n_derived;     // times second keys were derived from the first, later than these were stored
     int64_t n_caught_up;   // tokens whose second keys and values were evaluated later than the token (cache = separate)
     int64_t second_bytes;  // of the second keys and values
@@ -199,11 +200,11 @@ LLAMA_API void llama_pcd_suspend(struct llama_context * ctx, bool suspend);
 // Row `which` of output i of the last decode, where i means what it means to llama_get_logits_ith(): an entry of the batch, or
 // negative, counted back over the outputs. n_vocab floats that live until the next decode; NULL where there is none (PCD off for
 // the context or the sequence, no such output, twin skipped). The contrasted row is that of the parameters it was decoded with; where
-// there is less context than min_context it is L.
+// there is less context than min_context, or less entropy than min_entropy, it is L.
 LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int32_t i, int32_t which);
 
 // The strength that output i was contrasted with, i as above: beta, or with `adaptive` that of this step, beta_t. NaN where there is
-// no contrast: no such output, a single token is plausible, or there is less context than min_context.
+// no contrast: no such output, a single token is plausible, or there is less than min_context or min_entropy.
 LLAMA_API float llama_pcd_get_strength_ith(struct llama_context * ctx, int32_t i);
 
 LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx);
@@ -220,7 +221,7 @@ LLAMA_API int32_t llama_pcd_fill_cells(struct llama_context * ctx, int32_t n);
 LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);
 
 // PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else params is a whole setting,
-// of which the sequence has beta, adaptive, gamma, relative_top, min_context, window, n_sink and combine of its own, and
+// of which the sequence has beta, adaptive, gamma, relative_top, min_context, min_entropy, window, n_sink and combine of its own, and
 // perturbation where it is LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has
 // to be as in the context, as far as the sequence's twins use it; with cache = separate also window, n_sink and perturbation,
 // which its second keys follow.
@@ -316,6 +317,9 @@ LLAMA_API int32_t llama_pcd_contrast(
 // puts its weight elsewhere counts too.
 LLAMA_API float llama_pcd_strength(
         const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive);
+
+// The entropy of softmax(row) in bits, 0 to log2(n_vocab), over the tokens that have a logit; 0 where none has one.
+LLAMA_API float llama_pcd_entropy(const float * row, int32_t n_vocab);
 
 // What evaluation = auto makes of steps with n_rows rows each: fused[i] says whether step i is fused. It is told the seconds of
 // the way that it chose alone: of a fused step, or of a plain one and of one twin, n_needed[i] of which are evaluated. window[i]

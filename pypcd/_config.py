@@ -49,6 +49,7 @@ RANGES: Mapping[str, Check] = {
     "sequences": Choice(SEQUENCES),
     "adaptive": OrNone(Choice(ADAPTIVES)),
     "min_context": Integer(0),
+    "min_entropy": Number(0, 100),
 }
 
 
@@ -100,6 +101,8 @@ class PCDConfig:
             they are alike and 1 where they share no token (AdaCAD, arXiv 2409.07394). So it wants a larger beta.
         min_context: decode plainly, without a twin, until there are so many tokens of context: a token's position, counted
             from 1, must be at least this. 0: contrast from the first token on.
+        min_entropy: decode plainly where the model is sure: where softmax(L) has less entropy than this, in bits, 0 to 100.
+            0: contrast at every step.
 
     Raises:
         ValueError: a value is out of range; the message names the field, the value and what is allowed.
@@ -125,6 +128,7 @@ class PCDConfig:
     sequences: str = "all"
     adaptive: str | None = None
     min_context: int = 0
+    min_entropy: float = 0.0
 
     def __post_init__(self) -> None:
         check(self, **RANGES)

@@ -16,7 +16,18 @@ import numpy.typing as npt
 
 from pypcd._errors import did_you_mean
 
-__all__ = ["MEASURES", "contrast", "frequencies", "jsd", "log_softmax", "put_behind", "rank", "rho", "strength"]
+__all__ = [
+    "MEASURES",
+    "contrast",
+    "entropy",
+    "frequencies",
+    "jsd",
+    "log_softmax",
+    "put_behind",
+    "rank",
+    "rho",
+    "strength",
+]
 
 Array = npt.NDArray[np.float64]
 
@@ -70,11 +81,13 @@ def contrast(
     gamma: int = 30,
     relative_top: float = 0.0,
     adaptive: str | None = None,
+    min_entropy: float = 0.0,
 ) -> Array:
     """L~ = (1 + beta_t) L - beta_t L* on the plausible tokens of L, -inf elsewhere (Eq. 6), where beta_t is strength().
 
     Plausible tokens are the gamma most probable ones of L (the lower id first if logits are equal) that also reach
     relative_top times the highest probability. If only one is plausible it keeps its logit: there is nothing to decide.
+    If softmax(L) has less entropy than min_entropy, the row is L: the model is sure.
 
     What is no number between -1e30 and 1e30 (-inf, NaN, the least float) is no logit. In L it masks a token, which is
     never plausible (if all are masked, L is returned). In L* it says nothing about its token, which keeps L.
@@ -82,12 +95,14 @@ def contrast(
     Args:
         standard: L, float[n_vocab].
         over_rotated: L*, float[n_vocab].
-        beta, gamma, relative_top, adaptive: as in PCDConfig.
+        beta, gamma, relative_top, adaptive, min_entropy: as in PCDConfig.
 
     Returns:
         float64[n_vocab]
     """
     first, second = np.asarray(standard, np.float64), np.asarray(over_rotated, np.float64)
+    if min_entropy > 0.0 and entropy(first) < min_entropy:
+        return first
     row = np.where(_is_logit(first), first, -np.inf)
     kept = np.argsort(-row, kind="stable")[:gamma]
     kept = kept[row[kept] > -np.inf]
@@ -133,6 +148,16 @@ def jsd(standard: npt.ArrayLike, over_rotated: npt.ArrayLike) -> float:
     log_m = np.logaddexp(log_p, log_q) - np.log(2.0)
     total = np.exp(log_p) @ (log_p - log_m) + np.exp(log_q) @ (log_q - log_m)
     return float(np.clip(total / np.log(4.0), 0.0, 1.0))
+
+
+def entropy(logits: npt.ArrayLike) -> float:
+    """The entropy of softmax(logits) in bits, 0 to log2(n_vocab), over the tokens that have a logit; without any 0."""
+    row = np.asarray(logits, np.float64)
+    row = row[_is_logit(row)]
+    if not len(row):
+        return 0.0
+    log_p = log_softmax(row)
+    return float(max(0.0, -(np.exp(log_p) @ log_p) / np.log(2.0)))
 
 
 # PCDConfig.adaptive -> the factor that beta is multiplied with, from L and L*

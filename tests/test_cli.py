@@ -490,7 +490,10 @@ def test_chat_in_a_terminal(model, tmp_path):
     notes.write_text("bababa\n" * 200)
 
     enter("/help", *(f"/{name}" for name in COMMANDS), "Ctrl-C")
-    enter("hello", r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD gentle, from 512 tokens on \| cut at max_tokens")
+    enter(
+        "hello",
+        r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD gentle, from 512 tokens on \| cut at max_tokens",
+    )
     child.sendline('"""two')
     child.expect(r"\.\.\. ")
     enter('lines"""', r"8 tokens \|")

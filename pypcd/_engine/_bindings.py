@@ -58,6 +58,7 @@ class Params(ctypes.Structure):
         ("sequences", ctypes.c_int32),
         ("adaptive", ctypes.c_int32),
         ("min_context", ctypes.c_int32),
+        ("min_entropy", ctypes.c_float),
     ]
 
 
@@ -220,6 +221,7 @@ pcd_contrast = _bind(
 pcd_strength = _bind(
     "llama_pcd_strength", ctypes.c_float, _float_p, _float_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int32
 )
+pcd_entropy = _bind("llama_pcd_entropy", ctypes.c_float, _float_p, ctypes.c_int32)
 pcd_choose = _bind(
     "llama_pcd_choose",
     None,

@@ -48,9 +48,9 @@ class PCDLogits:
     Attributes:
         standard: L.
         over_rotated: L*, the twin's; None if it could not change the result and was not evaluated.
-        contrasted: L~ (Eq. 6), -inf outside the plausible tokens; L where there is less context than min_context.
+        contrasted: L~ (Eq. 6), -inf outside the plausible tokens; L where there is less than min_context or min_entropy.
         beta: the strength of this contrast, PCDConfig.beta or what `adaptive` made of it; None if nothing was contrasted,
-            since only one token is plausible or there is less context than min_context.
+            since only one token is plausible or there is less than min_context or min_entropy.
     """
 
     standard: npt.NDArray[np.float32]
@@ -66,7 +66,8 @@ class PCDStats:
     Attributes:
         n_tokens: tokens whose logits were requested while PCD was on.
         n_twins: twins evaluated for them.
-        n_skipped: twins that were not needed, since only one token was plausible or there was less context than min_context.
+        n_skipped: twins that were not needed, since only one token was plausible or there was less than min_context or
+            min_entropy.
         n_derived: how many times the second keys were computed again from the first.
         n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
         second_bytes: memory of the second keys and values.
@@ -129,6 +130,7 @@ def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Param
     params.sequences = _bindings.SEQUENCES[config.sequences]
     params.adaptive = _bindings.ADAPTIVE[config.adaptive]
     params.min_context = config.min_context
+    params.min_entropy = config.min_entropy
     return params
 
 

@@ -139,8 +139,8 @@ class Formula:
         formula = cls.of(setting_of(":".join(rest)))
         if own and (formula.view is None or formula.where or ("beta" in own and "*" in formula.beta)):
             raise ValueError(
-                f"formula is {text!r}; allowed: expressions for a setting of pcd without adaptive or min_context; write "
-                "beta=5*jsd, where=context>=512"
+                f"formula is {text!r}; allowed: expressions for a setting of pcd without adaptive, min_context or min_entropy; "
+                "write beta=5*jsd, where=context>=512 and entropy>=2"
             )
         return dataclasses.replace(formula, **own)
 
@@ -150,7 +150,8 @@ class Formula:
         if config is None:
             return cls(None)
         beta = f"{config.beta:.9g}" + (f"*{config.adaptive}" if config.adaptive else "")
-        where = f"context>={config.min_context}" if config.min_context else ""
+        floors = {"context": config.min_context, "entropy": config.min_entropy}
+        where = " and ".join(f"{name}>={least:.9g}" for name, least in floors.items() if least)
         return cls(view_of(config), beta, config.gamma, f"{config.relative_top:.9g}", where)
 
     @property
@@ -169,8 +170,8 @@ class Formula:
         if self.view is None:
             return None
         beta, _, measure = self.beta.partition("*")
-        floor = re.fullmatch(r"(?:context *>= *(\d+))?", self.where)
-        if floor is None:
+        floors = re.fullmatch(r"(?:context *>= *(\d+))?(?: and (?=.))?(?:entropy *>= *([\d.]+))?", self.where)
+        if floors is None:
             return None
         try:
             return self.view.replace(
@@ -178,7 +179,8 @@ class Formula:
                 gamma=self.gamma,
                 relative_top=float(self.relative_top),
                 adaptive=measure.strip() or None,
-                min_context=int(floor[1] or 0),
+                min_context=int(floors[1] or 0),
+                min_entropy=float(floors[2] or 0),
             )
         except ValueError:  # an expression that PCDConfig has no field for
             return None
