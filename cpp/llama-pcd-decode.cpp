@@ -31,6 +31,10 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
         rows.forget();
         return outcome::INVALID;
     }
+    if (refuses_context(batch)) {
+        rows.forget();
+        return outcome::INVALID;
+    }
     if (rows.size() == 0 && !req.in_streams) {
         rows.count();
         const outcome res = pass.run(batch);
@@ -38,10 +42,6 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
             rows.forget();
         }
         return res;
-    }
-    if (rows.size() > 0 && refuses_context(batch)) {
-        rows.forget();
-        return outcome::INVALID;
     }
 
     core.pcd.prepare();
@@ -113,9 +113,12 @@ bool llama_pcd_decoder::refuses_picture(const llama_batch_ext & batch) const {
 }
 
 bool llama_pcd_decoder::refuses_context(const llama_batch_ext & batch) const {
-    std::string reason = core.limits.conflict();
-    for (size_t i = 0; i < rows.size() && reason.empty(); ++i) {
-        reason = core.limits.conflict_of(llama_pcd_parent_of(batch.tokens[rows.out_ids[i]]));
+    std::string reason = rows.size() > 0 ? core.limits.conflict() : "";
+
+    for (const auto * ids : { &rows.out_ids, &rows.early_ids }) {
+        for (size_t i = 0; i < ids->size() && reason.empty(); ++i) {
+            reason = core.limits.conflict_of(llama_pcd_parent_of(batch.tokens[(*ids)[i]]));
+        }
     }
     if (reason.empty()) {
         return false;

@@ -106,8 +106,13 @@ void llama_pcd_graph::keep_mask(ggml_tensor * mask) const {
     if (!is_step || !mask || !(mask->flags & GGML_TENSOR_FLAG_INPUT) || mask->data) {
         return;
     }
+    if (std::find(inp->no_masks.begin(), inp->no_masks.end(), mask) != inp->no_masks.end()) {
+        return;
+    }
     if (auto kept = core->masks.place(mask)) {
         inp->masks.push_back(std::move(kept));
+    } else {
+        inp->no_masks.push_back(mask);
     }
 }
 

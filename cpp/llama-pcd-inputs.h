@@ -51,6 +51,8 @@ public:
     // the masks that have memory of their own
     std::vector<std::shared_ptr<llama_pcd_mask>> masks;
 
+    std::vector<const ggml_tensor *> no_masks; // there was none for these: layers that share one do not ask again
+
     // I64: the rows of the second keys that twins write, [n_twin], or of transposed values, [n_embd*n_twin]
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> twin_rows;
 

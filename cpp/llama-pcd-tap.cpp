@@ -92,9 +92,12 @@ std::string llama_pcd_tap::needs_flash_attn() const {
     }
     for (const auto * kv : memory.kvs) {
         for (const auto & layer : llama_pcd::layers(*kv)) {
-            if (layer.v && ggml_is_quantized(layer.v->type)) {
+            // with MLA values are a part of the cached keys
+            const auto * values = layer.v ? layer.v : layer.k;
+
+            if (ggml_is_quantized(values->type)) {
                 return format("cached values are of type %s, which needs flash attention, and that has no attention weights to read; "
-                        "use type_v f16 or f32", ggml_type_name(layer.v->type));
+                        "use %s f16 or f32", ggml_type_name(values->type), layer.v ? "type_v" : "type_k and type_v");
             }
         }
     }

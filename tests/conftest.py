@@ -115,7 +115,7 @@ def _stock(
     flash = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attn else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
     try:
         cache = {} if f16 else F32
-        return two_shapes(model, TEXTS[-1][:n], flash_attn_type=flash, **cache, **dict(params))
+        return two_shapes(model, TEXTS[-1][:n], **{"flash_attn_type": flash, **cache, **dict(params)})
     finally:
         llama_cpp.llama_model_free(model)
 

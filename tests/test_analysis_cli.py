@@ -121,6 +121,16 @@ def test_explain_in_text_json_and_html(capsys, tmp_path, monkeypatch) -> None:
     assert written.startswith("<!DOCTYPE html>") and SAMPLE.answers[0] in written
 
 
+def test_explain_says_which_tokens_min_context_left_plain(capsys) -> None:
+    options = ("explain", "demo", "--threads=1", "--max-tokens=3", "-p", SAMPLE.prompt.text)
+    n = json.loads(run(capsys, *options, "--json"))["n_prompt"]
+    floor = f"--pcd=min_context={n + 1}"
+    steps = json.loads(run(capsys, *options, floor, "--json"))["steps"]
+    assert [step["is_below_min_context"] for step in steps] == [True, False, False]
+    titles = [line for line in run(capsys, *options, floor).splitlines() if line.startswith("token ")]
+    assert [title.endswith("no contrast: below min_context") for title in titles] == [True, False, False]
+
+
 def test_explain_draws_the_token_that_plain_decoding_would_not_write(capsys, tmp_path, monkeypatch) -> None:
     _plots = pytest.importorskip("pypcd.analysis._plots")
     pytest.importorskip("matplotlib")

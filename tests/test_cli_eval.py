@@ -17,7 +17,7 @@ from pypcd._cli import eval as eval_command
 from pypcd._cli import main
 from pypcd._cli._table import aligned
 from pypcd._settings import Profile
-from pypcd.evaluation import GROUPS
+from pypcd.evaluation import GROUPS, PAPER_TABLES, Plan
 
 DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
 
@@ -137,6 +137,55 @@ def test_a_quick_eval_asks_less_and_says_so(
     assert "--quick and --paper choose lengths and methods; give one of them" in capsys.readouterr().err
 
 
+def planned(*args: str) -> Plan:
+    parser = argparse.ArgumentParser()
+    eval_command.add_arguments(parser)
+    return eval_command._plan(parser.parse_args(["model.gguf", *args]))
+
+
+@pytest.mark.parametrize(
+    ("args", "n", "lengths", "n_methods"),
+    [
+        ("--task kv", 300, (1024, 2048, 4096), 5),
+        ("--task kv --quick", 50, (1024,), 3),
+        ("--task everyday", 25, (300, 1024), 5),
+        ("--task everyday,everyday-behind", 25, (300, 1024), 5),
+        ("--task everyday --quick", 5, (1024,), 3),
+        ("--task everyday --quick --length 300 --n 7", 7, (300,), 3),
+        ("--task everyday-json", 300, (300, 1024), 5),
+        ("--task everyday-json --quick", 50, (1024,), 3),
+        ("--task everyday-json,kv", 300, (1024, 2048, 4096), 5),
+        ("--task kv,everyday --n 40", 40, (1024, 2048, 4096), 5),
+        ("--paper table1", 300, PAPER_TABLES["table1"].lengths, len(set(PAPER_TABLES["table1"].methods))),
+    ],
+)
+def test_how_much_is_asked_by_default(args: str, n: int, lengths: tuple[int, ...], n_methods: int) -> None:
+    plan = planned(*args.split())
+    assert (plan.n, plan.lengths, len(plan.methods)) == (n, lengths, n_methods)
+
+
+def test_groups_stand_for_their_tasks() -> None:
+    assert planned("--task", "everyday,everyday-behind").tasks == GROUPS["everyday"] + GROUPS["everyday-behind"]
+
+
+def test_help_says_how_much_is_asked_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    said = capsys.readouterr().out
+    assert f"questions a cell ({planned().n}; everyday: {planned('--task', 'everyday').n} a task)" in said
+    quick = planned("--quick"), planned("--quick", "--task", "everyday")
+    assert quick[0].lengths == quick[1].lengths == (1024,) and len(quick[0].methods) == len(quick[1].methods)
+    assert f"{quick[0].n} (everyday: {quick[1].n}) questions, {len(quick[0].methods)} methods, 1k only" in said
+
+
+def test_groups_beside_other_tasks_need_a_number_of_questions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "demo", "--task", "kv-short,everyday", "--length", "200"]) == 1
+    assert (
+        "--task has everyday and kv-short, which are asked 25 and 300 questions of each task unless --n says how many; "
+        "give --n, or ask them in two runs"
+    ) in capsys.readouterr().err
+
+
 def test_eval_asks_one_half_and_then_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What tune chooses by and judges by, one run for both."""
     command = [*DEMO, "--method", "pcd", "--out", str(tmp_path / "run"), "--json"]
@@ -144,16 +193,6 @@ def test_eval_asks_one_half_and_then_the_other(tmp_path: Path, capsys: pytest.Ca
         assert main([*command, "--half", half]) == 0
         assert [row["n"] for row in json.loads(capsys.readouterr().out)["rows"]] == [n, n]
     assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 2 * 3
-
-
-def test_everyday_questions_are_asked_short_and_long() -> None:
-    parser = argparse.ArgumentParser()
-    eval_command.add_arguments(parser)
-    plan = eval_command._plan(parser.parse_args(["demo", "--task", "everyday,everyday-behind"]))
-    assert plan.lengths == (300, 1024) and plan.tasks == GROUPS["everyday"] + GROUPS["everyday-behind"]
-    assert (
-        eval_command._plan(parser.parse_args(["demo", "--task", "everyday,kv"])).lengths == eval_command.DEFAULT_LENGTHS
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pypcd
 from pypcd._cli import _text
 from pypcd._cli.explain import table
 from pypcd._vocabulary import Vocabulary, shown
-from pypcd.analysis._explain import Candidate, Step, explain
+from pypcd.analysis._explain import Candidate, Step, explain, strength_of
 from pypcd.analysis._page import page
 from pypcd.evaluation.tasks._kv import KV_SHORT
 from pypcd.methods import Session
@@ -109,6 +109,24 @@ def test_a_right_answer_that_no_candidate_begins_is_listed_below(llm, vocabulary
     [step] = explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, n_tokens=1, n_top=1, gold="{")
     [gold] = [c for c in step.candidates if c.is_gold]
     assert gold is step.candidates[-1] and gold.rank_before > 1
+
+
+@pytest.mark.parametrize("adaptive", [None, "jsd"])
+@pytest.mark.parametrize("relative_top", [0.0, 1.0])
+def test_steps_below_min_context_are_marked(llm, vocabulary, prompt, adaptive, relative_top) -> None:
+    """Not those that are plain because one token alone is plausible, as all are with a cut of 1."""
+    setting = pypcd.PCDConfig(min_context=len(prompt) + 2, adaptive=adaptive, relative_top=relative_top)
+    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=4))
+    assert [step.is_below_min_context for step in steps] == [True, True, False, False]
+    for step in steps[:2]:
+        assert step.beta is None and not step.is_changed
+        assert all(c.over_rotated is None and c.after == c.before for c in step.candidates)
+        assert strength_of(step) == "no contrast: below min_context"
+    for step in steps[2:]:
+        assert (step.beta is None) == (relative_top == 1.0)
+        assert "min_context" not in strength_of(step)
+    assert page({}, "q", steps).count("no contrast: below min_context") == 2
+    assert [step.as_dict()["is_below_min_context"] for step in steps] == [True, True, False, False]
 
 
 def test_wrong_arguments(llm, vocabulary, prompt) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -502,15 +503,74 @@ def test_rows_and_answers_are_different_runs(recorded: tuple[Directory, dict[Any
 # -- the script ------------------------------------------------------------------------------------------------------
 
 
-def test_the_script_lists_every_formula(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+Script = Callable[..., None]
+
+
+@pytest.fixture
+def screen_py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Runs the script with some arguments, in this process."""
+    script = Path(__file__).parent.parent / "scripts/recipes/screen.py"
+
+    def run(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", [str(script), *arguments, "--out", str(tmp_path / "out")])
+        runpy.run_path(str(script), run_name="__main__")
+
+    return run
+
+
+def test_the_script_lists_every_formula(tmp_path: Path, screen_py: Script, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "formulas"
     file.write_text("pcd:window=16:perturbation=none:beta=5*jsd\n\n")
-    script = Path(__file__).parent.parent / "scripts/recipes/screen.py"
     arguments = ["demo", "--task=kv-short", "--length=200", "--n=4", "--check=2", "--half=second", "greedy"]
-    monkeypatch.setattr(sys, "argv", [str(script), *arguments, "--formulas", str(file), "--out", str(tmp_path / "out")])
-    runpy.run_path(str(script), run_name="__main__")
+    screen_py(*arguments, "--formulas", str(file))
     shown = capsys.readouterr().out
     assert "kv-short, 200 tokens" in shown and "| pcd:perturbation=none:window=16:beta=5*jsd |" in shown
     assert "| 1 of 1 | 0 | 0 | 0 | greedy |" in shown and shown.count("| greedy |") == 2
+
+
+KV200 = ("--task=kv-short", "--length=200", "--n=1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["demo", "pcd:window:beta=5*", *KV200],
+            r"beta is '5\*', which is not an expression; write it as 2.5 or 5\*jsd",
+        ),
+        (["demo", "pcd:window:beta=min(jsd)", *KV200], r"beta is 'min\(jsd\)'; min takes 2 values"),
+        (["demo", "pcd:windy:beta=1", *KV200], "pcd:windy:beta=1: .*allowed: .*window"),
+        (
+            ["demo", "greedy", *KV200],
+            "there is no formula with a contrast; give at least one, such as pcd:window:beta=1",
+        ),
+        (["demo", "--formulas", "{missing}", *KV200], "{missing}: No such file or directory"),
+        (["demo", "--formulas", "{binary}", *KV200], "{binary} is not a text; allowed: formulas, one a line, in UTF-8"),
+        (
+            ["{missing}", "pcd:window", *KV200],
+            "there is no model file {missing}; give the path of a .gguf file, or 'demo'",
+        ),
+        (["{binary}", "pcd:window", *KV200], "{binary} is not a GGUF file"),
+        (["demo", "pcd:window", "--task=kv-shirt", "--length=200"], "kv-shirt.*kv-short"),
+        (
+            ["demo", "pcd:window", "--task=kv-short", "--length=2x"],
+            "--length has '2x'; allowed: integers of at least 16",
+        ),
+    ],
+)
+def test_what_the_script_cannot_use_is_said_in_a_line(
+    arguments: list[str], said: str, tmp_path: Path, screen_py: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"missing": str(tmp_path / "missing"), "binary": str(tmp_path / "binary")}
+    Path(places["binary"]).write_bytes(bytes(range(256)))
+    with pytest.raises(SystemExit) as stopped:
+        screen_py(*(argument.format(**places) for argument in arguments))
+    lines = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2
+    assert len(lines) == 1 and re.search(
+        f"^screen: .*{said.format(**{n: re.escape(p) for n, p in places.items()})}", lines[0]
+    )
+
+
+def test_expressions_that_divide_by_zero_decide_nothing() -> None:
+    assert chosen(by(beta="1/0*(jsd>2)"), [1.0, 0.0], [0.0, 1.0]) == 0

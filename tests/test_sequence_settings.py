@@ -450,6 +450,26 @@ def test_only_a_sequence_that_has_both_is_refused(native: Native, attach: Any) -
     assert plausible(context, 1) == 5
 
 
+@pytest.mark.parametrize("base", [{}, {"evaluation": "alternate"}, {"cache": "separate"}], ids=str)
+def test_it_is_refused_below_min_context_already(base: Setting, native: Native, attach: Any) -> None:
+    """Not when the text has got that long."""
+    context = native("llama", {**base, "min_context": 50}, n_seq_max=2)
+    decode_in([context], TOKENS[:8], seq=1)
+    decode_in([context], TOKENS[:8])
+    attach(context, 1)
+    decode_in([context], TOKENS[8:9])  # of sequence 0
+    decode_in([context], TOKENS[8:9], out=[], seq=1)
+    for tokens in (TOKENS[9:10], TOKENS[9:70]):  # plain rows alone; the last one contrasted
+        _log.clear_errors()
+        assert context.decode(tokens, seq=1) == -1
+        assert HAS_ONE in _log.last_errors() and context.span(1) == (0, 8)
+    _log.clear_errors()
+    both = [(7, 9, [0], True), (7, 9, [1], True)]
+    assert decode_batch(context, both) == -1 and HAS_ONE in _log.last_errors()
+    llama_cpp.llama_set_sampler(context.ctx, 1, None)
+    assert decode_batch(context, both) == 0
+
+
 # --- pypcd.Llama.pcd_for ---
 
 

@@ -151,15 +151,32 @@ def test_what_cannot_be_tapped_is_refused_in_a_sentence(tiny: Tiny, load: Load) 
             pass
     with tap(llm, ["l_out"]), pytest.raises(pypcd.UnsupportedError, match="tapped already"), tap(llm, ["kq"]):
         pass
+
+
+@pytest.mark.parametrize("pcd", [False, True])
+@pytest.mark.parametrize(
+    ("arch", "kwargs", "types"),
+    [
+        ("llama", {"n_embd": 128}, "type_v"),
+        ("deepseek2", {}, "type_k and type_v"),  # its values are a part of the cached keys
+    ],
+)
+def test_values_in_blocks_need_flash_attention(
+    arch: str, kwargs: dict[str, int], types: str, pcd: bool, tiny: Tiny, load: Load
+) -> None:
     q8 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
-    coarse = load(path, False, flash_attn=True, **q8)
+    path = tiny(arch, **kwargs)
+    coarse, fine = load(path, pcd, flash_attn=True, **q8), load(path, pcd, flash_attn=True, f16=True)
     with (
-        pytest.raises(pypcd.UnsupportedError, match="type q8_0, which needs flash attention.*type_v f16"),
-        tap(coarse, ["l_out"]),
+        pytest.raises(pypcd.UnsupportedError, match=f"type q8_0, which needs flash attention.*use {types} f16 or f32"),
+        tap(coarse, ["kq_soft_max"]),
     ):
-        pass
-    coarse.eval(TOKENS[:5])
+        coarse.eval(TOKENS[:36])
+    coarse.eval(TOKENS[:36])
     assert np.isfinite(native_row(coarse)).all()
+    with tap(fine, ["kq_soft_max"]) as seen:
+        fine.eval(TOKENS[:36])
+    assert len(seen) == 3 and all(np.isfinite(part).all() for parts in seen.values() for part in parts)
 
 
 def test_a_context_with_a_callback_of_its_own_is_left_alone(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 
 from pypcd import __version__
 from pypcd._cli import _terminal
+from pypcd._cli._text import sentence
 from pypcd._errors import did_you_mean
 
 __all__ = ["COMMANDS", "main", "make_parser"]
@@ -81,12 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; no error at exit either
         return 141
     except (RuntimeError, ValueError, TypeError, OSError) as error:  # PCDError and its kind are RuntimeErrors
-        text = (
-            error.strerror and f"{error.filename}: {error.strerror}"
-            if isinstance(error, OSError) and error.filename
-            else str(error)
-        )
-        print(f"pypcd: {text}", file=sys.stderr)
+        print(f"pypcd: {sentence(error)}", file=sys.stderr)
         return 1
 
 

@@ -5,7 +5,7 @@ Knows nothing of streams.
 
 from __future__ import annotations
 
-__all__ = ["Flow", "cells", "clean", "wrap"]
+__all__ = ["Flow", "cells", "clean", "sentence", "wrap"]
 
 # C0 (but newline and tab), DEL and C1 could move the cursor, retitle the window or worse; bidirectional overrides
 # make text look like what it is not
@@ -29,6 +29,13 @@ def cells(text: str) -> int:
 
     width = wcswidth(text)
     return width if width >= 0 else sum(max(wcwidth(c), 0) for c in text)  # below 0: it has control codes
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says; of a file that cannot be used its name and why, without the error's number."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 class Flow:

@@ -12,7 +12,7 @@ from pypcd import PCDError
 from pypcd._cli import _compare, _keyboard, _loading, _options, _terminal
 from pypcd._cli._conversation import Conversation
 from pypcd._cli._terminal import say
-from pypcd._cli._text import wrap
+from pypcd._cli._text import sentence, wrap
 from pypcd._errors import did_you_mean
 from pypcd._gguf import DEMO_MODEL
 from pypcd._prompt import has_template
@@ -129,8 +129,7 @@ class Chat:
             self.status = 130
 
     def fail(self, error: BaseException) -> None:
-        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        _terminal.note(reason)
+        _terminal.note(sentence(error))
         if not self.lines.typed:
             self.status = 1
 

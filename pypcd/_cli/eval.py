@@ -13,6 +13,7 @@ from pypcd._errors import PCDError
 from pypcd._gguf import resolve_model
 from pypcd.analysis import _plots
 from pypcd.evaluation import (
+    GROUPS,
     PAPER_TABLES,
     Directory,
     Plan,
@@ -47,9 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
     add("--method", metavar="NAME,...", help="besides greedy (default: pcd, two variants, control)")
-    add("--length", metavar="N,...", help="tokens of prompt and answer (default: 1k,2k,4k)")
-    add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell (default {DEFAULT_N})")
-    add("--quick", action="store_true", help=f"{QUICK_N} questions a cell, 1k tokens, {len(QUICK_METHODS)} methods")
+    add("--length", metavar="N,...", help="tokens of prompt and answer (1k,2k,4k; everyday: 300,1k)")
+    n, few = (_of_each(["everyday"], n) for n in (DEFAULT_N, QUICK_N))
+    add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell ({DEFAULT_N}; everyday: {n} a task)")
+    add(
+        "--quick",
+        action="store_true",
+        help=f"{QUICK_N} (everyday: {few}) questions, {len(QUICK_METHODS)} methods, 1k only",
+    )
     add("--half", metavar="HALF", choices=HALVES, help="first, to choose by, or second, to judge by")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, next to your figures")
@@ -91,9 +97,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(record, indent=2))
     else:
         if args.quick:
+            n, names = len(plan.indices(plan.n)), _tasks(args)
+            together = "".join(f", {n * len(GROUPS[name])} of all of {name}" for name in names if name in GROUPS)
+            more = "" if args.n else f"{_of_each(names, DEFAULT_N)} questions, "
             text += (
-                f"\n\nquick: {len(plan.indices(plan.n))} questions a cell, of which at least {fewest()} must differ to show "
-                f"anything; without --quick {DEFAULT_N} questions, more lengths and methods are asked.\n"
+                f"\n\nquick: {n} questions a cell{together}, of which at least {fewest()} must differ to show anything; "
+                f"without --quick {more}more lengths and methods are asked.\n"
             )
         columns = _table.columns()
         _terminal.write(text if columns is None else _table.aligned(text, columns))
@@ -105,10 +114,9 @@ def _plan(args: argparse.Namespace) -> Plan:
     paper = PAPER_TABLES.get(args.paper)
     if args.quick and paper:
         raise ValueError("--quick and --paper choose lengths and methods; give one of them")
-    tasks = _options.names(args.task) or (paper.tasks if paper else (_options.default_task(args.model),))
-    lengths: tuple[int, ...] = QUICK_LENGTHS if args.quick else DEFAULT_LENGTHS
-    if all(name.startswith("everyday") for name in tasks):
-        lengths = EVERYDAY_LENGTHS
+    tasks = _tasks(args)
+    usual = EVERYDAY_LENGTHS if all(name.startswith("everyday") for name in tasks) else DEFAULT_LENGTHS
+    lengths: tuple[int, ...] = QUICK_LENGTHS if args.quick else usual
     methods: tuple[str, ...] = QUICK_METHODS if args.quick else DEFAULT_METHODS
     if paper:
         lengths, methods = paper.lengths, paper.methods
@@ -117,13 +125,37 @@ def _plan(args: argparse.Namespace) -> Plan:
         tasks=tasks,
         methods=_options.names(args.method) or methods,
         lengths=_options.lengths(args.length) if args.length else lengths,
-        n=args.n or (QUICK_N if args.quick else DEFAULT_N),
+        n=args.n or _of_each(tasks, QUICK_N if args.quick else DEFAULT_N),
         seed=args.seed,
         chat=args.chat,
         data=args.data,
         max_tokens=args.max_tokens,
         half=args.half,
     )
+
+
+def _tasks(args: argparse.Namespace) -> tuple[str, ...]:
+    paper = PAPER_TABLES.get(args.paper)
+    return _options.names(args.task) or (paper.tasks if paper else (_options.default_task(args.model),))
+
+
+def _of_each(tasks: Sequence[str], n: int) -> int:
+    """How many questions each task is asked so that a cell has n: a group's cell has those of all its tasks.
+
+    Raises:
+        ValueError: there are groups and other tasks.
+    """
+    groups = [name for name in tasks if name in GROUPS]
+    others = [name for name in tasks if name not in GROUPS]
+    if not groups:
+        return n
+    each = -(-n // max(len(GROUPS[name]) for name in groups))
+    if others:
+        raise ValueError(
+            f"--task has {groups[0]} and {others[0]}, which are asked {each} and {n} questions of each task unless --n says "
+            "how many; give --n, or ask them in two runs"
+        )
+    return each
 
 
 def _picture(table: Sequence[Row], path: pathlib.Path) -> None:

@@ -27,7 +27,8 @@ class Candidate:
         token: its id.
         text: in quotes, safe for a terminal; "(end)" for the end of the answer.
         before, rank_before: its probability and its rank in L, from 1.
-        over_rotated: its probability in L*; None if L* was not evaluated, since only one token was plausible.
+        over_rotated: its probability in L*; None if L* was not evaluated: only one token was plausible, or the step is
+            below min_context.
         after: its probability in the contrasted logits; 0 if it is excluded.
         rank_after: its rank there; None if it is excluded.
         is_chosen: whether it is the token that was written.
@@ -55,6 +56,7 @@ class Step:
         candidates: the best ones before and after the contrast, and the best gold one, sorted as after the contrast.
         is_changed: whether plain decoding would have written another token here.
         beta: the strength of the contrast here (PCDLogits.beta); None if nothing was contrasted.
+        is_below_min_context: whether that is because there were fewer tokens of context than the setting asks for.
     """
 
     index: int
@@ -62,6 +64,7 @@ class Step:
     candidates: tuple[Candidate, ...]
     is_changed: bool
     beta: float | None = None
+    is_below_min_context: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -98,7 +101,7 @@ def explain(
             rows = session.llm.pcd_logits()
             marked = vocabulary.next_tokens(written, right) if gold is not None else []
             step = _step(rows, vocabulary, index, n_top, set(marked))
-            yield step
+            yield dataclasses.replace(step, is_below_min_context=len(tokens) + index < setting.min_context)
             chosen = next(c.token for c in step.candidates if c.is_chosen)
             if session.is_end(chosen):
                 return
@@ -111,6 +114,8 @@ def explain(
 
 def strength_of(step: Step) -> str:
     """How strong a step's contrast was, in words."""
+    if step.is_below_min_context:
+        return "no contrast: below min_context"
     return "no contrast" if step.beta is None else f"beta {step.beta:.2f}"
 
 

@@ -50,7 +50,7 @@ def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step], *, with_s
     Args:
         facts: names and values shown at the top.
         prompt: the prompt's text.
-        with_strength: whether each token says how strong its contrast was.
+        with_strength: whether each token says how strong its contrast was; those below min_context do anyhow.
     """
     shown = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items())
     answer = " ".join(
@@ -72,8 +72,9 @@ def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step], *, with_s
 def _step(step: Step, with_strength: bool) -> str:
     plain = min(step.candidates, key=lambda c: c.rank_before)
     note = f"; plain decoding would write <code>{_text(plain.text)}</code>" if step.is_changed else ""
-    note += f"; {strength_of(step)}" if with_strength else ""
-    rows = "".join(map(_candidate, step.candidates))
+    note += f"; {strength_of(step)}" if with_strength or step.is_below_min_context else ""
+    without = "&#8211;" if step.is_below_min_context else "not needed"
+    rows = "".join(_candidate(c, without) for c in step.candidates)
     return (
         f'<section id="t{step.index}">\n<h2>Token {step.index + 1}: <code>{_text(step.text)}</code>{note}</h2>\n'
         "<table><thead><tr><th></th><th>token</th><th>L</th><th>L*</th><th>PCD</th><th>rank</th></tr></thead>\n"
@@ -81,11 +82,12 @@ def _step(step: Step, with_strength: bool) -> str:
     )
 
 
-def _candidate(c: Candidate) -> str:
+def _candidate(c: Candidate, without: str) -> str:
+    """`without` stands where L* was not evaluated."""
     marks = "&#9654;" * c.is_chosen + "&#9733;" * c.is_gold
     kinds = " ".join(name for name, on in (("chosen", c.is_chosen), ("gold", c.is_gold)) if on)
     after = _bar("pcd", c.after) if c.rank_after is not None else "excluded"
-    over = _bar("over", c.over_rotated) if c.over_rotated is not None else "not needed"
+    over = _bar("over", c.over_rotated) if c.over_rotated is not None else without
     rank = f"{c.rank_before} &#8594; {c.rank_after if c.rank_after is not None else '&#8211;'}"
     return (
         f'<tr class="{kinds}"><td>{marks}</td><td class="token">{_text(c.text)}</td><td>{_bar("l", c.before)}</td>'

@@ -48,7 +48,7 @@ NAMES: Mapping[str, str] = {
 }
 """What an expression may call a step's values."""
 
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+FUNCTIONS: Mapping[str, np.ufunc] = {
     "min": np.minimum,
     "max": np.maximum,
     "abs": np.abs,
@@ -263,6 +263,9 @@ def _check(field: str, text: str, names: set[str]) -> None:
         elif isinstance(node, ast.Call):
             if not isinstance(node.func, ast.Name) or node.keywords:
                 raise ValueError(f"{field} is {text!r}; allowed: calls of {', '.join(FUNCTIONS)}")
+            n = FUNCTIONS[node.func.id].nin if node.func.id in FUNCTIONS else len(node.args)
+            if len(node.args) != n:
+                raise ValueError(f"{field} is {text!r}; {node.func.id} takes {n} value{'s' * (n > 1)}")
         elif not isinstance(
             node,
             (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Load, *_OPERATORS),  # type: ignore[arg-type]
@@ -272,7 +275,7 @@ def _check(field: str, text: str, names: set[str]) -> None:
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Constant):
-        return node.value
+        return np.asarray(node.value, float)[()]  # whose 1/0 is infinite, and no error
     if isinstance(node, ast.Name):
         return names[node.id]
     if isinstance(node, ast.Call):

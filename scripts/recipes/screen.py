@@ -18,7 +18,8 @@ import dataclasses
 import pathlib
 import sys
 
-from pypcd._cli import _progress
+from pypcd._cli import _options, _progress
+from pypcd._cli._text import sentence
 from pypcd.evaluation import Agreement, Directory, Formula, Plan, Scored, Screen, agreement, record, score
 from pypcd.evaluation._plan import HALVES
 from pypcd.evaluation._stats import NOT_SHOWN, interval
@@ -45,13 +46,36 @@ def main() -> None:
     add("--out", type=pathlib.Path, required=True, help="where the rows are kept")
     args = parser.parse_intermixed_args()
 
-    texts = args.formulas + (pathlib.Path(args.file).read_text().split("\n") if args.file else [])
+    try:
+        run(args)
+    except KeyboardInterrupt:
+        print("\nstopped; run the same command again to go on", file=sys.stderr)
+        sys.exit(130)
+    except (RuntimeError, ValueError, TypeError, OSError) as error:
+        print(f"screen: {sentence(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def read_formulas(args: argparse.Namespace) -> list[Formula]:
+    texts = args.formulas
+    if args.file:
+        try:
+            texts = texts + pathlib.Path(args.file).read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError:
+            raise ValueError(f"{args.file} is not a text; allowed: formulas, one a line, in UTF-8") from None
     formulas = list(dict.fromkeys(Formula.parse(text) for text in texts if text.strip()))
+    if all(formula.view is None for formula in formulas):
+        raise ValueError("there is no formula with a contrast; give at least one, such as pcd:window:beta=1")
+    return formulas
+
+
+def run(args: argparse.Namespace) -> None:
+    formulas = read_formulas(args)
     plan = Plan(
         model=args.model,
         tasks=tuple(args.task.split(",")),
         methods=tuple(PCD(formula.view).name for formula in formulas if formula.view is not None),
-        lengths=tuple(map(int, args.length.split(","))),
+        lengths=_options.lengths(args.length),
         n=args.n,
         seed=args.seed,
         chat=args.chat,

@@ -1,0 +1,66 @@
+"""scripts/recipes that time something: what they time is what they say. Times themselves are not looked at."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+from conftest import Tiny
+
+Recipe = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """Runs a script with some arguments, in this process."""
+
+    def run(name: str, *arguments: object) -> dict[str, Any]:
+        path = Path(__file__).parent.parent / "scripts/recipes" / name
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        return runpy.run_path(str(path), run_name="__main__")
+
+    return run
+
+
+@pytest.mark.parametrize("flash_attn", [[], ["--flash-attn"]], ids=["", "flash"])
+def test_made_keys_are_timed_beside_kept_ones(
+    flash_attn: list[str], tiny: Tiny, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ("--length=40,90", "--window=16,20", "--n-ctx=256", "--rounds=2", "--n-tokens=2")
+    recipe("time_made_keys.py", tiny("llama"), *sizes, *flash_attn)
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [re.match(r"\| (\d+) \| (\d+) \|( \d+\.\d\d \|){2} \d+\.\d\dx \|$", row).groups()[:2] for row in rows] == [
+        ("40", "16"),
+        ("40", "20"),
+        ("90", "16"),
+        ("90", "20"),
+    ]
+
+
+def test_a_window_that_has_second_keys_kept_anyway_is_refused(
+    tiny: Tiny, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        recipe("time_made_keys.py", tiny("llama"), "--length=40", "--window=40", "--n-ctx=256")
+    assert "--window has 40; allowed: up to an eighth of --n-ctx, less n_sink" in capsys.readouterr().err
+
+
+def test_drafts_are_timed_by_how_many_guesses_are_right(
+    tiny: Tiny, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = recipe("time_drafts.py", tiny("llama"), "off", "on", "--length=20", "--n-tokens=12", "--n-guesses=4")
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head == "| right | off | on |"
+    assert [row.split(" | ")[0] for row in rows] == ["| all", "| half", "| none"]
+    assert all(re.match(r"\| \w+( \| \d+\.\d\dx \(\d+\.\d\dx\)){2} \|$", row) for row in rows)
+    text = list(range(100))
+    right = {
+        name: sum(map(int.__eq__, made["Knowing"](text, share, 4, 384).text, text))
+        for name, share in made["SHARES"].items()
+    }
+    assert right["all"] == 100 and right["none"] == 0 and 30 < right["half"] < 70
+    assert made["Knowing"](text, 1.0, 4, 384)(text[:10]).tolist() == [10, 11, 12, 13]
