@@ -11,7 +11,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 from batches import Native, Setting, check_seen, decode_batch, set_seq
-from conftest import TOKENS, Tiny, check_rows, close, greedy, native_row
+from conftest import TOKENS, Tiny, check_rows, close, greedy, native_row, rounding
 from hypothesis import given
 from hypothesis import strategies as st
 from test_min_context import check_plain
@@ -104,7 +104,7 @@ def test_rows_are_plain_where_the_model_is_sure_and_the_references_elsewhere(
             got = llm.pcd_logits()
             assert got.beta is None and np.array_equal(got.contrasted, got.standard)
             assert np.array_equal(native_row(llm), got.standard)
-            close(native_row(llm), row, llm_limit(stock, row))
+            close(native_row(llm), row, rounding(path))
             if evaluation == "alternate":
                 assert got.over_rotated is None
         else:
@@ -115,13 +115,6 @@ def test_rows_are_plain_where_the_model_is_sure_and_the_references_elsewhere(
         assert (stats.n_twins, stats.n_skipped) == (n - n_plain, n_plain)
     if evaluation == "fused":
         assert stats.n_twins == n
-
-
-def llm_limit(stock: pypcd.Llama, row: np.ndarray) -> float:
-    """What stock's row differs by if its last token is evaluated beside others, eight times."""
-    n = stock.n_tokens
-    assert n > 0
-    return 8 * max(float(np.abs(row).max()) * 2**-20, 1e-6)
 
 
 @pytest.mark.parametrize("cache", CACHES[:2])
@@ -187,8 +180,8 @@ def test_each_sequence_has_its_own(evaluation: str, native: Native) -> None:
 
 
 def test_values_that_are_not_allowed(native: Native) -> None:
-    for value in (-1, 101, math.nan):
-        with pytest.raises(ValueError, match=f"min_entropy is {value}; allowed: a number, 0 to 100"):
+    for value in (-1, 101):
+        with pytest.raises(ValueError, match=f"min_entropy is {value}; allowed: from 0 to 100"):
             pypcd.PCDConfig(min_entropy=value)
     assert pypcd.PCDConfig.resolve("window:min_entropy=2").describe().endswith("min_entropy=2.0")
     context, params, error = native("llama"), _native.pcd_default_params(), ctypes.create_string_buffer(500)
