@@ -1,5 +1,6 @@
 // How strong the contrast of one step is: what its two rows say of each other, as a factor of beta (enum llama_pcd_adaptive). Each
-// measure is a function here; so is the entropy of one row, which says how sure it is. Knows nothing of which tokens are plausible, nor of contexts.
+// measure is a function here; so is the entropy of one row, which says how sure the model is. Knows nothing of which tokens are
+// plausible, nor of contexts.
 
 #pragma once
 

@@ -261,7 +261,8 @@ class Llama(llama_cpp.Llama):
             llm.pcd_for(2, False)                       # plain; sequence 0 follows llm.pcd
             llama_cpp.llama_decode(llm.ctx, batch)      # tokens of all three
 
-        A sequence can have its own beta, adaptive, gamma, relative_top, min_context, window and n_sink, and
+        A sequence can have its own beta, adaptive, gamma, relative_top, min_context, min_entropy, window and n_sink,
+        and
         perturbation="none". They come before the context's, also before a call's `pcd=`, but pcd=False turns PCD off
         for all. Before PCD is on, they are kept for then.
 

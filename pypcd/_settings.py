@@ -51,7 +51,14 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     "paper": Preset({}, "the paper's optimum: alpha 0.2, beta 2.5, gamma 30, base_ratio 1e-4; the same as on"),
     "gentle": Preset(
-        {"perturbation": "none", "window": 64, "beta": 1.0, "relative_top": 0.5, "min_entropy": 2.5, "min_context": 512},
+        {
+            "perturbation": "none",
+            "window": 64,
+            "beta": 1.0,
+            "relative_top": 0.5,
+            "min_entropy": 2.5,
+            "min_context": 512,
+        },
         "a window, from 512 tokens on, where the model is unsure: window 64, beta 1, relative_top 0.5, min_entropy 2.5",
     ),
     "cautious": Preset(

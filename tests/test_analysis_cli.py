@@ -126,7 +126,7 @@ def test_explain_says_which_tokens_min_context_left_plain(capsys) -> None:
     n = json.loads(run(capsys, *options, "--json"))["n_prompt"]
     floor = f"--pcd=min_context={n + 1}"
     steps = json.loads(run(capsys, *options, floor, "--json"))["steps"]
-    assert [step["is_below_min_context"] for step in steps] == [True, False, False]
+    assert [step["below"] for step in steps] == ["min_context", None, None]
     titles = [line for line in run(capsys, *options, floor).splitlines() if line.startswith("token ")]
     assert [title.endswith("no contrast: below min_context") for title in titles] == [True, False, False]
 

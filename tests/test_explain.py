@@ -117,7 +117,7 @@ def test_steps_below_min_context_are_marked(llm, vocabulary, prompt, adaptive, r
     """Not those that are plain because one token alone is plausible, as all are with a cut of 1."""
     setting = pypcd.PCDConfig(min_context=len(prompt) + 2, adaptive=adaptive, relative_top=relative_top)
     steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=4))
-    assert [step.is_below_min_context for step in steps] == [True, True, False, False]
+    assert [step.below for step in steps] == ["min_context", "min_context", None, None]
     for step in steps[:2]:
         assert step.beta is None and not step.is_changed
         assert all(c.over_rotated is None and c.after == c.before for c in step.candidates)
@@ -126,7 +126,7 @@ def test_steps_below_min_context_are_marked(llm, vocabulary, prompt, adaptive, r
         assert (step.beta is None) == (relative_top == 1.0)
         assert "min_context" not in strength_of(step)
     assert page({}, "q", steps).count("no contrast: below min_context") == 2
-    assert [step.as_dict()["is_below_min_context"] for step in steps] == [True, True, False, False]
+    assert [step.as_dict()["below"] for step in steps] == ["min_context", "min_context", None, None]
 
 
 def test_wrong_arguments(llm, vocabulary, prompt) -> None:

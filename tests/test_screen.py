@@ -197,7 +197,7 @@ def test_an_adaptive_setting_is_a_formula_too() -> None:
     assert (formula.beta, formula.where, formula.view) == ("5*jsd", "context>=512", WINDOW) and formula.config == config
     assert dataclasses.replace(formula, beta="5 * jsd", where="context >= 512").config == config
     assert Formula.parse(PCD(config).name) == Formula.parse(formula.name) == formula
-    with pytest.raises(ValueError, match="without adaptive or min_context"):
+    with pytest.raises(ValueError, match="without adaptive, min_context or min_entropy"):
         Formula.parse(f"{PCD(config).name}:where=rank>1")
 
 

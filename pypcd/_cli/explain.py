@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             if not steps:
                 legend = LEGEND + (STRENGTH if setting.adaptive else "")
                 print("\n".join(wrap(legend, _terminal.width())))
-            note = strength_of(step) if setting.adaptive or step.is_below_min_context else ""
+            note = strength_of(step) if setting.adaptive or step.below else ""
             print("\n" + table(step, _terminal.width(), note), flush=True)
         steps.append(step)
     answer = written(vocabulary, steps)

@@ -28,7 +28,7 @@ class Candidate:
         text: in quotes, safe for a terminal; "(end)" for the end of the answer.
         before, rank_before: its probability and its rank in L, from 1.
         over_rotated: its probability in L*; None if L* was not evaluated: only one token was plausible, or the step is
-            below min_context.
+            below min_context or min_entropy.
         after: its probability in the contrasted logits; 0 if it is excluded.
         rank_after: its rank there; None if it is excluded.
         is_chosen: whether it is the token that was written.
@@ -56,7 +56,8 @@ class Step:
         candidates: the best ones before and after the contrast, and the best gold one, sorted as after the contrast.
         is_changed: whether plain decoding would have written another token here.
         beta: the strength of the contrast here (PCDLogits.beta); None if nothing was contrasted.
-        is_below_min_context: whether that is because there were fewer tokens of context than the setting asks for.
+        below: why, if the step is plain decoding's: "min_context" (fewer tokens of context than the setting asks for) or
+            "min_entropy" (L has less entropy); else None.
     """
 
     index: int
@@ -64,7 +65,7 @@ class Step:
     candidates: tuple[Candidate, ...]
     is_changed: bool
     beta: float | None = None
-    is_below_min_context: bool = False
+    below: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -101,7 +102,10 @@ def explain(
             rows = session.llm.pcd_logits()
             marked = vocabulary.next_tokens(written, right) if gold is not None else []
             step = _step(rows, vocabulary, index, n_top, set(marked))
-            yield dataclasses.replace(step, is_below_min_context=len(tokens) + index < setting.min_context)
+            if rows.beta is None and np.array_equal(rows.contrasted, rows.standard):
+                is_early = len(tokens) + index < setting.min_context
+                step = dataclasses.replace(step, below="min_context" if is_early else "min_entropy")
+            yield step
             chosen = next(c.token for c in step.candidates if c.is_chosen)
             if session.is_end(chosen):
                 return
@@ -114,8 +118,8 @@ def explain(
 
 def strength_of(step: Step) -> str:
     """How strong a step's contrast was, in words."""
-    if step.is_below_min_context:
-        return "no contrast: below min_context"
+    if step.below:
+        return f"no contrast: below {step.below}"
     return "no contrast" if step.beta is None else f"beta {step.beta:.2f}"
 
 

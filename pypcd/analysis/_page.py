@@ -50,7 +50,7 @@ def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step], *, with_s
     Args:
         facts: names and values shown at the top.
         prompt: the prompt's text.
-        with_strength: whether each token says how strong its contrast was; those below min_context do anyhow.
+        with_strength: whether each token says how strong its contrast was; those below min_context or min_entropy do anyhow.
     """
     shown = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items())
     answer = " ".join(
@@ -72,8 +72,8 @@ def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step], *, with_s
 def _step(step: Step, with_strength: bool) -> str:
     plain = min(step.candidates, key=lambda c: c.rank_before)
     note = f"; plain decoding would write <code>{_text(plain.text)}</code>" if step.is_changed else ""
-    note += f"; {strength_of(step)}" if with_strength or step.is_below_min_context else ""
-    without = "&#8211;" if step.is_below_min_context else "not needed"
+    note += f"; {strength_of(step)}" if with_strength or step.below else ""
+    without = "&#8211;" if step.below else "not needed"
     rows = "".join(_candidate(c, without) for c in step.candidates)
     return (
         f'<section id="t{step.index}">\n<h2>Token {step.index + 1}: <code>{_text(step.text)}</code>{note}</h2>\n'
