@@ -45,6 +45,7 @@ def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list
         {"relative_top": 0.5, "evaluation": "alternate"},
         {"gamma": 1},
         {"min_context": 50},
+        {"min_entropy": 5.5},
     ],
     ids=str,
 )
