@@ -152,7 +152,7 @@ class PCDConfig:
 
     @classmethod
     def gentle(cls) -> PCDConfig:
-        """What `chat` and `generate` use: a window twin, from 512 tokens on, where the model is unsure (min_entropy 2.5)."""
+        """What `chat` and `generate` use: a window twin, from 300 tokens on, where the model is unsure (min_entropy 2.5)."""
         return cls.preset("gentle")
 
     @classmethod

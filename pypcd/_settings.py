@@ -59,7 +59,7 @@ PRESETS: Mapping[str, Preset] = {
             "min_entropy": 2.5,
             "min_context": 512,
         },
-        "a window, from 512 tokens on, where the model is unsure: window 64, beta 1, relative_top 0.5, min_entropy 2.5",
+        "a window, from 300 tokens on, where the model is unsure: window 64, beta 1, relative_top 0.5, min_entropy 2.5",
     ),
     "cautious": Preset(
         {"beta": 1.5, "relative_top": 0.1}, "over-rotation, milder and with a cut: beta 1.5, relative_top 0.1"

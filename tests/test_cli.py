@@ -492,7 +492,7 @@ def test_chat_in_a_terminal(model, tmp_path):
     enter("/help", *(f"/{name}" for name in COMMANDS), "Ctrl-C")
     enter(
         "hello",
-        r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD gentle, from 512 tokens on \| cut at max_tokens",
+        r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD gentle, from 300 tokens on \| cut at max_tokens",
     )
     child.sendline('"""two')
     child.expect(r"\.\.\. ")
