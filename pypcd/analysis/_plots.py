@@ -15,11 +15,14 @@ from pypcd.analysis._decay import CURVES, Curves, bins
 from pypcd.analysis._explain import Step
 from pypcd.analysis._salience import RANKS, SalienceRow, count_ranks
 from pypcd.analysis._spectrum import Spectrum
+from pypcd.evaluation._balance import LONG, NO_LOSS, RETRIEVAL, SHORT_PROMPTS, Balance, greedys
 from pypcd.evaluation._plan import BASELINE
 from pypcd.evaluation._report import Row
+from pypcd.evaluation._stats import Paired
 
 __all__ = [
     "FORMATS",
+    "balances",
     "decay",
     "decay_grid",
     "decisive_token",
@@ -368,6 +371,95 @@ def seeds(panels: Mapping[str, Mapping[str, Sequence[Sequence[tuple[float, float
         grid[0][0].set_ylabel("difference to greedy (points)")
         figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside right center")
         return figure
+
+
+_FAR = 30.0  # points: what lies further out is drawn at the edge, with its figures
+
+
+def balances(rows: Sequence[Balance]) -> Any:
+    """Gain on long retrieval over the difference on everyday questions, short and long: a point for each setting with
+    both 95% intervals, a line of panels for each model. Settings that were not asked both are left out."""
+    models = list(dict.fromkeys(row.model for row in rows))
+    methods = [name for name in dict.fromkeys(row.method for row in rows) if name != BASELINE]
+    points = [(p.groups[g], p.groups[RETRIEVAL], p, g) for p in rows if p.method != BASELINE and RETRIEVAL in p.groups
+              for g in (SHORT_PROMPTS, LONG) if g in p.groups]  # fmt: skip
+    if not points:
+        raise ValueError("there is nothing to draw: no setting has answers to long retrieval and to everyday questions")
+    groups = [g for g in (SHORT_PROMPTS, LONG) if any(point[3] == g for point in points)]
+    left, right = _limits([x for x, _, _, _ in points])
+    bottom, top = _limits([y for _, y, _, _ in points])
+    with _style():
+        figure, grid = _figure(7.2, 0.55 + 2.7 * len(models), nrows=len(models), ncols=len(groups), sharex=True,
+                               sharey=True, squeeze=False)  # fmt: skip
+        for line, model in zip(grid, models):
+            for axes, group in zip(line, groups):
+                axes.axvspan(NO_LOSS, right, color=GREEN, alpha=0.1, linewidth=0, zorder=0)
+                axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+                axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+                far = []
+                for x, y, row, _ in (point for point in points if point[2].model == model and point[3] == group):
+                    colour, marker, face = _look(row.method, methods)
+                    at = _within(x.difference, left, right), _within(y.difference, bottom, top)
+                    axes.plot([x.low, x.high], [at[1]] * 2, color=colour, linewidth=1)
+                    axes.plot([at[0]] * 2, [y.low, y.high], color=colour, linewidth=1)
+                    axes.plot(*at, color=colour, marker=marker, markerfacecolor=face, markersize=5.5, clip_on=False,
+                              linestyle="", label=row.method.removeprefix("pcd:"), zorder=3)  # fmt: skip
+                    if at != (x.difference, y.difference):
+                        figures = f"{x.difference:+.0f}, {y.difference:+.0f}".replace("-", "−")  # as on the axes
+                        far.append((*at, figures, colour))
+                _label_far(axes, far, (left, right), (bottom, top))
+                axes.set_xlim(left, right)
+                axes.set_ylim(bottom, top)
+                axes.tick_params(labelbottom=True, labelleft=True)
+                known = next((p for p in points if p[2].model == model and p[3] == group), None)
+                scores = (
+                    ""
+                    if known is None
+                    else f"\ngreedy: {greedys(known[0]):.0f}% right, retrieval {greedys(known[1]):.0f}%"
+                )
+                axes.set_title((f"{model}: " if len(models) > 1 else "") + f"{group} prompts{scores}", parse_math=False)
+        figure.supxlabel(
+            "difference on everyday questions (points); green: no loss, if the whole bar is in it", fontsize=8
+        )
+        figure.supylabel("gain on long retrieval (points)", fontsize=8)
+        handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels())}
+        figure.legend(handles.values(), handles, loc="outside upper center", ncols=min(len(handles), 4))
+        return figure
+
+
+def _limits(differences: Sequence[Paired]) -> tuple[float, float]:
+    """The ends of an axis that holds all intervals, as far as _FAR, and always a few points around zero."""
+    low = max(-_FAR, min(-6.0, *(p.low for p in differences)))
+    high = min(_FAR, max(4.0, *(p.high for p in differences)))
+    margin = 0.04 * (high - low)
+    return low - margin, high + margin
+
+
+def _within(value: float, low: float, high: float) -> float:
+    """The value, or the end of the axis, less the marker's size, where it is beyond."""
+    margin = 0.025 * (high - low)
+    return float(np.clip(value, low + margin, high - margin)) if not low <= value <= high else value
+
+
+def _look(method: str, methods: Sequence[str]) -> tuple[str, str, str]:
+    """Colour, marker and filling of a method, the same in all panels; the control has no colour."""
+    if method.startswith("control"):
+        return "0.45", "X", "0.45"
+    i = [name for name in methods if not name.startswith("control")].index(method)
+    colour, _, marker = _STYLES[i % len(_STYLES)]
+    return colour, marker, colour if i < len(_STYLES) else "white"
+
+
+def _label_far(
+    axes: Any, far: Sequence[tuple[float, float, str, str]], x: tuple[float, float], y: tuple[float, float]
+) -> None:
+    """The figures of points beyond the axes, beside their markers at the edge, none on another."""
+    line, used = 0.07 * (y[1] - y[0]), y[0] - 1.0
+    for at, height, text, colour in sorted(far, key=lambda point: point[1]):
+        height = used = max(height, used + line, y[0] + line / 2)
+        to_right = at < sum(x) / 2
+        shift = 0.025 * (x[1] - x[0]) * (1 if to_right else -1)
+        axes.text(at + shift, height, text, color=colour, fontsize=7, va="center", ha="left" if to_right else "right")
 
 
 # -- spectrum ---------------------------------------------------------------------------------------------------------
