@@ -131,7 +131,7 @@ def balance(run: Run, half: str | None = "second") -> list[Balance]:
     scores = collections.defaultdict(lambda: collections.defaultdict(list))
     for (task, length, index, method), record in run.records.items():
         group, plain = group_of(task, length), run.records.get((task, length, index, BASELINE))
-        if group is not None and plain is not None and (half is None or index % 2 == HALVES.index(half)):
+        if group is not None and plain is not None and is_in(half, index):
             scores[method, group][_question(task, length, index)].append((record["score"], plain["score"]))
     result = []
     for method in sorted(run.methods, key=lambda name: name != BASELINE):
@@ -144,6 +144,11 @@ def balance(run: Run, half: str | None = "second") -> list[Balance]:
         if groups:
             result.append(Balance(run.name, method, groups))
     return result
+
+
+def is_in(half: str | None, index: int) -> bool:
+    """Whether a question is in a half; None: in any."""
+    return half is None or index % 2 == HALVES.index(half)
 
 
 def group_of(task: str, length: int) -> str | None:
@@ -179,7 +184,7 @@ def balance_markdown(runs: Sequence[Run], half: str | None = "second") -> str:
                 lines.append(f"| {row.model} | `{row.method}` | {' | '.join(cells)} | {row.loss} |")
     lines += ["", "## What was asked", ""]
     for run in runs:
-        lines += [f"- **{run.name}**: {'; '.join(_asked(run, half))}.", *(f"  {note}" for note in run.notes)]
+        lines += [f"- **{run.name}**: {'; '.join(_asked(run, half))}.", *(f"  - {note}" for note in run.notes)]
     return "\n".join([*lines, ""])
 
 
@@ -197,9 +202,20 @@ def _asked(run: Run, half: str | None) -> Iterator[str]:
         tasks = [*whole, *(task for task in tasks if not any(task in GROUPS[name] for name in whole))]
         lengths = ", ".join(map(str, sorted({length for _, length in cells})))
         text = f"{group}: {', '.join(tasks)} at {lengths} tokens, {p.n} questions"
+        if group == RETRIEVAL:
+            text += f" (greedy: {', '.join(_right(run, half, *cell) for cell in cells)})"
         if group != RETRIEVAL and p.score < _ANSWERED:
             text += f", of which greedy gets {p.score:.1f}% right: harm cannot be told"
         yield text
+
+
+def _right(run: Run, half: str | None, task: str, length: int) -> str:
+    scores = [
+        record["score"]
+        for key, record in run.records.items()
+        if (key[0], key[1], key[3]) == (task, length, BASELINE) and is_in(half, key[2])
+    ]
+    return f"{100 * statistics.fmean(scores):.0f}% of {task} at {length}" if scores else f"no {task} at {length}"
 
 
 def balance_csv(runs: Iterable[Run], half: str | None = "second") -> str:
