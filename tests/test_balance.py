@@ -134,8 +134,8 @@ def test_tables() -> None:
     assert "| m | greedy | 50.0 of 10 |  | 8.3 of 12 |  |  |  |  |" in text
     assert "| m | `pcd:cautious` | +40.0 [+10.0, +70.0] ~ | 4 / 0 | +91.7 [" in text and "| not asked |" in text
     assert (
-        "- **m**: retrieval: kv-short at 600 tokens, 10 questions (greedy: 50% of kv-short at 600); everyday, short: "
-        "everyday at 300 tokens, 12 questions, of which greedy gets 8.3% right: harm cannot be told." in text
+        "- **m**: kv-short, 50% at 600 tokens (greedy); everyday at 300 tokens, 12 questions, of which greedy gets 8.3% "
+        "right: harm cannot be told." in text
     )
     assert "| other | greedy | 100.0 of 1 |  |  |  |  |  |  |" in text and "of the second half" in text
     table = list(csv.DictReader(io.StringIO(balance_csv([run_of(scores)]))))

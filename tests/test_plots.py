@@ -89,7 +89,9 @@ def a_run(name: str = "model", n: int = 60) -> Run:
     return Run(name, tuple(right), records)
 
 
-FIGURES["balances"] = lambda: _plots.balances([*balance(a_run()), *balance(a_run("other"))])
+FIGURES["balances"] = lambda: _plots.balances(
+    [*balance(a_run()), *balance(a_run("Some-Model-3.1-8B-Instruct-abliterated.$Q4_K_M"))]
+)
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -378,46 +378,29 @@ _FAR = 30.0  # points: what lies further out is drawn at the edge, with its figu
 
 def balances(rows: Sequence[Balance]) -> Any:
     """Gain on long retrieval over the difference on everyday questions, short and long: a point for each setting with
-    both 95% intervals, a line of panels for each model. Settings that were not asked both are left out."""
-    models = list(dict.fromkeys(row.model for row in rows))
-    methods = [name for name in dict.fromkeys(row.method for row in rows) if name != BASELINE]
-    points = [(p.groups[g], p.groups[RETRIEVAL], p, g) for p in rows if p.method != BASELINE and RETRIEVAL in p.groups
-              for g in (SHORT_PROMPTS, LONG) if g in p.groups]  # fmt: skip
+    both 95% intervals, a line of panels for each model. A setting that was not asked both is left out.
+
+    Raises:
+        ValueError: no setting was asked both.
+    """
+    points = [(row, group, row.groups[group], row.groups[RETRIEVAL]) for row in rows for group in (SHORT_PROMPTS, LONG)
+              if row.method != BASELINE and RETRIEVAL in row.groups and group in row.groups]  # fmt: skip
     if not points:
         raise ValueError("there is nothing to draw: no setting has answers to long retrieval and to everyday questions")
-    groups = [g for g in (SHORT_PROMPTS, LONG) if any(point[3] == g for point in points)]
-    left, right = _limits([x for x, _, _, _ in points])
-    bottom, top = _limits([y for _, y, _, _ in points])
+    methods = list(dict.fromkeys(row.method for row, _, _, _ in points))
+    models = list(dict.fromkeys(row.model for row, _, _, _ in points))
+    groups = [group for group in (SHORT_PROMPTS, LONG) if any(point[1] == group for point in points)]
+    x, y = _limits([p for _, _, p, _ in points]), _limits([p for _, _, _, p in points])
     with _style():
         figure, grid = _figure(7.2, 0.55 + 2.7 * len(models), nrows=len(models), ncols=len(groups), sharex=True,
                                sharey=True, squeeze=False)  # fmt: skip
         for line, model in zip(grid, models):
             for axes, group in zip(line, groups):
-                axes.axvspan(NO_LOSS, right, color=GREEN, alpha=0.1, linewidth=0, zorder=0)
-                axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
-                axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-                far = []
-                for x, y, row, _ in (point for point in points if point[2].model == model and point[3] == group):
-                    colour, marker, face = _look(row.method, methods)
-                    at = _within(x.difference, left, right), _within(y.difference, bottom, top)
-                    axes.plot([x.low, x.high], [at[1]] * 2, color=colour, linewidth=1)
-                    axes.plot([at[0]] * 2, [y.low, y.high], color=colour, linewidth=1)
-                    axes.plot(*at, color=colour, marker=marker, markerfacecolor=face, markersize=5.5, clip_on=False,
-                              linestyle="", label=row.method.removeprefix("pcd:"), zorder=3)  # fmt: skip
-                    if at != (x.difference, y.difference):
-                        figures = f"{x.difference:+.0f}, {y.difference:+.0f}".replace("-", "−")  # as on the axes
-                        far.append((*at, figures, colour))
-                _label_far(axes, far, (left, right), (bottom, top))
-                axes.set_xlim(left, right)
-                axes.set_ylim(bottom, top)
-                axes.tick_params(labelbottom=True, labelleft=True)
-                known = next((p for p in points if p[2].model == model and p[3] == group), None)
-                scores = (
-                    ""
-                    if known is None
-                    else f"\ngreedy: {greedys(known[0]):.0f}% right, retrieval {greedys(known[1]):.0f}%"
-                )
-                axes.set_title((f"{model}: " if len(models) > 1 else "") + f"{group} prompts{scores}", parse_math=False)
+                shown = [(row.method, p, gain) for row, g, p, gain in points if (row.model, g) == (model, group)]
+                _balance(axes, shown, methods, x, y)
+                scores = [f"greedy: {greedys(p):.0f}% right, retrieval {greedys(gain):.0f}%" for _, p, gain in shown]
+                name = [_drawable(model, 40)] if len(models) > 1 else []
+                axes.set_title("\n".join([*name, f"{group} prompts", *scores[:1]]), parse_math=False)
         figure.supxlabel(
             "difference on everyday questions (points); green: no loss, if the whole bar is in it", fontsize=8
         )
@@ -427,7 +410,33 @@ def balances(rows: Sequence[Balance]) -> Any:
         return figure
 
 
-def _limits(differences: Sequence[Paired]) -> tuple[float, float]:
+_Ends = tuple[float, float]  # of an axis
+
+
+def _balance(
+    axes: Any, shown: Sequence[tuple[str, Paired, Paired]], methods: Sequence[str], x: _Ends, y: _Ends
+) -> None:
+    axes.axvspan(NO_LOSS, x[1], color=GREEN, alpha=0.1, linewidth=0, zorder=0)
+    axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    far = []
+    for method, p, gain in shown:
+        colour, marker, face = _look(method, methods)
+        at = _within(p.difference, x), _within(gain.difference, y)
+        axes.plot([p.low, p.high], [at[1]] * 2, color=colour, linewidth=1)
+        axes.plot([at[0]] * 2, [gain.low, gain.high], color=colour, linewidth=1)
+        axes.plot(*at, color=colour, marker=marker, markerfacecolor=face, markersize=5.5, linestyle="", zorder=3,
+                  label=method.removeprefix("pcd:"))  # fmt: skip
+        if at != (p.difference, gain.difference):
+            figures = f"{p.difference:+.0f}, {gain.difference:+.0f}".replace("-", "−")  # as on the axes
+            far.append((at, figures, colour))
+    _label_far(axes, far, x, y)
+    axes.set_xlim(x)
+    axes.set_ylim(y)
+    axes.tick_params(labelbottom=True, labelleft=True)
+
+
+def _limits(differences: Sequence[Paired]) -> _Ends:
     """The ends of an axis that holds all intervals, as far as _FAR, and always a few points around zero."""
     low = max(-_FAR, min(-6.0, *(p.low for p in differences)))
     high = min(_FAR, max(4.0, *(p.high for p in differences)))
@@ -435,10 +444,11 @@ def _limits(differences: Sequence[Paired]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _within(value: float, low: float, high: float) -> float:
+def _within(value: float, ends: _Ends) -> float:
     """The value, or the end of the axis, less the marker's size, where it is beyond."""
+    low, high = ends
     margin = 0.025 * (high - low)
-    return float(np.clip(value, low + margin, high - margin)) if not low <= value <= high else value
+    return value if low <= value <= high else float(np.clip(value, low + margin, high - margin))
 
 
 def _look(method: str, methods: Sequence[str]) -> tuple[str, str, str]:
@@ -450,16 +460,14 @@ def _look(method: str, methods: Sequence[str]) -> tuple[str, str, str]:
     return colour, marker, colour if i < len(_STYLES) else "white"
 
 
-def _label_far(
-    axes: Any, far: Sequence[tuple[float, float, str, str]], x: tuple[float, float], y: tuple[float, float]
-) -> None:
+def _label_far(axes: Any, far: Sequence[tuple[tuple[float, float], str, str]], x: _Ends, y: _Ends) -> None:
     """The figures of points beyond the axes, beside their markers at the edge, none on another."""
     line, used = 0.07 * (y[1] - y[0]), y[0] - 1.0
-    for at, height, text, colour in sorted(far, key=lambda point: point[1]):
-        height = used = max(height, used + line, y[0] + line / 2)
-        to_right = at < sum(x) / 2
-        shift = 0.025 * (x[1] - x[0]) * (1 if to_right else -1)
-        axes.text(at + shift, height, text, color=colour, fontsize=7, va="center", ha="left" if to_right else "right")
+    for (at, height), text, colour in sorted(far, key=lambda point: point[0][1]):
+        used = max(height, used + line, y[0] + line / 2)
+        right = at < sum(x) / 2
+        shift = 0.025 * (x[1] - x[0]) * (1 if right else -1)
+        axes.text(at + shift, used, text, color=colour, fontsize=7, va="center", ha="left" if right else "right")
 
 
 # -- spectrum ---------------------------------------------------------------------------------------------------------

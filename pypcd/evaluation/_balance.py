@@ -196,26 +196,22 @@ def _asked(run: Run, half: str | None) -> Iterator[str]:
     """The tasks and lengths of each group, and what greedy's scores say about it."""
     plain = next((row for row in balance(run, half) if row.method == BASELINE), None)
     for group, p in (plain.groups if plain else {}).items():
-        cells = sorted({key[:2] for key in run.records if group_of(*key[:2]) == group})
-        tasks = sorted({task for task, _ in cells})
-        whole = [name for name, parts in GROUPS.items() if set(parts) <= set(tasks)]
-        tasks = [*whole, *(task for task in tasks if not any(task in GROUPS[name] for name in whole))]
-        lengths = ", ".join(map(str, sorted({length for _, length in cells})))
-        text = f"{group}: {', '.join(tasks)} at {lengths} tokens, {p.n} questions"
+        right: dict[tuple[str, int], list[float]] = collections.defaultdict(list)
+        for (task, length, index, method), record in sorted(run.records.items()):
+            if method == BASELINE and group_of(task, length) == group and is_in(half, index):
+                right[task, length].append(record["score"])
+        names = tuple(dict.fromkeys(task for task, _ in right))
         if group == RETRIEVAL:
-            text += f" (greedy: {', '.join(_right(run, half, *cell) for cell in cells)})"
-        if group != RETRIEVAL and p.score < _ANSWERED:
-            text += f", of which greedy gets {p.score:.1f}% right: harm cannot be told"
-        yield text
-
-
-def _right(run: Run, half: str | None, task: str, length: int) -> str:
-    scores = [
-        record["score"]
-        for key, record in run.records.items()
-        if (key[0], key[1], key[3]) == (task, length, BASELINE) and is_in(half, key[2])
-    ]
-    return f"{100 * statistics.fmean(scores):.0f}% of {task} at {length}" if scores else f"no {task} at {length}"
+            for task in names:
+                scores = {length: 100 * statistics.fmean(right[one, length]) for one, length in right if one == task}
+                found = ", ".join(f"{score:.0f}% at {length}" for length, score in scores.items())
+                yield f"{task}, {found} tokens (greedy)"
+            continue
+        whole = [name for name, parts in GROUPS.items() if set(parts) <= set(names)]
+        names = (*whole, *(task for task in names if not any(task in GROUPS[name] for name in whole)))
+        lengths = ", ".join(map(str, sorted({length for _, length in right})))
+        little = f", of which greedy gets {p.score:.1f}% right: harm cannot be told" if p.score < _ANSWERED else ""
+        yield f"{', '.join(names)} at {lengths} tokens, {p.n} questions{little}"
 
 
 def balance_csv(runs: Iterable[Run], half: str | None = "second") -> str:
