@@ -173,3 +173,30 @@ def test_a_folder_without_answers_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"tasks": [], "methods": [], "lengths": []}))
     with pytest.raises(ValueError, match=r"samples.jsonl, line 1, is damaged"):
         read_run(tmp_path)
+
+
+def test_answers_that_do_not_belong_together_are_an_error(tmp_path: Path) -> None:
+    def add(name: str, task: str = "kv-short", **facts: Any) -> None:
+        plan = Plan("x.gguf", (task,), METHODS, (600,), n=2, chat=facts.pop("chat", False))
+        directory = Directory(tmp_path / name)
+        directory.open(plan, {"model_sha256": "1", **facts})
+        for record in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
+            directory.append(record)
+
+    add("one/a")
+    add("one/b", "vt")
+    assert len(read_run(tmp_path / "one").records) == 12
+    add("one/c")
+    with pytest.raises(ValueError, match=r"one has some answers twice, also in .*one.c; give one of the folders in it"):
+        read_run(tmp_path / "one")
+    add("two/a")
+    add("two/b", "vt", model_sha256="2")
+    with pytest.raises(ValueError, match="two has answers of more than one model; give one folder for each"):
+        read_run(tmp_path / "two")
+    add("three/a")
+    add("three/b", "vt", chat=True)
+    with pytest.raises(ValueError, match="three has answers of more than one form of prompts"):
+        read_run(tmp_path / "three")
+    add("rows", rows={"k": 64})
+    with pytest.raises(ValueError, match="rows has recorded rows, not answers"):
+        read_run(tmp_path / "rows")

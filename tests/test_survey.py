@@ -316,5 +316,13 @@ def test_the_script_on_a_real_model(
         main([str(tiny()), "--chat", "--threads=1", *places])
     main(["demo", "--chat", "--dry-run", "--threads=1", *places])  # its answers without the template do not count
     assert "demo-chat: 10 questions, 30 answers" in capsys.readouterr().out
+    with pytest.raises(
+        SystemExit, match=r"models: two of the models are called demo; give one of their folders or files"
+    ):
+        main([*words, str(tmp_path / "work/demo")])
+    with pytest.raises(
+        SystemExit, match=r"models: --half first is for folders of answers; a model is asked the second half"
+    ):
+        main([*words, "--half=first"])
     with pytest.raises(SystemExit, match=r"models: there are no answers to questions of the first half"):
         main([str(tmp_path / "work/demo"), "--half=first", *places])

@@ -62,7 +62,7 @@ class Run:
         name: the model's, in tables.
         methods: in the order in which they were asked for.
         records: by task, length, index and method.
-        facts: the run.json of each directory, by its name.
+        facts: the run.json of each directory, by its place in the folder.
         notes: what was left out, and why; sentences.
     """
 
@@ -103,7 +103,7 @@ def read_run(folder: pathlib.Path, name: str | None = None) -> Run:
     """All answers in a folder: a directory of an evaluation, or several below it.
 
     Raises:
-        ValueError: there are none, or a file is damaged.
+        ValueError: there are none, they do not belong together, or a file is damaged.
     """
     places = sorted(path.parent for path in folder.rglob("samples.jsonl"))
     if not places:
@@ -112,12 +112,23 @@ def read_run(folder: pathlib.Path, name: str | None = None) -> Run:
         )
     methods: dict[str, None] = {}
     records: dict[Key, Mapping[str, Any]] = {}
-    facts = {}
+    facts: dict[str, Any] = {}
     for place in places:
         directory = Directory(place)
-        facts[place.name] = directory.facts()
-        methods.update(dict.fromkeys(facts[place.name]["methods"]))
-        records.update(directory.records())
+        made, found = directory.facts(), directory.records()
+        if "rows" in made:
+            raise ValueError(
+                f"{place} has recorded rows, not answers; give a folder that `pypcd eval` has written (--out)"
+            )
+        for before in facts.values():
+            for what, key in (("model", "model_sha256"), ("form of prompts", "chat")):
+                if made.get(key) != before.get(key):
+                    raise ValueError(f"{folder} has answers of more than one {what}; give one folder for each")
+        if records.keys() & found.keys():
+            raise ValueError(f"{folder} has some answers twice, also in {place}; give one of the folders in it")
+        facts["/".join(place.relative_to(folder).parts) or place.name] = made
+        methods.update(dict.fromkeys(made["methods"]))
+        records.update(found)
     return Run(name or folder.resolve().name, tuple(methods), records, facts)
 
 

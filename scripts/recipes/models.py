@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -57,24 +58,35 @@ def main(words: Sequence[str] | None = None) -> None:
         default="docs/evidence/models",
         help="where table and picture go (default %(default)s)",
     )
-    args = parser.parse_args(words)
+    args = parser.parse_intermixed_args(words)
     try:
         _run(args)
-    except (ValueError, FileNotFoundError, PCDError) as error:
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except (ValueError, OSError, PCDError) as error:
         raise SystemExit(f"models: {error}") from error
 
 
 def _run(args: argparse.Namespace) -> None:
+    folders = [model for model in args.models if pathlib.Path(model).is_dir()]
+    models = {
+        name + "-chat" * args.chat: model
+        for name, model in names_of([model for model in args.models if model not in folders]).items()
+    }
+    runs = [read_run(pathlib.Path(folder)) for folder in folders]
+    names = [*(run.name for run in runs), *models]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two of the models are called {name}; give one of their folders or files another name")
+    if models and args.half != "second":
+        raise ValueError("--half first is for folders of answers; a model is asked the second half of the questions")
     if not args.dry_run:
         _plots.require()  # hours before it is needed
-    folders = [model for model in args.models if pathlib.Path(model).is_dir()]
-    runs = [read_run(pathlib.Path(folder)) for folder in folders]
-    for name, model in names_of([model for model in args.models if model not in folders]).items():
-        name += "-chat" * args.chat
+    for name, model in models.items():
         notes = _survey(args, name, model)
         if not args.dry_run:
             found = read_run(args.work / name, name)
-            runs.append(Run(name, found.methods, found.records, found.facts, tuple(notes)))
+            runs.append(dataclasses.replace(found, notes=tuple(notes)))
     if not args.dry_run:
         write(runs, args.half, args.out)
 
