@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -21,8 +22,10 @@ from pypcd.evaluation import (
     balance,
     balance_csv,
     balance_markdown,
+    evaluate,
     paired,
     read_run,
+    record,
 )
 from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, group_of
 
@@ -149,8 +152,8 @@ def test_a_folder_is_read_with_all_runs_in_it(tmp_path: Path) -> None:
         plan = Plan("x.gguf", (task,), METHODS, (length,), n=4, half="second")
         directory = Directory(tmp_path / "m" / name)
         directory.open(plan, {"model_sha256": "1"})
-        for record in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
-            directory.append(record)
+        for answer in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
+            directory.append(answer)
         with directory.samples.open("a") as file:
             file.write('{"task": "kv-sh')  # as it is while the run goes on
     before = directory.samples.read_bytes()
@@ -180,8 +183,8 @@ def test_answers_that_do_not_belong_together_are_an_error(tmp_path: Path) -> Non
         plan = Plan("x.gguf", (task,), METHODS, (600,), n=2, chat=facts.pop("chat", False))
         directory = Directory(tmp_path / name)
         directory.open(plan, {"model_sha256": "1", **facts})
-        for record in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
-            directory.append(record)
+        for answer in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
+            directory.append(answer)
 
     add("one/a")
     add("one/b", "vt")
@@ -197,6 +200,24 @@ def test_answers_that_do_not_belong_together_are_an_error(tmp_path: Path) -> Non
     add("three/b", "vt", chat=True)
     with pytest.raises(ValueError, match="three has answers of more than one form of prompts"):
         read_run(tmp_path / "three")
-    add("rows", rows={"k": 64})
-    with pytest.raises(ValueError, match="rows has recorded rows, not answers"):
-        read_run(tmp_path / "rows")
+
+
+def test_presets_are_judged_on_recorded_rows(tmp_path: Path) -> None:
+    """The demo model's verdicts on rows are those of real decoding: its answers are the expected text, or wrong."""
+    plan = Plan("demo", ("kv-short",), ("pcd:perturbation=none:window=64",), (450,), n=6)
+    options = {"n_threads": 1, "n_threads_batch": 1}
+    record(plan, Directory(tmp_path / "rows/a"), options=options)
+    run = read_run(tmp_path / "rows")
+    assert run.methods == (
+        "greedy",
+        "pcd:window",
+        "pcd:window:relative_top=0.1",
+    )  # no view of over-rotation was recorded
+    assert len(run.records) == 6 * 3 and run.notes[0].startswith("judged on recorded rows in 1 of 1 directories")
+    evaluate(dataclasses.replace(plan, methods=run.methods), Directory(tmp_path / "decoded"), options=options)
+    decoded = read_run(tmp_path / "decoded")
+    assert {key: r["score"] for key, r in decoded.records.items()} == {
+        key: r["score"] for key, r in run.records.items()
+    }
+    assert [row.groups for row in balance(run, None)] == [row.groups for row in balance(decoded, None)]
+    assert "  - judged on recorded rows in 1 of 1 directories" in balance_markdown([run])
