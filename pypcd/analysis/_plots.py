@@ -373,7 +373,7 @@ def seeds(panels: Mapping[str, Mapping[str, Sequence[Sequence[tuple[float, float
         return figure
 
 
-_FAR = 30.0  # points: what lies further out is drawn at the edge, with its figures
+_FAR = -30.0, 60.0  # points: what lies further out is drawn at the edge, with its figures
 
 
 def balances(rows: Sequence[Balance]) -> Any:
@@ -438,8 +438,8 @@ def _balance(
 
 def _limits(differences: Sequence[Paired]) -> _Ends:
     """The ends of an axis that holds all intervals, as far as _FAR, and always a few points around zero."""
-    low = max(-_FAR, min(-6.0, *(p.low for p in differences)))
-    high = min(_FAR, max(4.0, *(p.high for p in differences)))
+    low = max(_FAR[0], min(-6.0, *(p.low for p in differences)))
+    high = min(_FAR[1], max(4.0, *(p.high for p in differences)))
     margin = 0.04 * (high - low)
     return low - margin, high + margin
 
@@ -461,10 +461,10 @@ def _look(method: str, methods: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _label_far(axes: Any, far: Sequence[tuple[tuple[float, float], str, str]], x: _Ends, y: _Ends) -> None:
-    """The figures of points beyond the axes, beside their markers at the edge, none on another."""
+    """The figures of points beyond the axes, above their bars at the edge, none on another."""
     line, used = 0.07 * (y[1] - y[0]), y[0] - 1.0
     for (at, height), text, colour in sorted(far, key=lambda point: point[0][1]):
-        used = max(height, used + line, y[0] + line / 2)
+        used = max(height + line / 2, used + line)
         right = at < sum(x) / 2
         shift = 0.025 * (x[1] - x[0]) * (1 if right else -1)
         axes.text(at + shift, used, text, color=colour, fontsize=7, va="center", ha="left" if right else "right")
