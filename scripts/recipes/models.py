@@ -158,7 +158,7 @@ def write(runs: Sequence[Run], half: str, out: pathlib.Path) -> None:
     except ValueError as error:
         (out / "summary.png").unlink(missing_ok=True)  # that of another run would not fit the table
         _terminal.say(f"no picture was drawn: {error}")
-    _terminal.say(f"table and picture are in {out}")
+    _terminal.say(f"the table and what was drawn are in {out}")
 
 
 if __name__ == "__main__":
