@@ -16,6 +16,8 @@ from pypcd.analysis._decay import Decay, grid
 from pypcd.analysis._explain import Candidate, Step
 from pypcd.analysis._salience import salience_rows
 from pypcd.analysis._spectrum import spectrum
+from pypcd.evaluation import Run, balance
+from pypcd.evaluation._balance import LONG, NO_LOSS, RETRIEVAL, SHORT_PROMPTS
 from pypcd.evaluation._plan import BASELINE
 
 SMALL = Decay(d=16, length=256)
@@ -71,6 +73,25 @@ def a_step(chosen: str = '"28"', plain: str = '"71"') -> Step:
 
 
 FIGURES["decisive token"] = lambda: _plots.decisive_token(a_step(), "71-00", "28-11", beta=1.5, is_right=(False, True))
+
+
+def a_run(name: str = "model", n: int = 60) -> Run:
+    """Settings that gain and lose: one far beyond the axes, several close together, more than there are colours."""
+    right = {"greedy": (20, 45, 45), "pcd:paper": (5, 6, 2), "control": (18, 44, 43), "pcd:window": (32, 38, 35)}
+    right |= {f"pcd:window:beta={beta}": (30, 45 - i, 44 - i) for i, beta in enumerate((0.5, 1, 1.5, 2, 3))}
+    cells = (("kv-short", 600), ("everyday-json", 300), ("everyday-json", 1000))
+    records = {
+        (*cell, 2 * i + 1, method): {"score": float((i + 7 * k) % n < values[k])}
+        for k, cell in enumerate(cells)
+        for method, values in right.items()
+        for i in range(n)
+    }
+    return Run(name, tuple(right), records)
+
+
+FIGURES["balances"] = lambda: _plots.balances(
+    [*balance(a_run()), *balance(a_run("Some-Model-3.1-8B-Instruct-abliterated.$Q4_K_M"))]
+)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -149,3 +170,57 @@ def test_texts_that_no_font_has_or_that_look_like_formulas_are_drawn_as_they_are
         boxes = [box for box in boxes if box.width]
         assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 for box in boxes)
         assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_a_balance_is_a_point_with_both_intervals() -> None:
+    rows = balance(a_run())
+    figure = _plots.balances(rows)
+    panels = dict(zip((SHORT_PROMPTS, LONG), figure.axes))
+    methods = [row.method for row in rows if row.method != BASELINE]
+    assert len(figure.axes) == 2
+    for group, axes in panels.items():
+        drawn = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+        assert list(drawn) == [name.removeprefix("pcd:") for name in methods]
+        looks = {(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in drawn.values()}
+        assert len(looks) == len(drawn)
+        bars = [tuple(map(tuple, line.get_data())) for line in axes.lines if len(line.get_xdata()) == 2]
+        for row in rows[1:]:
+            x, y = row.groups[group], row.groups[RETRIEVAL]
+            name = row.method.removeprefix("pcd:")
+            if row.method == "pcd:paper":  # its difference is beyond the axis: drawn at the edge, with its figures
+                assert x.difference < axes.get_xlim()[0] < drawn[name].get_xdata()[0]
+                figures = f"{x.difference:+.0f}, {y.difference:+.0f}".replace("-", "−")
+                assert [text.get_text() for text in axes.texts] == [figures]
+            else:
+                assert list(drawn[name].get_xydata()[0]) == [x.difference, y.difference]
+                assert ((x.low, x.high), (y.difference,) * 2) in bars and ((x.difference,) * 2, (y.low, y.high)) in bars
+        [band] = axes.patches
+        assert band.get_x() == NO_LOSS and band.get_x() + band.get_width() == axes.get_xlim()[1]
+    assert figure.axes[0].get_title() == "everyday, short prompts\ngreedy: 75% right, retrieval 33%"
+
+
+def test_texts_of_balances_do_not_touch() -> None:
+    figure = FIGURES["balances"]()
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    [legend] = figure.legends
+    boxes = [legend.get_window_extent(renderer), figure._supxlabel.get_window_extent(renderer)]
+    for axes in figure.axes:
+        ticks = [*axes.get_xticklabels(), *axes.get_yticklabels()]
+        inside = [t for t in ticks if t.get_text()]
+        boxes += [text.get_window_extent(renderer) for text in (axes.title, *axes.texts)]
+        assert not any(
+            a.get_window_extent(renderer).overlaps(b.get_window_extent(renderer))
+            for i, a in enumerate(inside)
+            for b in inside[:i]
+        )
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_nothing_to_draw_is_an_error() -> None:
+    run = a_run()
+    only = Run("m", run.methods, {key: record for key, record in run.records.items() if key[0] == "kv-short"})
+    with pytest.raises(ValueError, match="no setting has answers to long retrieval and to everyday questions"):
+        _plots.balances(balance(only))

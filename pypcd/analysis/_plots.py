@@ -15,11 +15,14 @@ from pypcd.analysis._decay import CURVES, Curves, bins
 from pypcd.analysis._explain import Step
 from pypcd.analysis._salience import RANKS, SalienceRow, count_ranks
 from pypcd.analysis._spectrum import Spectrum
+from pypcd.evaluation._balance import LONG, NO_LOSS, RETRIEVAL, SHORT_PROMPTS, Balance, greedys
 from pypcd.evaluation._plan import BASELINE
 from pypcd.evaluation._report import Row
+from pypcd.evaluation._stats import Paired
 
 __all__ = [
     "FORMATS",
+    "balances",
     "decay",
     "decay_grid",
     "decisive_token",
@@ -368,6 +371,103 @@ def seeds(panels: Mapping[str, Mapping[str, Sequence[Sequence[tuple[float, float
         grid[0][0].set_ylabel("difference to greedy (points)")
         figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside right center")
         return figure
+
+
+_FAR = -30.0, 60.0  # points: what lies further out is drawn at the edge, with its figures
+
+
+def balances(rows: Sequence[Balance]) -> Any:
+    """Gain on long retrieval over the difference on everyday questions, short and long: a point for each setting with
+    both 95% intervals, a line of panels for each model. A setting that was not asked both is left out.
+
+    Raises:
+        ValueError: no setting was asked both.
+    """
+    points = [(row, group, row.groups[group], row.groups[RETRIEVAL]) for row in rows for group in (SHORT_PROMPTS, LONG)
+              if row.method != BASELINE and RETRIEVAL in row.groups and group in row.groups]  # fmt: skip
+    if not points:
+        raise ValueError("there is nothing to draw: no setting has answers to long retrieval and to everyday questions")
+    methods = list(dict.fromkeys(row.method for row, _, _, _ in points))
+    models = list(dict.fromkeys(row.model for row, _, _, _ in points))
+    groups = [group for group in (SHORT_PROMPTS, LONG) if any(point[1] == group for point in points)]
+    x, y = _limits([p for _, _, p, _ in points]), _limits([p for _, _, _, p in points])
+    with _style():
+        figure, grid = _figure(7.2, 0.55 + 2.7 * len(models), nrows=len(models), ncols=len(groups), sharex=True,
+                               sharey=True, squeeze=False)  # fmt: skip
+        for line, model in zip(grid, models):
+            for axes, group in zip(line, groups):
+                shown = [(row.method, p, gain) for row, g, p, gain in points if (row.model, g) == (model, group)]
+                _balance(axes, shown, methods, x, y)
+                scores = [f"greedy: {greedys(p):.0f}% right, retrieval {greedys(gain):.0f}%" for _, p, gain in shown]
+                name = [_drawable(model, 40)] if len(models) > 1 else []
+                axes.set_title("\n".join([*name, f"{group} prompts", *scores[:1]]), parse_math=False)
+        figure.supxlabel(
+            "difference on everyday questions (points); green: no loss, if the whole bar is in it", fontsize=8
+        )
+        figure.supylabel("gain on long retrieval (points)", fontsize=8)
+        handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels())}
+        figure.legend(handles.values(), handles, loc="outside upper center", ncols=min(len(handles), 4))
+        return figure
+
+
+_Ends = tuple[float, float]  # of an axis
+
+
+def _balance(
+    axes: Any, shown: Sequence[tuple[str, Paired, Paired]], methods: Sequence[str], x: _Ends, y: _Ends
+) -> None:
+    axes.axvspan(NO_LOSS, x[1], color=GREEN, alpha=0.1, linewidth=0, zorder=0)
+    axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    far = []
+    for method, p, gain in shown:
+        colour, marker, face = _look(method, methods)
+        at = _within(p.difference, x), _within(gain.difference, y)
+        axes.plot([p.low, p.high], [at[1]] * 2, color=colour, linewidth=1)
+        axes.plot([at[0]] * 2, [gain.low, gain.high], color=colour, linewidth=1)
+        axes.plot(*at, color=colour, marker=marker, markerfacecolor=face, markersize=5.5, linestyle="", zorder=3,
+                  label=method.removeprefix("pcd:"))  # fmt: skip
+        if at != (p.difference, gain.difference):
+            figures = f"{p.difference:+.0f}, {gain.difference:+.0f}".replace("-", "−")  # as on the axes
+            far.append((at, figures, colour))
+    _label_far(axes, far, x, y)
+    axes.set_xlim(x)
+    axes.set_ylim(y)
+    axes.tick_params(labelbottom=True, labelleft=True)
+
+
+def _limits(differences: Sequence[Paired]) -> _Ends:
+    """The ends of an axis that holds all intervals, as far as _FAR, and always a few points around zero."""
+    low = max(_FAR[0], min(-6.0, *(p.low for p in differences)))
+    high = min(_FAR[1], max(4.0, *(p.high for p in differences)))
+    margin = 0.04 * (high - low)
+    return low - margin, high + margin
+
+
+def _within(value: float, ends: _Ends) -> float:
+    """The value, or the end of the axis, less the marker's size, where it is beyond."""
+    low, high = ends
+    margin = 0.025 * (high - low)
+    return value if low <= value <= high else float(np.clip(value, low + margin, high - margin))
+
+
+def _look(method: str, methods: Sequence[str]) -> tuple[str, str, str]:
+    """Colour, marker and filling of a method, the same in all panels; the control has no colour."""
+    if method.startswith("control"):
+        return "0.45", "X", "0.45"
+    i = [name for name in methods if not name.startswith("control")].index(method)
+    colour, _, marker = _STYLES[i % len(_STYLES)]
+    return colour, marker, colour if i < len(_STYLES) else "white"
+
+
+def _label_far(axes: Any, far: Sequence[tuple[tuple[float, float], str, str]], x: _Ends, y: _Ends) -> None:
+    """The figures of points beyond the axes, above their bars at the edge, none on another."""
+    line, used = 0.07 * (y[1] - y[0]), y[0] - 1.0
+    for (at, height), text, colour in sorted(far, key=lambda point: point[0][1]):
+        used = max(height + line / 2, used + line)
+        right = at < sum(x) / 2
+        shift = 0.025 * (x[1] - x[0]) * (1 if right else -1)
+        axes.text(at + shift, used, text, color=colour, fontsize=7, va="center", ha="left" if right else "right")
 
 
 # -- spectrum ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ outcome = evaluate(plan, Directory("run"))
 print(markdown(plan, outcome.records, {"kv": "accuracy"}, outcome.refused))
 """
 
+from pypcd.evaluation._balance import Balance, Run, balance, balance_csv, balance_markdown, read_run
 from pypcd.evaluation._formula import Formula
 from pypcd.evaluation._paper import PAPER_TABLES, PaperTable
 from pypcd.evaluation._plan import Directory, Plan
@@ -24,6 +25,7 @@ __all__ = [
     "PAPER_TABLES",
     "TASKS",
     "Agreement",
+    "Balance",
     "Directory",
     "Formula",
     "ModelTokenizer",
@@ -33,6 +35,7 @@ __all__ = [
     "Plan",
     "Progress",
     "Row",
+    "Run",
     "Sample",
     "Scored",
     "Screen",
@@ -40,6 +43,9 @@ __all__ = [
     "Tokenizer",
     "Tuned",
     "agreement",
+    "balance",
+    "balance_csv",
+    "balance_markdown",
     "by_depth",
     "counts_of",
     "csv_text",
@@ -47,6 +53,7 @@ __all__ = [
     "facts",
     "markdown",
     "paired",
+    "read_run",
     "record",
     "rows",
     "run_options",

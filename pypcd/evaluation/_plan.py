@@ -125,7 +125,19 @@ class Directory:
         temporary = self.path / _UNFINISHED
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         temporary.replace(file)
-        return self._read_samples()
+        self._cut()
+        return self.records()
+
+    def facts(self) -> dict[str, Any]:
+        """The plan of the run and the facts it depends on, as run.json has them.
+
+        Raises:
+            ValueError: the directory holds no run.
+        """
+        file = self.path / "run.json"
+        if not file.exists():
+            raise ValueError(f"{self.path} has no run.json, so it is not a run of pypcd eval; give another directory")
+        return self._read_run(file)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -184,16 +196,26 @@ class Directory:
             raise ValueError(f"{file} was not written by pypcd eval; give another directory") from None
         return record
 
-    def _read_samples(self) -> dict[Key, dict[str, Any]]:
+    def _cut(self) -> None:
+        """Drop a last line that was cut off."""
+        if self.samples.exists():
+            data = self.samples.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):
+                with self.samples.open("r+b") as file:
+                    file.truncate(whole)
+
+    def records(self) -> dict[Key, dict[str, Any]]:
+        """The answers so far; the run may still be going on.
+
+        Raises:
+            ValueError: a line is damaged.
+        """
         if not self.samples.exists():
             return {}
         data = self.samples.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            with self.samples.open("r+b") as file:
-                file.truncate(whole)
         records = {}
-        for number, line in enumerate(data[:whole].splitlines(), 1):
+        for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
             try:
                 record = json.loads(line)
                 key = record["task"], record["length"], record["index"], record["method"]

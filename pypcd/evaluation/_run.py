@@ -30,7 +30,18 @@ from pypcd.evaluation.tasks._longbench import LongBench
 from pypcd.evaluation.tasks._sample import Sample, Task, Tokenizer
 from pypcd.methods import Answer, Method, Session, parse
 
-__all__ = ["Outcome", "Record", "Worker", "counts_of", "evaluate", "facts", "run_options", "tasks_of"]
+__all__ = [
+    "MakeWorker",
+    "Outcome",
+    "Record",
+    "Worker",
+    "context_of",
+    "counts_of",
+    "evaluate",
+    "facts",
+    "run_options",
+    "tasks_of",
+]
 
 Record = dict[str, Any]
 
@@ -62,7 +73,7 @@ def facts(
     Args:
         progress: called with the bytes of each part of the model's file that has been hashed.
     """
-    path, n_ctx = resolve_model(plan.model), _n_ctx(plan, options or {})
+    path, n_ctx = resolve_model(plan.model), context_of(plan, options or {})
     options, no_matter = options or {}, ["n_ctx"]  # a run may be continued with other values of these
     if _threads_matter(options):
         options = run_options(plan, options)
@@ -110,7 +121,7 @@ def _threads_matter(options: Mapping[str, Any]) -> bool:
     return bool(flash_attn) and not (gpu and on_gpu in (None, -1))
 
 
-def _n_ctx(plan: Plan, options: Mapping[str, Any]) -> int:
+def context_of(plan: Plan, options: Mapping[str, Any]) -> int:
     """The context that the longest prompt needs, with all answers to it."""
     if options.get("n_ctx"):
         return int(options["n_ctx"])
@@ -299,7 +310,7 @@ class Worker:
         self._methods = methods = {name: parse(name) for name in plan.methods}
         self._pool: tuple[Prompt, ...] = ()
         self._pooled = methods
-        n_ctx = _n_ctx(plan, options)
+        n_ctx = context_of(plan, options)
         settings = {"n_seq_max": max(method.n_sequences for method in methods.values()), **options, "n_ctx": n_ctx}
         self.llm = Llama(plan.model, **settings)
         self.session = self._whole = Session(self.llm)
