@@ -30,7 +30,7 @@ from pypcd.evaluation.tasks._longbench import LongBench
 from pypcd.evaluation.tasks._sample import Sample, Task, Tokenizer
 from pypcd.methods import Answer, Method, Session, parse
 
-__all__ = ["Outcome", "Record", "Worker", "counts_of", "evaluate", "facts", "run_options", "tasks_of"]
+__all__ = ["Outcome", "Record", "Worker", "context_of", "counts_of", "evaluate", "facts", "run_options", "tasks_of"]
 
 Record = dict[str, Any]
 
@@ -62,7 +62,7 @@ def facts(
     Args:
         progress: called with the bytes of each part of the model's file that has been hashed.
     """
-    path, n_ctx = resolve_model(plan.model), _n_ctx(plan, options or {})
+    path, n_ctx = resolve_model(plan.model), context_of(plan, options or {})
     options, no_matter = options or {}, ["n_ctx"]  # a run may be continued with other values of these
     if _threads_matter(options):
         options = run_options(plan, options)
@@ -110,8 +110,8 @@ def _threads_matter(options: Mapping[str, Any]) -> bool:
     return bool(flash_attn) and not (gpu and on_gpu in (None, -1))
 
 
-def _n_ctx(plan: Plan, options: Mapping[str, Any]) -> int:
-    """The context that the longest prompt needs, with all answers to it."""
+def context_of(plan: Plan, options: Mapping[str, Any]) -> int:
+    """The context that the longest prompt needs, with all answers to it; n_ctx, if it is among the options."""
     if options.get("n_ctx"):
         return int(options["n_ctx"])
     methods, tasks = [parse(name) for name in plan.methods], tasks_of(plan).values()
@@ -134,6 +134,7 @@ def evaluate(
     model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
     worker: MakeWorker | None = None,
+    only: Callable[[Key], bool] | None = None,
 ) -> Outcome:
     """Make the answers that a directory does not have yet, and write each one there at once.
 
@@ -146,6 +147,7 @@ def evaluate(
         model_facts: the result of facts(), if it is known already.
         progress: updated with what is to be answered, and with each answer.
         worker: makes what answers, in each process; None: Worker.
+        only: which of the plan's answers are wanted now; None: all.
 
     Raises:
         ValueError: a task or method is unknown, a length is too short, or the directory holds another run.
@@ -160,7 +162,7 @@ def evaluate(
         records = directory.open(plan, facts(plan, options) if model_facts is None else model_facts)
         asked = {key[:3]: record["prompt_sha256"] for key, record in records.items()}
 
-        keys = list(plan.everything(counts))
+        keys = [key for key in plan.everything(counts) if only is None or only(key)]
         # answers that failed are tried again
         missing = [key for key in keys if records.get(key, {"error": ""}).get("error") is not None]
         todo: dict[tuple[str, int, int], list[str]] = {}
@@ -299,7 +301,7 @@ class Worker:
         self._methods = methods = {name: parse(name) for name in plan.methods}
         self._pool: tuple[Prompt, ...] = ()
         self._pooled = methods
-        n_ctx = _n_ctx(plan, options)
+        n_ctx = context_of(plan, options)
         settings = {"n_seq_max": max(method.n_sequences for method in methods.values()), **options, "n_ctx": n_ctx}
         self.llm = Llama(plan.model, **settings)
         self.session = self._whole = Session(self.llm)
