@@ -1,4 +1,4 @@
-"""The commands answer, eval and tune as a user calls them, also by mistake."""
+"""The commands answer and eval as a user calls them, also by mistake."""
 
 from __future__ import annotations
 
@@ -219,41 +219,7 @@ def test_eval_of_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
     assert "there is no model file" in capsys.readouterr().err
 
 
-# -- tune ------------------------------------------------------------------------------------------------------------
-
-
-def test_tune_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profile = tmp_path / "demo.pcd.json"
-    command = ["tune", "demo", "--task", "kv-short", "--length", "250", "--n", "6", "--threads", "1"]
-    assert main([*command, "--profile", str(profile), "--out", str(tmp_path / "run")]) == 0
-    text = capsys.readouterr().out
-    record = json.loads(profile.read_text())
-    assert ("use it: pypcd.Llama" in text) == (record["pcd"] is not None)
-    assert ("leave PCD off" in text) == (record["pcd"] is None)
-    assert len(record["evidence"]["tried"]) > 20
-    # three questions of six show nothing, whatever came out
-    assert record["pcd"] is None and record["evidence"]["verdict"] == "unknown"
-    assert "no recommendation: 3 questions to judge by are too few" in " ".join(text.split())
-    assert f"about {record['evidence']['n_needed']} questions are needed" in " ".join(text.split())
-    config = pypcd.PCDConfig.from_profile(str(profile))
-    assert (config is None) == (record["pcd"] is None)
-
-
-def test_tune_says_before_it_asks_that_so_few_questions_show_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["tune", "demo", "--quick", "--length", "180,250", "--n", "4", "--threads", "1", "--json"]) == 0
-    captured = capsys.readouterr()
-    record = json.loads(captured.out)
-    assert len(record["tried"]) == 7 and record["n_judged"] == 4 and record["pcd"] is None
-    assert captured.err.startswith(
-        "pypcd: 4 questions to judge by, but fewer than 6 cannot show a difference: nothing will"
-    )
-    assert "--n 6, or more" in captured.err.splitlines()[0]
-    assert {path.name for path in tmp_path.iterdir()} == {"tune-demo-quick", "demo-quick.pcd.json"}
-    assert main(["tune", "demo", "--length", "250", "--n", "12", "--quick", "--out", "b", "--threads", "1"]) == 0
-    assert "to judge by, but" not in capsys.readouterr().err
+# -- profiles --------------------------------------------------------------------------------------------------------
 
 
 def test_a_profile_is_a_setting_of_llama_and_of_the_command_line(tmp_path: Path) -> None:

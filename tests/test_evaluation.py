@@ -68,6 +68,16 @@ def test_a_run_holds_every_sample_once(finished: tuple[Directory, dict[Any, Any]
     assert run["seed"] == 0 and len(run["model_sha256"]) == 64 and run["pypcd"] == pypcd.__version__
 
 
+def test_a_part_of_a_run_is_that_part_of_the_whole(finished: tuple[Directory, dict[Any, Any]], tmp_path: Path) -> None:
+    some = {("kv-short", 280, 1, "greedy"), ("kv-short", 280, 1, "pcd"), ("kv-short", 180, 3, "greedy")}
+    directory, progress = Directory(tmp_path / "run"), Progress()
+    outcome = evaluate(DEMO, directory, options=ONE, progress=progress, only=lambda key: key in some)
+    whole = {key: record for key, record in finished[1].items() if key in some}
+    assert set(outcome.records) == some and without_time(outcome.records) == without_time(whole)
+    assert progress.n_answers == progress.n_answers_done == 3
+    assert len(directory.samples.read_text().splitlines()) == 3
+
+
 def test_a_finished_run_is_not_answered_again(finished: tuple[Directory, dict[Any, Any]]) -> None:
     directory, records = finished
     size, done = directory.samples.stat().st_size, Progress()

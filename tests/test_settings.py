@@ -161,6 +161,8 @@ def test_the_table_of_presets_is_what_the_class_offers() -> None:
     assert _options.describe_pcd(None) == "off"
     for shown in ("on:beta=1.5", "cautious:beta=2.0", "window:relative_top=0.1", "cautious:window=64", "blog:gamma=30"):
         assert _options.describe_pcd(PCDConfig.resolve(shown)) == shown
+    likest = PCDConfig.windowed().replace(beta=1.5, relative_top=0.1)  # cautious, but for its kind of twin
+    assert "perturbation" not in _options.describe_pcd(likest)
     with pytest.raises(ValueError, match="preset is 'windw' .did you mean 'window'.*allowed: 'paper'"):
         PCDConfig.preset("windw")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pypcd.evaluation._stats import fewest, interval, needed, paired
+from pypcd.evaluation._stats import _tango, fewest, interval, needed, needed_to_spare, paired
 
 
 def test_a_hand_worked_comparison() -> None:
@@ -90,3 +92,48 @@ def test_so_many_samples_show_the_gain_four_times_in_five(disagreement: float, g
         result = paired([1] * wins + [0] * (losses + equal), [0] * wins + [1] * losses + [0] * equal, n_bootstrap=500)
         shown += result.is_clear and result.difference > 0
     assert 0.68 < shown / 400 < 0.88
+
+
+# -- that nothing is lost ----------------------------------------------------------------------------------------------
+
+
+def likeliest_loss(n: int, wins: int, losses: int, difference: float) -> float:
+    """The share of losses that makes wins, losses and equal results most probable, if wins are `difference` more: by trying."""
+    shares = np.linspace(max(0, -difference), (1 - difference) / 2, 400_001)[1:-1]
+    counts = np.array([wins, losses, n - wins - losses])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log([shares + difference, shares, 1 - 2 * shares - difference])
+        return float(shares[np.where(counts[:, None] > 0, counts[:, None] * logs, 0.0).sum(0).argmax()])
+
+
+@given(st.integers(20, 2000), st.integers(0, 19), st.integers(0, 19))
+@settings(max_examples=25, deadline=None)
+def test_the_score_test_by_its_definition(n: int, wins: int, losses: int) -> None:
+    wins, losses = min(wins, n // 3), min(losses, n // 3)
+    lost = likeliest_loss(n, wins, losses, -0.02)
+    variance = n * (2 * lost - 0.02 - 0.02**2)
+    expected = (wins - losses + 0.02 * n) / variance**0.5
+    assert _tango(n, wins, losses, -0.02) == pytest.approx(expected, rel=2e-3, abs=2e-3)
+
+
+def test_a_loss_is_excluded_only_by_many_samples() -> None:
+    def spared(wins: int, losses: int, n: int) -> bool:
+        equal = [0.0] * (n - wins - losses)
+        return paired([1.0] * wins + [0.0] * losses + equal, [0.0] * wins + [1.0] * losses + equal).spares
+
+    assert needed_to_spare(0.0) == 189 and spared(0, 0, 189) and not spared(0, 0, 188)
+    assert needed_to_spare(0.03) == 589  # 0.03 * ((1.960 + 0.842) / 0.02)^2 = 588.7
+    assert spared(9, 9, 600) and not spared(9, 9, 150) and spared(30, 0, 60)
+    assert not spared(0, 12, 600) and not spared(5, 15, 600)
+
+
+def test_a_loss_that_is_there_is_seldom_excluded_and_none_mostly_is() -> None:
+    """By simulation: 2 points are lost, or nothing is."""
+    rng, n = np.random.default_rng(0), needed_to_spare(0.03)
+    shown = {0.0: 0, 0.02: 0}
+    for loss in shown:
+        for _ in range(400):
+            wins, losses, equal = rng.multinomial(n, [(0.03 - loss) / 2, (0.03 + loss) / 2, 0.97])
+            mine, plain = [1] * wins + [0] * (losses + equal), [0] * wins + [1] * losses + [0] * equal
+            shown[loss] += paired(mine, plain, n_bootstrap=500).spares
+    assert shown[0.02] / 400 < 0.05 and 0.65 < shown[0.0] / 400 < 0.95

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Tiny
+from fake_tokenizer import Pieces
 
 import pypcd
 from pypcd._prompt import Prompt, prompt_tokens
@@ -41,6 +42,15 @@ def test_every_task_has_its_name() -> None:
         assert made.name == name
         assert made.metric in ("accuracy", "recall", "F1")
         assert made.max_tokens >= 8
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("longbench-")])
+def test_tasks_of_one_text_say_so(name: str) -> None:
+    made = task(name)
+    for sample in made.samples(3, 4000, Pieces(), 0):
+        (answer, *others) = sample.answers
+        one = not others and {made.score(answer, sample), made.score(answer[:-1], sample)} <= {0.0, 1.0}
+        assert (one and made.metric != "F1" and made.score(answer, sample) == 1.0) == made.one_text
 
 
 def test_a_misspelt_task_is_corrected() -> None:

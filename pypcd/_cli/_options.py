@@ -89,8 +89,9 @@ def describe_pcd(config: PCDConfig | None) -> str:
     for name in ("on", *PRESETS):
         start = PCDConfig.preset("paper" if name == "on" else name).as_dict()
         changed = {field: value for field, value in fields.items() if value != start[field]}
-        texts.append((len(changed), f"{name}:{write_text(changed)}" if changed else name))
-    return min(texts, key=lambda text: text[0])[1]
+        is_other = "perturbation" in changed  # another kind of twin: its preset would mislead
+        texts.append((is_other, len(changed), f"{name}:{write_text(changed)}" if changed else name))
+    return min(texts, key=lambda text: text[:2])[-1]
 
 
 def add_model(parser: argparse.ArgumentParser, **kwargs: Any) -> None:

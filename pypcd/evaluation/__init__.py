@@ -16,7 +16,7 @@ from pypcd.evaluation._run import Outcome, counts_of, evaluate, facts, run_optio
 from pypcd.evaluation._screen import Agreement, Scored, Screen, agreement, score
 from pypcd.evaluation._stats import Paired, paired
 from pypcd.evaluation._tokenizer import ModelTokenizer
-from pypcd.evaluation._tune import Tuned, tune
+from pypcd.evaluation._tune import Tuned, Weighed, tune
 from pypcd.evaluation.tasks import GROUPS, TASKS, task
 from pypcd.evaluation.tasks._sample import Sample, Task, Tokenizer
 
@@ -42,6 +42,7 @@ __all__ = [
     "Task",
     "Tokenizer",
     "Tuned",
+    "Weighed",
     "agreement",
     "balance",
     "balance_csv",

@@ -33,7 +33,7 @@ from pypcd._method import jsd, rank
 from pypcd._prompt import prompt_tokens
 from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation._progress import Progress
-from pypcd.evaluation._run import Outcome, Record, Worker, evaluate, facts, run_options
+from pypcd.evaluation._run import Outcome, Record, Worker, evaluate, facts, run_options, tasks_of
 from pypcd.evaluation.tasks._sample import Sample, Task
 from pypcd.methods import PCD, Method, setting_of
 
@@ -66,6 +66,7 @@ def record(
     options: Mapping[str, Any] | None = None,
     model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
+    only: Callable[[Key], bool] | None = None,
 ) -> Outcome:
     """Record what a directory does not have yet; like evaluate(), it goes on after a stop.
 
@@ -75,10 +76,17 @@ def record(
     Args:
         plan: its methods are settings of PCD, which are reduced to their views.
         k: how many tokens of each row are kept, the most probable ones of L.
+        only: which of the plan's questions and views are wanted now; None: all.
 
     Raises:
         ValueError: a method is no PCD setting, or a task has no single right text; and as evaluate().
     """
+    for task in tasks_of(plan).values():
+        if not task.one_text:
+            raise ValueError(
+                f"task is {task.name!r}, whose answers (scored by {task.metric}) have no single right text; allowed: tasks "
+                "with one right text, such as kv and niah-multikey-2; judge this one by pypcd eval"
+            )
     settings = [setting_of(name) for name in plan.methods]
     views = [PCD(view_of(setting)).name for setting in settings if setting is not None]
     plan = dataclasses.replace(plan, methods=(BASELINE, *views))
@@ -92,6 +100,7 @@ def record(
         model_facts={**known, "rows": {"k": k}},
         progress=progress,
         worker=functools.partial(_Recorder, k=k),
+        only=only,
     )
 
 
@@ -102,9 +111,6 @@ class _Recorder(Worker):
         super().__init__(plan, options)
         self._k = min(k, self.llm.n_vocab())
         self._known: tuple[Any, Record, _Tree] | None = None  # of the present question
-        for name in plan.tasks:
-            for length in plan.lengths:
-                _check_fits(self._tasks[name], self.cell(name, length)[0][0])
 
     def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
         started = time.perf_counter()
@@ -306,19 +312,6 @@ _Rows = tuple[Logits, "Logits | None"]
 def _signs(text: bytes) -> bytes:
     """What a text begins with before its first letter or digit."""
     return re.match(rb"[^0-9A-Za-z\x80-\xff]*", text).group()  # type: ignore[union-attr]  # matches nothing too
-
-
-def _check_fits(task: Task, sample: Sample) -> None:
-    """
-    Raises:
-        ValueError: the task has no single right text.
-    """
-    gold = _Gold(task, sample)
-    if task.metric == "F1" or len(sample.answers) != 1 or not gold.is_right(gold.text):
-        raise ValueError(
-            f"task is {task.name!r}, scored by {task.metric} with {len(sample.answers)} references; allowed: tasks with "
-            "one right text, such as kv and niah-multikey-2; judge this one by pypcd eval"
-        )
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------------

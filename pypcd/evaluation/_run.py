@@ -122,7 +122,7 @@ def _threads_matter(options: Mapping[str, Any]) -> bool:
 
 
 def context_of(plan: Plan, options: Mapping[str, Any]) -> int:
-    """The context that the longest prompt needs, with all answers to it."""
+    """The context that the longest prompt needs, with all answers to it; n_ctx, if it is among the options."""
     if options.get("n_ctx"):
         return int(options["n_ctx"])
     methods, tasks = [parse(name) for name in plan.methods], tasks_of(plan).values()
@@ -145,6 +145,7 @@ def evaluate(
     model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
     worker: MakeWorker | None = None,
+    only: Callable[[Key], bool] | None = None,
 ) -> Outcome:
     """Make the answers that a directory does not have yet, and write each one there at once.
 
@@ -157,6 +158,7 @@ def evaluate(
         model_facts: the result of facts(), if it is known already.
         progress: updated with what is to be answered, and with each answer.
         worker: makes what answers, in each process; None: Worker.
+        only: which of the plan's answers are wanted now; None: all.
 
     Raises:
         ValueError: a task or method is unknown, a length is too short, or the directory holds another run.
@@ -171,7 +173,7 @@ def evaluate(
         records = directory.open(plan, facts(plan, options) if model_facts is None else model_facts)
         asked = {key[:3]: record["prompt_sha256"] for key, record in records.items()}
 
-        keys = list(plan.everything(counts))
+        keys = [key for key in plan.everything(counts) if only is None or only(key)]
         # answers that failed are tried again
         missing = [key for key in keys if records.get(key, {"error": ""}).get("error") is not None]
         todo: dict[tuple[str, int, int], list[str]] = {}

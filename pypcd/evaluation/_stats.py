@@ -14,9 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["NOT_SHOWN", "Difference", "Paired", "fewest", "interval", "needed", "paired"]
+__all__ = ["MARGIN", "NOT_SHOWN", "Difference", "Paired", "fewest", "interval", "needed", "needed_to_spare", "paired"]
 
 LEVEL = 0.05
+MARGIN = 2.0
+"""Points: a loss below this counts as none (Paired.spares)."""
 
 NOT_SHOWN = f"~: the interval spans zero or p is {LEVEL:.2f} or more, no difference shown"
 """The meaning of the ~ of interval(), for a legend."""
@@ -49,6 +51,12 @@ class Paired:
         """Whether the interval excludes zero and p is below 0.05. Both are needed: if few samples differ, the bootstrap
         interval alone excludes zero too easily."""
         return (self.low > 1e-9 or self.high < -1e-9) and self.p < LEVEL  # sums of fractions round
+
+    @property
+    def spares(self) -> bool:
+        """Whether a loss of MARGIN points is excluded (equivalence): the interval's lower end lies above it, and so says
+        Tango's score test. Both are needed: if few samples differ, the bootstrap interval alone is too narrow."""
+        return self.low > -MARGIN and _tango(self.n, self.wins, self.losses, -MARGIN / 100) > _normal(1 - LEVEL / 2)
 
 
 def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0, n_bootstrap: int = 10_000) -> Paired:
@@ -102,10 +110,21 @@ def needed(disagreement: float, *, gain: float = 0.1, power: float = 0.8) -> int
         gain: d, above 0 up to 1: 0.1 is 10 points.
         power: above 0 and below 1.
     """
-    normal, q = statistics.NormalDist(), max(disagreement, gain)
-    z_level, z_power = normal.inv_cdf(1 - LEVEL / 2), normal.inv_cdf(power)
+    q, z_level, z_power = max(disagreement, gain), _normal(1 - LEVEL / 2), _normal(power)
     n = ((z_level * math.sqrt(q) + z_power * math.sqrt(q - gain**2)) / gain) ** 2
     return max(fewest(), math.ceil(n))
+
+
+def needed_to_spare(disagreement: float, *, power: float = 0.8) -> int:
+    """About how many samples show that a method without any loss loses less than MARGIN points (Paired.spares).
+
+    Args:
+        disagreement: the share of samples on which the two disagree.
+        power: the probability to show it.
+    """
+    margin = MARGIN / 100
+    least = _normal(1 - LEVEL / 2) ** 2 * (1 - margin) / margin  # where they never disagree
+    return math.ceil(max(least, disagreement * ((_normal(1 - LEVEL / 2) + _normal(power)) / margin) ** 2))
 
 
 class Difference(Protocol):
@@ -128,6 +147,19 @@ def interval(d: Difference, decimals: int = 1) -> str:
     """A difference as text, such as `+1.0 [-2.0, +3.0] ~`; NOT_SHOWN says what the ~ means."""
     values = (f"{value:+.{decimals}f}" for value in (d.difference, d.low, d.high))
     return "{} [{}, {}]".format(*values) + ("" if d.is_clear else " ~")
+
+
+def _normal(p: float) -> float:
+    return statistics.NormalDist().inv_cdf(p)
+
+
+def _tango(n: int, wins: int, losses: int, difference: float) -> float:
+    """The score statistic z of a paired difference of proportions against a given one (Tango, Statistics in Medicine 17,
+    1998), -1 < difference < 0."""
+    b = wins + losses - (2 * n - wins + losses) * difference
+    square = max(0.0, b * b + 8 * n * losses * difference * (1 - difference))
+    lost = (b + math.sqrt(square)) / (4 * n)  # the likeliest share of losses, if that is the difference
+    return (wins - losses - n * difference) / math.sqrt(n * (2 * lost + difference - difference**2))
 
 
 def _mcnemar(wins: int, losses: int) -> float:

@@ -43,6 +43,7 @@ class Everyday:
     way: Literal["shots", "behind"] = "shots"
 
     metric = "accuracy"
+    one_text = True
     may_exceed = False
     n_questions = None
 

@@ -51,6 +51,7 @@ class KV:
     depths: tuple[float, ...] = ()
 
     metric = "accuracy"
+    one_text = True
     stop = ""
     n_questions = None
 

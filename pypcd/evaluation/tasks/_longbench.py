@@ -110,6 +110,7 @@ class LongBench:
     data: str | pathlib.Path | None = None
 
     metric = "F1"
+    one_text = False
     stop = ""
     may_exceed = False
 

@@ -47,6 +47,7 @@ class VT:
     max_tokens: int = 30
 
     metric = "recall"
+    one_text = False
     stop = ""
     may_exceed = False
     n_questions = None
@@ -100,6 +101,7 @@ class VTAuthors:
     max_tokens: int = 300
 
     metric = "F1"
+    one_text = False
     stop = ""
     may_exceed = False
     n_questions = None
@@ -148,6 +150,7 @@ class NIAH:
     max_tokens: int = 128
 
     metric = "recall"
+    one_text = True
     stop = ""
     may_exceed = False
     n_questions = None

@@ -74,6 +74,7 @@ class Task(Protocol):
         stop: the text that ends an answer, besides the model's own end token; "" if none does.
         n_questions: how many there are; None if they are generated.
         may_exceed: whether prompts may have more than n_tokens, since a publication fixes their size in another way.
+        one_text: whether each question has one text that is right, and an answer is right or wrong.
     """
 
     @property
@@ -81,6 +82,9 @@ class Task(Protocol):
 
     @property
     def may_exceed(self) -> bool: ...
+
+    @property
+    def one_text(self) -> bool: ...
 
     @property
     def name(self) -> str: ...
