@@ -16,10 +16,9 @@ import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, group_of
-
 from pypcd._cli import _progress, _terminal
 from pypcd.evaluation import Directory, Formula, Paired, Plan, Screen, record, score
+from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, group_of
 from pypcd.evaluation._stats import NOT_SHOWN, interval
 from pypcd.evaluation.tasks._everyday import SHORT
 
