@@ -152,7 +152,7 @@ class PCDConfig:
 
     @classmethod
     def gentle(cls) -> PCDConfig:
-        """What `chat` and `generate` use: a window twin, from 300 tokens on, where the model is unsure (min_entropy 2.5)."""
+        """The mildest: a window twin, from 300 tokens on, where the model is unsure (min_entropy 2.5)."""
         return cls.preset("gentle")
 
     @classmethod

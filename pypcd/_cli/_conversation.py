@@ -64,8 +64,8 @@ class Conversation:
 
     @property
     def compared(self) -> tuple[PCDConfig, None]:
-        """The settings that compare() compares: the one in force (or the last one that was), and None, which is off."""
-        return self.llm.pcd or self._last_on or PCDConfig(), None
+        """The settings that compare() compares: the one in force (or the last one that was, or gentle), and None: off."""
+        return self.llm.pcd or self._last_on or PCDConfig.gentle(), None
 
     def compare(
         self, stopped: Callable[[], bool] = never, look: Callable[[int, str], object] = ignore

@@ -18,7 +18,7 @@ from pypcd._settings import PRESETS, Profile, load, write_text
 
 # The default for text that people read: the paper's setting raises tokens that a small model itself finds improbable, and
 # gains no more on the tasks that PCD is for (docs/evidence.md).
-DEFAULT_PCD = "gentle"
+DEFAULT_PCD = "off"  # no setting is known that helps long prompts and costs others nothing (docs/evidence.md)
 
 _RANGES: dict[str, Number | Integer] = {
     "temperature": Number(0, 100, note="0: the most probable token"),
@@ -195,7 +195,9 @@ def names(text: str | None) -> tuple[str, ...]:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """The options of chat and generate."""
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help="gentle (default), on (the paper's), off, or beta=1.5:window=64 ...")
+    add(
+        "--pcd", metavar="SETTING", help="off (default), gentle, on (the paper's), a profile, or beta=1.5:window=64 ..."
+    )
     add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
     add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")

@@ -37,7 +37,7 @@ COMMANDS = {
 ALIASES = {"quit": "exit", "bye": "exit", "?": "help"}
 DEMO_HINT = (
     "It looks values up in a JSON object and knows nothing else. In another terminal: pypcd demo --question 215 > q.txt; "
-    "here: /read q.txt, Enter, /compare"
+    "here: /pcd on, /read q.txt, Enter, /compare"
 )
 ERRORS = (PCDError, ValueError, TypeError, OSError, NotImplementedError)
 
