@@ -10,13 +10,14 @@ from typing import Any, Callable
 
 import numpy as np
 import pytest
-from batches import Native, Setting, check_seen, decode_batch, set_seq
+from batches import Native, Setting, check_seen, decode_batch, read, set_seq
 from conftest import TOKENS, Tiny, check_rows, close, greedy, native_row, rounding
 from hypothesis import given
 from hypothesis import strategies as st
 from test_min_context import check_plain
 
 import pypcd
+from pypcd import methods
 from pypcd._engine import _bindings as _native
 from pypcd._method import contrast, entropy
 from pypcd.evaluation import Formula
@@ -62,6 +63,7 @@ def between(values: list[float]) -> float:
         (np.log([0.5, 0.25, 0.25]), 1.5),
         ([1.0, 1.0, -np.inf, np.nan, -3e38], 1.0),  # what is no logit does not count
         ([-np.inf, np.nan], 0.0),
+        ([0.0, 0.0] + [-9e29] * 1000, 1.0),  # hardly a logit
     ],
 )
 def test_entropies_worked_by_hand(row: Any, wanted: float) -> None:
@@ -155,6 +157,17 @@ def test_the_formula_in_numpy(seed: int, least: float) -> None:
         assert np.array_equal(got, contrast(first, second, beta=1.5, gamma=20))
 
 
+@given(st.integers(0, 2**32 - 1), st.floats(0, 8))
+def test_the_control_contrasts_where_the_setting_does(seed: int, least: float) -> None:
+    method = methods.parse(f"control:1.5:gamma=20:min_entropy={least!r}")
+    assert isinstance(method.rows, methods.Control) and methods.parse(method.name) == method
+    random = np.random.default_rng(seed)
+    row, prior = random.normal(0, 3, 200), random.normal(0, 3, 200)
+    got, wanted = method.rows._contrasted(row, prior), contrast(row, prior, beta=1.5, gamma=20, min_entropy=least)
+    assert np.array_equal(got[np.isfinite(wanted)], wanted[np.isfinite(wanted)])
+    assert np.isfinite(wanted).sum() == (200 if bits(row) < least else 20)
+
+
 # -- several sequences -------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +189,37 @@ def test_each_sequence_has_its_own(evaluation: str, native: Native) -> None:
             check_seen(together, i, {"beta": 1.0})
 
 
+@pytest.mark.parametrize("combine", [True, False])
+@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, combine: bool, native: Native) -> None:
+    """As guesses of a draft model are. With combine = false all of them read plain, and the contrast is asked for."""
+    stock, n = native("llama"), 20
+    entries = [(TOKENS[p], p, [0], p >= 10) for p in range(10 + n)]
+    assert decode_batch(stock, entries) == 0
+    plain = [stock.seen(10 + i).copy() for i in range(n)]
+    least = between([bits(row) for row in plain])
+    setting: Setting = {"cache": cache, "evaluation": evaluation, "min_entropy": least}
+    context = native("llama", setting)
+    assert set_seq(context, 0, {**setting, "combine": combine}) == (0, "")
+    assert decode_batch(context, entries) == 0
+    sure = [bits(row) < least for row in plain]
+    assert 0 < sum(sure) < n
+    for i, row in enumerate(plain, 10):
+        beta = _native.pcd_get_strength_ith(context.ctx, i)
+        contrasted = read(_native.pcd_get_logits_ith(context.ctx, i, _native.ROW_CONTRASTED), len(row))
+        assert contrasted is not None
+        if sure[i - 10]:
+            assert math.isnan(beta)
+            close(contrasted, row, context.limit)
+        else:
+            assert beta == 2.5 and np.isfinite(contrasted).sum() == 30
+        if sure[i - 10] or not combine:
+            close(context.seen(i), row, context.limit)
+        else:
+            check_seen(context, i, {})
+
+
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +235,12 @@ def test_values_that_are_not_allowed(native: Native) -> None:
 
 
 def test_a_setting_with_floors_is_a_formula() -> None:
-    for fields in ({"min_entropy": 2.5}, {"min_context": 512}, {"min_context": 512, "min_entropy": 2}):
+    for fields in (
+        {"min_entropy": 2.5},
+        {"min_context": 512},
+        {"min_entropy": 1e-6},
+        {"min_context": 512, "min_entropy": 2},
+    ):
         config = pypcd.PCDConfig.windowed().replace(beta=1, **fields)
         formula = Formula.of(config)
         assert formula.config == config and Formula.parse(formula.name) == formula
