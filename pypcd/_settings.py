@@ -57,7 +57,7 @@ PRESETS: Mapping[str, Preset] = {
             "beta": 1.0,
             "relative_top": 0.5,
             "min_entropy": 2.5,
-            "min_context": 512,
+            "min_context": 300,
         },
         "a window, from 300 tokens on, where the model is unsure: window 64, beta 1, relative_top 0.5, min_entropy 2.5",
     ),
