@@ -34,7 +34,7 @@ struct llama_pcd_auto {
         size_t n_tokens = 0;
         size_t n_rows   = 0;     // that may need a twin; 0: not such a batch
         bool   fused    = false;
-        size_t n_needed = 0;     // rows that needed their twin: more than one token was plausible
+        size_t n_needed = 0;     // rows that needed their twin: more than one token was plausible, and L not sure
         double first    = 0.0;   // seconds: all of a fused step, or the batch without twins
         double twins    = 0.0;   // seconds: the twins alone
     };

@@ -39,7 +39,7 @@ void llama_pcd_rows::reserve() {
     }
     has_over_rotated.assign(size(), false);
     strengths.assign(size(), NAN);
-    is_sure.assign(size(), -1);
+    is_sure.resize(size());
 }
 
 size_t llama_pcd_rows::first_from(size_t batch_index) const {
@@ -53,6 +53,7 @@ size_t llama_pcd_rows::find(int32_t batch_index) const {
 
 void llama_pcd_rows::take_standard(size_t i, int32_t batch_index) {
     std::copy_n(llama_pcd_outputs_row(lctx, batch_index), n_vocab(), standard.begin() + i*n_vocab());
+    is_sure[i] = -1;
 }
 
 void llama_pcd_rows::take_over_rotated(size_t i, int32_t batch_index) {

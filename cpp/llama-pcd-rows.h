@@ -65,7 +65,7 @@ private:
     std::vector<float> over_rotated;
     std::vector<bool>  has_over_rotated;
     std::vector<float> strengths; // of the rows that were contrasted
-    std::vector<int8_t> is_sure;  // of each row: see sure(); -1: not known yet
+    std::vector<int8_t> is_sure;  // of each row: see sure(); -1: not known yet of its present L
 
     std::vector<float> contrasted; // one row, made when asked for
 

@@ -332,8 +332,8 @@ LLAMA_API void llama_pcd_choose(
 // with combine = false so that the contrast is not applied twice. It reads the last output row unless told another; an index
 // means what llama_get_logits_ith()'s does. Where PCD is on but that row has no contrast, plain logits would pass for contrasted
 // ones: then the log says so, and all that is left to choose is LLAMA_TOKEN_NULL (-1), which llama_decode() refuses. (llama.cpp's
-// grammar sampler, further on in the same chain, ends the process at that token.) A row with less context than min_context is left
-// alone: it is to be plain.
+// grammar sampler, further on in the same chain, ends the process at that token.) A row with less than min_context or
+// min_entropy is plain, as its setting asks for.
 LLAMA_API struct llama_sampler * llama_sampler_init_pcd(struct llama_context * ctx);
 LLAMA_API void                   llama_sampler_pcd_set_row(struct llama_sampler * smpl, int32_t i);
 
