@@ -129,6 +129,18 @@ def test_steps_below_min_context_are_marked(llm, vocabulary, prompt, adaptive, r
     assert [step.as_dict()["below"] for step in steps] == ["min_context", "min_context", None, None]
 
 
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+def test_steps_below_min_entropy_are_marked(llm, vocabulary, prompt, evaluation: str) -> None:
+    setting = pypcd.PCDConfig(min_entropy=100, min_context=len(prompt) + 1, evaluation=evaluation)
+    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=3))
+    assert [step.below for step in steps] == ["min_context", "min_entropy", "min_entropy"]
+    for step in steps[1:]:
+        assert step.beta is None and not step.is_changed
+        assert all(c.after == c.before for c in step.candidates)
+        assert {c.over_rotated is None for c in step.candidates} == {evaluation == "alternate"}
+        assert strength_of(step) == "no contrast: below min_entropy"
+
+
 def test_wrong_arguments(llm, vocabulary, prompt) -> None:
     with pytest.raises(ValueError, match="gold is empty"):
         list(explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, gold=" "))

@@ -106,7 +106,7 @@ SAMPLING: list[dict[str, Any]] = [
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    mode=st.sampled_from([MODES[0], MODES[4], "window", "cautious", False]),
+    mode=st.sampled_from([MODES[0], MODES[4], "window", "window:min_entropy=5.5", "cautious", False]),
     sampling=st.sampled_from(SAMPLING),
     wrong=st.sets(st.integers(30, 90)),
     n_guesses=st.integers(1, 12),

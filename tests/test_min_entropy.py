@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 import numpy as np
 import pytest
-from batches import Native, Setting, check_seen, decode_batch, set_seq
+from batches import Native, Setting, check_seen, decode_batch, read, set_seq
 from conftest import TOKENS, Tiny, check_rows, close, greedy, native_row, rounding
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,6 +176,37 @@ def test_each_sequence_has_its_own(evaluation: str, native: Native) -> None:
             check_seen(together, i, {"beta": 1.0})
 
 
+@pytest.mark.parametrize("combine", [True, False])
+@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, combine: bool, native: Native) -> None:
+    """As guesses of a draft model are. With combine = false all of them read plain, and the contrast is asked for."""
+    stock, n = native("llama"), 20
+    entries = [(TOKENS[p], p, [0], p >= 10) for p in range(10 + n)]
+    assert decode_batch(stock, entries) == 0
+    plain = [stock.seen(10 + i).copy() for i in range(n)]
+    least = between([bits(row) for row in plain])
+    setting: Setting = {"cache": cache, "evaluation": evaluation, "min_entropy": least}
+    context = native("llama", setting)
+    assert set_seq(context, 0, {**setting, "combine": combine}) == (0, "")
+    assert decode_batch(context, entries) == 0
+    sure = [bits(row) < least for row in plain]
+    assert 0 < sum(sure) < n
+    for i, row in enumerate(plain, 10):
+        beta = _native.pcd_get_strength_ith(context.ctx, i)
+        contrasted = read(_native.pcd_get_logits_ith(context.ctx, i, _native.ROW_CONTRASTED), len(row))
+        assert contrasted is not None
+        if sure[i - 10]:
+            assert math.isnan(beta)
+            close(contrasted, row, context.limit)
+        else:
+            assert beta == 2.5 and np.isfinite(contrasted).sum() == 30
+        if sure[i - 10] or not combine:
+            close(context.seen(i), row, context.limit)
+        else:
+            check_seen(context, i, {})
+
+
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +222,12 @@ def test_values_that_are_not_allowed(native: Native) -> None:
 
 
 def test_a_setting_with_floors_is_a_formula() -> None:
-    for fields in ({"min_entropy": 2.5}, {"min_context": 512}, {"min_context": 512, "min_entropy": 2}):
+    for fields in (
+        {"min_entropy": 2.5},
+        {"min_context": 512},
+        {"min_entropy": 1e-6},
+        {"min_context": 512, "min_entropy": 2},
+    ):
         config = pypcd.PCDConfig.windowed().replace(beta=1, **fields)
         formula = Formula.of(config)
         assert formula.config == config and Formula.parse(formula.name) == formula

@@ -27,8 +27,8 @@ class Candidate:
         token: its id.
         text: in quotes, safe for a terminal; "(end)" for the end of the answer.
         before, rank_before: its probability and its rank in L, from 1.
-        over_rotated: its probability in L*; None if L* was not evaluated: only one token was plausible, or the step is
-            below min_context or min_entropy.
+        over_rotated: its probability in L*; None if L* was not evaluated: only one token was plausible, the step is below
+            min_context, or below min_entropy where token and twin are evaluated one after the other.
         after: its probability in the contrasted logits; 0 if it is excluded.
         rank_after: its rank there; None if it is excluded.
         is_chosen: whether it is the token that was written.
@@ -102,7 +102,7 @@ def explain(
             rows = session.llm.pcd_logits()
             marked = vocabulary.next_tokens(written, right) if gold is not None else []
             step = _step(rows, vocabulary, index, n_top, set(marked))
-            if rows.beta is None and np.array_equal(rows.contrasted, rows.standard):
+            if rows.beta is None and np.array_equal(rows.contrasted, rows.standard, equal_nan=True):
                 is_early = len(tokens) + index < setting.min_context
                 step = dataclasses.replace(step, below="min_context" if is_early else "min_entropy")
             yield step

@@ -170,7 +170,9 @@ class Formula:
         if self.view is None:
             return None
         beta, _, measure = self.beta.partition("*")
-        floors = re.fullmatch(r"(?:context *>= *(\d+))?(?: and (?=.))?(?:entropy *>= *([\d.]+))?", self.where)
+        floors = re.fullmatch(
+            r"(?:context *>= *(\d+))?(?: and (?=.))?(?:entropy *>= *([\d.]+(?:e[+-]?\d+)?))?", self.where
+        )
         if floors is None:
             return None
         try:
