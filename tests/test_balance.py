@@ -122,7 +122,9 @@ def with_losses(short: int, long: int, n: int = 400, plain: float = 1.0) -> Bala
 
 def test_a_loss_is_none_shown_or_not_told() -> None:
     assert with_losses(0, 0).loss == "none"
-    assert with_losses(3, 2).loss == "none"  # -0.75 [-1.75, 0]
+    assert with_losses(2, 2).loss == "none"  # -0.5 [-1.25, 0]
+    assert with_losses(3, 0).loss == "not told"  # -0.75 [-1.75, 0], which a score test does not confirm
+    assert with_losses(0, 0, n=100).loss == "not told"  # no answer differs, but there are few
     assert with_losses(5, 0).loss == "not told"  # -1.25 [-2.5, -0.25], p = 0.0625
     assert with_losses(0, 5).loss == "not told"
     assert with_losses(0, 6).loss == "shown"  # p = 0.03

@@ -17,8 +17,9 @@ from pypcd.analysis._explain import Candidate, Step
 from pypcd.analysis._salience import salience_rows
 from pypcd.analysis._spectrum import spectrum
 from pypcd.evaluation import Run, balance
-from pypcd.evaluation._balance import LONG, NO_LOSS, RETRIEVAL, SHORT_PROMPTS
+from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS
 from pypcd.evaluation._plan import BASELINE
+from pypcd.evaluation._stats import MARGIN
 
 SMALL = Decay(d=16, length=256)
 
@@ -195,7 +196,7 @@ def test_a_balance_is_a_point_with_both_intervals() -> None:
                 assert list(drawn[name].get_xydata()[0]) == [x.difference, y.difference]
                 assert ((x.low, x.high), (y.difference,) * 2) in bars and ((x.difference,) * 2, (y.low, y.high)) in bars
         [band] = axes.patches
-        assert band.get_x() == NO_LOSS and band.get_x() + band.get_width() == axes.get_xlim()[1]
+        assert band.get_x() == -MARGIN and band.get_x() + band.get_width() == axes.get_xlim()[1]
     assert figure.axes[0].get_title() == "everyday, short prompts\ngreedy: 75% right, retrieval 33%"
 
 

@@ -18,7 +18,8 @@ from pypcd.evaluation import Paired, Plan, Tuned, Weighed, counts_of, facts, run
 from pypcd.evaluation._plan import BASELINE
 from pypcd.evaluation._rows import view_of
 from pypcd.evaluation._stats import MARGIN, NOT_SHOWN, fewest, interval
-from pypcd.evaluation._tune import ALL, LEAST, N_EVERYDAY, Cell
+from pypcd.evaluation._tune import ALL, N_EVERYDAY, Cell
+from pypcd.evaluation.tasks._everyday import LEAST
 from pypcd.methods import PCD, setting_of
 
 DEFAULT_TASKS = "kv,niah-multikey-2,vt"

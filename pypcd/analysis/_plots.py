@@ -15,10 +15,10 @@ from pypcd.analysis._decay import CURVES, Curves, bins
 from pypcd.analysis._explain import Step
 from pypcd.analysis._salience import RANKS, SalienceRow, count_ranks
 from pypcd.analysis._spectrum import Spectrum
-from pypcd.evaluation._balance import LONG, NO_LOSS, RETRIEVAL, SHORT_PROMPTS, Balance, greedys
+from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, Balance, greedys
 from pypcd.evaluation._plan import BASELINE
 from pypcd.evaluation._report import Row
-from pypcd.evaluation._stats import Paired
+from pypcd.evaluation._stats import MARGIN, Paired
 
 __all__ = [
     "FORMATS",
@@ -401,9 +401,7 @@ def balances(rows: Sequence[Balance]) -> Any:
                 scores = [f"greedy: {greedys(p):.0f}% right, retrieval {greedys(gain):.0f}%" for _, p, gain in shown]
                 name = [_drawable(model, 40)] if len(models) > 1 else []
                 axes.set_title("\n".join([*name, f"{group} prompts", *scores[:1]]), parse_math=False)
-        figure.supxlabel(
-            "difference on everyday questions (points); green: no loss, if the whole bar is in it", fontsize=8
-        )
+        figure.supxlabel(f"difference on everyday questions (points); green: less than {MARGIN:g} lost", fontsize=8)
         figure.supylabel("gain on long retrieval (points)", fontsize=8)
         handles = {label: handle for axes in grid.flat for handle, label in zip(*axes.get_legend_handles_labels())}
         figure.legend(handles.values(), handles, loc="outside upper center", ncols=min(len(handles), 4))
@@ -416,7 +414,7 @@ _Ends = tuple[float, float]  # of an axis
 def _balance(
     axes: Any, shown: Sequence[tuple[str, Paired, Paired]], methods: Sequence[str], x: _Ends, y: _Ends
 ) -> None:
-    axes.axvspan(NO_LOSS, x[1], color=GREEN, alpha=0.1, linewidth=0, zorder=0)
+    axes.axvspan(-MARGIN, x[1], color=GREEN, alpha=0.1, linewidth=0, zorder=0)
     axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     far = []

@@ -18,15 +18,14 @@ from typing import Any
 from pypcd.evaluation._formula import Formula
 from pypcd.evaluation._plan import BASELINE, HALVES, Directory, Key
 from pypcd.evaluation._screen import Screen
-from pypcd.evaluation._stats import Paired, interval, paired
+from pypcd.evaluation._stats import MARGIN, Paired, interval, paired
 from pypcd.evaluation._survey import survey_methods
 from pypcd.evaluation.tasks import GROUPS, TASKS
-from pypcd.evaluation.tasks._everyday import SHORT
+from pypcd.evaluation.tasks._everyday import LEAST, SHORT
 from pypcd.methods import PCD, Plain, parse
 
 __all__ = [
     "LONG",
-    "NO_LOSS",
     "RETRIEVAL",
     "SHORT_PROMPTS",
     "Balance",
@@ -40,11 +39,6 @@ __all__ = [
 RETRIEVAL, SHORT_PROMPTS, LONG = "retrieval", "everyday, short", "everyday, long"
 """The three groups of questions."""
 
-NO_LOSS = -2.0
-"""Points: a difference whose interval lies above this counts as no loss."""
-
-_ANSWERED = 20.0  # percent of everyday questions that greedy must get right before a loss can be told
-
 _EVERYDAY = frozenset(task for group in ("everyday", "everyday-behind") for task in GROUPS[group])
 _FIND = frozenset(task for task in TASKS if task.startswith(("kv", "niah-", "vt")))
 
@@ -53,9 +47,10 @@ Questions of the {{half}} half, for each model the same ones for all settings. G
 questions. Settings: difference to greedy in points with its 95% bootstrap interval over questions; ~ marks no difference
 shown (the interval spans zero, or p is 0.05 or more). Wins / losses: questions on which the setting, on which greedy scored
 higher. An everyday question that was asked in several forms (at several lengths, after examples and behind text) counts
-once, with the mean of its scores. Loss on everyday questions, short and long: `none` if both intervals lie above
-{NO_LOSS:g} points, `shown` if a difference below zero is shown, `not told` if neither, or if greedy gets fewer than
-{_ANSWERED:g}% right, so that there is little to lose."""
+once, with the mean of its scores. Loss on everyday questions, short and long: `none` if a loss of {MARGIN:g} points is excluded on
+both (the interval lies above -{MARGIN:g}, and Tango's score test agrees: a bootstrap is too narrow where few answers differ),
+`shown` if a difference below zero is shown, `not told` if neither, or if greedy gets fewer than {LEAST:g}% right, so that there
+is little to lose."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +88,7 @@ class Balance:
             return "shown"
         if len(found) < 2:
             return "not asked"
-        if min(greedys(p) for p in found) < _ANSWERED or min(p.low for p in found) <= NO_LOSS:
+        if min(greedys(p) for p in found) < LEAST or not all(p.spares for p in found):
             return "not told"
         return "none"
 
@@ -246,7 +241,7 @@ def _asked(run: Run, half: str | None) -> Iterator[str]:
         whole = [name for name, parts in GROUPS.items() if set(parts) <= set(names)]
         names = (*whole, *(task for task in names if not any(task in GROUPS[name] for name in whole)))
         lengths = ", ".join(map(str, sorted({length for _, length in right})))
-        little = f", of which greedy gets {p.score:.1f}% right: harm cannot be told" if p.score < _ANSWERED else ""
+        little = f", of which greedy gets {p.score:.1f}% right: harm cannot be told" if p.score < LEAST else ""
         yield f"{', '.join(names)} at {lengths} tokens, {p.n} questions{little}"
 
 

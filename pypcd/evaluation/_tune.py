@@ -34,7 +34,7 @@ from pypcd.evaluation._run import Record, context_of, counts_of, evaluate, facts
 from pypcd.evaluation._screen import Screen
 from pypcd.evaluation._stats import Paired, needed, needed_to_spare, paired
 from pypcd.evaluation.tasks import GROUPS
-from pypcd.evaluation.tasks._everyday import EVERYDAY, SHORT
+from pypcd.evaluation.tasks._everyday import EVERYDAY, LEAST, SHORT
 from pypcd.methods import PCD
 
 __all__ = ["N_EVERYDAY", "Cell", "Tuned", "Weighed", "tune"]
@@ -45,8 +45,6 @@ ALL: Cell = (None, None)
 N_EVERYDAY = 32
 """Everyday questions of each kind, short and in each long form: enough to show that nothing is lost where a setting changes
 about 3% of the answers."""
-LEAST = 20.0
-"""A model that gets fewer everyday questions right, in percent, tells nothing of what a setting costs there."""
 
 _ROUNDS = 3
 _FEWEST = 20  # retrieval questions, before a view is given up

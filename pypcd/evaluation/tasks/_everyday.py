@@ -21,10 +21,13 @@ from pypcd.evaluation.tasks._prose import paragraphs, sentences
 from pypcd.evaluation.tasks._sample import Sample, Tokenizer
 from pypcd.evaluation.tasks._size import check_cell, largest
 
-__all__ = ["EVERYDAY", "SHORT", "Everyday"]
+__all__ = ["EVERYDAY", "LEAST", "SHORT", "Everyday"]
 
 SHORT = 300
 """The longest prompt with its answer that counts as short: it has a few examples, though more might fit."""
+
+LEAST = 20.0
+"""A model that gets fewer everyday questions right, in percent, tells nothing of what a setting costs there."""
 
 FEWEST = 2  # examples
 _TRIES = 50  # to draw something that was not drawn before; some topics have few questions
