@@ -16,9 +16,8 @@ from pypcd._errors import did_you_mean
 from pypcd._gguf import resolve_model
 from pypcd._settings import PRESETS, Profile, load, write_text
 
-# The default for text that people read: the paper's setting raises tokens that a small model itself finds improbable, and
-# gains no more on the tasks that PCD is for (docs/evidence.md).
-DEFAULT_PCD = "off"  # no setting is known that helps long prompts and costs others nothing (docs/evidence.md)
+# of chat and generate: no setting is known that helps long prompts and costs others nothing (docs/evidence.md)
+DEFAULT_PCD = "off"
 
 _RANGES: dict[str, Number | Integer] = {
     "temperature": Number(0, 100, note="0: the most probable token"),
