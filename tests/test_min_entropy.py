@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from test_min_context import check_plain
 
 import pypcd
+from pypcd import methods
 from pypcd._engine import _bindings as _native
 from pypcd._method import contrast, entropy
 from pypcd.evaluation import Formula
@@ -153,6 +154,17 @@ def test_the_formula_in_numpy(seed: int, least: float) -> None:
         assert np.array_equal(got, first)
     else:
         assert np.array_equal(got, contrast(first, second, beta=1.5, gamma=20))
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 8))
+def test_the_control_contrasts_where_the_setting_does(seed: int, least: float) -> None:
+    method = methods.parse(f"control:1.5:gamma=20:min_entropy={least!r}")
+    assert isinstance(method.rows, methods.Control) and methods.parse(method.name) == method
+    random = np.random.default_rng(seed)
+    row, prior = random.normal(0, 3, 200), random.normal(0, 3, 200)
+    got, wanted = method.rows._contrasted(row, prior), contrast(row, prior, beta=1.5, gamma=20, min_entropy=least)
+    assert np.array_equal(got[np.isfinite(wanted)], wanted[np.isfinite(wanted)])
+    assert np.isfinite(wanted).sum() == (200 if bits(row) < least else 20)
 
 
 # -- several sequences -------------------------------------------------------------------------------------------------

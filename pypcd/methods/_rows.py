@@ -106,6 +106,9 @@ class PCD(RowSource):
         return Stream(session, session.start(tokens, self.pcd))
 
 
+_CONTRAST = ("beta", "gamma", "relative_top", "adaptive", "min_entropy")  # arguments of contrast()
+
+
 @dataclasses.dataclass(frozen=True)
 class Control(RowSource):
     """The control experiment for PCD: the same contrast, but with nothing that depends on position.
@@ -115,7 +118,7 @@ class Control(RowSource):
 
     Args:
         pool: other prompts of the same kind; each is answered once, greedily and without PCD.
-        beta, gamma, relative_top, adaptive: as in PCDConfig.
+        beta, gamma, relative_top, adaptive, min_entropy: as in PCDConfig.
         n_steps: how many tokens of each answer are used; later steps use the mean of the last one.
     """
 
@@ -125,14 +128,13 @@ class Control(RowSource):
     relative_top: float = 0.0
     n_steps: int = 32
     adaptive: str | None = None
+    min_entropy: float = 0.0
     _means: weakref.WeakKeyDictionary[Any, dict[bool, npt.NDArray[np.float64]]] = dataclasses.field(
         default_factory=weakref.WeakKeyDictionary, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
-        check(
-            self, **{name: RANGES[name] for name in ("beta", "gamma", "relative_top", "adaptive")}, n_steps=Integer(1)
-        )
+        check(self, **{name: RANGES[name] for name in _CONTRAST}, n_steps=Integer(1))
 
     def refusal(self, llm: Llama) -> str | None:
         return None if self.pool else "the control needs other prompts of the same kind, but has none"
@@ -147,8 +149,7 @@ class Control(RowSource):
         return Stream(session, session.start(tokens), change)
 
     def _contrasted(self, row: npt.NDArray[np.float64], prior: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        fields = {name: getattr(self, name) for name in ("beta", "gamma", "relative_top", "adaptive")}
-        kept = contrast(row, prior, **fields)
+        kept = contrast(row, prior, **{name: getattr(self, name) for name in _CONTRAST})
         return put_behind(kept, row)
 
     def with_pool(self, prompts: tuple[Prompt, ...]) -> Control:
