@@ -153,7 +153,8 @@ PCD_INLINE float entropy_of(const float * x, int32_t n) {
     }
     const softmax log2_p = softmax_of(x, n);
 
-    return std::max(0.0f, (float) -sum_of(n, [=](int32_t v) { return pow2(log2_p(x[v]))*log2_p(x[v]); }));
+    // a probability is no less than 2^LEAST here, so neither is its logarithm
+    return std::max(0.0f, (float) -sum_of(n, [=](int32_t v) { return pow2(log2_p(x[v]))*at_least(log2_p(x[v]), LEAST); }));
 }
 
 static float jsd_base(const float * a, const float * b, int32_t n) {

@@ -63,6 +63,7 @@ def between(values: list[float]) -> float:
         (np.log([0.5, 0.25, 0.25]), 1.5),
         ([1.0, 1.0, -np.inf, np.nan, -3e38], 1.0),  # what is no logit does not count
         ([-np.inf, np.nan], 0.0),
+        ([0.0, 0.0] + [-9e29] * 1000, 1.0),  # hardly a logit
     ],
 )
 def test_entropies_worked_by_hand(row: Any, wanted: float) -> None:
