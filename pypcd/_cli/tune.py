@@ -203,13 +203,15 @@ def _print(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path, quick
 
 
 def _nothing(tuned: Tuned) -> str:
-    """What may be said of settings of which none was chosen."""
-    method, most = max(tuned.tried.items(), key=lambda item: item[1].gain.difference)
-    if most.gain.difference <= 0 or most.everyday is None:
-        return f"beat greedy on the questions they were tried on ({most.gain.n} to choose by)"
+    """What may be said of settings of which none was chosen. One that was given up earlier may have been ahead by then."""
+    n = tuned.chosen_by.gain.n
+    last = {method: weighed for method, weighed in tuned.tried.items() if weighed.gain.n == n}
+    method, most = max(last.items(), key=lambda item: item[1].gain.difference)
+    if most.gain.difference <= 0:
+        return f"was ahead of greedy after all {_counted(n, 'question')} to choose by"
     return (
-        "gained on long prompts without a loss on everyday questions; the highest gain was that of "
-        f"{_typed(method)}: {_figures(most)}"
+        f"gained on long prompts without a loss on everyday questions, after all {_counted(n, 'long question')} to choose by; "
+        f"the highest gain was that of {_typed(method)}: {_figures(most)}"
     )
 
 
