@@ -14,13 +14,11 @@ What it does not know: everyday questions longer than its plan's shortest long p
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig
@@ -32,7 +30,7 @@ from pypcd.evaluation._progress import Progress
 from pypcd.evaluation._rows import record
 from pypcd.evaluation._run import Record, context_of, counts_of, evaluate, facts, run_options, tasks_of
 from pypcd.evaluation._screen import Screen
-from pypcd.evaluation._stats import Paired, needed, needed_to_spare, paired
+from pypcd.evaluation._stats import Paired, needed, needed_to_spare, paired, paired_counts
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks._everyday import EVERYDAY, LEAST, SHORT
 from pypcd.methods import PCD
@@ -409,7 +407,7 @@ class _Search:
             settings = _space.settings(view, floors)
             for config in settings:
                 formula = Formula.of(config)
-                figures = [_paired(screen.follow(formula)[0], greedy) for screen, greedy in zip(screens, plain)]
+                figures = [paired_counts(screen.follow(formula)[0], greedy) for screen, greedy in zip(screens, plain)]
                 self._tried[config] = Weighed(figures[0], figures[1] if len(figures) > 1 else None)
             best[view] = max(settings, key=lambda config: _merit(self._tried[config]))
             self._tell(PCD(best[view]).name, self._tried[best[view]])
@@ -437,19 +435,6 @@ def _merit(weighed: Weighed) -> tuple[bool, float, float]:
     others, by what they cost. Of equal ones the first is taken."""
     gain, everyday = weighed.gain.difference, weighed.everyday.difference if weighed.everyday else 0.0
     return (False, everyday, gain) if weighed.costs else (True, gain, everyday)
-
-
-def _paired(mine: npt.NDArray[np.bool_], plain: npt.NDArray[np.bool_]) -> Paired:
-    both, wins, losses = ((a & b).sum() for a, b in ((mine, plain), (mine, ~plain), (~mine, plain)))
-    return _of_counts(len(mine), int(both), int(wins), int(losses))
-
-
-@functools.lru_cache(maxsize=100_000)
-def _of_counts(n: int, both: int, wins: int, losses: int) -> Paired:
-    """paired() of right and wrong answers, of which hundreds of settings have the same numbers."""
-    left = n - both - wins - losses
-    mine = [1.0] * (both + wins) + [0.0] * (losses + left)
-    return paired(mine, [1.0] * both + [0.0] * wins + [1.0] * losses + [0.0] * left)
 
 
 def _disagreement(result: Paired) -> float:

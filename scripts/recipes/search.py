@@ -17,9 +17,9 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from pypcd._cli import _progress, _terminal
-from pypcd.evaluation import Directory, Formula, Paired, Plan, Screen, record, score
+from pypcd.evaluation import Directory, Formula, Paired, Plan, Screen, record
 from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, group_of
-from pypcd.evaluation._stats import NOT_SHOWN, interval
+from pypcd.evaluation._stats import NOT_SHOWN, interval, paired_counts
 from pypcd.evaluation.tasks._everyday import SHORT
 
 WINDOWS = tuple(f"pcd:window:window={n}" for n in (32, 64, 128, 256))
@@ -97,8 +97,10 @@ def table(args: argparse.Namespace, parts: dict[str, tuple], views: Sequence[str
         for key, one in found.records.items():
             grouped.setdefault(group_of(key[0], key[1]), {})[key] = one
     for group, records in grouped.items():
-        for (_, cells), scored in zip(rows, score(Screen(records), wanted)):
-            cells[group] = scored.cells[None, None]
+        screen = Screen(records)
+        plain, _ = screen.follow(Formula(None))
+        for (_, cells), formula in zip(rows, wanted):
+            cells[group] = paired_counts(screen.follow(formula)[0], plain)
     return rows
 
 
