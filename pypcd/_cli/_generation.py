@@ -64,7 +64,7 @@ class Figures:
 
     def _waits(self) -> str:
         """Where the whole text was too short for PCD: from when on it contrasts."""
-        if self.pcd is None or self.context_used >= self.pcd.min_context:
+        if self.pcd is None or self.context_used > self.pcd.min_context:
             return ""
         return f", from {self.pcd.min_context} tokens on"
 
