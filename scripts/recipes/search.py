@@ -17,6 +17,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from pypcd._cli import _progress, _terminal
+from pypcd._errors import PCDError
 from pypcd.evaluation import Directory, Formula, Paired, Plan, Screen, record
 from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, group_of
 from pypcd.evaluation._stats import NOT_SHOWN, interval, paired_counts
@@ -74,6 +75,13 @@ def main() -> None:
     add("--jobs", type=int, default=1)
     args = parser.parse_args()
 
+    try:
+        write(args)
+    except (ValueError, FileNotFoundError, PCDError) as error:
+        raise SystemExit(f"search: {error}") from error
+
+
+def write(args: argparse.Namespace) -> None:
     tables = [table(args, parts, views) for parts, views in ((PARTS, WINDOWS), (PARTS_TURNED, TURNED))]
     args.out.mkdir(parents=True, exist_ok=True)
     write_csv(args.out / "summary.csv", [row for rows in tables for row in rows])
@@ -117,15 +125,18 @@ def write_csv(path: pathlib.Path, rows: Sequence[Row]) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The 15 formulas with the highest gain among those without a loss in long everyday prompts, and 15 of all."""
+    """The 15 formulas with the highest gain among those without a loss in long everyday prompts, and 15 of all; of those with
+    the same figures the first one."""
     groups = [name for name in (RETRIEVAL, LONG, SHORT_PROMPTS) if name in rows[0][1]]
     spared = [row for row in rows if LONG not in row[1] or row[1][LONG].difference >= 0]
-    lines = [f"{len(rows)} formulas. Points against greedy with 95% intervals, on the first half of the questions.\n"]
+    what = "Points against greedy with 95% intervals (over answers), on the first half of the questions; wins / losses."
+    lines = [f"{len(rows)} formulas. {what}\n"]
     sizes = {name: rows[0][1][name].n for name in groups}
     plain = {name: rows[0][1][name].score - rows[0][1][name].difference for name in groups}
     head = [f"{name} (greedy {plain[name]:.1f}, n = {sizes[name]})" for name in groups]
     for title, part in (("No loss in long everyday prompts", spared), ("All", rows)):
-        best = sorted(part, key=lambda row: -row[1][RETRIEVAL].difference)[:15]
+        unlike = {tuple((p.wins, p.losses) for p in cells.values()): (name, cells) for name, cells in reversed(part)}
+        best = sorted([*unlike.values()][::-1], key=lambda row: -row[1][RETRIEVAL].difference)[:15]
         lines += [
             f"{title}, the 15 with the highest gain\n",
             f"| formula | {' | '.join(head)} |",
