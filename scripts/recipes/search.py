@@ -135,8 +135,10 @@ def markdown(rows: Sequence[Row]) -> str:
     plain = {name: rows[0][1][name].score - rows[0][1][name].difference for name in groups}
     head = [f"{name} (greedy {plain[name]:.1f}, n = {sizes[name]})" for name in groups]
     for title, part in (("No loss in long everyday prompts", spared), ("All", rows)):
-        unlike = {tuple((p.wins, p.losses) for p in cells.values()): (name, cells) for name, cells in reversed(part)}
-        best = sorted([*unlike.values()][::-1], key=lambda row: -row[1][RETRIEVAL].difference)[:15]
+        unlike: dict[tuple, Row] = {}
+        for row in part:
+            unlike.setdefault(tuple((p.wins, p.losses) for p in row[1].values()), row)
+        best = sorted(unlike.values(), key=lambda row: -row[1][RETRIEVAL].difference)[:15]
         lines += [
             f"{title}, the 15 with the highest gain\n",
             f"| formula | {' | '.join(head)} |",
