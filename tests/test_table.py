@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pypcd._cli import _text
 from pypcd._cli._table import aligned, table
 
-SUMMARIES = sorted((Path(__file__).parent.parent / "docs" / "evidence").glob("*/summary.md"))
+EVIDENCE = Path(__file__).parent.parent / "docs" / "evidence"
+SUMMARIES = [EVIDENCE / name / "summary.md" for name in ("smollm2", "table1", "table2")]  # what `pypcd eval` prints
 
 
 def test_a_table_by_hand() -> None:

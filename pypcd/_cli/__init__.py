@@ -28,7 +28,7 @@ COMMANDS = {
     "info": "show the library, the machine and what PCD does to a model",
     "bench": "time plain decoding and PCD side by side",
     "eval": "measure decoding methods on long-context tasks",
-    "tune": "find the PCD setting that helps a model and harms nothing, if one does",
+    "tune": "find the PCD setting that helps a model and harms nothing",
     "salience": "measure how high the right answer ranks, by prompt length",
     "plot": "simulate the paper's decay of attention, and test its claims",
     "nocache": "compare PCD with the KV cache to PCD without one",

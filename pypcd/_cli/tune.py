@@ -40,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--everyday",
         metavar="N",
         type=_options.at_least(0),
-        help=f"everyday questions of each kind and form (default {N_EVERYDAY}; 0: none; demo 0)",
+        help=f"everyday questions of each kind (default {N_EVERYDAY}; demo 0)",
     )
     add("--quick", action="store_true", help=f"--n {QUICK_N}, --everyday {QUICK_EVERYDAY}, 1k tokens, few settings")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--profile", metavar="FILE", help="where the setting is written (default: MODEL.pcd.json)")
-    add("--out", metavar="DIR", help="rows and answers, to go on after a stop (default: tune-MODEL)")
+    add("--out", metavar="DIR", help="rows and answers (default: tune-MODEL)")
     add("--data", metavar="PATH", help="where the questions of longbench-... are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--jobs", metavar="N", type=_options.at_least(1), default=1, help="processes (default %(default)s)")
