@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 // The compiler's default x86-64 has vectors of 4 numbers. Functions that all inline into one can have it compiled again for AVX2.
@@ -217,7 +218,7 @@ float pcd_entropy(const float * row, int32_t n_vocab) {
         return res;
     }
     std::vector<float> known;
-    std::copy_if(row, row + n_vocab, std::back_inserter(known), is_logit);
+    std::copy_if(row, row + n_vocab, std::back_inserter(known), [](float x) { return is_logit(x); });
 
     return known.empty() ? 0.0f : entropy(known.data(), (int32_t) known.size());
 }
