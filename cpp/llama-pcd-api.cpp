@@ -74,6 +74,7 @@ llama_pcd_params llama_pcd_default_params(void) {
         /* .adaptive     = */ LLAMA_PCD_ADAPTIVE_NONE,
         /* .min_context  = */ 0,
         /* .min_entropy  = */ 0.0f,
+        /* .min_first_entropy = */ 0.0f,
     };
 }
 
@@ -141,6 +142,13 @@ void llama_pcd_unset_seq(llama_context * ctx, llama_seq_id seq_id) {
     if (auto * pcd = pcd_context::of(*ctx)) {
         pcd->core.settings.unset_seq(seq_id);
     }
+}
+
+void llama_pcd_begin(llama_context * ctx, llama_seq_id seq_id, llama_pos pos) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        pcd_context::made(*ctx).core.answers.begin(seq_id, pos);
+        return true;
+    });
 }
 
 int32_t llama_pcd_set_tokens(llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n) {

@@ -130,7 +130,7 @@ void llama_pcd_auto::follow(const llama_pcd_params & p) {
         return std::tie(x.cache, x.perturbation, x.type_k_over, x.window, x.n_sink);
     };
     const auto rows = [](const llama_pcd_params & x) {
-        return std::tie(x.gamma, x.relative_top, x.min_entropy);
+        return std::tie(x.gamma, x.relative_top, x.min_entropy, x.min_first_entropy);
     };
     const llama_pcd_params former = known[now].params;
 

@@ -51,6 +51,8 @@ std::string llama_pcd_context::taken() const {
 int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
     llama_pcd_memory::ends before;
 
+    const llama_pcd_answers answers = core.answers;
+
     int  res       = (int) llama_pcd_outcome::BROKEN;
     char text[100] = {}; // a long line would be put together in memory, which may be what is missing
 
@@ -61,6 +63,9 @@ int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
     if (!done) {
         llama_pcd_guarded(nullptr, 0, [&]() { recover(before); });
         llama_pcd_guarded(nullptr, 0, [&]() { LLAMA_LOG_ERROR("PCD: decoding failed: %s\n", text); });
+    }
+    if (res != 0) {
+        core.answers = answers;
     }
     return res;
 }
@@ -90,6 +95,7 @@ int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
         return (int) decoder.decode(batch);
     }
     decoder.rows.forget();
+    core.answers.remove(-1); // what is decoded now is not known to be one
 
     int res = 0;
     return head_ratios.on() && head_ratios.decode(batch, res) ? res : decode_plain(batch);

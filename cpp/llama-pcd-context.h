@@ -54,9 +54,9 @@ struct llama_pcd_context : llama_pcd {
     void cells_loaded(llama_seq_id seq_id) override;
     void keys_shift  (llama_kv_cache & kv) override;
 
-    void seq_removed(llama_seq_id seq_id) override                { core.settings.unset_seq(seq_id); }
-    void seq_copied (llama_seq_id src, llama_seq_id dst) override { core.settings.copy_seq(src, dst); }
-    void seq_kept   (llama_seq_id seq_id) override                { core.settings.keep_seq(seq_id); }
+    void seq_removed(llama_seq_id seq_id) override                { core.settings.unset_seq(seq_id);     core.answers.remove(seq_id); }
+    void seq_copied (llama_seq_id src, llama_seq_id dst) override { core.settings.copy_seq(src, dst);    core.answers.copy(src, dst); }
+    void seq_kept   (llama_seq_id seq_id) override                { core.settings.keep_seq(seq_id);      core.answers.keep(seq_id); }
 
     uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const override;
     void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;

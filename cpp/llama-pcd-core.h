@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "llama-pcd-answers.h"
 #include "llama-pcd-limits.h"
 #include "llama-pcd-masks.h"
 #include "llama-pcd-second.h"
@@ -27,6 +28,7 @@ struct llama_pcd_core {
     llama_pcd_view     view;
     llama_pcd_masks    masks;
     llama_pcd_states   states;
+    llama_pcd_answers  answers;
 
     llama_pcd_stats stats = {};
 

@@ -54,6 +54,11 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     }
     if (res == outcome::DONE) {
         rows.show();
+        for (size_t i = 0; i < rows.size(); ++i) {
+            if (rows.is_first(i)) {
+                core.answers.put_entropy(llama_pcd_parent_of(batch.tokens[rows.out_ids[i]]), rows.entropy(i));
+            }
+        }
         if (step.n_rows > 0) {
             step.n_needed = rows.n_needed;
             automatic.took(step);
@@ -73,6 +78,10 @@ llama_pcd_decoder::request llama_pcd_decoder::read(const llama_batch_ext & batch
     rows.forget();
 
     request res;
+    std::map<llama_seq_id, int32_t> firsts; // rows of first tokens of answers
+
+    const bool moved = core.memory.has_shift();
+
     res.by_llama = n_tokens == 0 || n_tokens > lctx.n_batch() || n_tokens > core.memory.n_free_cells();
 
     for (size_t i = 0; i < n_tokens; ++i) {
@@ -88,10 +97,27 @@ llama_pcd_decoder::request llama_pcd_decoder::read(const llama_batch_ext & batch
         }
         res.by_llama |= token.seq_ids.empty();
 
-        if (token.output && !res.by_llama) {
-            const llama_pcd_seq contrast = settings.contrast_of(llama_pcd_parent_of(token));
-            if (contrast.on) {
-                rows.add(i, token.pos[0], contrast);
+        if (res.by_llama) {
+            continue;
+        }
+        const auto parent   = llama_pcd_parent_of(token);
+        const auto contrast = settings.contrast_of(parent);
+        const auto pos      = token.pos[0];
+        const bool asked    = token.output && contrast.on && !settings.suspended;
+
+        for (llama_seq_id s : token.seq_ids) {
+            core.answers.read(s, pos, asked, moved);
+        }
+        if (asked) {
+            const bool plain = contrast.is_early(pos) || core.answers.is_sure(parent, pos, contrast);
+            const auto first = firsts.find(parent);
+            if (plain) {
+                rows.add_plain(i);
+            } else if (core.answers.first_of(parent, pos) == pos) {
+                firsts[parent] = rows.size();
+                rows.add(i, contrast, rows.size());
+            } else {
+                rows.add(i, contrast, first == firsts.end() ? -1 : first->second);
             }
         }
     }
@@ -115,7 +141,7 @@ bool llama_pcd_decoder::refuses_picture(const llama_batch_ext & batch) const {
 bool llama_pcd_decoder::refuses_context(const llama_batch_ext & batch) const {
     std::string reason = rows.size() > 0 ? core.limits.conflict() : "";
 
-    for (const auto * ids : { &rows.out_ids, &rows.early_ids }) {
+    for (const auto * ids : { &rows.out_ids, &rows.plain_ids }) {
         for (size_t i = 0; i < ids->size() && reason.empty(); ++i) {
             reason = core.limits.conflict_of(llama_pcd_parent_of(batch.tokens[(*ids)[i]]));
         }

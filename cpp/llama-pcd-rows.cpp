@@ -14,18 +14,15 @@ size_t llama_pcd_rows::n_vocab() const {
     return lctx.get_model().vocab.n_tokens();
 }
 
-void llama_pcd_rows::add(int32_t batch_index, int32_t pos, const llama_pcd_seq & contrast) {
-    if (contrast.is_early(pos)) {
-        early_ids.push_back(batch_index);
-        return;
-    }
+void llama_pcd_rows::add(int32_t batch_index, const llama_pcd_seq & contrast, int32_t first) {
     out_ids.push_back(batch_index);
     contrasts.push_back(contrast);
+    firsts.push_back(first);
 }
 
 void llama_pcd_rows::count() const {
-    stats.n_tokens  += size() + early_ids.size();
-    stats.n_skipped += early_ids.size();
+    stats.n_tokens  += size() + plain_ids.size();
+    stats.n_skipped += plain_ids.size();
 }
 
 void llama_pcd_rows::reserve() {
@@ -39,7 +36,7 @@ void llama_pcd_rows::reserve() {
     }
     has_over_rotated.assign(size(), false);
     strengths.assign(size(), NAN);
-    is_sure.resize(size());
+    entropies.assign(size(), NAN);
 }
 
 size_t llama_pcd_rows::first_from(size_t batch_index) const {
@@ -53,7 +50,7 @@ size_t llama_pcd_rows::find(int32_t batch_index) const {
 
 void llama_pcd_rows::take_standard(size_t i, int32_t batch_index) {
     std::copy_n(llama_pcd_outputs_row(lctx, batch_index), n_vocab(), standard.begin() + i*n_vocab());
-    is_sure[i] = -1;
+    entropies[i] = NAN;
 }
 
 void llama_pcd_rows::take_over_rotated(size_t i, int32_t batch_index) {
@@ -66,13 +63,18 @@ static pcd_contrast_params params_of(const llama_pcd_seq & c) {
     return { c.beta, c.adaptive, c.gamma, c.relative_top };
 }
 
-bool llama_pcd_rows::sure(size_t i) {
-    if (is_sure[i] < 0) {
-        const float least = contrasts[i].min_entropy;
-
-        is_sure[i] = least > 0.0f && pcd_entropy(standard_row(i), n_vocab()) < least;
+float llama_pcd_rows::entropy(size_t i) {
+    if (std::isnan(entropies[i])) {
+        entropies[i] = pcd_entropy(standard_row(i), n_vocab());
     }
-    return is_sure[i];
+    return entropies[i];
+}
+
+bool llama_pcd_rows::sure(size_t i) {
+    const auto & c = contrasts[i];
+
+    return (c.min_entropy > 0.0f && entropy(i) < c.min_entropy) ||
+        (firsts[i] >= 0 && c.min_first_entropy > 0.0f && entropy(firsts[i]) < c.min_first_entropy);
 }
 
 bool llama_pcd_rows::needs_twin(size_t i) {
@@ -108,16 +110,16 @@ size_t llama_pcd_rows::resolve(int32_t i) const {
     return size() == 0 ? 0 : find(i >= 0 ? i : llama_pcd_outputs_index(lctx, i));
 }
 
-int32_t llama_pcd_rows::resolve_early(int32_t i) const {
-    const int32_t id = early_ids.empty() || i >= 0 ? i : llama_pcd_outputs_index(lctx, i);
-    return std::binary_search(early_ids.begin(), early_ids.end(), id) ? id : -1;
+int32_t llama_pcd_rows::resolve_plain(int32_t i) const {
+    const int32_t id = plain_ids.empty() || i >= 0 ? i : llama_pcd_outputs_index(lctx, i);
+    return std::binary_search(plain_ids.begin(), plain_ids.end(), id) ? id : -1;
 }
 
 const float * llama_pcd_rows::get(int32_t i, int32_t which) {
-    const int32_t early = resolve_early(i);
-    if (early >= 0 && which != LLAMA_PCD_ROW_OVER_ROTATED) {
+    const int32_t plain = resolve_plain(i);
+    if (plain >= 0 && which != LLAMA_PCD_ROW_OVER_ROTATED) {
         llama_pcd_outputs_wait(lctx);
-        return llama_pcd_outputs_row(lctx, early);
+        return llama_pcd_outputs_row(lctx, plain);
     }
 
     const size_t row = resolve(i);

@@ -1,5 +1,5 @@
-// The rows of the last decode: L, L* and their contrast, and which batch entry each belongs to; and which of them stay L, since their
-// context is shorter than min_context, or their entropy less than min_entropy. Knows nothing of how they were evaluated.
+// The rows of the last decode: L, L* and their contrast, and which batch entry each belongs to; and which of them stay L, since a
+// floor (min_context, min_entropy, min_first_entropy) leaves their tokens plain. Knows nothing of how they were evaluated.
 
 #pragma once
 
@@ -14,12 +14,18 @@ struct llama_pcd_rows {
     std::vector<int32_t>       out_ids;   // batch index of each row, ascending
     std::vector<llama_pcd_seq> contrasts; // as they were
 
-    std::vector<int32_t> early_ids; // batch index of each row that stays as llama.cpp wrote it, ascending
+    std::vector<int32_t> plain_ids; // batch index of each row that stays as llama.cpp wrote it, ascending
 
     size_t size() const { return out_ids.size(); }
 
-    void forget() { out_ids.clear(); contrasts.clear(); early_ids.clear(); }
-    void add(int32_t batch_index, int32_t pos, const llama_pcd_seq & contrast);
+    void forget() { out_ids.clear(); contrasts.clear(); firsts.clear(); plain_ids.clear(); }
+
+    // first: the row of the first token of its answer, if that is in this batch, be it this one; else -1
+    void add(int32_t batch_index, const llama_pcd_seq & contrast, int32_t first);
+    void add_plain(int32_t batch_index) { plain_ids.push_back(batch_index); }
+
+    // whether row i is that of an answer's first token, whose entropy matters
+    bool is_first(size_t i) const { return firsts[i] == (int32_t) i && contrasts[i].min_first_entropy > 0.0f; }
 
     // in the statistics
     void count() const;
@@ -43,14 +49,17 @@ struct llama_pcd_rows {
     // over the caller's rows of the context: the contrast, or with combine = false the standard row
     void show();
 
+    // of L, in bits
+    float entropy(size_t i);
+
     // of the rows that were shown, how many have more than one plausible token
     size_t n_needed = 0;
 
     // the row of an index that means what llama_get_logits_ith's does; size(): that output has none
     size_t resolve(int32_t i) const;
 
-    // the same for one of early_ids: its batch index; -1: it is none
-    int32_t resolve_early(int32_t i) const;
+    // the same for one of plain_ids: its batch index; -1: it is none
+    int32_t resolve_plain(int32_t i) const;
 
     // see llama_pcd_get_logits_ith and llama_pcd_get_strength_ith
     const float * get(int32_t i, int32_t which);
@@ -65,7 +74,9 @@ private:
     std::vector<float> over_rotated;
     std::vector<bool>  has_over_rotated;
     std::vector<float> strengths; // of the rows that were contrasted
-    std::vector<int8_t> is_sure;  // of each row: see sure(); -1: not known yet of its present L
+    std::vector<float> entropies; // of each row's present L; NaN: not known yet
+
+    std::vector<int32_t> firsts;  // see add()
 
     std::vector<float> contrasted; // one row, made when asked for
 
@@ -74,7 +85,7 @@ private:
     const float * standard_row    (size_t i) const { return standard.data() + i*n_vocab(); }
     const float * over_rotated_row(size_t i) const { return has_over_rotated[i] ? over_rotated.data() + i*n_vocab() : nullptr; }
 
-    // whether L has less entropy than min_entropy, so that nothing is contrasted
+    // whether a floor of entropy leaves the row plain
     bool sure(size_t i);
 
     // returns how many tokens are plausible; 1 where L is sure

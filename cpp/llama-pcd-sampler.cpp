@@ -36,7 +36,7 @@ static void sampler_apply(llama_sampler * smpl, llama_token_data_array * cur_p) 
 
     auto & rows = pcd->decoder.rows;
 
-    if (rows.resolve_early(self->row) >= 0) {
+    if (rows.resolve_plain(self->row) >= 0) {
         return; // plain is what its setting asks for
     }
 

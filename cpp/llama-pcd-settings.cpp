@@ -73,6 +73,9 @@ static std::string check_numbers(const llama_pcd_params & p) {
     if (!is_in(p.min_entropy, 0.0f, 100.0f)) {
         return format("min_entropy is %g, allowed: 0 to 100", p.min_entropy);
     }
+    if (!is_in(p.min_first_entropy, 0.0f, 100.0f)) {
+        return format("min_first_entropy is %g, allowed: 0 to 100", p.min_first_entropy);
+    }
     if (!is_in(p.noise, 0.0f, 10.0f)) {
         return format("noise is %g, allowed: 0 to 10", p.noise);
     }
@@ -257,6 +260,8 @@ llama_pcd_params llama_pcd_settings::merged(const own_setting & own, const llama
     res.min_entropy  = own.params.min_entropy;
     res.combine      = own.params.combine && p.combine;
 
+    res.min_first_entropy = own.params.min_first_entropy;
+
     if (own.params.perturbation == LLAMA_PCD_PERTURBATION_NONE) {
         res.perturbation = LLAMA_PCD_PERTURBATION_NONE;
     }
@@ -270,5 +275,5 @@ llama_pcd_seq llama_pcd_settings::contrast_of(llama_seq_id seq_id, const llama_p
     const auto cur   = has ? merged(it->second, p) : p;
 
     return { is_on, cur.combine, cur.perturbation, cur.window, cur.n_sink, cur.beta, cur.gamma, cur.relative_top,
-        cur.adaptive, cur.min_context, cur.min_entropy };
+        cur.adaptive, cur.min_context, cur.min_entropy, cur.min_first_entropy };
 }

@@ -20,6 +20,7 @@ struct llama_pcd_seq {
     int32_t adaptive;
     int32_t min_context;
     float   min_entropy;
+    float   min_first_entropy;
 
     // whether a token at this position is early: its row is L, without a twin
     bool is_early(int32_t pos) const { return pos < min_context - 1; }

@@ -15,7 +15,8 @@ bool llama_pcd_streams::begin(const llama_batch_ext & batch) {
         const auto parent   = llama_pcd_parent_of(token);
         const auto contrast = core.settings.contrast_of(parent);
         if (contrast.on) {
-            (contrast.is_early(token.pos[0]) ? early : ready).insert(parent);
+            const bool plain = contrast.is_early(token.pos[0]) || core.answers.is_sure(parent, token.pos[0], contrast);
+            (plain ? early : ready).insert(parent);
         }
     }
     for (const auto parent : ready) {

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 7
+#define LLAMA_PCD_VERSION 8
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -110,6 +110,7 @@ struct llama_pcd_params {
     int32_t adaptive;     // enum llama_pcd_adaptive
     int32_t min_context;  // A token whose position + 1, its own place counted, is less has no twin, and L as its row; 0: none.
     float   min_entropy;  // nor, likewise, one where softmax(L) has less entropy, in bits; 0: none. See llama_pcd_entropy.
+    float   min_first_entropy; // nor any of an answer whose first token has less, or less than min_context. See llama_pcd_begin.
 };
 
 enum llama_pcd_head_order {
@@ -132,13 +133,13 @@ enum llama_pcd_fallback {
     LLAMA_PCD_FALLBACK_DEALT   = 3, // the memory dealt the batch out in an order that twins cannot be in: one after the other
     LLAMA_PCD_FALLBACK_SLIDES  = 4, // sliding-window layers forget what a later twin would see: at once, or before its token
     LLAMA_PCD_FALLBACK_PICTURE = 5, // cache = separate: embeddings are not kept for a later evaluation: at once
-    LLAMA_PCD_FALLBACK_EARLY   = 6, // cache = separate: for either reason tokens before min_context have twins; their rows are plain
+    LLAMA_PCD_FALLBACK_EARLY   = 6, // cache = separate: for either reason tokens that a floor leaves plain have twins
 };
 
 struct llama_pcd_stats {
     int64_t n_tokens;      // rows the caller asked for while PCD was on
     int64_t n_twins;       // twins evaluated
-    int64_t n_skipped;     // twins not needed: a single token was plausible, or less than min_context or min_entropy was there
+    int64_t n_skipped;     // twins not needed: a single token was plausible, or a floor (min_context, min_entropy, min_first_entropy)
     int64_t n_derived;     // times second keys were derived from the first, later than these were stored
     int64_t n_caught_up;   // tokens whose second keys and values were evaluated later than the token (cache = separate)
     int64_t second_bytes;  // of the second keys and values
@@ -200,11 +201,11 @@ LLAMA_API void llama_pcd_suspend(struct llama_context * ctx, bool suspend);
 // Row `which` of output i of the last decode, where i means what it means to llama_get_logits_ith(): an entry of the batch, or
 // negative, counted back over the outputs. n_vocab floats that live until the next decode; NULL where there is none (PCD off for
 // the context or the sequence, no such output, twin skipped). The contrasted row is that of the parameters it was decoded with; where
-// there is less context than min_context, or less entropy than min_entropy, it is L.
+// a floor (min_context, min_entropy, min_first_entropy) leaves the token plain, it is L.
 LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int32_t i, int32_t which);
 
 // The strength that output i was contrasted with, i as above: beta, or with `adaptive` that of this step, beta_t. NaN where there is
-// no contrast: no such output, a single token is plausible, or there is less than min_context or min_entropy.
+// no contrast: no such output, a single token is plausible, or a floor leaves the token plain.
 LLAMA_API float llama_pcd_get_strength_ith(struct llama_context * ctx, int32_t i);
 
 LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx);
@@ -217,12 +218,17 @@ LLAMA_API struct llama_pcd_graph_stats llama_pcd_get_graph_stats(struct llama_co
 // hold. 0: this memory, or one this small, cannot.
 LLAMA_API int32_t llama_pcd_fill_cells(struct llama_context * ctx, int32_t n);
 
+// For min_first_entropy: an answer in a sequence begins at this position; rows before it are text. Only for batches that ask for the
+// rows of a prompt too. Else it is known: an answer begins at the first row asked for behind tokens whose rows were not, or that were
+// decoded with PCD off; it goes on as long as the rows of all its tokens are asked for, and it begins anew where it is taken back
+// to its first token. It follows llama_memory_* of whole sequences and shifts of positions.
+LLAMA_API void llama_pcd_begin(struct llama_context * ctx, llama_seq_id seq_id, llama_pos pos);
+
 // A reason (enum llama_pcd_fallback) in a sentence, "" for none
 LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);
 
 // PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else params is a whole setting,
-// of which the sequence has beta, adaptive, gamma, relative_top, min_context, min_entropy, window, n_sink and combine of its own, and
-// perturbation where it is LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has
+// of which the sequence has beta, adaptive, gamma, relative_top, the floors, window, n_sink and combine of its own, and perturbation where it is LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has
 // to be as in the context, as far as the sequence's twins use it; with cache = separate also window, n_sink and perturbation,
 // which its second keys follow.
 //

@@ -50,6 +50,7 @@ RANGES: Mapping[str, Check] = {
     "adaptive": OrNone(Choice(ADAPTIVES)),
     "min_context": Integer(0),
     "min_entropy": Number(0, 100),
+    "min_first_entropy": Number(0, 100),
 }
 
 
@@ -103,6 +104,8 @@ class PCDConfig:
             from 1, must be at least this. 0: contrast from the first token on.
         min_entropy: decode plainly where the model is sure: where softmax(L) has less entropy than this, in bits, 0 to 100.
             0: contrast at every step.
+        min_first_entropy: decode an answer plainly to its end where the model is sure of its first token: where softmax(L)
+            has less entropy there, in bits, 0 to 100, or where it is before min_context. 0: contrast in every answer.
 
     Raises:
         ValueError: a value is out of range; the message names the field, the value and what is allowed.
@@ -129,6 +132,7 @@ class PCDConfig:
     adaptive: str | None = None
     min_context: int = 0
     min_entropy: float = 0.0
+    min_first_entropy: float = 0.0
 
     def __post_init__(self) -> None:
         check(self, **RANGES)
@@ -152,7 +156,7 @@ class PCDConfig:
 
     @classmethod
     def gentle(cls) -> PCDConfig:
-        """The mildest: a window twin, from 300 tokens on, where the model is unsure (min_entropy 2.5)."""
+        """For every day: a window twin, where the model is unsure how to begin its answer to 300 tokens or more."""
         return cls.preset("gentle")
 
     @classmethod

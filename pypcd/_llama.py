@@ -261,8 +261,8 @@ class Llama(llama_cpp.Llama):
             llm.pcd_for(2, False)                       # plain; sequence 0 follows llm.pcd
             llama_cpp.llama_decode(llm.ctx, batch)      # tokens of all three
 
-        A sequence can have its own beta, adaptive, gamma, relative_top, min_context, min_entropy, window and n_sink,
-        and perturbation="none". They come before the context's, also before a call's `pcd=`, but pcd=False turns PCD
+        A sequence can have its own beta, adaptive, gamma, relative_top, min_context, min_entropy, min_first_entropy,
+        window and n_sink, and perturbation="none". They come before the context's, also before a call's `pcd=`, but pcd=False turns PCD
         off for all. Before PCD is on, they are kept for then.
 
         llama_memory_seq_cp(memory, a, b, -1, -1) gives b the setting of a. llama_memory_seq_rm(memory, a, -1, -1),
@@ -340,6 +340,8 @@ class Llama(llama_cpp.Llama):
             self._renew_threads()
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
         n_past, started = self.n_tokens, time.perf_counter()
+        if self._logits_all and len(tokens) > 1 and not is_step:  # all of a prompt's rows are asked for
+            _engine.begin_answer(self, n_past + len(tokens) - 1)
         _engine.clear_errors()
         try:
             if n_head:

@@ -54,12 +54,12 @@ PRESETS: Mapping[str, Preset] = {
         {
             "perturbation": "none",
             "window": 64,
-            "beta": 1.0,
-            "relative_top": 0.5,
-            "min_entropy": 2.5,
+            "beta": 0.75,
+            "relative_top": 0.3,
+            "min_first_entropy": 2.25,
             "min_context": 300,
         },
-        "a window, from 300 tokens on, where the model is unsure: window 64, beta 1, relative_top 0.5, min_entropy 2.5",
+        "for every day: a window, where the model is unsure how to begin its answer to a prompt of 300 tokens or more",
     ),
     "cautious": Preset(
         {"beta": 1.5, "relative_top": 0.1}, "over-rotation, milder and with a cut: beta 1.5, relative_top 0.1"

@@ -63,6 +63,7 @@ NUMBERS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "Control.beta": (lambda v: Control(beta=v).beta, 0.5),
     "Control.relative_top": (lambda v: Control(relative_top=v).relative_top, 0.5),
     "Control.min_entropy": (lambda v: Control(min_entropy=v).min_entropy, 0.5),
+    "Control.min_first_entropy": (lambda v: Control(min_first_entropy=v).min_first_entropy, 0.5),
     "DoLa.relative_top": (lambda v: DoLa(relative_top=v).relative_top, 0.5),
     "CAD.alpha": (lambda v: CAD(v).alpha, 0.5),
     "Decay.base": (lambda v: Decay(base=v, over_base=1.25).base, 2.5),

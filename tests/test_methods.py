@@ -15,6 +15,7 @@ from reference import behind
 
 import pypcd
 from pypcd._engine import token_bytes
+from pypcd._method import entropy
 from pypcd.methods import CAD, AttentionSort, Control, Method, Plain, Prompt, Session, parse
 from pypcd.methods._edits import _ends, medoid, segment_spans
 from pypcd.methods._method import _place
@@ -138,6 +139,20 @@ def test_the_control_subtracts_the_mean_of_other_prompts(tiny: Tiny, llm: pypcd.
     row[kept] = wanted
     assert len(kept) > 1
     close(rows[0], behind(row, plain), contrasted(2 * tolerance(tiny("llama")), 1.5))  # of two log-softmaxes
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first_token(sure: bool, llm: pypcd.Llama) -> None:
+    pool = tuple(PROMPT.replace(after=f". What is {i:02d}?") for i in range(3))
+    plain_tokens, plain = rows_of(parse("greedy"), llm, 3)
+    first = entropy(plain[0])
+    control = Control(pool, min_first_entropy=first * (1.001 if sure else 0.999))
+    tokens, rows = rows_of(Method("control", control), llm, 3)
+    if sure:
+        assert tokens == plain_tokens and all(np.array_equal(a, b) for a, b in zip(rows, plain))
+    else:
+        _, always = rows_of(Method("control", Control(pool)), llm, 3)
+        assert all(np.array_equal(a, b) for a, b in zip(rows, always)) and not np.array_equal(rows[0], plain[0])
 
 
 def test_the_control_needs_other_prompts(llm: pypcd.Llama) -> None:

@@ -239,6 +239,8 @@ def test_a_setting_with_floors_is_a_formula() -> None:
         {"min_entropy": 2.5},
         {"min_context": 512},
         {"min_entropy": 1e-6},
+        {"min_first_entropy": 2.25},
+        {"min_context": 512, "min_entropy": 2, "min_first_entropy": 1},
         {"min_context": 512, "min_entropy": 2},
     ):
         config = pypcd.PCDConfig.windowed().replace(beta=1, **fields)

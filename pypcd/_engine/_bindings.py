@@ -59,6 +59,7 @@ class Params(ctypes.Structure):
         ("adaptive", ctypes.c_int32),
         ("min_context", ctypes.c_int32),
         ("min_entropy", ctypes.c_float),
+        ("min_first_entropy", ctypes.c_float),
     ]
 
 
@@ -141,6 +142,7 @@ pcd_unset_seq = _bind("llama_pcd_unset_seq", None, _ctx_p, ctypes.c_int32)
 pcd_set_tokens = _bind(
     "llama_pcd_set_tokens", ctypes.c_int32, _ctx_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32
 )
+pcd_begin = _bind("llama_pcd_begin", None, _ctx_p, ctypes.c_int32, ctypes.c_int32)
 pcd_suspend = _bind("llama_pcd_suspend", None, _ctx_p, ctypes.c_bool)
 pcd_get_logits_ith = _bind("llama_pcd_get_logits_ith", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
 pcd_get_strength_ith = _bind("llama_pcd_get_strength_ith", ctypes.c_float, _ctx_p, ctypes.c_int32)

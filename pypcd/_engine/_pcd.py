@@ -48,9 +48,9 @@ class PCDLogits:
     Attributes:
         standard: L.
         over_rotated: L*, the twin's; None if it could not change the result and was not evaluated.
-        contrasted: L~ (Eq. 6), -inf outside the plausible tokens; L where there is less than min_context or min_entropy.
+        contrasted: L~ (Eq. 6), -inf outside the plausible tokens; L where a floor leaves the token plain.
         beta: the strength of this contrast, PCDConfig.beta or what `adaptive` made of it; None if nothing was contrasted,
-            since only one token is plausible or there is less than min_context or min_entropy.
+            since only one token is plausible, or a floor (min_context, min_entropy, min_first_entropy) leaves it plain.
     """
 
     standard: npt.NDArray[np.float32]
@@ -66,8 +66,8 @@ class PCDStats:
     Attributes:
         n_tokens: tokens whose logits were requested while PCD was on.
         n_twins: twins evaluated for them.
-        n_skipped: twins that were not needed, since only one token was plausible or there was less than min_context or
-            min_entropy.
+        n_skipped: twins that were not needed, since only one token was plausible, or a floor (min_context, min_entropy,
+            min_first_entropy) left the token plain.
         n_derived: how many times the second keys were computed again from the first.
         n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
         second_bytes: memory of the second keys and values.
@@ -131,6 +131,7 @@ def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Param
     params.adaptive = _bindings.ADAPTIVE[config.adaptive]
     params.min_context = config.min_context
     params.min_entropy = config.min_entropy
+    params.min_first_entropy = config.min_first_entropy
     return params
 
 
@@ -201,6 +202,12 @@ def set_sequence_pcd(llm: llama_cpp.Llama, seq_id: int, config: PCDConfig | None
 def unset_sequence_pcd(llm: llama_cpp.Llama, seq_id: int) -> None:
     """Let a sequence follow its context's setting again."""
     _bindings.pcd_unset_seq(context(llm), seq_id)
+
+
+def begin_answer(llm: llama_cpp.Llama, pos: int, seq_id: int = 0) -> None:
+    """Tell the library that an answer begins at this position, where the rows of a prompt are asked for too
+    (min_first_entropy)."""
+    _bindings.pcd_begin(context(llm), seq_id, pos)
 
 
 def set_tokens(llm: llama_cpp.Llama, tokens: Sequence[int], seq_id: int = 0) -> None:

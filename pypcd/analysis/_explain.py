@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pypcd._config import PCDConfig
-from pypcd._method import log_softmax, rank
+from pypcd._method import entropy, log_softmax, rank
 from pypcd._vocabulary import Vocabulary
 from pypcd.methods import Session
 
@@ -27,8 +27,8 @@ class Candidate:
         token: its id.
         text: in quotes, safe for a terminal; "(end)" for the end of the answer.
         before, rank_before: its probability and its rank in L, from 1.
-        over_rotated: its probability in L*; None if L* was not evaluated: only one token was plausible, the step is below
-            min_context, or below min_entropy where token and twin are evaluated one after the other.
+        over_rotated: its probability in L*; None if L* was not evaluated: only one token was plausible, or the step is
+            below a floor (Step.below), for floors of entropy where token and twin are evaluated one after the other.
         after: its probability in the contrasted logits; 0 if it is excluded.
         rank_after: its rank there; None if it is excluded.
         is_chosen: whether it is the token that was written.
@@ -56,8 +56,9 @@ class Step:
         candidates: the best ones before and after the contrast, and the best gold one, sorted as after the contrast.
         is_changed: whether plain decoding would have written another token here.
         beta: the strength of the contrast here (PCDLogits.beta); None if nothing was contrasted.
-        below: why, if the step is plain decoding's: "min_context" (fewer tokens of context than the setting asks for) or
-            "min_entropy" (L has less entropy); else None.
+        below: why, if the step is plain decoding's: "min_context" (fewer tokens of context than the setting asks for),
+            "min_first_entropy" (the model was sure of the answer's first token) or "min_entropy" (L has less entropy);
+            else None.
     """
 
     index: int
@@ -96,6 +97,7 @@ def explain(
     if gold is not None and not gold.strip():
         raise ValueError("gold is empty; give the right answer, or leave it out")
     written, right = b"", (gold or "").strip().encode()
+    is_left = len(tokens) < setting.min_context and setting.min_first_entropy > 0  # plain to the answer's end
     session.start(tokens, setting)
     try:
         for index in range(min(n_tokens, session.llm.n_ctx() - len(tokens))):
@@ -104,7 +106,9 @@ def explain(
             step = _step(rows, vocabulary, index, n_top, set(marked))
             if rows.beta is None and np.array_equal(rows.contrasted, rows.standard, equal_nan=True):
                 is_early = len(tokens) + index < setting.min_context
-                step = dataclasses.replace(step, below="min_context" if is_early else "min_entropy")
+                is_left |= index == 0 and entropy(rows.standard) < setting.min_first_entropy
+                below = "min_context" if is_early else "min_first_entropy" if is_left else "min_entropy"
+                step = dataclasses.replace(step, below=below)
             yield step
             chosen = next(c.token for c in step.candidates if c.is_chosen)
             if session.is_end(chosen):

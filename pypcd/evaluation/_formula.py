@@ -39,6 +39,7 @@ NAMES: Mapping[str, str] = {
     "jsd_kept": "the same of the plausible tokens alone, both rows normalised over them",
     "entropy": "of softmax L, in bits",
     "entropy_s": "of softmax L*, in bits",
+    "first": "the entropy of softmax L at the answer's first token, in bits",
     "top": "the highest probability under L",
     "top_s": "the highest probability under L*",
     "rank": "the rank in L* of L's best token; 1 where the rows agree on it",
@@ -139,8 +140,8 @@ class Formula:
         formula = cls.of(setting_of(":".join(rest)))
         if own and (formula.view is None or formula.where or ("beta" in own and "*" in formula.beta)):
             raise ValueError(
-                f"formula is {text!r}; allowed: expressions for a setting of pcd without adaptive, min_context or min_entropy; "
-                "write beta=5*jsd, where=context>=512 and entropy>=2"
+                f"formula is {text!r}; allowed: expressions for a setting of pcd without adaptive and floors; write "
+                "beta=5*jsd, where=context>=512 and entropy>=2"
             )
         return dataclasses.replace(formula, **own)
 
@@ -150,7 +151,8 @@ class Formula:
         if config is None:
             return cls(None)
         beta = f"{config.beta:.9g}" + (f"*{config.adaptive}" if config.adaptive else "")
-        floors = {"context": config.min_context, "entropy": config.min_entropy}
+        context = "context-step" if config.min_first_entropy else "context"  # a whole answer's, or each token's
+        floors = {context: config.min_context, "entropy": config.min_entropy, "first": config.min_first_entropy}
         where = " and ".join(f"{name}>={least:.9g}" for name, least in floors.items() if least)
         return cls(view_of(config), beta, config.gamma, f"{config.relative_top:.9g}", where)
 
@@ -170,9 +172,7 @@ class Formula:
         if self.view is None:
             return None
         beta, _, measure = self.beta.partition("*")
-        floors = re.fullmatch(
-            r"(?:context *>= *(\d+))?(?: and (?=.))?(?:entropy *>= *([\d.]+(?:e[+-]?\d+)?))?", self.where
-        )
+        floors = _floors(self.where)
         if floors is None:
             return None
         try:
@@ -181,8 +181,7 @@ class Formula:
                 gamma=self.gamma,
                 relative_top=float(self.relative_top),
                 adaptive=measure.strip() or None,
-                min_context=int(floors[1] or 0),
-                min_entropy=float(floors[2] or 0),
+                **floors,
             )
         except ValueError:  # an expression that PCDConfig has no field for
             return None
@@ -209,6 +208,21 @@ class Formula:
         contrast = np.where(kept, contrast, -np.inf)
         best = contrast.max(1, keepdims=True)
         return np.argmin(np.where(contrast >= best - _TIE, rows.ids, rows.ids.max(initial=0) + 1), 1)
+
+
+def _floors(where: str) -> dict[str, float] | None:
+    """The fields that leave plain what an expression does, and nothing else; None: there are none."""
+    found: dict[str, str] = {}
+    for part in where.split(" and ") if where else ():
+        match = re.fullmatch(r" *(context|context *- *step|entropy|first) *>= *(\d+(?:\.\d*)?(?:e[+-]?\d+)?) *", part)
+        if match is None or (name := match[1].replace(" ", "")) in found:
+            return None
+        found[name] = match[2]
+    own, others = ("context-step", "context") if "first" in found else ("context", "context-step")
+    if others in found or not found.get(own, "0").isdigit():
+        return None
+    fields = {"min_entropy": found.get("entropy", 0), "min_first_entropy": found.get("first", 0)}
+    return {"min_context": int(found.get(own, 0)), **{name: float(value) for name, value in fields.items()}}
 
 
 def _is_number(text: str) -> bool:

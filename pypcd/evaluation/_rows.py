@@ -46,7 +46,8 @@ RIGHT, OPEN = "right", "open"  # where a token may lead, besides to a node; what
 SCALARS = ("lse", "entropy", "lse_s", "entropy_s", "top_s", "jsd", "rank", "rank_back")  # see compared()
 
 # fields of PCDConfig that do not change L*: they combine it with L, or say where and how it is computed
-_COMBINING = ("beta", "gamma", "relative_top", "adaptive", "min_context", "min_entropy", "evaluation", "sequences")
+_FLOORS = ("min_context", "min_entropy", "min_first_entropy")
+_COMBINING = ("beta", "gamma", "relative_top", "adaptive", *_FLOORS, "evaluation", "sequences")
 _N_LEADS, _LEAD = 8, 0.05  # signs among so many best first tokens, with so much of the best one's probability, may lead
 _PART = 32  # tokens of a batch: their twins take cells of the context too
 

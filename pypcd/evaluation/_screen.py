@@ -101,6 +101,8 @@ class Screen:
             ids, l, s, after = (np.take_along_axis(array, order, 1) for array in (self._ids, l, s, self._next))
             names = ("entropy", "entropy_s", "top_s", "jsd", "rank", "rank_back")
             values = {name: scalars[name] for name in names}
+            sizes = np.diff(self._first)
+            values["first"] = np.repeat(scalars["entropy"][self._first[:-1]], sizes)
             values |= {"top": np.exp(l[:, 0]), "step": self._step, "context": self._context}
             self._views[view] = Rows(ids, l, s, values), after
         return self._views[view]

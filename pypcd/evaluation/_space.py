@@ -1,7 +1,7 @@
 """The settings that tune() searches, in the order in which it tries them. Knows nothing of models or answers.
 
 A setting is a *view*, which is what makes L* (window, rotation, cache), and a way to contrast it: how strong, with which
-cut, from which position on, and whether also where the model is sure. A view costs another pass over each question; all
+cut, from which position on, and whether also where the model is sure of its answer's beginning. A view costs another pass over each question; all
 ways to contrast it come for nothing then (`_screen`). So views are in the order of what they promise: twins with a window,
 which gain most on the released model tried so far; gentle over-rotation; the other readings of the cache; and what the
 presets have besides.
@@ -34,7 +34,7 @@ _STRENGTHS: tuple[Mapping[str, Any], ...] = (
     *({"beta": beta} for beta in (0.5, 1.0, 1.5, 2.5)),
 )
 _CUTS = (0.5, 0.3, 0.1, 0.0)
-_SURE = (2.5, 0.0)  # values of min_entropy
+_SURE = (2.25, 1.5, 0.0)  # values of min_first_entropy
 _STEP, _SPACE = 32, 1.2  # of floors: tokens; how far they are from prompts, as a factor
 
 
@@ -83,7 +83,7 @@ def settings(view: PCDConfig, floors: Sequence[int] = ()) -> list[PCDConfig]:
         if view_of(preset) == view and preset.gamma <= K and preset.min_context <= max((0, *floors))
     ]
     grid = [
-        view.replace(**strength, relative_top=cut, min_entropy=least, min_context=floor)
+        view.replace(**strength, relative_top=cut, min_first_entropy=least, min_context=floor)
         for floor in (*sorted(floors, reverse=True), 0)
         for least in _SURE
         for strength in _STRENGTHS

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pypcd._checks import Integer, Number, check
 from pypcd._config import RANGES, PCDConfig
-from pypcd._method import contrast, log_softmax, put_behind
+from pypcd._method import contrast, entropy, log_softmax, put_behind
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd.methods._session import Logits, Rows2D, Session
 
@@ -118,7 +118,7 @@ class Control(RowSource):
 
     Args:
         pool: other prompts of the same kind; each is answered once, greedily and without PCD.
-        beta, gamma, relative_top, adaptive, min_entropy: as in PCDConfig.
+        beta, gamma, relative_top, adaptive, min_entropy, min_first_entropy: as in PCDConfig.
         n_steps: how many tokens of each answer are used; later steps use the mean of the last one.
     """
 
@@ -129,24 +129,29 @@ class Control(RowSource):
     n_steps: int = 32
     adaptive: str | None = None
     min_entropy: float = 0.0
+    min_first_entropy: float = 0.0
     _means: weakref.WeakKeyDictionary[Any, dict[bool, npt.NDArray[np.float64]]] = dataclasses.field(
         default_factory=weakref.WeakKeyDictionary, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
-        check(self, **{name: RANGES[name] for name in _CONTRAST}, n_steps=Integer(1))
+        ranges = {name: RANGES[name] for name in (*_CONTRAST, "min_first_entropy")}
+        check(self, **ranges, n_steps=Integer(1))
 
     def refusal(self, llm: Llama) -> str | None:
         return None if self.pool else "the control needs other prompts of the same kind, but has none"
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         means = self.means(session, chat)
+        first = session.start(tokens)
+        if self.min_first_entropy > 0.0 and entropy(first) < self.min_first_entropy:
+            return Stream(session, first)
 
         def change(t: int, rows: Rows2D) -> Rows2D:
             prior = means[min(t, len(means) - 1)]
             return np.stack([self._contrasted(log_softmax(row), prior) for row in rows]).astype(np.float32)
 
-        return Stream(session, session.start(tokens), change)
+        return Stream(session, first, change)
 
     def _contrasted(self, row: npt.NDArray[np.float64], prior: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         kept = contrast(row, prior, **{name: getattr(self, name) for name in _CONTRAST})

@@ -1,0 +1,45 @@
+// Where the answer in each sequence begins, and how sure the model was of its first token. Knows positions, not what they hold.
+//
+// An answer begins at the first row that is asked for behind text: behind tokens whose rows nobody asked for, tokens that were
+// decoded with PCD off, or nothing. It goes on as long as each token that comes is asked for and lies at the next position, or at an
+// earlier one behind the first: drafted tokens that were wrong are written again. At the first position it begins anew.
+
+#pragma once
+
+#include "llama-pcd-settings.h"
+
+#include <cmath>
+#include <map>
+
+struct llama_pcd_answers {
+    // a token comes; asked: for its row; moved: positions were changed since the last one
+    void read(llama_seq_id seq_id, llama_pos pos, bool asked, bool moved);
+
+    // see llama_pcd_begin
+    void begin(llama_seq_id seq_id, llama_pos pos);
+
+    // the position of the first token of the answer that the token at this one belongs to; -1: none
+    llama_pos first_of(llama_seq_id seq_id, llama_pos pos) const;
+
+    // the entropy of softmax(L) there, in bits
+    void put_entropy(llama_seq_id seq_id, float entropy) { all[seq_id].entropy = entropy; }
+
+    // whether the model was so sure at the first token of an answer that the token at this position, behind it, is left plain
+    bool is_sure(llama_seq_id seq_id, llama_pos pos, const llama_pcd_seq & contrast) const;
+
+    // the memory was edited, as callers name whole sequences (-1: all)
+    void remove(llama_seq_id seq_id);
+    void copy  (llama_seq_id src, llama_seq_id dst);
+    void keep  (llama_seq_id seq_id);
+
+private:
+    struct answer {
+        llama_pos first   = -1;
+        llama_pos last    = -1;       // the latest token; before first: the answer has not begun
+        float     entropy = INFINITY; // of the first token: nothing is known that would leave the answer plain
+
+        bool has_begun() const { return last >= first; }
+    };
+
+    std::map<llama_seq_id, answer> all;
+};
