@@ -21,7 +21,7 @@ from pypcd.evaluation._screen import Screen
 from pypcd.evaluation._stats import MARGIN, Paired, interval, paired
 from pypcd.evaluation._survey import survey_methods
 from pypcd.evaluation.tasks import GROUPS, TASKS
-from pypcd.evaluation.tasks._everyday import LEAST, SHORT
+from pypcd.evaluation.tasks._everyday import LEAST, SHORT, kind_of
 from pypcd.methods import PCD, Plain, parse
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
 RETRIEVAL, SHORT_PROMPTS, LONG = "retrieval", "everyday, short", "everyday, long"
 """The three groups of questions."""
 
-_EVERYDAY = frozenset(task for group in ("everyday", "everyday-behind") for task in GROUPS[group])
 _FIND = frozenset(task for task in TASKS if task.startswith(("kv", "niah-", "vt")))
 
 _LEGEND = f"""\
@@ -184,7 +183,7 @@ def is_in(half: str | None, index: int) -> bool:
 
 def group_of(task: str, length: int) -> str | None:
     """The group that a cell belongs to; None for other tasks."""
-    if task in _EVERYDAY:
+    if kind_of(task):
         return SHORT_PROMPTS if length <= SHORT else LONG
     return RETRIEVAL if task in _FIND else None
 
@@ -192,7 +191,8 @@ def group_of(task: str, length: int) -> str | None:
 def _question(task: str, length: int, index: int) -> tuple[Any, ...]:
     """What is asked. Everyday questions are the same at every length and in both ways: their answers stand and fall
     together, so an interval over single answers would be too narrow."""
-    return (task.removesuffix("-behind"), index) if task in _EVERYDAY else (task, length, index)
+    kind = kind_of(task)
+    return (kind, index) if kind else (task, length, index)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
