@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pypcd.evaluation._formula import Formula
-from pypcd.evaluation._plan import BASELINE, HALVES, Directory, Key
+from pypcd.evaluation._plan import BASELINE, Directory, Key, is_in
 from pypcd.evaluation._screen import Screen
 from pypcd.evaluation._stats import MARGIN, Paired, interval, paired
 from pypcd.evaluation._survey import survey_methods
@@ -174,11 +174,6 @@ def balance(run: Run, half: str | None = "second") -> list[Balance]:
         if groups:
             result.append(Balance(run.name, method, groups))
     return result
-
-
-def is_in(half: str | None, index: int) -> bool:
-    """Whether a question is in a half; None: in any."""
-    return half is None or index % 2 == HALVES.index(half)
 
 
 def group_of(task: str, length: int) -> str | None:

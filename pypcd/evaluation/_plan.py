@@ -17,7 +17,7 @@ from typing import Any
 from pypcd._checks import Choice, Integer, check
 from pypcd.evaluation.tasks import parts_of
 
-__all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "file_sha256"]
+__all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "file_sha256", "is_in"]
 
 BASELINE = "greedy"
 """The method that all others are compared with: plain greedy decoding."""
@@ -76,9 +76,9 @@ class Plan:
         if self.half is not None:
             check(self, half=Choice(HALVES))
 
-    def indices(self, n: int) -> range:
+    def indices(self, n: int) -> list[int]:
         """The numbers of the questions that are asked of n."""
-        return range(n) if self.half is None else range(HALVES.index(self.half), n, 2)
+        return [index for index in range(n) if is_in(self.half, index)]
 
     def everything(self, counts: Mapping[str, int] | None = None) -> Iterator[Key]:
         """The keys of all answers, cell by cell and sample by sample; counts: how many questions a task has, if not n."""
@@ -223,6 +223,11 @@ class Directory:
                 raise ValueError(f"{self.samples}, line {number}, is damaged; remove it and run again") from None
             records[key] = record
         return records
+
+
+def is_in(half: str | None, index: int) -> bool:
+    """Whether the question with this number is in a half; None: in any."""
+    return half is None or index % 2 == HALVES.index(half)
 
 
 def file_sha256(path: str, progress: Callable[[int], object] = lambda n: None) -> str:
