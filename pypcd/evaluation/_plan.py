@@ -125,8 +125,10 @@ class Directory:
         temporary = self.path / _UNFINISHED
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         temporary.replace(file)
-        self._cut()
-        return self.records()
+        lines = self._lines()
+        if self._has_answers() and len(lines) < self.samples.stat().st_size:
+            os.truncate(self.samples, len(lines))  # the next one begins where the last whole one ends
+        return self._records(lines)
 
     def facts(self) -> dict[str, Any]:
         """The plan of the run and the facts it depends on, as run.json has them.
@@ -196,26 +198,22 @@ class Directory:
             raise ValueError(f"{file} was not written by pypcd eval; give another directory") from None
         return record
 
-    def _cut(self) -> None:
-        """Drop a last line that was cut off."""
-        if self.samples.exists():
-            data = self.samples.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if whole < len(data):
-                with self.samples.open("r+b") as file:
-                    file.truncate(whole)
-
     def records(self) -> dict[Key, dict[str, Any]]:
         """The answers so far; the run may still be going on.
 
         Raises:
             ValueError: a line is damaged.
         """
-        if not self.samples.exists():
-            return {}
-        data = self.samples.read_bytes()
+        return self._records(self._lines())
+
+    def _lines(self) -> bytes:
+        """The answers' lines, without a last one that was cut off."""
+        data = self.samples.read_bytes() if self.samples.exists() else b""
+        return data[: data.rfind(b"\n") + 1]
+
+    def _records(self, lines: bytes) -> dict[Key, dict[str, Any]]:
         records = {}
-        for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        for number, line in enumerate(lines.splitlines(), 1):
             try:
                 record = json.loads(line)
                 key = record["task"], record["length"], record["index"], record["method"]
