@@ -170,10 +170,10 @@ class Formula:
         if self.view is None:
             return None
         beta, _, measure = self.beta.partition("*")
-        floors = re.fullmatch(
-            r"(?:context *>= *(\d+))?(?: and (?=.))?(?:entropy *>= *([\d.]+(?:e[+-]?\d+)?))?", self.where
-        )
-        if floors is None:
+        parts = self.where.split(" and ") if self.where else []
+        found = [re.fullmatch(r" *(context|entropy) *>= *([\d.]+(?:e[+-]?\d+)?) *", part) for part in parts]
+        floors = {part[1]: part[2] for part in found if part}
+        if len(floors) < len(parts):
             return None
         try:
             return self.view.replace(
@@ -181,8 +181,8 @@ class Formula:
                 gamma=self.gamma,
                 relative_top=float(self.relative_top),
                 adaptive=measure.strip() or None,
-                min_context=int(floors[1] or 0),
-                min_entropy=float(floors[2] or 0),
+                min_context=int(floors.get("context", 0)),
+                min_entropy=float(floors.get("entropy", 0)),
             )
         except ValueError:  # an expression that PCDConfig has no field for
             return None
