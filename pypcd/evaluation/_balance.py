@@ -22,7 +22,7 @@ from pypcd.evaluation._stats import MARGIN, Paired, interval, paired
 from pypcd.evaluation._survey import survey_methods
 from pypcd.evaluation.tasks import GROUPS, TASKS
 from pypcd.evaluation.tasks._everyday import LEAST, SHORT, kind_of
-from pypcd.methods import PCD, Plain, parse
+from pypcd.methods import PCD, Control, Plain, parse
 
 __all__ = [
     "LONG",
@@ -33,6 +33,7 @@ __all__ = [
     "balance",
     "balance_csv",
     "balance_markdown",
+    "controlled",
     "read_run",
 ]
 
@@ -49,7 +50,8 @@ higher. An everyday question that was asked in several forms (at several lengths
 once, with the mean of its scores. Loss on everyday questions, short and long: `none` if a loss of {MARGIN:g} points is excluded on
 both (the interval lies above -{MARGIN:g}, and Tango's score test agrees: a bootstrap is too narrow where few answers differ),
 `shown` if a difference below zero is shown, `not told` if neither, or if greedy gets fewer than {LEAST:g}% right, so that there
-is little to lose."""
+is little to lose. A control subtracts what other questions make likely, in place of L*, and contrasts otherwise as the
+settings beside it: a gain that these share with it does not come from positions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +178,15 @@ def balance(run: Run, half: str | None = "second") -> list[Balance]:
     return result
 
 
+def controlled(method: str, methods: Iterable[str]) -> tuple[str, ...]:
+    """The settings among some methods that a control has the contrast of; none for other methods."""
+    control = parse(method).rows
+    if not isinstance(control, Control):
+        return ()
+    found = {name: parse(name).rows for name in methods}
+    return tuple(name for name, rows in found.items() if isinstance(rows, PCD) and Control.of(rows.pcd) == control)
+
+
 def group_of(task: str, length: int) -> str | None:
     """The group that a cell belongs to; None for other tasks."""
     if kind_of(task):
@@ -207,7 +218,9 @@ def balance_markdown(runs: Sequence[Run], half: str | None = "second") -> str:
                 lines.append(f"| {row.model} | {row.method} | {' | '.join(cells)} |  |")
             else:
                 cells = [part for p in found for part in _cells(p)]
-                lines.append(f"| {row.model} | `{row.method}` | {' | '.join(cells)} | {row.loss} |")
+                of = ", ".join(f"`{name}`" for name in controlled(row.method, run.methods))
+                name = f"`{row.method}`" + (f", of {of}" if of else "")
+                lines.append(f"| {row.model} | {name} | {' | '.join(cells)} | {row.loss} |")
     lines += ["", "## What was asked", ""]
     for run in runs:
         lines += [f"- **{run.name}**: {'; '.join(_asked(run, half))}.", *(f"  - {note}" for note in run.notes)]
