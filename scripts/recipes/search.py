@@ -119,7 +119,8 @@ def main(words: Sequence[str] | None = None) -> None:
     args = parser.parse_args(words)
 
     try:
-        write(args)
+        with _terminal.resumable():
+            write(args)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except (ValueError, OSError, PCDError) as error:
@@ -130,8 +131,7 @@ def write(args: argparse.Namespace) -> None:
     asked, notes = trained_for(chosen(_options.names(args.part) or default(args.model)), args.model)
     tables, refused = [], {}
     for parts in asked:
-        with _terminal.resumable():
-            found = {name: rows_of(name, part, args, refused) for name, part in parts.items()}
+        found = {name: rows_of(name, part, args, refused) for name, part in parts.items()}
         made = table(parts, found, refused)
         if made:
             tables.append(made)
@@ -224,7 +224,7 @@ def table(parts: Parts, found: Mapping[str, Mapping[Key, Record]], refused: Coll
             if all(view in parts[name].views for name in names):
                 for formula in judged[view]:
                     cells[formula][group] = paired_counts(screen.follow(formula)[0], plain)
-    return [(formula.name, found) for formula, found in cells.items() if found]
+    return [(formula.name, by_group) for formula, by_group in cells.items() if by_group]
 
 
 def _recorded(view: str) -> str:
