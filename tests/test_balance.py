@@ -150,6 +150,9 @@ def test_tables() -> None:
     [line] = [row for row in table if (row["method"], row["group"]) == ("pcd:cautious", RETRIEVAL)]
     assert (line["model"], line["n"], line["wins"], line["difference"]) == ("m", "10", "4", "40.0")
     assert len(table) == 6 and balance_csv([]) == ""
+    names = ("greedy", "pcd:window", "control", "control:1")
+    shown = balance_markdown([Run("m", names, scored({("vt", 600, 1): (1, 1, 0, 0)}, names))])
+    assert "| m | `control`, of `pcd:window` | -100.0 [" in shown and "| m | `control:1` | -100.0 [" in shown
 
 
 def test_a_folder_is_read_with_all_runs_in_it(tmp_path: Path) -> None:

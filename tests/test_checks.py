@@ -40,6 +40,7 @@ INTEGERS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "MsPoE.first_layer": (lambda v: MsPoE(first_layer=v).first_layer, 7),
     "Control.gamma": (lambda v: Control(gamma=v).gamma, 7),
     "Control.n_steps": (lambda v: Control(n_steps=v).n_steps, 7),
+    "Control.min_context": (lambda v: Control(min_context=v).min_context, 7),
     "DoLa.layers": (lambda v: DoLa((v,)).layers[0], 7),
     "Decay.d": (lambda v: Decay(d=v).d, 64),
     "Decay.length": (lambda v: Decay(length=v).length, 64),

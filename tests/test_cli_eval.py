@@ -47,6 +47,8 @@ def test_answer_shows_each_method(tmp_path: Path, capsys: pytest.CaptureFixture[
         f"--- {name} ---" for name in ("greedy", "pcd", "beam:2", "cad")
     ]
     assert right in out
+    assert main(command) == 0
+    assert re.findall("^--- (.*) ---$", capsys.readouterr().out, re.MULTILINE) == ["greedy", "pcd:gentle"]
     assert main([*command, "--method", "pcd", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["method"] == "pcd" and record["n_tokens"] <= 8 and record["n_evaluated"] == record["n_prompt"]

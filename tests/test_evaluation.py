@@ -384,9 +384,9 @@ def test_the_pool_of_a_cell_is_evaluated_once(tmp_path: Path, monkeypatch: pytes
     begun: list[object] = []
     start = Session.start
     monkeypatch.setattr(Session, "start", lambda *args, **kwargs: begun.append(args) or start(*args, **kwargs))
-    plan = Plan("demo", ("kv-short",), ("greedy", "control"), (180,), n=4, n_pool=5)
+    plan = Plan("demo", ("kv-short",), ("greedy", "control", "control:relative_top=0.1"), (180,), n=4, n_pool=5)
     evaluate(plan, Directory(tmp_path / "run"), options=ONE)
-    assert len(begun) == 4 * 2 + 5
+    assert len(begun) == 4 * 3 + 5
 
 
 def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:

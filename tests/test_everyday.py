@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import pypcd
 from pypcd._prompt import Prompt, prompt_tokens
-from pypcd.evaluation import GROUPS, Directory, Plan, evaluate, task
+from pypcd.evaluation import GROUPS, TASKS, Directory, Plan, evaluate, task
 from pypcd.evaluation.tasks import _words, parts_of
-from pypcd.evaluation.tasks._everyday import EVERYDAY, SHORT, Everyday
+from pypcd.evaluation.tasks._everyday import EVERYDAY, SHORT, Everyday, kind_of
 from pypcd.evaluation.tasks._kinds import KINDS
 from pypcd.evaluation.tasks._sample import Sample
 from pypcd.evaluation.tasks._size import largest
@@ -296,6 +296,8 @@ def test_there_are_ten_kinds_and_more_each_in_two_ways() -> None:
     assert len(KINDS) >= 10 and set(ORACLES) == set(NAMES) == set(BEHIND)
     for name in NAMES:
         assert task(f"everyday-{name}") == SHOTS[name] and task(f"everyday-{name}-behind") == BEHIND[name]
+        assert kind_of(f"everyday-{name}") == kind_of(f"everyday-{name}-behind") == name
+    assert {kind_of(other) for other in (*TASKS, *GROUPS, "everyday-nothing")} == {None, *NAMES}
 
 
 @few

@@ -15,7 +15,7 @@ from reference import behind
 
 import pypcd
 from pypcd._engine import token_bytes
-from pypcd._method import entropy
+from pypcd._method import contrast, entropy, log_softmax
 from pypcd.methods import CAD, AttentionSort, Control, Method, Plain, Prompt, Session, parse
 from pypcd.methods._edits import _ends, medoid, segment_spans
 from pypcd.methods._method import _place
@@ -142,7 +142,9 @@ def test_the_control_subtracts_the_mean_of_other_prompts(tiny: Tiny, llm: pypcd.
 
 
 @pytest.mark.parametrize("sure", [True, False])
-def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first_token(sure: bool, llm: pypcd.Llama) -> None:
+def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first_token(
+    sure: bool, llm: pypcd.Llama
+) -> None:
     pool = tuple(PROMPT.replace(after=f". What is {i:02d}?") for i in range(3))
     plain_tokens, plain = rows_of(parse("greedy"), llm, 3)
     first = entropy(plain[0])
@@ -153,6 +155,37 @@ def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first
     else:
         _, always = rows_of(Method("control", Control(pool)), llm, 3)
         assert all(np.array_equal(a, b) for a, b in zip(rows, always)) and not np.array_equal(rows[0], plain[0])
+
+
+def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Llama) -> None:
+    gentle = Control.of(pypcd.PCDConfig.gentle())
+    assert (
+        gentle
+        == parse(gentle.name).rows
+        == parse("control:0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25").rows
+    )
+    assert parse(Control(gamma=9, n_steps=4, adaptive="jsd").name).rows == Control(gamma=9, n_steps=4, adaptive="jsd")
+    assert Control.of(pypcd.PCDConfig.windowed()).name == "control"
+    pool, at = (PROMPT.replace(after="?"),), len(tokens_of(llm)) + 2  # tokens before the third row
+    tokens, rows = rows_of(Method("control", Control(pool, min_context=at)), llm, 4)
+    plain, plain_rows = rows_of(parse("greedy"), llm, 4)
+    assert tokens[:2] == plain[:2] and all(np.array_equal(a, b) for a, b in zip(rows[:2], plain_rows[:2]))
+    prior = Control(pool).means(Session(llm), False)[2]
+    wanted = contrast(log_softmax(plain_rows[2]), prior)  # after the same tokens
+    kept = np.isfinite(wanted)
+    assert np.array_equal(rows[2][kept], wanted[kept].astype(np.float32)) and not np.array_equal(rows[2], plain_rows[2])
+
+
+def test_controls_of_one_pool_share_its_answers(llm: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    start = Session.start
+    monkeypatch.setattr(Session, "start", lambda *args, **kwargs: begun.append(args) or start(*args, **kwargs))
+    session, pools = Session(llm), [(PROMPT.replace(after=after), PROMPT) for after in ("?", ", ")]
+    first = Control(pools[0]).means(session, False)
+    assert len(begun) == 2 and Control(pools[0], beta=1).with_pool(pools[0]).means(session, False) is first
+    assert np.array_equal(Control(pools[0], n_steps=2).means(session, False), first[:2]) and len(begun) == 4
+    assert not np.array_equal(Control(pools[1]).means(session, False), first) and len(begun) == 6
+    assert np.array_equal(Control(pools[0]).means(session, False), first) and len(begun) == 8
 
 
 def test_the_control_needs_other_prompts(llm: pypcd.Llama) -> None:

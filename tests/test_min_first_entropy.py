@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Callable
+from typing import Callable
 
 import llama_cpp
 import numpy as np
@@ -101,7 +101,9 @@ def test_what_is_decoded_does_not_depend_on_how_it_is_asked_for(
     for prompt in (sure, unsure):
         wanted = [token for token, _ in zip(stock.generate(prompt, temp=0.0), range(12))]
         if prompt is unsure:
-            wanted = [token for token, _ in zip(load(path, {"evaluation": "fused"}).generate(prompt, temp=0.0), range(12))]
+            wanted = [
+                token for token, _ in zip(load(path, {"evaluation": "fused"}).generate(prompt, temp=0.0), range(12))
+            ]
         for kwargs in ({}, {"logits_all": True}, {"n_batch": 8}):
             llm = load(path, setting, **kwargs)
             for _ in range(2):  # the second time only the prompt's last token is evaluated
@@ -142,9 +144,7 @@ def test_tokens_that_are_taken_back_do_not_begin_an_answer(
         llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
 
 
-def test_copies_of_a_sequence_go_on_with_its_answer(
-    unlike: tuple[list[int], list[int], float], native: Native
-) -> None:
+def test_copies_of_a_sequence_go_on_with_its_answer(unlike: tuple[list[int], list[int], float], native: Native) -> None:
     sure, unsure, least = unlike
     context = native("llama", {"min_first_entropy": least}, n_seq_max=3)
     for prompt in (sure, unsure):
@@ -159,9 +159,7 @@ def test_copies_of_a_sequence_go_on_with_its_answer(
         assert math.isnan(_native.pcd_get_strength_ith(context.ctx, 0)) == (prompt is sure)
 
 
-def test_a_context_shift_goes_on_with_the_answer(
-    unlike: tuple[list[int], list[int], float], native: Native
-) -> None:
+def test_a_context_shift_goes_on_with_the_answer(unlike: tuple[list[int], list[int], float], native: Native) -> None:
     sure, unsure, least = unlike
     context = native("llama", {"min_first_entropy": least})
     for prompt in (sure, unsure):
@@ -177,9 +175,7 @@ def test_a_context_shift_goes_on_with_the_answer(
 
 
 @pytest.mark.parametrize("evaluation", WAYS)
-def test_each_sequence_has_its_own(
-    evaluation: str, unlike: tuple[list[int], list[int], float], native: Native
-) -> None:
+def test_each_sequence_has_its_own(evaluation: str, unlike: tuple[list[int], list[int], float], native: Native) -> None:
     sure, unsure, least = unlike
     base: Setting = {"evaluation": evaluation}
     context, stock = native("llama", base, n_seq_max=3), native("llama", n_seq_max=3)
@@ -197,13 +193,14 @@ def test_each_sequence_has_its_own(
             check_seen(context, i, {"beta": 1.0})
 
 
-def test_a_batch_that_fails_changes_nothing(
-    unlike: tuple[list[int], list[int], float], native: Native
-) -> None:
+def test_a_batch_that_fails_changes_nothing(unlike: tuple[list[int], list[int], float], native: Native) -> None:
     sure, _, least = unlike
     context = native("llama", {"min_first_entropy": least})
     assert decode_batch(context, [(token, p, [0], p == N - 1) for p, token in enumerate(sure)]) == 0
-    assert decode_batch(context, [(TOKENS[0], N, [0], True), (TOKENS[0], N + 7, [0], False), (10**9, N + 1, [0], True)]) != 0
+    assert (
+        decode_batch(context, [(TOKENS[0], N, [0], True), (TOKENS[0], N + 7, [0], False), (10**9, N + 1, [0], True)])
+        != 0
+    )
     assert decode_batch(context, [(TOKENS[0], N, [0], True)]) == 0
     assert math.isnan(_native.pcd_get_strength_ith(context.ctx, 0))
 

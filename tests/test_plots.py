@@ -79,6 +79,7 @@ FIGURES["decisive token"] = lambda: _plots.decisive_token(a_step(), "71-00", "28
 def a_run(name: str = "model", n: int = 60) -> Run:
     """Settings that gain and lose: one far beyond the axes, several close together, more than there are colours."""
     right = {"greedy": (20, 45, 45), "pcd:paper": (5, 6, 2), "control": (18, 44, 43), "pcd:window": (32, 38, 35)}
+    right["control:beta=0.5"] = (19, 43, 44)
     right |= {f"pcd:window:beta={beta}": (30, 45 - i, 44 - i) for i, beta in enumerate((0.5, 1, 1.5, 2, 3))}
     cells = (("kv-short", 600), ("everyday-json", 300), ("everyday-json", 1000))
     records = {
@@ -181,13 +182,15 @@ def test_a_balance_is_a_point_with_both_intervals() -> None:
     assert len(figure.axes) == 2
     for group, axes in panels.items():
         drawn = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
-        assert list(drawn) == [name.removeprefix("pcd:") for name in methods]
+        names = {"control": "control of paper, window", "control:beta=0.5": "control of window:beta=0.5"}
+        names = {name: names.get(name, name.removeprefix("pcd:")) for name in methods}
+        assert list(drawn) == list(names.values())
         looks = {(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in drawn.values()}
         assert len(looks) == len(drawn)
         bars = [tuple(map(tuple, line.get_data())) for line in axes.lines if len(line.get_xdata()) == 2]
         for row in rows[1:]:
             x, y = row.groups[group], row.groups[RETRIEVAL]
-            name = row.method.removeprefix("pcd:")
+            name = names[row.method]
             if row.method == "pcd:paper":  # its difference is beyond the axis: drawn at the edge, with its figures
                 assert x.difference < axes.get_xlim()[0] < drawn[name].get_xdata()[0]
                 figures = f"{x.difference:+.0f}, {y.difference:+.0f}".replace("-", "−")

@@ -196,8 +196,11 @@ def test_an_adaptive_setting_is_a_formula_too() -> None:
     formula = Formula.of(config)
     assert (formula.beta, formula.where, formula.view) == ("5*jsd", "context>=512", WINDOW) and formula.config == config
     assert dataclasses.replace(formula, beta="5 * jsd", where="context >= 512").config == config
+    floors = config.replace(min_entropy=2.5)
+    assert Formula.of(floors).where == "context>=512 and entropy>=2.5" and Formula.of(floors).config == floors
+    assert dataclasses.replace(formula, where="entropy >= 2.5 and context>=512").config == floors
     assert Formula.parse(PCD(config).name) == Formula.parse(formula.name) == formula
-    with pytest.raises(ValueError, match="without adaptive, min_context or min_entropy"):
+    with pytest.raises(ValueError, match="without adaptive and floors"):
         Formula.parse(f"{PCD(config).name}:where=rank>1")
 
 
@@ -205,6 +208,8 @@ def test_settings_and_formulas() -> None:
     assert Formula.parse("pcd:cautious").config == pypcd.PCDConfig.cautious()
     assert Formula.parse("greedy").config is None and Formula.parse("pcd:beta=entropy").config is None
     assert all(Formula.parse(f"pcd:where={text}").config is None for text in ("jsd>0.3", "context>=jsd", "5"))
+    for where in ("context>=9 and context>=5", "entropy>=2 or context>=9", "context>=9 and rank>1", "context>=1.5"):
+        assert Formula.parse(f"pcd:where={where}").config is None
     assert view_of(pypcd.PCDConfig(window=8, beta=1, gamma=9, relative_top=0.5, evaluation="fused")) == pypcd.PCDConfig(
         window=8
     )

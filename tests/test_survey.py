@@ -21,7 +21,7 @@ from pypcd._errors import ModelError
 from pypcd._settings import PRESETS, Preset
 from pypcd.evaluation import GROUPS, Plan, Progress, balance, read_run
 from pypcd.evaluation import _survey as survey
-from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, group_of
+from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, controlled, group_of
 from pypcd.evaluation._speed import Estimate, Speed, Timing, estimate, time_answers
 from pypcd.evaluation._survey import Part, ask, fitting, legs, missing, names_of, survey_methods, survey_options
 
@@ -34,8 +34,12 @@ SCRIPT = Path(__file__).parent.parent / "scripts/recipes/models.py"
 
 def test_every_preset_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     presets = {f"pcd:{name}" for name in PRESETS} - {"pcd:blog"}
-    assert set(survey_methods()) == {"greedy", "control", "pcd:window:relative_top=0.1", *presets}
+    controls = {"control": {"pcd:paper", "pcd:window"}, "control:relative_top=0.1": {"pcd:window:relative_top=0.1"}}
+    controls["control:beta=0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25"] = {"pcd:gentle"}
+    assert set(survey_methods()) == {"greedy", "pcd:window:relative_top=0.1", *presets, *controls}
     assert survey_methods()[0] == "greedy"
+    assert {name: set(controlled(name, survey_methods())) for name in controls} == controls
+    assert controlled("pcd:window", survey_methods()) == controlled("control:beta=9", survey_methods()) == ()
     monkeypatch.setitem(PRESETS, "new", Preset({"perturbation": "none", "window": 64, "relative_top": 0.1}, "the cut"))  # type: ignore[arg-type]
     assert "pcd:new" in survey_methods() and "pcd:window:relative_top=0.1" not in survey_methods()
 

@@ -152,8 +152,9 @@ class ListNames(argparse.Action):
         from pypcd import evaluation, methods  # slow to import, and only this option needs them
 
         tasks, groups = evaluation.TASKS, evaluation.GROUPS
+        known = (*evaluation.tasks.parts_of(groups), *(name for name in tasks if name.startswith("longbench-")))
         for line in (
-            f"tasks: {', '.join(name for name in tasks if not name.startswith(('longbench-', 'everyday-')))}",
+            f"tasks: {', '.join(name for name in tasks if name not in known)}",
             *(f"  {group}, which is all of: {', '.join(names)}" for group, names in groups.items()),
             f"  from files or the Hugging Face hub: {', '.join(name for name in tasks if name.startswith('longbench-'))}",
             f"methods: {', '.join(methods.NAMES)}",

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-p", "--prompt", metavar="QUESTION", help="the question (default: stdin, without its last newline)")
     add("--context", metavar="FILE", type=pathlib.Path, help="the text it is about; put before the question")
-    add("--method", metavar="NAME,...", default="greedy,pcd", help="see --list (default: %(default)s)")
+    add("--method", metavar="NAME,...", default="greedy,pcd:gentle", help="see --list (default: %(default)s)")
     add("--chat", action="store_true", help="use the model's chat template")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=256, help="longest answer (%(default)s)")
     add(
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     methods = [parse(name) for name in _options.names(args.method)]
     if not methods:
-        raise ValueError("--method is empty; give at least one, such as greedy,pcd")
+        raise ValueError("--method is empty; give at least one, such as greedy,pcd:gentle")
     question = read_prompt(args.prompt)
     prompt = Prompt(after=question)
     if args.context is not None:

@@ -22,7 +22,7 @@ from pypcd._settings import load
 COMMANDS = {
     "help": ("", "this list"),
     "pcd": ("on|off|beta=…", "switch PCD, change its values, or name a preset; alone: show it"),
-    "compare": ("", "answer the last message with PCD and without, side by side"),
+    "compare": ("", "answer the last message with PCD (gentle, if none was on) and without, side by side"),
     "regen": ("", "answer the last message again"),
     "undo": ("", "take back the last turn"),
     "clear": ("", "forget the conversation"),

@@ -28,7 +28,8 @@ from pypcd.evaluation import (
 )
 from pypcd.evaluation._plan import BASELINE, HALVES
 from pypcd.evaluation._stats import fewest
-from pypcd.evaluation.tasks._everyday import SHORT
+from pypcd.evaluation.tasks import parts_of
+from pypcd.evaluation.tasks._everyday import SHORT, kind_of
 
 DEFAULT_METHODS = (BASELINE, "pcd", "pcd:gentle", "pcd:window:relative_top=0.1", "control")
 DEFAULT_LENGTHS = (1024, 2048, 4096)
@@ -115,7 +116,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     if args.quick and paper:
         raise ValueError("--quick and --paper choose lengths and methods; give one of them")
     tasks = _tasks(args)
-    usual = EVERYDAY_LENGTHS if all(name.startswith("everyday") for name in tasks) else DEFAULT_LENGTHS
+    usual = EVERYDAY_LENGTHS if all(map(kind_of, parts_of(tasks))) else DEFAULT_LENGTHS
     lengths: tuple[int, ...] = QUICK_LENGTHS if args.quick else usual
     methods: tuple[str, ...] = QUICK_METHODS if args.quick else DEFAULT_METHODS
     if paper:

@@ -15,7 +15,7 @@ from pypcd.analysis._decay import CURVES, Curves, bins
 from pypcd.analysis._explain import Step
 from pypcd.analysis._salience import RANKS, SalienceRow, count_ranks
 from pypcd.analysis._spectrum import Spectrum
-from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, Balance, greedys
+from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, Balance, controlled, greedys
 from pypcd.evaluation._plan import BASELINE
 from pypcd.evaluation._report import Row
 from pypcd.evaluation._stats import MARGIN, Paired
@@ -424,7 +424,7 @@ def _balance(
         axes.plot([p.low, p.high], [at[1]] * 2, color=colour, linewidth=1)
         axes.plot([at[0]] * 2, [gain.low, gain.high], color=colour, linewidth=1)
         axes.plot(*at, color=colour, marker=marker, markerfacecolor=face, markersize=5.5, linestyle="", zorder=3,
-                  label=method.removeprefix("pcd:"))  # fmt: skip
+                  label=_label(method, methods))  # fmt: skip
         if at != (p.difference, gain.difference):
             figures = f"{p.difference:+.0f}, {gain.difference:+.0f}".replace("-", "−")  # as on the axes
             far.append((at, figures, colour))
@@ -449,11 +449,17 @@ def _within(value: float, ends: _Ends) -> float:
     return value if low <= value <= high else float(np.clip(value, low + margin, high - margin))
 
 
+def _label(method: str, methods: Sequence[str]) -> str:
+    of = ", ".join(name.removeprefix("pcd:") for name in controlled(method, methods))
+    return f"control of {of}" if of else method.removeprefix("pcd:")
+
+
 def _look(method: str, methods: Sequence[str]) -> tuple[str, str, str]:
-    """Colour, marker and filling of a method, the same in all panels; the control has no colour."""
-    if method.startswith("control"):
-        return "0.45", "X", "0.45"
-    i = [name for name in methods if not name.startswith("control")].index(method)
+    """Colour, marker and filling of a method, the same in all panels; controls have no colour."""
+    is_control = method.startswith("control")
+    i = [name for name in methods if name.startswith("control") == is_control].index(method)
+    if is_control:
+        return "0.45", "XPd*"[i % 4], "0.45"
     colour, _, marker = _STYLES[i % len(_STYLES)]
     return colour, marker, colour if i < len(_STYLES) else "white"
 

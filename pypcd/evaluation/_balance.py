@@ -16,13 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pypcd.evaluation._formula import Formula
-from pypcd.evaluation._plan import BASELINE, HALVES, Directory, Key
+from pypcd.evaluation._plan import BASELINE, Directory, Key, is_in
 from pypcd.evaluation._screen import Screen
 from pypcd.evaluation._stats import MARGIN, Paired, interval, paired
 from pypcd.evaluation._survey import survey_methods
 from pypcd.evaluation.tasks import GROUPS, TASKS
-from pypcd.evaluation.tasks._everyday import LEAST, SHORT
-from pypcd.methods import PCD, Plain, parse
+from pypcd.evaluation.tasks._everyday import LEAST, SHORT, kind_of
+from pypcd.methods import PCD, Control, Plain, parse
 
 __all__ = [
     "LONG",
@@ -33,13 +33,13 @@ __all__ = [
     "balance",
     "balance_csv",
     "balance_markdown",
+    "controlled",
     "read_run",
 ]
 
 RETRIEVAL, SHORT_PROMPTS, LONG = "retrieval", "everyday, short", "everyday, long"
 """The three groups of questions."""
 
-_EVERYDAY = frozenset(task for group in ("everyday", "everyday-behind") for task in GROUPS[group])
 _FIND = frozenset(task for task in TASKS if task.startswith(("kv", "niah-", "vt")))
 
 _LEGEND = f"""\
@@ -50,7 +50,8 @@ higher. An everyday question that was asked in several forms (at several lengths
 once, with the mean of its scores. Loss on everyday questions, short and long: `none` if a loss of {MARGIN:g} points is excluded on
 both (the interval lies above -{MARGIN:g}, and Tango's score test agrees: a bootstrap is too narrow where few answers differ),
 `shown` if a difference below zero is shown, `not told` if neither, or if greedy gets fewer than {LEAST:g}% right, so that there
-is little to lose."""
+is little to lose. A control subtracts what other questions make likely, in place of L*, and contrasts otherwise as the
+settings beside it: a gain that these share with it does not come from positions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,14 +178,18 @@ def balance(run: Run, half: str | None = "second") -> list[Balance]:
     return result
 
 
-def is_in(half: str | None, index: int) -> bool:
-    """Whether a question is in a half; None: in any."""
-    return half is None or index % 2 == HALVES.index(half)
+def controlled(method: str, methods: Iterable[str]) -> tuple[str, ...]:
+    """The settings among some methods that a control has the contrast of; none for other methods."""
+    control = parse(method).rows
+    if not isinstance(control, Control):
+        return ()
+    found = {name: parse(name).rows for name in methods}
+    return tuple(name for name, rows in found.items() if isinstance(rows, PCD) and Control.of(rows.pcd) == control)
 
 
 def group_of(task: str, length: int) -> str | None:
     """The group that a cell belongs to; None for other tasks."""
-    if task in _EVERYDAY:
+    if kind_of(task):
         return SHORT_PROMPTS if length <= SHORT else LONG
     return RETRIEVAL if task in _FIND else None
 
@@ -192,7 +197,8 @@ def group_of(task: str, length: int) -> str | None:
 def _question(task: str, length: int, index: int) -> tuple[Any, ...]:
     """What is asked. Everyday questions are the same at every length and in both ways: their answers stand and fall
     together, so an interval over single answers would be too narrow."""
-    return (task.removesuffix("-behind"), index) if task in _EVERYDAY else (task, length, index)
+    kind = kind_of(task)
+    return (kind, index) if kind else (task, length, index)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -212,7 +218,9 @@ def balance_markdown(runs: Sequence[Run], half: str | None = "second") -> str:
                 lines.append(f"| {row.model} | {row.method} | {' | '.join(cells)} |  |")
             else:
                 cells = [part for p in found for part in _cells(p)]
-                lines.append(f"| {row.model} | `{row.method}` | {' | '.join(cells)} | {row.loss} |")
+                of = ", ".join(f"`{name}`" for name in controlled(row.method, run.methods))
+                name = f"`{row.method}`" + (f", of {of}" if of else "")
+                lines.append(f"| {row.model} | {name} | {' | '.join(cells)} | {row.loss} |")
     lines += ["", "## What was asked", ""]
     for run in runs:
         lines += [f"- **{run.name}**: {'; '.join(_asked(run, half))}.", *(f"  - {note}" for note in run.notes)]

@@ -17,7 +17,7 @@ from typing import Any
 from pypcd._checks import Choice, Integer, check
 from pypcd.evaluation.tasks import parts_of
 
-__all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "file_sha256"]
+__all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "file_sha256", "is_in"]
 
 BASELINE = "greedy"
 """The method that all others are compared with: plain greedy decoding."""
@@ -76,9 +76,9 @@ class Plan:
         if self.half is not None:
             check(self, half=Choice(HALVES))
 
-    def indices(self, n: int) -> range:
+    def indices(self, n: int) -> list[int]:
         """The numbers of the questions that are asked of n."""
-        return range(n) if self.half is None else range(HALVES.index(self.half), n, 2)
+        return [index for index in range(n) if is_in(self.half, index)]
 
     def everything(self, counts: Mapping[str, int] | None = None) -> Iterator[Key]:
         """The keys of all answers, cell by cell and sample by sample; counts: how many questions a task has, if not n."""
@@ -125,8 +125,10 @@ class Directory:
         temporary = self.path / _UNFINISHED
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         temporary.replace(file)
-        self._cut()
-        return self.records()
+        lines = self._lines()
+        if self._has_answers() and len(lines) < self.samples.stat().st_size:
+            os.truncate(self.samples, len(lines))  # the next one begins where the last whole one ends
+        return self._records(lines)
 
     def facts(self) -> dict[str, Any]:
         """The plan of the run and the facts it depends on, as run.json has them.
@@ -196,26 +198,22 @@ class Directory:
             raise ValueError(f"{file} was not written by pypcd eval; give another directory") from None
         return record
 
-    def _cut(self) -> None:
-        """Drop a last line that was cut off."""
-        if self.samples.exists():
-            data = self.samples.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if whole < len(data):
-                with self.samples.open("r+b") as file:
-                    file.truncate(whole)
-
     def records(self) -> dict[Key, dict[str, Any]]:
         """The answers so far; the run may still be going on.
 
         Raises:
             ValueError: a line is damaged.
         """
-        if not self.samples.exists():
-            return {}
-        data = self.samples.read_bytes()
+        return self._records(self._lines())
+
+    def _lines(self) -> bytes:
+        """The answers' lines, without a last one that was cut off."""
+        data = self.samples.read_bytes() if self.samples.exists() else b""
+        return data[: data.rfind(b"\n") + 1]
+
+    def _records(self, lines: bytes) -> dict[Key, dict[str, Any]]:
         records = {}
-        for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
+        for number, line in enumerate(lines.splitlines(), 1):
             try:
                 record = json.loads(line)
                 key = record["task"], record["length"], record["index"], record["method"]
@@ -223,6 +221,11 @@ class Directory:
                 raise ValueError(f"{self.samples}, line {number}, is damaged; remove it and run again") from None
             records[key] = record
         return records
+
+
+def is_in(half: str | None, index: int) -> bool:
+    """Whether the question with this number is in a half; None: in any."""
+    return half is None or index % 2 == HALVES.index(half)
 
 
 def file_sha256(path: str, progress: Callable[[int], object] = lambda n: None) -> str:

@@ -363,7 +363,7 @@ class Worker:
     def answer(self, name: str, length: int, index: int, methods: list[str]) -> Work:
         samples, pool = self.cell(name, length)
         others = tuple(prompt for prompt in pool if prompt != samples[index].prompt)[: self.plan.n_pool]
-        if others != self._pool:  # a method keeps what it computed from its pool, so replace it only on a change
+        if others != self._pool:  # most questions of a cell have the same
             self._pool = others
             self._pooled = {method: made.with_pool(others) for method, made in self._methods.items()}
         for method in self._order:

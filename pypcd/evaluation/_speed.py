@@ -18,11 +18,11 @@ from pypcd._llama import Llama
 from pypcd.evaluation._plan import BASELINE, Key, Plan
 from pypcd.evaluation._run import tasks_of
 from pypcd.evaluation._tokenizer import ModelTokenizer
+from pypcd.evaluation.tasks import GROUPS
+from pypcd.evaluation.tasks._everyday import kind_of
 from pypcd.methods import Control, Session, parse
 
 __all__ = ["Estimate", "Speed", "Timing", "estimate", "time_answers"]
-
-_BEHIND = "-behind"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,19 +101,10 @@ class Speed:
 
     def n_tokens(self, task: str, method: str, most: int) -> float:
         """Tokens of an answer: as in the timings of this task, or else of all everyday questions; `most` if there are none."""
-        for same in (lambda t: _kind(t.task) == _kind(task), lambda t: _is_everyday(t.task) and _is_everyday(task)):
-            found = [max(t.answers[method][0], 1) for t in self._timings if same(t) and method in t.answers]
-            if found:
-                return min(statistics.fmean(found), most)
-        return float(most)
-
-
-def _kind(task: str) -> str:
-    return task.removesuffix(_BEHIND)
-
-
-def _is_everyday(task: str) -> bool:
-    return task.startswith("everyday-")
+        kind, timed = kind_of(task), [t for t in self._timings if method in t.answers]
+        same = [t for t in timed if (kind_of(t.task) or t.task) == (kind or task)]
+        found = same or [t for t in timed if kind and kind_of(t.task)]
+        return min(statistics.fmean(max(t.answers[method][0], 1) for t in found), most) if found else float(most)
 
 
 def _between(x: float, known: Mapping[float, float]) -> float:
@@ -155,7 +146,7 @@ def time_answers(llm: Llama, plans: Sequence[Plan]) -> Iterator[Timing]:
         if length > min(lengths):
             asked = asked[:1]
         else:
-            asked = [(plan, name) for plan, name in asked if not name.endswith(_BEHIND)] or asked[:1]
+            asked = [(plan, name) for plan, name in asked if name not in GROUPS["everyday-behind"]] or asked[:1]
         for plan, name in asked:
             if is_first:  # what is prepared once, such as the first pages of the weights, counts for nothing
                 _timed(session, plan, name, length)

@@ -1,4 +1,4 @@
-"""One plan for any model: every preset, the window with a cut and the control, on long retrieval and everyday questions.
+"""One plan for any model: every preset, the window with a cut and three controls, on long retrieval and everyday questions.
 
 Only the second half of the questions is asked, since settings are chosen on the first. The plan is the same for all models
 but for what one cannot take: lengths beyond its training, tasks whose questions its tokenizer makes too long.
@@ -20,7 +20,7 @@ from pypcd.evaluation._run import MakeWorker, context_of, evaluate, run_options,
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks._everyday import SHORT
 from pypcd.evaluation.tasks._sample import Tokenizer
-from pypcd.methods import PCD, setting_of
+from pypcd.methods import PCD, Control, setting_of
 
 __all__ = [
     "FAR",
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _CUT = "pcd:window:relative_top=0.1"
+_CONTROLLED = ("pcd", _CUT, "pcd:gentle")  # the contrasts that have a control
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,12 +104,13 @@ class Leg:
 
 
 def survey_methods() -> tuple[str, ...]:
-    """Greedy, the presets, the window with a cut unless it is a preset, and the control. The first version of the method
-    ("blog") changes nothing, so it is left out."""
+    """Greedy, the presets, the window with a cut unless it is a preset, and the controls of the paper's contrast, of that
+    window's and of gentle's. The first version of the method ("blog") changes nothing, so it is left out."""
     presets = [f"pcd:{name}" for name in PRESETS if name != "blog"]
     known = {PCD(setting_of(name)).name for name in presets}  # type: ignore[arg-type]  # a preset is never off
     cut = [] if PCD(setting_of(_CUT)).name in known else [_CUT]  # type: ignore[arg-type]
-    return (BASELINE, *presets, *cut, "control")
+    controls = (Control.of(setting_of(name)).name for name in _CONTROLLED)  # type: ignore[arg-type]
+    return (BASELINE, *presets, *cut, *controls)
 
 
 def names_of(models: Sequence[str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ from pypcd.evaluation._run import Record, context_of, counts_of, evaluate, facts
 from pypcd.evaluation._screen import Screen
 from pypcd.evaluation._stats import Paired, needed, needed_to_spare, paired, paired_counts
 from pypcd.evaluation.tasks import GROUPS
-from pypcd.evaluation.tasks._everyday import EVERYDAY, LEAST, SHORT
+from pypcd.evaluation.tasks._everyday import LEAST, SHORT, kind_of
 from pypcd.methods import PCD
 
 __all__ = ["N_EVERYDAY", "Cell", "Tuned", "Weighed", "tune"]
@@ -46,7 +46,6 @@ about 3% of the answers."""
 
 _ROUNDS = 3
 _FEWEST = 20  # retrieval questions, before a view is given up
-_EVERYDAY = frozenset(made.name for made in EVERYDAY)
 _GROUP_OF = {part: name for name, parts in GROUPS.items() for part in parts}
 
 
@@ -202,7 +201,7 @@ def _check(plan: Plan, directory: pathlib.Path, everyday: int) -> tuple[str, ...
         ValueError: something cannot be tuned by.
     """
     Integer(0)("everyday", everyday)
-    usual = sorted(_EVERYDAY.intersection(plan.tasks))
+    usual = sorted(filter(kind_of, plan.tasks))
     if usual:
         raise ValueError(f"tasks have {usual[0]}; everyday questions are asked by their number, everyday={N_EVERYDAY}")
     for name, n in (*counts_of(plan).items(), *([("everyday", everyday)] if everyday else [])):

@@ -107,6 +107,12 @@ class PCD(RowSource):
 
 
 _CONTRAST = ("beta", "gamma", "relative_top", "adaptive", "min_entropy")  # arguments of contrast()
+_OF_PCD = (*_CONTRAST, "min_context", "min_first_entropy")  # what the control has of a PCD setting
+
+# of each model, the pool that was answered last and its means, by the number of steps and whether the chat template was used:
+# all controls share them, whatever their contrast
+_MEANS: weakref.WeakKeyDictionary[Any, tuple[tuple[Prompt, ...], dict[tuple[int, bool], npt.NDArray[np.float64]]]]
+_MEANS = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +124,7 @@ class Control(RowSource):
 
     Args:
         pool: other prompts of the same kind; each is answered once, greedily and without PCD.
-        beta, gamma, relative_top, adaptive, min_entropy, min_first_entropy: as in PCDConfig.
+        beta, gamma, relative_top, adaptive, min_entropy, min_context, min_first_entropy: as in PCDConfig.
         n_steps: how many tokens of each answer are used; later steps use the mean of the last one.
     """
 
@@ -129,14 +135,24 @@ class Control(RowSource):
     n_steps: int = 32
     adaptive: str | None = None
     min_entropy: float = 0.0
+    min_context: int = 0
     min_first_entropy: float = 0.0
-    _means: weakref.WeakKeyDictionary[Any, dict[bool, npt.NDArray[np.float64]]] = dataclasses.field(
-        default_factory=weakref.WeakKeyDictionary, repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
-        ranges = {name: RANGES[name] for name in (*_CONTRAST, "min_first_entropy")}
-        check(self, **ranges, n_steps=Integer(1))
+        check(self, **{name: RANGES[name] for name in _OF_PCD}, n_steps=Integer(1))
+
+    @classmethod
+    def of(cls, setting: PCDConfig) -> Control:
+        """The control of a setting: it contrasts in the same way, where the setting does."""
+        return cls(**{name: getattr(setting, name) for name in _OF_PCD})
+
+    @property
+    def name(self) -> str:
+        """The method's name, the same for equal controls: "control:beta=1.5", "control" for the default."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "pool"}
+        default = Control()
+        words = [f"{name}={value}" for name, value in values.items() if value != getattr(default, name)]
+        return ":".join(["control", *words])
 
     def refusal(self, llm: Llama) -> str | None:
         return None if self.pool else "the control needs other prompts of the same kind, but has none"
@@ -144,26 +160,35 @@ class Control(RowSource):
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         means = self.means(session, chat)
         first = session.start(tokens)
-        if self.min_first_entropy > 0.0 and entropy(first) < self.min_first_entropy:
+        if self._is_left(len(tokens), first):
             return Stream(session, first)
 
         def change(t: int, rows: Rows2D) -> Rows2D:
+            if len(tokens) + t < self.min_context:
+                return rows
             prior = means[min(t, len(means) - 1)]
             return np.stack([self._contrasted(log_softmax(row), prior) for row in rows]).astype(np.float32)
 
         return Stream(session, first, change)
+
+    def _is_left(self, n_prompt: int, first: Logits) -> bool:
+        """Whether the whole answer is plain decoding's."""
+        least = self.min_first_entropy
+        return least > 0.0 and (n_prompt < self.min_context or entropy(first) < least)
 
     def _contrasted(self, row: npt.NDArray[np.float64], prior: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         kept = contrast(row, prior, **{name: getattr(self, name) for name in _CONTRAST})
         return put_behind(kept, row)
 
     def with_pool(self, prompts: tuple[Prompt, ...]) -> Control:
-        return dataclasses.replace(self, pool=prompts, _means=weakref.WeakKeyDictionary())
+        return dataclasses.replace(self, pool=prompts)
 
     def means(self, session: Session, chat: bool) -> npt.NDArray[np.float64]:
         """Mean log-probabilities at each step of the answers to the pool's prompts, float64[n_steps, n_vocab]."""
-        known = self._means.setdefault(session.llm, {})
-        if chat not in known:
+        pool, known = _MEANS.get(session.llm, ((), {}))
+        if pool != self.pool:
+            _MEANS[session.llm] = self.pool, (known := {})
+        if (self.n_steps, chat) not in known:
             sums: list[npt.NDArray[np.float64]] = []
             counts: list[int] = []
             for prompt in self.pool:
@@ -178,8 +203,8 @@ class Control(RowSource):
                     if session.is_end(token):
                         break
                     row = session.step({0: token})[0]
-            known[chat] = np.stack([s / n for s, n in zip(sums, counts)])
-        return known[chat]
+            known[self.n_steps, chat] = np.stack([s / n for s, n in zip(sums, counts)])
+        return known[self.n_steps, chat]
 
 
 @dataclasses.dataclass(frozen=True)

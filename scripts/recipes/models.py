@@ -5,7 +5,7 @@
     python scripts/recipes/models.py model.gguf …
 
 `scripts/evidence models` calls it. Each model is asked the questions of pypcd/evaluation/_survey.py, plainly, with every preset,
-with a window with a cut, and with the control; stopped, it goes on where it was. A folder in place of a model holds answers
+with a window with a cut, and with controls; stopped, it goes on where it was. A folder in place of a model holds answers
 that there are already (`pypcd eval --out`), or rows (screen.py) on which the presets are judged: they come into the table too.
 """
 

@@ -21,7 +21,7 @@ from pypcd.evaluation.tasks._prose import paragraphs, sentences
 from pypcd.evaluation.tasks._sample import Sample, Tokenizer
 from pypcd.evaluation.tasks._size import check_cell, largest
 
-__all__ = ["EVERYDAY", "LEAST", "SHORT", "Everyday"]
+__all__ = ["EVERYDAY", "LEAST", "SHORT", "Everyday", "kind_of"]
 
 SHORT = 300
 """The longest prompt with its answer that counts as short: it has a few examples, though more might fit."""
@@ -153,3 +153,10 @@ def _after(question: str, answer: str) -> str:
 
 
 EVERYDAY = tuple(Everyday(kind, way) for way in ("shots", "behind") for kind in KINDS)  # type: ignore[arg-type]
+
+_KINDS_BY_TASK = {made.name: made.kind.name for made in EVERYDAY}
+
+
+def kind_of(task: str) -> str | None:
+    """The kind of questions of an everyday task, the same in both ways; None: it is another task."""
+    return _KINDS_BY_TASK.get(task)
