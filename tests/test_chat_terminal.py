@@ -151,8 +151,7 @@ def test_ctrl_c_at_the_prompt_forgets_the_line_and_stays(chat: Chat, tmp_path: P
 def test_the_prompt_says_what_is_in_force_and_on_means_the_papers_setting(chat: Chat) -> None:
     with chat() as terminal:
         for command, name in (
-            ("hello", "off"),
-            ("/pcd gentle", "gentle"),
+            ("hello", "gentle"),
             ("/pcd off", "off"),
             ("/pcd on", "on"),
             ("/pcd beta=1", r"on\W+beta=1.0\W?"),

@@ -16,8 +16,8 @@ from pypcd._errors import did_you_mean
 from pypcd._gguf import resolve_model
 from pypcd._settings import PRESETS, Profile, load, write_text
 
-# of chat and generate: no setting is known that helps long prompts and costs others nothing (docs/evidence.md)
-DEFAULT_PCD = "off"
+# of chat and generate: it gains where something has to be found in a long prompt, and costs others nothing (docs/evidence.md)
+DEFAULT_PCD = "gentle"
 
 _RANGES: dict[str, Number | Integer] = {
     "temperature": Number(0, 100, note="0: the most probable token"),
@@ -195,9 +195,7 @@ def names(text: str | None) -> tuple[str, ...]:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """The options of chat and generate."""
     add = parser.add_argument
-    add(
-        "--pcd", metavar="SETTING", help="off (default), gentle, on (the paper's), a profile, or beta=1.5:window=64 ..."
-    )
+    add("--pcd", metavar="SETTING", help="gentle (default), on (the paper's), off, or beta=1.5:window=64 ...")
     add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
     add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")
