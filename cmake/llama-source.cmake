@@ -3,11 +3,12 @@
 set(PYPCD_LLAMA_DIR "${CMAKE_BINARY_DIR}/llama.cpp-${PYPCD_PIN}")
 set(PYPCD_PATCH     "${PROJECT_SOURCE_DIR}/cpp/patches/llama-cpp-hooks.patch")
 
-# If the patch or the source differs from the last build in this folder, start from a fresh copy.
+# If the patch, the source or what is taken of it differs from the last build in this folder, start from a fresh copy.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PYPCD_PATCH}")
 set(stamp "${PYPCD_LLAMA_DIR}/pypcd-source")
 file(SHA256 "${PYPCD_PATCH}" wanted)
-string(APPEND wanted " ${PYPCD_LLAMA_CPP_SOURCE}")
+file(SHA256 "${CMAKE_CURRENT_LIST_FILE}" taken)
+string(APPEND wanted " ${taken} ${PYPCD_LLAMA_CPP_SOURCE}")
 set(found "")
 if(EXISTS "${stamp}")
     file(READ "${stamp}" found)
@@ -47,7 +48,8 @@ if(NOT found STREQUAL wanted)
         file(ARCHIVE_EXTRACT INPUT "${source}" DESTINATION "${unpacked}" PATTERNS
             "*/vendor/llama.cpp/CMakeLists.txt" "*/vendor/llama.cpp/LICENSE" "*/vendor/llama.cpp/licenses/*"
             "*/vendor/llama.cpp/cmake/*" "*/vendor/llama.cpp/ggml/cmake/*" "*/vendor/llama.cpp/include/*" "*/vendor/llama.cpp/src/*"
-            "*/vendor/llama.cpp/vendor/*")
+            "*/vendor/llama.cpp/vendor/*" "*/vendor/llama.cpp/common/*" "*/vendor/llama.cpp/tools/server/*"
+            "*/vendor/llama.cpp/tools/mtmd/*")
         file(GLOB tree "${unpacked}/*/vendor/llama.cpp")
     endif()
 
@@ -58,6 +60,10 @@ if(NOT found STREQUAL wanted)
     string(REGEX REPLACE "([][+.*()^$?|\\])" "\\\\\\1" tree_regex "${tree}") # a path may be called c++
     file(COPY "${tree}/" DESTINATION "${PYPCD_LLAMA_DIR}.new"
         PATTERN ".git" EXCLUDE PATTERN "*.gguf" EXCLUDE REGEX "^${tree_regex}/(build|tests|tools|docs|media)" EXCLUDE)
+    if(EXISTS "${tree}/tools/server") # a tree for the library alone may lack it: cmake/server.cmake asks for it
+        file(COPY "${tree}/tools/server" "${tree}/tools/mtmd" DESTINATION "${PYPCD_LLAMA_DIR}.new/tools"
+            REGEX "/(tests|bench)$" EXCLUDE)
+    endif()
     file(RENAME "${PYPCD_LLAMA_DIR}.new" "${PYPCD_LLAMA_DIR}")
     file(REMOVE_RECURSE "${unpacked}")
 endif()
