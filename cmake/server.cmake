@@ -2,13 +2,11 @@
 # compiled from the same patched source; nothing is downloaded, and llama.cpp's own build files of these folders are not used:
 # they would build a library of common's C++ interface, and a page that has to be fetched.
 
-set(left_out "-C cmake.define.PYPCD_SERVER=OFF builds pypcd without llama-server")
-if(NOT EXISTS "${PYPCD_LLAMA_DIR}/tools/server")
-    message(FATAL_ERROR "this llama.cpp source has no tools/server; ${left_out}")
-endif()
 find_library(PYPCD_MTMD mtmd PATHS "${PYPCD_SITE_DIR}/llama_cpp/lib" NO_DEFAULT_PATH NO_CACHE)
 if(NOT PYPCD_MTMD)
-    message(FATAL_ERROR "the installed llama-cpp-python has no libmtmd, which llama-server needs; ${left_out}")
+    message(FATAL_ERROR
+        "the installed llama-cpp-python has no libmtmd, which llama-server needs; "
+        "-C cmake.define.PYPCD_SERVER=OFF builds pypcd without llama-server")
 endif()
 
 set(server_src "${PYPCD_LLAMA_DIR}/tools/server")
