@@ -141,6 +141,7 @@ class Server:
         parallel = Integer(1, _MAX_SLOTS)("parallel", parallel)
         program = executable()
         self.port = _free_port(host, port)
+        self.loaded = 0  # per cent of the model
         self._log = log
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
         self._key = api_key
@@ -191,6 +192,9 @@ class Server:
     def _read(self, stream: Any) -> None:
         with stream:
             for line in stream:
+                if loaded := re.fullmatch(r"loaded (\d+)%\n", line):
+                    self.loaded = int(loaded[1])
+                    continue
                 self._lines.append(line.rstrip("\n"))
                 if self._log is not None:
                     self._log(line.rstrip("\n"))

@@ -119,8 +119,8 @@ def test_a_key_is_asked_for_and_not_shown() -> None:
         assert "-H 'Authorization: Bearer KEY'" in said["try"] and "secret" not in str(said)
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(said["OpenAI"] + "/models", timeout=SECONDS)
-        children = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=False).stdout
-        assert not [line for line in children.splitlines() if "llama-server" in line and "secret" in line]
+    command = _server.Server("demo", port=0, api_key="secret").command
+    assert "secret" not in str(command), "other users of the machine can read a command line"
 
 
 @needs_server
@@ -220,6 +220,14 @@ def test_the_settings_have_every_field_preset_and_name(name: str | None) -> None
         if field != "sequences" and named in numbers:
             assert given["setting"][field] == numbers[named], field
     assert given["contexts"][-1] == given["setting"]
+
+
+@needs_server
+def test_how_much_is_loaded_is_known() -> None:
+    lines: list[str] = []
+    with _server.Server("demo", port=0, options=SMALL[1:], log=lines.append).running() as server:
+        assert server.wait_until_ready() and server.loaded == 100
+    assert lines and not any(line.startswith("loaded") for line in lines)
 
 
 @needs_server

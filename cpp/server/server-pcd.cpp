@@ -4,6 +4,7 @@
 
 #include "log.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -20,6 +21,13 @@ static const bool amx_is_on = [] {
 //
 // the context
 //
+
+void server_pcd_loading(const std::string & stage, float progress) {
+    if (stage == "text_model" && std::getenv("LLAMA_ARG_PCD")) {
+        printf("loaded %d%%\n", (int) (100.0f*progress));
+        fflush(stdout);
+    }
+}
 
 // an error of libllama's, for a client: without what only a C caller understands
 static std::string reason(const char * err) {

@@ -65,6 +65,9 @@ struct server_pcd_probs {
     void to_json(common_json & entry, bool is_sampled) const;
 };
 
+// How much of a model is loaded, 0 to 1: a line on stdout for `pypcd serve`.
+void server_pcd_loading(const std::string & stage, float progress);
+
 // The context was made: read the settings and try them. False: PCD is on for all requests, but cannot run here.
 bool server_pcd_load(llama_context * ctx, bool reads_hidden_states);
 

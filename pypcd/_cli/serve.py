@@ -11,7 +11,6 @@ import json
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,11 +89,11 @@ class _Log:
 
 
 def _wait(server: _server.Server, stopped: Callable[[], bool], *, enabled: bool) -> bool:
-    """Server.wait_until_ready() with a line that shows the seconds: llama-server does not say how far it is."""
-    bar, started = _terminal.progress(None, "loading", unit=" s", enabled=enabled), time.monotonic()
+    """Server.wait_until_ready() with a progress bar."""
+    bar = _terminal.progress(100, "loading", unit="%", enabled=enabled)
 
     def waiting() -> bool:
-        bar.update(int(time.monotonic() - started) - bar.n)
+        bar.update(server.loaded - bar.n)
         return stopped()
 
     with bar:
