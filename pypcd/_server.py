@@ -150,7 +150,7 @@ class Server:
 
         self.command = [str(program), "--model", self.path, "--alias", self.name]
         self.command += ["--host", host, "--port", str(self.port), "--parallel", str(parallel), "--kv-unified"]
-        self.command += [*_chosen(self.path, options), "--metrics", *options]
+        self.command += [*_chosen(self.path, parallel, options), "--metrics", *options]
         self.environment = {
             **_environment(program),
             "LLAMA_ARG_PCD": settings(self.config),
@@ -285,13 +285,17 @@ class Server:
         return re.sub(r"^([\d.]+ [A-Z] (\w{3,4} +)?\w+: +|error: )", "", told[0]).strip() if told else ""
 
 
-def _chosen(path: str, given: Sequence[str]) -> list[str]:
+def _chosen(path: str, parallel: int, given: Sequence[str]) -> list[str]:
     """What is chosen here, as pypcd.Llama chooses it, unless the user did."""
+    n_ctx = next((value for value, name in zip(given[::-1], given[-2::-1]) if name in ("--ctx-size", "-c")), "")
     on_gpu = _machine.has_gpu()
     options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
     threads = _threads.choose(_threads.width_of(path, options))
+    if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
+        n_ctx = str(_machine.checked_n_ctx(path, options, parallel))
     chosen = {
-        ("--ctx-size", "-c"): str(_machine.checked_n_ctx(path, options)),
+        ("--ctx-size", "-c"): n_ctx,
+        ("--kv-unified-per-slot",): str(int(n_ctx) // parallel),  # where all is taken, every request would be ended
         ("--fit", "-fit"): "off",  # it does not count second keys
         ("--flash-attn", "-fa"): "on" if on_gpu else "off",
         ("--gpu-layers", "--n-gpu-layers", "-ngl"): "all" if on_gpu else "",

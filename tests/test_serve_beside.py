@@ -28,7 +28,7 @@ def saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(saves: Path) -> Iterator[_server.Server]:
     options = [*SMALL, "--slot-save-path", f"{saves}/", "--context-shift"]
-    options[options.index("4096")] = "768"
+    options[options.index("8192")] = "2304"  # 768 each
     with _server.Server("demo", pcd=BASE, port=0, parallel=3, options=options).running() as made:
         assert made.wait_until_ready()
         yield made
@@ -213,3 +213,20 @@ def test_odd_bodies_are_refused_or_answered_and_harm_nobody(server: _server.Serv
         statuses = list(pool.map(lambda sent: ask(server, "/completion", sent)[0], bodies))
         is_greedy(llm, PROMPTS[0], "cautious", kept.result()["tokens"], ends=False)
     assert set(statuses) == {200, 400}
+
+
+def test_a_full_context_ends_its_own_answer_alone(llm: pypcd.Llama) -> None:  # noqa: F811
+    options = ["--ctx-size", "1024", "--cache-ram", "0"]
+    with running(*options, parallel=4) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert server.wait_until_ready()
+        jobs = [(PROMPTS[i % 3] + str(i), setting) for i, setting in enumerate([False, True, STRONG, "cautious"])]
+        ask_all = [
+            pool.submit(complete, server, prompt, pcd=setting, n_predict=-1, ignore_eos=True)
+            for prompt, setting in jobs
+        ]
+        for (prompt, setting), answer in zip(jobs, ask_all):
+            told = answer.result()
+            assert told["stop_type"] == "limit" and told["tokens_evaluated"] + told["tokens_predicted"] >= 256
+            is_greedy(llm, prompt, setting, told["tokens"], ends=False)
+        status, answer = ask(server, "/completion", {"prompt": "a " * 600, "n_predict": 1})
+        assert status == 400 and answer["error"]["type"] == "exceed_context_size_error"

@@ -35,7 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pcd", metavar="SETTING", help="for requests that do not say: off (default), gentle, on, a profile ...")
     add("--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", metavar="N", type=_options.at_least(0), default=8080, help="0: any free one (default: 8080)")
-    add("--parallel", metavar="N", type=_options.at_least(1), default=4, help="requests at the same time (default: 4)")
+    add(
+        "--parallel",
+        metavar="N",
+        type=_options.at_least(1),
+        default=4,
+        help="requests at once; each has its part of the context (4)",
+    )
     add("--api-key", metavar="KEY", help="what clients have to send")
     add("--verbose", action="store_true", help="the server's own log, on stderr")
 
