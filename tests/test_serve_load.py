@@ -1,4 +1,6 @@
-"""Many clients of one llama-server, mixed settings, a third of them leaving in the middle. scripts/soak runs it for minutes."""
+"""Many clients of one llama-server: mixed settings, a third of them leaving in the middle; bodies that are wrong in all ways.
+
+scripts/soak runs it for minutes."""
 
 from __future__ import annotations
 
@@ -104,3 +106,137 @@ def test_every_answer_is_its_own_memory_is_flat_and_no_slot_stays_busy(llm: pypc
         ]
         for tokens in whole:  # one, where no rounding decided
             is_greedy(llm, prompt, SETTINGS[which], tokens, ends=False)
+
+
+# -- mutated bodies ---------------------------------------------------------------------------------------------------
+
+N_BODIES = int(os.environ.get("PYPCD_LOAD_BODIES", "200"))
+RIGHT: dict[str, dict[str, Any]] = {
+    "/completion": {
+        "prompt": "a b",
+        "n_predict": 2,
+        "temperature": 0,
+        "n_probs": 2,
+        "stop": ["x"],
+        "logit_bias": [[5, 1.0]],
+        "pcd": "cautious",
+        "seed": 1,
+        "stream": False,
+        "samplers": ["top_k"],
+        "id_slot": -1,
+    },
+    "/v1/completions": {
+        "prompt": "a b",
+        "max_tokens": 2,
+        "n": 1,
+        "logprobs": 2,
+        "model": "demo:pcd",
+        "pcd": {"beta": 1.5},
+    },
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 2,
+        "pcd": True,
+        "model": "demo:pcd-gentle",
+        "logprobs": True,
+        "top_logprobs": 2,
+        "tools": [],
+        "response_format": {"type": "json_object"},
+    },
+    "/v1/responses": {
+        "input": "hi",
+        "max_output_tokens": 2,
+        "pcd": {"window": 8, "adaptive": None},
+        "instructions": "x",
+    },
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "pcd": False, "system": "x"},
+}
+DEEP: Any = 1
+for _ in range(200):
+    DEEP = [DEEP]
+ODD: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    3,
+    1e308,
+    -1e308,
+    2**63,
+    2**70,
+    0.5,
+    "",
+    "x",
+    "NaN",
+    "off",
+    "pcd",
+    "x" * 20000,
+]
+ODD += [
+    "\U0001f600",
+    "\u00e4\u0000b",
+    [],
+    [1, [2, [3]]],
+    {},
+    {"a": {"b": [1]}},
+    [None],
+    ["a"],
+    {"beta": [1]},
+    {"": 1},
+    DEEP,
+]
+
+
+def mutated(value: Any, rng: random.Random, depth: int = 0) -> Any:
+    """The value with something in it of another type, missing, or too much."""
+    if rng.random() < 0.3 or depth > 3 or not isinstance(value, (dict, list)) or not value:
+        return rng.choice(ODD)
+    if isinstance(value, list):
+        i = rng.randrange(len(value))
+        return [*value[:i], mutated(value[i], rng, depth + 1), *value[i + 1 :]]
+    key, dice = rng.choice(list(value)), rng.random()
+    if dice < 0.1:
+        return {name: kept for name, kept in value.items() if name != key}
+    if dice < 0.2:
+        return {**value, rng.choice(["pcd", "model", "n", "stream", "grammar", "json_schema"]): rng.choice(ODD)}
+    return {**value, key: mutated(value[key], rng, depth + 1)}
+
+
+def body(rng: random.Random) -> tuple[str, bytes]:
+    path = rng.choice(list(RIGHT))
+    made: Any = RIGHT[path]
+    for _ in range(rng.randrange(1, 4)):
+        made = mutated(made, rng)
+        if not isinstance(made, dict):
+            break
+        made = {  # no test should wait for a thousand tokens
+            name: min(value, 4) if name.startswith(("n_predict", "max_")) and isinstance(value, (int, float)) else value
+            for name, value in {"n_predict": 2, **made}.items()
+        }
+    text = json.dumps(made)
+    if rng.random() < 0.05:
+        text = text.replace("2", "NaN", 1)
+    return path, (text[: rng.randrange(len(text) + 1)] if rng.random() < 0.03 else text).encode()
+
+
+def test_a_mutated_body_is_refused_or_answered_and_harms_nobody(llm: pypcd.Llama) -> None:  # noqa: F811
+    rng, prompt = random.Random(3), PROMPTS[0]
+    with _server.Server("demo", pcd=BASE, port=0, parallel=4, options=SMALL).running() as server:
+        assert server.wait_until_ready()
+        done = False
+
+        def others() -> list[list[int]]:
+            said = []
+            while not done:
+                said.append(complete(server, prompt, pcd="cautious", n_predict=60, ignore_eos=True)["tokens"])
+            return said
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            kept = pool.submit(others)
+            sent = [body(rng) for _ in range(N_BODIES)]
+            for one, (status, answer) in zip(sent, pool.map(lambda one: ask(server, *one), sent)):
+                assert status in (200, 400, 401, 404, 413, 501), (one, answer)
+            done = True
+            for tokens in {tuple(tokens) for tokens in kept.result()}:
+                is_greedy(llm, prompt, "cautious", list(tokens), ends=False)
