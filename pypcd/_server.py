@@ -232,15 +232,17 @@ class Server:
         process, self._process = self._process, None
         if process is None:
             return
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT if sys.platform != "win32" else signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_SECONDS)
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        if self._reader is not None:
-            self._reader.join(_SECONDS)
+        try:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT if sys.platform != "win32" else signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_SECONDS)
+        finally:  # also if a second Ctrl-C ends the wait
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            if self._reader is not None:
+                self._reader.join(_SECONDS)
 
     # -- what it says ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -90,6 +91,19 @@ def test_it_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
         out, err = process.communicate(timeout=SECONDS)
         assert (process.returncode, out, err) == (0, "", "")
         assert gone(int(said["page"].rsplit(":", 1)[1].strip("/")))
+
+
+@needs_server
+def test_it_ends_in_the_middle_of_an_answer() -> None:
+    with serving("demo", "--parallel", "1") as process:
+        said = greeting(process)
+        body = json.dumps({"prompt": "a", "n_predict": -1, "ignore_eos": True, "stream": True}).encode()
+        with urllib.request.urlopen(said["page"] + "completion", body, timeout=SECONDS) as stream:
+            assert stream.readline().startswith(b"data: ")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 0
+            with contextlib.suppress(OSError, http.client.IncompleteRead):
+                stream.read()
 
 
 @needs_server
