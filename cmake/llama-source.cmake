@@ -1,13 +1,19 @@
 # Puts a private, patched copy of llama.cpp's source at PYPCD_LLAMA_DIR. The user's own source tree is never changed.
 
 set(PYPCD_LLAMA_DIR "${CMAKE_BINARY_DIR}/llama.cpp-${PYPCD_PIN}")
-set(PYPCD_PATCH     "${PROJECT_SOURCE_DIR}/cpp/patches/llama-cpp-hooks.patch")
+set(PYPCD_PATCHES   "${PROJECT_SOURCE_DIR}/cpp/patches/llama-cpp-hooks.patch")
+if(PYPCD_SERVER)
+    list(APPEND PYPCD_PATCHES "${PROJECT_SOURCE_DIR}/cpp/patches/llama-server-hooks.patch")
+endif()
 
-# If the patch or the source differs from the last build in this folder, start from a fresh copy.
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PYPCD_PATCH}")
+# If a patch, the source or what is taken of it differs from the last build in this folder, start from a fresh copy.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PYPCD_PATCHES})
 set(stamp "${PYPCD_LLAMA_DIR}/pypcd-source")
-file(SHA256 "${PYPCD_PATCH}" wanted)
-string(APPEND wanted " ${PYPCD_LLAMA_CPP_SOURCE}")
+set(wanted "${PYPCD_LLAMA_CPP_SOURCE}")
+foreach(file IN LISTS PYPCD_PATCHES CMAKE_CURRENT_LIST_FILE)
+    file(SHA256 "${file}" hash)
+    string(APPEND wanted " ${hash}")
+endforeach()
 set(found "")
 if(EXISTS "${stamp}")
     file(READ "${stamp}" found)
@@ -47,7 +53,8 @@ if(NOT found STREQUAL wanted)
         file(ARCHIVE_EXTRACT INPUT "${source}" DESTINATION "${unpacked}" PATTERNS
             "*/vendor/llama.cpp/CMakeLists.txt" "*/vendor/llama.cpp/LICENSE" "*/vendor/llama.cpp/licenses/*"
             "*/vendor/llama.cpp/cmake/*" "*/vendor/llama.cpp/ggml/cmake/*" "*/vendor/llama.cpp/include/*" "*/vendor/llama.cpp/src/*"
-            "*/vendor/llama.cpp/vendor/*")
+            "*/vendor/llama.cpp/vendor/*" "*/vendor/llama.cpp/common/*" "*/vendor/llama.cpp/tools/server/*"
+            "*/vendor/llama.cpp/tools/mtmd/*")
         file(GLOB tree "${unpacked}/*/vendor/llama.cpp")
     endif()
 
@@ -58,19 +65,31 @@ if(NOT found STREQUAL wanted)
     string(REGEX REPLACE "([][+.*()^$?|\\])" "\\\\\\1" tree_regex "${tree}") # a path may be called c++
     file(COPY "${tree}/" DESTINATION "${PYPCD_LLAMA_DIR}.new"
         PATTERN ".git" EXCLUDE PATTERN "*.gguf" EXCLUDE REGEX "^${tree_regex}/(build|tests|tools|docs|media)" EXCLUDE)
+    if(EXISTS "${tree}/tools/server") # a tree for the library alone may lack it: cmake/server.cmake asks for it
+        file(COPY "${tree}/tools/server" "${tree}/tools/mtmd" DESTINATION "${PYPCD_LLAMA_DIR}.new/tools"
+            REGEX "/(tests|bench)$" EXCLUDE)
+    endif()
     file(RENAME "${PYPCD_LLAMA_DIR}.new" "${PYPCD_LLAMA_DIR}")
     file(REMOVE_RECURSE "${unpacked}")
 endif()
 
-# Safe to run again: apply_patch.py leaves a patched copy alone.
-execute_process(
-    COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/apply_patch.py" "${PYPCD_PATCH}" "${PYPCD_LLAMA_DIR}"
-    RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text OUTPUT_STRIP_TRAILING_WHITESPACE)
-if(failed)
+if(PYPCD_SERVER AND NOT EXISTS "${PYPCD_LLAMA_DIR}/tools/server")
     message(FATAL_ERROR
-        "The hook patch does not apply to this llama.cpp source:\n${text}\n"
-        "pypcd is written for llama-cpp-python ${PYPCD_PIN}; build from that version's source, "
-        "or move the pin as cpp/README.md describes.")
+        "this llama.cpp source has no tools/server; -C cmake.define.PYPCD_SERVER=OFF builds pypcd without llama-server")
 endif()
-message(STATUS "The PCD hooks of llama.cpp: ${text}")
+
+# Safe to run again: apply_patch.py leaves a patched copy alone.
+foreach(patch IN LISTS PYPCD_PATCHES)
+    get_filename_component(name "${patch}" NAME)
+    execute_process(
+        COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/cmake/apply_patch.py" "${patch}" "${PYPCD_LLAMA_DIR}"
+        RESULT_VARIABLE failed OUTPUT_VARIABLE text ERROR_VARIABLE text OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(failed)
+        message(FATAL_ERROR
+            "The hook patch does not apply to this llama.cpp source:\n${text}\n"
+            "pypcd is written for llama-cpp-python ${PYPCD_PIN}; build from that version's source, "
+            "or move the pin as cpp/README.md describes.")
+    endif()
+    message(STATUS "The PCD hooks of llama.cpp, ${name}: ${text}")
+endforeach()
 file(WRITE "${stamp}" "${wanted}")

@@ -51,13 +51,14 @@ def total_memory() -> int:
         return total
 
 
-def checked_n_ctx(path: str, kwargs: Mapping[str, Any]) -> int:
+def checked_n_ctx(path: str, kwargs: Mapping[str, Any], n_texts: int = 1) -> int:
     """The context to open a model with: the given one, or the model's own, or what fits in a quarter of memory.
 
     Rounded up to a multiple of 256, as llama.cpp does: llama_cpp.Llama's own arrays must have the same size.
 
     Args:
         kwargs: those of llama_cpp.Llama.
+        n_texts: how many texts share it; each may be as long as the model's own context.
 
     Raises:
         ValueError: it is out of range, or far more than fits in this machine's memory.
@@ -87,7 +88,7 @@ def checked_n_ctx(path: str, kwargs: Mapping[str, Any]) -> int:
             per_token += 4 * shape.n_head * kwargs.get("n_ubatch", 512)  # attention scores
         if kwargs.get("logits_all"):
             per_token += 4 * shape.n_vocab
-        n_ctx = min(shape.n_ctx_train, max(2048, budget // max(per_token, 1) // 1024 * 1024))
+        n_ctx = min(n_texts * shape.n_ctx_train, max(2048, budget // max(per_token, 1) // 1024 * 1024))
         if n_ctx < shape.n_ctx_train:
             text = "n_ctx is %d instead of the model's %d, to fit in memory; set n_ctx to choose another"
             logger.info(text, n_ctx, shape.n_ctx_train)

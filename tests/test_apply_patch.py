@@ -28,13 +28,16 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout
 
 
-def test_the_hooks_are_applied_as_git_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    patch = ROOT / "cpp/patches/llama-cpp-hooks.patch"
+@pytest.mark.parametrize("part, folder", [("cpp", "src"), ("server", "tools/server")])
+def test_the_hooks_are_applied_as_git_does(
+    part: str, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patch = ROOT / f"cpp/patches/llama-{part}-hooks.patch"
     folders = tmp_path / "git", tmp_path / "mine"
     with tarfile.open(find_sdist()) as archive:
         for member in archive:
             _, _, name = member.name.partition("/vendor/llama.cpp/")
-            if name.startswith("src/") and member.isfile():
+            if name.startswith(f"{folder}/") and member.isfile():
                 content = archive.extractfile(member)
                 assert content
                 (folders[0] / name).parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,9 @@ from typing import Any, Callable
 import pytest
 from conftest import Tiny
 
+import pypcd
+from pypcd import _server
+
 Recipe = Callable[..., dict[str, Any]]
 
 
@@ -64,3 +67,20 @@ def test_drafts_are_timed_by_how_many_guesses_are_right(
     }
     assert right["all"] == 100 and right["none"] == 0 and 30 < right["half"] < 70
     assert made["Knowing"](text, 1.0, 4, 384)(text[:10]).tolist() == [10, 11, 12, 13]
+
+
+def test_requests_are_timed_beside_twice_as_many_plain_ones(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        _server.executable()
+    except pypcd.LibraryError:
+        pytest.skip("llama-server was not built (PYPCD_SERVER=OFF); pip install . without that builds it")
+    sizes = ("--requests=2", "--length=24", "--n-tokens=3", "--rounds=1", "--threads=1")
+    recipe("time_server.py", "demo", *sizes)
+    rows = capsys.readouterr().out.splitlines()[3:]
+    assert [
+        re.match(r"\| (\d+ \w+ ?\w*) \| \d+\.\d( \(\d+\.\d\dx\))? \| \d+\.\d\d \|$", row).groups()[0] for row in rows
+    ] == [
+        "2 plain",
+        "2 with PCD",
+        "4 plain",
+    ]

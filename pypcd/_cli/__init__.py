@@ -23,6 +23,7 @@ __all__ = ["COMMANDS", "main", "make_parser"]
 COMMANDS = {
     "chat": "talk with a model in the terminal",
     "generate": "continue a prompt given by -p or on standard input",
+    "serve": "answer programs over HTTP, as OpenAI's API does",
     "answer": "answer a question about a text with any decoding method",
     "explain": "show each token's candidates before and after the contrast",
     "info": "show the library, the machine and what PCD does to a model",
@@ -92,7 +93,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if name is not None and name not in COMMANDS:
         near = did_you_mean(name, COMMANDS)
         parser.error(f"there is no command {name!r}{near}; the commands: {', '.join(COMMANDS)}")
-    args, unknown = parser.parse_known_args(argv)
+    own, of_server = argv, []
+    if name is not None and "--" in argv and commands[name].get_default("server_options") is not None:
+        own, of_server = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    args, unknown = parser.parse_known_args(own)
+    if of_server:
+        args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
         if not word.startswith("-"):

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import llama_cpp
@@ -26,6 +26,8 @@ __all__ = [
     "PCDLogits",
     "PCDStats",
     "init_sampler",
+    "native_fields",
+    "native_names",
     "native_params",
     "pcd_logits",
     "pcd_refusal",
@@ -133,6 +135,27 @@ def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Param
     params.min_entropy = config.min_entropy
     params.min_first_entropy = config.min_first_entropy
     return params
+
+
+def native_fields(config: PCDConfig) -> dict[str, float]:
+    """A setting as the library has it, every field a number."""
+    params = native_params(config)
+    return {field.name: getattr(params, field.name) for field in dataclasses.fields(config)}
+
+
+def native_names() -> dict[str, Mapping[Any, int]]:
+    """What stands for which number in the fields that are not only numbers."""
+    return {
+        "cache": _bindings.CACHE,
+        "evaluation": _bindings.EVALUATION,
+        "perturbation": _bindings.PERTURBATION,
+        "transition": _bindings.TRANSITION,
+        "band": _bindings.BAND,
+        "type_k_over": _bindings.TYPE_K_OVER,
+        "sequences": _bindings.SEQUENCES,
+        "adaptive": _bindings.ADAPTIVE,
+        "window": {None: 0},
+    }
 
 
 def set_pcd(llm: llama_cpp.Llama, config: PCDConfig | None, *, combine: bool = True) -> str | None:

@@ -127,7 +127,9 @@ class Run:
         self.install([str(self.tree)], "llama", build="build-llama", CMAKE_ARGS=shlex.join(self.cmake_args()))
 
     def pypcd(self) -> None:
-        self.install([str(ROOT)], "pypcd", build="build-pypcd", PYPCD_LLAMA_CPP_SOURCE=str(self.tree / LLAMA))
+        source, define = str(self.tree / LLAMA), "PYPCD_SERVER=OFF"  # no page, no requests: rows are checked here
+        env = {"PYPCD_LLAMA_CPP_SOURCE": source, "SKBUILD_CMAKE_DEFINE": define}
+        self.install([str(ROOT)], "pypcd", build="build-pypcd", **env)
         self.record["versions"] = json.loads(self.execute([self.python, "-c", _ABOUT], "pypcd"))
         devices = self.record["versions"]["devices"]
         if self.options.backend == "cuda" and not any(device["is_gpu"] for device in devices):

@@ -1,0 +1,168 @@
+// What a server with PCD says of it: the setting of a request, counts, the candidates of a token, /v1/models and /props.
+
+#include "server-pcd.h"
+
+#include "server-pcd-settings.h"
+
+#include "common.h"
+
+#include <algorithm>
+#include <cmath>
+
+using json = common_json;
+
+json server_pcd_request::to_json() const {
+    if (!on) {
+        return json(false);
+    }
+    json res = json::object();
+    for (const auto & field : server_pcd_fields) {
+        if (field.is_own) {
+            res[field.name] = server_pcd.value_of(field, params);
+        }
+    }
+    return res;
+}
+
+json server_pcd_models(json models) {
+    if (!server_pcd.is_given || !server_pcd.refusal.empty()) {
+        return models;
+    }
+    std::vector<std::string> suffixes = { ":pcd" };
+    for (const auto & name : server_pcd.runs) {
+        suffixes.push_back(":pcd-" + name);
+    }
+    const json base = models.at("data").at(0);
+    for (const auto & suffix : suffixes) {
+        json entry = base;
+        entry["id"]      = base.at("id").get<std::string>() + suffix;
+        entry["aliases"] = json::array();
+        models["data"].push_back(entry);
+    }
+    return models;
+}
+
+json server_pcd_props() {
+    if (!server_pcd.is_given) {
+        return json(nullptr);
+    }
+    if (!server_pcd.refusal.empty()) {
+        return json { { "refusal", server_pcd.refusal } };
+    }
+    json setting = json::object();
+    for (const auto & field : server_pcd_fields) {
+        setting[field.name] = server_pcd.value_of(field, server_pcd.setting);
+    }
+    return json {
+        { "default",     server_pcd.by_default },
+        { "setting",     setting },
+        { "presets",     server_pcd.runs },
+        { "per_request", server_pcd.own_names() },
+    };
+}
+
+void server_pcd_counts::count(llama_context * ctx, int32_t i) {
+    if (!llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_STANDARD)) {
+        return;
+    }
+    ++(llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_OVER_ROTATED) ? n_twins : n_skipped);
+    n_contrasted += !std::isnan(llama_pcd_get_strength_ith(ctx, i));
+}
+
+void server_pcd_counts::add(const server_pcd_counts & other) {
+    n_twins      += other.n_twins;
+    n_skipped    += other.n_skipped;
+    n_contrasted += other.n_contrasted;
+}
+
+void server_pcd_counts::to_json(json & timings) const {
+    if (n_twins + n_skipped > 0) {
+        timings["pcd_twins"]      = n_twins;
+        timings["pcd_skipped"]    = n_skipped;
+        timings["pcd_contrasted"] = n_contrasted;
+    }
+}
+
+//
+// candidates
+//
+
+// log of the sum of exp(row)
+static double log_sum(const float * row, int32_t n) {
+    const float best = *std::max_element(row, row + n);
+
+    double sum = 0.0;
+    for (int32_t i = 0; i < n; ++i) {
+        sum += std::exp((double) row[i] - best);
+    }
+    return best + std::log(sum);
+}
+
+void server_pcd_probs::read(llama_context * ctx, int32_t i, const std::vector<llama_token> & ids, size_t n) {
+    const float * l     = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_STANDARD);
+    const float * l_ovr = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_OVER_ROTATED);
+    const float * l_con = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_CONTRASTED);
+    if (!l || !l_con) {
+        return;
+    }
+    const llama_vocab * vocab   = llama_model_get_vocab(llama_get_model(ctx));
+    const int32_t       n_vocab = llama_vocab_n_tokens(vocab);
+
+    std::vector<llama_token> best(n_vocab);
+    for (int32_t id = 0; id < n_vocab; ++id) {
+        best[id] = id;
+    }
+    n = std::min<size_t>(n, n_vocab);
+    std::partial_sort(best.begin(), best.begin() + n, best.end(), [&](llama_token a, llama_token b) { return l[a] > l[b]; });
+
+    const double sum     = log_sum(l, n_vocab);
+    const double sum_ovr = l_ovr ? log_sum(l_ovr, n_vocab) : NAN;
+    const double sum_con = log_sum(l_con, n_vocab);
+
+    strength = llama_pcd_get_strength_ith(ctx, i);
+    candidates.clear();
+
+    const auto add = [&](llama_token id) {
+        candidates.push_back({ id, common_token_to_piece(vocab, id), (float) (l[id] - sum),
+            l_ovr ? (float) (l_ovr[id] - sum_ovr) : NAN, (float) (l_con[id] - sum_con) });
+    };
+    for (const auto id : ids) {
+        add(id);
+    }
+    for (size_t k = 0; k < n; ++k) {
+        if (std::find(ids.begin(), ids.end(), best[k]) == ids.end()) {
+            add(best[k]);
+            ++n_pushed_out;
+        }
+    }
+}
+
+void server_pcd_probs::to_json(json & entry, bool is_sampled) const {
+    const auto number = [](float x) { return std::isfinite(x) ? json(x) : json(nullptr); };
+
+    const auto rows = [&](const candidate & cur) {
+        return json {
+            { "standard",     number(cur.standard) },
+            { "over_rotated", number(cur.over_rotated) },
+            { "contrasted",   number(cur.contrasted) },
+        };
+    };
+    const llama_token id = entry.at("id").get<llama_token>();
+    const auto        it = std::find_if(candidates.begin(), candidates.end(), [&](const auto & cur) { return cur.id == id; });
+    if (it == candidates.end()) {
+        return;
+    }
+    entry["pcd"] = rows(*it);
+    if (!is_sampled) {
+        return;
+    }
+    json pushed_out = json::array();
+    for (auto cur = candidates.end() - n_pushed_out; cur != candidates.end(); ++cur) {
+        json row = rows(*cur);
+        row["id"]    = cur->id;
+        row["token"] = cur->text;
+        pushed_out.push_back(row);
+    }
+    entry["pcd"]["strength"]   = number(strength);
+    entry["pcd"]["pushed_out"] = pushed_out;
+}

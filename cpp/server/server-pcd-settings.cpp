@@ -1,0 +1,174 @@
+#include "server-pcd-settings.h"
+
+#include "common.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+using json = common_json;
+
+const std::array<server_pcd_field, 21> server_pcd_fields = {{
+    { "beta",         nullptr,                         &llama_pcd_params::beta,         true  },
+    { "gamma",        &llama_pcd_params::gamma,        nullptr,                         true  },
+    { "relative_top", nullptr,                         &llama_pcd_params::relative_top, true  },
+    { "adaptive",     &llama_pcd_params::adaptive,     nullptr,                         true  },
+    { "min_context",  &llama_pcd_params::min_context,  nullptr,                         true  },
+    { "min_entropy",  nullptr,                         &llama_pcd_params::min_entropy,  true  },
+    { "window",       &llama_pcd_params::window,       nullptr,                         true  },
+    { "n_sink",       &llama_pcd_params::n_sink,       nullptr,                         true  },
+    { "perturbation", &llama_pcd_params::perturbation, nullptr,                         true  }, // to none
+    { "alpha",        nullptr,                         &llama_pcd_params::alpha,        false },
+    { "base_ratio",   nullptr,                         &llama_pcd_params::base_ratio,   false },
+    { "cache",        &llama_pcd_params::cache,        nullptr,                         false },
+    { "evaluation",   &llama_pcd_params::evaluation,   nullptr,                         false },
+    { "transition",   &llama_pcd_params::transition,   nullptr,                         false },
+    { "band",         &llama_pcd_params::band,         nullptr,                         false },
+    { "type_k_over",  &llama_pcd_params::type_k_over,  nullptr,                         false },
+    { "noise",        nullptr,                         &llama_pcd_params::noise,        false },
+    { "offset_min",   &llama_pcd_params::offset_min,   nullptr,                         false },
+    { "offset_max",   &llama_pcd_params::offset_max,   nullptr,                         false },
+    { "seed",         &llama_pcd_params::seed,         nullptr,                         false },
+    { "sequences",    &llama_pcd_params::sequences,    nullptr,                         false },
+}};
+
+server_pcd_settings server_pcd;
+
+static std::string join(const std::vector<std::string> & words) {
+    return string_join(words, ", ");
+}
+
+static llama_pcd_params params_of(const json & given) {
+    llama_pcd_params res = llama_pcd_default_params();
+
+    for (const auto & field : server_pcd_fields) {
+        const json & value = given.at(field.name);
+        if (field.integer) {
+            res.*field.integer = value.get<int32_t>();
+        } else {
+            res.*field.number = value.get<float>();
+        }
+    }
+    return res;
+}
+
+void server_pcd_settings::read(const json & given) {
+    const int32_t version = given.at("version").get<int32_t>();
+    if (version != llama_pcd_version()) {
+        throw std::runtime_error(string_format("it has version %d of the PCD interface, this server has %d", version, llama_pcd_version()));
+    }
+    by_default = given.at("default").get<bool>();
+    values     = given.at("values");
+    setting    = params_of(given.at("setting"));
+
+    for (const auto & cur : given.at("contexts")) {
+        contexts.push_back(params_of(cur));
+    }
+    for (const auto & [name, cur] : given.at("presets").items()) {
+        presets.emplace_back(name, params_of(cur));
+    }
+    is_given = true;
+}
+
+bool server_pcd_settings::is_own(const server_pcd_field & field) const {
+    const bool follows_keys = field.integer == &llama_pcd_params::window || field.integer == &llama_pcd_params::n_sink ||
+        field.integer == &llama_pcd_params::perturbation;
+
+    return field.is_own && !(follows_keys && context.cache == LLAMA_PCD_CACHE_SEPARATE);
+}
+
+bool server_pcd_settings::can_have(const server_pcd_field & field, double number) const {
+    if (field.integer == &llama_pcd_params::perturbation && is_own(field)) {
+        return number == LLAMA_PCD_PERTURBATION_NONE || number == context.perturbation;
+    }
+    return is_own(field) || (field.integer ? number == setting.*field.integer : (float) number == setting.*field.number);
+}
+
+std::vector<std::string> server_pcd_settings::own_names() const {
+    std::vector<std::string> res;
+    for (const auto & field : server_pcd_fields) {
+        if (is_own(field)) {
+            res.push_back(field.name);
+        }
+    }
+    return res;
+}
+
+json server_pcd_settings::value_of(const server_pcd_field & field, const llama_pcd_params & p) const {
+    if (field.number) {
+        return json(std::stod(string_format("%.7g", p.*field.number))); // 0.1, not 0.10000000149
+    }
+    if (values.contains(field.name)) {
+        for (const auto & [name, number] : values.at(field.name).items()) {
+            if (number.get<int32_t>() == p.*field.integer) {
+                return name == "null" ? json(nullptr) : json(name);
+            }
+        }
+    }
+    return json(p.*field.integer);
+}
+
+// the number that a value stands for
+static double number_of(const server_pcd_field & field, const json & value, const json & values) {
+    const std::string refused = std::string(field.name) + " is " + value.dump_safe() + "; allowed: ";
+
+    std::vector<std::string> names;
+    if (values.contains(field.name)) {
+        const json & named = values.at(field.name);
+        for (const auto & [name, number] : named.items()) {
+            if (value.is_null() ? name == "null" : value.is_string() && value.get<std::string>() == name && name != "null") {
+                return number.get<double>();
+            }
+            names.push_back(name == "null" ? name : "\"" + name + "\"");
+        }
+    }
+    const bool is_enum = std::any_of(names.begin(), names.end(), [](const auto & name) { return name != "null"; });
+
+    if (!is_enum && (field.number ? value.is_number() : value.is_number_integer())) {
+        const double res = value.get<double>();
+        if (field.number ? std::isfinite((float) res) : std::abs(res) <= INT32_MAX) {
+            return res;
+        }
+    }
+    if (!is_enum) {
+        names.insert(names.begin(), field.number ? "a number" : "an integer");
+    }
+    throw std::invalid_argument(refused + join(names));
+}
+
+llama_pcd_params server_pcd_settings::fields(const json & given, llama_pcd_params base) const {
+    for (const auto & [name, value] : given.items()) {
+        const auto field = std::find_if(
+                server_pcd_fields.begin(), server_pcd_fields.end(), [&n = name](const auto & cur) { return cur.name == n; });
+        if (field == server_pcd_fields.end()) {
+            throw std::invalid_argument("there is no field " + json(name).dump_safe() + "; a request may change " + join(own_names()));
+        }
+        const double number = number_of(*field, value, values);
+        if (!can_have(*field, number)) {
+            const bool turns = field->integer == &llama_pcd_params::perturbation;
+            throw std::invalid_argument(name + " is " + value.dump_safe() + ", this server's is " +
+                    value_of(*field, turns ? context : setting).dump_safe() + ", which only `pypcd serve --pcd` can change; "
+                    "a request may change " + join(own_names()));
+        }
+        if (field->integer) {
+            base.*field->integer = (int32_t) number;
+        } else {
+            base.*field->number = (float) number;
+        }
+    }
+    return base;
+}
+
+llama_pcd_params server_pcd_settings::preset(const std::string & name) const {
+    if (std::find(runs.begin(), runs.end(), name) == runs.end()) {
+        std::vector<std::string> names = { "true", "false" };
+        for (const auto & cur : runs) {
+            names.push_back("\"" + cur + "\"");
+        }
+        const bool is_preset = std::any_of(presets.begin(), presets.end(), [&](const auto & cur) { return cur.first == name; });
+        throw std::invalid_argument("it is " + json(name).dump_safe() +
+                (is_preset ? ", a preset that only `pypcd serve --pcd` can put in force" : "") +
+                "; allowed: " + join(names) + ", an object with any of " + join(own_names()));
+    }
+    return std::find_if(presets.begin(), presets.end(), [&](const auto & cur) { return cur.first == name; })->second;
+}

@@ -1,0 +1,50 @@
+// The settings of a server with PCD: those that `pypcd serve` gave it, what its context can run of them, and what a request makes of
+// them. Knows fields by name and values as JSON, but nothing of slots.
+
+#pragma once
+
+#include "json.h"
+#include "llama-pcd.h"
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+struct server_pcd_field {
+    const char * name;
+    int32_t llama_pcd_params::* integer;
+    float   llama_pcd_params::* number;
+    bool                        is_own; // a sequence can have another value than its context
+};
+
+extern const std::array<server_pcd_field, 21> server_pcd_fields;
+
+// Requests are read by many threads, so all but is_on stays as it is while they come.
+struct server_pcd_settings {
+    bool is_given   = false; // LLAMA_ARG_PCD is set
+    bool by_default = false; // for requests that say nothing
+    common_json values;      // names of values: field -> name -> number; the name "null" is JSON's null
+
+    llama_pcd_params setting = {};           // for requests that say "true", and where a body's fields start
+    std::vector<llama_pcd_params> contexts;  // what the context may be set to; the first that runs is
+    std::vector<std::pair<std::string, llama_pcd_params>> presets;
+
+    // since the context was made
+    bool        is_on = false;  // in the context
+    std::string refusal;        // why PCD cannot run here
+    llama_pcd_params context = {};
+    std::vector<std::string> runs; // presets that requests may name
+
+    void read(const common_json & given);
+
+    bool is_own  (const server_pcd_field & field) const;                // a request may change it
+    bool can_have(const server_pcd_field & field, double number) const; // and to this value
+
+    common_json      value_of(const server_pcd_field & field, const llama_pcd_params & p) const;
+    llama_pcd_params fields  (const common_json & given, llama_pcd_params base) const;
+    llama_pcd_params preset  (const std::string & name) const;
+    std::vector<std::string> own_names() const;
+};
+
+extern server_pcd_settings server_pcd;

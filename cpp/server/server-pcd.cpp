@@ -1,0 +1,198 @@
+#include "server-pcd.h"
+
+#include "server-pcd-settings.h"
+
+#include "log.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+
+using json = common_json;
+
+// AMX is decided before a model is loaded, by `pypcd serve`
+static const bool amx_is_on = [] {
+    const char * given = std::getenv("PYPCD_AMX");
+    const bool   is_on = given && std::string(given) == "1";
+    llama_pcd_set_amx(is_on);
+    return is_on;
+}();
+
+//
+// the context
+//
+
+void server_pcd_loading(const std::string & stage, float progress) {
+    if (stage == "text_model" && std::getenv("LLAMA_ARG_PCD")) {
+        printf("loaded %d%%\n", (int) (100.0f*progress));
+        fflush(stdout);
+    }
+}
+
+// an error of libllama's, for a client: without what only a C caller understands
+static std::string reason(const char * err) {
+    std::string res = err;
+    if (res.rfind("sequence ", 0) == 0 && res.find(": ") != std::string::npos) {
+        res = res.substr(res.find(": ") + 2);
+    }
+    if (const size_t end = res.find(" (llama_pcd_set)"); end != std::string::npos) {
+        res.erase(end, std::string(" (llama_pcd_set)").size());
+    }
+    return res;
+}
+
+// puts PCD in force in a new context, where it is off for every sequence until its request asks for it
+static bool try_context(llama_context * ctx, std::string & err) {
+    char text[512] = "";
+    for (const auto & cur : server_pcd.contexts) {
+        if (llama_pcd_set(ctx, &cur, text, sizeof(text)) == LLAMA_PCD_OK) {
+            server_pcd.context = cur;
+            server_pcd.is_on   = true;
+            return true;
+        }
+    }
+    err = "PCD cannot run here: " + reason(text);
+    return false;
+}
+
+bool server_pcd_load(llama_context * ctx, bool reads_hidden_states) {
+    server_pcd = {};
+
+    const char * given = std::getenv("LLAMA_ARG_PCD");
+    if (!given || !*given) {
+        return true;
+    }
+    try {
+        server_pcd.read(json::parse(given));
+    } catch (const std::exception & e) {
+        LOG_ERR("%s: LLAMA_ARG_PCD cannot be read: %s; `pypcd serve` writes it\n", __func__, e.what());
+        return false;
+    }
+    if (reads_hidden_states) {
+        server_pcd.refusal = "PCD cannot run here: this server speculates with the model's hidden states (EAGLE-3, MTP, DFlash, DSpark)";
+    }
+    if (!server_pcd.refusal.empty() || !try_context(ctx, server_pcd.refusal)) {
+        LOG_ERR("%s: %s\n", __func__, server_pcd.refusal.c_str());
+        return !server_pcd.by_default;
+    }
+    char err[512] = "";
+    for (const auto & [name, preset] : server_pcd.presets) {
+        llama_pcd_params params = preset;
+        if (params.cache == LLAMA_PCD_CACHE_REROTATED) {
+            params.window = 1; // nothing is allocated for the trial
+        }
+        if (llama_pcd_set_seq(ctx, 0, &params, err, sizeof(err)) == LLAMA_PCD_OK) {
+            server_pcd.runs.push_back(name);
+        }
+        llama_pcd_unset_seq(ctx, 0);
+    }
+    if (!server_pcd.by_default) { // plain requests cost what they cost in llama.cpp, until the first one with PCD
+        llama_pcd_set(ctx, nullptr, nullptr, 0);
+        llama_pcd_trim(ctx);
+        server_pcd.is_on = false;
+        return true;
+    }
+    const bool ok = llama_pcd_set_seq(ctx, 0, &server_pcd.setting, err, sizeof(err)) == LLAMA_PCD_OK; // its second keys stay
+    if (!ok) {
+        LOG_ERR("%s: PCD cannot run here: %s\n", __func__, reason(err).c_str());
+    }
+    llama_pcd_unset_seq(ctx, 0);
+    return ok;
+}
+
+bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, std::string & err) {
+    if (!request.on) {
+        llama_pcd_unset_seq(ctx, id);
+        return true;
+    }
+    char text[512] = "";
+    if (!server_pcd.is_on) { // the first one; what other threads read stays as it is
+        if (llama_pcd_set(ctx, &server_pcd.context, text, sizeof(text)) != LLAMA_PCD_OK) {
+            err = "Field 'pcd': PCD cannot run here: " + reason(text);
+            return false;
+        }
+        server_pcd.is_on = true;
+    }
+    if (llama_pcd_set_seq(ctx, id, &request.params, text, sizeof(text)) != LLAMA_PCD_OK) {
+        err = "Field 'pcd': " + reason(text);
+        return false;
+    }
+    return true;
+}
+
+void server_pcd_end(llama_context * ctx, llama_seq_id id) {
+    llama_pcd_unset_seq(ctx, id);
+}
+
+void server_pcd_tokens(
+        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens) {
+    if (request.on && request.params.cache == LLAMA_PCD_CACHE_SEPARATE) {
+        llama_pcd_set_tokens(ctx, id, tokens.data(), (int32_t) tokens.size());
+    }
+}
+
+//
+// requests
+//
+
+// the setting that the end of a model's name asks for, "pcd" or "pcd-<preset>"; empty: none
+static std::string suffix_of(const json & body) {
+    if (!body.contains("model") || !body.at("model").is_string()) {
+        return {};
+    }
+    const std::string model = body.at("model").get<std::string>();
+    const size_t      colon = model.rfind(':');
+    const std::string end   = colon == std::string::npos ? "" : model.substr(colon + 1);
+
+    return end == "pcd" || end.rfind("pcd-", 0) == 0 ? end : "";
+}
+
+static server_pcd_request request_of(const json & body, const char *& field) {
+    server_pcd_request res = { server_pcd.by_default, server_pcd.setting };
+
+    field = "model";
+    if (const std::string suffix = suffix_of(body); !suffix.empty()) {
+        res = { true, suffix == "pcd" ? server_pcd.setting : server_pcd.preset(suffix.substr(4)) };
+    }
+
+    field = "pcd";
+    if (!body.contains("pcd") || body.at("pcd").is_null()) {
+        return res;
+    }
+    const json & given = body.at("pcd");
+
+    if (given.is_boolean()) {
+        res.on = given.get<bool>();
+        return res;
+    }
+    if (given.is_object()) {
+        return { true, server_pcd.fields(given, res.params) };
+    }
+    if (given.is_string()) {
+        const std::string name = given.get<std::string>();
+        if (name == "off") {
+            return {};
+        }
+        return { true, name == "on" ? server_pcd.setting : server_pcd.preset(name) };
+    }
+    throw std::invalid_argument("it is " + given.dump_safe() + "; allowed: true, false, a preset's name, an object");
+}
+
+server_pcd_request server_pcd_of(const json & body) {
+    const char * field = "pcd";
+    try {
+        const bool asks = body.contains("pcd") && !body.at("pcd").is_null() && !(body.at("pcd") == json(false));
+
+        if (!server_pcd.is_given || !server_pcd.refusal.empty()) {
+            if (asks || !suffix_of(body).empty()) {
+                field = asks ? "pcd" : "model";
+                throw std::invalid_argument(server_pcd.is_given ? server_pcd.refusal :
+                        "this server was started without settings for PCD; `pypcd serve` has them");
+            }
+            return {};
+        }
+        return request_of(body, field);
+    } catch (const std::exception & e) {
+        throw std::invalid_argument(std::string("Field '") + field + "': " + e.what());
+    }
+}

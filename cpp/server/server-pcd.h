@@ -1,0 +1,87 @@
+// PCD in llama-server: what a request asks for, the slot that it runs in, and what PCD did for it. The hooks of
+// patches/llama-server-hooks.patch call this. Knows llama.cpp's sequences and the JSON of requests, but not the server's structs.
+//
+// Settings come from one place, pypcd's Python: the environment variable LLAMA_ARG_PCD, which `pypcd serve` writes, has the
+// presets and the names of fields and values. Without it a request with PCD is refused. Values are checked by libllama.
+
+#pragma once
+
+#include "json.h"
+#include "llama-pcd.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+// what a request asks for
+struct server_pcd_request {
+    bool             on     = false;
+    llama_pcd_params params = {};
+
+    common_json to_json() const; // false, or what a request may set, by name
+};
+
+// what PCD did: for a request, or since the start
+struct server_pcd_counts {
+    uint64_t n_twins      = 0; // rows that a twin was evaluated for
+    uint64_t n_skipped    = 0; // rows that needed none
+    uint64_t n_contrasted = 0; // rows that are not the model's own: more than one token was plausible, and no floor kept them plain
+
+    void count(llama_context * ctx, int32_t i); // row i of the last decode
+    void add  (const server_pcd_counts & other);
+
+    void to_json(common_json & timings) const; // where there is something to tell
+};
+
+// the candidates of one token, before and after the contrast: natural logarithms of probabilities
+struct server_pcd_probs {
+    struct candidate {
+        llama_token id;
+        std::string text;
+        float       standard;     // of softmax(L)
+        float       over_rotated; // of softmax(L*); NaN: no twin
+        float       contrasted;   // of softmax(L~); -inf: not among the plausible tokens
+    };
+    std::vector<candidate> candidates; // those of the answer first
+    size_t                 n_pushed_out = 0;
+
+    float strength = 0.0f; // of this contrast; NaN: none was needed
+
+    // row i of the last decode: the sampled token, the candidates of the answer, and those of the n most probable tokens of L that are
+    // not among them
+    template <typename T>
+    void read(llama_context * ctx, int32_t i, llama_token sampled, const std::vector<T> & probs, size_t n) {
+        std::vector<llama_token> ids = { sampled };
+        for (const auto & cur : probs) {
+            if (cur.tok != sampled) {
+                ids.push_back(cur.tok);
+            }
+        }
+        read(ctx, i, ids, n);
+    }
+    void read(llama_context * ctx, int32_t i, const std::vector<llama_token> & ids, size_t n);
+
+    // adds what is known of a token to its entry in the answer; is_sampled: and what was pushed out
+    void to_json(common_json & entry, bool is_sampled) const;
+};
+
+// How much of a model is loaded, 0 to 1: a line on stdout for `pypcd serve`.
+void server_pcd_loading(const std::string & stage, float progress);
+
+// The context was made: read the settings and try them. False: PCD is on for all requests, but cannot run here.
+bool server_pcd_load(llama_context * ctx, bool reads_hidden_states);
+
+// What a body asks for: its field "pcd", else the end of "model" (name:pcd, name:pcd-preset), else the server's setting.
+// Throws std::invalid_argument.
+server_pcd_request server_pcd_of(const common_json & body);
+
+// A slot takes a request, or gives it back. False: it cannot have this setting, and err is a sentence for its client.
+bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, std::string & err);
+void server_pcd_end  (llama_context * ctx, llama_seq_id id);
+
+// the tokens of a slot's prompt that are in memory; states that were loaded do not have them
+void server_pcd_tokens(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens);
+
+// the answers of /v1/models, with an entry for each setting behind the model's, and of /props
+common_json server_pcd_models(common_json models);
+common_json server_pcd_props();

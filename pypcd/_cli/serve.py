@@ -1,0 +1,142 @@
+"""pypcd serve: llama.cpp's own server, with PCD for each request as it asks.
+
+Exit status: 0 after Ctrl-C or SIGTERM, 1 if the model does not load or the server dies, 2 for a mistake in the arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pypcd import _server
+from pypcd._cli import _options, _terminal
+from pypcd._cli._text import sentence
+from pypcd._errors import PCDError
+from pypcd._settings import load
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _options.add_model(parser)
+    parser.usage = "pypcd serve MODEL [options] [-- llama-server's own options]"
+    parser.epilog = (
+        'A request chooses with "pcd": true, false, a preset or values in its body, or by its model: NAME:pcd, '
+        "NAME:pcd-gentle. See docs/serve.md. Ctrl-C ends the server."
+    )
+    parser.set_defaults(server_options=[])
+    add = parser.add_argument
+    add("--pcd", metavar="SETTING", help="for requests that do not say: off (default), gentle, on, a profile ...")
+    add("--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--port", metavar="N", type=_options.at_least(0), default=8080, help="0: any free one (default: 8080)")
+    add(
+        "--parallel",
+        metavar="N",
+        type=_options.at_least(1),
+        default=4,
+        help="requests at once; each has its part of the context (4)",
+    )
+    add("--api-key", metavar="KEY", help="what clients have to send")
+    add("--verbose", action="store_true", help="the server's own log, on stderr")
+
+
+def run(args: argparse.Namespace) -> int:
+    if {"--help", "-h"} & set(args.server_options):
+        return _server.show_options()
+    log = _Log(args.verbose)
+    try:
+        setting = load(_options.DEFAULT_PCD if args.pcd is None else args.pcd)
+        server = _server.Server(
+            args.model,
+            pcd=setting,
+            host=args.host,
+            port=args.port,
+            parallel=args.parallel,
+            api_key=args.api_key,
+            options=[*([] if args.verbose else ["--log-verbosity", "1"]), *args.server_options],
+            log=log,
+        )
+    except (PCDError, ValueError, TypeError, OSError) as error:
+        print(f"pypcd: {sentence(error)}", file=sys.stderr)
+        return 2
+    _options.note_of_profile(setting, server.path)
+    if args.host not in _LOCAL and not _has_key(args):
+        _terminal.note(f"anybody who reaches {args.host} can use this server; --api-key KEY keeps others out")
+    with _ending() as stopped, server.running():
+        try:
+            ready = _wait(server, stopped, enabled=not args.verbose)
+        except PCDError as error:
+            print(f"pypcd: {sentence(error)}", file=sys.stderr)
+            return 2 if isinstance(error, _server.OptionError) else 1
+        if ready:
+            log.shows = True
+            if refusal := server.refusal():
+                _terminal.note(refusal)
+            _terminal.write(_greeting(server, args))
+            server.wait(stopped)
+    return 0
+
+
+class _Log:
+    """Shows the server's log. Before it is ready, an error is told in a sentence instead."""
+
+    def __init__(self, shows: bool) -> None:
+        self.shows = shows
+
+    def __call__(self, line: str) -> None:
+        if self.shows:
+            print(line, file=sys.stderr, flush=True)
+
+
+def _wait(server: _server.Server, stopped: Callable[[], bool], *, enabled: bool) -> bool:
+    """Server.wait_until_ready() with a progress bar."""
+    bar = _terminal.progress(100, "loading", unit="%", enabled=enabled)
+
+    def waiting() -> bool:
+        bar.update(server.loaded - bar.n)
+        return stopped()
+
+    with bar:
+        return server.wait_until_ready(waiting)
+
+
+def _greeting(server: _server.Server, args: argparse.Namespace) -> str:
+    """Where it is, and a command that asks it something."""
+    wanted = f"{server.name}:pcd-gentle"
+    body: dict[str, Any] = {
+        "model": wanted if wanted in server.names() else server.name,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 64,
+    }
+    key = " -H 'Authorization: Bearer KEY'" if _has_key(args) else ""
+    return (
+        f"{server.name} | PCD {_options.describe_pcd(server.config)} where a request does not say | Ctrl-C to end\n"
+        f"  page    {server.url}/\n"
+        f"  OpenAI  {server.url}/v1\n"
+        f"  try     curl -s {server.url}/v1/chat/completions{key} -d {shlex.quote(json.dumps(body))}\n"
+    )
+
+
+def _has_key(args: argparse.Namespace) -> bool:
+    return bool(args.api_key) or bool({"--api-key", "--api-key-file"} & set(args.server_options))
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[_terminal.Interrupt]:
+    """A block in which Ctrl-C and SIGTERM set a flag; a second Ctrl-C raises."""
+    with _terminal.interruptible() as flag:
+
+        def handler(*_: object) -> None:
+            flag.pressed = True
+
+        before = signal.signal(signal.SIGTERM, handler)
+        try:
+            yield flag
+        finally:
+            signal.signal(signal.SIGTERM, before)

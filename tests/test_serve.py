@@ -1,0 +1,395 @@
+"""llama-server with PCD: each request's answer against pypcd.Llama with the same setting, alone and several at once."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import F32, contrasted, native_row, rounding_of
+
+import pypcd
+from pypcd import PCDConfig, _server
+from pypcd._settings import PRESETS
+
+try:
+    _server.executable()
+except pypcd.LibraryError:
+    pytest.skip(
+        "llama-server was not built (PYPCD_SERVER=OFF); pip install . without that builds it", allow_module_level=True
+    )
+
+N = 24
+SMALL = ["--ctx-size", "8192", "--threads", "1", "--threads-batch", "1", "--log-verbosity", "1"]
+SMALL += ["--cache-type-k", "f32", "--cache-type-v", "f32"]  # a cache that rounds nothing
+BASE = "on:evaluation=fused"  # "auto" goes by time
+PROMPTS = ["The keys are red, blue and green. The first one is", '{"a": 1, "b": 2}\nWhat is b?', "1 2 3 4 5 6 7"]
+SETTINGS: dict[str, Any] = {
+    "plain": False,
+    "server's": True,
+    "preset": "cautious",
+    "window": {"perturbation": "none", "window": 4, "n_sink": 0, "beta": 4.0},
+    "fields": {"beta": 1.0, "relative_top": 0.05, "gamma": 8},
+    "adaptive": {"adaptive": "jsd", "beta": 20.0},
+    "late": {"min_context": 30},
+    "unsure": {"min_entropy": 2.0},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[_server.Server]:
+    with _server.Server("demo", pcd=BASE, port=0, parallel=8, options=SMALL).running() as made:
+        assert made.wait_until_ready()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def off() -> Iterator[_server.Server]:
+    """One that was started without --pcd."""
+    with _server.Server("demo", port=0, parallel=2, options=SMALL).running() as made:
+        assert made.wait_until_ready()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[pypcd.Llama]:
+    made = pypcd.Llama("demo", pcd=BASE, n_ctx=4096, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32)
+    yield made
+    made.close()
+
+
+def ask(server: _server.Server, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """The status and the answer, read as JSON where it is."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    data = body if isinstance(body, (bytes, type(None))) else json.dumps(body)
+    connection.request("GET" if body is None else "POST", path, data, {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    try:
+        return response.status, json.loads(text)
+    except ValueError:
+        return response.status, text
+
+
+def complete(server: _server.Server, prompt: str, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "n_predict": N, "temperature": 0, "return_tokens": True, **fields}
+    status, answer = ask(server, "/completion", body)
+    assert status == 200, answer
+    return answer
+
+
+def refused(server: _server.Server, **fields: Any) -> str:
+    status, answer = ask(server, "/completion", {"prompt": "a", "n_predict": 1, **fields})
+    assert status == 400, answer
+    assert answer["error"]["type"] == "invalid_request_error"
+    return str(answer["error"]["message"])
+
+
+def in_python(setting: Any) -> Any:
+    """What pypcd.Llama takes for a request's setting."""
+    if isinstance(setting, str):
+        return PCDConfig.preset(setting).replace(evaluation="fused")
+    return PCDConfig.resolve(setting, PCDConfig.resolve(BASE))
+
+
+def is_greedy(llm: pypcd.Llama, prompt: str, setting: Any, tokens: list[int], *, ends: bool = True) -> None:
+    """Each token is pypcd.Llama's best one; or, since sums in another order round in another way, one that ties with it.
+
+    Args:
+        ends: whether the answer may end; else the token that would end it is not looked at.
+    """
+    llm.pcd = in_python(setting)
+    text = llm.tokenize(prompt.encode())
+    llm.reset()
+    llm._ctx.kv_cache_clear()
+    llm.eval(text)
+    limit = None
+    assert tokens
+    for token in tokens:
+        row = native_row(llm)
+        if not ends:
+            row[llm.token_eos()] = -np.inf
+        best = int(np.argmax(row))
+        if token != best:
+            limit = limit or contrasted(rounding_of(llm, text), 30.0)
+            assert row[best] - row[token] < limit, (token, best)
+        llm.eval([token])
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_answer_is_that_of_llama_with_the_same_setting(server: _server.Server, llm: pypcd.Llama, name: str) -> None:
+    for prompt in PROMPTS:
+        answer = complete(server, prompt, pcd=SETTINGS[name])
+        is_greedy(llm, prompt, SETTINGS[name], answer["tokens"])
+        counts = [answer["timings"].get(f"pcd_{name}", 0) for name in ("twins", "skipped", "contrasted")]
+        assert counts[0] + counts[1] == (0 if name == "plain" else len(answer["tokens"]))
+        assert counts[2] <= counts[0]
+        if name == "late":
+            n_early = max(0, min(len(answer["tokens"]), 30 - answer["tokens_evaluated"]))
+            assert counts[1] == n_early
+
+
+def test_answers_differ_with_their_settings(server: _server.Server) -> None:
+    texts = {name: complete(server, PROMPTS[0], pcd=setting)["content"] for name, setting in SETTINGS.items()}
+    assert texts["plain"] != texts["server's"] and len(set(texts.values())) >= 3, texts
+
+
+def test_several_at_once_with_different_settings(server: _server.Server, llm: pypcd.Llama) -> None:
+    jobs = [(prompt, setting) for prompt in PROMPTS for setting in SETTINGS.values()]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda job: complete(server, job[0], pcd=job[1]), jobs))
+    for (prompt, setting), answer in zip(jobs, answers):
+        is_greedy(llm, prompt, setting, answer["tokens"])
+
+
+def test_what_was_cached_under_another_setting_serves_the_next(server: _server.Server, llm: pypcd.Llama) -> None:
+    long = " ".join(PROMPTS) * 8
+    for setting in (False, True, "cautious", False, "window", True):
+        answer = complete(server, long, pcd=setting, id_slot=0)
+        is_greedy(llm, long, setting, answer["tokens"])
+    assert answer["timings"]["cache_n"] > 0
+
+
+def test_several_answers_to_one_prompt(server: _server.Server, llm: pypcd.Llama) -> None:
+    body = {"prompt": PROMPTS[0], "max_tokens": N, "temperature": 0, "n": 3, "pcd": "cautious"}
+    status, answer = ask(server, "/v1/completions", body)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert status == 200 and len(texts) == 3
+    alone = complete(server, PROMPTS[0], pcd="cautious")
+    is_greedy(llm, PROMPTS[0], "cautious", alone["tokens"])
+    assert set(texts) == {alone["content"]}
+
+
+def test_a_setting_ends_with_its_request(server: _server.Server, llm: pypcd.Llama) -> None:
+    with_pcd = complete(server, PROMPTS[0], pcd={"beta": 30.0}, id_slot=1)["tokens"]
+    plain = complete(server, PROMPTS[0], pcd=False, id_slot=1)["tokens"]
+    assert with_pcd != plain
+    is_greedy(llm, PROMPTS[0], False, plain)
+
+
+def test_streams_have_the_same_text(server: _server.Server) -> None:
+    body = {"prompt": PROMPTS[0], "n_predict": N, "temperature": 0, "pcd": "cautious", "stream": True}
+    status, text = ask(server, "/completion", body)
+    parts = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert status == 200
+    assert "".join(part["content"] for part in parts) == complete(server, PROMPTS[0], pcd="cautious")["content"]
+
+
+MESSAGES = [{"role": "user", "content": "What is red?"}]
+ROUTES: dict[str, Any] = {
+    "/v1/completions": ({"prompt": PROMPTS[0], "max_tokens": N}, lambda a: a["choices"][0]["text"]),
+    "/v1/chat/completions": (
+        {"messages": MESSAGES, "max_tokens": N},
+        lambda a: a["choices"][0]["message"]["content"],
+    ),
+    "/v1/responses": (
+        {"input": MESSAGES[0]["content"], "max_output_tokens": N},
+        lambda a: a["output"][0]["content"][0]["text"],
+    ),
+    "/v1/messages": ({"messages": MESSAGES, "max_tokens": N}, lambda a: a["content"][0]["text"]),
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_every_route_takes_the_field_and_the_suffix(server: _server.Server, path: str) -> None:
+    body, text_of = ROUTES[path]
+
+    def said(**fields: Any) -> str:
+        status, answer = ask(server, path, {"temperature": 0, **body, **fields})
+        assert status == 200, answer
+        return text_of(answer)
+
+    strong = {"beta": 30.0}
+    plain, on, cautious = said(pcd=False), said(pcd=strong), said(pcd="cautious")
+    assert plain != on, "or this shows nothing"
+    assert said(model="demo:pcd-cautious") == cautious
+    assert said(model="demo:pcd-cautious", pcd=False) == plain
+    assert said(model="demo:pcd-cautious", pcd=strong) != plain
+    status, answer = ask(server, path, {**body, "pcd": "cautius"})
+    assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def own(answer: dict[str, Any]) -> Any:
+    return answer["generation_settings"]["pcd"]
+
+
+def test_the_body_comes_before_the_suffix_and_that_before_the_server(
+    server: _server.Server, off: _server.Server
+) -> None:
+    def of(at: _server.Server, **fields: Any) -> Any:
+        return own(complete(at, "a", n_predict=1, **fields))
+
+    assert of(server)["beta"] == 2.5 and of(off) is False
+    assert of(server, model="demo")["beta"] == 2.5 and of(server, model="x:y")["beta"] == 2.5
+    assert of(server, model="demo:pcd-cautious")["beta"] == 1.5
+    assert of(server, model="demo:pcd-cautious", pcd=None)["beta"] == 1.5
+    assert of(server, model="demo:pcd-cautious", pcd=False) is False
+    assert of(server, model="demo:pcd-cautious", pcd="window")["window"] == 64
+    changed = of(server, model="demo:pcd-cautious", pcd={"gamma": 5})
+    assert changed["beta"] == 1.5 and changed["gamma"] == 5
+    assert of(off, model="demo:pcd")["beta"] == 2.5 and of(off, pcd=True)["beta"] == 2.5
+    assert of(off, pcd={"adaptive": "jsd", "window": None})["adaptive"] == "jsd"
+    assert of(server, pcd="off") is False and of(server, pcd="on")["beta"] == 2.5
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "blog"])
+def test_presets_are_those_of_python(off: _server.Server, name: str) -> None:
+    fields = own(complete(off, "a", n_predict=1, pcd=name))
+    wanted = PCDConfig.preset(name).as_dict()
+    assert fields == {field: wanted[field] for field in fields}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"beta": "x"}, "Field 'pcd': beta is \"x\"; allowed: a number"),
+        ({"beta": -1}, "Field 'pcd': beta is -1, allowed: 0 to 1000"),
+        ({"beta": 1e300}, "Field 'pcd': beta is 1e+300; allowed: a number"),
+        ({"beta": True}, "Field 'pcd': beta is true; allowed: a number"),
+        ({"beta": None}, "Field 'pcd': beta is null; allowed: a number"),
+        ({"gamma": 0}, "Field 'pcd': gamma is 0, allowed: at least 1"),
+        ({"gamma": 1.5}, "Field 'pcd': gamma is 1.5; allowed: an integer"),
+        ({"gamma": 2**40}, "Field 'pcd': gamma is 1099511627776; allowed: an integer"),
+        ({"window": "all"}, "Field 'pcd': window is \"all\"; allowed: an integer, null"),
+        ({"adaptive": "kl"}, 'Field \'pcd\': adaptive is "kl"; allowed: null, "jsd"'),
+        ({"perturbation": "none"}, "Field 'pcd': perturbation \"none\" without a window"),
+        ({"perturbation": "noise"}, 'Field \'pcd\': perturbation is "noise", this server\'s is "over-rotation"'),
+        ({"alpha": 0.3}, "Field 'pcd': alpha is 0.3, this server's is 0.2, which only `pypcd serve --pcd` can change"),
+        ({"cache": "separate"}, 'Field \'pcd\': cache is "separate", this server\'s is "rerotated"'),
+        ({"bta": 1}, "Field 'pcd': there is no field \"bta\"; a request may change beta, gamma, relative_top"),
+        ("cautius", 'Field \'pcd\': it is "cautius"; allowed: true, false, "paper"'),
+        ("blog", "Field 'pcd': it is \"blog\", a preset that only `pypcd serve --pcd` can put in force"),
+        (3, "Field 'pcd': it is 3; allowed: true, false"),
+        ([], "Field 'pcd': it is []; allowed: true, false"),
+    ],
+)
+def test_what_a_request_may_not_have_is_refused_with_a_sentence(
+    server: _server.Server, setting: Any, message: str
+) -> None:
+    assert message in refused(server, pcd=setting)
+    assert "llama_pcd" not in refused(server, pcd=setting)
+    assert complete(server, "a", n_predict=1)["tokens"]
+
+
+def test_a_wrong_suffix_names_the_field_model(server: _server.Server) -> None:
+    assert "Field 'model': it is \"x\"; allowed: " in refused(server, model="demo:pcd-x")
+
+
+def test_a_refused_stream_is_a_plain_400(server: _server.Server) -> None:
+    for setting in ({"beta": -1}, "x"):
+        assert "Field 'pcd'" in refused(server, pcd=setting, stream=True)
+
+
+def test_a_refusal_ends_nobody_elses_answer(server: _server.Server, llm: pypcd.Llama) -> None:
+    wrong = [{"beta": -1}, {"gamma": 0}, {"perturbation": "none"}, {"cache": "shared"}, 3]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(complete, server, prompt, pcd="cautious", n_predict=60) for prompt in PROMPTS]
+        for _ in range(5):
+            list(pool.map(lambda setting: refused(server, pcd=setting), wrong))
+        for prompt, answer in zip(PROMPTS, answers):
+            is_greedy(llm, prompt, "cautious", answer.result()["tokens"])
+
+
+def test_backend_sampling_gives_way(off: _server.Server) -> None:
+    a, b = (complete(off, PROMPTS[0], pcd="cautious", backend_sampling=on)["content"] for on in (True, False))
+    assert a == b
+
+
+# -- what the server says ---------------------------------------------------------------------------------------------
+
+
+def test_models_list_the_settings_behind_the_model(server: _server.Server) -> None:
+    status, answer = ask(server, "/v1/models")
+    names = [entry["id"] for entry in answer["data"]]
+    runs = [name for name in PRESETS if name != "blog"]  # noise is the whole server's
+    assert status == 200 and names == ["demo", "demo:pcd", *(f"demo:pcd-{name}" for name in runs)]
+    assert all(entry["meta"] == answer["data"][0]["meta"] for entry in answer["data"])
+
+
+def test_a_server_that_only_restricts_the_view_over_rotates_on_request() -> None:
+    with _server.Server("demo", pcd="gentle", port=0, parallel=2, options=SMALL).running() as server:
+        assert server.wait_until_ready()
+        names = [entry["id"] for entry in ask(server, "/v1/models")[1]["data"]]
+        assert "demo:pcd-paper" in names
+        assert own(complete(server, "a", n_predict=1))["perturbation"] == "none"
+        assert own(complete(server, "a", n_predict=2, pcd="paper"))["perturbation"] == "over-rotation"
+
+
+def test_props_name_every_field(server: _server.Server, off: _server.Server) -> None:
+    on, without = (ask(at, "/props")[1]["pcd"] for at in (server, off))
+    assert on["default"] is True and without["default"] is False
+    assert on["setting"] == {**PCDConfig().as_dict(), "evaluation": "fused", "sequences": "chosen"}
+    assert set(on["per_request"]) < set(PCDConfig().as_dict())
+
+
+def test_slots_and_metrics_say_what_pcd_did(server: _server.Server) -> None:
+    def counter(name: str) -> float:
+        lines = ask(server, "/metrics")[1].splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:{name} "))
+
+    names = ("pcd_twins", "pcd_skipped", "pcd_contrasted")
+    before = [counter(f"{name}_total") for name in names]
+    timings = complete(server, PROMPTS[2], pcd={"min_context": 20, "min_entropy": 1.0}, id_slot=3)["timings"]
+    after = [counter(f"{name}_total") for name in names]
+    assert timings["pcd_twins"] > 0 and timings["pcd_skipped"] > 0
+    assert [b - a for a, b in zip(before, after)] == [timings[name] for name in names]
+    slot = next(slot for slot in ask(server, "/slots")[1] if slot["id"] == 3)
+    assert slot["params"]["pcd"]["min_entropy"] == 1.0
+
+
+def test_candidates_come_with_both_rows(server: _server.Server, llm: pypcd.Llama) -> None:
+    answer = complete(server, PROMPTS[0], pcd={"gamma": 3}, n_predict=3, n_probs=6)
+    llm.pcd = PCDConfig.resolve({"gamma": 3}, PCDConfig.resolve(BASE))
+    text = llm.tokenize(PROMPTS[0].encode())
+    llm.reset()
+    llm._ctx.kv_cache_clear()
+    llm.eval(text)
+    limit = 10 * contrasted(rounding_of(llm, text), 2.5)  # the angles of L* are larger
+    llm.reset()
+    llm._ctx.kv_cache_clear()
+    llm.eval(text)
+    for entry in answer["completion_probabilities"]:
+        rows = llm.pcd_logits()
+        for candidate in [entry, *entry["top_logprobs"], *entry["pcd"]["pushed_out"]]:
+            got = candidate.get("pcd", candidate)
+            wanted = {name: log_softmax(getattr(rows, name)) for name in ("standard", "over_rotated", "contrasted")}
+            for name, row in wanted.items():
+                expected = float(row[candidate["id"]])
+                assert (got[name] is None) == (not np.isfinite(expected)), (name, candidate)
+                assert got[name] is None or abs(got[name] - expected) < limit, (name, candidate)
+        seen = {candidate["id"] for candidate in entry["top_logprobs"]} | {
+            candidate["id"] for candidate in entry["pcd"]["pushed_out"]
+        }
+        assert set(np.argsort(rows.standard)[::-1][:6].tolist()) <= seen
+        assert entry["pcd"]["strength"] == pytest.approx(2.5)
+        llm.eval([entry["id"]])
+    plain = complete(server, PROMPTS[0], pcd=False, n_predict=1, n_probs=2)["completion_probabilities"][0]
+    assert "pcd" not in plain
+
+
+def log_softmax(row: Any) -> np.ndarray:
+    row = np.asarray(row, np.float64)
+    best = row[np.isfinite(row)].max()
+    return row - best - np.log(np.exp(row - best).sum())
+
+
+def test_the_page_needs_no_key_and_loads_nothing() -> None:
+    with _server.Server("demo", port=0, parallel=1, api_key="secret", options=SMALL).running() as server:
+        assert server.wait_until_ready()
+        status, page = ask(server, "/")
+        assert status == 200 and page.startswith("<!doctype html>")
+        assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", page)
+        assert ask(server, "/v1/models")[0] == 401
+        assert ask(server, "/v1/models", Authorization="Bearer secret")[0] == 200
