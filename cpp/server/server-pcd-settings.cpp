@@ -8,13 +8,14 @@
 
 using json = common_json;
 
-const std::array<server_pcd_field, 21> server_pcd_fields = {{
+const std::array<server_pcd_field, 22> server_pcd_fields = {{
     { "beta",         nullptr,                         &llama_pcd_params::beta,         true  },
     { "gamma",        &llama_pcd_params::gamma,        nullptr,                         true  },
     { "relative_top", nullptr,                         &llama_pcd_params::relative_top, true  },
     { "adaptive",     &llama_pcd_params::adaptive,     nullptr,                         true  },
     { "min_context",  &llama_pcd_params::min_context,  nullptr,                         true  },
     { "min_entropy",  nullptr,                         &llama_pcd_params::min_entropy,  true  },
+    { "min_first_entropy", nullptr, &llama_pcd_params::min_first_entropy, true },
     { "window",       &llama_pcd_params::window,       nullptr,                         true  },
     { "n_sink",       &llama_pcd_params::n_sink,       nullptr,                         true  },
     { "perturbation", &llama_pcd_params::perturbation, nullptr,                         true  }, // to none

@@ -18,7 +18,7 @@ struct server_pcd_field {
     bool                        is_own; // a sequence can have another value than its context
 };
 
-extern const std::array<server_pcd_field, 21> server_pcd_fields;
+extern const std::array<server_pcd_field, 22> server_pcd_fields;
 
 // Requests are read by many threads, so all but is_on stays as it is while they come.
 struct server_pcd_settings {
