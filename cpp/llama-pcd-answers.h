@@ -12,14 +12,14 @@
 #include <map>
 
 struct llama_pcd_answers {
-    // a token comes; asked: for its row; moved: positions were changed since the last one
-    void read(llama_seq_id seq_id, llama_pos pos, bool asked, bool moved);
+    // a token comes; asked: for its row
+    void read(llama_seq_id seq_id, llama_pos pos, bool asked);
 
     // see llama_pcd_begin
     void begin(llama_seq_id seq_id, llama_pos pos);
 
-    // the position of the first token of the answer that the token at this one belongs to; -1: none
-    llama_pos first_of(llama_seq_id seq_id, llama_pos pos) const;
+    // whether the token at this position is the first one of an answer
+    bool is_first(llama_seq_id seq_id, llama_pos pos) const;
 
     // the entropy of softmax(L) there, in bits
     void put_entropy(llama_seq_id seq_id, float entropy) { all[seq_id].entropy = entropy; }
@@ -32,10 +32,14 @@ struct llama_pcd_answers {
     void copy  (llama_seq_id src, llama_seq_id dst);
     void keep  (llama_seq_id seq_id);
 
+    // the positions from p0 to p1 - 1 of a sequence (negative: from the first, to the last) were moved by delta, then divided by d
+    void move(llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta, int d);
+
 private:
     struct answer {
         llama_pos first   = -1;
         llama_pos last    = -1;       // the latest token; before first: the answer has not begun
+        llama_pos begun   = -1;       // where first was before positions were moved: so much text was before it
         float     entropy = INFINITY; // of the first token: nothing is known that would leave the answer plain
 
         bool has_begun() const { return last >= first; }

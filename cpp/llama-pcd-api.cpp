@@ -146,7 +146,9 @@ void llama_pcd_unset_seq(llama_context * ctx, llama_seq_id seq_id) {
 
 void llama_pcd_begin(llama_context * ctx, llama_seq_id seq_id, llama_pos pos) {
     llama_pcd_guarded_value(__func__, false, [&]() {
-        pcd_context::made(*ctx).core.answers.begin(seq_id, pos);
+        if (auto * pcd = pcd_context::of(*ctx)) { // without one nothing is decoded with PCD
+            pcd->core.answers.begin(seq_id, pos);
+        }
         return true;
     });
 }

@@ -6,6 +6,7 @@
 #include "llama-model.h"
 
 #include <set>
+#include <utility>
 
 llama_pcd_context::llama_pcd_context(llama_context & lctx) :
     llama_pcd(lctx),
@@ -51,21 +52,24 @@ std::string llama_pcd_context::taken() const {
 int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
     llama_pcd_memory::ends before;
 
-    const llama_pcd_answers answers = core.answers;
+    llama_pcd_answers answers; // as they were
+    bool kept = false;
 
     int  res       = (int) llama_pcd_outcome::BROKEN;
     char text[100] = {}; // a long line would be put together in memory, which may be what is missing
 
     const bool done = llama_pcd_guarded(text, sizeof(text), [&]() {
-        before = memory.ends_of(batch);
-        res    = decode_unguarded(batch);
+        answers = core.answers;
+        kept    = true;
+        before  = memory.ends_of(batch);
+        res     = decode_unguarded(batch);
     });
     if (!done) {
         llama_pcd_guarded(nullptr, 0, [&]() { recover(before); });
         llama_pcd_guarded(nullptr, 0, [&]() { LLAMA_LOG_ERROR("PCD: decoding failed: %s\n", text); });
     }
-    if (res != 0) {
-        core.answers = answers;
+    if (res != 0 && kept) {
+        std::swap(core.answers, answers);
     }
     return res;
 }
@@ -174,6 +178,7 @@ void llama_pcd_context::cells_placed(const llama_kv_cache & kv, const llama_kv_c
 
 void llama_pcd_context::cells_loaded(llama_seq_id seq_id) {
     core.second.cells_loaded(seq_id);
+    core.answers.remove(seq_id); // a state does not say where its answer began
     decoder.rows.forget();
 }
 

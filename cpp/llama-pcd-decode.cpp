@@ -56,7 +56,9 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
         rows.show();
         for (size_t i = 0; i < rows.size(); ++i) {
             if (rows.is_first(i)) {
-                core.answers.put_entropy(llama_pcd_parent_of(batch.tokens[rows.out_ids[i]]), rows.entropy(i));
+                for (llama_seq_id s : batch.tokens[rows.out_ids[i]].seq_ids) {
+                    core.answers.put_entropy(s, rows.entropy(i));
+                }
             }
         }
         if (step.n_rows > 0) {
@@ -79,8 +81,6 @@ llama_pcd_decoder::request llama_pcd_decoder::read(const llama_batch_ext & batch
 
     request res;
     std::map<llama_seq_id, int32_t> firsts; // rows of first tokens of answers
-
-    const bool moved = core.memory.has_shift();
 
     res.by_llama = n_tokens == 0 || n_tokens > lctx.n_batch() || n_tokens > core.memory.n_free_cells();
 
@@ -106,15 +106,17 @@ llama_pcd_decoder::request llama_pcd_decoder::read(const llama_batch_ext & batch
         const bool asked    = token.output && contrast.on && !settings.suspended;
 
         for (llama_seq_id s : token.seq_ids) {
-            core.answers.read(s, pos, asked, moved);
+            core.answers.read(s, pos, asked);
         }
         if (asked) {
             const bool plain = contrast.is_early(pos) || core.answers.is_sure(parent, pos, contrast);
             const auto first = firsts.find(parent);
             if (plain) {
                 rows.add_plain(i);
-            } else if (core.answers.first_of(parent, pos) == pos) {
-                firsts[parent] = rows.size();
+            } else if (core.answers.is_first(parent, pos)) {
+                for (llama_seq_id s : token.seq_ids) {
+                    firsts[s] = rows.size();
+                }
                 rows.add(i, contrast, rows.size());
             } else {
                 rows.add(i, contrast, first == firsts.end() ? -1 : first->second);

@@ -24,8 +24,8 @@ struct llama_pcd_rows {
     void add(int32_t batch_index, const llama_pcd_seq & contrast, int32_t first);
     void add_plain(int32_t batch_index) { plain_ids.push_back(batch_index); }
 
-    // whether row i is that of an answer's first token, whose entropy matters
-    bool is_first(size_t i) const { return firsts[i] == (int32_t) i && contrasts[i].min_first_entropy > 0.0f; }
+    // whether row i is that of an answer's first token, whose entropy matters: to its own sequence, or another one it is in
+    bool is_first(size_t i) const { return firsts[i] == (int32_t) i; }
 
     // in the statistics
     void count() const;

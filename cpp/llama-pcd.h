@@ -221,14 +221,16 @@ LLAMA_API int32_t llama_pcd_fill_cells(struct llama_context * ctx, int32_t n);
 // For min_first_entropy: an answer in a sequence begins at this position; rows before it are text. Only for batches that ask for the
 // rows of a prompt too. Else it is known: an answer begins at the first row asked for behind tokens whose rows were not, or that were
 // decoded with PCD off; it goes on as long as the rows of all its tokens are asked for, and it begins anew where it is taken back
-// to its first token. It follows llama_memory_* of whole sequences and shifts of positions.
+// to its first token. It follows llama_memory_* of whole sequences and shifts of positions. A state that
+// is loaded begins no answer and goes on with none: the next row that is asked for begins one.
 LLAMA_API void llama_pcd_begin(struct llama_context * ctx, llama_seq_id seq_id, llama_pos pos);
 
 // A reason (enum llama_pcd_fallback) in a sentence, "" for none
 LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);
 
 // PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else params is a whole setting,
-// of which the sequence has beta, adaptive, gamma, relative_top, the floors, window, n_sink and combine of its own, and perturbation where it is LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has
+// of which the sequence has beta, adaptive, gamma, relative_top, the floors, window, n_sink and combine of its own, and perturbation where
+// it is LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has
 // to be as in the context, as far as the sequence's twins use it; with cache = separate also window, n_sink and perturbation,
 // which its second keys follow.
 //

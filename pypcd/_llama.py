@@ -98,6 +98,7 @@ class Llama(llama_cpp.Llama):
         self._n_read: int | None = None  # in a step with drafted tokens: how many tokens of the text are certain
         self._n_unread = 0  # rows of the last evaluation behind the one that was sampled from
         self._n_shown: int | None = None  # how many tokens a logits processor sees; None: all
+        self._is_prompt = False  # the next evaluation is that of generate()'s prompt
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
         self._n_seq_max = Integer(1, _engine.N_SEQUENCES)("n_seq_max", n_seq_max)
@@ -340,7 +341,9 @@ class Llama(llama_cpp.Llama):
             self._renew_threads()
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
         n_past, started = self.n_tokens, time.perf_counter()
-        if self._logits_all and len(tokens) > 1 and not is_step:  # all of a prompt's rows are asked for
+        is_prompt, self._is_prompt = self._is_prompt, False
+        if self._pcd is not None and tokens and (is_prompt or (self._logits_all and len(tokens) > 1 and not is_step)):
+            # the library cannot see it where all of a prompt's rows are asked for, or all but its last token are cached
             _engine.begin_answer(self, n_past + len(tokens) - 1)
         _engine.clear_errors()
         try:
@@ -447,9 +450,13 @@ class Llama(llama_cpp.Llama):
 
     def _certain(self, tokens: Generator[_T, Any, None]) -> Generator[_T, Any, None]:
         """The same generator; at its end, drafted tokens that nobody read go, and the text is that of decoding without."""
+        self._is_prompt = True
+        if self._pcd is not None and self._pcd.min_first_entropy:
+            self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
         try:
             yield from tokens
         finally:
+            self._is_prompt = False
             self._forget_unread()
 
     def _forget_unread(self) -> None:

@@ -17,7 +17,7 @@ import pypcd
 from pypcd._cli import COMMANDS as COMMAND_NAMES
 from pypcd._cli import _options, _terminal, _text
 from pypcd._cli._conversation import Conversation
-from pypcd._cli._generation import ContextFull, Generation
+from pypcd._cli._generation import ContextFull, Figures, Generation
 from pypcd._cli.chat import COMMANDS
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
@@ -474,6 +474,20 @@ def start_chat(model: str, *args: str, columns: int = 120):
 
 
 pty = pytest.mark.filterwarnings("ignore:.*forkpty:DeprecationWarning")  # Python 3.12 warns of threads, llama.cpp's
+
+
+@pytest.mark.parametrize(
+    "n_prompt, setting, waits",
+    [
+        (299, "min_context=300", False),
+        (290, "min_context=300", True),
+        (299, "gentle", True),
+        (300, "gentle", False),
+    ],
+)
+def test_the_line_below_an_answer_says_where_pcd_waited(n_prompt, setting, waits):
+    figures = Figures(512, pypcd.PCDConfig.resolve(setting), n_prompt, completion_tokens=5)
+    assert (", from 300 tokens on" in figures.line()) == waits
 
 
 @pty

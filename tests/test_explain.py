@@ -130,6 +130,18 @@ def test_steps_below_min_context_are_marked(llm, vocabulary, prompt, adaptive, r
 
 
 @pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+def test_why_a_whole_answer_is_plain(llm, vocabulary, prompt, evaluation) -> None:
+    for fields, below in (
+        ({"min_context": len(prompt) + 1, "min_first_entropy": 1e-9}, "min_context"),
+        ({"min_context": len(prompt), "min_first_entropy": 100}, "min_first_entropy"),
+        ({"min_context": len(prompt), "min_first_entropy": 1e-9}, None),
+    ):
+        setting = pypcd.PCDConfig(evaluation=evaluation, **fields)
+        steps = explain(Session(llm), prompt, setting, vocabulary, n_tokens=3)
+        assert [step.below for step in steps] == [below] * 3
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
 def test_steps_below_min_entropy_are_marked(llm, vocabulary, prompt, evaluation: str) -> None:
     setting = pypcd.PCDConfig(min_entropy=100, min_context=len(prompt) + 1, evaluation=evaluation)
     steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=3))

@@ -247,3 +247,12 @@ def test_a_setting_with_floors_is_a_formula() -> None:
         formula = Formula.of(config)
         assert formula.config == config and Formula.parse(formula.name) == formula
     assert Formula.of(config).where == "context>=512 and entropy>=2"
+    for where, fields in (
+        ("entropy>=.5", {"min_entropy": 0.5}),
+        ("first>=0 and context>=9", {"min_context": 9}),
+        ("first>=1. and context-step>=9", {"min_context": 9, "min_first_entropy": 1.0}),
+        ("first>=0 and context-step>=9", None),
+        ("first>=1 and context>=9", None),
+    ):
+        formula = Formula(pypcd.PCDConfig.windowed(), "1", 30, "0", where)
+        assert formula.config == (fields and pypcd.PCDConfig.windowed().replace(beta=1, **fields))

@@ -11,7 +11,7 @@ from typing import Callable
 import llama_cpp
 import numpy as np
 import pytest
-from batches import Native, Setting, check_seen, decode_batch, set_seq
+from batches import Context, Native, Setting, check_seen, decode_batch, set_seq
 from conftest import TOKENS, Tiny, check_rows, close, native_row, rounding
 from test_min_context import check_plain
 from test_min_entropy import CACHES, WAYS, bits
@@ -112,6 +112,57 @@ def test_what_is_decoded_does_not_depend_on_how_it_is_asked_for(
         assert [token for token, _ in zip(llm.generate(prompt, temp=0.0, pcd=setting), range(12))] == wanted
 
 
+def test_a_prompt_that_is_the_beginning_of_the_last_answer_has_an_answer_of_its_own(tiny: Tiny, load: Load) -> None:
+    """Only its last token is evaluated, where it would be the next one of the answer before."""
+    path, stock = tiny("llama"), load(tiny("llama"), False)
+    found = []
+    for i in range(0, 80, 5):
+        short = list(TOKENS[i : i + N])
+        long = [*short, next(iter(stock.generate(short, temp=0.0)))]
+        found.append((*(entropy_after(load, path, prompt) for prompt in (short, long)), short, long))
+    for sign in (1, -1):  # a sure answer goes before an unsure one, and the other way round
+        low, high, short, long = max(found, key=lambda f: sign * (f[1] - f[0]))
+        assert sign * (high - low) > 1e-3
+        for kwargs in ({}, {"logits_all": True}):
+            setting = {"min_first_entropy": (low + high) / 2, "evaluation": "fused", "gamma": 1000}
+            answers = []
+            for prompts in ([long], [short, long]):
+                llm = load(path, setting, **kwargs)
+                for prompt in prompts:
+                    steps = zip(llm.generate(prompt, temp=0.0), range(5))
+                    next(steps)
+                    answers.append(llm.pcd_logits().beta)
+                    if prompt is short:  # its first token is followed by another, so that it is in the cache
+                        llm.eval(long[-1:])
+            assert answers[0] == answers[2] and (answers[0] is None) == (sign < 0)
+
+
+def test_a_saved_state_does_not_have_the_last_answers_entropy(
+    unlike: tuple[list[int], list[int], float], tiny: Tiny, load: Load
+) -> None:
+    path = tiny("llama")
+    for a, b in (unlike[:2], unlike[1::-1]):
+        llm = load(path, {"min_first_entropy": unlike[2], "evaluation": "fused"})
+        wanted = [token for token, _ in zip(llm.generate(a, temp=0.0), range(12))]
+        state = llm.save_state()
+        for _ in zip(llm.generate(b[2:], temp=0.0), range(12)):
+            pass
+        llm.load_state(state)
+        llm.n_tokens = N - 1  # as generate() does, where it evaluates a cached prompt's last token alone
+        llm.eval(a[-1:])
+        first = llm.pcd_logits()
+        assert first.over_rotated is not None  # evaluated as the first one of an answer
+        assert [token for token, _ in zip(llm.generate(a, temp=0.0), range(12))] == wanted
+
+
+def test_asking_for_all_rows_without_pcd_makes_nothing_of_pcd(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False, logits_all=True)
+    llm.eval(TOKENS[:10])
+    _native.pcd_begin(llm.ctx, 0, 10)
+    llm.eval(TOKENS[10:12])
+    assert _native.pcd_get_graph_stats(llm.ctx).n_computed == 0  # which counts from when PCD is made in a context
+
+
 def test_an_answer_before_min_context_stays_plain_to_its_end(tiny: Tiny, load: Load) -> None:
     setting = {"min_first_entropy": 1e-9, "min_context": N + 3}
     llm, stock = load(tiny("llama"), setting), load(tiny("llama"), False)
@@ -159,19 +210,65 @@ def test_copies_of_a_sequence_go_on_with_its_answer(unlike: tuple[list[int], lis
         assert math.isnan(_native.pcd_get_strength_ith(context.ctx, 0)) == (prompt is sure)
 
 
-def test_a_context_shift_goes_on_with_the_answer(unlike: tuple[list[int], list[int], float], native: Native) -> None:
+def read_prompt(context: Context, prompt: list[int], seqs: tuple[int, ...] = (0,)) -> None:
+    assert decode_batch(context, [(token, p, [*seqs], p == N - 1) for p, token in enumerate(prompt)]) == 0
+
+
+def is_plain(context: Context, i: int = 0) -> bool:
+    return math.isnan(_native.pcd_get_strength_ith(context.ctx, i))
+
+
+def shift(context: Context, seq: int, n: int) -> None:
+    """As servers do where the context is full: n tokens behind the first two go."""
+    llama_cpp.llama_memory_seq_rm(context.memory, seq, 2, 2 + n)
+    llama_cpp.llama_memory_seq_add(context.memory, seq, 2 + n, -1, -n)
+
+
+def test_a_prompt_that_sequences_share_begins_the_answers_of_all(
+    unlike: tuple[list[int], list[int], float], native: Native
+) -> None:
     sure, unsure, least = unlike
-    context = native("llama", {"min_first_entropy": least})
     for prompt in (sure, unsure):
-        llama_cpp.llama_memory_clear(context.memory, True)
-        assert decode_batch(context, [(token, p, [0], p == N - 1) for p, token in enumerate(prompt)]) == 0
-        for p in range(N, N + 4):
+        context = native("llama", {"beta": 2.0, "evaluation": "fused"}, n_seq_max=3)
+        for seq in (1, 2):
+            assert set_seq(context, seq, {"beta": 2.0, "evaluation": "fused", "min_first_entropy": least}) == (0, "")
+        read_prompt(context, prompt, (0, 1, 2))
+        assert decode_batch(context, [(TOKENS[s], N, [s], True) for s in range(3)]) == 0
+        assert [is_plain(context, i) for i in range(3)] == [False, prompt is sure, prompt is sure]
+
+
+@pytest.mark.parametrize("n", [10, N - 1, N, N + 2])  # from N - 1 on the answer's first token is at position 0, or gone
+def test_a_context_shift_goes_on_with_the_answer(
+    n: int, unlike: tuple[list[int], list[int], float], native: Native
+) -> None:
+    sure, unsure, least = unlike
+    for prompt in (sure, unsure):
+        context = native("llama", {"min_first_entropy": least, "min_context": 5})
+        read_prompt(context, prompt)
+        for p in range(N, N + 12):
             assert decode_batch(context, [(TOKENS[p], p, [0], True)]) == 0
-        llama_cpp.llama_memory_seq_rm(context.memory, 0, 2, 12)
-        llama_cpp.llama_memory_seq_add(context.memory, 0, 12, -1, -10)
-        for p in range(N + 4, N + 8):
-            assert decode_batch(context, [(TOKENS[p], p - 10, [0], True)]) == 0
-            assert math.isnan(_native.pcd_get_strength_ith(context.ctx, 0)) == (prompt is sure)
+        shift(context, 0, n)
+        n_free = 256 - (N + 12 - n)
+        assert decode_batch(context, [(TOKENS[i % 99], N + 12 - n + i, [0], True) for i in range(n_free + 1)]) != 0
+        for p in range(N + 12, N + 16):
+            assert decode_batch(context, [(TOKENS[p], p - n, [0], True)]) == 0
+            assert is_plain(context) == (prompt is sure)
+
+
+def test_tokens_taken_back_in_one_sequence_and_a_shift_in_another_do_not_mix(
+    unlike: tuple[list[int], list[int], float], native: Native
+) -> None:
+    sure, unsure, least = unlike
+    context = native("llama", {"min_first_entropy": least, "evaluation": "fused"}, n_seq_max=2)
+    read_prompt(context, sure)
+    read_prompt(context, unsure, (1,))
+    for p in range(N, N + 4):
+        assert decode_batch(context, [(TOKENS[p], p, [0], True), (TOKENS[p], p, [1], True)]) == 0
+    llama_cpp.llama_memory_seq_rm(context.memory, 0, N - 1, -1)
+    shift(context, 1, 10)
+    assert decode_batch(context, [(unsure[-1], N - 1, [0], True), (TOKENS[3], N - 6, [1], True)]) == 0
+    assert _native.pcd_get_logits_ith(context.ctx, 0, _native.ROW_OVER_ROTATED)  # the first row of another answer
+    assert not is_plain(context, 1)
 
 
 @pytest.mark.parametrize("evaluation", WAYS)

@@ -63,8 +63,13 @@ class Figures:
         return " | ".join(parts)
 
     def _waits(self) -> str:
-        """Where the whole text was too short for PCD: from when on it contrasts."""
-        if self.pcd is None or self.context_used > self.pcd.min_context:
+        """Where the text was too short for PCD: from when on it contrasts."""
+        if self.pcd is None:
+            return ""
+        decided_at = (
+            self.prompt_tokens + 1 if self.pcd.min_first_entropy else self.context_used
+        )  # for a whole answer at once
+        if decided_at > self.pcd.min_context:
             return ""
         return f", from {self.pcd.min_context} tokens on"
 

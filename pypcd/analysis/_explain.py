@@ -56,9 +56,9 @@ class Step:
         candidates: the best ones before and after the contrast, and the best gold one, sorted as after the contrast.
         is_changed: whether plain decoding would have written another token here.
         beta: the strength of the contrast here (PCDLogits.beta); None if nothing was contrasted.
-        below: why, if the step is plain decoding's: "min_context" (fewer tokens of context than the setting asks for),
-            "min_first_entropy" (the model was sure of the answer's first token) or "min_entropy" (L has less entropy);
-            else None.
+        below: why, if the step is plain decoding's: "min_context" (fewer tokens of context than the setting asks for,
+            here or, with min_first_entropy, where the answer began), "min_first_entropy" (the model was sure of the answer's
+            first token) or "min_entropy" (L has less entropy); else None.
     """
 
     index: int
@@ -97,7 +97,8 @@ def explain(
     if gold is not None and not gold.strip():
         raise ValueError("gold is empty; give the right answer, or leave it out")
     written, right = b"", (gold or "").strip().encode()
-    is_left = len(tokens) < setting.min_context and setting.min_first_entropy > 0  # plain to the answer's end
+    is_early = len(tokens) < setting.min_context
+    left = "min_context" if is_early and setting.min_first_entropy else None  # why it is plain to the answer's end
     session.start(tokens, setting)
     try:
         for index in range(min(n_tokens, session.llm.n_ctx() - len(tokens))):
@@ -106,9 +107,9 @@ def explain(
             step = _step(rows, vocabulary, index, n_top, set(marked))
             if rows.beta is None and np.array_equal(rows.contrasted, rows.standard, equal_nan=True):
                 is_early = len(tokens) + index < setting.min_context
-                is_left |= index == 0 and entropy(rows.standard) < setting.min_first_entropy
-                below = "min_context" if is_early else "min_first_entropy" if is_left else "min_entropy"
-                step = dataclasses.replace(step, below=below)
+                if index == 0 and entropy(rows.standard) < setting.min_first_entropy:
+                    left = left or "min_first_entropy"
+                step = dataclasses.replace(step, below="min_context" if is_early else left or "min_entropy")
             yield step
             chosen = next(c.token for c in step.candidates if c.is_chosen)
             if session.is_end(chosen):

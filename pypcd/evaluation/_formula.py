@@ -214,11 +214,13 @@ def _floors(where: str) -> dict[str, float] | None:
     """The fields that leave plain what an expression does, and nothing else; None: there are none."""
     found: dict[str, str] = {}
     for part in where.split(" and ") if where else ():
-        match = re.fullmatch(r" *(context|context *- *step|entropy|first) *>= *(\d+(?:\.\d*)?(?:e[+-]?\d+)?) *", part)
+        match = re.fullmatch(
+            r" *(context|context *- *step|entropy|first) *>= *((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) *", part
+        )
         if match is None or (name := match[1].replace(" ", "")) in found:
             return None
         found[name] = match[2]
-    own, others = ("context-step", "context") if "first" in found else ("context", "context-step")
+    own, others = ("context-step", "context") if float(found.get("first", 0)) else ("context", "context-step")
     if others in found or not found.get(own, "0").isdigit():
         return None
     fields = {"min_entropy": found.get("entropy", 0), "min_first_entropy": found.get("first", 0)}
