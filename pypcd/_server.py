@@ -70,11 +70,12 @@ def show_options() -> int:
     return subprocess.run([str(program), "--help"], env=_environment(program), check=False).returncode
 
 
-def settings(config: PCDConfig | None) -> str:
+def settings(config: PCDConfig | None, *, required: bool = True) -> str:
     """What the executable reads from LLAMA_ARG_PCD: the setting, the presets and the names of values, as JSON.
 
     Args:
         config: for requests that do not say; None: PCD is off for them, and others begin with the default.
+        required: whether the server ends where the model cannot run it; else PCD is off there.
     """
     base = (config or PCDConfig()).replace(sequences="chosen")
     # A context that over-rotates can have twins that do not, and makes no second keys for them. The other way round is refused.
@@ -90,6 +91,7 @@ def settings(config: PCDConfig | None) -> str:
         {
             "version": _library.API_VERSION,
             "default": config is not None,
+            "required": required,
             "setting": _engine.native_fields(base),
             "contexts": [_engine.native_fields(context) for context in dict.fromkeys([turning, base])],
             "presets": {name: _engine.native_fields(preset) for name, preset in presets.items()},
@@ -107,6 +109,7 @@ class Server:
     Args:
         model: a GGUF file, or "demo".
         pcd: for requests that do not say; anything that pypcd.Llama takes.
+        pcd_required: False: where the model cannot run it the server goes on without PCD; see refusal().
         host: the address to listen on.
         port: 0 takes a free one.
         parallel: requests that are answered at the same time; they share the context. 1 to 191.
@@ -126,6 +129,7 @@ class Server:
         model: str | os.PathLike[str],
         *,
         pcd: PCDSetting = False,
+        pcd_required: bool = True,
         host: str = "127.0.0.1",
         port: int = 8080,
         parallel: int = 4,
@@ -153,7 +157,7 @@ class Server:
         self.command += [*_chosen(self.path, parallel, options), "--metrics", *options]
         self.environment = {
             **_environment(program),
-            "LLAMA_ARG_PCD": settings(self.config),
+            "LLAMA_ARG_PCD": settings(self.config, required=pcd_required),
             "PYPCD_AMX": str(int(_engine.settle_amx().on)),
         }
         if api_key is not None:

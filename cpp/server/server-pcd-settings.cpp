@@ -59,6 +59,7 @@ void server_pcd_settings::read(const json & given) {
         throw std::runtime_error(string_format("it has version %d of the PCD interface, this server has %d", version, llama_pcd_version()));
     }
     by_default = given.at("default").get<bool>();
+    required   = given.at("required").get<bool>();
     values     = given.at("values");
     setting    = params_of(given.at("setting"));
 

@@ -24,6 +24,7 @@ extern const std::array<server_pcd_field, 22> server_pcd_fields;
 struct server_pcd_settings {
     bool is_given   = false; // LLAMA_ARG_PCD is set
     bool by_default = false; // for requests that say nothing
+    bool required   = true;  // false: where PCD cannot run, the server goes on without it
     common_json values;      // names of values: field -> name -> number; the name "null" is JSON's null
 
     llama_pcd_params setting = {};           // for requests that say "true", and where a body's fields start

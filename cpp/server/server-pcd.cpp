@@ -55,6 +55,15 @@ static bool try_context(llama_context * ctx, std::string & err) {
     return false;
 }
 
+// after a refusal: whether the server starts all the same
+static bool goes_on_without() {
+    LOG_ERR("%s: %s\n", __func__, server_pcd.refusal.c_str());
+
+    const bool res = !server_pcd.by_default || !server_pcd.required;
+    server_pcd.by_default = false;
+    return res;
+}
+
 bool server_pcd_load(llama_context * ctx, bool reads_hidden_states) {
     server_pcd = {};
 
@@ -72,8 +81,7 @@ bool server_pcd_load(llama_context * ctx, bool reads_hidden_states) {
         server_pcd.refusal = "PCD cannot run here: this server speculates with the model's hidden states (EAGLE-3, MTP, DFlash, DSpark)";
     }
     if (!server_pcd.refusal.empty() || !try_context(ctx, server_pcd.refusal)) {
-        LOG_ERR("%s: %s\n", __func__, server_pcd.refusal.c_str());
-        return !server_pcd.by_default;
+        return goes_on_without();
     }
     char err[512] = "";
     for (const auto & [name, preset] : server_pcd.presets) {
@@ -93,11 +101,12 @@ bool server_pcd_load(llama_context * ctx, bool reads_hidden_states) {
         return true;
     }
     const bool ok = llama_pcd_set_seq(ctx, 0, &server_pcd.setting, err, sizeof(err)) == LLAMA_PCD_OK; // its second keys stay
-    if (!ok) {
-        LOG_ERR("%s: PCD cannot run here: %s\n", __func__, reason(err).c_str());
-    }
     llama_pcd_unset_seq(ctx, 0);
-    return ok;
+    if (!ok) {
+        server_pcd.refusal = "PCD cannot run here: " + reason(err);
+        return goes_on_without();
+    }
+    return true;
 }
 
 bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, std::string & err) {

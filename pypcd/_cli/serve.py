@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         server = _server.Server(
             args.model,
             pcd=setting,
+            pcd_required=args.pcd is not None,
             host=args.host,
             port=args.port,
             parallel=args.parallel,
