@@ -43,6 +43,11 @@ def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> No
         assert (row.prefill_ratio is not None) == (row.method in ("greedy", "pcd"))
 
 
+def test_an_answer_that_is_contrasted_is_what_is_timed(model: Path) -> None:
+    rows = measure(model, methods_for(["pcd:min_first_entropy=100:evaluation=fused"]))
+    assert [row.twins for row in rows if row.method != "greedy"] == [1.0]
+
+
 def test_several_sequences_are_measured_after_one_each_number_with_a_context_of_its_own(model: Path) -> None:
     methods = methods_for(["stock", "two-rows", "pcd", "pcd:cache=separate"])
     rows = measure(model, methods, 64, 100, sequences=[3, 1, 3])

@@ -83,7 +83,8 @@ def default_methods() -> list[str]:
 
 
 def methods_for(names: Iterable[str]) -> dict[str, PCDConfig | None]:
-    """The settings of methods by name, "greedy" first.
+    """The settings of methods by name, "greedy" first. Without min_first_entropy: what is timed is an answer that PCD
+    contrasts, whatever its first token would say; any other takes as long as plain decoding.
 
     Args:
         names: "greedy", "pcd:..." with any setting, "two-rows", "stock".
@@ -92,7 +93,8 @@ def methods_for(names: Iterable[str]) -> dict[str, PCDConfig | None]:
         ValueError: there is no such method, or it is not PCD.
     """
     own = (TWO_ROWS, STOCK)
-    return {GREEDY: None, **{name: None if name in own else setting_of(name, own) for name in names}}
+    settings = {name: None if name in own else setting_of(name, own) for name in names}
+    return {GREEDY: None, **{name: config and config.replace(min_first_entropy=0.0) for name, config in settings.items()}}
 
 
 def _keeps_second(config: PCDConfig | None) -> bool:
