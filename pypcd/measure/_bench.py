@@ -94,7 +94,10 @@ def methods_for(names: Iterable[str]) -> dict[str, PCDConfig | None]:
     """
     own = (TWO_ROWS, STOCK)
     settings = {name: None if name in own else setting_of(name, own) for name in names}
-    return {GREEDY: None, **{name: config and config.replace(min_first_entropy=0.0) for name, config in settings.items()}}
+    return {
+        GREEDY: None,
+        **{name: config and config.replace(min_first_entropy=0.0) for name, config in settings.items()},
+    }
 
 
 def _keeps_second(config: PCDConfig | None) -> bool:
