@@ -182,7 +182,7 @@ def test_a_balance_is_a_point_with_both_intervals() -> None:
     assert len(figure.axes) == 2
     for group, axes in panels.items():
         drawn = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
-        names = {"control": "control of paper, window", "control:beta=0.5": "control of window:beta=0.5"}
+        names = {"control": "control of paper, window", "control:beta=0.5": "control of window:\nbeta=0.5"}
         names = {name: names.get(name, name.removeprefix("pcd:")) for name in methods}
         assert list(drawn) == list(names.values())
         looks = {(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in drawn.values()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -451,7 +452,9 @@ def _within(value: float, ends: _Ends) -> float:
 
 def _label(method: str, methods: Sequence[str]) -> str:
     of = ", ".join(name.removeprefix("pcd:") for name in controlled(method, methods))
-    return f"control of {of}" if of else method.removeprefix("pcd:")
+    label = f"control of {of}" if of else method.removeprefix("pcd:")
+    lines = textwrap.wrap(label.replace(":", ": "), 24, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line.replace(": ", ":") for line in lines)
 
 
 def _look(method: str, methods: Sequence[str]) -> tuple[str, str, str]:
