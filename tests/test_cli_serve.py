@@ -141,7 +141,7 @@ def test_a_key_is_asked_for_and_not_shown() -> None:
 def test_a_model_that_cannot_run_pcd_is_served_plainly_and_says_why(tiny: Tiny) -> None:
     with serving(str(tiny("mamba"))) as process:
         said = greeting(process)
-        assert ":pcd" not in said["try"]
+        assert ":pcd" not in said["try"] and "| PCD off where" in said["head"]
         request = urllib.request.Request(
             said["page"] + "completion", b'{"prompt": "a", "n_predict": 1, "pcd": true}', method="POST"
         )

@@ -16,7 +16,7 @@ from pypcd._errors import did_you_mean
 from pypcd._gguf import resolve_model
 from pypcd._settings import PRESETS, Profile, load, write_text
 
-# of chat and generate: it gains where something has to be found in a long prompt, and costs others nothing (docs/evidence.md)
+# of chat, generate and serve: it gains where something is to be found in a long prompt, and spares others (docs/evidence.md)
 DEFAULT_PCD = "gentle"
 
 _RANGES: dict[str, Number | Integer] = {

@@ -17,6 +17,7 @@ from typing import Any
 from pypcd import _server
 from pypcd._cli import _options, _terminal
 from pypcd._cli._text import sentence
+from pypcd._config import PCDConfig
 from pypcd._errors import PCDError
 from pypcd._settings import load
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(server_options=[])
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help="for requests that do not say: off (default), gentle, on, a profile ...")
+    add("--pcd", metavar="SETTING", help="for requests that do not say: gentle (default), off, on, a profile ...")
     add("--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", metavar="N", type=_options.at_least(0), default=8080, help="0: any free one (default: 8080)")
     add(
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             log.shows = True
             if refusal := server.refusal():
                 _terminal.note(refusal)
-            _terminal.write(_greeting(server, args))
+            _terminal.write(_greeting(server, args, None if refusal else server.config))
             server.wait(stopped)
     return 0
 
@@ -107,7 +108,7 @@ def _wait(server: _server.Server, stopped: Callable[[], bool], *, enabled: bool)
         return server.wait_until_ready(waiting)
 
 
-def _greeting(server: _server.Server, args: argparse.Namespace) -> str:
+def _greeting(server: _server.Server, args: argparse.Namespace, config: PCDConfig | None) -> str:
     """Where it is, and a command that asks it something."""
     wanted = f"{server.name}:pcd-gentle"
     body: dict[str, Any] = {
@@ -117,7 +118,7 @@ def _greeting(server: _server.Server, args: argparse.Namespace) -> str:
     }
     key = " -H 'Authorization: Bearer KEY'" if _has_key(args) else ""
     return (
-        f"{server.name} | PCD {_options.describe_pcd(server.config)} where a request does not say | Ctrl-C to end\n"
+        f"{server.name} | PCD {_options.describe_pcd(config)} where a request does not say | Ctrl-C to end\n"
         f"  page    {server.url}/\n"
         f"  OpenAI  {server.url}/v1\n"
         f"  try     curl -s {server.url}/v1/chat/completions{key} -d {shlex.quote(json.dumps(body))}\n"
