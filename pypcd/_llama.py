@@ -263,8 +263,8 @@ class Llama(llama_cpp.Llama):
             llama_cpp.llama_decode(llm.ctx, batch)      # tokens of all three
 
         A sequence can have its own beta, adaptive, gamma, relative_top, min_context, min_entropy, min_first_entropy,
-        window and n_sink, and perturbation="none". They come before the context's, also before a call's `pcd=`, but pcd=False turns PCD
-        off for all. Before PCD is on, they are kept for then.
+        window and n_sink, and perturbation="none". They come before the context's, also before a call's `pcd=`, but
+        pcd=False turns PCD off for all. Before PCD is on, they are kept for then.
 
         llama_memory_seq_cp(memory, a, b, -1, -1) gives b the setting of a. llama_memory_seq_rm(memory, a, -1, -1),
         seq_keep and clear forget a setting with its sequence. Whatever starts at a position, 0 included, leaves it, as do

@@ -1,10 +1,10 @@
 """The settings that tune() searches, in the order in which it tries them. Knows nothing of models or answers.
 
 A setting is a *view*, which is what makes L* (window, rotation, cache), and a way to contrast it: how strong, with which
-cut, from which position on, and whether also where the model is sure of its answer's beginning. A view costs another pass over each question; all
-ways to contrast it come for nothing then (`_screen`). So views are in the order of what they promise: twins with a window,
-which gain most on the released model tried so far; gentle over-rotation; the other readings of the cache; and what the
-presets have besides.
+cut, from which position on, and whether also where the model is sure of its answer's beginning. A view costs another
+pass over each question; all ways to contrast it come for nothing then (`_screen`). So views are in the order of what they
+promise: twins with a window, which gain most on the released model tried so far; gentle over-rotation; the other readings
+of the cache; and what the presets have besides.
 
 gamma is the default's: beside a cut, it decides next to nothing. Of a preset with a larger one (blog) there is only the
 view.
