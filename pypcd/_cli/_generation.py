@@ -66,10 +66,9 @@ class Figures:
         """Where the text was too short for PCD: from when on it contrasts."""
         if self.pcd is None:
             return ""
-        decided_at = (
-            self.prompt_tokens + 1 if self.pcd.min_first_entropy else self.context_used
-        )  # for a whole answer at once
-        if decided_at > self.pcd.min_context:
+        # with min_first_entropy it is decided for a whole answer, at its first token
+        n_tokens = self.prompt_tokens + 1 if self.pcd.min_first_entropy else self.context_used
+        if n_tokens > self.pcd.min_context:
             return ""
         return f", from {self.pcd.min_context} tokens on"
 

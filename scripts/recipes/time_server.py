@@ -18,6 +18,7 @@ import statistics
 import time
 
 from pypcd import _server
+from pypcd._cli import _options
 
 
 def answer(server: _server.Server, prompt: list[int], n_tokens: int, pcd: object) -> float:
@@ -48,18 +49,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--pcd", default="window", help="a preset")
-    for name, default in (("requests", 4), ("length", 256), ("n-tokens", 32), ("rounds", 3), ("threads", 0)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("requests", 4), ("length", 256), ("n-tokens", 32), ("rounds", 3)):
+        parser.add_argument(f"--{name}", type=_options.at_least(1), default=default)
+    parser.add_argument("--threads", type=_options.at_least(1))
     args = parser.parse_args()
     n = args.requests
-    options = [
-        "--cache-ram",
-        "0",
-        "--log-verbosity",
-        "1",
-        "--ctx-size",
-        str(2 * n * 2 * (args.length + args.n_tokens + 64)),
-    ]
+    n_ctx = 2 * n * 2 * (args.length + args.n_tokens + 64)
+    options = ["--cache-ram", "0", "--log-verbosity", "1", "--ctx-size", str(n_ctx)]
     options += ["--threads", str(args.threads), "--threads-batch", str(args.threads)] if args.threads else []
 
     number = 0
