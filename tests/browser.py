@@ -322,7 +322,9 @@ class Script:
 
         def end(self, **fields: Any) -> None:
             """The last event, and the end."""
-            self.say({"content": "", "tokens": [], "stop": True, "stop_type": "eos", **fields})
+            timings = {"prompt_n": 3, "cache_n": 0, "prompt_ms": 1.0, "prompt_per_second": 3000.0, "predicted_n": 2}
+            timings.update(predicted_ms=1.0, predicted_per_second=2000.0)
+            self.say({"content": "", "tokens": [], "stop": True, "stop_type": "eos", "timings": timings, **fields})
             self._parts.put(("end", None))
 
         def just_end(self) -> None:
