@@ -39,7 +39,7 @@ async function ask(path, body, signal) {
 
 const json = async (path, body) => (await ask(path, body)).json();
 
-export const models = async () => (await json("v1/models")).data.map(entry => String(entry.id));
+export const models = async () => (await json("v1/models")).data;
 export const props = model => json("props?model=" + encodeURIComponent(model));
 export const tokenCount = async (model, content) => (await json("tokenize", {model, content})).tokens.length;
 export const template = async (model, messages) => (await json("apply-template", {model, messages})).prompt;

@@ -18,8 +18,9 @@ const state = {
   conversation: new conversations.Conversation(),
   list: [], // of the conversations: {id, title, changed}
   settings: settings.load(),
-  models: [], // names
-  props: null, // of the chosen model
+  models: [], // {id, isLoaded}
+  props: null, // of the chosen model; null: it is not loaded, or the server has not answered yet
+  loading: "", // the model that is
   error: "", // a sentence
   said: "", // for screen readers
   draft: {text: "", files: [], count: 0}, // the next message
@@ -73,26 +74,35 @@ const told = action => async (...args) => {
 // -- the server ---------------------------------------------------------------------------------------------------------
 
 async function connect() {
-  for (;;) {
+  while (!state.models.length) {
     try {
-      state.models = settings.baseModels(await api.models());
-      break;
+      state.models = settings.ownModels(await api.models());
     } catch (error) {
       if (error.status !== 503) throw error;
-      state.error = "The model is being loaded.";
+      state.loading = "the model";
       show();
       await new Promise(done => setTimeout(done, 500));
     }
   }
-  state.error = "";
-  if (!state.models.includes(state.settings.model)) state.settings.model = state.models[0] ?? "";
-  await choose();
+  state.error = state.loading = "";
+  const known = state.models.find(model => model.id === state.settings.model);
+  const model = known ?? state.models.find(other => other.isLoaded) ?? state.models[0];
+  state.settings.model = model.id;
+  if (model.isLoaded) await choose();
 }
 
+/** Asks what the chosen model can do; a server of several models loads it for that. */
 async function choose() {
   const {model} = state.settings;
-  const props = await api.props(model);
-  if (model === state.settings.model) state.props = props;
+  state.props = null;
+  state.loading = model;
+  show();
+  try {
+    const props = await api.props(model);
+    if (model === state.settings.model) state.props = props;
+  } finally {
+    if (model === state.settings.model) state.loading = "";
+  }
   await count();
 }
 
@@ -100,6 +110,7 @@ let counting = 0; // the newest count of the draft wins
 
 async function count() {
   const mine = ++counting;
+  if (!state.props) return;
   const {draft} = state;
   const {model} = state.settings;
   for (const file of draft.files) file.count ??= await api.tokenCount(model, file.text);
@@ -170,7 +181,8 @@ async function reply(conversation, parent, compare = false) {
 async function send(compare = false) {
   const {conversation, draft} = state;
   if (isBusy() || !(draft.text.trim() || draft.files.length)) return;
-  if (!state.props) await connect();
+  if (!state.models.length) await connect();
+  if (!state.props) await choose();
   if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
   const files = draft.files.map(({name, text, count}) => ({name, text, count: count ?? null}));
   const message = conversation.add({role: "user", text: draft.text.trim(), files, parent: conversation.at});
@@ -272,6 +284,7 @@ const actions = {
     show();
   },
   choose(message) {
+    actions.stop(); // the other one may be written still
     state.conversation.choose(message);
     keep(state.conversation).catch(fail);
     show();
@@ -299,6 +312,7 @@ const actions = {
   },
   key: told(async value => {
     api.key.set(value);
+    state.models = [];
     await connect();
   }),
   dismiss() {

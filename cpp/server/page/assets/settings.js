@@ -27,14 +27,17 @@ export const NUMBERS = {
   min_first_entropy: {label: "Unsure from (min_first_entropy)", min: 0, step: 0.05, about: "bits; an answer with a surer first token is plain; 0: never"},
 };
 
-/** The models themselves: NAME:pcd and NAME:pcd-PRESET are the same ones with a setting. */
-export function baseModels(ids) {
-  return ids.filter(id => !ids.some(base => id.startsWith(base + ":pcd") && /^:pcd(-[^:]*)?$/.test(id.slice(base.length))));
+/** The models themselves: NAME:pcd and NAME:pcd-PRESET are the same ones with a setting. entries: of /v1/models. */
+export function ownModels(entries) {
+  const ids = new Set(entries.map(entry => String(entry.id)));
+  return entries.filter(entry => !ids.has(String(entry.id).replace(/:pcd(-[^:]*)?$/, "")) || !/:pcd(-[^:]*)?$/.test(entry.id))
+    .map(entry => ({id: String(entry.id), isLoaded: (entry.status?.value ?? "loaded") === "loaded"}));
 }
 
 /** The settings that may be chosen, as [value, label]; pcd is that part of /props. */
 export function choices(pcd) {
-  if (!pcd?.presets) return [["off", "off"]];
+  if (!pcd) return [["server", "the server's"]]; // not known before the model is loaded
+  if (!pcd.presets) return [["off", "off"]];
   const numbers = Object.keys(NUMBERS).filter(name => pcd.per_request.includes(name));
   return [
     ["server", `the server's (${pcd.default ? nameOf(pcd) : "off"})`], ["off", "off"],
@@ -61,7 +64,7 @@ export const turnedOn = (settings, pcd) => pcdOf(settings, pcd) ? settings : {..
 /** The field "pcd" of a request: false, or all that a request may change. */
 export function pcdOf(settings, pcd) {
   const choice = settings.setting === "on" ? "on" : choiceOf(settings, pcd);
-  if (choice === "off" || (choice === "server" && !pcd.default)) return false;
+  if (!pcd?.presets || choice === "off" || (choice === "server" && !pcd.default)) return false;
   const own = Object.fromEntries(pcd.per_request.map(name => [name, pcd.setting[name]]));
   if (choice === "server" || choice === "on") return own;
   if (choice !== "custom") return pcd.presets[choice];

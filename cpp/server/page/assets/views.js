@@ -15,7 +15,7 @@ export function page(state, act) {
     <header>
       <h1>pypcd</h1>
       <button @click=${() => act.panel("conversations")}>Conversations</button>
-      <label>Model ${select(state.models.map(name => [name, name]), settings.model, value => act.set("model", value))}</label>
+      <label>Model ${select(state.models.map(({id}) => [id, id]), settings.model, value => act.set("model", value))}</label>
       <label>PCD ${select(choices(props?.pcd), choiceOf(settings, props?.pcd), value => act.set("setting", value))}</label>
       <button @click=${() => act.panel("settings")}>Settings</button>
     </header>
@@ -33,7 +33,7 @@ function welcome(props) {
   return html`<p class="welcome">
     Ask something, or drop a long text here and ask about it. “Compare” answers plainly and with PCD side by side; “Tokens” under an
     answer shows what PCD did at each step. ${props?.pcd?.refusal ? html`<br>PCD is off: ${props.pcd.refusal}.` : nothing}
-    Everything stays on this machine: the talk in this browser, the model behind ${new URL("v1", location.href).href}.
+    Conversations are kept in this browser alone. Programs find the model under ${new URL("v1", location.href).href}.
   </p>`;
 }
 
@@ -60,7 +60,7 @@ function yours(message, state, act) {
         @input=${event => { state.editing.text = event.target.value }}></textarea>
       <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
-      <div class="text">${message.text}</div>
+      <div class="text" tabindex=${message.text.length > 1000 ? 0 : nothing}>${message.text}</div>
       <div class="tools">
         ${versions(message, state, act)}
         <button @click=${() => act.edit(message)}>Edit</button>
@@ -78,7 +78,7 @@ function answer(message, state, act, title = "Answer") {
     ${asTokens ? tokens(message, act) : text(message, act)}
     ${writing && !message.text ? html`<p class="quiet">…</p>` : nothing}
     <div class="tools">
-      ${title !== "Answer" ? html`<button ?disabled=${state.runs.size > 0} @click=${() => act.choose(message)}>Go on with this</button>`
+      ${title !== "Answer" ? html`<button ?disabled=${writing} @click=${() => act.choose(message)}>Go on with this</button>`
         : versions(message, state, act)}
       <button aria-pressed=${asTokens} @click=${() => act.tokens(message)}>Tokens</button>
       <button @click=${() => act.copy(message.text)}>Copy</button>
@@ -168,7 +168,7 @@ function composer(state, act) {
       ${file.count === undefined ? nothing : `(${tokensIn(file.count)})`}
       <button type="button" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(file)}>×</button></li>`)}</ul>` : nothing}
     <label for="message">Message</label>
-    <textarea id="message" rows="3" .value=${live(draft.text)} @input=${event => act.type(event.target.value)} @paste=${act.paste}
+    <textarea id="message" rows="2" .value=${live(draft.text)} @input=${event => act.type(event.target.value)} @paste=${act.paste}
       @keydown=${event => {
         if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
         event.preventDefault();
@@ -179,7 +179,7 @@ function composer(state, act) {
         : html`<button class="first">Send</button><button type="button" @click=${act.compare}>Compare</button>`}
       <button type="button" @click=${event => event.target.nextElementSibling.click()}>Attach a text file</button>
       <input type="file" multiple hidden @change=${event => { act.attach([...event.target.files]); event.target.value = "" }}>
-      <span class="quiet">${reading(state) ?? used(state)}</span>
+      <span class="quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}` : reading(state) ?? used(state)}</span>
     </div>
   </form>`;
 }
