@@ -53,10 +53,14 @@ json server_pcd_props() {
     for (const auto & field : server_pcd_fields) {
         setting[field.name] = server_pcd.value_of(field, server_pcd.setting);
     }
+    json presets = json::object();
+    for (const auto & name : server_pcd.runs) {
+        presets[name] = server_pcd_request { true, server_pcd.preset(name) }.to_json();
+    }
     return json {
         { "default",     server_pcd.by_default },
         { "setting",     setting },
-        { "presets",     server_pcd.runs },
+        { "presets",     presets },
         { "per_request", server_pcd.own_names() },
     };
 }

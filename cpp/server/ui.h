@@ -1,10 +1,10 @@
-// The page at "/", as llama-server asks for it (tools/server/server-http.cpp). Its bytes come from page.html, by cmake/server.cmake.
+// The page at "/", as llama-server asks for it (tools/server/server-http.cpp). Its bytes come from the folder page, by cmake/server.cmake.
 
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #define LLAMA_UI_HAS_ASSETS 1
 
@@ -16,7 +16,7 @@ struct llama_ui_asset {
     std::string           type;
 };
 
-const std::array<llama_ui_asset, 1> & llama_ui_get_assets();
+const std::vector<llama_ui_asset> & llama_ui_get_assets();
 
 const llama_ui_asset * llama_ui_find_asset(const std::string & name);
 

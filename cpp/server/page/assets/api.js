@@ -1,0 +1,77 @@
+// The server: its routes as functions. Knows HTTP and JSON, nothing of conversations.
+
+const KEY = "pypcd.key"; // for this tab alone
+
+/** An error that the server told, with its HTTP status; 0: it was not reached. */
+export class ServerError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: value => value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY),
+};
+
+async function ask(path, body, signal) {
+  const headers = {"Content-Type": "application/json"};
+  if (key.get()) headers.Authorization = "Bearer " + key.get();
+  let response;
+  try {
+    response = await fetch(path, {method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal});
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ServerError("The server does not answer. Is it still running?", 0);
+  }
+  if (response.ok) return response;
+  const text = await response.text().catch(() => "");
+  let message;
+  try {
+    message = JSON.parse(text).error.message;
+  } catch {
+    message = text.slice(0, 300);
+  }
+  if (response.status === 401) message = "This server wants an API key: give it under Settings.";
+  throw new ServerError(message || `The server answered ${response.status}.`, response.status);
+}
+
+const json = async (path, body) => (await ask(path, body)).json();
+
+export const models = async () => (await json("v1/models")).data;
+export const props = model => json("props?model=" + encodeURIComponent(model));
+export const tokenCount = async (model, content) => (await json("tokenize", {model, content})).tokens.length;
+export const template = async (model, messages) => (await json("apply-template", {model, messages})).prompt;
+
+/** The parts of a streamed completion, as they come. A stream that ends without its last part is an error. */
+export async function* completion(body, signal) {
+  const response = await ask("completion", {...body, stream: true}, signal);
+  for await (const data of events(response.body)) {
+    const part = JSON.parse(data);
+    if (part.error) throw new ServerError(part.error.message ?? "The server ended this answer.", part.error.code ?? 500);
+    yield part;
+    if (part.stop) return;
+  }
+  throw new ServerError("The connection ended in the middle of the answer.", 0);
+}
+
+/** The data of server-sent events, whose bytes may be cut anywhere. */
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (let rest = ""; ;) {
+      const {value, done} = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split(/\r?\n/);
+      rest = lines.pop();
+      for (const line of lines) {
+        const [, name, data] = /^(data|error): ?(.*)$/.exec(line) ?? [];
+        if (name === "error") yield JSON.stringify({error: JSON.parse(data)});
+        else if (name && data !== "[DONE]") yield data;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // nobody reads on: the server may stop
+  }
+}

@@ -1,0 +1,190 @@
+// Conversations: trees of messages, kept in this browser. Editing, answering again and going on from another token make a new version
+// beside the old one; nothing is lost. Knows nothing of the server or the screen.
+//
+// A message: {id, parent, role: "user" | "assistant", text, made} and
+//   of a user:      files: [{name, text, count}]
+//   of an assistant: tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
+//                   of two answers that are compared), ended ("stop", "limit", "stopped", "lost"; undefined: it is being written)
+
+import {createStore, delMany, get, getMany, keys, setMany} from "./vendor/idb-keyval/index.js";
+
+const FORMAT = 1; // of exported files
+const store = createStore("pypcd", "conversations");
+const LONGEST_TITLE = 60;
+
+const newId = () => Date.now().toString(36) + Math.floor(Math.random() * 2 ** 40).toString(36);
+
+export class Conversation {
+  constructor({id = newId(), title = "", changed = Date.now(), at = null, messages = []} = {}) {
+    Object.assign(this, {id, title, changed, at});
+    this.messages = new Map(messages.map(message => [message.id, message]));
+  }
+
+  add(fields) {
+    const message = {id: newId(), made: Date.now(), ...fields};
+    this.messages.set(message.id, message);
+    this.at = message.id;
+    if (!this.title && message.role === "user") this.title = titleOf(message);
+    return message;
+  }
+
+  /** Takes back a message that nothing hangs on. */
+  remove(message) {
+    this.messages.delete(message.id);
+    if (this.at === message.id) this.at = this.versions(message).at(-1)?.id ?? message.parent;
+  }
+
+  /** From the first message to this one. */
+  path(id = this.at) {
+    const path = [];
+    for (let message = this.messages.get(id); message; message = this.messages.get(message.parent)) path.unshift(message);
+    return path;
+  }
+
+  versions(message) {
+    return [...this.messages.values()].filter(other => other.parent === message.parent && other.role === message.role);
+  }
+
+  /** Shows another version, with the newest of what followed it. */
+  show(message) {
+    let last = message;
+    for (let next = last; next; next = [...this.messages.values()].findLast(other => other.parent === last.id)) last = next;
+    this.at = last.id;
+  }
+
+  /** The two answers that are being compared at the end of the talk, the plain one first; else null. */
+  pair() {
+    const message = this.messages.get(this.at);
+    if (!message?.pair) return null;
+    const both = this.versions(message).filter(other => other.pair === message.pair);
+    return both.length === 2 ? both.sort((a, b) => (a.setting === "off" ? 0 : 1) - (b.setting === "off" ? 0 : 1)) : null;
+  }
+
+  /** Ends the comparison: the talk goes on from this answer. */
+  choose(message) {
+    for (const other of this.pair() ?? []) delete other.pair;
+    this.at = message.id;
+  }
+
+  plain() {
+    return {id: this.id, title: this.title, changed: this.changed, at: this.at, messages: [...this.messages.values()]};
+  }
+}
+
+const titleOf = message => (message.text.trim() || message.files?.[0]?.name || "Untitled").replace(/\s+/g, " ").slice(0, LONGEST_TITLE);
+
+// -- kept in the browser: a head for the list, and a body --------------------------------------------------------------
+
+export async function list() {
+  const names = (await keys(store)).filter(name => name.startsWith("head:"));
+  return (await getMany(names, store)).filter(Boolean).sort((a, b) => b.changed - a.changed);
+}
+
+export async function load(id) {
+  const found = await get("body:" + id, store);
+  return found ? new Conversation(found) : null;
+}
+
+/** Another tab may have added messages to the same conversation: they stay. */
+export async function save(conversation) {
+  const other = await get("body:" + conversation.id, store);
+  for (const message of other?.messages ?? [])
+    if (!conversation.messages.has(message.id) && message.ended) conversation.messages.set(message.id, message);
+  conversation.changed = Date.now();
+  const {id, title, changed} = conversation;
+  await setMany([["head:" + id, {id, title, changed}], ["body:" + id, structuredClone(conversation.plain())]], store);
+}
+
+export const remove = id => delMany(["head:" + id, "body:" + id], store);
+
+// -- files -----------------------------------------------------------------------------------------------------------
+
+export async function exported() {
+  const heads = await list();
+  const conversations = (await Promise.all(heads.map(head => load(head.id)))).filter(Boolean).map(found => found.plain());
+  return JSON.stringify({pypcd: FORMAT, conversations});
+}
+
+/** Keeps the conversations of a file beside those that are there; how many. Throws an Error where it is not such a file. */
+export async function imported(text) {
+  let file;
+  try {
+    file = JSON.parse(text);
+  } catch {
+    throw new Error("it is not JSON");
+  }
+  if (file?.pypcd !== FORMAT || !Array.isArray(file.conversations)) throw new Error("it was not exported from here");
+  const read = file.conversations.map(conversationOf); // all before the first is kept
+  for (const conversation of read) await save(conversation);
+  return read.length;
+}
+
+// Known fields alone, each of its type: a file comes from anywhere.
+const string = value => {
+  if (typeof value !== "string") throw new Error(`${JSON.stringify(value)?.slice(0, 40)} stands where a text should`);
+  return value;
+};
+const number = value => {
+  if (typeof value !== "number" || !Number.isFinite(value)) throw new Error(`${JSON.stringify(value)?.slice(0, 40)} stands where a number should`);
+  return value;
+};
+const orNull = read => value => value === null || value === undefined ? null : read(value);
+const optional = read => value => value === undefined ? undefined : read(value);
+const listOf = read => value => {
+  if (!Array.isArray(value)) throw new Error("a list is missing");
+  return value.map(read);
+};
+const record = fields => value => {
+  if (typeof value !== "object" || value === null) throw new Error("an object is missing");
+  const made = {};
+  for (const [name, read] of Object.entries(fields)) {
+    const found = read(Object.hasOwn(value, name) ? value[name] : undefined);
+    if (found !== undefined) made[name] = found;
+  }
+  return made;
+};
+const oneOf = (...values) => value => {
+  if (!values.includes(value)) throw new Error(`${JSON.stringify(value)?.slice(0, 40)} stands where ${values.join(" or ")} should`);
+  return value;
+};
+
+const pcdOf = value => {
+  if (value === false) return false;
+  record({})(value);
+  return Object.fromEntries(Object.entries(value).map(([name, found]) => {
+    if (!/^[a-z]+(_[a-z]+)*$/.test(name)) throw new Error(`${JSON.stringify(name)} is no field of a setting`);
+    return [name, typeof found === "string" ? found : orNull(number)(found)];
+  }));
+};
+
+const optionOf = record({
+  id: number, text: string, bytes: optional(listOf(number)), model: orNull(number), local: orNull(number), pcd: orNull(number),
+});
+const tokenOf = record({id: number, text: string, n: number, strength: orNull(number), options: listOf(optionOf), chosen: optional(Boolean)});
+const messageOf = record({
+  id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
+  files: optional(listOf(record({name: string, text: string, count: orNull(number)}))),
+  tokens: optional(listOf(tokenOf)),
+  setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), seed: optional(number), ended: optional(oneOf("stop", "limit", "stopped", "lost")),
+  pair: optional(string),
+  stats: optional(record({
+    read: number, cached: number, written: number, perSecond: number, readPerSecond: number,
+    twins: number, contrasted: number,
+  })),
+});
+
+function conversationOf(value) {
+  const read = record({id: string, title: string, changed: number, at: orNull(string), messages: listOf(messageOf)})(value);
+  const conversation = new Conversation(read);
+  for (const message of read.messages) {
+    if (message.role === "assistant") message.ended ??= "lost";
+    const seen = new Set();
+    for (let at = message; at; at = conversation.messages.get(at.parent)) {
+      if (seen.has(at.id)) throw new Error("its messages go round in a circle");
+      seen.add(at.id);
+      if (at.parent !== null && !conversation.messages.has(at.parent)) throw new Error("a message is missing");
+    }
+  }
+  if (read.at !== null && !conversation.messages.has(read.at)) throw new Error("a message is missing");
+  return conversation;
+}

@@ -1,0 +1,107 @@
+// The dialogs: settings, conversations, and a token with its candidates. They stay in the page and are shown by main.js, so that the
+// browser keeps the focus in them and gives it back.
+
+import {html, nothing, svg} from "./vendor/lit-html/lit-html.js";
+import {live} from "./vendor/lit-html/directives/live.js";
+import {key} from "./api.js";
+import {select} from "./parts.js";
+import {customOf, NUMBERS} from "./settings.js";
+import {candidates, replaced, shown} from "./tokens.js";
+
+function dialog(label, open, close, content) {
+  return html`<dialog aria-label=${label} data-open=${String(open)} @close=${() => open && close()}>${open ? content() : nothing}</dialog>`;
+}
+
+// -- settings ----------------------------------------------------------------------------------------------------------
+
+export function settingsDialog(state, act) {
+  const {settings} = state;
+  const number = (label, value, {min, max, step}, changed, about = "") => html`<label>${label}
+    <input type="number" min=${min} max=${max ?? nothing} step=${step} .value=${live(String(value))}
+      @change=${({target}) => target.reportValidity() && target.value !== "" && changed(Number(target.value))}>
+    ${about && html`<small>${about}</small>`}</label>`;
+  const set = name => value => act.set(name, value);
+  const pcd = state.props?.pcd;
+  return dialog("Settings", state.panel === "settings", () => act.panel(null), () => html`
+    <h2>Settings</h2>
+    ${number("Temperature", settings.temperature, {min: 0, max: 5, step: 0.05}, set("temperature"), "0: always the most probable token")}
+    ${number("Top p", settings.top_p, {min: 0, max: 1, step: 0.01}, set("top_p"))}
+    ${number("Longest answer", settings.n_predict, {min: 1, step: 1}, set("n_predict"), "tokens")}
+    <label>Seed <input type="number" min="0" max="4294967295" step="1" .value=${live(settings.seed)}
+      @change=${({target}) => target.reportValidity() && act.set("seed", target.value)}><small>empty: another one each time</small></label>
+    <label>System message <textarea rows="3" .value=${live(settings.system)} @change=${event => act.set("system", event.target.value)}></textarea></label>
+    <label>Colours ${select([["system", "as the system"], ["light", "light"], ["dark", "dark"]], settings.colours, set("colours"))}</label>
+    <label>API key <input type="password" autocomplete="off" .value=${live(key.get())} @change=${event => act.key(event.target.value)}>
+      <small>where the server wants one; for this tab</small></label>
+    ${pcd?.presets && settings.setting === "custom" ? html`<fieldset><legend>PCD: custom</legend>
+      ${Object.entries(customOf(settings, pcd)).map(([name, value]) => number(NUMBERS[name].label, value ?? 0, NUMBERS[name],
+        given => act.set("custom", {...settings.custom, [name]: given}), NUMBERS[name].about))}</fieldset>` : nothing}
+    <button class="first" @click=${() => act.panel(null)}>Done</button>`);
+}
+
+// -- conversations -------------------------------------------------------------------------------------------------------
+
+export function conversationsDialog(state, act) {
+  return dialog("Conversations", state.panel === "conversations", () => act.panel(null), () => html`
+    <nav aria-label="Conversations">
+      <h2>Conversations</h2>
+      <button class="first" @click=${act.fresh}>New conversation</button>
+      <ul>${state.list.map(({id, title}) => html`<li>
+        <button class="title" aria-current=${id === state.conversation.id} @click=${() => act.load(id)}>${title}</button>
+        <button aria-label=${`Delete ${title}`} @click=${() => act.remove(id)}>×</button></li>`)}</ul>
+      <p class="quiet">They are kept in this browser.</p>
+      <div class="tools">
+        <button @click=${act.exportAll}>Export</button>
+        <button @click=${event => event.target.nextElementSibling.click()}>Import</button>
+        <input type="file" accept=".json,application/json" hidden @change=${({target}) => { target.files[0] && act.importAll(target.files[0]); target.value = "" }}>
+        <button @click=${() => act.panel(null)}>Close</button>
+      </div>
+    </nav>`);
+}
+
+// -- a token ---------------------------------------------------------------------------------------------------------
+
+export function tokenDialog(state, act) {
+  const message = state.open && state.conversation.messages.get(state.open.id);
+  const token = message?.tokens[state.open.index];
+  return dialog("Token", Boolean(token), () => act.open(null), () => {
+    const {index} = state.open;
+    const alone = replaced(token);
+    const step = (label, to) => html`<button ?disabled=${!message.tokens[to]} @click=${() => act.open(message, to)}>${label}</button>`;
+    return html`
+      <h2><code>${shown(token)}</code> <small>token ${index + 1} of ${message.tokens.length}</small></h2>
+      <p>${token.chosen ? "You chose this token." : alone ? html`The model alone would most probably have said <code>${shown(alone)}</code>.`
+        : token.strength === null ? plainly(token) : "PCD did not change the most probable token here."}
+        ${token.strength === null ? nothing : `Strength (beta): ${token.strength.toFixed(2)}.`}</p>
+      ${token.options.length ? table(message, index, act, state) : html`<p>Its candidates are not known: it was accepted from a draft.</p>`}
+      <p class="quiet">Model: with the whole text (L). Local: with the text over-rotated or cut off, so that it sees what is near (L*).
+        PCD: what the token was drawn from, before temperature and top p.</p>
+      <div class="tools">${step("Previous token", index - 1)} ${step("Next token", index + 1)}
+        <button class="first" @click=${() => act.open(null)}>Close</button></div>`;
+  });
+}
+
+function plainly(token) {
+  if (token.options.every(option => option.local === null)) return "This step was decoded plainly.";
+  return "This step needed no contrast: one token alone is plausible.";
+}
+
+function table(message, index, act, state) {
+  const token = message.tokens[index];
+  const busy = state.runs.size > 0;
+  return html`<table>
+    <thead><tr><th scope="col">Token</th><th scope="col">Model</th><th scope="col">Local</th><th scope="col">PCD</th></tr></thead>
+    <tbody>${candidates(token).map(option => html`<tr class=${option.id === token.id ? "own" : ""}>
+      <th scope="row">${option.id === token.id || option.bytes ? html`<code>${shown(option)}</code>`
+        : html`<button ?disabled=${busy} aria-label=${`Go on with ${shown(option)}`} @click=${() => act.goOn(message, index, option)}><code>${shown(option)}</code></button>`}</th>
+      <td>${bar(option.model, "model")}</td><td>${bar(option.local, "local")}</td>
+      <td>${option.pcd === null ? html`<span class="quiet">taken out</span>` : bar(option.pcd, "pcd")}</td></tr>`)}</tbody>
+  </table>`;
+}
+
+function bar(p, kind) {
+  if (p === null) return html`<span class="quiet">–</span>`;
+  const percent = 100 * p;
+  return html`<svg class="bar" aria-hidden="true">${svg`<rect class=${kind} width=${`${percent}%`} height="100%"></rect>`}</svg>
+    ${percent >= 0.1 ? percent.toFixed(1) : "< 0.1"} %`;
+}

@@ -1,0 +1,370 @@
+// The page: what is shown, and what a person does. What it looks like is in views.js; start reading here.
+//
+//   main.js ── views.js ── (token, talk, composer, dialogs) ── tokens.js, markdown.js
+//          └── answers.js ── api.js            └── conversations.js, settings.js
+
+import {render} from "./vendor/lit-html/lit-html.js";
+import * as answers from "./answers.js";
+import * as api from "./api.js";
+import * as conversations from "./conversations.js";
+import * as settings from "./settings.js";
+import {page} from "./views.js";
+
+const LONG_PASTE = 2000; // characters; a longer one becomes a file
+const FRAME = 60; // ms between two pictures of an answer that is being written
+const KEPT = 3000; // ms between two savings of it
+
+const state = {
+  conversation: new conversations.Conversation(),
+  list: [], // of the conversations: {id, title, changed}
+  settings: settings.load(),
+  models: [], // {id, isLoaded}
+  props: null, // of the chosen model; null: it is not loaded, or the server has not answered yet
+  loading: "", // the model that is
+  error: "", // a sentence
+  said: "", // for screen readers
+  draft: {text: "", files: [], count: 0}, // the next message
+  editing: null, // {id, text}
+  open: null, // {id, index} of a token
+  asTokens: new Set(), // ids of answers whose tokens are shown
+  runs: new Map(), // id of an answer that is being written -> {controller, conversation}
+  panel: null, // "settings", "conversations"
+  speed: 0, // tokens of prompts that were read per second
+};
+
+// -- showing ----------------------------------------------------------------------------------------------------------
+
+let waiting = 0;
+
+function show() {
+  clearTimeout(waiting);
+  waiting = 0;
+  document.documentElement.dataset.colours = state.settings.colours;
+  const {scrollHeight, scrollTop, clientHeight} = document.documentElement;
+  const atEnd = scrollHeight - scrollTop - clientHeight < 40;
+  render(page(state, actions), document.body);
+  for (const dialog of document.querySelectorAll("dialog")) {
+    const wanted = dialog.dataset.open === "true";
+    if (wanted && !dialog.open) dialog.showModal();
+    else if (!wanted && dialog.open) dialog.close(); // gives the focus back
+  }
+  if (atEnd && state.runs.size) document.documentElement.scrollTop = document.documentElement.scrollHeight;
+}
+
+function showSoon() {
+  waiting ||= setTimeout(() => requestAnimationFrame(show), FRAME);
+}
+
+function fail(error) {
+  state.error = error.message;
+  state.said = "";
+  show();
+}
+
+/** An action of the page: what it throws is told in a sentence. */
+const told = action => async (...args) => {
+  try {
+    await action(...args);
+  } catch (error) {
+    fail(error);
+  }
+  show();
+};
+
+// -- the server ---------------------------------------------------------------------------------------------------------
+
+async function connect() {
+  while (!state.models.length) {
+    try {
+      state.models = settings.ownModels(await api.models());
+    } catch (error) {
+      if (error.status !== 503) throw error;
+      state.loading = "the model";
+      show();
+      await new Promise(done => setTimeout(done, 500));
+    }
+  }
+  state.error = state.loading = "";
+  const known = state.models.find(model => model.id === state.settings.model);
+  const model = known ?? state.models.find(other => other.isLoaded) ?? state.models[0];
+  state.settings.model = model.id;
+  if (model.isLoaded) await choose();
+}
+
+/** Asks what the chosen model can do; a server of several models loads it for that. */
+async function choose() {
+  const {model} = state.settings;
+  state.props = null;
+  state.loading = model;
+  show();
+  try {
+    const props = await api.props(model);
+    if (model === state.settings.model) state.props = props;
+  } finally {
+    if (model === state.settings.model) state.loading = "";
+  }
+  await count();
+}
+
+let counting = 0; // the newest count of the draft wins
+
+async function count() {
+  const mine = ++counting;
+  if (!state.props) return;
+  const {draft} = state;
+  const {model} = state.settings;
+  for (const file of draft.files) file.count ??= await api.tokenCount(model, file.text);
+  const n = draft.text.trim() ? await api.tokenCount(model, draft.text) : 0;
+  if (mine === counting) draft.count = n;
+  show();
+}
+
+// -- answers -----------------------------------------------------------------------------------------------------------
+
+const newSeed = () => state.settings.seed === "" ? Math.floor(Math.random() * 2 ** 32) : Number(state.settings.seed);
+
+function sampling() {
+  const {model, temperature, top_p, n_predict, system} = state.settings;
+  return {model, temperature, top_p, n_predict, system};
+}
+
+/** Writes one answer behind conversation.at, or another version of one. */
+async function answer(conversation, fields, before = null, kept = []) {
+  const controller = new AbortController();
+  const message = conversation.add({role: "assistant", text: "", tokens: [], ...fields});
+  state.runs.set(message.id, {controller, conversation});
+  state.error = "";
+  let saved = Date.now();
+  const changed = () => {
+    if (message.stats?.read > 64) state.speed = message.stats.readPerSecond;
+    if (Date.now() - saved > KEPT && message.text) {
+      saved = Date.now();
+      conversations.save(conversation).catch(fail);
+    }
+    showSoon();
+  };
+  try {
+    const path = conversation.path(message.parent);
+    await answers.write(message, path, {...sampling(), signal: controller.signal}, changed, before, kept);
+  } finally {
+    state.runs.delete(message.id);
+    if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
+    await keep(conversation);
+  }
+}
+
+async function keep(conversation) {
+  await conversations.save(conversation);
+  state.list = await conversations.list();
+}
+
+const withPcd = chosen => ({pcd: settings.pcdOf(chosen, state.props?.pcd), setting: settings.labelOf(chosen, state.props?.pcd)});
+
+/** Answers the last message of the talk; with `compare` plainly beside it. */
+async function reply(conversation, parent, compare = false) {
+  const fields = {parent, seed: newSeed()};
+  if (compare) {
+    const {pcd} = state.props;
+    if (!pcd?.presets) throw new Error(`There is nothing to compare with: ${pcd?.refusal ?? "this server runs without PCD"}.`);
+    const pair = parent + fields.seed;
+    const results = await Promise.allSettled([
+      answer(conversation, {...fields, pair, pcd: false, setting: "off"}),
+      answer(conversation, {...fields, pair, ...withPcd(settings.turnedOn(state.settings, pcd))}),
+    ]);
+    for (const result of results) if (result.status === "rejected") throw result.reason;
+  } else await answer(conversation, {...fields, ...withPcd(state.settings)});
+  const last = conversation.messages.get(conversation.at);
+  if (conversation === state.conversation && last?.role === "assistant")
+    state.said = compare ? "Both answers are complete." : `Answer: ${last.text}`;
+}
+
+async function send(compare = false) {
+  const {conversation, draft} = state;
+  if (isBusy() || !(draft.text.trim() || draft.files.length)) return;
+  if (!state.models.length) await connect();
+  if (!state.props) await choose();
+  if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
+  const files = draft.files.map(({name, text, count}) => ({name, text, count: count ?? null}));
+  const message = conversation.add({role: "user", text: draft.text.trim(), files, parent: conversation.at});
+  state.draft = {text: "", files: [], count: 0};
+  state.said = "Answering.";
+  show();
+  await reply(conversation, message.id, compare);
+}
+
+const isBusy = () => [...state.runs.values()].some(run => run.conversation === state.conversation);
+
+async function attach(files) {
+  for (const file of files) {
+    const text = await file.text();
+    if (text.includes("\0")) throw new Error(`${file.name} is no text file.`);
+    state.draft.files.push({name: file.name, text});
+  }
+  show();
+  await count();
+}
+
+function save(name, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], {type: "application/json"}));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+async function copy(text) {
+  if (navigator.clipboard) await navigator.clipboard.writeText(text);
+  else { // over plain HTTP from another machine there is no clipboard
+    const area = Object.assign(document.createElement("textarea"), {value: text});
+    (document.querySelector("dialog[open]") ?? document.body).append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  state.said = "Copied.";
+}
+
+// -- what a person does ----------------------------------------------------------------------------------------------
+
+let typing = 0;
+
+const actions = {
+  send: told(() => send()),
+  compare: told(() => send(true)),
+  stop() {
+    for (const run of state.runs.values()) if (run.conversation === state.conversation) run.controller.abort();
+  },
+  type(text) {
+    state.draft.text = text;
+    clearTimeout(typing);
+    typing = setTimeout(told(count), 300);
+    show();
+  },
+  paste(event) {
+    const {files} = event.clipboardData;
+    const text = event.clipboardData.getData("text/plain");
+    if (!files.length && text.length <= LONG_PASTE) return;
+    event.preventDefault();
+    actions.attach(files.length ? [...files] : [new File([text], `pasted-${state.draft.files.length + 1}.txt`)]);
+  },
+  attach: told(attach),
+  detach(file) {
+    state.draft.files = state.draft.files.filter(other => other !== file);
+    show();
+  },
+
+  retry: told(message => isBusy() || reply(state.conversation, message.role === "user" ? message.id : message.parent)),
+  edit(message) {
+    state.editing = message && {id: message.id, text: message.text};
+    show();
+  },
+  sendAgain: told(async message => {
+    const text = state.editing.text.trim();
+    if (isBusy() || !(text || message.files?.length)) return;
+    state.editing = null;
+    const made = state.conversation.add({role: "user", text, files: message.files, parent: message.parent});
+    show();
+    await reply(state.conversation, made.id);
+  }),
+  goOn: told(async (message, index, option) => {
+    if (isBusy()) return;
+    state.open = null;
+    const kept = message.tokens.slice(0, index);
+    if (option) kept.push({...message.tokens[index], id: option.id, text: option.text, n: 1, chosen: true});
+    if (option) state.asTokens.add(message.id);
+    const {parent, setting, pcd, seed} = message;
+    const writing = answer(state.conversation, {parent, setting, pcd, seed}, message, kept);
+    if (option) state.asTokens.add(state.conversation.at);
+    show();
+    await writing;
+  }),
+  version(message) {
+    state.conversation.show(message);
+    keep(state.conversation).catch(fail);
+    show();
+  },
+  choose(message) {
+    actions.stop(); // the other one may be written still
+    state.conversation.choose(message);
+    keep(state.conversation).catch(fail);
+    show();
+  },
+  copy: told(copy),
+  tokens(message) {
+    if (!state.asTokens.delete(message.id)) state.asTokens.add(message.id);
+    show();
+  },
+  open(message, index) {
+    state.open = message && {id: message.id, index};
+    show();
+  },
+
+  panel(name) {
+    state.panel = name;
+    if (name === "conversations") refresh();
+    show();
+  },
+  set: (name, value) => {
+    state.settings[name] = value;
+    settings.save(state.settings);
+    if (name === "model") told(choose)();
+    show();
+  },
+  key: told(async value => {
+    api.key.set(value);
+    state.models = [];
+    await connect();
+  }),
+  dismiss() {
+    state.error = "";
+    show();
+  },
+
+  fresh() {
+    state.conversation = new conversations.Conversation();
+    state.panel = null;
+    location.hash = "";
+    show();
+    document.getElementById("message")?.focus();
+  },
+  load: told(async id => {
+    const running = [...state.runs.values()].find(run => run.conversation.id === id);
+    const found = running?.conversation ?? await conversations.load(id);
+    if (!found) throw new Error("This conversation is not there any more.");
+    state.conversation = found;
+    state.panel = null;
+  }),
+  remove: told(async id => {
+    await conversations.remove(id);
+    if (id === state.conversation.id) state.conversation = new conversations.Conversation();
+    state.list = await conversations.list();
+  }),
+  exportAll: told(async () => save(`pypcd-${new Date().toISOString().slice(0, 10)}.json`, await conversations.exported())),
+  importAll: told(async file => {
+    try {
+      const n = await conversations.imported(await file.text());
+      state.said = `${n} conversations imported.`;
+    } catch (error) {
+      throw new Error(`${file.name} was not imported: ${error.message}.`);
+    }
+    state.list = await conversations.list();
+  }),
+};
+
+const refresh = told(async () => { state.list = await conversations.list() });
+
+// -- start -------------------------------------------------------------------------------------------------------------
+
+addEventListener("dragover", event => event.preventDefault());
+addEventListener("drop", event => {
+  event.preventDefault();
+  if (event.dataTransfer.files.length) actions.attach([...event.dataTransfer.files]);
+});
+setInterval(() => { if (state.runs.size) showSoon() }, 500); // seconds go on while a prompt is read
+
+show();
+told(connect)();
+told(async () => {
+  state.list = await conversations.list();
+  if (state.list.length && !state.conversation.messages.size) state.conversation = await conversations.load(state.list[0].id) ?? state.conversation;
+})();

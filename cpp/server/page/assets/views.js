@@ -1,0 +1,206 @@
+// What the page looks like: the state as elements. Templates alone: what a click does is in main.js.
+
+import {html, nothing} from "./vendor/lit-html/lit-html.js";
+import {live} from "./vendor/lit-html/directives/live.js";
+import {repeat} from "./vendor/lit-html/directives/repeat.js";
+import {conversationsDialog, settingsDialog, tokenDialog} from "./dialogs.js";
+import {markdown} from "./markdown.js";
+import {select} from "./parts.js";
+import {choiceOf, choices} from "./settings.js";
+import {replaced, shown} from "./tokens.js";
+
+export function page(state, act) {
+  const {conversation, settings, props} = state;
+  return html`
+    <header>
+      <h1>pypcd</h1>
+      <button @click=${() => act.panel("conversations")}>Conversations</button>
+      <label>Model ${select(state.models.map(({id}) => [id, id]), settings.model, value => act.set("model", value))}</label>
+      <label>PCD ${select(choices(props?.pcd), choiceOf(settings, props?.pcd), value => act.set("setting", value))}</label>
+      <button @click=${() => act.panel("settings")}>Settings</button>
+    </header>
+    <main>
+      ${conversation.messages.size ? nothing : welcome(props)}
+      ${talk(state, act)}
+      ${state.error && html`<p class="error" role="alert">${state.error} <button @click=${act.dismiss}>Close</button></p>`}
+    </main>
+    ${composer(state, act)}
+    <p class="unseen" role="status">${state.said}</p>
+    ${settingsDialog(state, act)} ${conversationsDialog(state, act)} ${tokenDialog(state, act)}`;
+}
+
+function welcome(props) {
+  return html`<p class="welcome">
+    Ask something, or drop a long text here and ask about it. “Compare” answers plainly and with PCD side by side; “Tokens” under an
+    answer shows what PCD did at each step. ${props?.pcd?.refusal ? html`<br>PCD is off: ${props.pcd.refusal}.` : nothing}
+    Conversations are kept in this browser alone. Programs find the model under ${new URL("v1", location.href).href}.
+  </p>`;
+}
+
+// -- the talk --------------------------------------------------------------------------------------------------------
+
+function talk(state, act) {
+  const pair = state.conversation.pair();
+  const path = state.conversation.path();
+  const single = pair ? path.slice(0, -1) : path;
+  return html`<section class="talk" aria-label="Conversation">
+    ${repeat(single, message => message.id, message => message.role === "user" ? yours(message, state, act) : answer(message, state, act))}
+    ${pair && html`<div class="pair" role="group" aria-label="Comparison">
+      ${repeat(pair, message => message.id, message => answer(message, state, act, message.pcd ? `With PCD (${message.setting})` : "Without PCD"))}
+    </div>`}
+  </section>`;
+}
+
+function yours(message, state, act) {
+  const editing = state.editing?.id === message.id;
+  return html`<article class="yours" aria-label="You">
+    ${message.files?.map(file => html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
+    ${editing ? html`
+      <textarea aria-label="Edit message" rows="4" .value=${live(state.editing.text)}
+        @input=${event => { state.editing.text = event.target.value }}></textarea>
+      <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
+    : html`
+      <div class="text" tabindex=${message.text.length > 1000 ? 0 : nothing}>${message.text}</div>
+      <div class="tools">
+        ${versions(message, state, act)}
+        <button @click=${() => act.edit(message)}>Edit</button>
+        <button @click=${() => act.copy(message.text)}>Copy</button>
+        ${message.id === state.conversation.at ? html`<button @click=${() => act.retry(message)}>Retry</button>` : nothing}
+      </div>`}
+  </article>`;
+}
+
+function answer(message, state, act, title = "Answer") {
+  const writing = state.runs.has(message.id);
+  const asTokens = state.asTokens.has(message.id);
+  return html`<article class="answer" aria-label=${title} aria-busy=${writing}>
+    ${message.pair && title !== "Answer" ? html`<h2>${title}</h2>` : nothing}
+    ${asTokens ? tokens(message, act) : text(message, act)}
+    ${writing && !message.text ? html`<p class="quiet">…</p>` : nothing}
+    <div class="tools">
+      ${title !== "Answer" ? html`<button ?disabled=${writing} @click=${() => act.choose(message)}>Go on with this</button>`
+        : versions(message, state, act)}
+      <button aria-pressed=${asTokens} @click=${() => act.tokens(message)}>Tokens</button>
+      <button @click=${() => act.copy(message.text)}>Copy</button>
+      ${title === "Answer" ? html`<button ?disabled=${writing} @click=${() => act.retry(message)}>Retry</button>` : nothing}
+      ${!writing && message.ended !== "stop" && message.tokens.length && title === "Answer"
+        ? html`<button @click=${() => act.goOn(message, message.tokens.length)}>Continue</button>` : nothing}
+    </div>
+    <p class="quiet">${told(message, writing)}</p>
+  </article>`;
+}
+
+function versions(message, state, act) {
+  const all = state.conversation.versions(message);
+  if (all.length < 2) return nothing;
+  const at = all.indexOf(message);
+  return html`<span class="versions">
+    <button aria-label="Previous version" ?disabled=${at === 0} @click=${() => act.version(all[at - 1])}>‹</button>
+    ${at + 1} of ${all.length}
+    <button aria-label="Next version" ?disabled=${at === all.length - 1} @click=${() => act.version(all[at + 1])}>›</button>
+  </span>`;
+}
+
+const ENDS = {limit: "ended at the longest answer", stopped: "stopped", lost: "broken off"};
+
+function told(message, writing) {
+  const {stats, ended, pcd, setting} = message;
+  if (!stats) return writing || !ended ? "" : ENDS[ended] ?? "";
+  const changed = message.tokens.filter(replaced).length;
+  return [
+    `${stats.written} tokens, ${stats.perSecond.toFixed(1)} per second`,
+    !pcd ? "without PCD" : stats.twins ? `PCD (${setting}) changed ${changed}` : `PCD (${setting}) found nothing to do`,
+    ENDS[ended],
+  ].filter(Boolean).join(" · ");
+}
+
+// -- an answer as text, with what PCD changed marked, or as tokens ----------------------------------------------------
+
+const texts = new WeakMap(); // message -> {n, element}
+
+function text(message, act) {
+  const known = texts.get(message);
+  if (known?.n === message.text.length) return known.element;
+  const pieces = message.tokens.length ? message.tokens.map((token, i) => ({text: token.text, mark: replaced(token) ? i : null}))
+    : [{text: message.text, mark: null}];
+  const element = markdown(pieces, (i, word) => {
+    const button = document.createElement("button");
+    button.className = "token changed";
+    button.textContent = word;
+    button.ariaDescription = "changed by PCD";
+    button.onclick = () => act.open(message, i);
+    return button;
+  });
+  texts.set(message, {n: message.text.length, element});
+  return element;
+}
+
+function tokens(message, act) {
+  return html`<div class="tokens" role="group" aria-label="Tokens; arrow keys move, Enter opens" @keydown=${move}>
+    ${message.tokens.map((token, i) => html`<button class=${"token" + (replaced(token) ? " changed" : "") + (token.chosen ? " chosen" : "")}
+      tabindex=${i ? -1 : 0} aria-label=${/\S/.test(token.text) ? nothing : shown(token)}
+      aria-description=${token.chosen ? "chosen by you" : replaced(token) ? "changed by PCD" : nothing}
+      @click=${() => act.open(message, i)}>${token.text || "∎"}</button>`)}
+  </div>`;
+}
+
+const STEPS = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -Infinity, End: Infinity};
+
+/** One token can be reached by Tab, the others from it. */
+function move(event) {
+  if (!(event.key in STEPS) || event.ctrlKey || event.altKey || event.metaKey) return;
+  event.preventDefault();
+  const all = [...event.currentTarget.children];
+  const from = all.indexOf(document.activeElement);
+  const to = all[Math.max(0, Math.min(all.length - 1, from + STEPS[event.key]))];
+  all[from].tabIndex = -1;
+  to.tabIndex = 0;
+  to.focus();
+}
+
+// -- the next message --------------------------------------------------------------------------------------------------
+
+function composer(state, act) {
+  const {draft, conversation} = state;
+  const busy = [...state.runs.values()].some(run => run.conversation === conversation);
+  return html`<form class="composer" @submit=${event => { event.preventDefault(); act.send() }}>
+    ${draft.files.length ? html`<ul class="files" aria-label="Files">${draft.files.map(file => html`<li>${file.name}
+      ${file.count === undefined ? nothing : `(${tokensIn(file.count)})`}
+      <button type="button" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(file)}>×</button></li>`)}</ul>` : nothing}
+    <label for="message">Message</label>
+    <textarea id="message" rows="2" .value=${live(draft.text)} @input=${event => act.type(event.target.value)} @paste=${act.paste}
+      @keydown=${event => {
+        if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+        event.preventDefault();
+        act.send();
+      }}></textarea>
+    <div class="tools">
+      ${busy ? html`<button type="button" @click=${act.stop}>Stop</button>`
+        : html`<button class="first">Send</button><button type="button" @click=${act.compare}>Compare</button>`}
+      <button type="button" @click=${event => event.target.nextElementSibling.click()}>Attach a text file</button>
+      <input type="file" multiple hidden @change=${event => { act.attach([...event.target.files]); event.target.value = "" }}>
+      <span class="quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}` : reading(state) ?? used(state)}</span>
+    </div>
+  </form>`;
+}
+
+const grouped = new Intl.NumberFormat("en");
+const tokensIn = n => `${grouped.format(n)} ${n === 1 ? "token" : "tokens"}`;
+
+function used({conversation, draft, props}) {
+  const size = props?.default_generation_settings?.n_ctx;
+  const stats = conversation.path().findLast(message => message.stats)?.stats;
+  const n = (stats ? stats.read + stats.cached + stats.written : 0) + draft.count + draft.files.reduce((sum, file) => sum + (file.count ?? 0), 0);
+  return size ? html`<span class=${n > size ? "over" : ""}>${grouped.format(n)} of ${tokensIn(size)}${n > size ? ": too long" : ""}</span>` : nothing;
+}
+
+/** How far the prompts are read that answers wait for; between the server's reports by its speed. */
+function reading(state) {
+  const waiting = [...state.conversation.messages.values()].filter(message => message.progress && state.runs.has(message.id));
+  if (!waiting.length) return null;
+  const {total, cache, processed, time_ms, at} = waiting.map(message => message.progress).sort((a, b) => a.processed / a.total - b.processed / b.total)[0];
+  const perSecond = processed > cache && time_ms > 0 ? 1000 * (processed - cache) / time_ms : state.speed;
+  const done = Math.min(total, processed + perSecond * (performance.now() - at) / 1000);
+  const left = perSecond ? `, about ${Math.max(1, Math.ceil((total - done) / perSecond))} s left` : "";
+  return html`<progress aria-label="Reading" max=${total} .value=${done}></progress> reading ${tokensIn(total)}${left}`;
+}
