@@ -262,7 +262,7 @@ class Chat:
         if toggle.get_attribute("aria-pressed") != "true":
             toggle.click()
         expect(toggle).to_have_attribute("aria-pressed", "true")
-        return self.named("group", "Tokens", answer).get_by_role("button")
+        return answer.get_by_role("group", name=re.compile("^Tokens")).get_by_role("button")
 
     def open_token(self, token: Locator) -> Locator:
         token.click()
@@ -310,6 +310,7 @@ class Script:
         def __init__(self, body: dict[str, Any]) -> None:
             self.body = body
             self.is_left = threading.Event()  # the page is not there any more
+            self._n_tokens = 0
             self._parts: queue.Queue[tuple[str, Any]] = queue.Queue()
 
         def say(self, *parts: str | bytes | dict[str, Any]) -> Script.Stream:
@@ -317,6 +318,9 @@ class Script:
             for part in parts:
                 if isinstance(part, str):
                     part = event(part)
+                if isinstance(part, dict):
+                    self._n_tokens += len(part.get("tokens", ()))
+                    part = {"tokens_predicted": self._n_tokens, **part}
                 self._parts.put(("send", part if isinstance(part, bytes) else b"data: %s\n\n" % json.dumps(part).encode()))
             return self
 
@@ -439,6 +443,6 @@ def question(n_pairs: int, seed: int = 0) -> tuple[str, str]:
     key = list(pairs)[n_pairs // 3]
     text = (
         "Extract the value corresponding to the specified key in the JSON object below.\n\n"
-        f'JSON data:\n{json.dumps(pairs)}\n\n\nKey: "{key}"\nThe value associated with the specified key is: '
+        f'JSON data:\n{json.dumps(pairs)}\n\n\nKey: "{key}"\nThe value associated with the specified key is:'
     )
     return text, pairs[key]
