@@ -46,7 +46,14 @@ function show() {
   const {scrollHeight, scrollTop, clientHeight} = document.documentElement;
   const atEnd = scrollHeight - scrollTop - clientHeight < 40;
   const stopping = document.activeElement?.id === "stop";
-  render(page(state, actions), document.body);
+  try {
+    render(page(state, actions), document.body);
+  } catch (error) { // nothing that is kept may keep a person out
+    if (!state.conversation.messages.size) throw error;
+    state.conversation = new conversations.Conversation();
+    state.error = `This conversation cannot be shown: ${error.message}`;
+    render(page(state, actions), document.body);
+  }
   if (stopping && !document.getElementById("stop")) focusOn("message");
   for (const dialog of document.querySelectorAll("dialog")) {
     const wanted = dialog.dataset.open === "true";
