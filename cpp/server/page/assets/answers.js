@@ -84,8 +84,8 @@ function take(message, part) {
     message.text += entry.token;
     delete message.progress;
   }
-  if (part.timings?.predicted_n || part.stop) {
-    const {timings} = part;
+  const {timings} = part;
+  if (timings && (timings.predicted_n || part.stop)) {
     message.stats = {
       read: timings.prompt_n, cached: timings.cache_n, written: timings.predicted_n,
       readPerSecond: timings.prompt_per_second ?? 0, perSecond: timings.predicted_per_second ?? 0,

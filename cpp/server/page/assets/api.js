@@ -47,13 +47,17 @@ export const template = async (model, messages) => (await json("apply-template",
 /** The parts of a streamed completion, as they come. A stream that ends without its last part is an error. */
 export async function* completion(body, signal) {
   const response = await ask("completion", {...body, stream: true}, signal);
-  for await (const data of events(response.body)) {
-    const part = JSON.parse(data);
-    if (part.error) throw new ServerError(part.error.message ?? "The server ended this answer.", part.error.code ?? 500);
-    yield part;
-    if (part.stop) return;
+  try {
+    for await (const data of events(response.body)) {
+      const part = JSON.parse(data);
+      if (part.error) throw new ServerError(part.error.message ?? "The server ended this answer.", part.error.code ?? 500);
+      yield part;
+      if (part.stop) return;
+    }
+  } catch (error) {
+    if (signal.aborted || error instanceof ServerError) throw error;
   }
-  throw new ServerError("The connection ended in the middle of the answer.", 0);
+  throw new ServerError("The server's answer broke off. Is it still running?", 0);
 }
 
 /** The data of server-sent events, whose bytes may be cut anywhere. */

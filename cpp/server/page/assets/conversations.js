@@ -48,7 +48,8 @@ export class Conversation {
   /** Shows another version, with the newest of what followed it. */
   show(message) {
     let last = message;
-    for (let next = last; next; next = [...this.messages.values()].findLast(other => other.parent === last.id)) last = next;
+    const newest = new Map([...this.messages.values()].map(other => [other.parent, other]));
+    for (let next = last; next; next = newest.get(last.id)) last = next;
     this.at = last.id;
   }
 
@@ -87,6 +88,7 @@ export async function load(id) {
 
 /** Another tab may have added messages to the same conversation: they stay. */
 export async function save(conversation) {
+  if (conversation.isGone) return; // it was deleted while an answer was written
   const other = await get("body:" + conversation.id, store);
   for (const message of other?.messages ?? [])
     if (!conversation.messages.has(message.id) && message.ended) conversation.messages.set(message.id, message);
@@ -175,15 +177,18 @@ const messageOf = record({
 
 function conversationOf(value) {
   const read = record({id: string, title: string, changed: number, at: orNull(string), messages: listOf(messageOf)})(value);
-  const conversation = new Conversation(read);
+  const conversation = new Conversation({...read, changed: Math.min(read.changed, Date.now())});
+  const ending = new Set(); // messages whose way to the first one is known to end
   for (const message of read.messages) {
-    if (message.role === "assistant") message.ended ??= "lost";
-    const seen = new Set();
-    for (let at = message; at; at = conversation.messages.get(at.parent)) {
-      if (seen.has(at.id)) throw new Error("its messages go round in a circle");
-      seen.add(at.id);
-      if (at.parent !== null && !conversation.messages.has(at.parent)) throw new Error("a message is missing");
+    if (message.role === "assistant") Object.assign(message, {tokens: [], setting: "off", pcd: false, ended: "lost", ...message});
+    const way = new Set();
+    for (let at = message; !ending.has(at.id); at = conversation.messages.get(at.parent)) {
+      if (way.has(at.id)) throw new Error("its messages go round in a circle");
+      way.add(at.id);
+      if (at.parent === null) break;
+      if (!conversation.messages.has(at.parent)) throw new Error("a message is missing");
     }
+    for (const id of way) ending.add(id);
   }
   if (read.at !== null && !conversation.messages.has(read.at)) throw new Error("a message is missing");
   return conversation;

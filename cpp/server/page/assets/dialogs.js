@@ -5,37 +5,41 @@ import {html, nothing, svg} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {key} from "./api.js";
 import {select} from "./parts.js";
-import {customOf, NUMBERS} from "./settings.js";
+import {customOf, DEFAULTS, NUMBERS} from "./settings.js";
 import {candidates, replaced, shown} from "./tokens.js";
 
 function dialog(label, open, close, content) {
   return html`<dialog aria-label=${label} data-open=${String(open)} @close=${() => open && close()}>${open ? content() : nothing}</dialog>`;
 }
 
+const idOf = (...words) => words.join("-").replace(/\W+/g, "-");
+
 // -- settings ----------------------------------------------------------------------------------------------------------
 
 export function settingsDialog(state, act) {
   const {settings} = state;
-  const number = (label, value, {min, max, step}, changed, about = "") => html`<label>${label}
-    <input type="number" min=${min} max=${max ?? nothing} step=${step} .value=${live(String(value))}
-      @change=${({target}) => target.reportValidity() && target.value !== "" && changed(Number(target.value))}>
-    ${about && html`<small>${about}</small>`}</label>`;
+  const field = (label, input, about = "") => html`<div class="field"><label for=${idOf(label)}>${label}</label>${input}
+    ${about && html`<small id=${idOf(label, "about")}>${about}</small>`}</div>`;
+  const number = (label, value, {min, max, step}, changed, about = "") => field(label, html`<input type="number" id=${idOf(label)}
+    aria-describedby=${about ? idOf(label, "about") : nothing} min=${min} max=${max ?? nothing} step=${step} .value=${live(String(value))}
+    @change=${({target}) => target.reportValidity() && changed(target.value)}>`, about);
+  const given = name => value => value === "" ? act.set(name, DEFAULTS[name]) : act.set(name, Number(value));
   const set = name => value => act.set(name, value);
   const pcd = state.props?.pcd;
   return dialog("Settings", state.panel === "settings", () => act.panel(null), () => html`
     <h2>Settings</h2>
-    ${number("Temperature", settings.temperature, {min: 0, max: 5, step: 0.05}, set("temperature"), "0: always the most probable token")}
-    ${number("Top p", settings.top_p, {min: 0, max: 1, step: 0.01}, set("top_p"))}
-    ${number("Longest answer", settings.n_predict, {min: 1, step: 1}, set("n_predict"), "tokens")}
-    <label>Seed <input type="number" min="0" max="4294967295" step="1" .value=${live(settings.seed)}
-      @change=${({target}) => target.reportValidity() && act.set("seed", target.value)}><small>empty: another one each time</small></label>
-    <label>System message <textarea rows="3" .value=${live(settings.system)} @change=${event => act.set("system", event.target.value)}></textarea></label>
-    <label>Colours ${select([["system", "as the system"], ["light", "light"], ["dark", "dark"]], settings.colours, set("colours"))}</label>
-    <label>API key <input type="password" autocomplete="off" .value=${live(key.get())} @change=${event => act.key(event.target.value)}>
-      <small>where the server wants one; for this tab</small></label>
+    ${number("Temperature", settings.temperature, {min: 0, max: 5, step: 0.05}, given("temperature"), "0: always the most probable token")}
+    ${number("Top p", settings.top_p, {min: 0, max: 1, step: 0.01}, given("top_p"))}
+    ${number("Longest answer", settings.n_predict, {min: 1, step: 1}, given("n_predict"), "tokens")}
+    ${number("Seed", settings.seed, {min: 0, max: 4294967295, step: 1}, set("seed"), "empty: another one each time")}
+    ${field("System message", html`<textarea id=${idOf("System message")} rows="3" .value=${live(settings.system)}
+      @change=${event => act.set("system", event.target.value)}></textarea>`)}
+    <label class="field">Colours ${select([["system", "as the system"], ["light", "light"], ["dark", "dark"]], settings.colours, set("colours"))}</label>
+    ${field("API key", html`<input type="password" id=${idOf("API key")} aria-describedby=${idOf("API key", "about")} autocomplete="off"
+      .value=${live(key.get())} @change=${event => act.key(event.target.value)}>`, "where the server wants one; for this tab")}
     ${pcd?.presets && settings.setting === "custom" ? html`<fieldset><legend>PCD: custom</legend>
       ${Object.entries(customOf(settings, pcd)).map(([name, value]) => number(NUMBERS[name].label, value ?? 0, NUMBERS[name],
-        given => act.set("custom", {...settings.custom, [name]: given}), NUMBERS[name].about))}</fieldset>` : nothing}
+        found => act.set("custom", {...settings.custom, [name]: found === "" ? pcd.setting[name] : Number(found)}), NUMBERS[name].about))}</fieldset>` : nothing}
     <button class="first" @click=${() => act.panel(null)}>Done</button>`);
 }
 

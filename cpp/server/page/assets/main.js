@@ -10,7 +10,10 @@ import * as conversations from "./conversations.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
 
+if (self !== top) throw new Error("This page does not work inside of another one."); // which could have its buttons clicked
+
 const LONG_PASTE = 2000; // characters; a longer one becomes a file
+const LARGEST = 20_000_000; // bytes of a file
 const FRAME = 60; // ms between two pictures of an answer that is being written
 const KEPT = 3000; // ms between two savings of it
 
@@ -42,7 +45,16 @@ function show() {
   document.documentElement.dataset.colours = state.settings.colours;
   const {scrollHeight, scrollTop, clientHeight} = document.documentElement;
   const atEnd = scrollHeight - scrollTop - clientHeight < 40;
-  render(page(state, actions), document.body);
+  const stopping = document.activeElement?.id === "stop";
+  try {
+    render(page(state, actions), document.body);
+  } catch (error) { // nothing that is kept may keep a person out
+    if (!state.conversation.messages.size) throw error;
+    state.conversation = new conversations.Conversation();
+    state.error = `This conversation cannot be shown: ${error.message}`;
+    render(page(state, actions), document.body);
+  }
+  if (stopping && !document.getElementById("stop")) focusOn("message");
   for (const dialog of document.querySelectorAll("dialog")) {
     const wanted = dialog.dataset.open === "true";
     if (wanted && !dialog.open) dialog.showModal();
@@ -77,6 +89,7 @@ async function connect() {
   while (!state.models.length) {
     try {
       state.models = settings.ownModels(await api.models());
+      if (!state.models.length) throw new Error("This server has no model.");
     } catch (error) {
       if (error.status !== 503) throw error;
       state.loading = "the model";
@@ -89,6 +102,11 @@ async function connect() {
   const model = known ?? state.models.find(other => other.isLoaded) ?? state.models[0];
   state.settings.model = model.id;
   if (model.isLoaded) await choose();
+}
+
+async function ready() {
+  if (!state.models.length) await connect();
+  if (!state.props) await choose();
 }
 
 /** Asks what the chosen model can do; a server of several models loads it for that. */
@@ -162,6 +180,7 @@ const withPcd = chosen => ({pcd: settings.pcdOf(chosen, state.props?.pcd), setti
 
 /** Answers the last message of the talk; with `compare` plainly beside it. */
 async function reply(conversation, parent, compare = false) {
+  await ready();
   const fields = {parent, seed: newSeed()};
   if (compare) {
     const {pcd} = state.props;
@@ -181,8 +200,8 @@ async function reply(conversation, parent, compare = false) {
 async function send(compare = false) {
   const {conversation, draft} = state;
   if (isBusy() || !(draft.text.trim() || draft.files.length)) return;
-  if (!state.models.length) await connect();
-  if (!state.props) await choose();
+  await ready();
+  if (isBusy() || draft !== state.draft) return; // it was sent while the model was loaded
   if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
   const files = draft.files.map(({name, text, count}) => ({name, text, count: count ?? null}));
   const message = conversation.add({role: "user", text: draft.text.trim(), files, parent: conversation.at});
@@ -192,10 +211,13 @@ async function send(compare = false) {
   await reply(conversation, message.id, compare);
 }
 
+const focusOn = id => document.getElementById(id)?.focus();
+
 const isBusy = () => [...state.runs.values()].some(run => run.conversation === state.conversation);
 
 async function attach(files) {
   for (const file of files) {
+    if (file.size > LARGEST) throw new Error(`${file.name} has ${file.size} bytes; at most ${LARGEST} can be read here.`);
     const text = await file.text();
     if (text.includes("\0")) throw new Error(`${file.name} is no text file.`);
     state.draft.files.push({name: file.name, text});
@@ -231,8 +253,8 @@ let typing = 0;
 const actions = {
   send: told(() => send()),
   compare: told(() => send(true)),
-  stop() {
-    for (const run of state.runs.values()) if (run.conversation === state.conversation) run.controller.abort();
+  stop(conversation = state.conversation) {
+    for (const run of state.runs.values()) if (run.conversation === conversation) run.controller.abort();
   },
   type(text) {
     state.draft.text = text;
@@ -255,8 +277,10 @@ const actions = {
 
   retry: told(message => isBusy() || reply(state.conversation, message.role === "user" ? message.id : message.parent)),
   edit(message) {
+    const before = state.editing?.id;
     state.editing = message && {id: message.id, text: message.text};
     show();
+    focusOn(message ? "edit" : "edit-" + before);
   },
   sendAgain: told(async message => {
     const text = state.editing.text.trim();
@@ -264,6 +288,7 @@ const actions = {
     state.editing = null;
     const made = state.conversation.add({role: "user", text, files: message.files, parent: message.parent});
     show();
+    focusOn("message");
     await reply(state.conversation, made.id);
   }),
   goOn: told(async (message, index, option) => {
@@ -323,9 +348,8 @@ const actions = {
   fresh() {
     state.conversation = new conversations.Conversation();
     state.panel = null;
-    location.hash = "";
     show();
-    document.getElementById("message")?.focus();
+    focusOn("message");
   },
   load: told(async id => {
     const running = [...state.runs.values()].find(run => run.conversation.id === id);
@@ -335,6 +359,11 @@ const actions = {
     state.panel = null;
   }),
   remove: told(async id => {
+    const written = [...state.runs.values(), state].map(run => run.conversation).filter(found => found.id === id);
+    for (const conversation of written) {
+      conversation.isGone = true;
+      actions.stop(conversation);
+    }
     await conversations.remove(id);
     if (id === state.conversation.id) state.conversation = new conversations.Conversation();
     state.list = await conversations.list();
@@ -355,10 +384,14 @@ const refresh = told(async () => { state.list = await conversations.list() });
 
 // -- start -------------------------------------------------------------------------------------------------------------
 
-addEventListener("dragover", event => event.preventDefault());
-addEventListener("drop", event => {
-  event.preventDefault();
-  if (event.dataTransfer.files.length) actions.attach([...event.dataTransfer.files]);
+for (const name of ["dragover", "drop"])
+  addEventListener(name, event => {
+    if (!event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    if (name === "drop") actions.attach([...event.dataTransfer.files]);
+  });
+addEventListener("keydown", event => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) actions.stop();
 });
 setInterval(() => { if (state.runs.size) showSoon() }, 500); // seconds go on while a prompt is read
 

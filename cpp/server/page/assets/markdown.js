@@ -9,17 +9,19 @@ const OPEN = "\uE000", MIDDLE = "\uE001", CLOSE = "\uE002"; // private use: they
 const MARKS = /[\uE000-\uE002]/g;
 const MARKED = /\uE000(\d+)\uE001([^\uE000-\uE002]*)\uE002/g;
 
+const unmarked = text => text.replace(/\uE000\d+\uE001|[\uE000-\uE002]/g, "");
+
 const escaped = text => text.replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`);
 
 marked.use({
   gfm: true,
+  walkTokens: token => { if (token.href) token.href = unmarked(token.href) },
   renderer: {
     html: ({text}) => escaped(text),
     image: ({href, text}) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
   },
 });
 
-DOMPurify.addHook("uponSanitizeAttribute", (_, data) => { data.attrValue = data.attrValue.replace(MARKS, "") });
 DOMPurify.addHook("afterSanitizeAttributes", node => {
   if (node.localName !== "a") return;
   node.setAttribute("target", "_blank");
@@ -52,12 +54,11 @@ export function markdown(pieces, button) {
   element.className = "markdown";
   try {
     if (plain.length > LONGEST) throw new RangeError("too long");
-    const source = pieces.map(({text, mark}) => {
+    const source = pieces.map(({text, mark}, i) => {
       const clean = text.replace(MARKS, "");
-      const [, before, word] = /^(\s*)(\S+)$/.exec(clean) ?? [];
-      // Only words: a marked "*" or "#" would not be Markdown any more.
-      return mark === null || !/^[\p{L}\p{N}'’-]*\p{L}[\p{L}\p{N}'’-]*$/u.test(word ?? "") ? clean
-        : `${before}${OPEN}${mark}${MIDDLE}${word}${CLOSE}`;
+      if (mark === null || !isWord(clean) || /[&[<]$/.test(pieces[i - 1]?.text) || /^[;\]:>]/.test(pieces[i + 1]?.text)) return clean;
+      const word = clean.trimStart();
+      return `${clean.slice(0, -word.length)}${OPEN}${mark}${MIDDLE}${word}${CLOSE}`;
     }).join("");
     element.append(DOMPurify.sanitize(marked.parse(source), RULES));
   } catch { // nested without end: the reader of Markdown gives up, and the text is shown as it is
@@ -68,6 +69,9 @@ export function markdown(pieces, button) {
   mark(element, button);
   return element;
 }
+
+/** Only words are marked: around a "*", a "#" or the parts of "&amp;" a mark would make it another text. */
+const isWord = text => text.length <= 64 && /^\s*[\p{L}\p{N}'’-]+$/u.test(text) && /\p{L}/u.test(text);
 
 /** The pieces without their first n characters. */
 function after(pieces, n) {
@@ -90,7 +94,7 @@ function mark(element, button) {
       parts.push(node.data.slice(end, match.index).replace(MARKS, ""), inLink ? match[2] : button(Number(match[1]), match[2]));
       end = match.index + match[0].length;
     }
-    parts.push(node.data.slice(end).replace(/[\uE000-\uE002]\d*/g, ""));
+    parts.push(unmarked(node.data.slice(end)));
     node.replaceWith(...parts);
   }
   // A table may be wider than the page, and a place that scrolls has to be reachable by keyboard.

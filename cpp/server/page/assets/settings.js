@@ -11,7 +11,7 @@ export function load() {
   try {
     kept = JSON.parse(localStorage.getItem(NAME)) ?? {};
   } catch { /* of another version: the defaults */ }
-  const known = Object.keys(DEFAULTS).filter(name => Object.hasOwn(kept, name) && typeof kept[name] === typeof DEFAULTS[name]);
+  const known = Object.keys(DEFAULTS).filter(name => typeof (kept[name] ?? undefined) === typeof DEFAULTS[name]);
   return {...DEFAULTS, ...Object.fromEntries(known.map(name => [name, kept[name]]))};
 }
 

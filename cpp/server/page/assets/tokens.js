@@ -5,7 +5,12 @@
 // model, local and pcd are probabilities: softmax of L (standard), of L* (over-rotated, without most of the context) and of the
 // contrasted logits. null: there was no twin (local), or PCD took the token out (pcd).
 
+const encoder = new TextEncoder();
+
 const probability = logarithm => typeof logarithm === "number" ? Math.exp(logarithm) : null;
+
+/** The server leaves out what is no whole character. */
+const isPart = ({token, bytes}) => token.includes("\uFFFD") || (bytes && bytes.length !== encoder.encode(token).length);
 
 /** A token of a streamed answer. */
 export function tokenOf(entry, n) {
@@ -13,7 +18,7 @@ export function tokenOf(entry, n) {
   const add = (option, rows) => options.set(option.id, {
     id: option.id,
     text: option.token,
-    ...(option.token.includes("\uFFFD") ? {bytes: option.bytes ?? []} : {}),
+    ...(isPart(option) ? {bytes: option.bytes ?? []} : {}),
     model: probability(rows ? rows.standard : option.logprob),
     local: probability(rows?.over_rotated),
     pcd: probability(rows ? rows.contrasted : option.logprob),
@@ -41,5 +46,5 @@ export function candidates(token) {
 /** A token for the eye: white space, and what is no character of its own, is named. */
 export function shown({text, bytes}) {
   if (bytes?.length) return bytes.map(byte => `<${byte.toString(16).toUpperCase().padStart(2, "0")}>`).join("");
-  return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/^ +| +$/g, spaces => "␣".repeat(spaces.length)) || "end";
+  return text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "end";
 }

@@ -56,14 +56,14 @@ function yours(message, state, act) {
   return html`<article class="yours" aria-label="You">
     ${message.files?.map(file => html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
     ${editing ? html`
-      <textarea aria-label="Edit message" rows="4" .value=${live(state.editing.text)}
+      <textarea id="edit" aria-label="Edit message" rows="4" .value=${live(state.editing.text)}
         @input=${event => { state.editing.text = event.target.value }}></textarea>
       <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
       <div class="text" tabindex=${message.text.length > 1000 ? 0 : nothing}>${message.text}</div>
       <div class="tools">
         ${versions(message, state, act)}
-        <button @click=${() => act.edit(message)}>Edit</button>
+        <button id=${"edit-" + message.id} @click=${() => act.edit(message)}>Edit</button>
         <button @click=${() => act.copy(message.text)}>Copy</button>
         ${message.id === state.conversation.at ? html`<button @click=${() => act.retry(message)}>Retry</button>` : nothing}
       </div>`}
@@ -175,7 +175,7 @@ function composer(state, act) {
         act.send();
       }}></textarea>
     <div class="tools">
-      ${busy ? html`<button type="button" @click=${act.stop}>Stop</button>`
+      ${busy ? html`<button type="button" id="stop" @click=${() => act.stop()}>Stop</button>`
         : html`<button class="first">Send</button><button type="button" @click=${act.compare}>Compare</button>`}
       <button type="button" @click=${event => event.target.nextElementSibling.click()}>Attach a text file</button>
       <input type="file" multiple hidden @change=${event => { act.attach([...event.target.files]); event.target.value = "" }}>
