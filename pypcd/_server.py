@@ -159,6 +159,7 @@ class Server:
             **_environment(program),
             "LLAMA_ARG_PCD": settings(self.config, required=pcd_required),
             "PYPCD_AMX": str(int(_engine.settle_amx().on)),
+            "PYPCD_HOST": host,
         }
         if api_key is not None:
             self.environment["LLAMA_API_KEY"] = api_key  # a command line can be read by all users of the machine

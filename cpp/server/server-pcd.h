@@ -8,6 +8,7 @@
 
 #include "json.h"
 #include "llama-pcd.h"
+#include "server-pcd-origin.h"
 
 #include <cstdint>
 #include <string>

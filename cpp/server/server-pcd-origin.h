@@ -1,0 +1,32 @@
+// Who may ask a server without an API key. Knows names and addresses, nothing of requests' bodies.
+
+#pragma once
+
+#include "json.h"
+
+#include <string>
+
+struct server_pcd_asked {
+    std::string listens;  // --host
+    std::string origins;  // --cors-origins
+    bool        has_keys;
+    std::string host;     // of the request
+    std::string origin;   // of the request; empty: not a browser's, or a page of ours
+};
+
+// empty: it may
+std::string server_pcd_refusal_of_origin(const server_pcd_asked & asked);
+
+// Whether the request may be answered; else it has been, with 403.
+template <typename Params, typename Request, typename Response>
+bool server_pcd_admits(const Params & params, const Request & req, Response & res) {
+    const std::string refusal = server_pcd_refusal_of_origin(
+        { params.hostname, params.cors_origins, !params.api_keys.empty(), req.get_header_value("Host"), req.get_header_value("Origin") });
+    if (refusal.empty()) {
+        return true;
+    }
+    res.status = 403;
+    res.set_content(common_json { { "error", common_json { { "code", 403 }, { "message", refusal }, { "type", "permission_error" } } } }.dump_safe(),
+        "application/json; charset=utf-8");
+    return false;
+}

@@ -1,0 +1,72 @@
+"""Who may ask a server without an API key: programs, this machine's pages, and nobody's page that is open in a browser here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from test_serve import SMALL, ask
+
+from pypcd import _server
+
+BODY = {"prompt": "a", "n_predict": 1}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[_server.Server]:
+    with _server.Server("demo", port=0, parallel=1, options=SMALL).running() as made:
+        assert made.wait_until_ready()
+        yield made
+
+
+def refused(answer: tuple[int, Any], *words: str) -> None:
+    status, said = answer
+    assert status == 403, said
+    assert all(word in said["error"]["message"] for word in (*words, "allowed: ", "--cors-origins")), said
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "1e.2e"])
+def test_a_name_that_was_made_to_lead_here_is_refused(server: _server.Server, host: str) -> None:
+    named = host.format(port=server.port)
+    for path, body in (("/v1/models", None), ("/slots", None), ("/", None), ("/completion", BODY)):
+        refused(ask(server, path, body, Host=named), "Host is", named.split(":")[0])
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:{port}", "127.0.0.1", "localhost:{port}", "LOCALHOST", "[::1]:{port}", "192.168.1.7:8080", "me.localhost"]
+)
+def test_addresses_and_localhost_are_answered(server: _server.Server, host: str) -> None:
+    assert ask(server, "/v1/models", Host=host.format(port=server.port))[0] == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "https://evil.example:8080", "null", "file://", "http://localhost.evil.example"])
+def test_a_page_of_another_site_is_refused(server: _server.Server, origin: str) -> None:
+    refused(ask(server, "/completion", BODY, Origin=origin), "Origin is", origin)
+    plain = {"Content-Type": "text/plain", "Origin": origin}  # which a browser sends without asking first
+    refused(ask(server, "/completion", json.dumps(BODY).encode(), **plain), "Origin is", origin)
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:{port}", "http://[::1]:1", "http://192.168.1.7:8080"])
+def test_pages_of_this_machine_and_of_the_server_are_answered(server: _server.Server, origin: str) -> None:
+    headers = {"Origin": origin.format(port=server.port)}
+    if "192" in origin:
+        headers["Host"] = "192.168.1.7:8080"
+    assert ask(server, "/completion", BODY, **headers)[0] == 200
+
+
+def test_origins_that_were_given_and_a_key_open_it() -> None:
+    site = "https://chat.example"
+    given = ["--cors-origins", f"{site}, http://other.example:81"]
+    with _server.Server("demo", port=0, parallel=1, options=[*SMALL, *given]).running() as server:
+        assert server.wait_until_ready()
+        for origin in (site, "http://other.example:81"):
+            assert ask(server, "/completion", BODY, Origin=origin)[0] == 200
+        assert ask(server, "/completion", BODY, Host="chat.example")[0] == 200
+        refused(ask(server, "/completion", BODY, Origin="http://other.example"), "other.example")
+        refused(ask(server, "/completion", BODY, Host="evil.example"), "evil.example")
+    with _server.Server("demo", port=0, parallel=1, api_key="k", options=SMALL).running() as server:
+        assert server.wait_until_ready()
+        assert ask(server, "/completion", BODY, Host="llm.example", Authorization="Bearer k")[0] == 200
+        assert ask(server, "/completion", BODY, Host="llm.example")[0] == 401
