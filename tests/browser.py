@@ -239,6 +239,15 @@ class Chat:
         expect(self.answers).to_have_count(n + 1)
         return self.finished()
 
+    def told(self, script: Script, *words: str | bytes | dict[str, Any], text: str = "Say") -> Locator:
+        """Ask, have these words answered, and wait for the end."""
+        n = self.answers.count()
+        self.send(text)
+        stream = script.next(self)
+        expect(self.answers).to_have_count(n + 1)
+        stream.say(*words).end()
+        return self.finished()
+
     def finished(self) -> Locator:
         """The last answer, when it is complete."""
         expect(self.button("Send")).to_be_visible()

@@ -270,7 +270,7 @@ def broken(stream: Script.Stream, how: str) -> None:
         ("malformed", "."),
         ("not an object", "."),
         ("not what a token is", "."),
-        ("no end", "middle"),
+        ("no end", "broke off"),
         ("broken off", "."),
     ],
 )

@@ -17,7 +17,7 @@ from browser import Chat, Open, Script, event, expect
 from browser import chromium, open_page, script, served  # noqa: F401  fixtures
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from playwright.sync_api import Browser, Error
+from playwright.sync_api import Browser
 
 from pypcd import _server
 
@@ -35,42 +35,41 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("pattern", FAULTS)
-def test_the_watch_sees(open_page: Open, pattern: str) -> None:
+def test_the_watch_sees(open_page: Open) -> None:
     chat = open_page(greedy=False)
-    bad = chat.again()
-    chat.page.context.route("**/bad", lambda route: route.fulfill(body=FAULTS[pattern], content_type="text/html"))
-    bad.page.goto(chat.server.url + "/bad")
-    chat.until(lambda: any(re.search(pattern, fault) for fault in chat.watch.faults))
-    with pytest.raises(AssertionError):
-        chat.watch.check()
-    chat.watch.faults.clear()
+    for pattern, text in FAULTS.items():
+        chat.page.context.route(
+            "**/bad", lambda route, text=text: route.fulfill(body=text, content_type="text/html"), times=1
+        )
+        chat.page.goto(chat.server.url + "/bad")
+        chat.until(lambda pattern=pattern: any(re.search(pattern, fault) for fault in chat.watch.faults))
+        with pytest.raises(AssertionError):
+            chat.watch.check()
+        chat.watch.faults.clear()
 
 
 # -- the browser's own guard ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("tried", "pattern"),
-    [
-        ("fetch('http://127.0.0.1:9/').catch(() => {})", "connect-src"),
-        ("void document.body.append(Object.assign(new Image(), {src: 'http://127.0.0.1:9/x.png'}))", "img-src"),
-        ("void new WebSocket('ws://127.0.0.1:9/')", "connect-src"),
-        ("void document.body.append(Object.assign(document.createElement('iframe'), {src: 'data:text/html,x'}))", "frame-src"),
-        ("(() => { document.body.innerHTML = '<b>x</b>' })()", "trusted-types"),
-        ("(() => { const s = document.createElement('script'); s.append('1'); document.body.append(s) })()", "script"),
-        ("(() => { trustedTypes.createPolicy('anything', {}) })()", "trusted-types"),
-    ],
-)
-def test_the_policy_refuses(open_page: Open, tried: str, pattern: str) -> None:
+TRIES = [
+    ("fetch('http://127.0.0.1:9/').catch(() => {})", "connect-src"),
+    ("document.body.append(Object.assign(new Image(), {src: 'http://127.0.0.1:9/x.png'}))", "img-src"),
+    ("new WebSocket('ws://127.0.0.1:9/')", "connect-src"),
+    ("document.body.append(Object.assign(document.createElement('iframe'), {src: 'data:text/html,x'}))", "frame-src"),
+    ("document.body.innerHTML = '<b>x</b>'", "trusted-types"),
+    ("const s = document.createElement('script'); s.append('1'); document.body.append(s)", "trusted-types"),
+    ("trustedTypes.createPolicy('anything', {})", "trusted-types"),
+]
+
+
+def test_the_policy_refuses(open_page: Open) -> None:
     chat = open_page(greedy=False)
-    try:
-        chat.page.evaluate(tried)
-    except Error:  # some are refused by an exception as well
-        pass
-    chat.watch.allow(f"policy: .*{pattern}", "console|exception")
-    chat.until(lambda: any(fault.startswith("policy") for fault in chat.watch.faults))
-    chat.watch.faults[:] = [fault for fault in chat.watch.faults if not fault.startswith("request")]  # it did not leave
+    for tried, pattern in TRIES:
+        chat.page.evaluate(f"try {{ {tried} }} catch {{}}")  # some are refused by an exception as well
+        chat.until(lambda pattern=pattern: any(re.search(f"policy: .*{pattern}", one) for one in chat.watch.faults))
+        chat.watch.faults.clear()
+    chat.page.wait_for_timeout(100)  # the console tells of the last one too
+    chat.watch.faults.clear()
 
 
 # -- what is written --------------------------------------------------------------------------------------------------
@@ -131,22 +130,16 @@ def is_harmless(chat: Chat, article: Any) -> dict[str, Any]:
     assert set(found["tags"]) <= allowed - {"svg", "path", "input"}, set(found["tags"]) - allowed
     assert not {"getElementById", "location", "document"} & set(found["ids"])
     for href, target, rel in found["links"]:
-        assert re.match("https?://|mailto:", href), href
+        assert re.match("https?://|mailto:|$", href), href
         assert target == "_blank" and "noopener" in rel and "noreferrer" in rel
     return found
-
-
-def answered(chat: Chat, script: Script, *words: str) -> Any:
-    chat.send("Say")
-    script.next(chat).say(*words).end()
-    return chat.finished()
 
 
 def test_what_a_model_writes_is_never_run_or_loaded(open_page: Open, script: Script) -> None:
     chat = open_page()
     chat.play(script)
     for name, text in HOSTILE.items():
-        answer = answered(chat, script, text[: len(text) // 2], text[len(text) // 2 :])
+        answer = chat.told(script, text[: len(text) // 2], text[len(text) // 2 :])
         found = is_harmless(chat, answer)
         assert chat.copied(answer) == text, name
         if name == "good links":
@@ -176,9 +169,7 @@ def test_what_a_user_writes_is_harmless_too(open_page: Open, script: Script) -> 
     chat = open_page()
     chat.play(script)
     text = "\n".join(HOSTILE[name] for name in ("script", "img", "svg", "links", "form", "lit"))
-    chat.send(text)
-    script.next(chat).say("x").end()
-    chat.finished()
+    chat.told(script, "x", text=text)
     is_harmless(chat, chat.questions)
     assert chat.copied(chat.questions) == text
     chat.button("Conversations").click()  # its beginning is the title
@@ -219,15 +210,15 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize("name", NESTED)
-def test_nesting_without_end_is_shown_and_the_page_stays_alive(open_page: Open, script: Script, name: str) -> None:
+def test_nesting_without_end_is_shown_and_the_page_stays_alive(open_page: Open, script: Script) -> None:
     chat = open_page()
     chat.play(script)
-    answer = answered(chat, script, NESTED[name])
-    is_harmless(chat, answer)
-    assert chat.copied(answer) == NESTED[name]
-    assert chat.widest() == 0
-    assert "fine" in chat.copied(answered(chat, script, "fine"))
+    for name, text in NESTED.items():
+        answer = chat.told(script, text)
+        is_harmless(chat, answer)
+        assert chat.copied(answer) == text, name
+        assert chat.widest() == 0, name
+    assert "fine" in chat.copied(chat.told(script, "fine"))
 
 
 PIECES = st.sampled_from(
@@ -240,9 +231,9 @@ PIECES = st.sampled_from(
 def test_no_mixture_of_them_does_harm(open_page: Open, script: Script) -> None:
     chat = open_page()
     chat.play(script)
-    answered(chat, script, "x")
+    chat.told(script, "x")
 
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(PIECES, min_size=1, max_size=60))
     def check(pieces: list[str]) -> None:
         chat.button("Retry", chat.answers).click()
