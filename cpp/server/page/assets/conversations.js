@@ -91,7 +91,7 @@ export async function save(conversation) {
   if (conversation.isGone) return; // it was deleted while an answer was written
   const other = await get("body:" + conversation.id, store);
   for (const message of other?.messages ?? [])
-    if (!conversation.messages.has(message.id) && message.ended) conversation.messages.set(message.id, message);
+    if (!conversation.messages.has(message.id) && (message.role === "user" || message.ended)) conversation.messages.set(message.id, message);
   conversation.changed = Date.now();
   const {id, title, changed} = conversation;
   await setMany([["head:" + id, {id, title, changed}], ["body:" + id, structuredClone(conversation.plain())]], store);

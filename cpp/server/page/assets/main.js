@@ -152,6 +152,7 @@ async function answer(conversation, fields, before = null, kept = []) {
   const message = conversation.add({role: "assistant", text: "", tokens: [], ...fields});
   state.runs.set(message.id, {controller, conversation});
   state.error = "";
+  showSoon();
   let saved = Date.now();
   const changed = () => {
     if (message.stats?.read > 64) state.speed = message.stats.readPerSecond;
@@ -165,9 +166,12 @@ async function answer(conversation, fields, before = null, kept = []) {
     const path = conversation.path(message.parent);
     await answers.write(message, path, {...sampling(), signal: controller.signal}, changed, before, kept);
   } finally {
-    state.runs.delete(message.id);
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
-    await keep(conversation);
+    try {
+      await keep(conversation);
+    } finally {
+      state.runs.delete(message.id); // after it was kept: who sees that it is complete may close the page
+    }
   }
 }
 
@@ -208,6 +212,7 @@ async function send(compare = false) {
   state.draft = {text: "", files: [], count: 0};
   state.said = "Answering.";
   show();
+  await keep(conversation).catch(fail); // a page that is closed now has the question
   await reply(conversation, message.id, compare);
 }
 
@@ -289,6 +294,7 @@ const actions = {
     const made = state.conversation.add({role: "user", text, files: message.files, parent: message.parent});
     show();
     focusOn("message");
+    await keep(state.conversation).catch(fail);
     await reply(state.conversation, made.id);
   }),
   goOn: told(async (message, index, option) => {

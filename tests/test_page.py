@@ -1,0 +1,350 @@
+"""The page in Chromium: the talk. Answers against the server's own, streaming, stop, edit, retry, errors, the key."""
+
+# ruff: noqa: F811  fixtures are imported
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from browser import Chat, Open, Script, ask, complete, event, expect, means, prompt_of, serve
+from browser import chromium, open_page, script, served  # noqa: F401  fixtures
+
+from test_serve import PROMPTS
+
+from pypcd import _server
+
+LONG = 1500  # tokens: more than an answer has by the time it is stopped
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_the_server_turn_by_turn(open_page: Open, served: _server.Server) -> None:
+    chat, texts = open_page(), []
+    for text in ("Hello", "2ac0-51f3 and what?"):
+        texts.append(text)
+        said = chat.copied(chat.ask(text))
+        assert said == complete(served, prompt_of(served, *texts))["content"]
+        texts.append(said)
+    expect(chat.questions).to_have_count(2)
+    assert [chat.copied(one) for one in chat.questions.all()] == texts[::2]
+    assert [chat.copied(one) for one in chat.answers.all()] == texts[1::2]
+
+
+def test_an_answer_appears_as_it_comes(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Tell me")
+    expect(chat.questions).to_contain_text("Tell me")
+    expect(chat.answers).to_have_attribute("aria-busy", "true")
+    expect(chat.message).to_have_value("")
+    stream, said = script.next(chat), ""
+    for word in ("One", " and", " two", " **bo", "ld**"):
+        stream.say(word)
+        said += word
+        expect(chat.answers).to_contain_text(said.replace("**", "") if said.endswith("ld**") else said[: said.find(" **")])
+        expect(chat.answers).to_have_attribute("aria-busy", "true")
+        expect(chat.button("Stop")).to_be_visible()
+    stream.end()
+    answer = chat.finished()
+    expect(answer.locator("strong")).to_have_text("bold")
+    assert chat.copied(answer) == said
+
+
+def test_events_may_be_cut_anywhere(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Tell me")
+    text = "Zoë says: 🎉 naïve"
+    data = b"data: " + json.dumps(event(text), ensure_ascii=False).encode() + b"\r\n\r\n"
+    stream = script.next(chat)
+    for i in range(len(data)):
+        stream.say(data[i : i + 1])
+    stream.end()
+    expect(chat.finished()).to_contain_text(text)
+
+
+@pytest.mark.parametrize("keys", ["Enter", "button"])
+def test_what_sends_and_what_does_not(open_page: Open, script: Script, keys: str) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.message.press_sequentially("one")
+    chat.message.press("Shift+Enter")
+    chat.message.press_sequentially("two")
+    assert not script.streams
+    if keys == "Enter":
+        chat.message.press("Enter")
+    else:
+        chat.button("Send").click()
+    script.next(chat).end()
+    chat.finished()
+    assert chat.copied(chat.questions) == "one\ntwo"
+    chat.message.press("Enter")  # nothing is written
+    chat.send("   \n ")
+    chat.page.wait_for_timeout(100)
+    expect(chat.answers).to_have_count(1)
+    assert len(script.streams) == 1
+
+
+# -- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def asked(chat: Chat, script: Script, text: str = "Say") -> dict[str, Any]:
+    """What the page sends for a question; the answer is empty."""
+    chat.send(text)
+    stream = script.next(chat)
+    stream.say("x").end()
+    chat.finished()
+    return stream.body
+
+
+def test_settings_reach_the_server(open_page: Open, script: Script, served: _server.Server) -> None:
+    chat = open_page(greedy=False)
+    chat.play(script)
+    chat.set(temperature=0.25, top_p=0.5, longest_answer=17, seed=42, system_message="Be brief.")
+    body = asked(chat, script, "Why?")
+    wanted = {"temperature": 0.25, "top_p": 0.5, "n_predict": 17, "seed": 42, "stream": True}
+    assert {name: body[name] for name in wanted} == wanted
+    assert body["prompt"] == prompt_of(served, "Why?", system="Be brief.")
+    assert body["n_probs"] > 0
+
+
+def test_the_pcd_of_an_answer_is_chosen(open_page: Open, script: Script, served: _server.Server) -> None:
+    chat = open_page()
+    chat.play(script)
+    for label, wanted in (("^off", False), ("^gentle", "gentle"), ("^window", "window"), ("server's", None)):
+        chat.pcd(label)
+        assert means(served, asked(chat, script).get("pcd")) == means(served, wanted), label
+
+
+def test_every_preset_that_runs_is_offered(open_page: Open, served: _server.Server) -> None:
+    labels = open_page().named("combobox", "PCD").locator("option").all_inner_texts()
+    presets = ask(served, "/props")[1]["pcd"]["presets"]
+    for preset in presets:
+        assert sum(label.startswith(preset) for label in labels) == 1, (preset, labels)
+    assert len(labels) == len(presets) + 3  # the server's setting, off, custom
+
+
+def test_pcd_of_ones_own(open_page: Open, served: _server.Server) -> None:
+    chat = open_page()
+    chat.pcd("^custom")
+    chat.set(beta=30, relative_top=0.01)
+    said = chat.copied(chat.ask(PROMPTS[0]))
+    prompt = prompt_of(served, PROMPTS[0])
+    assert said == complete(served, prompt, pcd={"beta": 30, "relative_top": 0.01})["content"]
+    assert said != complete(served, prompt, pcd=False)["content"], "or this shows nothing"
+
+
+# -- stop, edit, retry ------------------------------------------------------------------------------------------------
+
+
+def test_stop_keeps_what_was_written_and_frees_the_server(open_page: Open, served: _server.Server) -> None:
+    chat = open_page()
+    chat.set(longest_answer=LONG)
+    chat.send("Hello")
+    expect(chat.answers).to_contain_text(re.compile(r"\w{8}"))
+    chat.button("Stop").click()
+    answer = chat.finished()
+    said = chat.copied(answer)
+    whole = complete(served, prompt_of(served, "Hello"), n_predict=LONG)["content"]
+    assert said and whole.startswith(said) and said != whole
+    chat.until(lambda: not any(slot["is_processing"] for slot in ask(served, "/slots")[1]))
+    chat.set(longest_answer=4)
+    chat.ask("And now?")
+
+
+def test_stop_ends_the_request(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    for n in range(2):  # with the button, and with the key
+        chat.send("Hello")
+        stream = script.next(chat).say("half an")
+        expect(chat.answers.last).to_contain_text("half an")
+        if n == 0:
+            chat.button("Stop").click()
+        else:
+            chat.page.keyboard.press("Escape")
+        answer = chat.finished()
+        chat.until(stream.is_left.is_set)
+        assert chat.copied(answer) == "half an"
+        expect(chat.message).to_be_focused()
+    expect(chat.alert).to_have_count(0)
+
+
+def test_an_edited_question_is_answered_anew(open_page: Open, served: _server.Server) -> None:
+    chat = open_page()
+    chat.ask("One")
+    chat.ask("Two")
+    chat.button("Edit", chat.questions.first).click()
+    field = chat.named("textbox", "Edit message")
+    expect(field).to_have_value("One")
+    expect(field).to_be_focused()
+    chat.button("Cancel").click()
+    expect(field).to_have_count(0)
+    expect(chat.answers).to_have_count(2)
+    chat.button("Edit", chat.questions.first).click()
+    field.fill("Three")
+    chat.button("Send again").click()
+    expect(chat.answers).to_have_count(1)
+    said = chat.copied(chat.finished())
+    assert chat.copied(chat.questions) == "Three"
+    assert said == complete(served, prompt_of(served, "Three"))["content"]
+
+
+def test_versions(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Say")
+    script.next(chat).say("first").end()
+    chat.finished()
+    expect(chat.button("Next version")).to_have_count(0)
+    for n, word in enumerate(("second", "third"), start=2):
+        chat.button("Retry", chat.answers).click()
+        script.next(chat).say(word).end()
+        expect(chat.finished()).to_contain_text(f"{n} of {n}")
+        assert chat.copied(chat.answers) == word
+    assert script.streams[0].body["prompt"] == script.streams[2].body["prompt"]
+    chat.button("Previous version").click()
+    expect(chat.answers).to_contain_text("2 of 3")
+    assert chat.copied(chat.answers) == "second"
+    chat.button("Previous version").click()
+    assert chat.copied(chat.answers) == "first"
+    expect(chat.button("Previous version")).to_be_disabled()
+    # the talk goes on from the version that is seen
+    chat.send("More")
+    assert "first" in script.next(chat).say("x").body["prompt"]
+    script.streams[-1].end()
+    chat.finished()
+
+
+def test_code_is_copied_as_it_was_written(open_page: Open, script: Script) -> None:
+    text = "Look:\n\n```python\nif a < b:\n\tprint('&amp;')\n```\n\n* one\n* two\n"
+    chat = open_page()
+    chat.play(script)
+    chat.send("Say")
+    script.next(chat).say(*text.splitlines(keepends=True)).end()
+    answer = chat.finished()
+    expect(answer.locator("pre")).to_have_text("if a < b:\n\tprint('&amp;')\n")
+    assert chat.copied(answer) == text
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+ERROR = json.dumps({"error": {"code": 500, "message": "The cat sat on the keys.", "type": "server_error"}}).encode()
+
+
+def broken(stream: Script.Stream, how: str) -> None:
+    if how == "status":
+        stream.fail(500, ERROR)
+    elif how == "no JSON":
+        stream.fail(502, b"<html><h1>Bad gateway</h1></html>")
+    elif how == "event":
+        stream.say(b"data: " + ERROR + b"\n\n").just_end()
+    elif how == "error event":
+        stream.say(b"error: " + json.dumps(json.loads(ERROR)["error"]).encode() + b"\n\n").just_end()
+    elif how == "malformed":
+        stream.say(b'data: {"content": "ha\n\n').just_end()
+    elif how == "not an object":
+        stream.say(b"data: 7\n\n", b"data: null\n\n").just_end()
+    elif how == "not what a token is":
+        stream.say({"completion_probabilities": [{"id": "x", "top_logprobs": 7, "pcd": []}, None]}).just_end()
+    elif how == "no end":
+        stream.just_end()
+    elif how == "broken off":
+        stream.break_off()
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("status", "The cat sat on the keys"),
+        ("no JSON", "Bad gateway|502"),
+        ("event", "The cat sat on the keys"),
+        ("error event", "The cat sat on the keys"),
+        ("malformed", "."),
+        ("not an object", "."),
+        ("not what a token is", "."),
+        ("no end", "broke off"),
+        ("broken off", "."),
+    ],
+)
+def test_an_error_is_told_and_the_next_answer_comes(open_page: Open, script: Script, how: str, told: str) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Say")
+    stream = script.next(chat)
+    if how not in ("status", "no JSON"):
+        stream.say("half an")
+        expect(chat.answers).to_contain_text("half an")  # it has come before the end does
+    broken(stream, how)
+    expect(chat.alert).to_contain_text(re.compile(told))
+    assert not re.search("undefined|JSON|null|not a function", chat.alert.inner_text())  # a sentence, not an exception's
+    expect(chat.button("Send")).to_be_visible()
+    if how not in ("status", "no JSON"):
+        expect(chat.answers).to_contain_text("half an")
+    if how in ("status", "no JSON"):
+        chat.watch.allow("the server responded with a status of 50[02]")
+    if how == "broken off":
+        chat.watch.allow("ERR_INCOMPLETE_CHUNKED_ENCODING")
+    chat.send("Again")
+    script.next(chat).say("whole").end()
+    expect(chat.finished()).to_contain_text("whole")
+    expect(chat.alert).to_have_count(0)
+
+
+def test_a_refused_setting_is_told_in_the_servers_words(open_page: Open) -> None:
+    chat = open_page()
+    chat.pcd("^custom")
+    chat.set(window=100_000_000_000)
+    chat.send("Hello")
+    expect(chat.alert).to_contain_text("window is 100000000000")
+    chat.watch.allow("the server responded with a status of 400")
+    chat.pcd("^off")
+    assert chat.copied(chat.ask("Hello"))
+
+
+def test_a_server_that_is_gone_is_told(open_page: Open) -> None:
+    with serve(parallel=1) as server:
+        chat = open_page(server)
+        chat.ask("Hello")
+    chat.send("Are you there?")
+    expect(chat.alert).to_contain_text("does not answer")
+    chat.watch.allow("ERR_CONNECTION_REFUSED")
+
+
+def test_a_question_that_is_too_long_is_told(open_page: Open) -> None:
+    chat = open_page()
+    chat.send("7 " * 1900)
+    expect(chat.alert).to_contain_text("context")
+    chat.watch.allow("the server responded with a status of 400")
+    expect(chat.button("Send")).to_be_visible()
+
+
+# -- the key ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_asked_for_and_kept_out_of_what_is_saved(open_page: Open, tmp_path: Any) -> None:
+    if os.environ.get("PYPCD_PAGE"):
+        pytest.skip("from a folder the page itself needs the key: unset PYPCD_PAGE")
+    with serve(parallel=1, api_key="open-sesame") as server:
+        chat = open_page(server, greedy=False)
+        chat.watch.allow("the server responded with a status of 401")
+        expect(chat.alert).to_contain_text("API key")
+        chat.set(api_key="wrong")
+        expect(chat.alert).to_contain_text("API key")
+        chat.set(api_key="open-sesame", longest_answer=8)
+        expect(chat.named("combobox", "Model").locator("option").first).to_have_text("demo")
+        chat.ask("Hello")
+        expect(chat.alert).to_have_count(0)
+        chat.button("Conversations").click()
+        with chat.page.expect_download() as download:
+            chat.button("Export").click()
+        download.value.save_as(tmp_path / "talk.json")
+        assert "Hello" in (tmp_path / "talk.json").read_text() and "sesame" not in (tmp_path / "talk.json").read_text()
+        assert "sesame" not in chat.page.evaluate("JSON.stringify(localStorage)") + chat.page.url

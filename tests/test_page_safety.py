@@ -1,0 +1,258 @@
+"""The page in Chromium: what a model, a user, a file or a server may write, none of which is trusted; and the browser's own guard.
+
+A page that ran something, loaded something or ran into its content security policy fails in browser.Watch. So the first tests are
+that the watch sees such things.
+"""
+
+# ruff: noqa: F811  fixtures are imported
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from browser import Chat, Open, Script, event, expect
+from browser import chromium, open_page, script, served  # noqa: F401  fixtures
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from playwright.sync_api import Browser
+
+from pypcd import _server
+
+# -- the watch --------------------------------------------------------------------------------------------------------
+
+GUARD = "<meta http-equiv='Content-Security-Policy' content=\"script-src 'none'; img-src 'none'\">"
+FAULTS = {
+    "request: http://example.com/x": "<img src=http://example.com/x>",
+    "request: ws://127.0.0.1:1/": "<script>new WebSocket('ws://127.0.0.1:1/')</script>",
+    "exception: .*no such": "<script>throw new Error('no such')</script>",
+    "console: error: oh": "<script>console.error('oh')</script>",
+    "console: warning: ah": "<script>console.warn('ah')</script>",
+    "policy: script-src-elem inline": GUARD + "<script>1</script>",
+    "policy: script-src-attr inline": GUARD + "<p onclick=1>",
+}
+
+
+def test_the_watch_sees(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    for pattern, text in FAULTS.items():
+        chat.page.context.route(
+            "**/bad", lambda route, text=text: route.fulfill(body=text, content_type="text/html"), times=1
+        )
+        chat.page.goto(chat.server.url + "/bad")
+        chat.until(lambda pattern=pattern: any(re.search(pattern, fault) for fault in chat.watch.faults))
+        with pytest.raises(AssertionError):
+            chat.watch.check()
+        chat.watch.faults.clear()
+
+
+# -- the browser's own guard ------------------------------------------------------------------------------------------
+
+
+TRIES = [
+    ("fetch('http://127.0.0.1:9/').catch(() => {})", "connect-src"),
+    ("document.body.append(Object.assign(new Image(), {src: 'http://127.0.0.1:9/x.png'}))", "img-src"),
+    ("new WebSocket('ws://127.0.0.1:9/')", "connect-src"),
+    ("document.body.append(Object.assign(document.createElement('iframe'), {src: 'data:text/html,x'}))", "frame-src"),
+    ("document.body.innerHTML = '<b>x</b>'", "trusted-types"),
+    ("const s = document.createElement('script'); s.append('1'); document.body.append(s)", "trusted-types"),
+    ("trustedTypes.createPolicy('anything', {})", "trusted-types"),
+]
+
+
+def test_the_policy_refuses(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    for tried, pattern in TRIES:
+        chat.page.evaluate(f"try {{ {tried} }} catch {{}}")  # some are refused by an exception as well
+        chat.until(lambda pattern=pattern: any(re.search(f"policy: .*{pattern}", one) for one in chat.watch.faults))
+        chat.watch.faults.clear()
+    chat.page.wait_for_timeout(100)  # the console tells of the last one too
+    chat.watch.faults.clear()
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+RUN = "window.ran=1"
+HOSTILE = {
+    "script": f"<script>{RUN}</script>",
+    "img": f"<img src=x onerror='{RUN}'><img src=http://example.com/a.png>",
+    "svg": f"<svg onload={RUN}><script>{RUN}</script><a xlink:href='javascript:{RUN}'><text>x</text></a></svg>",
+    "math": f"<math><mtext></p><style><img src=x onerror={RUN}></style></mtext></math>",
+    "iframe": f"<iframe srcdoc='<script>parent.ran=1</script>'></iframe><iframe src='javascript:parent.{RUN}'></iframe>",
+    "object": "<object data=http://example.com/x></object><embed src=http://example.com/x>",
+    "style": "<style>@import url(http://example.com/x.css); * {display: none}</style><p style='position:fixed;inset:0'>x</p>",
+    "form": f"<form action=http://example.com><input autofocus onfocus={RUN}><button>Send</button></form>",
+    "base": "<base href=http://example.com/><meta http-equiv=refresh content='0;url=http://example.com/'>",
+    "link": "<link rel=stylesheet href=http://example.com/x.css><link rel=prefetch href=http://example.com/y>",
+    "details": f"<details open ontoggle={RUN}>x</details><video onerror={RUN}><source src=x></video>",
+    "template": f"<template><script>{RUN}</script></template><noscript><p title='</noscript><img src=x onerror={RUN}>'>",
+    "names": "<img name=getElementById><form id=location></form><a id=document name=cookie>x</a><input name=attributes>",
+    "links": f"[a](javascript:{RUN}) [b](JaVaScRiPt:{RUN}) [c](java\tscript:{RUN}) [d](&#106;avascript:{RUN}) <javascript:{RUN}>",
+    "data links": "[a](data:text/html,<script>1</script>) [b](vbscript:x) [c](file:///etc/passwd) [d](blob:x) [e](//example.com)",
+    "good links": "[a](https://example.com/ \"title\") <https://example.org> https://example.net me@example.com",
+    "images": "![a](http://example.com/a.png) ![b](javascript:1) ![c][r]\n\n[r]: data:image/png;base64,AAAA",
+    "quotes": f"[a](<https://example.com/\" onmouseover=\"{RUN}>) ![x\" onerror=\"{RUN}](y) `\"><img src=x onerror={RUN}>`",
+    "code": f"```html\" onclick=\"{RUN}\n<script>{RUN}</script>\n```\n\n    <img src=x onerror={RUN}>",
+    "entities": f"&lt;script&gt;{RUN}&lt;/script&gt; &#60;img src=x onerror={RUN}&#62; &amp;lt;b&amp;gt;",
+    "broken": f"<<script>{RUN}//<</script <img src=x onerror={RUN}// <a href='x <!-- -- ]]> <?php <![CDATA[ ${{{RUN}}} {{{{x}}}}",
+    "lit": "<!--lit-part--> <!--?lit$123456$--> <!--lit-node 0--> lit$1$",
+    "marks": "\ue000" + "1\ue001word\ue002 \ue000\ue0019 \ue002\ue001\ue000 a\ue0000\ue001<b>\ue002",
+    "direction": "\u202eevil\u202c \u0000 \ufeff \u2066x \ud7ff \ufffd",
+    "task lists": "- [ ] one\n- [x] <img src=x onerror=window.ran=1>\n\n| a |\n|:-:|\n| <script>window.ran=1</script> |",
+}
+
+# All that an answer may be made of, and a guard against the page's own parts being imitated.
+MAKES = (
+    "a abbr b blockquote br button code dd del div dl dt em h1 h2 h3 h4 h5 h6 hr i li ol p pre s span strong sub sup table tbody "
+    "td th thead tr ul"
+).split()
+
+LOOK = """article => {
+  const all = [...article.querySelectorAll('*')];
+  return {
+    tags: [...new Set(all.map(one => one.localName))],
+    handlers: all.flatMap(one => one.getAttributeNames().filter(name => name.startsWith('on'))),
+    styles: all.filter(one => one.hasAttribute('style') && /url|fixed|expression/i.test(one.getAttribute('style'))).length,
+    links: all.filter(one => one.localName === 'a').map(one => [one.href, one.target, one.rel]),
+    ids: all.map(one => one.id).filter(Boolean),
+    ran: window.ran ?? null,
+  };
+}"""
+
+
+def is_harmless(chat: Chat, article: Any) -> dict[str, Any]:
+    found = article.evaluate(LOOK)
+    assert found["ran"] is None, "something ran"
+    assert not found["handlers"] and not found["styles"], found
+    allowed = {*MAKES, "header", "footer", "section", "label", "time", "progress", "output", "bdi", "svg", "path", "input"}
+    assert set(found["tags"]) <= allowed - {"svg", "path", "input"}, set(found["tags"]) - allowed
+    assert not {"getElementById", "location", "document"} & set(found["ids"])
+    for href, target, rel in found["links"]:
+        assert re.match("https?://|mailto:|$", href), href
+        assert target == "_blank" and "noopener" in rel and "noreferrer" in rel
+    return found
+
+
+def test_what_a_model_writes_is_never_run_or_loaded(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    for name, text in HOSTILE.items():
+        answer = chat.told(script, text[: len(text) // 2], text[len(text) // 2 :])
+        found = is_harmless(chat, answer)
+        assert chat.copied(answer) == text, name
+        if name == "good links":
+            assert {"https://example.com/", "https://example.org/"} <= {href for href, _, _ in found["links"]}
+        chat.tokens(answer)
+        is_harmless(chat, answer)
+        chat.button("Tokens", answer).click()
+    expect(chat.button("Settings")).to_be_visible()  # nothing lies over the page
+    chat.button("Settings").click()
+
+
+def test_a_hostile_token_is_harmless_in_its_table(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    text = HOSTILE["img"]
+    options = [
+        {"id": n, "token": one, "bytes": [*one.encode()], "logprob": -1.0 - n} for n, one in enumerate([text, HOSTILE["script"]])
+    ]
+    chat.send("Say")
+    script.next(chat).say(event(text, 0, top_logprobs=options)).end()
+    dialog = chat.open_token(chat.tokens(chat.finished()).first)
+    expect(dialog).to_contain_text("onerror")
+    assert not {"img", "script"} & set(dialog.evaluate(LOOK)["tags"])
+
+
+def test_what_a_user_writes_is_harmless_too(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    text = "\n".join(HOSTILE[name] for name in ("script", "img", "svg", "links", "form", "lit"))
+    chat.told(script, "x", text=text)
+    is_harmless(chat, chat.questions)
+    assert chat.copied(chat.questions) == text
+    chat.button("Conversations").click()  # its beginning is the title
+    assert chat.page.evaluate("window.ran ?? null") is None
+    assert not chat.named("navigation", "Conversations").locator("img, script, svg[onload]").count()
+
+
+def test_what_a_server_says_is_harmless(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Say")
+    script.next(chat).fail(400, json.dumps({"error": {"message": HOSTILE["img"] + HOSTILE["script"]}}).encode())
+    chat.watch.allow("the server responded with a status of 400")
+    expect(chat.alert).to_contain_text("onerror")
+    assert not chat.alert.locator("img, script").count()
+    models = {"data": [{"id": HOSTILE["img"]}, {"id": "__proto__"}, {"id": "x" * 3000}]}
+    chat.page.context.route("**/v1/models", lambda route: route.fulfill(body=json.dumps(models), content_type="application/json"))
+    chat.go()
+    expect(chat.named("combobox", "Model").locator("option")).to_contain_text([HOSTILE["img"], "__proto__", "xxx"])
+    assert chat.page.evaluate("window.ran ?? null") is None
+    assert chat.widest() == 0
+
+
+NESTED = {
+    "quotes": ">" * 5000 + " x",
+    "lists": "".join("  " * i + "- x\n" for i in range(300)),
+    "emphasis": "*_" * 5000 + "x",
+    "brackets": "[" * 5000 + "x" + "](" * 5000,
+    "images": "![" * 5000,
+    "backticks": " ".join("`" * i for i in range(1, 300)),
+    "tags": "<b>" * 5000 + "x",
+    "entities": "&" * 20000,
+    "table": "|" * 5000 + "\n" + "|-" * 5000 + "|\n" + "|" * 5000,
+    "one word": "x" * 100_000,
+    "lines": "\n" * 20000 + "x",
+    "links": "<http://" * 3000,
+    "mail": "a@" * 5000 + "." * 5000,
+}
+
+
+def test_nesting_without_end_is_shown_and_the_page_stays_alive(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    for name, text in NESTED.items():
+        answer = chat.told(script, text)
+        is_harmless(chat, answer)
+        assert chat.copied(answer) == text, name
+        assert chat.widest() == 0, name
+    assert "fine" in chat.copied(chat.told(script, "fine"))
+
+
+PIECES = st.sampled_from(
+    [*"<>&\"'`*_[]()!#|\\/=:;- \n\t{}$~^@", "<img src=x onerror=window.ran=1>", "<script>", "</script>", "javascript:", "](", "![",
+     "<!--", "-->", "<![CDATA[", "]]>", "&#x3c;", "&lt;", "```", "\n\n", "http://example.com/", "data:text/html,", "<a href=",
+     " onclick=window.ran=1", "<svg>", "<style>", "</style>", "<b ", "\ue000" "0\ue001", "\ue002", "x", "Ω", "\u202e"]
+)  # fmt: skip
+
+
+def test_no_mixture_of_them_does_harm(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.told(script, "x")
+
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(PIECES, min_size=1, max_size=60))
+    def check(pieces: list[str]) -> None:
+        chat.button("Retry", chat.answers).click()
+        script.next(chat).say(*pieces).end()
+        answer = chat.finished()
+        is_harmless(chat, answer)
+        assert chat.copied(answer) == "".join(pieces)
+
+    check()
+
+
+def test_nothing_is_asked_of_anybody_else(open_page: Open, served: _server.Server, chromium: Browser) -> None:
+    """A whole talk: each request goes to the server, and its answer may not be kept by anybody between."""
+    chat = open_page()
+    chat.ask("Hello")
+    chat.tokens(chat.answers)
+    chat.go()
+    assert chat.watch.requests
+    assert all(url.startswith((served.url + "/", "data:")) for url in chat.watch.requests), chat.watch.requests
+    assert not chat.page.context.cookies()
+    policy = chat.page.locator("meta[http-equiv='Content-Security-Policy']").get_attribute("content") or ""
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "require-trusted-types-for 'script'" in policy
