@@ -27,7 +27,9 @@ def refused(answer: tuple[int, Any], *words: str) -> None:
     assert all(word in said["error"]["message"] for word in (*words, "allowed: ", "--cors-origins")), said
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "1e.2e"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "1e.2e"]
+)
 def test_a_name_that_was_made_to_lead_here_is_refused(server: _server.Server, host: str) -> None:
     named = host.format(port=server.port)
     for path, body in (("/v1/models", None), ("/slots", None), ("/", None), ("/completion", BODY)):
@@ -35,20 +37,33 @@ def test_a_name_that_was_made_to_lead_here_is_refused(server: _server.Server, ho
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1:{port}", "127.0.0.1", "localhost:{port}", "LOCALHOST", "[::1]:{port}", "192.168.1.7:8080", "me.localhost"]
+    "host",
+    [
+        "127.0.0.1:{port}",
+        "127.0.0.1",
+        "localhost:{port}",
+        "LOCALHOST",
+        "[::1]:{port}",
+        "192.168.1.7:8080",
+        "me.localhost",
+    ],
 )
 def test_addresses_and_localhost_are_answered(server: _server.Server, host: str) -> None:
     assert ask(server, "/v1/models", Host=host.format(port=server.port))[0] == 200
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "https://evil.example:8080", "null", "file://", "http://localhost.evil.example"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "https://evil.example:8080", "null", "file://", "http://localhost.evil.example"]
+)
 def test_a_page_of_another_site_is_refused(server: _server.Server, origin: str) -> None:
     refused(ask(server, "/completion", BODY, Origin=origin), "Origin is", origin)
     plain = {"Content-Type": "text/plain", "Origin": origin}  # which a browser sends without asking first
     refused(ask(server, "/completion", json.dumps(BODY).encode(), **plain), "Origin is", origin)
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:{port}", "http://[::1]:1", "http://192.168.1.7:8080"])
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:3000", "http://127.0.0.1:{port}", "http://[::1]:1", "http://192.168.1.7:8080"]
+)
 def test_pages_of_this_machine_and_of_the_server_are_answered(server: _server.Server, origin: str) -> None:
     headers = {"Origin": origin.format(port=server.port)}
     if "192" in origin:

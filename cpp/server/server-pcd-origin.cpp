@@ -9,7 +9,6 @@
 #include <cctype>
 #include <cstdlib>
 #include <sstream>
-#include <vector>
 
 // name or address and port, as in Host
 static std::string without_port(const std::string & host) {
@@ -56,12 +55,14 @@ std::string server_pcd_refusal_of_origin(const server_pcd_asked & asked) {
         allowed.push_back(item);
     }
     const char * given = std::getenv("PYPCD_HOST"); // behind a router the server listens elsewhere, and gets what the router was asked
-    const std::string listens = lower(given ? given : asked.listens);
+    const std::vector<std::string> listens = given ? std::vector<std::string> { given } : asked.listens;
+
+    const bool is_own = std::any_of(listens.begin(), listens.end(), [&](const std::string & cur) { return lower(cur) == host; });
 
     const auto is_listed = [&](auto && of, const std::string & text) {
         return std::any_of(allowed.begin(), allowed.end(), [&](const std::string & cur) { return of(cur) == text; });
     };
-    if (!host.empty() && !is_address(host) && !is_local(host) && host != listens && !is_listed(host_of, host)) {
+    if (!host.empty() && !is_address(host) && !is_local(host) && !is_own && !is_listed(host_of, host)) {
         return "Host is '" + host + "'; allowed: this machine's addresses, localhost; `-- --cors-origins http://" + host +
             "` allows it, as does `--api-key`";
     }

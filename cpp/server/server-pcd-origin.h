@@ -5,9 +5,10 @@
 #include "json.h"
 
 #include <string>
+#include <vector>
 
 struct server_pcd_asked {
-    std::string listens;  // --host
+    std::vector<std::string> listens; // --host
     std::string origins;  // --cors-origins
     bool        has_keys;
     std::string host;     // of the request
@@ -21,7 +22,7 @@ std::string server_pcd_refusal_of_origin(const server_pcd_asked & asked);
 template <typename Params, typename Request, typename Response>
 bool server_pcd_admits(const Params & params, const Request & req, Response & res) {
     const std::string refusal = server_pcd_refusal_of_origin(
-        { params.hostname, params.cors_origins, !params.api_keys.empty(), req.get_header_value("Host"), req.get_header_value("Origin") });
+        { params.hostnames, params.cors_origins, !params.api_keys.empty(), req.get_header_value("Host"), req.get_header_value("Origin") });
     if (refusal.empty()) {
         return true;
     }

@@ -14,7 +14,7 @@ if (self !== top) throw new Error("This page does not work inside of another one
 
 const LONG_PASTE = 2000; // characters; a longer one becomes a file
 const LARGEST = 20_000_000; // bytes of a file
-const FRAME = 60; // ms between two pictures of an answer that is being written
+const FRAME = 60; // ms between two pictures of an answer that is being written, at least
 const KEPT = 3000; // ms between two savings of it
 
 const state = {
@@ -38,10 +38,12 @@ const state = {
 // -- showing ----------------------------------------------------------------------------------------------------------
 
 let waiting = 0;
+let took = 0; // ms that the last picture took: a long answer gets fewer
 
 function show() {
   clearTimeout(waiting);
   waiting = 0;
+  const start = performance.now();
   document.documentElement.dataset.colours = state.settings.colours;
   const {scrollHeight, scrollTop, clientHeight} = document.documentElement;
   const atEnd = scrollHeight - scrollTop - clientHeight < 40;
@@ -61,10 +63,11 @@ function show() {
     else if (!wanted && dialog.open) dialog.close(); // gives the focus back
   }
   if (atEnd && state.runs.size) document.documentElement.scrollTop = document.documentElement.scrollHeight;
+  took = performance.now() - start;
 }
 
 function showSoon() {
-  waiting ||= setTimeout(() => requestAnimationFrame(show), FRAME);
+  waiting ||= setTimeout(() => requestAnimationFrame(show), Math.max(FRAME, 3 * took));
 }
 
 function fail(error) {

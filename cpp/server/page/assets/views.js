@@ -131,6 +131,8 @@ function text(message, act) {
     button.onclick = () => act.open(message, i);
     return button;
   });
+  element.addEventListener("keydown", move);
+  for (const [i, button] of element.querySelectorAll(".token").entries()) button.tabIndex = i ? -1 : 0;
   texts.set(message, {n: message.text.length, element});
   return element;
 }
@@ -148,10 +150,10 @@ const STEPS = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: 
 
 /** One token can be reached by Tab, the others from it. */
 function move(event) {
-  if (!(event.key in STEPS) || event.ctrlKey || event.altKey || event.metaKey) return;
-  event.preventDefault();
-  const all = [...event.currentTarget.children];
+  const all = [...event.currentTarget.querySelectorAll(".token")];
   const from = all.indexOf(document.activeElement);
+  if (from < 0 || !(event.key in STEPS) || event.ctrlKey || event.altKey || event.metaKey) return;
+  event.preventDefault();
   const to = all[Math.max(0, Math.min(all.length - 1, from + STEPS[event.key]))];
   all[from].tabIndex = -1;
   to.tabIndex = 0;

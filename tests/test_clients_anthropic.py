@@ -1,0 +1,117 @@
+"""The anthropic package with `pypcd serve`: /v1/messages, against pypcd.Llama with the same setting.
+
+The temperature is sent in `extra_body`, since newer versions of the package have no parameter for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from clients import (
+    LOOK_UP,
+    SETTINGS,
+    check_alone_and_at_once,
+    check_call,
+    llm,  # noqa: F401  a fixture, as are offline, server and tools
+    offline,  # noqa: F401
+    package,
+    said,
+    server,  # noqa: F401
+    tools,  # noqa: F401
+)
+from test_serve import PROMPTS, SMALL, N, in_python
+
+import pypcd
+from pypcd import _server
+
+anthropic = package("anthropic")
+
+
+@pytest.fixture(scope="module")
+def client(server: _server.Server) -> Any:  # noqa: F811
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+
+
+def given(prompt: str, setting: Any = None, **more: Any) -> dict[str, Any]:
+    body = {"temperature": 0, **({} if setting is None else {"pcd": setting})}
+    asked = {"model": "demo", "max_tokens": N, "messages": [{"role": "user", "content": prompt}]}
+    return {**asked, "extra_body": body, **more}
+
+
+def told(message: Any) -> tuple[str, bool]:
+    """The text of an answer, and whether it ended."""
+    return "".join(block.text for block in message.content), message.stop_reason == "end_turn"
+
+
+def test_messages_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+    check_alone_and_at_once(llm, lambda prompt, setting: told(client.messages.create(**given(prompt, setting))))
+
+
+def test_streams_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+    def ask(prompt: str, setting: Any) -> tuple[str, bool]:
+        with client.messages.stream(**given(prompt, setting)) as stream:
+            text = "".join(stream.text_stream)
+            message = stream.get_final_message()
+        assert told(message)[0] == text and message.usage.output_tokens > 0
+        return told(message)
+
+    check_alone_and_at_once(llm, ask)
+
+
+def test_the_models_name_chooses_and_the_body_comes_first(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+    more = {"model": "demo:pcd-cautious", "system": "Red is 7."}
+    text, ended = told(client.messages.create(**given(PROMPTS[0], **more)))
+    said(llm, f"Red is 7.\n{PROMPTS[0]}", "cautious", text, ended=ended)
+    text, ended = told(client.messages.create(**given(PROMPTS[0], {"beta": 30.0}, **more)))
+    said(llm, f"Red is 7.\n{PROMPTS[0]}", in_python("cautious").replace(beta=30.0), text, ended=ended)
+    assert [model.id for model in client.models.list()][:2] == ["demo", "demo:pcd"]
+
+
+def test_a_stop_ends_an_answer_and_tokens_are_counted(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+    text, _ = told(client.messages.create(**given(PROMPTS[0], "cautious")))
+    message = client.messages.create(**given(PROMPTS[0], "cautious", stop_sequences=[text[3:6]]))
+    assert message.content[0].text == text[: text.index(text[3:6])]
+    assert message.stop_sequence == text[3:6]  # llama-server gives "end_turn" as the reason
+    counted = client.messages.count_tokens(model="demo", messages=[{"role": "user", "content": PROMPTS[0]}])
+    assert counted.input_tokens == len(llm.tokenize(PROMPTS[0].encode()))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_forced_call_has_its_schema_also_in_a_stream(tools: _server.Server, name: str) -> None:  # noqa: F811
+    client = anthropic.Anthropic(base_url=tools.url, api_key="none", max_retries=0)
+    tool = {"name": "look_up", "description": LOOK_UP["description"], "input_schema": LOOK_UP["parameters"]}
+    more = {"tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "max_tokens": 200}
+    message = client.messages.create(**given(PROMPTS[0], SETTINGS[name], **more))
+    (call,) = message.content
+    assert (call.type, message.stop_reason) == ("tool_use", "tool_use")
+    check_call(call.name, call.input)
+    with client.messages.stream(**given(PROMPTS[0], SETTINGS[name], **more)) as stream:
+        (again,) = stream.get_final_message().content
+    assert (again.name, again.input) == (call.name, call.input)
+
+
+@pytest.mark.parametrize(
+    ("setting", "more", "message"),
+    [
+        ({"beta": -1}, {}, "Field 'pcd': beta is -1, allowed: 0 to 1000"),
+        ("cautius", {}, "Field 'pcd': it is \"cautius\"; allowed: true, false"),
+        (None, {"model": "demo:pcd-x"}, "Field 'model': it is \"x\"; allowed: "),
+    ],
+)
+def test_a_wrong_setting_is_a_bad_request_with_the_sentence(client: Any, setting: Any, more: Any, message: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as error:
+        client.messages.create(**given("a", setting, **more))
+    assert message in error.value.body["error"]["message"]
+    with pytest.raises(anthropic.BadRequestError) as error, client.messages.stream(**given("a", setting, **more)):
+        pass
+    assert message in error.value.body["error"]["message"]
+
+
+def test_a_wrong_key_is_an_authentication_error() -> None:
+    with _server.Server("demo", port=0, parallel=1, api_key="secret", options=SMALL).running() as locked:
+        assert locked.wait_until_ready()
+        right, wrong = (anthropic.Anthropic(base_url=locked.url, api_key=key, max_retries=0) for key in ("secret", "x"))
+        assert told(right.messages.create(**given("a", "cautious")))[0]
+        with pytest.raises(anthropic.AuthenticationError):
+            wrong.messages.create(**given("a"))
