@@ -41,7 +41,8 @@ from pypcd._settings import PRESETS, load
 
 __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 
-_SECONDS = 10.0  # that the server gets to end by itself
+_SECONDS = 10.0  # that it gets to answer
+_PATIENCE = 2.0  # seconds that it gets to end by itself: while a client reads a stream it does not
 _LINES = 200  # of its log, kept for an error message
 _MAX_SLOTS = _engine.N_SEQUENCES - 1
 _AT_ONCE = 4  # models that are loaded at the same time, where they are not named one by one: llama.cpp's number
@@ -342,7 +343,7 @@ class Server:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT if sys.platform != "win32" else signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_SECONDS)
+                    process.wait(_PATIENCE)
         finally:  # also if a second Ctrl-C ends the wait
             if process.poll() is None:
                 process.kill()
@@ -466,4 +467,4 @@ def _end_with_parent() -> None:
     """In the new process: have it ended if pypcd is, however that happens."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; SIGTERM would wait for the streams that clients read

@@ -319,17 +319,24 @@ def test_a_model_whose_process_dies_is_reported_and_loaded_again(server: _server
 @pytest.mark.parametrize("who", ["router", "command"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_others(ini: Path, who: str, number: signal.Signals) -> None:
+    """While a client reads an answer without an end, too."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-m", "pypcd", "serve", str(ini), "--port", "0", "--", *SMALL]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout
-        assert process.stdout.readline().startswith("3 models | ")
+        lines = [process.stdout.readline() for _ in range(7)]
+        assert lines[0].startswith("3 models | ") and lines[3].endswith("; loaded when it is asked for\n")
+        port = int(lines[4].strip().strip("/").rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+        connection.request("POST", "/completion", json.dumps({**ENDLESS, "model": "demo", "stream": True}))
+        assert connection.getresponse().readline().startswith(b"data: ")
         (router,) = children(process.pid)
         servers = children(router)
         assert len(servers) == 2
         os.kill(router if who == "router" else process.pid, number)
         assert within(lambda: not any(map(lives, [router, *servers])))
         assert process.wait(SECONDS) == (-9 if number == signal.SIGKILL else 0) or who == "router"
+        connection.close()
 
 
 @linux
