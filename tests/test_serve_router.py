@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -156,7 +157,10 @@ def test_what_is_read_of_a_model_names_it(server: _server.Server, path: str) -> 
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_models_list_the_settings_of_what_is_loaded(ini: Path) -> None:
+def test_models_list_the_settings_of_what_is_loaded(ini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    downloaded = hub_file(tmp_path)
     with _server.Server(_served.read([str(ini)]), port=0, options=SMALL).running() as server:
         assert server.wait_until_ready()
         with_settings = {
@@ -174,6 +178,16 @@ def test_models_list_the_settings_of_what_is_loaded(ini: Path) -> None:
         assert server.names() == everything, "what was learnt of a model is still true"
         entries = {entry["id"]: entry for entry in ask(server, "/v1/models")[1]["data"]}
         assert entries["late"]["pcd"]["default"] is False and entries["demo"]["pcd"]["default"] is True
+    assert downloaded.exists()
+
+
+def hub_file(home: Path) -> Path:
+    """A model that was once downloaded from Hugging Face's hub: llama.cpp's router would list it."""
+    folder = home / "hub" / "models--some--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    return Path(shutil.copy(DEMO_MODEL, folder / "snapshots" / ("0" * 40) / "x-Q4_0.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -415,6 +429,20 @@ def test_a_folder_stands_for_the_models_in_it(tmp_path: Path, tiny: Tiny) -> Non
     assert [model.name for model in models] == ["a", "b", "big-00001-of-00002"]
     assert all(model.pcd == "off" and not model.at_start for model in models)
     assert models[2].size == 2 * models[0].size
+
+
+def test_the_file_of_models_in_the_docs_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parent.parent / "docs" / "serve.md"
+    (text,) = re.findall(r"(?ms)^```ini\n(.*?)^```", page.read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("small", "large", "models"):
+        shutil.copy(DEMO_MODEL, f"{name}.gguf")
+    Path("models.ini").write_text(text)
+    small, large = _served.read(["models.ini"])
+    assert (small.pcd, small.at_start, small.options) == ("window:relative_top=0.1", True, {"parallel": "2"})
+    assert (large.pcd, large.at_start) == ("off", False)
+    ini = _server.Server([small, large], port=0)._ini
+    assert ini.count("parallel = 2") == 2 and "ctx-size = 16384" in ini and "kv-unified-per-slot = 8192" in ini
 
 
 def test_a_file_of_models_is_read_with_what_holds_for_all(ini: Path) -> None:
