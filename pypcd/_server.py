@@ -42,7 +42,7 @@ from pypcd._settings import PRESETS, load
 __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 
 _SECONDS = 10.0  # that it gets to answer
-_PATIENCE = 2.0  # seconds that it gets to end by itself: while a client reads a stream it does not
+_PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
 _LINES = 200  # of its log, kept for an error message
 _MAX_SLOTS = _engine.N_SEQUENCES - 1
 _AT_ONCE = 4  # models that are loaded at the same time, where they are not named one by one: llama.cpp's number
@@ -235,7 +235,7 @@ class Server:
             own = {**one.options, **given}
             n = option_of(own, "parallel", "np", "LLAMA_ARG_N_PARALLEL")
             slots = parallel if n is None else Integer(1, _MAX_SLOTS)(f"[{one.name}] parallel", literal(n))
-            options = {"model": one.path, **_chosen(one.path, slots, own, n_at_once)}
+            options = {"model": one.path, "stop-timeout": str(_PATIENCE), **_chosen(one.path, slots, own, n_at_once)}
             if n is None:
                 options["parallel"] = str(parallel)
             if one.name in self.at_start:

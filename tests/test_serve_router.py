@@ -70,8 +70,7 @@ def of_name(tiny: Tiny) -> Iterator[dict[str, pypcd.Llama]]:
 
 
 def statuses(server: _server.Server) -> dict[str, str]:
-    entries = ask(server, "/v1/models")[1]["data"]
-    return {entry["id"]: entry["status"]["value"] for entry in entries if ":pcd" not in entry["id"]}
+    return {entry["id"]: entry["status"]["value"] for entry in server._entries() if ":pcd" not in entry["id"]}
 
 
 def within(what: Callable[[], bool]) -> bool:
@@ -354,15 +353,20 @@ def test_no_process_outlives_the_others(ini: Path, who: str, number: signal.Sign
 
 
 @linux
-def test_a_process_that_still_loads_ends_with_its_router(tmp_path: Path) -> None:
-    """As soon as it runs: it does not read its input yet, by which it hears of the router's end later."""
-    other = shutil.copy(DEMO_MODEL, tmp_path / "other.gguf")
-    with _server.Server(_served.read(["demo", str(other)]), port=0, options=SMALL).running() as server:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_process_that_still_loads_ends_with_its_router(tmp_path: Path, number: signal.Signals) -> None:
+    """It does not read its input yet, by which it hears of the router's end later: here it never would, as the file does not end."""
+    slow = shutil.copy(DEMO_MODEL, tmp_path / "slow.gguf")
+    made = _server.Server(_served.read(["demo", str(slow)]), port=0, options=SMALL)
+    os.unlink(slow)
+    os.mkfifo(slow)
+    with made.running() as server:
         assert server._process
         router = server._process.pid
-        assert within(lambda: len(children(router)) == 2)
+        assert within(lambda: statuses(server) == {"demo": "loaded", "slow": "loading"})
         servers = children(router)
-        os.kill(router, signal.SIGKILL)
+        assert len(servers) == 2 and not server._are_loaded()
+        os.kill(router, number)
         assert within(lambda: not any(map(lives, servers)))
 
 
