@@ -1,10 +1,11 @@
 """Times requests to llama-server, with PCD, without, and to stock llama-server.
 
-    python scripts/recipes/time_server.py MODEL [--pcd window] [--requests 4] [--length 256] [--n-tokens 32] [--rounds 3]
+    python scripts/recipes/time_server.py MODEL [--pcd window] [--requests 4] [--length 256] [--n-tokens 32] [--starts 1] [--rounds 3]
     python scripts/recipes/time_server.py MODEL --stock "$(scripts/recipes/stock_server)"
 
 n requests at once with PCD are timed beside n plain ones and beside 2n, which have as many rows; or, with --stock, beside n to
-stock llama-server. Each line has a server of its own, which gets no other requests; they take turns, in another order each round.
+stock llama-server. Each line has a server of its own, which gets no other requests; they take turns, in another order each round,
+in --starts sets of processes: where one got its memory may make it a few per cent faster.
 Prints medians of the rounds, and in brackets the median and the quartiles of the quotient with the first line in the same round:
 above 1 is more. `first token` is the median of the n requests; `tokens per second` are those of all answers, from each one's first
 token on; `all` is the time until the last answer is complete. Prompts are words at random, the same for all lines of a round;
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--pcd", default="window", help="a preset, or any other setting")
     parser.add_argument("--stock", metavar="EXECUTABLE", help="what scripts/recipes/stock_server prints")
-    for name, default in (("requests", 4), ("length", 256), ("n-tokens", 32), ("rounds", 3)):
+    for name, default in (("requests", 4), ("length", 256), ("n-tokens", 32), ("starts", 1), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=_options.at_least(2 if name == "n-tokens" else 1), default=default)
     parser.add_argument("--cpu-time", action="store_true", help="of the server's process, not of the clock")
     parser.add_argument("--threads", type=_options.at_least(1))
@@ -118,22 +119,24 @@ def main() -> None:
     else:
         ways = {f"{2 * n} with --pcd off": (server(), 2 * n, {}), **ways}
     found: dict[str, list[Times]] = {way: [] for way in ways}
-    with contextlib.ExitStack() as stack:
-        for one, _, _ in ways.values():
-            stack.enter_context(one.running()).wait_until_ready()
-        for turn in range(args.rounds + 1):  # the first one warms up
-            rng = random.Random(turn)
-            texts = [" ".join(rng.choices(WORDS.split(), k=args.length)) for _ in range(2 * n)]
-            prompts = [
-                json.loads(post(one, "/tokenize", {"content": text}).read())["tokens"][: args.length] for text in texts
-            ]
-            for way in rng.sample(list(ways), len(ways)):
-                one, count, fields = ways[way]
-                clock = cpu_clock(one) if args.cpu_time else time.perf_counter
-                times = timed(one, prompts[:count], args.n_tokens, fields, clock)
-                if turn:
-                    found[way].append(times)
-    print(f"prompts of {args.length} tokens, answers of {args.n_tokens}; medians of {args.rounds} rounds")
+    for start in range(args.starts):
+        with contextlib.ExitStack() as stack:
+            rng = random.Random(start)
+            for one, _, _ in rng.sample(list(ways.values()), len(ways)):
+                stack.enter_context(one.running()).wait_until_ready()
+            for turn in range(args.rounds + 1):  # the first one warms up
+                texts = [" ".join(rng.choices(WORDS.split(), k=args.length)) for _ in range(2 * n)]
+                prompts = [
+                    json.loads(post(one, "/tokenize", {"content": text}).read())["tokens"][: args.length]
+                    for text in texts
+                ]
+                for way in rng.sample(list(ways), len(ways)):
+                    one, count, fields = ways[way]
+                    clock = cpu_clock(one) if args.cpu_time else time.perf_counter
+                    times = timed(one, prompts[:count], args.n_tokens, fields, clock)
+                    if turn:
+                        found[way].append(times)
+    print(f"prompts of {args.length} tokens, answers of {args.n_tokens}; medians of {args.starts * args.rounds} rounds")
     print("| requests at once | first token, s | tokens per second | all, s |\n| --- | ---: | ---: | ---: |")
     base = found[next(iter(ways))]
     for way, times in found.items():
