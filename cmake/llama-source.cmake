@@ -1,10 +1,6 @@
-# Puts a private, patched copy of llama.cpp's source at PYPCD_LLAMA_DIR. The user's own source tree is never changed.
+# Puts a private copy of llama.cpp's source at PYPCD_LLAMA_DIR, with PYPCD_PATCHES. The user's own source tree is never changed.
 
 set(PYPCD_LLAMA_DIR "${CMAKE_BINARY_DIR}/llama.cpp-${PYPCD_PIN}")
-set(PYPCD_PATCHES   "${PROJECT_SOURCE_DIR}/cpp/patches/llama-cpp-hooks.patch")
-if(PYPCD_SERVER)
-    list(APPEND PYPCD_PATCHES "${PROJECT_SOURCE_DIR}/cpp/patches/llama-server-hooks.patch")
-endif()
 
 # If a patch, the source or what is taken of it differs from the last build in this folder, start from a fresh copy.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PYPCD_PATCHES})

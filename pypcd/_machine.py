@@ -17,6 +17,7 @@ __all__ = [
     "devices",
     "has_gpu",
     "n_cores",
+    "room_for_weights",
     "total_memory",
 ]
 
@@ -51,7 +52,13 @@ def total_memory() -> int:
         return total
 
 
-def checked_n_ctx(path: str, kwargs: Mapping[str, Any], n_texts: int = 1) -> int:
+def room_for_weights() -> int:
+    """Bytes that the weights of models may take together: a quarter of memory is for their contexts."""
+    gpus = [device["free"] for device in devices() if device["is_gpu"]] if has_gpu() else []
+    return (sum(gpus) or total_memory()) // 4 * 3
+
+
+def checked_n_ctx(path: str, kwargs: Mapping[str, Any], n_texts: int = 1, n_models: int = 1) -> int:
     """The context to open a model with: the given one, or the model's own, or what fits in a quarter of memory.
 
     Rounded up to a multiple of 256, as llama.cpp does: llama_cpp.Llama's own arrays must have the same size.
@@ -59,6 +66,7 @@ def checked_n_ctx(path: str, kwargs: Mapping[str, Any], n_texts: int = 1) -> int
     Args:
         kwargs: those of llama_cpp.Llama.
         n_texts: how many texts share it; each may be as long as the model's own context.
+        n_models: how many models share the memory.
 
     Raises:
         ValueError: it is out of range, or far more than fits in this machine's memory.
@@ -83,6 +91,7 @@ def checked_n_ctx(path: str, kwargs: Mapping[str, Any], n_texts: int = 1) -> int
         free = sum(device["free"] for device in gpus) - os.path.getsize(path)
         if gpus and free > 0:
             budget = min(budget, free * 3 // 4)
+        budget //= n_models
         per_token = kv + shape.key_bytes  # second keys
         if not kwargs.get("flash_attn"):
             per_token += 4 * shape.n_head * kwargs.get("n_ubatch", 512)  # attention scores

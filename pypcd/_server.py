@@ -6,8 +6,8 @@
         server.wait(stopped)
 
 The executable is llama.cpp's own server on pypcd's libllama (cmake/server.cmake). It gets threads, context and GPU as
-pypcd.Llama chooses them, and presets and names of settings from here, so that they are written down once. Knows nothing of
-requests or the terminal.
+pypcd.Llama chooses them, and presets and names of settings from here, so that they are written down once. With several models
+it is llama.cpp's router, which starts a process for each. Knows nothing of requests or the terminal.
 """
 
 from __future__ import annotations
@@ -23,25 +23,29 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import llama_cpp
 
 from pypcd import _engine, _library, _machine, _threads
-from pypcd._checks import Integer
+from pypcd._checks import Integer, literal
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._errors import LibraryError, ModelError, PCDError
 from pypcd._gguf import resolve_model
+from pypcd._served import Served, option_of, to_ini
 from pypcd._settings import PRESETS, load
 
 __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 
-_SECONDS = 10.0  # that the server gets to end by itself
-_LINES = 40  # of its log, kept for an error message
+_SECONDS = 10.0  # that it gets to answer
+_PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
+_LINES = 200  # of its log, kept for an error message
 _MAX_SLOTS = _engine.N_SEQUENCES - 1
+_AT_ONCE = 4  # models that are loaded at the same time, where they are not named one by one: llama.cpp's number
 
 
 class OptionError(PCDError, ValueError):
@@ -70,13 +74,34 @@ def show_options() -> int:
     return subprocess.run([str(program), "--help"], env=_environment(program), check=False).returncode
 
 
-def settings(config: PCDConfig | None, *, required: bool = True) -> str:
+def settings(
+    config: PCDConfig | None,
+    *,
+    required: bool = True,
+    models: Mapping[str, tuple[PCDConfig | None, bool]] | None = None,
+) -> str:
     """What the executable reads from LLAMA_ARG_PCD: the setting, the presets and the names of values, as JSON.
 
     Args:
         config: for requests that do not say; None: PCD is off for them, and others begin with the default.
         required: whether the server ends where the model cannot run it; else PCD is off there.
+        models: the same two for models that have their own, by name.
     """
+    values = {
+        field: {"null" if name is None else name: number for name, number in names.items()}
+        for field, names in _engine.native_names().items()
+    }
+    common = _setting(config, required)
+    record = {"version": _library.API_VERSION, "values": values, **common}
+    if models:  # what differs: an environment variable has to be short
+        record["models"] = {
+            name: {key: value for key, value in _setting(*own).items() if value != common[key]}
+            for name, own in models.items()
+        }
+    return json.dumps(record, separators=(",", ":"))
+
+
+def _setting(config: PCDConfig | None, required: bool) -> dict[str, Any]:
     base = (config or PCDConfig()).replace(sequences="chosen")
     # A context that over-rotates can have twins that do not, and makes no second keys for them. The other way round is refused.
     can_turn = base.perturbation == "none" and base.cache != "separate"
@@ -87,27 +112,20 @@ def settings(config: PCDConfig | None, *, required: bool = True) -> str:
         )
         for name in PRESETS
     }
-    return json.dumps(
-        {
-            "version": _library.API_VERSION,
-            "default": config is not None,
-            "required": required,
-            "setting": _engine.native_fields(base),
-            "contexts": [_engine.native_fields(context) for context in dict.fromkeys([turning, base])],
-            "presets": {name: _engine.native_fields(preset) for name, preset in presets.items()},
-            "values": {
-                field: {"null" if name is None else name: number for name, number in names.items()}
-                for field, names in _engine.native_names().items()
-            },
-        }
-    )
+    return {
+        "default": config is not None,
+        "required": required,
+        "setting": _engine.native_fields(base),
+        "contexts": [_engine.native_fields(context) for context in dict.fromkeys([turning, base])],
+        "presets": {name: _engine.native_fields(preset) for name, preset in presets.items()},
+    }
 
 
 class Server:
     """One llama-server.
 
     Args:
-        model: a GGUF file, or "demo".
+        model: a GGUF file, or "demo"; or what _served.read() gives: with several it is a router, which starts a server for each.
         pcd: for requests that do not say; anything that pypcd.Llama takes.
         pcd_required: False: where the model cannot run it the server goes on without PCD; see refusal().
         host: the address to listen on.
@@ -120,13 +138,14 @@ class Server:
     Raises:
         FileNotFoundError, ModelError: there is no such model.
         LibraryError: llama-server was not built.
+        OptionError: an option that is chosen here.
         ValueError: a value is out of range, or no setting.
         OSError: the port is taken, or this machine does not have the address.
     """
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
+        model: str | os.PathLike[str] | Sequence[Served],
         *,
         pcd: PCDSetting = False,
         pcd_required: bool = True,
@@ -137,32 +156,93 @@ class Server:
         options: Sequence[str] = (),
         log: Callable[[str], None] | None = None,
     ) -> None:
-        self.path = resolve_model(model)
-        self.name = "demo" if str(model) == "demo" else pathlib.Path(self.path).stem
-        self.config = PCDConfig.resolve(load(pcd))
+        if isinstance(model, (str, os.PathLike)):
+            path = resolve_model(model)
+            model = [Served("demo" if str(model) == "demo" else pathlib.Path(path).stem, path)]
+        self.models = list(model)
+        self.configs = {one.name: PCDConfig.resolve(load(pcd if one.pcd is None else one.pcd)) for one in self.models}
+        self.remarks: list[str] = []  # for the user
         self.host = host
         port = Integer(0, 65535)("port", port)
         parallel = Integer(1, _MAX_SLOTS)("parallel", parallel)
         program = executable()
         self.port = _free_port(host, port)
-        self.loaded = 0  # per cent of the model
+        self.loaded = 0  # per cent of what is loaded at the start
         self._log = log
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
         self._key = api_key
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
+        self._parts: dict[str, int] = {}  # per cent of each model that is loaded, by the port of its process
+        self._ini = ""  # the file of models
+        self.at_start: list[str] = []  # the models that it loads then
 
-        self.command = [str(program), "--model", self.path, "--alias", self.name]
-        self.command += ["--host", host, "--port", str(self.port), "--parallel", str(parallel), "--kv-unified"]
-        self.command += [*_chosen(self.path, parallel, options), "--metrics", *options]
+        given = {word.lstrip("-"): value for word, value in zip(options, [*options[1:], ""]) if word.startswith("-")}
+        for name in ("models-dir", "models-preset"):
+            if name in given:
+                raise OptionError(
+                    f"--{name} stands behind --; give the folder or the file as MODEL: pypcd serve {given[name]}"
+                )
+        wanted = {one.name: (self.configs[one.name], pcd_required or one.pcd is not None) for one in self.models}
+        self.command = [str(program), "--host", host, "--port", str(self.port), "--kv-unified", "--metrics"]
+        if "cors-origins" not in given:
+            self.command += ["--cors-origins", "localhost"]  # else any page that is open in a browser here could ask it
+        if "log-colors" not in given:
+            self.command += ["--log-colors", "off"]
+        if self.is_router:
+            self._ini = self._sections(parallel, given)
+            passed = settings(PCDConfig.resolve(load(pcd)), required=pcd_required, models=wanted)
+        else:
+            (only,) = self.models
+            chosen = _chosen(only.path, parallel, given)
+            self.command += ["--model", only.path, "--alias", only.name, "--parallel", str(parallel)]
+            self.command += [word for name, value in chosen.items() for word in (f"--{name}", value)]
+            passed = settings(self.configs[only.name], required=wanted[only.name][1])
+        self.command += options
         self.environment = {
             **_environment(program),
-            "LLAMA_ARG_PCD": settings(self.config, required=pcd_required),
+            "LLAMA_ARG_PCD": passed,
             "PYPCD_AMX": str(int(_engine.settle_amx().on)),
             "PYPCD_HOST": host,
         }
         if api_key is not None:
             self.environment["LLAMA_API_KEY"] = api_key  # a command line can be read by all users of the machine
+
+    @property
+    def is_router(self) -> bool:
+        return len(self.models) > 1 or bool(self.models[0].options)
+
+    def _sections(self, parallel: int, given: Mapping[str, str]) -> str:
+        """The file of models: for each what is chosen here, beneath what the user chose. Adds a router's options to the command."""
+        sizes = sorted((one.size for one in self.models), reverse=True)
+        n_start = sum(one.at_start for one in self.models)
+        n_most = int(given["models-max"]) if given.get("models-max", "").isdecimal() else 0
+        n_at_once = min(n_most or max(n_start, _AT_ONCE), len(sizes))
+        room = _machine.room_for_weights()
+        n_fit = max(sum(sum(sizes[: n + 1]) <= room for n in range(n_at_once)), 1)
+        if n_fit < n_at_once:
+            what = f"{n_at_once} of these models take up to {sum(sizes[:n_at_once]) / 2**30:.1f} GiB together"
+            where = f"there is room for {room / 2**30:.1f} GiB"
+            n_at_once = n_at_once if n_most else n_fit
+            self.remarks.append(f"{what}, {where}; {n_at_once} at most are loaded at the same time (-- --models-max)")
+        if "models-max" not in given:
+            self.command += ["--models-max", str(n_at_once)]
+        if "threads-http" not in given:  # the router has one for each request that it passes on
+            self.command += ["--threads-http", str(n_at_once * (parallel + 4))]
+
+        sections = {}
+        self.at_start = [one.name for one in self.models if one.at_start][:n_at_once]
+        for one in self.models:
+            own = {**one.options, **given}
+            n = option_of(own, "parallel", "np", "LLAMA_ARG_N_PARALLEL")
+            slots = parallel if n is None else Integer(1, _MAX_SLOTS)(f"[{one.name}] parallel", literal(n))
+            options = {"model": one.path, "stop-timeout": str(_PATIENCE), **_chosen(one.path, slots, own, n_at_once)}
+            if n is None:
+                options["parallel"] = str(parallel)
+            if one.name in self.at_start:
+                options["load-on-startup"] = "1"
+            sections[one.name] = {**options, **one.options}
+        return to_ini(sections)
 
     @property
     def url(self) -> str:
@@ -173,16 +253,21 @@ class Server:
     @contextlib.contextmanager
     def running(self) -> Iterator[Server]:
         """A block in which the process runs; it need not be ready."""
-        self._start()
-        try:
+        with contextlib.ExitStack() as stack:
+            command, environment = self.command, self.environment
+            if self.is_router:
+                folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pypcd-")))
+                (folder / "models.ini").write_text(self._ini, encoding="utf-8")
+                command = [*command, "--models-preset", str(folder / "models.ini")]
+                environment = {**environment, "LLAMA_CACHE": str(folder)}  # else what was ever downloaded is served too
+            self._start(command, environment)
+            stack.callback(self._stop)
             yield self
-        finally:
-            self._stop()
 
-    def _start(self) -> None:
+    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            self.command,
-            env=self.environment,
+            command,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -197,8 +282,10 @@ class Server:
     def _read(self, stream: Any) -> None:
         with stream:
             for line in stream:
-                if loaded := re.fullmatch(r"loaded (\d+)%\n", line):
-                    self.loaded = int(loaded[1])
+                if loaded := re.fullmatch(r"(\[ *\d+\] )?loaded (\d+)%\n", line):
+                    self._parts[loaded[1]] = int(loaded[2])
+                    n = max(len(self.at_start), 1) if self.is_router else 1
+                    self.loaded = min(sum(self._parts.values()) // n, 100)
                     continue
                 self._lines.append(line.rstrip("\n"))
                 if self._log is not None:
@@ -213,11 +300,27 @@ class Server:
         """
         while not stopped():
             if self._ended() is not None:
-                raise self._failure()
-            if self._get("/health") is not None:
+                raise self._failure(self.models[0].path, self._lines)
+            if self._get("/health") is not None and (not self.is_router or self._are_loaded()):
                 return True
             time.sleep(0.05)
         return False
+
+    def _are_loaded(self) -> bool:
+        """Whether the models of the start are.
+
+        Raises:
+            OptionError, ModelError: one of them could not be loaded.
+        """
+        entries = {entry["id"]: entry["status"] for entry in self._entries()}
+        if not entries:
+            return True  # it asks for a key that is not known here
+        for one in self.models:
+            if entries[one.name].get("failed"):
+                words = entries[one.name]["args"]
+                port = words[words.index("--port") + 1]
+                raise self._failure(one.path, [line for line in self._lines if re.match(rf"\[ *{port}\] ", line)])
+        return all(entries[name]["value"] == "loaded" for name in self.at_start)
 
     def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Returns when `stopped` does so with True.
@@ -229,7 +332,7 @@ class Server:
             code = self._ended()
             if code is not None:
                 how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-                raise PCDError(f"llama-server ended {how}: {self._said() or 'its log is empty'}")
+                raise PCDError(f"llama-server ended {how}: {_said(self._lines) or 'its log is empty'}")
             time.sleep(0.1)
 
     def _stop(self) -> None:
@@ -241,7 +344,7 @@ class Server:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT if sys.platform != "win32" else signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_SECONDS)
+                    process.wait(_PATIENCE)
         finally:  # also if a second Ctrl-C ends the wait
             if process.poll() is None:
                 process.kill()
@@ -255,13 +358,18 @@ class Server:
         assert self._process is not None, "running() comes first"
         return self._process.poll()
 
-    def names(self) -> list[str]:
-        """The names that requests may give as their model; empty if it asks for a key that is not known here."""
-        return [entry["id"] for entry in (self._get("/v1/models") or {"data": []})["data"]]
+    def _entries(self) -> list[Any]:
+        """What it lists; empty if it asks for a key that is not known here."""
+        return list((self._get("/v1/models") or {"data": []})["data"])
 
-    def refusal(self) -> str:
-        """Why PCD cannot run in it; empty if it can."""
-        return str(((self._get("/props") or {}).get("pcd") or {}).get("refusal", ""))
+    def names(self) -> list[str]:
+        """The names that requests may give as their model, as far as they are known."""
+        return [entry["id"] for entry in self._entries()]
+
+    def refusals(self) -> dict[str, str]:
+        """The models that cannot run PCD, of those that are loaded, and why."""
+        told = {entry["id"]: entry.get("pcd") or {} for entry in self._entries()}
+        return {name: pcd["refusal"] for name, pcd in told.items() if "refusal" in pcd}
 
     def _get(self, path: str) -> Any:
         """What it answers; None: nothing, or an error."""
@@ -276,44 +384,53 @@ class Server:
         finally:
             connection.close()
 
-    def _failure(self) -> PCDError:
-        """Why it ended before it was ready."""
-        if self._reader is not None:
+    def _failure(self, path: str, lines: Iterable[str]) -> PCDError:
+        """Why it, or the process of one model, ended before it was ready."""
+        if self._reader is not None and self._ended() is not None:
             self._reader.join(_SECONDS)
-        said = self._said()
-        if re.match(r"invalid argument|error while handling argument|unknown value|expected value", said):
+        said = _said(lines)
+        if re.match(
+            r"invalid argument|error while handling argument|unknown value|expected value|option '.*' not recog", said
+        ):
             return OptionError(f"llama-server: {said}; `pypcd serve MODEL -- --help` lists its options")
-        return ModelError(f"llama-server cannot serve {self.path}: {said or 'its log is empty'}")
-
-    def _said(self) -> str:
-        """The first error in its log, else its last line, without time, level and function."""
-        errors = [line for line in self._lines if re.match(r"[\d.]+ E |error|terminate|.*GGML_ASSERT", line)]
-        told = errors or [line for line in self._lines if line.strip()][-1:]
-        return re.sub(r"^([\d.]+ [A-Z] (\w{3,4} +)?\w+: +|error: )", "", told[0]).strip() if told else ""
+        return ModelError(f"llama-server cannot serve {path}: {said or 'its log is empty'}")
 
 
-def _chosen(path: str, parallel: int, given: Sequence[str]) -> list[str]:
-    """What is chosen here, as pypcd.Llama chooses it, unless the user did."""
-    n_ctx = next((value for value, name in zip(given[::-1], given[-2::-1]) if name in ("--ctx-size", "-c")), "")
+def _said(lines: Iterable[str]) -> str:
+    """The first error in a log, else its last line, without port, time, level and function."""
+    told = [line for line in (re.sub(r"^\[ *\d+\] ", "", line) for line in lines) if line.strip()]
+    errors = [line for line in told if re.match(r"[\d.]+ E |error|terminate|.*GGML_ASSERT", line)]
+    first = (errors or told[-1:] or [""])[0]
+    return re.sub(
+        r"^([\d.]+ [A-Z] (\w{3,4} +)?\w+: +|error: )(failed to initialize router models: )?", "", first
+    ).strip()
+
+
+def _chosen(path: str, parallel: int, given: Mapping[str, str], n_models: int = 1) -> dict[str, str]:
+    """What is chosen here, as pypcd.Llama chooses it, unless the user did.
+
+    Args:
+        given: his options, without dashes.
+        n_models: how many are loaded at the same time.
+    """
+    sizes = ("ctx-size", "c", "LLAMA_ARG_CTX_SIZE")
+    n_ctx = option_of(given, *sizes) or ""
     on_gpu = _machine.has_gpu()
     options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
     threads = _threads.choose(_threads.width_of(path, options))
     if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
-        n_ctx = str(_machine.checked_n_ctx(path, options, parallel))
+        n_ctx = str(_machine.checked_n_ctx(path, options, parallel, n_models))
     chosen = {
-        ("--ctx-size", "-c"): n_ctx,
-        ("--kv-unified-per-slot",): str(int(n_ctx) // parallel),  # where all is taken, every request would be ended
-        ("--fit", "-fit"): "off",  # it does not count second keys
-        ("--flash-attn", "-fa"): "on" if on_gpu else "off",
-        ("--gpu-layers", "--n-gpu-layers", "-ngl"): "all" if on_gpu else "",
-        ("--threads", "-t"): str(threads.decode),
-        ("--threads-batch", "-tb"): str(threads.batch),
-        ("--cors-origins",): "localhost",  # else any page that is open in a browser here could ask it
-        ("--log-colors",): "off",
+        sizes: n_ctx,
+        # where all is taken, every request would be ended
+        ("kv-unified-per-slot", "LLAMA_ARG_KV_UNIFIED_PER_SLOT"): str(int(n_ctx) // parallel),
+        ("fit", "LLAMA_ARG_FIT"): "off",  # it does not count second keys
+        ("flash-attn", "fa", "LLAMA_ARG_FLASH_ATTN"): "on" if on_gpu else "off",
+        ("gpu-layers", "n-gpu-layers", "ngl", "LLAMA_ARG_N_GPU_LAYERS"): "all" if on_gpu else "",
+        ("threads", "t", "LLAMA_ARG_THREADS"): str(threads.decode),
+        ("threads-batch", "tb"): str(threads.batch),
     }
-    return [
-        word for names, value in chosen.items() if value and not set(names) & set(given) for word in (names[0], value)
-    ]
+    return {names[0]: value for names, value in chosen.items() if value and option_of(given, *names) is None}
 
 
 _PATH_VARIABLE = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}.get(sys.platform, "LD_LIBRARY_PATH")
@@ -351,4 +468,4 @@ def _end_with_parent() -> None:
     """In the new process: have it ended if pypcd is, however that happens."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; SIGTERM would wait for the streams that clients read

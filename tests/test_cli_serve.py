@@ -75,6 +75,26 @@ def gone(port: int) -> bool:
 
 
 @needs_server
+def test_of_several_models_it_says_what_each_does(tiny: Tiny) -> None:
+    mamba = tiny("mamba")
+    with serving("demo=cautious", str(mamba)) as process:
+        assert process.stdout
+        lines = [process.stdout.readline() for _ in range(6)]
+        assert lines[0] == "2 models | Ctrl-C to end\n"
+        width = max(len(mamba.stem), 4)
+        assert lines[1] == f"  {'demo':<{width}}  PCD cautious where a request does not say\n"
+        assert lines[2] == f"  {mamba.stem:<{width}}  PCD off where a request does not say\n"
+        words = shlex.split(lines[5])[1:]
+        request = urllib.request.Request(words[2], words[4].encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            assert json.load(answer)["choices"][0]["message"]["content"]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (0, "")
+    assert err.startswith(f"pypcd: {mamba.stem}: PCD cannot run here: ") and err.count("\n") == 1
+
+
+@needs_server
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
     with serving("demo", "--pcd", "cautious") as process:
@@ -179,7 +199,17 @@ def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         (["demo", "--port", "0", "--", "-t", "x"], 'pypcd: llama-server: error while handling argument "-t"'),
         (["demo", "--pot", "1"], "pypcd serve: error: there is no option --pot (did you mean '--port'?)"),
         (["demo", "--parallel", "x"], "argument --parallel: 'x'; allowed: an integer of at least 1"),
-        (["demo", "other"], "pypcd serve: error: unexpected argument 'other'"),
+        (["demo", "other"], "pypcd: there is no model file other; "),
+        (["demo", "demo=off"], "pypcd: two models are called 'demo': "),
+        (["demo=cautius"], "pypcd: demo: pcd is 'cautius', which is not a setting (did you mean 'cautious'?)"),
+        (["nosuch.ini"], "pypcd: there is no file of models nosuch.ini; "),
+        (["x.ini=off"], "pypcd: x.ini has a setting behind it, 'off'; in a file of models each has its own, pcd = "),
+        ([str(Path(__file__).parent)], " is a folder without a .gguf file; "),
+        (
+            ["demo", "--", "--models-dir", "x"],
+            "pypcd: --models-dir stands behind --; give the folder or the file as MODEL",
+        ),
+        (["demo", "--port", "1", "other"], "pypcd serve: error: unexpected argument 'other'"),
     ],
 )
 def test_a_mistake_is_one_sentence(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -281,7 +281,7 @@ def test_quoted_messages_are_the_programs() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     sources = [
         *ROOT.glob("pypcd/**/*.py"),
-        *ROOT.glob("cpp/*.cpp"),
+        *ROOT.glob("cpp/**/*.cpp"),
         *ROOT.glob("cmake/*.cmake"),
         ROOT / "CMakeLists.txt",
     ]

@@ -69,18 +69,18 @@ def test_drafts_are_timed_by_how_many_guesses_are_right(
     assert made["Knowing"](text, 1.0, 4, 384)(text[:10]).tolist() == [10, 11, 12, 13]
 
 
-def test_requests_are_timed_beside_twice_as_many_plain_ones(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("beside", ["twice as many", "stock"])
+def test_requests_are_timed_beside_others(beside: str, recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        _server.executable()
+        program = str(_server.executable())
     except pypcd.LibraryError:
         pytest.skip("llama-server was not built (PYPCD_SERVER=OFF); pip install . without that builds it")
-    sizes = ("--requests=2", "--length=24", "--n-tokens=3", "--rounds=1", "--threads=1")
-    recipe("time_server.py", "demo", *sizes)
+    sizes = ("--requests=2", "--length=24", "--n-tokens=3", "--rounds=2", "--threads=1")
+    # ours in place of stock's, which need not have been built: without LLAMA_ARG_PCD it takes no request with PCD either
+    recipe("time_server.py", "demo", *sizes, *(["--stock", program] if beside == "stock" else []))
     rows = capsys.readouterr().out.splitlines()[3:]
-    assert [
-        re.match(r"\| (\d+ \w+ ?\w*) \| \d+\.\d( \(\d+\.\d\dx\))? \| \d+\.\d\d \|$", row).groups()[0] for row in rows
-    ] == [
-        "2 plain",
-        "2 with PCD",
-        "4 plain",
-    ]
+    number = r"\d+\.\d+ \(\d+\.\d\d, \d+\.\d\d to \d+\.\d\d\)"
+    names = [re.match(rf"\| (.*?) \| {number} \| {number} \| {number} \|$", row).groups()[0] for row in rows]
+    ours = ["2 with --pcd off", "2 with PCD"]
+    assert names == (["2 to stock", *ours, '2 with "pcd": false'] if beside == "stock" else ["4 with --pcd off", *ours])
+    assert "(1.00, 1.00 to 1.00)" in rows[0]

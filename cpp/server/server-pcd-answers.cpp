@@ -25,20 +25,10 @@ json server_pcd_request::to_json() const {
 }
 
 json server_pcd_models(json models) {
-    if (!server_pcd.is_given || !server_pcd.refusal.empty()) {
-        return models;
-    }
-    std::vector<std::string> suffixes = { ":pcd" };
-    for (const auto & name : server_pcd.runs) {
-        suffixes.push_back(":pcd-" + name);
-    }
-    const json base = models.at("data").at(0);
-    for (const auto & suffix : suffixes) {
-        json entry = base;
-        entry["id"]      = base.at("id").get<std::string>() + suffix;
-        entry["aliases"] = json::array();
-        models["data"].push_back(entry);
-    }
+    const json entry = models.at("data").at(0);
+
+    models["data"] = json::array();
+    server_pcd_list(models["data"], entry, entry);
     return models;
 }
 

@@ -53,14 +53,22 @@ static llama_pcd_params params_of(const json & given) {
     return res;
 }
 
-void server_pcd_settings::read(const json & given) {
-    const int32_t version = given.at("version").get<int32_t>();
+void server_pcd_settings::read(const json & all, const std::set<std::string> & names) {
+    const int32_t version = all.at("version").get<int32_t>();
     if (version != llama_pcd_version()) {
         throw std::runtime_error(string_format("it has version %d of the PCD interface, this server has %d", version, llama_pcd_version()));
     }
+    json given = all;
+    for (const auto & name : names) {
+        if (all.contains("models") && all.at("models").contains(name)) {
+            for (const auto & [key, value] : all.at("models").at(name).items()) { // what differs
+                given[key] = value;
+            }
+        }
+    }
+    values     = all.at("values");
     by_default = given.at("default").get<bool>();
     required   = given.at("required").get<bool>();
-    values     = given.at("values");
     setting    = params_of(given.at("setting"));
 
     for (const auto & cur : given.at("contexts")) {

@@ -7,6 +7,7 @@
 #include "llama-pcd.h"
 
 #include <array>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,7 +38,7 @@ struct server_pcd_settings {
     llama_pcd_params context = {};
     std::vector<std::string> runs; // presets that requests may name
 
-    void read(const common_json & given);
+    void read(const common_json & given, const std::set<std::string> & names); // for the model of one of these names
 
     bool is_own  (const server_pcd_field & field) const;                // a request may change it
     bool can_have(const server_pcd_field & field, double number) const; // and to this value

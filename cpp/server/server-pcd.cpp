@@ -64,7 +64,7 @@ static bool goes_on_without() {
     return res;
 }
 
-bool server_pcd_load(llama_context * ctx, bool reads_hidden_states) {
+bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, bool reads_hidden_states) {
     server_pcd = {};
 
     const char * given = std::getenv("LLAMA_ARG_PCD");
@@ -72,7 +72,7 @@ bool server_pcd_load(llama_context * ctx, bool reads_hidden_states) {
         return true;
     }
     try {
-        server_pcd.read(json::parse(given));
+        server_pcd.read(json::parse(given), names);
     } catch (const std::exception & e) {
         LOG_ERR("%s: LLAMA_ARG_PCD cannot be read: %s; `pypcd serve` writes it\n", __func__, e.what());
         return false;
@@ -150,10 +150,9 @@ static std::string suffix_of(const json & body) {
         return {};
     }
     const std::string model = body.at("model").get<std::string>();
-    const size_t      colon = model.rfind(':');
-    const std::string end   = colon == std::string::npos ? "" : model.substr(colon + 1);
+    const size_t      n     = server_pcd_model_of(model).size();
 
-    return end == "pcd" || end.rfind("pcd-", 0) == 0 ? end : "";
+    return n == model.size() ? "" : model.substr(n + 1);
 }
 
 static server_pcd_request request_of(const json & body, const char *& field) {

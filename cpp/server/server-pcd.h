@@ -11,6 +11,8 @@
 #include "server-pcd-origin.h"
 
 #include <cstdint>
+#include <exception>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -69,8 +71,9 @@ struct server_pcd_probs {
 // How much of a model is loaded, 0 to 1: a line on stdout for `pypcd serve`.
 void server_pcd_loading(const std::string & stage, float progress);
 
-// The context was made: read the settings and try them. False: PCD is on for all requests, but cannot run here.
-bool server_pcd_load(llama_context * ctx, bool reads_hidden_states);
+// The context was made: read the settings and try them; names: the model's, which may have a setting of its own. False: PCD is on for
+// all requests, but cannot run here.
+bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, bool reads_hidden_states);
 
 // What a body asks for: its field "pcd", else the end of "model" (name:pcd, name:pcd-preset), else the server's setting.
 // Throws std::invalid_argument.
@@ -86,3 +89,23 @@ void server_pcd_tokens(llama_context * ctx, llama_seq_id id, const server_pcd_re
 // the answers of /v1/models, with an entry for each setting behind the model's, and of /props
 common_json server_pcd_models(common_json models);
 common_json server_pcd_props();
+
+//
+// several models: a router and a server for each of them, its child
+//
+
+// the model that a request names: without the end that asks for a setting
+std::string server_pcd_model_of(const std::string & name);
+
+// adds a model to those of /v1/models, and the names of its settings, as far as its server has told them when it was last ready
+void server_pcd_list(common_json & models, common_json entry, const common_json & told);
+
+// what a client gets whose model's server ended: the rest of a stream, or the whole answer
+std::string server_pcd_ended(const std::string & why, bool in_stream);
+
+// a model that a request waited for did not load: a fault of the server (500), not of the request
+struct server_pcd_not_loaded : std::exception {
+    explicit server_pcd_not_loaded(const std::string & name);
+    const char * what() const noexcept override { return text.c_str(); }
+    std::string text;
+};

@@ -93,9 +93,11 @@ def describe_pcd(config: PCDConfig | None) -> str:
     return min(texts, key=lambda text: text[:2])[-1]
 
 
-def add_model(parser: argparse.ArgumentParser, **kwargs: Any) -> None:
+def add_model(
+    parser: argparse.ArgumentParser, what: str = "a GGUF file, or 'demo', which comes with pypcd", **kwargs: Any
+) -> None:
     parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=26)  # one line for each option
-    parser.add_argument("model", metavar="MODEL", help="a GGUF file, or 'demo', which comes with pypcd", **kwargs)
+    parser.add_argument("model", metavar="MODEL", help=what, **kwargs)
 
 
 def at_least(low: int) -> Callable[[str], int]:

@@ -11,13 +11,12 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from pypcd import _server
+from pypcd import _served, _server
 from pypcd._cli import _options, _terminal
 from pypcd._cli._text import sentence
-from pypcd._config import PCDConfig
 from pypcd._errors import PCDError
 from pypcd._settings import load
 
@@ -25,15 +24,15 @@ _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    _options.add_model(parser)
-    parser.usage = "pypcd serve MODEL [options] [-- llama-server's own options]"
+    _options.add_model(parser, nargs="+", what="a GGUF file, 'demo', a folder of them, or models.ini; several too")
+    parser.usage = "pypcd serve MODEL[=SETTING] ... [options] [-- llama-server's own options]"
     parser.epilog = (
         'A request chooses with "pcd": true, false, a preset or values in its body, or by its model: NAME:pcd, '
         "NAME:pcd-gentle. See docs/serve.md. Ctrl-C ends the server."
     )
     parser.set_defaults(server_options=[])
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help="for requests that do not say: gentle (default), off, on, a profile ...")
+    add("--pcd", metavar="SETTING", help="where neither a request nor MODEL says: gentle (default), off ...")
     add("--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", metavar="N", type=_options.at_least(0), default=8080, help="0: any free one (default: 8080)")
     add(
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         setting = load(_options.DEFAULT_PCD if args.pcd is None else args.pcd)
         server = _server.Server(
-            args.model,
+            _served.read(args.model),
             pcd=setting,
             pcd_required=args.pcd is not None,
             host=args.host,
@@ -67,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
     except (PCDError, ValueError, TypeError, OSError) as error:
         print(f"pypcd: {sentence(error)}", file=sys.stderr)
         return 2
-    _options.note_of_profile(setting, server.path)
+    for model in server.models:
+        _options.note_of_profile(setting if model.pcd is None else model.pcd, model.path)
+    for remark in server.remarks:
+        _terminal.note(remark)
     if args.host not in _LOCAL and not _has_key(args):
         _terminal.note(f"anybody who reaches {args.host} can use this server; --api-key KEY keeps others out")
     with _ending() as stopped, server.running():
@@ -78,9 +80,10 @@ def run(args: argparse.Namespace) -> int:
             return 2 if isinstance(error, _server.OptionError) else 1
         if ready:
             log.shows = True
-            if refusal := server.refusal():
-                _terminal.note(refusal)
-            _terminal.write(_greeting(server, args, None if refusal else server.config))
+            refusals = server.refusals()
+            for name, why in refusals.items():
+                _terminal.note(f"{name}: {why}" if len(server.models) > 1 else why)
+            _terminal.write(_greeting(server, args, refusals))
             server.wait(stopped)
     return 0
 
@@ -108,17 +111,31 @@ def _wait(server: _server.Server, stopped: Callable[[], bool], *, enabled: bool)
         return server.wait_until_ready(waiting)
 
 
-def _greeting(server: _server.Server, args: argparse.Namespace, config: PCDConfig | None) -> str:
-    """Where it is, and a command that asks it something."""
-    wanted = f"{server.name}:pcd-gentle"
+def _greeting(server: _server.Server, args: argparse.Namespace, without: Collection[str]) -> str:
+    """Where it is, and a command that asks it something.
+
+    Args:
+        without: the models that cannot run PCD.
+    """
+    names = list(server.configs)
+    wanted = f"{names[0]}:pcd-gentle"
+    pcd = {name: "off" if name in without else _options.describe_pcd(config) for name, config in server.configs.items()}
+    if len(names) == 1:
+        head = f"{names[0]} | PCD {pcd[names[0]]} where a request does not say | Ctrl-C to end\n"
+    else:
+        width = max(map(len, names))
+        head = f"{len(names)} models | Ctrl-C to end\n"
+        for name, setting in pcd.items():
+            later = "" if name in server.at_start else "; loaded when it is asked for"
+            head += f"  {name:<{width}}  PCD {setting} where a request does not say{later}\n"
     body: dict[str, Any] = {
-        "model": wanted if wanted in server.names() else server.name,
+        "model": wanted if wanted in server.names() else names[0],
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 64,
     }
     key = " -H 'Authorization: Bearer KEY'" if _has_key(args) else ""
     return (
-        f"{server.name} | PCD {_options.describe_pcd(config)} where a request does not say | Ctrl-C to end\n"
+        f"{head}"
         f"  page    {server.url}/\n"
         f"  OpenAI  {server.url}/v1\n"
         f"  try     curl -s {server.url}/v1/chat/completions{key} -d {shlex.quote(json.dumps(body))}\n"

@@ -1,10 +1,16 @@
-"""Times requests to llama-server: n at once plainly, n with PCD, and 2n plainly.
+"""Times requests to llama-server, with PCD, without, and to stock llama-server.
 
-    python scripts/recipes/time_server.py MODEL [--pcd window] [--requests 4] [--length 256] [--n-tokens 32] [--rounds 3]
+    python scripts/recipes/time_server.py MODEL [--pcd window] [--requests 4] [--length 256] [--n-tokens 32] [--starts 1] [--rounds 3]
+    python scripts/recipes/time_server.py MODEL --stock "$(scripts/recipes/stock_server)"
 
-Prints tokens per second of all answers together, the seconds to a first token, and in brackets the time of the n with PCD as a
-multiple of the 2n plain ones', which have as many rows. Two servers take turns, one of which never gets a request with PCD. The
-prompts are tokens at random that differ from the first one on, so that nothing of them is cached.
+n requests at once with PCD are timed beside n plain ones and beside 2n, which have as many rows; or, with --stock, beside n to
+stock llama-server. Each line has a server of its own, which gets no other requests; they take turns, in another order each round,
+in --starts sets of processes: where one got its memory may make it a few per cent faster.
+Prints medians of the rounds, and in brackets the median and the quartiles of the quotient with the first line in the same round:
+above 1 is more. `first token` is the median of the n requests; `tokens per second` are those of all answers, from each one's first
+token on; `all` is the time until the last answer is complete. Prompts are words at random, the same for all lines of a round;
+nothing is taken from a prompt cache. With --cpu-time seconds are those of the server's process alone: on one thread, what it would take
+if nothing else ran on that core, which a shared machine shows more exactly than the clock (Linux).
 """
 
 from __future__ import annotations
@@ -14,78 +20,131 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import os
+import random
 import statistics
 import time
+from typing import Any, Callable, NamedTuple
 
-from pypcd import _server
+from pypcd import _engine, _server
 from pypcd._cli import _options
 
+WORDS = "the a of and in to water house red green old new time day made found when there first last open light"
 
-def answer(server: _server.Server, prompt: list[int], n_tokens: int, pcd: object) -> float:
-    """Asks once, streaming; the seconds to the first token."""
+
+Clock = Callable[[], float]
+
+
+class Times(NamedTuple):
+    first: float  # seconds, the median
+    per_second: float
+    all: float
+
+
+def post(server: _server.Server, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=3600)
-    body = {"prompt": prompt, "n_predict": n_tokens, "temperature": 0, "ignore_eos": True, "pcd": pcd, "stream": True}
-    started, first = time.perf_counter(), 0.0
-    connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", "Connection": "close"})
     response = connection.getresponse()
     if response.status != 200:
         raise SystemExit(f"{response.status}: {response.read().decode()}")
-    for line in response:
-        if not first and line.startswith(b"data: ") and json.loads(line[6:]).get("tokens"):
-            first = time.perf_counter() - started
-    connection.close()
-    return first
+    return response
 
 
-def timed(server: _server.Server, prompts: list[list[int]], n_tokens: int, pcd: object) -> tuple[float, float]:
-    """All at once: seconds in all, and the median to a first token."""
-    started = time.perf_counter()
+def cpu_clock(server: _server.Server) -> Clock:
+    """The CPU time of all its threads."""
+    assert server._process is not None
+    clock = (~server._process.pid << 3) | 2  # clock_getcpuclockid() in C, which Python has for threads alone
+    return lambda: time.clock_gettime(clock)
+
+
+def answer(
+    server: _server.Server, prompt: list[int], n_tokens: int, fields: dict[str, Any], clock: Clock
+) -> tuple[float, float]:
+    """Asks once, streaming; the seconds to the first token and to the last."""
+    body = {"prompt": prompt, "n_predict": n_tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    started, first = clock(), 0.0
+    with post(server, "/completion", {**body, **fields, "stream": True}) as response:
+        for line in response:
+            if not first and line.startswith(b"data: ") and json.loads(line[6:]).get("tokens"):
+                first = clock() - started
+    return first, clock() - started
+
+
+def timed(
+    server: _server.Server, prompts: list[list[int]], n_tokens: int, fields: dict[str, Any], clock: Clock
+) -> Times:
+    """All at once."""
     with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
-        firsts = list(pool.map(lambda prompt: answer(server, prompt, n_tokens, pcd), prompts))
-    return time.perf_counter() - started, statistics.median(firsts)
+        ends = list(pool.map(lambda prompt: answer(server, prompt, n_tokens, fields, clock), prompts))
+    speed = sum((n_tokens - 1) / (last - first) for first, last in ends)
+    return Times(statistics.median(first for first, _ in ends), speed, max(last for _, last in ends))
+
+
+def stock(server: _server.Server, executable: str) -> _server.Server:
+    """The same command for another executable, and no libllama of ours."""
+    server.command[0], server.environment = executable, dict(os.environ)
+    return server
+
+
+def cell(numbers: list[float], of: list[float], digits: int) -> str:
+    quotients = [a / b for a, b in zip(numbers, of)]
+    low, _, high = statistics.quantiles(quotients, n=4) if len(quotients) > 1 else quotients * 3
+    return f"{statistics.median(numbers):.{digits}f} ({statistics.median(quotients):.2f}, {low:.2f} to {high:.2f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("--pcd", default="window", help="a preset")
-    for name, default in (("requests", 4), ("length", 256), ("n-tokens", 32), ("rounds", 3)):
-        parser.add_argument(f"--{name}", type=_options.at_least(1), default=default)
+    parser.add_argument("--pcd", default="window", help="a preset, or any other setting")
+    parser.add_argument("--stock", metavar="EXECUTABLE", help="what scripts/recipes/stock_server prints")
+    for name, default in (("requests", 4), ("length", 256), ("n-tokens", 32), ("starts", 1), ("rounds", 3)):
+        parser.add_argument(f"--{name}", type=_options.at_least(2 if name == "n-tokens" else 1), default=default)
+    parser.add_argument("--cpu-time", action="store_true", help="of the server's process, not of the clock")
     parser.add_argument("--threads", type=_options.at_least(1))
     args = parser.parse_args()
     n = args.requests
-    n_ctx = 2 * n * 2 * (args.length + args.n_tokens + 64)
-    options = ["--cache-ram", "0", "--log-verbosity", "1", "--ctx-size", str(n_ctx)]
+    n_ctx = 2 * n * (args.length + args.n_tokens + 64)
+    options = ["--cache-ram", "0", "--log-verbosity", "1", "--ctx-size", str(2 * n_ctx)]
     options += ["--threads", str(args.threads), "--threads-batch", str(args.threads)] if args.threads else []
+    amx = _engine.settle_amx()
+    options += ["--no-repack"] if amx.exists and not amx.on else []  # stock would use it wherever it was compiled
 
-    number = 0
+    def server(pcd: object = False) -> _server.Server:
+        return _server.Server(args.model, pcd=pcd, port=0, parallel=2 * n, options=options)
 
-    def prompts(count: int) -> list[list[int]]:
-        nonlocal number
-        number += count
-        return [[100 + (i * 7919 + j * 31) % 97 for j in range(args.length)] for i in range(number - count, number)]
-
-    ways = {f"{n} plain": (0, n, False), f"{n} with PCD": (1, n, args.pcd), f"{2 * n} plain": (0, 2 * n, False)}
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    firsts: dict[str, list[float]] = {way: [] for way in ways}
-    with contextlib.ExitStack() as stack:
-        made = [_server.Server(args.model, port=0, parallel=2 * n, options=options) for _ in range(2)]
-        servers = [stack.enter_context(server.running()) for server in made]
-        for server in servers:
-            server.wait_until_ready()
-        for turn in range(args.rounds + 1):  # the first one warms up
-            for way, (which, count, pcd) in ways.items():
-                all_of_them, first = timed(servers[which], prompts(count), args.n_tokens, pcd)
-                if turn:
-                    seconds[way].append(all_of_them)
-                    firsts[way].append(first)
-    print(f"prompts of {args.length} tokens, answers of {args.n_tokens}; medians of {args.rounds} rounds")
-    print("| requests at once | tokens per second | first token after (s) |\n| --- | ---: | ---: |")
-    middle = {way: statistics.median(times) for way, times in seconds.items()}
-    for way, (_, count, pcd) in ways.items():
-        ratio = f" ({middle[way] / middle[f'{2 * n} plain']:.2f}x)" if pcd else ""
-        speed = count * args.n_tokens / middle[way]
-        print(f"| {way} | {speed:.1f}{ratio} | {statistics.median(firsts[way]):.2f} |")
+    ways = {f"{n} with --pcd off": (server(), n, {}), f"{n} with PCD": (server(args.pcd), n, {})}
+    if args.stock:
+        refused = (server(args.pcd), n, {"pcd": False})
+        ways = {f"{n} to stock": (stock(server(), args.stock), n, {}), **ways, f'{n} with "pcd": false': refused}
+    else:
+        ways = {f"{2 * n} with --pcd off": (server(), 2 * n, {}), **ways}
+    found: dict[str, list[Times]] = {way: [] for way in ways}
+    for start in range(args.starts):
+        with contextlib.ExitStack() as stack:
+            rng = random.Random(start)
+            for one, _, _ in rng.sample(list(ways.values()), len(ways)):
+                stack.enter_context(one.running()).wait_until_ready()
+            for turn in range(args.rounds + 1):  # the first one warms up
+                texts = [" ".join(rng.choices(WORDS.split(), k=args.length)) for _ in range(2 * n)]
+                prompts = [
+                    json.loads(post(one, "/tokenize", {"content": text}).read())["tokens"][: args.length]
+                    for text in texts
+                ]
+                for way in rng.sample(list(ways), len(ways)):
+                    one, count, fields = ways[way]
+                    clock = cpu_clock(one) if args.cpu_time else time.perf_counter
+                    times = timed(one, prompts[:count], args.n_tokens, fields, clock)
+                    if turn:
+                        found[way].append(times)
+    print(f"prompts of {args.length} tokens, answers of {args.n_tokens}; medians of {args.starts * args.rounds} rounds")
+    print("| requests at once | first token, s | tokens per second | all, s |\n| --- | ---: | ---: | ---: |")
+    base = found[next(iter(ways))]
+    for way, times in found.items():
+        cells = (
+            cell([getattr(one, name) for one in times], [getattr(one, name) for one in base], digits)
+            for name, digits in (("first", 3), ("per_second", 1), ("all", 2))
+        )
+        print(f"| {way} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+// Several models: llama-server without a model of its own, the router, starts a server for each, its child, and passes requests on.
+// Knows names of models and the JSON of answers, but no settings: a child has them, and tells which ones run.
+
+#include "server-pcd.h"
+
+#include <cstdlib>
+#include <thread>
+
+#ifndef _WIN32
+#include <poll.h>
+#include <unistd.h>
+#endif
+
+using json = common_json;
+
+std::string server_pcd_model_of(const std::string & name) {
+    const size_t      colon = name.rfind(':');
+    const std::string end   = colon == std::string::npos ? "" : name.substr(colon + 1);
+
+    return end == "pcd" || end.rfind("pcd-", 0) == 0 ? name.substr(0, colon) : name;
+}
+
+void server_pcd_list(json & models, json entry, const json & told) {
+    const json pcd = told.is_object() && told.contains("pcd") ? told.at("pcd") : json(nullptr);
+
+    if (!pcd.is_null()) {
+        entry["pcd"] = pcd;
+    }
+    models.push_back(entry);
+    if (pcd.is_null() || !pcd.contains("presets")) {
+        return;
+    }
+    const std::string name = entry.at("id").get<std::string>();
+
+    const auto add = [&](const std::string & suffix) {
+        entry["id"] = name + suffix;
+        models.push_back(entry);
+    };
+    entry["aliases"] = json::array();
+    entry.erase("pcd");
+    add(":pcd");
+    for (const auto & [preset, values] : pcd.at("presets").items()) {
+        add(":pcd-" + preset);
+    }
+}
+
+std::string server_pcd_ended(const std::string & why, bool in_stream) {
+    const json error = {
+        { "type",  "error" }, // for clients of /v1/messages
+        { "error", {
+            { "code",    500 },
+            { "type",    "server_error" },
+            { "message", "the model's server ended before the answer did (" + why + "); the next request loads the model again" },
+        } },
+    };
+    return in_stream ? "\n\nevent: error\ndata: " + error.dump_safe() + "\n\n" : error.dump_safe();
+}
+
+server_pcd_not_loaded::server_pcd_not_loaded(const std::string & name)
+    : text("model '" + name + "' did not load; the log of `pypcd serve --verbose` says why") {}
+
+#ifndef _WIN32
+// A child reads its standard input, and so learns of its router's end, once its model is loaded. This one knows it while it loads, too.
+static const bool ends_with_router = [] {
+    const bool is_child = std::getenv("LLAMA_SERVER_ROUTER_PORT") != nullptr;
+    if (is_child) {
+        std::thread([] {
+            pollfd input = { 0, 0, 0 }; // nothing but that the other end is closed
+            while (poll(&input, 1, -1) < 0) {}
+            _exit(1);
+        }).detach();
+    }
+    return is_child;
+}();
+#endif
