@@ -9,7 +9,8 @@ import {customOf, DEFAULTS, NUMBERS} from "./settings.js";
 import {candidates, replaced, shown} from "./tokens.js";
 
 function dialog(label, open, close, content) {
-  return html`<dialog aria-label=${label} data-open=${String(open)} @close=${() => open && close()}>${open ? content() : nothing}</dialog>`;
+  return html`<dialog aria-label=${label} data-open=${String(open)} @close=${() => open && close()}
+    @cancel=${event => { if (event.target === event.currentTarget) { event.preventDefault(); close() } }}>${open ? content() : nothing}</dialog>`;
 }
 
 const idOf = (...words) => words.join("-").replace(/\W+/g, "-");

@@ -47,7 +47,7 @@ function show() {
   document.documentElement.dataset.colours = state.settings.colours;
   const {scrollHeight, scrollTop, clientHeight} = document.documentElement;
   const atEnd = scrollHeight - scrollTop - clientHeight < 40;
-  const stopping = document.activeElement?.id === "stop";
+  const hadFocus = document.activeElement !== document.body;
   try {
     render(page(state, actions), document.body);
   } catch (error) { // nothing that is kept may keep a person out
@@ -56,12 +56,13 @@ function show() {
     state.error = `This conversation cannot be shown: ${error.message}`;
     render(page(state, actions), document.body);
   }
-  if (stopping && !document.getElementById("stop")) focusOn("message");
   for (const dialog of document.querySelectorAll("dialog")) {
     const wanted = dialog.dataset.open === "true";
     if (wanted && !dialog.open) dialog.showModal();
     else if (!wanted && dialog.open) dialog.close(); // gives the focus back
   }
+  if (hadFocus && document.activeElement.matches("body, :disabled")) // what had it is gone: else the keyboard begins at the top again
+    (document.querySelector("dialog[open] button:enabled") ?? document.getElementById("message"))?.focus();
   if (atEnd && state.runs.size) document.documentElement.scrollTop = document.documentElement.scrollHeight;
   took = performance.now() - start;
 }
@@ -312,10 +313,12 @@ const actions = {
     show();
     await writing;
   }),
-  version(message) {
+  version(message, label) {
     state.conversation.show(message);
     keep(state.conversation).catch(fail);
     show();
+    const buttons = [...document.getElementById("versions-" + message.id)?.querySelectorAll("button:enabled") ?? []];
+    (buttons.find(button => button.ariaLabel === label) ?? buttons[0])?.focus();
   },
   choose(message) {
     actions.stop(); // the other one may be written still
@@ -334,6 +337,7 @@ const actions = {
   },
 
   panel(name) {
+    if (!name) document.activeElement.blur(); // a field that is being filled in tells its value while it is there
     state.panel = name;
     if (name === "conversations") refresh();
     show();

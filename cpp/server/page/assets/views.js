@@ -51,6 +51,9 @@ function talk(state, act) {
   </section>`;
 }
 
+/** On a telephone about 40 characters are a line, and 10 lines are shown: what scrolls has to be reachable by keyboard. */
+const mayScroll = text => text.length + 40 * text.split("\n").length > 350;
+
 function yours(message, state, act) {
   const editing = state.editing?.id === message.id;
   return html`<article class="yours" aria-label="You">
@@ -60,7 +63,7 @@ function yours(message, state, act) {
         @input=${event => { state.editing.text = event.target.value }}></textarea>
       <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
-      <div class="text" tabindex=${message.text.length > 1000 ? 0 : nothing}>${message.text}</div>
+      <div class="text" tabindex=${mayScroll(message.text) ? 0 : nothing}>${message.text}</div>
       <div class="tools">
         ${versions(message, state, act)}
         <button id=${"edit-" + message.id} @click=${() => act.edit(message)}>Edit</button>
@@ -94,10 +97,10 @@ function versions(message, state, act) {
   const all = state.conversation.versions(message);
   if (all.length < 2) return nothing;
   const at = all.indexOf(message);
-  return html`<span class="versions">
-    <button aria-label="Previous version" ?disabled=${at === 0} @click=${() => act.version(all[at - 1])}>‹</button>
+  return html`<span class="versions" id=${"versions-" + message.id}>
+    <button aria-label="Previous version" ?disabled=${at === 0} @click=${() => act.version(all[at - 1], "Previous version")}>‹</button>
     ${at + 1} of ${all.length}
-    <button aria-label="Next version" ?disabled=${at === all.length - 1} @click=${() => act.version(all[at + 1])}>›</button>
+    <button aria-label="Next version" ?disabled=${at === all.length - 1} @click=${() => act.version(all[at + 1], "Next version")}>›</button>
   </span>`;
 }
 
