@@ -232,7 +232,7 @@ def test_no_mixture_of_them_does_harm(open_page: Open, script: Script) -> None:
     chat.play(script)
     chat.told(script, "x")
 
-    @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(PIECES, min_size=1, max_size=60))
     def check(pieces: list[str]) -> None:
         chat.button("Retry", chat.answers).click()

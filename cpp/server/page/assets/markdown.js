@@ -15,7 +15,10 @@ const escaped = text => text.replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`);
 
 marked.use({
   gfm: true,
-  walkTokens: token => { if (token.href) token.href = unmarked(token.href) },
+  walkTokens: token => {
+    if (token.href) token.href = unmarked(token.href);
+    token.escaped = false; // behind <script> and the like it takes text for HTML that is shown as it is
+  },
   renderer: {
     html: ({text}) => escaped(text),
     image: ({href, text}) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
