@@ -73,7 +73,8 @@ export function markdown(pieces, button) {
  */
 function withMarks(pieces) {
   const clean = pieces.map(piece => piece.text.replace(MARKS, ""));
-  const addresses = [...clean.join("").matchAll(/\S*(?::\/\/|@|www\.)\S*/gi)].map(({index, 0: found}) => [index, index + found.length]);
+  const addresses = [...clean.join("").matchAll(/\S+/g)].filter(run => /:\/\/|@|www\./i.test(run[0]))
+    .map(({index, 0: found}) => [index, index + found.length]);
   let start = 0;
   return pieces.map(({mark}, i) => {
     const text = clean[i];
@@ -82,7 +83,7 @@ function withMarks(pieces) {
     start += text.length;
     while (addresses.length && addresses[0][1] <= at) addresses.shift();
     if (mark === null || !isWord(word) || addresses[0]?.[0] <= at) return text;
-    if (/[&[<]$/.test(clean[i - 1]) && text === word || /^[;\]:>]/.test(clean[i + 1])) return text;
+    if ((text === word && /[&[<]$/.test(clean[i - 1])) || /^[;\]:>]/.test(clean[i + 1])) return text;
     return `${text.slice(0, -word.length)}${OPEN}${mark}${MIDDLE}${word}${CLOSE}`;
   }).join("");
 }
