@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from browser import Chat, Open, Script, event, expect
 from browser import chromium, open_page, script, served  # noqa: F401  fixtures
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Browser
 
@@ -90,10 +90,10 @@ HOSTILE = {
     "names": "<img name=getElementById><form id=location></form><a id=document name=cookie>x</a><input name=attributes>",
     "links": f"[a](javascript:{RUN}) [b](JaVaScRiPt:{RUN}) [c](java\tscript:{RUN}) [d](&#106;avascript:{RUN}) <javascript:{RUN}>",
     "data links": "[a](data:text/html,<script>1</script>) [b](vbscript:x) [c](file:///etc/passwd) [d](blob:x) [e](//example.com)",
-    "good links": "[a](https://example.com/ \"title\") <https://example.org> https://example.net me@example.com",
+    "good links": '[a](https://example.com/ "title") <https://example.org> https://example.net me@example.com',
     "images": "![a](http://example.com/a.png) ![b](javascript:1) ![c][r]\n\n[r]: data:image/png;base64,AAAA",
-    "quotes": f"[a](<https://example.com/\" onmouseover=\"{RUN}>) ![x\" onerror=\"{RUN}](y) `\"><img src=x onerror={RUN}>`",
-    "code": f"```html\" onclick=\"{RUN}\n<script>{RUN}</script>\n```\n\n    <img src=x onerror={RUN}>",
+    "quotes": f'[a](<https://example.com/" onmouseover="{RUN}>) ![x" onerror="{RUN}](y) `"><img src=x onerror={RUN}>`',
+    "code": f'```html" onclick="{RUN}\n<script>{RUN}</script>\n```\n\n    <img src=x onerror={RUN}>',
     "entities": f"&lt;script&gt;{RUN}&lt;/script&gt; &#60;img src=x onerror={RUN}&#62; &amp;lt;b&amp;gt;",
     "broken": f"<<script>{RUN}//<</script <img src=x onerror={RUN}// <a href='x <!-- -- ]]> <?php <![CDATA[ ${{{RUN}}} {{{{x}}}}",
     "lit": "<!--lit-part--> <!--?lit$123456$--> <!--lit-node 0--> lit$1$",
@@ -125,7 +125,20 @@ def is_harmless(chat: Chat, article: Any) -> dict[str, Any]:
     found = article.evaluate(LOOK)
     assert found["ran"] is None, "something ran"
     assert not found["handlers"] and not found["styles"], found
-    allowed = {*MAKES, "header", "footer", "section", "label", "time", "progress", "output", "bdi", "svg", "path", "input"}
+    allowed = {
+        *MAKES,
+        "header",
+        "footer",
+        "section",
+        "label",
+        "time",
+        "progress",
+        "output",
+        "bdi",
+        "svg",
+        "path",
+        "input",
+    }
     assert set(found["tags"]) <= allowed - {"svg", "path", "input"}, set(found["tags"]) - allowed
     assert not {"getElementById", "location", "document"} & set(found["ids"])
     for href, target, rel in found["links"]:
@@ -155,7 +168,8 @@ def test_a_hostile_token_is_harmless_in_its_table(open_page: Open, script: Scrip
     chat.play(script)
     text = HOSTILE["img"]
     options = [
-        {"id": n, "token": one, "bytes": [*one.encode()], "logprob": -1.0 - n} for n, one in enumerate([text, HOSTILE["script"]])
+        {"id": n, "token": one, "bytes": [*one.encode()], "logprob": -1.0 - n}
+        for n, one in enumerate([text, HOSTILE["script"]])
     ]
     chat.send("Say")
     script.next(chat).say(event(text, 0, top_logprobs=options)).end()
@@ -185,7 +199,9 @@ def test_what_a_server_says_is_harmless(open_page: Open, script: Script) -> None
     expect(chat.alert).to_contain_text("onerror")
     assert not chat.alert.locator("img, script").count()
     models = {"data": [{"id": HOSTILE["img"]}, {"id": "__proto__"}, {"id": "x" * 3000}]}
-    chat.page.context.route("**/v1/models", lambda route: route.fulfill(body=json.dumps(models), content_type="application/json"))
+    chat.page.context.route(
+        "**/v1/models", lambda route: route.fulfill(body=json.dumps(models), content_type="application/json")
+    )
     chat.go()
     expect(chat.named("combobox", "Model").locator("option")).to_contain_text([HOSTILE["img"], "__proto__", "xxx"])
     assert chat.page.evaluate("window.ran ?? null") is None
@@ -256,3 +272,97 @@ def test_nothing_is_asked_of_anybody_else(open_page: Open, served: _server.Serve
     assert not chat.page.context.cookies()
     policy = chat.page.locator("meta[http-equiv='Content-Security-Policy']").get_attribute("content") or ""
     assert "default-src 'none'" in policy and "unsafe" not in policy and "require-trusted-types-for 'script'" in policy
+
+
+# -- marks ------------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    " the",
+    "word",
+    "a",
+    "x",
+    "é",
+    "it's",
+    "lt",
+    "amp",
+    "www",
+    "ample",
+    "org",
+    "com",
+    "https",
+    "javascript:",
+    "mailto:",
+]
+TEXTS += [
+    "\n",
+    "\n\n",
+    "*",
+    "**",
+    "_",
+    "`",
+    "```",
+    "[",
+    "](",
+    "](https://ex",
+    ")",
+    "!",
+    "![",
+    "https://",
+    ".",
+    "/",
+    "@",
+    "&",
+    ";",
+]
+TEXTS += [
+    "<",
+    ">",
+    "</",
+    "#",
+    " ",
+    "  ",
+    "- ",
+    "1",
+    "> ",
+    "|",
+    "\n|-|-|\n",
+    "~~",
+    "\\",
+    "'",
+    "\n---\n",
+    ":",
+    "]: ",
+    "]",
+    "a@b.",
+]
+COMPARE = """
+async cases => {
+  const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
+  const html = (pieces, marked) => {
+    const element = markdown(pieces.map(([text, is], i) => ({text, mark: marked && is ? i : null})), (_, word) => document.createTextNode(word));
+    return element.innerHTML;
+  };
+  return cases.map(pieces => [html(pieces, true), html(pieces, false)]);
+}
+"""
+
+
+def test_a_mark_changes_no_meaning(open_page: Open) -> None:
+    """Addresses, tables, lists: an answer with marks, taken off, is the answer without them."""
+    page = open_page(greedy=False).page
+    piece = st.tuples(st.sampled_from(TEXTS), st.booleans())
+
+    # not made smaller: each example is 200 short answers, and the one that differs is named
+    @settings(
+        max_examples=40,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(st.lists(piece, min_size=1, max_size=9), min_size=200, max_size=200))
+    def check(cases: list[list[tuple[str, bool]]]) -> None:
+        for case, (marked, plain) in zip(cases, page.evaluate(COMPARE, cases)):
+            assert marked == plain, case
+
+    check()

@@ -61,6 +61,16 @@ def test_a_page_of_another_site_is_refused(server: _server.Server, origin: str) 
     refused(ask(server, "/completion", json.dumps(BODY).encode(), **plain), "Origin is", origin)
 
 
+def test_a_picture_of_another_site_is_refused_and_a_link_is_followed(server: _server.Server) -> None:
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+    for path in ("/props", "/slots"):
+        refused(ask(server, path, **foreign, **{"Sec-Fetch-Mode": "no-cors"}), "Sec-Fetch-Site")
+    assert ask(server, "/", **foreign, **{"Sec-Fetch-Mode": "navigate"})[0] == 200
+    assert ask(server, "/props", **{"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"})[0] == 200
+    headers = {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}
+    assert ask(server, "/props", **headers)[0] == 200
+
+
 @pytest.mark.parametrize(
     "origin", ["http://localhost:3000", "http://127.0.0.1:{port}", "http://[::1]:1", "http://192.168.1.7:8080"]
 )

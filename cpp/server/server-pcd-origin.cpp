@@ -71,5 +71,8 @@ std::string server_pcd_refusal_of_origin(const server_pcd_asked & asked) {
     if (!origin.empty() && !is_local(host_of(origin)) && origin != "http://" + same && origin != "https://" + same && !is_listed(itself, origin)) {
         return "Origin is '" + origin + "'; allowed: pages of this machine; `-- --cors-origins " + origin + "` allows it, as does `--api-key`";
     }
+    if (origin.empty() && asked.site == "cross-site" && asked.mode != "navigate") { // a link to the page may be followed
+        return "Sec-Fetch-Site is 'cross-site'; allowed: pages of this machine; `-- --cors-origins '*'` allows it, as does `--api-key`";
+    }
     return "";
 }

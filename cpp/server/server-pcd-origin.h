@@ -12,7 +12,9 @@ struct server_pcd_asked {
     std::string origins;  // --cors-origins
     bool        has_keys;
     std::string host;     // of the request
-    std::string origin;   // of the request; empty: not a browser's, or a page of ours
+    std::string origin;   // of the request; empty: not a browser's, a page of ours, or a picture of any page
+    std::string site;     // what the browser says of where it comes from (Sec-Fetch-Site), and what for
+    std::string mode;
 };
 
 // empty: it may
@@ -22,7 +24,8 @@ std::string server_pcd_refusal_of_origin(const server_pcd_asked & asked);
 template <typename Params, typename Request, typename Response>
 bool server_pcd_admits(const Params & params, const Request & req, Response & res) {
     const std::string refusal = server_pcd_refusal_of_origin(
-        { params.hostnames, params.cors_origins, !params.api_keys.empty(), req.get_header_value("Host"), req.get_header_value("Origin") });
+        { params.hostnames, params.cors_origins, !params.api_keys.empty(), req.get_header_value("Host"), req.get_header_value("Origin"),
+          req.get_header_value("Sec-Fetch-Site"), req.get_header_value("Sec-Fetch-Mode") });
     if (refusal.empty()) {
         return true;
     }

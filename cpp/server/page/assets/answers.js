@@ -3,13 +3,14 @@
 import * as api from "./api.js";
 import {tokenOf} from "./tokens.js";
 
+export const THINK = "<think>\n"; // which some templates write themselves, so that it is not in the answer
 const N_OPTIONS = 8; // candidates that are kept of each token
 
 /** The talk as a chat template takes it. */
 export function messagesOf(path, system) {
   const messages = system ? [{role: "system", content: system}] : [];
   for (const message of path) {
-    const content = message.role === "user" ? contentOf(message) : message.text;
+    const content = message.role === "user" ? contentOf(message) : (message.thinks ? THINK : "") + message.text;
     if (!content) continue;
     const last = messages.at(-1);
     if (last?.role === message.role) last.content += "\n\n" + content; // an answer is missing, and templates want turns
@@ -54,6 +55,7 @@ export async function write(message, path, options, changed, before = null, kept
   message.decided = before?.decided;
   try {
     const prompt = await api.template(options.model, messagesOf(path, options.system));
+    if (/<think>\s*$/.test(prompt)) message.thinks = true;
     const body = {
       model: options.model,
       prompt: continuedPrompt(prompt, kept),

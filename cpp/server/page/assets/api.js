@@ -70,7 +70,7 @@ async function* events(body) {
       const lines = (rest + value).split(/\r?\n/);
       rest = lines.pop();
       for (const line of lines) {
-        const [, name, data] = /^(data|error): ?(.*)$/.exec(line) ?? [];
+        const [, name, data] = /^(data|error): ?([^]*)$/.exec(line) ?? [];
         if (name === "error") yield JSON.stringify({error: JSON.parse(data)});
         else if (name && data !== "[DONE]") yield data;
       }

@@ -167,7 +167,7 @@ const messageOf = record({
   id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
   files: optional(listOf(record({name: string, text: string, count: orNull(number)}))),
   tokens: optional(listOf(tokenOf)),
-  setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), seed: optional(number), ended: optional(oneOf("stop", "limit", "stopped", "lost")),
+  setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number), ended: optional(oneOf("stop", "limit", "stopped", "lost")),
   pair: optional(string),
   stats: optional(record({
     read: number, cached: number, written: number, perSecond: number, readPerSecond: number,

@@ -205,11 +205,24 @@ async function reply(conversation, parent, compare = false) {
     state.said = compare ? "Both answers are complete." : `Answer: ${last.text}`;
 }
 
-async function send(compare = false) {
-  const {conversation, draft} = state;
-  if (isBusy() || !(draft.text.trim() || draft.files.length)) return;
+const busy = new Set(); // conversations that an answer is asked for, or written in
+
+/** One thing after the other in a conversation: what is asked for while an answer is written, or its model loaded, is not done. */
+async function alone(action) {
+  const {conversation} = state;
+  if (busy.has(conversation)) return;
+  busy.add(conversation);
+  try {
+    await action(conversation);
+  } finally {
+    busy.delete(conversation);
+  }
+}
+
+async function send(conversation, compare) {
+  const {draft} = state;
+  if (!draft.text.trim() && !draft.files.length) return;
   await ready();
-  if (isBusy() || draft !== state.draft) return; // it was sent while the model was loaded
   if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
   const files = draft.files.map(({name, text, count}) => ({name, text, count: count ?? null}));
   const message = conversation.add({role: "user", text: draft.text.trim(), files, parent: conversation.at});
@@ -221,8 +234,6 @@ async function send(compare = false) {
 }
 
 const focusOn = id => document.getElementById(id)?.focus();
-
-const isBusy = () => [...state.runs.values()].some(run => run.conversation === state.conversation);
 
 async function attach(files) {
   for (const file of files) {
@@ -260,8 +271,8 @@ async function copy(text) {
 let typing = 0;
 
 const actions = {
-  send: told(() => send()),
-  compare: told(() => send(true)),
+  send: told(() => alone(conversation => send(conversation, false))),
+  compare: told(() => alone(conversation => send(conversation, true))),
   stop(conversation = state.conversation) {
     for (const run of state.runs.values()) if (run.conversation === conversation) run.controller.abort();
   },
@@ -284,35 +295,34 @@ const actions = {
     show();
   },
 
-  retry: told(message => isBusy() || reply(state.conversation, message.role === "user" ? message.id : message.parent)),
+  retry: told(message => alone(conversation => reply(conversation, message.role === "user" ? message.id : message.parent))),
   edit(message) {
     const before = state.editing?.id;
     state.editing = message && {id: message.id, text: message.text};
     show();
     focusOn(message ? "edit" : "edit-" + before);
   },
-  sendAgain: told(async message => {
+  sendAgain: told(message => alone(async conversation => {
     const text = state.editing.text.trim();
-    if (isBusy() || !(text || message.files?.length)) return;
+    if (!text && !message.files?.length) return;
     state.editing = null;
-    const made = state.conversation.add({role: "user", text, files: message.files, parent: message.parent});
+    const made = conversation.add({role: "user", text, files: message.files, parent: message.parent});
     show();
     focusOn("message");
-    await keep(state.conversation).catch(fail);
-    await reply(state.conversation, made.id);
-  }),
-  goOn: told(async (message, index, option) => {
-    if (isBusy()) return;
+    await keep(conversation).catch(fail);
+    await reply(conversation, made.id);
+  })),
+  goOn: told((message, index, option) => alone(async conversation => {
     state.open = null;
     const kept = message.tokens.slice(0, index);
     if (option) kept.push({...message.tokens[index], id: option.id, text: option.text, n: 1, chosen: true});
-    if (option) state.asTokens.add(message.id);
     const {parent, setting, pcd, seed} = message;
-    const writing = answer(state.conversation, {parent, setting, pcd, seed}, message, kept);
-    if (option) state.asTokens.add(state.conversation.at);
+    const writing = answer(conversation, {parent, setting, pcd, seed}, message, kept);
+    if (option) state.asTokens.add(conversation.at);
     show();
     await writing;
-  }),
+  })),
+
   version(message, label) {
     state.conversation.show(message);
     keep(state.conversation).catch(fail);

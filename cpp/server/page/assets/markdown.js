@@ -57,13 +57,7 @@ export function markdown(pieces, button) {
   element.className = "markdown";
   try {
     if (plain.length > LONGEST) throw new RangeError("too long");
-    const source = pieces.map(({text, mark}, i) => {
-      const clean = text.replace(MARKS, "");
-      if (mark === null || !isWord(clean) || /[&[<]$/.test(pieces[i - 1]?.text) || /^[;\]:>]/.test(pieces[i + 1]?.text)) return clean;
-      const word = clean.trimStart();
-      return `${clean.slice(0, -word.length)}${OPEN}${mark}${MIDDLE}${word}${CLOSE}`;
-    }).join("");
-    element.append(DOMPurify.sanitize(marked.parse(source), RULES));
+    element.append(DOMPurify.sanitize(marked.parse(withMarks(pieces)), RULES));
   } catch { // nested without end: the reader of Markdown gives up, and the text is shown as it is
     element.textContent = plain;
     element.classList.add("plain");
@@ -73,8 +67,28 @@ export function markdown(pieces, button) {
   return element;
 }
 
-/** Only words are marked: around a "*", a "#" or the parts of "&amp;" a mark would make it another text. */
-const isWord = text => text.length <= 64 && /^\s*[\p{L}\p{N}'’-]+$/u.test(text) && /\p{L}/u.test(text);
+/**
+ * The Markdown with its marks. It has to mean the same with and without them, so only words are marked, and those that are part of an
+ * address, of "&amp;" or of the name of a link are not.
+ */
+function withMarks(pieces) {
+  const clean = pieces.map(piece => piece.text.replace(MARKS, ""));
+  const addresses = [...clean.join("").matchAll(/\S+/g)].filter(run => /:\/\/|@|www\./i.test(run[0]))
+    .map(({index, 0: found}) => [index, index + found.length]);
+  let start = 0;
+  return pieces.map(({mark}, i) => {
+    const text = clean[i];
+    const word = text.trimStart();
+    const at = start + text.length - word.length;
+    start += text.length;
+    while (addresses.length && addresses[0][1] <= at) addresses.shift();
+    if (mark === null || !isWord(word) || addresses[0]?.[0] <= at) return text;
+    if ((text === word && /[&[<]$/.test(clean[i - 1])) || /^[;\]:>]/.test(clean[i + 1])) return text;
+    return `${text.slice(0, -word.length)}${OPEN}${mark}${MIDDLE}${word}${CLOSE}`;
+  }).join("");
+}
+
+const isWord = text => text.length <= 64 && /^[\p{L}\p{N}'’-]+$/u.test(text) && /\p{L}/u.test(text);
 
 /** The pieces without their first n characters. */
 function after(pieces, n) {

@@ -3,6 +3,7 @@
 import {html, nothing} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {repeat} from "./vendor/lit-html/directives/repeat.js";
+import {THINK} from "./answers.js";
 import {conversationsDialog, settingsDialog, tokenDialog} from "./dialogs.js";
 import {markdown} from "./markdown.js";
 import {select} from "./parts.js";
@@ -126,6 +127,7 @@ function text(message, act) {
   if (known?.n === message.text.length) return known.element;
   const pieces = message.tokens.length ? message.tokens.map((token, i) => ({text: token.text, mark: replaced(token) ? i : null}))
     : [{text: message.text, mark: null}];
+  if (message.thinks) pieces.unshift({text: THINK, mark: null});
   const element = markdown(pieces, (i, word) => {
     const button = document.createElement("button");
     button.className = "token changed";
