@@ -53,8 +53,8 @@ __all__ = [
     "expect",
     "means",
     "open_page",
-    "question",
     "prompt_of",
+    "question",
     "script",
     "serve",
     "served",
@@ -103,8 +103,11 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def script() -> Iterator[Script]:
-    with Script() as made:
+    made = Script()
+    try:
         yield made
+    finally:
+        made.close()
 
 
 class Watch:
@@ -129,8 +132,9 @@ class Watch:
         page.on("websocket", lambda socket: self._request(socket.url))
         page.on(
             "console",
-            lambda message: message.type in ("error", "warning")
-            and self.faults.append(f"console: {message.type}: {message.text}"),
+            lambda message: (
+                message.type in ("error", "warning") and self.faults.append(f"console: {message.type}: {message.text}")
+            ),
         )
 
     def _request(self, url: str) -> None:
@@ -330,7 +334,9 @@ class Script:
                 if isinstance(part, dict):
                     self._n_tokens += len(part.get("tokens", ()))
                     part = {"tokens_predicted": self._n_tokens, **part}
-                self._parts.put(("send", part if isinstance(part, bytes) else b"data: %s\n\n" % json.dumps(part).encode()))
+                self._parts.put(
+                    ("send", part if isinstance(part, bytes) else b"data: %s\n\n" % json.dumps(part).encode())
+                )
             return self
 
         def end(self, **fields: Any) -> None:
@@ -401,12 +407,9 @@ class Script:
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-
-    def __enter__(self) -> Script:
         self._thread.start()
-        return self
 
-    def __exit__(self, *_: Any) -> None:
+    def close(self) -> None:
         for stream in self.streams:
             stream.just_end()
         self._server.shutdown()

@@ -1,19 +1,31 @@
 """The page in Chromium: the talk. Answers against the server's own, streaming, stop, edit, retry, errors, the key."""
 
-# ruff: noqa: F811  fixtures are imported
+# ruff: noqa: F401, F811  fixtures are imported
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, ask, complete, event, expect, means, prompt_of, serve
-from browser import chromium, open_page, script, served  # noqa: F401  fixtures
-
+from browser import (
+    Chat,
+    Open,
+    Script,
+    ask,
+    chromium,
+    complete,
+    event,
+    expect,
+    means,
+    open_page,
+    prompt_of,
+    script,
+    serve,
+    served,
+)
 from test_serve import PROMPTS
 
 from pypcd import _server
@@ -47,7 +59,9 @@ def test_an_answer_appears_as_it_comes(open_page: Open, script: Script) -> None:
     for word in ("One", " and", " two", " **bo", "ld**"):
         stream.say(word)
         said += word
-        expect(chat.answers).to_contain_text(said.replace("**", "") if said.endswith("ld**") else said[: said.find(" **")])
+        expect(chat.answers).to_contain_text(
+            said.replace("**", "") if said.endswith("ld**") else said[: said.find(" **")]
+        )
         expect(chat.answers).to_have_attribute("aria-busy", "true")
         expect(chat.button("Stop")).to_be_visible()
     stream.end()
@@ -284,7 +298,9 @@ def test_an_error_is_told_and_the_next_answer_comes(open_page: Open, script: Scr
         expect(chat.answers).to_contain_text("half an")  # it has come before the end does
     broken(stream, how)
     expect(chat.alert).to_contain_text(re.compile(told))
-    assert not re.search("undefined|JSON|null|not a function", chat.alert.inner_text())  # a sentence, not an exception's
+    assert not re.search(
+        "undefined|JSON|null|not a function", chat.alert.inner_text()
+    )  # a sentence, not an exception's
     expect(chat.button("Send")).to_be_visible()
     if how not in ("status", "no JSON"):
         expect(chat.answers).to_contain_text("half an")

@@ -1,6 +1,6 @@
 """The page in Chromium: files, long pastes, how much room there is; conversations that are kept, exported and imported."""
 
-# ruff: noqa: F811  fixtures are imported
+# ruff: noqa: F401, F811  fixtures are imported
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, ask, complete, expect, prompt_of, question
-from browser import chromium, open_page, script, served  # noqa: F401  fixtures
+from browser import Chat, Open, Script, ask, chromium, complete, expect, open_page, prompt_of, question, script, served
 
 from pypcd import _server
 
@@ -75,7 +74,7 @@ def long_question(server: _server.Server, n_tokens: int) -> tuple[str, str]:
 
 def test_a_paste_of_2000_tokens(open_page: Open, served: _server.Server) -> None:
     chat = open_page()
-    text, right = long_question(served, 2000)
+    text, _ = long_question(served, 2000)
     n = count(served, text)
     assert n > 1900
     paste(chat, text)
@@ -107,8 +106,10 @@ def test_progress_of_reading(open_page: Open, script: Script) -> None:
         stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": progress})
         expect(chat.page.get_by_text(re.compile(r"about \d+ s left"))).to_be_visible()
         chat.until(
-            lambda done=done: bar.evaluate("bar => (bar.value ?? +bar.ariaValueNow) / (bar.max ?? +bar.ariaValueMax)")
-            == pytest.approx(done / 2048, abs=0.02)
+            lambda done=done: (
+                bar.evaluate("bar => (bar.value ?? +bar.ariaValueNow) / (bar.max ?? +bar.ariaValueMax)")
+                == pytest.approx(done / 2048, abs=0.02)
+            )
         )
     text = " ".join(chat.page.get_by_text(re.compile(r"about \d+ s left")).all_inner_texts())
     seconds = int(re.findall(r"about (\d+) s left", text)[0])
@@ -143,10 +144,14 @@ def test_the_count_follows_what_is_written(open_page: Open, served: _server.Serv
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_are_dropped_attached_and_removed(open_page: Open, script: Script, served: _server.Server, tmp_path: Path) -> None:
+def test_files_are_dropped_attached_and_removed(
+    open_page: Open, script: Script, served: _server.Server, tmp_path: Path
+) -> None:
     chat = open_page()
     chat.play(script)
-    drop(chat, ("one.txt", "text/plain", "first file"), ("two.md", "text/markdown", "# second"), ("no.py", "", "print()"))
+    drop(
+        chat, ("one.txt", "text/plain", "first file"), ("two.md", "text/markdown", "# second"), ("no.py", "", "print()")
+    )
     expect(removers(chat)).to_have_count(3)
     assert attached(chat) == ["one.txt", "two.md", "no.py"]
     chat.button("Remove no.py").click()
@@ -331,7 +336,9 @@ def test_a_wrong_file_is_refused_with_a_sentence(open_page: Open, script: Script
     expect(chat.answers).to_contain_text("meow")
 
 
-def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(open_page: Open, script: Script, tmp_path: Path) -> None:
+def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(
+    open_page: Open, script: Script, tmp_path: Path
+) -> None:
     chat = open_page()
     chat.play(script)
     talk(chat, script, ("About cats", "meow"))

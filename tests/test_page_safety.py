@@ -4,7 +4,7 @@ A page that ran something, loaded something or ran into its content security pol
 that the watch sees such things.
 """
 
-# ruff: noqa: F811  fixtures are imported
+# ruff: noqa: F401, F811  fixtures are imported
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import re
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, event, expect
-from browser import chromium, open_page, script, served  # noqa: F401  fixtures
+from browser import Chat, Open, Script, chromium, event, expect, open_page, script, served
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Browser
@@ -102,11 +101,30 @@ HOSTILE = {
     "task lists": "- [ ] one\n- [x] <img src=x onerror=window.ran=1>\n\n| a |\n|:-:|\n| <script>window.ran=1</script> |",
 }
 
-# All that an answer may be made of, and a guard against the page's own parts being imitated.
-MAKES = (
-    "a abbr b blockquote br button code dd del div dl dt em h1 h2 h3 h4 h5 h6 hr i li ol p pre s span strong sub sup table tbody "
-    "td th thead tr ul"
-).split()
+# All that an answer may be made of.
+MADE_OF = {
+    *(
+        "a",
+        "b",
+        "blockquote",
+        "br",
+        "button",
+        "code",
+        "del",
+        "details",
+        "div",
+        "em",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "hr",
+        "li",
+    ),
+    *("ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+}
 
 LOOK = """article => {
   const all = [...article.querySelectorAll('*')];
@@ -125,21 +143,7 @@ def is_harmless(chat: Chat, article: Any) -> dict[str, Any]:
     found = article.evaluate(LOOK)
     assert found["ran"] is None, "something ran"
     assert not found["handlers"] and not found["styles"], found
-    allowed = {
-        *MAKES,
-        "header",
-        "footer",
-        "section",
-        "label",
-        "time",
-        "progress",
-        "output",
-        "bdi",
-        "svg",
-        "path",
-        "input",
-    }
-    assert set(found["tags"]) <= allowed - {"svg", "path", "input"}, set(found["tags"]) - allowed
+    assert set(found["tags"]) <= MADE_OF, set(found["tags"]) - MADE_OF
     assert not {"getElementById", "location", "document"} & set(found["ids"])
     for href, target, rel in found["links"]:
         assert re.match("https?://|mailto:|$", href), href
@@ -239,7 +243,7 @@ def test_nesting_without_end_is_shown_and_the_page_stays_alive(open_page: Open, 
 PIECES = st.sampled_from(
     [*"<>&\"'`*_[]()!#|\\/=:;- \n\t{}$~^@", "<img src=x onerror=window.ran=1>", "<script>", "</script>", "javascript:", "](", "![",
      "<!--", "-->", "<![CDATA[", "]]>", "&#x3c;", "&lt;", "```", "\n\n", "http://example.com/", "data:text/html,", "<a href=",
-     " onclick=window.ran=1", "<svg>", "<style>", "</style>", "<b ", "\ue000" "0\ue001", "\ue002", "x", "Ω", "\u202e"]
+     " onclick=window.ran=1", "<svg>", "<style>", "</style>", "<b ", "\ue0000\ue001", "\ue002", "x", "Ω", "\u202e"]
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 What is shown is held to the server's own numbers for the same prompt (n_probs).
 """
 
-# ruff: noqa: F811  fixtures are imported
+# ruff: noqa: F401, F811  fixtures are imported
 
 from __future__ import annotations
 
@@ -12,8 +12,20 @@ import re
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, complete, event, expect, prompt_of, question
-from browser import chromium, open_page, script, served  # noqa: F401  fixtures
+from browser import (
+    Chat,
+    Open,
+    Script,
+    chromium,
+    complete,
+    event,
+    expect,
+    open_page,
+    prompt_of,
+    question,
+    script,
+    served,
+)
 from playwright.sync_api import Locator
 
 from pypcd import _server
@@ -78,7 +90,9 @@ def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: _serve
         if setting:
             pushed_out = wanted[i]["pcd"]["pushed_out"]
             options = [{**option, **option["pcd"]} for option in options] + pushed_out
-            assert sum("taken out" in " ".join(row) for row in rows) == sum(one["contrasted"] is None for one in options)
+            assert sum("taken out" in " ".join(row) for row in rows) == sum(
+                one["contrasted"] is None for one in options
+            )
         else:
             nothing = {"over_rotated": None}
             options = [{**one, "standard": one["logprob"], "contrasted": one["logprob"], **nothing} for one in options]
@@ -86,7 +100,8 @@ def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: _serve
         for option in options:
             columns = ["standard", "over_rotated", "contrasted"]
             assert any(
-                all(is_near(cell, option[name]) for cell, name in zip(row[1:4], columns)) and option["token"].strip() in row[0]
+                all(is_near(cell, option[name]) for cell, name in zip(row[1:4], columns))
+                and option["token"].strip() in row[0]
                 for row in rows
             ), (option, rows)
         chat.button("Close", dialog).click()
@@ -96,7 +111,9 @@ def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: _serve
 def test_what_pcd_changed_is_marked_and_counted(chat: Chat, served: _server.Server) -> None:
     chat.set(longest_answer=40)
     answer = chat.ask("Say something")
-    wanted = complete(served, prompt_of(served, "Say something"), n_predict=40, n_probs=N_PROBS)["completion_probabilities"]
+    wanted = complete(served, prompt_of(served, "Say something"), n_predict=40, n_probs=N_PROBS)[
+        "completion_probabilities"
+    ]
     changed = [is_changed(entry) for entry in wanted]
     assert 0 < sum(changed) < len(changed), "or this shows little"
     expect(answer).to_contain_text(re.compile(rf"PCD \(paper\) changed {sum(changed)}\b"))
@@ -290,7 +307,10 @@ def test_stop_ends_both_sides(chat: Chat, script: Script) -> None:
     chat.message.fill("Say")
     chat.button("Compare").click()
     streams = [script.next(chat).say("half") for _ in range(2)]
-    assert [stream.body["pcd"] is False for stream in sorted(streams, key=lambda s: bool(s.body["pcd"]))] == [True, False]
+    assert [stream.body["pcd"] is False for stream in sorted(streams, key=lambda s: bool(s.body["pcd"]))] == [
+        True,
+        False,
+    ]
     assert len({(stream.body["prompt"], stream.body["seed"]) for stream in streams}) == 1
     group = chat.named("group", "Comparison")
     expect(group.get_by_text("half")).to_have_count(2)

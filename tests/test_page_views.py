@@ -5,7 +5,7 @@ PYPCD_PAGE_PICTURES names a folder for pictures of the views, for people to look
     PYPCD_PAGE_PICTURES=build/page scripts/test tests/test_page_views.py
 """
 
-# ruff: noqa: F811  fixtures are imported
+# ruff: noqa: F401, F811  fixtures are imported
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browser import Chat, Open, Script, expect, question
-from browser import chromium, open_page, script, served  # noqa: F401  fixtures
+from browser import Chat, Open, Script, chromium, expect, open_page, question, script, served
 
 PICTURES = os.environ.get("PYPCD_PAGE_PICTURES")
 
