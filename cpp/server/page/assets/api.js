@@ -16,8 +16,12 @@ export const key = {
 };
 
 async function ask(path, body, signal) {
-  const headers = {"Content-Type": "application/json"};
-  if (key.get()) headers.Authorization = "Bearer " + key.get();
+  const headers = new Headers({"Content-Type": "application/json"});
+  try {
+    if (key.get()) headers.set("Authorization", "Bearer " + key.get());
+  } catch {
+    throw new ServerError("The API key under Settings has characters that no key has.", 401);
+  }
   let response;
   try {
     response = await fetch(path, {method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal});
