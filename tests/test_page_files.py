@@ -87,7 +87,7 @@ def test_a_paste_of_2000_tokens(open_page: Open, served: _server.Server) -> None
     chat.button("Send").click()
     said = chat.copied(chat.finished())
     # what was asked is what the server was given: its own answer to that prompt is the same
-    file_name = re.search(r"Pasted[^\n:]*", chat.questions.inner_text())
+    file_name = re.search(r"pasted-\d+\.txt", chat.questions.inner_text())
     assert file_name
     wanted = complete(served, prompt_of(served, f"{file_name[0].strip()}:\n\n{text}"), n_predict=12)
     assert said == wanted["content"]
