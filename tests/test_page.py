@@ -185,8 +185,8 @@ def test_stop_ends_the_request(open_page: Open, script: Script) -> None:
             chat.page.keyboard.press("Escape")
         answer = chat.finished()
         chat.until(stream.is_left.is_set)
-        assert chat.copied(answer) == "half an"
         expect(chat.message).to_be_focused()
+        assert chat.copied(answer) == "half an"
     expect(chat.alert).to_have_count(0)
 
 
