@@ -286,6 +286,10 @@ class Server:
                     n = max(len(self.at_start), 1) if self.is_router else 1
                     self.loaded = min(sum(self._parts.values()) // n, 100)
                     continue
+                if re.fullmatch(
+                    r"(\[ *\d+\] )?\s*", line
+                ):  # what a process says to its router begins with an empty line
+                    continue
                 self._lines.append(line.rstrip("\n"))
                 if self._log is not None:
                     self._log(line.rstrip("\n"))
