@@ -426,7 +426,7 @@ def test_a_word_may_be_a_drive_a_missing_file_or_the_demo() -> None:
 
 
 def test_a_folder_stands_for_the_models_in_it(tmp_path: Path, tiny: Tiny) -> None:
-    names = ["b.gguf", "a.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "mmproj-a.gguf", "mtp-a.gguf"]
+    names = ["b.gguf", "a.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "a-mmproj.gguf", "mtp-a.gguf"]
     for name in [*names, "notes.txt"]:
         shutil.copy(tiny("llama"), tmp_path / name)
     models = _served.read([f"{tmp_path}=off"])
