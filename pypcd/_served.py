@@ -24,7 +24,7 @@ from pypcd._settings import load
 
 __all__ = ["Served", "option_of", "read", "to_ini"]
 
-_COMPANIONS = ("mmproj", "mtp-", "dspark-", "dflash-")  # files beside a model, as llama.cpp names them
+_COMPANIONS = re.compile(r".*mmproj|mtp-|dspark-|dflash-")  # files beside a model, as llama.cpp names them
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
 
 
@@ -123,7 +123,7 @@ def _models(word: str, setting: str | None) -> list[Served]:
 def _can_be_served(file: pathlib.Path) -> bool:
     """Not a part of a model but the first, and not a file beside one."""
     part = _PART.search(file.stem)
-    return (part is None or int(part[1]) == 1) and not any(file.name.startswith(name) for name in _COMPANIONS)
+    return (part is None or int(part[1]) == 1) and not _COMPANIONS.match(file.name)
 
 
 # -- llama.cpp's file of models ---------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class Server:
     Args:
         model: a GGUF file, or "demo"; or what _served.read() gives: with several it is a router, which starts a server for each.
         pcd: for requests that do not say; anything that pypcd.Llama takes.
-        pcd_required: False: where the model cannot run it the server goes on without PCD; see refusal().
+        pcd_required: False: where the model cannot run it the server goes on without PCD; see refusals().
         host: the address to listen on.
         port: 0 takes a free one.
         parallel: requests that are answered at the same time; they share the context. 1 to 191.
@@ -190,7 +190,13 @@ class Server:
         if "log-colors" not in given:
             self.command += ["--log-colors", "off"]
         if self.is_router:
-            self._ini = self._sections(parallel, given)
+            n_at_once = self._at_once(given)
+            if "models-max" not in given:
+                self.command += ["--models-max", str(n_at_once)]
+            if "threads-http" not in given:  # the router has one for each request that it passes on
+                self.command += ["--threads-http", str(n_at_once * (parallel + 4))]
+            self.at_start = [one.name for one in self.models if one.at_start][:n_at_once]
+            self._ini = self._sections(n_at_once, parallel, given)
             passed = settings(PCDConfig.resolve(load(pcd)), required=pcd_required, models=wanted)
         else:
             (only,) = self.models
@@ -212,8 +218,8 @@ class Server:
     def is_router(self) -> bool:
         return len(self.models) > 1 or bool(self.models[0].options)
 
-    def _sections(self, parallel: int, given: Mapping[str, str]) -> str:
-        """The file of models: for each what is chosen here, beneath what the user chose. Adds a router's options to the command."""
+    def _at_once(self, given: Mapping[str, str]) -> int:
+        """How many models are loaded at the same time: what the user says, else as many as fit."""
         sizes = sorted((one.size for one in self.models), reverse=True)
         n_start = sum(one.at_start for one in self.models)
         n_most = int(given["models-max"]) if given.get("models-max", "").isdecimal() else 0
@@ -225,13 +231,11 @@ class Server:
             where = f"there is room for {room / 2**30:.1f} GiB"
             n_at_once = n_at_once if n_most else n_fit
             self.remarks.append(f"{what}, {where}; {n_at_once} at most are loaded at the same time (-- --models-max)")
-        if "models-max" not in given:
-            self.command += ["--models-max", str(n_at_once)]
-        if "threads-http" not in given:  # the router has one for each request that it passes on
-            self.command += ["--threads-http", str(n_at_once * (parallel + 4))]
+        return n_at_once
 
+    def _sections(self, n_at_once: int, parallel: int, given: Mapping[str, str]) -> str:
+        """The file of models: for each what is chosen here, beneath what the user chose."""
         sections = {}
-        self.at_start = [one.name for one in self.models if one.at_start][:n_at_once]
         for one in self.models:
             own = {**one.options, **given}
             n = option_of(own, "parallel", "np", "LLAMA_ARG_N_PARALLEL")
@@ -286,6 +290,8 @@ class Server:
                     self._parts[loaded[1]] = int(loaded[2])
                     n = max(len(self.at_start), 1) if self.is_router else 1
                     self.loaded = min(sum(self._parts.values()) // n, 100)
+                    continue
+                if not re.sub(r"^\[ *\d+\] ", "", line).strip():  # a model's process writes these for its router
                     continue
                 self._lines.append(line.rstrip("\n"))
                 if self._log is not None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -92,6 +93,26 @@ def test_of_several_models_it_says_what_each_does(tiny: Tiny) -> None:
         out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (0, "")
     assert err.startswith(f"pypcd: {mamba.stem}: PCD cannot run here: ") and err.count("\n") == 1
+
+
+@needs_server
+def test_a_folders_models_are_loaded_when_they_are_asked_for(tiny: Tiny, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copy(tiny("llama"), tmp_path / f"{name}.gguf")
+    with serving(str(tmp_path), "--pcd", "cautious") as process:
+        assert process.stdout
+        lines = [process.stdout.readline() for _ in range(6)]
+        assert lines[1:3] == [
+            f"  {name}  PCD cautious where a request does not say; loaded when it is asked for\n" for name in "ab"
+        ]
+        address = lines[3].split()[1]
+        for name in ("b", "a:pcd-window"):
+            body = json.dumps({"model": name, "prompt": "a", "n_predict": 1}).encode()
+            with urllib.request.urlopen(address + "completion", body, timeout=SECONDS) as answer:
+                assert json.load(answer)["model"] == name[0]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out, err) == (0, "", "")
 
 
 @needs_server

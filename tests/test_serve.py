@@ -340,6 +340,7 @@ def test_a_server_that_only_restricts_the_view_over_rotates_on_request() -> None
 
 def test_props_name_every_field(server: _server.Server, off: _server.Server) -> None:
     on, without = (ask(at, "/props")[1]["pcd"] for at in (server, off))
+    assert ask(server, "/v1/models")[1]["data"][0]["pcd"] == on
     assert on["default"] is True and without["default"] is False
     assert on["setting"] == {**PCDConfig().as_dict(), "evaluation": "fused", "sequences": "chosen"}
     assert set(on["per_request"]) < set(PCDConfig().as_dict())

@@ -23,6 +23,7 @@ from test_serve import BASE, PROMPTS, SMALL, N, ask, is_greedy, llm  # noqa: F40
 
 import pypcd
 from pypcd import _server
+from pypcd._gguf import DEMO_MODEL
 
 CONF = Path(__file__).parent.parent / "docs" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/bin")
@@ -44,10 +45,10 @@ def keys(tmp_path: Path) -> Path:
     return path
 
 
-def start(keys: Path, port: int = 0) -> Any:
+def start(keys: Path, port: int = 0, model: str = "demo") -> Any:
     """A server; each needs a key, and knows two."""
     options = [*SMALL, "--api-key-file", str(keys), "--slots"]
-    return _server.Server("demo", pcd=BASE, port=port, parallel=4, options=options).running()
+    return _server.Server(model, pcd=BASE, port=port, parallel=4, options=options).running()
 
 
 @pytest.fixture
@@ -288,6 +289,20 @@ def test_nginx_holds_nothing_back(tmp_path: Path) -> None:
             connection.close()
         upstream.shutdown()
         thread.join()
+
+
+@needs_nginx
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes: run it on Linux or a Mac")
+def test_nginx_passes_over_a_server_that_still_loads(keys: Path, tmp_path: Path) -> None:
+    slow = shutil.copy(DEMO_MODEL, tmp_path / "slow.gguf")
+    loading, ready = start(keys, model=str(slow)), start(keys)
+    os.unlink(slow)
+    os.mkfifo(slow)  # which is read without an end
+    with loading as one, ready as other, nginx([one, other], tmp_path) as proxy:
+        assert other.wait_until_ready() and within(lambda: listens(one.port))
+        assert ask(one, "/completion", {"prompt": "a"}, **KEY)[0] == ask(one, "/health")[0] == 503
+        for _ in range(4):
+            assert ask(proxy, "/completion", {"prompt": "a", "n_predict": 1}, **KEY)[0] == 200
 
 
 @needs_nginx

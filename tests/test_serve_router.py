@@ -333,7 +333,8 @@ def test_a_model_whose_process_dies_is_reported_and_loaded_again(server: _server
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_others(ini: Path, who: str, number: signal.Signals) -> None:
     """While a client reads an answer without an end, too."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    folder = {"TMPDIR": str(ini.parent)}  # a command that is killed cannot tidy up
+    env = {**os.environ, **folder, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-m", "pypcd", "serve", str(ini), "--port", "0", "--", *SMALL]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout
@@ -426,7 +427,7 @@ def test_a_word_may_be_a_drive_a_missing_file_or_the_demo() -> None:
 
 
 def test_a_folder_stands_for_the_models_in_it(tmp_path: Path, tiny: Tiny) -> None:
-    names = ["b.gguf", "a.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "mmproj-a.gguf", "mtp-a.gguf"]
+    names = ["b.gguf", "a.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "a-mmproj.gguf", "mtp-a.gguf"]
     for name in [*names, "notes.txt"]:
         shutil.copy(tiny("llama"), tmp_path / name)
     models = _served.read([f"{tmp_path}=off"])
