@@ -11,9 +11,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ctypes
+import gc
 import importlib
 import importlib.util
-import os
 import socket
 import warnings
 from collections.abc import Iterator
@@ -52,7 +52,6 @@ def package(name: str) -> Any:
             "tests need",
             allow_module_level=True,
         )
-    os.environ.update(QUIET)
     with staying_here(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the modules that it imports
         return importlib.import_module(name)
@@ -77,6 +76,8 @@ def staying_here() -> Iterator[None]:
         return look_up(host, *args, **more)
 
     with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
         patch.setattr(socket.socket, "connect", guarded)
         patch.setattr(socket, "getaddrinfo", looking_up)
         yield
@@ -97,6 +98,15 @@ def loop() -> Iterator[None]:
     yield
     asyncio.set_event_loop(None)
     made.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collected() -> Iterator[None]:
+    """Clients that nobody closed are closed here: collected in a later test, their sockets would warn, and it would fail."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 # -- the oracle -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ The temperature is sent in `extra_body`, since newer versions of the package hav
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from clients import (
     SETTINGS,
     check_alone_and_at_once,
     check_call,
-    llm,  # noqa: F401  a fixture, as are offline, server and tools
+    collected,  # noqa: F401  a fixture, as are llm, offline, server and tools
+    llm,  # noqa: F401
     offline,  # noqa: F401
     package,
     said,
@@ -28,9 +30,20 @@ from pypcd import _server
 anthropic = package("anthropic")
 
 
+def connected(server: _server.Server, key: str = "none") -> Any:  # noqa: F811
+    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0)
+
+
 @pytest.fixture(scope="module")
-def client(server: _server.Server) -> Any:  # noqa: F811
-    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+def client(server: _server.Server) -> Iterator[Any]:  # noqa: F811
+    with connected(server) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def caller(tools: _server.Server) -> Iterator[Any]:  # noqa: F811
+    with connected(tools) as made:
+        yield made
 
 
 def given(prompt: str, setting: Any = None, **more: Any) -> dict[str, Any]:
@@ -78,15 +91,14 @@ def test_a_stop_ends_an_answer_and_tokens_are_counted(client: Any, llm: pypcd.Ll
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_forced_call_has_its_schema_also_in_a_stream(tools: _server.Server, name: str) -> None:  # noqa: F811
-    client = anthropic.Anthropic(base_url=tools.url, api_key="none", max_retries=0)
+def test_a_forced_call_has_its_schema_also_in_a_stream(caller: Any, name: str) -> None:
     tool = {"name": "look_up", "description": LOOK_UP["description"], "input_schema": LOOK_UP["parameters"]}
     more = {"tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "max_tokens": 200}
-    message = client.messages.create(**given(PROMPTS[0], SETTINGS[name], **more))
+    message = caller.messages.create(**given(PROMPTS[0], SETTINGS[name], **more))
     (call,) = message.content
     assert (call.type, message.stop_reason) == ("tool_use", "tool_use")
     check_call(call.name, call.input)
-    with client.messages.stream(**given(PROMPTS[0], SETTINGS[name], **more)) as stream:
+    with caller.messages.stream(**given(PROMPTS[0], SETTINGS[name], **more)) as stream:
         (again,) = stream.get_final_message().content
     assert (again.name, again.input) == (call.name, call.input)
 
@@ -111,7 +123,7 @@ def test_a_wrong_setting_is_a_bad_request_with_the_sentence(client: Any, setting
 def test_a_wrong_key_is_an_authentication_error() -> None:
     with _server.Server("demo", port=0, parallel=1, api_key="secret", options=SMALL).running() as locked:
         assert locked.wait_until_ready()
-        right, wrong = (anthropic.Anthropic(base_url=locked.url, api_key=key, max_retries=0) for key in ("secret", "x"))
-        assert told(right.messages.create(**given("a", "cautious")))[0]
-        with pytest.raises(anthropic.AuthenticationError):
-            wrong.messages.create(**given("a"))
+        with connected(locked, "secret") as right, connected(locked, "x") as wrong:
+            assert told(right.messages.create(**given("a", "cautious")))[0]
+            with pytest.raises(anthropic.AuthenticationError):
+                wrong.messages.create(**given("a"))

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from clients import (
     check_alone_and_at_once,
-    llm,  # noqa: F401  a fixture, as are loop, offline and server
+    collected,  # noqa: F401
+    llm,  # noqa: F401  a fixture, as are collected, loop, offline and server
     loop,  # noqa: F401
     offline,  # noqa: F401
     package,
@@ -64,6 +65,7 @@ def test_there_is_a_program_for_each_client() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore:Item .* on TypedDict class .*ReadOnly:UserWarning")  # of pydantic, in LiteLLM
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # a program that ends need not close its client
 def test_a_program_prints_the_answer_of_llama_with_its_setting(
     server: _server.Server,  # noqa: F811
     llm: pypcd.Llama,  # noqa: F811

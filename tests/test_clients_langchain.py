@@ -12,7 +12,8 @@ from clients import (
     SETTINGS,
     check_alone_and_at_once,
     check_call,
-    llm,  # noqa: F401  a fixture, as are offline, server and tools
+    collected,  # noqa: F401
+    llm,  # noqa: F401  a fixture, as are collected, offline, server and tools
     offline,  # noqa: F401
     package,
     said,
@@ -25,6 +26,7 @@ import pypcd
 from pypcd import _server
 
 openai, langchain = package("openai"), package("langchain_openai")
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # a model cannot be closed
 
 
 def model(server: _server.Server, setting: Any = None, **more: Any) -> Any:  # noqa: F811

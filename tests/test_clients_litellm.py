@@ -11,7 +11,8 @@ from clients import (
     SETTINGS,
     check_alone_and_at_once,
     check_call,
-    llm,  # noqa: F401  a fixture, as are loop, offline, server and tools
+    collected,  # noqa: F401
+    llm,  # noqa: F401  a fixture, as are collected, loop, offline, server and tools
     loop,  # noqa: F401
     offline,  # noqa: F401
     package,
@@ -25,7 +26,10 @@ import pypcd
 from pypcd import _server
 
 litellm = package("litellm")
-pytestmark = pytest.mark.filterwarnings("ignore:Item .* on TypedDict class .*ReadOnly:UserWarning")  # of pydantic
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Item .* on TypedDict class .*ReadOnly:UserWarning"),  # of pydantic
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # its clients are its own
+]
 litellm.telemetry, litellm.suppress_debug_info = False, True
 
 

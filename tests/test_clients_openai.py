@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from clients import (
     brace,
     check_alone_and_at_once,
     check_call,
-    llm,  # noqa: F401  a fixture, as are offline, server and tools
+    collected,  # noqa: F401  a fixture, as are llm, offline, server and tools
+    llm,  # noqa: F401
     offline,  # noqa: F401
     package,
     said,
@@ -35,9 +38,14 @@ openai = package("openai")
 STRONG = {"beta": 30.0}
 
 
+def connected(server: _server.Server, key: str = "none") -> Any:  # noqa: F811
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
 @pytest.fixture(scope="module")
-def client(server: _server.Server) -> Any:  # noqa: F811
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def client(server: _server.Server) -> Iterator[Any]:  # noqa: F811
+    with connected(server) as made:
+        yield made
 
 
 def messages(prompt: str) -> list[dict[str, str]]:
@@ -80,12 +88,12 @@ def test_another_setting_or_another_end_is_seen(client: Any, llm: pypcd.Llama) -
 
 def test_a_request_to_another_machine_would_be_seen() -> None:
     for place in ("192.0.2.1", "example.org"):
-        asked = openai.OpenAI(base_url=f"http://{place}/v1", api_key="none", max_retries=0)
-        with pytest.raises(AssertionError, match="would have left this machine"), staying_here():
-            assert refused_here(asked)
+        away = openai.OpenAI(base_url=f"http://{place}/v1", api_key="none", max_retries=0)
+        with away, pytest.raises(AssertionError, match="would have left this machine"), staying_here():
+            assert cannot_connect(away)
 
 
-def refused_here(client: Any) -> bool:
+def cannot_connect(client: Any) -> bool:
     try:
         chat(client, "a")
     except openai.APIConnectionError:
@@ -248,13 +256,17 @@ CALLED = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": Fal
 
 
 @pytest.fixture(scope="module")
-def caller(tools: _server.Server) -> Any:  # noqa: F811
-    return openai.OpenAI(base_url=f"{tools.url}/v1", api_key="none", max_retries=0)
+def caller(tools: _server.Server) -> Iterator[Any]:  # noqa: F811
+    with connected(tools) as made:
+        yield made
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_forced_call_is_greedy_under_its_grammar(caller: Any, llm: pypcd.Llama, name: str) -> None:  # noqa: F811
-    answer = chat(caller, PROMPTS[0], SETTINGS[name], **CALLED, extra_body={"verbose": True})
+def forced(caller: Any, setting: Any) -> Any:
+    return chat(caller, PROMPTS[0], setting, **CALLED, extra_body={"verbose": True})
+
+
+def check_forced(llm: pypcd.Llama, setting: Any, answer: Any) -> dict[str, Any]:  # noqa: F811
+    """The one call of an answer has what its schema wants, and its text is greedy under its grammar; its arguments."""
     (call,), inside = answer.choices[0].message.tool_calls, answer.model_extra["__verbose"]
     arguments = json.loads(call.function.arguments)
     check_call(call.function.name, arguments)
@@ -264,8 +276,13 @@ def test_a_forced_call_is_greedy_under_its_grammar(caller: Any, llm: pypcd.Llama
     assert LOOK_UP["description"] in prompt and PROMPTS[0] in prompt
     assert len(llm.tokenize(prompt.encode())) == answer.usage.prompt_tokens
     rules = {"bias": {brace(llm): OPENS}, "grammar": inside["generation_settings"]["grammar"]}
-    said(llm, prompt, SETTINGS[name], inside["content"], n=200, ended=True, **rules)
+    said(llm, prompt, setting, inside["content"], n=200, ended=True, **rules)
+    return arguments
 
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_forced_call_is_greedy_under_its_grammar(caller: Any, llm: pypcd.Llama, name: str) -> None:  # noqa: F811
+    arguments = check_forced(llm, SETTINGS[name], forced(caller, SETTINGS[name]))
     calls = [
         chunk.choices[0].delta.tool_calls[0]
         for chunk in chat(caller, PROMPTS[0], SETTINGS[name], **CALLED, stream=True)
@@ -275,11 +292,11 @@ def test_a_forced_call_is_greedy_under_its_grammar(caller: Any, llm: pypcd.Llama
     assert json.loads("".join(call.function.arguments or "" for call in calls)) == arguments
 
 
-def test_calls_differ_with_their_settings(caller: Any) -> None:
-    def called(setting: Any) -> str:
-        return chat(caller, PROMPTS[0], setting, **CALLED).choices[0].message.tool_calls[0].function.arguments
-
-    assert len({called(setting) for setting in SETTINGS.values()}) >= 2
+def test_forced_calls_8_at_once_have_a_setting_each(caller: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda setting: forced(caller, setting), SETTINGS.values()))
+    made = [check_forced(llm, setting, answer) for setting, answer in zip(SETTINGS.values(), answers)]
+    assert len({str(arguments) for arguments in made}) >= 2, "the settings must differ, or this shows nothing"
 
 
 def test_a_result_of_a_tool_is_read(caller: Any) -> None:
@@ -382,20 +399,19 @@ def test_other_refusals_are_the_servers(client: Any) -> None:
 def test_a_wrong_key_is_an_authentication_error() -> None:
     with _server.Server("demo", port=0, parallel=1, api_key="secret", options=SMALL).running() as locked:
         assert locked.wait_until_ready()
-        right, wrong = (
-            openai.OpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0) for key in ("secret", "x")
-        )
-        assert chat(right, "a", "cautious").choices[0].message.content
-        with pytest.raises(openai.AuthenticationError):
-            chat(wrong, "a")
+        with connected(locked, "secret") as right, connected(locked, "x") as wrong:
+            assert chat(right, "a", "cautious").choices[0].message.content
+            with pytest.raises(openai.AuthenticationError):
+                chat(wrong, "a")
 
 
 def test_a_server_of_embeddings_gives_them_and_refuses_pcd() -> None:
     options = [*SMALL, "--embeddings", "--pooling", "mean"]
     with _server.Server("demo", port=0, parallel=1, options=options).running() as pooling:
         assert pooling.wait_until_ready()
-        client = openai.OpenAI(base_url=f"{pooling.url}/v1", api_key="none", max_retries=0)
-        vectors = [entry.embedding for entry in client.embeddings.create(model="demo", input=["red", "blue"]).data]
-        assert len(vectors) == 2 and vectors[0] != vectors[1] and np.isclose(np.linalg.norm(vectors[0]), 1.0, atol=1e-3)
-        with pytest.raises(openai.BadRequestError, match="this context pools embeddings and computes no logits"):
-            chat(client, "a", True)
+        with connected(pooling) as client:
+            vectors = [entry.embedding for entry in client.embeddings.create(model="demo", input=["red", "blue"]).data]
+            assert len(vectors) == 2 and vectors[0] != vectors[1]
+            assert np.isclose(np.linalg.norm(vectors[0]), 1.0, atol=1e-3)
+            with pytest.raises(openai.BadRequestError, match="this context pools embeddings and computes no logits"):
+                chat(client, "a", True)
