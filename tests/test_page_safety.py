@@ -160,9 +160,9 @@ def test_what_a_model_writes_is_never_run_or_loaded(open_page: Open, script: Scr
         assert chat.copied(answer) == text, name
         if name == "good links":
             assert {"https://example.com/", "https://example.org/"} <= {href for href, _, _ in found["links"]}
-        chat.tokens(answer)
-        is_harmless(chat, answer)
-        chat.button("Tokens", answer).click()
+    answer = chat.told(script, *HOSTILE.values())
+    chat.tokens(answer)
+    is_harmless(chat, answer)
     expect(chat.button("Settings")).to_be_visible()  # nothing lies over the page
     chat.button("Settings").click()
 
@@ -255,9 +255,7 @@ def test_no_mixture_of_them_does_harm(open_page: Open, script: Script) -> None:
     @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(PIECES, min_size=1, max_size=60))
     def check(pieces: list[str]) -> None:
-        chat.button("Retry", chat.answers).click()
-        script.next(chat).say(*pieces).end()
-        answer = chat.finished()
+        answer = chat.retold(script, *pieces)
         is_harmless(chat, answer)
         chat.watch.check()
         assert chat.copied(answer) == "".join(pieces)
@@ -358,7 +356,7 @@ def test_a_mark_changes_no_meaning(open_page: Open) -> None:
 
     # not made smaller: each example is 200 short answers, and the one that differs is named
     @settings(
-        max_examples=40,
+        max_examples=15,
         deadline=None,
         database=None,
         phases=[Phase.generate],

@@ -87,8 +87,10 @@ def views(chat: Chat, script: Script) -> Iterator[str]:
     yield "error"
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-@pytest.mark.parametrize("colours", ["light", "dark"])
+SIZES = [("light", 1280), ("dark", 360), *([("light", 360), ("dark", 1280)] if PICTURES else [])]
+
+
+@pytest.mark.parametrize(("colours", "width"), SIZES)
 def test_every_view_is_accessible_and_fits(open_page: Open, script: Script, colours: str, width: int) -> None:
     chat = open_page(viewport={"width": width, "height": 800 if width > 500 else 740}, color_scheme=colours)
     seen = []
