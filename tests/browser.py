@@ -66,15 +66,15 @@ expect.set_options(timeout=SECONDS * 1000)
 Open = Callable[..., "Chat"]
 
 
-def serve(*options: str, **settings: Any) -> contextlib.AbstractContextManager[_server.Server]:
-    """A block in which a server of the demo model runs that has the page."""
+def serve(*options: str, model: Any = "demo", **settings: Any) -> contextlib.AbstractContextManager[_server.Server]:
+    """A block in which a server runs that has the page."""
     page = os.environ.get("PYPCD_PAGE")
     settings = {"pcd": "on:evaluation=fused", "parallel": 4, **settings}
     more = [*(["--path", os.path.abspath(page)] if page else []), *options]
 
     @contextlib.contextmanager
     def running() -> Iterator[_server.Server]:
-        with _server.Server("demo", port=0, options=[*SMALL, *more], **settings).running() as server:
+        with _server.Server(model, port=0, options=[*SMALL, *more], **settings).running() as server:
             assert server.wait_until_ready()
             yield server
 

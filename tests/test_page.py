@@ -26,7 +26,9 @@ from browser import (
     serve,
     served,
 )
+from conftest import Tiny
 from test_serve import PROMPTS
+from tiny_gguf import CHAT_TEMPLATE
 
 from pypcd import _server
 
@@ -103,6 +105,50 @@ def test_what_sends_and_what_does_not(open_page: Open, script: Script, keys: str
     chat.page.wait_for_timeout(100)
     expect(chat.answers).to_have_count(1)
     assert len(script.streams) == 1
+
+
+def test_bytes_that_are_no_text(open_page: Open, tiny: Tiny) -> None:
+    """A model of random numbers: its tokens are parts of characters, which come when they are whole or never."""
+    with serve(model=tiny(chat_template=CHAT_TEMPLATE), parallel=1) as server:
+        chat = open_page(server)
+        chat.set(longest_answer=200)
+        for text in ("one", "two"):
+            chat.button("Conversations").click()
+            chat.button("New conversation").click()
+            answer = chat.ask(text)
+            wanted = complete(server, prompt_of(server, text), n_predict=200)
+            assert chat.copied(answer) == wanted["content"]
+            expect(answer).to_contain_text(f"{wanted['tokens_predicted']} tokens")
+
+
+def test_reasoning_is_folded(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    answer = chat.told(script, "<think>", "A plan.", "</think>", "\n\nThe answer.")
+    expect(answer.get_by_text("The answer.")).to_be_visible()
+    folded = answer.get_by_role("group").filter(has_text="Reasoning")
+    expect(folded).not_to_have_attribute("open", "")
+    answer.get_by_text("Reasoning").click()
+    expect(folded).to_have_attribute("open", "")
+    expect(folded).to_contain_text("A plan.")
+
+
+def test_a_model_that_is_being_loaded_is_waited_for(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    left = [ERROR] * 2
+
+    def refuse(route: Any) -> None:
+        if left:
+            route.fulfill(status=503, body=left.pop(), content_type="application/json")
+        else:
+            route.continue_()
+
+    chat.page.context.route("**/v1/models", refuse)
+    chat.watch.allow("the server responded with a status of 503")
+    chat.go()
+    expect(chat.alert).to_have_count(0)
+    expect(chat.named("combobox", "Model").locator("option")).to_have_text("demo")
+    assert not left
 
 
 # -- what is asked for ------------------------------------------------------------------------------------------------
@@ -230,6 +276,22 @@ def test_versions(open_page: Open, script: Script) -> None:
     assert "first" in script.next(chat).say("x").body["prompt"]
     script.streams[-1].end()
     chat.finished()
+
+
+def test_impatience_starts_one_answer(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.told(script, "first")
+    chat.button("Retry", chat.answers).evaluate("button => { for (let n = 0; n < 5; ++n) button.click() }")
+    stream = script.next(chat)
+    chat.message.fill("And?")
+    for _ in range(3):
+        chat.message.press("Enter")
+    stream.say("second")
+    expect(chat.answers).to_contain_text("second")
+    stream.end()
+    expect(chat.finished()).to_contain_text("2 of 2")
+    assert len(script.streams) == 2
 
 
 def test_code_is_copied_as_it_was_written(open_page: Open, script: Script) -> None:
