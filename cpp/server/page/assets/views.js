@@ -143,12 +143,12 @@ function text(message, act) {
 }
 
 function tokens(message, act) {
-  return html`<div class="tokens" role="group" aria-label="Tokens; arrow keys move, Enter opens" @keydown=${move}>
-    ${message.tokens.map((token, i) => html`<button class=${"token" + (replaced(token) ? " changed" : "") + (token.chosen ? " chosen" : "")}
-      tabindex=${i ? -1 : 0} aria-label=${/\S/.test(token.text) ? nothing : shown(token)}
-      aria-description=${token.chosen ? "chosen by you" : replaced(token) ? "changed by PCD" : nothing}
-      @click=${() => act.open(message, i)}>${token.text || "∎"}</button>`)}
-  </div>`;
+  const button = (token, i) => html`<button class=${"token" + (replaced(token) ? " changed" : "") + (token.chosen ? " chosen" : "")}
+    tabindex=${i ? -1 : 0} aria-label=${/\S/.test(token.text) ? nothing : shown(token)}
+    aria-description=${token.chosen ? "chosen by you" : replaced(token) ? "changed by PCD" : nothing}
+    @click=${() => act.open(message, i)}>${token.text || "∎"}</button>`;
+  // on one line: white space between elements would be seen here
+  return html`<div class="tokens" role="group" aria-label="Tokens; arrow keys move, Enter opens" @keydown=${move}>${message.tokens.map(button)}</div>`;
 }
 
 const STEPS = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -Infinity, End: Infinity};
