@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from test_serve import SMALL, ask
 
 from pypcd import _server
+from pypcd._gguf import resolve_model
+from pypcd._served import Served
 
 BODY = {"prompt": "a", "n_predict": 1}
 
@@ -95,3 +100,23 @@ def test_origins_that_were_given_and_a_key_open_it() -> None:
         assert server.wait_until_ready()
         assert ask(server, "/completion", BODY, Host="llm.example", Authorization="Bearer k")[0] == 200
         assert ask(server, "/completion", BODY, Host="llm.example")[0] == 401
+
+
+def test_several_models_are_as_open_as_one(tmp_path: Path) -> None:
+    """A router passes Host and Origin on, and the process of the model looks at them too."""
+    paths = [tmp_path / f"{name}.gguf" for name in "ab"]
+    for path in paths:
+        shutil.copy(resolve_model("demo"), path)
+    given = [*SMALL, "--cors-origins", "https://chat.example"]
+    models = [Served(path.stem, str(path)) for path in paths]
+    with _server.Server(models, port=0, parallel=1, options=given).running() as server:
+        assert server.wait_until_ready()
+        body = {**BODY, "model": "b"}
+        assert ask(server, "/completion", body)[0] == 200
+        assert ask(server, "/completion", body, Origin="https://chat.example", Host="chat.example")[0] == 200
+        refused(ask(server, "/completion", body, Host="evil.example"), "Host is", "evil.example")
+        refused(ask(server, "/completion", body, Origin="http://evil.example"), "Origin is", "evil.example")
+        ports = [int(part.strip("[] ")) for part in server._parts]
+        assert ports
+        for port in ports:  # of the models' processes, which a page may look for too
+            refused(ask(SimpleNamespace(port=port), "/completion", body, Host="evil.example"), "Host is")  # type: ignore[arg-type]
