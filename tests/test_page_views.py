@@ -97,7 +97,9 @@ def test_every_view_is_accessible_and_fits(open_page: Open, script: Script, colo
     for name in views(chat, script):
         seen.append(name)
         if PICTURES:
-            chat.page.evaluate("for (const box of document.querySelectorAll('html, article *')) box.scrollTop = box.scrollHeight")
+            chat.page.evaluate(
+                "for (const box of document.querySelectorAll('html, article *')) box.scrollTop = box.scrollHeight"
+            )
             chat.page.screenshot(path=Path(PICTURES) / f"{name}-{width}-{colours}.png")
         assert chat.axe() == [], name
         assert chat.widest() == 0, f"{name} scrolls sideways"
