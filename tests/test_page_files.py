@@ -313,6 +313,24 @@ def test_export_and_import_give_the_same_talk(open_page: Open, script: Script, t
     expect(other.button("About cats", menu(other))).to_have_count(1)
 
 
+def test_an_answer_of_another_model_is_read_but_not_gone_on_with(open_page: Open, tmp_path: Path) -> None:
+    """Its tokens are numbers, which mean others here."""
+    chat = open_page()
+    chat.set(longest_answer=4)
+    chat.ask("Hello")
+    file = exported(chat, tmp_path / "talks.json")
+    assert file["conversations"][0]["messages"][1]["model"] == "demo"
+    file["conversations"][0]["messages"][1]["model"] = "elsewhere"
+    (tmp_path / "talks.json").write_text(json.dumps(file))
+    other = open_page()
+    load(other, tmp_path / "talks.json")
+    other.button("Hello", menu(other)).click()
+    dialog = other.open_token(other.tokens(other.answers).first)
+    dialog.get_by_role("button", name=re.compile("^Go on with ")).first.click()
+    expect(other.alert).to_contain_text("of the model elsewhere")
+    expect(other.answers).to_have_count(1)
+
+
 WRONG = {
     "no JSON": b"{",
     "not ours": b'{"messages": []}',

@@ -3,7 +3,7 @@
 //
 // A message: {id, parent, role: "user" | "assistant", text, made} and
 //   of a user:      files: [{name, text, count}]
-//   of an assistant: tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
+//   of an assistant: model, tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
 //                   of two answers that are compared), ended ("stop", "limit", "stopped", "lost"; undefined: it is being written)
 
 import {createStore, delMany, get, getMany, keys, setMany} from "./vendor/idb-keyval/index.js";
@@ -167,7 +167,7 @@ const messageOf = record({
   id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
   files: optional(listOf(record({name: string, text: string, count: orNull(number)}))),
   tokens: optional(listOf(tokenOf)),
-  setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number), ended: optional(oneOf("stop", "limit", "stopped", "lost")),
+  model: optional(string), setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number), ended: optional(oneOf("stop", "limit", "stopped", "lost")),
   pair: optional(string),
   stats: optional(record({
     read: number, cached: number, written: number, perSecond: number, readPerSecond: number,
@@ -180,7 +180,7 @@ function conversationOf(value) {
   const conversation = new Conversation({...read, changed: Math.min(read.changed, Date.now())});
   const ending = new Set(); // messages whose way to the first one is known to end
   for (const message of read.messages) {
-    if (message.role === "assistant") Object.assign(message, {tokens: [], setting: "off", pcd: false, ended: "lost", ...message});
+    if (message.role === "assistant") Object.assign(message, {tokens: [], model: "", setting: "off", pcd: false, ended: "lost", ...message});
     const way = new Set();
     for (let at = message; !ending.has(at.id); at = conversation.messages.get(at.parent)) {
       if (way.has(at.id)) throw new Error("its messages go round in a circle");

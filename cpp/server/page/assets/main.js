@@ -146,14 +146,15 @@ async function count() {
 const newSeed = () => state.settings.seed === "" ? Math.floor(Math.random() * 2 ** 32) : Number(state.settings.seed);
 
 function sampling() {
-  const {model, temperature, top_p, n_predict, system} = state.settings;
-  return {model, temperature, top_p, n_predict, system};
+  const {temperature, top_p, n_predict, system} = state.settings;
+  return {temperature, top_p, n_predict, system};
 }
 
 /** Writes one answer behind conversation.at, or another version of one. */
 async function answer(conversation, fields, before = null, kept = []) {
   const controller = new AbortController();
-  const message = conversation.add({role: "assistant", text: "", tokens: [], ...fields});
+  const {model} = state.settings;
+  const message = conversation.add({role: "assistant", text: "", tokens: [], model, ...fields});
   state.runs.set(message.id, {controller, conversation});
   state.error = "";
   showSoon();
@@ -168,7 +169,7 @@ async function answer(conversation, fields, before = null, kept = []) {
   };
   try {
     const path = conversation.path(message.parent);
-    await answers.write(message, path, {...sampling(), signal: controller.signal}, changed, before, kept);
+    await answers.write(message, path, {...sampling(), model: message.model, signal: controller.signal}, changed, before, kept);
   } finally {
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
     try {
@@ -314,10 +315,12 @@ const actions = {
   })),
   goOn: told((message, index, option) => alone(async conversation => {
     state.open = null;
+    const {parent, model, setting, pcd, seed} = message;
+    if (!state.models.some(own => own.id === model)) // tokens are numbers, which another model reads in another way
+      throw new Error(`This answer is of the model ${model}, which this server does not have.`);
     const kept = message.tokens.slice(0, index);
     if (option) kept.push({...message.tokens[index], id: option.id, text: option.text, n: 1, chosen: true});
-    const {parent, setting, pcd, seed} = message;
-    const writing = answer(conversation, {parent, setting, pcd, seed}, message, kept);
+    const writing = answer(conversation, {parent, model, setting, pcd, seed}, message, kept);
     if (option) state.asTokens.add(conversation.at);
     show();
     await writing;
