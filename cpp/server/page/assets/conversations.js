@@ -6,7 +6,7 @@
 //   of an assistant: model, tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
 //                   of two answers that are compared), ended ("stop", "limit", "stopped", "lost"; undefined: it is being written)
 
-import {createStore, delMany, get, getMany, keys, setMany} from "./vendor/idb-keyval/index.js";
+import {createStore, delMany, get, getMany, keys, set, update} from "./vendor/idb-keyval/index.js";
 
 const FORMAT = 1; // of exported files
 const store = createStore("pypcd", "conversations");
@@ -89,12 +89,14 @@ export async function load(id) {
 /** Another tab may have added messages to the same conversation: they stay. */
 export async function save(conversation) {
   if (conversation.isGone) return; // it was deleted while an answer was written
-  const other = await get("body:" + conversation.id, store);
-  for (const message of other?.messages ?? [])
-    if (!conversation.messages.has(message.id) && (message.role === "user" || message.ended)) conversation.messages.set(message.id, message);
-  conversation.changed = Date.now();
-  const {id, title, changed} = conversation;
-  await setMany([["head:" + id, {id, title, changed}], ["body:" + id, structuredClone(conversation.plain())]], store);
+  const {id} = conversation;
+  await update("body:" + id, other => { // in one transaction
+    for (const message of other?.messages ?? [])
+      if (!conversation.messages.has(message.id) && (message.role === "user" || message.ended)) conversation.messages.set(message.id, message);
+    conversation.changed = Date.now();
+    return structuredClone(conversation.plain());
+  }, store);
+  await set("head:" + id, {id, title: conversation.title, changed: conversation.changed}, store);
 }
 
 export const remove = id => delMany(["head:" + id, "body:" + id], store);
