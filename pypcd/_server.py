@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -44,6 +45,14 @@ __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 _SECONDS = 10.0  # that it gets to answer
 _PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
 _LINES = 200  # of its log, kept for an error message
+_CHOSEN = {  # options of llama-server that are arguments here
+    "host": "MODEL --host ADDRESS",
+    "port": "MODEL --port N",
+    "parallel": "MODEL --parallel N",
+    "np": "MODEL --parallel N",
+    "model": "MODEL",
+    "m": "MODEL",
+}
 _MAX_SLOTS = _engine.N_SEQUENCES - 1
 _AT_ONCE = 4  # models that are loaded at the same time, where they are not named one by one: llama.cpp's number
 
@@ -170,7 +179,7 @@ class Server:
         self.loaded = 0  # per cent of what is loaded at the start
         self._log = log
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
-        self._key = api_key
+        self._key = (api_key or "").split(",")[0].strip() or None  # it may be several
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._parts: dict[str, int] = {}  # per cent of each model that is loaded, by the port of its process
@@ -183,6 +192,10 @@ class Server:
                 raise OptionError(
                     f"--{name} stands behind --; give the folder or the file as MODEL: pypcd serve {given[name]}"
                 )
+        for name, instead in _CHOSEN.items():
+            if name in given:
+                word = f"--{name}" if len(name) > 2 else f"-{name}"
+                raise OptionError(f"{word} stands behind --; before it pypcd sees it too: pypcd serve {instead}")
         wanted = {one.name: (self.configs[one.name], pcd_required or one.pcd is not None) for one in self.models}
         self.command = [str(program), "--host", host, "--port", str(self.port), "--kv-unified", "--metrics"]
         if "cors-origins" not in given:
@@ -465,6 +478,8 @@ def _free_port(host: str, port: int) -> int:
         try:
             probe.bind(address)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise OSError(f"host is {host!r}, which is no address of this machine") from None
             remedy = "give another one, or 0 for any that is free"
             raise OSError(f"port is {port}, which {host} cannot listen on: {error.strerror}; {remedy}") from None
         return int(probe.getsockname()[1])

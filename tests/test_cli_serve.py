@@ -230,6 +230,11 @@ def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
             ["demo", "--", "--models-dir", "x"],
             "pypcd: --models-dir stands behind --; give the folder or the file as MODEL",
         ),
+        (["demo", "--", "--host", "0.0.0.0"], "pypcd: --host stands behind --; before it pypcd sees it too: "),
+        (["demo", "--", "--port", "9000"], "pypcd: --port stands behind --; before it pypcd sees it too: "),
+        (["demo", "--", "-np", "2"], "pypcd: -np stands behind --; before it pypcd sees it too: "),
+        (["demo", "--host", "192.0.2.1"], "pypcd: host is '192.0.2.1', which is no address of this machine"),
+        (["demo", "--threads", "1"], "'pypcd serve --help' lists the options; llama-server's own stand behind --"),
         (["demo", "--port", "1", "other"], "pypcd serve: error: unexpected argument 'other'"),
     ],
 )

@@ -394,10 +394,45 @@ def test_a_server_that_is_gone_is_told(open_page: Open) -> None:
 
 def test_a_question_that_is_too_long_is_told(open_page: Open) -> None:
     chat = open_page()
+    chat.set(longest_answer=4)
+    n_ctx = ask(chat.server, "/props")[1]["default_generation_settings"]["n_ctx"]
     chat.send("7 " * 1900)
-    expect(chat.alert).to_contain_text("context")
-    chat.watch.allow("the server responded with a status of 400")
-    expect(chat.button("Send")).to_be_visible()
+    expect(chat.alert).to_contain_text(f"the context has {n_ctx}")
+    expect(chat.questions).to_have_count(0)
+    expect(chat.message).to_have_value("7 " * 1900)  # nothing is lost
+    chat.ask("Hello")
+    chat.button("Edit", chat.questions).click()
+    chat.page.get_by_role("textbox", name="Edit message").fill("7 " * 1900)
+    chat.button("Send again").click()
+    expect(chat.alert).to_contain_text(f"the context has {n_ctx}")
+    expect(chat.page.get_by_role("textbox", name="Edit message")).to_have_value("7 " * 1900)
+
+
+def test_an_answer_that_fills_the_context_says_so(open_page: Open) -> None:
+    with serve("--logit-bias", "2-inf", parallel=1) as server:
+        chat = open_page(server)
+        n_ctx = ask(server, "/props")[1]["default_generation_settings"]["n_ctx"]
+        chat.set(longest_answer=n_ctx + 100)
+        chat.message.fill("7 " * ((n_ctx - 40) // 2))
+        chat.button("Send").click()
+        expect(chat.finished()).to_contain_text("the context is full")
+        expect(chat.button("Continue")).to_have_count(0)
+
+
+def test_another_server_on_the_same_port_is_noticed(open_page: Open) -> None:
+    with serve(pcd="on:evaluation=fused", parallel=1) as server:
+        chat = open_page(server)
+        chat.set(longest_answer=4)
+        expect(chat.ask("Hello")).to_contain_text("PCD (")
+        port = server.port
+    chat.send("Is there anybody?")
+    expect(chat.alert).to_contain_text("does not answer")
+    expect(chat.message).to_have_value("Is there anybody?")
+    chat.watch.allow("Failed to load resource: net::ERR_CONNECTION_REFUSED")
+    with serve(port=port, parallel=1):
+        chat.button("Send").click()
+        expect(chat.finished()).to_contain_text("without PCD")
+        expect(chat.alert).to_have_count(0)
 
 
 # -- the key ----------------------------------------------------------------------------------------------------------

@@ -155,12 +155,13 @@ def test_what_a_model_writes_is_never_run_or_loaded(open_page: Open, script: Scr
     chat = open_page()
     chat.play(script)
     for name, text in HOSTILE.items():
-        answer = chat.told(script, text[: len(text) // 2], text[len(text) // 2 :])
+        say = chat.retold if chat.answers.count() else chat.told  # all in one talk would be longer than the context
+        answer = say(script, text[: len(text) // 2], text[len(text) // 2 :])
         found = is_harmless(chat, answer)
         assert chat.copied(answer) == text, name
         if name == "good links":
             assert {"https://example.com/", "https://example.org/"} <= {href for href, _, _ in found["links"]}
-    answer = chat.told(script, *HOSTILE.values())
+    answer = chat.retold(script, *HOSTILE.values())
     chat.tokens(answer)
     is_harmless(chat, answer)
     expect(chat.button("Settings")).to_be_visible()  # nothing lies over the page
@@ -233,11 +234,11 @@ def test_nesting_without_end_is_shown_and_the_page_stays_alive(open_page: Open, 
     chat = open_page()
     chat.play(script)
     for name, text in NESTED.items():
-        answer = chat.told(script, text)
+        answer = (chat.retold if chat.answers.count() else chat.told)(script, text)
         is_harmless(chat, answer)
         assert chat.copied(answer) == text, name
         assert chat.widest() == 0, name
-    assert "fine" in chat.copied(chat.told(script, "fine"))
+    assert "fine" in chat.copied(chat.retold(script, "fine"))
 
 
 PIECES = st.sampled_from(

@@ -106,5 +106,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         shown = (action for action in command._actions if action.help != argparse.SUPPRESS)
         options = [option for action in shown for option in action.option_strings]
         near = did_you_mean(word, options)
-        command.error(f"there is no option {word}{near}; 'pypcd {name} --help' lists the options")
+        where = "; llama-server's own stand behind --" if name == "serve" else ""
+        command.error(f"there is no option {word}{near}; 'pypcd {name} --help' lists the options{where}")
     return args

@@ -23,6 +23,9 @@ export function messagesOf(path, system) {
 export const contentOf = ({text, files = []}) =>
   [...files.map(file => `${file.name}:\n\n${file.text}`), text].filter(Boolean).join("\n\n");
 
+/** How many tokens the server has to read for an answer. */
+export const promptSize = async (path, {model, system}) => api.tokenCount(model, await api.template(model, messagesOf(path, system)));
+
 /**
  * The field "pcd" of a request that goes on with an answer. min_first_entropy decides once, by an answer's first token: that has been
  * decided, so it is not asked again.
@@ -45,8 +48,8 @@ function continuedPrompt(prompt, kept) {
 /**
  * Writes an answer: fills message as it comes, and calls changed() each time.
  *
- * message: of an assistant, with pcd (the field of the request: false or an object) and seed.
- * path: the talk before it. options: {model, system, temperature, top_p, n_predict, signal}.
+ * message: of an assistant, with model, system, temperature, top_p, seed and pcd (the field of the request: false or an object).
+ * path: the talk before it. options: {n_predict, signal}.
  * before: the answer that this one goes on with; kept: its tokens that stay.
  */
 export async function write(message, path, options, changed, before = null, kept = []) {
@@ -54,13 +57,13 @@ export async function write(message, path, options, changed, before = null, kept
   message.text = textOf(kept);
   message.decided = before?.decided;
   try {
-    const prompt = await api.template(options.model, messagesOf(path, options.system));
+    const prompt = await api.template(message.model, messagesOf(path, message.system));
     if (/<think>\s*$/.test(prompt)) message.thinks = true;
     const body = {
-      model: options.model,
+      model: message.model,
       prompt: continuedPrompt(prompt, kept),
       pcd: before ? continued(before) : message.pcd,
-      temperature: options.temperature, top_p: options.top_p, seed: message.seed, n_predict: options.n_predict,
+      temperature: message.temperature, top_p: message.top_p, seed: message.seed, n_predict: options.n_predict,
       n_probs: N_OPTIONS, return_progress: true, timings_per_token: true,
     };
     for await (const part of api.completion(body, options.signal)) {
@@ -95,5 +98,5 @@ function take(message, part) {
     };
     message.decided ??= message.stats.twins > 0;
   }
-  if (part.stop) message.ended = part.stop_type === "limit" ? "limit" : "stop";
+  if (part.stop) message.ended = part.truncated ? "full" : part.stop_type === "limit" ? "limit" : "stop";
 }

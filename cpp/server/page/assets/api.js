@@ -37,7 +37,8 @@ async function ask(path, body, signal) {
   } catch {
     message = text.slice(0, 300);
   }
-  if (response.status === 401) message = "This server wants an API key: give it under Settings.";
+  if (response.status === 401)
+    message = key.get() ? "The API key under Settings is not the server's." : "This server wants an API key: give it under Settings.";
   throw new ServerError(message || `The server answered ${response.status}.`, response.status);
 }
 

@@ -3,8 +3,8 @@
 //
 // A message: {id, parent, role: "user" | "assistant", text, made} and
 //   of a user:      files: [{name, text, count}]
-//   of an assistant: model, tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
-//                   of two answers that are compared), ended ("stop", "limit", "stopped", "lost"; undefined: it is being written)
+//   of an assistant: model, system, temperature, top_p, tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
+//                   of two answers that are compared), ended ("stop", "limit", "full", "stopped", "lost"; undefined: it is being written)
 
 import {createStore, delMany, get, getMany, keys, set, update} from "./vendor/idb-keyval/index.js";
 
@@ -169,7 +169,7 @@ const messageOf = record({
   id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
   files: optional(listOf(record({name: string, text: string, count: orNull(number)}))),
   tokens: optional(listOf(tokenOf)),
-  model: optional(string), setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number), ended: optional(oneOf("stop", "limit", "stopped", "lost")),
+  model: optional(string), system: optional(string), temperature: optional(number), top_p: optional(number), setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number), ended: optional(oneOf("stop", "limit", "full", "stopped", "lost")),
   pair: optional(string),
   stats: optional(record({
     read: number, cached: number, written: number, perSecond: number, readPerSecond: number,

@@ -29,8 +29,8 @@ export function settingsDialog(state, act) {
   const pcd = state.props?.pcd;
   return dialog("Settings", state.panel === "settings", () => act.panel(null), () => html`
     <h2>Settings</h2>
-    ${number("Temperature", settings.temperature, {min: 0, max: 5, step: 0.05}, given("temperature"), "0: always the most probable token")}
-    ${number("Top p", settings.top_p, {min: 0, max: 1, step: 0.01}, given("top_p"))}
+    ${number("Temperature", settings.temperature, {min: 0, max: 5, step: "any"}, given("temperature"), "0: always the most probable token")}
+    ${number("Top p", settings.top_p, {min: 0, max: 1, step: "any"}, given("top_p"))}
     ${number("Longest answer", settings.n_predict, {min: 1, step: 1}, given("n_predict"), "tokens")}
     ${number("Seed", settings.seed, {min: 0, max: 4294967295, step: 1}, set("seed"), "empty: another one each time")}
     ${field("System message", html`<textarea id=${idOf("System message")} rows="3" .value=${live(settings.system)}
@@ -41,8 +41,11 @@ export function settingsDialog(state, act) {
     ${pcd?.presets && settings.setting === "custom" ? html`<fieldset><legend>PCD: custom</legend>
       ${Object.entries(customOf(settings, pcd)).map(([name, value]) => number(NUMBERS[name].label, value ?? 0, NUMBERS[name],
         found => act.set("custom", {...settings.custom, [name]: found === "" ? pcd.setting[name] : Number(found)}), NUMBERS[name].about))}</fieldset>` : nothing}
-    <button class="first" @click=${() => act.panel(null)}>Done</button>`);
+    <button class="first" @click=${event => isValid(event.target.closest("dialog")) && act.panel(null)}>Done</button>`);
 }
+
+/** What cannot be taken is told, and stays to be mended. */
+const isValid = dialog => [...dialog.querySelectorAll("input")].every(input => input.reportValidity());
 
 // -- conversations -------------------------------------------------------------------------------------------------------
 
@@ -54,7 +57,7 @@ export function conversationsDialog(state, act) {
       <ul>${state.list.map(({id, title}) => html`<li>
         <button class="title" aria-current=${id === state.conversation.id} @click=${() => act.load(id)}>${title}</button>
         <button aria-label=${`Delete ${title}`} @click=${() => act.remove(id)}>×</button></li>`)}</ul>
-      <p class="quiet">They are kept in this browser.</p>
+      <p class="quiet">${state.imported ? `Imported: ${state.imported}.` : ""} They are kept in this browser.</p>
       <div class="tools">
         <button @click=${act.exportAll}>Export</button>
         <button @click=${event => event.target.nextElementSibling.click()}>Import</button>

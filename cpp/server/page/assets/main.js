@@ -27,10 +27,11 @@ const state = {
   error: "", // a sentence
   said: "", // for screen readers
   draft: {text: "", files: [], count: 0}, // the next message
-  editing: null, // {id, text}
+  editing: null, // {id, text, files}
   open: null, // {id, index} of a token
   asTokens: new Set(), // ids of answers whose tokens are shown
   runs: new Map(), // id of an answer that is being written -> {controller, conversation}
+  imported: 0, // conversations from the last file
   panel: null, // "settings", "conversations"
   speed: 0, // tokens of prompts that were read per second
 };
@@ -74,6 +75,7 @@ function showSoon() {
 function fail(error) {
   state.error = error.message;
   state.said = "";
+  state.panel = state.open = null; // a dialog would hide it
   show();
 }
 
@@ -90,10 +92,10 @@ const told = action => async (...args) => {
 // -- the server ---------------------------------------------------------------------------------------------------------
 
 async function connect() {
-  while (!state.models.length) {
+  for (;;) {
     try {
       state.models = settings.ownModels(await api.models());
-      if (!state.models.length) throw new Error("This server has no model.");
+      break;
     } catch (error) {
       if (error.status !== 503) throw error;
       state.loading = "the model";
@@ -102,23 +104,30 @@ async function connect() {
     }
   }
   state.error = state.loading = "";
-  const known = state.models.find(model => model.id === state.settings.model);
-  const model = known ?? state.models.find(other => other.isLoaded) ?? state.models[0];
-  state.settings.model = model.id;
-  if (model.isLoaded) await choose();
+  if (!state.models.length) throw new Error("This server has no model.");
+  const {models} = state;
+  state.settings.model = (models.find(own => own.id === state.settings.model) ?? models.find(own => own.isLoaded) ?? models[0]).id;
 }
 
+async function begin() {
+  await connect();
+  if (state.models.find(own => own.id === state.settings.model).isLoaded) await choose();
+}
+
+/** Before each answer: by now another server may listen here. */
 async function ready() {
-  if (!state.models.length) await connect();
-  if (!state.props) await choose();
+  await connect();
+  await choose();
 }
 
 /** Asks what the chosen model can do; a server of several models loads it for that. */
 async function choose() {
   const {model} = state.settings;
-  state.props = null;
-  state.loading = model;
-  show();
+  if (!state.models.find(own => own.id === model)?.isLoaded) {
+    state.props = null;
+    state.loading = model;
+    show();
+  }
   try {
     const props = await api.props(model);
     if (model === state.settings.model) state.props = props;
@@ -126,6 +135,13 @@ async function choose() {
     if (model === state.settings.model) state.loading = "";
   }
   await count();
+}
+
+/** What is too long is not sent: the server would refuse it, and this and all that is said later with it. */
+async function checkRoom(path) {
+  const size = state.props.default_generation_settings.n_ctx;
+  const n = await answers.promptSize(path, state.settings);
+  if (n >= size) throw new Error(`This takes ${n} tokens with what was said before, and the context has ${size}. Shorten it, or begin a new conversation.`);
 }
 
 let counting = 0; // the newest count of the draft wins
@@ -145,16 +161,11 @@ async function count() {
 
 const newSeed = () => state.settings.seed === "" ? Math.floor(Math.random() * 2 ** 32) : Number(state.settings.seed);
 
-function sampling() {
-  const {temperature, top_p, n_predict, system} = state.settings;
-  return {temperature, top_p, n_predict, system};
-}
-
 /** Writes one answer behind conversation.at, or another version of one. */
 async function answer(conversation, fields, before = null, kept = []) {
   const controller = new AbortController();
-  const {model} = state.settings;
-  const message = conversation.add({role: "assistant", text: "", tokens: [], model, ...fields});
+  const {model, system, temperature, top_p, n_predict} = state.settings;
+  const message = conversation.add({role: "assistant", text: "", tokens: [], model, system, temperature, top_p, ...fields});
   state.runs.set(message.id, {controller, conversation});
   state.error = "";
   showSoon();
@@ -169,7 +180,7 @@ async function answer(conversation, fields, before = null, kept = []) {
   };
   try {
     const path = conversation.path(message.parent);
-    await answers.write(message, path, {...sampling(), model: message.model, signal: controller.signal}, changed, before, kept);
+    await answers.write(message, path, {n_predict, signal: controller.signal}, changed, before, kept);
   } finally {
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
     try {
@@ -189,7 +200,6 @@ const withPcd = chosen => ({pcd: settings.pcdOf(chosen, state.props?.pcd), setti
 
 /** Answers the last message of the talk; with `compare` plainly beside it. */
 async function reply(conversation, parent, compare = false) {
-  await ready();
   const fields = {parent, seed: newSeed()};
   if (compare) {
     const {pcd} = state.props;
@@ -224,9 +234,11 @@ async function send(conversation, compare) {
   const {draft} = state;
   if (!draft.text.trim() && !draft.files.length) return;
   await ready();
-  if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
   const files = draft.files.map(({name, text, count}) => ({name, text, count: count ?? null}));
-  const message = conversation.add({role: "user", text: draft.text.trim(), files, parent: conversation.at});
+  const question = {role: "user", text: draft.text.trim(), files};
+  await checkRoom([...conversation.path(), question]);
+  if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
+  const message = conversation.add({...question, parent: conversation.at});
   state.draft = {text: "", files: [], count: 0};
   state.said = "Answering.";
   show();
@@ -296,18 +308,23 @@ const actions = {
     show();
   },
 
-  retry: told(message => alone(conversation => reply(conversation, message.role === "user" ? message.id : message.parent))),
+  retry: told(message => alone(async conversation => {
+    await ready();
+    await reply(conversation, message.role === "user" ? message.id : message.parent);
+  })),
   edit(message) {
     const before = state.editing?.id;
-    state.editing = message && {id: message.id, text: message.text};
+    state.editing = message && {id: message.id, text: message.text, files: message.files ?? []};
     show();
     focusOn(message ? "edit" : "edit-" + before);
   },
   sendAgain: told(message => alone(async conversation => {
-    const text = state.editing.text.trim();
-    if (!text && !message.files?.length) return;
+    const question = {role: "user", text: state.editing.text.trim(), files: state.editing.files};
+    if (!question.text && !question.files.length) return;
+    await ready();
+    await checkRoom([...conversation.path(message.parent), question]);
     state.editing = null;
-    const made = conversation.add({role: "user", text, files: message.files, parent: message.parent});
+    const made = conversation.add({...question, parent: message.parent});
     show();
     focusOn("message");
     await keep(conversation).catch(fail);
@@ -315,12 +332,13 @@ const actions = {
   })),
   goOn: told((message, index, option) => alone(async conversation => {
     state.open = null;
-    const {parent, model, setting, pcd, seed} = message;
+    const {parent, model, system, temperature, top_p, setting, pcd, seed} = message; // as it was, whatever is set now
+    await connect();
     if (!state.models.some(own => own.id === model)) // tokens are numbers, which another model reads in another way
       throw new Error(`This answer is of the model ${model}, which this server does not have.`);
     const kept = message.tokens.slice(0, index);
     if (option) kept.push({...message.tokens[index], id: option.id, text: option.text, n: 1, chosen: true});
-    const writing = answer(conversation, {parent, model, setting, pcd, seed}, message, kept);
+    const writing = answer(conversation, {parent, model, system, temperature, top_p, setting, pcd, seed}, message, kept);
     if (option) state.asTokens.add(conversation.at);
     show();
     await writing;
@@ -352,6 +370,7 @@ const actions = {
   panel(name) {
     if (!name) document.activeElement.blur(); // a field that is being filled in tells its value while it is there
     state.panel = name;
+    state.imported = 0;
     if (name === "conversations") refresh();
     show();
   },
@@ -363,9 +382,9 @@ const actions = {
   },
   key: told(async value => {
     api.key.set(value);
-    state.models = [];
-    await connect();
+    await begin();
   }),
+  redraw: show,
   dismiss() {
     state.error = "";
     show();
@@ -398,6 +417,7 @@ const actions = {
   importAll: told(async file => {
     try {
       const n = await conversations.imported(await file.text());
+      state.imported = n;
       state.said = `${n} conversations imported.`;
     } catch (error) {
       throw new Error(`${file.name} was not imported: ${error.message}.`);
@@ -422,7 +442,7 @@ addEventListener("keydown", event => {
 setInterval(() => { if (state.runs.size) showSoon() }, 500); // seconds go on while a prompt is read
 
 show();
-told(connect)();
+told(begin)();
 told(async () => {
   state.list = await conversations.list();
   if (state.list.length && !state.conversation.messages.size) state.conversation = await conversations.load(state.list[0].id) ?? state.conversation;

@@ -19,12 +19,12 @@ export const save = settings => localStorage.setItem(NAME, JSON.stringify(settin
 
 // The numbers of a custom setting that are worth a place here; docs/settings.md says more of them.
 export const NUMBERS = {
-  beta: {label: "Strength (beta)", min: 0, step: 0.05, about: "0: no contrast"},
-  relative_top: {label: "Cut (relative_top)", min: 0, max: 1, step: 0.01, about: "leaves out tokens below this part of the best one's probability"},
+  beta: {label: "Strength (beta)", min: 0, step: "any", about: "0: no contrast"},
+  relative_top: {label: "Cut (relative_top)", min: 0, max: 1, step: "any", about: "leaves out tokens below this part of the best one's probability"},
   gamma: {label: "Candidates (gamma)", min: 1, step: 1, about: "at most so many tokens are contrasted"},
-  window: {label: "Window (window)", min: 0, step: 1, about: "tokens that the local evaluation sees; 0: all"},
+  window: {label: "Window (window)", min: 0, step: 1, about: "tokens that the local evaluation sees; 0: all, where it is over-rotated"},
   min_context: {label: "From (min_context)", min: 0, step: 1, about: "tokens; a shorter text is decoded plainly"},
-  min_first_entropy: {label: "Unsure from (min_first_entropy)", min: 0, step: 0.05, about: "bits; an answer with a surer first token is plain; 0: never"},
+  min_first_entropy: {label: "Unsure from (min_first_entropy)", min: 0, step: "any", about: "bits; an answer with a surer first token is plain; 0: never"},
 };
 
 /** The models themselves: NAME:pcd and NAME:pcd-PRESET are the same ones with a setting. entries: of /v1/models. */
@@ -49,7 +49,7 @@ export function choices(pcd) {
 /** The preset that the server's setting is. */
 export function nameOf(pcd) {
   const same = values => Object.entries(values).every(([name, value]) => pcd.setting[name] === value);
-  return Object.entries(pcd.presets).find(([, values]) => same(values))?.[0] ?? "its own";
+  return Object.entries(pcd.presets).find(([, values]) => same(values))?.[0] ?? "custom";
 }
 
 /** The setting that is chosen; the server's, where it does not have that one. */

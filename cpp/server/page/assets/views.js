@@ -58,12 +58,13 @@ const mayScroll = text => text.length + 40 * text.split("\n").length > 350;
 function yours(message, state, act) {
   const editing = state.editing?.id === message.id;
   return html`<article class="yours" aria-label="You">
-    ${message.files?.map(file => html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
     ${editing ? html`
+      ${files(state.editing.files, file => { state.editing.files = state.editing.files.filter(other => other !== file); act.redraw() })}
       <textarea id="edit" aria-label="Edit message" rows="4" .value=${live(state.editing.text)}
         @input=${event => { state.editing.text = event.target.value }}></textarea>
       <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
+      ${message.files?.map(file => html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
       <div class="text" tabindex=${mayScroll(message.text) ? 0 : nothing}>${message.text}</div>
       <div class="tools">
         ${versions(message, state, act)}
@@ -87,7 +88,7 @@ function answer(message, state, act, title = "Answer") {
       <button aria-pressed=${asTokens} @click=${() => act.tokens(message)}>Tokens</button>
       <button @click=${() => act.copy(message.text)}>Copy</button>
       ${title === "Answer" ? html`<button ?disabled=${writing} @click=${() => act.retry(message)}>Retry</button>` : nothing}
-      ${!writing && message.ended !== "stop" && message.tokens.length && title === "Answer"
+      ${!writing && !["stop", "full"].includes(message.ended) && message.tokens.length && title === "Answer"
         ? html`<button @click=${() => act.goOn(message, message.tokens.length)}>Continue</button>` : nothing}
     </div>
     <p class="quiet">${told(message, writing)}</p>
@@ -105,14 +106,14 @@ function versions(message, state, act) {
   </span>`;
 }
 
-const ENDS = {limit: "ended at the longest answer", stopped: "stopped", lost: "broken off"};
+const ENDS = {limit: "ended at the longest answer", full: "the context is full", stopped: "stopped", lost: "broken off"};
 
 function told(message, writing) {
   const {stats, ended, pcd, setting} = message;
   if (!stats) return writing || !ended ? "" : ENDS[ended] ?? "";
   const changed = message.tokens.filter(replaced).length;
   return [
-    `${stats.written} tokens, ${stats.perSecond.toFixed(1)} per second`,
+    `${tokensIn(message.tokens.reduce((sum, token) => sum + token.n, 0))}, ${stats.perSecond.toFixed(1)} per second`,
     !pcd ? "without PCD" : stats.twins ? `PCD (${setting}) changed ${changed}` : `PCD (${setting}) found nothing to do`,
     ENDS[ended],
   ].filter(Boolean).join(" · ");
@@ -171,9 +172,7 @@ function composer(state, act) {
   const {draft, conversation} = state;
   const busy = [...state.runs.values()].some(run => run.conversation === conversation);
   return html`<form class="composer" @submit=${event => { event.preventDefault(); act.send() }}>
-    ${draft.files.length ? html`<ul class="files" aria-label="Files">${draft.files.map(file => html`<li>${file.name}
-      ${file.count === undefined ? nothing : `(${tokensIn(file.count)})`}
-      <button type="button" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(file)}>×</button></li>`)}</ul>` : nothing}
+    ${files(draft.files, act.detach)}
     <label for="message">Message</label>
     <textarea id="message" rows="2" .value=${live(draft.text)} @input=${event => act.type(event.target.value)} @paste=${act.paste}
       @keydown=${event => {
@@ -189,6 +188,12 @@ function composer(state, act) {
       <span class="quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}` : reading(state) ?? used(state)}</span>
     </div>
   </form>`;
+}
+
+function files(list, remove) {
+  return list.length ? html`<ul class="files" aria-label="Files">${list.map(file => html`<li>${file.name}
+    ${file.count ? `(${tokensIn(file.count)})` : nothing}
+    <button type="button" aria-label=${`Remove ${file.name}`} @click=${() => remove(file)}>×</button></li>`)}</ul>` : nothing;
 }
 
 const grouped = new Intl.NumberFormat("en");
