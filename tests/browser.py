@@ -69,12 +69,12 @@ Open = Callable[..., "Chat"]
 def serve(*options: str, model: Any = "demo", **settings: Any) -> contextlib.AbstractContextManager[_server.Server]:
     """A block in which a server runs that has the page."""
     page = os.environ.get("PYPCD_PAGE")
-    settings = {"pcd": "on:evaluation=fused", "parallel": 4, **settings}
+    settings = {"pcd": "on:evaluation=fused", "parallel": 4, "port": 0, **settings}
     more = [*(["--path", os.path.abspath(page)] if page else []), *options]
 
     @contextlib.contextmanager
     def running() -> Iterator[_server.Server]:
-        with _server.Server(model, port=0, options=[*SMALL, *more], **settings).running() as server:
+        with _server.Server(model, options=[*SMALL, *more], **settings).running() as server:
             assert server.wait_until_ready()
             yield server
 

@@ -79,7 +79,7 @@ def test_requests_are_timed_beside_others(beside: str, recipe: Recipe, capsys: p
     # ours in place of stock's, which need not have been built: without LLAMA_ARG_PCD it takes no request with PCD either
     recipe("time_server.py", "demo", *sizes, *(["--stock", program] if beside == "stock" else []))
     rows = capsys.readouterr().out.splitlines()[3:]
-    number = r"\d+\.\d+ \(\d+\.\d\d, \d+\.\d\d to \d+\.\d\d\)"
+    number = r"\d+(?:\.\d+)? \(\d+\.\d\d, \d+\.\d\d to \d+\.\d\d\)"
     names = [re.match(rf"\| (.*?) \| {number} \| {number} \| {number} \|$", row).groups()[0] for row in rows]
     ours = ["2 with --pcd off", "2 with PCD"]
     assert names == (["2 to stock", *ours, '2 with "pcd": false'] if beside == "stock" else ["4 with --pcd off", *ours])

@@ -106,7 +106,9 @@ def test_stock_runs_on_the_libllama_of_llama_cpp_python(servers: Servers) -> Non
     def loaded(server: _server.Server) -> set[Path]:
         assert server._process is not None
         maps = Path(f"/proc/{server._process.pid}/maps").read_text(encoding="utf-8")
-        return {Path(name) for name in re.findall(r"(/\S*/lib(?:llama|ggml|mtmd)\S*)$", maps, re.MULTILINE)}
+        return {
+            Path(name) for name in re.findall(r"^(?:\S+ +){5}(/.*/lib(?:llama|ggml|mtmd)[^/\n]*)$", maps, re.MULTILINE)
+        }
 
     stock, ours = servers
     own = {path.resolve() for path in (Path(llama_cpp.__file__).parent / "lib").glob("lib*")}

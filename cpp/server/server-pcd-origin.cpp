@@ -68,8 +68,10 @@ std::string server_pcd_refusal_of_origin(const server_pcd_asked & asked) {
     }
     const auto itself = [](const std::string & text) { return text; };
     const std::string same = lower(asked.host);
-    if (!origin.empty() && !is_local(host_of(origin)) && origin != "http://" + same && origin != "https://" + same && !is_listed(itself, origin)) {
-        return "Origin is '" + origin + "'; allowed: pages of this machine; `-- --cors-origins " + origin + "` allows it, as does `--api-key`";
+    const bool is_same = origin == "http://" + same || origin == "https://" + same;
+    if (!origin.empty() && !is_local(host_of(origin)) && !is_same && !is_listed(itself, origin)) {
+        return "Origin is '" + origin + "'; allowed: pages of this machine; `-- --cors-origins " + origin +
+            "` allows it, as does `--api-key`";
     }
     if (origin.empty() && asked.site == "cross-site" && asked.mode != "navigate") { // a link to the page may be followed
         return "Sec-Fetch-Site is 'cross-site'; allowed: pages of this machine; `-- --cors-origins '*'` allows it, as does `--api-key`";

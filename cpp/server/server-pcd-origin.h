@@ -30,7 +30,7 @@ bool server_pcd_admits(const Params & params, const Request & req, Response & re
         return true;
     }
     res.status = 403;
-    res.set_content(common_json { { "error", common_json { { "code", 403 }, { "message", refusal }, { "type", "permission_error" } } } }.dump_safe(),
-        "application/json; charset=utf-8");
+    const common_json error = { { "code", 403 }, { "message", refusal }, { "type", "permission_error" } };
+    res.set_content(common_json { { "error", error } }.dump_safe(), "application/json; charset=utf-8");
     return false;
 }

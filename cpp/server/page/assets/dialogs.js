@@ -4,13 +4,14 @@
 import {html, nothing, svg} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {key} from "./api.js";
-import {select} from "./parts.js";
+import {error, select} from "./parts.js";
 import {customOf, DEFAULTS, NUMBERS} from "./settings.js";
 import {candidates, replaced, shown} from "./tokens.js";
 
-function dialog(label, open, close, content) {
+function dialog(label, open, close, content, state, act) {
   return html`<dialog aria-label=${label} data-open=${String(open)} @close=${() => open && close()}
-    @cancel=${event => { if (event.target === event.currentTarget) { event.preventDefault(); close() } }}>${open ? content() : nothing}</dialog>`;
+    @cancel=${event => { if (event.target === event.currentTarget) { event.preventDefault(); close() } }}>
+    ${open ? html`${error(state, act)}${content()}` : nothing}</dialog>`;
 }
 
 const idOf = (...words) => words.join("-").replace(/\W+/g, "-");
@@ -41,7 +42,7 @@ export function settingsDialog(state, act) {
     ${pcd?.presets && settings.setting === "custom" ? html`<fieldset><legend>PCD: custom</legend>
       ${Object.entries(customOf(settings, pcd)).map(([name, value]) => number(NUMBERS[name].label, value ?? 0, NUMBERS[name],
         found => act.set("custom", {...settings.custom, [name]: found === "" ? pcd.setting[name] : Number(found)}), NUMBERS[name].about))}</fieldset>` : nothing}
-    <button class="first" @click=${event => isValid(event.target.closest("dialog")) && act.panel(null)}>Done</button>`);
+    <button class="first" @click=${event => isValid(event.target.closest("dialog")) && act.panel(null)}>Done</button>`, state, act);
 }
 
 /** What cannot be taken is told, and stays to be mended. */
@@ -64,7 +65,7 @@ export function conversationsDialog(state, act) {
         <input type="file" accept=".json,application/json" hidden @change=${({target}) => { target.files[0] && act.importAll(target.files[0]); target.value = "" }}>
         <button @click=${() => act.panel(null)}>Close</button>
       </div>
-    </nav>`);
+    </nav>`, state, act);
 }
 
 // -- a token ---------------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ export function tokenDialog(state, act) {
         PCD: what the token was drawn from, before temperature and top p.</p>
       <div class="tools">${step("Previous token", index - 1)} ${step("Next token", index + 1)}
         <button class="first" @click=${() => act.open(null)}>Close</button></div>`;
-  });
+  }, state, act);
 }
 
 function plainly(token) {

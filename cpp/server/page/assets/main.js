@@ -75,7 +75,6 @@ function showSoon() {
 function fail(error) {
   state.error = error.message;
   state.said = "";
-  state.panel = state.open = null; // a dialog would hide it
   show();
 }
 

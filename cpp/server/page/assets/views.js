@@ -6,7 +6,7 @@ import {repeat} from "./vendor/lit-html/directives/repeat.js";
 import {THINK} from "./answers.js";
 import {conversationsDialog, settingsDialog, tokenDialog} from "./dialogs.js";
 import {markdown} from "./markdown.js";
-import {select} from "./parts.js";
+import {error, select} from "./parts.js";
 import {choiceOf, choices} from "./settings.js";
 import {replaced, shown} from "./tokens.js";
 
@@ -23,7 +23,7 @@ export function page(state, act) {
     <main>
       ${conversation.messages.size ? nothing : welcome(props)}
       ${talk(state, act)}
-      ${state.error && html`<p class="error" role="alert">${state.error} <button @click=${act.dismiss}>Close</button></p>`}
+      ${state.panel || state.open ? nothing : error(state, act)}
     </main>
     ${composer(state, act)}
     <p class="unseen" role="status">${state.said}</p>
