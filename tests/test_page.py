@@ -429,7 +429,7 @@ def test_another_server_on_the_same_port_is_noticed(open_page: Open) -> None:
     expect(chat.alert).to_contain_text("does not answer")
     expect(chat.message).to_have_value("Is there anybody?")
     chat.watch.allow("Failed to load resource: net::ERR_CONNECTION_REFUSED")
-    with serve(port=port, parallel=1):
+    with serve(port=port, parallel=1, pcd=False):
         chat.button("Send").click()
         expect(chat.finished()).to_contain_text("without PCD")
         expect(chat.alert).to_have_count(0)
