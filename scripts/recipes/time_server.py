@@ -88,7 +88,10 @@ def stock(server: _server.Server, executable: str) -> _server.Server:
 
 def cell(numbers: list[float], of: list[float], digits: int) -> str:
     quotients = [a / b for a, b in zip(numbers, of)]
-    low, _, high = statistics.quantiles(quotients, n=4) if len(quotients) > 1 else quotients * 3
+    if len(quotients) > 2:
+        low, _, high = statistics.quantiles(quotients, n=4)
+    else:  # of two, quartiles would lie outside of them
+        low, high = min(quotients), max(quotients)
     return f"{statistics.median(numbers):.{digits}f} ({statistics.median(quotients):.2f}, {low:.2f} to {high:.2f})"
 
 
