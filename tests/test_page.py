@@ -174,6 +174,23 @@ def test_settings_reach_the_server(open_page: Open, script: Script, served: _ser
     assert body["n_probs"] > 0
 
 
+def test_any_number_in_its_range_is_taken_and_another_stays_to_be_mended(open_page: Open, script: Script) -> None:
+    chat = open_page(greedy=False)
+    chat.play(script)
+    chat.set(temperature=0.33, top_p=0.975)
+    body = asked(chat, script)
+    assert (body["temperature"], body["top_p"]) == (0.33, 0.975)
+    chat.set(top_p=7, stays=True)
+    dialog = chat.named("dialog", "Settings")
+    chat.button("Done", dialog).click()
+    expect(dialog).to_be_visible()
+    expect(dialog.get_by_label("Top p")).to_have_value("7")
+    dialog.get_by_label("Top p").fill("0.5")
+    chat.button("Done", dialog).click()
+    expect(dialog).to_be_hidden()
+    assert asked(chat, script)["top_p"] == 0.5
+
+
 def test_the_pcd_of_an_answer_is_chosen(open_page: Open, script: Script, served: _server.Server) -> None:
     chat = open_page()
     chat.play(script)

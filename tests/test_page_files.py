@@ -174,6 +174,24 @@ def test_files_are_dropped_attached_and_removed(
     expect(removers(chat)).to_have_count(0)
 
 
+def test_a_file_is_taken_out_of_a_question(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    drop(chat, ("one.txt", "text/plain", "first file"), ("two.txt", "text/plain", "second file"))
+    expect(removers(chat)).to_have_count(2)
+    chat.told(script, "x")
+    chat.button("Edit", chat.questions).click()
+    chat.button("Remove one.txt", chat.questions).click()
+    expect(removers(chat)).to_have_count(1)
+    chat.button("Send again").click()
+    stream = script.next(chat).say("y")
+    stream.end()
+    chat.finished()
+    assert "second file" in stream.body["prompt"] and "first file" not in stream.body["prompt"]
+    chat.button("Previous version", chat.questions).click()
+    expect(chat.questions).to_contain_text("one.txt")  # the other version has it still
+
+
 def test_what_is_no_text_is_refused_with_a_sentence(open_page: Open, tmp_path: Path) -> None:
     chat = open_page()
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)

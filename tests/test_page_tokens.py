@@ -24,6 +24,7 @@ from browser import (
     prompt_of,
     question,
     script,
+    serve,
     served,
 )
 from playwright.sync_api import Locator
@@ -262,6 +263,61 @@ def test_a_branch_asks_for_its_tokens_and_no_others(chat: Chat, script: Script) 
     expect(tokens).to_have_count(3)
     rows = table(chat.open_token(tokens.nth(1)))
     assert len(rows) == 3
+
+
+@pytest.mark.parametrize("contrasted", [False, True])
+def test_a_branch_keeps_what_an_answers_first_token_decided(chat: Chat, script: Script, contrasted: bool) -> None:
+    """min_first_entropy: the twin of the first token may be made before it is known that none is needed."""
+    chat.play(script)
+    chat.pcd("^gentle")
+    chat.send("Say")
+    stream = script.next(chat)
+    counts = {"pcd_twins": 3, "pcd_contrasted": 2} if contrasted else {"pcd_twins": 1, "pcd_contrasted": 0}
+    timings = {"prompt_n": 9, "cache_n": 0, "predicted_n": 3, "predicted_per_second": 9.0, **counts}
+    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2)]
+    stream.say(*(event(" w1", 1, top_logprobs=options) for _ in range(3))).end(timings=timings)
+    assert stream.body["pcd"]["min_first_entropy"] > 0
+    dialog = chat.open_token(chat.tokens(chat.finished()).nth(1))
+    dialog.get_by_role("button", name=re.compile("^Go on with.*w2")).click()
+    other = script.next(chat).say(" end")
+    other.end()
+    assert other.body["pcd"] == ({**stream.body["pcd"], "min_first_entropy": 0} if contrasted else False)
+
+
+def test_the_server_counts_one_twin_at_most_where_the_first_token_was_sure() -> None:
+    """What the page goes by; the first token's twin may be evaluated beside it."""
+    sure = '{"a": 1} ' * 200
+    for evaluation in ("fused", "alternate"):
+        setting = f"gentle:min_first_entropy=30:evaluation={evaluation}"
+        with serve(pcd=setting, parallel=1) as server:
+            answer = complete(server, sure, n_predict=6)
+            assert answer["tokens_evaluated"] > 300
+            assert answer["timings"]["pcd_twins"] <= 1 and answer["timings"]["pcd_contrasted"] == 0
+            body = {"pcd": {"min_first_entropy": 0.0, "relative_top": 0.0}, "n_predict": 6}
+            timings = complete(server, sure, **body)["timings"]
+            assert timings["pcd_twins"] > 1 or timings["pcd_contrasted"] > 0
+
+
+def test_a_branch_is_drawn_as_its_answer_was(chat: Chat, script: Script) -> None:
+    """Whatever is set by then: sampling, system message, PCD."""
+    chat.play(script)
+    chat.set(temperature=0.3, top_p=0.6, seed=7, system_message="Be brief.")
+    chat.pcd("^window")
+    chat.send("Say")
+    stream = script.next(chat)
+    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2)]
+    stream.say(event(" w1", 1, top_logprobs=options)).end()
+    chat.finished()
+    before = stream.body
+    chat.set(temperature=0.9, top_p=0.1, seed=8, system_message="Be long.")
+    chat.pcd("^off")
+    dialog = chat.open_token(chat.tokens(chat.answers).first)
+    dialog.get_by_role("button", name=re.compile("^Go on with.*w2")).click()
+    stream = script.next(chat).say(" end")
+    stream.end()
+    for name in ("temperature", "top_p", "seed", "pcd", "model"):
+        assert stream.body[name] == before[name], name
+    assert stream.body["prompt"] == [before["prompt"], 2]
 
 
 # -- the comparison ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ export const THINK = "<think>\n"; // which some templates write themselves, so t
 const N_OPTIONS = 8; // candidates that are kept of each token
 
 /** The talk as a chat template takes it. */
-export function messagesOf(path, system) {
+function messagesOf(path, system) {
   const messages = system ? [{role: "system", content: system}] : [];
   for (const message of path) {
     const content = message.role === "user" ? contentOf(message) : (message.thinks ? THINK : "") + message.text;
@@ -20,7 +20,7 @@ export function messagesOf(path, system) {
 }
 
 /** Files come first: what is asked last is answered best. */
-export const contentOf = ({text, files = []}) =>
+const contentOf = ({text, files = []}) =>
   [...files.map(file => `${file.name}:\n\n${file.text}`), text].filter(Boolean).join("\n\n");
 
 /** How many tokens the server has to read for an answer. */
@@ -84,8 +84,8 @@ function take(message, part) {
   if (part.prompt_progress) message.progress = {...part.prompt_progress, at: performance.now()};
   for (const entry of part.completion_probabilities ?? []) {
     const told = message.n_told ?? 0;
-    message.n_told = part.tokens_predicted;
-    message.tokens.push(tokenOf(entry, Math.max(1, part.tokens_predicted - told)));
+    message.n_told = part.tokens_predicted ?? told + 1;
+    message.tokens.push(tokenOf(entry, Math.max(1, message.n_told - told)));
     message.text += entry.token;
     delete message.progress;
   }
@@ -96,7 +96,8 @@ function take(message, part) {
       readPerSecond: timings.prompt_per_second ?? 0, perSecond: timings.predicted_per_second ?? 0,
       twins: timings.pcd_twins ?? 0, contrasted: timings.pcd_contrasted ?? 0,
     };
-    message.decided ??= message.stats.twins > 0;
+    // the first token may have had a twin before it was seen to be sure: only more than that is for an answer that is contrasted
+    message.decided ||= message.stats.contrasted > 0 || message.stats.twins > 1;
   }
   if (part.stop) message.ended = part.truncated ? "full" : part.stop_type === "limit" ? "limit" : "stop";
 }

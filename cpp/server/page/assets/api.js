@@ -3,7 +3,7 @@
 const KEY = "pypcd.key"; // for this tab alone
 
 /** An error that the server told, with its HTTP status; 0: it was not reached. */
-export class ServerError extends Error {
+class ServerError extends Error {
   constructor(message, status) {
     super(message);
     this.status = status;

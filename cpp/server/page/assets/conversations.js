@@ -58,7 +58,7 @@ export class Conversation {
     const message = this.messages.get(this.at);
     if (!message?.pair) return null;
     const both = this.versions(message).filter(other => other.pair === message.pair);
-    return both.length === 2 ? both.sort((a, b) => (a.setting === "off" ? 0 : 1) - (b.setting === "off" ? 0 : 1)) : null;
+    return both.length === 2 ? both.sort((a, b) => Boolean(a.pcd) - Boolean(b.pcd)) : null;
   }
 
   /** Ends the comparison: the talk goes on from this answer. */

@@ -23,7 +23,7 @@ export function settingsDialog(state, act) {
   const field = (label, input, about = "") => html`<div class="field"><label for=${idOf(label)}>${label}</label>${input}
     ${about && html`<small id=${idOf(label, "about")}>${about}</small>`}</div>`;
   const number = (label, value, {min, max, step}, changed, about = "") => field(label, html`<input type="number" id=${idOf(label)}
-    aria-describedby=${about ? idOf(label, "about") : nothing} min=${min} max=${max ?? nothing} step=${step} .value=${live(String(value))}
+    aria-describedby=${about ? idOf(label, "about") : nothing} min=${min} max=${max ?? nothing} step=${step} .value=${String(value)}
     @change=${({target}) => target.reportValidity() && changed(target.value)}>`, about);
   const given = name => value => value === "" ? act.set(name, DEFAULTS[name]) : act.set(name, Number(value));
   const set = name => value => act.set(name, value);

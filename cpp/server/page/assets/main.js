@@ -302,8 +302,8 @@ const actions = {
     actions.attach(files.length ? [...files] : [new File([text], `pasted-${state.draft.files.length + 1}.txt`)]);
   },
   attach: told(attach),
-  detach(file) {
-    state.draft.files = state.draft.files.filter(other => other !== file);
+  detach(of, file) {
+    of.files = of.files.filter(other => other !== file);
     show();
   },
 
@@ -316,6 +316,9 @@ const actions = {
     state.editing = message && {id: message.id, text: message.text, files: message.files ?? []};
     show();
     focusOn(message ? "edit" : "edit-" + before);
+  },
+  retype(text) {
+    state.editing.text = text;
   },
   sendAgain: told(message => alone(async conversation => {
     const question = {role: "user", text: state.editing.text.trim(), files: state.editing.files};
@@ -383,7 +386,6 @@ const actions = {
     api.key.set(value);
     await begin();
   }),
-  redraw: show,
   dismiss() {
     state.error = "";
     show();

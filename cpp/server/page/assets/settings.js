@@ -38,24 +38,22 @@ export function ownModels(entries) {
 export function choices(pcd) {
   if (!pcd) return [["server", "the server's"]]; // not known before the model is loaded
   if (!pcd.presets) return [["off", "off"]];
-  const numbers = Object.keys(NUMBERS).filter(name => pcd.per_request.includes(name));
   return [
     ["server", `the server's (${pcd.default ? nameOf(pcd) : "off"})`], ["off", "off"],
-    ...Object.keys(pcd.presets).map(name => [name, name]),
-    ...(numbers.length ? [["custom", "custom"]] : []),
+    ...Object.keys(pcd.presets).map(name => [name, name]), ["custom", "custom"],
   ];
 }
 
 /** The preset that the server's setting is. */
-export function nameOf(pcd) {
+function nameOf(pcd) {
   const same = values => Object.entries(values).every(([name, value]) => pcd.setting[name] === value);
   return Object.entries(pcd.presets).find(([, values]) => same(values))?.[0] ?? "custom";
 }
 
-/** The setting that is chosen; the server's, where it does not have that one. */
+/** The setting that is chosen; the server's, where it does not have that one. "on": as the server's, and on. */
 export function choiceOf(settings, pcd) {
   const values = choices(pcd).map(([value]) => value);
-  return values.includes(settings.setting) ? settings.setting : values[0];
+  return settings.setting === "on" || values.includes(settings.setting) ? settings.setting : values[0];
 }
 
 /** Settings for an answer with PCD, where none was chosen. */
@@ -63,7 +61,7 @@ export const turnedOn = (settings, pcd) => pcdOf(settings, pcd) ? settings : {..
 
 /** The field "pcd" of a request: false, or all that a request may change. */
 export function pcdOf(settings, pcd) {
-  const choice = settings.setting === "on" ? "on" : choiceOf(settings, pcd);
+  const choice = choiceOf(settings, pcd);
   if (!pcd?.presets || choice === "off" || (choice === "server" && !pcd.default)) return false;
   const own = Object.fromEntries(pcd.per_request.map(name => [name, pcd.setting[name]]));
   if (choice === "server" || choice === "on") return own;
@@ -75,7 +73,7 @@ export function pcdOf(settings, pcd) {
 /** Its name for people. */
 export function labelOf(settings, pcd) {
   if (!pcdOf(settings, pcd)) return "off";
-  const choice = settings.setting === "on" ? "on" : choiceOf(settings, pcd);
+  const choice = choiceOf(settings, pcd);
   return choice === "server" || choice === "on" ? nameOf(pcd) : choice;
 }
 

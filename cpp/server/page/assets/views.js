@@ -59,9 +59,9 @@ function yours(message, state, act) {
   const editing = state.editing?.id === message.id;
   return html`<article class="yours" aria-label="You">
     ${editing ? html`
-      ${files(state.editing.files, file => { state.editing.files = state.editing.files.filter(other => other !== file); act.redraw() })}
+      ${files(state.editing, act)}
       <textarea id="edit" aria-label="Edit message" rows="4" .value=${live(state.editing.text)}
-        @input=${event => { state.editing.text = event.target.value }}></textarea>
+        @input=${event => act.retype(event.target.value)}></textarea>
       <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
       ${message.files?.map(file => html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
@@ -75,20 +75,21 @@ function yours(message, state, act) {
   </article>`;
 }
 
-function answer(message, state, act, title = "Answer") {
+/** title: of one of two that are compared. */
+function answer(message, state, act, title = "") {
   const writing = state.runs.has(message.id);
   const asTokens = state.asTokens.has(message.id);
-  return html`<article class="answer" aria-label=${title} aria-busy=${writing}>
-    ${message.pair && title !== "Answer" ? html`<h2>${title}</h2>` : nothing}
+  return html`<article class="answer" aria-label=${title || "Answer"} aria-busy=${writing}>
+    ${title && html`<h2>${title}</h2>`}
     ${asTokens ? tokens(message, act) : text(message, act)}
     ${writing && !message.text ? html`<p class="quiet">…</p>` : nothing}
     <div class="tools">
-      ${title !== "Answer" ? html`<button ?disabled=${writing} @click=${() => act.choose(message)}>Go on with this</button>`
+      ${title ? html`<button ?disabled=${writing} @click=${() => act.choose(message)}>Go on with this</button>`
         : versions(message, state, act)}
       <button aria-pressed=${asTokens} @click=${() => act.tokens(message)}>Tokens</button>
       <button @click=${() => act.copy(message.text)}>Copy</button>
-      ${title === "Answer" ? html`<button ?disabled=${writing} @click=${() => act.retry(message)}>Retry</button>` : nothing}
-      ${!writing && !["stop", "full"].includes(message.ended) && message.tokens.length && title === "Answer"
+      ${title ? nothing : html`<button ?disabled=${writing} @click=${() => act.retry(message)}>Retry</button>`}
+      ${!writing && !["stop", "full"].includes(message.ended) && message.tokens.length && !title
         ? html`<button @click=${() => act.goOn(message, message.tokens.length)}>Continue</button>` : nothing}
     </div>
     <p class="quiet">${told(message, writing)}</p>
@@ -114,7 +115,7 @@ function told(message, writing) {
   const changed = message.tokens.filter(replaced).length;
   return [
     `${tokensIn(message.tokens.reduce((sum, token) => sum + token.n, 0))}, ${stats.perSecond.toFixed(1)} per second`,
-    !pcd ? "without PCD" : stats.twins ? `PCD (${setting}) changed ${changed}` : `PCD (${setting}) found nothing to do`,
+    !pcd ? "without PCD" : message.decided ? `PCD (${setting}) changed ${changed}` : `PCD (${setting}) found nothing to do`,
     ENDS[ended],
   ].filter(Boolean).join(" · ");
 }
@@ -172,7 +173,7 @@ function composer(state, act) {
   const {draft, conversation} = state;
   const busy = [...state.runs.values()].some(run => run.conversation === conversation);
   return html`<form class="composer" @submit=${event => { event.preventDefault(); act.send() }}>
-    ${files(draft.files, act.detach)}
+    ${files(draft, act)}
     <label for="message">Message</label>
     <textarea id="message" rows="2" .value=${live(draft.text)} @input=${event => act.type(event.target.value)} @paste=${act.paste}
       @keydown=${event => {
@@ -190,10 +191,11 @@ function composer(state, act) {
   </form>`;
 }
 
-function files(list, remove) {
-  return list.length ? html`<ul class="files" aria-label="Files">${list.map(file => html`<li>${file.name}
+/** of: a message that is not sent yet. */
+function files(of, act) {
+  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li>${file.name}
     ${file.count ? `(${tokensIn(file.count)})` : nothing}
-    <button type="button" aria-label=${`Remove ${file.name}`} @click=${() => remove(file)}>×</button></li>`)}</ul>` : nothing;
+    <button type="button" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(of, file)}>×</button></li>`)}</ul>` : nothing;
 }
 
 const grouped = new Intl.NumberFormat("en");
