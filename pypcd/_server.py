@@ -46,12 +46,11 @@ _SECONDS = 10.0  # that it gets to answer
 _PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
 _LINES = 200  # of its log, kept for an error message
 _CHOSEN = {  # options of llama-server that are arguments here
-    "host": "MODEL --host ADDRESS",
-    "port": "MODEL --port N",
-    "parallel": "MODEL --parallel N",
-    "np": "MODEL --parallel N",
-    "model": "MODEL",
-    "m": "MODEL",
+    "host": "before it pypcd sees it too: pypcd serve MODEL --host ADDRESS",
+    "port": "before it pypcd sees it too: pypcd serve MODEL --port N",
+    **dict.fromkeys(("parallel", "np"), "before it pypcd sees it too: pypcd serve MODEL --parallel N"),
+    **dict.fromkeys(("model", "m"), "before it pypcd sees it too: pypcd serve MODEL"),
+    **dict.fromkeys(("models-dir", "models-preset"), "give the folder or the file as MODEL: pypcd serve {}"),
 }
 _MAX_SLOTS = _engine.N_SEQUENCES - 1
 _AT_ONCE = 4  # models that are loaded at the same time, where they are not named one by one: llama.cpp's number
@@ -187,15 +186,10 @@ class Server:
         self.at_start: list[str] = []  # the models that it loads then
 
         given = {word.lstrip("-"): value for word, value in zip(options, [*options[1:], ""]) if word.startswith("-")}
-        for name in ("models-dir", "models-preset"):
-            if name in given:
-                raise OptionError(
-                    f"--{name} stands behind --; give the folder or the file as MODEL: pypcd serve {given[name]}"
-                )
         for name, instead in _CHOSEN.items():
             if name in given:
                 word = f"--{name}" if len(name) > 2 else f"-{name}"
-                raise OptionError(f"{word} stands behind --; before it pypcd sees it too: pypcd serve {instead}")
+                raise OptionError(f"{word} stands behind --; {instead.format(given[name])}")
         wanted = {one.name: (self.configs[one.name], pcd_required or one.pcd is not None) for one in self.models}
         self.command = [str(program), "--host", host, "--port", str(self.port), "--kv-unified", "--metrics"]
         if "cors-origins" not in given:
