@@ -168,9 +168,15 @@ class Server:
             path = resolve_model(model)
             model = [Served("demo" if str(model) == "demo" else pathlib.Path(path).stem, path)]
         self.models = list(model)
+        for one in self.models:
+            if "," in one.name:
+                raise ModelError(
+                    f"a model is called {one.name!r}; a name may not have a comma in it, which llama-server reads as two; rename "
+                    "the file, or give it another name in a file of models (models.ini)"
+                )
         self.configs = {one.name: PCDConfig.resolve(load(pcd if one.pcd is None else one.pcd)) for one in self.models}
         self.remarks: list[str] = []  # for the user
-        self.host = host
+        self.host = host = host.strip("[]")  # as an address of IPv6 is written in a URL
         port = Integer(0, 65535)("port", port)
         parallel = Integer(1, _MAX_SLOTS)("parallel", parallel)
         program = executable()
@@ -258,8 +264,8 @@ class Server:
     @property
     def url(self) -> str:
         """Its address for a client on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{self.port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Server]:

@@ -26,6 +26,7 @@ from conftest import Tiny
 import pypcd
 from pypcd import PCDConfig, _server
 from pypcd._cli import main
+from pypcd._gguf import DEMO_MODEL
 from pypcd._settings import PRESETS
 
 try:
@@ -123,6 +124,7 @@ def test_it_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
         assert said["head"].startswith("demo | PCD cautious where a request does not say")
         words = shlex.split(said["try"])
         assert words[0] == "curl" and words[2] == said["OpenAI"] + "/chat/completions"
+        assert json.loads(words[4])["model"] == "demo:pcd-cautious"
         request = urllib.request.Request(words[2], words[4].encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:
             assert json.load(answer)["choices"][0]["message"]["content"]
@@ -169,8 +171,9 @@ def test_another_address_without_a_key_is_warned_of() -> None:
 
 @needs_server
 def test_a_key_is_asked_for_and_not_shown() -> None:
-    with serving("demo", "--api-key", "secret") as process:
+    with serving("demo", "--api-key", "secret", "--pcd", "off") as process:
         said = greeting(process)
+        assert json.loads(shlex.split(said["try"])[-1])["model"] == "demo"  # there is no name for off
         assert "-H 'Authorization: Bearer KEY'" in said["try"] and "secret" not in str(said)
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(said["OpenAI"] + "/models", timeout=SECONDS)
@@ -194,6 +197,18 @@ def test_a_model_that_cannot_run_pcd_is_served_plainly_and_says_why(tiny: Tiny) 
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@needs_server
+def test_an_address_may_be_written_as_in_a_url() -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("there is no IPv6: on a machine with it, this runs")
+    for host in ("::1", "[::1]"):
+        made = _server.Server("demo", port=0, host=host)
+        assert made.url == f"http://[::1]:{made.port}" and made.command[made.command.index("--host") + 1] == "::1"
 
 
 def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -233,12 +248,21 @@ def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         (["demo", "--", "--host", "0.0.0.0"], "pypcd: --host stands behind --; before it pypcd sees it too: "),
         (["demo", "--", "--port", "9000"], "pypcd: --port stands behind --; before it pypcd sees it too: "),
         (["demo", "--", "-np", "2"], "pypcd: -np stands behind --; before it pypcd sees it too: "),
+        (
+            ["a,b.gguf"],
+            "pypcd: a model is called 'a,b'; a name may not have a comma in it, which llama-server reads as two; ",
+        ),
+        (["demo", "a,b.gguf"], "pypcd: a model is called 'a,b'; "),
         (["demo", "--host", "192.0.2.1"], "pypcd: host is '192.0.2.1', which is no address of this machine"),
         (["demo", "--threads", "1"], "'pypcd serve --help' lists the options; llama-server's own stand behind --"),
         (["demo", "--port", "1", "other"], "pypcd serve: error: unexpected argument 'other'"),
     ],
 )
-def test_a_mistake_is_one_sentence(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DEMO_MODEL, "a,b.gguf")
     status, said = fails(*args, capsys=capsys)
     assert status == 2 and message in said
     assert said.count("\n") == 1 or said.startswith("usage: ")

@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
         _options.note_of_profile(setting if model.pcd is None else model.pcd, model.path)
     for remark in server.remarks:
         _terminal.note(remark)
-    if args.host not in _LOCAL and not _has_key(args):
-        _terminal.note(f"anybody who reaches {args.host} can use this server; --api-key KEY keeps others out")
+    if server.host not in _LOCAL and not _has_key(args):
+        _terminal.note(f"anybody who reaches {server.host} can use this server; --api-key KEY keeps others out")
     with _ending() as stopped, server.running():
         try:
             ready = _wait(server, stopped, enabled=not args.verbose)
@@ -118,8 +118,8 @@ def _greeting(server: _server.Server, args: argparse.Namespace, without: Collect
         without: the models that cannot run PCD.
     """
     names = list(server.configs)
-    wanted = f"{names[0]}:pcd-gentle"
     pcd = {name: "off" if name in without else _options.describe_pcd(config) for name, config in server.configs.items()}
+    wanted = f"{names[0]}:pcd-{pcd[names[0]]}"  # to show how a name chooses
     if len(names) == 1:
         head = f"{names[0]} | PCD {pcd[names[0]]} where a request does not say | Ctrl-C to end\n"
     else:
