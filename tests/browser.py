@@ -10,7 +10,6 @@ PYPCD_PAGE names a folder with the page to test in place of the one in the execu
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import queue
@@ -23,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from test_serve import SMALL, ask, complete
+from serving import SMALL, Quiet, ask, complete, listening, ready
 
 from pypcd import _server
 
@@ -42,24 +41,7 @@ try:
 except ImportError:
     pytest.skip(f"the page is tested with Playwright and axe-core, which are not here: {HOW}", allow_module_level=True)
 
-__all__ = [
-    "Chat",
-    "Open",
-    "Script",
-    "ask",
-    "chromium",
-    "complete",
-    "event",
-    "expect",
-    "means",
-    "open_page",
-    "prompt_of",
-    "question",
-    "script",
-    "serve",
-    "served",
-]
-
+ENDLESS = ["--logit-bias", "2-inf"]  # an answer has no end of its own
 SECONDS = 20.0  # for one expectation, on a machine that is busy
 expect.set_options(timeout=SECONDS * 1000)
 
@@ -69,16 +51,10 @@ Open = Callable[..., "Chat"]
 def serve(*options: str, model: Any = "demo", **settings: Any) -> contextlib.AbstractContextManager[_server.Server]:
     """A block in which a server runs that has the page."""
     page = os.environ.get("PYPCD_PAGE")
-    settings = {"pcd": "on:evaluation=fused", "parallel": 4, "port": 0, **settings}
+    settings = {"pcd": "on:evaluation=fused", "parallel": 4, **settings}
     more = [*(["--path", os.path.abspath(page)] if page else []), *options]
 
-    @contextlib.contextmanager
-    def running() -> Iterator[_server.Server]:
-        with _server.Server(model, options=[*SMALL, *more], **settings).running() as server:
-            assert server.wait_until_ready()
-            yield server
-
-    return running()
+    return ready(model, options=[*SMALL, *more], **settings)
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +80,13 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture
 def script() -> Iterator[Script]:
     made = Script()
-    try:
-        yield made
-    finally:
-        made.close()
+    with listening(made.handler) as port:
+        made.url = f"http://127.0.0.1:{port}"
+        try:
+            yield made
+        finally:
+            for stream in made.streams:
+                stream.just_end()
 
 
 class Watch:
@@ -150,8 +129,12 @@ class Watch:
     def check(self) -> None:
         left = [fault for fault in self.faults if not any(re.search(pattern, fault) for pattern in self.allowed)]
         assert not left, left
-        missing = [p for p in self.allowed if not any(re.search(p, fault) for fault in self.faults)]
+        missing = self.missing()
         assert not missing, f"expected, and did not come: {missing}; there were {self.faults}"
+
+    def missing(self) -> list[str]:
+        """Those that have not come yet."""
+        return [pattern for pattern in self.allowed if not any(re.search(pattern, fault) for fault in self.faults)]
 
 
 @pytest.fixture
@@ -324,6 +307,8 @@ class Chat:
 class Script:
     """A server of answers that a test makes up, sent when the test says so."""
 
+    url: str
+
     class Stream:
         """One request and its answer."""
 
@@ -369,7 +354,7 @@ class Script:
         self._n_taken = 0
         script = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(Quiet):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
@@ -408,20 +393,7 @@ class Script:
                     if what == "end":
                         return
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
-
-    def close(self) -> None:
-        for stream in self.streams:
-            stream.just_end()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self.handler = Handler
 
     def next(self, chat: Chat) -> Script.Stream:
         """The request that the page makes next, or has just made."""

@@ -5,6 +5,8 @@ Each test asks through one client's package and gives the text to `said`, which 
 setting. Knows nothing of any one client.
 """
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 import asyncio
@@ -23,7 +25,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 from conftest import contrasted, native_row, rounding_of
-from test_serve import BASE, PROMPTS, SETTINGS, SMALL, N, in_python, llm, server  # noqa: F401  fixtures, and for others
+from serving import BASE, PROMPTS, SETTINGS, SMALL, N, in_python, llm, ready, server
 
 import pypcd
 from pypcd import _server
@@ -115,7 +117,7 @@ def collected() -> Iterator[None]:
 class Grammar:
     """A grammar of llama.cpp's, followed token by token: where an answer stands in it."""
 
-    def __init__(self, llm: pypcd.Llama, text: str) -> None:  # noqa: F811
+    def __init__(self, llm: pypcd.Llama, text: str) -> None:
         self._n = llm.n_vocab()
         self._sampler = llama_cpp.llama_sampler_init_grammar(llm._model.vocab, text.encode(), b"root")
         assert self._sampler, text
@@ -138,7 +140,7 @@ class Grammar:
         llama_cpp.llama_sampler_free(self._sampler)
 
 
-def pieces(llm: pypcd.Llama) -> list[bytes]:  # noqa: F811
+def pieces(llm: pypcd.Llama) -> list[bytes]:
     """What each token adds to a text; special ones add nothing."""
     buffer, found = ctypes.create_string_buffer(256), []
     for token in range(llm.n_vocab()):
@@ -148,7 +150,7 @@ def pieces(llm: pypcd.Llama) -> list[bytes]:  # noqa: F811
 
 
 def said(
-    llm: pypcd.Llama,  # noqa: F811
+    llm: pypcd.Llama,
     prompt: str,
     setting: Any,
     text: str,
@@ -198,7 +200,7 @@ def said(
 
 
 def best_of(
-    llm: pypcd.Llama,  # noqa: F811
+    llm: pypcd.Llama,
     bias: dict[int, float] | None,
     rules: Grammar | None,
 ) -> tuple[int, np.ndarray]:
@@ -215,7 +217,7 @@ Ask = Callable[[str, Any], "tuple[str, bool | None]"]
 JOBS = [(prompt, setting) for prompt in PROMPTS for setting in SETTINGS.values()]
 
 
-def check_alone_and_at_once(llm: pypcd.Llama, ask: Ask) -> None:  # noqa: F811
+def check_alone_and_at_once(llm: pypcd.Llama, ask: Ask) -> None:
     """Answers that `ask` gets, each prompt with each setting, one after the other and 8 at once, are pypcd.Llama's.
 
     Args:
@@ -260,19 +262,18 @@ TEMPLATE = """\
 OPENS = 100.0  # added to "{": this model does not know that a call begins so, and may write any text before it
 
 
-def brace(llm: pypcd.Llama) -> int:  # noqa: F811
+def brace(llm: pypcd.Llama) -> int:
     """The token that a call begins with."""
     return max(token for token, piece in enumerate(pieces(llm)) if piece == b"{")
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory, llm: pypcd.Llama) -> Iterator[_server.Server]:  # noqa: F811
+def tools(tmp_path_factory: pytest.TempPathFactory, llm: pypcd.Llama) -> Iterator[_server.Server]:
     """A server whose template knows tools, and where an answer that is a call begins with it."""
     template: Path = tmp_path_factory.mktemp("template") / "tools.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
     options = [*SMALL, "--chat-template-file", str(template), "--logit-bias", f"{brace(llm)}+{OPENS:.0f}"]
-    with _server.Server("demo", pcd=BASE, port=0, parallel=8, options=options).running() as made:
-        assert made.wait_until_ready()
+    with ready(pcd=BASE, parallel=8, options=options) as made:
         yield made
 
 

@@ -27,6 +27,7 @@ from recorder import pytest_runtest_logreport  # noqa: F401  a hook of pytest's
 from reference import Noise, Reference, behind, contrast, rho
 from tiny_gguf import write_tiny_gguf
 
+pytest.register_assert_rewrite("browser", "clients", "serving")  # shared by tests, and their messages are read
 settings.register_profile("pypcd", deadline=None, database=None)  # these two cores may be shared
 settings.load_profile("pypcd")
 

@@ -3,6 +3,8 @@
 The temperature is sent in `extra_body`, since newer versions of the package have no parameter for it.
 """
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,15 +16,15 @@ from clients import (
     SETTINGS,
     check_alone_and_at_once,
     check_call,
-    collected,  # noqa: F401  a fixture, as are llm, offline, server and tools
-    llm,  # noqa: F401
-    offline,  # noqa: F401
+    collected,
+    llm,
+    offline,
     package,
     said,
-    server,  # noqa: F401
-    tools,  # noqa: F401
+    server,
+    tools,
 )
-from test_serve import PROMPTS, SMALL, N, in_python
+from serving import PROMPTS, N, in_python, ready
 
 import pypcd
 from pypcd import _server
@@ -30,18 +32,18 @@ from pypcd import _server
 anthropic = package("anthropic")
 
 
-def connected(server: _server.Server, key: str = "none") -> Any:  # noqa: F811
+def connected(server: _server.Server, key: str = "none") -> Any:
     return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0)
 
 
 @pytest.fixture(scope="module")
-def client(server: _server.Server) -> Iterator[Any]:  # noqa: F811
+def client(server: _server.Server) -> Iterator[Any]:
     with connected(server) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def caller(tools: _server.Server) -> Iterator[Any]:  # noqa: F811
+def caller(tools: _server.Server) -> Iterator[Any]:
     with connected(tools) as made:
         yield made
 
@@ -57,11 +59,11 @@ def told(message: Any) -> tuple[str, bool]:
     return "".join(block.text for block in message.content), message.stop_reason == "end_turn"
 
 
-def test_messages_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_messages_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:
     check_alone_and_at_once(llm, lambda prompt, setting: told(client.messages.create(**given(prompt, setting))))
 
 
-def test_streams_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_streams_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:
     def ask(prompt: str, setting: Any) -> tuple[str, bool]:
         with client.messages.stream(**given(prompt, setting)) as stream:
             text = "".join(stream.text_stream)
@@ -72,7 +74,7 @@ def test_streams_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.
     check_alone_and_at_once(llm, ask)
 
 
-def test_the_models_name_chooses_and_the_body_comes_first(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_the_models_name_chooses_and_the_body_comes_first(client: Any, llm: pypcd.Llama) -> None:
     more = {"model": "demo:pcd-cautious", "system": "Red is 7."}
     text, ended = told(client.messages.create(**given(PROMPTS[0], **more)))
     said(llm, f"Red is 7.\n{PROMPTS[0]}", "cautious", text, ended=ended)
@@ -81,7 +83,7 @@ def test_the_models_name_chooses_and_the_body_comes_first(client: Any, llm: pypc
     assert [model.id for model in client.models.list()][:2] == ["demo", "demo:pcd"]
 
 
-def test_a_stop_ends_an_answer_and_tokens_are_counted(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_a_stop_ends_an_answer_and_tokens_are_counted(client: Any, llm: pypcd.Llama) -> None:
     text, _ = told(client.messages.create(**given(PROMPTS[0], "cautious")))
     message = client.messages.create(**given(PROMPTS[0], "cautious", stop_sequences=[text[3:6]]))
     assert message.content[0].text == text[: text.index(text[3:6])]
@@ -121,9 +123,7 @@ def test_a_wrong_setting_is_a_bad_request_with_the_sentence(client: Any, setting
 
 
 def test_a_wrong_key_is_an_authentication_error() -> None:
-    with _server.Server("demo", port=0, parallel=1, api_key="secret", options=SMALL).running() as locked:
-        assert locked.wait_until_ready()
-        with connected(locked, "secret") as right, connected(locked, "x") as wrong:
-            assert told(right.messages.create(**given("a", "cautious")))[0]
-            with pytest.raises(anthropic.AuthenticationError):
-                wrong.messages.create(**given("a"))
+    with ready(parallel=1, api_key="k") as locked, connected(locked, "k") as right, connected(locked, "x") as wrong:
+        assert told(right.messages.create(**given("a", "cautious")))[0]
+        with pytest.raises(anthropic.AuthenticationError):
+            wrong.messages.create(**given("a"))

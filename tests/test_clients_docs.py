@@ -1,5 +1,7 @@
 """The programs in docs/serve.md and the line that `pypcd serve` prints, run as they stand; curl as a client."""
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 import contextlib
@@ -14,16 +16,16 @@ from typing import Any
 import pytest
 from clients import (
     check_alone_and_at_once,
-    collected,  # noqa: F401
-    llm,  # noqa: F401  a fixture, as are collected, loop, offline and server
-    loop,  # noqa: F401
-    offline,  # noqa: F401
+    collected,
+    llm,
+    loop,
+    offline,
     package,
     said,
-    server,  # noqa: F401
+    server,
 )
+from serving import N
 from test_cli_serve import greeting, serving
-from test_serve import N
 
 import pypcd
 from pypcd import _server
@@ -67,8 +69,8 @@ def test_there_is_a_program_for_each_client() -> None:
 @pytest.mark.filterwarnings("ignore:Item .* on TypedDict class .*ReadOnly:UserWarning")  # of pydantic, in LiteLLM
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # a program that ends need not close its client
 def test_a_program_prints_the_answer_of_llama_with_its_setting(
-    server: _server.Server,  # noqa: F811
-    llm: pypcd.Llama,  # noqa: F811
+    server: _server.Server,
+    llm: pypcd.Llama,
     name: str,
 ) -> None:
     package(name)
@@ -81,7 +83,7 @@ def test_a_program_prints_the_answer_of_llama_with_its_setting(
 
 
 @needs_curl
-def test_the_line_of_the_page_gives_the_answer_of_llama(server: _server.Server, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_the_line_of_the_page_gives_the_answer_of_llama(server: _server.Server, llm: pypcd.Llama) -> None:
     assert OURS in LINE
     (choice,) = shell(LINE.replace(OURS, server.url))["choices"]
     ended = choice["finish_reason"] == "stop"
@@ -105,8 +107,8 @@ def test_the_line_that_serve_prints_works(key: str | None) -> None:
 
 @needs_curl
 def test_answers_to_curl_are_those_of_llama_alone_and_8_at_once(
-    server: _server.Server,  # noqa: F811
-    llm: pypcd.Llama,  # noqa: F811
+    server: _server.Server,
+    llm: pypcd.Llama,
 ) -> None:
     def ask(prompt: str, setting: Any) -> tuple[str, bool]:
         body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": N, "temperature": 0, "pcd": setting}
@@ -118,7 +120,7 @@ def test_answers_to_curl_are_those_of_llama_alone_and_8_at_once(
 
 
 @needs_curl
-def test_curl_streams_and_sees_a_400(server: _server.Server, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_curl_streams_and_sees_a_400(server: _server.Server, llm: pypcd.Llama) -> None:
     body = {"prompt": QUESTION, "max_tokens": N, "temperature": 0, "pcd": "cautious", "stream": True}
     command = ["curl", "-sN", f"{server.url}/v1/completions", "-d", json.dumps(body)]
     lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()

@@ -1,5 +1,7 @@
 """LiteLLM with `pypcd serve`, as a server of OpenAI's kind, against pypcd.Llama with the same setting."""
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 import json
@@ -11,16 +13,16 @@ from clients import (
     SETTINGS,
     check_alone_and_at_once,
     check_call,
-    collected,  # noqa: F401
-    llm,  # noqa: F401  a fixture, as are collected, loop, offline, server and tools
-    loop,  # noqa: F401
-    offline,  # noqa: F401
+    collected,
+    llm,
+    loop,
+    offline,
     package,
     said,
-    server,  # noqa: F401
-    tools,  # noqa: F401
+    server,
+    tools,
 )
-from test_serve import PROMPTS, N, in_python
+from serving import PROMPTS, N, in_python
 
 import pypcd
 from pypcd import _server
@@ -33,7 +35,7 @@ pytestmark = [
 litellm.telemetry, litellm.suppress_debug_info = False, True
 
 
-def ask(server: _server.Server, prompt: str, setting: Any = None, **more: Any) -> Any:  # noqa: F811
+def ask(server: _server.Server, prompt: str, setting: Any = None, **more: Any) -> Any:
     given = {"model": "openai/demo", "temperature": 0, "max_tokens": N, "api_key": "none", "max_retries": 0, **more}
     body = {} if setting is None else {"extra_body": {"pcd": setting}}
     messages = [{"role": "user", "content": prompt}]
@@ -46,15 +48,15 @@ def told(choice: Any) -> tuple[str, bool]:
 
 
 def test_answers_are_those_of_llama_alone_and_8_at_once(
-    server: _server.Server,  # noqa: F811
-    llm: pypcd.Llama,  # noqa: F811
+    server: _server.Server,
+    llm: pypcd.Llama,
 ) -> None:
     check_alone_and_at_once(llm, lambda prompt, setting: told(ask(server, prompt, setting).choices[0]))
 
 
 def test_streams_are_those_of_llama_alone_and_8_at_once(
-    server: _server.Server,  # noqa: F811
-    llm: pypcd.Llama,  # noqa: F811
+    server: _server.Server,
+    llm: pypcd.Llama,
 ) -> None:
     def streamed(prompt: str, setting: Any) -> tuple[str, bool]:
         text, reason = "", None
@@ -67,8 +69,8 @@ def test_streams_are_those_of_llama_alone_and_8_at_once(
 
 
 def test_the_models_name_or_a_field_of_its_own_chooses(
-    server: _server.Server,  # noqa: F811
-    llm: pypcd.Llama,  # noqa: F811
+    server: _server.Server,
+    llm: pypcd.Llama,
 ) -> None:
     for more, setting in (
         ({"model": "openai/demo:pcd-cautious"}, "cautious"),
@@ -79,7 +81,7 @@ def test_the_models_name_or_a_field_of_its_own_chooses(
         said(llm, PROMPTS[0], setting, text, ended=ended)
 
 
-def test_several_answers_and_logprobs_with_pcd(server: _server.Server) -> None:  # noqa: F811
+def test_several_answers_and_logprobs_with_pcd(server: _server.Server) -> None:
     answer = ask(server, PROMPTS[0], "cautious", n=2, logprobs=True, top_logprobs=2)
     assert told(answer.choices[0]) == told(answer.choices[1])
     assert answer.timings["pcd_twins"] > 0
@@ -90,7 +92,7 @@ def test_several_answers_and_logprobs_with_pcd(server: _server.Server) -> None: 
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_forced_call_has_its_schema_also_in_a_stream(tools: _server.Server, name: str) -> None:  # noqa: F811
+def test_a_forced_call_has_its_schema_also_in_a_stream(tools: _server.Server, name: str) -> None:
     more = {"tools": [{"type": "function", "function": LOOK_UP}], "tool_choice": "required", "max_tokens": 200}
     more["parallel_tool_calls"] = False
     (call,) = ask(tools, PROMPTS[0], SETTINGS[name], **more).choices[0].message.tool_calls
@@ -102,13 +104,13 @@ def test_a_forced_call_has_its_schema_also_in_a_stream(tools: _server.Server, na
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_schema_holds(server: _server.Server, name: str) -> None:  # noqa: F811
+def test_a_schema_holds(server: _server.Server, name: str) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "entry", "schema": LOOK_UP["parameters"]}}
     answer = ask(server, PROMPTS[0], SETTINGS[name], response_format=form, max_tokens=200)
     check_call("look_up", json.loads(answer.choices[0].message.content))
 
 
-def test_a_wrong_setting_is_a_bad_request_with_the_sentence(server: _server.Server) -> None:  # noqa: F811
+def test_a_wrong_setting_is_a_bad_request_with_the_sentence(server: _server.Server) -> None:
     for more, message in (
         ({"pcd": {"beta": -1}}, "Field 'pcd': beta is -1, allowed: 0 to 1000"),
         ({"model": "openai/demo:pcd-x"}, "Field 'model': it is \"x\"; allowed: "),

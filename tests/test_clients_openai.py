@@ -1,5 +1,7 @@
 """The openai package with `pypcd serve`: what it asks, streams and refuses, against pypcd.Llama with the same setting."""
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 import asyncio
@@ -18,17 +20,17 @@ from clients import (
     brace,
     check_alone_and_at_once,
     check_call,
-    collected,  # noqa: F401  a fixture, as are llm, offline, server and tools
-    llm,  # noqa: F401
-    offline,  # noqa: F401
+    collected,
+    llm,
+    offline,
     package,
     said,
-    server,  # noqa: F401
+    server,
     staying_here,
-    tools,  # noqa: F401
+    tools,
 )
 from conftest import contrasted, rounding_of
-from test_serve import PROMPTS, SMALL, N, ask, in_python, log_softmax
+from serving import PROMPTS, SMALL, N, ask, in_python, log_softmax, ready
 
 import pypcd
 from pypcd import _server
@@ -38,12 +40,12 @@ openai = package("openai")
 STRONG = {"beta": 30.0}
 
 
-def connected(server: _server.Server, key: str = "none") -> Any:  # noqa: F811
+def connected(server: _server.Server, key: str = "none") -> Any:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
 
 
 @pytest.fixture(scope="module")
-def client(server: _server.Server) -> Iterator[Any]:  # noqa: F811
+def client(server: _server.Server) -> Iterator[Any]:
     with connected(server) as made:
         yield made
 
@@ -66,11 +68,11 @@ def told(choice: Any) -> tuple[str, bool]:
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_chats_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_chats_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:
     check_alone_and_at_once(llm, lambda prompt, setting: told(chat(client, prompt, setting).choices[0]))
 
 
-def test_another_setting_or_another_end_is_seen(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_another_setting_or_another_end_is_seen(client: Any, llm: pypcd.Llama) -> None:
     text, ended = told(chat(client, PROMPTS[0], STRONG).choices[0])
     said(llm, PROMPTS[0], STRONG, text, ended=ended)
     wrong = [
@@ -101,7 +103,7 @@ def cannot_connect(client: Any) -> bool:
     return False
 
 
-def test_completions_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_completions_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:
     def ask(prompt: str, setting: Any) -> tuple[str, bool]:
         given = {"model": "demo", "prompt": prompt, "max_tokens": N, "temperature": 0}
         choice = client.completions.create(**given, extra_body={"pcd": setting}).choices[0]
@@ -110,7 +112,7 @@ def test_completions_are_those_of_llama_alone_and_8_at_once(client: Any, llm: py
     check_alone_and_at_once(llm, ask)
 
 
-def test_an_asyncio_client_streams_8_at_once(server: _server.Server, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_an_asyncio_client_streams_8_at_once(server: _server.Server, llm: pypcd.Llama) -> None:
     async def one(client: Any, prompt: str, setting: Any) -> tuple[str, bool]:
         given = {"model": "demo", "messages": messages(prompt), "max_tokens": N, "temperature": 0, "stream": True}
         text, reason = "", None
@@ -127,7 +129,7 @@ def test_an_asyncio_client_streams_8_at_once(server: _server.Server, llm: pypcd.
         said(llm, *job, text, ended=ended)
 
 
-def test_a_conversation_has_its_setting(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_a_conversation_has_its_setting(client: Any, llm: pypcd.Llama) -> None:
     turns = [
         {"role": "system", "content": "Red is 7."},
         {"role": "user", "content": "Blue?"},
@@ -138,7 +140,7 @@ def test_a_conversation_has_its_setting(client: Any, llm: pypcd.Llama) -> None: 
     said(llm, "\n".join(turn["content"] for turn in turns), STRONG, text, ended=ended)
 
 
-def test_the_models_name_chooses_and_the_body_comes_first(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_the_models_name_chooses_and_the_body_comes_first(client: Any, llm: pypcd.Llama) -> None:
     names = [model.id for model in client.models.list()]
     assert names[:2] == ["demo", "demo:pcd"] and "demo:pcd-cautious" in names
     for name in names[1:]:
@@ -167,7 +169,7 @@ def test_a_stream_says_the_same_and_what_pcd_did(client: Any, name: str) -> None
     assert counts[0] == [None] * 3 if name == "plain" else sum(counts[0][:2]) == n
 
 
-def test_several_answers_a_seed_and_a_stop(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_several_answers_a_seed_and_a_stop(client: Any, llm: pypcd.Llama) -> None:
     several = chat(client, PROMPTS[0], "cautious", n=3).choices
     assert len({told(choice) for choice in several}) == 1 and [choice.index for choice in several] == [0, 1, 2]
     text, ended = told(several[0])
@@ -186,7 +188,7 @@ def test_several_answers_a_seed_and_a_stop(client: Any, llm: pypcd.Llama) -> Non
     assert again[0] == first and set(again) != {first}
 
 
-def test_a_logit_bias_lifts_what_was_taken_out_and_bans(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_a_logit_bias_lifts_what_was_taken_out_and_bans(client: Any, llm: pypcd.Llama) -> None:
     setting = {"gamma": 2, "beta": 4.0}
     first = (
         chat(client, PROMPTS[0], setting, logprobs=True, top_logprobs=5, max_tokens=1).choices[0].logprobs.content[0]
@@ -202,7 +204,7 @@ def test_a_logit_bias_lifts_what_was_taken_out_and_bans(client: Any, llm: pypcd.
     assert not banned.message.content.startswith(first.token)
 
 
-def test_logprobs_carry_both_rows(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_logprobs_carry_both_rows(client: Any, llm: pypcd.Llama) -> None:
     answer = chat(client, PROMPTS[0], "cautious", logprobs=True, top_logprobs=4)
     entries = answer.choices[0].logprobs.content
     assert "".join(entry.token for entry in entries) == answer.choices[0].message.content
@@ -235,11 +237,11 @@ def respond(client: Any, prompt: str, setting: Any = None, **more: Any) -> Any:
     return client.responses.create(**given, extra_body={} if setting is None else {"pcd": setting})
 
 
-def test_responses_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_responses_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:
     check_alone_and_at_once(llm, lambda prompt, setting: (respond(client, prompt, setting).output_text, None))
 
 
-def test_a_response_streams_and_its_model_chooses(client: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_a_response_streams_and_its_model_chooses(client: Any, llm: pypcd.Llama) -> None:
     whole = respond(client, PROMPTS[0], model="demo:pcd-cautious", instructions="Red is 7.")
     said(llm, f"Red is 7.\n{PROMPTS[0]}", "cautious", whole.output_text)
     events = list(respond(client, PROMPTS[0], "cautious", instructions="Red is 7.", stream=True))
@@ -256,7 +258,7 @@ CALLED = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": Fal
 
 
 @pytest.fixture(scope="module")
-def caller(tools: _server.Server) -> Iterator[Any]:  # noqa: F811
+def caller(tools: _server.Server) -> Iterator[Any]:
     with connected(tools) as made:
         yield made
 
@@ -265,7 +267,7 @@ def forced(caller: Any, setting: Any) -> Any:
     return chat(caller, PROMPTS[0], setting, **CALLED, extra_body={"verbose": True})
 
 
-def check_forced(llm: pypcd.Llama, setting: Any, answer: Any) -> dict[str, Any]:  # noqa: F811
+def check_forced(llm: pypcd.Llama, setting: Any, answer: Any) -> dict[str, Any]:
     """The one call of an answer has what its schema wants, and its text is greedy under its grammar; its arguments."""
     (call,), inside = answer.choices[0].message.tool_calls, answer.model_extra["__verbose"]
     arguments = json.loads(call.function.arguments)
@@ -281,7 +283,7 @@ def check_forced(llm: pypcd.Llama, setting: Any, answer: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_forced_call_is_greedy_under_its_grammar(caller: Any, llm: pypcd.Llama, name: str) -> None:  # noqa: F811
+def test_a_forced_call_is_greedy_under_its_grammar(caller: Any, llm: pypcd.Llama, name: str) -> None:
     arguments = check_forced(llm, SETTINGS[name], forced(caller, SETTINGS[name]))
     calls = [
         chunk.choices[0].delta.tool_calls[0]
@@ -292,7 +294,7 @@ def test_a_forced_call_is_greedy_under_its_grammar(caller: Any, llm: pypcd.Llama
     assert json.loads("".join(call.function.arguments or "" for call in calls)) == arguments
 
 
-def test_forced_calls_8_at_once_have_a_setting_each(caller: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_forced_calls_8_at_once_have_a_setting_each(caller: Any, llm: pypcd.Llama) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda setting: forced(caller, setting), SETTINGS.values()))
     made = [check_forced(llm, setting, answer) for setting, answer in zip(SETTINGS.values(), answers)]
@@ -325,7 +327,7 @@ def test_responses_call_tools(caller: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_schema_holds_and_is_greedy_under_its_grammar(client: Any, llm: pypcd.Llama, name: str) -> None:  # noqa: F811
+def test_a_schema_holds_and_is_greedy_under_its_grammar(client: Any, llm: pypcd.Llama, name: str) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "entry", "schema": LOOK_UP["parameters"]}}
     more = {"response_format": form, "max_tokens": 200, "extra_body": {"verbose": True}}
     answer = chat(client, PROMPTS[0], SETTINGS[name], **more)
@@ -338,7 +340,7 @@ def test_a_schema_holds_and_is_greedy_under_its_grammar(client: Any, llm: pypcd.
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
 
 
-def test_what_llama_server_leaves_out(client: Any, caller: Any, server: _server.Server) -> None:  # noqa: F811
+def test_what_llama_server_leaves_out(client: Any, caller: Any, server: _server.Server) -> None:
     plain = told(chat(client, PROMPTS[0], "cautious").choices[0])
     assert ask(server, "/props")[1]["chat_template_caps"]["supports_tools"] is False
     more = {"tools": [TOOL], "tool_choice": "required"}
@@ -397,21 +399,17 @@ def test_other_refusals_are_the_servers(client: Any) -> None:
 
 
 def test_a_wrong_key_is_an_authentication_error() -> None:
-    with _server.Server("demo", port=0, parallel=1, api_key="secret", options=SMALL).running() as locked:
-        assert locked.wait_until_ready()
-        with connected(locked, "secret") as right, connected(locked, "x") as wrong:
-            assert chat(right, "a", "cautious").choices[0].message.content
-            with pytest.raises(openai.AuthenticationError):
-                chat(wrong, "a")
+    with ready(parallel=1, api_key="k") as locked, connected(locked, "k") as right, connected(locked, "x") as wrong:
+        assert chat(right, "a", "cautious").choices[0].message.content
+        with pytest.raises(openai.AuthenticationError):
+            chat(wrong, "a")
 
 
 def test_a_server_of_embeddings_gives_them_and_refuses_pcd() -> None:
     options = [*SMALL, "--embeddings", "--pooling", "mean"]
-    with _server.Server("demo", port=0, parallel=1, options=options).running() as pooling:
-        assert pooling.wait_until_ready()
-        with connected(pooling) as client:
-            vectors = [entry.embedding for entry in client.embeddings.create(model="demo", input=["red", "blue"]).data]
-            assert len(vectors) == 2 and vectors[0] != vectors[1]
-            assert np.isclose(np.linalg.norm(vectors[0]), 1.0, atol=1e-3)
-            with pytest.raises(openai.BadRequestError, match="this context pools embeddings and computes no logits"):
-                chat(client, "a", True)
+    with ready(parallel=1, options=options) as pooling, connected(pooling) as client:
+        vectors = [entry.embedding for entry in client.embeddings.create(model="demo", input=["red", "blue"]).data]
+        assert len(vectors) == 2 and vectors[0] != vectors[1]
+        assert np.isclose(np.linalg.norm(vectors[0]), 1.0, atol=1e-3)
+        with pytest.raises(openai.BadRequestError, match="this context pools embeddings and computes no logits"):
+            chat(client, "a", True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from browser import (
+    ENDLESS,
     Chat,
     Open,
     Script,
@@ -27,7 +28,7 @@ from browser import (
     served,
 )
 from conftest import Tiny
-from test_serve import PROMPTS
+from serving import PROMPTS
 from tiny_gguf import CHAT_TEMPLATE
 
 from pypcd import _server
@@ -220,19 +221,20 @@ def test_pcd_of_ones_own(open_page: Open, served: _server.Server) -> None:
 # -- stop, edit, retry ------------------------------------------------------------------------------------------------
 
 
-def test_stop_keeps_what_was_written_and_frees_the_server(open_page: Open, served: _server.Server) -> None:
-    chat = open_page()
-    chat.set(longest_answer=LONG)
-    chat.send("Hello")
-    expect(chat.answers).to_contain_text(re.compile(r"\w{8}"))
-    chat.button("Stop").click()
-    answer = chat.finished()
-    said = chat.copied(answer)
-    expect(answer).to_contain_text("stopped")
-    assert complete(served, prompt_of(served, "Hello"), n_predict=len(said))["content"].startswith(said)
-    chat.until(lambda: not any(slot["is_processing"] for slot in ask(served, "/slots")[1]))
-    chat.set(longest_answer=4)
-    chat.ask("And now?")
+def test_stop_keeps_what_was_written_and_frees_the_server(open_page: Open) -> None:
+    with serve(*ENDLESS) as server:
+        chat = open_page(server)
+        chat.set(longest_answer=LONG)
+        chat.send("Hello")
+        expect(chat.answers).to_contain_text(re.compile(r"\w{8}"))
+        chat.button("Stop").click()
+        answer = chat.finished()
+        said = chat.copied(answer)
+        expect(answer).to_contain_text("stopped")
+        assert complete(server, prompt_of(server, "Hello"), n_predict=len(said))["content"].startswith(said)
+        chat.until(lambda: not any(slot["is_processing"] for slot in ask(server, "/slots")[1]))
+        chat.set(longest_answer=4)
+        chat.ask("And now?")
 
 
 def test_stop_ends_the_request(open_page: Open, script: Script) -> None:
@@ -426,7 +428,7 @@ def test_a_question_that_is_too_long_is_told(open_page: Open) -> None:
 
 
 def test_an_answer_that_fills_the_context_says_so(open_page: Open) -> None:
-    with serve("--logit-bias", "2-inf", parallel=1) as server:
+    with serve(*ENDLESS, parallel=1) as server:
         chat = open_page(server)
         n_ctx = ask(server, "/props")[1]["default_generation_settings"]["n_ctx"]
         chat.set(longest_answer=n_ctx + 100)

@@ -147,15 +147,26 @@ def test_tokens_are_the_text(chat: Chat, script: Script) -> None:
 
 
 def test_a_character_of_several_tokens(chat: Chat, script: Script) -> None:
+    """Behind it the text goes on from its letters, since the three tokens before the last one are not known."""
     chat.play(script)
     chat.send("Say")
     whole = {**event("🎉", 13), "tokens": [10, 11, 12, 13]}  # the server tells it with its last token
-    script.next(chat).say("a ", whole, " b").end()
+    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2)]
+    stream = script.next(chat)
+    stream.say("a ", whole, *(event(" w1", 1, top_logprobs=options) for _ in range(2))).end()
     answer = chat.finished()
-    assert chat.copied(answer) == "a 🎉 b"
-    expect(chat.tokens(answer)).to_have_count(3)
-    # behind it the text goes on from its letters, since the three tokens before the last one are not known
-    chat.open_token(chat.tokens(answer).nth(2))
+    assert chat.copied(answer) == "a 🎉 w1 w1"
+    expect(answer).to_contain_text("7 tokens")
+    expect(chat.tokens(answer)).to_have_count(4)
+    for i, kept in ((2, []), (3, [1])):
+        dialog = chat.open_token(chat.tokens(answer).nth(i))
+        dialog.get_by_role("button", name=re.compile("^Go on with.*w2")).click()
+        other = script.next(chat).say(" end")
+        other.end()
+        assert other.body["prompt"] == [stream.body["prompt"] + "a 🎉", *kept, 2]
+        answer = chat.finished()
+        assert chat.copied(answer) == "a 🎉" + " w1" * len(kept) + " w2 end"
+        chat.button("Previous version", answer).click()
 
 
 # -- by keyboard ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browser import Chat, Open, Script, chromium, expect, open_page, question, script, served
+from browser import ENDLESS, Chat, Open, Script, chromium, expect, open_page, question, script, serve, served
 
 PICTURES = os.environ.get("PYPCD_PAGE_PICTURES")
 
@@ -87,6 +87,14 @@ def views(chat: Chat, script: Script) -> Iterator[str]:
     yield "error"
 
 
+WHOLE = """list => {
+  const shown = list.clientWidth;
+  list.style.cssText = 'flex: none; width: max-content; max-width: none';
+  const whole = list.clientWidth;
+  list.style.cssText = '';
+  return shown >= whole;
+}"""
+
 SIZES = [("light", 1280), ("dark", 360), *([("light", 360), ("dark", 1280)] if PICTURES else [])]
 
 
@@ -96,6 +104,8 @@ def test_every_view_is_accessible_and_fits(open_page: Open, script: Script, colo
     seen = []
     for name in views(chat, script):
         seen.append(name)
+        whole = chat.named("combobox", "PCD").evaluate(WHOLE)
+        assert whole, f"{name}: what is chosen is cut"
         if PICTURES:
             chat.page.evaluate(
                 "for (const box of document.querySelectorAll('html, article *')) box.scrollTop = box.scrollHeight"
@@ -152,45 +162,50 @@ def tabbed(chat: Chat, name: str, key: str = "Tab", most: int = 60) -> None:
 
 
 def test_a_whole_talk_by_keyboard_alone(open_page: Open) -> None:
-    chat = open_page(greedy=False)
-    keys = chat.page.keyboard
-    tabbed(chat, "Settings")
-    keys.press("Enter")
-    dialog = chat.named("dialog", "Settings")
-    expect(dialog).to_be_visible()
-    assert dialog.evaluate("dialog => dialog.contains(document.activeElement)")
-    tabbed(chat, "Temperature")
-    keys.press("ControlOrMeta+a")
-    keys.type("0")
-    keys.press("Escape")
-    expect(dialog).to_be_hidden()
-    assert chat.page.evaluate(FOCUSED) == "Settings"
-    tabbed(chat, "PCD")
-    keys.press("End")
-    keys.press("Home")
-    tabbed(chat, "Message")
-    keys.type("Hello")
-    keys.press("Enter")
-    expect(chat.answers).to_have_count(1)
-    tabbed(chat, "Stop", most=5)
-    keys.press("Enter")
-    answer = chat.finished()
-    tabbed(chat, "Tokens", "Shift+Tab")
-    keys.press("Space")
-    expect(chat.button("Tokens", answer)).to_have_attribute("aria-pressed", "true")
-    for _ in range(20):
-        keys.press("Shift+Tab")
-        if chat.page.evaluate("document.activeElement.closest('[role=group]') !== null"):
-            break
-    keys.press("ArrowRight")
-    keys.press("Enter")
-    dialog = chat.named("dialog", "Token")
-    expect(dialog).to_be_visible()
-    tabbed(chat, "Go on with")
-    keys.press("Enter")
-    expect(dialog).to_be_hidden()
-    expect(chat.answers).to_contain_text(re.compile(r"2 of 2"))
-    expect(chat.button("Stop").or_(chat.button("Send")).first).to_be_visible()
+    with serve(*ENDLESS) as server:
+        chat = open_page(server, greedy=False)
+        keys = chat.page.keyboard
+        tabbed(chat, "Settings")
+        keys.press("Enter")
+        dialog = chat.named("dialog", "Settings")
+        expect(dialog).to_be_visible()
+        assert dialog.evaluate("dialog => dialog.contains(document.activeElement)")
+        tabbed(chat, "Temperature")
+        keys.press("ControlOrMeta+a")
+        keys.type("0.25")
+        keys.press("Escape")
+        expect(dialog).to_be_hidden()
+        assert chat.page.evaluate(FOCUSED) == "Settings"
+        tabbed(chat, "PCD")
+        keys.press("End")
+        expect(chat.named("combobox", "PCD")).to_have_value("custom")
+        keys.press("Home")
+        expect(chat.named("combobox", "PCD")).to_have_value("server")
+        tabbed(chat, "Message")
+        keys.type("Hello")
+        with chat.page.expect_request("**/completion") as asked:
+            keys.press("Enter")
+        assert asked.value.post_data_json["temperature"] == 0.25
+        expect(chat.answers).to_have_count(1)
+        tabbed(chat, "Stop", most=5)
+        keys.press("Enter")
+        answer = chat.finished()
+        tabbed(chat, "Tokens", "Shift+Tab")
+        keys.press("Space")
+        expect(chat.button("Tokens", answer)).to_have_attribute("aria-pressed", "true")
+        for _ in range(20):
+            keys.press("Shift+Tab")
+            if chat.page.evaluate("document.activeElement.closest('[role=group]') !== null"):
+                break
+        keys.press("ArrowRight")
+        keys.press("Enter")
+        dialog = chat.named("dialog", "Token")
+        expect(dialog).to_be_visible()
+        tabbed(chat, "Go on with")
+        keys.press("Enter")
+        expect(dialog).to_be_hidden()
+        expect(chat.answers).to_contain_text(re.compile(r"2 of 2"))
+        assert chat.copied(chat.finished())
 
 
 def test_the_focus_is_never_lost(open_page: Open, script: Script) -> None:

@@ -1,5 +1,7 @@
 """llama-server with PCD: each request's answer against pypcd.Llama with the same setting, alone and several at once."""
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 import concurrent.futures
@@ -11,114 +13,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import F32, contrasted, native_row, rounding_of
+from conftest import contrasted, rounding_of
+from serving import (
+    BASE,
+    MESSAGES,
+    PROMPTS,
+    SETTINGS,
+    N,
+    ask,
+    complete,
+    is_greedy,
+    llm,
+    log_softmax,
+    ready,
+    refused,
+    server,
+)
 
 import pypcd
 from pypcd import PCDConfig, _server
 from pypcd._settings import PRESETS
 
-try:
-    _server.executable()
-except pypcd.LibraryError:
-    pytest.skip(
-        "llama-server was not built (PYPCD_SERVER=OFF); pip install . without that builds it", allow_module_level=True
-    )
-
-N = 24
-SMALL = ["--ctx-size", "8192", "--threads", "1", "--threads-batch", "1", "--log-verbosity", "1"]
-SMALL += ["--cache-type-k", "f32", "--cache-type-v", "f32"]  # a cache that rounds nothing
-BASE = "on:evaluation=fused"  # "auto" goes by time
-PROMPTS = ["The keys are red, blue and green. The first one is", '{"a": 1, "b": 2}\nWhat is b?', "1 2 3 4 5 6 7"]
-SETTINGS: dict[str, Any] = {
-    "plain": False,
-    "server's": True,
-    "preset": "cautious",
-    "window": {"perturbation": "none", "window": 4, "n_sink": 0, "beta": 4.0},
-    "fields": {"beta": 1.0, "relative_top": 0.05, "gamma": 8},
-    "adaptive": {"adaptive": "jsd", "beta": 20.0},
-    "late": {"min_context": 30},
-    "unsure": {"min_entropy": 2.0},
-}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[_server.Server]:
-    with _server.Server("demo", pcd=BASE, port=0, parallel=8, options=SMALL).running() as made:
-        assert made.wait_until_ready()
-        yield made
-
 
 @pytest.fixture(scope="module")
 def off() -> Iterator[_server.Server]:
     """One that was started without --pcd."""
-    with _server.Server("demo", port=0, parallel=2, options=SMALL).running() as made:
-        assert made.wait_until_ready()
+    with ready(parallel=2) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[pypcd.Llama]:
-    made = pypcd.Llama("demo", pcd=BASE, n_ctx=4096, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32)
-    yield made
-    made.close()
-
-
-def ask(server: _server.Server, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """The status and the answer, read as JSON where it is."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
-    data = body if isinstance(body, (bytes, type(None))) else json.dumps(body)
-    connection.request("GET" if body is None else "POST", path, data, {"Content-Type": "application/json", **headers})
-    response = connection.getresponse()
-    text = response.read().decode()
-    connection.close()
-    try:
-        return response.status, json.loads(text)
-    except ValueError:
-        return response.status, text
-
-
-def complete(server: _server.Server, prompt: str, **fields: Any) -> dict[str, Any]:
-    body = {"prompt": prompt, "n_predict": N, "temperature": 0, "return_tokens": True, **fields}
-    status, answer = ask(server, "/completion", body)
-    assert status == 200, answer
-    return answer
-
-
-def refused(server: _server.Server, **fields: Any) -> str:
-    status, answer = ask(server, "/completion", {"prompt": "a", "n_predict": 1, **fields})
-    assert status == 400, answer
-    assert answer["error"]["type"] == "invalid_request_error"
-    return str(answer["error"]["message"])
-
-
-def in_python(setting: Any) -> Any:
-    """What pypcd.Llama takes for a request's setting."""
-    if isinstance(setting, str):
-        return PCDConfig.preset(setting).replace(evaluation="fused")
-    return PCDConfig.resolve(setting, PCDConfig.resolve(BASE))
-
-
-def is_greedy(llm: pypcd.Llama, prompt: str, setting: Any, tokens: list[int], *, ends: bool = True) -> None:
-    """Each token is pypcd.Llama's best one; or, since sums in another order round in another way, one that ties with it.
-
-    Args:
-        ends: whether the answer may end; else the token that would end it is not looked at.
-    """
-    llm.pcd = in_python(setting)
-    text = llm.tokenize(prompt.encode())
-    llm.reset()
-    llm._ctx.kv_cache_clear()
-    llm.eval(text)
-    worst = 0.0
-    assert tokens
-    for token in tokens:
-        row = native_row(llm)
-        if not ends:
-            row[llm.token_eos()] = -np.inf
-        worst = max(worst, float(row.max() - row[token]))
-        llm.eval([token])
-    if worst > 0:
-        assert worst < contrasted(rounding_of(llm, text), 30.0), (prompt, setting, tokens, worst)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -195,7 +116,6 @@ def test_a_connection_stays_after_a_stream(server: _server.Server) -> None:
     connection.close()
 
 
-MESSAGES = [{"role": "user", "content": "What is red?"}]
 ROUTES: dict[str, Any] = {
     "/v1/completions": ({"prompt": PROMPTS[0], "max_tokens": N}, lambda a: a["choices"][0]["text"]),
     "/v1/chat/completions": (
@@ -330,8 +250,7 @@ def test_models_list_the_settings_behind_the_model(server: _server.Server) -> No
 
 
 def test_a_server_that_only_restricts_the_view_over_rotates_on_request() -> None:
-    with _server.Server("demo", pcd="gentle", port=0, parallel=2, options=SMALL).running() as server:
-        assert server.wait_until_ready()
+    with ready(pcd="gentle", parallel=2) as server:
         names = [entry["id"] for entry in ask(server, "/v1/models")[1]["data"]]
         assert "demo:pcd-paper" in names
         assert own(complete(server, "a", n_predict=1))["perturbation"] == "none"
@@ -391,15 +310,8 @@ def test_candidates_come_with_both_rows(server: _server.Server, llm: pypcd.Llama
     assert "pcd" not in plain
 
 
-def log_softmax(row: Any) -> np.ndarray:
-    row = np.asarray(row, np.float64)
-    best = row[np.isfinite(row)].max()
-    return row - best - np.log(np.exp(row - best).sum())
-
-
 def test_the_page_needs_no_key_and_loads_nothing() -> None:
-    with _server.Server("demo", port=0, parallel=1, api_key="secret", options=SMALL).running() as server:
-        assert server.wait_until_ready()
+    with ready(parallel=1, api_key="secret") as server:
         status, page = ask(server, "/")
         assert status == 200 and page.startswith("<!doctype html>")
         assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", page)

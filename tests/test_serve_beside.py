@@ -1,8 +1,11 @@
 """llama-server's own features beside PCD: each works with it, and gives what the same requests give one after the other."""
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_serve import BASE, PROMPTS, SMALL, ask, complete, is_greedy, llm  # noqa: F401  llm is a fixture
+from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, llm, ready
 
 import pypcd
 from pypcd import _server
@@ -28,13 +31,12 @@ def saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(saves: Path) -> Iterator[_server.Server]:
     options = [*SMALL, "--slot-save-path", f"{saves}/", "--context-shift"]
     options[options.index("8192")] = "2304"  # 768 each
-    with _server.Server("demo", pcd=BASE, port=0, parallel=3, options=options).running() as made:
-        assert made.wait_until_ready()
+    with ready(pcd=BASE, parallel=3, options=options) as made:
         yield made
 
 
-def running(*options: str, pcd: Any = BASE, model: str = "demo", parallel: int = 2) -> Any:
-    return _server.Server(model, pcd=pcd, port=0, parallel=parallel, options=[*SMALL, *options]).running()
+def running(*options: str, pcd: Any = BASE, parallel: int = 2) -> contextlib.AbstractContextManager[_server.Server]:
+    return ready(pcd=pcd, parallel=parallel, options=[*SMALL, *options])
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
@@ -78,7 +80,7 @@ def test_probabilities_after_sampling(server: _server.Server) -> None:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_saved_slot_goes_on(server: _server.Server, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_a_saved_slot_goes_on(server: _server.Server, llm: pypcd.Llama) -> None:
     text = " ".join(PROMPTS)
     for setting in (STRONG, False):
         first = complete(server, text, pcd=setting, id_slot=0, n_predict=8)
@@ -97,10 +99,9 @@ def test_a_context_that_shifts_goes_on(server: _server.Server) -> None:
     assert answer["tokens_evaluated"] + 400 > 768, "nothing was shifted"
 
 
-def test_a_second_stream_follows_saved_slots_and_the_prompt_cache(saves: Path, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_a_second_stream_follows_saved_slots_and_the_prompt_cache(saves: Path, llm: pypcd.Llama) -> None:
     setting = "on:cache=separate:evaluation=fused"
     with running("--slot-save-path", f"{saves}/", pcd=setting) as server:
-        assert server.wait_until_ready()
         text = " ".join(PROMPTS)
         first = complete(server, text, id_slot=0, n_predict=8)
         assert ask(server, "/slots/0?action=save", {"filename": "b.bin"})[0] == 200
@@ -123,9 +124,8 @@ def test_a_second_stream_follows_saved_slots_and_the_prompt_cache(saves: Path, l
     ],
     ids=["n-gram", "draft"],
 )
-def test_speculation_changes_no_answer(options: list[str], llm: pypcd.Llama) -> None:  # noqa: F811
+def test_speculation_changes_no_answer(options: list[str], llm: pypcd.Llama) -> None:
     with running(*options) as server:
-        assert server.wait_until_ready()
         drafted = 0
         for setting in (False, STRONG, "cautious"):
             answer = complete(server, PROMPTS[0] * 3, pcd=setting, n_predict=48, ignore_eos=True)
@@ -137,9 +137,8 @@ def test_speculation_changes_no_answer(options: list[str], llm: pypcd.Llama) -> 
 # -- together ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_request_with_pcd_leaves_a_running_one_alone(llm: pypcd.Llama) -> None:  # noqa: F811
+def test_the_first_request_with_pcd_leaves_a_running_one_alone(llm: pypcd.Llama) -> None:
     with running(pcd=False, parallel=3) as server, concurrent.futures.ThreadPoolExecutor(3) as pool:
-        assert server.wait_until_ready()
         plain = [pool.submit(complete, server, prompt, n_predict=300, ignore_eos=True) for prompt in PROMPTS[:2]]
         time.sleep(0.05)
         is_greedy(llm, PROMPTS[2], STRONG, complete(server, PROMPTS[2], pcd=STRONG)["tokens"])
@@ -150,16 +149,14 @@ def test_the_first_request_with_pcd_leaves_a_running_one_alone(llm: pypcd.Llama)
 
 def test_a_server_of_embeddings_refuses_pcd_alone() -> None:
     with running("--embeddings", "--pooling", "mean", pcd=False) as server:
-        assert server.wait_until_ready()
         alone = ask(server, "/embedding", {"content": PROMPTS[0]})[1]
         status, answer = ask(server, "/completion", {"prompt": PROMPTS[0], "n_predict": 4, "pcd": True})
         assert status == 400 and "this context pools embeddings and computes no logits" in answer["error"]["message"]
         assert ask(server, "/embedding", {"content": PROMPTS[0]})[1] == alone
 
 
-def test_it_sleeps_and_wakes_with_its_settings(llm: pypcd.Llama) -> None:  # noqa: F811
+def test_it_sleeps_and_wakes_with_its_settings(llm: pypcd.Llama) -> None:
     with running("--sleep-idle-seconds", "1") as server:
-        assert server.wait_until_ready()
         first = complete(server, PROMPTS[0], pcd=STRONG)["tokens"]
         for _ in range(100):
             if ask(server, "/props")[1]["is_sleeping"]:
@@ -170,10 +167,9 @@ def test_it_sleeps_and_wakes_with_its_settings(llm: pypcd.Llama) -> None:  # noq
         assert complete(server, PROMPTS[0], pcd=STRONG)["tokens"] == first
 
 
-def test_a_full_context_ends_its_own_answer_alone(llm: pypcd.Llama) -> None:  # noqa: F811
+def test_a_full_context_ends_its_own_answer_alone(llm: pypcd.Llama) -> None:
     options = ["--ctx-size", "1024", "--cache-ram", "0"]
     with running(*options, parallel=4) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
-        assert server.wait_until_ready()
         jobs = [(PROMPTS[i % 3] + str(i), setting) for i, setting in enumerate([False, True, STRONG, "cautious"])]
         ask_all = [
             pool.submit(complete, server, prompt, pcd=setting, n_predict=-1, ignore_eos=True)

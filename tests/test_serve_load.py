@@ -2,6 +2,8 @@
 
 scripts/soak runs it for minutes."""
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 import concurrent.futures
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_serve import BASE, SMALL, ask, complete, is_greedy, llm  # noqa: F401  llm is a fixture
+from serving import BASE, SMALL, ask, complete, is_greedy, llm, ready
 
 import pypcd
 from pypcd import _server
@@ -71,10 +73,9 @@ def resident_bytes(server: _server.Server) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory from /proc")
-def test_every_answer_is_its_own_memory_is_flat_and_no_slot_stays_busy(llm: pypcd.Llama) -> None:  # noqa: F811
+def test_every_answer_is_its_own_memory_is_flat_and_no_slot_stays_busy(llm: pypcd.Llama) -> None:
     options = [*SMALL, "--cache-ram", "0"]
-    with _server.Server("demo", pcd=BASE, port=0, parallel=8, options=options).running() as server:
-        assert server.wait_until_ready()
+    with ready(pcd=BASE, parallel=8, options=options) as server:
         for setting in SETTINGS:
             complete(server, PROMPTS[0], pcd=setting)
         start = time.monotonic()
@@ -224,10 +225,9 @@ def body(rng: random.Random) -> tuple[str, bytes]:
     return path, (text[: rng.randrange(len(text) + 1)] if rng.random() < 0.03 else text).encode()
 
 
-def test_a_mutated_body_is_refused_or_answered_and_harms_nobody(llm: pypcd.Llama) -> None:  # noqa: F811
+def test_a_mutated_body_is_refused_or_answered_and_harms_nobody(llm: pypcd.Llama) -> None:
     rng, prompt = random.Random(3), PROMPTS[0]
-    with _server.Server("demo", pcd=BASE, port=0, parallel=4, options=SMALL).running() as server:
-        assert server.wait_until_ready()
+    with ready(pcd=BASE, parallel=4) as server:
         done = False
 
         def others() -> list[list[int]]:

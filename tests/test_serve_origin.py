@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_serve import SMALL, ask
+from serving import SMALL, ask, ready
 
 from pypcd import _server
 from pypcd._gguf import resolve_model
@@ -21,8 +21,7 @@ BODY = {"prompt": "a", "n_predict": 1}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[_server.Server]:
-    with _server.Server("demo", port=0, parallel=1, options=SMALL).running() as made:
-        assert made.wait_until_ready()
+    with ready(parallel=1) as made:
         yield made
 
 
@@ -89,15 +88,13 @@ def test_pages_of_this_machine_and_of_the_server_are_answered(server: _server.Se
 def test_origins_that_were_given_and_a_key_open_it() -> None:
     site = "https://chat.example"
     given = ["--cors-origins", f"{site}, http://other.example:81"]
-    with _server.Server("demo", port=0, parallel=1, options=[*SMALL, *given]).running() as server:
-        assert server.wait_until_ready()
+    with ready(parallel=1, options=[*SMALL, *given]) as server:
         for origin in (site, "http://other.example:81"):
             assert ask(server, "/completion", BODY, Origin=origin)[0] == 200
         assert ask(server, "/completion", BODY, Host="chat.example")[0] == 200
         refused(ask(server, "/completion", BODY, Origin="http://other.example"), "other.example")
         refused(ask(server, "/completion", BODY, Host="evil.example"), "evil.example")
-    with _server.Server("demo", port=0, parallel=1, api_key="k", options=SMALL).running() as server:
-        assert server.wait_until_ready()
+    with ready(parallel=1, api_key="k") as server:
         assert ask(server, "/completion", BODY, Host="llm.example", Authorization="Bearer k")[0] == 200
         assert ask(server, "/completion", BODY, Host="llm.example")[0] == 401
 
@@ -109,8 +106,7 @@ def test_several_models_are_as_open_as_one(tmp_path: Path) -> None:
         shutil.copy(resolve_model("demo"), path)
     given = [*SMALL, "--cors-origins", "https://chat.example"]
     models = [Served(path.stem, str(path)) for path in paths]
-    with _server.Server(models, port=0, parallel=1, options=given).running() as server:
-        assert server.wait_until_ready()
+    with ready(models, parallel=1, options=given) as server:
         body = {**BODY, "model": "b"}
         assert ask(server, "/completion", body)[0] == 200
         assert ask(server, "/completion", body, Origin="https://chat.example", Host="chat.example")[0] == 200

@@ -1,5 +1,7 @@
 """Two servers behind one address: a proxy of a few lines, which is written here, and nginx with the file that the docs show."""
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 import concurrent.futures
@@ -13,13 +15,13 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_serve import BASE, PROMPTS, SMALL, N, ask, is_greedy, llm  # noqa: F401  llm is a fixture
+from serving import BASE, PROMPTS, SECONDS, SMALL, N, Quiet, ask, is_greedy, listening, llm, within
 
 import pypcd
 from pypcd import _server
@@ -27,7 +29,6 @@ from pypcd._gguf import DEMO_MODEL
 
 CONF = Path(__file__).parent.parent / "docs" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/bin")
-SECONDS = 60
 KEY = {"Authorization": "Bearer secret"}
 OTHER_KEY = {"Authorization": "Bearer other"}
 SETTINGS: list[Any] = [False, True, "cautious", {"beta": 8.0}]
@@ -63,14 +64,16 @@ def servers(keys: Path) -> Iterator[list[_server.Server]]:
 
 class Proxy:
     """What any reverse proxy does: to the server with the fewest requests under way, on to the next one if nothing was answered,
-    and the connection cut where an answer breaks off. Port is where it listens."""
+    and the connection cut where an answer breaks off."""
+
+    port: int  # where it listens
 
     def __init__(self, servers: list[_server.Server]) -> None:
         self.loads = {server.port: 0 for server in servers}
         self.lock = threading.Lock()
         proxy = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(Quiet):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
@@ -79,11 +82,7 @@ class Proxy:
             def do_GET(self) -> None:
                 proxy.answer(self, None)
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.listener = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self.listener.server_address[1]
+        self.handler = Handler
 
     def answer(self, to: http.server.BaseHTTPRequestHandler, body: bytes | None) -> None:
         to.close_connection = True
@@ -117,14 +116,8 @@ class Proxy:
 @contextlib.contextmanager
 def in_python(servers: list[_server.Server], _: Path) -> Iterator[Any]:
     proxy = Proxy(servers)
-    thread = threading.Thread(target=proxy.listener.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with listening(proxy.handler) as proxy.port:
         yield proxy
-    finally:
-        proxy.listener.shutdown()
-        proxy.listener.server_close()
-        thread.join()
 
 
 @contextlib.contextmanager
@@ -148,7 +141,7 @@ def nginx(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert within(lambda: listens(port)), process.communicate()[1]
-            yield type("Nginx", (), {"port": port})
+            yield SimpleNamespace(port=port)
         finally:
             process.terminate()
             process.communicate()
@@ -157,14 +150,6 @@ def nginx(
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def within(what: Callable[[], bool], seconds: float = SECONDS) -> bool:
-    """Whether it becomes true in that time."""
-    end = time.monotonic() + seconds
-    while not what() and time.monotonic() < end:
-        time.sleep(0.05)
-    return what()
 
 
 @pytest.fixture(params=[in_python, pytest.param(nginx, marks=needs_nginx)])
@@ -195,7 +180,7 @@ def stream(port: int, **fields: Any) -> tuple[http.client.HTTPConnection, http.c
     return connection, response
 
 
-def test_both_answer_as_each_does(servers: list[_server.Server], proxy: Any, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_both_answer_as_each_does(servers: list[_server.Server], proxy: Any, llm: pypcd.Llama) -> None:
     body = {"n_predict": N, "temperature": 0, "return_tokens": True}
     jobs = [(prompt, setting) for prompt in PROMPTS for setting in SETTINGS]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -224,7 +209,7 @@ def test_one_is_killed_and_the_other_goes_on(
     servers: list[_server.Server],
     proxy: Any,
     keys: Path,
-    llm: pypcd.Llama,  # noqa: F811
+    llm: pypcd.Llama,
 ) -> None:
     """A stream that breaks off is an error, not an end; a request that nothing was answered to is answered by the other."""
     broken, response = stream(proxy.port)
@@ -265,7 +250,7 @@ def test_nginx_holds_nothing_back(tmp_path: Path) -> None:
     """In place of a server: what writes one event, and the next one only when that has arrived."""
     arrived = threading.Event()
 
-    class Slow(http.server.BaseHTTPRequestHandler):
+    class Slow(Quiet):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(200)
@@ -274,21 +259,14 @@ def test_nginx_holds_nothing_back(tmp_path: Path) -> None:
                 self.wfile.write(b"data: %d\n\n" % i)
                 assert arrived.wait(SECONDS)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as upstream:
-        thread = threading.Thread(target=upstream.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        upstream.port = upstream.server_address[1]  # type: ignore[attr-defined]
-        with nginx([upstream, upstream], tmp_path) as proxy:  # type: ignore[list-item]
+    with listening(Slow) as port:
+        upstream: Any = SimpleNamespace(port=port)
+        with nginx([upstream, upstream], tmp_path) as proxy:
             connection, response = stream(proxy.port)
             assert response.readline() == b"data: 0\n"
             arrived.set()
             assert response.read() == b"\ndata: 1\n\n"
             connection.close()
-        upstream.shutdown()
-        thread.join()
 
 
 @needs_nginx

@@ -12,8 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,13 @@ import pytest
 from conftest import F32, Tiny
 from hypothesis import given
 from hypothesis import strategies as st
-from test_serve import BASE, PROMPTS, SMALL, ask, complete, is_greedy, refused
+from serving import BASE, PROMPTS, SECONDS, SMALL, ask, complete, is_greedy, ready, refused, within
 
 import pypcd
 from pypcd import PCDConfig, _machine, _served, _server
 from pypcd._gguf import DEMO_MODEL
 from pypcd._settings import PRESETS
 
-SECONDS = 60
 WINDOW = "window:evaluation=fused:window=4:n_sink=0"
 RUNS = [name for name in PRESETS if name != "blog"]  # noise is the whole server's
 ENDLESS = {"prompt": "a", "n_predict": -1, "ignore_eos": True}
@@ -52,10 +50,7 @@ def ini(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
 @pytest.fixture(scope="module")
 def server(ini: Path) -> Iterator[_server.Server]:
     options = SMALL[2:]  # the context is each model's own
-    with _server.Server(
-        _served.read([str(ini)]), pcd="cautious", port=0, parallel=4, options=options
-    ).running() as made:
-        assert made.wait_until_ready()
+    with ready(_served.read([str(ini)]), pcd="cautious", parallel=4, options=options) as made:
         yield made
 
 
@@ -71,14 +66,6 @@ def of_name(tiny: Tiny) -> Iterator[dict[str, pypcd.Llama]]:
 
 def statuses(server: _server.Server) -> dict[str, str]:
     return {entry["id"]: entry["status"]["value"] for entry in server._entries() if ":pcd" not in entry["id"]}
-
-
-def within(what: Callable[[], bool]) -> bool:
-    """Whether it becomes true within some seconds."""
-    end = time.monotonic() + SECONDS
-    while not what() and time.monotonic() < end:
-        time.sleep(0.05)
-    return what()
 
 
 def own(answer: dict[str, Any]) -> Any:
@@ -160,8 +147,7 @@ def test_models_list_the_settings_of_what_is_loaded(ini: Path, tmp_path: Path, m
     monkeypatch.delenv("LLAMA_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     downloaded = hub_file(tmp_path)
-    with _server.Server(_served.read([str(ini)]), port=0, options=SMALL).running() as server:
-        assert server.wait_until_ready()
+    with ready(_served.read([str(ini)])) as server:
         with_settings = {
             name: [name, f"{name}:pcd", *(f"{name}:pcd-{run}" for run in RUNS)] for name in statuses(server)
         }
@@ -230,12 +216,11 @@ def test_each_process_is_started_like_a_server_of_one_model(server: _server.Serv
     for name in ("demo", "père noël"):
         assert {"--kv-unified", "--metrics"} < set(entries[name]["status"]["args"])
         assert value(name, "--host") == "127.0.0.1" and value(name, "--cors-origins") == "localhost"
-    assert server.environment["PYPCD_AMX"] in "01" and "[late]" in server._ini
+    assert server.environment["PYPCD_AMX"] in ("0", "1") and "[late]" in server._ini
 
 
 def test_a_key_is_asked_for_by_every_process(ini: Path) -> None:
-    with _server.Server(_served.read([str(ini)]), port=0, api_key="secret", options=SMALL).running() as server:
-        assert server.wait_until_ready()
+    with ready(_served.read([str(ini)]), api_key="secret") as server:
         key = {"Authorization": "Bearer secret"}
         assert ask(server, "/v1/models")[0] == 401
         entries = ask(server, "/v1/models", **key)[1]["data"]
@@ -398,8 +383,7 @@ def test_a_model_that_cannot_run_its_setting_does_not_load_and_one_without_is_se
     with made.running() as server, pytest.raises(pypcd.ModelError, match="PCD cannot run here: "):
         server.wait_until_ready()
     options = {"pcd": "cautious", "pcd_required": False, "port": 0, "options": SMALL}
-    with _server.Server(_served.read(["demo", mamba]), **options).running() as server:
-        assert server.wait_until_ready()
+    with ready(_served.read(["demo", mamba]), **options) as server:
         (name,) = server.refusals()
         assert name == Path(mamba).stem and server.refusals()[name].startswith("PCD cannot run here: ")
         assert name in server.names() and f"{name}:pcd" not in server.names()

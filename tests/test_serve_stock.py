@@ -18,7 +18,7 @@ import llama_cpp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_serve import MESSAGES, PROMPTS, ask
+from serving import MESSAGES, PROMPTS, ask
 
 import pypcd
 from pypcd import _engine, _server
