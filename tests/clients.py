@@ -177,7 +177,7 @@ def said(
     llm.eval(tokens)
     for n_said in range(n + 1):
         if not rest and (n_said == n or ended is not False and best_of(llm, bias, rules)[0] == llm.token_eos()):
-            assert ended is None or ended == (n_said < n), (n_said, text)
+            assert ended in (None, n_said < n), f"{text!r} has {n_said} of {n} tokens, ended: {ended}"
             break
         assert n_said < n, f"{rest!r} is left of {text!r} after {n} tokens"
         best, row = best_of(llm, bias, rules)
@@ -187,7 +187,7 @@ def said(
         assert np.isfinite(row[token]), f"the grammar does not let {text!r} go on with {rest!r}"
         worst = max(worst, float(row[best] - row[token]))
         if token == llm.token_eos():
-            assert ended is not False
+            assert ended is not False, f"{text!r} has {n_said} of {n} tokens, ended: {ended}"
             break
         rest = rest[len(known[token]) :]
         llm.eval([token])
@@ -196,7 +196,8 @@ def said(
     if rules:
         rules.close()
     if worst > 0:
-        assert worst < contrasted(rounding_of(llm, tokens), 30.0), (prompt, setting, text, worst)
+        limit = contrasted(rounding_of(llm, tokens), 30.0)
+        assert worst < limit, f"{text!r} is {worst} behind the best, not {limit}: {prompt!r} with {setting}"
 
 
 def best_of(

@@ -428,7 +428,7 @@ def test_a_question_that_is_too_long_is_told(open_page: Open) -> None:
 
 
 def test_an_answer_that_fills_the_context_says_so(open_page: Open) -> None:
-    with serve(*ENDLESS, parallel=1) as server:
+    with serve(*ENDLESS, "--ctx-size", "1024", parallel=1) as server:
         chat = open_page(server)
         n_ctx = ask(server, "/props")[1]["default_generation_settings"]["n_ctx"]
         chat.set(longest_answer=n_ctx + 100)
