@@ -50,8 +50,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
 
 
 def started(n: int, **options: Any) -> Any:
-    how = {"threads_per_worker": 1, "memory_limit": 0, "host": "127.0.0.1", "dashboard_address": None, **options}
-    return distributed.LocalCluster(n_workers=n, silence_logs=logging.CRITICAL, **how)
+    how = {"threads_per_worker": 1, "memory_limit": 0, "host": "127.0.0.1", **options}
+    no_page = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    return distributed.LocalCluster(n_workers=n, silence_logs=logging.CRITICAL, scheduler_kwargs=no_page, **how)
 
 
 @pytest.fixture(scope="module")
@@ -347,25 +348,25 @@ def test_a_worker_has_one_thread_and_all_memory(options: dict[str, Any], message
     assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
-@pytest.mark.parametrize("change", ["removed", "changed"])
-def test_a_worker_with_another_model_is_named(change: str, cluster: Cluster, tmp_path: Path) -> None:
-    model = tmp_path / "model.gguf"
+@pytest.mark.parametrize("change", ["removed", "longer", "changed"])
+def test_a_worker_with_another_model_is_named(
+    change: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, everywhere = tmp_path / "model.gguf", cluster.everywhere
     model.write_bytes(DEMO_MODEL.read_bytes())
 
-    def meanwhile(n: int) -> None:
-        """Once this process has hashed it."""
+    def meanwhile(call: Any) -> Any:
+        """What the workers find, once this process has looked at the file."""
         if change == "removed":
-            model.unlink(missing_ok=True)
+            model.unlink()
         else:
-            model.write_bytes(DEMO_MODEL.read_bytes() + b"\0" * 32)
+            model.write_bytes(DEMO_MODEL.read_bytes()[:-1] + b"!" * (2 if change == "longer" else 1))
+        return everywhere(call)
 
-    plan = dataclasses.replace(DEMO, model=str(model))
-    options = run_options(plan, ONE)
-    wanted = {"removed": "there is no model file", "changed": "model_bytes is [0-9]+ there, but [0-9]+ here"}[change]
-    with pytest.raises(
-        (pypcd.PCDError, FileNotFoundError), match=f"{wanted}.*; copy .*there, to the same path"
-    ) as error:
-        facts(plan, options, meanwhile, cluster)
+    monkeypatch.setattr(cluster, "everywhere", meanwhile)
+    found = {"removed": "there is no model file .*", "longer": "model_bytes is .*", "changed": "model_sha256 is '.*"}
+    with pytest.raises(pypcd.PCDError, match=found[change] + "; copy .*there, to the same path") as error:
+        evaluate(dataclasses.replace(DEMO, model=str(model)), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     assert any(str(error.value).startswith(f"worker {worker}: ") for worker in cluster._workers())
 
 

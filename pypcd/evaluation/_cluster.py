@@ -187,7 +187,10 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
                 threads_per_worker=1,
                 memory_limit=0,
                 host="127.0.0.1",
-                dashboard_address=None,
+                scheduler_kwargs={
+                    "dashboard": False,
+                    "dashboard_address": "127.0.0.1:0",
+                },  # else port 8787, if it is free
                 silence_logs=logging.CRITICAL,
             )
             self._closing.callback(local.close)
