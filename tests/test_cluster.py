@@ -121,6 +121,34 @@ def test_a_process_opens_its_model_once_and_closes_it(cluster: Cluster, tmp_path
     assert wait_until(30, lambda: not any(cluster._client.run(is_open).values()))
 
 
+def test_a_worker_that_comes_later_is_asked_too(two: Any, cluster: Cluster, tmp_path: Path) -> None:
+    notes = tmp_path / "opened"
+
+    def more(progress: Progress) -> None:
+        if progress.n_answers_done == 1:
+            two.scale(3)
+            cluster._client.wait_for_workers(3, timeout=60)
+            time.sleep(1)  # so often the run looks
+
+    worker = functools.partial(Told, file=str(notes))
+    try:
+        evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, worker=worker, progress=Progress(more))
+    finally:
+        two.scale(2)
+    assert len(set(notes.read_text().splitlines())) == 3
+    assert wait_until(60, lambda: len(cluster._workers()) == 2)
+
+
+def test_processes_of_this_machine_are_reached_from_it_alone() -> None:
+    psutil = pytest.importorskip("psutil")  # Dask needs it too
+    with Cluster("local:1") as local:
+        assert local.n_workers() == 1
+        found = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        connections = [getattr(process, "net_connections", process.connections)("inet") for process in found]
+    listening = [c.laddr.ip for each in connections for c in each if c.status == psutil.CONN_LISTEN]
+    assert len(listening) >= 3 and set(listening) == {"127.0.0.1"}
+
+
 def test_threads_are_a_share_of_the_cores(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pypcd._machine.n_cores", lambda: 8)
     assert run_options(DEMO, {}, Cluster("local:2"))["n_threads"] == 4

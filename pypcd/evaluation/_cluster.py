@@ -36,6 +36,8 @@ T = TypeVar("T")
 logger = logging.getLogger("pypcd")
 
 _OPTIONS = "--nthreads 1 --memory-limit 0"  # of `dask worker`
+# of local:N: Ctrl-C reaches all processes of a terminal, and this one ends the others
+_NO_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 _MOST = 128  # workers of local:N
 _SECONDS_TO_ANSWER = 5  # of a scheduler
 _SECONDS_TO_COME = 60  # of a worker, where there is none: one that died may be started again
@@ -191,6 +193,7 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
                     "dashboard": False,
                     "dashboard_address": "127.0.0.1:0",
                 },  # else port 8787, if it is free
+                preload=_NO_CTRL_C,
                 silence_logs=logging.CRITICAL,
             )
             self._closing.callback(local.close)
