@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import random
 import textwrap
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from pypcd._checks import Integer, Number, literal
 from pypcd._cli import _terminal
@@ -15,6 +16,9 @@ from pypcd._config import PCDConfig
 from pypcd._errors import did_you_mean
 from pypcd._gguf import resolve_model
 from pypcd._settings import PRESETS, Profile, load, write_text
+
+if TYPE_CHECKING:
+    from pypcd.evaluation import Cluster
 
 # of chat, generate and serve: it gains where something is to be found in a long prompt, and spares others (docs/evidence.md)
 DEFAULT_PCD = "gentle"
@@ -174,6 +178,25 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--threads", metavar="N", type=at_least(1), help="CPU threads")
     add("--gpu-layers", metavar="N", type=at_least(-1), help="layers on the GPU (default: all, if there is one)")
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Where questions are answered; see jobs()."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--jobs", metavar="N", type=at_least(1), default=1, help="processes (default %(default)s)")
+    group.add_argument("--cluster", metavar="ADDRESS", help="of a Dask scheduler, or local:4; docs/evaluate.md")
+
+
+@contextlib.contextmanager
+def jobs(args: argparse.Namespace) -> Iterator[int | Cluster]:
+    """A block with the place that add_jobs()'s options name, for evaluate() and the like."""
+    if args.cluster is None:
+        yield args.jobs
+        return
+    from pypcd.evaluation import Cluster  # slow to import, for the commands that have no such options
+
+    with Cluster(args.cluster) as cluster:
+        yield cluster
 
 
 def machine_options(args: argparse.Namespace) -> dict[str, Any]:

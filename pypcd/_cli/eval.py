@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="PATH", help="where the questions of longbench-... are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--max-tokens", metavar="N", type=_options.at_least(1), help="longest answer (default: the task's own)")
-    add("--jobs", metavar="N", type=_options.at_least(1), default=1, help="processes (default %(default)s)")
+    _options.add_jobs(parser)
     _options.add_machine(parser)
     _options.add_list(parser)
     add("--json", action="store_true", help="print one JSON object")
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
     plan, paper = _plan(args), PAPER_TABLES.get(args.paper)
     out = Directory(args.out or f"eval-{pathlib.Path(args.model).stem}{'-quick' * args.quick}")
     path = resolve_model(args.model)
-    options = run_options(plan, _options.machine_options(args), args.jobs)
-    with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
-        known = facts(plan, options, bar.update)
-
-    with _terminal.resumable(), _progress.following("answering") as progress:
-        outcome = evaluate(plan, out, jobs=args.jobs, options=options, model_facts=known, progress=progress)
+    with _terminal.resumable(), _options.jobs(args) as jobs:
+        options = run_options(plan, _options.machine_options(args), jobs)
+        with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
+            known = facts(plan, options, bar.update, jobs)
+        with _progress.following("answering") as progress:
+            outcome = evaluate(plan, out, jobs=jobs, options=options, model_facts=known, progress=progress)
 
     metrics = {name: made.metric for name, made in tasks_of(plan).items()}
     text = markdown(plan, outcome.records, metrics, outcome.refused)

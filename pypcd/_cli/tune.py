@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="DIR", help="rows and answers (default: tune-MODEL)")
     add("--data", metavar="PATH", help="where the questions of longbench-... are")
     add("--chat", action="store_true", help="ask through the model's chat template")
-    add("--jobs", metavar="N", type=_options.at_least(1), default=1, help="processes (default %(default)s)")
+    _options.add_jobs(parser)
     _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
 
@@ -72,9 +72,6 @@ def run(args: argparse.Namespace) -> int:
     everyday = args.everyday
     if everyday is None:  # the demo model reads one kind of prompt
         everyday = 0 if args.model == "demo" else QUICK_EVERYDAY if args.quick else N_EVERYDAY
-    options = run_options(plan, _options.machine_options(args), args.jobs)
-    with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
-        known = facts(plan, options, bar.update)
     n_judged = len(plan.lengths) * sum(n // 2 for n in counts_of(plan).values())
     if n_judged < fewest():
         _terminal.note(
@@ -83,19 +80,23 @@ def run(args: argparse.Namespace) -> int:
         )
 
     out = pathlib.Path(args.out or f"tune-{name}")
-    with _terminal.resumable(), _progress.following("answering") as progress:
-        tell = _Teller(progress)
-        tuned = tune(
-            plan,
-            out,
-            everyday=everyday,
-            options=options,
-            jobs=args.jobs,
-            model_facts=known,
-            quick=args.quick,
-            tell=tell,
-            progress=progress,
-        )
+    with _terminal.resumable(), _options.jobs(args) as jobs:
+        options = run_options(plan, _options.machine_options(args), jobs)
+        with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
+            known = facts(plan, options, bar.update, jobs)
+        with _progress.following("answering") as progress:
+            tell = _Teller(progress)
+            tuned = tune(
+                plan,
+                out,
+                everyday=everyday,
+                options=options,
+                jobs=jobs,
+                model_facts=known,
+                quick=args.quick,
+                tell=tell,
+                progress=progress,
+            )
     _write_tried(tuned, out / "tried.csv")
     config = tuned.config
     evidence = _evidence(plan, everyday, tuned, tell.best, known)

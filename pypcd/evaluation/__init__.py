@@ -6,6 +6,7 @@ print(markdown(plan, outcome.records, {"kv": "accuracy"}, outcome.refused))
 """
 
 from pypcd.evaluation._balance import Balance, Run, balance, balance_csv, balance_markdown, read_run
+from pypcd.evaluation._cluster import Cluster
 from pypcd.evaluation._formula import Formula
 from pypcd.evaluation._paper import PAPER_TABLES, PaperTable
 from pypcd.evaluation._plan import Directory, Plan
@@ -26,6 +27,7 @@ __all__ = [
     "TASKS",
     "Agreement",
     "Balance",
+    "Cluster",
     "Directory",
     "Formula",
     "ModelTokenizer",

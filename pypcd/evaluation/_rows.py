@@ -31,6 +31,7 @@ from pypcd import _engine
 from pypcd._config import PCDConfig
 from pypcd._method import jsd, rank
 from pypcd._prompt import prompt_tokens
+from pypcd.evaluation._places import Jobs
 from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation._progress import Progress
 from pypcd.evaluation._run import Outcome, Record, Worker, evaluate, facts, run_options, tasks_of
@@ -63,7 +64,7 @@ def record(
     directory: Directory,
     *,
     k: int = 64,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     options: Mapping[str, Any] | None = None,
     model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
@@ -92,7 +93,7 @@ def record(
     views = [PCD(view_of(setting)).name for setting in settings if setting is not None]
     plan = dataclasses.replace(plan, methods=(BASELINE, *views))
     options = run_options(plan, options or {}, jobs)
-    known = facts(plan, options) if model_facts is None else model_facts
+    known = facts(plan, options, jobs=jobs) if model_facts is None else model_facts
     return evaluate(
         plan,
         directory,

@@ -1,27 +1,25 @@
-"""Runs an evaluation: loads models, starts processes, makes the missing answers."""
+"""Runs an evaluation: makes the missing answers of a plan, wherever questions are answered (_places)."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import hashlib
-import multiprocessing
 import os
-import queue
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import llama_cpp
 
 import pypcd
 from pypcd import _machine, _threads
-from pypcd._errors import ModelError, PCDError, UnsupportedError
-from pypcd._gguf import read_gguf, resolve_model
+from pypcd._errors import ModelError, PCDError
+from pypcd._gguf import DEMO_MODEL, read_gguf, resolve_model
 from pypcd._llama import Llama
 from pypcd._prompt import Prompt
 from pypcd._vocabulary import Vocabulary
 from pypcd.evaluation._gold import Gold
+from pypcd.evaluation._places import Jobs, Record, Work, place_of, unanswered
 from pypcd.evaluation._plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation._progress import Progress
 from pypcd.evaluation._tokenizer import ModelTokenizer
@@ -43,8 +41,6 @@ __all__ = [
     "tasks_of",
 ]
 
-Record = dict[str, Any]
-
 _SPARE = 256  # tokens besides prompt and answer, for what an edit adds
 _BARE = 1024  # tokens for a prompt without its context
 _THREADS = ("n_threads", "n_threads_batch")
@@ -64,7 +60,10 @@ class Outcome:
 
 
 def facts(
-    plan: Plan, options: Mapping[str, Any] | None = None, progress: Callable[[int], object] = lambda n: None
+    plan: Plan,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[int], object] = lambda n: None,
+    jobs: Jobs = 1,
 ) -> dict[str, Any]:
     """What a run depends on besides its plan: hashes of model and data, versions, devices, options of the model.
 
@@ -72,9 +71,27 @@ def facts(
 
     Args:
         progress: called with the bytes of each part of the model's file that has been hashed.
+        jobs: as in evaluate(); of a cluster the devices are its workers'.
+
+    Raises:
+        PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
     """
-    path, n_ctx = resolve_model(plan.model), context_of(plan, options or {})
-    options, no_matter = options or {}, ["n_ctx"]  # a run may be continued with other values of these
+    here = _facts(plan, options or {}, lambda path: file_sha256(path, progress))
+    place = place_of(jobs)
+    if not place.is_elsewhere:
+        return here
+    found = place.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
+    first = next(iter(found))
+    for worker, there in found.items():
+        why = _difference(there, here, _FILES_AND_VERSIONS) or _difference(there, found[first], (*_DEVICES, "options"))
+        if why is not None:
+            raise PCDError(f"worker {worker}: {why}")
+    return {**found[first]}
+
+
+def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str]) -> dict[str, Any]:
+    path, n_ctx = resolve_model(plan.model), context_of(plan, options)
+    no_matter = ["n_ctx"]  # a run may be continued with other values of these
     if _threads_matter(options):
         options = run_options(plan, options)
     else:
@@ -84,7 +101,7 @@ def facts(
         options.pop("n_gpu_layers", None)
     data = {name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, LongBench)}
     return {
-        "model_sha256": file_sha256(path, progress),
+        "model_sha256": sha256(path),
         "model_bytes": os.path.getsize(path),
         "data_sha256": data,
         "options": options,
@@ -95,20 +112,80 @@ def facts(
     }
 
 
-def run_options(plan: Plan, options: Mapping[str, Any], jobs: int = 1) -> dict[str, Any]:
+# -- on another machine --------------------------------------------------------------------------------------------------
+
+# facts, and what to do where another machine has others
+_FILES_AND_VERSIONS = {
+    "pypcd": "install the same version there",
+    "llama_cpp_python": "install the same version there",
+    "model_bytes": "copy the model there, to the same path",
+    "model_sha256": "copy the model there, to the same path",
+    "data_sha256": "copy the tasks' data there, to the same path",
+}
+_DEVICES = {"devices": "start the workers of a run on machines of one kind, since devices round differently"}
+_THERE = {**_FILES_AND_VERSIONS, **_DEVICES, "options": "start the workers of a run on machines of one kind"}
+
+
+def _anywhere(plan: Plan) -> Plan:
+    """The plan with paths that do not depend on this process's folder. The model "demo" comes with pypcd, everywhere."""
+    path = resolve_model(plan.model)
+    model = plan.model if path == str(DEMO_MODEL) else os.path.abspath(path)
+    return dataclasses.replace(plan, model=model, data=plan.data and os.path.abspath(plan.data))
+
+
+def _facts_there(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a machine that answers.
+
+    Raises:
+        PCDError: it has no such file; and as facts().
+    """
+    try:
+        return _facts(plan, options, lambda path: _sha256(path, os.path.getsize(path), os.stat(path).st_mtime_ns))
+    except FileNotFoundError as error:
+        raise PCDError(f"{str(error).partition(';')[0]}; copy it there, to the same path") from None
+
+
+@functools.lru_cache(maxsize=8)
+def _sha256(path: str, n_bytes: int, changed: int) -> str:
+    """A file's hash, while it stays as it is: workers are asked for it at each part of a run."""
+    return file_sha256(path)
+
+
+def _difference(there: Mapping[str, Any], here: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first fact of another machine that differs, with what to do; None if none does."""
+    for name in names:
+        mine, other = here[name], there[name]
+        if isinstance(mine, dict) and name != "options":  # of the tasks that both have
+            mine, other = ({task: facts[task] for task in mine if task in other} for facts in (mine, other))
+        if mine != other:
+            return f"{name} is {other!r} there, but {mine!r} here; {_THERE[name]}"
+    return None
+
+
+def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], known: Mapping[str, Any]) -> Worker:
+    """A worker on another machine, once that is known to have the same files and versions as the run."""
+    why = _difference(_facts_there(plan, options), known, (*_FILES_AND_VERSIONS, *_DEVICES))
+    if why is not None:
+        raise PCDError(why)
+    return worker(plan, options)
+
+
+def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[str, Any]:
     """The options of the model in each process, with numbers of threads that stay for the whole run.
 
-    They are those given, else for several processes a share of the cores, else what is fastest now; or the usual numbers,
-    where logits depend on them.
+    They are those given, else for several processes a share of the cores (the smallest one, if machines differ), else what
+    is fastest now; or the usual numbers, where logits depend on them.
 
     Raises:
         FileNotFoundError, ModelError: there is no such model.
+        PCDError: the cluster cannot be reached.
     """
+    path = resolve_model(plan.model)
     decode, batch = (options.get(name) for name in _THREADS)
-    if decode is None and jobs > 1:
-        decode = max(1, _machine.n_cores() // jobs)
+    if decode is None:
+        decode = place_of(jobs).n_threads()
     if decode is None or batch is None:
-        decode, batch, _ = _threads.choose(_threads.width_of(resolve_model(plan.model), options), decode, batch)
+        decode, batch, _ = _threads.choose(_threads.width_of(path, options), decode, batch)
     return {**options, **dict(zip(_THREADS, (decode, batch)))}
 
 
@@ -140,7 +217,7 @@ def evaluate(
     plan: Plan,
     directory: Directory,
     *,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     options: Mapping[str, Any] | None = None,
     model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
@@ -153,9 +230,9 @@ def evaluate(
     depend on earlier answers or on the number of processes.
 
     Args:
-        jobs: number of processes, each with the model; weights are mapped into memory once.
+        jobs: number of processes, each with the model; weights are mapped into memory once. Or a Cluster.
         options: further arguments of pypcd.Llama; see run_options().
-        model_facts: the result of facts(), if it is known already.
+        model_facts: the result of facts() with the same jobs, if it is known already.
         progress: updated with what is to be answered, and with each answer.
         worker: makes what answers, in each process; None: Worker.
         only: which of the plan's answers are wanted now; None: all.
@@ -163,15 +240,16 @@ def evaluate(
     Raises:
         ValueError: a task or method is unknown, a length is too short, or the directory holds another run.
         ModelError: the model cannot be loaded.
-        PCDError: a worker ended early.
+        PCDError: a process ended early; a cluster's scheduler or all of its workers are lost, or as facts().
     """
     for name in plan.methods:
         parse(name)
-    counts = counts_of(plan)
-    options = run_options(plan, options or {}, jobs)
+    counts, place = counts_of(plan), place_of(jobs)
+    options = run_options(plan, options or {}, place)
     with directory.locked():
-        records = directory.open(plan, facts(plan, options) if model_facts is None else model_facts)
-        asked = {key[:3]: record["prompt_sha256"] for key, record in records.items()}
+        known = facts(plan, options, jobs=place) if model_facts is None else model_facts
+        records = directory.open(plan, known)
+        asked = {key[:3]: record["prompt_sha256"] for key, record in records.items() if record["prompt_sha256"]}
 
         keys = [key for key in plan.everything(counts) if only is None or only(key)]
         # answers that failed are tried again
@@ -183,13 +261,13 @@ def evaluate(
         progress.begin(keys, missing)
 
         refused: dict[str, str] = {}
-        make = functools.partial(worker or Worker, plan, options)
-        work = _work_here(make, todo, refused)
-        if jobs > 1 and len(todo) > 1:
-            work = _work_beside(make, todo, refused, min(jobs, len(todo)))
-        for key, record in work:
+        make = functools.partial(worker or Worker, _anywhere(plan), options)
+        if place.is_elsewhere:
+            make = functools.partial(_made_there, worker or Worker, _anywhere(plan), options, known)
+        for key, record in place.ask(make, todo, refused):
             if record is not None:
-                if asked.setdefault(key[:3], record["prompt_sha256"]) != record["prompt_sha256"]:
+                prompt = record["prompt_sha256"]
+                if prompt and asked.setdefault(key[:3], prompt) != prompt:
                     raise ValueError(
                         f"{directory.path} has answers to another question {key[2]} of {key[0]} at {key[1]} tokens (made by "
                         "other versions or from other files); give another directory"
@@ -220,87 +298,6 @@ def counts_of(plan: Plan) -> dict[str, int]:
 
 
 MakeWorker = Callable[[Plan, Mapping[str, Any]], "Worker"]  # from the plan and the options of the model
-Work = Iterator[tuple[Key, "Record | None"]]  # None: the method is refused
-Todo = Mapping[tuple[str, int, int], list[str]]
-
-
-def _work_here(make: Callable[[], Worker], todo: Todo, refused: dict[str, str]) -> Work:
-    if not todo:
-        return
-    worker = make()
-    try:
-        refused.update(worker.refused)
-        for item, methods in todo.items():
-            yield from worker.answer(*item, methods)
-    finally:
-        worker.close()
-
-
-def _work_beside(make: Callable[[], Worker], todo: Todo, refused: dict[str, str], jobs: int) -> Work:
-    context = multiprocessing.get_context("spawn")  # a forked process would share llama.cpp's threads
-    tasks, results = context.Queue(), context.Queue()
-    for item in todo.items():
-        tasks.put(item)
-    for _ in range(jobs):
-        tasks.put(None)
-    processes = [context.Process(target=_serve, args=(make, tasks, results), daemon=True) for _ in range(jobs)]
-    for process in processes:
-        process.start()
-    try:
-        running = jobs
-        while running:
-            try:
-                kind, value = results.get(timeout=1)
-            except queue.Empty:
-                if sum(process.is_alive() for process in processes) < running:
-                    codes = [process.exitcode for process in processes if process.exitcode is not None]
-                    status = next((code for code in codes if code), 0)
-                    raise PCDError(f"a process of the evaluation ended early, with status {status}") from None
-                continue
-            if kind == "error":
-                name, text = value
-                raise _ERRORS.get(name, PCDError)(text)
-            if kind == "refused":
-                refused.update(value)
-            elif kind == "done":
-                running -= 1
-            else:
-                yield value
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
-
-
-# errors cross to the other process as text: not every exception can be pickled
-_ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (ValueError, TypeError, OSError, FileNotFoundError, ModelError, UnsupportedError)
-}
-
-
-def _serve(make: Callable[[], Worker], tasks: Any, results: Any) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        worker = make()
-        results.put(("refused", worker.refused))
-        while (item := tasks.get()) is not None:
-            (task, length, index), methods = item
-            for answered in worker.answer(task, length, index, methods):
-                results.put(("answer", answered))
-        results.put(("done", None))
-    except KeyboardInterrupt:
-        pass  # the parent process gets it too
-    except Exception as error:  # noqa: BLE001  any error must reach the parent process, which waits for an answer
-        results.put(("error", (type(error).__name__, str(error) or repr(error))))
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent has ended: a killed parent does not end its children."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 class Worker:
@@ -390,7 +387,7 @@ class Worker:
         try:
             return {**begun, **self._answered(key, sample, method)}
         except (ValueError, PCDError) as error:  # only this question failed: go on with the others
-            return {**begun, "error": str(error), "score": 0.0, "salience": None, "n_tokens": 0}
+            return {**unanswered(key, str(error)), **begun}
 
     def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
         return self._scored(key, sample, method)[1]

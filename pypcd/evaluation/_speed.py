@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from pypcd._llama import Llama
+from pypcd.evaluation._places import Jobs, place_of
 from pypcd.evaluation._plan import BASELINE, Key, Plan
 from pypcd.evaluation._run import tasks_of
 from pypcd.evaluation._tokenizer import ModelTokenizer
@@ -112,13 +113,13 @@ def _between(x: float, known: Mapping[float, float]) -> float:
     return float(np.interp(x, xs, [known[at] for at in xs]))
 
 
-def estimate(plan: Plan, missing: Iterable[Key], speed: Speed, jobs: int = 1) -> Estimate:
+def estimate(plan: Plan, missing: Iterable[Key], speed: Speed, jobs: Jobs = 1) -> Estimate:
     """The time that a plan's missing answers will take.
 
     Args:
-        jobs: number of processes; each computes what the control needs for itself.
+        jobs: as in evaluate(); each process computes what the control needs for itself.
     """
-    missing = list(missing)
+    missing, n = list(missing), place_of(jobs).n_workers()
     most = {name: plan.max_tokens or task.max_tokens for name, task in tasks_of(plan).items()}
     pooled = {name for name in plan.methods if isinstance(parse(name).rows, Control)}
 
@@ -132,7 +133,7 @@ def estimate(plan: Plan, missing: Iterable[Key], speed: Speed, jobs: int = 1) ->
     for task, length in {key[:2] for key in missing if key[3] in pooled}:
         once = speed.read(speed.n_prompt(task, length))
         control += plan.n_pool * (once + answer(task, length, BASELINE)) + once  # and its own prompt again
-    return Estimate(len(questions), len(missing), prompts / jobs, answers / jobs, control)
+    return Estimate(len(questions), len(missing), prompts / n, answers / n, control)
 
 
 def time_answers(llm: Llama, plans: Sequence[Plan]) -> Iterator[Timing]:

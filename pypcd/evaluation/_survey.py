@@ -14,6 +14,7 @@ from typing import Any
 
 from pypcd._gguf import read_gguf, resolve_model
 from pypcd._settings import PRESETS
+from pypcd.evaluation._places import Jobs
 from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation._progress import Progress
 from pypcd.evaluation._run import MakeWorker, context_of, evaluate, run_options, tasks_of
@@ -212,7 +213,7 @@ def ask(
     plan: Sequence[Leg],
     folder: pathlib.Path,
     *,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     options: Mapping[str, Any] | None = None,
     model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
@@ -246,7 +247,7 @@ def ask(
     return refused
 
 
-def survey_options(plan: Sequence[Leg], options: Mapping[str, Any], jobs: int = 1) -> dict[str, Any]:
+def survey_options(plan: Sequence[Leg], options: Mapping[str, Any], jobs: Jobs = 1) -> dict[str, Any]:
     """The options of the model, the same for all legs: one context for the longest, since some models compute differently
     in a long one."""
     n_ctx = max(context_of(leg.plan, options) for leg in plan)

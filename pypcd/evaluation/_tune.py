@@ -25,6 +25,7 @@ from pypcd._config import PCDConfig
 from pypcd._errors import PCDError, UnsupportedError
 from pypcd.evaluation import _space
 from pypcd.evaluation._formula import Formula
+from pypcd.evaluation._places import Jobs
 from pypcd.evaluation._plan import BASELINE, HALVES, Directory, Key, Plan
 from pypcd.evaluation._progress import Progress
 from pypcd.evaluation._rows import record
@@ -152,7 +153,7 @@ def tune(
     *,
     everyday: int = N_EVERYDAY,
     options: Mapping[str, Any] | None = None,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     model_facts: dict[str, Any] | None = None,
     quick: bool = False,
     tell: Callable[[str, Weighed], object] = lambda method, weighed: None,
@@ -186,7 +187,7 @@ def tune(
     how = {
         "jobs": jobs,
         "options": options,
-        "model_facts": facts(plan, options) if model_facts is None else model_facts,
+        "model_facts": facts(plan, options, jobs=jobs) if model_facts is None else model_facts,
         "progress": progress,
     }
     retrieval = _Questions("retrieval", plan, chosen_by, directory, how)

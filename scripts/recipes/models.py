@@ -27,6 +27,7 @@ from pypcd._gguf import resolve_model
 from pypcd._prompt import has_template
 from pypcd.analysis import _plots
 from pypcd.evaluation import ModelTokenizer, Run, balance, balance_csv, balance_markdown, facts, read_run
+from pypcd.evaluation._places import Jobs
 from pypcd.evaluation._plan import HALVES
 from pypcd.evaluation._speed import Estimate, Speed, estimate, time_answers
 from pypcd.evaluation._survey import PARTS, Leg, ask, fitting, legs, missing, names_of, survey_options
@@ -47,7 +48,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     add("--chat", action="store_true", help="ask through the chat template; the answers are kept apart, as MODEL-chat")
     add("--half", choices=HALVES, default="second", help="of the answers in folders, which count (default %(default)s)")
-    add("--jobs", metavar="N", type=_options.at_least(1), default=1, help="processes (default %(default)s)")
+    _options.add_jobs(parser)
     _options.add_machine(parser)
     add(
         "--work", type=pathlib.Path, default="build/evidence/models", help="where the answers are (default %(default)s)"
@@ -83,7 +84,8 @@ def _run(args: argparse.Namespace) -> None:
     if not args.dry_run:
         _plots.require()  # hours before it is needed
     for name, model in models.items():
-        notes = _survey(args, name, model)
+        with _options.jobs(args) as jobs:
+            notes = _survey(args, jobs, name, model)
         if not args.dry_run:
             found = read_run(args.work / name, name)
             runs.append(dataclasses.replace(found, notes=tuple(notes)))
@@ -91,13 +93,13 @@ def _run(args: argparse.Namespace) -> None:
         write(runs, args.half, args.out)
 
 
-def _survey(args: argparse.Namespace, name: str, model: str) -> list[str]:
+def _survey(args: argparse.Namespace, jobs: Jobs, name: str, model: str) -> list[str]:
     """Ask one model. Returns what was left out, in sentences."""
     lengths = _options.lengths(args.length) if args.length else ()
     plan, notes = legs(model, parts=_options.names(args.part), lengths=lengths, n=args.n, chat=args.chat)
     if not plan:
         raise ValueError(f"nothing is left to ask {name}: {'; '.join(notes)}")
-    folder, options = args.work / name, survey_options(plan, _options.machine_options(args), args.jobs)
+    folder, options = args.work / name, survey_options(plan, _options.machine_options(args), jobs)
     with contextlib.closing(pypcd.Llama(resolve_model(model), **options)) as llm:
         if args.chat and not has_template(llm):
             raise ValueError(f"{name} has no chat template, so --chat cannot be used; leave it out")
@@ -113,16 +115,16 @@ def _survey(args: argparse.Namespace, name: str, model: str) -> list[str]:
         if args.dry_run or n_left == n_all:
             asked = [leg.plan for leg, keys in zip(plan, left) if keys]
             speed = Speed(list(time_answers(llm, asked))) if asked else Speed([])
-            table = hours(name, plan, [estimate(leg.plan, keys, speed, args.jobs) for leg, keys in zip(plan, left)])
+            table = hours(name, plan, [estimate(leg.plan, keys, speed, jobs) for leg, keys in zip(plan, left)])
             _terminal.write(table) if args.dry_run else print(table, file=sys.stderr)
         elif n_left:
             _terminal.say(f"{name} goes on: {n_all - n_left:,} of {n_all:,} answers are there")
     if args.dry_run:
         return notes
     with _terminal.progress(os.path.getsize(resolve_model(model)), f"hashing {name}", unit="B") as bar:
-        known = facts(plan[0].plan, options, bar.update)
+        known = facts(plan[0].plan, options, bar.update, jobs)
     with _terminal.resumable(), _progress.following(name) as progress:
-        refused = ask(plan, folder, jobs=args.jobs, options=options, model_facts=known, progress=progress)
+        refused = ask(plan, folder, jobs=jobs, options=options, model_facts=known, progress=progress)
     return [*notes, *(f"`{method}` is refused: {reason}" for method, reason in refused.items())]
 
 

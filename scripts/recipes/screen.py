@@ -21,6 +21,7 @@ import sys
 from pypcd._cli import _options, _progress
 from pypcd._cli._text import sentence
 from pypcd.evaluation import Agreement, Directory, Formula, Plan, Scored, Screen, agreement, record, score
+from pypcd.evaluation._places import Jobs
 from pypcd.evaluation._plan import HALVES
 from pypcd.evaluation._stats import NOT_SHOWN, interval
 from pypcd.methods import PCD
@@ -42,12 +43,13 @@ def main() -> None:
     add("--half", choices=HALVES, help="only these questions, as in `pypcd eval`")
     add("--check", type=int, default=0, metavar="N", help="decode the first N questions of each cell by each formula")
     add("--threads", type=int, default=1)
-    add("--jobs", type=int, default=1)
+    _options.add_jobs(parser)
     add("--out", type=pathlib.Path, required=True, help="where the rows are kept")
     args = parser.parse_intermixed_args()
 
     try:
-        run(args)
+        with _options.jobs(args) as jobs:
+            run(args, jobs)
     except KeyboardInterrupt:
         print("\nstopped; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
@@ -69,7 +71,7 @@ def read_formulas(args: argparse.Namespace) -> list[Formula]:
     return formulas
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, jobs: Jobs) -> None:
     formulas = read_formulas(args)
     plan = Plan(
         model=args.model,
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
         max_tokens=args.max_tokens,
         half=args.half,
     )
-    how = {"options": {"n_threads": args.threads, "n_threads_batch": args.threads}, "jobs": args.jobs}
+    how = {"options": {"n_threads": args.threads, "n_threads_batch": args.threads}, "jobs": jobs}
     with _progress.following("recording") as progress:
         outcome = record(plan, Directory(args.out / "rows"), k=args.k, progress=progress, **how)
     for name, why in outcome.refused.items():

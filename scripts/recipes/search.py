@@ -24,6 +24,7 @@ from pypcd._errors import PCDError, did_you_mean
 from pypcd._gguf import read_gguf, resolve_model
 from pypcd.evaluation import Directory, Formula, Paired, Plan, Screen, record
 from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, greedys, group_of
+from pypcd.evaluation._places import Jobs
 from pypcd.evaluation._plan import Key
 from pypcd.evaluation._run import Record
 from pypcd.evaluation._stats import NOT_SHOWN, interval, paired_counts
@@ -127,23 +128,23 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--part", metavar="NAME,...", help=f"only these: {_names()} (default: windows,turned; for demo kv)")
     add("--work", type=pathlib.Path, default="build/evidence/search", help="where the rows are (default %(default)s)")
     add("--out", type=pathlib.Path, default="docs/evidence/search", help="for the tables (default %(default)s)")
-    add("--jobs", metavar="N", type=_options.at_least(1), default=1, help="processes (default %(default)s)")
+    _options.add_jobs(parser)
     args = parser.parse_args(words)
 
     try:
-        with _terminal.resumable():
-            write(args)
+        with _terminal.resumable(), _options.jobs(args) as jobs:
+            write(args, jobs)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except (ValueError, OSError, PCDError) as error:
         raise SystemExit(f"search: {error}") from error
 
 
-def write(args: argparse.Namespace) -> None:
+def write(args: argparse.Namespace, jobs: Jobs) -> None:
     asked, notes = trained_for(chosen(_options.names(args.part) or default(args.model)), args.model)
     tables, refused = [], {}
     for parts in asked:
-        found = {name: rows_of(name, part, args, refused) for name, part in parts.items()}
+        found = {name: rows_of(name, part, args, jobs, refused) for name, part in parts.items()}
         made = table(parts, found, refused)
         if made:
             tables.append(made)
@@ -207,12 +208,14 @@ def trained_for(asked: Sequence[Parts], model: str) -> tuple[list[Parts], list[s
     return [parts for parts in left if parts], notes
 
 
-def rows_of(name: str, part: Part, args: argparse.Namespace, refused: dict[str, str]) -> Mapping[Key, Record]:
+def rows_of(
+    name: str, part: Part, args: argparse.Namespace, jobs: Jobs, refused: dict[str, str]
+) -> Mapping[Key, Record]:
     """A part's rows, recorded as far as they are missing. Views that the model cannot run go to `refused`, with the reason."""
     plan = Plan(args.model, part.tasks, part.views, (part.length,), n=part.n, max_tokens=part.max_tokens, half="first")
     options = {"n_threads": 1, "n_threads_batch": 1}
     with _progress.following(name) as progress:
-        found = record(plan, Directory(args.work / name), jobs=args.jobs, options=options, progress=progress)
+        found = record(plan, Directory(args.work / name), jobs=jobs, options=options, progress=progress)
     refused.update(found.refused)
     return found.records
 
