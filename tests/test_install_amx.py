@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for sh"
 def test_builds_of_llama_cpp_python_are_told_of_the_cure(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the variable that scikit-build-core splits at semicolons: a path may have spaces."""
     project.install()
-    cure = "CMAKE_PROJECT_ggml_INCLUDE=ROOT/cmake/amx.cmake"
+    cure = "CMAKE_PROJECT_llama_cpp_INCLUDE=ROOT/cmake/llama-cpp-python.cmake"
     assert set(project._lines("defines")) == {cure}
     monkeypatch.setenv("SKBUILD_CMAKE_DEFINE", "GGML_CUDA=ON;A=b c")
     project.change("cpp/a.cpp", "y")
