@@ -77,11 +77,17 @@ def load(module: Any, execute: Callable[[], None]) -> None:
     found = re.search(r"^__version__ = \"(.*)\"$", package.read_text(encoding="utf-8"), re.MULTILINE)
     if found:
         _check_version(found[1])
-    if not before:
+    if not before or (pathlib.Path(path) / "ggml.json").exists():
         _check_ggml(package.parent / "lib", pathlib.Path(path))
     try:
-        os.environ[_VARIABLE] = path
         _preload_ggml(package.parent / "lib")
+    except OSError as error:
+        raise LibraryError(
+            f"a backend of the installed llama-cpp-python cannot be loaded: {error}; install what it names (a GPU's driver, most often), "
+            "or llama-cpp-python for another device"
+        ) from error
+    try:
+        os.environ[_VARIABLE] = path
         execute()
     except (OSError, RuntimeError) as error:
         hint = f"{_VARIABLE} is set to {before}: unset it" if before else "reinstall pypcd"

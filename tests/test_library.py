@@ -212,6 +212,15 @@ def test_a_ggml_that_is_missing_or_none_is_refused(copy: Path) -> None:
 
 
 @linux
+def test_a_backend_that_does_not_load_is_named_and_not_pypcd_blamed(copy: Path) -> None:
+    (copy / "lib/libggml-other.so").write_text("a driver is missing")
+    said = refusal(copy)
+    assert re.match(
+        "a backend of the installed llama-cpp-python cannot be loaded: .*libggml-other.so: .*; install", said
+    )
+
+
+@linux
 def test_a_library_that_does_not_say_what_it_was_built_for_is_refused(tmp_path: Path) -> None:
     project = tmp_path / "pypcd"
     shutil.copytree(Path(_library.__file__).parent, project, ignore=shutil.ignore_patterns("lib", "bin", "__pycache__"))

@@ -84,10 +84,12 @@ def test_ggml_is_left_to_llama_cpp_python(wheel: Path) -> None:
 
 
 def test_a_library_for_this_cpu_alone_is_refused(program: Any) -> None:
-    program.check_flags("  FLAGS = -O3 -DNDEBUG -fPIC\n  DEFINES = -DX=-march=native\n")
+    program.check_flags(json.dumps([{"command": "c++ -O3 '-DX=a -march=native' -c a-march=native.cpp"}]))
     wanted = "libllama was compiled with -march=native -mtune=native; allowed: .*; unset CFLAGS"
     with pytest.raises(program.Failed, match=wanted):
-        program.check_flags("  FLAGS = -O3 -march=native -fPIC\n  FLAGS = -mtune=native -march=native\n")
+        program.check_flags(
+            json.dumps([{"command": "c++ -march=native -c a.cpp"}, {"command": "cc -mtune=native b.c"}])
+        )
     with pytest.raises(program.Failed, match=r"pyproject\.toml has no repair-wheel-command"):
         program.repair_command("[tool.cibuildwheel.macos]\nrepair-wheel-command = 'x'\n", Path("a"), Path("b"))
 
