@@ -166,7 +166,7 @@ def _check_ggml(lib: pathlib.Path, ours: pathlib.Path) -> None:
     if other:
         raise LibraryError(
             f"the ggml of the installed llama-cpp-python ({lib}) is not the one that pypcd's libllama was built for: "
-            f"{other}; {again} (or build pypcd for it: docs/install.md)"
+            f"{other}; {again} (or build pypcd for it: docs/troubleshooting.md)"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import shlex
 import subprocess
@@ -21,6 +22,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="some commands are for sh")
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 CONTAINERS = sorted(ROOT.glob("Dockerfile*"))
