@@ -90,7 +90,7 @@ def load(module: Any, execute: Callable[[], None]) -> None:
         os.environ[_VARIABLE] = path
         execute()
     except (OSError, RuntimeError) as error:
-        hint = f"{_VARIABLE} is set to {before}: unset it" if before else "reinstall pypcd"
+        hint = f"{_VARIABLE} is set to {before}: unset it" if before else "reinstall pypcd and llama-cpp-python"
         raise LibraryError(f"libllama cannot be loaded: {error}; {hint}") from error
     finally:
         if before is None:
