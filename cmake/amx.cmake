@@ -1,5 +1,5 @@
 # Builds ggml's AMX kernels rightly with a compiler that loses part of their set-up. ggml's own build runs this file, when
-# llama-cpp-python is built with CMAKE_PROJECT_ggml_INCLUDE=<this file>, as scripts/install.py does.
+# llama-cpp-python is built with CMAKE_PROJECT_ggml_INCLUDE=<this file>, as llama-cpp-python.cmake says.
 #
 # _tile_loadconfig reads 64 bytes. Some compilers (GCC 12) believe that it reads 8, and remove the stores of the others. The
 # address of a function that does not exist is stored behind the first 8: if a program with it can be linked, the store is gone.

@@ -1,7 +1,8 @@
 """Which libllama this process runs: loads pypcd's in place of the stock one, and checks what was loaded.
 
-The engine imports llama_cpp, so this has to happen before. Knows only one function of the library: the one that returns
-its version.
+The engine imports llama_cpp, so this has to happen before. Whether the installed llama-cpp-python and its ggml are those
+that pypcd's libllama was built for is checked before it is loaded: with others it might load, and compute nonsense. Knows
+only one function of the library: the one that returns its version.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
+import json
 import os
 import pathlib
 import re
@@ -17,6 +19,7 @@ import sys
 import sysconfig
 from typing import Any, Callable
 
+from pypcd import _ggml
 from pypcd._errors import LibraryError
 
 __all__ = ["API_VERSION", "check", "load", "pinned_version"]
@@ -65,16 +68,29 @@ def load(module: Any, execute: Callable[[], None]) -> None:
         execute: executes it.
 
     Raises:
-        LibraryError: pypcd's library is missing or does not load, or LLAMA_CPP_LIB_PATH names another one.
+        LibraryError: pypcd's library is missing or does not load, LLAMA_CPP_LIB_PATH names another one, or the installed
+            llama-cpp-python is not the one that it was built for.
     """
     before = os.environ.get(_VARIABLE)
     path = before or str(_library_dir())
+    package = pathlib.Path(module.__file__)
+    found = re.search(r"^__version__ = \"(.*)\"$", package.read_text(encoding="utf-8"), re.MULTILINE)
+    if found:
+        _check_version(found[1])
+    if not before or (pathlib.Path(path) / "ggml.json").exists():
+        _check_ggml(package.parent / "lib", pathlib.Path(path))
+    try:
+        _preload_ggml(package.parent / "lib")
+    except OSError as error:
+        raise LibraryError(
+            f"a backend of the installed llama-cpp-python cannot be loaded: {error}; install what it names (a GPU's driver, most often), "
+            "or llama-cpp-python for another device"
+        ) from error
     try:
         os.environ[_VARIABLE] = path
-        _preload_ggml(pathlib.Path(module.__file__).parent / "lib")
         execute()
     except (OSError, RuntimeError) as error:
-        hint = f"{_VARIABLE} is set to {before}: unset it" if before else "reinstall pypcd"
+        hint = f"{_VARIABLE} is set to {before}: unset it" if before else "reinstall pypcd and llama-cpp-python"
         raise LibraryError(f"libllama cannot be loaded: {error}; {hint}") from error
     finally:
         if before is None:
@@ -115,11 +131,42 @@ def _check(llama_cpp: Any, remedy: str) -> None:
             f"{lib._name} has version {version()} of the PCD interface, this package needs version {API_VERSION}; "
             "reinstall pypcd"
         )
+    _check_version(llama_cpp.__version__)
+
+
+def _check_version(version: str) -> None:
     pin = pinned_version()
-    if pin is not None and llama_cpp.__version__ != pin:
+    if pin is not None and version != pin:
         raise LibraryError(
-            f"pypcd was built for llama-cpp-python {pin}, but {llama_cpp.__version__} is installed; "
+            f"pypcd was built for llama-cpp-python {pin}, but {version} is installed; "
             f"run: pip install llama-cpp-python=={pin}"
+        )
+
+
+def _check_ggml(lib: pathlib.Path, ours: pathlib.Path) -> None:
+    """Whether llama-cpp-python's ggml is of the source that pypcd's libllama was built for; its backends are its own affair.
+
+    Args:
+        lib: llama_cpp/lib.
+        ours: where pypcd's libllama is.
+    """
+    record = ours / "ggml.json"
+    pin = pinned_version()
+    again = f"run: pip install --force-reinstall --no-deps llama-cpp-python{'' if pin is None else f'=={pin}'}"
+    try:
+        wanted = json.loads(record.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LibraryError(
+            f"{record}, which says what ggml libllama was built for, is missing; reinstall pypcd"
+        ) from None
+    try:
+        other = _ggml.difference(_ggml.identity(lib), wanted)
+    except (OSError, AttributeError) as error:
+        raise LibraryError(f"the ggml of the installed llama-cpp-python cannot be used: {error}; {again}") from error
+    if other:
+        raise LibraryError(
+            f"the ggml of the installed llama-cpp-python ({lib}) is not the one that pypcd's libllama was built for: "
+            f"{other}; {again} (or build pypcd for it: docs/troubleshooting.md)"
         )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from fake_pip import AGAIN, BUILD, FIRST, PACKAGE, REQUIRED, Project
+from fake_pip import AGAIN, BUILD, FIRST, PACKAGE, REQUIRED, ROOT, Project
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for sh")
 
@@ -16,12 +17,31 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for sh"
 def test_builds_of_llama_cpp_python_are_told_of_the_cure(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the variable that scikit-build-core splits at semicolons: a path may have spaces."""
     project.install()
-    cure = "CMAKE_PROJECT_ggml_INCLUDE=ROOT/cmake/amx.cmake"
+    cure = "CMAKE_PROJECT_llama_cpp_INCLUDE=ROOT/cmake/llama-cpp-python.cmake"
     assert set(project._lines("defines")) == {cure}
     monkeypatch.setenv("SKBUILD_CMAKE_DEFINE", "GGML_CUDA=ON;A=b c")
     project.change("cpp/a.cpp", "y")
     project.install()
     assert set(project._lines("defines")) == {f"GGML_CUDA=ON;A=b c;{cure}"}
+
+
+def test_what_nobody_uses_is_left_out_and_the_cure_is_in(tmp_path: Path) -> None:
+    """In projects of the names and with the commands of llama-cpp-python, llama.cpp and ggml."""
+    lines = {
+        "": 'project(llama_cpp CXX)\nset(LLAMA_BUILD_COMMON ON CACHE BOOL "" FORCE)\nadd_subdirectory(vendor)',
+        "vendor": 'project("llama.cpp" CXX)\noption(LLAMA_BUILD_COMMON "" ON)\nadd_subdirectory(ggml)\n'
+        'message("common is ${LLAMA_BUILD_COMMON}")',
+        "vendor/ggml": 'project("ggml" CXX)\nadd_subdirectory(src)\nmessage("the cure is ${PYPCD_AMX_CURE}")',
+        "vendor/ggml/src": 'file(WRITE "${CMAKE_CURRENT_SOURCE_DIR}/ggml-cpu/amx/mmq.cpp" "")',
+    }
+    for folder, text in lines.items():
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "CMakeLists.txt").write_text(f"cmake_minimum_required(VERSION 3.21)\n{text}\n")
+    include = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'cmake/llama-cpp-python.cmake'}"
+    command = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", include]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"common is OFF", "the cure is -fno-tree-dse;-fno-dse"} <= set(done.stderr.splitlines())
 
 
 def test_without_amx_in_the_cpu_nothing_is_probed(project: Project, tmp_path: Path) -> None:
