@@ -50,7 +50,8 @@ if(NOT found STREQUAL wanted)
             "*/vendor/llama.cpp/CMakeLists.txt" "*/vendor/llama.cpp/LICENSE" "*/vendor/llama.cpp/licenses/*"
             "*/vendor/llama.cpp/cmake/*" "*/vendor/llama.cpp/ggml/cmake/*" "*/vendor/llama.cpp/include/*" "*/vendor/llama.cpp/src/*"
             "*/vendor/llama.cpp/vendor/*" "*/vendor/llama.cpp/common/*" "*/vendor/llama.cpp/tools/server/*"
-            "*/vendor/llama.cpp/tools/mtmd/*")
+            "*/vendor/llama.cpp/tools/mtmd/*"
+            "*/vendor/llama.cpp/ggml/include/*" "*/vendor/llama.cpp/ggml/src/*.h" "*/vendor/llama.cpp/ggml/src/ggml-rpc/*")
         file(GLOB tree "${unpacked}/*/vendor/llama.cpp")
     endif()
 

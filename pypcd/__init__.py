@@ -17,7 +17,7 @@ from pypcd import _finder
 if TYPE_CHECKING:
     from pypcd._config import PCDConfig
     from pypcd._engine import PCDLogits, PCDStats
-    from pypcd._errors import LibraryError, ModelError, PCDError, UnsupportedError
+    from pypcd._errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
     from pypcd._llama import Llama
     from pypcd._method import contrast, frequencies, rho, strength
     from pypcd._sampler import pcd_sampler
@@ -32,6 +32,7 @@ __all__ = [
     "PCDError",
     "PCDLogits",
     "PCDStats",
+    "RPCError",
     "UnsupportedError",
     "contrast",
     "frequencies",
@@ -48,6 +49,7 @@ _HOME_OF = {
     "PCDError": "_errors",
     "PCDLogits": "_engine",
     "PCDStats": "_engine",
+    "RPCError": "_errors",
     "UnsupportedError": "_errors",
     "contrast": "_method",
     "frequencies": "_method",

@@ -3,6 +3,7 @@
     PCDError(RuntimeError)
      ├── LibraryError(PCDError, ImportError)   the patched libllama is missing, stock, or of another version
      ├── ModelError(PCDError, ValueError)      the model file cannot be loaded
+     ├── RPCError(PCDError, ConnectionError)   a server on another machine cannot be used
      └── UnsupportedError(PCDError)            this model or context cannot run the requested PCD setting
 
 Values out of range raise plain ValueError, unknown keyword arguments TypeError, a missing file FileNotFoundError.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["LibraryError", "ModelError", "PCDError", "UnsupportedError", "did_you_mean"]
+__all__ = ["LibraryError", "ModelError", "PCDError", "RPCError", "UnsupportedError", "did_you_mean"]
 
 
 class PCDError(RuntimeError):
@@ -26,6 +27,10 @@ class LibraryError(PCDError, ImportError):
 
 class ModelError(PCDError, ValueError):
     """The model file cannot be loaded."""
+
+
+class RPCError(PCDError, ConnectionError):
+    """A server on another machine cannot be used."""
 
 
 class UnsupportedError(PCDError):

@@ -23,6 +23,7 @@ from pypcd._drafts import DraftModel, Drafts
 from pypcd._engine import PCDLogits, PCDStats
 from pypcd._errors import ModelError, PCDError, did_you_mean
 from pypcd._gguf import resolve_model
+from pypcd._remote import Servers, parse_servers
 from pypcd._settings import Profile, load
 
 __all__ = ["Llama"]
@@ -33,7 +34,7 @@ _SEQUENCE = Integer(0, _engine.N_SEQUENCES - 1)
 
 # arguments that llama_cpp's server and LangChain still pass, though llama_cpp.Llama no longer has them: name -> values
 # that change nothing
-_FORMER = {"mul_mat_q": (True, None), "rpc_servers": (None,), "n_parts": (-1, None), "f16_kv": (True, None)}
+_FORMER = {"mul_mat_q": (True, None), "n_parts": (-1, None), "f16_kv": (True, None)}
 
 # llama_cpp.Llama's parameters; it ignores a misspelt one silently
 _KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
@@ -54,12 +55,15 @@ class Llama(llama_cpp.Llama):
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
             probe has found that they work (some compilers break them). True forces AMX on, also for stock models that are
             opened next.
+        rpc_servers: other machines that compute, each a `pypcd rpc-server`: "host:port,host:port" or a sequence. Layers,
+            caches and second keys are spread over their devices, in this order, and then this machine's GPUs. Each serves
+            one process at a time. ggml ends this process if one is lost later.
         **kwargs: those of llama_cpp.Llama. Some defaults differ (llama_cpp's in brackets):
 
             n_ctx: the model's own context, or what fits in a quarter of memory (512); None or 0 mean the same. It is
                 rounded up to a multiple of 256.
-            n_gpu_layers: -1, which is all layers, if the library has a GPU, else 0 (0).
-            flash_attn: True with a GPU and False without, in each case the faster one (False).
+            n_gpu_layers: -1, which is all layers, if the library has a GPU or there are servers, else 0 (0).
+            flash_attn: True with a GPU or servers and False without, in each case the faster one (False).
             n_threads: the number of cores up to four, above that half of them (half of them), or another one that is
                 20% faster on this machine now. That is measured, at a prompt again if a minute has passed; but not with
                 flash attention, where the logits depend on it.
@@ -72,6 +76,8 @@ class Llama(llama_cpp.Llama):
         FileNotFoundError: there is no such file.
         ModelError: the file is not a GGUF, is damaged, or does not fit in memory.
         UnsupportedError: this model cannot run the requested PCD setting; the message says why and what works.
+        RPCError: a server cannot be reached, is no such server, has another version, or serves another process.
+        LibraryError: there are servers, but neither pypcd nor llama-cpp-python was built with ggml's RPC.
         TypeError: an unknown keyword argument; the message names the nearest.
         ValueError: a setting is out of range.
     """
@@ -83,11 +89,12 @@ class Llama(llama_cpp.Llama):
         pcd: PCDSetting = False,
         n_seq_max: int = 1,
         use_extra_bufts: bool | None = None,
+        rpc_servers: Servers = None,
         **kwargs: Any,
     ) -> None:
         for name in [name for name in kwargs if name not in _KEYWORDS]:
             if kwargs[name] not in _FORMER.get(name, ()):
-                near = did_you_mean(name, [*_KEYWORDS, "pcd", "n_seq_max", "use_extra_bufts"])
+                near = did_you_mean(name, [*_KEYWORDS, "pcd", "n_seq_max", "rpc_servers", "use_extra_bufts"])
                 raise TypeError(f"Llama has no argument {name!r}{near}")
             del kwargs[name]
 
@@ -102,6 +109,7 @@ class Llama(llama_cpp.Llama):
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
         self._n_seq_max = Integer(1, _engine.N_SEQUENCES)("n_seq_max", n_seq_max)
+        servers = parse_servers(rpc_servers)
         path = resolve_model(model_path)
         _engine.clear_errors()
 
@@ -109,14 +117,16 @@ class Llama(llama_cpp.Llama):
         if use_extra_bufts is not False:
             _engine.settle_amx(force=use_extra_bufts is not None)
 
-        gpu = _machine.has_gpu()
+        self._remote = _engine.RemoteDevices(servers) if servers else None
+        remote = self._remote.devices if self._remote else []
+        gpu = _machine.has_gpu({"rpc_servers": servers})
         kwargs.setdefault("verbose", False)
         kwargs.setdefault("n_gpu_layers", -1 if gpu else 0)
         if kwargs.get("flash_attn") is None:
             kwargs["flash_attn"] = gpu and kwargs["n_gpu_layers"] != 0
-        kwargs["n_ctx"] = _machine.checked_n_ctx(path, kwargs)
+        kwargs["n_ctx"] = _machine.checked_n_ctx(path, kwargs, remote=remote)
         self._n_threads = kwargs.get("n_threads"), kwargs.get("n_threads_batch")  # as given
-        self._width = _threads.width_of(path, kwargs)
+        self._width = _threads.width_of(path, {**kwargs, "rpc_servers": servers})
         self._threads = _threads.choose(self._width, *self._n_threads)
         kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
 
@@ -146,6 +156,8 @@ class Llama(llama_cpp.Llama):
     def model_params(self, params: Any) -> None:
         if self._use_extra_bufts is not None:
             params.use_extra_bufts = self._use_extra_bufts
+        if self._remote is not None:
+            self._remote.give_to(self, params)
         self._model_params = params
 
     @property

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import http.client
 import json
 import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,8 +33,9 @@ import llama_cpp
 from pypcd import _engine, _library, _machine, _threads
 from pypcd._checks import Integer, literal
 from pypcd._config import PCDConfig, PCDSetting
-from pypcd._errors import LibraryError, ModelError, PCDError
+from pypcd._errors import LibraryError, ModelError, PCDError, RPCError
 from pypcd._gguf import resolve_model
+from pypcd._remote import Device, Servers, greet, lost_text, parse_servers
 from pypcd._served import Served, option_of, to_ini
 from pypcd._settings import PRESETS, load
 
@@ -50,8 +49,10 @@ _CHOSEN = {  # options of llama-server that are arguments here
     "port": "before it pypcd sees it too: pypcd serve MODEL --port N",
     **dict.fromkeys(("parallel", "np"), "before it pypcd sees it too: pypcd serve MODEL --parallel N"),
     **dict.fromkeys(("model", "m"), "before it pypcd sees it too: pypcd serve MODEL"),
+    "rpc": "before it pypcd sees it too: pypcd serve MODEL --rpc HOST:PORT,...",
     **dict.fromkeys(("models-dir", "models-preset"), "give the folder or the file as MODEL: pypcd serve {}"),
 }
+_LOST = re.compile(r"ggml-rpc\.cpp:\d+: (Remote RPC server crashed|Failed to connect|RPC handshake failed)")
 _MAX_SLOTS = _engine.N_SEQUENCES - 1
 _AT_ONCE = 4  # models that are loaded at the same time, where they are not named one by one: llama.cpp's number
 
@@ -140,6 +141,8 @@ class Server:
         port: 0 takes a free one.
         parallel: requests that are answered at the same time; they share the context. 1 to 191.
         api_key: clients have to send it; None: none.
+        rpc_servers: other machines that compute, as pypcd.Llama takes them. Each serves one process at a time, so that one model
+            is loaded at a time.
         options: llama-server's own, behind those that are chosen here, so that they win.
         log: called with each line of its log.
 
@@ -149,6 +152,7 @@ class Server:
         OptionError: an option that is chosen here.
         ValueError: a value is out of range, or no setting.
         OSError: the port is taken, or this machine does not have the address.
+        RPCError: a server on another machine cannot be used.
     """
 
     def __init__(
@@ -161,6 +165,7 @@ class Server:
         port: int = 8080,
         parallel: int = 4,
         api_key: str | None = None,
+        rpc_servers: Servers = None,
         options: Sequence[str] = (),
         log: Callable[[str], None] | None = None,
     ) -> None:
@@ -180,7 +185,9 @@ class Server:
         port = Integer(0, 65535)("port", port)
         parallel = Integer(1, _MAX_SLOTS)("parallel", parallel)
         program = executable()
-        self.port = _free_port(host, port)
+        self.rpc_servers = parse_servers(rpc_servers)
+        self._remote = [device for address in self.rpc_servers for device in greet(address)]
+        self.port = _machine.free_port(host, port)
         self.loaded = 0  # per cent of what is loaded at the start
         self._log = log
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
@@ -213,13 +220,16 @@ class Server:
             passed = settings(PCDConfig.resolve(load(pcd)), required=pcd_required, models=wanted)
         else:
             (only,) = self.models
-            chosen = _chosen(only.path, parallel, given)
+            chosen = _chosen(only.path, parallel, given, remote=self._remote)
+            if self.rpc_servers:
+                self.command += ["--rpc", ",".join(self.rpc_servers)]
             self.command += ["--model", only.path, "--alias", only.name, "--parallel", str(parallel)]
             self.command += [word for name, value in chosen.items() for word in (f"--{name}", value)]
             passed = settings(self.configs[only.name], required=wanted[only.name][1])
         self.command += options
         self.environment = {
             **_environment(program),
+            **(_rpc_environment() if self.rpc_servers else {}),
             "LLAMA_ARG_PCD": passed,
             "PYPCD_AMX": str(int(_engine.settle_amx().on)),
             "PYPCD_HOST": host,
@@ -236,6 +246,14 @@ class Server:
         sizes = sorted((one.size for one in self.models), reverse=True)
         n_start = sum(one.at_start for one in self.models)
         n_most = int(given["models-max"]) if given.get("models-max", "").isdecimal() else 0
+        if self.rpc_servers:
+            if n_most > 1:
+                raise OptionError(
+                    f"--models-max is {n_most}; allowed: 1 with --rpc, since RPC servers serve one process at a time"
+                )
+            if n_start > 1:
+                self.remarks.append("RPC servers serve one process at a time, so one model is loaded at a time")
+            return 1
         n_at_once = min(n_most or max(n_start, _AT_ONCE), len(sizes))
         room = _machine.room_for_weights()
         n_fit = max(sum(sum(sizes[: n + 1]) <= room for n in range(n_at_once)), 1)
@@ -253,7 +271,13 @@ class Server:
             own = {**one.options, **given}
             n = option_of(own, "parallel", "np", "LLAMA_ARG_N_PARALLEL")
             slots = parallel if n is None else Integer(1, _MAX_SLOTS)(f"[{one.name}] parallel", literal(n))
-            options = {"model": one.path, "stop-timeout": str(_PATIENCE), **_chosen(one.path, slots, own, n_at_once)}
+            options = {
+                "model": one.path,
+                "stop-timeout": str(_PATIENCE),
+                **_chosen(one.path, slots, own, n_at_once, self._remote),
+            }
+            if self.rpc_servers:
+                options["rpc"] = ",".join(self.rpc_servers)
             if n is None:
                 options["parallel"] = str(parallel)
             if one.name in self.at_start:
@@ -350,6 +374,10 @@ class Server:
         while not stopped():
             code = self._ended()
             if code is not None:
+                if self._reader is not None:
+                    self._reader.join(_SECONDS)
+                if lost := self._lost(self._lines):
+                    raise RPCError(lost)
                 how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
                 raise PCDError(f"llama-server ended {how}: {_said(self._lines) or 'its log is empty'}")
             time.sleep(0.1)
@@ -403,16 +431,33 @@ class Server:
         finally:
             connection.close()
 
+    def _lost(self, lines: Iterable[str]) -> str | None:
+        """A sentence, if ggml ended it over a server on another machine."""
+        if not self.rpc_servers or not any(_LOST.search(line) for line in lines):
+            return None
+        return lost_text(self.rpc_servers, filter(_is_gone, self.rpc_servers), "ggml ended llama-server")
+
     def _failure(self, path: str, lines: Iterable[str]) -> PCDError:
         """Why it, or the process of one model, ended before it was ready."""
         if self._reader is not None and self._ended() is not None:
             self._reader.join(_SECONDS)
+        lines = list(lines)
+        if lost := self._lost(lines):
+            return RPCError(lost)
         said = _said(lines)
         if re.match(
             r"invalid argument|error while handling argument|unknown value|expected value|option '.*' not recog", said
         ):
             return OptionError(f"llama-server: {said}; `pypcd serve MODEL -- --help` lists its options")
         return ModelError(f"llama-server cannot serve {path}: {said or 'its log is empty'}")
+
+
+def _is_gone(address: str) -> bool:
+    try:
+        greet(address, 1.0)
+    except RPCError:
+        return True
+    return False
 
 
 def _said(lines: Iterable[str]) -> str:
@@ -425,20 +470,23 @@ def _said(lines: Iterable[str]) -> str:
     ).strip()
 
 
-def _chosen(path: str, parallel: int, given: Mapping[str, str], n_models: int = 1) -> dict[str, str]:
+def _chosen(
+    path: str, parallel: int, given: Mapping[str, str], n_models: int = 1, remote: Sequence[Device] = ()
+) -> dict[str, str]:
     """What is chosen here, as pypcd.Llama chooses it, unless the user did.
 
     Args:
         given: his options, without dashes.
         n_models: how many are loaded at the same time.
+        remote: devices of other machines.
     """
     sizes = ("ctx-size", "c", "LLAMA_ARG_CTX_SIZE")
     n_ctx = option_of(given, *sizes) or ""
-    on_gpu = _machine.has_gpu()
+    on_gpu = bool(remote) or _machine.has_gpu()
     options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
     threads = _threads.choose(_threads.width_of(path, options))
     if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
-        n_ctx = str(_machine.checked_n_ctx(path, options, parallel, n_models))
+        n_ctx = str(_machine.checked_n_ctx(path, options, parallel, n_models, remote))
     chosen = {
         sizes: n_ctx,
         # where all is taken, every request would be ended
@@ -462,27 +510,14 @@ def _environment(program: pathlib.Path) -> dict[str, str]:
     return {**os.environ, _PATH_VARIABLE: os.pathsep.join(str(folder) for folder in folders if folder)}
 
 
-def _free_port(host: str, port: int) -> int:
-    """A port that can be listened on.
+def _rpc_environment() -> dict[str, str]:
+    """What lets llama-server find ggml's RPC backend, and end without a list of addresses.
 
     Raises:
-        OSError: it is taken, or this machine does not have the address.
+        LibraryError: there is none.
     """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except socket.gaierror as error:
-        raise OSError(f"host is {host!r}, which is no address of this machine ({error.strerror})") from None
-    with socket.socket(family) as probe:
-        if sys.platform != "win32":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port whose last user has just left is free
-        try:
-            probe.bind(address)
-        except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL:
-                raise OSError(f"host is {host!r}, which is no address of this machine") from None
-            remedy = "give another one, or 0 for any that is free"
-            raise OSError(f"port is {port}, which {host} cannot listen on: {error.strerror}; {remedy}") from None
-        return int(probe.getsockname()[1])
+    library = _engine.rpc_library()
+    return {"GGML_NO_BACKTRACE": "1", **({} if library is None else {"PYPCD_RPC": str(library)})}
 
 
 def _end_with_parent() -> None:

@@ -51,7 +51,7 @@ def width_of(path: str, options: Mapping[str, Any] | None = None) -> int:
         options: those of pypcd.Llama.
     """
     options = options or {}
-    on_gpu = _machine.has_gpu() and options.get("n_gpu_layers") != 0
+    on_gpu = _machine.has_gpu(options) and options.get("n_gpu_layers") != 0
     if on_gpu or options.get("flash_attn"):
         return 0
     shape = read_gguf(path).shape

@@ -25,6 +25,7 @@ from hypothesis import settings
 from limits import EPSILON, allowed, two_shapes
 from recorder import pytest_runtest_logreport  # noqa: F401  a hook of pytest's
 from reference import Noise, Reference, behind, contrast, rho
+from rpc_servers import rpc_servers  # noqa: F401  a fixture
 from tiny_gguf import write_tiny_gguf
 
 pytest.register_assert_rewrite("browser", "clients", "serving")  # shared by tests, and their messages are read

@@ -24,6 +24,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "generate": "continue a prompt given by -p or on standard input",
     "serve": "answer programs over HTTP, as OpenAI's API does",
+    "rpc-server": "compute a part of models that other machines open with --rpc",
     "answer": "answer a question about a text with any decoding method",
     "explain": "show each token's candidates before and after the contrast",
     "info": "show the library, the machine and what PCD does to a model",
@@ -60,7 +61,7 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
     for name, text in COMMANDS.items():
         made[name] = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name in commands:
-            module = importlib.import_module(f"pypcd._cli.{name}")
+            module = importlib.import_module(f"pypcd._cli.{name.replace('-', '_')}")
             module.add_arguments(made[name])
             made[name].set_defaults(run=module.run)
     return parser, made

@@ -15,6 +15,7 @@ from pypcd._cli import _terminal
 from pypcd._config import PCDConfig
 from pypcd._errors import did_you_mean
 from pypcd._gguf import resolve_model
+from pypcd._remote import parse_servers
 from pypcd._settings import PRESETS, Profile, load, write_text
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ def add_model(
     parser: argparse.ArgumentParser, what: str = "a GGUF file, or 'demo', which comes with pypcd", **kwargs: Any
 ) -> None:
     parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=26)  # one line for each option
-    parser.add_argument("model", metavar="MODEL", help=what, **kwargs)
+    parser._optionals.title = "arguments"  # one list of all: help is to fit a screen
+    parser._optionals.add_argument("model", metavar="MODEL", help=what, **kwargs)
 
 
 def at_least(low: int) -> Callable[[str], int]:
@@ -178,6 +180,11 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--threads", metavar="N", type=at_least(1), help="CPU threads")
     add("--gpu-layers", metavar="N", type=at_least(-1), help="layers on the GPU (default: all, if there is one)")
+    add_rpc(parser)
+
+
+def add_rpc(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rpc", metavar="HOST:PORT", help="another machine's 'pypcd rpc-server'; several with commas")
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
@@ -204,6 +211,8 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {"n_threads": args.threads, "n_threads_batch": args.threads}
     if args.gpu_layers is not None:
         options["n_gpu_layers"] = args.gpu_layers
+    if args.rpc is not None:
+        options["rpc_servers"] = ",".join(parse_servers(args.rpc))  # text: it stands in the record of a run
     return options
 
 

@@ -126,3 +126,18 @@ def interruptible() -> Iterator[Interrupt]:
         yield flag
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[Interrupt]:
+    """A block in which Ctrl-C and SIGTERM set a flag; a second Ctrl-C raises."""
+    with interruptible() as flag:
+
+        def handler(*_: object) -> None:
+            flag.pressed = True
+
+        before = signal.signal(signal.SIGTERM, handler)
+        try:
+            yield flag
+        finally:
+            signal.signal(signal.SIGTERM, before)

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _header(args: argparse.Namespace, threads: int) -> str:
-    where = "GPU" if _machine.has_gpu() else "CPU"
+    where = f"RPC ({args.rpc})" if args.rpc else "GPU" if _machine.has_gpu() else "CPU"
     of = f"medians of {args.rounds} rounds of {args.n_tokens} tokens"
     head = f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; {of}"
     return _table.aligned(head, _table.columns())

@@ -20,11 +20,12 @@ _WIDTH = 2048  # of a model of about 1B parameters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "pypcd info [MODEL] [--json] [--no-test]"
+    parser.usage = "pypcd info [MODEL] [--json] [--no-test] [--rpc HOST:PORT,...]"
     parser.epilog = "Without MODEL the self-test runs on pypcd's demo model. The exit status is 1 if it fails."
     _options.add_model(parser, nargs="?")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--no-test", action="store_true", help="skip the self-test")
+    _options.add_rpc(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     record: dict[str, Any] = {"library": library_facts(), "machine": machine_facts(path)}
     tested = path or (str(DEMO_MODEL) if DEMO_MODEL.exists() else None)
     if tested and (path or not args.no_test):
-        llm = _loading.open_model(tested, n_ctx=512)
+        llm = _loading.open_model(tested, n_ctx=512, rpc_servers=args.rpc)
         if path:
             record["model"] = model_facts(llm)
         if not args.no_test:

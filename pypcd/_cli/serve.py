@@ -6,12 +6,10 @@ Exit status: 0 after Ctrl-C or SIGTERM, 1 if the model does not load or the serv
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from pypcd import _served, _server
@@ -43,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests at once; each has its part of the context (4)",
     )
     add("--api-key", metavar="KEY", help="what clients have to send")
+    _options.add_rpc(parser)
     add("--verbose", action="store_true", help="the server's own log, on stderr")
 
 
@@ -60,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
             port=args.port,
             parallel=args.parallel,
             api_key=args.api_key,
+            rpc_servers=args.rpc,
             options=[*([] if args.verbose else ["--log-verbosity", "1"]), *args.server_options],
             log=log,
         )
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         _terminal.note(remark)
     if server.host not in _LOCAL and not _has_key(args):
         _terminal.note(f"anybody who reaches {server.host} can use this server; --api-key KEY keeps others out")
-    with _ending() as stopped, server.running():
+    with _terminal.ending() as stopped, server.running():
         try:
             ready = _wait(server, stopped, enabled=not args.verbose)
         except PCDError as error:
@@ -144,18 +144,3 @@ def _greeting(server: _server.Server, args: argparse.Namespace, without: Collect
 
 def _has_key(args: argparse.Namespace) -> bool:
     return bool(args.api_key) or bool({"--api-key", "--api-key-file"} & set(args.server_options))
-
-
-@contextlib.contextmanager
-def _ending() -> Iterator[_terminal.Interrupt]:
-    """A block in which Ctrl-C and SIGTERM set a flag; a second Ctrl-C raises."""
-    with _terminal.interruptible() as flag:
-
-        def handler(*_: object) -> None:
-            flag.pressed = True
-
-        before = signal.signal(signal.SIGTERM, handler)
-        try:
-            yield flag
-        finally:
-            signal.signal(signal.SIGTERM, before)

@@ -69,6 +69,7 @@ from pypcd._engine._pcd import (
     trim_pcd,
     unset_sequence_pcd,
 )
+from pypcd._engine._rpc import RemoteDevices, check_rpc_server, rpc_library, run_rpc_server
 from pypcd._engine._tap import tap
 
 __all__ = [
@@ -77,11 +78,13 @@ __all__ = [
     "GraphStats",
     "PCDLogits",
     "PCDStats",
+    "RemoteDevices",
     "Step",
     "backends",
     "begin_answer",
     "can_shift",
     "check_decoder",
+    "check_rpc_server",
     "clear",
     "clear_errors",
     "copy_sequence",
@@ -118,6 +121,8 @@ __all__ = [
     "rotates",
     "row",
     "rows",
+    "rpc_library",
+    "run_rpc_server",
     "set_abort",
     "set_exits",
     "set_head_ratios",

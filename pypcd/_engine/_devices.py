@@ -9,9 +9,11 @@ from typing import Any
 import llama_cpp
 
 from pypcd._engine import _bindings
-from pypcd._errors import PCDError
+from pypcd._errors import PCDError, did_you_mean
 
-__all__ = ["backends", "cpu_features", "devices", "library_path", "step_times", "supports_gpu"]
+__all__ = ["backends", "chosen", "cpu_features", "devices", "gpus", "library_path", "step_times", "supports_gpu"]
+
+_CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type
 
 
 def library_path() -> str:
@@ -19,7 +21,11 @@ def library_path() -> str:
 
 
 def supports_gpu() -> bool:
-    return bool(llama_cpp.llama_supports_gpu_offload())
+    """Whether this machine has a GPU that the library can use; llama.cpp says so too where it only has RPC."""
+    try:
+        return bool(gpus())
+    except AttributeError:
+        return bool(llama_cpp.llama_supports_gpu_offload())
 
 
 def cpu_features() -> str:
@@ -44,11 +50,59 @@ def devices() -> list[dict[str, Any]]:
         return []
 
 
+def gpus() -> list[ctypes.c_void_p]:
+    """This machine's GPUs, as llama.cpp takes them: those in the processor only if there are no others, none twice.
+
+    Raises:
+        AttributeError: the functions are not exported (Windows).
+    """
+    found = [_handle(_ggml("dev_get", _handle, _size(i))) for i in range(_ggml("dev_count", _size))]
+    by_kind = {kind: [one for one in found if _ggml("dev_type", ctypes.c_int, one) == kind] for kind in (_GPU, _IGPU)}
+    gpus, ids = [], set()
+    for device in by_kind[_GPU] or by_kind[_IGPU]:
+        what = _Properties()
+        _ggml("dev_get_props", None, device, ctypes.byref(what))
+        if what.device_id is None or what.device_id not in ids:  # two backends may know the same one
+            ids.add(what.device_id)
+            gpus.append(device)
+    return gpus
+
+
+def chosen(names: Sequence[str]) -> list[ctypes.c_void_p]:
+    """The devices with these names; without any, this machine's GPUs, or its CPU if there are none.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if not names:
+        return gpus() or [_handle(_ggml("dev_by_type", _handle, ctypes.c_int(_CPU)))]
+    handles = [_handle(_ggml("dev_by_name", _handle, name.encode())) for name in names]
+    for name, handle in zip(names, handles):
+        if not handle:
+            known = [device["name"] for device in devices()]
+            raise ValueError(f"there is no device {name!r}{did_you_mean(name, known)}; allowed: {', '.join(known)}")
+    return handles
+
+
+class _Properties(ctypes.Structure):
+    """struct ggml_backend_dev_props"""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("capabilities", ctypes.c_bool * 8),  # five today
+    ]
+
+
 def _device(device: ctypes.c_void_p) -> dict[str, Any]:
     free, total = _size(), _size()
     _ggml("dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
     name, what = (_ggml(f, _text, device).decode("utf-8", "replace") for f in ("dev_name", "dev_description"))
-    is_gpu = _ggml("dev_type", ctypes.c_int, device) == 1  # GGML_BACKEND_DEVICE_TYPE_GPU
+    is_gpu = _ggml("dev_type", ctypes.c_int, device) == _GPU
     return {"name": name, "description": what, "memory": total.value, "free": free.value, "is_gpu": is_gpu}
 
 

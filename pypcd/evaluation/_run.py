@@ -97,7 +97,7 @@ def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str])
     else:
         no_matter += _THREADS
     options = {name: value for name, value in options.items() if name not in no_matter}
-    if not _machine.has_gpu():
+    if not _machine.has_gpu(options):
         options.pop("n_gpu_layers", None)
     data = {name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, LongBench)}
     return {
@@ -106,7 +106,7 @@ def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str])
         "data_sha256": data,
         "options": options,
         "rope_factors": read_gguf(path).rope_factors(n_ctx),
-        "devices": _devices(on_gpu=_machine.has_gpu() and options.get("n_gpu_layers") != 0),
+        "devices": _devices(on_gpu=_machine.has_gpu(options) and options.get("n_gpu_layers") != 0),
         "pypcd": pypcd.__version__,
         "llama_cpp_python": llama_cpp.__version__,
     }
@@ -191,7 +191,7 @@ def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[
 
 def _threads_matter(options: Mapping[str, Any]) -> bool:
     """Whether logits depend on the number of threads: with flash attention, in layers that the CPU computes."""
-    gpu, on_gpu = _machine.has_gpu(), options.get("n_gpu_layers")
+    gpu, on_gpu = _machine.has_gpu(options), options.get("n_gpu_layers")
     flash_attn = options.get("flash_attn")
     if flash_attn is None:
         flash_attn = gpu and on_gpu != 0  # pypcd.Llama's default

@@ -1,0 +1,204 @@
+"""A model whose layers, caches and second keys lie on two servers on loopback: its rows, texts and states, and `--rpc`."""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TOKENS, Tiny, native_row
+from rpc_servers import needs_rpc, running
+from test_backend import LIMIT, READINGS, SETTINGS, SHAPE, SHARE, Case, look, nmse, wanted
+
+import pypcd
+from pypcd import _machine, _remote
+
+pytestmark = needs_rpc
+
+SMALL: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1}
+
+
+def command(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pypcd", *args], input=stdin, check=False, capture_output=True, text=True, timeout=300
+    )
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def plain_error(path: Path, case: Case, servers: str) -> float:
+    rows = look(path, None, case.kv, case.work, rpc_servers=servers)
+    return nmse(rows.standard, wanted(path, case, rows.texts)[0])
+
+
+CASES = [
+    *(
+        Case("llama", kv, name, how)
+        for kv in ("f16", "f16-flash")
+        for name in READINGS
+        for how in ("fused", "alternate")
+    ),
+    *(Case("llama", "q8_0-flash", name, "fused") for name in READINGS),
+    *(Case("llama", "f16", "rerotated", "fused", work) for work in ("every-row", "shifted", "restored", "sequences")),
+    *(Case("llama", "f16", name, "fused") for name in SETTINGS if name not in READINGS),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids="/".join)
+def test_rows_are_the_references(case: Case, tiny: Tiny, rpc_servers: str) -> None:
+    path = tiny("llama", **SHAPE)
+    rows = look(
+        path, {**SETTINGS[case.setting], "evaluation": case.evaluation}, case.kv, case.work, rpc_servers=rpc_servers
+    )
+    standard, over = wanted(path, case, rows.texts)
+    assert rows.over is not None
+    coarse = {"f16": "q8_0-keys"}.get(case.kv, case.kv) if case.setting.endswith("q8_0") else case.kv
+    like = case._replace(setting="window", evaluation="fused")  # what plain rows do not depend on
+    plain, plain_over = (plain_error(path, like._replace(kv=kv), rpc_servers) for kv in (case.kv, coarse))
+    assert nmse(rows.standard, standard) <= LIMIT * plain
+    assert nmse(rows.over, over) <= LIMIT * plain_over
+    if case.setting.endswith("identity"):
+        assert nmse(over, standard) < 1e-20
+    else:
+        assert nmse(over, standard) * SHARE > LIMIT * plain_over, "this case could not tell L* from a wrong one"
+
+
+def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, rpc_servers: str) -> None:
+    path = tiny("llama", **SHAPE)
+    addresses = _remote.parse_servers(rpc_servers)
+    assert not any(map(_remote.is_connected, addresses))
+    there = pypcd.Llama(path, pcd=True, rpc_servers=rpc_servers, **SMALL)
+    assert all(map(_remote.is_connected, addresses))  # each holds a part
+    also_there = pypcd.Llama(path, pcd=True, rpc_servers=list(addresses), **SMALL)
+    here = pypcd.Llama(path, pcd=True, flash_attn=True, **SMALL)
+    rows = []
+    for llm in (there, also_there, here):
+        llm.eval(TOKENS)
+        rows.append(native_row(llm))
+    assert (rows[0] == rows[1]).all() and (rows[0] == rows[2]).all()  # the same kernels, in the same order
+    there.close()
+    assert all(map(_remote.is_connected, addresses))
+    also_there.close()
+    assert not any(map(_remote.is_connected, addresses)), "the model of this machine alone needs no server"
+    here.close()
+
+
+def test_a_server_is_no_gpu_of_this_machine(tiny: Tiny, rpc_servers: str) -> None:
+    before = _machine.has_gpu(), [device["name"] for device in _machine.devices()]
+    pypcd.Llama(tiny("llama", **SHAPE), rpc_servers=rpc_servers, **SMALL).close()
+    assert (_machine.has_gpu(), [device["name"] for device in _machine.devices()]) == before
+    assert _machine.has_gpu({"rpc_servers": rpc_servers})
+
+
+def test_a_saved_state_is_the_same_here_and_there(tiny: Tiny, rpc_servers: str) -> None:
+    path = tiny("llama", **SHAPE)
+    options = {**SMALL, "flash_attn": False}
+    with_servers = {**options, "rpc_servers": rpc_servers}
+    first = pypcd.Llama(path, pcd=True, **with_servers)
+    first.eval(TOKENS)
+    state = first.save_state()
+    first.eval([5])
+    wanted_rows = first.pcd_logits()
+    for more in (with_servers, options):
+        llm = pypcd.Llama(path, pcd=True, **more)
+        llm.load_state(state)
+        llm.eval([5])
+        rows = llm.pcd_logits()
+        assert (rows.standard == wanted_rows.standard).all()
+        assert (rows.over_rotated == wanted_rows.over_rotated).all()
+        llm.close()
+    first.close()
+
+
+# -- the options -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def question() -> str:
+    return command("demo", "--question", "215").stdout
+
+
+def test_generate_writes_the_same_text(question: str) -> None:
+    with running() as servers:
+        rpc = "--rpc=" + ",".join(server.address for server in servers)
+        for pcd in ("off", "on"):
+            args = ["generate", "demo", f"--pcd={pcd}", "--max-tokens=12", "--threads=1"]
+            here, there = command(*args, stdin=question), command(*args, rpc, stdin=question)
+            assert there.returncode == 0, there.stderr
+            assert there.stdout == here.stdout != ""
+        said = json.loads(command("info", "demo", "--json", rpc).stdout)
+        assert all(check["passed"] for check in said["self_test"]["checks"])
+        assert "Traceback" not in "".join(server.log() for server in servers)
+
+
+def ask(url: str, **body: Any) -> Any:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer
+
+
+def serving(*args: str) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pypcd", "serve", *args, "--port=0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    for line in process.stdout:
+        if "OpenAI" in line:
+            return process, line.split()[1].removesuffix("/v1")
+    raise AssertionError(process.stderr.read())
+
+
+def test_serve_answers_as_a_model_here_does_and_tells_of_a_server_that_is_lost(question: str) -> None:
+    llm = pypcd.Llama("demo", pcd=True, n_ctx=2048, n_threads=1)
+    text = llm(question, max_tokens=12, temperature=0)["choices"][0]["text"]
+    llm.close()
+    with running() as servers:
+        process, url = serving("demo", "--rpc", ",".join(server.address for server in servers))
+        try:
+            body = {"prompt": question, "max_tokens": 12, "temperature": 0}
+            assert ask(url, pcd=True, **body)["choices"][0]["text"] == text
+            assert ask(url, pcd=False, **body)["choices"][0]["text"]
+
+            servers[1].kill()
+            with pytest.raises((OSError, http.client.HTTPException)):  # no answer that looks like a whole one
+                ask(url, pcd=True, **body)
+            assert process.wait(30) == 1
+            assert process.stderr is not None
+            said = process.stderr.read()
+            assert f"the connection to the RPC server {servers[1].address} was lost, so ggml ended llama-server" in said
+            assert len(said.splitlines()) < 5, said
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_serve_with_several_models_loads_them_in_turn_and_goes_on_after_a_loss(question: str, tmp_path: Path) -> None:
+    with running() as servers:
+        rpc = ",".join(server.address for server in servers)
+        ini = tmp_path / "models.ini"
+        ini.write_text("[one]\nmodel = demo\n[two]\nmodel = demo\n")
+        process, url = serving(str(ini), "--rpc", rpc)
+        try:
+            body = {"prompt": question, "max_tokens": 12, "temperature": 0, "pcd": True}
+            texts = [ask(url, model=name, **body)["choices"][0]["text"] for name in ("one", "two", "one")]
+            assert len(set(texts)) == 1 and texts[0]
+
+            servers[0].kill()
+            assert "error" in ask(url, model="one", **body)
+            assert "error" in ask(url, model="two", **body)
+            assert process.poll() is None  # the router lives
+        finally:
+            process.kill()
+            process.communicate()
