@@ -89,6 +89,23 @@ ggml_tensor * llama_pcd_graph::build_mask(const attn & args, const part & p) {
     return res;
 }
 
+// Keys times queries. Some devices do not multiply blocks whose heads lie apart: there the keys are copied as floats, or else the
+// CPU would multiply, and all keys would be copied to it.
+static ggml_tensor * build_product(ggml_context * ctx, ggml_tensor * k, ggml_tensor * q) {
+    ggml_tensor * res = ggml_mul_mat(ctx, k, q);
+
+    ggml_backend_buffer_t buffer = k->view_src ? k->view_src->buffer : nullptr;
+    if (ggml_is_quantized(k->type) && buffer) {
+        auto * dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
+        if (dev && !ggml_backend_dev_supports_op(dev, res)) {
+            res = ggml_mul_mat(ctx, ggml_cast(ctx, k, GGML_TYPE_F32), q);
+        }
+    }
+    ggml_prec_set_acc(res, GGML_PREC_F32);
+
+    return res;
+}
+
 // The first product and the softmax: as llama.cpp does it, but the rows are the heads of a group or the tokens, whichever are more.
 ggml_tensor * llama_pcd_graph::build_weights(const attn & args, const part & p) {
     const auto &  hparams   = args.gctx.hparams;
@@ -104,9 +121,7 @@ ggml_tensor * llama_pcd_graph::build_weights(const attn & args, const part & p) 
     }
 
     const auto product = [&](int64_t i0, int64_t i1) {
-        ggml_tensor * res = ggml_mul_mat(ctx, ggml_permute(ctx, view_cells(ctx, p.cells.k, 2, i0, i1), 0, 3, 1, 2), q);
-        ggml_prec_set_acc(res, GGML_PREC_F32);
-        return res;
+        return build_product(ctx, ggml_permute(ctx, view_cells(ctx, p.cells.k, 2, i0, i1), 0, 3, 1, 2), q);
     };
 
     ggml_tensor * cur = product(p.range.begin, p.range.end);

@@ -116,6 +116,7 @@ ggml_status llama_pcd_second::turn_piece(
 
     const ggml_status status = lctx.graph_compute(gf, false);
     ggml_backend_sched_synchronize(sched);
+    pcd.graph_computed(sched, gf);
 
     return status;
 }

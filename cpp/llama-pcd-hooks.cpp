@@ -31,6 +31,7 @@ ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llam
     pcd->t_graph_us += ggml_time_us() - t_start;
     pcd->n_computed++;
     pcd->computed = { pcd->swapped_in, ubatch.n_tokens, n_twin };
+    pcd->graph_computed(lctx.get_sched(), gf);
 
     return status;
 }

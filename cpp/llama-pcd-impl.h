@@ -8,6 +8,7 @@
 #include "llama-graph.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-recurrent.h"
+#include "llama-pcd.h"
 
 #include <array>
 #include <chrono>
@@ -120,6 +121,15 @@ struct llama_pcd {
     // time spent computing graphs and waiting for them, and their number
     int64_t t_graph_us = 0;
     int64_t n_computed = 0;
+
+    // see llama_pcd_watch_graphs
+    struct {
+        llama_pcd_graph_callback callback = nullptr;
+        void *                   data     = nullptr;
+    } watch;
+
+    // tell the one who watches, if there is one; before another graph is laid out in this scheduler
+    void graph_computed(ggml_backend_sched_t sched, ggml_cgraph * gf) const;
 
     // Time spent in this folder's code while a batch is decoded. A section is ours, or llama.cpp's inside of one that is ours.
     mutable llama_pcd_stopwatch own_time;

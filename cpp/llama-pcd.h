@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 8
+#define LLAMA_PCD_VERSION 9
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -171,6 +171,17 @@ struct llama_pcd_graph_stats {
     int64_t n_updated;  // masks so far of which only what changed was written
 };
 
+// One operation of a computed graph, and where it ran. The texts live as long as the call they are passed to.
+struct llama_pcd_node {
+    const char * name;
+    const char * op;
+    const char * device; // ggml's name of it
+    bool         on_cpu; // not in a device of another kind
+};
+
+// The operations of a graph that was computed (views are none), in how many parts that run on one device each
+typedef void (*llama_pcd_graph_callback)(const struct llama_pcd_node * nodes, int32_t n, int32_t n_splits, void * data);
+
 // LLAMA_PCD_VERSION of the loaded library; a stock libllama lacks the symbol
 LLAMA_API int32_t llama_pcd_version(void);
 
@@ -212,6 +223,9 @@ LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx)
 
 // The time of a call of llama_decode() less t_graph_us is the host's own work.
 LLAMA_API struct llama_pcd_graph_stats llama_pcd_get_graph_stats(struct llama_context * ctx);
+
+// After each graph that this context computes, PCD's small ones of their own among them, call this with its operations. NULL: no more.
+LLAMA_API void llama_pcd_watch_graphs(struct llama_context * ctx, llama_pcd_graph_callback callback, void * data);
 
 // For measurements: clear the memory and have sequence 0 take n cells, at positions 0 .. n-1, without evaluating anything. Their
 // keys and values are zeros. Returns how many cells there are then; a sliding-window cache has the last ones, as many as it can

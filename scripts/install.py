@@ -1,5 +1,7 @@
 """Makes .venv in the project folder and installs pypcd into it, telling what is built and how far it is.
 
+With --backend NAME it makes .venv-NAME, whose llama-cpp-python is built with that backend of ggml (backends.py).
+
 Three steps, each a run of pip: llama-cpp-python, compiled once and then in pip's cache; libllama, in a wheel of pypcd
 that is built without isolation, so that a second build compiles only what changed; the wheel and what it requires.
 What was installed is noted in .venv, and while that is so there is nothing to do. Where the CPU has AMX and the installed
@@ -21,18 +23,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, TextIO
 
+from backends import BACKENDS, build_environment, kept_wheels, missing_packages
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = (("pypcd", "lib"), ("pypcd", "bin"))
-SOURCES = ("cpp", "cmake", "pypcd", "CMakeLists.txt", "pyproject.toml", "scripts/install.py")
+SOURCES = ("cpp", "cmake", "pypcd", "CMakeLists.txt", "pyproject.toml", "scripts/install.py", "scripts/backends.py")
 
 # Minutes of one core, as measured on a 2.1 GHz Xeon. What is quoted is divided by the cores there are.
 LLAMA_CPP_PYTHON_MINUTES, LIBLLAMA_MINUTES = 10.0, 9.0  # the latter with llama-server
+LIBLLAMA_ALONE_MINUTES = 4.0
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -71,10 +77,11 @@ def known_extras(text: str) -> list[str]:
 
 
 class State:
-    """What .venv holds, and what the project folder would put there."""
+    """What .venv holds, or the environment of a backend, and what the project folder would put there."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.venv = root, root / ".venv"
+    def __init__(self, root: Path, backend: str | None = None) -> None:
+        self.root, self.suffix = root, f"-{backend}" if backend else ""
+        self.venv = root / f".venv{self.suffix}"
         self.file = self.venv / "pypcd-installed.json"
 
     def read(self) -> dict[str, Any]:
@@ -208,9 +215,10 @@ class Display:
 # --- running a build ---
 
 
-def run(command: Sequence[str | Path], display: Display, log: Path, cwd: Path) -> None:
-    """Runs a command to its end, its output in the log; nothing that it started is left behind, however this ends."""
-    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1", **cure(cwd)}
+def run(command: Sequence[str | Path], display: Display, log: Path, cwd: Path, **more: str) -> None:
+    """Runs a command to its end, its output in the log; nothing that it started is left behind, however this ends.
+    `more` is added to its environment."""
+    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1", **cure(cwd), **more}
     words = [str(word) for word in command]
     with log.open("a", encoding="utf-8") as file:
         start = file.tell()
@@ -329,50 +337,56 @@ def must_be_built_anew(root: Path, state: State, title: str, out: TextIO) -> boo
 # --- the steps ---
 
 
-def install(root: Path, wanted: Sequence[str], out: TextIO) -> None:
+def install(root: Path, wanted: Sequence[str], out: TextIO, backend: str | None = None) -> None:
     """Everything that is not installed as the folder has it now."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
-    pin, state = pinned_version(text), State(root)
+    pin, state = pinned_version(text), State(root, backend)
     wrong = sorted(set(wanted) - set(known_extras(text)))
     if wrong:
         raise Failed(f"the extra is {wrong[0]!r}; allowed: {', '.join(known_extras(text))}")
     check_python(state)
+    check_packages(backend)
 
     before, now = state.read(), state.now()
     if before and before.get("folder") != now["folder"]:
-        out.write(f".venv was made for {before.get('folder')} and is made again\n")
+        out.write(f"{state.venv.name} was made for {before.get('folder')} and is made again\n")
         shutil.rmtree(state.venv)
         before, now = {}, state.now()
     same = {key for key, value in now.items() if value and before.get(key) == value}
     extras = sorted({*wanted, *before.get("extras", [])})
     named_source = os.environ.get("PYPCD_LLAMA_CPP_SOURCE")  # somebody's own tree: only CMake can tell what changed
     if same == set(now) and extras == before.get("extras") and not named_source:
-        out.write("Nothing to install: .venv is up to date\n")
+        out.write(f"Nothing to install: {state.venv.name} is up to date\n")
         return
 
-    log, python = root / ".cache" / "install.log", state.venv / "bin" / "python"
+    log, python = root / ".cache" / f"install{state.suffix}.log", state.venv / "bin" / "python"
     log.parent.mkdir(exist_ok=True)
     log.write_text("")
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pip: list[str | Path] = [python, "-m", "pip", "--verbose"]
 
-    def step(title: str, expect: str, *commands: Sequence[str | Path]) -> None:
+    def step(title: str, expect: str, *commands: Sequence[str | Path], **more: str) -> None:
         display = Display(title, expect, out)
         for command in commands:
-            run(command, display, log, root)
+            run(command, display, log, root, **more)
         display.end("done in")
 
     if not os.access(python, os.X_OK):
         make_venv(state, step)
 
-    title = f"1/3 llama-cpp-python {pin}"
-    expect = f"{minutes_text(LLAMA_CPP_PYTHON_MINUTES, n_cores)}, once"
+    title = f"1/3 llama-cpp-python {pin}" + (f" with {backend}" if backend else "")
+    minutes = BACKENDS[backend].minutes if backend else LLAMA_CPP_PYTHON_MINUTES
+    expect = f"{minutes_text(minutes, n_cores)}, once"
     is_there = {"folder", "python", "llama-cpp-python"} <= same
     if is_there:
         out.write(f"{title}: there already\n")
     else:
+        requirements = build_requirements(text)
+        if backend:
+            wheel = wheel_with(backend, pin, root, lambda *command, **env: step(title, expect, [*pip, *command], **env))
+            requirements = [str(wheel) if name.startswith("llama-cpp-python==") else name for name in requirements]
         # setuptools: some requirements of the extras come as sources, and are built without isolation too
-        step(title, expect, [*pip, "install", *build_requirements(text), "setuptools>=70.1"])
+        step(title, "" if backend else expect, [*pip, "install", *requirements, "setuptools>=70.1"])
     if (not is_there or before.get("probed") != now["llama-cpp-python"]) and must_be_built_anew(
         root, state, title, out
     ):
@@ -386,15 +400,18 @@ def install(root: Path, wanted: Sequence[str], out: TextIO) -> None:
         if still := broken_amx(root, state):
             out.write(f"{title}: still {still} with AMX; models will not use it\n")
 
-    wheels, title = root / ".cache" / "wheel", "2/3 libllama"
+    wheels, title = root / ".cache" / f"wheel{state.suffix}", "2/3 libllama"
+    # a build of its own, against another ggml; llama-server needs libmtmd, which is not there
+    own = ["-C", f"build-dir=build/{backend}", "-C", "cmake.define.PYPCD_SERVER=OFF"] if backend else []
     wheel = next(iter(wheels.glob("pypcd-*.whl")), None)
     if wheel and same == set(now) and not named_source:
         out.write(f"{title}: there already\n")
     else:
         shutil.rmtree(wheels, ignore_errors=True)
-        is_first = not any(root.glob("build/*/CMakeCache.txt"))
-        expect = minutes_text(LIBLLAMA_MINUTES, n_cores) if is_first else "what has changed"
-        step(title, expect, [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, root])
+        is_first = not any(root.glob(f"build/{backend or '*'}/CMakeCache.txt"))
+        minutes = LIBLLAMA_ALONE_MINUTES if backend else LIBLLAMA_MINUTES
+        expect = minutes_text(minutes, n_cores) if is_first else "what has changed"
+        step(title, expect, [*pip, "wheel", "--no-deps", "--no-build-isolation", *own, "--wheel-dir", wheels, root])
         wheel = next(wheels.glob("pypcd-*.whl"))
 
     # pip leaves a wheel alone whose version is installed already, so the package by force and then what it requires
@@ -408,9 +425,32 @@ def install(root: Path, wanted: Sequence[str], out: TextIO) -> None:
     state.write(extras)
 
 
+def wheel_with(backend: str, pin: str, root: Path, pip: Callable[..., None]) -> Path:
+    """llama-cpp-python's wheel with this backend, from the user's cache, or built and put there."""
+    folder = kept_wheels(backend, pin, root)
+    if not any(folder.glob("llama_cpp_python-*.whl")):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as built:
+            # not through pip's cache, which does not know one build of a version from another
+            what = ["--no-binary", "llama-cpp-python", f"llama-cpp-python=={pin}"]
+            pip("wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", built, *what, **build_environment(backend, root))
+            folder.mkdir(exist_ok=True)
+            for wheel in Path(built).glob("llama_cpp_python-*.whl"):
+                wheel.replace(folder / wheel.name)
+    return next(folder.glob("llama_cpp_python-*.whl"))
+
+
+def check_packages(backend: str | None) -> None:
+    if backend and (missing := missing_packages(backend)):
+        raise Failed(
+            f"the {backend} backend needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            f"installed; on Debian and Ubuntu: apt-get install {' '.join(missing)}"
+        )
+
+
 def make_venv(state: State, step: Callable[..., None]) -> None:
     try:
-        step(".venv", "", [sys.executable, "-m", "venv", "--clear", state.venv])
+        step(state.venv.name, "", [sys.executable, "-m", "venv", "--clear", state.venv])
     except BaseException:
         shutil.rmtree(state.venv, ignore_errors=True)  # half an environment would be taken for a whole one
         raise
@@ -421,8 +461,8 @@ def check_python(state: State) -> None:
     found, asked = state.python_version().split(".")[:2], [str(n) for n in sys.version_info[:2]]
     if os.environ.get("PYTHON") and found != asked and state.python_version():
         raise Failed(
-            f"PYTHON is {os.environ['PYTHON']}, of version {'.'.join(asked)}, but .venv was made with "
-            f"{'.'.join(found)}; remove .venv to have it made again"
+            f"PYTHON is {os.environ['PYTHON']}, of version {'.'.join(asked)}, but {state.venv.name} was made with "
+            f"{'.'.join(found)}; remove {state.venv.name} to have it made again"
         )
 
 
@@ -433,11 +473,13 @@ def stopped(number: int, frame: Any) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/install", description=__doc__.partition("\n")[0])
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help="of pyproject.toml's optional dependencies")
-    extras = [name for text in parser.parse_args().extras for name in text.split(",") if name]
+    parser.add_argument("--backend", choices=sorted(BACKENDS), help="into .venv-BACKEND, with this backend of ggml")
+    args = parser.parse_args()
+    extras = [name for text in args.extras for name in text.split(",") if name]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stopped)
     try:
-        install(ROOT, extras, sys.stderr)
+        install(ROOT, extras, sys.stderr, args.backend)
     except Failed as error:
         print(error, file=sys.stderr)
         return 1

@@ -13,6 +13,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+sys.path.insert(0, str(ROOT / "scripts"))  # where install.py finds backends.py
+
+
 @pytest.fixture(scope="module")
 def program() -> Any:
     spec = importlib.util.spec_from_file_location("install_program", ROOT / "scripts/install.py")
@@ -59,8 +62,9 @@ if arguments[0] == "cache":
     sys.exit("" if (root / "no cache").exists() else 0)
 if arguments[0] == "wheel":
     folder = Path(arguments[arguments.index("--wheel-dir") + 1])
-    folder.mkdir(parents=True)
-    (folder / "pypcd-0.1.0-py3-none-any.whl").write_text("")
+    folder.mkdir(parents=True, exist_ok="--no-cache-dir" in arguments)
+    name = "llama_cpp_python-0.3.36" if "--no-cache-dir" in arguments else "pypcd-0.1.0"
+    (folder / f"{name}-py3-none-any.whl").write_text(os.environ.get("CMAKE_ARGS", ""))
 elif "--force-reinstall" in arguments and arguments[-1].endswith(".whl"):
     package("pypcd-0.1.0.dist-info")
 elif "setuptools" in arguments[-1] or "--force-reinstall" in arguments:
@@ -84,7 +88,15 @@ class Project:
 
     def __init__(self, root: Path, program: Any) -> None:
         self.root, self.program = root, program
-        for name in ("cpp/a.cpp", "cmake/pin.py", "pypcd/__init__.py", "CMakeLists.txt", "scripts/install.py"):
+        names = (
+            "cpp/a.cpp",
+            "cmake/pin.py",
+            "cmake/amx.cmake",
+            "pypcd/__init__.py",
+            "CMakeLists.txt",
+            "scripts/install.py",
+        )
+        for name in names:
             self.change(name)
         self.change("pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
         self.cpu("an old one")
@@ -101,10 +113,10 @@ class Project:
     def probes(self) -> list[str]:
         return self._lines("probes")
 
-    def make_venv(self) -> None:
-        self.change(".venv/pyvenv.cfg", f"version = {sys.version.split()[0]}\n")
-        self.change(".venv/pip.py", PIP)
-        python = self.change(".venv/bin/python", f'#!/bin/sh\nexec "{sys.executable}" "${{0%/*}}/../pip.py" "$@"\n')
+    def make_venv(self, name: str = ".venv") -> None:
+        self.change(f"{name}/pyvenv.cfg", f"version = {sys.version.split()[0]}\n")
+        self.change(f"{name}/pip.py", PIP.replace(".venv/", f"{name}/"))
+        python = self.change(f"{name}/bin/python", f'#!/bin/sh\nexec "{sys.executable}" "${{0%/*}}/../pip.py" "$@"\n')
         python.chmod(0o755)
 
     def change(self, name: str, text: str = "x") -> Path:
@@ -113,9 +125,9 @@ class Project:
         path.write_text(text, encoding="utf-8")
         return path
 
-    def install(self, *extras: str) -> str:
+    def install(self, *extras: str, backend: str | None = None) -> str:
         out = io.StringIO()
-        self.program.install(self.root, extras, out)
+        self.program.install(self.root, extras, out, backend)
         return out.getvalue()
 
     def calls(self) -> list[str]:

@@ -1,4 +1,8 @@
-"""The rows of the backend in use (a GPU, if the library has one, else the CPU) against the float64 reference.
+"""The rows of the backend in use against the float64 reference, and against stock llama.cpp; what leaves its device.
+
+PYPCD_TEST_BACKEND names the backend: vulkan, rpc (two servers on loopback) or cpu, as `scripts/test --backend` sets it;
+without it a GPU, if the library has one, else the CPU. Cases marked `few` are some hundred of all, in which each pair of
+values is seen, and each setting in each evaluation with each kind of cache.
 
 Plain rows differ from the reference by rounding: of the backend, and of the cache's types. PCD's rows may
 differ by at most LIMIT times as much, in the same work with the same cache. So no limit here rests on one machine.
@@ -9,9 +13,12 @@ makes its table from them. Heads have 64 dimensions: CUDA has no flash attention
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +26,11 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import TOKENS, Tiny, check_contrast, expected, native_row
-from tiny_gguf import ROPE_ARCHS
+from tiny_gguf import HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
-from pypcd import _machine
+from pypcd import _engine, _machine
+from pypcd.measure import left_device
 
 # The worst row of PCD found on a CPU differs 3.0 times as much as plain rows do (second keys of 8 bits), most differ as
 # much. A wrong angle, cell or mask in one layer costs a tenth of the distance from L to L*, ten times the limit or more.
@@ -30,7 +38,7 @@ LIMIT = 10.0
 SHARE = 0.1
 
 MODELS: dict[str, dict[str, Any]] = {
-    **{arch: {"arch": arch} for arch in ROPE_ARCHS},
+    **{arch: {"arch": arch} for arch in [*ROPE_ARCHS, *HYBRID_ARCHS]},
     "bloom": {"arch": "bloom"},  # no RoPE: the window alone
     "deepseek2": {"arch": "deepseek2"},  # a latent key for all heads; unknown to the reference
     "llama-factors": {"arch": "llama", "rope_freqs": tuple(1 + i / 8 for i in range(32))},
@@ -68,15 +76,33 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "separate-identity": {"cache": "separate", "base_ratio": 1.0},
 }
 
+BACKEND = os.environ.get("PYPCD_TEST_BACKEND") or ("gpu" if _machine.has_gpu() else "cpu")
 CPU: dict[str, Any] = {"n_gpu_layers": 0, "offload_kqv": False}
+ON_DEVICE = ("gpu", "vulkan", "rpc")  # where everything lies on a device: nothing of PCD's may leave it
 PLACEMENTS: dict[str, dict[str, Any]] = {"cpu": CPU}
-if _machine.has_gpu():
+if BACKEND in ON_DEVICE:
     PLACEMENTS = {
-        "gpu": {"n_gpu_layers": -1},
+        BACKEND: {"n_gpu_layers": -1},
         "two-layers": {"n_gpu_layers": 2},
         "keys-in-ram": {"n_gpu_layers": -1, "offload_kqv": False},
     }
 HERE = next(iter(PLACEMENTS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers() -> Iterator[None]:
+    """The two servers that models are spread over, where the backend is rpc; a machine without a GPU has nothing else."""
+    if BACKEND != "rpc":
+        yield
+        return
+    from rpc_servers import running
+
+    with running() as started:
+        addresses = ",".join(server.address for server in started)
+        for options in PLACEMENTS.values():
+            options["rpc_servers"] = addresses
+        yield
+
 
 # --- the work: what is evaluated, and which rows are compared: the model, their text, their index ---
 
@@ -169,18 +195,41 @@ def cases() -> Iterator[Case]:
                 KV if model != "deepseek2" else [kv for kv in KV if kv != "q8_0-keys"]
             ):  # its keys hold its values
                 for setting in readings:
+                    if model in HYBRID_ARCHS and setting == "separate":
+                        continue  # refused beside recurrent layers
                     for evaluation in ("fused", "alternate"):
                         yield Case(model, kv, setting, evaluation, STEPS, placement)
-    for model in ("llama", "qwen2", "gemma3"):
+    for model in ("llama", "qwen2", "gemma3", "qwen2vl", "deepseek2", *HYBRID_ARCHS):
         for work in WORK:
             for setting in READINGS:
-                if work == "shifted" and setting in ("shared", "window"):
-                    continue  # its angles to the shared keys, its first positions have moved
+                if work == "shifted" and (setting in ("shared", "window") or model == "qwen2vl"):
+                    continue  # its angles to the shared keys, its first positions have moved; M-RoPE cannot be shifted
                 if (model, work, setting) == ("gemma3", "restored", "separate"):
                     continue  # refused: a state does not say what sliding layers have forgotten
+                if model in HYBRID_ARCHS and setting == "separate":
+                    continue
                 if work != STEPS:
                     yield Case(model, "f16", setting, "fused", work)
                     yield Case(model, "q8_0-flash", setting, "alternate", work)
+
+
+def few(every: Sequence[Case]) -> set[Case]:
+    """Some cases that have all pairs of values which occur in a case, and all of setting, cache and evaluation."""
+
+    def parts(case: Case) -> set[tuple[Any, ...]]:
+        named = list(enumerate(case))
+        return {*itertools.combinations(named, 2), ("kinds", case.setting, case.kv, case.evaluation)}
+
+    chosen, missing = set(), set().union(*map(parts, every))
+    while missing:
+        best = max(every, key=lambda case: len(parts(case) & missing))
+        chosen.add(best)
+        missing -= parts(best)
+    return chosen
+
+
+EVERY = list(cases())
+FEW = few(EVERY)
 
 
 class Rows(NamedTuple):
@@ -189,16 +238,20 @@ class Rows(NamedTuple):
     standard: np.ndarray
     over: np.ndarray | None
     texts: list[list[int]]
+    graphs: list[_engine.Graph]
 
 
 def look(path: Path, setting: dict[str, Any] | None, kv: str, work: str, **options: Any) -> Rows:
     """The rows that the library computes; PCD's contrast is checked to be Eq. 6, and to be what callers see."""
     opened: list[pypcd.Llama] = []
+    graphs: list[list[_engine.Graph]] = []
+    watching = contextlib.ExitStack()
 
     def load(**more: Any) -> pypcd.Llama:
         common = {"n_ctx": 256, "n_batch": 32, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1}
         pcd: Any = False if setting is None else setting
         opened.append(pypcd.Llama(path, pcd=pcd, **{**common, **KV[kv], **options, **more}))
+        graphs.append(watching.enter_context(_engine.watch_graphs(opened[-1])))
         return opened[-1]
 
     points = []
@@ -213,10 +266,12 @@ def look(path: Path, setting: dict[str, Any] | None, kv: str, work: str, **optio
             check_contrast(got, llm.pcd, seen)
             points.append((got.standard, got.over_rotated, text))
     finally:
+        watching.close()
         for llm in opened:
             llm.close()
     standard, over, texts = zip(*points)
-    return Rows(np.array(standard, float), None if setting is None else np.array(over, float), list(texts))
+    computed = [graph for of_one in graphs for graph in of_one]
+    return Rows(np.array(standard, float), None if setting is None else np.array(over, float), list(texts), computed)
 
 
 def wanted(path: Path, case: Case, texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -237,10 +292,15 @@ def nmse(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @functools.cache
+def plain_rows(path: Path, case: Case) -> Rows:
+    return look(path, None, case.kv, case.work, **PLACEMENTS[case.placement])
+
+
+@functools.cache
 def plain_error(path: Path, case: Case, other: Path) -> float:
     """How much rows without PCD differ from the expected ones. For a model that the reference does not know, at least as
     much as those of `other`, a model that it knows."""
-    rows = look(path, None, case.kv, case.work, **PLACEMENTS[case.placement])
+    rows = plain_rows(path, case)
     if case.model == "deepseek2":
         less = plain_error(other, case._replace(model="llama"), other)
         cpu = look(path, None, case.kv, case.work, **{**CPU, "n_ubatch": 10})
@@ -251,7 +311,10 @@ def plain_error(path: Path, case: Case, other: Path) -> float:
 # --- the tests ---
 
 
-@pytest.mark.parametrize("case", list(cases()), ids="/".join)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.few] if case in FEW else [], id="/".join(case)) for case in EVERY],
+)
 def test_rows_are_the_references_as_far_as_plain_rows_are(
     case: Case, tiny: Tiny, record_property: Callable[[str, object], None]
 ) -> None:
@@ -272,6 +335,10 @@ def test_rows_are_the_references_as_far_as_plain_rows_are(
         record_property(name, value)
     record_property("standard", errors[0])
     record_property("over", errors[1])
+    usual = [*plain_rows(path, like).graphs, *plain_rows(path, like._replace(kv=kv)).graphs]
+    left = left_device(rows.graphs, usual)
+    record_property("left", left)
+    record_property("splits", [max(graph.n_splits for graph in graphs) for graphs in (usual, rows.graphs)])
 
     assert errors[0] <= LIMIT * plain, "L"
     assert errors[1] <= LIMIT * plain_over, "L*"
@@ -279,11 +346,26 @@ def test_rows_are_the_references_as_far_as_plain_rows_are(
         assert effect < 1e-20
     else:
         assert effect * SHARE > LIMIT * plain_over, "this case could not tell L* from a wrong one"
+    assert case.placement not in ON_DEVICE or not left, "operations of PCD's that the CPU ran"
 
 
-@pytest.mark.skipif(not _machine.has_gpu(), reason="the library has no GPU")
-def test_it_is_the_gpu_that_computes(tiny: Tiny) -> None:
-    """Rows of the GPU and of the CPU differ by rounding; if not a bit differs, one of them did not run."""
+@pytest.mark.few
+def test_the_few_are_a_part_in_which_each_setting_is_seen_with_each_model_cache_and_evaluation() -> None:
+    assert FEW < set(EVERY) and len(FEW) < len(EVERY) / 4
+    for fields in (("model", "setting"), ("setting", "kv", "evaluation"), ("work", "setting"), ("model", "kv")):
+        of_few, of_every = ({tuple(getattr(case, f) for f in fields) for case in some} for some in (FEW, EVERY))
+        assert of_few == of_every
+
+
+@pytest.mark.few
+@pytest.mark.skipif(BACKEND == "cpu", reason="the CPU is the backend")
+@pytest.mark.parametrize("kv", KV)
+def test_it_is_the_device_that_computes(kv: str, tiny: Tiny) -> None:
+    """The scheduler says so, of all but the embeddings of tokens."""
     path = tiny("llama", **SHAPE)
-    for kv in KV:
-        assert (look(path, {}, kv, STEPS).standard != look(path, {}, kv, STEPS, **CPU).standard).any()
+    rows = look(path, {}, kv, STEPS, **PLACEMENTS[HERE])
+    for graph in rows.graphs:
+        assert sum(graph.on_cpu.values()) <= 1 and graph.n_nodes > 10
+        assert sum(graph.devices.values()) == graph.n_nodes and len(graph.devices) >= (3 if BACKEND == "rpc" else 2)
+    if BACKEND != "rpc":  # its servers compute as this CPU does
+        assert (rows.standard != look(path, {}, kv, STEPS, **CPU).standard).any()

@@ -67,7 +67,18 @@ def run(args: argparse.Namespace, names: Sequence[str] | None, progress: Callabl
         _terminal.note(
             "of: tokens and twins in the last graph of a step, which nodes, splits and KiB are of; "
             "host: time in llama_decode less computing graphs; own: of this, in PCD's code; added: host less that of off"
+            + (
+                ""
+                if costs[0].left is None
+                else "; left: nodes that left the device: the CPU runs them, and not with off"
+            )
         )
+        for line in dict.fromkeys(f"{cost.method}: {_listed(cost.left)}" for cost in costs if cost.left):
+            _terminal.note(f"left the device with {line}")
+
+
+def _listed(left: dict[str, int]) -> str:
+    return ", ".join(f"{n} {what}" for what, n in sorted(left.items()))
 
 
 def _header(args: argparse.Namespace, threads: int) -> str:
@@ -78,7 +89,7 @@ def _header(args: argparse.Namespace, threads: int) -> str:
 
 def _text(costs: Sequence[GraphCost]) -> str:
     """The methods with one number of used cells."""
-    head = ("method", "of", "nodes", "splits", "reused", "host us", "own us", "added us", "KiB in", "KiB out")
+    head = ["method", "of", "nodes", "splits", "reused", "host us", "own us", "added us", "KiB in", "KiB out"]
     cells = [
         (
             cost.method,
@@ -91,8 +102,10 @@ def _text(costs: Sequence[GraphCost]) -> str:
             "-" if cost.added_us is None else f"{cost.added_us:.0f}",
             f"{cost.bytes_in / 1024:.1f}",
             f"{cost.bytes_out / 1024:.1f}",
+            *([] if cost.left is None else [str(sum(cost.left.values()))]),
         )
         for cost in costs
     ]
+    head += [] if costs[0].left is None else ["left"]
     right = [False] + [True] * (len(head) - 1)
     return f"{costs[0].n_cells} cells\n\n{_table.table(head, cells, right, 1, _table.columns())}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import platform
 from typing import Any
@@ -14,7 +15,7 @@ import pypcd
 from pypcd import PCDConfig, _engine, _library, _machine, _threads
 from pypcd._cli import _loading, _options, _terminal
 from pypcd._gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.measure import self_test
+from pypcd.measure import placements, self_test
 
 _IDLE = "found: there is none, or its driver is missing or older than this build needs; models run on the devices above"
 _WIDTH = 2048  # of a model of about 1B parameters
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
             record["model"] = model_facts(llm)
         if not args.no_test:
             record["self_test"] = self_test(llm)
+            if path:
+                record["placements"] = [dataclasses.asdict(found) for found in placements(llm)]
     if args.json:
         print(json.dumps(record, ensure_ascii=False))
     else:
@@ -167,7 +170,24 @@ def report(record: dict[str, Any]) -> str:
             for c in test["checks"]
         ]
         rows += [("skipped", test["skipped"])] if "skipped" in test else []
+    rows += _places(record.get("placements", []))
     return "".join(f"{name:<15}{text}".rstrip() + "\n" for name, text in rows)
+
+
+def _places(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What the CPU runs of a model that is on another device; nothing where there is none."""
+    if not found:
+        return []
+    lines = [
+        ("", ""),
+        ("on the CPU", "operations of a graph, though the model is on a device; splits: parts on one device each"),
+    ]
+    for way in found:
+        left = ", ".join(f"{n} {what}" for what, n in sorted(way["left"].items()))
+        more = "" if way["way"] == "off" else f"; left the device: {left}" if left else "; nothing left the device"
+        text = f"{way['way']}: {way['n_on_cpu']} of {way['n_nodes']}, {way['n_splits']} splits{more}"
+        lines.append(("", text))
+    return lines
 
 
 def _yes(answer: str) -> str:

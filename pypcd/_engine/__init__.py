@@ -41,7 +41,7 @@ from pypcd._engine._devices import (
     supports_gpu,
 )
 from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
-from pypcd._engine._graph import GraphStats, Step, fill_cells, graph_stats, timed_steps
+from pypcd._engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
 from pypcd._engine._heads import HEAD_ORDERS, find_head_order, knows_head_order, set_head_ratios, unset_head_ratios
 from pypcd._engine._log import clear_errors, install, last_errors, logger, reason
 from pypcd._engine._model import (
@@ -82,6 +82,7 @@ from pypcd._engine._tap import tap
 __all__ = [
     "HEAD_ORDERS",
     "N_SEQUENCES",
+    "Graph",
     "GraphStats",
     "PCDLogits",
     "PCDStats",
@@ -147,6 +148,7 @@ __all__ = [
     "trim_pcd",
     "unset_head_ratios",
     "unset_sequence_pcd",
+    "watch_graphs",
 ]
 
 install()  # llama.cpp's log callback, before anything is logged

@@ -114,6 +114,17 @@ class GraphStats(ctypes.Structure):
     ]
 
 
+class Node(ctypes.Structure):
+    """struct llama_pcd_node"""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("op", ctypes.c_char_p),
+        ("device", ctypes.c_char_p),
+        ("on_cpu", ctypes.c_bool),
+    ]
+
+
 _ctx_p = ctypes.c_void_p
 _float_p = ctypes.POINTER(ctypes.c_float)
 
@@ -149,6 +160,8 @@ pcd_get_strength_ith = _bind("llama_pcd_get_strength_ith", ctypes.c_float, _ctx_
 pcd_get_stats = _bind("llama_pcd_get_stats", Stats, _ctx_p)
 pcd_fallback_text = _bind("llama_pcd_fallback_text", ctypes.c_char_p, ctypes.c_int32)
 pcd_get_graph_stats = _bind("llama_pcd_get_graph_stats", GraphStats, _ctx_p)
+graph_callback = ctypes.CFUNCTYPE(None, ctypes.POINTER(Node), ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
+pcd_watch_graphs = _bind("llama_pcd_watch_graphs", None, _ctx_p, graph_callback, ctypes.c_void_p)
 pcd_fill_cells = _bind("llama_pcd_fill_cells", ctypes.c_int32, _ctx_p, ctypes.c_int32)
 pcd_set_exits = _bind(
     "llama_pcd_set_exits",

@@ -5,17 +5,21 @@ Knows nothing of settings: what it measures is whatever is in force in the conte
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import llama_cpp
 
 from pypcd._engine import _bindings
-from pypcd._engine._calls import context
+from pypcd._engine._calls import context, is_open
 from pypcd._errors import PCDError, UnsupportedError
 
-__all__ = ["GraphStats", "Step", "fill_cells", "graph_stats", "timed_steps"]
+__all__ = ["Graph", "GraphStats", "Step", "fill_cells", "graph_stats", "timed_steps", "watch_graphs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,23 @@ class GraphStats:
 
 
 @dataclasses.dataclass(frozen=True)
+class Graph:
+    """A graph that was computed, and where.
+
+    Attributes:
+        n_nodes: operations in it; views compute nothing and are none.
+        n_splits: parts that run on one device each.
+        devices: how many operations each device ran, by ggml's name of it.
+        on_cpu: those that the CPU ran, as "OPERATION of name", and how often; names without the number of their layer.
+    """
+
+    n_nodes: int
+    n_splits: int
+    devices: Counter[str]
+    on_cpu: Counter[str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Step:
     """One token, decoded.
 
@@ -67,6 +88,32 @@ class Step:
 def graph_stats(llm: llama_cpp.Llama) -> GraphStats:
     stats = _bindings.pcd_get_graph_stats(context(llm))
     return GraphStats(*(getattr(stats, field.name) for field in dataclasses.fields(GraphStats)))
+
+
+@contextlib.contextmanager
+def watch_graphs(llm: llama_cpp.Llama) -> Iterator[list[Graph]]:
+    """Collect the graphs that this context computes in the block, in their order: those that turn second keys too, but
+    not llama.cpp's own small ones, which shift keys."""
+    seen: list[Graph] = []
+
+    def keep(nodes: Any, n: int, n_splits: int, data: Any) -> None:
+        ran = [nodes[i] for i in range(n)]
+        devices = Counter(node.device.decode() for node in ran)
+        on_cpu = Counter(f"{node.op.decode()} of {_kind(node.name.decode())}" for node in ran if node.on_cpu)
+        seen.append(Graph(n, n_splits, devices, on_cpu))
+
+    callback = _bindings.graph_callback(keep)
+    _bindings.pcd_watch_graphs(context(llm), callback, None)
+    try:
+        yield seen
+    finally:
+        if is_open(llm):  # else the model was closed inside
+            _bindings.pcd_watch_graphs(context(llm), _bindings.graph_callback(), None)
+
+
+def _kind(name: str) -> str:
+    """A tensor's name without numbers: of its layer, or of its place in the graph where nobody named it."""
+    return re.sub(r"[-_]?\d+", "", name)
 
 
 def fill_cells(llm: llama_cpp.Llama, n: int) -> None:

@@ -19,11 +19,11 @@ import numpy as np
 
 from pypcd import _engine, _llama
 from pypcd._config import PCDConfig
+from pypcd.measure._places import OFF, is_whole, left_device, on_device
 from pypcd.methods import setting_of
 
 __all__ = ["GRAPH_METHODS", "GraphCost", "graph_costs"]
 
-OFF = "off"  # plain decoding in the same context
 GRAPH_METHODS = ("pcd", "pcd:cache=shared", "pcd:cache=separate", "pcd:window")
 WARM_UP = 2  # untimed steps: second keys are derived, the graph is built
 
@@ -46,6 +46,8 @@ class GraphCost:
         added_us: host_us less that of "off"; None for "off".
         bytes_in: inputs of the graph, copied to a device with memory of its own.
         bytes_out: logits, copied back.
+        left: operations of a step that the CPU ran, more than with "off", although the whole model is on other devices:
+            "OPERATION of name", and how often; None where it is not, and so nothing can have left them.
     """
 
     method: str
@@ -60,6 +62,7 @@ class GraphCost:
     added_us: float | None
     bytes_in: int
     bytes_out: int
+    left: dict[str, int] | None
 
 
 def graph_costs(
@@ -103,6 +106,7 @@ def graph_costs(
                     _engine.fill_cells(llm, n)
                     steps[name] += _engine.timed_steps(llm, tokens)[WARM_UP:]
                     graphs[name] = _engine.graph_stats(llm)
+            ran = dict(_watched(llm, configs, n, tokens[:1])) if is_whole(llm) else {}
             host = {name: statistics.median(step.host_us for step in done) for name, done in steps.items()}
             for name, done in steps.items():
                 yield GraphCost(
@@ -118,6 +122,19 @@ def graph_costs(
                     added_us=None if name == OFF else host[name] - host[OFF],
                     bytes_in=graphs[name].bytes_in,
                     bytes_out=graphs[name].bytes_out,
+                    left=left_device(ran[name], ran[OFF]) if on_device(ran.get(OFF, ())) else None,
                 )
     finally:
         llm.close()
+
+
+def _watched(
+    llm: _llama.Llama, configs: dict[str, PCDConfig | None], n: int, tokens: Sequence[int]
+) -> Iterator[tuple[str, list[_engine.Graph]]]:
+    """The graphs of steps, apart from the timed ones: to be told of them takes time."""
+    for name, config in configs.items():
+        llm.pcd = config and config.repeatable()
+        _engine.fill_cells(llm, n)
+        with _engine.watch_graphs(llm) as graphs:
+            _engine.timed_steps(llm, tokens)
+        yield name, graphs
