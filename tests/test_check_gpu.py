@@ -107,7 +107,7 @@ def test_the_archive_has_wheels_of_all_that_pypcd_imports() -> None:
 @pytest.fixture
 def options(tmp_path: Path) -> argparse.Namespace:
     return argparse.Namespace(
-        file=Path(__file__), out=tmp_path / "out", work=tmp_path / "work", backend="cpu", jobs=1, minutes=0, shape="1b",
+        file=Path(__file__), out=tmp_path / "out", work=tmp_path / "work", backend="cpu", jobs=1, minutes=0, shapes="1b",
         lengths="64", bench="--rounds 1",
     )  # fmt: skip
 
@@ -173,7 +173,7 @@ def test_results_stay_until_what_they_follow_from_changes(
         monkeypatch.setattr(check.Run, name, lambda self: None)
     assert run.run() == 0
     run.results.write_text('{"test": "a", "outcome": "passed"}\n')
-    run.record["bench"] = {"64": {"error": "none"}}
+    run.record["bench"] = {"1b, 64 tokens": {"error": "none"}}
     run.write()
     options.bench = "--rounds 9"
     run = check.Run(options)
@@ -215,6 +215,31 @@ def test_x(case, record_property):
     assert got["b"]["why"].startswith("SIGABRT") and "wrong" in got["d"]["why"] and got["e"]["case"] == "e"
 
 
+def test_each_shape_and_length_is_measured_and_what_failed_is_tried_again(
+    run: check.Run, options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def execute(self: check.Run, command: list[Any], log: str) -> str:
+        if "bench" not in command:
+            Path(command[-1]).touch()  # the random model
+            return ""
+        shape, length = Path(command[4]).stem, command[command.index("--length") + 1]
+        asked.append((shape, length))
+        if (shape, length) == ("random-8b", "128") and asked.count((shape, length)) == 1:
+            raise check.Failed("memory")
+        return '{"measurements": [{"ratio": 1.5}]}'
+
+    monkeypatch.setattr(check.Run, "execute", execute)
+    options.shapes, options.lengths = "1b,8b", "64,128"
+    with pytest.raises(check.Failed, match="^no measurements of 8b, 128 tokens$"):
+        run.bench()
+    assert asked == [(f"random-{shape}", length) for shape in ("1b", "8b") for length in ("64", "128")]
+    assert run.record["bench"]["8b, 128 tokens"] == {"error": "memory"}
+    run.bench()
+    assert asked[4:] == [("random-8b", "128")] and run.record["bench"]["8b, 128 tokens"]["measurements"]
+
+
 # --- the report ---
 
 
@@ -227,11 +252,12 @@ def test_the_report_has_rows_and_costs(run: check.Run) -> None:
     crashed = {"test": "t[3]", "outcome": "crashed", "why": "SIGABRT of `pytest`:\nGGML_ASSERT(n > 0) failed"}
     measured = {"method": "window", "flash_attn": True, "ratio": 1.07321, "prefill_ratio": None}
     run.record.update(
-        rows=[good, bad, crashed], bench={"16384": {"measurements": [measured]}, "64": {"error": "memory"}}
+        rows=[good, bad, crashed],
+        bench={"1b, 64 tokens": {"error": "memory"}, "8b, 16384 tokens": {"measurements": [measured]}},
     )
     text = report.render(run.record)
     assert "## Rows: 3 cases, 2 failed" in text
     assert "| rerotated | 2 | 1 | 1e-06 | 1 | 0.25 | 1.25e+05 | 0.5 |" in text
     assert "- t[2]: failed; E  AssertionError: L*" in text and "- t[3]: crashed; GGML_ASSERT(n > 0) failed" in text
     assert "| method | flash_attn | ratio | prefill_ratio |" in text and "| window | True | 1.07 |  |" in text
-    assert text.index("memory") < text.index("16384 tokens")
+    assert text.index("1b, 64 tokens in the context") < text.index("memory") < text.index("8b, 16384 tokens")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd._cli import COMMANDS as COMMAND_NAMES
-from pypcd._cli import _options, _terminal, _text
+from pypcd._cli import _options, _terminal, _text, info
 from pypcd._cli._conversation import Conversation
 from pypcd._cli._generation import ContextFull, Figures, Generation
 from pypcd._cli.chat import COMMANDS
@@ -382,6 +383,7 @@ def test_info_json(model):
     record = json.loads(done.stdout)
     assert Path(record["library"]["libllama"]).exists() and record["machine"]["backends"]
     machine = record["machine"]
+    assert set(machine["idle_backends"]) < set(machine["backends"])
     assert machine["amx"].partition(":")[0] in ("on", "off", "none") and isinstance(machine["repacked"], bool)
     assert 1 <= machine["threads"] and 1 <= machine["threads_batch"] and machine["threads_why"]
     rope = record["model"]["rope"]
@@ -391,6 +393,8 @@ def test_info_json(model):
     assert rope["wavelengths"][-1] / rope["wavelengths_over_rotated"][-1] == pytest.approx(pypcd.rho(16)[-1])
     assert record["model"]["pcd"] == "yes"
     assert [c["passed"] for c in record["self_test"]["checks"]] == [True] * 4
+    machine["idle_backends"] = ["CUDA"]
+    assert re.search(r"(?m)^no CUDA device +found: there is none, or its driver is missing", info.report(record))
 
 
 def test_info_text_and_a_failing_self_test(model, llm, capsys, monkeypatch):

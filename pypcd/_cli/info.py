@@ -17,6 +17,7 @@ from pypcd._cli import _loading, _options, _terminal
 from pypcd._gguf import DEMO_MODEL, read_gguf, resolve_model
 from pypcd.measure import placements, self_test
 
+_IDLE = "found: there is none, or its driver is missing or older than this build needs; models run on the devices above"
 _WIDTH = 2048  # of a model of about 1B parameters
 
 
@@ -79,6 +80,7 @@ def machine_facts(path: str | None) -> dict[str, Any]:
         "memory": _machine.total_memory(),
         "gpu_offload": _machine.has_gpu(),
         "backends": _machine.backends(),
+        "idle_backends": _engine.idle_backends(),
         "devices": _machine.devices(),
         "cpu_features": features,
         "amx": f"{'on' if amx.on else 'off' if amx.exists else 'none'}: {amx.why}",
@@ -139,6 +141,7 @@ def report(record: dict[str, Any]) -> str:
         ("threads", f"{machine['threads']}, {machine['threads_batch']} for prompts; {machine['threads_why']}"),
         ("backends", ", ".join(machine["backends"]) or "unknown"),
         *((f"device {d['name']}", f"{d['description']}, {d['memory'] / gib:.1f} GiB") for d in machine["devices"]),
+        *((f"no {name} device", _IDLE) for name in machine["idle_backends"]),
         ("AMX", machine["amx"]),
         ("other kernels", "repacked weights" if machine["repacked"] else "no repacked weights in this build"),
     ]

@@ -31,7 +31,15 @@ from pypcd._engine._context import (
     shift,
     synchronize,
 )
-from pypcd._engine._devices import backends, cpu_features, devices, library_path, step_times, supports_gpu
+from pypcd._engine._devices import (
+    backends,
+    cpu_features,
+    devices,
+    idle_backends,
+    library_path,
+    step_times,
+    supports_gpu,
+)
 from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
 from pypcd._engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
 from pypcd._engine._heads import HEAD_ORDERS, find_head_order, knows_head_order, set_head_ratios, unset_head_ratios
@@ -98,6 +106,7 @@ __all__ = [
     "find_head_order",
     "graph_stats",
     "has_tied_head",
+    "idle_backends",
     "init_sampler",
     "is_end",
     "is_open",

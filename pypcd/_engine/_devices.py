@@ -11,7 +11,17 @@ import llama_cpp
 from pypcd._engine import _bindings
 from pypcd._errors import PCDError, did_you_mean
 
-__all__ = ["backends", "chosen", "cpu_features", "devices", "gpus", "library_path", "step_times", "supports_gpu"]
+__all__ = [
+    "backends",
+    "chosen",
+    "cpu_features",
+    "devices",
+    "gpus",
+    "idle_backends",
+    "library_path",
+    "step_times",
+    "supports_gpu",
+]
 
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type
 
@@ -36,10 +46,22 @@ def cpu_features() -> str:
 def backends() -> list[str]:
     """Names of ggml's backends; empty if the library does not export their functions."""
     try:
-        registries = [_handle(_ggml("reg_get", _handle, _size(i))) for i in range(_ggml("reg_count", _size))]
-        return [_ggml("reg_name", _text, registry).decode() for registry in registries]
+        return [_ggml("reg_name", _text, registry).decode() for registry in _registries()]
     except AttributeError:  # Windows finds a symbol only in the library that defines it
         return []
+
+
+def idle_backends() -> list[str]:
+    """Those that found no device here, such as CUDA without a GPU or its driver. RPC has none until servers are named."""
+    try:
+        idle = [registry for registry in _registries() if _ggml("reg_dev_count", _size, registry) == 0]
+        return [name for name in (_ggml("reg_name", _text, registry).decode() for registry in idle) if name != "RPC"]
+    except AttributeError:
+        return []
+
+
+def _registries() -> list[ctypes.c_void_p]:
+    return [_handle(_ggml("reg_get", _handle, _size(i))) for i in range(_ggml("reg_count", _size))]
 
 
 def devices() -> list[dict[str, Any]]:

@@ -2,10 +2,10 @@
 
     scripts/check_gpu pack --python-version 3.12 gpu.tar.xz       # where there is network
     scripts/check_gpu run gpu.tar.xz out --minutes 9              # there, in a checkout; again until all is done
-    scripts/check_gpu run gpu.tar.xz out --backend cpu --shape 1b --lengths 64,128      # a trial without a GPU
+    scripts/check_gpu run gpu.tar.xz out --backend cpu --shapes 1b --lengths 64,128      # a trial without a GPU
 
 The stages: unpack (the archive, and a virtual environment of its wheels), llama (build llama-cpp-python), pypcd (build
-this checkout against it), rows (tests/test_backend.py), bench (`pypcd bench` on a random model). What is done stays in
+this checkout against it), rows (tests/test_backend.py), bench (`pypcd bench` on random models). What is done stays in
 --work and is not done again while nothing it depends on has changed. OUT gets check_gpu.md, check_gpu.json and the
 logs, also when a stage fails.
 
@@ -50,8 +50,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--backend", choices=("cuda", "cpu"), default="cuda", help="cpu is for a trial (default: %(default)s)")
     add("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers at a time (default: %(default)s)")
     add("--minutes", type=float, default=0, help="stop after so many, to go on later (default: no limit)")
-    add("--shape", default="8b", help="size of the random model (default: %(default)s)")
-    add("--lengths", default="4096,16384,65536", help="tokens in the context; empty: no timings (default: %(default)s)")
+    add("--shapes", default="1b,8b", help="sizes of the random models (default: %(default)s)")
+    add("--lengths", default="4096,16384,32768", help="tokens in the context; empty: no timings (default: %(default)s)")
     add("--bench", default=BENCH, help="further arguments of `pypcd bench` (default: %(default)s)")
     args = parser.parse_args(arguments)
     if args.command == "run":

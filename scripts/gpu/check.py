@@ -57,7 +57,7 @@ class Run:
             "llama": [self.cmake_args()],
             "pypcd": [digest(*files("CMakeLists.txt", "pyproject.toml", "cmake/*", "cpp/**/*", "pypcd/**/*"))],
             "rows": [digest(*files("tests/*.py"))],
-            "bench": [o.shape, o.bench],
+            "bench": [o.bench],
         }
         for name, values in inputs.items():
             keys[name] = hashlib.sha256(json.dumps([last, *values]).encode()).hexdigest()[:16]
@@ -163,27 +163,34 @@ class Run:
         return {result["test"]: result for result in map(json.loads, lines)}
 
     def bench(self) -> None:
-        """A command for each length, so that each can be resumed."""
-        o, model = self.options, self.work / f"random-{self.options.shape}.gguf"
-        if not model.is_file():
-            script = ROOT / "scripts" / "recipes" / "make_random_model.py"
-            self.execute([self.python, script, "--shape", o.shape, model.with_suffix(".part")], "bench")
-            model.with_suffix(".part").rename(model)
-        for length in filter(None, o.lengths.split(",")):
-            if "measurements" in self.record["bench"].get(length, {}):
+        """A command for each shape and length, so that each can be resumed."""
+        o, found = self.options, self.record["bench"]
+        todo = [(shape, length) for shape in o.shapes.split(",") for length in filter(None, o.lengths.split(","))]
+        for shape, length in todo:
+            name = f"{shape}, {length} tokens"
+            if "measurements" in found.get(name, {}):
                 continue
-            print(f"bench: {length} tokens", flush=True)
+            print(f"bench: {name}", flush=True)
             # scores without flash attention take n_heads x 512 x length floats: 4 GiB at 64k, for nothing but to lose
             flash = "both" if int(length) <= 16384 else "on"
-            command = [self.python, "-m", "pypcd", "bench", model, "--json", "--length", length, "--flash-attn", flash]
+            options = ["--json", "--length", length, "--flash-attn", flash, *shlex.split(o.bench)]
             try:
-                self.record["bench"][length] = json.loads(self.execute([*command, *shlex.split(o.bench)], "bench"))
+                command = [self.python, "-m", "pypcd", "bench", self.random_model(shape), *options]
+                found[name] = json.loads(self.execute(command, "bench"))
             except Failed as error:
-                self.record["bench"][length] = {"error": str(error)}
+                found[name] = {"error": str(error)}
             self.write()
-        wrong = [length for length, found in self.record["bench"].items() if "error" in found]
+        wrong = [name for name, result in found.items() if "error" in result]
         if wrong:
-            raise Failed(f"no measurements at {', '.join(wrong)} tokens")
+            raise Failed(f"no measurements of {'; '.join(wrong)}")
+
+    def random_model(self, shape: str) -> Path:
+        model = self.work / f"random-{shape}.gguf"
+        if not model.is_file():
+            script, part = ROOT / "scripts" / "recipes" / "make_random_model.py", model.with_suffix(".part")
+            self.execute([self.python, script, "--shape", shape, part], "bench")
+            part.rename(model)
+        return model
 
     # processes
 

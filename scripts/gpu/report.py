@@ -30,10 +30,11 @@ def render(record: dict[str, Any]) -> str:
     for name, stage in record["stages"].items():
         if stage.get("error"):
             lines += ["", f"**{name}: {stage['status']}.**", "", "```", stage["error"], "```"]
-    return "\n".join([*lines, *_rows(record.get("rows", [])), *_bench(record.get("bench", {}))]) + "\n"
+    return "\n".join([*lines, *rows(record.get("rows", [])), *_bench(record.get("bench", {}))]) + "\n"
 
 
-def _rows(results: list[dict[str, Any]]) -> list[str]:
+def rows(results: list[dict[str, Any]]) -> list[str]:
+    """Lines of Markdown: what tests/test_backend.py wrote down with PYPCD_TEST_REPORT."""
     if not results:
         return []
     bad = [r for r in results if r["outcome"] not in ("passed", "skipped")]
@@ -64,14 +65,14 @@ def _group(name: str, group: list[dict[str, Any]]) -> tuple[Any, ...]:
 
 
 def _bench(tables: dict[str, dict[str, Any]]) -> list[str]:
-    lines = ["", "## Cost: `pypcd bench` on a random model"] if tables else []
-    for length, found in sorted(tables.items(), key=lambda item: int(item[0])):
-        lines += ["", f"{length} tokens in the context:", ""]
+    lines = ["", "## Cost: `pypcd bench` on random models"] if tables else []
+    for name, found in tables.items():
+        lines += ["", f"{name} in the context:", ""]
         if "error" in found:
             lines += ["```", found["error"], "```"]
         else:
-            rows = found["measurements"]
-            lines += table(list(rows[0]), [list(row.values()) for row in rows])
+            measured = found["measurements"]
+            lines += table(list(measured[0]), [list(row.values()) for row in measured])
     return lines
 
 
