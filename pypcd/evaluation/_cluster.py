@@ -189,10 +189,9 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
                 threads_per_worker=1,
                 memory_limit=0,
                 host="127.0.0.1",
-                scheduler_kwargs={
-                    "dashboard": False,
-                    "dashboard_address": "127.0.0.1:0",
-                },  # else port 8787, if it is free
+                # not on port 8787, and with no version of Dask on other addresses of this machine
+                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+                worker_dashboard_address="127.0.0.1:0",
                 preload=_NO_CTRL_C,
                 silence_logs=logging.CRITICAL,
             )
