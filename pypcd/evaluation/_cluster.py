@@ -182,6 +182,8 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
         Raises:
             PCDError: there is no scheduler.
         """
+        # Dask logs its own exceptions, where the run says in a sentence what happened
+        self._closing.enter_context(self._dask.utils.silence_logging_cmgr(logging.CRITICAL))
         how: dict[str, Any] = {"timeout": _SECONDS_TO_ANSWER, "set_as_default": False, "name": "pypcd"}
         if self._n_local:
             local = self._dask.LocalCluster(
