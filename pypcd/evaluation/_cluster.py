@@ -8,9 +8,11 @@ Needs dask.distributed. It knows nothing of models or files: what a run needs of
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import json
 import logging
 import pathlib
 import pickle
@@ -199,17 +201,37 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
             )
             self._closing.callback(local.close)
             how["address"] = local
-        else:
-            how["scheduler_file" if self.address.endswith(".json") else "address"] = self.address
         try:
+            if not self._n_local:
+                how["address"] = self._scheduler()
             client = self._dask.Client(**how)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, asyncio.TimeoutError) as error:
             raise PCDError(
                 f"no Dask scheduler answers at {self.address} ({str(error) or type(error).__name__}); start one: dask scheduler; "
                 f"and workers: dask worker {self.address} {_OPTIONS}"
             ) from None
         self._closing.callback(client.close)
         return client
+
+    def _scheduler(self) -> str:
+        """The scheduler's address, once it has answered: Dask's client would wait for ever for something else that listens.
+
+        Raises:
+            OSError, TimeoutError: it does not answer.
+            ValueError, KeyError: this cannot be a scheduler's address.
+        """
+        address = self.address
+        if address.endswith(".json"):
+            address = json.loads(pathlib.Path(address).read_text(encoding="utf-8"))["address"]
+
+        async def greet() -> None:
+            how = self._dask.Security().get_connection_args("client")
+            connection = await asyncio.wait_for(self._dask.core.connect(address, **how), _SECONDS_TO_ANSWER)
+            connection.abort()
+
+        with concurrent.futures.ThreadPoolExecutor(1) as beside:  # a notebook's thread has an event loop already
+            beside.submit(asyncio.run, greet()).result()
+        return address
 
     def _workers(self, least: int = 1) -> list[str]:
         """The addresses of the workers there are.
