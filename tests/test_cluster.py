@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,18 @@ import pytest
 import pypcd
 from pypcd._cli import main
 from pypcd._gguf import DEMO_MODEL
-from pypcd.evaluation import Cluster, Directory, Plan, Progress, csv_text, evaluate, facts, markdown, run_options
+from pypcd.evaluation import (
+    Cluster,
+    Directory,
+    Plan,
+    Progress,
+    csv_text,
+    evaluate,
+    facts,
+    markdown,
+    record,
+    run_options,
+)
 from pypcd.evaluation import _cluster as at_work  # as the workers' processes have it
 from pypcd.evaluation._run import Worker
 
@@ -342,6 +354,40 @@ def test_a_scheduler_that_is_not_there_is_told_of(capsys: pytest.CaptureFixture[
     assert "Traceback" not in said and time.monotonic() - began < 60 and not (tmp_path / "run").exists()
     assert main(["eval", "demo", "--n", "1", "--cluster", "nowhere.json", "--out", str(tmp_path / "run")]) == 1
     assert "there is no scheduler file nowhere.json; `dask scheduler" in capsys.readouterr().err
+
+
+def test_what_listens_but_is_no_scheduler_is_told_of(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which never says a word
+        port = silent.getsockname()[1]
+        with (
+            Cluster(f"127.0.0.1:{port}") as cluster,
+            pytest.raises(pypcd.PCDError, match="no Dask scheduler answers at"),
+        ):
+            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+    file = tmp_path / "scheduler.json"
+    for text in ("{}", "{"):
+        file.write_text(text)
+        with Cluster(str(file)) as cluster, pytest.raises(pypcd.PCDError, match="no Dask scheduler answers at .*json"):
+            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+    assert time.monotonic() - began < 60
+
+
+def test_what_a_worker_cannot_do_is_its_error(cluster: Cluster, tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "run")
+    with pytest.raises(ValueError, match="worker tcp://.*: kv-short at length 30: n_tokens is 30; allowed: at least"):
+        evaluate(dataclasses.replace(DEMO, lengths=(180, 30)), directory, options=ONE, jobs=cluster)
+    assert not directory.samples.exists()
+
+
+def test_rows_are_recorded_on_a_cluster_too(cluster: Cluster, tmp_path: Path) -> None:
+    """What `pypcd tune` chooses by."""
+    plan = Plan("demo", ("kv-short",), ("pcd:window",), (180,), n=3)
+    made = [
+        record(plan, Directory(tmp_path / name), jobs=jobs, options=ONE).records
+        for name, jobs in (("here", 1), ("there", cluster))
+    ]
+    assert len(made[0]) == 6 and without_time(made[0]) == without_time(made[1])
 
 
 def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

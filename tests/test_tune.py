@@ -149,7 +149,7 @@ class World:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tuning, "record", self.record)
         monkeypatch.setattr(tuning, "evaluate", self.evaluate)
-        monkeypatch.setattr(tuning, "facts", lambda *args: {})
+        monkeypatch.setattr(tuning, "facts", lambda *args, jobs: {})
 
     def _right(self, key: Any) -> int:
         task, _, index, _ = key

@@ -8,9 +8,11 @@ Needs dask.distributed. It knows nothing of models or files: what a run needs of
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import json
 import logging
 import pathlib
 import pickle
@@ -182,6 +184,8 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
         Raises:
             PCDError: there is no scheduler.
         """
+        # Dask logs its own exceptions, where the run says in a sentence what happened
+        self._closing.enter_context(self._dask.utils.silence_logging_cmgr(logging.CRITICAL))
         how: dict[str, Any] = {"timeout": _SECONDS_TO_ANSWER, "set_as_default": False, "name": "pypcd"}
         if self._n_local:
             local = self._dask.LocalCluster(
@@ -189,26 +193,45 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
                 threads_per_worker=1,
                 memory_limit=0,
                 host="127.0.0.1",
-                scheduler_kwargs={
-                    "dashboard": False,
-                    "dashboard_address": "127.0.0.1:0",
-                },  # else port 8787, if it is free
+                # not on port 8787, and with no version of Dask on other addresses of this machine
+                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+                worker_dashboard_address="127.0.0.1:0",
                 preload=_NO_CTRL_C,
                 silence_logs=logging.CRITICAL,
             )
             self._closing.callback(local.close)
             how["address"] = local
-        else:
-            how["scheduler_file" if self.address.endswith(".json") else "address"] = self.address
         try:
+            if not self._n_local:
+                how["address"] = self._scheduler()
             client = self._dask.Client(**how)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, asyncio.TimeoutError) as error:
             raise PCDError(
                 f"no Dask scheduler answers at {self.address} ({str(error) or type(error).__name__}); start one: dask scheduler; "
                 f"and workers: dask worker {self.address} {_OPTIONS}"
             ) from None
         self._closing.callback(client.close)
         return client
+
+    def _scheduler(self) -> str:
+        """The scheduler's address, once it has answered: Dask's client would wait for ever for something else that listens.
+
+        Raises:
+            OSError, TimeoutError: it does not answer.
+            ValueError, KeyError: this cannot be a scheduler's address.
+        """
+        address = self.address
+        if address.endswith(".json"):
+            address = json.loads(pathlib.Path(address).read_text(encoding="utf-8"))["address"]
+
+        async def greet() -> None:
+            how = self._dask.Security().get_connection_args("client")
+            connection = await asyncio.wait_for(self._dask.core.connect(address, **how), _SECONDS_TO_ANSWER)
+            connection.abort()
+
+        with concurrent.futures.ThreadPoolExecutor(1) as beside:  # a notebook's thread has an event loop already
+            beside.submit(asyncio.run, greet()).result()
+        return address
 
     def _workers(self, least: int = 1) -> list[str]:
         """The addresses of the workers there are.
