@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import http.client
 import json
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -207,5 +209,9 @@ def test_serve_with_several_models_loads_them_in_turn_and_goes_on_after_a_loss(q
             servers.append(RPCServer(f"--port={port}"))
             assert ask(url, model="one", **body)["choices"][0]["text"] == texts[0]
         finally:
-            process.kill()
-            process.communicate()
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=30)[1]
+        assert re.search(
+            rf"\[ *\d+\] the connection to the RPC server {servers[0].address} was lost, so ggml ended", said
+        )
+        assert "loaded RPC backend" not in said
