@@ -68,14 +68,21 @@ static int64_t n_grouped(const llama_pcd_graph::attn & args, int64_t n) {
     return multiplies(args) && n < n_group ? n_group : 1;
 }
 
-// The mask of a part; the rows of grouped queries once for each head of a group. All layers with this mask share it.
+// where a tensor is that has memory already, as that of a cache has
+static ggml_backend_buffer_type_t type_of_buffer(const ggml_tensor * t) {
+    const auto * base = t->view_src ? t->view_src : t;
+    return base->buffer ? ggml_backend_buffer_get_type(base->buffer) : nullptr;
+}
+
+// The mask of a part; the rows of grouped queries once for each head of a group. The layers of one device with this mask share it;
+// another device makes its own from the input, since what one has made would go to the others through the host at each step.
 ggml_tensor * llama_pcd_graph::build_mask(const attn & args, const part & p) {
     const int64_t n_group = n_grouped(args, p.n);
 
     ggml_tensor * mask = p.cells.mask ? p.cells.mask : args.kq_mask;
     const int64_t i0   = p.cells.mask ? 0 : p.i0;
 
-    ggml_tensor *& res = masks[{ mask, i0, p.n, p.range.begin, p.range.end, n_group }];
+    ggml_tensor *& res = masks[{ mask, i0, p.n, p.range.begin, p.range.end, n_group, type_of_buffer(args.k) }];
     if (!res) {
         res = build_cells(ctx, view_rows(ctx, mask, i0, p.n), 0, p.range);
         if (!ggml_is_contiguous(res)) {

@@ -79,8 +79,10 @@ private:
 
     bool splitting = false; // inside our own calls of build_attn_mha
 
-    // mask, first row, rows, first and last cell, heads of a group
-    std::map<std::tuple<const ggml_tensor *, int64_t, int64_t, uint32_t, uint32_t, int64_t>, ggml_tensor *> masks;
+    // mask, first row, rows, first and last cell, heads of a group, where the keys are
+    using mask_key = std::tuple<const ggml_tensor *, int64_t, int64_t, uint32_t, uint32_t, int64_t, ggml_backend_buffer_type_t>;
+
+    std::map<mask_key, ggml_tensor *> masks;
 
     ggml_tensor * input(ggml_tensor *& t, ggml_type type, int64_t ne0, const char * name, int64_t ne1 = 1, int64_t ne2 = 1) const;
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import struct
 import time
 from collections.abc import Iterable
@@ -134,8 +135,10 @@ def is_connected(address: str) -> bool:
         return False
     for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
         try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
             connection = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # no socket, or closed by now
+        except OSError:  # closed by now
             continue
         with contextlib.closing(connection):
             try:

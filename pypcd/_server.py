@@ -331,6 +331,10 @@ class Server:
                 if not re.sub(r"^\[ *\d+\] ", "", line).strip():  # a model's process writes these for its router
                     continue
                 self._lines.append(line.rstrip("\n"))
+                if lost := self._lost([line]):
+                    if not self.is_router:  # wait() says it
+                        continue
+                    line = (re.match(r"(\[ *\d+\] )?", line) or [""])[0] + lost
                 if self._log is not None:
                     self._log(line.rstrip("\n"))
 

@@ -125,7 +125,7 @@ def test_commands_parse(page: str, line: str) -> None:
     words = words[: words.index("--")] if "--" in words else words  # what follows is llama-server's
     if words[0] in ("COMMAND", "--help"):
         return
-    module = importlib.import_module(f"pypcd._cli.{words[0]}")
+    module = importlib.import_module(f"pypcd._cli.{words[0].replace('-', '_')}")
     parser = argparse.ArgumentParser(prog=f"pypcd {words[0]}")
     module.add_arguments(parser)
     if len(words) == 1:  # named, not run

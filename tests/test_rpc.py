@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import http.client
 import json
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TOKENS, Tiny, native_row
-from rpc_servers import needs_rpc, running
+from rpc_servers import RPCServer, needs_rpc, running
 from test_backend import LIMIT, READINGS, SETTINGS, SHAPE, SHARE, Case, look, nmse, wanted
 
 import pypcd
@@ -20,7 +23,9 @@ from pypcd import _machine, _remote
 
 pytestmark = needs_rpc
 
-SMALL: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1}
+Open = Callable[..., pypcd.Llama]
+
+THERE: dict[str, Any] = {"n_gpu_layers": -1, "flash_attn": True, "f16": True}  # options of `load`
 
 
 def command(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -70,14 +75,14 @@ def test_rows_are_the_references(case: Case, tiny: Tiny, rpc_servers: str) -> No
         assert nmse(over, standard) * SHARE > LIMIT * plain_over, "this case could not tell L* from a wrong one"
 
 
-def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, rpc_servers: str) -> None:
+def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, load: Open, rpc_servers: str) -> None:
     path = tiny("llama", **SHAPE)
     addresses = _remote.parse_servers(rpc_servers)
     assert not any(map(_remote.is_connected, addresses))
-    there = pypcd.Llama(path, pcd=True, rpc_servers=rpc_servers, **SMALL)
+    there = load(path, rpc_servers=rpc_servers, **THERE)
     assert all(map(_remote.is_connected, addresses))  # each holds a part
-    also_there = pypcd.Llama(path, pcd=True, rpc_servers=list(addresses), **SMALL)
-    here = pypcd.Llama(path, pcd=True, flash_attn=True, **SMALL)
+    also_there = load(path, rpc_servers=list(addresses), **THERE)
+    here = load(path, f16=True, flash_attn=True)
     rows = []
     for llm in (there, also_there, here):
         llm.eval(TOKENS)
@@ -87,34 +92,34 @@ def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, rpc_se
     assert all(map(_remote.is_connected, addresses))
     also_there.close()
     assert not any(map(_remote.is_connected, addresses)), "the model of this machine alone needs no server"
-    here.close()
 
 
-def test_a_server_is_no_gpu_of_this_machine(tiny: Tiny, rpc_servers: str) -> None:
+def test_a_server_is_no_gpu_of_this_machine(tiny: Tiny, load: Open, rpc_servers: str) -> None:
     before = _machine.has_gpu(), [device["name"] for device in _machine.devices()]
-    pypcd.Llama(tiny("llama", **SHAPE), rpc_servers=rpc_servers, **SMALL).close()
+    load(tiny("llama", **SHAPE), rpc_servers=rpc_servers, **THERE)
     assert (_machine.has_gpu(), [device["name"] for device in _machine.devices()]) == before
     assert _machine.has_gpu({"rpc_servers": rpc_servers})
 
 
-def test_a_saved_state_is_the_same_here_and_there(tiny: Tiny, rpc_servers: str) -> None:
+def test_a_saved_state_is_the_same_here_and_there(tiny: Tiny, load: Open, rpc_servers: str) -> None:
     path = tiny("llama", **SHAPE)
-    options = {**SMALL, "flash_attn": False}
-    with_servers = {**options, "rpc_servers": rpc_servers}
-    first = pypcd.Llama(path, pcd=True, **with_servers)
+    there, here = {**THERE, "rpc_servers": rpc_servers}, {"f16": True, "flash_attn": True}
+    first = load(path, **there)
     first.eval(TOKENS)
     state = first.save_state()
     first.eval([5])
-    wanted_rows = first.pcd_logits()
-    for more in (with_servers, options):
-        llm = pypcd.Llama(path, pcd=True, **more)
+    unsaved = first.pcd_logits()
+    got = []
+    for options in (there, here):
+        llm = load(path, **options)
         llm.load_state(state)
         llm.eval([5])
-        rows = llm.pcd_logits()
-        assert (rows.standard == wanted_rows.standard).all()
-        assert (rows.over_rotated == wanted_rows.over_rotated).all()
-        llm.close()
-    first.close()
+        got.append(llm.pcd_logits())
+        assert (got[-1].standard == unsaved.standard).all()
+    assert (got[0].over_rotated == got[1].over_rotated).all()
+    assert (
+        nmse(got[0].over_rotated, unsaved.over_rotated) < 1e-4
+    )  # second keys are made anew, from keys that were rounded
 
 
 # -- the options -----------------------------------------------------------------------------------------------------
@@ -199,6 +204,14 @@ def test_serve_with_several_models_loads_them_in_turn_and_goes_on_after_a_loss(q
             assert "error" in ask(url, model="one", **body)
             assert "error" in ask(url, model="two", **body)
             assert process.poll() is None  # the router lives
+
+            port = servers[0].address.partition(":")[2]
+            servers.append(RPCServer(f"--port={port}"))
+            assert ask(url, model="one", **body)["choices"][0]["text"] == texts[0]
         finally:
-            process.kill()
-            process.communicate()
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=30)[1]
+        assert re.search(
+            rf"\[ *\d+\] the connection to the RPC server {servers[0].address} was lost, so ggml ended", said
+        )
+        assert "loaded RPC backend" not in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -192,6 +193,19 @@ def test_memory_of_other_machines_counts(tiny: Tiny, monkeypatch: pytest.MonkeyP
         _machine.checked_n_ctx(path, {"n_ctx": 2**24, "n_gpu_layers": 0}, remote=near)
 
 
+def test_looking_for_a_connection_leaves_no_file_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        before = len(os.listdir("/dev/fd"))
+        assert not _remote.is_connected(address)
+        with socket.create_connection(listener.getsockname()) as ours:
+            assert _remote.is_connected(address)
+            listener.accept()[0].close()
+            assert not _remote.is_connected(address)
+            assert ours.fileno() > 0
+        assert len(os.listdir("/dev/fd")) == before
+
+
 # -- pypcd rpc-server ------------------------------------------------------------------------------------------------
 
 
@@ -298,8 +312,7 @@ def test_a_server_serves_one_process_at_a_time(tiny: Tiny) -> None:
             _remote.greet(servers[0].address, 0.5)
         out, err = process.communicate("\n", timeout=60)
         assert process.returncode == 0 and "opened again\none token" in out, err
-        llm = pypcd.Llama(path, n_ctx=512, rpc_servers=servers[0].address)  # it is free again
-        llm.close()
+        pypcd.Llama(path, n_ctx=512, rpc_servers=servers[0].address).close()  # it is free again
 
 
 @needs_rpc

@@ -212,6 +212,11 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.gpu_layers is not None:
         options["n_gpu_layers"] = args.gpu_layers
     if args.rpc is not None:
+        for name, alone in (("jobs", 1), ("cluster", None)):
+            if (value := getattr(args, name, alone)) != alone:
+                raise ValueError(
+                    f"--{name} is {value} beside --rpc; an RPC server serves one process at a time; leave --{name} out"
+                )
         options["rpc_servers"] = ",".join(parse_servers(args.rpc))  # text: it stands in the record of a run
     return options
 

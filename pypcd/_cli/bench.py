@@ -55,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length or "512,2048")
     sequences = _options.integers("--sequences", args.sequences or "1", SEQUENCES, "1,4,16")
     names = default_methods() if args.method is None else _former.checked_methods(_options.names(args.method))
+    if args.rpc:
+        if args.method and "stock" in names:
+            raise ValueError("--method has stock, which computes on this machine alone; leave it out beside --rpc")
+        names = [name for name in names if name != "stock"]
     methods = methods_for(names)
     text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
     if args.text and not text:
