@@ -144,7 +144,7 @@ def test_a_failed_build_leaves_nothing_behind(system: Path, project: Project) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--backend"], "--backend needs a name"),
+        (["--backend"], "the backend is ''; allowed: vulkan, rpc, cpu"),
         (["--backend", "cuda"], "the backend is 'cuda'; allowed: vulkan, rpc, cpu"),
     ],
 )
