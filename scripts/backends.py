@@ -1,5 +1,7 @@
 """llama-cpp-python built with another backend of ggml: what has to be installed for that, how it is built, where it is kept.
 
+    python3 scripts/backends.py vulkan      # Debian's packages that are missing for it; nothing if all are there
+
 Only the standard library is used. Knows nothing of pypcd, and not how a build is run, which install.py does.
 """
 
@@ -11,6 +13,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -122,3 +125,7 @@ def _cpu_flags() -> str:
     except OSError:  # not Linux
         return platform.processor()
     return next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+
+
+if __name__ == "__main__":
+    print(*missing_packages(sys.argv[1]))
