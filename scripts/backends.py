@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from machine import cuda_options, find_nvcc
+
 __all__ = ["BACKENDS", "Backend", "build_environment", "kept_wheels", "missing_packages"]
 
 SYSTEM = Path("/usr")
@@ -63,6 +65,11 @@ BACKENDS: dict[str, Backend] = {
             "mesa-vulkan-drivers": _has_driver,
         },
     ),
+    "cuda": Backend(
+        flags="-DGGML_CUDA=ON -DGGML_CUDA_NCCL=OFF -DLLAVA_BUILD=OFF",
+        minutes=90.0,  # for one architecture; the only number here that is an estimate
+        needs={"nvidia-cuda-toolkit": lambda: find_nvcc() is not None},
+    ),
 }
 
 
@@ -74,7 +81,8 @@ def missing_packages(name: str) -> list[str]:
 def build_environment(name: str, root: Path) -> dict[str, str]:
     """What the build of llama-cpp-python sees in its environment, beside the rest."""
     given = os.environ.get("CMAKE_ARGS", "")
-    env = {"CMAKE_ARGS": f"{BACKENDS[name].flags} {given}".strip()}
+    flags = [BACKENDS[name].flags, *(cuda_options(find_nvcc()) if name == "cuda" else []), given]
+    env = {"CMAKE_ARGS": " ".join(filter(None, flags))}
     header = _header("vulkan/vulkan_core.h")
     if name == "vulkan" and header and "VK_EXT_layer_settings" not in header.read_text(encoding="utf-8"):
         folders = [str(root / "cmake" / "vulkan"), os.environ.get("CPATH", "")]
@@ -86,8 +94,8 @@ def kept_wheels(name: str, version: str, root: Path) -> Path:
     """The folder of the user's cache for the wheel of this version as it would be built now; it may not exist."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pypcd" / "backends"
     names = ("CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE", "CFLAGS", "CXXFLAGS")
-    parts = [BACKENDS[name].flags, platform.machine(), _cpu_flags(), *(os.environ.get(name, "") for name in names)]
-    parts += [_compiler("CC", "cc"), _compiler("CXX", "c++")]
+    parts = [build_environment(name, root)["CMAKE_ARGS"], platform.machine(), _cpu_flags()]
+    parts += [*(os.environ.get(name, "") for name in names), _compiler("CC", "cc"), _compiler("CXX", "c++")]
     parts += [(root / "cmake" / file).read_text(encoding="utf-8") for file in ("llama-cpp-python.cmake", "amx.cmake")]
     return base / f"{name}-{version}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 

@@ -34,7 +34,16 @@ from backends import BACKENDS, build_environment, kept_wheels, missing_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = (("pypcd", "lib"), ("pypcd", "bin"))
-SOURCES = ("cpp", "cmake", "pypcd", "CMakeLists.txt", "pyproject.toml", "scripts/install.py", "scripts/backends.py")
+SOURCES = (
+    "cpp",
+    "cmake",
+    "pypcd",
+    "CMakeLists.txt",
+    "pyproject.toml",
+    "scripts/install.py",
+    "scripts/backends.py",
+    "scripts/machine.py",
+)
 
 # Minutes of one core, as measured on a 2.1 GHz Xeon. What is quoted is divided by the cores there are.
 LLAMA_CPP_PYTHON_MINUTES, LIBLLAMA_MINUTES = 6.0, 9.0  # the latter with llama-server

@@ -1,6 +1,6 @@
 """The rows of the backend in use against the float64 reference, and against stock llama.cpp; what leaves its device.
 
-PYPCD_TEST_BACKEND names the backend: vulkan, rpc (two servers on loopback) or cpu, as `scripts/test --backend` sets it;
+PYPCD_TEST_BACKEND names the backend: vulkan, cuda, rpc (two servers on loopback) or cpu, as `scripts/test --backend` sets it;
 without it a GPU, if the library has one, else the CPU. Cases marked `few` are some hundred of all, in which each pair of
 values is seen, and each setting in each evaluation with each kind of cache.
 
@@ -78,7 +78,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 BACKEND = os.environ.get("PYPCD_TEST_BACKEND") or ("gpu" if _machine.has_gpu() else "cpu")
 CPU: dict[str, Any] = {"n_gpu_layers": 0, "offload_kqv": False}
-ON_DEVICE = ("gpu", "vulkan", "rpc")  # where everything lies on a device: nothing of PCD's may leave it
+ON_DEVICE = ("gpu", "cuda", "vulkan", "rpc")  # where everything lies on a device: nothing of PCD's may leave it
 PLACEMENTS: dict[str, dict[str, Any]] = {"cpu": CPU}
 if BACKEND in ON_DEVICE:
     PLACEMENTS = {

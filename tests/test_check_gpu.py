@@ -7,6 +7,7 @@ import argparse
 import ast
 import importlib.util
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts/gpu"))
 
 import archive
-import check
+import check  # it puts scripts/ on the path
+
+# isort: split
+import backends
 import report
 
 # --- the archive ---
@@ -178,8 +182,48 @@ def test_results_stay_until_what_they_follow_from_changes(
     options.bench = "--rounds 9"
     run = check.Run(options)
     assert run.run() == 0 and run.record["bench"] == {} and len(run.done()) == 1
-    monkeypatch.setattr(check.Run, "cmake_args", lambda self: ["-DGGML_CUDA=ON"])
+    monkeypatch.setattr(check.Run, "build_environment", lambda self: {"CMAKE_ARGS": "-DGGML_CUDA=ON"})
     assert check.Run(options).run() == 0 and not run.results.exists()
+
+
+def test_the_environment_is_the_one_that_scripts_install_makes(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its wheel of llama-cpp-python lies where scripts/install looks for it, and nothing is asked of a network."""
+    options.backend = "cuda"
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(nvcc.parent), prepend=":")
+    options.work.mkdir()
+    run = check.Run(options)
+    assert run.python == ROOT / ".venv-cuda/bin/python" and run.nvcc == nvcc
+    commands: list[tuple[list[str], dict[str, str]]] = []
+
+    def execute(self: check.Run, command: list[Any], log: str, **env: str) -> str:
+        words = [str(word) for word in command]
+        if check._KEPT in words:
+            done = subprocess.run(
+                [sys.executable, *words[1:]], env=self.environment(**env), capture_output=True, check=True
+            )
+            return done.stdout.decode()
+        commands.append((words, self.environment(**env)))
+        return '{"devices": [{"is_gpu": true}]}'
+
+    monkeypatch.setattr(check.Run, "execute", execute)
+    run.llama()
+    run.pypcd()
+    (build, seen), (install, asked), _ = commands
+    folder = Path(build[build.index("--wheel-dir") + 1])
+    assert "-DGGML_CUDA=ON" in seen["CMAKE_ARGS"] and f"-DCMAKE_CUDA_COMPILER={nvcc}" in seen["CMAKE_ARGS"]
+    assert install == [str(ROOT / "scripts/install"), "--backend", "cuda"] and asked["PIP_NO_INDEX"] == "1"
+    for name in ("CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("XDG_CACHE_HOME", "PATH"):  # as scripts/install has them
+        monkeypatch.setenv(name, asked[name])
+    assert folder == backends.kept_wheels("cuda", archive.pinned_version(), ROOT)
+    assert folder.is_relative_to(run.work)
 
 
 def test_a_test_that_ends_the_process_is_the_only_one_lost(run: check.Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -341,7 +341,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_it_and_what_it_started(number: signal.Signals, project: Project) -> None:
     """The real program, in a folder of its own."""
-    for name in ("install", "install.py", "backends.py"):
+    for name in ("install", "install.py", "backends.py", "machine.py"):
         shutil.copy(ROOT / "scripts" / name, project.root / "scripts" / name)
     project.change("hang")
     process = subprocess.Popen(

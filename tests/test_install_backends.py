@@ -144,8 +144,8 @@ def test_a_failed_build_leaves_nothing_behind(system: Path, project: Project) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--backend"], "the backend is ''; allowed: vulkan, rpc, cpu"),
-        (["--backend", "cuda"], "the backend is 'cuda'; allowed: vulkan, rpc, cpu"),
+        (["--backend"], "the backend is ''; allowed: vulkan, cuda, rpc, cpu"),
+        (["--backend", "metal"], "the backend is 'metal'; allowed: vulkan, cuda, rpc, cpu"),
     ],
 )
 def test_a_wrong_backend_is_named(words: list[str], said: str) -> None:
@@ -156,3 +156,28 @@ def test_a_wrong_backend_is_named(words: list[str], said: str) -> None:
 def test_an_environment_of_another_backend_is_another(project: Project) -> None:
     state: Any = project.program.State
     assert [state(project.root, name).venv.name for name in (None, "vulkan")] == [".venv", ".venv-vulkan"]
+
+
+def test_cuda_is_built_for_the_gpu_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without one so that the library loads without a driver."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    for name in ("nvcc", "nvidia-smi"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    assert backends.missing_packages("cuda") == []
+    without = backends.build_environment("cuda", ROOT)["CMAKE_ARGS"]
+    assert without.startswith("-DGGML_CUDA=ON ") and f"-DCMAKE_CUDA_COMPILER={tmp_path}/nvcc" in without
+    assert "-DCMAKE_CUDA_ARCHITECTURES=native" in without and "-DGGML_CUDA_NO_VMM=ON" in without
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 9.0; echo 8.6; echo 9.0\n")
+    found = backends.build_environment("cuda", ROOT)["CMAKE_ARGS"]
+    assert "-DCMAKE_CUDA_ARCHITECTURES=86-real;90-real" in found and "NO_VMM" not in found
+    assert backends.kept_wheels("cuda", "1", ROOT) != backends.kept_wheels("vulkan", "1", ROOT)
+
+
+def test_a_machine_without_nvcc_is_told_which_package_has_it(monkeypatch: pytest.MonkeyPatch, project: Project) -> None:
+    monkeypatch.setattr(backends, "find_nvcc", lambda: None)
+    with pytest.raises(
+        project.program.Failed, match=r"the cuda backend needs nvidia-cuda-toolkit, which is not installed"
+    ):
+        project.install(backend="cuda")

@@ -4,10 +4,10 @@
     scripts/check_gpu run gpu.tar.xz out --minutes 9              # there, in a checkout; again until all is done
     scripts/check_gpu run gpu.tar.xz out --backend cpu --shapes 1b --lengths 64,128      # a trial without a GPU
 
-The stages: unpack (the archive, and a virtual environment of its wheels), llama (build llama-cpp-python), pypcd (build
-this checkout against it), rows (tests/test_backend.py), bench (`pypcd bench` on random models). What is done stays in
---work and is not done again while nothing it depends on has changed. OUT gets check_gpu.md, check_gpu.json and the
-logs, also when a stage fails.
+The stages: unpack (the archive), llama (a wheel of llama-cpp-python), pypcd (`scripts/install --backend cuda` from these
+wheels, into .venv-cuda), rows (tests/test_backend.py as `scripts/test --backend cuda` runs it, but that a test which ends the
+process is the only one lost), bench (`pypcd bench` on random models). What is done stays in --work and is not done again
+while nothing it depends on has changed. OUT gets check_gpu.md, check_gpu.json and the logs, also when a stage fails.
 
 Needed there: Linux on x86-64, a C++17 compiler, CMake 3.21, for CUDA its toolkit and a driver; not git, ninja or pip.
 nvcc is looked for on PATH, in $CUDA_HOME, in /usr/local/cuda* and in packages installed by pip. Only the standard library

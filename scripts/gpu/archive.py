@@ -32,7 +32,7 @@ LEFT_OUT = [
     *(LLAMA + name for name in ("vendor/miniaudio/*.h", "vendor/stb/*.h")),  # for pictures and sound only
 ]
 PACKAGES = [
-    *("pip", "scikit-build-core>=0.11", "ninja"),
+    *("pip", "setuptools>=70.1", "scikit-build-core>=0.11", "ninja"),  # scripts/install asks for them too
     *(name for name in dynamic_metadata("dependencies") if not name.startswith("llama-cpp-python")),  # built there
     *("diskcache>=5.6.1", "jinja2>=2.11.3", "typing-extensions>=4.5.0"),  # what that one requires
     *("pytest>=8.2", "hypothesis"),

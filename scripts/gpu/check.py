@@ -20,8 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from archive import LLAMA, PACKAGES, ROOT, pinned_version
-from machine import cuda_library_folders, cuda_options, describe_machine, find_nvcc
 from report import render
+
+sys.path.append(str(ROOT / "scripts"))
+
+from backends import build_environment
+from machine import cuda_library_folders, describe_machine, find_nvcc
 
 
 class Failed(Exception):
@@ -42,7 +46,9 @@ class Run:
         self.options, self.work = options, options.work
         self.deadline = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
         self.tree, self.logs = self.work / "pack" / "llama-cpp-python", self.work / "logs"
-        self.python, self.results = self.work / "venv" / "bin" / "python", self.work / "rows.jsonl"
+        self.named = [] if options.backend == "cpu" else ["--backend", options.backend]  # for scripts/install
+        self.python = ROOT / "-".join([".venv", *self.named[1:]]) / "bin" / "python"
+        self.wheels, self.results = self.work / "pack" / "wheels", self.work / "rows.jsonl"
         self.nvcc = find_nvcc() if options.backend == "cuda" else None
         self.record: dict[str, Any] = {"stages": {}, "bench": {}}
         if (self.work / "check_gpu.json").is_file():
@@ -54,8 +60,8 @@ class Run:
         o, keys, last = self.options, {}, ""
         inputs: dict[str, list[Any]] = {
             "unpack": [digest(o.file), o.backend, sys.version, str(self.work)],
-            "llama": [self.cmake_args()],
-            "pypcd": [digest(*files("CMakeLists.txt", "pyproject.toml", "cmake/*", "cpp/**/*", "pypcd/**/*"))],
+            "llama": [self.build_environment()],
+            "pypcd": [digest(*files("CMakeLists.txt", "pyproject.toml", "cmake/**/*", "cpp/**/*", "pypcd/**/*"))],
             "rows": [digest(*files("tests/*.py"))],
             "bench": [o.bench],
         }
@@ -100,7 +106,7 @@ class Run:
     # the stages
 
     def unpack(self) -> None:
-        for name in ("pack", "venv", "build-llama", "build-pypcd"):
+        for name in ("pack", "build-llama"):
             shutil.rmtree(self.work / name, ignore_errors=True)
         with tarfile.open(self.options.file) as archive:
             archive.extractall(self.work / "pack", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
@@ -110,26 +116,36 @@ class Run:
             print(f"the wheels are for Python {about['python']}, this is {version}: some may not fit", flush=True)
         if about["llama_cpp_python"] != pinned_version():
             raise Failed(f"the archive has llama-cpp-python {about['llama_cpp_python']}, not {pinned_version()}")
-        # what the machine has in good versions is used; pip itself comes from the archive
-        venv = ["-m", "venv", "--system-site-packages", "--without-pip", str(self.work / "venv")]
-        self.execute([sys.executable, *venv], "unpack")
-        pip = next((self.work / "pack" / "wheels").glob("pip-*.whl")) / "pip"
-        self.install(PACKAGES, "unpack", pip=[str(pip)])
+        if not self.python.exists():  # what the machine has in good versions is used; pip itself comes from the archive
+            venv = ["-m", "venv", "--system-site-packages", "--without-pip", str(self.python.parent.parent)]
+            self.execute([sys.executable, *venv], "unpack")
+        pip = next(self.wheels.glob("pip-*.whl")) / "pip"
+        self.execute([self.python, pip, "install", *PACKAGES], "unpack")
 
-    def cmake_args(self) -> list[str]:
+    def build_environment(self) -> dict[str, str]:
         """For llama-cpp-python."""
-        amx = f"-DCMAKE_PROJECT_ggml_INCLUDE={ROOT / 'cmake' / 'amx.cmake'}"  # some compilers break it
-        return ["-DLLAVA_BUILD=OFF", amx, *(cuda_options(self.nvcc) if self.options.backend == "cuda" else [])]
+        best = f"CMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'cmake' / 'llama-cpp-python.cmake'}"
+        env = build_environment("cuda", ROOT) if self.options.backend == "cuda" else {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}
+        return {**env, "SKBUILD_CMAKE_DEFINE": best}
 
     def llama(self) -> None:
+        """Its wheel, where scripts/install looks for one. A build that was cut off goes on."""
         if self.options.backend == "cuda" and self.nvcc is None:
             raise Failed("no nvcc on PATH, in CUDA_HOME, in /usr/local/cuda* or among the packages of pip")
-        self.install([str(self.tree)], "llama", build="build-llama", CMAKE_ARGS=shlex.join(self.cmake_args()))
+        where = self.wheels
+        if self.named:
+            where = Path(
+                self.execute([self.python, "-c", _KEPT, ROOT, *self.named[1:], pinned_version()], "llama").strip()
+            )
+        build = ["--no-deps", "--no-build-isolation", "--verbose", "-C", f"build-dir={self.work / 'build-llama'}"]
+        command = [self.python, "-m", "pip", "wheel", *build, "--wheel-dir", where, self.tree]
+        self.execute(command, "llama", **self.build_environment())
 
     def pypcd(self) -> None:
-        source, define = str(self.tree / LLAMA), "PYPCD_SERVER=OFF"  # no page, no requests: rows are checked here
-        env = {"PYPCD_LLAMA_CPP_SOURCE": source, "SKBUILD_CMAKE_DEFINE": define}
-        self.install([str(ROOT)], "pypcd", build="build-pypcd", **env)
+        env = {"PYPCD_LLAMA_CPP_SOURCE": str(self.tree / LLAMA), "PYTHON": sys.executable}
+        if not self.named:
+            env["SKBUILD_CMAKE_DEFINE"] = "PYPCD_SERVER=OFF"  # no page, no requests: rows are checked here
+        self.execute([ROOT / "scripts" / "install", *self.named], "pypcd", **env)
         self.record["versions"] = json.loads(self.execute([self.python, "-c", _ABOUT], "pypcd"))
         devices = self.record["versions"]["devices"]
         if self.options.backend == "cuda" and not any(device["is_gpu"] for device in devices):
@@ -140,6 +156,7 @@ class Run:
         pytest = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
         pytest += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT, ROOT / "tests" / "test_backend.py"]
         env = {"PYPCD_TEST_REPORT": str(self.results), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        env["PYPCD_TEST_BACKEND"] = self.options.backend
         tests = re.findall(r"^tests/.*::.*$", self.execute([*pytest, "--collect-only"], "rows", **env), re.MULTILINE)
         while todo := [test for test in tests if test not in self.done()]:
             (self.work / "done").write_text("".join(f"--deselect={test}\n" for test in self.done()))
@@ -199,6 +216,7 @@ class Run:
         env = {name: value for name, value in os.environ.items() if name not in drop}
         env.update(GGML_NO_BACKTRACE="1", OPENBLAS_NUM_THREADS="1", PYTHONNOUSERSITE="1", PIP_NO_INDEX="1")
         env.update(PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_ROOT_USER_ACTION="ignore", PIP_NO_CACHE_DIR="1")
+        env.update(PIP_FIND_LINKS=str(self.wheels), XDG_CACHE_HOME=str(self.work / "cache"))
         env["CMAKE_BUILD_PARALLEL_LEVEL"] = str(self.options.jobs)
         path = [str(self.python.parent), *([str(self.nvcc.parent)] if self.nvcc else []), env.get("PATH", os.defpath)]
         env["PATH"] = os.pathsep.join(path)
@@ -206,15 +224,6 @@ class Run:
             libraries = [*cuda_library_folders(self.nvcc), env.get("LD_LIBRARY_PATH", "")]
             env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
         return {**env, **more}
-
-    def install(
-        self, what: list[str], log: str, *, build: str = "", pip: Sequence[str] = ("-m", "pip"), **env: str
-    ) -> None:
-        command = [self.python, *pip, "install", "--no-index", "--find-links", self.work / "pack" / "wheels"]
-        command += ["--no-build-isolation", "--verbose"]
-        if build:  # a build that was cut off goes on
-            command += ["--no-deps", "--force-reinstall", "--config-settings", f"build-dir={self.work / build}"]
-        self.execute([*command, *what], log, **env)
 
     def execute(self, command: Sequence[Any], log: str, **env: str) -> str:
         """What a command prints; it goes to a log too, and so do its errors.
@@ -260,6 +269,13 @@ class Run:
             shutil.copytree(self.logs, self.options.out / "logs", dirs_exist_ok=True)
 
 
+_KEPT = """
+import sys, pathlib
+root, name, version = sys.argv[1:]
+sys.path.insert(0, root + "/scripts")
+import backends
+print(backends.kept_wheels(name, version, pathlib.Path(root)))
+"""
 _ABOUT = """
 import json, pypcd, llama_cpp
 from pypcd import _machine

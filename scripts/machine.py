@@ -49,7 +49,9 @@ def cuda_options(nvcc: Path | None) -> list[str]:
     """CMake's, for ggml. The architecture is this GPU's, 90-real for 9.0; where nvidia-smi is silent, "native"."""
     found = sorted({line.replace(".", "") for line in ask_gpus("compute_cap") if re.match(r"\d+\.\d$", line)})
     kinds = ";".join(f"{number}-real" for number in found) or "native"
-    options = ["-DGGML_CUDA=ON", "-DGGML_CUDA_NCCL=OFF", f"-DCMAKE_CUDA_ARCHITECTURES={kinds}"]
+    options = [f"-DCMAKE_CUDA_ARCHITECTURES={kinds}"]
+    if not found:  # nor then a driver to link with: a library that does not ask for it loads here too
+        options.append("-DGGML_CUDA_NO_VMM=ON")
     return options + ([f"-DCMAKE_CUDA_COMPILER={nvcc}"] if nvcc else [])
 
 
