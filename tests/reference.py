@@ -201,6 +201,7 @@ class Reference:
         self.window: int = self._key("attention.sliding_window", 0)
         self.sliding = self._sliding_layers()
         self._rope = [self._layer_rope(il, rope_freq_base, rope_freq_scale) for il in range(self.n_layer)]
+        self._known: dict[tuple[int, ...], tuple[Array, list[tuple[Array, Array]]]] = {}  # the latest texts, see _plain
 
     # --- the method ---
 
@@ -208,7 +209,7 @@ class Reference:
         """Logits of the unperturbed model at every position, float64[n_tokens, n_vocab]; `positions` if not 0, 1, 2 ...
 
         A key is seen from its own position on, so tokens must not share one with an earlier token that matters."""
-        return self._evaluate(tokens, positions=positions)[0]
+        return (self._plain(tokens) if positions is None else self._evaluate(tokens, positions=positions))[0]
 
     def trace(self, tokens: Sequence[int], heads: Heads | None = None) -> Trace:
         trace = Trace()
@@ -255,12 +256,23 @@ class Reference:
         if i > 0 and cache == "separate":
             memory = self._evaluate(tokens[:i], over, window=window, n_sink=n_sink, noise=noise)[1]
         elif i > 0:
-            memory = self._evaluate(tokens[:i])[1]
+            memory = self._plain(tokens[:i])[1]
         memory_rho = ones if cache == "shared" else over
         options = {"window": window, "n_sink": n_sink, "noise": noise, "noisy_memory": cache == "separate"}
         return self._evaluate(tokens[i : i + 1], over, memory, memory_rho, **options)[0][0]
 
     # --- the transformer ---
+
+    def _plain(self, tokens: Sequence[int]) -> tuple[Array, list[tuple[Array, Array]]]:
+        """_evaluate(tokens), kept for the next twin of this text; no position sees a later one, so a longer text has it too."""
+        text, n = tuple(tokens), len(tokens)
+        longer = next((known for known in self._known if known[:n] == text), text)
+        if longer not in self._known:
+            self._known[longer] = self._evaluate(longer)
+        if len(self._known) > 4:
+            del self._known[next(iter(self._known))]
+        logits, layers = self._known[longer]
+        return logits[:n], [(k[:n], v[:n]) for k, v in layers]
 
     def _evaluate(
         self,

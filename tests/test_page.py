@@ -447,7 +447,7 @@ def test_another_server_on_the_same_port_is_noticed(open_page: Open) -> None:
     chat.send("Is there anybody?")
     expect(chat.alert).to_contain_text("does not answer")
     expect(chat.message).to_have_value("Is there anybody?")
-    chat.watch.allow("Failed to load resource: net::ERR_CONNECTION_REFUSED")
+    chat.watch.allow("Failed to load resource: (net::ERR_CONNECTION_REFUSED|the server responded with a status of 503)")
     with serve(port=port, parallel=1, pcd=False):
         chat.button("Send").click()
         expect(chat.finished()).to_contain_text("without PCD")
