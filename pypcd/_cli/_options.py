@@ -101,7 +101,8 @@ def add_model(
     parser: argparse.ArgumentParser, what: str = "a GGUF file, or 'demo', which comes with pypcd", **kwargs: Any
 ) -> None:
     parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=26)  # one line for each option
-    parser.add_argument("model", metavar="MODEL", help=what, **kwargs)
+    parser._optionals.title = "arguments"  # one list of all: help is to fit a screen
+    parser._optionals.add_argument("model", metavar="MODEL", help=what, **kwargs)
 
 
 def at_least(low: int) -> Callable[[str], int]:

@@ -76,8 +76,9 @@ def facts(
     Raises:
         PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
     """
-    here = _facts(plan, options or {}, lambda path: file_sha256(path, progress))
     place = place_of(jobs)
+    place.n_workers()  # a cluster that cannot be reached is known before a large file is hashed
+    here = _facts(plan, options or {}, lambda path: file_sha256(path, progress))
     if not place.is_elsewhere:
         return here
     found = place.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
