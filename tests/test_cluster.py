@@ -26,6 +26,7 @@ from pypcd.evaluation import (
     Directory,
     Plan,
     Progress,
+    _run,
     csv_text,
     evaluate,
     facts,
@@ -460,6 +461,33 @@ def test_a_worker_with_another_version_is_named(cluster: Cluster, tmp_path: Path
     finally:
         cluster._client.run(set_version, here, workers=[other])
     assert not (tmp_path / "run" / "samples.jsonl").exists()
+
+
+OWN_DEVICES = _run._devices
+
+
+def set_devices(text: str | None) -> None:
+    """Another name for the device, or its own."""
+    _run._devices = (lambda on_gpu: [text]) if text else OWN_DEVICES
+
+
+def test_the_workers_of_a_run_have_devices_of_one_kind(cluster: Cluster, tmp_path: Path) -> None:
+    """The run is theirs: this process may have others."""
+    first, other = cluster._workers()
+    own = cluster._client.run(_run._devices, on_gpu=False)[first]
+    cluster._client.run(set_devices, "abacus", workers=[other])
+    try:
+        message = f"worker {other}: devices is \\['abacus'\\] there, but .* on worker {first}; start the workers of a run on machines of one"
+        with pytest.raises(pypcd.PCDError, match=message):
+            facts(DEMO, ONE, jobs=cluster)
+        cluster._client.run(set_devices, "abacus")
+        known = facts(DEMO, ONE, jobs=cluster)
+        assert known["devices"] == ["abacus"] != own and facts(DEMO, ONE)["devices"] == own
+        run = evaluate(dataclasses.replace(DEMO, n=1), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+        assert len(run.records) == 2 * 3
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["devices"] == ["abacus"]
+    finally:
+        cluster._client.run(set_devices, None)
 
 
 def test_a_worker_without_pypcd_is_named(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
                 f"cluster is {address!r}; allowed: a Dask scheduler's address such as tcp://10.0.0.5:8786, the file (.json) "
                 "that it wrote, or local:4 for four processes on this machine"
             )
+        self.is_elsewhere = not self._n_local
         self._dask = require("distributed", "cluster", "a cluster")
         self._closing = contextlib.ExitStack()
 
@@ -87,10 +88,6 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
         """Leave the cluster; that of local:N ends."""
         self._closing.close()
         self.__dict__.pop("_client", None)
-
-    @property
-    def is_elsewhere(self) -> bool:  # type: ignore[override]
-        return not self._n_local
 
     def n_workers(self) -> int:
         return len(self._workers())
@@ -113,9 +110,8 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
     def ask(self, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
         if not todo:
             return
-        run = uuid.uuid4().hex
+        run, workers = uuid.uuid4().hex, self._workers()[: len(todo)]
         try:
-            workers = self._workers()[: len(todo)]
             opened = dict(self._on(workers, functools.partial(_prepare, run, make)))
             if not opened:
                 raise PCDError(
@@ -163,12 +159,14 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
         Raises:
             Exception: that of the task, with its worker's name.
         """
-        if isinstance(
-            result, BaseException
-        ):  # not raised by the function itself: its worker does not know the function
+        if isinstance(result, (ImportError, AttributeError)):  # it does not know the function that it is to call
             raise PCDError(
                 f"worker {worker or 'that came later'} cannot do what it is asked ({result}); it has no pypcd or another "
                 "version: install the same one there"
+            )
+        if isinstance(result, BaseException):
+            raise PCDError(
+                f"the cluster at {self.address} cannot do what it is asked: {result!r}; its logs may say more"
             )
         who, error, value = result
         if error is not None:

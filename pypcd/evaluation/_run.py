@@ -76,14 +76,16 @@ def facts(
     Raises:
         PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
     """
-    here = _facts(plan, options or {}, lambda path: file_sha256(path, progress))
     place = place_of(jobs)
+    place.n_workers()  # a cluster that cannot be reached is known before a large file is hashed
+    here = _facts(plan, options or {}, lambda path: file_sha256(path, progress))
     if not place.is_elsewhere:
         return here
     found = place.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
     first = next(iter(found))
     for worker, there in found.items():
-        why = _difference(there, here, _FILES_AND_VERSIONS) or _difference(there, found[first], (*_DEVICES, "options"))
+        why = _difference(there, here, _FILES_AND_VERSIONS)
+        why = why or _difference(there, found[first], (*_DEVICES, "options"), f"on worker {first}")
         if why is not None:
             raise PCDError(f"worker {worker}: {why}")
     return {**found[first]}
@@ -151,20 +153,22 @@ def _sha256(path: str, n_bytes: int, changed: int) -> str:
     return file_sha256(path)
 
 
-def _difference(there: Mapping[str, Any], here: Mapping[str, Any], names: Iterable[str]) -> str | None:
+def _difference(
+    there: Mapping[str, Any], here: Mapping[str, Any], names: Iterable[str], where: str = "here"
+) -> str | None:
     """The first fact of another machine that differs, with what to do; None if none does."""
     for name in names:
         mine, other = here[name], there[name]
         if isinstance(mine, dict) and name != "options":  # of the tasks that both have
             mine, other = ({task: facts[task] for task in mine if task in other} for facts in (mine, other))
         if mine != other:
-            return f"{name} is {other!r} there, but {mine!r} here; {_THERE[name]}"
+            return f"{name} is {other!r} there, but {mine!r} {where}; {_THERE[name]}"
     return None
 
 
 def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], known: Mapping[str, Any]) -> Worker:
     """A worker on another machine, once that is known to have the same files and versions as the run."""
-    why = _difference(_facts_there(plan, options), known, (*_FILES_AND_VERSIONS, *_DEVICES))
+    why = _difference(_facts_there(plan, options), known, (*_FILES_AND_VERSIONS, *_DEVICES), "in this run")
     if why is not None:
         raise PCDError(why)
     return worker(plan, options)
