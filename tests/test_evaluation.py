@@ -271,7 +271,7 @@ def test_a_run_has_the_same_threads_all_along(
     given: dict[str, Any], jobs: int, wanted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_machine, "n_cores", lambda: 8)
-    monkeypatch.setattr(_machine, "has_gpu", lambda: False)
+    monkeypatch.setattr(_machine, "has_gpu", lambda options=None: False)
     monkeypatch.setattr(_threads, "_measured", {})
     monkeypatch.setattr(_engine, "step_times", lambda numbers, *_: {n: float(n) for n in numbers})
     options = run_options(DEMO, given, jobs)
@@ -289,7 +289,7 @@ def test_layers_beside_a_gpu_depend_on_threads(
     options: dict[str, Any], matter: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flash attention is on there by default."""
-    monkeypatch.setattr(_machine, "has_gpu", lambda: True)
+    monkeypatch.setattr(_machine, "has_gpu", lambda options=None: True)
     assert ("n_threads" in facts(DEMO, options)["options"]) == matter
 
 

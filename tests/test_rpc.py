@@ -94,6 +94,26 @@ def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, load: 
     assert not any(map(_remote.is_connected, addresses)), "the model of this machine alone needs no server"
 
 
+@pytest.mark.parametrize(
+    "options, wanted",
+    [
+        ({}, [0, 0, 1, 1]),  # the output counts as a layer
+        ({"tensor_split": [3, 1]}, [0, 0, 0, 1]),
+        ({"tensor_split": [1, 3]}, [0, 1, 1, 1]),
+        ({"n_gpu_layers": 2}, [None, None, 0, 1]),
+    ],
+)
+def test_layers_go_to_the_servers_in_their_order(
+    options: dict[str, Any], wanted: list[int | None], tiny: Tiny, load: Open, rpc_servers: str, capfd
+) -> None:
+    load(tiny("llama", n_layer=3), rpc_servers=rpc_servers, verbose=True, **{**THERE, **options}).close()
+    said = capfd.readouterr().err
+    names = re.findall(r"using device (RPC\d+) \((\S+)\)", said)
+    assert [address for _, address in names] == rpc_servers.split(",")
+    numbers = {name: i for i, (name, _) in enumerate(names)}
+    assert [numbers.get(name) for name in re.findall(r"layer +\d+ assigned to device (\w+)", said)] == wanted
+
+
 def test_a_server_is_no_gpu_of_this_machine(tiny: Tiny, load: Open, rpc_servers: str) -> None:
     before = _machine.has_gpu(), [device["name"] for device in _machine.devices()]
     load(tiny("llama", **SHAPE), rpc_servers=rpc_servers, **THERE)

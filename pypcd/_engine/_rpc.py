@@ -41,8 +41,8 @@ def rpc_library() -> pathlib.Path | None:
     Raises:
         LibraryError: neither has it.
     """
-    own = llama_cpp.__file__ and pathlib.Path(llama_cpp.__file__).parent / "lib"
-    if own and any(own.glob("libggml-rpc*")):
+    own = pathlib.Path(llama_cpp.__file__ or "").parent / "lib"
+    if any(own.glob("libggml-rpc*")):
         return None
     for folder in _library.library_dirs():
         if (folder / _NAME).is_file():
