@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import io
 import json
 import re
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,34 @@ def test_the_environment_is_the_one_that_scripts_install_makes(
         monkeypatch.setenv(name, asked[name])
     assert folder == backends.kept_wheels("cuda", archive.pinned_version(), ROOT)
     assert folder.is_relative_to(run.work)
+
+
+def test_an_environment_that_is_gone_is_made_again(
+    options: argparse.Namespace, run: check.Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done = []
+    for name in ("unpack", "llama", "pypcd", "rows", "bench"):
+        monkeypatch.setattr(check.Run, name, lambda self, name=name: done.append(name))
+    (tmp_path / "venv").mkdir()
+    run.record["venv"] = str(tmp_path / "venv")
+    assert run.run() == 0 and check.Run(options).run() == 0
+    assert len(done) == 5 + 1  # bench looks for other lengths each time
+    (tmp_path / "venv").rmdir()
+    assert check.Run(options).run() == 0 and len(done) == 5 + 1 + 5
+
+
+def test_a_trial_leaves_an_environment_alone_that_it_did_not_make(
+    run: check.Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    about = json.dumps({"python": "3.0", "llama_cpp_python": archive.pinned_version()}).encode()
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        member = tarfile.TarInfo("pack.json")
+        member.size = len(about)
+        file.addfile(member, io.BytesIO(about))
+    run.options.file, run.python = tmp_path / "a.tar", tmp_path / ".venv" / "bin" / "python"
+    run.python.parent.mkdir(parents=True)
+    with pytest.raises(check.Failed, match=r"\.venv is there, and a trial would replace what it holds"):
+        run.unpack()
 
 
 def test_a_test_that_ends_the_process_is_the_only_one_lost(run: check.Run, monkeypatch: pytest.MonkeyPatch) -> None:
