@@ -83,6 +83,10 @@ def build_environment(name: str, root: Path) -> dict[str, str]:
     given = os.environ.get("CMAKE_ARGS", "")
     flags = [BACKENDS[name].flags, *(cuda_options(find_nvcc()) if name == "cuda" else []), given]
     env = {"CMAKE_ARGS": " ".join(filter(None, flags))}
+    nvcc = find_nvcc()
+    if name == "cuda" and nvcc and not (nvcc.resolve().parent.parent / "lib64").exists():  # in pip's packages it is lib
+        folders = [str(nvcc.resolve().parent.parent / "lib"), os.environ.get("LIBRARY_PATH", "")]
+        env["LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
     header = _header("vulkan/vulkan_core.h")
     if name == "vulkan" and header and "VK_EXT_layer_settings" not in header.read_text(encoding="utf-8"):
         folders = [str(root / "cmake" / "vulkan"), os.environ.get("CPATH", "")]

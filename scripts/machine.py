@@ -52,7 +52,24 @@ def cuda_options(nvcc: Path | None) -> list[str]:
     options = [f"-DCMAKE_CUDA_ARCHITECTURES={kinds}"]
     if not found:  # nor then a driver to link with: a library that does not ask for it loads here too
         options.append("-DGGML_CUDA_NO_VMM=ON")
-    return options + ([f"-DCMAKE_CUDA_COMPILER={nvcc}"] if nvcc else [])
+    return options + ([f"-DCMAKE_CUDA_COMPILER={nvcc}", *_versioned_libraries(nvcc)] if nvcc else [])
+
+
+def _versioned_libraries(nvcc: Path) -> list[str]:
+    """Pip's packages hold libcudart.so.13 and no libcudart.so, which is what CMake looks for."""
+    folders = [nvcc.resolve().parent.parent / name for name in ("lib64", "targets/x86_64-linux/lib", "lib")]
+    options = []
+    variables = {
+        "CUDART": "cudart",
+        "cudart_LIBRARY": "cudart",
+        "cublas_LIBRARY": "cublas",
+        "cublasLt_LIBRARY": "cublasLt",
+    }
+    for variable, name in variables.items():
+        if not any((folder / f"lib{name}.so").exists() for folder in folders):
+            found = [path for folder in folders for path in sorted(folder.glob(f"lib{name}.so.*"))]
+            options += [f"-DCUDA_{variable}={path}" for path in found[:1]]
+    return options
 
 
 def describe_machine(nvcc: Path | None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ MODEL: dict[str, Any] = {
     "n_ff": 256,
     "n_ctx_train": 2048,
 }  # heads of 64 dimensions, two for each key
-MODELS = ("llama", "qwen2vl", "gemma2", "deepseek2")
+MODELS = ("llama", "qwen2vl", "gemma2", "deepseek2", "lfm2")
 CACHES = {
     "f16": ("f16", "f16", False),
     "flash": ("f16", "f16", True),
@@ -103,7 +103,7 @@ def work(llm: Any, text: list[int], pcd: Any, *, later: bool, shift: bool) -> No
 
 def tries(model: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """(mode, setting, further options of the work); mode "" is llama.cpp without PCD."""
-    can_shift = model not in ("qwen2vl", "deepseek2")
+    can_shift = model not in ("qwen2vl", "deepseek2", "lfm2")
     yield "", False, {"n": N_SHORT, "shift": can_shift}
     for mode, settings in MODES.items():
         for setting in settings:

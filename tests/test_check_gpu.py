@@ -6,9 +6,12 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import io
+import json
 import re
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -226,6 +229,34 @@ def test_the_environment_is_the_one_that_scripts_install_makes(
     assert folder.is_relative_to(run.work)
 
 
+def test_an_environment_that_is_gone_is_made_again(
+    options: argparse.Namespace, run: check.Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done = []
+    for name in ("unpack", "llama", "pypcd", "rows", "bench"):
+        monkeypatch.setattr(check.Run, name, lambda self, name=name: done.append(name))
+    (tmp_path / "venv").mkdir()
+    run.record["venv"] = str(tmp_path / "venv")
+    assert run.run() == 0 and check.Run(options).run() == 0
+    assert len(done) == 5 + 1  # bench looks for other lengths each time
+    (tmp_path / "venv").rmdir()
+    assert check.Run(options).run() == 0 and len(done) == 5 + 1 + 5
+
+
+def test_a_trial_leaves_an_environment_alone_that_it_did_not_make(
+    run: check.Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    about = json.dumps({"python": "3.0", "llama_cpp_python": archive.pinned_version()}).encode()
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        member = tarfile.TarInfo("pack.json")
+        member.size = len(about)
+        file.addfile(member, io.BytesIO(about))
+    run.options.file, run.python = tmp_path / "a.tar", tmp_path / ".venv" / "bin" / "python"
+    run.python.parent.mkdir(parents=True)
+    with pytest.raises(check.Failed, match=r"\.venv is there, and a trial would replace what it holds"):
+        run.unpack()
+
+
 def test_a_test_that_ends_the_process_is_the_only_one_lost(run: check.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was cut off continues with the stages that are not done."""
     project = run.work / "project"
@@ -292,7 +323,16 @@ def test_the_report_has_rows_and_costs(run: check.Run) -> None:
     good.update(
         standard=1e-6, plain=1e-6, over=6e-6, plain_over=2e-6, effect=0.5, outcome="passed", test="t[1]", why=""
     )
-    bad = {**good, "over": 0.25, "outcome": "failed", "test": "t[2]", "why": "E  assert 1\nE  AssertionError: L*"}
+    good.update(left={}, splits=[2, 3])
+    bad = {
+        **good,
+        "left": {"ACC of node": 2},
+        "splits": [2, 14],
+        "over": 0.25,
+        "outcome": "failed",
+        "test": "t[2]",
+        "why": "E  assert 1\nE  AssertionError: L*",
+    }
     crashed = {"test": "t[3]", "outcome": "crashed", "why": "SIGABRT of `pytest`:\nGGML_ASSERT(n > 0) failed"}
     measured = {"method": "window", "flash_attn": True, "ratio": 1.07321, "prefill_ratio": None}
     run.record.update(
@@ -301,7 +341,15 @@ def test_the_report_has_rows_and_costs(run: check.Run) -> None:
     )
     text = report.render(run.record)
     assert "## Rows: 3 cases, 2 failed" in text
-    assert "| rerotated | 2 | 1 | 1e-06 | 1 | 0.25 | 1.25e+05 | 0.5 |" in text
+    assert "| rerotated | 2 | 1 | 1e-06 | 1 | 0.25 | 1.25e+05 | 0.5 | 1 | 2 / 14 |" in text
     assert "- t[2]: failed; E  AssertionError: L*" in text and "- t[3]: crashed; GGML_ASSERT(n > 0) failed" in text
     assert "| method | flash_attn | ratio | prefill_ratio |" in text and "| window | True | 1.07 |  |" in text
     assert text.index("1b, 64 tokens in the context") < text.index("memory") < text.index("8b, 16384 tokens")
+
+
+def test_the_table_of_rows_alone(tmp_path: Path) -> None:
+    row = {"test": "t[1]", "outcome": "crashed", "why": "SIGABRT"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    command = [sys.executable, ROOT / "scripts/gpu/report.py", tmp_path / "rows.jsonl"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "\n".join(report.rows([row])).strip() and "## Rows: 1 cases, 1 failed" in said

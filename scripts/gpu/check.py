@@ -72,6 +72,8 @@ class Run:
 
     def run(self) -> int:
         """All stages, as far as they can go. The exit status: 0 if all is done and well."""
+        if not Path(self.record.get("venv", os.sep)).exists():
+            self.record["stages"] = {}  # somebody removed it
         stages = self.record["stages"]
         for name, key in self.keys().items():
             if stages.get(name, {}).get("key") != key:
@@ -116,9 +118,13 @@ class Run:
             print(f"the wheels are for Python {about['python']}, this is {version}: some may not fit", flush=True)
         if about["llama_cpp_python"] != pinned_version():
             raise Failed(f"the archive has llama-cpp-python {about['llama_cpp_python']}, not {pinned_version()}")
+        venv = self.python.parent.parent
+        if not self.named and venv.exists() and self.record.get("venv") != str(venv):
+            raise Failed(f"{venv} is there, and a trial would replace what it holds; make one in a clone of its own")
+        self.record["venv"] = str(venv)
         if not self.python.exists():  # what the machine has in good versions is used; pip itself comes from the archive
-            venv = ["-m", "venv", "--system-site-packages", "--without-pip", str(self.python.parent.parent)]
-            self.execute([sys.executable, *venv], "unpack")
+            command = [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", venv]
+            self.execute(command, "unpack")
         pip = next(self.wheels.glob("pip-*.whl")) / "pip"
         self.execute([self.python, pip, "install", *PACKAGES], "unpack")
 

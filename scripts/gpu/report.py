@@ -1,14 +1,21 @@
-"""check_gpu.md: what `scripts/check_gpu run` found, as text. Knows nothing of how it was found."""
+"""check_gpu.md: what `scripts/check_gpu run` found, as text. Knows nothing of how it was found.
+
+python scripts/gpu/report.py rows.jsonl    # only the tables of rows, of a run of tests/test_backend.py with PYPCD_TEST_REPORT
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 LEGEND = """\
 A case is a test of tests/test_backend.py: L and L* of some work against the float64 reference, in normalised mean squared
 errors. The tables have the worst of each group, and how many times that is what plain rows differ by in the same work;
-"effect" is how far L* is from L, the least of each group."""
+"effect" is how far L* is from L, the least of each group. "Left" are cases in which operations of PCD's left the device, "splits" the
+most parts of a graph that run on one device each: of plain decoding, and of PCD's."""
 
 
 def render(record: dict[str, Any]) -> str:
@@ -44,7 +51,7 @@ def rows(results: list[dict[str, Any]]) -> list[str]:
         groups: dict[str, list[dict[str, Any]]] = {}
         for r in measured:
             groups.setdefault(r[by], []).append(r)
-        titles = (by, "cases", "failed", "L", "L / plain", "L*", "L* / plain", "effect")
+        titles = (by, "cases", "failed", "L", "L / plain", "L*", "L* / plain", "effect", "left", "splits")
         lines += ["", *table(titles, [_group(name, group) for name, group in groups.items()])]
     if bad:
         lines += ["", "### Failed", ""]
@@ -61,7 +68,9 @@ def _group(name: str, group: list[dict[str, Any]]) -> tuple[Any, ...]:
         max(r["over"] for r in group),
         max(r["over"] / r["plain_over"] for r in group),
     ]
-    return name, len(group), failed, *worst, min(effects, default="")
+    left = sum(bool(r.get("left")) for r in group)
+    splits = [max(numbers) for numbers in zip(*(r["splits"] for r in group if "splits" in r))]
+    return name, len(group), failed, *worst, min(effects, default=""), left, " / ".join(map(str, splits))
 
 
 def _bench(tables: dict[str, dict[str, Any]]) -> list[str]:
@@ -80,3 +89,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """Lines of Markdown; floats with three digits."""
     shown = [[f"{v:.3g}" if isinstance(v, float) else "" if v is None else str(v) for v in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *shown)]
+
+
+if __name__ == "__main__":
+    print("\n".join(rows([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()])))
