@@ -1,7 +1,12 @@
-"""check_gpu.md: what `scripts/check_gpu run` found, as text. Knows nothing of how it was found."""
+"""check_gpu.md: what `scripts/check_gpu run` found, as text. Knows nothing of how it was found.
+
+python3 scripts/gpu/report.py rows.jsonl     # the tables of rows alone, of a file that PYPCD_TEST_REPORT named
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -79,3 +84,9 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """Lines of Markdown; floats with three digits."""
     shown = [[f"{v:.3g}" if isinstance(v, float) else "" if v is None else str(v) for v in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *shown)]
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], encoding="utf-8") as lines:
+        found = {result["test"]: result for result in map(json.loads, lines)}  # of a test that was done again, the last
+    print("\n".join(_rows(list(found.values()))))
