@@ -1,6 +1,6 @@
 """check_gpu.md: what `scripts/check_gpu run` found, as text. Knows nothing of how it was found.
 
-python scripts/gpu/report.py rows.jsonl    # only the tables of rows, of a run of tests/test_backend.py with PYPCD_TEST_REPORT
+python3 scripts/gpu/report.py rows.jsonl     # the tables of rows alone, of a file that PYPCD_TEST_REPORT named
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 LEGEND = """\
@@ -92,4 +91,6 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(rows([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()])))
+    with open(sys.argv[1], encoding="utf-8") as lines:
+        found = {result["test"]: result for result in map(json.loads, lines)}  # of a test that was done again, the last
+    print("\n".join(rows(list(found.values()))))
