@@ -34,6 +34,15 @@ settings.load_profile("pypcd")
 
 Tiny = Callable[..., Path]
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of several processes with tests (scripts/test) each has its own cores: ggml's threads wait for each other by spinning."""
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[int(worker["workerid"][2:]) % len(cores) :: worker["workercount"]])
+
+
 TOKENS: list[int] = [1, *np.random.default_rng(7).integers(3, 384, 119).tolist()]  # several sliding windows long
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")  # scripts/sanitize: it keeps freed memory, to catch its use
 F32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}  # a cache that rounds nothing
