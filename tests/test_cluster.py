@@ -82,6 +82,14 @@ def cluster(two: Any) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture
+def mortal() -> Iterator[Cluster]:
+    """One of two workers that may die: on a busy machine Dask may give up starting one again."""
+    with started(2) as own, Cluster(own.scheduler_address) as cluster:
+        cluster._client.wait_for_workers(2, timeout=60)
+        yield cluster
+
+
 # -- the same tables ---------------------------------------------------------------------------------------------------
 
 
@@ -190,24 +198,24 @@ class Killed(Worker):
 
 
 def test_a_worker_that_is_killed_loses_nothing(
-    cluster: Cluster, expected: dict[Any, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    mortal: Cluster, expected: dict[Any, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory, before = Directory(tmp_path / "run"), set(cluster._workers())
+    directory, before = Directory(tmp_path / "run"), set(mortal._workers())
     worker = functools.partial(Killed, file=str(tmp_path / "killed"), always=False)
-    made = evaluate(DEMO, directory, jobs=cluster, options=ONE, worker=worker).records
+    made = evaluate(DEMO, directory, jobs=mortal, options=ONE, worker=worker).records
     assert (tmp_path / "killed").exists()
     assert tables(DEMO, made) == tables(DEMO, expected) and len(lines(directory)) == len(expected)
-    gone = before - set(cluster._workers())
-    assert len(gone) == 1 and wait_until(60, lambda: len(cluster._workers()) == 2)
+    gone = before - set(mortal._workers())
+    assert len(gone) == 1
     assert f"worker {gone.pop()} is gone; what it was asked is asked again elsewhere" in caplog.text
 
 
 def test_a_question_that_ends_every_worker_is_the_only_one_without_an_answer(
-    cluster: Cluster, expected: dict[Any, Any], tmp_path: Path
+    mortal: Cluster, expected: dict[Any, Any], tmp_path: Path
 ) -> None:
     directory = Directory(tmp_path / "run")
     worker = functools.partial(Killed, file=str(tmp_path / "killed"), always=True)
-    made = evaluate(DEMO, directory, jobs=cluster, options=ONE, worker=worker).records
+    made = evaluate(DEMO, directory, jobs=mortal, options=ONE, worker=worker).records
     failed = {key for key, record in made.items() if record.get("error")}
     assert failed == {(*KILLER, method) for method in DEMO.methods}
     assert {made[key]["error"] for key in failed} == {
