@@ -67,7 +67,7 @@ def _group(name: str, group: list[dict[str, Any]]) -> tuple[Any, ...]:
         max(r["over"] for r in group),
         max(r["over"] / r["plain_over"] for r in group),
     ]
-    left = sum(bool(r.get("left")) for r in group)
+    left = sum(bool(r.get("left")) for r in group if r["placement"] != "cpu")  # else there is no device
     splits = [max(numbers) for numbers in zip(*(r["splits"] for r in group if "splits" in r))]
     return name, len(group), failed, *worst, min(effects, default=""), left, " / ".join(map(str, splits))
 
