@@ -210,7 +210,8 @@ def cases() -> Iterator[Case]:
                     continue
                 if work != STEPS:
                     yield Case(model, "f16", setting, "fused", work)
-                    yield Case(model, "q8_0-flash", setting, "alternate", work)
+                    if (model, work) != ("deepseek2", "shifted"):  # llama.cpp cannot turn its keys of 8 bits, and ends
+                        yield Case(model, "q8_0-flash", setting, "alternate", work)
 
 
 def few(every: Sequence[Case]) -> set[Case]:
