@@ -214,7 +214,9 @@ def test_a_ggml_that_is_missing_or_none_is_refused(copy: Path) -> None:
 @linux
 def test_a_ggml_that_lacks_a_function_is_refused(copy: Path) -> None:
     replace(copy / "lib/libggml-base.so", b"\0ggml_backend_sched_new\0", b"\0ggml_backend_sched_old\0")
-    wanted = "libllama cannot be loaded: .*undefined symbol: ggml_backend_sched_new; reinstall pypcd and llama-cpp-python"
+    wanted = (
+        "libllama cannot be loaded: .*undefined symbol: ggml_backend_sched_new; reinstall pypcd and llama-cpp-python"
+    )
     assert re.match(wanted, refusal(copy))
 
 
