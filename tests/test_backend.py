@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,8 @@ from typing import Any, NamedTuple
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, check_contrast, expected, native_row
+from conftest import TOKENS, Tiny, check_contrast, expected, greedy, native_row, run_python
+from test_gate0 import STOCK
 from tiny_gguf import HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
@@ -370,3 +372,29 @@ def test_it_is_the_device_that_computes(kv: str, tiny: Tiny) -> None:
         assert sum(graph.devices.values()) == graph.n_nodes and len(graph.devices) >= (3 if BACKEND == "rpc" else 2)
     if BACKEND != "rpc":  # its servers compute as this CPU does
         assert (rows.standard != look(path, {}, kv, STEPS, **CPU).standard).any()
+
+
+@pytest.mark.skipif(BACKEND == "rpc", reason="stock llama-cpp-python has no RPC")
+def test_with_pcd_off_every_logit_is_stock_llama_cpps_bit_for_bit(tiny: Tiny, tmp_path: Path) -> None:
+    """On this backend; the stock library has a process of its own. Beside it, one where PCD was on before."""
+    common = {"n_ctx": 256, "n_batch": 32, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1, **PLACEMENTS[HERE]}
+    runs = [(arch, {**common, **kv}) for arch in ("llama", "gemma3") for kv in KV.values()]
+    (tmp_path / "cases.json").write_text(
+        json.dumps([str(tmp_path), *((str(tiny(arch, **SHAPE)), options, TOKENS) for arch, options in runs)])
+    )
+    done = run_python(STOCK, tmp_path / "cases.json", timeout=1200)
+    assert done.returncode == 0, done.stderr
+    for i, (arch, options) in enumerate(runs):
+        stock = np.load(tmp_path / f"{i}.npz")
+        llm = pypcd.Llama(tiny(arch, **SHAPE), logits_all=True, **options)
+        for was_on in (False, True):
+            if was_on:
+                llm.pcd = True
+                greedy(llm, 3)
+                llm.pcd = False
+                llm.reset()
+            llm.eval(TOKENS)
+            assert np.array_equal(llm.scores[: len(TOKENS)], stock["rows"])
+            assert greedy(llm) == stock["greedy"].tolist()
+            llm.reset()
+        llm.close()

@@ -5,7 +5,6 @@
 // or not, and so writes into memory that was freed. That ends a process some time after a context's compute buffers were made anew,
 // as they are when PCD is first turned on. Memory is freed as ever; what stays are the buffers' handles, some hundred bytes each.
 
-#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <string.h>
 
@@ -18,13 +17,13 @@ static function find(const char * by, void * handle, const char * name) {
     if (strcmp(name, "vkDestroyBuffer") == 0) {
         return keep;
     }
-    return ((lookup) dlsym(RTLD_NEXT, by))(handle, name);
-}
-
-function vkGetInstanceProcAddr(void * instance, const char * name) {
-    return strcmp(name, "vkGetDeviceProcAddr") == 0 ? (function) dlsym(RTLD_DEFAULT, name) : find("vkGetInstanceProcAddr", instance, name);
+    return ((lookup) dlsym(dlopen("libvulkan.so.1", RTLD_LAZY), by))(handle, name); // it may be loaded out of reach of RTLD_NEXT
 }
 
 function vkGetDeviceProcAddr(void * device, const char * name) {
     return find("vkGetDeviceProcAddr", device, name);
+}
+
+function vkGetInstanceProcAddr(void * instance, const char * name) {
+    return strcmp(name, "vkGetDeviceProcAddr") == 0 ? (function) vkGetDeviceProcAddr : find("vkGetInstanceProcAddr", instance, name);
 }
