@@ -364,11 +364,12 @@ def test_the_few_are_a_part_in_which_each_setting_is_seen_with_each_model_cache_
 @pytest.mark.skipif(BACKEND == "cpu", reason="the CPU is the backend")
 @pytest.mark.parametrize("kv", KV)
 def test_it_is_the_device_that_computes(kv: str, tiny: Tiny) -> None:
-    """The scheduler says so, of all but the embeddings of tokens."""
+    """The scheduler says so."""
     path = tiny("llama", **SHAPE)
     rows = look(path, {}, kv, STEPS, **PLACEMENTS[HERE])
     for graph in rows.graphs:
-        assert sum(graph.on_cpu.values()) <= 1 and graph.n_nodes > 10
+        # the embeddings, and what of llama.cpp's own products with keys of 8 bits a device may not multiply
+        assert sum(graph.on_cpu.values()) <= (4 if kv == "q8_0-keys" else 1) and graph.n_nodes > 10
         assert sum(graph.devices.values()) == graph.n_nodes and len(graph.devices) >= (3 if BACKEND == "rpc" else 2)
     if BACKEND != "rpc":  # its servers compute as this CPU does
         assert (rows.standard != look(path, {}, kv, STEPS, **CPU).standard).any()
