@@ -13,8 +13,8 @@ from typing import Any
 LEGEND = """\
 A case is a test of tests/test_backend.py: L and L* of some work against the float64 reference, in normalised mean squared
 errors. The tables have the worst of each group, and how many times that is what plain rows differ by in the same work;
-"effect" is how far L* is from L, the least of each group. "Left" are cases in which operations of PCD's left the device, "splits" the
-most parts of a graph that run on one device each: of plain decoding, and of PCD's."""
+"effect" is how far L* is from L, the least of each group. Where all of a model is on the device, "left" are the cases in which
+operations of PCD's left it, "splits" the most parts of a graph that run on one device each: of plain decoding, and of PCD's."""
 
 
 def render(record: dict[str, Any]) -> str:
@@ -67,8 +67,9 @@ def _group(name: str, group: list[dict[str, Any]]) -> tuple[Any, ...]:
         max(r["over"] for r in group),
         max(r["over"] / r["plain_over"] for r in group),
     ]
-    left = sum(bool(r.get("left")) for r in group if r["placement"] != "cpu")  # else there is no device
-    splits = [max(numbers) for numbers in zip(*(r["splits"] for r in group if "splits" in r))]
+    on_device = [r for r in group if r["placement"] not in ("cpu", "two-layers", "keys-in-ram")]  # all of it
+    left = sum(bool(r.get("left")) for r in on_device)
+    splits = [max(numbers) for numbers in zip(*(r["splits"] for r in on_device if "splits" in r))]
     return name, len(group), failed, *worst, min(effects, default=""), left, " / ".join(map(str, splits))
 
 
