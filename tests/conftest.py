@@ -38,7 +38,12 @@ Tiny = Callable[..., Path]
 def pytest_configure(config: pytest.Config) -> None:
     """Of several processes with tests (scripts/test) each has its own cores: ggml's threads wait for each other by spinning."""
     worker: dict[str, Any] = getattr(config, "workerinput", {})
-    if worker and hasattr(os, "sched_setaffinity"):
+    if not worker:
+        return
+    os.environ.pop("PYPCD_TEST_REPORT", None)  # the first process writes it
+    for name in ("COLUMNS", "LINES"):  # readline has put them there for its children
+        os.environ.pop(name, None)
+    if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[int(worker["workerid"][2:]) % len(cores) :: worker["workercount"]])
 

@@ -1,6 +1,5 @@
 """A pytest hook: with PYPCD_TEST_REPORT=FILE the result of each test is appended to FILE as soon as it is known, as a
-line of JSON with the values that the test passed to record_property; by one process alone, where several run tests. Knows nothing
-of the tests."""
+line of JSON with the values that the test passed to record_property. Knows nothing of the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import pytest
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     file = os.environ.get("PYPCD_TEST_REPORT")
-    if file and "PYTEST_XDIST_WORKER" not in os.environ and (report.when == "call" or not report.passed):
+    if file and (report.when == "call" or not report.passed):
         why = report.longreprtext if report.failed else ""
         result = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2), "why": why}
         with open(file, "a") as out:

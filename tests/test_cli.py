@@ -531,7 +531,7 @@ def test_chat_in_a_terminal(model, tmp_path):
     enter("/save", "needs a file name")
     enter(f"/save {talk}", "saved to")
     enter("/read /nowhere", "/nowhere: No such file")
-    enter(f"/read {notes}", "goes in front of your next message")
+    enter(f"/read {notes}", "goes in front of ")  # the line may be broken behind it
     enter("what is it", r"context is full.*--n-ctx")
     enter("/clear", "forgotten")
     enter(f"/load {talk}", "1 turns from")

@@ -40,6 +40,7 @@ from pypcd.evaluation._run import Worker
 distributed = pytest.importorskip("distributed")
 
 DEMO = Plan("demo", ("kv-short",), ("greedy", "pcd", "control"), (180, 280), n=4)
+LONGER = dataclasses.replace(DEMO, n=40)  # for runs that are stopped: they must not be through before that
 ONE = {"n_threads": 1, "n_threads_batch": 1}
 KILLER = ("kv-short", 280, 1)  # the question that workers below die of
 
@@ -304,13 +305,12 @@ def processes_of(mark: str) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_command_leaves_no_process_behind_and_goes_on(
-    how: signal.Signals, expected: dict[Any, Any], tmp_path: Path
-) -> None:
-    out, mark = tmp_path / "run", str(tmp_path)
+def test_a_stopped_command_leaves_no_process_behind_and_goes_on(how: signal.Signals, tmp_path: Path) -> None:
+    out, mark, n = tmp_path / "run", str(tmp_path), LONGER.n
     env = environment(PYPCD_TEST_RUN=mark)
+    expected = evaluate(LONGER, Directory(tmp_path / "one"), options=ONE).records
     process = subprocess.Popen(
-        command(out, "local:2"),
+        command(out, "local:2", n),
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -329,9 +329,9 @@ def test_a_stopped_command_leaves_no_process_behind_and_goes_on(
         assert process.returncode == 130
         assert "stopped; run the same command again to go on" in said and "Traceback" not in said
     assert len((out / "samples.jsonl").read_text().splitlines()) < len(expected)
-    done = subprocess.run(command(out, "local:2"), env=env, capture_output=True, text=True, timeout=300, check=True)
-    assert (out / "summary.md").read_text() == done.stdout == markdown(DEMO, expected, {"kv-short": "accuracy"}, {})
-    assert (out / "summary.csv").read_text() == csv_text(DEMO, expected)
+    done = subprocess.run(command(out, "local:2", n), env=env, capture_output=True, text=True, timeout=300, check=True)
+    assert (out / "summary.md").read_text() == done.stdout == markdown(LONGER, expected, {"kv-short": "accuracy"}, {})
+    assert (out / "summary.csv").read_text() == csv_text(LONGER, expected)
     assert len((out / "samples.jsonl").read_text().splitlines()) == len(expected)
 
 

@@ -327,9 +327,9 @@ def test_a_context_that_is_no_multiple_of_256_is_usable_to_its_end(tiny: Tiny) -
 
 
 def test_arguments_that_llama_cpp_dropped_long_ago_are_taken_unless_they_ask_for_something(tiny: Tiny) -> None:
-    pypcd.Llama(tiny("llama"), n_ctx=256, mul_mat_q=True, rpc_servers=None, n_parts=-1, f16_kv=True).close()
-    with pytest.raises(TypeError, match="Llama has no argument 'rpc_servers'"):
-        pypcd.Llama(tiny("llama"), rpc_servers="host:1")
+    pypcd.Llama(tiny("llama"), n_ctx=256, mul_mat_q=True, n_parts=-1, f16_kv=True).close()
+    with pytest.raises(TypeError, match="Llama has no argument 'f16_kv'"):
+        pypcd.Llama(tiny("llama"), f16_kv=False)
 
 
 @pytest.mark.parametrize(

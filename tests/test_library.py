@@ -76,7 +76,7 @@ def test_the_version_is_that_of_the_files_name() -> None:
 
 
 def test_the_installed_one_is_the_one_that_libllama_was_built_for() -> None:
-    (record,) = (path for folder in _library.library_dirs() if (path := folder / "ggml.json").exists())
+    (record,) = {path for folder in _library.library_dirs() if (path := folder / "ggml.json").exists()}
     wanted = json.loads(record.read_text(encoding="utf-8"))
     assert set(wanted) == {"version", "commit", "tensor layout"}
     assert not _ggml.difference(_ggml.identity(PACKAGE / "lib"), wanted)
@@ -233,7 +233,7 @@ def test_a_backend_that_does_not_load_is_named_and_not_pypcd_blamed(copy: Path) 
 def test_a_library_that_does_not_say_what_it_was_built_for_is_refused(tmp_path: Path) -> None:
     project = tmp_path / "pypcd"
     shutil.copytree(Path(_library.__file__).parent, project, ignore=shutil.ignore_patterns("lib", "bin", "__pycache__"))
-    (lib,) = (folder for folder in _library.library_dirs() if (folder / "ggml.json").exists())
+    (lib,) = {folder for folder in _library.library_dirs() if (folder / "ggml.json").exists()}
     (project / "lib").mkdir()
     shutil.copy(lib / "libllama.so", project / "lib")
     done = run_python("import sys; sys.path.insert(0, sys.argv[1]); import pypcd; pypcd.Llama", str(tmp_path))
