@@ -312,6 +312,7 @@ def test_a_stopped_command_leaves_no_process_behind_and_goes_on(how: signal.Sign
     process = subprocess.Popen(
         command(out, "local:2", n),
         env=env,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  in the background Ctrl-C is ignored
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

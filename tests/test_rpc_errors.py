@@ -175,7 +175,7 @@ def test_a_pypcd_without_rpc_says_so(tiny: Tiny, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(_library, "library_dirs", lambda: [tmp_path])
     with pytest.raises(pypcd.LibraryError, match=r"built without ggml's RPC.*PYPCD_RPC=OFF.*-DGGML_RPC=ON"):
         pypcd.Llama(tiny("llama"), rpc_servers="127.0.0.1:5")
-    assert main(["rpc-server"]) == 2
+    assert main(["rpc-server", "--port", "0"]) == 2
     assert "built without ggml's RPC" in capsys.readouterr().err
 
 
@@ -250,7 +250,7 @@ def test_rpc_server_on_a_network_warns() -> None:
     ],
 )
 def test_rpc_server_refuses(args: list[str], said: str, capsys) -> None:
-    assert main(["rpc-server", *args]) == 2
+    assert main(["rpc-server", "--port", "0", *args]) == 2
     assert re.search(said, capsys.readouterr().err)
 
 
