@@ -35,11 +35,7 @@ __all__ = [
 Servers = Union[str, Iterable[str], None]  # as a caller writes them
 
 MAX_SERVERS = 16  # GGML_RPC_MAX_SERVERS, and as many devices a model can have
-PROTOCOL = (
-    7,
-    0,
-)  # RPC_PROTO_{MAJOR,MINOR}_VERSION of the pinned ggml; tests/test_rpc_errors.py compares them with its header
-
+PROTOCOL = (7, 0)  # RPC_PROTO_{MAJOR,MINOR}_VERSION of the pinned ggml; a test compares them with its header
 SECONDS = 5.0  # that a server gets to answer
 _HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # enum rpc_cmd
 _CAPABILITIES = 24  # bytes that say which transports there are; none but TCP

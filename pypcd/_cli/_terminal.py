@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from pypcd._cli._text import Flow, clean, wrap
@@ -121,11 +121,8 @@ def interruptible() -> Iterator[Interrupt]:
             raise KeyboardInterrupt
         flag.pressed = True
 
-    before = signal.signal(signal.SIGINT, handler)
-    try:
+    with _handling(signal.SIGINT, handler) as before:
         yield flag
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -136,8 +133,15 @@ def ending() -> Iterator[Interrupt]:
         def handler(*_: object) -> None:
             flag.pressed = True
 
-        before = signal.signal(signal.SIGTERM, handler)
-        try:
+        with _handling(signal.SIGTERM, handler):
             yield flag
-        finally:
-            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _handling(number: signal.Signals, handler: Callable[..., None]) -> Iterator[Any]:
+    """A block in which a signal has another handler; it gets the one from before."""
+    before = signal.signal(number, handler)
+    try:
+        yield before
+    finally:
+        signal.signal(number, before)
