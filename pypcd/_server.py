@@ -44,12 +44,13 @@ __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 _SECONDS = 10.0  # that it gets to answer
 _PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
 _LINES = 200  # of its log, kept for an error message
+_SEEN = "before it pypcd sees it too: pypcd serve MODEL"
 _CHOSEN = {  # options of llama-server that are arguments here
-    "host": "before it pypcd sees it too: pypcd serve MODEL --host ADDRESS",
-    "port": "before it pypcd sees it too: pypcd serve MODEL --port N",
-    **dict.fromkeys(("parallel", "np"), "before it pypcd sees it too: pypcd serve MODEL --parallel N"),
-    **dict.fromkeys(("model", "m"), "before it pypcd sees it too: pypcd serve MODEL"),
-    "rpc": "before it pypcd sees it too: pypcd serve MODEL --rpc HOST:PORT,...",
+    "host": f"{_SEEN} --host ADDRESS",
+    "port": f"{_SEEN} --port N",
+    "rpc": f"{_SEEN} --rpc HOST:PORT,...",
+    **dict.fromkeys(("parallel", "np"), f"{_SEEN} --parallel N"),
+    **dict.fromkeys(("model", "m"), _SEEN),
     **dict.fromkeys(("models-dir", "models-preset"), "give the folder or the file as MODEL: pypcd serve {}"),
 }
 _LOST = re.compile(r"ggml-rpc\.cpp:\d+: (Remote RPC server crashed|Failed to connect|RPC handshake failed)")
