@@ -80,6 +80,7 @@ def running(n: int = 2, *options: str) -> Iterator[list[RPCServer]]:
 
 @pytest.fixture(scope="module")
 def rpc_servers() -> Iterator[str]:
-    """Two servers for the models of one test file, as the argument of pypcd.Llama. They serve one process: this one."""
-    with running() as servers:
+    """Two servers for the models of one test file, as the argument of pypcd.Llama. They serve one process: this one. They
+    compute on the CPU, as models without servers do in tests: rows are then the same bit for bit."""
+    with running(2, "--device=CPU") as servers:
         yield ",".join(server.address for server in servers)

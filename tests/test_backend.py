@@ -311,16 +311,8 @@ def plain_error(path: Path, case: Case, other: Path) -> float:
     return nmse(rows.standard, wanted(path, case, rows.texts)[0])
 
 
-# --- the tests ---
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[pytest.mark.few] if case in FEW else [], id="/".join(case)) for case in EVERY],
-)
-def test_rows_are_the_references_as_far_as_plain_rows_are(
-    case: Case, tiny: Tiny, record_property: Callable[[str, object], None]
-) -> None:
+def check_rows(case: Case, tiny: Tiny, note: Callable[[str, object], None]) -> None:
+    """L and L* of a case are the reference's, and nothing of PCD's left the device where everything lies; `note` gets the figures."""
     path, llama = (tiny(**{**SHAPE, **MODELS[name]}) for name in (case.model, "llama"))
     setting = {**SETTINGS[case.setting], "evaluation": case.evaluation}
     rows = look(path, setting, case.kv, case.work, **PLACEMENTS[case.placement])
@@ -335,13 +327,13 @@ def test_rows_are_the_references_as_far_as_plain_rows_are(
     plain_over = plain_error(path, like._replace(kv=kv), llama)
     errors, effect = (nmse(rows.standard, standard), nmse(rows.over, over)), nmse(over, standard)
     for name, value in {**case._asdict(), "plain": plain, "plain_over": plain_over, "effect": effect}.items():
-        record_property(name, value)
-    record_property("standard", errors[0])
-    record_property("over", errors[1])
+        note(name, value)
+    note("standard", errors[0])
+    note("over", errors[1])
     usual = [*plain_rows(path, like).graphs, *plain_rows(path, like._replace(kv=kv)).graphs]
     left = left_device(rows.graphs, usual)
-    record_property("left", left)
-    record_property("splits", [max(graph.n_splits for graph in graphs) for graphs in (usual, rows.graphs)])
+    note("left", left)
+    note("splits", [max(graph.n_splits for graph in graphs) for graphs in (usual, rows.graphs)])
 
     assert errors[0] <= LIMIT * plain, "L"
     assert errors[1] <= LIMIT * plain_over, "L*"
@@ -350,6 +342,19 @@ def test_rows_are_the_references_as_far_as_plain_rows_are(
     else:
         assert effect * SHARE > LIMIT * plain_over, "this case could not tell L* from a wrong one"
     assert case.placement not in ON_DEVICE or not left, "operations of PCD's that the CPU ran"
+
+
+# --- the tests ---
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.few] if case in FEW else [], id="/".join(case)) for case in EVERY],
+)
+def test_rows_are_the_references_as_far_as_plain_rows_are(
+    case: Case, tiny: Tiny, record_property: Callable[[str, object], None]
+) -> None:
+    check_rows(case, tiny, record_property)
 
 
 @pytest.mark.few

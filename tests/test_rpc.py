@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import http.client
 import json
 import re
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import TOKENS, Tiny, native_row
 from rpc_servers import RPCServer, needs_rpc, running
-from test_backend import LIMIT, READINGS, SETTINGS, SHAPE, SHARE, Case, look, nmse, wanted
+from test_backend import PLACEMENTS, READINGS, SETTINGS, SHAPE, Case, check_rows, nmse
 
 import pypcd
 from pypcd import _machine, _remote
@@ -37,12 +36,6 @@ def command(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def plain_error(path: Path, case: Case, servers: str) -> float:
-    rows = look(path, None, case.kv, case.work, rpc_servers=servers)
-    return nmse(rows.standard, wanted(path, case, rows.texts)[0])
-
-
 CASES = [
     *(
         Case("llama", kv, name, how)
@@ -56,23 +49,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids="/".join)
-def test_rows_are_the_references(case: Case, tiny: Tiny, rpc_servers: str) -> None:
-    path = tiny("llama", **SHAPE)
-    rows = look(
-        path, {**SETTINGS[case.setting], "evaluation": case.evaluation}, case.kv, case.work, rpc_servers=rpc_servers
-    )
-    standard, over = wanted(path, case, rows.texts)
-    assert rows.over is not None
-    coarse = {"f16": "q8_0-keys"}.get(case.kv, case.kv) if case.setting.endswith("q8_0") else case.kv
-    like = case._replace(setting="window", evaluation="fused")  # what plain rows do not depend on
-    plain, plain_over = (plain_error(path, like._replace(kv=kv), rpc_servers) for kv in (case.kv, coarse))
-    assert nmse(rows.standard, standard) <= LIMIT * plain
-    assert nmse(rows.over, over) <= LIMIT * plain_over
-    if case.setting.endswith("identity"):
-        assert nmse(over, standard) < 1e-20
-    else:
-        assert nmse(over, standard) * SHARE > LIMIT * plain_over, "this case could not tell L* from a wrong one"
+@pytest.mark.parametrize("case", [case._replace(placement="rpc") for case in CASES], ids="/".join)
+def test_rows_are_the_references(
+    case: Case, tiny: Tiny, rpc_servers: str, monkeypatch: pytest.MonkeyPatch, record_property: Callable[..., None]
+) -> None:
+    """Some cases of `scripts/test --backend rpc`, on this file's servers."""
+    monkeypatch.setitem(PLACEMENTS, "rpc", {"n_gpu_layers": -1, "rpc_servers": rpc_servers})
+    check_rows(case, tiny, record_property)
 
 
 def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, load: Open, rpc_servers: str) -> None:
@@ -137,9 +120,8 @@ def test_a_saved_state_is_the_same_here_and_there(tiny: Tiny, load: Open, rpc_se
         got.append(llm.pcd_logits())
         assert (got[-1].standard == unsaved.standard).all()
     assert (got[0].over_rotated == got[1].over_rotated).all()
-    assert (
-        nmse(got[0].over_rotated, unsaved.over_rotated) < 1e-4
-    )  # second keys are made anew, from keys that were rounded
+    # second keys are made anew, from keys that were rounded
+    assert nmse(got[0].over_rotated, unsaved.over_rotated) < 1e-4
 
 
 # -- the options -----------------------------------------------------------------------------------------------------
