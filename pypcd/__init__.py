@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pypcd._config import PCDConfig
     from pypcd._engine import PCDLogits, PCDStats
     from pypcd._errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
+    from pypcd._install import install, uninstall
     from pypcd._llama import Llama
     from pypcd._method import contrast, frequencies, rho, strength
     from pypcd._sampler import pcd_sampler
@@ -36,9 +37,11 @@ __all__ = [
     "UnsupportedError",
     "contrast",
     "frequencies",
+    "install",
     "pcd_sampler",
     "rho",
     "strength",
+    "uninstall",
 ]
 
 _HOME_OF = {
@@ -53,9 +56,11 @@ _HOME_OF = {
     "UnsupportedError": "_errors",
     "contrast": "_method",
     "frequencies": "_method",
+    "install": "_install",
     "pcd_sampler": "_sampler",
     "rho": "_method",
     "strength": "_method",
+    "uninstall": "_install",
 }
 
 

@@ -44,10 +44,13 @@ class _Loader:
 
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader  # from here on it is a module like any other
-        from pypcd import _library
+        from pypcd import _install, _library
 
+        _install.read_environment()
         _library.load(module, lambda: self._loader.exec_module(module))
         import pypcd._engine  # noqa: F401  llama.cpp's log goes through it, from the first line on
+
+        _install.apply()
 
 
 _finder = _Finder()
@@ -59,8 +62,10 @@ def install() -> None:
         LibraryError: llama_cpp is imported already, with a library that is not pypcd's.
     """
     if sys.modules.get("llama_cpp") is not None:
-        from pypcd import _library
+        from pypcd import _install, _library
 
+        _install.read_environment()
         _library.check()
+        _install.apply()
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
