@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import pickle
+import re
+import shutil
+import subprocess
 import sys
 import types
+import venv
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +23,9 @@ from conftest import run_python
 from llama_cpp import Llama as ImportedBefore
 
 import pypcd
+from pypcd import _library
 
+ROOT = Path(__file__).resolve().parent.parent
 Tiny = Callable[..., Path]
 
 PCD = {"beta": 1.5, "gamma": 5}
@@ -295,3 +302,75 @@ def test_a_wrong_value_is_one_sentence_when_llama_cpp_is_imported(value: str) ->
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ValueError: the environment variable PYPCD cannot be used: ") and "unset it" in last
     assert done.stderr.count("Traceback") == 1
+
+
+# --- in programs that know nothing of pypcd, by the file that Python runs when it starts ---
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with this one's packages, and pypcd.pth where the wheel puts it."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=os.name != "nt")
+    path = next(folder.glob("Scripts/python.exe" if os.name == "nt" else "bin/python"))
+    done = subprocess.run(
+        [path, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    site = Path(done.stdout.strip())
+    (site / "others.pth").write_text("\n".join(p for p in sys.path if p) + "\n", encoding="utf-8")
+    shutil.copy(ROOT / "cmake/pypcd.pth", site)
+    beside, *others = _library.library_dirs()
+    if not beside.exists():  # a source checkout: its library is where this Python's packages are
+        (site / "pypcd").mkdir()
+        (site / "pypcd/lib").symlink_to(next(path for path in others if path.exists()))
+    return path
+
+
+def starts(python: Path, code: str, *args: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [python, "-c", code, *map(str, args)],
+        env={**env, **environment},
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+
+
+IS_THERE = "import sys; print(*sorted(name for name in sys.modules if 'pypcd' in name or 'llama' in name))"
+
+
+def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(python: Path) -> None:
+    for value, seen in (
+        ("", "\n"),
+        ("off", "\n"),
+        (" 0", "\n"),
+        ("gentle", "pypcd pypcd._finder\n"),
+        ("nonsense", "pypcd pypcd._finder\n"),
+    ):
+        done = starts(python, IS_THERE, PYPCD=value)
+        assert (done.returncode, done.stdout, done.stderr) == (0, seen, "")
+
+
+@pytest.mark.parametrize(("value", "seen"), [("window", "window"), ("off", None), ("", None)])
+def test_a_program_that_does_not_know_pypcd(value: str, seen: str | None, python: Path, tiny: Tiny) -> None:
+    done = starts(python, OPEN.replace(", pypcd", ""), tiny("llama"), PYPCD=value)
+    assert done.stderr == "" and done.stdout == f"{pypcd.PCDConfig.resolve(seen) if seen else 'stock'}\n"
+
+
+def test_a_wrong_value_ends_such_a_program_with_one_sentence(python: Path) -> None:
+    done = starts(python, "import llama_cpp", PYPCD="gentel")
+    assert done.stderr.count("Traceback") == 1
+    assert re.match(
+        r"ValueError: the environment variable PYPCD cannot be used: pcd is 'gentel'.*allowed: on, off, .*; or unset it",
+        done.stderr.splitlines()[-1],
+    )
+
+
+def test_the_wheel_puts_it_there() -> None:
+    text = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    assert re.search(r"install\(FILES cmake/pypcd\.pth COMPONENT pypcd DESTINATION \.\)", text)
