@@ -3,8 +3,9 @@
     llm = pypcd.Llama("model.gguf", pcd=True)
     llm.create_chat_completion(messages)
 
-Import pypcd before llama_cpp: llama_cpp then loads pypcd's own build of libllama instead of the stock one. The names
-below are imported when they are first used, so `import pypcd` itself takes almost no time.
+llama_cpp then has pypcd's own build of libllama in place of the stock one, also if it was imported before; but pypcd has to
+come before a model is opened. The names below are imported when they are first used, so `import pypcd` itself takes almost no
+time.
 """
 
 from __future__ import annotations
