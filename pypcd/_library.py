@@ -117,8 +117,8 @@ def check() -> None:
         raise LibraryError(
             "llama-cpp-python is not installed; pypcd is built on it: pip install llama-cpp-python"
         ) from None
-    has_stock = llama_cpp.llama_cpp._override_base_path is None and not _has_hooks(llama_cpp.llama_cpp._lib)
-    if has_stock:
+    module = llama_cpp.llama_cpp
+    if not _has_hooks(module._lib) and getattr(module, "_override_base_path", None) is None:
         _replace(llama_cpp)
     _check(llama_cpp, f"unset {_VARIABLE}, which named another library when llama_cpp was imported")
 
