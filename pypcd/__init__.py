@@ -3,8 +3,9 @@
     llm = pypcd.Llama("model.gguf", pcd=True)
     llm.create_chat_completion(messages)
 
-Import pypcd before llama_cpp: llama_cpp then loads pypcd's own build of libllama instead of the stock one. The names
-below are imported when they are first used, so `import pypcd` itself takes almost no time.
+llama_cpp then has pypcd's own build of libllama in place of the stock one, also if it was imported before; but pypcd has to
+come before a model is opened. The names below are imported when they are first used, so `import pypcd` itself takes almost no
+time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pypcd._config import PCDConfig
     from pypcd._engine import PCDLogits, PCDStats
     from pypcd._errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
+    from pypcd._install import install, uninstall
     from pypcd._llama import Llama
     from pypcd._method import contrast, frequencies, rho, strength
     from pypcd._sampler import pcd_sampler
@@ -36,9 +38,11 @@ __all__ = [
     "UnsupportedError",
     "contrast",
     "frequencies",
+    "install",
     "pcd_sampler",
     "rho",
     "strength",
+    "uninstall",
 ]
 
 _HOME_OF = {
@@ -53,9 +57,11 @@ _HOME_OF = {
     "UnsupportedError": "_errors",
     "contrast": "_method",
     "frequencies": "_method",
+    "install": "_install",
     "pcd_sampler": "_sampler",
     "rho": "_method",
     "strength": "_method",
+    "uninstall": "_install",
 }
 
 

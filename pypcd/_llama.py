@@ -26,7 +26,7 @@ from pypcd._gguf import resolve_model
 from pypcd._remote import Servers, parse_servers
 from pypcd._settings import Profile, load
 
-__all__ = ["Llama"]
+__all__ = ["Llama", "unknown_keywords"]
 
 _T = TypeVar("_T")
 
@@ -38,6 +38,16 @@ _FORMER = {"mul_mat_q": (True, None), "n_parts": (-1, None), "f16_kv": (True, No
 
 # llama_cpp.Llama's parameters; it ignores a misspelt one silently
 _KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
+
+_OURS = ["pcd", "n_seq_max", "rpc_servers", "use_extra_bufts"]
+
+
+def unknown_keywords(kwargs: dict[str, Any]) -> list[str]:
+    """The keywords that Llama does not have. Those that it had, with a value that changes nothing, are removed."""
+    for name, values in _FORMER.items():
+        if kwargs.get(name) in values:
+            kwargs.pop(name, None)
+    return [name for name in kwargs if name not in _KEYWORDS and name not in _OURS]
 
 
 class Llama(llama_cpp.Llama):
@@ -92,11 +102,9 @@ class Llama(llama_cpp.Llama):
         rpc_servers: Servers = None,
         **kwargs: Any,
     ) -> None:
-        for name in [name for name in kwargs if name not in _KEYWORDS]:
-            if kwargs[name] not in _FORMER.get(name, ()):
-                near = did_you_mean(name, [*_KEYWORDS, "pcd", "n_seq_max", "rpc_servers", "use_extra_bufts"])
-                raise TypeError(f"Llama has no argument {name!r}{near}")
-            del kwargs[name]
+        for name in unknown_keywords(kwargs):
+            near = did_you_mean(name, [*_KEYWORDS, *_OURS])
+            raise TypeError(f"Llama has no argument {name!r}{near}")
 
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler does the contrast
