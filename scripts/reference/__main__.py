@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import http.server
+import os
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shutil.rmtree(PAGES, ignore_errors=True)
     write(PAGES)
     command = [sys.executable, "-m", "mkdocs", "build", "--clean", "--config-file", ROOT / "mkdocs.yml"]
-    status = subprocess.run(command, check=False).returncode
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # what Material says of its future is in mkdocs.yml
+    status = subprocess.run(command, env=environment, check=False).returncode
     if status == 0:
         print(f"{SITE.relative_to(ROOT)}/index.html")
         if args.serve:
