@@ -14,7 +14,7 @@ __all__ = ["page"]
 LEFT_OUT = re.compile(r'#(pragma|include|ifdef|ifndef|endif)\b|extern "C" {|}$')
 # a type, a macro, a pointer to a function, a function
 NAME = re.compile(r"^(?:enum|struct) (\w+) {|^#define (\w+)|^typedef .*\(\*(\w+)\)|^\w[^(]*?(\w+) *\(")
-WORD = re.compile(r"(?<!\w)(llama_\w+|LLAMA_\w+)(\*|\(\))?|(?<!\w)(\w+_\w+|\w+\[[\w/]+\])(?!\w)|([*_<>~`\[\]\\])")
+WORD = re.compile(r"(?<!\w)(\w+_\w+)(\*|\(\))?|([*_<>~`\[\]\\])")  # a name in code, or a mark of Markdown
 
 
 class Part(NamedTuple):
@@ -78,10 +78,10 @@ def paragraphs(comment: list[str], homes: dict[str, str]) -> list[str]:
             found[-1].append(line)
 
     def marked(match: re.Match[str]) -> str:
-        name, after, other, sign = match.groups()
+        name, after, sign = match.groups()
         if sign:
             return f"\\{sign}"
-        code = f"`{other or name}{after or ''}`"
+        code = f"`{name}{after or ''}`"
         return f"[{code}](#{homes[name]})" if name in homes else code
 
     made = []
