@@ -107,7 +107,7 @@ def test_every_function_is_pypcds() -> None:
         import ctypes, pypcd
         lib, ranges = llama_cpp.llama_cpp._lib, []
         for line in open("/proc/self/maps"):
-            if line.rstrip().endswith({str(OURS / "libllama.so")!r}):
+            if line.rstrip().endswith({str((OURS / "libllama.so").resolve())!r}):
                 ranges.append([int(end, 16) for end in line.split()[0].split("-")])
         functions = [value for value in vars(lib).values() if isinstance(value, lib._FuncPtr)]
         for function in functions + [v for m in (llama_cpp.llama_cpp, ext) for v in vars(m).values() if type(v) is lib._FuncPtr]:
