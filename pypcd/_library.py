@@ -213,11 +213,13 @@ def _in_use() -> Iterator[str]:
 
 
 def _is_gguf(path: str) -> bool:
+    if not os.path.isfile(path):  # a device, or a file that has been deleted
+        return path.endswith(".gguf (deleted)")
     try:
         with open(path, "rb") as file:
             return file.read(4) == b"GGUF"
-    except OSError:  # it is a device, or has been deleted
-        return path.endswith(".gguf (deleted)")
+    except OSError:
+        return path.endswith(".gguf")
 
 
 def check_mtmd() -> None:

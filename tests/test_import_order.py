@@ -243,3 +243,21 @@ def test_pictures_elsewhere_than_on_linux_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(_library.LibraryError, match="llama_cpp was imported before pypcd; import pypcd first"):
         _library.check_mtmd()
+
+
+def test_a_sampler_of_the_stock_library_works_on(tiny: Tiny) -> None:
+    """It calls functions of the library that made it, which stays loaded."""
+    code = """if True:
+        import sys
+        import llama_cpp
+        from llama_cpp import llama_sampler_chain_add, llama_sampler_free, llama_sampler_sample
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_k(5))
+        llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+        import pypcd
+        llm = pypcd.Llama(sys.argv[1], pcd="beta=4", n_ctx=256, n_threads=1)
+        llm.eval([1, 2, 3, 4, 5])
+        assert llama_sampler_sample(chain, llm.ctx, -1) == llm.pcd_logits().contrasted.argmax()
+        llama_sampler_free(chain)
+        print("fine")"""
+    assert runs(code, tiny("llama")) == "fine\n"
