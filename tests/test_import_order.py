@@ -238,11 +238,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_changed(what: str, copy
 
 def test_pictures_elsewhere_than_on_linux_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """There the loader gives libmtmd the library that was loaded first."""
-    _library.check_mtmd()
+    _library.prepare_mtmd()
     monkeypatch.setattr(_library, "_replaced", True)
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(_library.LibraryError, match="llama_cpp was imported before pypcd; import pypcd first"):
-        _library.check_mtmd()
+        _library.prepare_mtmd()
 
 
 def test_a_sampler_of_the_stock_library_works_on(tiny: Tiny) -> None:
