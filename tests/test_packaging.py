@@ -39,7 +39,9 @@ def test_a_report_asks_for_what_is_needed_to_repeat_it() -> None:
     assert set(forms) == {"bug", "config", "idea"}
     for name in ("bug", "idea"):
         assert forms[name]["name"] and forms[name]["description"]
-    needed = {f["id"]: f["attributes"]["label"] for f in forms["bug"]["body"] if f.get("validations", {}).get("required")}
+    needed = {
+        f["id"]: f["attributes"]["label"] for f in forms["bug"]["body"] if f.get("validations", {}).get("required")
+    }
     assert list(needed) == ["what", "info", "model", "setting", "how"]
     assert "`pypcd info MODEL`" in needed["info"]
 
