@@ -329,11 +329,7 @@ class Llama(llama_cpp.Llama):
     # -- generation ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """create_completion().
-
-        Args:
-            pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`.
-        """
+        """create_completion()."""
         return self._call(pcd, super().__call__, *args, **kwargs)
 
     def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
@@ -345,11 +341,7 @@ class Llama(llama_cpp.Llama):
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
     def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given.
-
-        Args:
-            pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`.
-        """
+        """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given."""
         return self._call(pcd, super().create_chat_completion, *args, **kwargs)
 
     def create_chat_completion_openai_v1(
@@ -360,9 +352,6 @@ class Llama(llama_cpp.Llama):
 
     def generate(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         """llama_cpp.Llama.generate, with a PCD setting of its own if one is given.
-
-        Args:
-            pcd: for these tokens alone, anything that the `pcd` of Llama takes; None: `llm.pcd`.
 
         Raises:
             PCDError: a pcd_sampler() does the contrast, so these tokens would be plain ones.
