@@ -304,7 +304,9 @@ def test_streams_do_not_pass_their_settings_on(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), {"beta": 0.5})
     before = llm.pcd
     first, second = (llm(PROMPT, max_tokens=9, stream=True, pcd={"beta": beta}) for beta in (1, 2))
-    next(first), next(second), next(first)
+    next(first), next(second)
+    with pytest.raises(pypcd.PCDError, match="this text cannot go on"):
+        list(first)  # its context holds the second text
     llm.pcd = {"gamma": 7}
     first.close()
     second.close()

@@ -20,6 +20,8 @@ FLOORS: tuple[set[str], ...] = (
     {"_gguf", "_remote"},
     {"_engine"},
     {
+        "_guards",
+        "_states",
         "_machine",
         "_threads",
         "_llama",
