@@ -16,13 +16,22 @@ from typing import TYPE_CHECKING
 from pypcd import _finder
 
 if TYPE_CHECKING:
-    from pypcd._config import PCDConfig
+    from pypcd._config import PCDConfig, PCDFields, PCDSetting
     from pypcd._engine import PCDLogits, PCDStats
     from pypcd._errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
     from pypcd._install import install, uninstall
     from pypcd._llama import Llama
     from pypcd._method import contrast, frequencies, rho, strength
     from pypcd._sampler import pcd_sampler
+else:  # unseen by type checkers, to which any name would be one of pypcd's
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'pypcd' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"pypcd.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
 
 __version__ = "0.1.0"
 
@@ -32,7 +41,9 @@ __all__ = [
     "ModelError",
     "PCDConfig",
     "PCDError",
+    "PCDFields",
     "PCDLogits",
+    "PCDSetting",
     "PCDStats",
     "RPCError",
     "UnsupportedError",
@@ -51,7 +62,9 @@ _HOME_OF = {
     "ModelError": "_errors",
     "PCDConfig": "_config",
     "PCDError": "_errors",
+    "PCDFields": "_config",
     "PCDLogits": "_engine",
+    "PCDSetting": "_config",
     "PCDStats": "_engine",
     "RPCError": "_errors",
     "UnsupportedError": "_errors",
@@ -63,14 +76,6 @@ _HOME_OF = {
     "strength": "_method",
     "uninstall": "_install",
 }
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'pypcd' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"pypcd.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

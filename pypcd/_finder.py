@@ -66,7 +66,22 @@ def _execute_mtmd(module: Any, execute: Callable[[], None]) -> None:
     execute()
 
 
-_EXECUTE = {"llama_cpp": _execute_llama_cpp, "llama_cpp.mtmd_cpp": _execute_mtmd}
+def _execute_server(module: Any, execute: Callable[[], None]) -> None:
+    from pypcd import _install
+
+    if not _install.is_installed():
+        execute()
+        return
+    from pypcd import _python_server
+
+    _python_server.adapt(module, execute)
+
+
+_EXECUTE = {
+    "llama_cpp": _execute_llama_cpp,
+    "llama_cpp.mtmd_cpp": _execute_mtmd,
+    "llama_cpp.server.app": _execute_server,
+}
 
 _finder = _Finder()
 

@@ -18,7 +18,7 @@ from pypcd import _settings
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._errors import UnsupportedError
 
-__all__ = ["apply", "install", "read_environment", "uninstall"]
+__all__ = ["apply", "install", "is_installed", "read_environment", "uninstall"]
 
 _VARIABLE = "PYPCD"
 _OFF = ("", "0", "off")
@@ -55,6 +55,9 @@ def install(pcd: PCDSetting = "gentle") -> None:
     _choose(pcd)
     if sys.modules.get("llama_cpp") is not None:
         apply()
+    app = sys.modules.get("llama_cpp.server.app")
+    if app is not None and "pcd" not in app.CreateCompletionRequest.model_fields:
+        warnings.warn('llama_cpp.server takes no "pcd": it was imported before pypcd.install()', stacklevel=2)
 
 
 def _choose(pcd: PCDSetting) -> None:
@@ -77,6 +80,10 @@ def uninstall() -> None:
             _stock_init = None
 
 
+def is_installed() -> bool:
+    return _setting is not None and _setting is not _UNREAD
+
+
 def read_environment() -> None:
     """Do what install() does before llama_cpp is imported with what the environment variable PYPCD says, if neither install()
     nor uninstall() was called.
@@ -96,7 +103,7 @@ def read_environment() -> None:
 def apply() -> None:
     """Put our __init__ in the place of llama_cpp.Llama's, if install() was called. llama_cpp has pypcd's library."""
     global _stock_init
-    if _setting is None or _setting is _UNREAD or _stock_init is not None:
+    if not is_installed() or _stock_init is not None:
         return
     from pypcd import _llama
 

@@ -19,7 +19,8 @@ from pypcd import PCDConfig, evaluation, methods
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
-    *(ROOT / name for name in ("README.md", "cpp/README.md", "pypcd/models/README.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(ROOT / name for name in ("cpp/README.md", "pypcd/models/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 if not all(page.exists() for page in PAGES):
