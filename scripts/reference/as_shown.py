@@ -43,9 +43,15 @@ def passes_on(func: griffe.Function) -> bool:
 
 
 def at_run_time(thing: griffe.Object) -> Any:
-    """None for what is defined in a function, or is not there at run time."""
-    names = thing.path.removeprefix(f"{thing.module.path}.").split(".")
-    return functools.reduce(lambda of, name: getattr(of, name, None), names, importlib.import_module(thing.module.path))
+    """None for what is defined in a function, is not there at run time, or needs an extra that is not installed."""
+    try:
+        module = importlib.import_module(thing.module.path)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("pypcd"):
+            raise
+        return None
+    names = thing.path.removeprefix(f"{module.__name__}.").split(".")
+    return functools.reduce(lambda of, name: getattr(of, name, None), names, module)
 
 
 def set_docstring(thing: griffe.Object, at_run_time: object) -> None:
