@@ -16,10 +16,22 @@ FILES = sorted(path for path in ROOT.rglob("*.py"))
 
 # the layers, lowest first; a module may import from its own layer and those below
 FLOORS: tuple[set[str], ...] = (
-    {"_errors", "_checks", "_config", "_settings", "_method", "_drafts", "_ggml", "_library"},
+    {"_errors", "_checks", "_config", "_settings", "_method", "_drafts", "_ggml", "_library", "_signatures"},
     {"_gguf", "_remote"},
     {"_engine"},
-    {"_machine", "_threads", "_constraint", "_llama", "_sampler", "_served", "_server", "_prompt", "_vocabulary"},
+    {
+        "_machine",
+        "_threads",
+        "_constraint",
+        "_llama",
+        "_install",
+        "_python_server",
+        "_sampler",
+        "_served",
+        "_server",
+        "_prompt",
+        "_vocabulary",
+    },
     {"methods"},
     {"evaluation", "measure", "analysis"},
     {"_cli"},

@@ -71,6 +71,11 @@ def test_no_library_needs_a_newer_system_than_the_name_says(wheel: Path) -> None
         assert needed and max(needed) <= promised, name
 
 
+def test_python_runs_its_pth_file_when_it_starts(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("pypcd.pth") == (ROOT / "cmake/pypcd.pth").read_bytes()
+
+
 def test_ggml_is_left_to_llama_cpp_python(wheel: Path) -> None:
     found = libraries(wheel)
     assert {"pypcd/lib/libllama.so", "pypcd/bin/llama-server"} <= set(found)

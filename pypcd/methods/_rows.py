@@ -143,7 +143,7 @@ class Control(RowSource):
 
     Args:
         pool: other prompts of the same kind; each is answered once, greedily and without PCD.
-        beta, gamma, relative_top, adaptive, min_entropy, min_context, min_first_entropy: as in PCDConfig.
+        beta: as in PCDConfig; so are gamma, relative_top, adaptive, min_entropy, min_context and min_first_entropy.
         n_steps: how many tokens of each answer are used; later steps use the mean of the last one.
     """
 
