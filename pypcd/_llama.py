@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 import time
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from pypcd import _guards, _machine, _states, _threads
+from pypcd import _constraint, _guards, _machine, _states, _threads
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._drafts import DraftModel, Drafts
@@ -67,7 +68,8 @@ class Llama(llama_cpp.Llama):
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
         pcd: True for the paper's setting, text such as "gentle", "beta=1.5:window=64" or a profile's file (.json), a
-            mapping of changed fields, a PCDConfig, or False.
+            mapping of changed fields, a PCDConfig, or False. Answers under a grammar, a JSON schema or a forced tool are plain
+            all the same, unless their own call has `pcd`.
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
             share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
@@ -134,6 +136,8 @@ class Llama(llama_cpp.Llama):
         self._is_prompt = False  # the next evaluation is that of generate()'s prompt
         self._is_restored = False  # by load_state: then there are no logits of the last token
         self._processors: _guards.Processors | None = None  # those of the sampler
+        self._is_asked = False  # the setting in force is that of the call itself
+        self._n_constrained = 0  # answers left plain under a grammar
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
         self._n_seq_max = Integer(1, _engine.N_SEQUENCES)("n_seq_max", n_seq_max)
@@ -259,11 +263,13 @@ class Llama(llama_cpp.Llama):
         if setting is None:
             yield
             return
-        before = self._pcd, self._combines
+        before, was_asked = (self._pcd, self._combines), self._is_asked
         self._apply(self._resolve(setting))
+        self._is_asked = True
         try:
             yield
         finally:
+            self._is_asked = was_asked
             if _engine.is_open(self):
                 self._apply(*before)
 
@@ -343,7 +349,7 @@ class Llama(llama_cpp.Llama):
         """llama_cpp.Llama.create_completion, with a PCD setting of its own if one is given.
 
         Args:
-            pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`.
+            pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`, but off under a grammar.
         """
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
@@ -367,6 +373,10 @@ class Llama(llama_cpp.Llama):
             raise PCDError(
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
+        if pcd is None and self._pcd is not None and not self._is_asked and _constraint.has_grammar(args, kwargs):
+            _constraint.say_once(self._n_constrained)
+            self._n_constrained += 1
+            pcd = False
         tokens = self._certain(super().generate(*args, **kwargs))
         return tokens if pcd is None else self._steps(tokens, pcd)
 
@@ -595,7 +605,7 @@ class Llama(llama_cpp.Llama):
 
     def pcd_stats(self) -> PCDStats:
         """What PCD has done in this context so far."""
-        return _engine.pcd_stats(self)
+        return dataclasses.replace(_engine.pcd_stats(self), n_constrained=self._n_constrained)
 
     # -- life ------------------------------------------------------------------------------------------------------
 

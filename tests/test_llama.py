@@ -377,7 +377,7 @@ settings_of_all_kinds = pytest.mark.parametrize(
 def test_a_grammar_beats_the_plausibility_cut(setting: str, temperature: float, tiny: Tiny, load: Load) -> None:
     """A grammar's tokens need not be among the best gamma; they are still found, in the order of L."""
     grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("7" | "x") "-" [0-9] [0-9] [0-9] "!"', verbose=False)
-    answer = load(tiny("llama"), setting)(PROMPT, max_tokens=30, temperature=temperature, grammar=grammar)
+    answer = load(tiny("llama"))(PROMPT, max_tokens=30, temperature=temperature, grammar=grammar, pcd=setting)
     assert re.fullmatch(r"[7x]-\d{3}!", text_of(answer)), text_of(answer)
 
 
@@ -388,8 +388,9 @@ def test_json_mode_gives_json(setting: str, tiny: Tiny, load: Load) -> None:
         "properties": {"a": {"enum": ["yes", "no"]}, "b": {"type": "boolean"}},
         "required": ["a", "b"],
     }
-    answer = load(tiny("llama"), setting).create_chat_completion(
+    answer = load(tiny("llama")).create_chat_completion(
         [{"role": "user", "content": "x"}],
+        pcd=setting,
         response_format={"type": "json_object", "schema": schema},
         max_tokens=120,
         temperature=0,

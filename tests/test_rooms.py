@@ -24,6 +24,7 @@ FLOORS: tuple[set[str], ...] = (
         "_states",
         "_machine",
         "_threads",
+        "_constraint",
         "_llama",
         "_install",
         "_python_server",
