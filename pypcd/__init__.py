@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from pypcd import _finder
+from pypcd import _finder, _lm_eval
 
 if TYPE_CHECKING:
     from pypcd._config import PCDConfig
@@ -72,3 +72,4 @@ def __dir__() -> list[str]:
 
 
 _finder.install()
+_lm_eval.install()
