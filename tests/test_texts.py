@@ -272,6 +272,25 @@ def test_the_models_own_setting_is_there_again(tiny: Tiny, load: Load) -> None:
     assert all(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm.ctx), i) < 0 for i in range(5))
 
 
+def test_logprobs_of_completions_are_those_of_the_rows_with_the_cut(tiny: Tiny, load: Load) -> None:
+    """What docs/settings.md says of logprobs=, with a model that has BOS: with echo and without."""
+    llm = load(tiny("llama"), "beta=1.5:relative_top=0.5", logits_all=True)
+    text, limit = "tene mu ka", 2 * contrasted(rounding(tiny("llama")) * turn(tiny("llama"), PCDConfig()), 1.5)
+    tokens = [*llm.tokenize(text.encode(), special=True)]
+    echoed = llm(text, max_tokens=3, temperature=0.0, logprobs=1, echo=True)["choices"][0]["logprobs"]
+    plain = llm(text, max_tokens=3, temperature=0.0, logprobs=1)["choices"][0]["logprobs"]
+    assert echoed["token_logprobs"][-3:] == pytest.approx(plain["token_logprobs"][-3:], abs=limit)
+    answer = list(itertools.islice(llm.generate(tokens, temp=0.0), 3))
+    llm.reset()
+    wanted = []
+    for i, token in enumerate([*tokens, *answer]):
+        if i:
+            wanted.append(log_softmax(native_row(llm))[token])
+        llm.eval([token])
+    assert echoed["token_logprobs"][1:] == pytest.approx(wanted[1:], abs=limit)
+    assert min(wanted) < -55 and max(wanted[-3:]) <= 0 and min(wanted[-3:]) > -10
+
+
 # -- answers -------------------------------------------------------------------------------------------------------------
 
 PROMPTS = [TOKENS[:20], TOKENS[:40], [*TOKENS[:20], 9, 8, 7], TOKENS[50:60], TOKENS[:20], TOKENS[3:9], TOKENS[:41]]
