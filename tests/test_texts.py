@@ -277,18 +277,20 @@ def test_logprobs_of_completions_are_those_of_the_rows_with_the_cut(tiny: Tiny, 
     llm = load(tiny("llama"), "beta=1.5:relative_top=0.5", logits_all=True)
     text, limit = "tene mu ka", 2 * contrasted(rounding(tiny("llama")) * turn(tiny("llama"), PCDConfig()), 1.5)
     tokens = [*llm.tokenize(text.encode(), special=True)]
-    echoed = llm(text, max_tokens=3, temperature=0.0, logprobs=1, echo=True)["choices"][0]["logprobs"]
-    plain = llm(text, max_tokens=3, temperature=0.0, logprobs=1)["choices"][0]["logprobs"]
-    assert echoed["token_logprobs"][-3:] == pytest.approx(plain["token_logprobs"][-3:], abs=limit)
-    answer = list(itertools.islice(llm.generate(tokens, temp=0.0), 3))
+    echoed, plain = (
+        llm(text, max_tokens=1, temperature=0.0, logprobs=1, echo=echo)["choices"][0]["logprobs"]["token_logprobs"]
+        for echo in (True, False)
+    )
+    (answer,) = itertools.islice(llm.generate(tokens, temp=0.0), 1)
     llm.reset()
     wanted = []
-    for i, token in enumerate([*tokens, *answer]):
+    for i, token in enumerate([*tokens, answer]):
         if i:
             wanted.append(log_softmax(native_row(llm))[token])
         llm.eval([token])
-    assert echoed["token_logprobs"][1:] == pytest.approx(wanted[1:], abs=limit)
-    assert min(wanted) < -55 and max(wanted[-3:]) <= 0 and min(wanted[-3:]) > -10
+    assert echoed[0] is None and echoed[1 : len(wanted)] == pytest.approx(wanted[1:], abs=limit)
+    assert plain[0] == pytest.approx(wanted[-1], abs=limit)
+    assert min(wanted[:-1]) < -55 < -10 < wanted[-1] <= 0
 
 
 # -- answers -------------------------------------------------------------------------------------------------------------
