@@ -31,6 +31,10 @@ QUICK = "quick"
 NEEDED = ("pytest>=8", "hypothesis")  # by the tests themselves
 
 
+class NotInstalled(Failed):
+    """Packages could not be installed; the message is pip's reason."""
+
+
 class Consumer(NamedTuple):
     """A package that uses llama_cpp.Llama or `pypcd serve`.
 
@@ -59,6 +63,7 @@ CONSUMERS: dict[str, Consumer] = {
     "smolagents": Consumer("agents", ("smolagents[openai]==1.26.0",)),
     "litellm": Consumer("agents", ("litellm==1.106.2",)),
     "dspy": Consumer("agents", ("dspy==3.4.1",)),
+    "lm-evaluation-harness": Consumer("lm-eval", ("lm-eval==0.4.13",)),
     "txtai": Consumer("txtai", ("txtai==9.14.0",)),  # with torch
     "webuis": Consumer(QUICK, ()),  # text-generation-webui and Open WebUI: the requests that they send
 }
@@ -85,7 +90,8 @@ def prepare(root: Path, environment: str, names: Sequence[str], out: TextIO) -> 
     """The Python of an environment that has these consumers, beside those that it had already.
 
     Raises:
-        Failed: something cannot be installed; the message says why.
+        Failed: pypcd is not there to be installed.
+        NotInstalled: something cannot be installed.
     """
     state = State(root, environment)
     wheel = next(iter((root / ".cache" / "wheel").glob("pypcd-*.whl")), None)
@@ -113,6 +119,7 @@ def prepare(root: Path, environment: str, names: Sequence[str], out: TextIO) -> 
 
     log = root / ".cache" / f"install{state.suffix}.log"
     log.write_text("")
+    record.unlink(missing_ok=True)  # half an installation is none
     if before and before.get("folder") != now["folder"]:  # its scripts hold the folder's name
         shutil.rmtree(state.venv)
     step = _Steps(f".venv-{environment}", log, root, out)
@@ -121,7 +128,10 @@ def prepare(root: Path, environment: str, names: Sequence[str], out: TextIO) -> 
         now["python"] = state.python_version()
     # a wheel whose version is installed already would be left alone
     pip = [python, "-m", "pip", "--verbose", "install"]
-    step([*pip, "--force-reinstall", "--no-deps", wheel], [*pip, wheel, *requires])
+    try:
+        step([*pip, "--force-reinstall", "--no-deps", wheel], [*pip, wheel, *requires])
+    except Failed as error:
+        raise NotInstalled(reason(log)) from error
     step.display.end("done in")
     record.write_text(json.dumps(now, indent=1), encoding="utf-8")
     return python
@@ -140,7 +150,7 @@ class _Steps:
 
 def reason(log: Path) -> str:
     """Why pip failed, in a line: the last error of its log."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line.partition(":")[2].strip() for line in lines if re.match(r"\s*error:", line, re.IGNORECASE)]
     return next((error for error in reversed(errors) if error), f"pip failed; its log is {log}")
 
@@ -169,11 +179,17 @@ def main() -> int:
         here = [name for name in names if CONSUMERS[name].environment == environment]
         try:
             python = prepare(ROOT, environment, here, sys.stderr)
-        except Failed:
-            why = reason(ROOT / ".cache" / f"install-{environment}.log")
-            skipped.update(dict.fromkeys(here, why))
+        except NotInstalled as error:
+            skipped.update(dict.fromkeys(here, str(error)))
             continue
-        command = [python, "-m", "pytest", *map(module_of, here), *more]
+        except Failed as error:
+            print(error, file=sys.stderr)
+            return 1
+        command = [
+            python.with_name("pytest"),
+            *map(module_of, here),
+            *more,
+        ]  # not -m: it would find pypcd in this folder
         if subprocess.run(command, cwd=ROOT, check=False).returncode:
             failed.append(environment)
     for name, why in skipped.items():

@@ -67,6 +67,7 @@ def with_setting(text: str, setting: Any) -> str:
     forms = {
         '"gentle"': repr(setting),
         "PYPCD=gentle": f"PYPCD={setting or 'off'}",
+        "pcd=gentle": f"pcd={setting or 'off'}",
         ":pcd-gentle": f":pcd-{setting}" if setting else "",
     }
     (form,) = (form for form in forms if form in text)
