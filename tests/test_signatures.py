@@ -335,13 +335,14 @@ def test_the_stub_has_the_parameters_that_are_there_at_run_time(stub: ast.Module
         assert ast.get_docstring(node) == (function.__doc__ and inspect.getdoc(function)), name
 
 
-def test_a_type_variable_comes_with_what_uses_it(stub_program: Any, tmp_path: Path) -> None:
+def test_what_else_is_public_is_in_the_stub_with_what_it_uses(stub_program: Any, tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text(
-        "import typing\nfrom typing import TypeVar\nimport above\n_L = TypeVar('_L', bound='Llama')\n_N = 3\n"
+        "import typing\nfrom typing import TypeVar\nimport above\n__all__ = ['Llama', 'h']\n_L = TypeVar('_L', bound='Llama')\n_N = 3\n"
         "class Llama(above.Llama):\n"
         "    def __enter__(self: _L) -> _L: ...\n"
         "    def f(self, *args: typing.Any, **kwargs: typing.Any) -> int: ...\n"
         "    def _g(self) -> None: ...\n"
+        "def h(a: int = _N) -> None:\n    'It.'\n    print(a)\ndef _i(): ...\n"
     )
     (tmp_path / "types_.py").write_text("A = int\n")
     (tmp_path / "above.py").write_text(
@@ -355,13 +356,17 @@ def test_a_type_variable_comes_with_what_uses_it(stub_program: Any, tmp_path: Pa
         "from package.types_ import A",
         "from typing import TypeVar",
         "_L = TypeVar('_L', bound='Llama')",
-        '__all__ = ["Llama"]',
+        "_N = 3",
+        "__all__ = ['Llama', 'h']",
         "class Llama(above.Llama):",
         '    """"""',
         "    def __enter__(self: _L) -> _L:",
         "        ...",
         "    def f(self, a: A, *, b: B=B()) -> int:",
         "        ...",
+        "def h(a: int=_N) -> None:",
+        '    """It."""',
+        "    ...",
     ]
 
 
