@@ -26,8 +26,9 @@ def own(folder: Folder, setting: Any) -> str:
     tool = {"type": "function", "function": {"name": "Answer", "parameters": VALUE_OF}}
     choice = {"type": "function", "function": {"name": "Answer"}}
     messages = [{"role": "user", "content": folder.question}]
-    with contextlib.closing(pypcd.Llama(folder.path / "model.gguf", pcd=setting)) as llm:
-        answer = llm.create_chat_completion(messages, tools=[tool], tool_choice=choice, max_tokens=64, temperature=0)
+    given = {"tools": [tool], "tool_choice": choice, "max_tokens": 64, "temperature": 0}
+    with contextlib.closing(pypcd.Llama(folder.path / "model.gguf")) as llm:
+        answer = llm.create_chat_completion(messages, pcd=setting, **given)
     (call,) = answer["choices"][0]["message"]["tool_calls"]
     return json.loads(call["function"]["arguments"])["value"]
 
