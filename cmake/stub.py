@@ -40,11 +40,13 @@ class Module:
     """A file, parsed.
 
     Attributes:
-        names: for each name at its top level the statement that imports it from elsewhere.
+        defined: what is defined at its top level, by name.
+        names: for each name there the statement that imports it.
     """
 
     def __init__(self, path: Path, name: str) -> None:
         self.tree = ast.parse(path.read_text(encoding="utf-8"))
+        self.defined = dict(_definitions(self.tree))
         self.names: dict[str, str] = {}
         package = name.rpartition(".")[0]
         for node in _statements(self.tree):
@@ -56,23 +58,25 @@ class Module:
                 source = ".".join(filter(None, [package if node.level else "", node.module]))
                 if node.names[0].name == "*":
                     other = Module(path.parent / f"{node.module}.py", source)
-                    self.names.update({said: f"from {source} import {said}" for said in other.defined()})
+                    self.names.update({said: f"from {source} import {said}" for said in other.defined})
                 else:
                     self.names.update(
                         {a.asname or a.name: ast.unparse(ast.ImportFrom(source, [a], 0)) for a in node.names}
                     )
-        self.names.update({said: f"from {name} import {said}" for said in self.defined()})
-
-    def defined(self) -> Iterator[str]:
-        for node in self.tree.body:
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-                yield node.name
-            elif isinstance(node, ast.Assign):
-                yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        self.names.update({said: f"from {name} import {said}" for said in self.defined})
 
     def class_named(self, name: str) -> ast.ClassDef:
-        (found,) = (node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        found = self.defined[name]
+        assert isinstance(found, ast.ClassDef)
         return found
+
+
+def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node.name, node
+        elif isinstance(node, ast.Assign):
+            yield from ((target.id, node) for target in node.targets if isinstance(target, ast.Name))
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -182,13 +186,14 @@ def methods(ours: ast.ClassDef, theirs: ast.ClassDef) -> Iterator[ast.FunctionDe
     above = {node.name: node for node in theirs.body if isinstance(node, ast.FunctionDef)}
     shown: dict[str, tuple[Signature, str]] = {}
     nodes = [node for node in ours.body if isinstance(node, ast.FunctionDef) and _is_public(node.name)]
+    docs = [_doc(node) for node in nodes if node.name in above and passes_on(signature_of(node))]
     for node in sorted(nodes, key=lambda node: node.name in PASSES_ON):  # those come after what they pass on to
         name, signature, doc = node.name, signature_of(node), _doc(node)
         if name in above and passes_on(signature):
             target, more = shown.get(PASSES_ON.get(name, ""), (None, ""))
             signature = merged(signature, signature_of(above[name]), target)
             own = doc or (_doc(ours) if name == "__init__" else "")
-            doc = merged_doc(own, [_doc(above[name]), more], signature.parameters)
+            doc = merged_doc(own, [_doc(above[name]), more], signature.parameters, docs)
             shown[name] = signature, doc
         overloads = streaming(signature)
         for overload in overloads:
@@ -204,12 +209,20 @@ def stub(ours: Module, theirs: Module) -> str:
     body = list(methods(cls, theirs.class_named("Llama")))
     doc = ast.Expr(ast.Constant(inspect.cleandoc(_doc(cls))))
     made = ast.ClassDef(cls.name, bases=cls.bases, keywords=[], body=[doc, *body], decorator_list=[], type_params=[])
-    used = {node.id for node in ast.walk(made) if isinstance(node, ast.Name)}
+    own = {name: node for name, node in ours.defined.items() if isinstance(node, ast.Assign)}  # such as a TypeVar
+    used = _names(made)
+    assigned = [own[name] for name in sorted(used & set(own))]
+    used = used.union(*map(_names, assigned)) - set(own)
     used -= {*dir(builtins), *(node.name for node in body)}  # the latter in front of .setter
     # where both have a name, ours counts: theirs is its module llama_cpp.llama_cpp, all of which llama_cpp has too
     known = {**_TYPING, **theirs.names, **ours.names}
     imports = sorted({known[name] for name in used}, key=lambda line: (line.startswith("from"), line))
-    return _TEXT.format("\n".join(imports), cls.name, ast.unparse(ast.fix_missing_locations(made)))
+    head = [*imports, "", *map(ast.unparse, assigned)]
+    return _TEXT.format("\n".join(head).strip(), cls.name, ast.unparse(ast.fix_missing_locations(made)))
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def main() -> None:

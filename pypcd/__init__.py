@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from pypcd import _finder
+from pypcd import _finder, _lm_eval
 
 if TYPE_CHECKING:
     from pypcd._config import PCDConfig, PCDFields, PCDSetting
@@ -83,3 +83,4 @@ def __dir__() -> list[str]:
 
 
 _finder.install()
+_lm_eval.install()

@@ -307,3 +307,4 @@ class PCDConfig:
 
 
 PCDSetting = Union[None, bool, str, PCDFields, PCDConfig, Profile]
+"""What `pcd=` takes: off, on, a text, a mapping of fields, a whole setting, or a profile that was read."""

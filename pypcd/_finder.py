@@ -62,7 +62,7 @@ def _execute_llama_cpp(module: Any, execute: Callable[[], None]) -> None:
 def _execute_mtmd(module: Any, execute: Callable[[], None]) -> None:
     from pypcd import _library
 
-    _library.check_mtmd()
+    _library.prepare_mtmd()
     execute()
 
 

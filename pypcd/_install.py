@@ -27,7 +27,6 @@ _UNREAD = object()
 _setting: Any = (
     _UNREAD  # what objects get that are made without `pcd`; None: not installed; _UNREAD: the environment decides
 )
-_stock_init: Callable[..., None] | None = None  # llama_cpp.Llama.__init__, while ours is in its place
 _warned: set[type] = set()
 
 
@@ -69,15 +68,11 @@ def _choose(pcd: PCDSetting) -> None:
 
 def uninstall() -> None:
     """Undo install(): `llama_cpp.Llama(…)` makes a stock object again. Models that are open stay as they are."""
-    global _setting, _stock_init
+    global _setting
     _setting = None
-    if _stock_init is not None:
-        from pypcd import _llama
-
-        stock: Any = _llama.Llama.__base__
-        if getattr(stock.__init__, "_is_pypcds", False):  # else somebody has wrapped it, and ours, below, does nothing
-            stock.__init__ = _stock_init
-            _stock_init = None
+    stock: Any = getattr(sys.modules.get("llama_cpp"), "Llama", None)
+    if _is_ours(stock):  # else there is nothing to undo; or somebody has wrapped ours, which does nothing now
+        stock.__init__ = stock.__init__.__wrapped__
 
 
 def is_installed() -> bool:
@@ -102,28 +97,48 @@ def read_environment() -> None:
 
 def apply() -> None:
     """Put our __init__ in the place of llama_cpp.Llama's, if install() was called. llama_cpp has pypcd's library."""
-    global _stock_init
-    if not is_installed() or _stock_init is not None:
+    if not is_installed():
         return
-    from pypcd import _llama
+    stock: Any = sys.modules["llama_cpp"].Llama
+    if not _is_ours(stock):
+        stock.__init__ = _ours(stock, stock.__init__)
+    if hasattr(sys.modules.get("pypcd._engine"), "__all__"):  # else it is being imported, which is why llama_cpp is
+        _show_parameters(stock)
 
-    stock: Any = _llama.Llama.__base__
-    original = _stock_init = stock.__init__
 
+def _is_ours(stock: Any) -> bool:
+    init = getattr(stock, "__init__", None)
+    return init is not None and getattr(init, "_pypcds", None) is init  # functools.wraps copies attributes
+
+
+def _ours(stock: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if _setting is not None and type(self) is stock:
+        if not is_installed():
+            original(self, *args, **kwargs)
+            return
+        from pypcd import _llama
+
+        if type(self) is stock:
+            _show_parameters(stock)
             self.__class__ = _llama.Llama
             _open(self, *args, **kwargs)
             return
-        if _setting is not None and not isinstance(self, _llama.Llama):
+        if not isinstance(self, _llama.Llama):
             _warn_of(type(self))
         original(self, *args, **kwargs)
 
-    __init__.__signature__ = inspect.signature(_llama.Llama.__init__)  # type: ignore[attr-defined]
-    __init__.__doc__ = _llama.Llama.__doc__
-    __init__._is_pypcds = True  # type: ignore[attr-defined]
-    stock.__init__ = __init__
+    __init__._pypcds = __init__  # type: ignore[attr-defined]
+    return __init__
+
+
+def _show_parameters(stock: Any) -> None:
+    """For inspect and help."""
+    from pypcd import _llama
+
+    if _is_ours(stock):
+        stock.__init__.__signature__ = inspect.signature(_llama.Llama.__init__)
+        stock.__init__.__doc__ = _llama.Llama.__doc__
 
 
 def _open(llm: Any, *args: Any, **kwargs: Any) -> None:
@@ -142,7 +157,7 @@ def _open(llm: Any, *args: Any, **kwargs: Any) -> None:
     setting = _setting
     _llama.Llama.__init__(llm, *args, **{**kwargs, "pcd": False})
     try:
-        if PCDConfig.resolve(setting) is None:
+        if PCDConfig.resolve(setting) is None or kwargs.get("vocab_only"):  # a tokenizer decodes nothing
             return
         if kwargs.get("embedding"):
             raise UnsupportedError("it is opened for embeddings, which have nothing to contrast")

@@ -25,7 +25,7 @@ from typing import Any, Callable
 from pypcd import _ggml
 from pypcd._errors import LibraryError
 
-__all__ = ["API_VERSION", "check", "check_mtmd", "load", "pinned_version"]
+__all__ = ["API_VERSION", "check", "load", "pinned_version", "prepare_mtmd"]
 
 API_VERSION = 9  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
 
@@ -117,8 +117,8 @@ def check() -> None:
         raise LibraryError(
             "llama-cpp-python is not installed; pypcd is built on it: pip install llama-cpp-python"
         ) from None
-    has_stock = llama_cpp.llama_cpp._override_base_path is None and not _has_hooks(llama_cpp.llama_cpp._lib)
-    if has_stock:
+    module = llama_cpp.llama_cpp
+    if not _has_hooks(module._lib) and getattr(module, "_override_base_path", None) is None:
         _replace(llama_cpp)
     _check(llama_cpp, f"unset {_VARIABLE}, which named another library when llama_cpp was imported")
 
@@ -189,9 +189,6 @@ def _replace(llama_cpp: Any) -> None:
     lib._handle, lib._name = ours._handle, ours._name
     ours.llama_log_set(log, data)
     llama_cpp.Llama._Llama__backend_initialized = False  # this library's is not
-    if sys.platform == "linux":
-        # libmtmd, when it is loaded, names libllama by its soname, which the stock library has too; what is global comes first
-        ctypes.CDLL(ours._name, mode=ctypes.RTLD_GLOBAL)
     _replaced = True
 
 
@@ -213,24 +210,30 @@ def _in_use() -> Iterator[str]:
 
 
 def _is_gguf(path: str) -> bool:
+    if not os.path.isfile(path):  # a device, or a file that has been deleted
+        return path.endswith(".gguf (deleted)")
     try:
         with open(path, "rb") as file:
             return file.read(4) == b"GGUF"
-    except OSError:  # it is a device, or has been deleted
-        return path.endswith(".gguf (deleted)")
+    except OSError:
+        return path.endswith(".gguf")
 
 
-def check_mtmd() -> None:
-    """Before llama_cpp's mtmd_cpp, for pictures, is imported.
+def prepare_mtmd() -> None:
+    """Before llama_cpp's mtmd_cpp, for pictures, is imported: see to it that libmtmd uses pypcd's library.
 
     Raises:
         LibraryError: it would use the stock library, which was loaded before ours.
     """
-    if _replaced and sys.platform != "linux":
+    if not _replaced:
+        return
+    if sys.platform != "linux":
         raise LibraryError(
             "pictures need libmtmd, which would use the stock libllama here, since llama_cpp was imported before pypcd; "
             "import pypcd first"
         )
+    # libmtmd names libllama by its soname, which the stock library has too; but what is global comes before that
+    ctypes.CDLL(sys.modules["llama_cpp.llama_cpp"]._lib._name, mode=ctypes.RTLD_GLOBAL)
 
 
 # -- what it was built for -------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 import time
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from pypcd import _machine, _threads
+from pypcd import _constraint, _guards, _machine, _states, _threads
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._drafts import DraftModel, Drafts
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "unknown_keywords"]
 
 _T = TypeVar("_T")
+_L = TypeVar("_L", bound="Llama")
 
 _SEQUENCE = Integer(0, _engine.N_SEQUENCES - 1)
 
@@ -56,6 +58,7 @@ def unknown_keywords(kwargs: dict[str, Any]) -> list[str]:
 
 
 @shows_arguments_of(llama_cpp.Llama)
+@_guards.guarded
 class Llama(llama_cpp.Llama):
     """A llama_cpp.Llama with Positional Contrastive Decoding (PCD).
 
@@ -65,7 +68,8 @@ class Llama(llama_cpp.Llama):
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
         pcd: True for the paper's setting, text such as "gentle", "beta=1.5:window=64" or a profile's file (.json), a
-            mapping of changed fields, a PCDConfig, or False.
+            mapping of changed fields, a PCDConfig, or False. Answers under a grammar, a JSON schema or a forced tool are plain
+            all the same, unless their own call has `pcd`.
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
             share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
@@ -121,6 +125,7 @@ class Llama(llama_cpp.Llama):
             near = did_you_mean(name, [*_KEYWORDS, *_OURS])
             raise TypeError(f"Llama has no argument {name!r}{near}")
 
+        self._turn = _guards.Turn(self)
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler does the contrast
         self._n_changes = 0  # of the cache, by eval() and load_state()
@@ -129,6 +134,10 @@ class Llama(llama_cpp.Llama):
         self._n_unread = 0  # rows of the last evaluation behind the one that was sampled from
         self._n_shown: int | None = None  # how many tokens a logits processor sees; None: all
         self._is_prompt = False  # the next evaluation is that of generate()'s prompt
+        self._is_restored = False  # by load_state: then there are no logits of the last token
+        self._processors: _guards.Processors | None = None  # those of the sampler
+        self._is_asked = False  # the setting in force is that of the call itself
+        self._n_constrained = 0  # answers left plain under a grammar
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
         self._n_seq_max = Integer(1, _engine.N_SEQUENCES)("n_seq_max", n_seq_max)
@@ -155,13 +164,15 @@ class Llama(llama_cpp.Llama):
         kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
 
         try:
-            super().__init__(path, **kwargs)
-        except ValueError as error:
-            cause = _engine.last_errors()
-            raise ModelError(f"cannot load {path}: {cause or error}") from error
-        # generate() writes a drafted text's next token down before eval() can say that it does not fit
-        self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
-        try:
+            try:
+                super().__init__(path, **kwargs)
+            except PCDError:
+                raise
+            except (ValueError, RuntimeError) as error:
+                raise ModelError(f"cannot load {path}: {_engine.last_errors() or error}") from error
+            _engine.protect(self)
+            # generate() writes a drafted text's next token down before eval() can say that it does not fit
+            self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self.pcd = config
             self._remark(pcd)
             self.draft_model = draft_model
@@ -252,11 +263,13 @@ class Llama(llama_cpp.Llama):
         if setting is None:
             yield
             return
-        before = self._pcd, self._combines
+        before, was_asked = (self._pcd, self._combines), self._is_asked
         self._apply(self._resolve(setting))
+        self._is_asked = True
         try:
             yield
         finally:
+            self._is_asked = was_asked
             if _engine.is_open(self):
                 self._apply(*before)
 
@@ -268,7 +281,7 @@ class Llama(llama_cpp.Llama):
             sent = None
             try:
                 while True:
-                    with self._pcd_set_to(False if config is None else config):
+                    with self._turn, self._pcd_set_to(False if config is None else config):
                         try:
                             item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
                         except StopIteration:
@@ -329,27 +342,19 @@ class Llama(llama_cpp.Llama):
     # -- generation ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """create_completion().
-
-        Args:
-            pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`.
-        """
+        """create_completion()."""
         return self._call(pcd, super().__call__, *args, **kwargs)
 
     def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """llama_cpp.Llama.create_completion, with a PCD setting of its own if one is given.
 
         Args:
-            pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`.
+            pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`, but off under a grammar.
         """
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
     def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given.
-
-        Args:
-            pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`.
-        """
+        """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given."""
         return self._call(pcd, super().create_chat_completion, *args, **kwargs)
 
     def create_chat_completion_openai_v1(
@@ -361,9 +366,6 @@ class Llama(llama_cpp.Llama):
     def generate(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         """llama_cpp.Llama.generate, with a PCD setting of its own if one is given.
 
-        Args:
-            pcd: for these tokens alone, anything that the `pcd` of Llama takes; None: `llm.pcd`.
-
         Raises:
             PCDError: a pcd_sampler() does the contrast, so these tokens would be plain ones.
         """
@@ -371,6 +373,10 @@ class Llama(llama_cpp.Llama):
             raise PCDError(
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
+        if pcd is None and self._pcd is not None and not self._is_asked and _constraint.has_grammar(args, kwargs):
+            _constraint.say_once(self._n_constrained)
+            self._n_constrained += 1
+            pcd = False
         tokens = self._certain(super().generate(*args, **kwargs))
         return tokens if pcd is None else self._steps(tokens, pcd)
 
@@ -384,6 +390,7 @@ class Llama(llama_cpp.Llama):
             PCDError: llama_decode failed; the message has its reason.
             UnsupportedError: the model has an encoder.
         """
+        self._turn.check_outside("eval", "generate")
         _engine.check_decoder(self)
         tokens = list(tokens)
         self._n_changes += 1
@@ -413,6 +420,7 @@ class Llama(llama_cpp.Llama):
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {_engine.reason()}") from error
         self._n_read, self._n_unread = n_past + 1 if is_step and len(tokens) > 1 else None, 0
+        self._is_restored = self._is_restored and not tokens
         if is_step and self._drafts is not None:
             _engine.synchronize(self)
             self._drafts.note(len(tokens), time.perf_counter() - started)
@@ -428,11 +436,14 @@ class Llama(llama_cpp.Llama):
 
     def save_state(self) -> llama_cpp.LlamaState:
         """llama_cpp.Llama.save_state, without drafted tokens that generate() has not read."""
+        self._turn.check_outside("save_state", "generate")
         self._forget_unread()
-        return super().save_state()
+        state = super().save_state()
+        return _states.sealed(self.model_path, state)
 
     def reset(self) -> None:
         """llama_cpp.Llama.reset. Sequences keep their settings (pcd_for)."""
+        self._turn.check_outside("reset", "generate")
         self._n_read, self._n_unread = None, 0
         if not (self._is_recurrent or self._is_hybrid):
             super().reset()
@@ -453,14 +464,30 @@ class Llama(llama_cpp.Llama):
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values again,
-        which takes as long as the prompt did."""
+        which takes as long as the prompt did.
+
+        The state may be that of another object with another n_ctx or n_batch, if its tokens fit.
+
+        Raises:
+            ValueError: it is of another model, damaged, or longer than the context; nothing is changed.
+            PCDError: llama.cpp cannot read it; then the context is empty.
+        """
+        self._turn.check_outside("load_state")
+        state = _states.fitted(self.model_path, state, len(self.input_ids), self.n_ctx(), self.scores)
         self._n_changes += 1
-        self._n_read, self._n_unread = None, 0
-        super().load_state(state)
+        self._n_read, self._n_unread, self._is_restored = None, 0, True
+        _engine.clear_errors()
+        try:
+            super().load_state(state)
+        except RuntimeError as error:
+            _engine.clear(self)
+            raise PCDError(f"the state cannot be restored, and the context is empty now: {_engine.reason()}") from error
         _engine.set_tokens(self, self.input_ids[: self.n_tokens].tolist())
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""
+        self._turn.check_outside("embed")
+        self._n_changes += 1
         with self._pcd_set_to(False):
             return super().embed(*args, **kwargs)
 
@@ -490,15 +517,54 @@ class Llama(llama_cpp.Llama):
         self._drafts = None if model is None else Drafts(model, self.n_ctx(), n_batch)
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """llama_cpp.Llama.sample; a logits processor does not see the drafted tokens behind the one that is continued."""
+        """llama_cpp.Llama.sample; a logits processor does not see the drafted tokens behind the one that is continued.
+
+        After load_state() the last token is evaluated again, since a state has no logits.
+
+        Raises:
+            PCDError: there are no logits to sample from.
+        """
+        if self._is_restored and self.n_tokens:
+            self._evaluate_last()
         idx = kwargs.get("idx")
+        at = -1 if idx is None else idx - self.n_tokens
+        if not (self.n_tokens and _engine.has_row(self, at)):
+            raise PCDError(
+                f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): evaluate tokens first"
+            )
         if idx is not None and self._n_read is not None:
             self._n_read = self._n_shown = idx + 1
             self._n_unread = self.n_tokens - self._n_read
+        before, sampler = self._turn.inside, self._sampler
+        self._turn.inside = "sample"
+        if before != "generate":
+            self._sampler = None  # that of a text would be used in place of these arguments
         try:
-            return int(super().sample(*args, **kwargs))
+            token = int(super().sample(*args, **kwargs))
         finally:
             self._n_shown = None
+            self._turn.inside, self._sampler = before, sampler
+        if self._processors is not None:
+            self._processors.check()
+        return token
+
+    def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        processors = kwargs.get("logits_processor")
+        self._processors = None if processors is None else _guards.Processors(processors)
+        if kwargs.get("grammar") is not None:
+            _engine.check_grammar(self, kwargs["grammar"])
+        kwargs["logits_processor"] = self._processors
+        return super()._init_sampler(*args, **kwargs)
+
+    def _evaluate_last(self) -> None:
+        """Evaluate the last token again."""
+        if _engine.is_recurrent(self):
+            raise PCDError(
+                "a restored state has no logits, and recurrent layers cannot go back by a token; evaluate another token "
+                "first, or the text again"
+            )
+        self.n_tokens -= 1
+        self.eval([int(self.input_ids[self.n_tokens])])
 
     @property
     def _input_ids(self) -> npt.NDArray[np.intc]:
@@ -509,11 +575,13 @@ class Llama(llama_cpp.Llama):
         self._is_prompt = True
         if self._pcd is not None and self._pcd.min_first_entropy:
             self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
+        text = _guards.Text(self, tokens)
         try:
-            yield from tokens
+            yield from text.steps()
         finally:
-            self._is_prompt = False
-            self._forget_unread()
+            if text.is_latest():
+                self._is_prompt = False
+                self._forget_unread()
 
     def _forget_unread(self) -> None:
         if self._n_read is not None and self._n_read < self.n_tokens and _engine.is_open(self):
@@ -537,7 +605,7 @@ class Llama(llama_cpp.Llama):
 
     def pcd_stats(self) -> PCDStats:
         """What PCD has done in this context so far."""
-        return _engine.pcd_stats(self)
+        return dataclasses.replace(_engine.pcd_stats(self), n_constrained=self._n_constrained)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -547,9 +615,22 @@ class Llama(llama_cpp.Llama):
         return super().from_pretrained(*args, **kwargs)  # type: ignore[return-value]  # it calls cls()
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model. What needs it raises PCDError from then on; a second close() does nothing.
+
+        Raises:
+            PCDError: a call is under way, in another thread or around this one.
+        """
         if hasattr(self, "_stack"):  # missing if __init__ raised early
-            super().close()
+            with self._turn.ending() if _engine.is_open(self) else contextlib.nullcontext():
+                super().close()
+                _engine.shut(self)
+
+    def __enter__(self: _L) -> _L:  # noqa: PYI019  Self is newer than Python 3.9
+        _ = self.ctx  # a closed one says so
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {

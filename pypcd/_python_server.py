@@ -56,8 +56,8 @@ def _checked(value: Any) -> Any:
         raise ValueError(f"pcd is {value!r}, a file; allowed in a request: true, false, presets and values")
     try:
         PCDConfig.resolve(value)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(str(error).replace(", or a profile's file (.json)", "")) from None
     return value
 
 

@@ -57,24 +57,24 @@ def passes_on(signature: Signature) -> bool:
 
 # -- documentation -----------------------------------------------------------------------------------------------------
 
-_ENTRIES = ("Args", "Raises")  # sections that are lists of names
 _SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Examples):$", re.MULTILINE)
 
 
-def merged_doc(ours: str, others: Iterable[str], names: Iterable[str]) -> str:
+def merged_doc(ours: str, others: Iterable[str], names: Iterable[str], beside: Iterable[str] = ()) -> str:
     """Our text, with the entries of the others' docstrings for the arguments and exceptions that it leaves out, and what they return.
 
     Args:
         ours: a docstring with sections as Google writes them.
         others: docstrings; the first that has an entry counts.
         names: the arguments that there are, in their order.
+        beside: docstrings of our other methods: an argument that several have is told of in one.
     """
     docs = [_sections(ours), *map(_sections, others)]
-    found = {title: _first(_entries(doc.get(title, "")) for doc in docs) for title in _ENTRIES}
-    parts = [docs[0][""], _section("Args", [found["Args"][name] for name in names if name in found["Args"]])]
+    args = _first(_entries(doc.get("Args", "")) for doc in [*docs, *map(_sections, beside)])
+    parts = [docs[0][""], _section("Args", [args[name] for name in names if name in args])]
     for title in ("Returns", "Yields"):
         parts.append(_section(title, [next((doc[title] for doc in docs if title in doc), "")]))
-    parts.append(_section("Raises", found["Raises"].values()))
+    parts.append(_section("Raises", _first(_entries(doc.get("Raises", "")) for doc in docs).values()))
     return "\n\n".join(filter(None, parts))
 
 
@@ -115,15 +115,17 @@ def shows_arguments_of(above: type) -> Callable[[_Class], _Class]:
             name: function
             for name, function in methods.items()
             if inspect.isfunction(function) and hasattr(above, name) and passes_on(inspect.signature(function))
+            if inspect.unwrap(function) is not inspect.unwrap(getattr(above, name))  # that one, in another decorator
         }
+        docs = [function.__doc__ for function in methods.values() if function.__doc__]
         for name in sorted(methods, key=lambda name: name in PASSES_ON):  # those come after what they pass on to
-            _show(methods, name, above, cls)
+            _show(methods, name, above, cls, docs)
         return cls
 
     return decorate
 
 
-def _show(methods: Mapping[str, Any], name: str, above: type, cls: type) -> None:
+def _show(methods: Mapping[str, Any], name: str, above: type, cls: type, docs: Iterable[str]) -> None:
     function, other = methods[name], getattr(getattr(above, name), "__func__", getattr(above, name))
     target = methods.get(PASSES_ON.get(name, ""))
     function.__signature__ = merged(
@@ -136,4 +138,4 @@ def _show(methods: Mapping[str, Any], name: str, above: type, cls: type) -> None
     ours = function.__doc__ or (cls.__doc__ if name == "__init__" else None)
     if ours and other.__doc__:  # python -OO has no docstrings
         others = [other.__doc__, *([target.__doc__] if target is not None and target.__doc__ else [])]
-        function.__doc__ = merged_doc(ours, others, shown)
+        function.__doc__ = merged_doc(ours, others, shown, docs)

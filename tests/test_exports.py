@@ -6,12 +6,14 @@ import ast
 import importlib
 import inspect
 import pickle
+import re
 import typing
 from pathlib import Path
 
 import pytest
 
 import pypcd
+from pypcd import analysis, evaluation, measure, methods
 
 # what stands for several types; Python gives such a thing neither a module nor a docstring, nor is a pickled one the same object
 ALIASES = {"PCDSetting"}
@@ -27,6 +29,21 @@ def test_every_public_name_has_a_docstring_of_its_own() -> None:
     for name in {*pypcd.__all__} - ALIASES:
         thing = getattr(pypcd, name)
         assert thing.__doc__ and (not inspect.isclass(thing) or thing.__doc__ != thing.__mro__[1].__doc__), name
+
+
+PACKAGES = (pypcd, analysis, evaluation, measure, methods)
+CLASSES = [getattr(package, name) for package in PACKAGES for name in package.__all__]
+CLASSES = [thing for thing in CLASSES if inspect.isclass(thing) and "\nAttributes:\n" in (inspect.getdoc(thing) or "")]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: f"{cls.__module__}.{cls.__name__}")
+def test_every_attribute_that_a_docstring_names_is_there(cls: type) -> None:
+    """One an entry: the reference is made of them."""
+    section = inspect.getdoc(cls).partition("\nAttributes:\n")[2].partition("\n\n")[0]  # type: ignore[union-attr]
+    named = re.findall(r"^    (\S.*?): ", section, re.MULTILINE)
+    known = {name for base in cls.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", {}))}
+    source = inspect.getsource(cls)
+    assert named and all(name in known or f"self.{name}" in source for name in named), named
 
 
 def test_a_star_import_gives_what_all_lists() -> None:

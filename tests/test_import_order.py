@@ -107,7 +107,7 @@ def test_every_function_is_pypcds() -> None:
         import ctypes, pypcd
         lib, ranges = llama_cpp.llama_cpp._lib, []
         for line in open("/proc/self/maps"):
-            if line.rstrip().endswith({str(OURS / "libllama.so")!r}):
+            if line.rstrip().endswith({str((OURS / "libllama.so").resolve())!r}):
                 ranges.append([int(end, 16) for end in line.split()[0].split("-")])
         functions = [value for value in vars(lib).values() if isinstance(value, lib._FuncPtr)]
         for function in functions + [v for m in (llama_cpp.llama_cpp, ext) for v in vars(m).values() if type(v) is lib._FuncPtr]:
@@ -238,8 +238,26 @@ def test_what_does_not_fit_is_refused_before_anything_is_changed(what: str, copy
 
 def test_pictures_elsewhere_than_on_linux_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """There the loader gives libmtmd the library that was loaded first."""
-    _library.check_mtmd()
+    _library.prepare_mtmd()
     monkeypatch.setattr(_library, "_replaced", True)
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(_library.LibraryError, match="llama_cpp was imported before pypcd; import pypcd first"):
-        _library.check_mtmd()
+        _library.prepare_mtmd()
+
+
+def test_a_sampler_of_the_stock_library_works_on(tiny: Tiny) -> None:
+    """It calls functions of the library that made it, which stays loaded."""
+    code = """if True:
+        import sys
+        import llama_cpp
+        from llama_cpp import llama_sampler_chain_add, llama_sampler_free, llama_sampler_sample
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_k(5))
+        llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+        import pypcd
+        llm = pypcd.Llama(sys.argv[1], pcd="beta=4", n_ctx=256, n_threads=1)
+        llm.eval([1, 2, 3, 4, 5])
+        assert llama_sampler_sample(chain, llm.ctx, -1) == llm.pcd_logits().contrasted.argmax()
+        llama_sampler_free(chain)
+        print("fine")"""
+    assert runs(code, tiny("llama")) == "fine\n"

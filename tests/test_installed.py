@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import os
 import pickle
@@ -158,6 +159,13 @@ def test_an_embedding_model_decodes_plainly_and_says_so(tiny: Tiny) -> None:
     assert type(llm) is pypcd.Llama and llm.pcd is None and len(llm.embed("a"))
 
 
+def test_a_tokenizer_alone_is_no_reason_to_warn(tiny: Tiny) -> None:
+    pypcd.install(PCD)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert made(tiny("llama"), vocab_only=True).tokenize(b"a")
+
+
 def test_a_model_that_cannot_run_it_says_why(tiny: Tiny) -> None:
     pypcd.install("on")
     with pytest.warns(UserWarning, match=r"gguf decodes plainly: PCD \(on\) cannot run here: ") as seen:
@@ -217,6 +225,7 @@ def test_a_wrapper_that_others_put_around_it_stays(tiny: Tiny, monkeypatch: pyte
     pypcd.install(PCD)
     inner, calls = llama_cpp.Llama.__init__, []
 
+    @functools.wraps(inner)
     def traced(self: Any, *args: Any, **kwargs: Any) -> None:
         calls.append(type(self))
         inner(self, *args, **kwargs)
@@ -260,6 +269,21 @@ def test_it_may_come_before_llama_cpp(calls: str, tiny: Tiny) -> None:
         llm = Llama(sys.argv[1], n_ctx=256, n_threads=1)
         print(type(llm).__module__, llm.pcd == pypcd.PCDConfig.resolve("window"))"""
     assert runs(code, tiny("llama")) == "pypcd._llama True\n"
+
+
+@pytest.mark.parametrize(
+    "first", ["pypcd.Llama", "from pypcd import Llama", "pypcd.pcd_sampler", "import pypcd._engine"]
+)
+def test_so_may_what_imports_llama_cpp_in_pypcd(first: str, tiny: Tiny) -> None:
+    code = f"""if True:
+        import inspect, sys, pypcd
+        pypcd.install("window")
+        {first}
+        import llama_cpp
+        print(llama_cpp.Llama(sys.argv[1], n_ctx=256, n_threads=1).pcd == pypcd.PCDConfig.resolve("window"))
+        print(inspect.signature(llama_cpp.Llama) == inspect.signature(pypcd.Llama))"""
+    assert runs(code, tiny("llama")) == "True\nTrue\n"
+    assert runs(code.replace('pypcd.install("window")', "pass"), tiny("llama"), PYPCD="window") == "True\nTrue\n"
 
 
 def test_a_wrong_one_is_refused_before_llama_cpp_is_imported() -> None:

@@ -146,6 +146,7 @@ def test_completions_are_those_of_decoding_without(tiny: Tiny, load: Load, eager
         {"max_tokens": 23, "logprobs": 3},
         {"max_tokens": 23, "logprobs": 3, "echo": True},
         {"max_tokens": 30, "grammar": grammar},
+        {"max_tokens": 30, "grammar": grammar, "pcd": "cautious"},
         {"max_tokens": 30, "logit_bias": {seen[-1]: -100.0, 65: 3.0}},
         {"max_tokens": 30, "stream": True},
         {"max_tokens": 30, "stream": True, "logprobs": 2, "pcd": {"beta": 1.0, "gamma": 5}},

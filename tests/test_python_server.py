@@ -153,6 +153,18 @@ def test_without_it_the_setting_is_that_of_the_environment(server: Server, llm: 
     assert server.complete() == server.complete(pcd=DEFAULT) == wanted
 
 
+def test_a_stream_that_is_left_leaves_no_setting_behind(server: Server, llm: pypcd.Llama) -> None:
+    wanted = llm(PROMPT, max_tokens=12, temperature=0)["choices"][0]["text"]
+    body = {"prompt": PROMPT, "max_tokens": 150, "temperature": 0, "stream": True, "pcd": "beta=4:gamma=3"}
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    for _ in range(3):
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.readline().startswith(b"data: ")
+        assert server.complete() == wanted
+
+
 WRONG = {
     "gentel": "pcd is 'gentel', which is not a setting (did you mean 'gentle'?); allowed: on, off, ",
     "beta=-1": "beta is -1; allowed: ",
@@ -170,6 +182,7 @@ def test_a_wrong_value_is_a_400_with_the_sentence(text: str, stream: bool, serve
     for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": MESSAGES})):
         status, answer = server.post(path, pcd=setting, stream=stream, **body)
         assert status == 400 and WRONG[text] in answer["error"]["message"], answer
+        assert "profile" not in answer["error"]["message"], "they are not read for a request"
         assert answer["error"]["type"] == "invalid_request_error" and answer["error"]["param"] == "pcd"
     assert server.complete(), "it serves on"
 

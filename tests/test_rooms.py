@@ -20,8 +20,11 @@ FLOORS: tuple[set[str], ...] = (
     {"_gguf", "_remote"},
     {"_engine"},
     {
+        "_guards",
+        "_states",
         "_machine",
         "_threads",
+        "_constraint",
         "_llama",
         "_install",
         "_python_server",
@@ -36,7 +39,12 @@ FLOORS: tuple[set[str], ...] = (
     {"_cli"},
 )
 FLOOR_OF = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
-FRONT = {"__init__", "__main__", "_finder"}  # the entry points: they may import anything, and nothing imports them
+FRONT = {
+    "__init__",
+    "__main__",
+    "_finder",
+    "_lm_eval",
+}  # the entry points: they may import anything, and nothing imports them
 
 # modules outside the engine that may touch the library, with the reason
 TOUCHES = {

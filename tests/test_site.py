@@ -77,6 +77,7 @@ def test_all_of_the_c_api_is_in_the_reference(site: Path) -> None:
 
 def test_a_list_right_behind_its_paragraph_gets_an_empty_line() -> None:
     assert pages.spaced("Why\nnot:\n- one\n  more\n- two\n") == "Why\nnot:\n\n- one\n  more\n- two\n"
+    assert pages.spaced("- one\n\n  more\n- two\n") == "- one\n\n  more\n\n- two\n"
     for same in (
         "# Title\n- one\n",
         "- one\n  more\n- two\n",

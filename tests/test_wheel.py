@@ -88,6 +88,16 @@ def test_ggml_is_left_to_llama_cpp_python(wheel: Path) -> None:
         assert re.search(r"^Requires-Dist: llama-cpp-python==[\d.]+$", archive.read(metadata).decode(), re.MULTILINE)
 
 
+def test_type_checkers_find_what_models_take(wheel: Path) -> None:
+    spec = importlib.util.find_spec("llama_cpp")
+    assert spec and spec.origin
+    command = [sys.executable, ROOT / "cmake/stub.py", Path(spec.origin).parent.parent]
+    made = subprocess.run(command, capture_output=True, check=True).stdout
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("pypcd/_llama.pyi") == made and b"pcd: PCDSetting=" in made
+        assert archive.read("pypcd/py.typed") == b""
+
+
 def test_a_library_for_this_cpu_alone_is_refused(program: Any) -> None:
     program.check_flags(json.dumps([{"command": "c++ -O3 '-DX=a -march=native' -c a-march=native.cpp"}]))
     wanted = "libllama was compiled with -march=native -mtune=native; allowed: .*; unset CFLAGS"

@@ -17,12 +17,12 @@ _library.check()  # first: it reports a wrong or missing library
 
 # isort: split
 from pypcd._engine._amx import install_amx, settle_amx
-from pypcd._engine._calls import is_open
 from pypcd._engine._context import (
     can_shift,
     clear,
     copy_sequence,
     decode,
+    has_row,
     rewind,
     row,
     rows,
@@ -41,11 +41,14 @@ from pypcd._engine._devices import (
     supports_gpu,
 )
 from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
+from pypcd._engine._grammar import Grammar
 from pypcd._engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
+from pypcd._engine._handles import is_open, protect, shut
 from pypcd._engine._heads import HEAD_ORDERS, find_head_order, knows_head_order, set_head_ratios, unset_head_ratios
 from pypcd._engine._log import clear_errors, install, last_errors, logger, reason
 from pypcd._engine._model import (
     check_decoder,
+    check_grammar,
     detokenize,
     is_end,
     is_recurrent,
@@ -83,6 +86,7 @@ from pypcd._engine._tap import tap
 __all__ = [
     "HEAD_ORDERS",
     "N_SEQUENCES",
+    "Grammar",
     "Graph",
     "GraphStats",
     "PCDLogits",
@@ -93,6 +97,7 @@ __all__ = [
     "begin_answer",
     "can_shift",
     "check_decoder",
+    "check_grammar",
     "check_rpc_server",
     "clear",
     "clear_errors",
@@ -105,6 +110,7 @@ __all__ = [
     "fill_cells",
     "find_head_order",
     "graph_stats",
+    "has_row",
     "has_tied_head",
     "idle_backends",
     "init_sampler",
@@ -125,6 +131,7 @@ __all__ = [
     "pcd_refusal",
     "pcd_stats",
     "progress_callback",
+    "protect",
     "reason",
     "rewind",
     "rope_freq_scale",
@@ -142,6 +149,7 @@ __all__ = [
     "set_tokens",
     "settle_amx",
     "shift",
+    "shut",
     "step_times",
     "supports_gpu",
     "suspended",

@@ -8,23 +8,17 @@ from typing import Any
 import llama_cpp
 
 from pypcd._engine import _bindings
-from pypcd._errors import PCDError, UnsupportedError
+from pypcd._errors import UnsupportedError
 
-__all__ = ["ask", "call", "context", "is_open", "memory", "model", "vocabulary"]
-
-
-def is_open(llm: llama_cpp.Llama) -> bool:
-    return bool(llm._ctx.ctx)
+__all__ = ["ask", "call", "context", "memory", "model", "vocabulary"]
 
 
 def context(llm: llama_cpp.Llama) -> Any:
     """The llama_context of a model.
 
     Raises:
-        PCDError: the model is closed.
+        PCDError: the model is closed, or another process's.
     """
-    if not is_open(llm):
-        raise PCDError("the model is closed")
     return llm._ctx.ctx
 
 
@@ -38,8 +32,6 @@ def model(llm: llama_cpp.Llama) -> Any:
     Raises:
         PCDError: the model is closed.
     """
-    if not llm._model.model:
-        raise PCDError("the model is closed")
     return llm._model.model
 
 

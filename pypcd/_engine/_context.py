@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd._engine import _log
-from pypcd._engine._calls import context, is_open, memory
+from pypcd._engine._calls import context, memory
+from pypcd._engine._handles import check_shift, is_open
 from pypcd._errors import PCDError
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "clear",
     "copy_sequence",
     "decode",
+    "has_row",
     "rewind",
     "row",
     "rows",
@@ -84,6 +86,11 @@ def _view(llm: llama_cpp.Llama, i: int) -> npt.NDArray[np.float32]:
     return np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),))
 
 
+def has_row(llm: llama_cpp.Llama, i: int = -1) -> bool:
+    """Whether there are logits for an entry of the last batch."""
+    return bool(llama_cpp.llama_get_logits_ith(context(llm), i))
+
+
 def rewind(llm: llama_cpp.Llama, n_past: int, seq: int = _ALL) -> bool:
     """Forget position n_past of a sequence and all after it; 0 forgets the whole sequence.
 
@@ -115,7 +122,12 @@ def can_shift(llm: llama_cpp.Llama) -> bool:
 
 
 def shift(llm: llama_cpp.Llama, seq: int, first: int, last: int, by: int) -> None:
-    """Move positions first to last - 1 of a sequence."""
+    """Move positions first to last - 1 of a sequence.
+
+    Raises:
+        PCDError: llama.cpp cannot move these keys.
+    """
+    check_shift(llm._ctx)
     llama_cpp.llama_memory_seq_add(memory(llm), seq, first, last, by)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd._engine import _bindings
-from pypcd._engine._calls import call, context, is_open
+from pypcd._engine._calls import call, context
+from pypcd._engine._handles import is_open
 from pypcd._errors import PCDError
 
 __all__ = ["exit_rows", "has_tied_head", "set_exits"]

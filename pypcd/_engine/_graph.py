@@ -16,7 +16,8 @@ from typing import Any
 import llama_cpp
 
 from pypcd._engine import _bindings
-from pypcd._engine._calls import context, is_open
+from pypcd._engine._calls import context
+from pypcd._engine._handles import is_open
 from pypcd._errors import PCDError, UnsupportedError
 
 __all__ = ["Graph", "GraphStats", "Step", "fill_cells", "graph_stats", "timed_steps", "watch_graphs"]

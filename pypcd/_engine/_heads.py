@@ -7,7 +7,8 @@ import ctypes
 import llama_cpp
 
 from pypcd._engine import _bindings
-from pypcd._engine._calls import call, context, is_open
+from pypcd._engine._calls import call, context
+from pypcd._engine._handles import is_open
 
 __all__ = ["HEAD_ORDERS", "find_head_order", "knows_head_order", "set_head_ratios", "unset_head_ratios"]
 

@@ -21,8 +21,8 @@ import llama_cpp
 
 from pypcd import _library, _remote
 from pypcd._engine import _bindings
-from pypcd._engine._calls import is_open
 from pypcd._engine._devices import _ggml, chosen, gpus
+from pypcd._engine._handles import is_open
 from pypcd._errors import LibraryError, RPCError
 
 __all__ = ["RemoteDevices", "check_rpc_server", "rpc_library", "run_rpc_server"]
@@ -111,7 +111,7 @@ class RemoteDevices:
     def is_used(self) -> bool:
         """Whether the model is open."""
         llm = self.model()
-        return llm is not None and getattr(llm, "_ctx", None) is not None and is_open(llm)
+        return llm is not None and is_open(llm)
 
 
 def _devices_of(address: str) -> list[_remote.Device]:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd._engine import _bindings
-from pypcd._engine._calls import call, is_open
+from pypcd._engine._calls import call
+from pypcd._engine._handles import is_open
 from pypcd._errors import UnsupportedError
 
 __all__ = ["Tapped", "tap"]

@@ -67,12 +67,18 @@ def spaced(text: str) -> str:
     """With an empty line before a list that follows its paragraph at once, which a repository's host does not need."""
     lines: list[str] = []
     fenced = False
-    paragraph = False  # the line before belongs to a paragraph that is in no list
+    before = ""  # what the line before belongs to: a paragraph, an item of a list, or nothing of the kind
     for line in text.splitlines(keepends=True):
-        fenced ^= line.startswith("```")
-        if not fenced and paragraph and ITEM.match(line):
+        fenced ^= line.lstrip().startswith("```")
+        is_item = not fenced and ITEM.match(line) is not None
+        if is_item and before == "paragraph":
             lines.append("\n")
-        paragraph = not fenced and bool(line.strip()) and not ITEM.match(line) and (paragraph or line[0] not in " #|<`")
+        if is_item:
+            before = "item"
+        elif fenced or not line.strip() or line.lstrip()[0] in "#|<`":
+            before = ""
+        elif before != "item":
+            before = "paragraph"
         lines.append(line)
     return "".join(lines)
 

@@ -26,9 +26,9 @@ def own(folder: Folder, setting: Any) -> str:
     tool = {"type": "function", "function": {"name": "Answer", "parameters": VALUE_OF}}
     choice = {"type": "function", "function": {"name": "Answer"}}
     messages = [{"role": "user", "content": folder.question}]
-    given = {"tools": [tool], "tool_choice": choice, "max_tokens": 64, "temperature": 0}
+    asked = {"tools": [tool], "tool_choice": choice, "max_tokens": 64, "temperature": 0, "pcd": setting}
     with contextlib.closing(pypcd.Llama(folder.path / "model.gguf")) as llm:
-        answer = llm.create_chat_completion(messages, pcd=setting, **given)
+        answer = llm.create_chat_completion(messages, **asked)
     (call,) = answer["choices"][0]["message"]["tool_calls"]
     return json.loads(call["function"]["arguments"])["value"]
 
@@ -37,6 +37,16 @@ def test_the_recipes_answer_is_llamas(folder: Folder) -> None:
     plain, contrasted = (folder.run(with_setting(recipe("instructor"), setting)) for setting in (False, ON))
     assert (plain, contrasted) == (own(folder, False), own(folder, ON))
     assert plain != contrasted
+
+
+def test_a_setting_of_the_model_alone_leaves_it_plain(folder: Folder) -> None:
+    text = (
+        with_setting(recipe("instructor"), ON)
+        .replace(f", pcd={ON!r}", "")
+        .replace('"model.gguf"', f'"model.gguf", pcd={ON!r}')
+    )
+    said = folder.run(text)
+    assert said.splitlines()[-1] == own(folder, False) and "PCD is off" not in said, "the warning is on stderr"
 
 
 def test_the_mode_json_schema_is_ignored_by_llama_cpp_python(folder: Folder) -> None:
