@@ -97,6 +97,15 @@ class Folder:
         assert bool(done.returncode) == fails, done.stdout + done.stderr
         return (done.stdout + done.stderr if fails else done.stdout).strip()
 
+    def with_sorted_imports(self, text: str) -> str:
+        """The program as `ruff check --select I --fix` leaves it."""
+        (self.path / "recipe.py").write_text(text, encoding="utf-8")
+        done = self.command(
+            [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "I", "--fix", "recipe.py"]
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return (self.path / "recipe.py").read_text(encoding="utf-8")
+
     def command(self, words: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
         """A command, with the environment's own commands first."""
         first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -60,10 +60,12 @@ def test_the_environment_does_it_for_a_program_that_does_not_know_pypcd(folder: 
 
 
 def test_imports_may_be_sorted(folder: Folder) -> None:
-    """As `ruff check --select I --fix` leaves them: the framework, and llama_cpp, above pypcd."""
+    """Ruff puts llama_cpp above pypcd."""
+    line = "from langchain_community.llms import LlamaCpp\n"
     text = (
-        "import llama_cpp\nfrom langchain_community.llms import LlamaCpp\n\nimport pypcd\n\nprint(llama_cpp.__name__)\n"
+        "import pypcd\nimport llama_cpp\n" + line + recipe("LangChain").replace("import pypcd\n", "").replace(line, "")
     )
-    rest = with_setting(recipe("LangChain"), ON).replace("import pypcd\n", "", 1)
-    rest = rest.replace("from langchain_community.llms import LlamaCpp\n", "")
-    assert folder.run(text + rest).splitlines() == ["llama_cpp", folder.right]
+    text = folder.with_sorted_imports(text + "print(llama_cpp.__name__)\n")
+    assert text.index("import llama_cpp") < text.index("import pypcd") < text.index("pypcd.install")
+    assert folder.run(with_setting(text, False)).splitlines() == [folder.wrong, "llama_cpp"]
+    assert folder.run(with_setting(text, ON)).splitlines() == [folder.right, "llama_cpp"]
