@@ -19,7 +19,7 @@ FLOORS: tuple[set[str], ...] = (
     {"_errors", "_checks", "_config", "_settings", "_method", "_drafts", "_ggml", "_library"},
     {"_gguf", "_remote"},
     {"_engine"},
-    {"_guards", "_states", "_machine", "_threads", "_llama", "_sampler", "_served", "_server", "_prompt", "_vocabulary"},
+    {"_arguments", "_guards", "_states", "_machine", "_threads", "_llama", "_sampler", "_served", "_server", "_prompt", "_vocabulary"},
     {"methods"},
     {"evaluation", "measure", "analysis"},
     {"_cli"},
