@@ -3,8 +3,9 @@
     llm = pypcd.Llama("model.gguf", pcd=True)
     llm.create_chat_completion(messages)
 
-Import pypcd before llama_cpp: llama_cpp then loads pypcd's own build of libllama instead of the stock one. The names
-below are imported when they are first used, so `import pypcd` itself takes almost no time.
+llama_cpp then has pypcd's own build of libllama in place of the stock one, also if it was imported before; but pypcd has to
+come before a model is opened. The names below are imported when they are first used, so `import pypcd` itself takes almost no
+time.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from pypcd import _finder
+from pypcd import _finder, _lm_eval
 
 if TYPE_CHECKING:
-    from pypcd._config import PCDConfig
+    from pypcd._config import PCDConfig, PCDFields, PCDSetting
     from pypcd._engine import PCDLogits, PCDStats
     from pypcd._errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
+    from pypcd._install import install, uninstall
     from pypcd._llama import Llama
     from pypcd._method import contrast, frequencies, rho, strength
     from pypcd._sampler import pcd_sampler
+else:  # unseen by type checkers, to which any name would be one of pypcd's
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'pypcd' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"pypcd.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
 
 __version__ = "0.1.0"
 
@@ -30,15 +41,19 @@ __all__ = [
     "ModelError",
     "PCDConfig",
     "PCDError",
+    "PCDFields",
     "PCDLogits",
+    "PCDSetting",
     "PCDStats",
     "RPCError",
     "UnsupportedError",
     "contrast",
     "frequencies",
+    "install",
     "pcd_sampler",
     "rho",
     "strength",
+    "uninstall",
 ]
 
 _HOME_OF = {
@@ -47,24 +62,20 @@ _HOME_OF = {
     "ModelError": "_errors",
     "PCDConfig": "_config",
     "PCDError": "_errors",
+    "PCDFields": "_config",
     "PCDLogits": "_engine",
+    "PCDSetting": "_config",
     "PCDStats": "_engine",
     "RPCError": "_errors",
     "UnsupportedError": "_errors",
     "contrast": "_method",
     "frequencies": "_method",
+    "install": "_install",
     "pcd_sampler": "_sampler",
     "rho": "_method",
     "strength": "_method",
+    "uninstall": "_install",
 }
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'pypcd' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"pypcd.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:
@@ -72,3 +83,4 @@ def __dir__() -> list[str]:
 
 
 _finder.install()
+_lm_eval.install()

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args
 
 from pypcd import _settings
 from pypcd._checks import Check, Choice, Integer, Number, OrNone, check
 from pypcd._errors import did_you_mean
 from pypcd._settings import PRESETS, Profile
 
-__all__ = ["RANGES", "PCDConfig", "PCDSetting"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-CACHES = ("rerotated", "shared", "separate")
-EVALUATIONS = ("auto", "fused", "alternate")
-TRANSITIONS = ("exponential", "none")
-PERTURBATIONS = ("over-rotation", "noise", "none")
-BANDS = ("low", "high", "all")
-SEQUENCES = ("all", "chosen")
-ADAPTIVES = ("jsd",)
-KEY_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+__all__ = ["RANGES", "PCDConfig", "PCDFields", "PCDSetting"]
+
+Cache = Literal["rerotated", "shared", "separate"]
+Evaluation = Literal["auto", "fused", "alternate"]
+Transition = Literal["exponential", "none"]
+Perturbation = Literal["over-rotation", "noise", "none"]
+Band = Literal["low", "high", "all"]
+Sequences = Literal["all", "chosen"]
+Adaptive = Literal["jsd"]
+KeyType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
 _OFFSET = 2**20  # positions
 
@@ -34,24 +37,51 @@ RANGES: Mapping[str, Check] = {
     "gamma": Integer(1),
     "base_ratio": Number(0, 1, open_below=True),
     "relative_top": Number(0, 1),
-    "cache": Choice(CACHES),
-    "evaluation": Choice(EVALUATIONS),
-    "transition": Choice(TRANSITIONS),
-    "perturbation": Choice(PERTURBATIONS),
+    "cache": Choice(get_args(Cache)),
+    "evaluation": Choice(get_args(Evaluation)),
+    "transition": Choice(get_args(Transition)),
+    "perturbation": Choice(get_args(Perturbation)),
     "window": OrNone(Integer(1)),
     "n_sink": Integer(0),
-    "band": Choice(BANDS),
-    "type_k_over": OrNone(Choice(KEY_TYPES)),
+    "band": Choice(get_args(Band)),
+    "type_k_over": OrNone(Choice(get_args(KeyType))),
     "noise": Number(0, 10),
     "offset_min": Integer(-_OFFSET, _OFFSET),
     "offset_max": Integer(-_OFFSET, _OFFSET),
     "seed": Integer(0),
-    "sequences": Choice(SEQUENCES),
-    "adaptive": OrNone(Choice(ADAPTIVES)),
+    "sequences": Choice(get_args(Sequences)),
+    "adaptive": OrNone(Choice(get_args(Adaptive))),
     "min_context": Integer(0),
     "min_entropy": Number(0, 100),
     "min_first_entropy": Number(0, 100),
 }
+
+
+class PCDFields(TypedDict, total=False):
+    """Some fields of PCDConfig, for `pcd={"beta": 1.5}`: a mapping that type checkers look into."""
+
+    alpha: float
+    beta: float
+    gamma: int
+    base_ratio: float
+    relative_top: float
+    cache: Cache
+    evaluation: Evaluation
+    transition: Transition
+    perturbation: Perturbation
+    window: int | None
+    n_sink: int
+    band: Band
+    type_k_over: KeyType | None
+    noise: float
+    offset_min: int
+    offset_max: int
+    seed: int
+    sequences: Sequences
+    adaptive: Adaptive | None
+    min_context: int
+    min_entropy: float
+    min_first_entropy: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,20 +146,20 @@ class PCDConfig:
     gamma: int = 30
     base_ratio: float = 1e-4
     relative_top: float = 0.0
-    cache: str = "rerotated"
-    evaluation: str = "auto"
-    transition: str = "exponential"
-    perturbation: str = "over-rotation"
+    cache: Cache = "rerotated"
+    evaluation: Evaluation = "auto"
+    transition: Transition = "exponential"
+    perturbation: Perturbation = "over-rotation"
     window: int | None = None
     n_sink: int = 4
-    band: str = "low"
-    type_k_over: str | None = None
+    band: Band = "low"
+    type_k_over: KeyType | None = None
     noise: float = 0.03
     offset_min: int = 0
     offset_max: int = 0
     seed: int = 0
-    sequences: str = "all"
-    adaptive: str | None = None
+    sequences: Sequences = "all"
+    adaptive: Adaptive | None = None
     min_context: int = 0
     min_entropy: float = 0.0
     min_first_entropy: float = 0.0
@@ -188,7 +218,7 @@ class PCDConfig:
 
     # -- making one from another -----------------------------------------------------------------------------------
 
-    def replace(self, **changes: Any) -> PCDConfig:
+    def replace(self, **changes: Unpack[PCDFields]) -> PCDConfig:
         """A copy with some fields changed.
 
         Raises:
@@ -276,4 +306,5 @@ class PCDConfig:
         )
 
 
-PCDSetting = Union[None, bool, str, Mapping[str, Any], PCDConfig, Profile]
+PCDSetting = Union[None, bool, str, PCDFields, PCDConfig, Profile]
+"""What `pcd=` takes: off, on, a text, a mapping of fields, a whole setting, or a profile that was read."""

@@ -1,13 +1,14 @@
 """An import hook on sys.meta_path: a llama_cpp imported after pypcd loads pypcd's libllama.
 
-Importing pypcd imports this, and nothing that takes time. `_library` loads and checks the library; the hook imports it
-when llama_cpp is imported.
+Importing pypcd imports this, and nothing that takes time. `_library` loads and checks the library, and `_install` decides
+what llama_cpp.Llama is; the hook imports them when llama_cpp is imported. If it has been imported before, they do their work
+at once.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Callable
 
 __all__ = ["install"]
 
@@ -21,34 +22,66 @@ class _Finder:
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "llama_cpp":
+        execute = _EXECUTE.get(name)
+        if execute is None:
             return None
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None)
             spec = find_spec(name, path, target) if find_spec and finder is not self else None
             if spec is not None:
                 if spec.loader is not None:  # None: a folder of that name without any code
-                    spec.loader = _Loader(spec.loader)
+                    spec.loader = _Loader(spec.loader, execute)
                 return spec
         return None
 
 
 class _Loader:
-    """Wraps a loader so that the module it executes loads pypcd's library."""
+    """Wraps a loader, so that one of the functions below executes the module."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: Any, execute: Callable[[Any, Callable[[], None]], None]) -> None:
+        self._loader, self._execute = loader, execute
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_loader"), name)
 
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader  # from here on it is a module like any other
-        from pypcd import _library
+        self._execute(module, lambda: self._loader.exec_module(module))
 
-        _library.load(module, lambda: self._loader.exec_module(module))
-        import pypcd._engine  # noqa: F401  llama.cpp's log goes through it, from the first line on
 
+def _execute_llama_cpp(module: Any, execute: Callable[[], None]) -> None:
+    from pypcd import _install, _library
+
+    _install.read_environment()
+    _library.load(module, execute)
+    import pypcd._engine  # noqa: F401  llama.cpp's log goes through it, from the first line on
+
+    _install.apply()
+
+
+def _execute_mtmd(module: Any, execute: Callable[[], None]) -> None:
+    from pypcd import _library
+
+    _library.prepare_mtmd()
+    execute()
+
+
+def _execute_server(module: Any, execute: Callable[[], None]) -> None:
+    from pypcd import _install
+
+    if not _install.is_installed():
+        execute()
+        return
+    from pypcd import _python_server
+
+    _python_server.adapt(module, execute)
+
+
+_EXECUTE = {
+    "llama_cpp": _execute_llama_cpp,
+    "llama_cpp.mtmd_cpp": _execute_mtmd,
+    "llama_cpp.server.app": _execute_server,
+}
 
 _finder = _Finder()
 
@@ -56,11 +89,15 @@ _finder = _Finder()
 def install() -> None:
     """
     Raises:
-        LibraryError: llama_cpp is imported already, with a library that is not pypcd's.
+        LibraryError: llama_cpp is imported already, and the library that it has cannot be replaced.
     """
     if sys.modules.get("llama_cpp") is not None:
-        from pypcd import _library
+        from pypcd import _install, _library
 
+        _install.read_environment()
         _library.check()
+        import pypcd._engine  # noqa: F401
+
+        _install.apply()
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

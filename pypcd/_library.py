@@ -1,14 +1,16 @@
 """Which libllama this process runs: loads pypcd's in place of the stock one, and checks what was loaded.
 
 The engine imports llama_cpp, so this has to happen before. Whether the installed llama-cpp-python and its ggml are those
-that pypcd's libllama was built for is checked before it is loaded: with others it might load, and compute nonsense. Knows
-only one function of the library: the one that returns its version.
+that pypcd's libllama was built for is checked before it is loaded: with others it might load, and compute nonsense. Where
+llama_cpp was imported first, its functions are pointed at pypcd's library. Of these, knows only those for the version and
+the log.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import importlib.metadata
 import json
 import os
@@ -17,12 +19,13 @@ import re
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
 from typing import Any, Callable
 
 from pypcd import _ggml
 from pypcd._errors import LibraryError
 
-__all__ = ["API_VERSION", "check", "load", "pinned_version"]
+__all__ = ["API_VERSION", "check", "load", "pinned_version", "prepare_mtmd"]
 
 API_VERSION = 9  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
 
@@ -101,10 +104,10 @@ def load(module: Any, execute: Callable[[], None]) -> None:
 
 
 def check() -> None:
-    """Import llama_cpp, and check that it has pypcd's library.
+    """Import llama_cpp, and see to it that it has pypcd's library.
 
     Raises:
-        LibraryError: it is not installed, or has another library.
+        LibraryError: it is not installed, or has another library that cannot be replaced.
     """
     try:
         import llama_cpp
@@ -114,7 +117,14 @@ def check() -> None:
         raise LibraryError(
             "llama-cpp-python is not installed; pypcd is built on it: pip install llama-cpp-python"
         ) from None
-    _check(llama_cpp, "import pypcd before llama_cpp (or before the package that imports it)")
+    module = llama_cpp.llama_cpp
+    if not _has_hooks(module._lib) and getattr(module, "_override_base_path", None) is None:
+        _replace(llama_cpp)
+    _check(llama_cpp, f"unset {_VARIABLE}, which named another library when llama_cpp was imported")
+
+
+def _has_hooks(lib: ctypes.CDLL) -> bool:
+    return hasattr(lib, "llama_pcd_version")
 
 
 def _check(llama_cpp: Any, remedy: str) -> None:
@@ -132,6 +142,101 @@ def _check(llama_cpp: Any, remedy: str) -> None:
             "reinstall pypcd"
         )
     _check_version(llama_cpp.__version__)
+
+
+# -- after llama_cpp was imported ------------------------------------------------------------------------------------
+
+_replaced = False  # the stock library was loaded first
+
+
+def _replace(llama_cpp: Any) -> None:
+    """Point the functions of a llama_cpp that was imported before pypcd at pypcd's library.
+
+    Each is an object of ctypes that holds an address. Whoever imported one by name has the same object, so the address is
+    changed in place. The stock library stays loaded: a sampler that it made calls functions of its own.
+
+    All is checked before anything is changed. What cannot be seen: a model that was opened through the low-level API
+    without being mapped (use_mmap=False, or not on Linux), and libraries of others that link to libllama.
+
+    Raises:
+        LibraryError: a model is open, or something that is installed does not fit.
+    """
+    global _replaced
+    lib, package = llama_cpp.llama_cpp._lib, pathlib.Path(llama_cpp.__file__).parent
+    _check_version(llama_cpp.__version__)
+    folder = _library_dir()
+    _check_ggml(package / "lib", folder)
+    if in_use := next(_in_use(), None):
+        raise LibraryError(
+            f"the loaded {pathlib.Path(lib._name).name} has no PCD hooks ({lib._name}) and cannot be replaced now: {in_use}; "
+            f"import pypcd before llama_cpp, or at least before a model is opened, or set {_VARIABLE}={folder}"
+        )
+    try:
+        _preload_ggml(package / "lib")
+        ours = sys.modules["llama_cpp._ctypes_extensions"].load_shared_library("llama", folder)
+    except (OSError, RuntimeError) as error:
+        raise LibraryError(f"libllama cannot be loaded: {error}; reinstall pypcd and llama-cpp-python") from error
+    functions = {name: value for name, value in vars(lib).items() if isinstance(value, lib._FuncPtr)}
+    missing = [name for name in functions if not hasattr(ours, name)]
+    if missing or not _has_hooks(ours) or ours.llama_pcd_version() != API_VERSION:
+        raise LibraryError(f"{ours._name} is not of this version of pypcd; reinstall pypcd")
+
+    log, data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
+    lib.llama_log_get(ctypes.byref(log), ctypes.byref(data))
+    for name, function in functions.items():
+        address = ctypes.cast(getattr(ours, name), ctypes.c_void_p)
+        ctypes.c_void_p.from_address(ctypes.addressof(function)).value = address.value
+    lib._handle, lib._name = ours._handle, ours._name
+    ours.llama_log_set(log, data)
+    llama_cpp.Llama._Llama__backend_initialized = False  # this library's is not
+    _replaced = True
+
+
+def _in_use() -> Iterator[str]:
+    """What uses the stock library, in a few words each."""
+    for name in ("mtmd_cpp", "llava_cpp"):
+        if f"llama_cpp.{name}" in sys.modules:
+            yield f"llama_cpp.{name}, which uses it too, has been imported"
+    internals = sys.modules["llama_cpp._internals"]
+    gc.collect()  # what nobody can use any more is no reason
+    for thing in gc.get_objects():
+        if issubclass(type(thing), internals.LlamaModel) and thing.__dict__.get("model") is not None:
+            yield f"{thing.path_model} is open"
+    maps = pathlib.Path("/proc/self/maps")
+    lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if maps.exists() else []
+    for path in sorted({fields[5] for fields in (line.split(maxsplit=5) for line in lines) if len(fields) == 6}):
+        if path.startswith("/") and _is_gguf(path):
+            yield f"{path} is open"
+
+
+def _is_gguf(path: str) -> bool:
+    if not os.path.isfile(path):  # a device, or a file that has been deleted
+        return path.endswith(".gguf (deleted)")
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return path.endswith(".gguf")
+
+
+def prepare_mtmd() -> None:
+    """Before llama_cpp's mtmd_cpp, for pictures, is imported: see to it that libmtmd uses pypcd's library.
+
+    Raises:
+        LibraryError: it would use the stock library, which was loaded before ours.
+    """
+    if not _replaced:
+        return
+    if sys.platform != "linux":
+        raise LibraryError(
+            "pictures need libmtmd, which would use the stock libllama here, since llama_cpp was imported before pypcd; "
+            "import pypcd first"
+        )
+    # libmtmd names libllama by its soname, which the stock library has too; but what is global comes before that
+    ctypes.CDLL(sys.modules["llama_cpp.llama_cpp"]._lib._name, mode=ctypes.RTLD_GLOBAL)
+
+
+# -- what it was built for -------------------------------------------------------------------------------------------
 
 
 def _check_version(version: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 import time
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 from pypcd import _engine  # first: it reports a wrong or missing library
 
@@ -15,8 +16,9 @@ from pypcd import _engine  # first: it reports a wrong or missing library
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
-from pypcd import _arguments, _guards, _machine, _states, _threads
+from pypcd import _arguments, _constraint, _guards, _machine, _states, _threads
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._drafts import DraftModel, Drafts
@@ -25,8 +27,12 @@ from pypcd._errors import ModelError, PCDError, did_you_mean
 from pypcd._gguf import resolve_model
 from pypcd._remote import Servers, parse_servers
 from pypcd._settings import Profile, load
+from pypcd._signatures import shows_arguments_of
 
-__all__ = ["Llama"]
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk  # type: ignore[import-not-found,unused-ignore]
+
+__all__ = ["Llama", "unknown_keywords"]
 
 _T = TypeVar("_T")
 _L = TypeVar("_L", bound="Llama")
@@ -40,7 +46,18 @@ _FORMER = {"mul_mat_q": (True, None), "n_parts": (-1, None), "f16_kv": (True, No
 # llama_cpp.Llama's parameters; it ignores a misspelt one silently
 _KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
 
+_OURS = ["pcd", "n_seq_max", "rpc_servers", "use_extra_bufts"]
 
+
+def unknown_keywords(kwargs: dict[str, Any]) -> list[str]:
+    """The keywords that Llama does not have. Those that it had, with a value that changes nothing, are removed."""
+    for name, values in _FORMER.items():
+        if kwargs.get(name) in values:
+            kwargs.pop(name, None)
+    return [name for name in kwargs if name not in _KEYWORDS and name not in _OURS]
+
+
+@shows_arguments_of(llama_cpp.Llama)
 @_guards.guarded
 class Llama(llama_cpp.Llama):
     """A llama_cpp.Llama with Positional Contrastive Decoding (PCD).
@@ -51,7 +68,8 @@ class Llama(llama_cpp.Llama):
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
         pcd: True for the paper's setting, text such as "gentle", "beta=1.5:window=64" or a profile's file (.json), a
-            mapping of changed fields, a PCDConfig, or False.
+            mapping of changed fields, a PCDConfig, or False. Answers under a grammar, a JSON schema or a forced tool are plain
+            all the same, unless their own call has `pcd`.
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
             share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
@@ -60,19 +78,21 @@ class Llama(llama_cpp.Llama):
         rpc_servers: other machines that compute, each a `pypcd rpc-server`: "host:port,host:port" or a sequence. Layers,
             caches and second keys are spread over their devices, in this order, and then this machine's GPUs. Each serves
             one process at a time. ggml ends this process if one is lost later.
-        **kwargs: those of llama_cpp.Llama. Some defaults differ (llama_cpp's in brackets):
-
-            n_ctx: the model's own context, or what fits in a quarter of memory (512); None or 0 mean the same. It is
-                rounded up to a multiple of 256.
-            n_gpu_layers: -1, which is all layers, if the library has a GPU or there are servers, else 0 (0).
-            flash_attn: True with a GPU or servers and False without, in each case the faster one (False).
-            n_threads: the number of cores up to four, above that half of them (half of them), or another one that is
-                20% faster on this machine now. That is measured, at a prompt again if a minute has passed; but not with
-                flash attention, where the logits depend on it.
-            n_threads_batch: n_threads if that is given, else the number of cores (the number of cores), or a faster one.
-            verbose: False (True).
-            draft_model: does not turn logits_all on, and how many of its tokens are evaluated is measured (all of them);
-                see `draft_model`.
+        n_ctx: how many tokens fit in the context; None or 0: the model's own context, or what fits in a quarter of memory
+            (llama_cpp's default is 512). It is rounded up to a multiple of 256.
+        n_gpu_layers: how many layers are on a GPU; -1: all; None: -1 if the library has a GPU or there are servers, else 0
+            (llama_cpp's default is 0).
+        flash_attn: whether to use flash attention; None: with a GPU or servers, in each case the faster one (llama_cpp's
+            default is False).
+        n_threads: how many threads decode; None: the number of cores up to four, above that half of them (llama_cpp's
+            default is half of them), or another one that is 20% faster on this machine now. That is measured, at a prompt
+            again if a minute has passed; but not with flash attention, where the logits depend on it.
+        n_threads_batch: how many threads read prompts; None: n_threads if that is given, else the number of cores, or a
+            faster one.
+        verbose: whether llama.cpp's log is printed (llama_cpp's default is True).
+        draft_model: proposes tokens that are evaluated ahead. It does not turn logits_all on, and how many of its tokens
+            are evaluated is measured (llama_cpp evaluates all); see `draft_model`.
+        **kwargs: the other arguments of llama_cpp.Llama.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -92,13 +112,18 @@ class Llama(llama_cpp.Llama):
         n_seq_max: int = 1,
         use_extra_bufts: bool | None = None,
         rpc_servers: Servers = None,
+        n_ctx: int | None = None,
+        n_gpu_layers: int | None = None,
+        flash_attn: bool | None = None,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        verbose: bool = False,
+        draft_model: DraftModel | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in [name for name in kwargs if name not in _KEYWORDS]:
-            if kwargs[name] not in _FORMER.get(name, ()):
-                near = did_you_mean(name, [*_KEYWORDS, "pcd", "n_seq_max", "rpc_servers", "use_extra_bufts"])
-                raise TypeError(f"Llama has no argument {name!r}{near}")
-            del kwargs[name]
+        for name in unknown_keywords(kwargs):
+            near = did_you_mean(name, [*_KEYWORDS, *_OURS])
+            raise TypeError(f"Llama has no argument {name!r}{near}")
 
         self._turn = _guards.Turn(self)
         self._pcd: PCDConfig | None = None
@@ -111,6 +136,8 @@ class Llama(llama_cpp.Llama):
         self._is_prompt = False  # the next evaluation is that of generate()'s prompt
         self._is_restored = False  # by load_state: then there are no logits of the last token
         self._processors: _guards.Processors | None = None  # those of the sampler
+        self._is_asked = False  # the setting in force is that of the call itself
+        self._n_constrained = 0  # answers left plain under a grammar
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
         self._n_seq_max = Integer(1, _engine.N_SEQUENCES)("n_seq_max", n_seq_max)
@@ -125,18 +152,18 @@ class Llama(llama_cpp.Llama):
         self._remote = _engine.RemoteDevices(servers) if servers else None
         remote = self._remote.devices if self._remote else []
         gpu = _machine.has_gpu({"rpc_servers": servers})
-        kwargs.setdefault("verbose", False)
-        kwargs.setdefault("n_gpu_layers", -1 if gpu else 0)
-        if kwargs.get("flash_attn") is None:
-            kwargs["flash_attn"] = gpu and kwargs["n_gpu_layers"] != 0
+        if n_gpu_layers is None:
+            n_gpu_layers = -1 if gpu else 0
+        if flash_attn is None:
+            flash_attn = gpu and n_gpu_layers != 0
+        kwargs.update(verbose=verbose, n_gpu_layers=n_gpu_layers, flash_attn=flash_attn, n_ctx=n_ctx)
         kwargs["n_ctx"] = _machine.checked_n_ctx(path, kwargs, remote=remote)
-        self._n_threads = kwargs.get("n_threads"), kwargs.get("n_threads_batch")  # as given
+        self._n_threads = n_threads, n_threads_batch  # as given
         self._width = _threads.width_of(path, {**kwargs, "rpc_servers": servers})
         self._threads = _threads.choose(self._width, *self._n_threads)
         kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
 
         _arguments.check_opening(path, kwargs)
-        draft_model = kwargs.pop("draft_model", None)
         try:
             try:
                 super().__init__(path, **kwargs)
@@ -237,11 +264,13 @@ class Llama(llama_cpp.Llama):
         if setting is None:
             yield
             return
-        before = self._pcd, self._combines
+        before, was_asked = (self._pcd, self._combines), self._is_asked
         self._apply(self._resolve(setting))
+        self._is_asked = True
         try:
             yield
         finally:
+            self._is_asked = was_asked
             if _engine.is_open(self):
                 self._apply(*before)
 
@@ -319,15 +348,25 @@ class Llama(llama_cpp.Llama):
         return self._call(pcd, super().__call__, *args, **kwargs)
 
     def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """llama_cpp.Llama.create_completion; `pcd` sets PCD for this call only."""
+        """llama_cpp.Llama.create_completion, with a PCD setting of its own if one is given.
+
+        Args:
+            pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`, but off under a grammar.
+        """
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
     def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """llama_cpp.Llama.create_chat_completion; `pcd` sets PCD for this call only."""
+        """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given."""
         return self._call(pcd, super().create_chat_completion, *args, **kwargs)
 
+    def create_chat_completion_openai_v1(
+        self, *args: Any, **kwargs: Any
+    ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
+        """create_chat_completion(), with an answer of the types of the package openai, which has to be installed."""
+        return super().create_chat_completion_openai_v1(*args, **kwargs)
+
     def generate(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
-        """llama_cpp.Llama.generate; `pcd` sets PCD for this call only.
+        """llama_cpp.Llama.generate, with a PCD setting of its own if one is given.
 
         Raises:
             PCDError: a pcd_sampler() does the contrast, so these tokens would be plain ones.
@@ -336,6 +375,10 @@ class Llama(llama_cpp.Llama):
             raise PCDError(
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
+        if pcd is None and self._pcd is not None and not self._is_asked and _constraint.has_grammar(args, kwargs):
+            _constraint.say_once(self._n_constrained)
+            self._n_constrained += 1
+            pcd = False
         tokens = self._certain(super().generate(*args, **kwargs))
         return tokens if pcd is None else self._steps(tokens, pcd)
 
@@ -475,7 +518,7 @@ class Llama(llama_cpp.Llama):
         n_batch = min(self.n_batch, self.context_params.n_ubatch) if model is not None else 0
         self._drafts = None if model is None else Drafts(model, self.n_ctx(), n_batch)
 
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
+    def sample(self, *args: Any, **kwargs: Any) -> int:
         """llama_cpp.Llama.sample; a logits processor does not see the drafted tokens behind the one that is continued.
 
         After load_state() the last token is evaluated again, since a state has no logits.
@@ -499,7 +542,7 @@ class Llama(llama_cpp.Llama):
         if before != "generate":
             self._sampler = None  # that of a text would be used in place of these arguments
         try:
-            token = super().sample(*args, **kwargs)
+            token = int(super().sample(*args, **kwargs))
         finally:
             self._n_shown = None
             self._turn.inside, self._sampler = before, sampler
@@ -564,9 +607,14 @@ class Llama(llama_cpp.Llama):
 
     def pcd_stats(self) -> PCDStats:
         """What PCD has done in this context so far."""
-        return _engine.pcd_stats(self)
+        return dataclasses.replace(_engine.pcd_stats(self), n_constrained=self._n_constrained)
 
     # -- life ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
+        """Opens a model file of the Hugging Face Hub, which is downloaded if need be; the package huggingface-hub has to be installed."""
+        return super().from_pretrained(*args, **kwargs)  # type: ignore[return-value]  # it calls cls()
 
     def close(self) -> None:
         """Free the model. What needs it raises PCDError from then on; a second close() does nothing.

@@ -95,7 +95,7 @@ def contrast(
     Args:
         standard: L, float[n_vocab].
         over_rotated: L*, float[n_vocab].
-        beta, gamma, relative_top, adaptive, min_entropy: as in PCDConfig.
+        beta: as in PCDConfig; so are gamma, relative_top, adaptive and min_entropy.
 
     Returns:
         float64[n_vocab]

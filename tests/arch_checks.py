@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, get_args
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy
 
@@ -30,13 +30,13 @@ import llama_cpp
 import numpy as np
 from limits import allowed_nmse, two_shapes
 
-from pypcd._config import CACHES
+from pypcd._config import Cache
 from pypcd._engine import _bindings as _native
 from pypcd._engine import _log
 from pypcd._engine._pcd import native_params
 
 WINDOW = {"perturbation": "none", "window": 12}
-READINGS: dict[str, dict[str, Any]] = {**{cache: {"cache": cache} for cache in CACHES}, "window": WINDOW}
+READINGS: dict[str, dict[str, Any]] = {**{cache: {"cache": cache} for cache in get_args(Cache)}, "window": WINDOW}
 
 # Differences are normalised mean squared errors. Two rows of one computation differ only by rounding; Model.rounding is
 # how much they may differ on this model and machine.

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import pypcd
+from pypcd import methods
 from pypcd._cli import eval as eval_command
 from pypcd._cli import main
 from pypcd._cli._table import aligned
 from pypcd._settings import Profile
-from pypcd.evaluation import GROUPS, PAPER_TABLES, Plan
+from pypcd.evaluation import GROUPS, PAPER_TABLES, TASKS, Plan
 
 DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
 
@@ -240,3 +241,10 @@ def test_a_profile_of_another_model_is_remarked_on(tmp_path: Path, capsys: pytes
     Profile(str(profile), {"beta": 1.5}, {"model": "big.gguf", "model_bytes": 3}).write()
     assert main(["generate", "demo", "-p", "x", "--max-tokens", "1", "--threads", "1", "--pcd", str(profile)]) == 0
     assert "was chosen with another model (big.gguf, 3 bytes" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_list_cuts_no_name_in_two(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "--list"])
+    words = set(re.findall(r"[\w-]+", capsys.readouterr().out))
+    assert set(TASKS) | set(methods.NAMES) <= words

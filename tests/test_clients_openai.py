@@ -294,6 +294,23 @@ def test_a_forced_call_is_greedy_under_its_grammar(caller: Any, llm: pypcd.Llama
     assert json.loads("".join(call.function.arguments or "" for call in calls)) == arguments
 
 
+def test_a_forced_call_is_plain_unless_its_request_asks(caller: Any) -> None:
+    plain, by_default, on = (forced(caller, setting) for setting in (False, None, True))
+    (call,), (same,) = (answer.choices[0].message.tool_calls for answer in (plain, by_default))
+    assert same.function == call.function
+    counts = by_default.model_extra["timings"]
+    assert counts["pcd_constrained"] == counts["predicted_n"] and "pcd_twins" not in counts
+    assert on.model_extra["timings"]["pcd_twins"] > 0 and "pcd_constrained" not in on.model_extra["timings"]
+
+
+def test_a_call_that_the_model_may_make_has_the_servers_setting(caller: Any) -> None:
+    answer = chat(caller, PROMPTS[0], tools=[TOOL], tool_choice="auto", max_tokens=1, extra_body={"verbose": True})
+    rules = answer.model_extra["__verbose"]["generation_settings"]
+    assert rules["grammar"] == "" or rules["grammar_lazy"]
+    counts = answer.model_extra["timings"]
+    assert counts["pcd_twins"] == 1 and "pcd_constrained" not in counts
+
+
 def test_forced_calls_8_at_once_have_a_setting_each(caller: Any, llm: pypcd.Llama) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda setting: forced(caller, setting), SETTINGS.values()))

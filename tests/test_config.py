@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import pickle
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -25,13 +26,13 @@ configs = st.builds(
     base_ratio=st.floats(0, 1, exclude_min=True),
     relative_top=st.floats(0, 1),
     cache=st.sampled_from(["shared", "separate"]),
-    evaluation=st.sampled_from(_config.EVALUATIONS),
-    transition=st.sampled_from(_config.TRANSITIONS),
+    evaluation=st.sampled_from(get_args(_config.Evaluation)),
+    transition=st.sampled_from(get_args(_config.Transition)),
     window=st.none() | st.integers(1, 2**31 - 1),
     n_sink=st.integers(0, 2**31 - 1),
     perturbation=st.sampled_from(["over-rotation", "noise"]),
-    band=st.sampled_from(_config.BANDS),
-    type_k_over=st.none() | st.sampled_from(_config.KEY_TYPES),
+    band=st.sampled_from(get_args(_config.Band)),
+    type_k_over=st.none() | st.sampled_from(get_args(_config.KeyType)),
     noise=st.floats(0, 10),
     offset_min=st.integers(-(2**20), 0),
     offset_max=st.integers(0, 2**20),

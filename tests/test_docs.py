@@ -10,6 +10,7 @@ import io
 import itertools
 import pathlib
 import re
+import runpy
 import shlex
 
 import pytest
@@ -19,7 +20,8 @@ from pypcd import PCDConfig, evaluation, methods
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
-    *(ROOT / name for name in ("README.md", "cpp/README.md", "pypcd/models/README.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(ROOT / name for name in ("cpp/README.md", "pypcd/models/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 if not all(page.exists() for page in PAGES):
@@ -46,6 +48,15 @@ def test_the_readme_is_short_and_begins_with_its_title_and_a_picture() -> None:
     assert sum(line.startswith("![") for line in lines[:30]) == 1
     assert any(line.startswith("    scripts/demo  ") and "#" in line for line in lines)
     assert any(line.startswith("    scripts/test  ") and "#" in line for line in lines)
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    """At once, or by one page between."""
+    links = {page: set(re.findall(r"\]\(([^)\s#]+)", page.read_text(encoding="utf-8"))) for page in PAGES}
+    files = {page: {(page.parent / target).resolve() for target in targets} for page, targets in links.items()}
+    near = files[ROOT / "README.md"]
+    far = set().union(*(files.get(page, set()) for page in near))
+    assert set(PAGES) - {ROOT / "README.md"} <= near | far
 
 
 # -- links ------------------------------------------------------------------------------------------------------------
@@ -272,6 +283,24 @@ def test_the_tour_leaves_nothing_out() -> None:
     for path in sorted((ROOT / "pypcd").iterdir()):
         if path.suffix == ".py" and not path.name.startswith("__") or (path / "__init__.py").exists():
             assert re.search(rf"\b{path.name}\b", text), f"docs/tour.md has nothing on pypcd/{path.name}"
+
+
+# -- docs/backends.md -------------------------------------------------------------------------------------------------
+
+
+def test_the_cases_of_a_backend_are_as_many_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As test_backend.py itself has them on each backend."""
+    page = (ROOT / "docs/backends.md").read_text(encoding="utf-8")
+    said = re.search(r"test --backend vulkan +# (\d+) cases; -m few: (\d+) of them", page)
+    rpc, cpu = re.search(r"all (\d+) cases \(2 min", page), re.search(r"\*\*CPU\*\*, all (\d+) cases", page)
+    assert said and rpc and cpu
+    found = {}
+    for backend in ("vulkan", "rpc", "cpu"):
+        monkeypatch.setenv("PYPCD_TEST_BACKEND", backend)
+        module = runpy.run_path(str(ROOT / "tests/test_backend.py"))
+        found[backend] = len(module["EVERY"]), len(module["FEW"])
+    assert found["vulkan"] == (int(said[1]), int(said[2]))
+    assert found["rpc"][0] == int(rpc[1]) and found["cpu"][0] == int(cpu[1])
 
 
 # -- docs/troubleshooting.md ------------------------------------------------------------------------------------------

@@ -356,12 +356,6 @@ def fails_with(done: Any, *parts: str) -> None:
         assert re.search(part, done.stderr.splitlines()[-1]), done.stderr
 
 
-def test_llama_cpp_imported_first_is_an_error_that_names_the_remedy() -> None:
-    fails_with(
-        run_python("import llama_cpp, pypcd"), "LibraryError: .*has no PCD hooks", "import pypcd before llama_cpp"
-    )
-
-
 @pytest.mark.parametrize("use", ["import pypcd; pypcd.Llama", "import pypcd, llama_cpp", "from pypcd import Llama"])
 def test_an_unpatched_library_is_an_error(use: str) -> None:
     stock = str(Path(llama_cpp.__file__).parent / "lib")

@@ -377,7 +377,7 @@ settings_of_all_kinds = pytest.mark.parametrize(
 def test_a_grammar_beats_the_plausibility_cut(setting: str, temperature: float, tiny: Tiny, load: Load) -> None:
     """A grammar's tokens need not be among the best gamma; they are still found, in the order of L."""
     grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("7" | "x") "-" [0-9] [0-9] [0-9] "!"', verbose=False)
-    answer = load(tiny("llama"), setting)(PROMPT, max_tokens=30, temperature=temperature, grammar=grammar)
+    answer = load(tiny("llama"))(PROMPT, max_tokens=30, temperature=temperature, grammar=grammar, pcd=setting)
     assert re.fullmatch(r"[7x]-\d{3}!", text_of(answer)), text_of(answer)
 
 
@@ -388,8 +388,9 @@ def test_json_mode_gives_json(setting: str, tiny: Tiny, load: Load) -> None:
         "properties": {"a": {"enum": ["yes", "no"]}, "b": {"type": "boolean"}},
         "required": ["a", "b"],
     }
-    answer = load(tiny("llama"), setting).create_chat_completion(
+    answer = load(tiny("llama")).create_chat_completion(
         [{"role": "user", "content": "x"}],
+        pcd=setting,
         response_format={"type": "json_object", "schema": schema},
         max_tokens=120,
         temperature=0,
@@ -511,14 +512,15 @@ def test_from_pretrained_passes_pcd_on(tiny: Tiny, monkeypatch: pytest.MonkeyPat
         assert isinstance(llm, pypcd.Llama) and llm.pcd == pypcd.PCDConfig(beta=2) and llm.n_ctx() == 256
 
 
-def test_the_defaults_are_as_the_docstring_says(tiny: Tiny) -> None:
-    text = inspect.getdoc(pypcd.Llama) or ""
+def test_the_defaults_are_as_the_signature_and_the_docstring_say(tiny: Tiny) -> None:
+    shown, text = inspect.signature(pypcd.Llama).parameters, inspect.getdoc(pypcd.Llama.__init__) or ""
     with contextlib.closing(pypcd.Llama(tiny("llama"))) as llm:
         assert llm.pcd is None
-        assert "n_ctx: the model's own" in text and llm.n_ctx() == 1024
-        assert "verbose: False" in text and llm.verbose is False
-    with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=0)) as llm:
-        assert "None or 0 mean the same" in text and llm.n_ctx() == 1024
+        assert shown["verbose"].default is False and llm.verbose is False
+        assert shown["n_ctx"].default is None and "None or 0: the model's own context" in text and llm.n_ctx() == 1024
+        layers = llm.model_params.n_gpu_layers
+    with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=0, n_gpu_layers=None, flash_attn=None)) as llm:
+        assert llm.n_ctx() == 1024 and llm.model_params.n_gpu_layers == layers
 
 
 def test_stats_count_what_was_done(tiny: Tiny, load: Load) -> None:

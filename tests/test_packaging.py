@@ -30,6 +30,22 @@ CONTAINERS = sorted(ROOT.glob("Dockerfile*"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
+# --- forms for issues ---
+
+
+def test_a_report_asks_for_what_is_needed_to_repeat_it() -> None:
+    folder = ROOT / ".github/ISSUE_TEMPLATE"
+    forms = {path.stem: read(path) for path in folder.glob("*.yml")}
+    assert set(forms) == {"bug", "config", "idea"}
+    for name in ("bug", "idea"):
+        assert forms[name]["name"] and forms[name]["description"]
+    needed = {
+        f["id"]: f["attributes"]["label"] for f in forms["bug"]["body"] if f.get("validations", {}).get("required")
+    }
+    assert list(needed) == ["what", "info", "model", "setting", "how"]
+    assert "`pypcd info MODEL`" in needed["info"]
+
+
 # --- workflows ---
 
 

@@ -16,16 +16,36 @@ FILES = sorted(path for path in ROOT.rglob("*.py"))
 
 # the layers, lowest first; a module may import from its own layer and those below
 FLOORS: tuple[set[str], ...] = (
-    {"_errors", "_checks", "_config", "_settings", "_method", "_drafts", "_ggml", "_library"},
+    {"_errors", "_checks", "_config", "_settings", "_method", "_drafts", "_ggml", "_library", "_signatures"},
     {"_gguf", "_remote"},
     {"_engine"},
-    {"_arguments", "_guards", "_states", "_machine", "_threads", "_llama", "_sampler", "_served", "_server", "_prompt", "_vocabulary"},
+    {
+        "_arguments",
+        "_guards",
+        "_states",
+        "_machine",
+        "_threads",
+        "_constraint",
+        "_llama",
+        "_install",
+        "_python_server",
+        "_sampler",
+        "_served",
+        "_server",
+        "_prompt",
+        "_vocabulary",
+    },
     {"methods"},
     {"evaluation", "measure", "analysis"},
     {"_cli"},
 )
 FLOOR_OF = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
-FRONT = {"__init__", "__main__", "_finder"}  # the entry points: they may import anything, and nothing imports them
+FRONT = {
+    "__init__",
+    "__main__",
+    "_finder",
+    "_lm_eval",
+}  # the entry points: they may import anything, and nothing imports them
 
 # modules outside the engine that may touch the library, with the reason
 TOUCHES = {

@@ -149,6 +149,77 @@ def test_every_route_takes_the_field_and_the_suffix(server: _server.Server, path
     assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
 
 
+# -- under a grammar --------------------------------------------------------------------------------------------------
+
+RULES = "root ::= [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z]"
+ENTRY = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]{12}$"}}, "required": ["a"]}
+CONSTRAINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grammar": ("/completion", {"grammar": RULES}),
+    "json_schema": ("/completion", {"json_schema": ENTRY}),
+    "response_format": (
+        "/v1/chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": ENTRY}}},
+    ),
+    "json": ("/v1/chat/completions", {"response_format": {"type": "json_object", "schema": ENTRY}}),
+    "completions": ("/v1/completions", {"grammar": RULES}),
+}
+
+
+def constrained(server: _server.Server, path: str, body: dict[str, Any], **fields: Any) -> tuple[str, dict[str, Any]]:
+    """An answer's text and timings."""
+    asked = {"prompt": PROMPTS[0], "messages": MESSAGES, "n_predict": 40, "temperature": 0, "timings_per_token": True}
+    status, answer = ask(server, path, {**asked, **body, **fields})
+    assert status == 200, answer
+    choice = answer.get("choices", [answer])[0]
+    text = choice["message"]["content"] if "message" in choice else choice.get("text", choice.get("content"))
+    return text, answer["timings"]
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: _server.Server, name: str) -> None:
+    path, body = CONSTRAINTS[name]
+    strong = {"beta": 30.0, "perturbation": "none", "window": 4}
+    (plain, without), (on, with_pcd) = (constrained(server, path, body, pcd=pcd) for pcd in (False, strong))
+    assert plain != on, "or this shows nothing"
+    text, timings = constrained(server, path, body)
+    assert text == plain and "pcd_twins" not in timings
+    assert timings["pcd_constrained"] == timings["predicted_n"]
+    assert not {"pcd_constrained", "pcd_twins"} & set(without)
+    assert with_pcd["pcd_twins"] == with_pcd["predicted_n"] and "pcd_constrained" not in with_pcd
+    for asked in ({"pcd": True}, {"model": "demo:pcd"}, {"model": "demo:pcd-cautious"}):
+        timings = constrained(server, path, body, **asked)[1]
+        assert (
+            timings["pcd_twins"] + timings["pcd_skipped"] == timings["predicted_n"] and "pcd_constrained" not in timings
+        )
+    text, timings = constrained(server, path, body, pcd={"beta": 0.0})
+    assert text == plain and timings["pcd_twins"] > 0
+
+
+def test_a_plain_server_has_nothing_to_leave_out(off: _server.Server) -> None:
+    text, timings = constrained(off, "/completion", {"grammar": RULES})
+    assert re.fullmatch("[a-z]{8}", text) and not [name for name in timings if name.startswith("pcd")]
+
+
+def test_a_grammar_that_begins_later_leaves_the_setting(server: _server.Server, llm: pypcd.Llama) -> None:
+    """tool_choice "auto" makes such a grammar: until the model calls a tool, it writes as it likes."""
+    later = {"grammar": RULES, "grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "<never written>"}]}
+    answer = complete(server, PROMPTS[0], **later)
+    is_greedy(llm, PROMPTS[0], True, answer["tokens"])
+    assert answer["timings"]["pcd_twins"] > 0 and "pcd_constrained" not in answer["timings"]
+
+
+def test_metrics_count_what_a_grammar_left_plain(server: _server.Server) -> None:
+    def counted() -> float:
+        lines = ask(server, "/metrics")[1].splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("llamacpp:pcd_constrained_total "))
+
+    before = counted()
+    n = complete(server, PROMPTS[0], grammar=RULES, id_slot=2)["timings"]["pcd_constrained"]
+    assert n > 0 and counted() == before + n
+    slot = next(slot for slot in ask(server, "/slots")[1] if slot["id"] == 2)
+    assert slot["params"]["pcd"] is False
+
+
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,11 @@ def test_no_library_needs_a_newer_system_than_the_name_says(wheel: Path) -> None
         assert needed and max(needed) <= promised, name
 
 
+def test_python_runs_its_pth_file_when_it_starts(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("pypcd.pth") == (ROOT / "cmake/pypcd.pth").read_bytes()
+
+
 def test_ggml_is_left_to_llama_cpp_python(wheel: Path) -> None:
     found = libraries(wheel)
     assert {"pypcd/lib/libllama.so", "pypcd/bin/llama-server"} <= set(found)
@@ -81,6 +86,16 @@ def test_ggml_is_left_to_llama_cpp_python(wheel: Path) -> None:
         assert set(json.loads(archive.read("pypcd/lib/ggml.json"))) == {"version", "commit", "tensor layout"}
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         assert re.search(r"^Requires-Dist: llama-cpp-python==[\d.]+$", archive.read(metadata).decode(), re.MULTILINE)
+
+
+def test_type_checkers_find_what_models_take(wheel: Path) -> None:
+    spec = importlib.util.find_spec("llama_cpp")
+    assert spec and spec.origin
+    command = [sys.executable, ROOT / "cmake/stub.py", Path(spec.origin).parent.parent]
+    made = subprocess.run(command, capture_output=True, check=True).stdout
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("pypcd/_llama.pyi") == made and b"pcd: PCDSetting=" in made
+        assert archive.read("pypcd/py.typed") == b""
 
 
 def test_a_library_for_this_cpu_alone_is_refused(program: Any) -> None:

@@ -55,7 +55,8 @@ json server_pcd_props() {
     };
 }
 
-void server_pcd_counts::count(llama_context * ctx, int32_t i) {
+void server_pcd_counts::count(llama_context * ctx, int32_t i, const server_pcd_request & request) {
+    n_constrained += request.constrained;
     if (!llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_STANDARD)) {
         return;
     }
@@ -67,6 +68,7 @@ void server_pcd_counts::add(const server_pcd_counts & other) {
     n_twins      += other.n_twins;
     n_skipped    += other.n_skipped;
     n_contrasted += other.n_contrasted;
+    n_constrained += other.n_constrained;
 }
 
 void server_pcd_counts::to_json(json & timings) const {
@@ -74,6 +76,9 @@ void server_pcd_counts::to_json(json & timings) const {
         timings["pcd_twins"]      = n_twins;
         timings["pcd_skipped"]    = n_skipped;
         timings["pcd_contrasted"] = n_contrasted;
+    }
+    if (n_constrained > 0) {
+        timings["pcd_constrained"] = n_constrained;
     }
 }
 

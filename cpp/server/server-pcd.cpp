@@ -4,6 +4,7 @@
 
 #include "log.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
@@ -155,8 +156,8 @@ static std::string suffix_of(const json & body) {
     return n == model.size() ? "" : model.substr(n + 1);
 }
 
-static server_pcd_request request_of(const json & body, const char *& field) {
-    server_pcd_request res = { server_pcd.by_default, server_pcd.setting };
+static server_pcd_request request_of(const json & body, bool constrained, const char *& field) {
+    server_pcd_request res = { server_pcd.by_default && !constrained, server_pcd.setting, server_pcd.by_default && constrained };
 
     field = "model";
     if (const std::string suffix = suffix_of(body); !suffix.empty()) {
@@ -165,13 +166,17 @@ static server_pcd_request request_of(const json & body, const char *& field) {
 
     field = "pcd";
     if (!body.contains("pcd") || body.at("pcd").is_null()) {
+        static std::atomic_flag said = ATOMIC_FLAG_INIT;
+        if (res.constrained && !said.test_and_set()) {
+            LOG_WRN("%s: PCD is off in answers under a grammar, a JSON schema or forced tools, where a contrast spoils values; "
+                    "\"pcd\" in the request turns it on\n", __func__);
+        }
         return res;
     }
     const json & given = body.at("pcd");
 
     if (given.is_boolean()) {
-        res.on = given.get<bool>();
-        return res;
+        return { given.get<bool>(), res.params };
     }
     if (given.is_object()) {
         return { true, server_pcd.fields(given, res.params) };
@@ -186,7 +191,7 @@ static server_pcd_request request_of(const json & body, const char *& field) {
     throw std::invalid_argument("it is " + given.dump_safe() + "; allowed: true, false, a preset's name, an object");
 }
 
-server_pcd_request server_pcd_of(const json & body) {
+server_pcd_request server_pcd_of(const json & body, bool constrained) {
     const char * field = "pcd";
     try {
         const bool asks = body.contains("pcd") && !body.at("pcd").is_null() && !(body.at("pcd") == json(false));
@@ -199,7 +204,7 @@ server_pcd_request server_pcd_of(const json & body) {
             }
             return {};
         }
-        return request_of(body, field);
+        return request_of(body, constrained, field);
     } catch (const std::exception & e) {
         throw std::invalid_argument(std::string("Field '") + field + "': " + e.what());
     }

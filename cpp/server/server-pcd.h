@@ -21,6 +21,8 @@ struct server_pcd_request {
     bool             on     = false;
     llama_pcd_params params = {};
 
+    bool constrained = false; // off, since a grammar constrains the answer and the request itself does not ask for PCD
+
     common_json to_json() const; // false, or what a request may set, by name
 };
 
@@ -30,7 +32,9 @@ struct server_pcd_counts {
     uint64_t n_skipped    = 0; // rows that needed none
     uint64_t n_contrasted = 0; // rows that are not the model's own: more than one token was plausible, and no floor kept them plain
 
-    void count(llama_context * ctx, int32_t i); // row i of the last decode
+    uint64_t n_constrained = 0; // rows of answers that a grammar left plain
+
+    void count(llama_context * ctx, int32_t i, const server_pcd_request & request); // row i of the last decode
     void add  (const server_pcd_counts & other);
 
     void to_json(common_json & timings) const; // where there is something to tell
@@ -75,9 +79,9 @@ void server_pcd_loading(const std::string & stage, float progress);
 // all requests, but cannot run here.
 bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, bool reads_hidden_states);
 
-// What a body asks for: its field "pcd", else the end of "model" (name:pcd, name:pcd-preset), else the server's setting.
-// Throws std::invalid_argument.
-server_pcd_request server_pcd_of(const common_json & body);
+// What a body asks for: its field "pcd", else the end of "model" (name:pcd, name:pcd-preset), else the server's setting, but nothing
+// where a grammar constrains the answer from its first token on. Throws std::invalid_argument.
+server_pcd_request server_pcd_of(const common_json & body, bool constrained);
 
 // A slot takes a request, or gives it back. False: it cannot have this setting, and err is a sentence for its client.
 bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, std::string & err);

@@ -168,7 +168,7 @@ class ListNames(argparse.Action):
             f"methods: {', '.join(methods.NAMES)}",
             "  join parts with +, write values after colons, such as beam:4+pcd:beta=1.5 (docs/methods.md)",
         ):
-            print("\n".join(textwrap.wrap(line, _terminal.width(), subsequent_indent="    ")))
+            print("\n".join(textwrap.wrap(line, _terminal.width(), subsequent_indent="    ", break_on_hyphens=False)))
         parser.exit()
 
 

@@ -6,8 +6,10 @@ import collections
 import ctypes
 import logging
 import sys
+from typing import Any
 
 import llama_cpp
+from llama_cpp._logger import llama_log_callback
 
 __all__ = ["clear_errors", "install", "last_errors", "logger", "reason"]
 
@@ -38,7 +40,14 @@ def install() -> None:
     logging.getLogger("llama-cpp-python").setLevel(
         logging.ERROR
     )  # as llama_cpp.Llama(verbose=False) does, but from the start
-    llama_cpp.llama_log_set(_callback, ctypes.c_void_p(0))
+    in_force, data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
+    llama_cpp.llama_log_get(ctypes.byref(in_force), ctypes.byref(data))
+    if _address(in_force) == _address(llama_log_callback):  # else the program has set one of its own
+        llama_cpp.llama_log_set(_callback, ctypes.c_void_p(0))
+
+
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def clear_errors() -> None:

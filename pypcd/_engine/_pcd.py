@@ -85,6 +85,8 @@ class PCDStats:
         state_bytes: memory of the states that recurrent layers of hybrid models keep for twins.
         graph_bytes: compute memory of the graphs that take turns with the model's own (evaluation "auto", "alternate"), and
             masks that stay from one step to the next.
+        n_constrained: answers of generate() that were left plain since they are under a grammar, a JSON schema or a forced tool,
+            and their call did not ask for PCD.
     """
 
     n_tokens: int
@@ -103,6 +105,7 @@ class PCDStats:
     last_fallback: str
     state_bytes: int
     graph_bytes: int
+    n_constrained: int = 0
 
 
 # -- the setting -----------------------------------------------------------------------------------------------------
@@ -267,7 +270,7 @@ def _row(llm: llama_cpp.Llama, i: int, which: int) -> npt.NDArray[np.float32] | 
 
 def pcd_stats(llm: llama_cpp.Llama) -> PCDStats:
     stats = _bindings.pcd_get_stats(context(llm))
-    values = {field.name: getattr(stats, field.name) for field in dataclasses.fields(PCDStats)}
+    values = {name: getattr(stats, name) for name, *_ in _bindings.Stats._fields_}
     values["last_fallback"] = _bindings.pcd_fallback_text(stats.last_fallback).decode()
     return PCDStats(**values)
 

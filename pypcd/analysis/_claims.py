@@ -25,8 +25,10 @@ class Claims:
     Attributes:
         factor: (ln B / ln B')^(2/d), the factor by which the contrast slows the decay, according to section 2.3.
         claimed: 1 / factor, the claimed rate of the contrasted curve as a share of the standard one's.
-        measured_power, measured_log, measured_far: the contrasted curve's rate divided by the standard one's; 1 means
-            no change, below 0 the scores grow with the distance. See Rates.
+        measured_power: the contrasted curve's rate divided by the standard one's; 1 means no change, below 0 the scores
+            grow with the distance. See Rates.
+        measured_log: likewise.
+        measured_far: likewise.
         identity: the value that measured_log must have, 1 - beta (r* / r - 1), from the rates r of the standard and r*
             of the over-rotated curve.
         lemma_holds: share of the distances from B^(2/d) to length - 1 at which Lemma A.4's bound holds.
@@ -39,8 +41,9 @@ class Claims:
             Theorem A.5: with theta', no transition, and A_j not normalised.
         theorem_holds_far: the same at random distances up to 2^32.
         theorem_largest: the largest of these ratios; the theorem says that the upper limit is below 1.
-        normalised_holds, normalised_holds_far, normalised_largest: the same with S(0) = 1, the only scale at which a
-            smaller ratio means a slower decay.
+        normalised_holds: theorem_holds with S(0) = 1, the only scale at which a smaller ratio means a slower decay.
+        normalised_holds_far: theorem_holds_far, likewise.
+        normalised_largest: theorem_largest, likewise.
     """
 
     factor: float

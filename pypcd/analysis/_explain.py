@@ -26,7 +26,8 @@ class Candidate:
     Attributes:
         token: its id.
         text: in quotes, safe for a terminal; "(end)" for the end of the answer.
-        before, rank_before: its probability and its rank in L, from 1.
+        before: its probability in L.
+        rank_before: its rank in L, from 1.
         over_rotated: its probability in L*; None if L* was not evaluated: only one token was plausible, or the step is
             below a floor (Step.below), for floors of entropy where token and twin are evaluated one after the other.
         after: its probability in the contrasted logits; 0 if it is excluded.

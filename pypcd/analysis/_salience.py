@@ -139,7 +139,8 @@ class SalienceRow:
         median_rank: over all questions.
         worst_rank: over all questions.
         difference: S(L) minus plain decoding's, over all questions.
-        low, high: its 95% bootstrap interval over questions.
+        low: the lower end of its 95% bootstrap interval over questions.
+        high: the upper end.
         p: p of the sign test on which of the two ranked the gold token higher.
         is_clear: whether this shows a difference, by the same rule as in evaluations.
         gold_logit: mean over the questions whose gold token is not excluded; None if there are none.

@@ -46,7 +46,8 @@ class Spectrum:
 
     Attributes:
         edges: int64[n_bins + 1]: bin i holds the distances edges[i] to edges[i + 1] - 1.
-        before, after: with theta and with rho theta.
+        before: with theta.
+        after: with rho theta.
         reach_alone: float64[n_blocks], the reach when only this block is over-rotated. If it is less than before.reach,
             the block moves attention to nearer tokens; if it is more, to farther ones.
     """

@@ -1,8 +1,10 @@
 """Measures whether a decoding method helps a model, by how much, at what length, and whether that is more than chance.
 
-plan = Plan("model.gguf", tasks=("kv",), methods=("greedy", "pcd"), lengths=(2048,), n=300)
-outcome = evaluate(plan, Directory("run"))
-print(markdown(plan, outcome.records, {"kv": "accuracy"}, outcome.refused))
+    plan = Plan("model.gguf", tasks=("kv",), methods=("greedy", "pcd"), lengths=(2048,), n=300)
+    outcome = evaluate(plan, Directory("run"))
+    print(markdown(plan, outcome.records, {"kv": "accuracy"}, outcome.refused))
+
+A run that is stopped goes on where it was, with the same plan and directory.
 """
 
 from pypcd.evaluation._balance import Balance, Run, balance, balance_csv, balance_markdown, read_run

@@ -175,14 +175,9 @@ class Formula:
         floors = _floors(self.where)
         if floors is None:
             return None
+        fields: dict[str, Any] = {"gamma": self.gamma, "adaptive": measure.strip() or None, **floors}
         try:
-            return self.view.replace(
-                beta=float(beta),
-                gamma=self.gamma,
-                relative_top=float(self.relative_top),
-                adaptive=measure.strip() or None,
-                **floors,
-            )
+            return self.view.replace(beta=float(beta), relative_top=float(self.relative_top), **fields)
         except ValueError:  # an expression that PCDConfig has no field for
             return None
 

@@ -87,7 +87,9 @@ class PaperTable:
     """One of the paper's tables: what to run for it, and its layout.
 
     Attributes:
-        tasks, lengths, methods: those of the paper; a run may have other tasks and lengths.
+        tasks: those of the paper; a run may have others.
+        lengths: likewise.
+        methods: those of the paper.
     """
 
     name: str

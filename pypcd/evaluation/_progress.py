@@ -29,9 +29,10 @@ class Progress:
         clock: returns seconds.
 
     Attributes:
-        n_questions, n_answers: totals. A question is answered by several methods; if a run goes over its questions
-            several times, as tune() does, each time counts.
-        n_questions_done, n_answers_done: including those from before this run.
+        n_questions: of the whole run. If it goes over its questions several times, as tune() does, each time counts.
+        n_answers: of the whole run. A question is answered by several methods.
+        n_questions_done: including those from before this run.
+        n_answers_done: including those from before this run.
         n_questions_asked: questions completed in this run.
         seconds: since the first answer was begun; 0 before it is complete.
     """

@@ -55,8 +55,8 @@ _PART = 32  # tokens of a batch: their twins take cells of the context too
 
 def view_of(config: PCDConfig) -> PCDConfig:
     """The view of a setting: only what makes L*."""
-    fields = dataclasses.fields(config)
-    return config.replace(**{field.name: field.default for field in fields if field.name in _COMBINING})
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config)}
+    return config.replace(**{name: defaults[name] for name in _COMBINING})
 
 
 def record(

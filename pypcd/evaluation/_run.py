@@ -407,6 +407,7 @@ class Worker:
             stop=task.stop,
             chat=plan.chat,
             look=gold.look,
+            grammar=sample.grammar,
         )
         return answer, {
             "prediction": answer.text,

@@ -191,7 +191,8 @@ class Agreement:
     Attributes:
         n: questions.
         n_same: on which both say the same.
-        screened_only, decoded_only: the questions that only one of the two finds right.
+        screened_only: the questions that only the formula finds right.
+        decoded_only: the questions that only decoding finds right.
         n_open: those of decoded_only where the formula left the tree to another spelling.
     """
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pypcd._config import PCDConfig
+from pypcd._config import Cache, PCDConfig
 from pypcd._settings import PRESETS
 from pypcd.evaluation._rows import view_of
 
@@ -27,7 +27,7 @@ K = 32
 
 _WINDOWS = (64, 32, 128, 256, 512)
 _ROTATIONS = ((0.1, 0.2), (0.5, 0.2), (0.01, 0.2), (0.1, 0.5))  # base_ratio, alpha; the paper's are 0.0001, 0.2
-_CACHES = ("shared", "separate")
+_CACHES: tuple[Cache, ...] = ("shared", "separate")
 # the mild ones first
 _STRENGTHS: tuple[Mapping[str, Any], ...] = (
     *({"adaptive": "jsd", "beta": beta} for beta in (1.0, 2.5, 5.0, 10.0)),

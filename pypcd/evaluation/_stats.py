@@ -43,9 +43,11 @@ class Paired:
     Attributes:
         n: samples.
         score: the method's mean, in percent.
-        wins, losses: number of samples on which the method scored higher, and on which the baseline did.
+        wins: number of samples on which the method scored higher.
+        losses: number of samples on which the baseline did.
         difference: method minus baseline, in points.
-        low, high: 95% bootstrap interval of the difference, in points.
+        low: the lower end of the difference's 95% bootstrap interval, in points.
+        high: the upper end.
         p: exact two-sided McNemar p, or the sign test for scores between 0 and 1; 1 if the two never disagree.
     """
 

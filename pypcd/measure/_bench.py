@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -283,8 +284,11 @@ class _Model:
             given = {name: value for name, value in kwargs.items() if name != "use_extra_bufts"}
             options = {**given, "model_path": self.llm.model_path, "n_gpu_layers": self.llm.model_params.n_gpu_layers}
             command = [sys.executable, _timing.__file__, json.dumps(options)]
+            env = {
+                name: value for name, value in os.environ.items() if name != "PYPCD"
+            }  # it would make this one pypcd's
             self.stock = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env
             )
 
     def fill(self, texts: Sequence[Sequence[int]]) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 
 from pypcd import _engine
 from pypcd._config import PCDConfig
+from pypcd._engine import PCDLogits
 from pypcd._errors import PCDError, UnsupportedError
-from pypcd._llama import Llama, PCDLogits
+from pypcd._llama import Llama
 
 __all__ = ["self_test"]
 

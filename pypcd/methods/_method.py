@@ -12,7 +12,7 @@ from pypcd._engine import is_recurrent, token_bytes
 from pypcd._errors import PCDError, UnsupportedError
 from pypcd._prompt import Prompt, has_template, prompt_tokens
 from pypcd.methods._edits import Edit
-from pypcd.methods._rows import Plain, RowSource
+from pypcd.methods._rows import Constrained, Plain, RowSource
 from pypcd.methods._search import Greedy, Search
 from pypcd.methods._session import Logits, Session
 
@@ -87,6 +87,7 @@ class Method:
         stop: str = "",
         chat: bool = False,
         look: Callable[[int, Logits], None] = lambda token, row: None,
+        grammar: str = "",
     ) -> Answer:
         """Answer a prompt.
 
@@ -97,10 +98,11 @@ class Method:
                 the answer does not count.
             chat: use the model's chat template.
             look: called with each chosen token and the row it was chosen from, float32[n_vocab]; not by beam search.
+            grammar: which answers are possible, in llama.cpp's GBNF; "": all are. It masks the rows, after any contrast.
 
         Raises:
-            UnsupportedError: this model cannot run this method.
-            ValueError: the prompt is empty or does not fit, or max_tokens is less than 1.
+            UnsupportedError: this model cannot run this method, or a grammar is given to one that writes several answers.
+            ValueError: the prompt is empty or does not fit, max_tokens is less than 1, or llama.cpp cannot read the grammar.
         """
         Integer(1)("max_tokens", max_tokens)
         session = model if isinstance(model, Session) else Session(model)
@@ -111,6 +113,8 @@ class Method:
         refusal = session.refusals[key]
         if refusal is not None:
             raise UnsupportedError(f"{self.name} cannot run on this model: {refusal}")
+        if grammar and self.search.n_sequences > 1:
+            raise UnsupportedError(f"{self.name} cannot run under a grammar, which follows one answer at a time")
 
         before, start = session.n_evaluated, time.perf_counter()
         if self.edit is not None:
@@ -131,6 +135,7 @@ class Method:
 
         try:
             stream = self.rows.open(session, prompt, tokens, chat=chat)
+            stream = Constrained(stream, grammar) if grammar else stream
             chosen = self.search.run(stream, min(max_tokens, room), session.is_end, look, is_over)
         except RuntimeError as error:
             raise error if isinstance(error, PCDError) else PCDError(str(error)) from error

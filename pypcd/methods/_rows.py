@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pypcd import _engine
 from pypcd._checks import Integer, Number, check
 from pypcd._config import RANGES, PCDConfig
 from pypcd._method import contrast, entropy, log_softmax, put_behind
@@ -22,7 +23,7 @@ from pypcd.methods._session import Logits, Rows2D, Session
 if TYPE_CHECKING:
     from pypcd._llama import Llama
 
-__all__ = ["CAD", "PCD", "Control", "Plain", "RowSource", "Stream"]
+__all__ = ["CAD", "PCD", "Constrained", "Control", "Plain", "RowSource", "Stream"]
 
 
 class Stream:
@@ -49,6 +50,24 @@ class Stream:
 
     def drop(self, seqs: Sequence[int]) -> None:
         self.session.drop(seqs)
+
+
+class Constrained(Stream):
+    """The rows of one answer, in which tokens that a grammar does not allow are masked (-inf), after any contrast.
+
+    Raises:
+        ValueError: llama.cpp cannot read the grammar.
+    """
+
+    def __init__(self, stream: Stream, grammar: str) -> None:
+        self._stream = stream
+        self._grammar = _engine.Grammar(stream.session.llm, grammar)
+        self.first = self._grammar.masked(stream.first)
+
+    def step(self, tokens: Mapping[int, int]) -> Rows2D:
+        (token,) = tokens.values()
+        self._grammar.accept(token)
+        return self._grammar.masked(self._stream.step(tokens)[0])[None]
 
 
 class RowSource:
@@ -124,7 +143,7 @@ class Control(RowSource):
 
     Args:
         pool: other prompts of the same kind; each is answered once, greedily and without PCD.
-        beta, gamma, relative_top, adaptive, min_entropy, min_context, min_first_entropy: as in PCDConfig.
+        beta: as in PCDConfig; so are gamma, relative_top, adaptive, min_entropy, min_context and min_first_entropy.
         n_steps: how many tokens of each answer are used; later steps use the mean of the last one.
     """
 

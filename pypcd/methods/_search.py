@@ -88,8 +88,16 @@ class Sampling:
     def run(
         self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = _never
     ) -> list[int]:
-        # the prompt is part of the seed, or all questions would get the same random numbers
-        digest = hashlib.sha256(stream.first.tobytes()).digest()
+        return _one_by_one(stream, max_tokens, is_end, look, is_over, self.chooser(stream.first.tobytes()))
+
+    def chooser(self, prompt: bytes) -> Callable[[Logits], int]:
+        """What draws the tokens of one answer.
+
+        Args:
+            prompt: anything that differs from prompt to prompt: it is part of the seed, or all questions would get the same
+                random numbers.
+        """
+        digest = hashlib.sha256(prompt).digest()
         rng = np.random.default_rng([self.seed, int.from_bytes(digest[:8], "little")])
 
         def draw(row: Logits) -> int:
@@ -98,7 +106,7 @@ class Sampling:
             n = int(np.searchsorted(np.cumsum(p), self.top_p)) + 1
             return int(rng.choice(ids[:n], p=p[:n] / p[:n].sum()))
 
-        return _one_by_one(stream, max_tokens, is_end, look, is_over, draw)
+        return draw
 
 
 def _one_by_one(

@@ -1,4 +1,5 @@
-"""The benchmarks by name: `_kv` (InfiniteBench), `_ruler` (RULER), `_longbench` (LongBench), `_everyday` (ours).
+"""The benchmarks by name: `_kv` (InfiniteBench), `_ruler` (RULER), `_longbench` (LongBench), `_everyday` and
+`_constrained` (ours).
 
 A benchmark is a `Task` (`_sample`): it makes questions of a length (`_size`) and scores their answers (`_metrics`).
 Knows nothing of models except their tokenizer.
@@ -11,6 +12,7 @@ import pathlib
 from collections.abc import Callable, Iterable
 
 from pypcd._errors import did_you_mean
+from pypcd.evaluation.tasks._constrained import CONSTRAINED, Objects
 from pypcd.evaluation.tasks._everyday import EVERYDAY
 from pypcd.evaluation.tasks._kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
 from pypcd.evaluation.tasks._longbench import LONGBENCH_TASKS, LongBench
@@ -38,12 +40,15 @@ _WITH_DATA: dict[str, Callable[[str | pathlib.Path | None], Task]] = {
 }
 
 _GENERATED.update((made.name, made) for made in EVERYDAY)
+_GENERATED.update((made.name, made) for made in CONSTRAINED)
 
 TASKS = (*_GENERATED, *_WITH_DATA)
 
 GROUPS = {
     "everyday": tuple(made.name for made in EVERYDAY if made.way == "shots"),
     "everyday-behind": tuple(made.name for made in EVERYDAY if made.way == "behind"),
+    "constrained": tuple(made.name for made in CONSTRAINED if isinstance(made, Objects) and not made.shown),
+    "constrained-shown": tuple(made.name for made in CONSTRAINED if isinstance(made, Objects) and made.shown),
 }
 """Names that stand for several tasks, which are asked separately and also counted together."""
 

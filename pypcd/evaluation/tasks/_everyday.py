@@ -21,7 +21,7 @@ from pypcd.evaluation.tasks._prose import paragraphs, sentences
 from pypcd.evaluation.tasks._sample import Sample, Tokenizer
 from pypcd.evaluation.tasks._size import check_cell, largest
 
-__all__ = ["EVERYDAY", "LEAST", "SHORT", "Everyday", "kind_of"]
+__all__ = ["EVERYDAY", "LEAST", "SHORT", "Asked", "Everyday", "after", "asked_of", "kind_of"]
 
 SHORT = 300
 """The longest prompt with its answer that counts as short: it has a few examples, though more might fit."""
@@ -66,7 +66,7 @@ class Everyday:
         check_cell(n, n_tokens)
         made: list[Sample] = []
         size = 0
-        for i, asked in zip(range(n), _asked(self.kind, seed)):
+        for i, asked in zip(range(n), asked_of(self.kind, seed)):
             size = largest(
                 lambda size, i=i, asked=asked: self._sample(i, asked, size),  # type: ignore[misc]
                 FEWEST,
@@ -84,18 +84,18 @@ class Everyday:
         answer = prediction.strip().split(self.stop)[0]
         return float([line.strip() for line in answer.split("\n")] == sample.answers[0].split("\n"))
 
-    def _sample(self, i: int, asked: _Asked, size: int) -> Sample:
+    def _sample(self, i: int, asked: Asked, size: int) -> Sample:
         """The question with as many examples as `size`, or with the few of a short prompt and a sentence for each more."""
         n_examples = size if self.way == "shots" else min(size, self.kind.n_examples)
-        shots = [(question, _after(question, answer)) for question, answer in asked.examples(n_examples)[::-1]]
+        shots = [(question, after(question, answer)) for question, answer in asked.examples(n_examples)[::-1]]
         if n_examples < size:
             question, answer = shots[0]
             shots[0] = f"{paragraphs(asked.sentences(size - n_examples))}\n\n{question}", answer
         prompt = Prompt(shots=tuple(shots), after=asked.question)
-        return Sample(i, prompt, (asked.answer,), gold=_after(asked.question, asked.answer), end="\n\n")
+        return Sample(i, prompt, (asked.answer,), gold=after(asked.question, asked.answer), end="\n\n")
 
 
-class _Asked:
+class Asked:
     """A question, with as many examples and as much unrelated text as are wanted: the same ones again each time."""
 
     def __init__(self, topic: Topic, rng: random.Random, half: int) -> None:
@@ -126,13 +126,13 @@ class _Asked:
         return self._sentences[:n]
 
 
-def _asked(kind: Kind, seed: int) -> Iterator[_Asked]:
+def asked_of(kind: Kind, seed: int) -> Iterator[Asked]:
     """The questions of a kind in their order; one is asked again, after other examples, only where there are no others."""
     seen: set[str] = set()
     for i in itertools.count():
         for attempt in range(_TRIES):
             rng = random.Random(f"everyday-{kind.name} {seed} {i} {attempt}")
-            asked = _Asked(kind.topic(rng), rng, i % 2)
+            asked = Asked(kind.topic(rng), rng, i % 2)
             if asked.question not in seen:
                 break
         seen.add(asked.question)
@@ -147,7 +147,7 @@ def _drawn(topic: Topic, rng: random.Random, place: int, half: int) -> tuple[str
             return question, answer
 
 
-def _after(question: str, answer: str) -> str:
+def after(question: str, answer: str) -> str:
     """The answer as it follows the question in a plain text: below it, or after a space."""
     return answer if question.endswith("\n") else f" {answer}"
 

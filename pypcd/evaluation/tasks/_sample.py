@@ -43,6 +43,7 @@ class Sample:
         gold: the right answer as a perfect model writes it after the prompt; if not given, the first of the answers.
         end: the text that follows the gold answer in a plain prompt; "" if the task does not say. The model's own end token
             ends an answer as well, and through a chat template it alone does.
+        grammar: which answers are possible, in llama.cpp's GBNF; "": all are.
     """
 
     index: int
@@ -52,6 +53,7 @@ class Sample:
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     gold: str = ""
     end: str = ""
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         if not self.gold:
@@ -74,7 +76,7 @@ class Task(Protocol):
         stop: the text that ends an answer, besides the model's own end token; "" if none does.
         n_questions: how many there are; None if they are generated.
         may_exceed: whether prompts may have more than n_tokens, since a publication fixes their size in another way.
-        one_text: whether each question has one text that is right, and an answer is right or wrong.
+        one_text: whether each question has one text that is right, an answer is right or wrong, and no grammar constrains it.
     """
 
     @property

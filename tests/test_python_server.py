@@ -1,0 +1,247 @@
+"""llama_cpp.server, the server written in Python, with "pcd" in its requests. A real process of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_python
+
+import pypcd
+
+for package in ("fastapi", "starlette_context", "sse_starlette", "uvicorn", "pydantic_settings"):
+    pytest.importorskip(package, reason="llama_cpp.server needs it: pip install 'llama-cpp-python[server]'")
+
+Tiny = Callable[..., Path]
+
+START = "import runpy, pypcd; runpy.run_module('llama_cpp.server', run_name='__main__', alter_sys=True)"
+DEFAULT = "beta=1.5:gamma=5"
+PROMPT = "bada what? The value of the third key is not here, and neither is the second."
+
+
+class Server:
+    def __init__(self, log: Path, *models: Path, **environment: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        settings = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "chat_format": "chatml", "verbose": False}
+        config = {
+            "host": "127.0.0.1",
+            "port": int(self.url.rpartition(":")[2]),
+            "models": [{"model": str(path), "model_alias": path.stem, **settings} for path in models],
+        }
+        file = log.with_suffix(".json")
+        file.write_text(json.dumps(config), encoding="utf-8")
+        path = os.pathsep.join(p for p in sys.path if p)
+        self.log = log.open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START, "--config_file", file],
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+        for _ in range(600):
+            assert self.process.poll() is None, log.read_text()
+            try:
+                self.get("/v1/models")
+                break
+            except urllib.error.URLError:
+                time.sleep(0.1)
+        else:
+            raise AssertionError(log.read_text())
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+        self.log.close()
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            return json.load(answer)
+
+    def post(self, path: str, **body: Any) -> tuple[int, Any]:
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                text = answer.read().decode()
+                if not body.get("stream"):
+                    return answer.status, json.loads(text)
+                lines = [line.partition(": ")[2] for line in text.splitlines() if line.startswith("data: ")]
+                assert lines[-1] == "[DONE]", text
+                return answer.status, [json.loads(line) for line in lines[:-1]]
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def complete(self, stream: bool = False, **body: Any) -> str:
+        status, answer = self.post(
+            "/v1/completions", prompt=PROMPT, max_tokens=12, temperature=0, stream=stream, **REPEAT, **body
+        )
+        assert status == 200, answer
+        return "".join(part["choices"][0]["text"] for part in (answer if stream else [answer]))
+
+    def chat(self, stream: bool = False, **body: Any) -> str:
+        status, answer = self.post(
+            "/v1/chat/completions", messages=MESSAGES, max_tokens=12, temperature=0, stream=stream, **REPEAT, **body
+        )
+        assert status == 200, answer
+        if not stream:
+            return str(answer["choices"][0]["message"]["content"])
+        return "".join(part["choices"][0]["delta"].get("content", "") for part in answer)
+
+
+REPEAT = {"repeat_penalty": 1.0}  # the server's own default differs from the class's
+MESSAGES = [{"role": "user", "content": PROMPT}]
+SETTINGS: list[Any] = [
+    None,
+    False,
+    True,
+    "perturbation=none:window=4:n_sink=0",
+    "beta=4:gamma=3",
+    {"beta": 4, "gamma": 3},
+    {"beta": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    started = Server(log, tiny("llama"), tiny("mamba"), PYPCD=DEFAULT)
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Tiny) -> Iterator[pypcd.Llama]:
+    opened = pypcd.Llama(tiny("llama"), pcd=DEFAULT, n_ctx=256, n_threads=1, n_threads_batch=1, chat_format="chatml")
+    yield opened
+    opened.close()
+
+
+def test_the_settings_differ_or_the_rest_shows_nothing(llm: pypcd.Llama) -> None:
+    said = [llm(PROMPT, max_tokens=12, temperature=0, pcd=s)["choices"][0]["text"] for s in SETTINGS]
+    assert len({*said}) >= 4 and said[4] == said[5] and said[6] == said[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_answers_are_those_of_pypcd_llama(setting: Any, stream: bool, server: Server, llm: pypcd.Llama) -> None:
+    # streams are compared with streams: llama_cpp's lose a letter whose bytes are several tokens
+    options: Any = {"max_tokens": 12, "temperature": 0, "pcd": setting, "stream": stream}
+    said = llm(PROMPT, **options)
+    assert server.complete(stream, pcd=setting) == "".join(
+        p["choices"][0]["text"] for p in (said if stream else [said])
+    )
+    said = llm.create_chat_completion(MESSAGES, **options)
+    parts = (p["choices"][0]["delta"] for p in said) if stream else [said["choices"][0]["message"]]
+    assert server.chat(stream, pcd=setting) == "".join(part.get("content", "") for part in parts)
+
+
+def test_without_it_the_setting_is_that_of_the_environment(server: Server, llm: pypcd.Llama) -> None:
+    wanted = llm(PROMPT, max_tokens=12, temperature=0)["choices"][0]["text"]
+    assert server.complete() == server.complete(pcd=DEFAULT) == wanted
+
+
+def test_a_stream_that_is_left_leaves_no_setting_behind(server: Server, llm: pypcd.Llama) -> None:
+    wanted = llm(PROMPT, max_tokens=12, temperature=0)["choices"][0]["text"]
+    body = {"prompt": PROMPT, "max_tokens": 150, "temperature": 0, "stream": True, "pcd": "beta=4:gamma=3"}
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    for _ in range(3):
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.readline().startswith(b"data: ")
+        assert server.complete() == wanted
+
+
+WRONG = {
+    "gentel": "pcd is 'gentel', which is not a setting (did you mean 'gentle'?); allowed: on, off, ",
+    "beta=-1": "beta is -1; allowed: ",
+    "tuned.json": "pcd is 'tuned.json', a file; allowed in a request: true, false, presets and values",
+    '{"bta": 1}': "bta",
+    "3": "pcd=3 is a int; allowed: bool, text",
+    "[1]": "pcd=[1] is a list; allowed: bool, text",
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_value_is_a_400_with_the_sentence(text: str, stream: bool, server: Server) -> None:
+    setting = json.loads(text) if text[0] in "{3[" else text
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": MESSAGES})):
+        status, answer = server.post(path, pcd=setting, stream=stream, **body)
+        assert status == 400 and WRONG[text] in answer["error"]["message"], answer
+        assert "profile" not in answer["error"]["message"], "they are not read for a request"
+        assert answer["error"]["type"] == "invalid_request_error" and answer["error"]["param"] == "pcd"
+    assert server.complete(), "it serves on"
+
+
+def test_a_model_that_cannot_run_it_says_why(server: Server, tiny: Tiny) -> None:
+    mamba = tiny("mamba").stem
+    status, answer = server.post("/v1/completions", prompt="a", model=mamba, pcd=True)
+    assert status == 400 and "cannot run here" in answer["error"]["message"]
+    status, parts = server.post("/v1/completions", prompt="a", model=mamba, pcd=True, stream=True)
+    assert "cannot run here" in parts[0]["error"]["message"] and len(parts) == 1
+    assert server.post("/v1/completions", prompt="a", model=mamba, pcd=False)[0] == 200
+    assert server.post("/v1/completions", prompt="a", model=mamba)[0] == 200, "as PYPCD says: a warning, and plain"
+
+
+def test_its_own_errors_are_as_before(server: Server) -> None:
+    status, answer = server.post("/v1/completions", prompt="bada " * 600)
+    assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_description_of_requests_has_it(server: Server) -> None:
+    schemas = server.get("/openapi.json")["components"]["schemas"]
+    for name in ("CreateCompletionRequest", "CreateChatCompletionRequest"):
+        assert {"pcd", "max_tokens"} <= schemas[name]["properties"].keys()
+
+
+# --- where it is not installed ---
+
+
+def said_by(code: str, *args: Any) -> str:
+    done = run_python(code, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_install_it_is_llama_cpps_own() -> None:
+    code = """if True:
+        import pypcd
+        import llama_cpp.server.app as app
+        print("pcd" in app.CreateCompletionRequest.model_fields, app.get_event_publisher.__module__)"""
+    assert said_by(code) == "False llama_cpp.server.app\n"
+
+
+def test_with_it_the_modules_it_is_made_of_are_left_as_they_were() -> None:
+    code = """if True:
+        import pypcd
+        import llama_cpp.server.types as types, llama_cpp.server.errors as errors
+        before = dict(vars(types)), dict(vars(errors))
+        pypcd.install()
+        import llama_cpp.server.app as app
+        print("pcd" in app.CreateCompletionRequest.model_fields, before == (vars(types), vars(errors)))"""
+    assert said_by(code) == "True True\n"
+
+
+def test_too_late_an_install_says_so() -> None:
+    code = """if True:
+        import warnings, pypcd
+        import llama_cpp.server.app
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            pypcd.install()
+        print(*[w.message for w in seen])"""
+    assert said_by(code) == 'llama_cpp.server takes no "pcd": it was imported before pypcd.install()\n'
