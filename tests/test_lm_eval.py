@@ -6,12 +6,14 @@ import importlib.util
 import json
 import re
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_python
+from conftest import Tiny, run_python
 from test_packaging import PYPROJECT
+from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 from pypcd import _lm_eval
@@ -188,6 +190,155 @@ def test_the_command(pcd: str, tasks: Path, tmp_path: Path) -> None:
                 wanted = plain_score(llm, request["arg_0"], request["arg_1"])
                 assert float(value) == pytest.approx(wanted, abs=1e-2) and is_greedy in ("True", "False")
     llm.close()
+
+
+@real
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("pcd=gentle", "model_args has no path; write --model_args path=model.gguf"),
+        (
+            "path=demo,n_ctxx=512",
+            r"model_args has 'n_ctxx', which is unknown \(did you mean 'n_ctx'\?\); allowed: add_bos_token, ",
+        ),
+        ("path=demo,logits_all=True", "model_args has 'logits_all', which is unknown"),
+        (
+            "path=demo,pcd=gentel",
+            r"pcd is 'gentel', which is not a setting \(did you mean 'gentle'\?\); allowed: on, off, ",
+        ),
+        ("path=demo,pcd=beta=-1", r"beta is -1(\.0)?; allowed: from 0 to 1000"),
+        ("path=demo,pcd=sequences=chosen", "sequences is 'chosen', which contrasts nothing here; allowed: 'all'"),
+        ("path=nowhere.gguf", "nowhere.gguf"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(args: str, message: str) -> None:
+    from lm_eval import simple_evaluate  # type: ignore[import-not-found]
+
+    with pytest.raises((TypeError, ValueError, OSError), match=message) as caught:
+        simple_evaluate(model="pypcd", model_args=args, tasks=["of no matter"])
+    assert "\n" not in str(caught.value)
+
+
+# -- the model itself, in this process -----------------------------------------------------------------------------------
+
+
+class Request:
+    """As much of the harness's Instance as a model sees."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+
+@pytest.fixture
+def make(tiny: Tiny) -> Iterator[Callable[..., Any]]:
+    if importlib.util.find_spec("lm_eval") is None:
+        pytest.skip("lm_eval is not installed")
+    from pypcd.evaluation._harness import HarnessModel
+
+    made: list[Any] = []
+
+    def one(**kwargs: Any) -> Any:
+        path = tiny("llama", chat_template=kwargs.pop("chat_template", None))
+        made.append(HarnessModel(path, **{"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, **kwargs}))
+        return made[-1]
+
+    yield one
+    for model in made:
+        model.llm.close()
+
+
+def test_tokens_are_as_the_harness_defines_them(make: Callable[..., Any]) -> None:
+    model, without = make(), make(add_bos_token=False)
+    bos = model.llm.token_bos()
+    assert model.prefix_token_id == bos == 1 and model.eot_token_id == 2 and model.max_length == 256
+    assert model.tok_encode("tene")[0] == bos != model.tok_encode("tene", add_special_tokens=False)[0]
+    assert model.tok_encode("<s>tene").count(bos) == 1, "a chat template may have written it already"
+    assert without.tok_encode("tene") == model.tok_encode("tene")[1:]
+    context, rest = model._encode_pair("tene  ", "mu")  # spaces at the end belong to the continuation
+    assert context == model.tok_encode("tene") and context + rest == model.tok_encode("tene  mu")
+    assert model.tok_decode(rest).strip() == "mu"
+    # an empty context is BOS, and a text is scored whole
+    ((empty, _),) = model.loglikelihood([Request("", "tene mu")], True)
+    (rolled,) = model.loglikelihood_rolling([Request("tene mu")], True)
+    assert empty == pytest.approx(rolled, abs=1e-3)
+
+
+def test_long_texts_lose_their_beginning_with_a_note(
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make()
+    context, rest = list(range(3, 303)), [7, 8, 9]
+    ((cut, _),) = model._loglikelihood_tokens([(None, context, rest)], True)
+    assert "1 of 1 texts are longer than the context of 256 tokens" in caplog.text
+    ((whole, _),) = model._loglikelihood_tokens([(None, context[-254:], rest)], True)
+    assert cut == whole
+    with pytest.raises(
+        ValueError, match="has 257 tokens; allowed: at most n_ctx, 256; load the model with a larger n_ctx"
+    ):
+        model._loglikelihood_tokens([(None, context, list(range(3, 260)))], True)
+    with pytest.raises(ValueError, match="a request has no text to be scored"):
+        model._loglikelihood_tokens([(("a", ""), context, [])], True)
+
+
+def test_a_long_text_is_scored_in_windows_each_token_once(make: Callable[..., Any]) -> None:
+    model = make()
+    text = "tene mu ka lo " * 50
+    tokens = model.tok_encode(text, add_special_tokens=False)
+    assert 256 < len(tokens) < 512
+    (total,) = model.loglikelihood_rolling([Request(text)], True)
+    windows = [([1], tokens[:256]), (tokens[-257:256], tokens[256:])]
+    assert total == pytest.approx(sum(value for _, value, _ in model.texts.score(windows)), abs=1e-3)
+
+
+def test_generation_takes_what_the_harness_gives(make: Callable[..., Any]) -> None:
+    model = make(batch_size=3)
+    contexts = ["tene mu", "ka", "tene mu"]
+
+    def written(**kwargs: Any) -> list[str]:
+        made: list[str] = model.generate_until([Request(text, kwargs) for text in contexts], True)
+        return made
+
+    greedy = written(until=[], max_gen_toks=8)
+    assert (
+        greedy[0] == greedy[2]
+        and written(until=greedy[0][3:5], max_gen_toks=8)[0] == greedy[0].split(greedy[0][3:5])[0]
+    )
+    drawn = written(do_sample=True, temperature=1.0, max_gen_toks=8)
+    assert drawn[0] != drawn[2] and drawn == written(do_sample=True, temperature=1.0, max_gen_toks=8), "repeats differ"
+    assert drawn != written(do_sample=True, temperature=1.0, max_gen_toks=8, seed=5)
+    with pytest.raises(
+        ValueError, match=r"gen_kwargs has 'top_q', which is unknown \(did you mean 'top_p'\?\); allowed: until, "
+    ):
+        written(top_q=1)
+    with pytest.raises(ValueError, match="max_gen_toks is 256; allowed: an integer from 1 to 255"):
+        written()
+
+
+def test_chat_templates(make: Callable[..., Any]) -> None:
+    model = make(chat_template=CHAT_TEMPLATE)
+    talk = [{"role": "user", "content": "tene"}, {"role": "assistant", "content": "mu"}]
+    assert model.apply_chat_template(talk[:1]) == "<user>tene\n<assistant>"
+    assert model.apply_chat_template(talk, add_generation_prompt=False) == "<user>tene\n<assistant>mu"
+    assert model.chat_template(True) == CHAT_TEMPLATE and model.chat_template(False) is None
+    assert model.tokenizer_name != make().tokenizer_name, "prompts that --cache_requests keeps depend on it"
+    with pytest.raises(ValueError, match="apply_chat_template is 'rag'; allowed: no name"):
+        model.chat_template("rag")
+    with pytest.raises(pypcd.PCDError, match="this model has no chat template; leave out --apply_chat_template"):
+        make().apply_chat_template(talk)
+
+
+def test_answers_of_another_setting_are_not_taken_from_a_cache(make: Callable[..., Any], tmp_path: Path) -> None:
+    from lm_eval.api.model import CachingLM  # type: ignore[import-not-found]
+
+    file = str(tmp_path / "cache.db")
+    first = CachingLM(make(), file)
+    (answer,) = first.loglikelihood([Request("tene", " mu")])
+    assert CachingLM(make(), file).loglikelihood([Request("tene", " mu")]) == [answer]
+    for other in (make(pcd="beta=1.5"), make(add_bos_token=False), make(n_ctx=512)):
+        with pytest.raises(
+            ValueError, match=r"use_cache names .*cache.db, which has answers of .*pcd=off.* give another path"
+        ):
+            CachingLM(other, file)
 
 
 def plain_score(llm: pypcd.Llama, context: str, continuation: str) -> float:
