@@ -1,10 +1,12 @@
 """Arguments of llama_cpp.Llama that llama.cpp takes unseen, checked: those of opening a model, and those of a call.
 
-Only values are checked at which llama.cpp ends the process, or at which an answer would be nonsense without a word.
+Names are checked because llama_cpp ignores a misspelt one; of values, those at which llama.cpp ends the process, or at which an
+answer would be nonsense without a word.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +14,36 @@ from typing import Any
 import llama_cpp
 
 from pypcd._checks import Integer, Number, OrNone
+from pypcd._errors import did_you_mean
 from pypcd._gguf import check_lora, check_projector, read_gguf
 
-__all__ = ["check_call", "check_opening"]
+__all__ = ["check_call", "check_keywords", "check_opening", "unknown_keywords"]
+
+# arguments that llama_cpp's server and LangChain still pass, though llama_cpp.Llama no longer has them: name -> values
+# that change nothing
+_FORMER = {"mul_mat_q": (True, None), "n_parts": (-1, None), "f16_kv": (True, None)}
+
+_KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
+
+_OURS = ["pcd", "n_seq_max", "rpc_servers", "use_extra_bufts"]
+
+
+def unknown_keywords(kwargs: dict[str, Any]) -> list[str]:
+    """The keywords that Llama does not have. Those that it had, with a value that changes nothing, are removed."""
+    for name, values in _FORMER.items():
+        if kwargs.get(name) in values:
+            kwargs.pop(name, None)
+    return [name for name in kwargs if name not in _KEYWORDS and name not in _OURS]
+
+
+def check_keywords(kwargs: dict[str, Any]) -> None:
+    """
+    Raises:
+        TypeError: Llama does not have one of them.
+    """
+    for name in unknown_keywords(kwargs):
+        raise TypeError(f"Llama has no argument {name!r}{did_you_mean(name, [*_KEYWORDS, *_OURS])}")
+
 
 _CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 _OPENING: dict[str, Any] = {

@@ -143,9 +143,9 @@ def _show_parameters(stock: Any) -> None:
 
 def _open(llm: Any, *args: Any, **kwargs: Any) -> None:
     """pypcd.Llama.__init__, for a caller who does not know of it."""
-    from pypcd import _llama
+    from pypcd import _arguments, _llama
 
-    unknown = _llama.unknown_keywords(kwargs)
+    unknown = _arguments.unknown_keywords(kwargs)
     for name in unknown:
         del kwargs[name]
     if unknown:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import os
 import time
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pypcd import _engine  # first: it reports a wrong or missing library
 
@@ -18,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from pypcd import _arguments, _constraint, _guards, _machine, _states, _threads
+from pypcd import _arguments, _constraint, _guards, _machine, _per_call, _states, _threads
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._drafts import DraftModel, Drafts
 from pypcd._engine import PCDLogits, PCDStats
-from pypcd._errors import ModelError, PCDError, did_you_mean
+from pypcd._errors import ModelError, PCDError
 from pypcd._gguf import resolve_model
 from pypcd._remote import Servers, parse_servers
 from pypcd._settings import Profile, load
@@ -32,29 +31,11 @@ from pypcd._signatures import shows_arguments_of
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk  # type: ignore[import-not-found,unused-ignore]
 
-__all__ = ["Llama", "unknown_keywords"]
+__all__ = ["Llama"]
 
 _T = TypeVar("_T")
-_L = TypeVar("_L", bound="Llama")
 
 _SEQUENCE = Integer(0, _engine.N_SEQUENCES - 1)
-
-# arguments that llama_cpp's server and LangChain still pass, though llama_cpp.Llama no longer has them: name -> values
-# that change nothing
-_FORMER = {"mul_mat_q": (True, None), "n_parts": (-1, None), "f16_kv": (True, None)}
-
-# llama_cpp.Llama's parameters; it ignores a misspelt one silently
-_KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
-
-_OURS = ["pcd", "n_seq_max", "rpc_servers", "use_extra_bufts"]
-
-
-def unknown_keywords(kwargs: dict[str, Any]) -> list[str]:
-    """The keywords that Llama does not have. Those that it had, with a value that changes nothing, are removed."""
-    for name, values in _FORMER.items():
-        if kwargs.get(name) in values:
-            kwargs.pop(name, None)
-    return [name for name in kwargs if name not in _KEYWORDS and name not in _OURS]
 
 
 @shows_arguments_of(llama_cpp.Llama)
@@ -121,10 +102,7 @@ class Llama(llama_cpp.Llama):
         draft_model: DraftModel | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in unknown_keywords(kwargs):
-            near = did_you_mean(name, [*_KEYWORDS, *_OURS])
-            raise TypeError(f"Llama has no argument {name!r}{near}")
-
+        _arguments.check_keywords(kwargs)
         self._turn = _guards.Turn(self)
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler does the contrast
@@ -274,36 +252,6 @@ class Llama(llama_cpp.Llama):
             if _engine.is_open(self):
                 self._apply(*before)
 
-    def _steps(self, iterator: Iterator[_T], setting: PCDSetting) -> Generator[_T, Any, None]:
-        """The same iterator, with every step run under a setting, and nothing between the steps."""
-        config = self._resolve(setting)  # raise errors now, not when the stream is first read
-
-        def steps() -> Generator[_T, Any, None]:
-            sent = None
-            try:
-                while True:
-                    with self._turn, self._pcd_set_to(False if config is None else config):
-                        try:
-                            item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
-                        except StopIteration:
-                            return
-                    sent = yield item
-            finally:
-                if isinstance(iterator, Generator):
-                    iterator.close()
-
-        return steps()
-
-    def _call(self, setting: PCDSetting, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
-        kwargs = _arguments.check_call(self._n_vocab, kwargs)
-        if setting is None:
-            return function(*args, **kwargs)
-        setting = self._resolve(setting) or False  # once, for the call and for a returned stream
-        with self._pcd_set_to(setting):
-            result = function(*args, **kwargs)
-        return self._steps(result, setting) if isinstance(result, Iterator) else result
-
     def pcd_for(self, seq_id: int, setting: PCDSetting) -> None:
         """Give one sequence a setting of its own, for callers who decode batches of several through `llm.ctx`.
 
@@ -345,7 +293,7 @@ class Llama(llama_cpp.Llama):
 
     def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """create_completion()."""
-        return self._call(pcd, super().__call__, *args, **kwargs)
+        return _per_call.call(self, pcd, super().__call__, *args, **kwargs)
 
     def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """llama_cpp.Llama.create_completion, with a PCD setting of its own if one is given.
@@ -353,11 +301,11 @@ class Llama(llama_cpp.Llama):
         Args:
             pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`, but off under a grammar.
         """
-        return self._call(pcd, super().create_completion, *args, **kwargs)
+        return _per_call.call(self, pcd, super().create_completion, *args, **kwargs)
 
     def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given."""
-        return self._call(pcd, super().create_chat_completion, *args, **kwargs)
+        return _per_call.call(self, pcd, super().create_chat_completion, *args, **kwargs)
 
     def create_chat_completion_openai_v1(
         self, *args: Any, **kwargs: Any
@@ -380,7 +328,7 @@ class Llama(llama_cpp.Llama):
             self._n_constrained += 1
             pcd = False
         tokens = self._certain(super().generate(*args, **kwargs))
-        return tokens if pcd is None else self._steps(tokens, pcd)
+        return tokens if pcd is None else _per_call.steps(self, pcd, tokens)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin.
@@ -627,7 +575,7 @@ class Llama(llama_cpp.Llama):
                 super().close()
                 _engine.shut(self)
 
-    def __enter__(self: _L) -> _L:  # noqa: PYI019  Self is newer than Python 3.9
+    def __enter__(self) -> Self:
         _ = self.ctx  # a closed one says so
         return self
 

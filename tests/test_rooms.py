@@ -23,6 +23,7 @@ FLOORS: tuple[set[str], ...] = (
         "_arguments",
         "_guards",
         "_states",
+        "_per_call",
         "_machine",
         "_threads",
         "_constraint",
@@ -55,6 +56,8 @@ TOUCHES = {
 # private attributes of pypcd.Llama that pypcd may use
 OURS = {
     "_pcd_set_to": "another setting, or none, for a while and back, with a sampler's share of the work",
+    "_resolve": "what a call's own setting is, beside the one in force",
+    "_turn": "a stream's steps are taken alone in the model",
     "_apply": "a sampler takes the contrast over",
     "_n_changes": "whether somebody else evaluated in the context",
 }
