@@ -70,6 +70,19 @@ class Module:
         assert isinstance(found, ast.ClassDef)
         return found
 
+    @property
+    def exported(self) -> list[str]:
+        """Its __all__."""
+        found = self.defined["__all__"]
+        assert isinstance(found, ast.Assign)
+        return list(ast.literal_eval(found.value))
+
+    def public_functions(self) -> Iterator[tuple[str, ast.FunctionDef]]:
+        for name in self.exported:
+            node = self.defined[name]
+            if isinstance(node, ast.FunctionDef):
+                yield name, node
+
 
 def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
     for node in tree.body:
@@ -165,7 +178,7 @@ _TEXT = """\
 # mypy: disable-error-code="override, import-not-found"
 {}
 
-__all__ = ["{}"]
+__all__ = {}
 
 {}
 """
@@ -197,11 +210,16 @@ def methods(ours: ast.ClassDef, theirs: ast.ClassDef) -> Iterator[ast.FunctionDe
             shown[name] = signature, doc
         overloads = streaming(signature)
         for overload in overloads:
-            stub = ast.parse(f"def {name}{overload}: ...").body[0]
-            assert isinstance(stub, ast.FunctionDef)
-            stub.body[:0] = [ast.Expr(ast.Constant(doc))] if doc else []
-            stub.decorator_list = [ast.Name("overload")] * (len(overloads) > 1) + node.decorator_list
-            yield stub
+            made = function(name, overload, doc)
+            made.decorator_list = [ast.Name("overload")] * (len(overloads) > 1) + node.decorator_list
+            yield made
+
+
+def function(name: str, signature: Signature, doc: str) -> ast.FunctionDef:
+    made = ast.parse(f"def {name}{signature}: ...").body[0]
+    assert isinstance(made, ast.FunctionDef)
+    made.body[:0] = [ast.Expr(ast.Constant(doc))] if doc else []
+    return made
 
 
 def stub(ours: Module, theirs: Module) -> str:
@@ -209,8 +227,9 @@ def stub(ours: Module, theirs: Module) -> str:
     body = list(methods(cls, theirs.class_named("Llama")))
     doc = ast.Expr(ast.Constant(inspect.cleandoc(_doc(cls))))
     made = ast.ClassDef(cls.name, bases=cls.bases, keywords=[], body=[doc, *body], decorator_list=[], type_params=[])
+    said = [made, *(function(name, signature_of(node), _doc(node)) for name, node in ours.public_functions())]
     own = {name: node for name, node in ours.defined.items() if isinstance(node, ast.Assign)}  # such as a TypeVar
-    used = _names(made)
+    used = set().union(*map(_names, said))
     assigned = [own[name] for name in sorted(used & set(own))]
     used = used.union(*map(_names, assigned)) - set(own)
     used -= {*dir(builtins), *(node.name for node in body)}  # the latter in front of .setter
@@ -218,7 +237,8 @@ def stub(ours: Module, theirs: Module) -> str:
     known = {**_TYPING, **theirs.names, **ours.names}
     imports = sorted({known[name] for name in used}, key=lambda line: (line.startswith("from"), line))
     head = [*imports, "", *map(ast.unparse, assigned)]
-    return _TEXT.format("\n".join(head).strip(), cls.name, ast.unparse(ast.fix_missing_locations(made)))
+    text = "\n\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in said)
+    return _TEXT.format("\n".join(head).strip(), ours.exported, text)
 
 
 def _names(tree: ast.AST) -> set[str]:

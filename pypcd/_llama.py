@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from pypcd import _constraint, _guards, _machine, _states, _threads
+from pypcd import _arguments, _constraint, _guards, _machine, _states, _threads
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._drafts import DraftModel, Drafts
@@ -163,6 +163,7 @@ class Llama(llama_cpp.Llama):
         self._threads = _threads.choose(self._width, *self._n_threads)
         kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
 
+        _arguments.check_opening(path, kwargs)
         try:
             try:
                 super().__init__(path, **kwargs)
@@ -295,6 +296,7 @@ class Llama(llama_cpp.Llama):
 
     def _call(self, setting: PCDSetting, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
+        kwargs = _arguments.check_call(self._n_vocab, kwargs)
         if setting is None:
             return function(*args, **kwargs)
         setting = self._resolve(setting) or False  # once, for the call and for a returned stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 from typing import Any, Callable
 
 import llama_cpp
@@ -214,3 +215,75 @@ llm.tokenizer_ = llm.tokenizer(); print(np.allclose(llm.embed(["abc", "abcd"])[0
     )
     assert all(line.startswith("ValueError: there are no tokens to evaluate") for line in lines[:2])
     assert lines[2:] == ["ValueError: a batch of 65 tokens; allowed: 64, which is this model's n_batch", "True"]
+
+
+OPENING: list[tuple[dict[str, Any], str]] = [
+    ({"n_batch": -5}, "n_batch is -5; allowed: an integer of at least 1"),
+    ({"n_batch": 0}, "n_batch is 0; allowed"),
+    ({"n_ubatch": -1}, "n_ubatch is -1; allowed: an integer of at least 0"),
+    ({"n_threads": 100000}, "n_threads is 100000; allowed: an integer from -1 to 512"),
+    ({"n_threads_batch": 513}, "n_threads_batch is 513; allowed"),
+    ({"type_k": 999}, "type_k is 999; allowed: 0 .f32., 1 .f16."),
+    ({"type_k": 26}, "type_k is 26; allowed"),
+    ({"type_k": 16}, "type_k is 16; allowed"),
+    ({"type_v": 16, "flash_attn": True}, "type_v is 16; allowed"),
+    ({"embedding": True, "pooling_type": 77}, "pooling_type is 77; allowed: an integer from -1 to 4"),
+    ({"lora_scale": float("nan")}, "lora_scale is nan"),
+]
+
+
+def test_values_at_which_llama_cpp_ends_the_process_are_errors_at_the_opening(tiny: Tiny) -> None:
+    lines = run(
+        tiny("llama"),
+        "\n".join(f"said(lambda: new(**{kwargs!r})('abc', max_tokens=2))" for kwargs, _ in OPENING).replace(
+            "nan}", "float('nan')}"
+        ),
+    )
+    for line, (kwargs, message) in zip(lines, OPENING):
+        assert re.match(f"ValueError: {message}", line), (kwargs, line)
+    assert len(lines) == len(OPENING)
+
+
+def test_a_bias_or_a_stop_that_llama_cpp_would_misread_is_an_error(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    for bias in ({384: 1.0}, {-1: 1.0}, {"5000": 1.0}):
+        with pytest.raises(ValueError, match="logit_bias's token is .*; allowed: an integer from 0 to 383"):
+            llm("abc", max_tokens=2, logit_bias=bias)
+    with pytest.raises(ValueError, match="left NaN"):
+        llm("abc", max_tokens=2, logit_bias={5: float("nan")})
+    for stop in ("", ["x", ""]):
+        with pytest.raises(ValueError, match="allowed: texts that are not empty"):
+            llm("abc", max_tokens=2, stop=stop)
+    assert llm("abc", max_tokens=2, stop=None)["usage"]["completion_tokens"] == 2
+
+
+def test_a_bias_and_a_processor_both_count(tiny: Tiny, load: Load) -> None:
+    """llama_cpp drops both where both are given, and writes into the caller's list."""
+    llm, seen = load(tiny("llama"), False), []
+
+    def processor(tokens: Any, scores: Any) -> Any:
+        seen.append(len(tokens))
+        return scores
+
+    processors = llama_cpp.LogitsProcessorList([processor])
+    one = llm("abc", max_tokens=3, temperature=0, logit_bias={300: 1000.0}, logits_processor=processors)
+    assert one["choices"][0]["text"] == llm.detokenize([300] * 3).decode()
+    assert len(seen) == 3 and len(processors) == 1
+
+
+def test_latent_keys_in_blocks_are_not_moved(tiny: Tiny) -> None:
+    """llama.cpp says that it can, and ends the process at the next evaluation."""
+    lines = run(
+        tiny("deepseek2"),
+        """
+from pypcd import _engine
+for kwargs in ({"type_k": 8, "type_v": 8, "flash_attn": True}, {}):
+    llm = new(**kwargs); llm.eval(list(range(5, 40))); llm._ctx.kv_cache_seq_rm(0, 3, 6)
+    print(_engine.can_shift(llm)); said(lambda: llm._ctx.kv_cache_seq_shift(0, 6, -1, -3))
+    if not kwargs:
+        llm.n_tokens -= 3; llm.eval([5]); print(llm.n_tokens)""",
+    )
+    assert lines[0] == "False" and lines[1].startswith(
+        "PCDError: the keys of this context are stored in blocks (type_k=8)"
+    )
+    assert lines[2:] == ["True", "returned None", "33"]

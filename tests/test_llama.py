@@ -512,6 +512,21 @@ def test_from_pretrained_passes_pcd_on(tiny: Tiny, monkeypatch: pytest.MonkeyPat
         assert isinstance(llm, pypcd.Llama) and llm.pcd == pypcd.PCDConfig(beta=2) and llm.n_ctx() == 256
 
 
+def test_answers_of_openais_types_take_pcd_too(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
+    chat = types.SimpleNamespace(ChatCompletion=dict, ChatCompletionChunk=dict)
+    for name in ("openai", "openai.types", "openai.types.chat"):
+        monkeypatch.setitem(sys.modules, name, chat)  # type: ignore[arg-type]
+    path = tiny("llama", chat_template=CHAT_TEMPLATE)
+    llm, on = load(path, False), load(path, {"beta": 1.5})
+    asked = {"messages": [{"role": "user", "content": "hello there"}], "max_tokens": 16, "temperature": 0}
+    wanted = on.create_chat_completion(**asked)["choices"]
+    assert llm.create_chat_completion(**asked)["choices"] != wanted
+    assert llm.create_chat_completion_openai_v1(**asked, pcd={"beta": 1.5})["choices"] == wanted
+    chunks = list(llm.create_chat_completion_openai_v1(**asked, pcd={"beta": 1.5}, stream=True))
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert text == wanted[0]["message"]["content"]
+
+
 def test_the_defaults_are_as_the_signature_and_the_docstring_say(tiny: Tiny) -> None:
     shown, text = inspect.signature(pypcd.Llama).parameters, inspect.getdoc(pypcd.Llama.__init__) or ""
     with contextlib.closing(pypcd.Llama(tiny("llama"))) as llm:

@@ -20,6 +20,7 @@ FLOORS: tuple[set[str], ...] = (
     {"_gguf", "_remote"},
     {"_engine"},
     {
+        "_arguments",
         "_guards",
         "_states",
         "_machine",

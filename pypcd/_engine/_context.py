@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pypcd._engine import _log
 from pypcd._engine._calls import context, memory
-from pypcd._engine._handles import check_shift, is_open
+from pypcd._engine._handles import check_shift, is_open, shifts
 from pypcd._errors import PCDError
 
 __all__ = [
@@ -118,7 +118,7 @@ def synchronize(llm: llama_cpp.Llama) -> None:
 
 def can_shift(llm: llama_cpp.Llama) -> bool:
     """Whether positions in the cache can be moved."""
-    return bool(llama_cpp.llama_memory_can_shift(memory(llm)))
+    return shifts(llm._ctx) and bool(llama_cpp.llama_memory_can_shift(memory(llm)))
 
 
 def shift(llm: llama_cpp.Llama, seq: int, first: int, last: int, by: int) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import llama_cpp
 from llama_cpp import _internals
 
-from pypcd._errors import PCDError
+from pypcd._engine._log import reason
+from pypcd._errors import ModelError, PCDError
 
 __all__ = ["is_open", "protect", "shut"]
 
@@ -110,7 +111,13 @@ def is_open(llm: llama_cpp.Llama) -> bool:
 
 
 def protect(llm: llama_cpp.Llama) -> None:
-    """Once a model is open: check what is asked of it."""
+    """Once a model is open: check what is asked of it.
+
+    Raises:
+        ModelError: its LoRA was not read, which llama_cpp does not see.
+    """
+    if llm._lora_adapter is not None and not llm._lora_adapter:
+        raise ModelError(f"the LoRA {llm.lora_path} cannot be used with {llm.model_path}: {reason()}")
     for name, of in _CLASSES.items():
         getattr(llm, name).__class__ = of
     _open.add(llm)
@@ -124,14 +131,20 @@ def shut(llm: llama_cpp.Llama) -> None:
             _leave(getattr(llm, name), _CLOSED)
 
 
+def shifts(context: _internals.LlamaContext) -> bool:
+    """Whether llama.cpp's kernels can rotate the cached keys; it says yes where they are latent and in blocks, too."""
+    return context.params.type_k in _UNBLOCKED or not any(
+        key.endswith("attention.key_length_mla") for key in context.model.metadata()
+    )
+
+
 def check_shift(context: _internals.LlamaContext) -> None:
     """
     Raises:
         PCDError: llama.cpp would end the process at the next evaluation.
     """
-    type_k = context.params.type_k
-    if type_k not in _UNBLOCKED and ("attention.key_length_mla" in " ".join(context.model.metadata())):
-        raise PCDError(_LATENT.format(type_k))
+    if not shifts(context):
+        raise PCDError(_LATENT.format(context.params.type_k))
 
 
 def _leave(handle: Any, why: str) -> None:

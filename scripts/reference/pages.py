@@ -64,9 +64,10 @@ def linked(page: Path, text: str) -> Iterator[Path]:
 
 
 def spaced(text: str) -> str:
-    """With an empty line before a list that follows its paragraph at once, which a repository's host does not need."""
+    """With lists as Python-Markdown wants them: behind an empty line, and what belongs to an item indented by four."""
     lines: list[str] = []
     fenced = False
+    in_list = False
     before = ""  # what the line before belongs to: a paragraph, an item of a list, or nothing of the kind
     for line in text.splitlines(keepends=True):
         fenced ^= line.lstrip().startswith("```")
@@ -79,7 +80,8 @@ def spaced(text: str) -> str:
             before = ""
         elif before != "item":
             before = "paragraph"
-        lines.append(line)
+        in_list = is_item or (in_list and (line[0] in " \n" or before == "item"))
+        lines.append("  " + line if in_list and line.startswith("  ") and not is_item else line)
     return "".join(lines)
 
 

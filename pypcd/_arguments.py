@@ -1,0 +1,77 @@
+"""Arguments of llama_cpp.Llama that llama.cpp takes unseen, checked: those of opening a model, and those of a call.
+
+Only values are checked at which llama.cpp ends the process, or at which an answer would be nonsense without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import llama_cpp
+
+from pypcd._checks import Integer, Number, OrNone
+from pypcd._gguf import check_lora, check_projector, read_gguf
+
+__all__ = ["check_call", "check_opening"]
+
+_CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+_OPENING: dict[str, Any] = {
+    "n_batch": Integer(1, note="32 or more are usual"),
+    "n_ubatch": Integer(0),
+    "n_threads": OrNone(Integer(-1, 512)),  # more are an array's end in ggml
+    "n_threads_batch": OrNone(Integer(-1, 512)),
+    "pooling_type": Integer(-1, 4),
+    "last_n_tokens_size": Integer(-1),
+    "lora_scale": Number(-math.inf),
+}
+
+
+def check_opening(path: str, kwargs: Mapping[str, Any]) -> None:
+    """The keywords of llama_cpp.Llama(path, ...), and the files among them.
+
+    Raises:
+        ValueError: a value is out of range.
+        FileNotFoundError: there is no LoRA or projector file of that name.
+        ModelError: it is not one, or not one for this model.
+    """
+    for name, check in _OPENING.items():
+        if name in kwargs:
+            check(name, kwargs[name])
+    for name in ("type_k", "type_v"):
+        if kwargs.get(name) not in (None, *_CACHE_TYPES.values()):
+            allowed = ", ".join(f"{number} ({kind})" for kind, number in _CACHE_TYPES.items())
+            raise ValueError(f"{name} is {kwargs[name]!r}; allowed: {allowed}, or None")
+    if kwargs.get("lora_path"):
+        check_lora(kwargs["lora_path"], path, read_gguf(path))
+    projector = getattr(kwargs.get("chat_handler"), "clip_model_path", None)
+    if projector is not None:
+        check_projector(projector)
+
+
+class _Both(llama_cpp.LogitsProcessorList):
+    """Processors that a bias is added to: llama_cpp uses what extend() returns, which of a list is None."""
+
+    def extend(self, others: Any) -> Any:
+        return _Both([*self, *others])
+
+
+def check_call(n_vocab: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a completion, as they can be passed on.
+
+    Raises:
+        ValueError: a value is one that llama_cpp would ignore, or that makes every answer empty.
+    """
+    stop = kwargs.get("stop")
+    if stop == "" or (isinstance(stop, (list, tuple)) and "" in stop):
+        raise ValueError(
+            f"stop is {stop!r}; allowed: texts that are not empty, since every answer contains the empty one"
+        )
+    bias = kwargs.get("logit_bias")
+    if bias:
+        for token in bias:
+            Integer(0, n_vocab - 1, note="the ids of tokens")("logit_bias's token", int(token))
+        if kwargs.get("logits_processor") is not None:
+            kwargs["logits_processor"] = _Both(kwargs["logits_processor"])
+    return kwargs

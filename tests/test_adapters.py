@@ -1,0 +1,144 @@
+"""A LoRA beside a model: a right one changes the rows as the merged weights would, with PCD; a wrong one is refused in a sentence."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Callable
+
+import gguf
+import numpy as np
+import pytest
+from conftest import TOKENS, Tiny, check_rows, close, native_row, rounding
+from own_process import run
+
+import pypcd
+
+Load = Callable[..., pypcd.Llama]
+ALPHA, SCALE = 6.0, 0.5
+Q, DOWN, EMBD = "blk.0.attn_q.weight", "blk.1.ffn_down.weight", "token_embd.weight"
+SHAPES: dict[str, tuple[int, ...]] = {  # of numpy: rows, columns
+    f"{Q}.lora_a": (4, 64),
+    f"{Q}.lora_b": (64, 4),
+    f"{DOWN}.lora_a": (2, 128),
+    f"{DOWN}.lora_b": (64, 2),
+    f"{EMBD}.lora_a": (384, 3),  # of embeddings both are transposed
+    f"{EMBD}.lora_b": (64, 3),
+}
+
+
+def write_lora(
+    path: Path,
+    arch: str = "llama",
+    *,
+    kind: Any = "adapter",
+    method: str = "lora",
+    alpha: float = ALPHA,
+    shapes: dict[str, tuple[int, ...]] = SHAPES,
+) -> dict[str, np.ndarray]:
+    """A random LoRA; its matrices."""
+    rng, w = np.random.default_rng(5), gguf.GGUFWriter(str(path), arch)
+    w.add_string("general.type", kind) if isinstance(kind, str) else w.add_uint32("general.type", kind)
+    w.add_string("adapter.type", method)
+    w.add_float32("adapter.lora.alpha", alpha) if isinstance(alpha, float) else w.add_uint32(
+        "adapter.lora.alpha", alpha
+    )
+    made = {name: (0.15 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+    for name, tensor in made.items():
+        w.add_tensor(name, tensor)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return made
+
+
+def merged(model: Path, lora: dict[str, np.ndarray], path: Path) -> Path:
+    """The model with W + scale * alpha / rank * B A, added in float64."""
+    shutil.copy(model, path)
+    for tensor in gguf.GGUFReader(str(path), "r+").tensors:
+        if f"{tensor.name}.lora_a" in lora:
+            a, b = (lora[f"{tensor.name}.lora_{which}"].astype(np.float64) for which in "ab")
+            rank = b.shape[-1]
+            change = a @ b.T if tensor.name == EMBD else b @ a
+            tensor.data[:] = tensor.data.astype(np.float64) + SCALE * ALPHA / rank * change
+    return path
+
+
+@pytest.mark.parametrize("pcd", [{}, {"cache": "separate"}, {"window": 16, "perturbation": "none"}], ids=str)
+def test_rows_are_those_of_the_merged_weights(pcd: dict[str, Any], tmp_path: Path, tiny: Tiny, load: Load) -> None:
+    """The merged model in float64, with PCD; and the merged model in llama.cpp, without."""
+    lora = write_lora(tmp_path / "lora.gguf")
+    whole = merged(tiny("llama"), lora, tmp_path / "merged.gguf")
+    llm = load(tiny("llama"), pcd, lora_path=str(tmp_path / "lora.gguf"), lora_scale=SCALE)
+    llm.eval(TOKENS[:60])
+    check_rows(llm, whole, TOKENS[:60])
+    llm.pcd = False
+    llm.reset()
+    llm.eval(TOKENS[:60])
+    plain, other = load(tiny("llama"), False), load(whole, False)
+    plain.eval(TOKENS[:60]), other.eval(TOKENS[:60])
+    # three products more of numbers of the same size: as many roundings again
+    close(native_row(llm), native_row(other), 2 * rounding(whole))
+    assert np.abs(native_row(llm) - native_row(plain)).max() > 0.5, "the LoRA must matter, or this test shows nothing"
+
+
+def only(*names: str, **changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    kept = {name: shape for name, shape in SHAPES.items() if name.startswith(names)}
+    return {**kept, **{f"{Q}.{end}": shape for end, shape in changed.items()}}
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "architecture": ({"arch": "qwen2"}, "is for the architecture 'qwen2', .* is 'llama'"),
+    "model": ({"kind": "model"}, "has general.type 'model'.*allowed: 'adapter' and 'lora'"),
+    "number-for-a-text": ({"kind": 5}, "has general.type 5"),
+    "method": ({"method": "ia3"}, ".*adapter.type 'ia3'"),
+    "alpha": ({"alpha": 8}, "has adapter.lora.alpha 8; allowed: a float"),
+    "columns": ({"shapes": only(Q, lora_a=(4, 32))}, "has matrices of .* for blk.0.attn_q.weight, which is"),
+    "rank": ({"shapes": only(Q, lora_a=(3, 64))}, "has matrices of"),
+    "dimensions": ({"shapes": only(Q, lora_a=(2, 4, 64))}, "has matrices of"),
+    "embedding-rank": ({"shapes": {**only(EMBD), f"{EMBD}.lora_b": (64, 2)}}, ".*for token_embd.weight, which is"),
+    "half": ({"shapes": {f"{Q}.lora_a": (4, 64)}}, "has only one of the two matrices for blk.0.attn_q.weight"),
+    "other-model": (
+        {"shapes": {"blk.9.x.lora_a": (4, 64), "blk.9.x.lora_b": (64, 4)}},
+        "changes .*, which .* does not have",
+    ),
+    "no-pairs": ({"shapes": {Q: (64, 64)}}, "has no pairs of matrices"),
+    "empty": ({"shapes": {}}, "has no pairs of matrices"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_lora_that_does_not_fit_is_refused(name: str, tmp_path: Path, tiny: Tiny) -> None:
+    """In a process: stock llama_cpp opens the model and ends at the first token."""
+    kwargs, message = WRONG[name]
+    write_lora(tmp_path / "lora.gguf", **kwargs)
+    [line] = run(tiny("llama"), f"said(lambda: new(lora_path={str(tmp_path / 'lora.gguf')!r})('abc', max_tokens=2))")
+    assert re.match(f"ModelError: the LoRA .* {message}", line), line
+
+
+def test_a_lora_file_that_is_missing_or_damaged_is_refused(tmp_path: Path, tiny: Tiny) -> None:
+    write_lora(tmp_path / "lora.gguf")
+    data = (tmp_path / "lora.gguf").read_bytes()
+    for name, content in {"cut": data[:-400], "head": data[:150], "text": b"<html>", "empty": b""}.items():
+        (tmp_path / f"{name}.gguf").write_bytes(content)
+    names = ["cut", "head", "text", "empty", "nowhere"]
+    tries = [str(tmp_path / f"{name}.gguf") for name in names] + [str(tmp_path), str(tiny("llama"))]
+    lines = run(
+        tiny("llama"), "\n".join(f"said(lambda: new(lora_path={path!r})('abc', max_tokens=2))" for path in tries)
+    )
+    for line, message in zip(
+        lines,
+        [
+            "ModelError: the LoRA .*cut.gguf cannot be used with .*: .*not within the file bounds",
+            "ModelError: the LoRA .*head.gguf is not a GGUF file, or is damaged",
+            "ModelError: the LoRA .*text.gguf is not a GGUF file, or is damaged",
+            "ModelError: the LoRA .*empty.gguf is not a GGUF file, or is damaged",
+            "FileNotFoundError: there is no LoRA file .*nowhere.gguf",
+            "ModelError: the LoRA .* is a folder; allowed: a GGUF file",
+            "ModelError: the LoRA .* has general.type None",
+        ],
+    ):
+        assert re.match(message, line), line
+    assert len(lines) == len(tries)
