@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from pypcd import _finder, _lm_eval
+from pypcd import _finder
 
 if TYPE_CHECKING:
     from pypcd._config import PCDConfig, PCDFields, PCDSetting
@@ -83,4 +83,3 @@ def __dir__() -> list[str]:
 
 
 _finder.install()
-_lm_eval.install()

@@ -2,7 +2,7 @@
 
 Importing pypcd imports this, and nothing that takes time. `_library` loads and checks the library, and `_install` decides
 what llama_cpp.Llama is; the hook imports them when llama_cpp is imported. If it has been imported before, they do their work
-at once.
+at once. `_lm_eval` likewise, when lm-evaluation-harness imports its models.
 """
 
 from __future__ import annotations
@@ -77,10 +77,18 @@ def _execute_server(module: Any, execute: Callable[[], None]) -> None:
     _python_server.adapt(module, execute)
 
 
+def _execute_models_of_lm_eval(module: Any, execute: Callable[[], None]) -> None:
+    from pypcd import _lm_eval
+
+    execute()
+    _lm_eval.register()
+
+
 _EXECUTE = {
     "llama_cpp": _execute_llama_cpp,
     "llama_cpp.mtmd_cpp": _execute_mtmd,
     "llama_cpp.server.app": _execute_server,
+    "lm_eval.models": _execute_models_of_lm_eval,
 }
 
 _finder = _Finder()
@@ -99,5 +107,9 @@ def install() -> None:
         import pypcd._engine  # noqa: F401
 
         _install.apply()
+    if "lm_eval.models" in sys.modules:
+        from pypcd import _lm_eval
+
+        _lm_eval.register()
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

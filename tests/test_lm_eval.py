@@ -54,7 +54,6 @@ def fake(tmp_path: Path) -> Path:
         "import pypcd, lm_eval.models",
         "import lm_eval.models, pypcd",
         "import pypcd, lm_eval.models, importlib; importlib.reload(pypcd)",
-        "import pypcd; from pypcd import _lm_eval; _lm_eval.install(); import lm_eval.models",
     ],
 )
 def test_it_is_a_model_of_the_harness_once_pypcd_is_imported(code: str, fake: Path) -> None:
@@ -89,9 +88,9 @@ def test_the_entry_point_is_the_same(fake: Path) -> None:
     ],
 )
 def test_the_start_of_the_command_imports_pypcd_and_no_other_program_does(words: list[str], imported: bool) -> None:
-    line = (ROOT / "cmake/pypcd-lm-eval.pth").read_text()
-    assert line.startswith("import ") and line.count("\n") == 1, "site runs such lines alone"
-    result = run_python(f"import sys; sys.orig_argv = {words!r}\n{line}\nprint('pypcd' in sys.modules)")
+    lines = (ROOT / "cmake/pypcd.pth").read_text()
+    assert all(line.startswith("import ") for line in lines.splitlines()), "site runs such lines alone"
+    result = run_python(f"import sys; sys.orig_argv = {words!r}\n{lines}\nprint('pypcd' in sys.modules)")
     assert result.stdout == f"{imported}\n", result.stderr
 
 
@@ -142,8 +141,8 @@ def tasks(tmp_path: Path) -> Path:
 def harness(tasks: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command, as its own program runs it: with pypcd imported by the .pth file, which the wheel has."""
     env = {"HF_HOME": str(tasks / "hf"), "HF_HUB_OFFLINE": "1", **environment}
-    line = (ROOT / "cmake/pypcd-lm-eval.pth").read_text()
-    code = f"import sys; sys.orig_argv = ['python', 'lm_eval']\n{line}\nfrom lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    lines = (ROOT / "cmake/pypcd.pth").read_text()
+    code = f"import sys; sys.orig_argv = ['python', 'lm_eval']\n{lines}\nfrom lm_eval.__main__ import cli_evaluate; cli_evaluate()"
     return run_python(code, *words, "--include_path", str(tasks), timeout=300, **env)
 
 

@@ -37,16 +37,11 @@ __all__ = ["HarnessModel"]
 logger = logging.getLogger(__name__)
 
 _AUTO = 16  # texts at once
-# arguments of pypcd.Llama that are the harness's, or would change what a score is
+# arguments of pypcd.Llama that are the harness's, that would change what a score is, or that nothing here looks at; without
+# swa_full sliding-window layers forget what a common beginning needs
 _OURS = (
-    "model_path",
-    "n_seq_max",
-    "logits_all",
-    "embedding",
-    "draft_model",
-    "pooling_type",
-    "vocab_only",
-    "kv_unified",
+    *("model_path", "n_seq_max", "logits_all", "embedding", "pooling_type", "vocab_only", "draft_model", "swa_full"),
+    *("chat_format", "chat_handler", "tokenizer", "spm_infill"),
 )
 _NAMES = (
     "path",

@@ -33,6 +33,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "output_type": "multiple_choice",
         "doc_to_choice": "choices",
         "doc_to_target": "gold",
+        "target_delimiter": "",  # the prompt ends with a space
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     },
     "values_given": {
