@@ -64,7 +64,7 @@ CONSUMERS: dict[str, Consumer] = {
     "litellm": Consumer("agents", ("litellm==1.106.2",)),
     "dspy": Consumer("agents", ("dspy==3.4.1",)),
     "lm-evaluation-harness": Consumer("lm-eval", ("lm-eval==0.4.13",)),
-    "txtai": Consumer("txtai", ("txtai==9.14.0",)),  # with torch
+    "txtai": Consumer("txtai", ("txtai==9.14.0", "torch==2.13.0")),  # named, so that a wheel for the CPU fits
     "webuis": Consumer(QUICK, ()),  # text-generation-webui and Open WebUI: the requests that they send
 }
 
