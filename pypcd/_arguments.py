@@ -86,6 +86,25 @@ class _Both(llama_cpp.LogitsProcessorList):
         return _Both([*self, *others])
 
 
+def _response_format(given: Any) -> Any:
+    """A response_format in the one form that llama_cpp reads; OpenAI's own form of a schema it passes over without a word."""
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "json_schema":
+        inner = given.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, Mapping) else None
+        if not isinstance(schema, Mapping):
+            raise ValueError(
+                f"response_format is {given!r}; allowed with json_schema: "
+                '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
+            )
+        return {"type": "json_object", "schema": schema}
+    if kind not in ("text", "json_object"):
+        raise ValueError(
+            f"response_format is {given!r}; allowed: None, or a mapping whose type is text, json_object or json_schema"
+        )
+    return given
+
+
 def check_call(n_vocab: int, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keywords of a completion, as they can be passed on.
 
@@ -103,4 +122,6 @@ def check_call(n_vocab: int, kwargs: dict[str, Any]) -> dict[str, Any]:
             Integer(0, n_vocab - 1, note="the ids of tokens")("logit_bias's token", int(token))
         if kwargs.get("logits_processor") is not None:
             kwargs["logits_processor"] = _Both(kwargs["logits_processor"])
+    if kwargs.get("response_format") is not None:
+        kwargs["response_format"] = _response_format(kwargs["response_format"])
     return kwargs

@@ -56,6 +56,7 @@ def drawn(llm: pypcd.Llama, *args: Any, **kwargs: Any) -> str:
 
 ALL: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
 JSON = {**ALL, "response_format": {"type": "json_object", "schema": SCHEMA}}
+OPENAIS = {**ALL, "response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}}
 FORCED = {**ALL, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "find"}}}
 WAYS: dict[str, Callable[..., str]] = {
     "call": lambda llm, **kw: said(llm(PROMPT, grammar=grammar(), **ALL, **kw)),
@@ -67,6 +68,7 @@ WAYS: dict[str, Callable[..., str]] = {
     ),
     "chat": lambda llm, **kw: said(llm.create_chat_completion(MESSAGES, grammar=grammar(), **ALL, **kw)),
     "json": lambda llm, **kw: said(llm.create_chat_completion(MESSAGES, **JSON, **kw)),
+    "json as OpenAI has it": lambda llm, **kw: said(llm.create_chat_completion(MESSAGES, **OPENAIS, **kw)),
     "json stream": lambda llm, **kw: said(llm.create_chat_completion(MESSAGES, stream=True, **JSON, **kw)),
     "forced tool": lambda llm, **kw: said(llm.create_chat_completion(MESSAGES, **FORCED, **kw)),
     "function": lambda llm, **kw: said(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import TOKENS, Tiny, contrasted, native_row, rounding
 from own_process import run
+from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 
@@ -255,6 +256,16 @@ def test_a_bias_or_a_stop_that_llama_cpp_would_misread_is_an_error(tiny: Tiny, l
         with pytest.raises(ValueError, match="allowed: texts that are not empty"):
             llm("abc", max_tokens=2, stop=stop)
     assert llm("abc", max_tokens=2, stop=None)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["json", {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}],
+)
+def test_a_form_of_answers_that_llama_cpp_would_pass_over_is_an_error(given: Any, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama", chat_template=CHAT_TEMPLATE), False)
+    with pytest.raises(ValueError, match=r"response_format is .*; allowed"):
+        llm.create_chat_completion([{"role": "user", "content": "abc"}], response_format=given)
 
 
 def test_a_bias_and_a_processor_both_count(tiny: Tiny, load: Load) -> None:

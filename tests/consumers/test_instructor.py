@@ -49,7 +49,15 @@ def test_a_setting_of_the_model_alone_leaves_it_plain(folder: Folder) -> None:
     assert said.splitlines()[-1] == own(folder, False) and "PCD is off" not in said, "the warning is on stderr"
 
 
-def test_the_mode_json_schema_is_ignored_by_llama_cpp_python(folder: Folder) -> None:
-    text = with_setting(recipe("instructor"), False).replace("Mode.TOOLS", "Mode.JSON_SCHEMA")
-    said = folder.run(text, fails=True)
-    assert "Invalid JSON" in said and folder.own(False) in said
+def test_the_mode_json_schema(folder: Folder) -> None:
+    """OpenAI's form of a schema, which stock llama_cpp passes over."""
+    text = recipe("instructor").replace("Mode.TOOLS", "Mode.JSON_SCHEMA")
+    plain, contrasted = (folder.run(with_setting(text, setting)).strip() for setting in (False, ON))
+    form = {"type": "json_object", "schema": VALUE_OF}
+    messages = [{"role": "user", "content": folder.question}]
+    with contextlib.closing(pypcd.Llama(folder.path / "model.gguf")) as llm:
+        for said, setting in ((plain, False), (contrasted, ON)):
+            asked = {"response_format": form, "max_tokens": 64, "temperature": 0, "pcd": setting}
+            answer = llm.create_chat_completion(messages, **asked)["choices"][0]["message"]["content"]
+            assert said == json.loads(answer)["value"]
+    assert plain != contrasted
