@@ -115,6 +115,7 @@ class Llama(llama_cpp.Llama):
         self._is_restored = False  # by load_state: then there are no logits of the last token
         self._processors: _guards.Processors | None = None  # those of the sampler
         self._is_asked = False  # the setting in force is that of the call itself
+        self._is_whole = False  # within a call that returns a whole answer
         self._n_constrained = 0  # answers left plain under a grammar
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
@@ -326,7 +327,10 @@ class Llama(llama_cpp.Llama):
         if pcd is None and self._pcd is not None and not self._is_asked and _constraint.has_grammar(args, kwargs):
             _constraint.say_once(self._n_constrained)
             self._n_constrained += 1
-            pcd = False
+            if self._is_whole:
+                self._apply(None)
+            else:
+                pcd = False
         tokens = self._certain(super().generate(*args, **kwargs))
         return tokens if pcd is None else _per_call.steps(self, pcd, tokens)
 

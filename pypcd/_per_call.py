@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from pypcd import _arguments
+from pypcd import _arguments, _engine
 from pypcd._config import PCDSetting
 
 if TYPE_CHECKING:
@@ -23,11 +23,23 @@ def call(llm: Llama, setting: PCDSetting, function: Callable[..., Any], *args: A
     """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
     kwargs = _arguments.check_call(llm.n_vocab(), kwargs)
     if setting is None:
-        return function(*args, **kwargs)
+        return function(*args, **kwargs) if kwargs.get("stream") else _whole(llm, function, *args, **kwargs)
     setting = llm._resolve(setting) or False  # once, for the call and for a returned stream
     with llm._pcd_set_to(setting):
         result = function(*args, **kwargs)
     return steps(llm, setting, result) if isinstance(result, Iterator) else result
+
+
+def _whole(llm: Llama, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call that ends before anybody else uses the model: generate() may turn PCD off, once, and it is turned on here again."""
+    before, was_whole = llm.pcd, llm._is_whole
+    llm._is_whole = True
+    try:
+        return function(*args, **kwargs)
+    finally:
+        llm._is_whole = was_whole
+        if llm.pcd is not before and _engine.is_open(llm):
+            llm._apply(before)
 
 
 def steps(llm: Llama, setting: PCDSetting, iterator: Iterator[_T]) -> Generator[_T, Any, None]:

@@ -162,6 +162,30 @@ def test_a_stream_leaves_other_calls_their_setting(pair: tuple[pypcd.Llama, pypc
     assert said(asked) == said(stock(PROMPT, grammar=grammar(), pcd=SETTING, **ALL))
 
 
+def test_a_whole_answer_turns_it_off_and_on_once(
+    pair: tuple[pypcd.Llama, pypcd.Llama], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change of the setting costs a step about a millisecond. On again comes also what follows an error."""
+    llm, _ = pair
+    given: list[Any] = []
+    set_pcd = _engine.set_pcd
+    monkeypatch.setattr(
+        _engine, "set_pcd", lambda llm, config, **kw: given.append(config) or set_pcd(llm, config, **kw)
+    )
+    config = pypcd.PCDConfig(**SETTING)
+    for way in ("call", "chat", "json", "forced tool"):
+        given.clear()
+        WAYS[way](llm)
+        assert given == [None, config] and llm.pcd == config
+
+    def wrong(ids: Any, row: Any) -> Any:
+        raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        llm(PROMPT, grammar=grammar(), logits_processor=llama_cpp.LogitsProcessorList([wrong]), **ALL)
+    assert llm.pcd == config
+
+
 def test_a_call_inside_one_with_a_setting_is_of_that_call(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
     """create_chat_completion calls create_completion, which calls generate: the setting was asked for once."""
     llm, stock = pair

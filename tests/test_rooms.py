@@ -57,6 +57,7 @@ TOUCHES = {
 OURS = {
     "_pcd_set_to": "another setting, or none, for a while and back, with a sampler's share of the work",
     "_resolve": "what a call's own setting is, beside the one in force",
+    "_is_whole": "so that PCD is not turned off and on at each token of a whole answer",
     "_turn": "a stream's steps are taken alone in the model",
     "_apply": "a sampler takes the contrast over",
     "_n_changes": "whether somebody else evaluated in the context",
