@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import json
 import math
-from typing import Any, Callable
+from typing import Any, Callable, get_args
 
 import llama_cpp
 import numpy as np
@@ -21,7 +21,7 @@ from test_sampler import chain_of
 import pypcd
 from pypcd import methods
 from pypcd._cli.explain import table
-from pypcd._config import ADAPTIVES
+from pypcd._config import Adaptive
 from pypcd._engine import _bindings as _native
 from pypcd._method import MEASURES, jsd
 from pypcd._vocabulary import Vocabulary
@@ -131,7 +131,7 @@ def test_rows_without_a_common_logit_are_not_contrasted(mask: float) -> None:
 
 def test_strength_is_beta_times_the_measure() -> None:
     first, second = np.log([3.0, 1.0]), np.log([1.0, 3.0])
-    assert set(MEASURES) == set(ADAPTIVES) == set(_native.ADAPTIVE) - {None}
+    assert set(MEASURES) == set(get_args(Adaptive)) == set(_native.ADAPTIVE) - {None}
     for beta in (0.0, 0.5, 1000.0):
         assert pypcd.strength(first, second, beta=beta) == c_strength(first, second, beta, 0) == beta
         wanted = beta * reference.jsd(first, second)

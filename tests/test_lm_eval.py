@@ -19,7 +19,7 @@ import pypcd
 from pypcd import _lm_eval
 from pypcd._method import log_softmax
 
-ROOT = Path(pypcd.__file__).parent.parent
+ROOT = Path(__file__).parent.parent
 
 # -- how it is found -----------------------------------------------------------------------------------------------------
 
