@@ -35,7 +35,9 @@ def install(pcd: PCDSetting = "gentle") -> None:
 
         import pypcd
         pypcd.install("gentle")
-        llm = langchain_community.llms.LlamaCpp(model_path="model.gguf")
+        from langchain_community.llms import LlamaCpp
+
+        llm = LlamaCpp(model_path="model.gguf")
 
     Models that are open stay as they are. `pcd=` still decides where a framework passes it on. An unknown keyword of a
     framework is a UserWarning (pypcd.Llama itself raises TypeError). A model that cannot run the setting, or is opened for

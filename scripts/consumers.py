@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -42,11 +43,13 @@ class Consumer(NamedTuple):
         environment: .venv-ENVIRONMENT, where it is installed; those of "quick" are tried by continuous integration.
         requires: what pip installs, at the version that was tried.
         python: the first version of Python that it runs on.
+        tests: test modules that need it beside that of its recipe.
     """
 
     environment: str
     requires: tuple[str, ...]
     python: tuple[int, int] = (3, 10)
+    tests: tuple[str, ...] = ()
 
 
 # In one environment are packages that can live together. The tests of "x-y" are tests/consumers/test_x_y.py.
@@ -63,7 +66,7 @@ CONSUMERS: dict[str, Consumer] = {
     "smolagents": Consumer("agents", ("smolagents[openai]==1.26.0",)),
     "litellm": Consumer("agents", ("litellm==1.106.2",)),
     "dspy": Consumer("agents", ("dspy==3.4.1",)),
-    "lm-evaluation-harness": Consumer("lm-eval", ("lm-eval==0.4.13",)),
+    "lm-evaluation-harness": Consumer("lm-eval", ("lm-eval==0.4.13",), tests=("tests/test_lm_eval.py",)),
     "txtai": Consumer("txtai", ("txtai==9.14.0", "torch==2.13.0")),  # named, so that a wheel for the CPU fits
     "webuis": Consumer(QUICK, ()),  # text-generation-webui and Open WebUI: the requests that they send
 }
@@ -188,9 +191,10 @@ def main() -> int:
         command = [
             python.with_name("pytest"),
             *map(module_of, here),
+            *(module for name in here for module in CONSUMERS[name].tests),
             *more,
         ]  # not -m: it would find pypcd in this folder
-        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        if subprocess.run(command, cwd=ROOT, env={**os.environ, "PYPCD_CONSUMERS": "1"}, check=False).returncode:
             failed.append(environment)
     for name, why in skipped.items():
         print(f"skipped: {name}: {why}", file=sys.stderr)

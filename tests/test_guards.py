@@ -321,6 +321,11 @@ def test_the_free_methods_are_methods_and_all_others_are_guarded() -> None:
 
 # --- processes ---
 
+# Python 3.12 says at each fork what these tests are about
+NO_FORK_WARNING = (
+    'import warnings; warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)'
+)
+
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.parametrize("n_threads", [1, 2])
@@ -328,6 +333,7 @@ def test_a_forked_process_says_so_and_the_parent_goes_on(n_threads: int, tiny: T
     lines = run(
         tiny("llama"),
         f"""
+{NO_FORK_WARNING}
 llm = new(n_threads={n_threads}, n_threads_batch={n_threads}); alone = llm("abc" * 20, max_tokens=9, temperature=0)["choices"]
 stream = llm.generate([1, 2, 3]); next(stream); state = llm.save_state()
 sys.stdout.flush()
@@ -356,15 +362,16 @@ print(llm("abc" * 20, max_tokens=9, temperature=0)["choices"] == alone)""",
 def test_a_fork_in_the_middle_of_another_threads_call_says_so_too(tiny: Tiny) -> None:
     lines = run(
         tiny("llama"),
-        """
-llm, here = new(), threading.Event()
+        f"""
+{NO_FORK_WARNING}
+llm, here, go = new(), threading.Event(), threading.Event()
 def hold(tokens, scores):
-    here.set(); time.sleep(1); return scores
+    here.set(); go.wait(60); return scores
 thread = threading.Thread(target=lambda: llm("abc", max_tokens=1, logits_processor=llama_cpp.LogitsProcessorList([hold])))
 thread.start(); here.wait(); child = os.fork()
 if child == 0:
     said(lambda: llm("x")); said(llm.close); sys.stdout.flush(); os._exit(0)
-print(os.waitpid(child, 0)[1]); thread.join()""",
+print(os.waitpid(child, 0)[1]); go.set(); thread.join()""",
     )
     assert lines[0].startswith("PCDError: this process was forked") and lines[1:] == ["returned None", "0"]
 

@@ -393,8 +393,3 @@ def test_a_wrong_value_ends_such_a_program_with_one_sentence(python: Path) -> No
         r"ValueError: the environment variable PYPCD cannot be used: pcd is 'gentel'.*allowed: on, off, .*; or unset it",
         done.stderr.splitlines()[-1],
     )
-
-
-def test_the_wheel_puts_it_there() -> None:
-    text = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
-    assert re.search(r"install\(FILES cmake/pypcd\.pth COMPONENT pypcd DESTINATION \.\)", text)

@@ -50,15 +50,21 @@ class Server:
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )
+        try:
+            self.wait(log)
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self, log: Path) -> None:
         for _ in range(600):
             assert self.process.poll() is None, log.read_text()
             try:
                 self.get("/v1/models")
-                break
-            except urllib.error.URLError:
+                return
+            except OSError:  # also a connection that is reset
                 time.sleep(0.1)
-        else:
-            raise AssertionError(log.read_text())
+        raise AssertionError(log.read_text())
 
     def stop(self) -> None:
         self.process.terminate()

@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import c_api
 
@@ -119,8 +120,11 @@ def inherited(kind: type, base: type) -> str:
 
 def commands() -> str:
     """A page with what `pypcd COMMAND --help` prints."""
-    os.environ["COLUMNS"] = "80"
-    os.environ["NO_COLOR"] = "1"
+    with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
+        return _commands()
+
+
+def _commands() -> str:
     parser, made = _cli.make_parser(_cli.COMMANDS)
     parts = ["# Commands", f"```text\n{parser.format_help()}```"]
     for name, command in made.items():

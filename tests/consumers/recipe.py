@@ -45,10 +45,12 @@ QUIET = {
 
 
 def needs(module: str, consumer: str) -> None:
-    """Skips the test module that asks where this package is not installed."""
+    """Skips the test module that asks where this package is not installed; where it was just installed, that is an error."""
     with contextlib.suppress(ModuleNotFoundError):  # of its parent
         if importlib.util.find_spec(module):
             return
+    if os.environ.get("PYPCD_CONSUMERS"):
+        raise ModuleNotFoundError(f"{consumer} is installed, and has no module {module}")
     pytest.skip(
         f"{consumer} is not installed; scripts/test --consumers {consumer} installs it, and runs these tests",
         allow_module_level=True,

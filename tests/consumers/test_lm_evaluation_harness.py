@@ -11,7 +11,6 @@ from typing import Any
 from recipe import Folder, N, check_greedy, folder, needs, recipe, with_setting
 
 needs("lm_eval", "lm-evaluation-harness")
-needs("pypcd._lm_eval", "lm-evaluation-harness")
 
 TASK: dict[str, Any] = {
     "task": "our_question",
