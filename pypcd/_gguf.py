@@ -266,8 +266,9 @@ class _Reader:
         tensors = {}
         for _ in range(n_tensors):
             name = self._text()
-            tensors[name] = tuple(self._number("Q") for _ in range(min(self._number("I"), _MAX_DIMENSIONS)))
-            self._skip(struct.calcsize("<IQ"))  # type, offset
+            n_dimensions = self._number("I")
+            tensors[name] = tuple(self._number("Q") for _ in range(min(n_dimensions, _MAX_DIMENSIONS)))
+            self._skip(8 * (n_dimensions - len(tensors[name])) + struct.calcsize("<IQ"))  # type, offset
         if n_tokens is None:
             n_tokens = metadata.get(f"{metadata.get('general.architecture')}.vocab_size", 0)
         return GGUF(metadata, n_tokens if isinstance(n_tokens, int) else 0, tensors)

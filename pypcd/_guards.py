@@ -15,6 +15,7 @@ import functools
 import inspect
 import threading
 import weakref
+from _thread import RLock
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Callable, TypeVar
 
@@ -33,33 +34,34 @@ _REMEDY = (
     "one pypcd.Llama answers one call at a time: use an object for each thread, a lock around every call and every "
     "stream, or `pypcd serve` for many at once"
 )
+_PATIENCE = 0.05  # seconds: another thread that only reads a counter is done by then
 _T = TypeVar("_T", bound=type)
 
 
-class Turn:
+class Turn(RLock):  # type: ignore[misc]  # final only for type checkers
     """Whose turn it is with one model; a with block holds it.
+
+    A lock by inheritance, since what lets it go is then one step, which Ctrl-C cannot interrupt. Taking it can be interrupted, in a
+    few of a thousand cases that hit the same microsecond: the thread that was interrupted goes on, others are then refused.
 
     Raises:
         PCDError: on entering, if another thread holds it.
     """
 
     def __init__(self, llm: Any) -> None:
+        super().__init__()
         self._llm = weakref.ref(llm)
-        self._lock = threading.RLock()
         self._thread = 0  # the last one that held it
         self.inside = ""  # the method that may call functions of the caller's at the moment: "generate", "sample"
 
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
+    def __enter__(self) -> None:  # type: ignore[override]
+        if not self.acquire(timeout=_PATIENCE):
             _ = getattr(self._llm(), "ctx", None)  # if it is closed, or another process's, that says more
             raise PCDError(
                 f"thread {_name(threading.get_ident())!r} calls a model that thread {_name(self._thread)!r} is using; "
                 f"{_REMEDY}"
             )
         self._thread = threading.get_ident()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:

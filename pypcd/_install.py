@@ -18,15 +18,15 @@ from pypcd import _settings
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._errors import UnsupportedError
 
-__all__ = ["apply", "install", "is_installed", "read_environment", "uninstall"]
+__all__ = ["VARIABLE", "apply", "install", "is_installed", "read_environment", "uninstall"]
 
-_VARIABLE = "PYPCD"
-_OFF = ("", "0", "off")
+VARIABLE = "PYPCD"
+_OFF = ("", "0", "off", "no", "false")
+_ON = ("1", "yes", "true")
 
 _UNREAD = object()
-_setting: Any = (
-    _UNREAD  # what objects get that are made without `pcd`; None: not installed; _UNREAD: the environment decides
-)
+# what objects get that are made without `pcd`; None: not installed; _UNREAD: the environment decides
+_setting: Any = _UNREAD
 _warned: set[type] = set()
 
 
@@ -88,13 +88,13 @@ def read_environment() -> None:
     Raises:
         ValueError: it is not a setting. Not an ImportError: those around an import of llama_cpp are taken for a missing one.
     """
-    text = os.environ.get(_VARIABLE, "").strip()
+    text = os.environ.get(VARIABLE, "").strip()
     if _setting is not _UNREAD or text.lower() in _OFF:
         return
     try:
-        _choose(text)
+        _choose("on" if text.lower() in _ON else text)
     except (ValueError, TypeError, OSError) as error:
-        raise ValueError(f"the environment variable {_VARIABLE} cannot be used: {error}; or unset it") from None
+        raise ValueError(f"the environment variable {VARIABLE} cannot be used: {error}; or unset it") from None
 
 
 def apply() -> None:

@@ -120,7 +120,7 @@ class Llama(llama_cpp.Llama):
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
         self._n_seq_max = Integer(1, _engine.N_SEQUENCES)("n_seq_max", n_seq_max)
-        servers = parse_servers(rpc_servers)
+        self._rpc_servers, servers = rpc_servers, parse_servers(rpc_servers)
         path = resolve_model(model_path)
         _engine.clear_errors()
 
@@ -151,6 +151,7 @@ class Llama(llama_cpp.Llama):
             except (ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load {path}: {_engine.last_errors() or error}") from error
             _engine.protect(self)
+            self._fingerprint = _states.fingerprint(path)
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self.pcd = config
@@ -324,14 +325,13 @@ class Llama(llama_cpp.Llama):
             raise PCDError(
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
-        if pcd is None and self._pcd is not None and not self._is_asked and _constraint.has_grammar(args, kwargs):
-            _constraint.say_once(self._n_constrained)
-            self._n_constrained += 1
-            if self._is_whole:
-                self._apply(None)
-            else:
-                pcd = False
-        tokens = self._certain(super().generate(*args, **kwargs))
+        is_asked = pcd is not None or self._is_asked or self._pcd is None
+        is_left_plain = not is_asked and _constraint.has_grammar(args, kwargs)
+        if is_left_plain and self._is_whole:
+            self._apply(None)
+        elif is_left_plain:
+            pcd = False
+        tokens = self._certain(super().generate(*args, **kwargs), is_left_plain)
         return tokens if pcd is None else _per_call.steps(self, pcd, tokens)
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -393,7 +393,7 @@ class Llama(llama_cpp.Llama):
         self._turn.check_outside("save_state", "generate")
         self._forget_unread()
         state = super().save_state()
-        return _states.sealed(self.model_path, state)
+        return _states.sealed(self._fingerprint, state)
 
     def reset(self) -> None:
         """llama_cpp.Llama.reset. Sequences keep their settings (pcd_for)."""
@@ -427,7 +427,9 @@ class Llama(llama_cpp.Llama):
             PCDError: llama.cpp cannot read it; then the context is empty.
         """
         self._turn.check_outside("load_state")
-        state = _states.fitted(self.model_path, state, len(self.input_ids), self.n_ctx(), self.scores)
+        state = _states.fitted(
+            self.model_path, self._fingerprint, state, len(self.input_ids), self.n_ctx(), self.scores
+        )
         self._n_changes += 1
         self._n_read, self._n_unread, self._is_restored = None, 0, True
         _engine.clear_errors()
@@ -479,28 +481,31 @@ class Llama(llama_cpp.Llama):
             PCDError: there are no logits to sample from.
         """
         if self._is_restored and self.n_tokens:
-            self._evaluate_last()
+            _states.evaluate_last(self)
         idx = kwargs.get("idx")
         at = -1 if idx is None else idx - self.n_tokens
         if not (self.n_tokens and _engine.has_row(self, at)):
-            raise PCDError(
-                f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): evaluate tokens first"
+            remedy = (
+                "evaluate tokens first"
+                if idx is None or not self.n_tokens
+                else "only the last token has some, unless logits_all=True"
             )
+            raise PCDError(f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): {remedy}")
         if idx is not None and self._n_read is not None:
             self._n_read = self._n_shown = idx + 1
             self._n_unread = self.n_tokens - self._n_read
-        before, sampler = self._turn.inside, self._sampler
+        before, sampler, processors = self._turn.inside, self._sampler, self._processors
         self._turn.inside = "sample"
         if before != "generate":
             self._sampler = None  # that of a text would be used in place of these arguments
         try:
             token = int(super().sample(*args, **kwargs))
+            if self._processors is not None:
+                self._processors.check()
+            return token
         finally:
             self._n_shown = None
-            self._turn.inside, self._sampler = before, sampler
-        if self._processors is not None:
-            self._processors.check()
-        return token
+            self._turn.inside, self._sampler, self._processors = before, sampler, processors
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         processors = kwargs.get("logits_processor")
@@ -510,22 +515,15 @@ class Llama(llama_cpp.Llama):
         kwargs["logits_processor"] = self._processors
         return super()._init_sampler(*args, **kwargs)
 
-    def _evaluate_last(self) -> None:
-        """Evaluate the last token again."""
-        if _engine.is_recurrent(self):
-            raise PCDError(
-                "a restored state has no logits, and recurrent layers cannot go back by a token; evaluate another token "
-                "first, or the text again"
-            )
-        self.n_tokens -= 1
-        self.eval([int(self.input_ids[self.n_tokens])])
-
     @property
     def _input_ids(self) -> npt.NDArray[np.intc]:
         return self.input_ids[: self.n_tokens if self._n_shown is None else self._n_shown]
 
-    def _certain(self, tokens: Generator[_T, Any, None]) -> Generator[_T, Any, None]:
+    def _certain(self, tokens: Generator[_T, Any, None], is_left_plain: bool) -> Generator[_T, Any, None]:
         """The same generator; at its end, drafted tokens that nobody read go, and the text is that of decoding without."""
+        if is_left_plain:
+            _constraint.say_once(self._n_constrained)
+            self._n_constrained += 1
         self._is_prompt = True
         if self._pcd is not None and self._pcd.min_first_entropy:
             self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
@@ -595,4 +593,5 @@ class Llama(llama_cpp.Llama):
             "pcd": self._pcd,
             "n_seq_max": self._n_seq_max,
             "use_extra_bufts": self._use_extra_bufts,
+            "rpc_servers": self._rpc_servers,
         }

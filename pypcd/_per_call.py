@@ -5,6 +5,7 @@ Knows nothing of what settings do, or of what is called.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
@@ -21,6 +22,8 @@ _T = TypeVar("_T")
 
 def call(llm: Llama, setting: PCDSetting, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
+    if len(args) > 1:  # by their names, so that they are checked too
+        args, kwargs = (), dict(inspect.signature(function).bind(*args, **kwargs).arguments)
     kwargs = _arguments.check_call(llm.n_vocab(), kwargs)
     if setting is None:
         return function(*args, **kwargs) if kwargs.get("stream") else _whole(llm, function, *args, **kwargs)

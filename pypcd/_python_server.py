@@ -97,8 +97,8 @@ def _publish(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(llm: Any, **kwargs: Any) -> Iterator[Any]:
             try:
                 chunks: Iterator[Any] = getattr(llm, llama_call.__name__)(**kwargs)  # llama_call is the stock class's
-            except UnsupportedError as error:
-                return iter([{"error": _error(str(error))}])
+            except (UnsupportedError, ValueError) as error:
+                return iter([{"error": _error(str(error), _blamed(error, kwargs.get("pcd")))}])
             return chunks
 
         try:
@@ -118,13 +118,20 @@ def _route(base: Any) -> Any:
                 for found in error.errors():
                     if tuple(found["loc"][:2]) == ("body", "pcd"):
                         return 400, _error(found["msg"].removeprefix("Value error, "))
-            if isinstance(error, (_Refused, UnsupportedError)):
+            if isinstance(error, _Refused):
                 return 400, _error(str(error))
-            answer: tuple[int, Any] = super().error_message_wrapper(error, body)
-            return answer
+            status, message = super().error_message_wrapper(error, body)
+            if status == 500 and isinstance(error, (UnsupportedError, ValueError)):
+                # what pypcd.Llama checks is the client's mistake
+                return 400, _error(str(error), _blamed(error, getattr(body, "pcd", None)))
+            return status, message
 
     return RouteErrorHandler
 
 
-def _error(message: str) -> dict[str, Any]:
-    return {"message": message, "type": "invalid_request_error", "param": "pcd", "code": None}
+def _blamed(error: Exception, setting: Any) -> str | None:
+    return "pcd" if isinstance(error, UnsupportedError) and setting is not None else None
+
+
+def _error(message: str, param: str | None = "pcd") -> dict[str, Any]:
+    return {"message": message, "type": "invalid_request_error", "param": param, "code": None}

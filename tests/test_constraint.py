@@ -186,6 +186,14 @@ def test_a_whole_answer_turns_it_off_and_on_once(
     assert llm.pcd == config
 
 
+def test_answers_count_when_they_begin(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    llm, _ = pair
+    tokens = llm.generate([1, 2], grammar=grammar())
+    assert llm.pcd_stats().n_constrained == 0
+    next(tokens)
+    assert llm.pcd_stats().n_constrained == 1
+
+
 def test_a_call_inside_one_with_a_setting_is_of_that_call(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
     """create_chat_completion calls create_completion, which calls generate: the setting was asked for once."""
     llm, stock = pair

@@ -138,3 +138,13 @@ def test_it_needs_neither_the_library_nor_numpy() -> None:
         len(gguf.GGUFReader(DEMO_MODEL).fields["tokenizer.ggml.tokens"].data),
         [],
     ]
+
+
+def test_a_tensor_of_more_dimensions_than_ggml_has_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "five.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tensor("five", np.zeros((2, 3, 4, 5, 6), np.float32))
+    writer.add_tensor("behind", np.zeros((7, 8), np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    assert read_gguf(str(path)).tensors == {"five": (6, 5, 4, 3), "behind": (8, 7)}

@@ -319,6 +319,24 @@ def test_the_free_methods_are_methods_and_all_others_are_guarded() -> None:
     assert "tokens" in inspect.signature(pypcd.Llama.eval).parameters
 
 
+def test_who_only_reads_does_not_end_a_stream(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = load(tiny("llama"), True)
+    monkeypatch.setattr(_guards, "_PATIENCE", 60.0)
+    here, stream = threading.Event(), llm.generate(TOKENS[:9], temp=0)
+
+    def read() -> None:
+        with llm._turn:
+            here.set()
+            llm.pcd_stats()
+
+    first = next(stream)
+    thread = threading.Thread(target=read)
+    thread.start()
+    here.wait()
+    assert next(stream) >= 0 and first >= 0
+    thread.join()
+
+
 # --- processes ---
 
 # Python 3.12 says at each fork what these tests are about

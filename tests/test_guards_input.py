@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
+import shutil
+import sys
+from pathlib import Path
 from typing import Any, Callable
 
 import llama_cpp
@@ -71,7 +74,7 @@ def test_nothing_to_sample_from_is_an_error(tiny: Tiny, load: Load) -> None:
         with pytest.raises(pypcd.PCDError, match=r"no logits to sample from \(0 tokens.*evaluate tokens first"):
             use()
     llm.eval(TOKENS[:30])
-    with pytest.raises(pypcd.PCDError, match=r"\(30 tokens, idx=5\)"):
+    with pytest.raises(pypcd.PCDError, match=r"\(30 tokens, idx=5\): only the last token has some"):
         llm.sample(idx=5)
     assert llm.sample(temp=0.0) == llm.sample(temp=0.0, idx=29)
     llm.reset()
@@ -110,6 +113,8 @@ def test_a_state_of_another_model_or_a_damaged_one_is_refused_and_nothing_change
         (state(llama_state=b"", llama_state_size=0), "is damaged"),
         (state(llama_state_size=len(data) + 4096), "is damaged: .* bytes and .* token ids, where it says"),
         (state(n_tokens=10**6), "is damaged"),
+        (state(n_tokens=-5), "is damaged"),
+        (state(input_ids=saved.input_ids + (np.arange(len(saved.input_ids)) == 3)), "is damaged"),
         (state(input_ids=saved.input_ids[:3]), "is damaged"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -131,6 +136,17 @@ def test_a_state_of_another_model_or_a_damaged_one_is_refused_and_nothing_change
         llm.load_state(unsealed)
     assert llm.n_tokens == 0
     assert list(itertools.islice(llm.generate(TOKENS[:30], temp=0), 5)) == alone
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be removed there")
+def test_a_state_is_saved_after_the_models_file_is_gone(tiny: Tiny, load: Load, tmp_path: Path) -> None:
+    path = shutil.copy(tiny("llama"), tmp_path / "there.gguf")
+    llm = load(path, False)
+    llm.set_cache(llama_cpp.LlamaRAMCache())
+    path.unlink()
+    alone = llm("abc", max_tokens=5, temperature=0)["choices"]
+    assert llm("abc", max_tokens=5, temperature=0)["choices"] == alone
+    llm.load_state(llm.save_state())
 
 
 # --- what users pass ---
@@ -186,6 +202,22 @@ def test_a_logits_processors_exception_arrives(tiny: Tiny, load: Load) -> None:
     one[300] = 0
     only = llama_cpp.LogitsProcessorList([lambda tokens, scores: one.tolist()])
     assert list(itertools.islice(llm.generate([1, 2], temp=0, logits_processor=only), 3)) == [300] * 3
+
+
+def test_it_arrives_from_a_stream_beside_which_somebody_samples(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    calls = itertools.count()
+
+    def fails_later(tokens: Any, scores: Any) -> Any:
+        if next(calls):
+            raise KeyError("mine")
+        return scores
+
+    stream = llm.generate(TOKENS[:5], temp=0, logits_processor=llama_cpp.LogitsProcessorList([fails_later]))
+    next(stream)
+    llm.sample(temp=0)  # has processors of its own: none
+    with pytest.raises(KeyError, match="mine"):
+        next(stream)
 
 
 def test_tokens_that_the_vocabulary_does_not_have_are_an_error(tiny: Tiny) -> None:
@@ -255,6 +287,8 @@ def test_a_bias_or_a_stop_that_llama_cpp_would_misread_is_an_error(tiny: Tiny, l
     for stop in ("", ["x", ""]):
         with pytest.raises(ValueError, match="allowed: texts that are not empty"):
             llm("abc", max_tokens=2, stop=stop)
+        with pytest.raises(ValueError, match="allowed: texts that are not empty"):
+            llm("abc", None, 2, 0.8, 0.95, 0.05, 1.0, None, False, stop)
     assert llm("abc", max_tokens=2, stop=None)["usage"]["completion_tokens"] == 2
 
 

@@ -307,7 +307,12 @@ def test_the_environment_installs_it(tiny: Tiny) -> None:
     assert runs(OPEN, tiny("llama"), PYPCD="window") == f"{pypcd.PCDConfig.resolve('window')}\n"
 
 
-@pytest.mark.parametrize("value", ["", "0", "off", "Off", " "])
+@pytest.mark.parametrize("value", ["1", "True", "on"])
+def test_on_in_the_environment_is_the_papers_setting(value: str, tiny: Tiny) -> None:
+    assert runs(OPEN, tiny("llama"), PYPCD=value) == f"{pypcd.PCDConfig.paper()}\n"
+
+
+@pytest.mark.parametrize("value", ["", "0", "off", "Off", "false", " "])
 def test_off_in_the_environment_is_nothing(value: str, tiny: Tiny) -> None:
     assert runs(OPEN, tiny("llama"), PYPCD=value) == "stock\n"
 
@@ -319,7 +324,7 @@ def test_what_the_program_says_comes_before_the_environment(tiny: Tiny) -> None:
     assert said == "stock\n"
 
 
-@pytest.mark.parametrize("value", ["1", "gentel", "beta=x", "bta=2", "nowhere.json"])
+@pytest.mark.parametrize("value", ["2", "gentel", "beta=x", "bta=2", "nowhere.json"])
 def test_a_wrong_value_is_one_sentence_when_llama_cpp_is_imported(value: str) -> None:
     done = run_python("import pypcd; print('fine'); import llama_cpp", PYPCD=value)
     assert done.returncode == 1 and done.stdout == "fine\n"
@@ -372,6 +377,7 @@ def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(python: Pa
     for value, seen in (
         ("", "\n"),
         ("off", "\n"),
+        ("no", "\n"),
         (" 0", "\n"),
         ("gentle", "pypcd pypcd._finder\n"),
         ("nonsense", "pypcd pypcd._finder\n"),

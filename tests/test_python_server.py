@@ -203,6 +203,15 @@ def test_a_model_that_cannot_run_it_says_why(server: Server, tiny: Tiny) -> None
     assert server.post("/v1/completions", prompt="a", model=mamba)[0] == 200, "as PYPCD says: a warning, and plain"
 
 
+def test_what_llama_checks_is_the_clients_mistake(server: Server) -> None:
+    for wrong in ({"stop": [""]}, {"logit_bias": {"99999": 1.0}}):
+        status, answer = server.post("/v1/completions", prompt="a", **wrong)
+        assert status == 400 and "; allowed: " in answer["error"]["message"] and answer["error"]["param"] is None
+        status, parts = server.post("/v1/completions", prompt="a", stream=True, **wrong)
+        assert status == 200 and "; allowed: " in parts[0]["error"]["message"] and len(parts) == 1
+    assert server.complete(), "it serves on"
+
+
 def test_its_own_errors_are_as_before(server: Server) -> None:
     status, answer = server.post("/v1/completions", prompt="bada " * 600)
     assert status == 400 and answer["error"]["code"] == "context_length_exceeded"

@@ -248,9 +248,8 @@ class Texts:
 
     def _n_fitting(self, texts: Sequence[tuple[Sequence[int], int]]) -> int:
         """How many of these (prompt, further tokens) fit beside each other, at least one. What they share counts once."""
-        room = self.llm.n_ctx() - (
-            self._n_part if self._config else 0
-        )  # twins are in the memory while they are evaluated
+        # twins are in the memory while they are evaluated
+        room = self.llm.n_ctx() - (self._n_part if self._config else 0)
         for n in range(2, len(texts) + 1):
             prompts = sorted([self._held, *(list(prompt) for prompt, _ in texts[:n])])
             shared = sum(map(_n_alike, prompts, prompts[1:]))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pypcd import _engine, _llama
+from pypcd import _engine, _install, _llama
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig
 from pypcd._errors import PCDError
@@ -284,9 +284,8 @@ class _Model:
             given = {name: value for name, value in kwargs.items() if name != "use_extra_bufts"}
             options = {**given, "model_path": self.llm.model_path, "n_gpu_layers": self.llm.model_params.n_gpu_layers}
             command = [sys.executable, _timing.__file__, json.dumps(options)]
-            env = {
-                name: value for name, value in os.environ.items() if name != "PYPCD"
-            }  # it would make this one pypcd's
+            # that variable would make this one pypcd's
+            env = {name: value for name, value in os.environ.items() if name != _install.VARIABLE}
             self.stock = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env
             )
