@@ -41,14 +41,13 @@ from pypcd._engine._devices import (
     supports_gpu,
 )
 from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
-from pypcd._engine._grammar import Grammar
+from pypcd._engine._grammar import Grammar, check_grammar
 from pypcd._engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
 from pypcd._engine._handles import is_open, protect, shut
 from pypcd._engine._heads import HEAD_ORDERS, find_head_order, knows_head_order, set_head_ratios, unset_head_ratios
 from pypcd._engine._log import clear_errors, install, last_errors, logger, reason
 from pypcd._engine._model import (
     check_decoder,
-    check_grammar,
     detokenize,
     is_end,
     is_recurrent,

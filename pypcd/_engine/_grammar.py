@@ -1,9 +1,10 @@
-"""A grammar beside an answer that is chosen outside llama.cpp's samplers: which tokens it allows next."""
+"""Grammars: whether llama.cpp can read one, and which tokens it allows next where an answer is chosen outside its samplers."""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -12,9 +13,32 @@ import numpy.typing as npt
 from pypcd._engine import _log
 from pypcd._engine._calls import vocabulary
 
-__all__ = ["Grammar"]
+__all__ = ["Grammar", "check_grammar"]
 
 _DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+
+
+def _sampler(llm: llama_cpp.Llama, text: str, root: str = "root") -> Any:
+    """
+    Raises:
+        ValueError: llama.cpp cannot read it; llama_cpp would end the process.
+    """
+    _log.clear_errors()
+    sampler = llama_cpp.llama_sampler_init_grammar(vocabulary(llm), text.encode(), root.encode())
+    if not sampler:
+        raise ValueError(f"the grammar is not valid: {_log.reason()}; it needs a rule for {root!r}")
+    return sampler
+
+
+def check_grammar(llm: llama_cpp.Llama, grammar: llama_cpp.LlamaGrammar) -> None:
+    """
+    Raises:
+        TypeError: it is no LlamaGrammar.
+        ValueError: llama.cpp cannot read it.
+    """
+    if not isinstance(grammar, llama_cpp.LlamaGrammar):
+        raise TypeError(f"grammar is a {type(grammar).__name__}; allowed: LlamaGrammar.from_string(text) and the like")
+    llama_cpp.llama_sampler_free(_sampler(llm, grammar._grammar, grammar._root))
 
 
 class Grammar:
@@ -28,13 +52,9 @@ class Grammar:
     """
 
     def __init__(self, llm: llama_cpp.Llama, text: str) -> None:
-        _log.clear_errors()
-        sampler = llama_cpp.llama_sampler_init_grammar(vocabulary(llm), text.encode(), b"root")
-        if not sampler:
-            raise ValueError(f"the grammar cannot be read: {_log.reason()}")
-        self._sampler = sampler
+        self._sampler = _sampler(llm, text)
         self._tokens = (llama_cpp.llama_token_data * llm.n_vocab())()
-        weakref.finalize(self, llama_cpp.llama_sampler_free, sampler)
+        weakref.finalize(self, llama_cpp.llama_sampler_free, self._sampler)
 
     def masked(self, row: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
         """A copy of a row with -inf for tokens that may not come next."""

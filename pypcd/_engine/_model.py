@@ -9,12 +9,10 @@ from typing import Any, Callable
 import llama_cpp
 
 from pypcd._engine._calls import model, vocabulary
-from pypcd._engine._log import clear_errors, reason
 from pypcd._errors import UnsupportedError
 
 __all__ = [
     "check_decoder",
-    "check_grammar",
     "detokenize",
     "is_end",
     "is_recurrent",
@@ -47,23 +45,6 @@ def check_decoder(llm: llama_cpp.Llama) -> None:
     if llama_cpp.llama_model_has_encoder(model(llm)):
         arch = llm.metadata.get("general.architecture")
         raise UnsupportedError(f"the architecture {arch!r} has an encoder, which llama-cpp-python's Llama does not run")
-
-
-def check_grammar(llm: llama_cpp.Llama, grammar: llama_cpp.LlamaGrammar) -> None:
-    """
-    Raises:
-        TypeError: it is no LlamaGrammar.
-        ValueError: llama.cpp cannot read it; llama_cpp would end the process.
-    """
-    if not isinstance(grammar, llama_cpp.LlamaGrammar):
-        raise TypeError(f"grammar is a {type(grammar).__name__}; allowed: LlamaGrammar.from_string(text) and the like")
-    clear_errors()
-    sampler = llama_cpp.llama_sampler_init_grammar(
-        vocabulary(llm), grammar._grammar.encode("utf-8"), grammar._root.encode("utf-8")
-    )
-    if not sampler:
-        raise ValueError(f"the grammar is not valid: {reason()}; it needs a rule for {grammar._root!r}")
-    llama_cpp.llama_sampler_free(sampler)
 
 
 def is_recurrent(llm: llama_cpp.Llama) -> bool:
