@@ -78,11 +78,16 @@ llama_pcd_params llama_pcd_default_params(void) {
     };
 }
 
+// whether the parameters can be set; a context that nothing of ours was turned on in and that cannot run them is left alone
 static int32_t check(llama_context & ctx, const llama_pcd_params & params, std::string & text) {
-    if (const auto * pcd = pcd_context::of(ctx)) {
-        return pcd->core.limits.check(params, pcd->taken(), text);
+    if (!pcd_context::of(ctx)) {
+        const int32_t status = llama_pcd_limits(llama_pcd_memory(ctx), llama_pcd_settings()).check(params, {}, text);
+        if (status != LLAMA_PCD_OK) {
+            return status;
+        }
     }
-    return llama_pcd_limits(llama_pcd_memory(ctx), llama_pcd_settings()).check(params, {}, text);
+    auto & pcd = pcd_context::made(ctx);
+    return pcd.core.check(params, pcd.taken(), text);
 }
 
 int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char * err, size_t n_err) {
@@ -98,15 +103,22 @@ int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char
         if (is_disabled(text)) {
             return LLAMA_PCD_DISABLED;
         }
-        if (!pcd) { // a context that cannot run it stays as it is
-            const int32_t status = check(*ctx, *params, text);
-            if (status != LLAMA_PCD_OK) {
-                return status;
-            }
+        const int32_t status = check(*ctx, *params, text);
+        if (status != LLAMA_PCD_OK) {
+            return status;
         }
         auto & made = pcd_context::made(*ctx);
-        return made.core.set(*params, made.taken(), text);
+        return made.core.set(*params, text);
     });
+}
+
+bool llama_pcd_get(llama_context * ctx, llama_pcd_params * params) {
+    const auto * pcd = pcd_context::of(*ctx);
+    if (!pcd || !pcd->core.settings.on) {
+        return false;
+    }
+    *params = pcd->core.settings.params;
+    return true;
 }
 
 void llama_pcd_trim(llama_context * ctx) {
@@ -115,6 +127,9 @@ void llama_pcd_trim(llama_context * ctx) {
             ctx->synchronize();
             pcd->core.second.trim();
             pcd->core.masks.trim();
+            if (!pcd->core.settings.on) {
+                pcd->decoder.rows.trim();
+            }
         }
         return true;
     });
@@ -181,6 +196,7 @@ llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
             res.second_bytes = pcd->core.second.n_bytes();
             res.state_bytes  = pcd->core.states.n_bytes;
             res.graph_bytes  = pcd->kept_bytes() + pcd->core.masks.n_bytes();
+            res.row_bytes    = pcd->decoder.rows.n_bytes();
         }
         res.kv_bytes = llama_pcd_memory(*ctx).n_bytes();
         return res;
@@ -359,9 +375,15 @@ void llama_pcd_set_amx(bool on) {
 int32_t llama_pcd_step_times(
         const int32_t * n_threads, int32_t n, int32_t n_embd, int32_t n_tokens, int32_t min_us, double * us, char * err, size_t n_err) {
     return with_status(err, n_err, [&](std::string & text) -> int32_t {
-        if (n < 1 || n_embd < 1 || n_tokens < 1 || *std::min_element(n_threads, n_threads + n) < 1) {
-            text = "n, n_embd, n_tokens and every number of threads have to be at least 1";
+        if (n < 1 || n_embd < 1 || n_tokens < 1) {
+            text = format("n, n_embd, n_tokens are %d, %d, %d; allowed: at least 1", n, n_embd, n_tokens);
             return LLAMA_PCD_INVALID;
+        }
+        for (int32_t i = 0; i < n; ++i) {
+            if (n_threads[i] < 1 || n_threads[i] > GGML_MAX_N_THREADS) {
+                text = format("n_threads[%d] is %d; allowed: 1 to %d", i, n_threads[i], GGML_MAX_N_THREADS);
+                return LLAMA_PCD_INVALID;
+            }
         }
         const auto res = llama_pcd_cpu::step_times({ n_threads, n_threads + n }, n_embd, n_tokens, min_us);
         std::copy(res.begin(), res.end(), us);

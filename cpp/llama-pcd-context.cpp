@@ -74,6 +74,13 @@ int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
     return res;
 }
 
+int llama_pcd_context::encode(const llama_batch_ext & batch) noexcept {
+    return llama_pcd_guarded_value(__func__, (int) llama_pcd_outcome::BROKEN, [&]() {
+        decoder.rows.trim();
+        return encode_plain(batch);
+    });
+}
+
 void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
     decoder.rows.forget();
     core.states.drop();
@@ -98,8 +105,12 @@ int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
         const section ours(*this, true);
         return (int) decoder.decode(batch);
     }
-    decoder.rows.forget();
-    core.answers.remove(-1); // what is decoded now is not known to be one
+    decoder.rows.trim();
+    for (const auto & token : batch.tokens) {
+        for (const llama_seq_id s : token.seq_ids) {
+            core.answers.read(s, token.pos[0], false);
+        }
+    }
 
     int res = 0;
     return head_ratios.on() && head_ratios.decode(batch, res) ? res : decode_plain(batch);
@@ -147,6 +158,9 @@ llama_pcd_graph_stats llama_pcd_context::graph_stats() const {
 }
 
 int32_t llama_pcd_context::fill_cells(int32_t n) {
+    if (!memory.can_fill(n)) {
+        return 0;
+    }
     lctx.synchronize();
     lctx.get_memory()->clear(true);
     cells_loaded(-1);
@@ -156,6 +170,11 @@ int32_t llama_pcd_context::fill_cells(int32_t n) {
         core.second.set_fresh(memory.all_cells(0));
     }
     return res;
+}
+
+bool llama_pcd_context::mixes_graphs() {
+    const bool mixed = core.settings.on || exits.on() || head_ratios.on() || tap.on();
+    return std::exchange(last_mixed, mixed) || mixed;
 }
 
 uint32_t llama_pcd_context::n_nodes() const {
@@ -180,6 +199,15 @@ void llama_pcd_context::cells_loaded(llama_seq_id seq_id) {
     core.second.cells_loaded(seq_id);
     core.answers.remove(seq_id); // a state does not say where its answer began
     decoder.rows.forget();
+}
+
+// the one of these that needs memory, and llama_memory_seq_cp cannot fail
+void llama_pcd_context::seq_copied(llama_seq_id src, llama_seq_id dst) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        core.settings.copy_seq(src, dst);
+        core.answers.copy(src, dst);
+        return true;
+    });
 }
 
 void llama_pcd_context::keys_shift(llama_kv_cache & kv) {

@@ -33,11 +33,18 @@ struct llama_pcd_context : llama_pcd {
     // llama.cpp inside our call, becomes a line in the log and a status, and the memory is as it was.
     int decode(const llama_batch_ext & batch) noexcept;
 
+    // Encode a batch as llama.cpp does. Likewise.
+    int encode(const llama_batch_ext & batch) noexcept;
+
     // see llama_pcd_get_graph_stats
     llama_pcd_graph_stats graph_stats() const;
 
     // see llama_pcd_fill_cells
     int32_t fill_cells(int32_t n);
+
+    // Whether the graph that is begun, or the one before it, is another one than llama.cpp's. While all are llama.cpp's own, nothing
+    // has to be forgotten between them, and the scheduler need not wait for the last one to be computed.
+    bool mixes_graphs();
 
     // nodes that a graph may need more
     uint32_t n_nodes() const;
@@ -55,7 +62,7 @@ struct llama_pcd_context : llama_pcd {
     void keys_shift  (llama_kv_cache & kv) override;
 
     void seq_removed(llama_seq_id seq_id) override                { core.settings.unset_seq(seq_id);     core.answers.remove(seq_id); }
-    void seq_copied (llama_seq_id src, llama_seq_id dst) override { core.settings.copy_seq(src, dst);    core.answers.copy(src, dst); }
+    void seq_copied (llama_seq_id src, llama_seq_id dst) override;
     void seq_kept   (llama_seq_id seq_id) override                { core.settings.keep_seq(seq_id);      core.answers.keep(seq_id); }
 
     void seq_moved(llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta, int d) override {
@@ -67,7 +74,8 @@ struct llama_pcd_context : llama_pcd {
     bool     update_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
 
 private:
-    bool graphs_on = false; // what the last graphs were built for
+    bool graphs_on  = false; // what the last graphs were built for
+    bool last_mixed = false; // the last graph that was begun is not llama.cpp's own
 
     int  decode_unguarded(const llama_batch_ext & batch);
     void recover(const llama_pcd_memory::ends & before); // from an exception in the midst of a decode

@@ -1,4 +1,4 @@
-// Turns PCD on, or leaves everything as it was where that fails.
+// Turns PCD on, or leaves everything as it was if that fails.
 
 #include "llama-pcd-core.h"
 
@@ -6,6 +6,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <utility>
 
 llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory) :
     pcd(pcd),
@@ -38,12 +39,36 @@ bool llama_pcd_core::make_room(std::string & err) {
     return true;
 }
 
-int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & taken, std::string & err) {
-    const int32_t status = limits.check(p, taken, err);
-    if (status != LLAMA_PCD_OK) {
-        return status;
-    }
+void llama_pcd_core::probe() {
+    struct guard {
+        explicit guard(bool & flag) : flag(flag) { flag = true; }
+        ~guard() { flag = false; }
 
+        bool & flag;
+    } const inside(probing);
+
+    pcd.build_graph();
+
+    limits.has_graph   = true;
+    limits.weighs_keys = second.weighs_keys();
+}
+
+int32_t llama_pcd_core::check(const llama_pcd_params & p, const std::string & taken, std::string & err) {
+    int32_t status = limits.check(p, taken, err);
+    if (status == LLAMA_PCD_OK && !limits.has_graph) {
+        probe();
+        status = limits.check(p, taken, err);
+    }
+    const llama_seq_id id = twins.find_taken(memory);
+    if (status == LLAMA_PCD_OK && id >= 0) {
+        err = format("sequence %d has tokens, and the ids from %d on are for PCD's twins; "
+                "take it out of memory first (llama_memory_seq_rm)", id, twins.seq_first);
+        return LLAMA_PCD_UNSUPPORTED;
+    }
+    return status;
+}
+
+int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
     pcd.lctx.synchronize();
 
     // one stream holds all cells, so a mask over several sequences is one mask
@@ -53,67 +78,72 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, const std::string & take
         return LLAMA_PCD_NO_MEMORY;
     }
 
-    const auto old         = settings.params;
-    const auto old_demand  = second.demand;
-    const bool was_on      = settings.on;
-    const bool other_table = !llama_pcd_settings::same_table(p, old);
+    const auto   old         = settings.params;
+    const auto   old_demand  = second.demand;
+    const bool   was_on      = settings.on;
+    const bool   other_table = !llama_pcd_settings::same_table(p, old);
+    const size_t n_tables    = tables.size();
+
+    // made before anything changes, since making them may fail
+    const auto old_tables = other_table ? tables.contents_for(old) : llama_pcd_tables::contents {};
+    const auto new_tables = other_table ? tables.contents_for(p)   : llama_pcd_tables::contents {};
 
     llama_pcd_second::changes done;
 
-    bool reserve = !limits.has_graph;
+    bool reserve = !has_reserved;
 
     const auto undo = [&]() {
         settings.params = old;
         settings.on     = was_on;
         second.demand   = old_demand;
-        if (other_table) {
-            tables.write();
-        }
-        if (!second.undo(done) && (second.demand.keys || second.demand.stream)) {
-            settings.on = false;
-            err += "; nor is there room any more for the former ones, so PCD is off now";
-        }
+        second.undo(done);
+        tables.write(old_tables);
+        tables.cut(n_tables);
         if (reserve) {
             pcd.reserve_later();
         }
         pcd.reset_graphs();
     };
 
-    const bool fits = second.allocate(p, done, err);
+    const auto change = [&]() {
+        const bool fits = second.allocate(p, done, err);
 
-    reserve |= !done.empty();
-    if (!fits) {
+        reserve |= !done.empty();
+        if (!fits) {
+            return false;
+        }
+
+        second.demand = second.demand_of(p);
+
+        if (reserve || second.demand.keys != old_demand.keys || !llama_pcd_settings::same_topology(p, old)) {
+            pcd.reset_graphs();
+        }
+        if (p.evaluation != old.evaluation) {
+            pcd.drop_kept(); // other graphs take turns now
+        }
+
+        settings.params = p;
+        settings.on     = true;
+
+        tables.write(new_tables);
+
+        if (reserve) {
+            pcd.reserve_now([]() {}); // all is undone below
+        }
+        return true;
+    };
+
+    try {
+        if (!change()) {
+            undo();
+            return LLAMA_PCD_NO_MEMORY;
+        }
+    } catch (...) {
         undo();
-        return LLAMA_PCD_NO_MEMORY;
+        throw;
     }
+    has_reserved = true;
 
-    second.demand = second.demand_of(p);
-
-    if (reserve || second.demand.keys != old_demand.keys || !llama_pcd_settings::same_topology(p, old)) {
-        pcd.reset_graphs();
-    }
-
-    if (p.evaluation != settings.params.evaluation) {
-        pcd.drop_kept(); // other graphs take turns now
-    }
-
-    settings.params = p;
-    settings.on     = true;
-
-    if (other_table) {
-        tables.write();
-    }
-    if (reserve) {
-        // the graphs built here also show how each layer rotates, if it does
-        pcd.reserve_now(undo);
-
-        limits.has_graph    = true;
-        limits.weighs_keys |= second.weighs_keys();
-    }
-    if (limits.check(p, taken, err) != LLAMA_PCD_OK) { // what only a graph shows
-        undo();
-        return LLAMA_PCD_UNSUPPORTED;
-    }
     settings.confirm_seqs();
     second.keep(done);
     masks.trim();
@@ -126,7 +156,7 @@ int32_t llama_pcd_core::set_seq(llama_seq_id seq_id, const llama_pcd_params * p,
     if (!err.empty()) {
         return LLAMA_PCD_UNSUPPORTED;
     }
-    const auto before = settings;
+    auto before = settings;
 
     int32_t status = settings.set_seq(seq_id, p, twins.seq_first, err);
 
@@ -134,14 +164,14 @@ int32_t llama_pcd_core::set_seq(llama_seq_id seq_id, const llama_pcd_params * p,
         return status;
     }
     try {
-        status = set(settings.params, {}, err); // the first sequence that second keys have to be kept for
+        status = set(settings.params, err); // the first sequence that second keys have to be kept for
     } catch (...) {
-        settings = before;
+        std::swap(settings, before);
         throw;
     }
     if (status != LLAMA_PCD_OK) {
-        settings = before;
-        err      = format("sequence %d sees too much for second keys to be made as they are needed: ", seq_id) + err;
+        std::swap(settings, before);
+        err = format("sequence %d sees too much for second keys to be made as they are needed: ", seq_id) + err;
     }
     return status;
 }

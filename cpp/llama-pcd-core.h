@@ -41,14 +41,23 @@ struct llama_pcd_core {
     // how many of the twins in a micro-batch are turned
     uint32_t count_turned(const llama_ubatch & ubatch) const;
 
-    // see llama_pcd_set; taken: as for llama_pcd_limits::check
-    int32_t set(const llama_pcd_params & p, const std::string & taken, std::string & err);
+    bool probing = false; // a graph is built to see what only a graph shows; nothing is added to it
+
+    // Whether these parameters can be set, but for the memory that they take. Nothing in force changes. taken: as for
+    // llama_pcd_limits::check
+    int32_t check(const llama_pcd_params & p, const std::string & taken, std::string & err);
+
+    // Put parameters in force that check() found nothing wrong with: all of them or, without the memory for that, none.
+    int32_t set(const llama_pcd_params & p, std::string & err);
 
     // see llama_pcd_set_seq
     int32_t set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err);
 
 private:
-    bool has_room = false;
+    bool has_room     = false;
+    bool has_reserved = false; // memory for graphs with PCD
+
+    void probe();
 
     // once: rows and states for twins beside the caller's; false: no memory, and err says so
     bool make_room(std::string & err);

@@ -50,7 +50,7 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     if (res == outcome::DONE) {
         rows.count();
         rows.reserve();
-        res = evaluate(batch, req);
+        res = evaluate(batch);
     }
     if (res == outcome::DONE) {
         rows.show();
@@ -124,7 +124,7 @@ llama_pcd_decoder::request llama_pcd_decoder::read(const llama_batch_ext & batch
         }
     }
 
-    res.in_streams = settings.separate() && !res.by_llama && streams.begin(batch);
+    res.in_streams = settings.separate() && !res.by_llama && streams.has_twins(batch);
 
     return res;
 }
@@ -142,6 +142,14 @@ bool llama_pcd_decoder::refuses_picture(const llama_batch_ext & batch) const {
 
 bool llama_pcd_decoder::refuses_context(const llama_batch_ext & batch) const {
     std::string reason = rows.size() > 0 ? core.limits.conflict() : "";
+
+    if (reason.empty() && (rows.size() > 0 || core.settings.separate())) {
+        const llama_seq_id id = core.twins.find_taken(core.memory); // by a copy, or a loaded state
+        if (id >= 0) {
+            reason = format("sequence %d has tokens, and the ids from %d on are for twins (llama_memory_seq_rm takes it out of memory)",
+                    id, core.twins.seq_first);
+        }
+    }
 
     for (const auto * ids : { &rows.out_ids, &rows.plain_ids }) {
         for (size_t i = 0; i < ids->size() && reason.empty(); ++i) {
@@ -173,16 +181,23 @@ outcome llama_pcd_decoder::refresh_second_keys() {
 // the ways
 //
 
-llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch, const request & req) const {
+llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch) const {
     const auto & contrasts = rows.contrasts;
 
     if (core.settings.separate()) {
-        return req.in_streams || batch.tokens.size() + 1 > core.memory.n_room(batch.tokens.size() + 1) ? way::STREAMS : way::ALTERNATE;
+        const bool after = core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE && has_room_after(batch) &&
+            streams.too_late(batch) == LLAMA_PCD_FALLBACK_NONE;
+        return after ? way::ALTERNATE : way::STREAMS;
     }
     if (std::all_of(contrasts.begin(), contrasts.end(), [](const auto & cur) { return cur.gamma == 1; })) {
         return way::ALTERNATE; // none of its rows needs a twin
     }
     return core.settings.params.evaluation != LLAMA_PCD_EVALUATION_ALTERNATE ? way::FUSED : way::ALTERNATE;
+}
+
+bool llama_pcd_decoder::has_room_after(const llama_batch_ext & batch) const {
+    const size_t n = batch.tokens.size() + 1;
+    return core.memory.n_room(n) >= n;
 }
 
 bool llama_pcd_decoder::fuses(size_t n_tokens, size_t n_out) {
@@ -206,16 +221,16 @@ double llama_pcd_decoder::lap() {
     return (t_lap_us - t_last_us)*1e-6;
 }
 
-outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch, const request & req) {
+outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch) {
     const size_t n_tokens = batch.tokens.size();
-    const way    how      = choose(batch, req);
+    const way    how      = choose(batch);
 
     step = {};
 
     if (how == way::STREAMS) {
-        const auto reason = streams.fallback(req.in_streams);
-        if (reason != LLAMA_PCD_FALLBACK_NONE) {
-            pass.note_fallback(reason);
+        if (core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE) {
+            const auto reason = streams.too_late(batch);
+            pass.note_fallback(reason == LLAMA_PCD_FALLBACK_NONE ? LLAMA_PCD_FALLBACK_NO_ROOM : reason);
         }
         core.stats.n_streams++;
         return streams.decode(batch);
@@ -252,7 +267,7 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch, const request
 outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const llama_pcd_part & cur, way how) {
     auto & stats = core.stats;
 
-    if (cur.r0 == cur.r1) {
+    if (cur.r0 == cur.r1 && !core.settings.separate()) {
         return pass.run(llama_pcd_batch_part(batch, cur.i0, cur.i1));
     }
 

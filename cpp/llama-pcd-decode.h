@@ -20,7 +20,7 @@ private:
     struct request {
         bool   by_us      = false; // refused here, with a line in the log
         bool   by_llama   = false; // llama.cpp will refuse it: in its own words, and before anything has changed
-        bool   in_streams = false; // every token's twin is evaluated with its token
+        bool   in_streams = false; // cache = separate: every token has a twin
     };
 
     // ways to evaluate a batch and its twins
@@ -52,7 +52,10 @@ private:
 
     llama_pcd_outcome refresh_second_keys();
 
-    way choose(const llama_batch_ext & batch, const request & req) const;
+    way choose(const llama_batch_ext & batch) const;
+
+    // whether a twin fits behind the batch
+    bool has_room_after(const llama_batch_ext & batch) const;
 
     // whether a batch that can be fused is to be
     bool fuses(size_t n_tokens, size_t n_out);
@@ -60,7 +63,7 @@ private:
     // seconds since it was last called
     double lap();
 
-    llama_pcd_outcome evaluate      (const llama_batch_ext & batch, const request & req);
+    llama_pcd_outcome evaluate      (const llama_batch_ext & batch);
     llama_pcd_outcome evaluate_part (const llama_batch_ext & batch, const llama_pcd_part & cur, way how);
     llama_pcd_outcome evaluate_twins(const llama_batch_ext & batch, const llama_pcd_part & cur, way how); // fused or after their tokens
     llama_pcd_outcome fused         (const llama_batch_ext & batch, const llama_pcd_part & cur);

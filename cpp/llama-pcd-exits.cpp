@@ -296,5 +296,6 @@ int32_t llama_pcd_exits::set(const std::vector<int32_t> & wanted, bool pcd_on, s
 }
 
 bool llama_pcd_exits::has_tied_head(const llama_model & model) {
-    return strcmp(head_of(model)->name, "output.weight") != 0;
+    const ggml_tensor * head = head_of(model);
+    return head && strcmp(head->name, "output.weight") != 0;
 }

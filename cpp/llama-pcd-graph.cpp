@@ -5,7 +5,6 @@
 #include "llama-model.h"
 
 #include <algorithm>
-#include <stdexcept>
 
 llama_pcd_graph & llama_pcd_graph::current() {
     static thread_local llama_pcd_graph graph;
@@ -16,20 +15,12 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     auto & graph = current();
     graph = {};
 
-    if (!core) {
+    if (!core || !(core->settings.on || core->probing)) {
         return;
     }
-    // graphs with twins and without, of one token and of many, may have as many nodes
-    if (!llama_pcd_forget_layout(gctx.sched)) {
-        throw std::runtime_error("pcd: no memory to lay a graph out");
-    }
-    if (!core->settings.on) {
-        return;
-    }
-
     const auto & ubatch = gctx.ubatch;
 
-    uint32_t n_twin = core->twins.count(ubatch);
+    uint32_t n_twin = core->probing ? 0 : core->twins.count(ubatch);
 
     // attention is split, so all twins have to come after the standard tokens, and those that are turned last
     const auto place = [&](uint32_t i) {
@@ -56,8 +47,9 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     graph.n_twin   = n_twin;
     graph.n_turned = n_turned;
 
-    inp->look(ubatch);
-
+    if (!core->probing) {
+        inp->look(ubatch);
+    }
     gctx.res->add_input(std::move(inp));
 }
 
@@ -148,8 +140,15 @@ ggml_tensor * llama_pcd_graph::build_noise(ggml_tensor * cur, ggml_tensor * a, c
 }
 
 ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml_tensor * a, llama_pcd_rotation r) {
-    if (!builds_in(c) || cur->ne[2] != n_tokens) {
+    if (!builds_in(c)) {
         return cur;
+    }
+    if (cur->ne[2] != n_tokens) {
+        core->limits.hides_rotation = true; // no token is known for its rows, so twins would not be turned
+        return cur;
+    }
+    if (core->probing) {
+        seen.push_back(cur);
     }
 
     const auto & settings = core->settings;
@@ -170,6 +169,19 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml
     core->limits.has_rotations = true;
 
     return cur;
+}
+
+void llama_pcd_graph::end() {
+    auto & graph = current();
+
+    const bool probing = graph.core && graph.core->probing;
+    for (int i = 0; probing && i < ggml_graph_n_nodes(graph.gf); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph.gf, i);
+        if (node->op == GGML_OP_ROPE && std::find(graph.seen.begin(), graph.seen.end(), node) == graph.seen.end()) {
+            graph.core->limits.hides_rotation = true; // it did not come by here
+        }
+    }
+    graph = {};
 }
 
 bool llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {

@@ -30,6 +30,9 @@ struct llama_pcd_graph {
     // `cur`, which is `a` rotated by the model as r says, with a twin's rotation or noise
     ggml_tensor * rotated(ggml_context * c, ggml_tensor * cur, ggml_tensor * a, llama_pcd_rotation r);
 
+    // the graph is complete
+    static void end();
+
     // the model has the rotation `a` start at another dimension; false: let the model do that itself
     bool offset(ggml_tensor * a, int n_offs);
 
@@ -77,6 +80,8 @@ private:
 
     std::vector<llama_pcd_rotation> rotations; // built and not yet claimed by a layer
 
+    std::vector<const ggml_tensor *> seen; // while probing: all of them, as the model built them
+
     bool splitting = false; // inside our own calls of build_attn_mha
 
     // mask, first row, rows, first and last cell, heads of a group, where the keys are
@@ -95,7 +100,7 @@ private:
 
     ggml_tensor * build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r);
 
-    llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur);
+    llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur, bool hadamard);
 
     // the keys or values of the twins alone, which come last
     ggml_tensor * view_twins(ggml_tensor * t) const;

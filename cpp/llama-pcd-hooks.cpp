@@ -7,6 +7,7 @@
 #include "llama-pcd-heads-graph.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret) {
     auto * pcd = llama_pcd_context::of(lctx);
@@ -14,6 +15,15 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
         return false;
     }
     ret = pcd->decode(batch);
+    return true;
+}
+
+bool llama_pcd_encode(llama_context & lctx, const llama_batch_ext & batch, int & ret) {
+    auto * pcd = llama_pcd_context::of(lctx);
+    if (!pcd || pcd->nested) {
+        return false;
+    }
+    ret = pcd->encode(batch);
     return true;
 }
 
@@ -48,12 +58,17 @@ uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
 void llama_pcd_graph_begin(const llm_graph_context & gctx) {
     auto * pcd = llama_pcd_context::of(gctx.cparams);
 
+    // graphs with twins and without, of one token and of many, may have as many nodes
+    if (pcd && !pcd->core.probing && pcd->mixes_graphs() && !llama_pcd_forget_layout(gctx.sched)) {
+        throw std::runtime_error("pcd: no memory to lay a graph out");
+    }
     llama_pcd_heads_begin(gctx, pcd ? &pcd->head_ratios : nullptr);
     llama_pcd_graph::begin(gctx, pcd ? &pcd->core : nullptr);
 }
 
 void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gctx) {
     llama_pcd_heads_end();
+    llama_pcd_graph::end();
 
     if (auto * pcd = llama_pcd_context::of(gctx.cparams)) {
         pcd->exits.build(model, gctx);

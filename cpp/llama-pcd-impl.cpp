@@ -5,6 +5,7 @@
 #include "llama-impl.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 static constexpr uint32_t N_RESERVED = 8; // tokens that kept graphs have memory for from the first
 
@@ -24,6 +25,17 @@ void llama_pcd::reserve_now(const std::function<void()> & undo) {
     }
 }
 
+void llama_pcd::build_graph() {
+    lctx.synchronize();
+
+    const uint32_t n    = std::min(lctx.n_ubatch(), N_RESERVED);
+    const auto     mctx = lctx.memory->init_full();
+    if (!mctx) {
+        throw std::runtime_error("pcd: no graph can be built for this memory");
+    }
+    lctx.graph_reserve(n, 1, n, mctx.get(), true);
+}
+
 void llama_pcd::prepare() {
     const section theirs(*this, false);
 
@@ -31,13 +43,23 @@ void llama_pcd::prepare() {
     lctx.memory_update(false);
 }
 
-int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
-    struct guard {
-        explicit guard(bool & flag) : flag(flag) { flag = true; }
-        ~guard() { flag = false; }
+namespace {
+    struct set_while {
+        explicit set_while(bool & flag) : flag(flag) { flag = true; }
+        ~set_while() { flag = false; }
 
         bool & flag;
-    } const inside(nested);
+    };
+}
+
+int llama_pcd::encode_plain(const llama_batch_ext & batch) {
+    const set_while inside(nested);
+
+    return lctx.encode(batch);
+}
+
+int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
+    const set_while inside(nested);
 
     const section theirs(*this, false);
 

@@ -118,6 +118,9 @@ struct llama_pcd {
     void reserve_later() { lctx.sched_need_reserve = true; }
     void reserve_now(const std::function<void()> & undo);
 
+    // build a graph of a few tokens, for those who look on; no memory is laid out for it
+    void build_graph();
+
     // time spent computing graphs and waiting for them, and their number
     int64_t t_graph_us = 0;
     int64_t n_computed = 0;
@@ -167,6 +170,7 @@ struct llama_pcd {
 
     // as llama.cpp does it, without our hook; in graphs of their own, unless there is no memory for them
     int decode_plain(const llama_batch_ext & batch, kept_graphs * own = nullptr);
+    int encode_plain(const llama_batch_ext & batch);
 
     //
     // private members of llama.cpp
@@ -211,6 +215,8 @@ struct llama_pcd {
     static bool                   slides  (const llama_kv_cache & kv) { return kv.n_swa > 0; }
     static bool                   borrows (const llama_kv_cache & kv) { return kv.other != nullptr; }
     static size_t                 n_bytes (const llama_kv_cache & kv) { return kv.size_k_bytes() + kv.size_v_bytes(); }
+
+    static bool                   transforms_keys(const llama_kv_cache & kv) { return kv.attn_rot_k; } // by a Hadamard matrix
 
     static const auto & layers(const llama_kv_cache & kv) { return kv.layers; }
 
@@ -264,6 +270,9 @@ void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
 
 // llama_context::decode: true if the batch was decoded here, with the result in ret
 bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret);
+
+// llama_context::encode: the same, where a graph of ours may fail; nothing is thrown
+bool llama_pcd_encode(llama_context & lctx, const llama_batch_ext & batch, int & ret);
 
 // llama_context::process_ubatch: compute a graph. One token and its twin are no prompt: they run with the threads for generation.
 ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llama_ubatch & ubatch);

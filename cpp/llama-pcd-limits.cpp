@@ -51,9 +51,15 @@ std::string llama_pcd_limits::check_memory(const llama_pcd_params & p) const {
         return arch + "has recurrent or otherwise special memory alone, which cannot drop a twin's state; "
             "PCD needs a KV cache, plain, sliding-window or beside recurrent layers";
     }
-    if (memory.recr && memory.lctx.get_cparams().n_seq_max > LLAMA_MAX_SEQ - 2) {
+    const int n_seq_max = memory.lctx.get_cparams().n_seq_max;
+
+    if (!memory.recr && n_seq_max > LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS) {
+        return format("twins take the last %d of the %d sequence ids; n_seq_max is %d, allowed: at most %d",
+                LLAMA_PCD_MAX_TWINS, LLAMA_MAX_SEQ, n_seq_max, LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS);
+    }
+    if (memory.recr && n_seq_max > LLAMA_MAX_SEQ - 2) {
         return arch + format("has recurrent layers, where twins take the sequence ids after the context's own, and there are %d in all; "
-            "n_seq_max is %u, allowed: at most %d", LLAMA_MAX_SEQ, memory.lctx.get_cparams().n_seq_max, LLAMA_MAX_SEQ - 2);
+            "n_seq_max is %d, allowed: at most %d", LLAMA_MAX_SEQ, n_seq_max, LLAMA_MAX_SEQ - 2);
     }
     if (memory.recr && llama_pcd_settings::separate(p)) {
         return arch + "has recurrent layers, and a second state for them is not kept; use cache=\"rerotated\"";
@@ -71,6 +77,10 @@ std::string llama_pcd_limits::check_model(const llama_pcd_params & p) const {
     if ((model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || (has_graph && !has_rotations)) && perturbs) {
         return arch + "has no rotary positions to " + (llama_pcd_settings::rotates(p) ? "over-rotate" : "add noise to") +
             "; use perturbation=\"none\" with a window";
+    }
+    if (hides_rotation && perturbs) {
+        return arch + "rotates queries or keys in a way that PCD does not follow, so L* would be wrong; "
+            "use perturbation=\"none\" with a window";
     }
     if (llama_model_has_encoder(&model)) {
         return arch + "has an encoder, and a twin cannot attend to it";

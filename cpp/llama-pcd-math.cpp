@@ -235,5 +235,8 @@ void pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float si
 }
 
 int32_t pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max) {
-    return offset_min + (int32_t) (hash(~hash_of(seed, pos)) % (uint64_t) ((int64_t) offset_max - offset_min + 1));
+    if (offset_min > offset_max) {
+        return 0;
+    }
+    return offset_min + (int64_t) (hash(~hash_of(seed, pos)) % (uint64_t) ((int64_t) offset_max - offset_min + 1));
 }

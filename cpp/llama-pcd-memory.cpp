@@ -28,23 +28,27 @@ std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std
     return res;
 }
 
+// The memory as a class that twins are known to work in, and none derived from it: those pick keys in ways of their own, by an
+// indexer say, which would miss the twin's.
+template <typename T>
+static T * exactly(llama_memory_i * mem) {
+    return mem && typeid(*mem) == typeid(T) ? static_cast<T *>(mem) : nullptr;
+}
+
 llama_pcd_memory::llama_pcd_memory(llama_context & lctx) : lctx(lctx) {
     llama_memory_i * mem = lctx.get_memory();
 
-    // the class itself: in those that some architectures derive from it, an indexer picks the keys and would miss the twin's
-    auto * hybrid = dynamic_cast<llama_memory_hybrid *>(mem);
-
-    if (hybrid && typeid(*hybrid) == typeid(llama_memory_hybrid)) {
+    if (auto * hybrid = exactly<llama_memory_hybrid>(mem)) {
         recr = hybrid->get_mem_recr();
         mem  = hybrid->get_mem_attn();
-    } else if (auto * sliding = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
+    } else if (auto * sliding = exactly<llama_memory_hybrid_iswa>(mem)) {
         recr = sliding->get_mem_recr();
         mem  = sliding->get_mem_attn();
     }
 
-    if (auto * kv = dynamic_cast<llama_kv_cache *>(mem)) {
+    if (auto * kv = exactly<llama_kv_cache>(mem)) {
         kvs = { kv };
-    } else if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(mem)) {
+    } else if (auto * iswa = exactly<llama_kv_cache_iswa>(mem)) {
         kvs = { iswa->get_base(), iswa->get_swa() };
     }
 }
@@ -203,13 +207,13 @@ void llama_pcd_memory::remove(llama_seq_id seq_id) const {
     }
 }
 
-int32_t llama_pcd_memory::fill(int32_t n) const {
-    for (const auto * kv : kvs) {
-        if (n < 0 || recr || llama_pcd::borrows(*kv) || (!llama_pcd::slides(*kv) && (uint32_t) n > llama_pcd::cells(*kv).size())) {
-            return 0;
-        }
-    }
+bool llama_pcd_memory::can_fill(int32_t n) const {
+    return n >= 0 && !recr && !kvs.empty() && std::all_of(kvs.begin(), kvs.end(), [n](const auto * kv) {
+        return !llama_pcd::borrows(*kv) && (llama_pcd::slides(*kv) || (uint32_t) n <= llama_pcd::cells(*kv).size());
+    });
+}
 
+int32_t llama_pcd_memory::fill(int32_t n) const {
     int32_t res = 0;
     for (auto * kv : kvs) {
         auto & cells = llama_pcd::cells(*kv);

@@ -123,9 +123,6 @@ const char * llama_pcd_pass::why(llama_pcd_fallback reason) {
                 "use swa_full = true or evaluation=\"fused\"";
         case LLAMA_PCD_FALLBACK_PICTURE:
             return "embeddings are not kept for a later evaluation, so their twins are evaluated at once";
-        case LLAMA_PCD_FALLBACK_EARLY:
-            return "cache = separate cannot evaluate later what sliding-window layers forget, nor embeddings, so tokens that a floor "
-                "(min_context, min_first_entropy) leaves plain have twins too; use another cache to save them";
         default:
             return "";
     }

@@ -20,6 +20,27 @@ void llama_pcd_rows::add(int32_t batch_index, const llama_pcd_seq & contrast, in
     firsts.push_back(first);
 }
 
+// v = {} would keep it
+template <typename T>
+static void free_memory(std::vector<T> & v) {
+    std::vector<T>().swap(v);
+}
+
+void llama_pcd_rows::trim() {
+    forget();
+    free_memory(standard);
+    free_memory(over_rotated);
+    free_memory(contrasted);
+}
+
+size_t llama_pcd_rows::n_bytes() const {
+    size_t res = standard.capacity() + over_rotated.capacity();
+    for (const auto & row : contrasted) {
+        res += row.capacity();
+    }
+    return res*sizeof(float);
+}
+
 void llama_pcd_rows::count() const {
     stats.n_tokens  += size() + plain_ids.size();
     stats.n_skipped += plain_ids.size();
@@ -30,10 +51,11 @@ void llama_pcd_rows::reserve() {
 
     for (auto * cur : { &standard, &over_rotated }) {
         if (cur->capacity() > 64*n && cur->capacity() > 4*size()*n) {
-            *cur = {}; // a long prompt's rows are not kept for single tokens
+            free_memory(*cur); // a long prompt's rows are not kept for single tokens
         }
         cur->resize(size()*n);
     }
+    contrasted.assign(size(), {});
     has_over_rotated.assign(size(), false);
     strengths.assign(size(), NAN);
     entropies.assign(size(), NAN);
@@ -133,9 +155,11 @@ const float * llama_pcd_rows::get(int32_t i, int32_t which) {
         case LLAMA_PCD_ROW_OVER_ROTATED:
             return over_rotated_row(row);
         case LLAMA_PCD_ROW_CONTRASTED:
-            contrasted.resize(n_vocab());
-            contrast(row, INFINITY, contrasted.data());
-            return contrasted.data();
+            if (contrasted[row].empty()) {
+                contrasted[row].resize(n_vocab());
+                contrast(row, INFINITY, contrasted[row].data());
+            }
+            return contrasted[row].data();
         default:
             return nullptr;
     }

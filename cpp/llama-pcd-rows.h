@@ -20,6 +20,11 @@ struct llama_pcd_rows {
 
     void forget() { out_ids.clear(); contrasts.clear(); firsts.clear(); plain_ids.clear(); }
 
+    // the same, and free their memory
+    void trim();
+
+    size_t n_bytes() const;
+
     // first: the row of the first token of its answer, if that is in this batch, be it this one; else -1
     void add(int32_t batch_index, const llama_pcd_seq & contrast, int32_t first);
     void add_plain(int32_t batch_index) { plain_ids.push_back(batch_index); }
@@ -78,7 +83,7 @@ private:
 
     std::vector<int32_t> firsts;  // see add()
 
-    std::vector<float> contrasted; // one row, made when asked for
+    std::vector<std::vector<float>> contrasted; // each row is made when it is asked for
 
     size_t n_vocab() const;
 

@@ -144,6 +144,8 @@ bool llama_pcd_second::allocate(const llama_pcd_params & p, changes & done, std:
     size_t n_wanted = 0;
     bool   ok       = true;
 
+    done.reserve(kvs.size()*llama_pcd_kv::N_PARTS);
+
     for (auto & cur : kvs) {
         for (const auto part : { llama_pcd_kv::KEYS, llama_pcd_kv::VALUES }) {
             if (!is_needed(want, cur, part) || serves(want, cur, part)) {
@@ -151,8 +153,8 @@ bool llama_pcd_second::allocate(const llama_pcd_params & p, changes & done, std:
             }
             done.push_back({ &cur, part, std::move(cur.parts[part]) });
             cur.parts[part] = {};
-            if (!settings.separate()) {
-                done.back().former.ctxs_bufs.clear();
+            if (!settings.on && !settings.separate()) {
+                done.back().former = {}; // off is what a failure leaves in force
             }
             n_wanted += n_bytes_for(want, cur, part);
             ok = ok && allocate(cur, part, want);
@@ -163,8 +165,10 @@ bool llama_pcd_second::allocate(const llama_pcd_params & p, changes & done, std:
     if (!ok) {
         const std::string other = want.stream ? "cache=\"rerotated\"" :
             format("a window for every sequence (window + n_sink at most %u)", llama_pcd_settings::window_made(memory.n_cells()));
-        err = format("the second keys%s need another %.0f MiB; use a smaller n_ctx, %s, cache=\"shared\" or perturbation=\"none\" "
-                "with a window", want.stream ? " and values" : "", n_wanted/1024.0/1024.0, other.c_str());
+        const bool beside = std::any_of(done.begin(), done.end(), [](const auto & cur) { return !cur.former.empty(); });
+        err = format("the second keys%s need another %.0f MiB%s; use a smaller n_ctx, %s, cache=\"shared\" or perturbation=\"none\" "
+                "with a window", want.stream ? " and values" : "", n_wanted/1024.0/1024.0,
+                beside ? " beside those in force; turn PCD off before this change, which then frees them" : "", other.c_str());
     }
     return ok;
 }
@@ -176,31 +180,18 @@ void llama_pcd_second::keep(changes & done) {
                 cur.stale.set_all();
             }
         }
-        from        = settings.params;
-        from_demand = demand;
+        from = settings.params;
         trim();
     }
     done.clear();
 }
 
-bool llama_pcd_second::undo(changes & done) {
+void llama_pcd_second::undo(changes & done) noexcept {
     for (auto & [cur, part, former] : done) {
-        cur->parts[part] = {};
-    }
-
-    bool ok = true;
-    for (auto & [cur, part, former] : done) {
-        if (former.empty() && !former.of.empty()) { // freed, to make room
-            ok = ok && allocate(*cur, part, from_demand);
-            cur->stale.set_all();
-        } else {
-            cur->parts[part] = std::move(former);
-        }
+        cur->parts[part] = std::move(former);
         cur->link();
     }
     done.clear();
-
-    return ok;
 }
 
 void llama_pcd_second::trim() {

@@ -115,7 +115,7 @@ struct llama_pcd_second {
 
     bool all_rotate() const; // no layer's twins look at first keys
 
-    // What was put in the place of other tensors, or of none. `former` without buffers: it was freed, to make room.
+    // what was put in the place of other tensors, or of none
     struct change {
         llama_pcd_kv *     cur;
         llama_pcd_kv::part part;
@@ -123,16 +123,16 @@ struct llama_pcd_second {
     };
     using changes = std::vector<change>;
 
-    // Allocate what p needs and is not there; what serves p too stays. Second keys that do not serve it (of another type) are freed
-    // before the new ones are allocated, unless the setting in force could not make them again (separate).
+    // Allocate what p needs and is not there; what serves p too stays. Second keys that do not serve it (of another type) stay until
+    // keep(), so that undo() cannot fail; while PCD is off they are freed first, unless they are a second stream, which may still serve.
     bool allocate(const llama_pcd_params & p, changes & done, std::string & err);
 
     // The settings are in force. If they need second keys, what was made for others is stale, and what they do not need is freed.
     // Else all stays for the settings before them.
     void keep(changes & done);
 
-    // everything as it was; false: what was freed could not be allocated again
-    bool undo(changes & done);
+    // everything as it was
+    void undo(changes & done) noexcept;
 
     // free what the settings in force do not need
     void trim();
@@ -170,7 +170,6 @@ private:
     llama_pcd_tables         & tables;
 
     llama_pcd_params from = {}; // what the tensors were made for
-    llama_pcd_demand from_demand;
 
     llama_pcd_kv * find(const llama_kv_cache & kv);
 

@@ -4,35 +4,62 @@
 
 #include "llama-impl.h"
 
-// the rotation behind this key; the layer's last one where the key does not show it
-llama_pcd_rotation llama_pcd_graph::claim_rotation(const ggml_tensor * k_cur) {
+// An operation behind a rotation that another rotation, of pairs by angles, may be exchanged with: one that moves numbers, or
+// multiplies a head by one number
+static bool commutes(const ggml_tensor * t) {
+    switch (t->op) {
+        case GGML_OP_VIEW:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_PERMUTE:
+        case GGML_OP_TRANSPOSE:
+        case GGML_OP_CONT:
+        case GGML_OP_CPY:
+        case GGML_OP_DUP:
+        case GGML_OP_CONCAT:
+        case GGML_OP_REPEAT:
+        case GGML_OP_SCALE:
+        case GGML_OP_RMS_NORM:
+        case GGML_OP_L2_NORM:
+            return true;
+        default:
+            return false;
+    }
+}
+
+// learned weights, one for each dimension
+static bool is_weights(const ggml_tensor * w, const ggml_tensor * key) {
+    return w->op == GGML_OP_NONE && w->type == GGML_TYPE_F32 && w->buffer && ggml_nelements(w) == key->ne[0];
+}
+
+// the rotation behind this key
+llama_pcd_rotation llama_pcd_graph::claim_rotation(const ggml_tensor * k_cur, bool hadamard) {
     llama_pcd_rotation res;
 
     for (auto it = rotations.rbegin(); it != rotations.rend(); ++it) {
         ggml_tensor * weights = nullptr;
 
-        bool weighed  = false;
-        bool hadamard = false;
+        bool weighed     = false;
+        bool transformed = false;
 
         const auto on_path = [&](const ggml_tensor * t) {
-            if (t->op == GGML_OP_MUL || t->op == GGML_OP_ADD) {
-                ggml_tensor * w = t->src[1];
-                weighed |= weights || t->op == GGML_OP_ADD || w->op != GGML_OP_NONE || w->type != GGML_TYPE_F32 ||
-                    ggml_nelements(w) != t->ne[0];
-                weights  = w;
+            if (t->op == GGML_OP_MUL && !weights && is_weights(t->src[1], t)) {
+                weights = t->src[1];
+            } else if (t->op == GGML_OP_MUL_MAT && hadamard && !transformed) {
+                transformed = true; // the cache's own
+            } else {
+                weighed |= !commutes(t);
             }
-            hadamard |= t->op == GGML_OP_MUL_MAT;
         };
         if (llama_pcd_descends_from(k_cur, it->out, 10, on_path)) {
             res = *it;
             res.weighed  = weighed;
             res.weights  = weights;
-            res.hadamard = hadamard;
+            res.hadamard = transformed;
             break;
         }
     }
-    if (!res.out && !rotations.empty()) {
-        res = rotations.back();
+    if (!res.out && !rotations.empty()) { // or the key shows it later than ten operations behind it
+        core->limits.hides_rotation = true;
     }
     rotations.clear();
 
@@ -68,7 +95,7 @@ void llama_pcd_graph::store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, gg
         return;
     }
 
-    llama_pcd_rotation r = claim_rotation(k_cur);
+    llama_pcd_rotation r = claim_rotation(k_cur, llama_pcd::transforms_keys(kv));
 
     r.offset = r.out ? rotation_offset(k_cur, r) : 0;
     layer->rotation = r;

@@ -6,38 +6,17 @@
 
 #include <algorithm>
 
-bool llama_pcd_streams::begin(const llama_batch_ext & batch) {
-    const bool too_late = core.memory.slides() || batch.tokens[0].id == LLAMA_TOKEN_NULL;
-    const bool wait     = core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE;
-
-    std::set<llama_seq_id> early, ready;
-    for (const auto & token : batch.tokens) {
-        const auto parent   = llama_pcd_parent_of(token);
-        const auto contrast = core.settings.contrast_of(parent);
-        if (contrast.on) {
-            const bool plain = contrast.is_early(token.pos[0]) || core.answers.is_sure(parent, token.pos[0], contrast);
-            (plain ? early : ready).insert(parent);
-        }
-    }
-    for (const auto parent : ready) {
-        early.erase(parent);
-    }
-    is_early = !early.empty();
-    waiting.clear();
-    if (!too_late) {
-        waiting.swap(early);
-    }
-    return too_late || (!wait && !ready.empty());
+bool llama_pcd_streams::has_twins(const llama_batch_ext & batch) const {
+    return std::any_of(batch.tokens.begin(), batch.tokens.end(), [&](const auto & token) {
+        return has_twins(llama_pcd_parent_of(token));
+    });
 }
 
-llama_pcd_fallback llama_pcd_streams::fallback(bool at_once) const {
-    if (is_early && waiting.empty()) {
-        return LLAMA_PCD_FALLBACK_EARLY;
+llama_pcd_fallback llama_pcd_streams::too_late(const llama_batch_ext & batch) const {
+    if (core.memory.slides()) {
+        return LLAMA_PCD_FALLBACK_SLIDES;
     }
-    if (core.settings.params.evaluation != LLAMA_PCD_EVALUATION_ALTERNATE) {
-        return LLAMA_PCD_FALLBACK_NONE;
-    }
-    return !at_once ? LLAMA_PCD_FALLBACK_NO_ROOM : core.memory.slides() ? LLAMA_PCD_FALLBACK_SLIDES : LLAMA_PCD_FALLBACK_PICTURE;
+    return batch.tokens[0].id == LLAMA_TOKEN_NULL ? LLAMA_PCD_FALLBACK_PICTURE : LLAMA_PCD_FALLBACK_NONE;
 }
 
 llama_pcd_outcome llama_pcd_streams::decode(const llama_batch_ext & batch) {
@@ -263,6 +242,13 @@ bool llama_pcd_streams::find_missing(llama_seq_id parent, llama_pos end, tokens_
     return true;
 }
 
+static llama_pos begin_of(const llama_batch_ext & batch, llama_seq_id parent) {
+    const auto it = std::find_if(batch.tokens.begin(), batch.tokens.end(), [&](const auto & token) {
+        return llama_pcd_parent_of(token) == parent;
+    });
+    return it == batch.tokens.end() ? 0 : it->pos[0];
+}
+
 llama_pcd_outcome llama_pcd_streams::catch_up(const llama_batch_ext & batch, llama_seq_id parent, llama_pos end, const rows_at & wanted) {
     const auto & cparams = core.pcd.lctx.get_cparams();
 
@@ -271,7 +257,8 @@ llama_pcd_outcome llama_pcd_streams::catch_up(const llama_batch_ext & batch, lla
         return llama_pcd_outcome::INVALID;
     }
 
-    const size_t n_max_rows = cparams.n_outputs_max;
+    const size_t    n_max_rows = cparams.n_outputs_max;
+    const llama_pos now        = begin_of(batch, parent); // what is before it is evaluated later than its token
 
     for (auto it = missing.begin(); it != missing.end(); ) {
         const size_t n_max = std::min<size_t>(core.memory.n_room(cparams.n_ubatch), cparams.embeddings ? n_max_rows : SIZE_MAX);
@@ -283,6 +270,8 @@ llama_pcd_outcome llama_pcd_streams::catch_up(const llama_batch_ext & batch, lla
         core.twins.parents = { parent };
 
         std::vector<std::pair<size_t, size_t>> of_row;
+
+        int64_t n_late = 0;
 
         // a run of neighbours: upstream refuses gaps
         for (llama_pos p = it->first; it != missing.end() && it->first == p &&
@@ -296,6 +285,7 @@ llama_pcd_outcome llama_pcd_streams::catch_up(const llama_batch_ext & batch, lla
                 of_row.push_back({ row->second, alone.tokens.size() });
             }
             llama_pcd_batch_add_twin(alone, batch, token, core.twins.seq_first, row != wanted.end());
+            n_late += p < now;
         }
 
         const auto res = pass.run(alone);
@@ -308,21 +298,28 @@ llama_pcd_outcome llama_pcd_streams::catch_up(const llama_batch_ext & batch, lla
         for (const auto & [row, entry] : of_row) {
             rows.take_over_rotated(row, entry);
         }
-        core.stats.n_caught_up += alone.tokens.size() - of_row.size();
+        core.stats.n_caught_up += n_late;
     }
 
     return llama_pcd_outcome::DONE;
 }
 
-llama_pcd_outcome llama_pcd_streams::catch_up_rows(const llama_batch_ext & batch, const std::vector<size_t> & todo) {
-    std::map<llama_seq_id, rows_at> wanted;
+llama_pcd_outcome llama_pcd_streams::catch_up_after(const llama_batch_ext & batch, const std::vector<size_t> & todo) {
+    std::map<llama_seq_id, llama_pos> end; // of each sequence in this batch
+    std::map<llama_seq_id, rows_at>   wanted;
 
+    for (const auto & token : batch.tokens) {
+        const auto parent = llama_pcd_parent_of(token);
+        if (has_twins(parent)) {
+            end[parent] = token.pos[0] + 1;
+        }
+    }
     for (const size_t row : todo) {
         const auto & token = batch.tokens[rows.out_ids[row]];
         wanted[llama_pcd_parent_of(token)][token.pos[0]] = row;
     }
-    for (const auto & [parent, at] : wanted) {
-        const auto res = catch_up(batch, parent, at.rbegin()->first + 1, at);
+    for (const auto & [parent, pos] : end) {
+        const auto res = catch_up(batch, parent, pos, wanted[parent]);
         if (res != llama_pcd_outcome::DONE) {
             return res;
         }

@@ -4,37 +4,38 @@
 // but its keys and values go to the second ones of its token's cell. So a cell holds both streams, and whatever happens to cells
 // (seq_rm, seq_cp, reuse of a prefix) happens to both.
 //
+// The second stream is evaluated with its tokens, whether rows need it yet or not. From then on it is what llama.cpp's own keys and
+// values are: a K-shift turns it, and what is removed from the text leaves the rest as it was made.
+//
 // Which cells hold a second stream is written down (llama_pcd_kv::stale). Where it is missing (decoded with PCD off, a state was
-// loaded, other settings), it is evaluated from the tokens in the cells before it is needed.
+// loaded, other settings), it is evaluated before it is needed, from the tokens that are in the cells then.
 
 #pragma once
 
 #include "llama-pcd-pass.h"
 
 #include <map>
-#include <set>
 #include <vector>
 
 struct llama_pcd_streams {
     llama_pcd_streams(llama_pcd_core & core, llama_pcd_rows & rows, llama_pcd_pass & pass) : core(core), rows(rows), pass(pass) {}
 
-    // Look at a batch: whether decode() is the way to evaluate it. A token has its twin at once. It waits for it until a row first
-    // needs it, with alternate evaluation and while its sequence has less context than min_context; but not where that may be too
-    // late, since sliding-window layers forget, and embeddings are not kept.
-    bool begin(const llama_batch_ext & batch);
+    // whether the tokens of a sequence have twins; and whether those of any sequence in a batch have
+    bool has_twins(llama_seq_id parent) const { return core.settings.contrast_of(parent).on; }
+    bool has_twins(const llama_batch_ext & batch) const;
 
-    // why the batch is evaluated in another way than the settings ask for; at_once: what begin() said of it
-    llama_pcd_fallback fallback(bool at_once) const;
+    // why twins cannot be evaluated after the batch: sliding-window layers forget, and embeddings are not kept
+    llama_pcd_fallback too_late(const llama_batch_ext & batch) const;
 
-    // a batch and the twins of all its tokens, but for sequences that wait
+    // a batch and the twins of all its tokens, at once
     llama_pcd_outcome decode(const llama_batch_ext & batch);
 
     // The end of the part that starts at token i0: at most n_max tokens and their twins that are evaluated at once.
     // i0: there is no room for a token beside its twin.
     size_t end_of_part(const llama_batch_ext & batch, size_t i0, size_t n_max) const;
 
-    // after the batch: evaluate the twins of these rows, and all before them that is missing
-    llama_pcd_outcome catch_up_rows(const llama_batch_ext & batch, const std::vector<size_t> & todo);
+    // after the batch: evaluate the twins of its tokens, and all before them that is missing; of these rows also L*
+    llama_pcd_outcome catch_up_after(const llama_batch_ext & batch, const std::vector<size_t> & todo);
 
 private:
     using rows_at = std::map<llama_pos, size_t>; // which row a position gives
@@ -42,12 +43,6 @@ private:
     llama_pcd_core & core;
     llama_pcd_rows & rows;
     llama_pcd_pass & pass;
-
-    // of the batch that began last
-    std::set<llama_seq_id> waiting;          // sequences, all of whose tokens are early
-    bool                   is_early = false; // there are such sequences, whether they can wait or not
-
-    bool has_twins(llama_seq_id parent) const { return core.settings.contrast_of(parent).on && waiting.count(parent) == 0; }
 
     llama_pcd_outcome decode_both   (const llama_batch_ext & batch, size_t i0, size_t i1, llama_pcd_outputs & all);
     llama_pcd_outcome decode_in_turn(const llama_batch_ext & batch, size_t i, llama_pcd_outputs & all);

@@ -39,9 +39,13 @@ ggml_tensor * llama_pcd_tables::table(table_kind kind, ggml_tensor * factors, in
     ggml_backend_buffer_type_t buft = factors && factors->buffer ?
         ggml_backend_buffer_get_type(factors->buffer) : ggml_backend_dev_buffer_type(model.dev_layer(0));
 
-    tables.push_back(make(factors, n_dims/2, buft, kind == DIFFERENCE ? "pcd_difference_table" : "pcd_table"));
-    tables.back().kind = kind;
-    write();
+    entry cur = make(factors, n_dims/2, buft, kind == DIFFERENCE ? "pcd_difference_table" : "pcd_table");
+    cur.kind = kind;
+
+    const auto data = content_of(cur, settings.params);
+    ggml_backend_tensor_set(cur.t, data.data(), 0, data.size()*sizeof(float));
+
+    tables.push_back(std::move(cur));
 
     return tables.back().t;
 }
@@ -69,26 +73,35 @@ ggml_tensor * llama_pcd_tables::inverse(ggml_tensor * weights) {
     return inverses.back().t;
 }
 
-void llama_pcd_tables::write() {
-    const auto & p = settings.params;
+std::vector<float> llama_pcd_tables::content_of(const entry & cur, const llama_pcd_params & p) {
+    const int64_t n = cur.t->ne[0];
 
+    std::vector<double> rho(n, 1.0);
+    if (llama_pcd_settings::rotates(p)) {
+        pcd_rho(2*n, p.alpha, p.base_ratio, p.transition, p.band, rho.data());
+    }
+
+    const auto own = llama_pcd_own_factors(cur.factors, n);
+
+    std::vector<float> res(n);
+    for (int64_t j = 0; j < n; ++j) {
+        const double turn = cur.kind == DIFFERENCE ? rho[j] - 1.0 : rho[j];
+        res[j] = std::abs(turn)*FACTOR_STILL > own[j] ? (float) (own[j]/turn) : FACTOR_STILL;
+    }
+    return res;
+}
+
+llama_pcd_tables::contents llama_pcd_tables::contents_for(const llama_pcd_params & p) const {
+    contents res;
     for (const auto & cur : tables) {
-        const int64_t n = cur.t->ne[0];
+        res.push_back(content_of(cur, p));
+    }
+    return res;
+}
 
-        std::vector<double> rho(n, 1.0);
-        if (settings.rotates()) {
-            pcd_rho(2*n, p.alpha, p.base_ratio, p.transition, p.band, rho.data());
-        }
-
-        const auto own = llama_pcd_own_factors(cur.factors, n);
-
-        std::vector<float> data(n);
-        for (int64_t j = 0; j < n; ++j) {
-            const double turn = cur.kind == DIFFERENCE ? rho[j] - 1.0 : rho[j];
-            data[j] = std::abs(turn)*FACTOR_STILL > own[j] ? (float) (own[j]/turn) : FACTOR_STILL;
-        }
-
-        ggml_backend_tensor_set(cur.t, data.data(), 0, n*sizeof(float));
+void llama_pcd_tables::write(const contents & data) {
+    for (size_t i = 0; i < data.size(); ++i) {
+        ggml_backend_tensor_set(tables[i].t, data[i].data(), 0, data[i].size()*sizeof(float));
     }
 }
 

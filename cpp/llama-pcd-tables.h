@@ -26,8 +26,15 @@ struct llama_pcd_tables {
     // 1/w for learned weights w
     ggml_tensor * inverse(ggml_tensor * weights);
 
-    // fill all tables anew: the settings changed
-    void write();
+    // what all tables hold with these parameters; filling them with it, which cannot fail
+    using contents = std::vector<std::vector<float>>;
+
+    contents contents_for(const llama_pcd_params & p) const;
+    void     write(const contents & data);
+
+    // forget the tables that came after the first n
+    size_t size() const { return tables.size(); }
+    void   cut(size_t n) { tables.resize(n); }
 
     // turn a whole key, as it is stored, by pos with a table; hadamard: the transform of the cache, null if it has none
     ggml_tensor * turn_key(ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos,
@@ -50,4 +57,6 @@ private:
     std::vector<entry> inverses;
 
     static entry make(ggml_tensor * factors, int64_t n, ggml_backend_buffer_type_t buft, const char * name);
+
+    static std::vector<float> content_of(const entry & cur, const llama_pcd_params & p);
 };

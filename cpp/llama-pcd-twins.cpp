@@ -13,6 +13,17 @@ llama_pcd_twins::llama_pcd_twins(const llama_pcd_memory & memory) :
     }
 }
 
+llama_seq_id llama_pcd_twins::find_taken(const llama_pcd_memory & memory) const {
+    for (const auto * kv : memory.kvs) {
+        for (llama_seq_id s = seq_first; s < LLAMA_MAX_SEQ; ++s) {
+            if (!llama_pcd::cells(*kv).seq_pos_get(s).empty()) {
+                return s;
+            }
+        }
+    }
+    return -1;
+}
+
 uint32_t llama_pcd_twins::count(const llama_ubatch & ubatch) const {
     uint32_t n = 0;
     for (uint32_t i = 0; i < ubatch.n_tokens && !parents.empty(); ++i) { // no parents: a graph to reserve memory for

@@ -29,4 +29,7 @@ struct llama_pcd_twins {
     llama_seq_id parent_of(llama_seq_id twin) const { return parents.at(twin - seq_first); }
 
     uint32_t count(const llama_ubatch & ubatch) const;
+
+    // one of these ids in which a caller has tokens, as llama.cpp lets it while PCD is off; -1: none
+    llama_seq_id find_taken(const llama_pcd_memory & memory) const;
 };

@@ -76,12 +76,14 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const llama_
             core.stats.n_skipped++;
         }
     }
-    if (!todo.empty()) {
+    const bool separate = core.settings.separate();
+
+    if (!todo.empty() || separate) {
         backup.copy_rows();
     }
     step.first = lap();
 
-    res = core.settings.separate() ? streams.catch_up_rows(batch, todo) : run_twins_of(batch, todo);
+    res = separate ? streams.catch_up_after(batch, todo) : run_twins_of(batch, todo);
 
     backup.restore();
 

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 9
+#define LLAMA_PCD_VERSION 10
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -133,7 +133,6 @@ enum llama_pcd_fallback {
     LLAMA_PCD_FALLBACK_DEALT   = 3, // the memory dealt the batch out in an order that twins cannot be in: one after the other
     LLAMA_PCD_FALLBACK_SLIDES  = 4, // sliding-window layers forget what a later twin would see: at once, or before its token
     LLAMA_PCD_FALLBACK_PICTURE = 5, // cache = separate: embeddings are not kept for a later evaluation: at once
-    LLAMA_PCD_FALLBACK_EARLY   = 6, // cache = separate: for either reason tokens that a floor leaves plain have twins
 };
 
 struct llama_pcd_stats {
@@ -155,6 +154,7 @@ struct llama_pcd_stats {
     int64_t state_bytes;   // of the states that recurrent layers keep for twins
     int64_t graph_bytes;   // compute memory of the graphs that are kept beside llama.cpp's own, so that they take turns; and masks
                            // that stay from one step to the next
+    int64_t row_bytes;     // of the rows L, L* and L~ of the last decode, beside llama.cpp's own
 };
 
 // What llama.cpp computed last, and how long computing took, with PCD on and off alike
@@ -188,31 +188,38 @@ LLAMA_API int32_t llama_pcd_version(void);
 LLAMA_API struct llama_pcd_params llama_pcd_default_params(void);
 
 // Turn PCD on with these parameters, change them, or (params == NULL) turn it off. May be called between any
-// two decodes. On failure the former setting stays and `err` holds one sentence.
+// two decodes. A change holds whole or not at all: on failure the former setting stays in force, and `err` holds one sentence.
+//
+// Twins have sequence ids of their own, from 192 on (in a model with recurrent layers: from n_seq_max on). A context in which one of
+// these has tokens is refused, and so is a batch with such an id while PCD is on.
 //
 // With cache = rerotated, second keys are kept in memory unless the windows of all twins that see them, the context's and its
 // sequences', are of at most an eighth of the cells with their n_sink: those are made when they are seen.
 //
 // Second keys and values that the new parameters need too are kept, and others are allocated. Parameters that need none, and NULL,
-// leave them for the parameters before, see llama_pcd_trim; cache = rerotated after separate frees the second values. Only where
-// second keys change their type are the former ones freed before the new ones are allocated, unless those are a second stream
-// (separate), which cannot be derived again. If the new ones then do not fit, the former ones are made again; should that fail
-// too, PCD is off and `err` says so.
+// leave them for the parameters before, see llama_pcd_trim; cache = rerotated after separate frees the second values. Second keys of
+// another type are allocated beside the former ones, which are freed then. Where there is no room for both, turn PCD off first:
+// then the former ones are freed before.
 LLAMA_API int32_t llama_pcd_set(struct llama_context * ctx, const struct llama_pcd_params * params, char * err, size_t n_err);
 
-// Free the second keys and values that the parameters in force do not need: all of them while PCD is off.
+// The parameters in force. False: PCD is off, and nothing is written.
+LLAMA_API bool llama_pcd_get(struct llama_context * ctx, struct llama_pcd_params * params);
+
+// Free the second keys and values that the parameters in force do not need. While PCD is off that is all of them, and the rows of the
+// last decode go too (which the next decode frees in any case).
 LLAMA_API void llama_pcd_trim(struct llama_context * ctx);
 
-// Whether this context could run these parameters; changes nothing.
+// Whether this context could run these parameters, but for the memory that they take. The setting in force stays, and what it has
+// in memory. (The first time a graph is built, since only that shows how a model rotates.)
 LLAMA_API int32_t llama_pcd_check(struct llama_context * ctx, const struct llama_pcd_params * params, char * err, size_t n_err);
 
 // Hold the twins back (true) or let them be evaluated again. For the parts of a prompt whose logits nobody reads.
 LLAMA_API void llama_pcd_suspend(struct llama_context * ctx, bool suspend);
 
 // Row `which` of output i of the last decode, where i means what it means to llama_get_logits_ith(): an entry of the batch, or
-// negative, counted back over the outputs. n_vocab floats that live until the next decode; NULL where there is none (PCD off for
-// the context or the sequence, no such output, twin skipped). The contrasted row is that of the parameters it was decoded with; where
-// a floor (min_context, min_entropy, min_first_entropy) leaves the token plain, it is L.
+// negative, counted back over the outputs. n_vocab floats that live until the next decode or llama_pcd_trim(); NULL where there is
+// none (PCD was off for the context or the sequence, no such output, twin skipped). The contrasted row is that of the parameters it
+// was decoded with; where a floor (min_context, min_entropy, min_first_entropy) leaves the token plain, it is L.
 LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int32_t i, int32_t which);
 
 // The strength that output i was contrasted with, i as above: beta, or with `adaptive` that of this step, beta_t. NaN where there is
@@ -229,7 +236,7 @@ LLAMA_API void llama_pcd_watch_graphs(struct llama_context * ctx, llama_pcd_grap
 
 // For measurements: clear the memory and have sequence 0 take n cells, at positions 0 .. n-1, without evaluating anything. Their
 // keys and values are zeros. Returns how many cells there are then; a sliding-window cache has the last ones, as many as it can
-// hold. 0: this memory, or one this small, cannot.
+// hold. 0: this memory, or one this small, cannot, and is not cleared.
 LLAMA_API int32_t llama_pcd_fill_cells(struct llama_context * ctx, int32_t n);
 
 // For min_first_entropy: an answer in a sequence begins at this position; rows before it are text. Only for batches that ask for the
@@ -312,7 +319,8 @@ LLAMA_API int32_t llama_pcd_get_head_ratios(struct llama_context * ctx, int32_t 
 LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out);
 
 // What is added to cos and sin of the first component of pair j at a position and layer, into each [n_rot/2]; and by how
-// much the position itself is moved. Functions of these arguments alone: evaluating a token again gives the same.
+// much the position itself is moved: from offset_min to offset_max, and 0 if the former is larger. Functions of these arguments
+// alone: evaluating a token again gives the same.
 LLAMA_API void    llama_pcd_noise (
         int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);
 LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max);
@@ -365,7 +373,7 @@ LLAMA_API bool llama_pcd_has_amx(void); // ggml has such kernels, and this CPU r
 LLAMA_API void llama_pcd_set_amx(bool on);
 
 // Microseconds that matrix products in the shape of a model's step take with each of n numbers of threads: of a width of n_embd,
-// for n_tokens tokens, averaged over about min_us for each, into us[n]. Returns a llama_pcd_status.
+// for n_tokens tokens, averaged over about min_us for each, into us[n]; a number is 1 to GGML_MAX_N_THREADS. Returns a llama_pcd_status.
 LLAMA_API int32_t llama_pcd_step_times(
         const int32_t * n_threads, int32_t n, int32_t n_embd, int32_t n_tokens, int32_t min_us, double * us, char * err, size_t n_err);
 

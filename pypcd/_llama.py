@@ -195,7 +195,10 @@ class Llama(llama_cpp.Llama):
 
         While PCD is on, True leaves it as it is and a mapping changes the setting in force. The second keys (see
         PCDConfig.cache) stay while PCD is off, so that switching costs nothing; a setting that needs none frees them.
+        A change holds whole or not at all: after an exception the former setting is in force.
         """
+        if _engine.is_open(self):
+            self._read_back()
         return self._pcd
 
     @pcd.setter
@@ -219,24 +222,29 @@ class Llama(llama_cpp.Llama):
     def pcd_refusal(self, setting: PCDSetting = True) -> str | None:
         """Why this model or context cannot run a setting, in a sentence; None if it can.
 
-        The setting in force stays. The check makes the second keys that the setting needs, since with some models
-        only that shows whether it works.
+        The setting in force stays. Whether there is memory for another one shows when it is assigned.
         """
         config = PCDConfig.resolve(setting, self._pcd)
-        if config is None:
-            return None
-        return _engine.pcd_refusal(self, config, self._pcd, self._combines)
+        return None if config is None else _engine.pcd_refusal(self, config)
 
     def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
         """Put a setting in force; combine=False leaves the contrast to a sampler."""
+        self._read_back()
         if config == self._pcd and combine == self._combines:
             return
-        disabled = _engine.set_pcd(self, config, combine=combine)
+        try:
+            disabled = _engine.set_pcd(self, config, combine=combine)
+        finally:
+            self._read_back(config)
         if disabled:
             _engine.logger.warning("PCD stays off: %s", disabled)
-            return
-        self._pcd, self._combines = config, combine
-        self._requires_eval = True  # the present logits were made under the old setting
+
+    def _read_back(self, config: PCDConfig | None = None) -> None:
+        """The library knows what is in force, whatever an exception left undone."""
+        before = self._pcd, self._combines
+        self._pcd, self._combines = _engine.in_force(self, config, self._pcd)
+        if (self._pcd, self._combines) != before:
+            self._requires_eval = True  # the present logits were made under the old setting
 
     @contextlib.contextmanager
     def _pcd_set_to(self, setting: PCDSetting) -> Iterator[None]:

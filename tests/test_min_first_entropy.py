@@ -11,7 +11,7 @@ from typing import Callable
 import llama_cpp
 import numpy as np
 import pytest
-from batches import Context, Native, Setting, check_seen, decode_batch, set_seq
+from batches import Context, Native, Setting, ask, check_seen, decode_batch, decode_in, set_seq
 from conftest import TOKENS, Tiny, check_rows, close, native_row, rounding
 from test_min_context import check_plain
 from test_min_entropy import CACHES, WAYS, bits
@@ -288,6 +288,30 @@ def test_each_sequence_has_its_own(evaluation: str, unlike: tuple[list[int], lis
         assert math.isnan(_native.pcd_get_strength_ith(context.ctx, 0))
         for i in (1, 2):
             check_seen(context, i, {"beta": 1.0})
+
+
+def test_what_another_sequence_decodes_with_pcd_off_leaves_an_answer_alone(
+    unlike: tuple[list[int], list[int], float], native: Native
+) -> None:
+    """And its own tokens end it."""
+    sure, _, least = unlike
+    setting, params = {"min_first_entropy": least}, {"n_seq_max": 2}
+    context, alone = native("llama", setting, **params), native("llama", setting, **params)
+    answer = TOKENS[100:106]
+    decode_in((context, alone), sure)
+    for token in answer:
+        decode_in((context, alone), [token])
+        check_plain(context, context.seen())
+        close(context.seen(), alone.seen(), context.limit)
+        assert _native.pcd_set(context.ctx, None, None, 0) == _native.OK
+        assert context.decode([token], seq=1) == 0
+        assert ask(context, setting) == (_native.OK, "")
+    n_twins = _native.pcd_get_stats(context.ctx).n_twins
+    assert _native.pcd_set(context.ctx, None, None, 0) == _native.OK
+    assert context.decode(TOKENS[20:30]) == 0
+    assert ask(context, setting) == (_native.OK, "")
+    decode_in([context], TOKENS[30:31])  # another answer's first token, of which it asks
+    assert _native.pcd_get_stats(context.ctx).n_twins == n_twins + 1
 
 
 def test_a_batch_that_fails_changes_nothing(unlike: tuple[list[int], list[int], float], native: Native) -> None:

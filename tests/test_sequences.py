@@ -117,7 +117,7 @@ def test_after_a_state_was_loaded_the_second_stream_needs_to_know_the_tokens(nat
     assert _native.pcd_get_stats(context.ctx).n_caught_up == 30
 
 
-def test_alternate_evaluation_catches_up_only_when_a_row_needs_it(native: Native) -> None:
+def test_a_row_that_needs_no_twin_has_a_second_stream_too(native: Native) -> None:
     setting = {"cache": "separate", "evaluation": "alternate", "relative_top": 1.0}
     context, other = native("llama", setting), native("llama", {"cache": "separate"})
     decode_in((context, other), TOKENS[:40])
@@ -129,7 +129,43 @@ def test_alternate_evaluation_catches_up_only_when_a_row_needs_it(native: Native
     decode_in((context, other), TOKENS[50:51])
     same_rows(context, other)
     stats = _native.pcd_get_stats(context.ctx)
-    assert (stats.n_twins, stats.n_caught_up) == (1, 50)
+    assert (stats.n_twins, stats.n_caught_up) == (1, 0)
+
+
+@pytest.mark.parametrize("moved", [True, False], ids=["shifted", "gap"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"evaluation": "fused"},
+        {"evaluation": "alternate"},
+        {"evaluation": "fused", "min_context": 42},
+        {"evaluation": "alternate", "min_context": 42},
+        {"evaluation": "alternate", "relative_top": 1.0},
+    ],
+    ids=str,
+)
+def test_the_second_stream_is_what_stock_makes_of_the_same_edits_at_its_frequencies(
+    setting: Setting, moved: bool, native: Native
+) -> None:
+    """Tokens that are taken out of a text have left their trace in the keys behind them: in L's and in L*'s."""
+    base, ratio = 2e5, 0.01
+    over = {"cache": "separate", "transition": "none", "base_ratio": ratio}
+    context = native("llama", {**over, **setting}, rope_freq_base=base)
+    plain, local = native("llama", rope_freq_base=base), native("llama", rope_freq_base=ratio * base)
+    each = (context, plain, local)
+    decode_in(each, TOKENS[:30])
+    decode_in(each, TOKENS[30:40], out=[])
+    for one in each:
+        assert llama_cpp.llama_memory_seq_rm(one.memory, 0, 5, 15)
+        if moved:
+            llama_cpp.llama_memory_seq_add(one.memory, 0, 15, -1, -10)
+    for n in range(40, 60):
+        decode_in(each, TOKENS[n : n + 1])
+    if "relative_top" in setting:
+        assert ask(context, over) == (_native.OK, "")
+    decode_in(each, TOKENS[60:61])
+    close(context.rows(), (plain.seen(), local.seen()), context.limit)
+    assert np.abs(plain.seen() - local.seen()).max() > 0.05
 
 
 def test_the_tokens_of_a_loaded_sequence_are_unknown_not_zero(native: Native) -> None:

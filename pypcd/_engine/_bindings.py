@@ -94,6 +94,7 @@ class Stats(ctypes.Structure):
         ("last_fallback", ctypes.c_int64),
         ("state_bytes", ctypes.c_int64),
         ("graph_bytes", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
     ]
 
 
@@ -138,6 +139,7 @@ def _bind(name: str, restype: Any, *argtypes: Any) -> Any:
 
 pcd_default_params = _bind("llama_pcd_default_params", Params)
 pcd_set = _bind("llama_pcd_set", ctypes.c_int32, _ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
+pcd_get = _bind("llama_pcd_get", ctypes.c_bool, _ctx_p, ctypes.POINTER(Params))
 pcd_trim = _bind("llama_pcd_trim", None, _ctx_p)
 pcd_check = _bind("llama_pcd_check", ctypes.c_int32, _ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
 pcd_set_seq = _bind(

@@ -25,6 +25,7 @@ __all__ = [
     "N_SEQUENCES",
     "PCDLogits",
     "PCDStats",
+    "in_force",
     "init_sampler",
     "native_fields",
     "native_names",
@@ -85,6 +86,7 @@ class PCDStats:
         state_bytes: memory of the states that recurrent layers of hybrid models keep for twins.
         graph_bytes: compute memory of the graphs that take turns with the model's own (evaluation "auto", "alternate"), and
             masks that stay from one step to the next.
+        row_bytes: memory of the rows L, L* and L~ of the last evaluation; freed by the next one, if that is plain.
         n_constrained: answers of generate() that were left plain since they are under a grammar, a JSON schema or a forced tool,
             and their call did not ask for PCD.
     """
@@ -105,6 +107,7 @@ class PCDStats:
     last_fallback: str
     state_bytes: int
     graph_bytes: int
+    row_bytes: int
     n_constrained: int = 0
 
 
@@ -169,10 +172,11 @@ def set_pcd(llm: llama_cpp.Llama, config: PCDConfig | None, *, combine: bool = T
 
     Raises:
         ValueError: a value is out of range.
-        UnsupportedError: this model or context cannot run it; the previous setting stays.
+        UnsupportedError: this model or context cannot run it, or there is no memory for it; the previous setting stays.
         PCDError: the model is closed.
     """
-    status, text = _set(llm, config, combine)
+    params = None if config is None else ctypes.byref(native_params(config, combine=combine))
+    status, text = ask(_bindings.pcd_set, llm, params)
     if status == _bindings.DISABLED:
         return text
     if status == _bindings.INVALID:
@@ -183,25 +187,31 @@ def set_pcd(llm: llama_cpp.Llama, config: PCDConfig | None, *, combine: bool = T
     return None
 
 
-def _set(llm: llama_cpp.Llama, config: PCDConfig | None, combine: bool) -> tuple[int, str]:
-    return ask(_bindings.pcd_set, llm, None if config is None else ctypes.byref(native_params(config, combine=combine)))
-
-
 def trim_pcd(llm: llama_cpp.Llama) -> None:
     """Free the second keys and values that the setting in force does not need: all of them while PCD is off."""
     _bindings.pcd_trim(context(llm))
 
 
-def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig, in_force: PCDConfig | None, combine: bool) -> str | None:
-    """Why a model or context cannot run a setting, in a sentence; None if it can.
-
-    The setting is tried out, since with some models only that shows it; then the one in force is restored.
-    """
+def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig) -> str | None:
+    """Why a model or context cannot run a setting, in a sentence; None if it can. Nothing changes; memory is not asked for."""
     status, text = ask(_bindings.pcd_check, llm, ctypes.byref(native_params(config)))
-    if status == _bindings.OK:
-        status, text = _set(llm, config, True)
-        _set(llm, in_force, combine)
     return None if status == _bindings.OK else text
+
+
+def in_force(llm: llama_cpp.Llama, *known: PCDConfig | None) -> tuple[PCDConfig | None, bool]:
+    """What the library has in force: the setting, None while PCD is off, and whether rows are contrasted (or left to a
+    sampler). If it is one of `known`, that one is returned, since the library has floats of 32 bits."""
+    params = _bindings.Params()
+    if not _bindings.pcd_get(context(llm), ctypes.byref(params)):
+        return None, True
+    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(PCDConfig)}
+    for config in known:
+        if config is not None and native_fields(config) == values:
+            return config, params.combine
+    for name, numbers in native_names().items():
+        values[name] = {number: word for word, number in numbers.items()}.get(values[name], values[name])
+    floats = {name: float(str(np.float32(value))) for name, value in values.items() if isinstance(value, float)}
+    return PCDConfig(**{**values, **floats}), params.combine
 
 
 @contextlib.contextmanager
