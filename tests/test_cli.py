@@ -342,8 +342,10 @@ LONG = "hello " * 120  # gentle contrasts nothing below 300 tokens
 HINT = "PCD is off; --pcd window:relative_top=0.1 turns it on\n"
 
 
-@pytest.mark.parametrize("command", [("generate",), ("generate", "--json"), ("chat",), ("chat", "--json")], ids=" ".join)
-def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model, llm, command):
+@pytest.mark.parametrize(
+    "command", [("generate",), ("generate", "--json"), ("chat",), ("chat", "--json")], ids=" ".join
+)
+def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model, command):
     def run(*setting: str) -> tuple[str, str]:
         done = pypcd_command(*command, model, "-p", LONG, "--threads=1", "--max-tokens=12", "--n-ctx=2048", *setting)
         assert done.returncode == 0, done.stderr

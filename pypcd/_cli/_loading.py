@@ -17,7 +17,8 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
     Raises:
         UnsupportedError: PCD was requested, but cannot run.
     """
-    config = _options.pcd_setting("off" if args.pcd is None else args.pcd, args.model)  # raise errors before the slow part
+    setting = "off" if args.pcd is None else args.pcd
+    config = _options.pcd_setting(setting, args.model)  # raise errors before the slow part
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **_options.machine_options(args))

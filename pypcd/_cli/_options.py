@@ -21,8 +21,8 @@ from pypcd._settings import PRESETS, Profile, load, write_text
 if TYPE_CHECKING:
     from pypcd.evaluation import Cluster
 
-# chat, generate and serve start with PCD off, and say so with this setting, which gains most where something is to be found in
-# a long prompt; no setting has been found that gains there and costs nothing elsewhere, from one model to the next (docs/evidence.md)
+# what chat and generate name when they say that PCD is off: it gains most where something is to be found in a long prompt. They
+# start with none, since each that gains there costs something elsewhere, on one model or another (docs/evidence.md)
 EXAMPLE_PCD = "window:relative_top=0.1"
 
 _RANGES: dict[str, Number | Integer] = {
