@@ -186,7 +186,7 @@ class PCDConfig:
 
     @classmethod
     def gentle(cls) -> PCDConfig:
-        """For every day: a window twin, where the model is unsure how to begin its answer to 300 tokens or more."""
+        """A window twin, where the model is unsure how to begin its answer to 300 tokens or more."""
         return cls.preset("gentle")
 
     @classmethod

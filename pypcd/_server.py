@@ -115,7 +115,9 @@ def _setting(config: PCDConfig | None, required: bool) -> dict[str, Any]:
     base = (config or PCDConfig()).replace(sequences="chosen")
     # A context that over-rotates can have twins that do not, and makes no second keys for them. The other way round is refused.
     can_turn = base.perturbation == "none" and base.cache != "separate"
-    turning = base.replace(perturbation="over-rotation") if can_turn else base
+    contexts = [base.replace(perturbation="over-rotation") if can_turn else base, base]
+    if config is None:  # a model that cannot over-rotate has windows for those who ask
+        contexts.append(PCDConfig.windowed().replace(sequences="chosen"))
     presets = {
         name: PCDConfig.preset(name).replace(
             evaluation=base.evaluation, type_k_over=base.type_k_over, sequences="chosen"
@@ -126,7 +128,7 @@ def _setting(config: PCDConfig | None, required: bool) -> dict[str, Any]:
         "default": config is not None,
         "required": required,
         "setting": _engine.native_fields(base),
-        "contexts": [_engine.native_fields(context) for context in dict.fromkeys([turning, base])],
+        "contexts": [_engine.native_fields(context) for context in dict.fromkeys(contexts)],
         "presets": {name: _engine.native_fields(preset) for name, preset in presets.items()},
     }
 

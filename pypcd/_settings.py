@@ -59,7 +59,7 @@ PRESETS: Mapping[str, Preset] = {
             "min_first_entropy": 2.25,
             "min_context": 300,
         },
-        "for every day: a window, where the model is unsure how to begin its answer to a prompt of 300 tokens or more",
+        "a window, where the model is unsure how to begin its answer to a prompt of 300 tokens or more",
     ),
     "cautious": Preset(
         {"beta": 1.5, "relative_top": 0.1}, "over-rotation, milder and with a cut: beta 1.5, relative_top 0.1"

@@ -151,7 +151,8 @@ def test_ctrl_c_at_the_prompt_forgets_the_line_and_stays(chat: Chat, tmp_path: P
 def test_the_prompt_says_what_is_in_force_and_on_means_the_papers_setting(chat: Chat) -> None:
     with chat() as terminal:
         for command, name in (
-            ("hello", "gentle"),
+            ("hello", "off"),
+            ("/pcd gentle", "gentle"),
             ("/pcd off", "off"),
             ("/pcd on", "on"),
             ("/pcd beta=1", r"on\W+beta=1.0\W?"),
@@ -162,8 +163,20 @@ def test_the_prompt_says_what_is_in_force_and_on_means_the_papers_setting(chat: 
         ):
             terminal.enter(command)
             assert re.fullmatch(f"{name} >>>", terminal.text().rstrip().split("\n")[-1])
-    with chat("--pcd=off") as terminal:
-        assert terminal.text().rstrip().endswith("off >>>")
+    with chat("--pcd=window") as terminal:
+        assert terminal.text().rstrip().endswith("window >>>")
+
+
+def test_a_chat_starts_plainly_and_its_first_lines_say_how_to_turn_it_on(chat: Chat) -> None:
+    with chat() as terminal:
+        head, hint, prompt = terminal.text().strip().split("\n")
+        assert "| PCD off |" in head and hint == "PCD is off; /pcd window:relative_top=0.1 turns it on"
+        assert prompt.rstrip() == "off >>>"
+        terminal.enter(hint.partition("; ")[2].partition(" turns")[0])
+        assert terminal.text().rstrip().endswith("window:relative_top=0.1 >>>")
+    for setting in ("off", "gentle"):
+        with chat(f"--pcd={setting}") as terminal:
+            assert "PCD is off" not in terminal.text()
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------

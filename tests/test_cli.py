@@ -318,7 +318,7 @@ def test_piped_chat_answers_line_by_line(model):
     )
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [r.get("message") for r in records] == ["hello", "two\nlines", None]
-    assert records[0]["completion_tokens"] == 5 and records[0]["pcd"]["min_first_entropy"] == 2.25
+    assert records[0]["completion_tokens"] == 5 and records[0]["pcd"] is None
     assert [r["pcd"] is None for r in records[2]["compare"]] == [False, True]
     assert "no command /nope" in done.stderr
     assert done.returncode == 1  # a program should hear of the unknown command
@@ -330,13 +330,50 @@ def test_one_shot_chat_without_template(tmp_path):
     done = pypcd_command("chat", str(base), "-p", "/hi", "--threads=1", "--max-tokens=3")
     assert done.returncode == 0, done.stderr
     assert "no chat template" in done.stderr and "pypcd generate" in done.stderr
-    assert "going on without PCD: the architecture 'mamba'" in done.stderr
     assert "3 tokens |" in done.stderr and "PCD off" in done.stderr
     assert "llama_model_loader" not in done.stderr
 
     done = pypcd_command("chat", str(base), "-p", "hi", "--pcd=on")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1].startswith("pypcd: PCD cannot run here: the architecture 'mamba'")
+
+
+LONG = "hello " * 120  # gentle contrasts nothing below 300 tokens
+HINT = "PCD is off; --pcd window:relative_top=0.1 turns it on\n"
+
+
+@pytest.mark.parametrize(
+    "command", [("generate",), ("generate", "--json"), ("chat",), ("chat", "--json")], ids=" ".join
+)
+def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model, command):
+    def run(*setting: str) -> tuple[str, str]:
+        done = pypcd_command(*command, model, "-p", LONG, "--threads=1", "--max-tokens=12", "--n-ctx=2048", *setting)
+        assert done.returncode == 0, done.stderr
+        return (json.loads(done.stdout)["text"] if "--json" in command else done.stdout), done.stderr
+
+    text, err = run()
+    off, said_off = run("--pcd=off")
+    gentle, said_gentle = run("--pcd=gentle")
+    advised, _ = run(re.search("--pcd [^ ]+", HINT)[0].replace(" ", "="))
+    assert text == off
+    assert gentle != off != advised, "or this shows nothing"
+    assert err.count(HINT) == 1 and err.replace(HINT, "").count("\n") == said_off.count("\n")
+    assert "PCD is off" not in said_off + said_gentle
+
+
+def test_generate_without_a_setting_writes_what_plain_decoding_does(model):
+    done = pypcd_command("generate", model, "-p", LONG, "--threads=1", "--max-tokens=12", "--n-ctx=2048")
+    with pypcd.Llama(model, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1) as llm:
+        tokens = [t for t, _ in zip(llm.generate(llm.tokenize(LONG.encode(), special=True), temp=0), range(12))]
+        assert done.stdout == llm.detokenize(tokens).decode("utf-8", "replace") + "\n"
+
+
+def test_lines_from_a_pipe_are_answered_plainly_and_can_turn_it_on(model):
+    lines = f"{LONG}\n/pcd window:relative_top=0.1\n/regen\n"
+    done = pypcd_command("chat", model, "--threads=1", "--max-tokens=5", "--n-ctx=2048", "--json", stdin=lines)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["pcd"] is None for record in records] == [True, False] and records[1]["pcd"]["window"] == 64
+    assert done.stderr.count(HINT) == 1
 
 
 def test_generate(model):
@@ -510,8 +547,10 @@ def test_chat_in_a_terminal(model, tmp_path):
     enter("/help", *(f"/{name}" for name in COMMANDS), "Ctrl-C")
     enter(
         "hello",
-        r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD gentle, from 300 tokens on \| cut at max_tokens",
+        r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD off \| cut at max_tokens",
     )
+    enter("/pcd gentle", "PCD gentle")
+    enter("/regen", r"PCD gentle, from 300 tokens on \| cut at max_tokens")
     child.sendline('"""two')
     child.expect(r"\.\.\. ")
     enter('lines"""', r"8 tokens \|")
@@ -535,7 +574,7 @@ def test_chat_in_a_terminal(model, tmp_path):
     enter("what is it", r"context is full.*--n-ctx")
     enter("/clear", "forgotten")
     enter(f"/load {talk}", "1 turns from")
-    enter("/stats", "3 answers", "twins")
+    enter("/stats", "4 answers", "twins")
     enter("/cmopare", "did you mean 'compare'")
     child.sendintr()
     child.expect("Ctrl-D or /exit leaves")

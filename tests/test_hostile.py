@@ -300,8 +300,8 @@ def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
     generate = ["generate", str(path), "-p", "abc", "--max-tokens", "2", "--threads", "1"]
     assert main([*generate, "--pcd", "on"]) == 1
     assert "PCD cannot run here: the architecture 'starcoder' has no rotary positions" in capsys.readouterr().err
-    assert main(generate) == 0  # a window needs none
-    assert "going on without PCD" not in capsys.readouterr().err
+    assert main([*generate, "--pcd", "window"]) == 0  # it needs none
+    assert "| PCD window |" in capsys.readouterr().err
     options = ["--length", "16", "--method", "pcd,pcd:window", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
     assert main(["bench", str(path), *options]) == 0
     out, err = capsys.readouterr()

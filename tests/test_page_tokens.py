@@ -16,6 +16,7 @@ from browser import (
     Chat,
     Open,
     Script,
+    ask,
     chromium,
     complete,
     event,
@@ -367,6 +368,20 @@ def test_compare(chat: Chat, served: _server.Server, taken: str) -> None:
     assert chat.copied(chat.answers) == texts[taken]
     more = chat.copied(chat.ask("More"))
     assert more == complete(served, prompt_of(served, text, texts[taken], "More"))["content"]
+
+
+def test_compare_is_with_gentle_where_the_server_is_off(open_page: Open, script: Script) -> None:
+    with serve(pcd=False) as server:
+        chat = open_page(server)
+        chat.play(script)
+        chat.message.fill("Say")
+        chat.button("Compare").click()
+        streams = [script.next(chat).say("x") for _ in range(2)]
+        for stream in streams:
+            stream.end()
+        gentle = ask(server, "/props")[1]["pcd"]["presets"]["gentle"]
+        assert sorted((stream.body["pcd"] for stream in streams), key=bool) == [False, gentle]
+        expect(chat.named("group", "Comparison")).to_contain_text(re.compile("gentle"))
 
 
 def test_stop_ends_both_sides(chat: Chat, script: Script) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import contrasted, rounding_of
+from conftest import Tiny, contrasted, rounding_of
 from serving import (
     BASE,
     MESSAGES,
@@ -326,6 +326,15 @@ def test_a_server_that_only_restricts_the_view_over_rotates_on_request() -> None
         assert "demo:pcd-paper" in names
         assert own(complete(server, "a", n_predict=1))["perturbation"] == "none"
         assert own(complete(server, "a", n_predict=2, pcd="paper"))["perturbation"] == "over-rotation"
+
+
+def test_a_server_without_a_setting_runs_what_needs_no_rotation_on_request(tiny: Tiny) -> None:
+    with ready(tiny("starcoder"), parallel=2) as server:
+        assert server.refusals() == {}
+        assert own(complete(server, "a", n_predict=2)) is False
+        assert own(complete(server, "a", n_predict=2, pcd="window"))["window"] == 64
+        for told in (True, "paper", "cautious", {"beta": 1.5}):
+            assert "Field 'pcd': " in refused(server, pcd=told), told
 
 
 def test_props_name_every_field(server: _server.Server, off: _server.Server) -> None:

@@ -1,4 +1,4 @@
-"""Opening a model for a subcommand: a progress bar, Ctrl-C, and PCD on where it can run."""
+"""Opening a model for a subcommand: a progress bar, Ctrl-C, and the PCD setting that was asked for."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from pypcd._cli import _options, _terminal
 
 
 def load_model(args: argparse.Namespace) -> pypcd.Llama:
-    """The model, with the requested PCD setting. By default PCD is on; if the model cannot run it, a note says so.
+    """The model, with the requested PCD setting; off where none was.
 
     Raises:
-        UnsupportedError: PCD was requested explicitly, but cannot run.
+        UnsupportedError: PCD was requested, but cannot run.
     """
-    setting = _options.DEFAULT_PCD if args.pcd is None else args.pcd
+    setting = "off" if args.pcd is None else args.pcd
     config = _options.pcd_setting(setting, args.model)  # raise errors before the slow part
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **_options.machine_options(args))
     refusal = llm.pcd_refusal(config)
-    if refusal is None:
-        llm.pcd = config
-    elif args.pcd is not None:
+    if refusal is not None:
         raise UnsupportedError(f"PCD cannot run here: {refusal}")
-    else:
-        _terminal.note(f"going on without PCD: {refusal}")
+    llm.pcd = config
     return llm
 
 

@@ -21,8 +21,9 @@ from pypcd._settings import PRESETS, Profile, load, write_text
 if TYPE_CHECKING:
     from pypcd.evaluation import Cluster
 
-# of chat, generate and serve: it gains where something is to be found in a long prompt, and spares others (docs/evidence.md)
-DEFAULT_PCD = "gentle"
+# what chat and generate name when they say that PCD is off: it gains most where something is to be found in a long prompt. They
+# start with none, since each that gains there costs something elsewhere, on one model or another (docs/evidence.md)
+EXAMPLE_PCD = "window:relative_top=0.1"
 
 _RANGES: dict[str, Number | Integer] = {
     "temperature": Number(0, 100, note="0: the most probable token"),
@@ -82,6 +83,11 @@ def note_of_profile(setting: object, model_path: str) -> None:
     """Print a note if the setting is a profile that was chosen with another model."""
     if isinstance(setting, Profile) and (remark := setting.remark(model_path)):
         _terminal.note(remark)
+
+
+def how_to_turn_on(option: str) -> str:
+    """A sentence for those who did not choose a setting. `option`: what takes one, such as --pcd."""
+    return f"PCD is off; {option} {EXAMPLE_PCD} turns it on"
 
 
 def describe_pcd(config: PCDConfig | None) -> str:
@@ -234,7 +240,7 @@ def names(text: str | None) -> tuple[str, ...]:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """The options of chat and generate."""
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help="gentle (default), on (the paper's), off, or beta=1.5:window=64 ...")
+    add("--pcd", metavar="SETTING", help=f"off (default), gentle, {EXAMPLE_PCD} ...")
     add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
     add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")

@@ -50,14 +50,19 @@ class Chat:
         self.lines = _keyboard.Lines(list(COMMANDS))
         self.status = 0
 
-    def run(self) -> int:
+    def greet(self, *, no_setting: bool) -> None:
+        """Say what is in force. `no_setting`: the user chose none."""
         llm = self.session.llm
         if self.lines.typed:
             name = llm.metadata.get("general.name") or pathlib.Path(llm.model_path).name
             state = f"context {llm.n_ctx()} | PCD {_options.describe_pcd(llm.pcd)}"
             say(f"{name} | {state} | /help for commands, Ctrl-D to leave")
-            if pathlib.Path(llm.model_path) == DEMO_MODEL:
-                say(DEMO_HINT)
+        if no_setting:
+            say(_options.how_to_turn_on("/pcd" if self.lines.typed else "--pcd"))
+        if self.lines.typed and pathlib.Path(llm.model_path) == DEMO_MODEL:
+            say(DEMO_HINT)
+
+    def run(self) -> int:
         while True:
             try:
                 message = self.lines.read(self.prompt())
@@ -235,8 +240,10 @@ def run(args: argparse.Namespace) -> int:
             "'pypcd generate' continues a text"
         )
     chat = Chat(Conversation(llm, sampling, args.system), as_json=args.json)
+    if args.prompt is not None:
+        chat.lines.typed = False
+    chat.greet(no_setting=args.pcd is None)
     if args.prompt is None:
         return chat.run()
-    chat.lines.typed = False
     chat.handle(args.prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), literal=True)
     return chat.status

@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     sampling = _options.sampling_from(args)
     prompt = read_prompt(args.prompt)
     llm = _loading.load_model(args)
+    if args.pcd is None:
+        _terminal.say(_options.how_to_turn_on("--pcd"))
     tokens = llm.tokenize(prompt.encode(), add_bos=True, special=True)
     with _terminal.interruptible() as stopped:
         try:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(server_options=[])
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help="where neither a request nor MODEL says: gentle (default), off ...")
+    add("--pcd", metavar="SETTING", help="where neither a request nor MODEL says: off (default), gentle ...")
     add("--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", metavar="N", type=_options.at_least(0), default=8080, help="0: any free one (default: 8080)")
     add(
@@ -50,11 +50,10 @@ def run(args: argparse.Namespace) -> int:
         return _server.show_options()
     log = _Log(args.verbose)
     try:
-        setting = load(_options.DEFAULT_PCD if args.pcd is None else args.pcd)
+        setting = load("off" if args.pcd is None else args.pcd)
         server = _server.Server(
             _served.read(args.model),
             pcd=setting,
-            pcd_required=args.pcd is not None,
             host=args.host,
             port=args.port,
             parallel=args.parallel,
@@ -83,6 +82,10 @@ def run(args: argparse.Namespace) -> int:
             refusals = server.refusals()
             for name, why in refusals.items():
                 _terminal.note(f"{name}: {why}" if len(server.models) > 1 else why)
+            if args.pcd is None and any(one.pcd is None and one.name not in refusals for one in server.models):
+                _terminal.note(
+                    'PCD is off; "pcd": "gentle" in a request turns it on for that one, --pcd SETTING for all'
+                )
             _terminal.write(_greeting(server, args, refusals))
             server.wait(stopped)
     return 0
