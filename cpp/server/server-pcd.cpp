@@ -182,11 +182,8 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
         return { true, server_pcd.fields(given, res.params) };
     }
     if (given.is_string()) {
-        const std::string name = given.get<std::string>();
-        if (name == "off") {
-            return {};
-        }
-        return { true, name == "on" ? server_pcd.setting : server_pcd.preset(name) };
+        const auto params = server_pcd.text(given.get<std::string>(), res.params);
+        return { params.has_value(), params.value_or(llama_pcd_params {}) };
     }
     throw std::invalid_argument("it is " + given.dump_safe() + "; allowed: true, false, a preset's name, an object");
 }
