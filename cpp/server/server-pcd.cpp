@@ -134,11 +134,15 @@ void server_pcd_end(llama_context * ctx, llama_seq_id id) {
     llama_pcd_unset_seq(ctx, id);
 }
 
-void server_pcd_tokens(
-        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens) {
-    if (request.on && request.params.cache == LLAMA_PCD_CACHE_SEPARATE) {
+void server_pcd_prompt(
+        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens, llama_pos last) {
+    if (!request.on) {
+        return;
+    }
+    if (request.params.cache == LLAMA_PCD_CACHE_SEPARATE) {
         llama_pcd_set_tokens(ctx, id, tokens.data(), (int32_t) tokens.size());
     }
+    llama_pcd_begin(ctx, id, last); // the slot may hold an earlier answer, which libllama would go on with
 }
 
 //

@@ -87,8 +87,10 @@ server_pcd_request server_pcd_of(const common_json & body, bool constrained);
 bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, std::string & err);
 void server_pcd_end  (llama_context * ctx, llama_seq_id id);
 
-// the tokens of a slot's prompt that are in memory; states that were loaded do not have them
-void server_pcd_tokens(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens);
+// A slot begins with its prompt, whose last token lies at `last`: there the answer begins, whatever is cached. tokens: those of the
+// prompt that are in memory; states that were loaded do not have them.
+void server_pcd_prompt(
+        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens, llama_pos last);
 
 // the answers of /v1/models, with an entry for each setting behind the model's, and of /props
 common_json server_pcd_models(common_json models);
