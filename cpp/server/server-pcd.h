@@ -11,7 +11,6 @@
 #include "server-pcd-origin.h"
 
 #include <cstdint>
-#include <exception>
 #include <set>
 #include <string>
 #include <vector>
@@ -109,9 +108,5 @@ void server_pcd_list(common_json & models, common_json entry, const common_json 
 // what a client gets whose model's server ended: the rest of a stream, or the whole answer
 std::string server_pcd_ended(const std::string & why, bool in_stream);
 
-// a model that a request waited for did not load: a fault of the server (500), not of the request
-struct server_pcd_not_loaded : std::exception {
-    explicit server_pcd_not_loaded(const std::string & name);
-    const char * what() const noexcept override { return text.c_str(); }
-    std::string text;
-};
+// what a client gets whose model did not load
+std::string server_pcd_not_loaded(const std::string & name);
