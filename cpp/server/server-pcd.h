@@ -82,6 +82,9 @@ bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, b
 // where a grammar constrains the answer from its first token on. Throws std::invalid_argument.
 server_pcd_request server_pcd_of(const common_json & body, bool constrained);
 
+// Throws std::invalid_argument where a body asks for PCD and its route decodes nothing.
+void server_pcd_check_route(const std::string & path, const std::string & body);
+
 // A slot takes a request, or gives it back. False: it cannot have this setting, and err is a sentence for its client.
 bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, std::string & err);
 void server_pcd_end  (llama_context * ctx, llama_seq_id id);
