@@ -7,11 +7,12 @@ import http.client
 import json
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Tiny
-from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, llm, ready, refused, server  # noqa: F401
+from serving import BASE, MESSAGES, PROMPTS, SMALL, ask, complete, is_greedy, llm, ready, refused, server  # noqa: F401
 
 import pypcd
 from pypcd import _machine, _served, _server
@@ -89,6 +90,35 @@ def test_a_router_refuses_it_too(tiny: Tiny) -> None:
         assert ask(router, "/tokenize", body)[0] == 200
         status, answer = ask(router, "/tokenize", {**body, "pcd": "gentle"})
         assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
+
+
+# -- faults of the server ----------------------------------------------------------------------------------------------
+
+CALLS = """{%- if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}
+{%- for message in messages %}{{ "<|" + message.role + "|>" }}
+{%- if message.tool_calls %}{% for call in message.tool_calls -%}
+{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}
+{%- endfor %}{% else %}{{ message.content }}{% endif %}{{ "<|end|>" }}{% endfor %}
+{%- if add_generation_prompt %}{{ "<|assistant|>" }}{% endif %}"""
+
+
+def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tmp_path: Path) -> None:
+    """Another try may do better, and clients ask again after a 500 alone."""
+    template = tmp_path / "calls.jinja"
+    template.write_text(CALLS, encoding="utf-8")
+    tool = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+    body = {
+        "messages": MESSAGES,
+        "tools": [{"type": "function", "function": tool}],
+        "max_tokens": 8,
+        "logit_bias": [["{", 100.0]],  # a call begins, and does not end
+    }
+    with running("--jinja", "--chat-template-file", str(template)) as server:  # noqa: F811
+        status, answer = ask(server, "/v1/chat/completions", body)
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        assert "does not match the expected" in answer["error"]["message"]
+        status, answer = ask(server, "/v1/chat/completions", {**body, "pcd": "nonsense"})
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
 
 # -- another server behind this one ------------------------------------------------------------------------------------
