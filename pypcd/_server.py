@@ -175,8 +175,12 @@ class Server:
             model = [Served("demo" if str(model) == "demo" else pathlib.Path(path).stem, path)]
         self.models = list(model)
         aliases = _aliases(options)
-        if aliases and not self.is_router:  # llama-server goes by the first of them
-            self.models = [self.models[0]._replace(name=min(aliases))]
+        if aliases:
+            if self.is_router:
+                raise OptionError(
+                    f"--alias is {','.join(aliases)!r}, a name for one model; several are named in a file of models (models.ini)"
+                )
+            self.models = [self.models[0]._replace(name=min(aliases))]  # llama-server goes by the first of them
         for one in self.models:
             if "," in one.name:
                 raise ModelError(

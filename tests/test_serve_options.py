@@ -144,6 +144,11 @@ def test_an_alias_wins(options: list[str], name: str) -> None:
         assert complete(server, "a", n_predict=1)["model"] == name
 
 
+def test_an_alias_is_for_one_model(tiny: Tiny) -> None:
+    with pytest.raises(_server.OptionError, match=r"--alias is 'zeta', a name for one model; .*models\.ini"):
+        _server.Server(_served.read(["demo", str(tiny("llama"))]), port=0, options=["--alias", "zeta"])
+
+
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
