@@ -140,7 +140,7 @@ class Server:
         model: a GGUF file, or "demo"; or what _served.read() gives: with several it is a router, which starts a server for each.
         pcd: for requests that do not say; anything that pypcd.Llama takes.
         pcd_required: False: where the model cannot run it the server goes on without PCD; see refusals().
-        host: the address to listen on.
+        host: the address to listen on; several have commas between them.
         port: 0 takes a free one.
         parallel: requests that are answered at the same time; they share the context. 1 to 191.
         api_key: clients have to send it; None: none.
@@ -176,6 +176,13 @@ class Server:
             path = resolve_model(model)
             model = [Served("demo" if str(model) == "demo" else pathlib.Path(path).stem, path)]
         self.models = list(model)
+        aliases = _aliases(options)
+        if aliases:
+            if self.is_router:
+                raise OptionError(
+                    f"--alias is {','.join(aliases)!r}, a name for one model; several are named in a file of models (models.ini)"
+                )
+            self.models = [self.models[0]._replace(name=min(aliases))]  # llama-server goes by the first of them
         for one in self.models:
             if "," in one.name:
                 raise ModelError(
@@ -184,13 +191,17 @@ class Server:
                 )
         self.configs = {one.name: PCDConfig.resolve(load(pcd if one.pcd is None else one.pcd)) for one in self.models}
         self.remarks: list[str] = []  # for the user
-        self.host = host = host.strip("[]")  # as an address of IPv6 is written in a URL
+        self.hosts = [part.strip(" []") for part in host.split(",") if part.strip()]  # [::1]: as it is written in a URL
+        if not self.hosts:
+            raise ValueError(f"host is {host!r}; allowed: addresses of this machine, with commas between them")
+        host = ",".join(self.hosts)
         port = Integer(0, 65535)("port", port)
         parallel = Integer(1, _MAX_SLOTS)("parallel", parallel)
         program = executable()
         self.rpc_servers = parse_servers(rpc_servers)
         self._remote = [device for address in self.rpc_servers for device in greet(address)]
-        self.port = _machine.free_port(host, port)
+        for address in self.hosts:
+            self.port = port = _machine.free_port(address, port)
         self.loaded = 0  # per cent of what is loaded at the start
         self._log = log
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
@@ -226,7 +237,9 @@ class Server:
             chosen = _chosen(only.path, parallel, given, remote=self._remote)
             if self.rpc_servers:
                 self.command += ["--rpc", ",".join(self.rpc_servers)]
-            self.command += ["--model", only.path, "--alias", only.name, "--parallel", str(parallel)]
+            self.command += ["--model", only.path, "--parallel", str(parallel)]
+            if not aliases:  # it adds names to those that it has
+                self.command += ["--alias", only.name]
             self.command += [word for name, value in chosen.items() for word in (f"--{name}", value)]
             passed = settings(self.configs[only.name], required=wanted[only.name][1])
         self.command += options
@@ -291,7 +304,7 @@ class Server:
     @property
     def url(self) -> str:
         """Its address for a client on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.hosts[0], self.hosts[0])
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @contextlib.contextmanager
@@ -465,6 +478,12 @@ def _is_gone(address: str) -> bool:
     except RPCError:
         return True
     return False
+
+
+def _aliases(options: Sequence[str]) -> list[str]:
+    """The names that llama-server's own options give a model."""
+    given = [value for word, value in zip(options, options[1:]) if word in ("--alias", "-a")]
+    return [name.strip() for value in given for name in value.split(",") if name.strip()]
 
 
 def _said(lines: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import random
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,9 @@ RIGHT: dict[str, dict[str, Any]] = {
     },
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "pcd": False, "system": "x"},
 }
+LLAMA_CPPS = (
+    r"json\.exception|^Failed to parse |' is required$"  # what it tells as a fault of its own; test_serve_stock.py
+)
 DEEP: Any = 1
 for _ in range(200):
     DEEP = [DEEP]
@@ -240,7 +244,8 @@ def test_a_mutated_body_is_refused_or_answered_and_harms_nobody(llm: pypcd.Llama
             kept = pool.submit(others)
             sent = [body(rng) for _ in range(N_BODIES)]
             for one, (status, answer) in zip(sent, pool.map(lambda one: ask(server, *one), sent)):
-                assert status in (200, 400, 401, 404, 413, 501), (one, answer)
+                own = status == 500 and re.search(LLAMA_CPPS, answer["error"]["message"])
+                assert own or status in (200, 400, 401, 404, 413, 501), (one, answer)
             done = True
             for tokens in {tuple(tokens) for tokens in kept.result()}:
                 is_greedy(llm, prompt, "cautious", list(tokens), ends=False)

@@ -192,10 +192,31 @@ def test_a_wrong_name_is_refused_with_a_sentence(server: _server.Server, fields:
     assert message in refused(server, **fields)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"demo"', b'{"model": "demo"', b'{"model": ["demo"]}', b"\xff"])
-def test_a_wrong_body_is_refused(server: _server.Server, body: bytes) -> None:
+@pytest.mark.parametrize("body", [b"[]", b'"demo"', b'{"model": ["demo"]}'])
+def test_a_body_without_a_models_name_is_refused(server: _server.Server, body: bytes) -> None:
     status, answer = ask(server, "/completion", body)
-    assert 400 <= status < 500 and answer["error"]["message"]
+    assert status == 400 and answer["error"]["message"] == "model name is missing from the request"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"model": "demo"', b"\xff"])
+def test_a_body_that_is_no_json_gets_llama_cpps_status(server: _server.Server, body: bytes) -> None:
+    """test_serve_stock.py has that of stock."""
+    status, answer = ask(server, "/completion", body)
+    assert (status, answer["error"]["type"]) == (500, "server_error") and "parse error" in answer["error"]["message"]
+
+
+@linux
+def test_a_fault_of_the_router_is_a_500(tmp_path: Path) -> None:
+    """Clients ask again after a 500, and never after a 400."""
+    slow = shutil.copy(DEMO_MODEL, tmp_path / "slow.gguf")
+    made = _server.Server(_served.read([str(slow), "demo"]), port=0, options=[*SMALL, "--models-max", "1"])
+    os.unlink(slow)
+    os.mkfifo(slow)  # it loads for ever
+    with made.running() as server:
+        assert within(lambda: statuses(server) == {"demo": "unloaded", "slow": "loading"})
+        status, answer = ask(server, "/models/load", {"model": "demo"})
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        assert answer["error"]["message"] == "model limit reached, try again later"
 
 
 # -- what holds for one model holds for each --------------------------------------------------------------------------

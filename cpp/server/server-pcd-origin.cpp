@@ -36,6 +36,17 @@ static std::string lower(std::string text) {
     return text;
 }
 
+// of a list with commas
+static std::vector<std::string> items_of(const std::string & text) {
+    std::vector<std::string> res;
+    std::istringstream list(lower(text));
+    for (std::string item; std::getline(list, item, ','); ) {
+        item.erase(std::remove_if(item.begin(), item.end(), [](unsigned char c) { return std::isspace(c); }), item.end());
+        res.push_back(item);
+    }
+    return res;
+}
+
 static std::string host_of(const std::string & origin) {
     const size_t start = origin.find("://");
     return start == std::string::npos ? "" : without_port(origin.substr(start + 3));
@@ -48,14 +59,10 @@ std::string server_pcd_refusal_of_origin(const server_pcd_asked & asked) {
     const std::string host   = lower(without_port(asked.host));
     const std::string origin = lower(asked.origin);
 
-    std::vector<std::string> allowed;
-    std::istringstream list(lower(asked.origins));
-    for (std::string item; std::getline(list, item, ','); ) {
-        item.erase(std::remove_if(item.begin(), item.end(), [](unsigned char c) { return std::isspace(c); }), item.end());
-        allowed.push_back(item);
-    }
+    const std::vector<std::string> allowed = items_of(asked.origins);
+
     const char * given = std::getenv("PYPCD_HOST"); // behind a router the server listens elsewhere, and gets what the router was asked
-    const std::vector<std::string> listens = given ? std::vector<std::string> { given } : asked.listens;
+    const std::vector<std::string> listens = given ? items_of(given) : asked.listens;
 
     const bool is_own = std::any_of(listens.begin(), listens.end(), [&](const std::string & cur) { return lower(cur) == host; });
 

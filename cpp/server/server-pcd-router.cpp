@@ -56,8 +56,9 @@ std::string server_pcd_ended(const std::string & why, bool in_stream) {
     return in_stream ? "\n\nevent: error\ndata: " + error.dump_safe() + "\n\n" : error.dump_safe();
 }
 
-server_pcd_not_loaded::server_pcd_not_loaded(const std::string & name)
-    : text("model '" + name + "' did not load; the log of `pypcd serve --verbose` says why") {}
+std::string server_pcd_not_loaded(const std::string & name) {
+    return "model '" + name + "' did not load; the log of `pypcd serve --verbose` says why";
+}
 
 #ifndef _WIN32
 // A child reads its standard input, and so learns of its router's end, once its model is loaded. This one knows it while it loads, too.

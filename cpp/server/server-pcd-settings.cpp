@@ -3,7 +3,9 @@
 #include "common.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <stdexcept>
 
 using json = common_json;
@@ -34,6 +36,8 @@ const std::array<server_pcd_field, 22> server_pcd_fields = {{
 }};
 
 server_pcd_settings server_pcd;
+
+static const char * const EXAMPLE = "\"window:relative_top=0.1\"";
 
 static std::string join(const std::vector<std::string> & words) {
     return string_join(words, ", ");
@@ -169,16 +173,69 @@ llama_pcd_params server_pcd_settings::fields(const json & given, llama_pcd_param
     return base;
 }
 
-llama_pcd_params server_pcd_settings::preset(const std::string & name) const {
+llama_pcd_params server_pcd_settings::preset(const std::string & name, const std::string & given) const {
     if (std::find(runs.begin(), runs.end(), name) == runs.end()) {
         std::vector<std::string> names = { "true", "false" };
         for (const auto & cur : runs) {
             names.push_back("\"" + cur + "\"");
         }
         const bool is_preset = std::any_of(presets.begin(), presets.end(), [&](const auto & cur) { return cur.first == name; });
-        throw std::invalid_argument("it is " + json(name).dump_safe() +
+        throw std::invalid_argument("it is " + json(given.empty() ? name : given).dump_safe() +
                 (is_preset ? ", a preset that only `pypcd serve --pcd` can put in force" : "") +
-                "; allowed: " + join(names) + ", an object with any of " + join(own_names()));
+                "; allowed: " + join(names) + ", an object with any of " + join(own_names()) + ", or these in a text such as " + EXAMPLE);
     }
     return std::find_if(presets.begin(), presets.end(), [&](const auto & cur) { return cur.first == name; })->second;
+}
+
+static std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return (char) std::tolower(c); });
+    return text;
+}
+
+// a value as it is typed: a number if it reads as one
+static json literal(const std::string & text, bool can_be_null) {
+    const std::string word = lower(text);
+    if (can_be_null && (word == "none" || word == "off")) {
+        return json(nullptr);
+    }
+    const bool is_whole = text.find_first_not_of("0123456789", text[0] == '-' || text[0] == '+') == std::string::npos;
+    const bool is_plain = word.find_first_not_of("0123456789.e+-") == std::string::npos; // "inf" is a word
+
+    char * end = nullptr;
+    const double number = std::strtod(text.c_str(), &end);
+    if (!is_plain || *end != '\0' || !std::isfinite(number)) {
+        return json(text);
+    }
+    return is_whole && std::abs(number) < 1e15 ? json((int64_t) number) : json(number);
+}
+
+std::optional<llama_pcd_params> server_pcd_settings::text(const std::string & given, llama_pcd_params base) const {
+    const std::string words = string_strip(given);
+
+    json values_given = json::object();
+    for (size_t start = 0, end = 0; end != std::string::npos; start = end + 1) {
+        end = words.find(':', start);
+
+        const std::string word  = words.substr(start, end == std::string::npos ? end : end - start);
+        const size_t      equal = word.find('=');
+
+        if (start == 0 && equal == std::string::npos) {
+            const std::string first = lower(word);
+            if (first == "off" && end == std::string::npos) {
+                return std::nullopt;
+            }
+            base = preset(first == "on" ? "paper" : first, given);
+            continue;
+        }
+        const std::string name = word.substr(0, equal);
+        if (equal == std::string::npos || name.empty() || equal + 1 == word.size() || word.find_first_of(", \t\r\n") != std::string::npos) {
+            throw std::invalid_argument("it is " + json(given).dump_safe() + ", and " + json(word).dump_safe() + " in it is no value; "
+                    "allowed: name=value, joined by colons, such as " + EXAMPLE);
+        }
+        if (values_given.contains(name)) {
+            throw std::invalid_argument("it is " + json(given).dump_safe() + ", where " + name + " is given twice; give it once");
+        }
+        values_given[name] = literal(word.substr(equal + 1), values.contains(name) && values.at(name).contains("null"));
+    }
+    return fields(values_given, base);
 }

@@ -7,6 +7,7 @@
 #include "llama-pcd.h"
 
 #include <array>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -45,7 +46,11 @@ struct server_pcd_settings {
 
     common_json      value_of(const server_pcd_field & field, const llama_pcd_params & p) const;
     llama_pcd_params fields  (const common_json & given, llama_pcd_params base) const;
-    llama_pcd_params preset  (const std::string & name) const;
+    llama_pcd_params preset  (const std::string & name, const std::string & given = "") const; // given: for an error, what has it in it
+
+    // as pypcd.Llama(pcd=TEXT) reads it (pypcd/_settings.py): "gentle", "window:relative_top=0.1", "beta=1.5"; nothing: off
+    std::optional<llama_pcd_params> text(const std::string & given, llama_pcd_params base) const;
+
     std::vector<std::string> own_names() const;
 };
 

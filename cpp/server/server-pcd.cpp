@@ -2,8 +2,10 @@
 
 #include "server-pcd-settings.h"
 
+#include "common.h"
 #include "log.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -30,15 +32,16 @@ void server_pcd_loading(const std::string & stage, float progress) {
     }
 }
 
-// an error of libllama's, for a client: without what only a C caller understands
+// an error of libllama's, for a client: without the names of C functions, and with the server's own names of options
 static std::string reason(const char * err) {
     std::string res = err;
     if (res.rfind("sequence ", 0) == 0 && res.find(": ") != std::string::npos) {
         res = res.substr(res.find(": ") + 2);
     }
-    if (const size_t end = res.find(" (llama_pcd_set)"); end != std::string::npos) {
-        res.erase(end, std::string(" (llama_pcd_set)").size());
+    for (size_t start; (start = res.find(" (llama_")) != std::string::npos && res.find(')', start) != std::string::npos; ) {
+        res.erase(start, res.find(')', start) + 1 - start);
     }
+    string_replace_all(res, "kv_unified = true", "--kv-unified");
     return res;
 }
 
@@ -80,6 +83,10 @@ bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, b
     }
     if (reads_hidden_states) {
         server_pcd.refusal = "PCD cannot run here: this server speculates with the model's hidden states (EAGLE-3, MTP, DFlash, DSpark)";
+    }
+    // --backend-sampling gives every sequence a sampler, beside which PCD is refused; a slot gets its own with each request
+    for (llama_seq_id id = 0; id < (llama_seq_id) llama_n_seq_max(ctx); ++id) {
+        llama_set_sampler(ctx, id, nullptr);
     }
     if (!server_pcd.refusal.empty() || !try_context(ctx, server_pcd.refusal)) {
         return goes_on_without();
@@ -134,11 +141,15 @@ void server_pcd_end(llama_context * ctx, llama_seq_id id) {
     llama_pcd_unset_seq(ctx, id);
 }
 
-void server_pcd_tokens(
-        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens) {
-    if (request.on && request.params.cache == LLAMA_PCD_CACHE_SEPARATE) {
+void server_pcd_prompt(
+        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens, llama_pos last) {
+    if (!request.on) {
+        return;
+    }
+    if (request.params.cache == LLAMA_PCD_CACHE_SEPARATE) {
         llama_pcd_set_tokens(ctx, id, tokens.data(), (int32_t) tokens.size());
     }
+    llama_pcd_begin(ctx, id, last); // the slot may hold an earlier answer, which libllama would go on with
 }
 
 //
@@ -182,23 +193,42 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
         return { true, server_pcd.fields(given, res.params) };
     }
     if (given.is_string()) {
-        const std::string name = given.get<std::string>();
-        if (name == "off") {
-            return {};
-        }
-        return { true, name == "on" ? server_pcd.setting : server_pcd.preset(name) };
+        const auto params = server_pcd.text(given.get<std::string>(), res.params);
+        return { params.has_value(), params.value_or(llama_pcd_params {}) };
     }
     throw std::invalid_argument("it is " + given.dump_safe() + "; allowed: true, false, a preset's name, an object");
+}
+
+static bool asks(const json & body) {
+    if (!body.contains("pcd")) {
+        return false;
+    }
+    const json & given = body.at("pcd");
+    return !given.is_null() && given != json(false) && given != json("off");
+}
+
+void server_pcd_check_route(const std::string & path, const std::string & body) {
+    // those that decode, and those whose bodies are for other programs
+    static const auto takes_it = { "/completion", "/completions", "/infill", "/responses", "/messages", "/transcriptions",
+        "/cors-proxy", "/tools" };
+
+    if (body.find("\"pcd\"") == std::string::npos ||
+            std::any_of(takes_it.begin(), takes_it.end(), [&](const char * end) { return string_ends_with(path, end); })) {
+        return;
+    }
+    const json given = json::parse_no_throw(body); // what cannot be read the route itself refuses
+    if (given.is_object() && asks(given)) {
+        throw std::invalid_argument("Field 'pcd': it is " + given.at("pcd").dump_safe() + ", but " + path + " decodes nothing; allowed: "
+                "null, false, \"off\"; or leave it out: it belongs to requests for an answer, such as /v1/chat/completions");
+    }
 }
 
 server_pcd_request server_pcd_of(const json & body, bool constrained) {
     const char * field = "pcd";
     try {
-        const bool asks = body.contains("pcd") && !body.at("pcd").is_null() && !(body.at("pcd") == json(false));
-
         if (!server_pcd.is_given || !server_pcd.refusal.empty()) {
-            if (asks || !suffix_of(body).empty()) {
-                field = asks ? "pcd" : "model";
+            if (asks(body) || !suffix_of(body).empty()) {
+                field = asks(body) ? "pcd" : "model";
                 throw std::invalid_argument(server_pcd.is_given ? server_pcd.refusal :
                         "this server was started without settings for PCD; `pypcd serve` has them");
             }

@@ -11,7 +11,6 @@
 #include "server-pcd-origin.h"
 
 #include <cstdint>
-#include <exception>
 #include <set>
 #include <string>
 #include <vector>
@@ -83,12 +82,17 @@ bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, b
 // where a grammar constrains the answer from its first token on. Throws std::invalid_argument.
 server_pcd_request server_pcd_of(const common_json & body, bool constrained);
 
+// Throws std::invalid_argument where a body asks for PCD and its route decodes nothing.
+void server_pcd_check_route(const std::string & path, const std::string & body);
+
 // A slot takes a request, or gives it back. False: it cannot have this setting, and err is a sentence for its client.
 bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, std::string & err);
 void server_pcd_end  (llama_context * ctx, llama_seq_id id);
 
-// the tokens of a slot's prompt that are in memory; states that were loaded do not have them
-void server_pcd_tokens(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens);
+// A slot begins with its prompt, whose last token lies at `last`: there the answer begins, whatever is cached. tokens: those of the
+// prompt that are in memory; states that were loaded do not have them.
+void server_pcd_prompt(
+        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens, llama_pos last);
 
 // the answers of /v1/models, with an entry for each setting behind the model's, and of /props
 common_json server_pcd_models(common_json models);
@@ -107,9 +111,5 @@ void server_pcd_list(common_json & models, common_json entry, const common_json 
 // what a client gets whose model's server ended: the rest of a stream, or the whole answer
 std::string server_pcd_ended(const std::string & why, bool in_stream);
 
-// a model that a request waited for did not load: a fault of the server (500), not of the request
-struct server_pcd_not_loaded : std::exception {
-    explicit server_pcd_not_loaded(const std::string & name);
-    const char * what() const noexcept override { return text.c_str(); }
-    std::string text;
-};
+// what a client gets whose model did not load
+std::string server_pcd_not_loaded(const std::string & name);

@@ -31,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(server_options=[])
     add = parser.add_argument
     add("--pcd", metavar="SETTING", help="where neither a request nor MODEL says: off (default), gentle ...")
-    add("--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="address to listen on, or several with commas (default: 127.0.0.1)",
+    )
     add("--port", metavar="N", type=_options.at_least(0), default=8080, help="0: any free one (default: 8080)")
     add(
         "--parallel",
@@ -69,8 +74,11 @@ def run(args: argparse.Namespace) -> int:
         _options.note_of_profile(setting if model.pcd is None else model.pcd, model.path)
     for remark in server.remarks:
         _terminal.note(remark)
-    if server.host not in _LOCAL and not _has_key(args):
-        _terminal.note(f"anybody who reaches {server.host} can use this server; --api-key KEY keeps others out")
+    reached = [host for host in server.hosts if host not in _LOCAL]
+    if reached and not _has_key(args):
+        _terminal.note(
+            f"anybody who reaches {' or '.join(reached)} can use this server; --api-key KEY keeps others out"
+        )
     with _terminal.ending() as stopped, server.running():
         try:
             ready = _wait(server, stopped, enabled=not args.verbose)
