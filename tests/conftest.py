@@ -24,6 +24,7 @@ import pytest
 from fake_pip import program, project  # noqa: F401  fixtures
 from hypothesis import settings
 from limits import EPSILON, allowed, two_shapes
+from preload import SANITIZED, preload  # noqa: F401  a fixture, and what tests import from here
 from recorder import pytest_runtest_logreport  # noqa: F401  a hook of pytest's
 from reference import Noise, Reference, behind, contrast, rho
 from rpc_servers import rpc_servers  # noqa: F401  a fixture
@@ -50,7 +51,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 TOKENS: list[int] = [1, *np.random.default_rng(7).integers(3, 384, 119).tolist()]  # several sliding windows long
-SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")  # scripts/sanitize: it keeps freed memory, to catch its use
 F32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}  # a cache that rounds nothing
 
 reference = functools.cache(Reference)  # reading the tokenizer's keys takes longer than evaluating the model

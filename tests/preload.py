@@ -8,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pypcd  # noqa: F401  it chooses the library that llama_cpp loads, so it comes first
+
+# isort: split
 import llama_cpp
 import pytest
-from conftest import SANITIZED
+
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")  # scripts/sanitize: it keeps freed memory, to catch its use
 
 needs_preload = pytest.mark.skipif(
     SANITIZED or sys.platform != "linux", reason="the sanitizer has to be loaded first; LD_PRELOAD is Linux's"

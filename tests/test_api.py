@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from batches import Native, ask, decode_batch, decode_in, read, set_seq
 from conftest import TOKENS, Tiny, run_python
-from preload import needs_preload, preload  # noqa: F401  a fixture
+from preload import needs_preload
 
 from pypcd._engine import _bindings as _native
 from pypcd._engine import _log
@@ -166,8 +166,7 @@ HIDDEN = (
     'use perturbation="none" with a window'
 )
 CHANGED = (
-    "changes its keys after rotating them, so a stored key cannot be turned further; "
-    'use cache="shared" or "separate"'
+    'changes its keys after rotating them, so a stored key cannot be turned further; use cache="shared" or "separate"'
 )
 
 

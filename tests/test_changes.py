@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from batches import Native, Setting, ask, decode_in
 from conftest import TOKENS, Tiny, check_rows, run_python
-from preload import needs_preload, preload  # noqa: F401  a fixture
+from preload import needs_preload
 
 import pypcd
 from pypcd._engine import _bindings as _native

@@ -137,7 +137,9 @@ def test_it_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
         assert gone(int(said["page"].rsplit(":", 1)[1].strip("/")))
 
 
-HINT = 'pypcd: PCD is off; "pcd": "gentle" in a request turns it on for that one, --pcd SETTING for all\n'
+HINT = (
+    'pypcd: PCD is off; "pcd": "window:relative_top=0.1" in a request turns it on for that one, --pcd SETTING for all\n'
+)
 
 
 @needs_server
