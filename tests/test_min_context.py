@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any, Callable
 
 import llama_cpp
@@ -35,6 +36,15 @@ def check_plain(context: Any, seen: np.ndarray, i: int = -1) -> None:
     assert math.isnan(_native.pcd_get_strength_ith(context.ctx, i))
 
 
+def check_plain_as(stock: pypcd.Llama, llm: pypcd.Llama) -> None:
+    """Plain, and stock's to the bit; but for rounding if a second stream was evaluated beside it."""
+    check_plain(llm, native_row(llm))
+    if llm.pcd.cache == "separate" and llm.pcd.evaluation != "alternate":
+        close(native_row(llm), native_row(stock), rounding(Path(llm.model_path)))
+    else:
+        assert np.array_equal(native_row(llm), native_row(stock))
+
+
 # -- one sequence ------------------------------------------------------------------------------------------------------
 
 
@@ -52,11 +62,7 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
     for end in range(10, FLOOR):
         for other in (llm, stock):
             other.eval(TOKENS[other.n_tokens : end])
-        if cache == "separate" and evaluation != "alternate":  # beside the second stream rounding is another
-            close(native_row(llm), native_row(stock), rounding(path))
-        else:
-            assert np.array_equal(native_row(llm), native_row(stock)), end
-        check_plain(llm, native_row(llm))
+        check_plain_as(stock, llm)
         rows = llm.pcd_logits()
         assert rows.over_rotated is None and rows.beta is None
     stats = llm.pcd_stats()
@@ -154,7 +160,7 @@ def test_however_a_text_is_cut_into_batches(
         for other in (llm, stock):
             other.eval(TOKENS[begin:end])
         if end < floor:
-            assert np.array_equal(native_row(llm), native_row(stock))
+            check_plain_as(stock, llm)
         else:
             check_rows(llm, path, TOKENS[:end], moved=0.0)
 
