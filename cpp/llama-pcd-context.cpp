@@ -74,13 +74,6 @@ int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
     return res;
 }
 
-int llama_pcd_context::encode(const llama_batch_ext & batch) noexcept {
-    return llama_pcd_guarded_value(__func__, (int) llama_pcd_outcome::BROKEN, [&]() {
-        decoder.rows.trim();
-        return encode_plain(batch);
-    });
-}
-
 void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
     decoder.rows.forget();
     core.states.drop();
@@ -173,7 +166,7 @@ int32_t llama_pcd_context::fill_cells(int32_t n) {
 }
 
 bool llama_pcd_context::mixes_graphs() {
-    const bool mixed = core.settings.on || exits.on() || head_ratios.on() || tap.on();
+    const bool mixed = core.settings.on || exits.on() || head_ratios.on();
     return std::exchange(last_mixed, mixed) || mixed;
 }
 

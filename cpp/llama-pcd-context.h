@@ -33,17 +33,15 @@ struct llama_pcd_context : llama_pcd {
     // llama.cpp inside our call, becomes a line in the log and a status, and the memory is as it was.
     int decode(const llama_batch_ext & batch) noexcept;
 
-    // Encode a batch as llama.cpp does. Likewise.
-    int encode(const llama_batch_ext & batch) noexcept;
-
     // see llama_pcd_get_graph_stats
     llama_pcd_graph_stats graph_stats() const;
 
     // see llama_pcd_fill_cells
     int32_t fill_cells(int32_t n);
 
-    // Whether the graph that is begun, or the one before it, is another one than llama.cpp's. While all are llama.cpp's own, nothing
-    // has to be forgotten between them, and the scheduler need not wait for the last one to be computed.
+    // Whether the graph that is begun, or the one before it, is of PCD, exits or ratios of heads, which have several kinds. Else nothing
+    // has to be forgotten between them, the scheduler need not wait for the last one to be computed, and nothing can fail: no exception
+    // leaves llama_encode, since an encoder can have none of these on.
     bool mixes_graphs();
 
     // nodes that a graph may need more

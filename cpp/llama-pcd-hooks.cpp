@@ -18,15 +18,6 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
     return true;
 }
 
-bool llama_pcd_encode(llama_context & lctx, const llama_batch_ext & batch, int & ret) {
-    auto * pcd = llama_pcd_context::of(lctx);
-    if (!pcd || pcd->nested) {
-        return false;
-    }
-    ret = pcd->encode(batch);
-    return true;
-}
-
 ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llama_ubatch & ubatch) {
     auto * pcd = llama_pcd_context::of(lctx);
     if (!pcd) {

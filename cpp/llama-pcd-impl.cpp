@@ -43,23 +43,13 @@ void llama_pcd::prepare() {
     lctx.memory_update(false);
 }
 
-namespace {
-    struct set_while {
-        explicit set_while(bool & flag) : flag(flag) { flag = true; }
-        ~set_while() { flag = false; }
+int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
+    struct guard {
+        explicit guard(bool & flag) : flag(flag) { flag = true; }
+        ~guard() { flag = false; }
 
         bool & flag;
-    };
-}
-
-int llama_pcd::encode_plain(const llama_batch_ext & batch) {
-    const set_while inside(nested);
-
-    return lctx.encode(batch);
-}
-
-int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
-    const set_while inside(nested);
+    } const inside(nested);
 
     const section theirs(*this, false);
 

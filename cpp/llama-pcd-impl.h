@@ -170,7 +170,6 @@ struct llama_pcd {
 
     // as llama.cpp does it, without our hook; in graphs of their own, unless there is no memory for them
     int decode_plain(const llama_batch_ext & batch, kept_graphs * own = nullptr);
-    int encode_plain(const llama_batch_ext & batch);
 
     //
     // private members of llama.cpp
@@ -270,9 +269,6 @@ void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
 
 // llama_context::decode: true if the batch was decoded here, with the result in ret
 bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret);
-
-// llama_context::encode: the same, where a graph of ours may fail; nothing is thrown
-bool llama_pcd_encode(llama_context & lctx, const llama_batch_ext & batch, int & ret);
 
 // llama_context::process_ubatch: compute a graph. One token and its twin are no prompt: they run with the threads for generation.
 ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llama_ubatch & ubatch);

@@ -156,7 +156,8 @@ int32_t llama_pcd_tap::set(const std::vector<std::string> & wanted, llama_pcd_ta
     cparams.cb_eval           = is_on ? on_eval : nullptr;
     cparams.cb_eval_user_data = is_on ? this    : nullptr;
 
-    pcd.reset_graphs(); // the scheduler learns of its callback when a graph is built
+    pcd.reset_graphs();  // the scheduler learns of its callback when a graph is built
+    pcd.reserve_later(); // without flash attention graphs are others
 
     return LLAMA_PCD_OK;
 }

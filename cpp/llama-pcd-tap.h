@@ -15,8 +15,6 @@ struct llama_pcd_tap {
     // see llama_pcd_set_tap; no prefixes: off
     int32_t set(const std::vector<std::string> & prefixes, llama_pcd_tap_callback callback, void * user_data, std::string & err);
 
-    bool on() const { return !prefixes.empty(); }
-
 private:
     llama_pcd & pcd;
 
