@@ -8,10 +8,12 @@ and itself. Knows nothing of libllama.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import socket
-import stat
 import struct
+import sys
 import time
 from collections.abc import Iterable
 from typing import NamedTuple, Union
@@ -129,23 +131,29 @@ def is_connected(address: str) -> bool:
         there = {entry[4] for entry in socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)}
     except (socket.gaierror, UnicodeError):
         return False
-    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            connection = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # closed by now
-            continue
-        with contextlib.closing(connection):
-            try:
-                is_it = connection.family == socket.AF_INET and connection.getpeername() in there
-                if is_it and connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                    return True
-            except BlockingIOError:  # nothing to read, but open
-                return True
-            except OSError:  # broken, or never connected
-                pass
-    return False
+    names = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ()
+    return any(_peer(int(name)) in there and _stands(int(name)) for name in names)
+
+
+# Python's own socket objects may make what they are made of non-blocking, for all who share it: so the C library is asked.
+
+
+def _peer(fd: int) -> tuple[str, int] | None:
+    """Whom a file descriptor is connected to; None if it is no IPv4 connection, or closed by now."""
+    name, size = ctypes.create_string_buffer(128), ctypes.c_uint32(128)
+    if ctypes.CDLL(None).getpeername(fd, name, ctypes.byref(size)) != 0:
+        return None
+    family = struct.unpack("=BB" if sys.platform == "darwin" else "=H", name.raw[:2])[-1]
+    if family != socket.AF_INET:
+        return None
+    return socket.inet_ntoa(name.raw[4:8]), int.from_bytes(name.raw[2:4], "big")
+
+
+def _stands(fd: int) -> bool:
+    """Whether a connection is open: there is something to read, or nothing yet. Nothing is taken from it."""
+    flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+    n = ctypes.CDLL(None, use_errno=True).recv(fd, ctypes.create_string_buffer(1), ctypes.c_size_t(1), flags)
+    return n > 0 or (n < 0 and ctypes.get_errno() in (errno.EAGAIN, errno.EWOULDBLOCK))
 
 
 def lost_text(addresses: Iterable[str], gone: Iterable[str], end: str) -> str:
