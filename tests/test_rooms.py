@@ -45,7 +45,7 @@ FRONT = {
     "__init__",
     "__main__",
     "_finder",
-    "_lm_eval",
+    "lm_eval",
 }  # the entry points: they may import anything, and nothing imports them
 
 # modules outside the engine that may touch the library, with the reason
