@@ -21,7 +21,7 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
-from pypcd._errors import PCDError
+from pypcd._errors import InputError, PCDError
 
 __all__ = ["FREE", "Processors", "Text", "Turn", "guarded"]
 
@@ -176,13 +176,13 @@ class Processors:
         for processor in self._processors:
             scores = np.asarray(processor(tokens, scores), np.float32)
             if scores.shape != shape:
-                raise ValueError(
+                raise InputError(
                     f"a logits processor returned the shape {scores.shape}; allowed: {shape}, as it was given"
                 )
         best = scores.max()
         if not best > -np.inf:  # NaN too
             what = "NaN" if np.isnan(best) else "no token that is possible: all logits are -inf"
-            raise ValueError(f"the logits processors left {what}")
+            raise InputError(f"the logits processors left {what}")
         return scores
 
     def check(self) -> None:

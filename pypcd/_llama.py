@@ -22,7 +22,7 @@ from pypcd._checks import Integer
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._drafts import DraftModel, Drafts
 from pypcd._engine import PCDLogits, PCDStats
-from pypcd._errors import ModelError, PCDError
+from pypcd._errors import InputError, ModelError, PCDError
 from pypcd._gguf import resolve_model
 from pypcd._remote import Servers, parse_servers
 from pypcd._settings import Profile, load
@@ -350,7 +350,7 @@ class Llama(llama_cpp.Llama):
         self._n_changes += 1
         is_step = self._drafts is not None and self._drafts.starts_step((self._pcd, self._combines))
         if self.n_tokens + len(tokens) > self.n_ctx():
-            raise ValueError(
+            raise InputError(
                 f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
                 "shorten the prompt or load the model with a larger n_ctx"
             )

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Union
 
 from pypcd._checks import Integer, literal
-from pypcd._errors import RPCError
+from pypcd._errors import InputError, RPCError
 
 __all__ = [
     "MAX_SERVERS",
@@ -66,12 +66,12 @@ def parse_servers(servers: Servers) -> tuple[str, ...]:
     for word in words:
         address = _address(word)
         if address in found:
-            raise ValueError(f"rpc_servers has {address} twice; allowed: each server once; leave one out")
+            raise InputError(f"rpc_servers has {address} twice; allowed: each server once; leave one out")
         found.append(address)
     if not found:
-        raise ValueError(f"rpc_servers is {servers!r}; allowed: {_EXAMPLE}; None is for this machine alone")
+        raise InputError(f"rpc_servers is {servers!r}; allowed: {_EXAMPLE}; None is for this machine alone")
     if len(found) > MAX_SERVERS:
-        raise ValueError(f"rpc_servers has {len(found)} servers; allowed: at most {MAX_SERVERS}; leave some out")
+        raise InputError(f"rpc_servers has {len(found)} servers; allowed: at most {MAX_SERVERS}; leave some out")
     return tuple(found)
 
 
@@ -79,15 +79,15 @@ def _address(word: object) -> str:
     text = word.strip() if isinstance(word, str) else ""
     host, colon, port = text.rpartition(":")
     if ":" in host:
-        raise ValueError(
+        raise InputError(
             f"rpc_servers has {text!r}; allowed: {_EXAMPLE}; ggml's RPC takes IPv4 addresses and names, so give one of those"
         )
     if not colon or not host or any(c.isspace() or c in "/@[]" for c in host):
-        raise ValueError(f"rpc_servers has {word!r}; allowed: {_EXAMPLE}")
+        raise InputError(f"rpc_servers has {word!r}; allowed: {_EXAMPLE}")
     try:
         number = Integer(1, 65535)("the port", literal(port))
     except ValueError:
-        raise ValueError(f"rpc_servers has {text!r}, whose port is {port!r}; allowed: 1 to 65535") from None
+        raise InputError(f"rpc_servers has {text!r}, whose port is {port!r}; allowed: 1 to 65535") from None
     return f"{host}:{number}"
 
 

@@ -289,7 +289,7 @@ def test_so_may_what_imports_llama_cpp_in_pypcd(first: str, tiny: Tiny) -> None:
 def test_a_wrong_one_is_refused_before_llama_cpp_is_imported() -> None:
     done = run_python("import pypcd; pypcd.install('gentel')")
     assert (
-        "ValueError: pcd is 'gentel', which is not a setting (did you mean 'gentle'?)" in done.stderr.splitlines()[-1]
+        "InputError: pcd is 'gentel', which is not a setting (did you mean 'gentle'?)" in done.stderr.splitlines()[-1]
     )
 
 
@@ -329,7 +329,10 @@ def test_a_wrong_value_is_one_sentence_when_llama_cpp_is_imported(value: str) ->
     done = run_python("import pypcd; print('fine'); import llama_cpp", PYPCD=value)
     assert done.returncode == 1 and done.stdout == "fine\n"
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ValueError: the environment variable PYPCD cannot be used: ") and "unset it" in last
+    assert (
+        last.startswith("pypcd._errors.InputError: the environment variable PYPCD cannot be used: ")
+        and "unset it" in last
+    )
     assert done.stderr.count("Traceback") == 1
 
 
@@ -413,6 +416,6 @@ def test_a_wrong_value_ends_such_a_program_with_one_sentence(python: Path) -> No
     done = starts(python, "import llama_cpp", PYPCD="gentel")
     assert done.stderr.count("Traceback") == 1
     assert re.match(
-        r"ValueError: the environment variable PYPCD cannot be used: pcd is 'gentel'.*allowed: on, off, .*; or unset it",
+        r"pypcd._errors.InputError: the environment variable PYPCD cannot be used: pcd is 'gentel'.*allowed: on, off, .*; or unset it",
         done.stderr.splitlines()[-1],
     )
