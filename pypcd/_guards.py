@@ -99,6 +99,18 @@ class Text:
         """Whether nobody else has evaluated since."""
         return bool(self._n_changes == self._llm._n_changes)
 
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[bool]:
+        """The block that ends it, in whichever thread drops it: alone in the model, and True; or False where somebody else has
+        evaluated, or is about to in a call that holds the Turn. Waiting for that call could be for ever."""
+        turn = self._llm._turn
+        is_alone = turn.acquire(blocking=False)
+        try:
+            yield is_alone and self.is_latest()
+        finally:
+            if is_alone:
+                turn.release()
+
     def steps(self) -> Generator[Any, Any, None]:
         """
         Raises:

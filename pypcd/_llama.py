@@ -348,6 +348,8 @@ class Llama(llama_cpp.Llama):
         _engine.check_decoder(self)
         tokens = list(tokens)
         self._n_changes += 1
+        if not self._turn.inside:  # a stream that lies open, or was dropped while another thread had the turn
+            self._forget_unread()
         is_step = self._drafts is not None and self._drafts.starts_step((self._pcd, self._combines))
         if self.n_tokens + len(tokens) > self.n_ctx():
             raise InputError(
@@ -358,7 +360,7 @@ class Llama(llama_cpp.Llama):
             self._renew_threads()
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
         n_past, started = self.n_tokens, time.perf_counter()
-        is_prompt, self._is_prompt = self._is_prompt, False
+        is_prompt, self._is_prompt = self._is_prompt and bool(self._turn.inside), False
         if self._pcd is not None and tokens and (is_prompt or (self._logits_all and len(tokens) > 1 and not is_step)):
             # the library cannot see it where all of a prompt's rows are asked for, or all but its last token are cached
             _engine.begin_answer(self, n_past + len(tokens) - 1)
@@ -521,19 +523,20 @@ class Llama(llama_cpp.Llama):
 
     def _certain(self, tokens: Generator[_T, Any, None], is_left_plain: bool) -> Generator[_T, Any, None]:
         """The same generator; at its end, drafted tokens that nobody read go, and the text is that of decoding without."""
-        if is_left_plain:
-            _constraint.say_once(self._n_constrained)
-            self._n_constrained += 1
-        self._is_prompt = True
-        if self._pcd is not None and self._pcd.min_first_entropy:
-            self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
-        text = _guards.Text(self, tokens)
+        with self._turn:
+            if is_left_plain:
+                _constraint.say_once(self._n_constrained)
+                self._n_constrained += 1
+            self._is_prompt = True
+            if self._pcd is not None and self._pcd.min_first_entropy:
+                self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
+            text = _guards.Text(self, tokens)
         try:
             yield from text.steps()
         finally:
-            if text.is_latest():
-                self._is_prompt = False
-                self._forget_unread()
+            with text.ending() as is_latest:
+                if is_latest:
+                    self._forget_unread()
 
     def _forget_unread(self) -> None:
         if self._n_read is not None and self._n_read < self.n_tokens and _engine.is_open(self):

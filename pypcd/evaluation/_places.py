@@ -130,7 +130,7 @@ class Processes(Here):
                 try:
                     kind, value = results.get(timeout=1)
                 except queue.Empty:
-                    if sum(process.is_alive() for process in processes) < running:
+                    if n_alive < running:
                         codes = [process.exitcode for process in processes if process.exitcode is not None]
                         status = next((code for code in codes if code), 0)
                         raise PCDError(f"a process of the evaluation ended early, with status {status}") from None
