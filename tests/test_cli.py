@@ -411,6 +411,7 @@ def test_a_fault_of_ours_shows_where_it_is_and_where_to_report_it(kind, where, c
         (_errors.ArgumentError("there is no 'bta'"), "there is no 'bta'"),
         (FileNotFoundError(2, "No such file or directory", "x.gguf"), "x.gguf: No such file or directory"),
         (ConnectionRefusedError(111, "Connection refused"), "[Errno 111] Connection refused"),
+        (MemoryError(), "there is not enough memory"),
     ],
     ids=lambda value: type(value).__name__,
 )

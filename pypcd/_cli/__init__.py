@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; no error at exit either
         return 141
-    except (*MENDABLE, OSError) as error:
+    except (*MENDABLE, OSError, MemoryError) as error:
         print(f"pypcd: {sentence(error)}", file=sys.stderr)
         return 1
     except Exception:  # noqa: BLE001  as Python would show it, and then what to do about it

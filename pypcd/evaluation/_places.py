@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Protocol, TypeVar, Union
 
 from pypcd import _machine
-from pypcd._errors import MENDABLE, ArgumentError, InputError, ModelError, PCDError, UnsupportedError
+from pypcd._errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError
 from pypcd.evaluation._plan import Key
 
 __all__ = ["Here", "Jobs", "Place", "Processes", "Record", "Todo", "Work", "place_of", "raised", "told", "unanswered"]
@@ -170,15 +170,24 @@ def unanswered(key: Key, why: str) -> Record:
 
 _ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind
-    for kind in (PCDError, InputError, ArgumentError, OSError, FileNotFoundError, ModelError, UnsupportedError)
+    for kind in (
+        PCDError,
+        InputError,
+        ArgumentError,
+        OSError,
+        FileNotFoundError,
+        MemoryError,
+        ModelError,
+        UnsupportedError,
+    )
 }
 
 
 def told(error: Exception) -> tuple[str, str]:
     """An exception as text; of a fault of pypcd's own, where it is."""
-    if isinstance(error, (*MENDABLE, OSError)):
-        kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
-        return next(kinds), str(error) or repr(error)
+    kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS), None)
+    if kind is not None:
+        return kind, str(error) or repr(error)
     return "", "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
 
 

@@ -22,8 +22,7 @@ __all__ = ["self_test"]
 _Rows = npt.NDArray[np.float64]
 
 _N_PROMPT, _N_ROWS = 32, 8
-# The shapes: how many tokens each batch has behind a prompt that is one, and behind one that is as many. A step of plain decoding has one
-# token, one with a twin two of them.
+# Of each shape: how many tokens a batch of the prompt has, and one behind it. A step of plain decoding has one token, one with a twin two.
 _SHAPES = ((_N_PROMPT, 1), (1, 1), (2, 2))
 # Of plain decoding the row counts that differs most, of two evaluations that are compared the row in the middle. A twin's goes through
 # two rotations and one more shape of attention.
@@ -65,7 +64,8 @@ def _check(llm: Llama, tokens: list[int], base: PCDConfig, windowed: bool, resul
     limit = result["limit"] = _FACTOR * max(noise, _FLOOR)
     if limit > _NOISY:
         result["skipped"] = (
-            f"plain decoding of this model differs from itself by {noise:.2g} standard deviations between shapes of batches, so that nothing can be told"
+            f"plain decoding of this model differs from itself by {noise:.2g} standard deviations between shapes of batches, "
+            "so that nothing can be told"
         )
         return
 
