@@ -14,12 +14,15 @@ def dynamic_metadata(
     pin = re.search(r'"(llama-cpp-python==[^"]+)"', text)
     if field != "dependencies" or pin is None:
         raise ValueError(f"cmake/pin.py provides the dependencies from pyproject.toml's pin, not {field!r}")
+    # All that pypcd/ imports but for extras, and nothing else. What the command line alone needs is no extra: pip installs extras only where
+    # they are asked for, and `pip install .` is to give a `pypcd` whose every command runs, on its default tasks.
     return [
         pin.group(1),
         "numpy>=1.24",
-        "gguf>=0.10",
-        "tqdm>=4.60",
-        "wonderwords>=3",  # RULER makes its needles (the sentences to find) from these words
+        "jinja2>=2.11.3",  # chat templates
+        "typing_extensions>=4.5",
+        "tqdm>=4.60",  # how far a command is
+        "wonderwords>=3",  # RULER, among the default tasks of `pypcd tune`, makes its needles (the sentences to find) from these words
         "prompt_toolkit>=3.0.36",  # the chat's line editing
         "wcwidth>=0.2.9",  # how wide a text is on a terminal
         "shtab>=1.7",  # scripts for shell completion

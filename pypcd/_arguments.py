@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp
 
 from pypcd._checks import Integer, Number, OrNone
-from pypcd._errors import did_you_mean
+from pypcd._errors import ArgumentError, InputError, did_you_mean
 from pypcd._gguf import check_lora, check_projector, read_gguf
 
 __all__ = ["check_call", "check_keywords", "check_opening", "unknown_keywords"]
@@ -42,7 +42,7 @@ def check_keywords(kwargs: dict[str, Any]) -> None:
         TypeError: Llama does not have one of them.
     """
     for name in unknown_keywords(kwargs):
-        raise TypeError(f"Llama has no argument {name!r}{did_you_mean(name, [*_KEYWORDS, *_OURS])}")
+        raise ArgumentError(f"Llama has no argument {name!r}{did_you_mean(name, [*_KEYWORDS, *_OURS])}")
 
 
 _CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
@@ -71,7 +71,7 @@ def check_opening(path: str, kwargs: Mapping[str, Any]) -> None:
     for name in ("type_k", "type_v"):
         if kwargs.get(name) not in (None, *_CACHE_TYPES.values()):
             allowed = ", ".join(f"{number} ({kind})" for kind, number in _CACHE_TYPES.items())
-            raise ValueError(f"{name} is {kwargs[name]!r}; allowed: {allowed}, or None")
+            raise InputError(f"{name} is {kwargs[name]!r}; allowed: {allowed}, or None")
     if kwargs.get("lora_path"):
         check_lora(kwargs["lora_path"], path, read_gguf(path))
     projector = getattr(kwargs.get("chat_handler"), "clip_model_path", None)
@@ -93,13 +93,13 @@ def _response_format(given: Any) -> Any:
         inner = given.get("json_schema")
         schema = inner.get("schema") if isinstance(inner, Mapping) else None
         if not isinstance(schema, Mapping):
-            raise ValueError(
+            raise InputError(
                 f"response_format is {given!r}; allowed with json_schema: "
                 '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
             )
         return {"type": "json_object", "schema": schema}
     if kind not in ("text", "json_object"):
-        raise ValueError(
+        raise InputError(
             f"response_format is {given!r}; allowed: None, or a mapping whose type is text, json_object or json_schema"
         )
     return given
@@ -113,7 +113,7 @@ def check_call(n_vocab: int, kwargs: dict[str, Any]) -> dict[str, Any]:
     """
     stop = kwargs.get("stop")
     if stop == "" or (isinstance(stop, (list, tuple)) and "" in stop):
-        raise ValueError(
+        raise InputError(
             f"stop is {stop!r}; allowed: texts that are not empty, since every answer contains the empty one"
         )
     bias = kwargs.get("logit_bias")

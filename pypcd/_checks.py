@@ -13,7 +13,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any, Callable, Union
 
-from pypcd._errors import did_you_mean
+from pypcd._errors import InputError, did_you_mean
 
 __all__ = ["Choice", "Integer", "Number", "OrNone", "check", "literal"]
 
@@ -48,13 +48,13 @@ class Number:
             ValueError: it is not a number, or out of range; the message has the name, the value and what is allowed.
         """
         if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's scalars are Real too
-            raise ValueError(f"{name} is {value!r}, not a number; allowed: {self.allowed}")
+            raise InputError(f"{name} is {value!r}, not a number; allowed: {self.allowed}")
         try:
             result = float(value)
         except OverflowError:
             result = math.inf
         if not math.isfinite(result) or not self.low <= result <= self.high or (self.open_below and result == self.low):
-            raise ValueError(f"{name} is {_plain(value, result)!r}; allowed: {self.allowed}")
+            raise InputError(f"{name} is {_plain(value, result)!r}; allowed: {self.allowed}")
         return result
 
 
@@ -91,7 +91,7 @@ class Integer:
         if not whole or not self.low <= int(value) <= self.high or int(value) % self.multiple_of:
             shown = int(value) if whole else value
             is_large = whole and int(value) > self.high  # then that a library's integers end somewhere is worth saying
-            raise ValueError(f"{name} is {shown!r}; allowed: {self._allowed(is_large or self.high < _MAX)}")
+            raise InputError(f"{name} is {shown!r}; allowed: {self._allowed(is_large or self.high < _MAX)}")
         return int(value)
 
 
@@ -112,7 +112,7 @@ class Choice:
             ValueError: it is not one of the names; the message has the nearest one and all that are allowed.
         """
         if not isinstance(value, str) or value not in self.names:
-            raise ValueError(f"{name} is {value!r}{did_you_mean(value, self.names)}; allowed: {self.allowed}")
+            raise InputError(f"{name} is {value!r}{did_you_mean(value, self.names)}; allowed: {self.allowed}")
         return value
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args
 
 from pypcd import _settings
 from pypcd._checks import Check, Choice, Integer, Number, OrNone, check
-from pypcd._errors import did_you_mean
+from pypcd._errors import ArgumentError, InputError, did_you_mean
 from pypcd._settings import PRESETS, Profile
 
 if TYPE_CHECKING:
@@ -168,12 +168,12 @@ class PCDConfig:
         check(self, **RANGES)
         check(self, offset_max=Integer(self.offset_min, _OFFSET))
         if self.perturbation == "noise" and self.cache == "rerotated":
-            raise ValueError(
+            raise InputError(
                 "cache is 'rerotated', which rotates keys to other frequencies, but perturbation=\"noise\" has no other "
                 "frequencies; allowed with noise: 'shared', 'separate'"
             )
         if self.perturbation == "none" and self.window is None:
-            raise ValueError(
+            raise InputError(
                 'window is None, but perturbation="none" leaves the twin equal to its token without one; set window to 1 or more'
             )
 
@@ -213,7 +213,7 @@ class PCDConfig:
         """
         if name not in PRESETS:
             near = did_you_mean(name, PRESETS)
-            raise ValueError(f"preset is {name!r}{near}; allowed: {', '.join(map(repr, PRESETS))}")
+            raise InputError(f"preset is {name!r}{near}; allowed: {', '.join(map(repr, PRESETS))}")
         return cls(**PRESETS[name].fields)
 
     # -- making one from another -----------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class PCDConfig:
         names = [field.name for field in dataclasses.fields(self)]
         for name in changes:
             if name not in names:
-                raise TypeError(
+                raise ArgumentError(
                     f"PCDConfig has no field {name!r}{did_you_mean(name, names)}; its fields: {', '.join(names)}"
                 )
         return dataclasses.replace(self, **changes)
@@ -264,7 +264,7 @@ class PCDConfig:
             return cls._of_text(setting, base or cls())
         if isinstance(setting, Mapping):
             return (base or cls()).replace(**setting)
-        raise TypeError(
+        raise ArgumentError(
             f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, text such as 'gentle' or "
             "'beta=1.5:window=64', a mapping, PCDConfig"
         )
@@ -283,8 +283,8 @@ class PCDConfig:
     def _of_profile(cls, profile: Profile) -> PCDConfig | None:
         try:
             return None if profile.fields is None else cls().replace(**profile.fields)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{profile.path}: {error}") from error
+        except InputError as error:
+            raise InputError(f"{profile.path}: {error}") from error
 
     @classmethod
     def _of_text(cls, text: str, base: PCDConfig) -> PCDConfig | None:
@@ -292,7 +292,7 @@ class PCDConfig:
         fields = _settings.read_text(new, base.as_dict())
         config = None if fields is None else cls().replace(**fields)
         if new != text.strip():  # checked last, so that the advised spelling is known to be valid
-            raise ValueError(f"pcd is {text!r}; allowed: words joined by colons; write {new}")
+            raise InputError(f"pcd is {text!r}; allowed: words joined by colons; write {new}")
         return config
 
     def as_dict(self) -> dict[str, Any]:

@@ -5,8 +5,10 @@
      ├── ModelError(PCDError, ValueError)      the model file cannot be loaded
      ├── RPCError(PCDError, ConnectionError)   a server on another machine cannot be used
      └── UnsupportedError(PCDError)            this model or context cannot run the requested PCD setting
+    InputError(ValueError)                     a value that the caller gave is not allowed
+     └── ArgumentError(InputError, TypeError)  there is no such argument, or it is of another type
 
-Values out of range raise plain ValueError, unknown keyword arguments TypeError, a missing file FileNotFoundError.
+A missing file raises FileNotFoundError. All else is a fault of pypcd's own, or of what it calls.
 """
 
 from __future__ import annotations
@@ -14,7 +16,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["LibraryError", "ModelError", "PCDError", "RPCError", "UnsupportedError", "did_you_mean"]
+__all__ = [
+    "MENDABLE",
+    "ArgumentError",
+    "InputError",
+    "LibraryError",
+    "ModelError",
+    "PCDError",
+    "RPCError",
+    "UnsupportedError",
+    "did_you_mean",
+]
 
 
 class PCDError(RuntimeError):
@@ -35,6 +47,17 @@ class RPCError(PCDError, ConnectionError):
 
 class UnsupportedError(PCDError):
     """This model or context cannot run the requested PCD setting."""
+
+
+class InputError(ValueError):
+    """A value that the caller gave is not allowed; the message has the value, what is allowed and the remedy."""
+
+
+class ArgumentError(InputError, TypeError):
+    """There is no such argument, or it is of another type."""
+
+
+MENDABLE = (PCDError, InputError)  # what pypcd raises itself; with OSError, all that one sentence says enough of
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 Importing pypcd imports this, and nothing that takes time. `_library` loads and checks the library, and `_install` decides
 what llama_cpp.Llama is; the hook imports them when llama_cpp is imported. If it has been imported before, they do their work
-at once. `_lm_eval` likewise, when lm-evaluation-harness imports its models.
+at once. `lm_eval` likewise, when lm-evaluation-harness imports its models.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def _execute_server(module: Any, execute: Callable[[], None]) -> None:
 
 
 def _execute_models_of_lm_eval(module: Any, execute: Callable[[], None]) -> None:
-    from pypcd import _lm_eval
+    from pypcd import lm_eval
 
     execute()
-    _lm_eval.register()
+    lm_eval.register()
 
 
 _EXECUTE = {
@@ -108,8 +108,8 @@ def install() -> None:
 
         _install.apply()
     if "lm_eval.models" in sys.modules:
-        from pypcd import _lm_eval
+        from pypcd import lm_eval
 
-        _lm_eval.register()
+        lm_eval.register()
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

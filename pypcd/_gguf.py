@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from pypcd._errors import ModelError
+from pypcd._errors import InputError, ModelError
 
 __all__ = ["DEMO_MODEL", "GGUF", "Shape", "check_lora", "check_projector", "read_gguf", "resolve_model"]
 
@@ -248,7 +248,7 @@ class _Reader:
 
     def gguf(self) -> GGUF:
         if self._number("I") not in _VERSIONS:
-            raise ValueError("another version")
+            raise InputError("another version")
         n_tensors, n_pairs = self._number("Q"), self._number("Q")
         metadata: dict[str, Any] = {}
         n_tokens: Any = None
@@ -300,5 +300,5 @@ class _Reader:
 
     def _skip(self, n: int) -> None:
         if n > len(self._data) - self._at:
-            raise ValueError("the file ends early")
+            raise InputError("the file ends early")
         self._at += n

@@ -21,7 +21,7 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
-from pypcd._errors import PCDError
+from pypcd._errors import InputError, PCDError
 
 __all__ = ["FREE", "Processors", "Text", "Turn", "guarded"]
 
@@ -98,6 +98,18 @@ class Text:
     def is_latest(self) -> bool:
         """Whether nobody else has evaluated since."""
         return bool(self._n_changes == self._llm._n_changes)
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[bool]:
+        """The block that ends it, in whichever thread drops it: alone in the model, and True; or False where somebody else has
+        evaluated, or is about to in a call that holds the Turn. Waiting for that call could be for ever."""
+        turn = self._llm._turn
+        is_alone = turn.acquire(blocking=False)
+        try:
+            yield is_alone and self.is_latest()
+        finally:
+            if is_alone:
+                turn.release()
 
     def steps(self) -> Generator[Any, Any, None]:
         """
@@ -176,13 +188,13 @@ class Processors:
         for processor in self._processors:
             scores = np.asarray(processor(tokens, scores), np.float32)
             if scores.shape != shape:
-                raise ValueError(
+                raise InputError(
                     f"a logits processor returned the shape {scores.shape}; allowed: {shape}, as it was given"
                 )
         best = scores.max()
         if not best > -np.inf:  # NaN too
             what = "NaN" if np.isnan(best) else "no token that is possible: all logits are -inf"
-            raise ValueError(f"the logits processors left {what}")
+            raise InputError(f"the logits processors left {what}")
         return scores
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from pypcd import _settings
 from pypcd._config import PCDConfig, PCDSetting
-from pypcd._errors import UnsupportedError
+from pypcd._errors import InputError, UnsupportedError
 
 __all__ = ["VARIABLE", "apply", "install", "is_installed", "read_environment", "uninstall"]
 
@@ -93,8 +93,8 @@ def read_environment() -> None:
         return
     try:
         _choose("on" if text.lower() in _ON else text)
-    except (ValueError, TypeError, OSError) as error:
-        raise ValueError(f"the environment variable {VARIABLE} cannot be used: {error}; or unset it") from None
+    except (InputError, OSError) as error:
+        raise InputError(f"the environment variable {VARIABLE} cannot be used: {error}; or unset it") from None
 
 
 def apply() -> None:

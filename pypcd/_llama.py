@@ -22,7 +22,7 @@ from pypcd._checks import Integer
 from pypcd._config import PCDConfig, PCDSetting
 from pypcd._drafts import DraftModel, Drafts
 from pypcd._engine import PCDLogits, PCDStats
-from pypcd._errors import ModelError, PCDError
+from pypcd._errors import InputError, ModelError, PCDError
 from pypcd._gguf import resolve_model
 from pypcd._remote import Servers, parse_servers
 from pypcd._settings import Profile, load
@@ -356,9 +356,11 @@ class Llama(llama_cpp.Llama):
         _engine.check_decoder(self)
         tokens = list(tokens)
         self._n_changes += 1
+        if not self._turn.inside:  # a stream that lies open, or was dropped while another thread had the turn
+            self._forget_unread()
         is_step = self._drafts is not None and self._drafts.starts_step((self._pcd, self._combines))
         if self.n_tokens + len(tokens) > self.n_ctx():
-            raise ValueError(
+            raise InputError(
                 f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
                 "shorten the prompt or load the model with a larger n_ctx"
             )
@@ -366,7 +368,7 @@ class Llama(llama_cpp.Llama):
             self._renew_threads()
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
         n_past, started = self.n_tokens, time.perf_counter()
-        is_prompt, self._is_prompt = self._is_prompt, False
+        is_prompt, self._is_prompt = self._is_prompt and bool(self._turn.inside), False
         if self._pcd is not None and tokens and (is_prompt or (self._logits_all and len(tokens) > 1 and not is_step)):
             # the library cannot see it where all of a prompt's rows are asked for, or all but its last token are cached
             _engine.begin_answer(self, n_past + len(tokens) - 1)
@@ -529,19 +531,20 @@ class Llama(llama_cpp.Llama):
 
     def _certain(self, tokens: Generator[_T, Any, None], is_left_plain: bool) -> Generator[_T, Any, None]:
         """The same generator; at its end, drafted tokens that nobody read go, and the text is that of decoding without."""
-        if is_left_plain:
-            _constraint.say_once(self._n_constrained)
-            self._n_constrained += 1
-        self._is_prompt = True
-        if self._pcd is not None and self._pcd.min_first_entropy:
-            self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
-        text = _guards.Text(self, tokens)
+        with self._turn:
+            if is_left_plain:
+                _constraint.say_once(self._n_constrained)
+                self._n_constrained += 1
+            self._is_prompt = True
+            if self._pcd is not None and self._pcd.min_first_entropy:
+                self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
+            text = _guards.Text(self, tokens)
         try:
             yield from text.steps()
         finally:
-            if text.is_latest():
-                self._is_prompt = False
-                self._forget_unread()
+            with text.ending() as is_latest:
+                if is_latest:
+                    self._forget_unread()
 
     def _forget_unread(self) -> None:
         if self._n_read is not None and self._n_read < self.n_tokens and _engine.is_open(self):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pypcd._engine import backends, devices, logger, supports_gpu
+from pypcd._errors import InputError
 from pypcd._gguf import read_gguf
 from pypcd._remote import Device, is_loopback
 
@@ -82,7 +83,7 @@ def checked_n_ctx(
     """
     n_ctx = kwargs.get("n_ctx") or 0
     if not 0 <= n_ctx < 2**31:
-        raise ValueError(f"n_ctx is {n_ctx}; allowed: 0 (the model's own, or what fits) to {2**31 - 1}")
+        raise InputError(f"n_ctx is {n_ctx}; allowed: 0 (the model's own, or what fits) to {2**31 - 1}")
 
     shape = read_gguf(path).shape
     kv = shape.key_bytes + shape.value_bytes
@@ -95,7 +96,7 @@ def checked_n_ctx(
     if n_ctx:
         memory = total_memory() + sum(device["memory"] for device in gpus)
         if n_ctx * kv // 16 > memory:  # quantised keys and values, windows and latent attention take less than f16
-            raise ValueError(
+            raise InputError(
                 f"n_ctx is {n_ctx}: keys and values would take about {n_ctx * kv / 2**30:,.0f} GiB, but "
                 f"{'these machines have' if remote else 'this machine has'} {memory / 2**30:,.0f}; the model was trained for {shape.n_ctx_train}"
             )

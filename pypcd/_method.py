@@ -14,7 +14,7 @@ from typing import Callable
 import numpy as np
 import numpy.typing as npt
 
-from pypcd._errors import did_you_mean
+from pypcd._errors import InputError, did_you_mean
 
 __all__ = [
     "MEASURES",
@@ -66,10 +66,10 @@ def rho(
     elif transition == "none":
         t = np.zeros(len(j))
     else:
-        raise ValueError(f"transition is {transition!r}; allowed: 'exponential', 'none'")
+        raise InputError(f"transition is {transition!r}; allowed: 'exponential', 'none'")
     low = t + (1.0 - t) * lowered
     if band not in ("low", "high", "all"):
-        raise ValueError(f"band is {band!r}; allowed: 'low', 'high', 'all'")
+        raise InputError(f"band is {band!r}; allowed: 'low', 'high', 'all'")
     return {"low": low, "high": low[::-1], "all": np.maximum(low, low[::-1])}[band]
 
 
@@ -131,7 +131,7 @@ def strength(
         return beta
     if adaptive not in MEASURES:
         near = did_you_mean(adaptive, MEASURES)
-        raise ValueError(f"adaptive is {adaptive!r}{near}; allowed: {', '.join(map(repr, MEASURES))}, or None")
+        raise InputError(f"adaptive is {adaptive!r}{near}; allowed: {', '.join(map(repr, MEASURES))}, or None")
     return beta * MEASURES[adaptive](standard, over_rotated)
 
 

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, create_model  # type: ignore[import
 
 from pypcd import _settings
 from pypcd._config import PCDConfig
-from pypcd._errors import PCDError, UnsupportedError
+from pypcd._errors import InputError, PCDError, UnsupportedError
 from pypcd._llama import Llama
 
 __all__ = ["adapt"]
@@ -53,11 +53,11 @@ def adapt(app: Any, execute: Callable[[], None]) -> None:
 
 def _checked(value: Any) -> Any:
     if isinstance(value, str) and _settings.is_profile(value):
-        raise ValueError(f"pcd is {value!r}, a file; allowed in a request: true, false, presets and values")
+        raise InputError(f"pcd is {value!r}, a file; allowed in a request: true, false, presets and values")
     try:
         PCDConfig.resolve(value)
-    except (ValueError, TypeError) as error:
-        raise ValueError(str(error).replace(", or a profile's file (.json)", "")) from None
+    except InputError as error:
+        raise InputError(str(error).replace(", or a profile's file (.json)", "")) from None
     return value
 
 
@@ -82,7 +82,7 @@ def _prepare(original: Callable[..., Any]) -> Callable[..., Any]:
             raise _Refused('this model takes no "pcd": it was opened without pypcd')
         try:
             kwargs["pcd"] = PCDConfig.resolve(setting, llm.pcd) or False
-        except (ValueError, TypeError) as error:
+        except InputError as error:
             raise _Refused(str(error)) from None
         return llm
 

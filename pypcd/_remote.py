@@ -8,16 +8,18 @@ and itself. Knows nothing of libllama.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import socket
-import stat
 import struct
+import sys
 import time
 from collections.abc import Iterable
 from typing import NamedTuple, Union
 
 from pypcd._checks import Integer, literal
-from pypcd._errors import RPCError
+from pypcd._errors import InputError, RPCError
 
 __all__ = [
     "MAX_SERVERS",
@@ -64,12 +66,12 @@ def parse_servers(servers: Servers) -> tuple[str, ...]:
     for word in words:
         address = _address(word)
         if address in found:
-            raise ValueError(f"rpc_servers has {address} twice; allowed: each server once; leave one out")
+            raise InputError(f"rpc_servers has {address} twice; allowed: each server once; leave one out")
         found.append(address)
     if not found:
-        raise ValueError(f"rpc_servers is {servers!r}; allowed: {_EXAMPLE}; None is for this machine alone")
+        raise InputError(f"rpc_servers is {servers!r}; allowed: {_EXAMPLE}; None is for this machine alone")
     if len(found) > MAX_SERVERS:
-        raise ValueError(f"rpc_servers has {len(found)} servers; allowed: at most {MAX_SERVERS}; leave some out")
+        raise InputError(f"rpc_servers has {len(found)} servers; allowed: at most {MAX_SERVERS}; leave some out")
     return tuple(found)
 
 
@@ -77,15 +79,15 @@ def _address(word: object) -> str:
     text = word.strip() if isinstance(word, str) else ""
     host, colon, port = text.rpartition(":")
     if ":" in host:
-        raise ValueError(
+        raise InputError(
             f"rpc_servers has {text!r}; allowed: {_EXAMPLE}; ggml's RPC takes IPv4 addresses and names, so give one of those"
         )
     if not colon or not host or any(c.isspace() or c in "/@[]" for c in host):
-        raise ValueError(f"rpc_servers has {word!r}; allowed: {_EXAMPLE}")
+        raise InputError(f"rpc_servers has {word!r}; allowed: {_EXAMPLE}")
     try:
         number = Integer(1, 65535)("the port", literal(port))
     except ValueError:
-        raise ValueError(f"rpc_servers has {text!r}, whose port is {port!r}; allowed: 1 to 65535") from None
+        raise InputError(f"rpc_servers has {text!r}, whose port is {port!r}; allowed: 1 to 65535") from None
     return f"{host}:{number}"
 
 
@@ -129,23 +131,29 @@ def is_connected(address: str) -> bool:
         there = {entry[4] for entry in socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)}
     except (socket.gaierror, UnicodeError):
         return False
-    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            connection = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # closed by now
-            continue
-        with contextlib.closing(connection):
-            try:
-                is_it = connection.family == socket.AF_INET and connection.getpeername() in there
-                if is_it and connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                    return True
-            except BlockingIOError:  # nothing to read, but open
-                return True
-            except OSError:  # broken, or never connected
-                pass
-    return False
+    names = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ()
+    return any(_peer(int(name)) in there and _stands(int(name)) for name in names)
+
+
+# Python's own socket objects may make what they are made of non-blocking, for all who share it: so the C library is asked.
+
+
+def _peer(fd: int) -> tuple[str, int] | None:
+    """Whom a file descriptor is connected to; None if it is no IPv4 connection, or closed by now."""
+    name, size = ctypes.create_string_buffer(128), ctypes.c_uint32(128)
+    if ctypes.CDLL(None).getpeername(fd, name, ctypes.byref(size)) != 0:
+        return None
+    family = struct.unpack("=BB" if sys.platform == "darwin" else "=H", name.raw[:2])[-1]
+    if family != socket.AF_INET:
+        return None
+    return socket.inet_ntoa(name.raw[4:8]), int.from_bytes(name.raw[2:4], "big")
+
+
+def _stands(fd: int) -> bool:
+    """Whether a connection is open: there is something to read, or nothing yet. Nothing is taken from it."""
+    flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+    n = ctypes.CDLL(None, use_errno=True).recv(fd, ctypes.create_string_buffer(1), ctypes.c_size_t(1), flags)
+    return n > 0 or (n < 0 and ctypes.get_errno() in (errno.EAGAIN, errno.EWOULDBLOCK))
 
 
 def lost_text(addresses: Iterable[str], gone: Iterable[str], end: str) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pypcd._config import PCDConfig, PCDSetting
-from pypcd._errors import ModelError
+from pypcd._errors import InputError, ModelError
 from pypcd._gguf import resolve_model
 from pypcd._settings import load
 
@@ -95,8 +95,8 @@ def _setting(text: str | None, where: str) -> PCDSetting | None:
     try:
         setting = load(text)
         PCDConfig.resolve(setting)
-    except (ValueError, TypeError, OSError) as error:
-        raise ValueError(f"{where}: {error}") from None
+    except (InputError, OSError) as error:
+        raise InputError(f"{where}: {error}") from None
     return setting
 
 
@@ -105,7 +105,7 @@ def _models(word: str, setting: str | None) -> list[Served]:
     path = pathlib.Path(word).expanduser()
     if word.lower().endswith(".ini"):
         if setting is not None:
-            raise ValueError(
+            raise InputError(
                 f"{word} has a setting behind it, {setting!r}; in a file of models each has its own, pcd = …"
             )
         return _from_ini(path)
@@ -140,22 +140,22 @@ def _from_ini(path: pathlib.Path) -> list[Served]:
     try:
         ini.read_string("[:]\n" + path.read_text(encoding="utf-8-sig"), str(path))
     except (configparser.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a file of models: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path} is not a file of models: {' '.join(str(error).split())}") from None
     loose = [key for key in ini[":"] if key != "version" and key not in ini.defaults()]
     if loose:
-        raise ValueError(
+        raise InputError(
             f"{path}: {loose[0]} stands above the first section; put it into [*], which holds for all models"
         )
     names = [name for name in ini.sections() if name != ":"]
     if not names:
-        raise ValueError(f"{path} names no model; a section such as [small] with model = small.gguf is one")
+        raise InputError(f"{path} names no model; a section such as [small] with model = small.gguf is one")
     return [_of_section(path, name, dict(ini[name])) for name in names]
 
 
 def _of_section(path: pathlib.Path, name: str, keys: dict[str, str]) -> Served:
     model = [keys.pop(key) for key in ("model", "m", "LLAMA_ARG_MODEL") if key in keys]
     if not model:
-        raise ValueError(f"{path}: [{name}] has no model; give it model = FILE.gguf")
+        raise InputError(f"{path}: [{name}] has no model; give it model = FILE.gguf")
     pcd = _setting(keys.pop("pcd", None), f"{path}: [{name}]")
     at_start = keys.pop("load-on-startup", "off") in ("on", "enabled", "true", "1")  # as llama.cpp writes "yes"
     return Served(name, resolve_model(model[0]), pcd, keys, at_start)

@@ -13,6 +13,7 @@ it is llama.cpp's router, which starts a process for each. Knows nothing of requ
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import http.client
 import json
@@ -322,8 +323,25 @@ class Server:
             yield self
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            command,
+        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._reader = threading.Thread(target=self._run, args=(command, environment, started), daemon=True)
+        self._reader.start()
+        started.result()
+
+    def _run(self, command: Sequence[str], environment: Mapping[str, str], started: Any) -> None:
+        """Start the process, and read what it writes. On Linux it ends with the thread that has started it, so that is this one,
+        which lasts as long as there is something to read."""
+        try:
+            self._process = self._popen(command, environment)
+        except BaseException as error:  # noqa: BLE001  _start() raises it
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        self._read(self._process.stdout)
+
+    def _popen(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            _tied(command),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -331,10 +349,7 @@ class Server:
             encoding="utf-8",
             errors="replace",
             start_new_session=True,  # Ctrl-C is for this process, which tells the server once
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  no locks are taken
         )
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
-        self._reader.start()
 
     def _read(self, stream: Any) -> None:
         with stream:
@@ -546,8 +561,15 @@ def _rpc_environment() -> dict[str, str]:
     return {"GGML_NO_BACKTRACE": "1", **({} if library is None else {"PYPCD_RPC": str(library)})}
 
 
-def _end_with_parent() -> None:
-    """In the new process: have it ended if pypcd is, however that happens."""
-    import ctypes
+_TIE = """import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: SIGTERM would wait for the streams that clients read
+if os.getppid() == int(sys.argv[1]):  # else it has ended already
+    os.execv(sys.argv[2], sys.argv[2:])"""
 
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; SIGTERM would wait for the streams that clients read
+
+def _tied(command: Sequence[str]) -> list[str]:
+    """A command that is killed if pypcd ends, however that happens. It is a Python that says so and becomes the command: between
+    fork and exec, where other threads' locks may be held, nothing of ours runs."""
+    if sys.platform != "linux" or not sys.executable:
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pypcd._checks import literal
-from pypcd._errors import did_you_mean
+from pypcd._errors import InputError, did_you_mean
 
 __all__ = [
     "PRESETS",
@@ -101,7 +101,7 @@ def read_text(text: str, base: Mapping[str, Any]) -> dict[str, Any] | None:
     if first == "off" and len(words) == 1:
         return None
     if first != "on" and first not in PRESETS:
-        raise ValueError(not_a_setting(text, first))
+        raise InputError(not_a_setting(text, first))
     fields = PRESETS[first].fields if first in PRESETS else {}
     return {**fields, **read_values(words[1:])}
 
@@ -127,9 +127,9 @@ def read_values(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         if not name or not equals or not value:
-            raise ValueError(f"{word!r} is not a value; write it as name=value, such as beta=1.5")
+            raise InputError(f"{word!r} is not a value; write it as name=value, such as beta=1.5")
         if name in values:
-            raise ValueError(f"{name} is given twice, {values[name]} and {value}; give it once")
+            raise InputError(f"{name} is given twice, {values[name]} and {value}; give it once")
         values[name] = None if value.lower() in _NONE.get(name, ()) else literal(value)
     return values
 
@@ -178,12 +178,12 @@ class Profile:
         except ValueError:
             record = None
         if not isinstance(record, dict) or record.get("pypcd_profile") != _VERSION or "pcd" not in record:
-            raise ValueError(f"{file} is not a profile written by pypcd tune")
+            raise InputError(f"{file} is not a profile written by pypcd tune")
         fields, evidence = record["pcd"], record.get("evidence", {})
         if fields is not None and not isinstance(fields, dict):
-            raise ValueError(f"{file} is damaged: its pcd is neither null nor a mapping")
+            raise InputError(f"{file} is damaged: its pcd is neither null nor a mapping")
         if not isinstance(evidence, dict):
-            raise ValueError(f"{file} is damaged: its evidence is not a mapping")
+            raise InputError(f"{file} is damaged: its evidence is not a mapping")
         return cls(str(path), fields, evidence)
 
     def write(self) -> None:

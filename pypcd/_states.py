@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import _engine
-from pypcd._errors import PCDError
+from pypcd._errors import ArgumentError, InputError, PCDError
 
 __all__ = ["evaluate_last", "fingerprint", "fitted", "sealed"]
 
@@ -56,29 +56,29 @@ def fitted(
         ValueError: it is of another model, damaged, or longer than the context.
     """
     if not isinstance(state, llama_cpp.LlamaState):
-        raise TypeError(f"the state is a {type(state).__name__}; allowed: what save_state() returned")
+        raise ArgumentError(f"the state is a {type(state).__name__}; allowed: what save_state() returned")
     n = int(state.n_tokens)
     given = getattr(state, "seal", None)
     if given is not None:
         if model != given["model"]:
-            raise ValueError(
+            raise InputError(
                 f"the state is that of another model than {model_path}; allowed: one that this model saved"
             )
         if n < 0 or _sum(state) != given["state"]:
-            raise ValueError("the state is damaged: its bytes are not those that save_state() returned")
+            raise InputError("the state is damaged: its bytes are not those that save_state() returned")
     if (
         len(state.llama_state) != state.llama_state_size
         or not state.llama_state_size
         or not 0 <= n <= len(state.input_ids)
     ):
-        raise ValueError(
+        raise InputError(
             f"the state is damaged: {len(state.llama_state)} bytes and {len(state.input_ids)} token ids, where it says "
             f"{state.llama_state_size} and {n}"
         )
     if n > n_ctx:
-        raise ValueError(f"the state has {n} tokens; allowed: {n_ctx}, the context; load the model with a larger n_ctx")
+        raise InputError(f"the state has {n} tokens; allowed: {n_ctx}, the context; load the model with a larger n_ctx")
     if state.scores.shape[1] != scores.shape[1]:
-        raise ValueError(
+        raise InputError(
             f"the state has {state.scores.shape[1]} logits a token; allowed: {scores.shape[1]}, as the model"
         )
     ids = np.zeros(n_ids, np.intc)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pypcd._engine import is_end, token_bytes
+from pypcd._errors import InputError
 
 if TYPE_CHECKING:
     from pypcd._llama import Llama
@@ -56,7 +57,7 @@ class Vocabulary:
             for n in range(1, len(text) + 1):
                 found.update(self._bare.get(text[:n], ()))
         if not found:
-            raise ValueError(f"no token begins any of the answers {list(answers)!r}; each needs a letter or a digit")
+            raise InputError(f"no token begins any of the answers {list(answers)!r}; each needs a letter or a digit")
         return sorted(found)
 
     def next_tokens(self, written: bytes, answer: bytes) -> list[int]:

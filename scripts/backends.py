@@ -78,10 +78,10 @@ def missing_packages(name: str) -> list[str]:
     return [package for package, is_there in BACKENDS[name].needs.items() if not is_there()]
 
 
-def build_environment(name: str, root: Path) -> dict[str, str]:
-    """What the build of llama-cpp-python sees in its environment, beside the rest."""
+def build_environment(name: str | None, root: Path) -> dict[str, str]:
+    """What the build of llama-cpp-python sees in its environment, beside the rest; name: None is the CPU alone."""
     given = os.environ.get("CMAKE_ARGS", "")
-    flags = [BACKENDS[name].flags, *(cuda_options(find_nvcc()) if name == "cuda" else []), given]
+    flags = [BACKENDS[name].flags if name else "", *(cuda_options(find_nvcc()) if name == "cuda" else []), given]
     env = {"CMAKE_ARGS": " ".join(filter(None, flags))}
     nvcc = find_nvcc()
     if name == "cuda" and nvcc and not (nvcc.resolve().parent.parent / "lib64").exists():  # in pip's packages it is lib
@@ -94,14 +94,14 @@ def build_environment(name: str, root: Path) -> dict[str, str]:
     return env
 
 
-def kept_wheels(name: str, version: str, root: Path) -> Path:
+def kept_wheels(name: str | None, version: str, root: Path) -> Path:
     """The folder of the user's cache for the wheel of this version as it would be built now; it may not exist."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pypcd" / "backends"
     names = ("CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE", "CFLAGS", "CXXFLAGS")
     parts = [build_environment(name, root)["CMAKE_ARGS"], platform.machine(), _cpu_flags()]
     parts += [*(os.environ.get(name, "") for name in names), _compiler("CC", "cc"), _compiler("CXX", "c++")]
     parts += [(root / "cmake" / file).read_text(encoding="utf-8") for file in ("llama-cpp-python.cmake", "amx.cmake")]
-    return base / f"{name}-{version}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+    return base / f"{name or 'cpu'}-{version}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
 def _compiler(variable: str, default: str) -> str:

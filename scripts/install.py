@@ -340,7 +340,7 @@ def must_be_built_anew(root: Path, state: State, title: str, out: TextIO) -> boo
     if why and others:
         out.write(f"{title}: {why} with this CPU's AMX; left as it is, since it was built with {others[0]}\n")
     elif why:
-        out.write(f"{title}: {why} with this CPU's AMX, so it is taken out of pip's cache and built anew\n")
+        out.write(f"{title}: {why} with this CPU's AMX, so it is built anew\n")
     return bool(why and not others)
 
 
@@ -387,25 +387,24 @@ def install(root: Path, wanted: Sequence[str], out: TextIO, backend: str | None 
     title = f"1/3 llama-cpp-python {pin}" + (f" with {backend}" if backend else "")
     minutes = BACKENDS[backend].minutes if backend else LLAMA_CPP_PYTHON_MINUTES
     expect = f"{minutes_text(minutes, n_cores)}, once"
+
+    def built() -> Path:
+        return wheel_with(backend, pin, root, lambda *command, **env: step(title, expect, [*pip, *command], **env))
+
     is_there = {"folder", "python", "llama-cpp-python"} <= same
     if is_there:
         out.write(f"{title}: there already\n")
     else:
         requirements = build_requirements(text)
         if backend:
-            wheel = wheel_with(backend, pin, root, lambda *command, **env: step(title, expect, [*pip, *command], **env))
+            wheel = built()
             requirements = [str(wheel) if name.startswith("llama-cpp-python==") else name for name in requirements]
         # setuptools: some requirements of the extras come as sources, and are built without isolation too
         step(title, "" if backend else expect, [*pip, "install", *requirements, "setuptools>=70.1"])
     if (not is_there or before.get("probed") != now["llama-cpp-python"]) and must_be_built_anew(
         root, state, title, out
     ):
-        with log.open(
-            "a", encoding="utf-8"
-        ) as file:  # pip's cache gave it; where there is no cache, this fails, and that is well
-            forget = [*pip, "cache", "remove", f"llama_cpp_python-{pin}-*"]
-            subprocess.run(forget, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False)
-        step(title, expect, [*pip, "install", "--force-reinstall", "--no-deps", f"llama-cpp-python=={pin}"])
+        step(title, "", [*pip, "install", "--force-reinstall", "--no-deps", built()])
         same.discard("llama-cpp-python")
         if still := broken_amx(root, state):
             out.write(f"{title}: still {still} with AMX; models will not use it\n")
@@ -435,13 +434,13 @@ def install(root: Path, wanted: Sequence[str], out: TextIO, backend: str | None 
     state.write(extras)
 
 
-def wheel_with(backend: str, pin: str, root: Path, pip: Callable[..., None]) -> Path:
-    """llama-cpp-python's wheel with this backend, from the user's cache, or built and put there."""
+def wheel_with(backend: str | None, pin: str, root: Path, pip: Callable[..., None]) -> Path:
+    """llama-cpp-python's wheel with this backend, or for the CPU, from pypcd's folder in the user's cache, or built and put there.
+    pip's own cache may have another build of this version, and keeps it."""
     folder = kept_wheels(backend, pin, root)
     if not any(folder.glob("llama_cpp_python-*.whl")):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as built:
-            # not through pip's cache, which does not know one build of a version from another
             what = ["--no-binary", "llama-cpp-python", f"llama-cpp-python=={pin}"]
             pip("wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", built, *what, **build_environment(backend, root))
             folder.mkdir(exist_ok=True)

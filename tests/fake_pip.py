@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,7 @@ if "_amx_probe.py" in sys.argv[-2]:
         os.kill(os.getpid(), 4)
     sys.exit(print(found[0]))
 with open(root / "defines", "a") as defines:
-    if "cache" not in sys.argv:
-        print(os.environ["SKBUILD_CMAKE_DEFINE"].replace(str(root), "ROOT"), file=defines)
+    print(os.environ["SKBUILD_CMAKE_DEFINE"].replace(str(root), "ROOT"), file=defines)
 if (root / "hang").exists():
     import time
     (root / "hanging").write_text(str(os.getpid()))
@@ -58,14 +58,12 @@ def package(name):
     # as a build has them, which is never the same twice
     (folder / "RECORD").write_text(f"files of {name}, {os.urandom(8)}")
 
-if arguments[0] == "cache":
-    sys.exit("" if (root / "no cache").exists() else 0)
 if arguments[0] == "wheel":
     folder = Path(arguments[arguments.index("--wheel-dir") + 1])
     folder.mkdir(parents=True, exist_ok="--no-cache-dir" in arguments)
     name = "llama_cpp_python-0.3.36" if "--no-cache-dir" in arguments else "pypcd-0.1.0"
     (folder / f"{name}-py3-none-any.whl").write_text(os.environ.get("CMAKE_ARGS", ""))
-elif "--force-reinstall" in arguments and arguments[-1].endswith(".whl"):
+elif "--force-reinstall" in arguments and "pypcd-" in arguments[-1]:
     package("pypcd-0.1.0.dist-info")
 elif "setuptools" in arguments[-1] or "--force-reinstall" in arguments:
     package("llama_cpp_python-0.3.36.dist-info")
@@ -79,7 +77,10 @@ PIN = "scikit-build-core>=0.11 llama-cpp-python==0.3.36 pip setuptools>=70.1"
 FIRST = f"install {PIN}"
 BUILD = "wheel --no-deps --no-build-isolation --wheel-dir ROOT/.cache/wheel ROOT"
 PACKAGE = "install --force-reinstall --no-deps ROOT/.cache/wheel/pypcd-0.1.0-py3-none-any.whl"
-AGAIN = ["cache remove llama_cpp_python-0.3.36-*", "install --force-reinstall --no-deps llama-cpp-python==0.3.36"]
+AGAIN = [
+    "wheel --no-deps --no-cache-dir --wheel-dir KEPT --no-binary llama-cpp-python llama-cpp-python==0.3.36",
+    "install --force-reinstall --no-deps KEPT/llama_cpp_python-0.3.36-py3-none-any.whl",
+]
 REQUIRED = "install --no-build-isolation ROOT/.cache/wheel/pypcd-0.1.0-py3-none-any.whl"
 
 
@@ -132,8 +133,8 @@ class Project:
         return out.getvalue()
 
     def calls(self) -> list[str]:
-        """The arguments of pip since the last call."""
-        return self._lines("calls")
+        """The arguments of pip since the last call; KEPT is a folder of the user's cache."""
+        return [re.sub(r"\S*/cache/pypcd/backends/[^/ ]+", "KEPT", line) for line in self._lines("calls")]
 
     def _lines(self, name: str) -> list[str]:
         path = self.root / name
@@ -149,4 +150,5 @@ def project(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pr
     for name in ("PYTHON", "PYPCD_LLAMA_CPP_SOURCE", "SKBUILD_CMAKE_DEFINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(program, "CPUINFO", program.CPUINFO)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Project(tmp_path / "père noël" / "pypcd", program)

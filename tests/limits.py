@@ -32,6 +32,11 @@ def allowed(difference: float, scale: float) -> float:
     return FACTOR * max(difference, FLOOR * EPSILON * scale)
 
 
+def nmse(a: np.ndarray, b: np.ndarray) -> float:
+    """The normalised mean squared error of a: mse(a, b) / mse(b, 0)."""
+    return float(((a - b) ** 2).mean() / (b**2).mean())
+
+
 def allowed_nmse(nmse: float) -> float:
     """The same for normalised mean squared errors, which are squares of differences on a scale of 1."""
     return allowed(nmse**0.5, 1.0) ** 2

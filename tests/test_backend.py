@@ -27,6 +27,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import TOKENS, Tiny, check_contrast, expected, greedy, native_row, run_python
+from limits import nmse
 from test_gate0 import STOCK
 from tiny_gguf import HYBRID_ARCHS, ROPE_ARCHS
 
@@ -287,11 +288,6 @@ def wanted(path: Path, case: Case, texts: list[list[int]]) -> tuple[np.ndarray, 
     config = pypcd.PCDConfig(**SETTINGS[case.setting])
     standard, over = zip(*(expected(path, text, len(text) - 1, config) for text in texts))
     return np.array(standard), np.array(over)
-
-
-def nmse(a: np.ndarray, b: np.ndarray) -> float:
-    """mse(a, b) / mse(b, 0)."""
-    return float(((a - b) ** 2).mean() / (b**2).mean())
 
 
 @functools.cache

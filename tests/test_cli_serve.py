@@ -8,12 +8,14 @@ import json
 import os
 import random
 import re
+import select
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -366,6 +368,48 @@ def test_how_much_is_loaded_is_known() -> None:
     with _server.Server("demo", port=0, options=SMALL[1:], log=lines.append).running() as server:
         assert server.wait_until_ready() and server.loaded == 100
     assert lines and not any(line.startswith("loaded") for line in lines)
+
+
+@needs_server
+def test_it_outlives_the_thread_that_started_it() -> None:
+    """Linux ties a process to the thread that started it, if it is to end with its parent."""
+    with contextlib.ExitStack() as stack:
+        server = _server.Server("demo", port=0, options=SMALL[1:])
+        starting = threading.Thread(target=lambda: stack.enter_context(server.running()))
+        starting.start()
+        starting.join()
+        assert server.wait_until_ready()
+        with urllib.request.urlopen(f"{server.url}/health") as answer:
+            assert answer.status == 200
+
+
+@needs_server
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing ties it to pypcd")
+def test_it_ends_when_pypcd_is_killed_and_nothing_ran_between_fork_and_exec() -> None:
+    code = """if True:
+        import os, signal
+        from pypcd import _server
+        forked = []
+        os.register_at_fork(before=lambda: forked.append(1))  # called where Python code is to run in the child
+        with _server.Server("demo", port=0, options=["--ctx-size", "512"]).running() as server:
+            server.wait_until_ready()
+            print(server._process.pid, forked, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=False)
+    pid, forked = done.stdout.split(maxsplit=1)
+    assert (done.returncode, forked) == (-signal.SIGKILL, "[]\n")
+    with contextlib.suppress(ProcessLookupError):  # it is gone already
+        waiting = select.poll()
+        waiting.register(os.pidfd_open(int(pid)))
+        assert waiting.poll(SECONDS * 1000), "llama-server goes on"
+
+
+@needs_server
+def test_a_program_that_cannot_be_started_is_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = _server.Server("demo", port=0)
+    monkeypatch.setattr(_server, "_tied", lambda command: ["/nowhere/llama-server"])
+    with pytest.raises(FileNotFoundError, match="/nowhere/llama-server"), server.running():
+        pass
 
 
 @needs_server

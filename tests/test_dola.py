@@ -12,6 +12,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import TOKENS, Tiny, close, native_row, reference, rounding, shape, tolerance
+from limits import allowed_nmse, nmse
 from tiny_gguf import ARCHS
 
 import pypcd
@@ -136,8 +137,9 @@ def test_a_quantised_head_is_the_one_the_model_has(tiny: Tiny, load: Load) -> No
     llm = load(path, False)
     assert set_exits(llm, (0, 2)) == (_native.OK, "")
     llm.eval(TOKENS[:40])
-    wanted = reference(path, cpu_rounding=True).exits(TOKENS[:40], (0, 2))[:, -1]
-    assert ((exit_rows(llm, (0, 1)) - wanted) ** 2).mean() < 2e-3 * (wanted**2).mean()
+    exact = reference(path, cpu_rounding=True)
+    wanted, last = exact.exits(TOKENS[:40], (0, 2))[:, -1], exact.standard(TOKENS[:40])[-1]
+    assert nmse(exit_rows(llm, (0, 1)), wanted) <= allowed_nmse(nmse(native_row(llm), last)) < 0.1
 
 
 def test_refusals_name_the_value_and_the_remedy(tiny: Tiny, load: Load) -> None:

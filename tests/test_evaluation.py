@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
+import queue
 import random
 import shutil
 import signal
@@ -27,6 +29,7 @@ from pypcd.evaluation import (
     Directory,
     Plan,
     Progress,
+    _places,
     csv_text,
     evaluate,
     facts,
@@ -337,6 +340,51 @@ def test_a_task_from_a_file_has_as_many_questions_as_there_are(tmp_path: Path) -
     assert len(outcome.records) == 2 * (3 + 5) and not any("error" in r for r in outcome.records.values())
     text = markdown(plan, outcome.records, {"longbench-qasper": "F1", "kv-short": "x"}, {})
     assert "## longbench-qasper (F1, 3 questions)" in text and "## kv-short (x)" in text
+
+
+class Beside:
+    """In multiprocessing's place: processes that answer their questions, and queues. What the last one says, it says and
+    ends while its parent has just found nothing."""
+
+    def __init__(self, says: list[Any]) -> None:
+        self.said, self.last = says[:-1], says[-1:]
+        self.alive = True
+        self.exitcode = 0
+
+    def Queue(self) -> Beside:
+        return self
+
+    def Process(self, **_: Any) -> Beside:
+        return self
+
+    def start(self) -> None: ...
+    def put(self, item: Any) -> None: ...
+    def terminate(self) -> None: ...
+    def join(self) -> None: ...
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def get(self, timeout: float) -> Any:
+        if self.said:
+            return self.said.pop(0)
+        self.said, self.last, self.alive = self.last, [], False
+        raise queue.Empty
+
+
+@pytest.mark.parametrize("ends", ["well", "early"])
+def test_what_a_process_said_before_it_ended_counts(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [("refused", {}), ("answer", 1), ("done", None), ("refused", {}), ("answer", 2)]
+    beside = Beside([*said, ("done", None)] if ends == "well" else said)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: beside)
+    todo = {("kv-short", 180, i): ["greedy"] for i in range(2)}
+    answers: Any = _places.Processes(2).ask(lambda: None, todo, {})  # type: ignore[arg-type, return-value]
+    assert next(answers) == 1 and next(answers) == 2
+    if ends == "well":
+        assert next(answers, None) is None
+    else:
+        with pytest.raises(pypcd.PCDError, match="a process of the evaluation ended early, with status 0"):
+            next(answers)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

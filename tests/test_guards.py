@@ -122,7 +122,7 @@ said(lambda: new(pcd="papers")); said(lambda: new(pcd={"cache": "separate"}, emb
 print("end")""",
     )
     assert lines[0].startswith(f"PCDError: {CLOSED}")
-    assert lines[1].startswith("ValueError: pcd is 'papers'") and lines[2].startswith("UnsupportedError: ")
+    assert lines[1].startswith("InputError: pcd is 'papers'") and lines[2].startswith("UnsupportedError: ")
     assert lines[3:] == ["end"]
 
 

@@ -170,7 +170,7 @@ said(lambda: llm("abc", max_tokens=3, grammar=grammar)); llm.eval([5]); said(lam
 good = llama_cpp.LlamaGrammar.from_string('root ::= "a"'); print(llm("abc", max_tokens=3, grammar=good)["choices"][0]["text"])""",
         stderr="(?s)(parse: error parsing grammar: .*)?",  # printed by llama.cpp itself
     )
-    assert all(line.startswith("ValueError: the grammar is not valid: ") for line in lines[:2]), lines
+    assert all(line.startswith("InputError: the grammar is not valid: ") for line in lines[:2]), lines
     assert lines[2:] == ["a"]
 
 
@@ -230,7 +230,7 @@ for use in (lambda: llm.detokenize([5, 10**6]), lambda: llm.detokenize([-1]), la
 print(llm.detokenize([]), llm.detokenize(np.array([300, 301])) == llm.detokenize([300, 301]))""",
     )
     assert [line.split(";")[0] for line in lines[:5]] == [
-        f"ValueError: token {token} is not in the vocabulary" for token in (10**6, -1, 384, 10**6, 2**40 + 5)
+        f"InputError: token {token} is not in the vocabulary" for token in (10**6, -1, 384, 10**6, 2**40 + 5)
     ]
     assert lines[5] == "b'' True"
 
@@ -246,8 +246,8 @@ llm.tokenizer_ = NoTokens()
 said(lambda: llm.embed("x")); said(lambda: llm._batch.set_batch([], 0, False)); said(lambda: llm._batch.set_batch([5] * 65, 0, False))
 llm.tokenizer_ = llm.tokenizer(); print(np.allclose(llm.embed(["abc", "abcd"])[0], texts[0]))""",
     )
-    assert all(line.startswith("ValueError: there are no tokens to evaluate") for line in lines[:2])
-    assert lines[2:] == ["ValueError: a batch of 65 tokens; allowed: 64, which is this model's n_batch", "True"]
+    assert all(line.startswith("InputError: there are no tokens to evaluate") for line in lines[:2])
+    assert lines[2:] == ["InputError: a batch of 65 tokens; allowed: 64, which is this model's n_batch", "True"]
 
 
 OPENING: list[tuple[dict[str, Any], str]] = [
@@ -273,7 +273,7 @@ def test_values_at_which_llama_cpp_ends_the_process_are_errors_at_the_opening(ti
         ),
     )
     for line, (kwargs, message) in zip(lines, OPENING):
-        assert re.match(f"ValueError: {message}", line), (kwargs, line)
+        assert re.match(f"InputError: {message}", line), (kwargs, line)
     assert len(lines) == len(OPENING)
 
 

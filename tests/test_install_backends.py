@@ -92,7 +92,7 @@ def test_it_is_built_into_an_environment_of_its_own_and_kept(system: Path, proje
     assert calls[0].endswith("--no-binary llama-cpp-python llama-cpp-python==0.3.36")
     (kept,) = (system.parent.parent / "cache/pypcd/backends").glob("vulkan-0.3.36-*/llama_cpp_python-*.whl")
     assert kept.read_text() == "-DGGML_VULKAN=ON -DLLAVA_BUILD=OFF"
-    assert calls[1] == f"install scikit-build-core>=0.11 {kept} pip setuptools>=70.1"
+    assert calls[1] == f"install scikit-build-core>=0.11 KEPT/{kept.name} pip setuptools>=70.1"
     built = "wheel --no-deps --no-build-isolation -C build-dir=build/vulkan -C cmake.define.PYPCD_SERVER=OFF"
     assert calls[2] == f"{built} --wheel-dir ROOT/.cache/wheel-vulkan ROOT"
     assert len(calls) == 5

@@ -289,7 +289,7 @@ def test_so_may_what_imports_llama_cpp_in_pypcd(first: str, tiny: Tiny) -> None:
 def test_a_wrong_one_is_refused_before_llama_cpp_is_imported() -> None:
     done = run_python("import pypcd; pypcd.install('gentel')")
     assert (
-        "ValueError: pcd is 'gentel', which is not a setting (did you mean 'gentle'?)" in done.stderr.splitlines()[-1]
+        "InputError: pcd is 'gentel', which is not a setting (did you mean 'gentle'?)" in done.stderr.splitlines()[-1]
     )
 
 
@@ -329,7 +329,10 @@ def test_a_wrong_value_is_one_sentence_when_llama_cpp_is_imported(value: str) ->
     done = run_python("import pypcd; print('fine'); import llama_cpp", PYPCD=value)
     assert done.returncode == 1 and done.stdout == "fine\n"
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ValueError: the environment variable PYPCD cannot be used: ") and "unset it" in last
+    assert (
+        last.startswith("pypcd._errors.InputError: the environment variable PYPCD cannot be used: ")
+        and "unset it" in last
+    )
     assert done.stderr.count("Traceback") == 1
 
 
@@ -370,20 +373,37 @@ def starts(python: Path, code: str, *args: Any, **environment: str) -> subproces
     )
 
 
-IS_THERE = "import sys; print(*sorted(name for name in sys.modules if 'pypcd' in name or 'llama' in name))"
+IS_THERE = """if True:
+    import sys
+    print(*sorted(name for name in sys.modules if 'pypcd' in name or 'llama' in name))
+    print(*(type(finder).__module__ for finder in sys.meta_path if 'pypcd' in type(finder).__module__))"""
 
 
 def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(python: Path) -> None:
     for value, seen in (
-        ("", "\n"),
-        ("off", "\n"),
-        ("no", "\n"),
-        (" 0", "\n"),
-        ("gentle", "pypcd pypcd._finder\n"),
-        ("nonsense", "pypcd pypcd._finder\n"),
+        ("", "\n\n"),
+        ("off", "\n\n"),
+        ("no", "\n\n"),
+        (" 0", "\n\n"),
+        ("gentle", "pypcd pypcd._finder\npypcd._finder\n"),
+        ("nonsense", "pypcd pypcd._finder\npypcd._finder\n"),
     ):
         done = starts(python, IS_THERE, PYPCD=value)
         assert (done.returncode, done.stdout, done.stderr) == (0, seen, "")
+
+
+@pytest.mark.parametrize(
+    "words", [["install", "lm_eval"], ["uninstall", "lm-eval"], ["lm_eval"], ["--model", "pypcd"]], ids=" ".join
+)
+def test_unset_it_does_nothing_in_any_program(words: list[str], python: Path, tmp_path: Path) -> None:
+    """Whatever a program is called, and whatever its arguments are."""
+    program = tmp_path / "lm_eval"
+    program.write_text(IS_THERE)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYPCD")}
+    done = subprocess.run(
+        [python, program, *words], env=environment, text=True, capture_output=True, check=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("\n\n", "")
 
 
 @pytest.mark.parametrize(("value", "seen"), [("window", "window"), ("off", None), ("", None)])
@@ -396,6 +416,6 @@ def test_a_wrong_value_ends_such_a_program_with_one_sentence(python: Path) -> No
     done = starts(python, "import llama_cpp", PYPCD="gentel")
     assert done.stderr.count("Traceback") == 1
     assert re.match(
-        r"ValueError: the environment variable PYPCD cannot be used: pcd is 'gentel'.*allowed: on, off, .*; or unset it",
+        r"pypcd._errors.InputError: the environment variable PYPCD cannot be used: pcd is 'gentel'.*allowed: on, off, .*; or unset it",
         done.stderr.splitlines()[-1],
     )

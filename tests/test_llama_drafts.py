@@ -7,6 +7,7 @@ import itertools
 import logging
 import pickle
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
 
 import llama_cpp
@@ -343,6 +344,27 @@ def test_a_state_saved_or_an_answer_stopped_in_a_draft_is_that_without(tiny: Tin
     tokens.close()  # its unread guesses are gone already
     assert llm.n_tokens == 70
     check_rows(llm, tiny("llama"), T[:70])
+
+
+def test_a_stream_dropped_while_another_thread_has_the_turn_changes_nothing_there(
+    tiny: Tiny, load: Load, eager: None
+) -> None:
+    """The other thread's call comes behind the tokens that were read."""
+    plain, llm = load(tiny("llama"), True), load(tiny("llama"), True)
+    wanted = generated(plain, T[:40], 30)
+    llm.draft_model = Knowing(T[:40] + wanted)
+    tokens = llm.generate(T[:40], temp=0.0)
+    made = [next(tokens), next(tokens)]
+    before = llm.n_tokens
+    assert made == wanted[:2] and before > 41, "there is nothing unread"
+    with ThreadPoolExecutor(1) as other:
+        other.submit(llm._turn.acquire).result()
+        tokens.close()
+        assert llm.n_tokens == before
+        other.submit(llm.eval, T[:2]).result()
+        other.submit(llm._turn.release).result()
+    assert llm.n_tokens == 43
+    check_rows(llm, tiny("llama"), T[:40] + wanted[:1] + T[:2])
 
 
 def test_rows_of_another_prompt_count_nothing_of_a_draft(tiny: Tiny, load: Load, eager: None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -28,6 +30,64 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="some commands are for s
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 CONTAINERS = sorted(ROOT.glob("Dockerfile*"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+# --- what is required ---
+
+# the package that a module is of, where it has another name
+PACKAGE_OF = {"llama_cpp": "llama-cpp-python", "lm_eval": "lm-eval"}
+# imported only behind somebody else's import of the same
+THEIRS = {"fastapi": "llama_cpp.server", "pydantic": "llama_cpp.server", "openai": "type checkers"}
+
+
+def package(requirement: str) -> str:
+    return re.split(r"[\[<>=!;\s]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Each top-level module that a file imports, and whether it does so in a function; `require` and import_module count."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in (
+            "require",
+            "import_module",
+            "__import__",
+        ):
+            names = [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]
+        yield from ((name.partition(".")[0], id(node) in inside) for name in names)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="Python does not tell its own modules")
+def test_what_is_imported_is_required_or_an_extra_and_nothing_else_is_required() -> None:
+    required = {
+        package(name) for name in runpy.run_path(str(ROOT / "cmake/pin.py"))["dynamic_metadata"]("dependencies")
+    }
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    optional = {package(name) for extra, names in extras.items() if extra not in ("test", "docs") for name in names}
+    seen = set()
+    for path in (ROOT / "pypcd").rglob("*.py"):
+        for module, in_a_function in imports(path):
+            if module in sys.stdlib_module_names or module == "pypcd" or module in THEIRS:
+                continue
+            name = PACKAGE_OF.get(module, module).lower().replace("_", "-")
+            assert name in required | optional, f"{path} imports {module}, which is required nowhere"
+            only_there = path.name == "_harness.py"  # lm_eval alone imports it
+            assert name in required or in_a_function or only_there, (
+                f"{path} imports {module}, of an extra, for everybody"
+            )
+            seen.add(name)
+    assert required - seen == set(), "required, and imported nowhere"
 
 
 # --- forms for issues ---

@@ -45,7 +45,7 @@ FRONT = {
     "__init__",
     "__main__",
     "_finder",
-    "_lm_eval",
+    "lm_eval",
 }  # the entry points: they may import anything, and nothing imports them
 
 # modules outside the engine that may touch the library, with the reason
@@ -166,6 +166,20 @@ def test_a_touch_would_be_seen(code: str, tmp_path: Path) -> None:
 def test_every_module_says_what_it_is() -> None:
     for path in FILES:
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_what_pypcd_raises_is_of_its_own_kinds() -> None:
+    """The command line tells mistakes of the user's from faults of ours by them."""
+    wrong = []
+    for path in FILES:
+        if path.name in ("_amx_probe.py", "_timing.py"):  # scripts, which import nothing of pypcd
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            made = node.exc if isinstance(node, ast.Raise) else node.value if isinstance(node, ast.Return) else None
+            made = made.func if isinstance(made, ast.Call) else made
+            if isinstance(made, ast.Name) and made.id in ("ValueError", "TypeError"):
+                wrong.append(f"{where(path, node.lineno)} has {made.id}; allowed: InputError, ArgumentError")
+    assert not wrong
 
 
 def test_what_the_engine_offers_is_used() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from conftest import TOKENS, Tiny, native_row
+from limits import nmse
 from rpc_servers import RPCServer, needs_rpc, running
-from test_backend import PLACEMENTS, READINGS, SETTINGS, SHAPE, Case, check_rows, nmse
+from test_backend import PLACEMENTS, READINGS, SETTINGS, SHAPE, Case, check_rows
 
 import pypcd
 from pypcd import _machine, _remote

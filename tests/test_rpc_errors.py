@@ -16,7 +16,7 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
-from conftest import Tiny
+from conftest import Tiny, run_python
 from hypothesis import given
 from hypothesis import strategies as st
 from rpc_servers import RPCServer, needs_rpc, running
@@ -204,6 +204,44 @@ def test_looking_for_a_connection_leaves_no_file_open() -> None:
             assert not _remote.is_connected(address)
             assert ours.fileno() > 0
         assert len(os.listdir("/dev/fd")) == before
+
+
+def test_looking_for_a_connection_leaves_how_connections_wait() -> None:
+    """Whether a descriptor is blocking belongs to all who share it: ggml's own connection, which waits for answers, too."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = listener.getsockname()
+        with socket.create_connection(here) as ours, listener.accept()[0] as theirs:
+            shared = os.dup(ours.fileno())  # as a library's
+            socket.setdefaulttimeout(5)
+            try:
+                assert _remote.is_connected(f"127.0.0.1:{here[1]}")
+            finally:
+                socket.setdefaulttimeout(None)
+            assert os.get_blocking(ours.fileno()) and os.get_blocking(theirs.fileno()) and os.get_blocking(shared)
+            theirs.sendall(b"x")
+            assert _remote.is_connected(f"127.0.0.1:{here[1]}")
+            assert os.read(shared, 9) == b"x", "looking took what the server sent"
+            os.close(shared)
+
+
+@needs_rpc
+def test_a_default_timeout_leaves_a_model_on_servers_as_it_is(tiny: Tiny) -> None:
+    """A second model opens there, for which the first one's connections are looked at; then both are evaluated."""
+    code = """if True:
+        import os, socket, stat, sys
+        import pypcd
+        socket.setdefaulttimeout(5)
+        options = dict(n_ctx=64, n_gpu_layers=-1, rpc_servers=sys.argv[2], n_threads=1, verbose=False)
+        models = [pypcd.Llama(sys.argv[1], **options) for _ in range(2)]
+        fds = [int(name) for name in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{name}")]
+        connections = [fd for fd in fds if stat.S_ISSOCK(os.fstat(fd).st_mode)]
+        print([os.get_blocking(fd) for fd in connections])
+        for llm in models:
+            llm.eval([3, 4, 5])
+            print(llm.n_tokens)"""
+    with running(1) as [server]:
+        done = run_python(code, tiny("llama"), server.address)
+    assert (done.returncode, done.stdout) == (0, "[True]\n3\n3\n"), done.stderr
 
 
 # -- pypcd rpc-server ------------------------------------------------------------------------------------------------

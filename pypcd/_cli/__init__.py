@@ -10,12 +10,13 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Collection, Sequence
 
 from pypcd import __version__
 from pypcd._cli import _terminal
 from pypcd._cli._text import sentence
-from pypcd._errors import did_you_mean
+from pypcd._errors import MENDABLE, did_you_mean
 
 __all__ = ["COMMANDS", "main", "make_parser"]
 
@@ -68,7 +69,9 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 1 after an error, which is reported in one sentence on stderr.
+    """Run a command. Returns the exit status: 1 after an error.
+
+    What the user or the system can mend is one sentence on stderr; all else is a fault of pypcd's, and shows where it is.
 
     Raises:
         SystemExit: the arguments are wrong, or ask for help or the version.
@@ -83,8 +86,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; no error at exit either
         return 141
-    except (RuntimeError, ValueError, TypeError, OSError) as error:  # PCDError and its kind are RuntimeErrors
+    except (*MENDABLE, OSError, MemoryError) as error:
         print(f"pypcd: {sentence(error)}", file=sys.stderr)
+        return 1
+    except Exception:  # noqa: BLE001  as Python would show it, and then what to do about it
+        traceback.print_exc()
+        print(
+            "pypcd: this is a fault of pypcd's own; please report the lines above, with what `pypcd info` prints, as an issue "
+            "on the page of pypcd's repository",
+            file=sys.stderr,
+        )
         return 1
 
 

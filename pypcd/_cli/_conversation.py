@@ -13,6 +13,7 @@ from pypcd import PCDConfig, UnsupportedError
 from pypcd._cli import _options
 from pypcd._cli._generation import ContextFull, Figures, Generation
 from pypcd._config import PCDSetting
+from pypcd._errors import InputError
 from pypcd._prompt import chat_formatter, chat_tokens
 
 Message = dict  # {"role": ..., "content": ...}
@@ -91,7 +92,7 @@ class Conversation:
     def undo(self) -> str:
         """Take back the last turn; returns its message."""
         if not self.messages:
-            raise ValueError("there is no turn to take back")
+            raise InputError("there is no turn to take back")
         self.messages, last = self.messages[:-2], self.messages[-2]
         return last["content"]
 
@@ -102,7 +103,7 @@ class Conversation:
         """Put a file's text in front of the next message; returns what was read, in words."""
         data = pathlib.Path(path).expanduser().read_bytes()
         if b"\0" in data[:8192]:
-            raise ValueError(f"{path} is not a text file")
+            raise InputError(f"{path} is not a text file")
         text = data.decode("utf-8", "replace")
         n = len(self.llm.tokenize(text.encode(), add_bos=False, special=False))
         self.attached.append(text)
@@ -138,7 +139,7 @@ class Conversation:
         sampling = _options.GenerationSettings()
         messages, system, pcd = record["messages"], record["system"], record["pcd"]
         if not _is_turns(messages) or not isinstance(system, str):
-            raise ValueError(f"{path} is damaged: its messages are not turns of user and assistant")
+            raise InputError(f"{path} is damaged: its messages are not turns of user and assistant")
         for name, value in record["settings"].items():
             sampling.set(name, value)
         config, said = PCDConfig().replace(**pcd) if pcd else None, ""
@@ -155,7 +156,7 @@ class Conversation:
         if self.draft is not None:
             return [*self.messages, {"role": "user", "content": self.draft}]
         if not self.messages:
-            raise ValueError("there is no message yet")
+            raise InputError("there is no message yet")
         return self.messages[:-1]
 
     def _generation(self, messages: list[Message], stopped: Callable[[], bool], sampling: Any = None) -> Generation:
@@ -174,12 +175,12 @@ def _load_json(path: pathlib.Path) -> dict[str, Any]:
     except ValueError:
         record = None
     if not isinstance(record, dict) or record.get("pypcd_session") != 1:
-        raise ValueError(f"{path} is not a conversation saved by pypcd chat")
+        raise InputError(f"{path} is not a conversation saved by pypcd chat")
     empty: dict[str, Any] = {"system": "", "messages": [], "settings": {}, "pcd": None}
     record = {name: value for name, value in record.items() if value is not None}
     for name in ("settings", "pcd"):
         if not isinstance(record.get(name) or {}, dict):
-            raise ValueError(f"{path} is damaged: its {name} is not a mapping")
+            raise InputError(f"{path} is damaged: its {name} is not a mapping")
     return {**empty, **record}
 
 

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from pypcd._errors import InputError
+
 __all__ = ["add_mode", "checked_methods"]
 
 # the words of --mode -> those of --method
@@ -42,7 +44,7 @@ def checked_methods(names: Sequence[str]) -> Sequence[str]:
     for name in names:
         new = _method(name)
         if new not in (None, name):
-            raise ValueError(f"method is {name!r}, a mode of earlier versions; write {new}")
+            raise InputError(f"method is {name!r}, a mode of earlier versions; write {new}")
     return names
 
 

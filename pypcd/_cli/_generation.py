@@ -13,6 +13,7 @@ import llama_cpp
 import pypcd
 from pypcd import PCDError, _engine
 from pypcd._cli import _options, _terminal
+from pypcd._errors import InputError
 
 
 class ContextFull(PCDError):
@@ -110,7 +111,7 @@ class Generation:
     ) -> None:
         n_ctx = llm.n_ctx()
         if not prompt:
-            raise ValueError("the prompt is empty")
+            raise InputError("the prompt is empty")
         if len(prompt) >= n_ctx:
             raise ContextFull(f"{len(prompt)} tokens do not fit in the context of {n_ctx}")
         self.llm, self.prompt, self.sampling, self.stop, self.stopped = (

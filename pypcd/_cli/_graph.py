@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pypcd._cli import _options, _table, _terminal
+from pypcd._errors import InputError
 from pypcd.measure import GRAPH_METHODS, GraphCost, graph_costs
 
 __all__ = ["add_arguments", "check", "run"]
@@ -30,12 +31,12 @@ def check(args: argparse.Namespace) -> None:
         ValueError: --cells without --graph, or an option beside it that it does not use.
     """
     if args.cells is not None and not args.graph:
-        raise ValueError(
+        raise InputError(
             f"--cells is {args.cells}; allowed: beside --graph; use --length for times with so many tokens"
         )
     for name in _OF_TIMES:
         if args.graph and getattr(args, name) is not None:
-            raise ValueError(
+            raise InputError(
                 f"--{name} is {getattr(args, name)}; allowed: without --graph, which fills its cells without a text and "
                 "decodes one token of one sequence at a time; use --cells for the number of used cells"
             )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pypcd._checks import Integer, Number, literal
 from pypcd._cli import _terminal
 from pypcd._config import PCDConfig
-from pypcd._errors import did_you_mean
+from pypcd._errors import InputError, did_you_mean
 from pypcd._gguf import resolve_model
 from pypcd._remote import parse_servers
 from pypcd._settings import PRESETS, Profile, load, write_text
@@ -56,7 +56,7 @@ class GenerationSettings:
         """
         name = {"temp": "temperature"}.get(name, name).replace("-", "_")
         if name not in _RANGES:
-            raise ValueError(
+            raise InputError(
                 f"there is no setting {name!r}{did_you_mean(name, _RANGES)}; there are: {', '.join(_RANGES)}"
             )
         random_seed = name == "seed" and value in ("random", None)
@@ -140,7 +140,7 @@ def _length(text: str, option: str) -> int:
     try:
         return Integer(16)("", Integer(0)("", literal(number.removesuffix("k"))) * factor)
     except ValueError:
-        raise ValueError(f"{option} has {text!r}; allowed: integers of at least 16, such as 512,2k") from None
+        raise InputError(f"{option} has {text!r}; allowed: integers of at least 16, such as 512,2k") from None
 
 
 def integers(option: str, text: str, kind: Integer, example: str) -> tuple[int, ...]:
@@ -154,7 +154,7 @@ def integers(option: str, text: str, kind: Integer, example: str) -> tuple[int, 
         try:
             return kind("", literal(part))
         except ValueError:
-            raise ValueError(f"{option} has {part!r}; allowed: {kind.allowed}, such as {example}") from None
+            raise InputError(f"{option} has {part!r}; allowed: {kind.allowed}, such as {example}") from None
 
     return tuple(convert(part.strip()) for part in text.split(","))
 
@@ -220,7 +220,7 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.rpc is not None:
         for name, alone in (("jobs", 1), ("cluster", None)):
             if (value := getattr(args, name, alone)) != alone:
-                raise ValueError(
+                raise InputError(
                     f"--{name} is {value} beside --rpc; an RPC server serves one process at a time; leave --{name} out"
                 )
         options["rpc_servers"] = ",".join(parse_servers(args.rpc))  # text: it stands in the record of a run

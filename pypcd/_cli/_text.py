@@ -35,7 +35,7 @@ def sentence(error: BaseException) -> str:
     """What an error says; of a file that cannot be used its name and why, without the error's number."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    return str(error)
+    return "there is not enough memory" if isinstance(error, MemoryError) else str(error)
 
 
 class Flow:

@@ -8,7 +8,7 @@ import pathlib
 
 from pypcd._cli import _loading, _options, _terminal
 from pypcd._cli.generate import read_prompt
-from pypcd._errors import UnsupportedError
+from pypcd._errors import InputError, UnsupportedError
 from pypcd._prompt import Prompt, prompt_tokens, split_context
 from pypcd.methods import Answer, Session, parse
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     methods = [parse(name) for name in _options.names(args.method)]
     if not methods:
-        raise ValueError("--method is empty; give at least one, such as greedy,pcd:gentle")
+        raise InputError("--method is empty; give at least one, such as greedy,pcd:gentle")
     question = read_prompt(args.prompt)
     prompt = Prompt(after=question)
     if args.context is not None:
@@ -63,11 +63,11 @@ def run(args: argparse.Namespace) -> int:
                 answer = method.generate(
                     session, prompt, max_tokens=args.max_tokens, chat=args.chat, look=lambda *_: bar.update(1)
                 )
-            except (UnsupportedError, ValueError) as error:
+            except (UnsupportedError, InputError) as error:
                 if len(methods) == 1:
                     raise
                 failed = True
-                _terminal.note(f"{method.name}: {error}" if isinstance(error, ValueError) else str(error))
+                _terminal.note(f"{method.name}: {error}" if isinstance(error, InputError) else str(error))
                 continue
         _show(method.name, answer, args, alone=len(methods) == 1)
     return 1 if failed else 0

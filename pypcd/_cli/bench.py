@@ -15,6 +15,7 @@ import llama_cpp
 from pypcd import _machine, _threads
 from pypcd._cli import _former, _graph, _options, _table, _terminal
 from pypcd._config import PCDConfig
+from pypcd._errors import InputError
 from pypcd._gguf import resolve_model
 from pypcd.measure import SEQUENCES, Measurement, bench, default_methods, methods_for
 
@@ -57,12 +58,12 @@ def run(args: argparse.Namespace) -> int:
     names = default_methods() if args.method is None else _former.checked_methods(_options.names(args.method))
     if args.rpc:
         if args.method and "stock" in names:
-            raise ValueError("--method has stock, which computes on this machine alone; leave it out beside --rpc")
+            raise InputError("--method has stock, which computes on this machine alone; leave it out beside --rpc")
         names = [name for name in names if name != "stock"]
     methods = methods_for(names)
     text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
     if args.text and not text:
-        raise ValueError(f"{args.text} is empty")
+        raise InputError(f"{args.text} is empty")
 
     rows: list[Measurement] = []
     flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]

@@ -13,7 +13,7 @@ from pypcd._cli import _compare, _keyboard, _loading, _options, _terminal
 from pypcd._cli._conversation import Conversation
 from pypcd._cli._terminal import say
 from pypcd._cli._text import sentence, wrap
-from pypcd._errors import did_you_mean
+from pypcd._errors import InputError, did_you_mean
 from pypcd._gguf import DEMO_MODEL
 from pypcd._prompt import has_template
 from pypcd._settings import load
@@ -103,9 +103,9 @@ class Chat:
         name = ALIASES.get(name, name)
         if name not in COMMANDS:
             hint = "/help lists them, // sends a message that starts with /"
-            raise ValueError(f"there is no command /{name}{did_you_mean(name, COMMANDS)}; {hint}")
+            raise InputError(f"there is no command /{name}{did_you_mean(name, COMMANDS)}; {hint}")
         if name in ("read", "save", "load") and not argument.strip():
-            raise ValueError(f"/{name} needs a file name")
+            raise InputError(f"/{name} needs a file name")
         return getattr(self, f"do_{name}")(argument.strip()) is not False
 
     def answer(self, make: Callable[[Callable[[], bool]], Iterator[str]]) -> None:
@@ -191,7 +191,7 @@ class Chat:
     def do_set(self, argument: str) -> None:
         words = argument.replace("=", " ").split()
         if words and len(words) != 2:
-            raise ValueError("write /set NAME VALUE, such as /set temperature 0.8")
+            raise InputError("write /set NAME VALUE, such as /set temperature 0.8")
         if words:
             name = self.session.sampling.set(*words)
             say(f"{name} is {words[1]}")
@@ -232,7 +232,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     sampling = _options.sampling_from(args)
     if args.prompt is not None and not args.prompt.strip():
-        raise ValueError("the prompt is empty")
+        raise InputError("the prompt is empty")
     llm = _loading.load_model(args)
     if not has_template(llm):
         _terminal.note(

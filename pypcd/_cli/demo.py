@@ -15,6 +15,7 @@ from typing import Any
 
 from pypcd import Llama, PCDConfig, PCDError
 from pypcd._cli import _options, _progress, _table, _terminal
+from pypcd._errors import InputError
 from pypcd._prompt import prompt_tokens
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis import Candidate, Step, explain
@@ -85,7 +86,7 @@ def _samples(llm: Llama, plan: Plan, length: int) -> list[Sample]:
 def _print_question(plan: Plan, k: int) -> int:
     total = plan.n * len(plan.lengths)
     if not 1 <= k <= total:
-        raise ValueError(f"--question is {k}; allowed: 1 to {total}, --n for each of {len(plan.lengths)} lengths")
+        raise InputError(f"--question is {k}; allowed: 1 to {total}, --n for each of {len(plan.lengths)} lengths")
     sample = _samples(Llama("demo", n_ctx=256), plan, plan.lengths[(k - 1) // plan.n])[(k - 1) % plan.n]
     _terminal.write(sample.prompt.text + "\n" * sys.stdout.isatty())
     _terminal.say(f"the right value is {sample.answers[0]}, the last one in the prompt {sample.extra['nearest']}")

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Sequence
 
 from pypcd._cli import _options, _progress, _table, _terminal
-from pypcd._errors import PCDError
+from pypcd._errors import InputError, PCDError
 from pypcd._gguf import resolve_model
 from pypcd.analysis import _plots
 from pypcd.evaluation import (
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> Plan:
     paper = PAPER_TABLES.get(args.paper)
     if args.quick and paper:
-        raise ValueError("--quick and --paper choose lengths and methods; give one of them")
+        raise InputError("--quick and --paper choose lengths and methods; give one of them")
     tasks = _tasks(args)
     usual = EVERYDAY_LENGTHS if all(map(kind_of, parts_of(tasks))) else DEFAULT_LENGTHS
     lengths: tuple[int, ...] = QUICK_LENGTHS if args.quick else usual
@@ -152,7 +152,7 @@ def _of_each(tasks: Sequence[str], n: int) -> int:
         return n
     each = -(-n // max(len(GROUPS[name]) for name in groups))
     if others:
-        raise ValueError(
+        raise InputError(
             f"--task has {groups[0]} and {others[0]}, which are asked {each} and {n} questions of each task unless --n says "
             "how many; give --n, or ask them in two runs"
         )

@@ -12,6 +12,7 @@ from pypcd import PCDError, UnsupportedError
 from pypcd._cli import _loading, _options, _terminal
 from pypcd._cli._text import cells, wrap
 from pypcd._cli.generate import read_prompt
+from pypcd._errors import InputError
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd._vocabulary import Vocabulary, shown
 from pypcd.analysis import _plots
@@ -44,20 +45,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     setting = _options.pcd_setting(args.pcd, args.model)
     if setting is None:
-        raise ValueError("--pcd is off, so there is nothing to explain; allowed: on, a preset, or values")
+        raise InputError("--pcd is off, so there is nothing to explain; allowed: on, a preset, or values")
     if args.file is not None and args.prompt is not None:
-        raise ValueError("there are two prompts, -p and -f; give one of them")
+        raise InputError("there are two prompts, -p and -f; give one of them")
     if args.gold is not None and not args.gold.strip():
-        raise ValueError("--gold is empty; give the right answer, or leave it out")
+        raise InputError("--gold is empty; give the right answer, or leave it out")
     if args.file is not None:
         text = args.file.read_bytes().decode("utf-8", "replace").removesuffix("\n")
         if not text:
-            raise ValueError(f"{args.file} is empty")
+            raise InputError(f"{args.file} is empty")
     else:
         text = read_prompt(args.prompt)
     for option, path in (("--html", args.html), ("--picture", args.picture)):
         if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"{option}: there is no folder {path.parent}")
+            raise InputError(f"{option}: there is no folder {path.parent}")
     if args.picture is not None:
         _plots.require()
         _plots.kind(args.picture)

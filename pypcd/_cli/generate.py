@@ -8,6 +8,7 @@ import sys
 
 from pypcd._cli import _loading, _options, _terminal
 from pypcd._cli._generation import ContextFull, Generation
+from pypcd._errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +26,12 @@ def read_prompt(given: str | None) -> str:
     if given is not None:
         text = given.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     elif sys.stdin.isatty():
-        raise ValueError("there is no prompt; give one with -p TEXT or on standard input")
+        raise InputError("there is no prompt; give one with -p TEXT or on standard input")
     else:
         text = sys.stdin.buffer.read().decode("utf-8", "replace")
         text = text.removesuffix("\n")
     if not text:
-        raise ValueError("the prompt is empty")
+        raise InputError("the prompt is empty")
     return text
 
 

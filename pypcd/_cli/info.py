@@ -165,7 +165,11 @@ def report(record: dict[str, Any]) -> str:
             ]
     test = record.get("self_test")
     if test:
-        rows += [("", ""), ("self-test", f"{test['model']} (differences in standard deviations of the logits)")]
+        rounding = f"; rounding here: up to {test['limit']:.1e}" if "limit" in test else ""
+        rows += [
+            ("", ""),
+            ("self-test", f"{test['model']} (differences in standard deviations of the logits{rounding})"),
+        ]
         rows += [
             ("PASS" if c["passed"] else "FAIL", f"{c['what']} (difference {c['difference']:.1e})")
             for c in test["checks"]

@@ -9,6 +9,7 @@ import json
 import llama_cpp
 
 from pypcd._cli import _former, _loading, _options
+from pypcd._errors import InputError
 from pypcd._prompt import prompt_tokens
 from pypcd.analysis._nocache import METHODS, CacheCheck, check_cache
 from pypcd.analysis._questions import questions
@@ -40,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
     if len(lengths) != 1:
-        raise ValueError(f"--length is {args.length!r}; allowed: one length")
+        raise InputError(f"--length is {args.length!r}; allowed: one length")
     methods = {name: setting_of(name) for name in _former.checked_methods(_options.names(args.method))}
     if not methods:
-        raise ValueError("--method is empty; give at least one, such as greedy,pcd")
+        raise InputError("--method is empty; give at least one, such as greedy,pcd")
 
     n_ctx = lengths[0] + args.n_tokens + 8
     unrounded = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32} if args.f32 else {}

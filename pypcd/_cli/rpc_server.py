@@ -18,7 +18,7 @@ from pypcd import _engine, _machine, _remote
 from pypcd._checks import Integer
 from pypcd._cli import _options, _terminal
 from pypcd._cli._text import sentence
-from pypcd._errors import PCDError, RPCError
+from pypcd._errors import MENDABLE, InputError, RPCError
 
 _LINES = {
     "Accepted client connection": True,
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         port = _port(args.host, args.port)
         address = f"{args.host}:{port}"
         _engine.check_rpc_server(devices)
-    except (PCDError, ValueError, OSError) as error:
+    except (*MENDABLE, OSError) as error:
         print(f"pypcd: {sentence(error)}", file=sys.stderr)
         return 2
     _terminal.note(
@@ -79,7 +79,7 @@ def _port(host: str, port: int) -> int:
     try:
         socket.inet_pton(socket.AF_INET, host)
     except OSError:
-        raise ValueError(f"host is {host!r}; allowed: an IPv4 address of this machine, such as 127.0.0.1") from None
+        raise InputError(f"host is {host!r}; allowed: an IPv4 address of this machine, such as 127.0.0.1") from None
     return _machine.free_port(host, Integer(0, 65535)("port", port))
 
 

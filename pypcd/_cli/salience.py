@@ -11,6 +11,7 @@ from typing import Any
 
 from pypcd import UnsupportedError
 from pypcd._cli import _loading, _options, _table, _terminal
+from pypcd._errors import InputError
 from pypcd._vocabulary import Vocabulary
 from pypcd.analysis import _files, _plots
 from pypcd.analysis._questions import questions
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = task(name, data=args.data if name.startswith("longbench-") else None)
     setting = _options.pcd_setting(args.pcd, args.model)
     if setting is None:
-        raise ValueError("--pcd is off, and plain decoding is measured anyway; allowed: on, a preset, or values")
+        raise InputError("--pcd is off, and plain decoding is measured anyway; allowed: on, a preset, or values")
     if args.out is not None:
         _plots.require()
         _files.open_folder(args.out)

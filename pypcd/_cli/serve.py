@@ -15,7 +15,7 @@ from typing import Any
 from pypcd import _served, _server
 from pypcd._cli import _options, _terminal
 from pypcd._cli._text import sentence
-from pypcd._errors import PCDError
+from pypcd._errors import MENDABLE, PCDError
 from pypcd._settings import load
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             options=[*([] if args.verbose else ["--log-verbosity", "1"]), *args.server_options],
             log=log,
         )
-    except (PCDError, ValueError, TypeError, OSError) as error:
+    except (*MENDABLE, OSError) as error:
         print(f"pypcd: {sentence(error)}", file=sys.stderr)
         return 2
     for model in server.models:

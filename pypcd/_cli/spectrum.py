@@ -11,6 +11,7 @@ import numpy as np
 
 from pypcd import rho
 from pypcd._cli import _loading, _options, _terminal
+from pypcd._errors import InputError
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd.analysis import Spectrum, _files, _plots, read_layers, spectrum
 from pypcd.evaluation import ModelTokenizer, task
@@ -39,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = _options.pcd_setting(args.pcd, args.model)
     if config is None or config.perturbation != "over-rotation":
-        raise ValueError(f"--pcd is {args.pcd!r}, which over-rotates nothing; allowed: on, or values such as alpha=0.3")
+        raise InputError(f"--pcd is {args.pcd!r}, which over-rotates nothing; allowed: on, or values such as alpha=0.3")
     if args.out is not None:
         _plots.require()
         _files.open_folder(args.out)
     lengths = _options.lengths(args.length)
     if len(lengths) != 1:
-        raise ValueError(f"--length is {args.length!r}; allowed: one length")
+        raise InputError(f"--length is {args.length!r}; allowed: one length")
     length = lengths[0]
     text = args.file.read_text(encoding="utf-8", errors="replace") if args.file else ""
     size = max(2 * length, len(text.encode()) + 8)  # a token has a byte at least

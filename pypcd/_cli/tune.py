@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pypcd._cli import _options, _progress, _table, _terminal, _text
+from pypcd._errors import InputError
 from pypcd._gguf import resolve_model
 from pypcd._settings import Profile
 from pypcd.evaluation import Paired, Plan, Tuned, Weighed, counts_of, facts, run_options, tune
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     name = pathlib.Path(args.model).stem + "-quick" * args.quick
     path, profile = resolve_model(args.model), pathlib.Path(args.profile or f"{name}.pcd.json")
     if not profile.parent.is_dir():
-        raise ValueError(f"--profile is {profile}, but there is no folder {profile.parent}")
+        raise InputError(f"--profile is {profile}, but there is no folder {profile.parent}")
     lengths = QUICK_LENGTHS if args.quick else DEMO_LENGTHS if args.model == "demo" else DEFAULT_LENGTHS
     plan = Plan(
         model=args.model,

@@ -23,6 +23,7 @@ import llama_cpp
 
 from pypcd._engine import _bindings
 from pypcd._engine._log import logger
+from pypcd._errors import InputError
 
 __all__ = ["AMX", "install_amx", "settle_amx"]
 
@@ -94,7 +95,7 @@ def _state(force: bool) -> AMX:
 def _forced() -> bool | None:
     value = os.environ.get(_VARIABLE, "")
     if value not in ("", "0", "1"):
-        raise ValueError(f"{_VARIABLE} is {value!r}; allowed: 0 (AMX off), 1 (on); unset, a probe decides")
+        raise InputError(f"{_VARIABLE} is {value!r}; allowed: 0 (AMX off), 1 (on); unset, a probe decides")
     return bool(int(value)) if value else None
 
 

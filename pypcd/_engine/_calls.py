@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp
 
 from pypcd._engine import _bindings
-from pypcd._errors import UnsupportedError
+from pypcd._errors import InputError, UnsupportedError
 
 __all__ = ["ask", "call", "context", "memory", "model", "vocabulary"]
 
@@ -60,6 +60,6 @@ def call(function: Any, llm: llama_cpp.Llama, *args: Any) -> None:
     """
     status, text = ask(function, llm, *args)
     if status == _bindings.INVALID:
-        raise ValueError(text)
+        raise InputError(text)
     if status != _bindings.OK:
         raise UnsupportedError(text)

@@ -9,7 +9,7 @@ from typing import Any
 import llama_cpp
 
 from pypcd._engine import _bindings
-from pypcd._errors import PCDError, did_you_mean
+from pypcd._errors import InputError, PCDError, did_you_mean
 
 __all__ = [
     "backends",
@@ -102,7 +102,7 @@ def chosen(names: Sequence[str]) -> list[ctypes.c_void_p]:
     for name, handle in zip(names, handles):
         if not handle:
             known = [device["name"] for device in devices()]
-            raise ValueError(f"there is no device {name!r}{did_you_mean(name, known)}; allowed: {', '.join(known)}")
+            raise InputError(f"there is no device {name!r}{did_you_mean(name, known)}; allowed: {', '.join(known)}")
     return handles
 
 

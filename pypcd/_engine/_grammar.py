@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pypcd._engine import _log
 from pypcd._engine._calls import vocabulary
+from pypcd._errors import ArgumentError, InputError
 
 __all__ = ["Grammar", "check_grammar"]
 
@@ -26,7 +27,7 @@ def _sampler(llm: llama_cpp.Llama, text: str, root: str = "root") -> Any:
     _log.clear_errors()
     sampler = llama_cpp.llama_sampler_init_grammar(vocabulary(llm), text.encode(), root.encode())
     if not sampler:
-        raise ValueError(f"the grammar is not valid: {_log.reason()}; it needs a rule for {root!r}")
+        raise InputError(f"the grammar is not valid: {_log.reason()}; it needs a rule for {root!r}")
     return sampler
 
 
@@ -37,7 +38,9 @@ def check_grammar(llm: llama_cpp.Llama, grammar: llama_cpp.LlamaGrammar) -> None
         ValueError: llama.cpp cannot read it.
     """
     if not isinstance(grammar, llama_cpp.LlamaGrammar):
-        raise TypeError(f"grammar is a {type(grammar).__name__}; allowed: LlamaGrammar.from_string(text) and the like")
+        raise ArgumentError(
+            f"grammar is a {type(grammar).__name__}; allowed: LlamaGrammar.from_string(text) and the like"
+        )
     llama_cpp.llama_sampler_free(_sampler(llm, grammar._grammar, grammar._root))
 
 

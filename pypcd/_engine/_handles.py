@@ -17,7 +17,7 @@ import llama_cpp
 from llama_cpp import _internals
 
 from pypcd._engine._log import reason
-from pypcd._errors import ModelError, PCDError
+from pypcd._errors import InputError, ModelError, PCDError
 
 __all__ = ["is_open", "protect", "shut"]
 
@@ -40,7 +40,7 @@ class _Model(_internals.LlamaModel):
         n = self.n_vocab()
         if len(tokens) and not (0 <= min(tokens) and max(tokens) < n):
             wrong = next(token for token in tokens if not 0 <= token < n)
-            raise ValueError(f"token {wrong} is not in the vocabulary; allowed: 0 to {n - 1}")
+            raise InputError(f"token {wrong} is not in the vocabulary; allowed: 0 to {n - 1}")
         return tokens
 
     def detokenize(self, tokens: Any, special: bool = False) -> bytes:
@@ -73,9 +73,9 @@ class _Batch(_internals.LlamaBatch):
 
     def _check(self, tokens: Sequence[int], n_before: int) -> None:
         if not len(tokens):
-            raise ValueError("there are no tokens to evaluate; give a text that is not empty")
+            raise InputError("there are no tokens to evaluate; give a text that is not empty")
         if n_before + len(tokens) > self._n_tokens:
-            raise ValueError(
+            raise InputError(
                 f"a batch of {n_before + len(tokens)} tokens; allowed: {self._n_tokens}, which is this model's n_batch"
             )
 

@@ -1,12 +1,17 @@
-"""llama.cpp's log: quiet unless asked for, and remembered for error messages."""
+"""llama.cpp's log: quiet unless asked for, and remembered for error messages; and Ctrl-C that falls into a callback.
+
+llama.cpp logs a call's errors in the thread that calls, so what is remembered is each thread's own.
+"""
 
 from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import logging
 import sys
-from typing import Any
+import threading
+from typing import Any, Callable
 
 import llama_cpp
 from llama_cpp._logger import llama_log_callback
@@ -17,20 +22,28 @@ logger = logging.getLogger("pypcd")
 
 _WARN, _ERROR, _CONT = 3, 4, 5  # enum ggml_log_level (llama_cpp._logger has an older one)
 
-_errors: collections.deque[str] = collections.deque(maxlen=20)
-_last_level = 0
+
+class _Thread(threading.local):
+    """What is remembered of a thread's calls."""
+
+    def __init__(self) -> None:
+        self.errors: collections.deque[str] = collections.deque(maxlen=20)
+        self.last_level = 0
+        self.interrupt: BaseException | None = None
+
+
+_here = _Thread()
 
 
 @llama_cpp.llama_log_callback
 def _callback(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    global _last_level
-    _last_level = level if level != _CONT else _last_level
+    _here.last_level = level if level != _CONT else _here.last_level
     line = text.decode("utf-8", "replace")
-    if _last_level == _ERROR and line.strip():
-        _errors.append(line.strip())
+    if _here.last_level == _ERROR and line.strip():
+        _here.errors.append(line.strip())
     if logging.getLogger("llama-cpp-python").level <= logging.DEBUG:  # what verbose=True sets
         print(line, end="", flush=True, file=sys.stderr)
-    elif _last_level == _WARN and line.startswith("PCD: "):  # of ours: something is not as it was asked for
+    elif _here.last_level == _WARN and line.startswith("PCD: "):  # of ours: something is not as it was asked for
         logger.warning("%s", line.rstrip())
     elif line.strip():
         logger.debug("%s", line.rstrip())
@@ -44,6 +57,34 @@ def install() -> None:
     llama_cpp.llama_log_get(ctypes.byref(in_force), ctypes.byref(data))
     if _address(in_force) == _address(llama_log_callback):  # else the program has set one of its own
         llama_cpp.llama_log_set(_callback, ctypes.c_void_p(0))
+    lib = llama_cpp.llama_cpp._lib
+    for function in list(vars(lib).values()):
+        if isinstance(function, lib._FuncPtr):
+            function.errcheck = _raise_interrupt
+    sys.unraisablehook = functools.partial(_keep_interrupt, sys.unraisablehook)
+
+
+# No exception can pass through the library: Python hands those of a callback to sys.unraisablehook, and drops them. Ctrl-C may fall
+# into one before its first line, where no `try` of its own could keep it.
+
+
+def _keep_interrupt(others: Callable[[Any], Any], unraisable: Any) -> None:
+    """Ctrl-C, or another end of the program, in a callback that the library called is kept for the end of the call."""
+    error, began = unraisable.exc_value, unraisable.exc_traceback
+    who = began.tb_frame.f_globals.get("__name__", "").partition(".")[0] if began else ""
+    if error is None or isinstance(error, Exception) or who not in ("pypcd", "llama_cpp"):
+        others(unraisable)
+    else:
+        _here.interrupt = error
+
+
+def _raise_interrupt(result: Any, function: Any, args: Any) -> Any:
+    """ctypes calls this after each call into the library."""
+    error = _here.interrupt
+    if error is not None:
+        _here.interrupt = None
+        raise error
+    return result
 
 
 def _address(function: Any) -> int | None:
@@ -51,12 +92,12 @@ def _address(function: Any) -> int | None:
 
 
 def clear_errors() -> None:
-    _errors.clear()
+    _here.errors.clear()
 
 
 def last_errors() -> str:
-    """The errors that llama.cpp logged since clear_errors(), the first one first, in one line; empty if none."""
-    return "; ".join(dict.fromkeys(_errors))
+    """The errors that llama.cpp logged in this thread since clear_errors(), the first one first, in one line; empty if none."""
+    return "; ".join(dict.fromkeys(_here.errors))
 
 
 def reason() -> str:

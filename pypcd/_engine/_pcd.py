@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pypcd._config import PCDConfig
 from pypcd._engine import _bindings
 from pypcd._engine._calls import ask, call, context
-from pypcd._errors import PCDError, UnsupportedError
+from pypcd._errors import InputError, PCDError, UnsupportedError
 
 __all__ = [
     "N_SEQUENCES",
@@ -180,7 +180,7 @@ def set_pcd(llm: llama_cpp.Llama, config: PCDConfig | None, *, combine: bool = T
     if status == _bindings.DISABLED:
         return text
     if status == _bindings.INVALID:
-        raise ValueError(text)
+        raise InputError(text)
     if status != _bindings.OK:
         assert config is not None  # turning PCD off cannot fail
         raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {text}")

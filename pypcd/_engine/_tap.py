@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pypcd._engine import _bindings
 from pypcd._engine._calls import call
 from pypcd._engine._handles import is_open
-from pypcd._errors import UnsupportedError
+from pypcd._errors import InputError, UnsupportedError
 
 __all__ = ["Tapped", "tap"]
 
@@ -48,7 +48,7 @@ def tap(llm: llama_cpp.Llama, names: Sequence[str]) -> Iterator[Tapped]:
         BaseException: an error while tensors were copied is raised again at the end.
     """
     if isinstance(names, str) or not names:
-        raise ValueError(f"names is {names!r}; allowed: one or more prefixes of tensor names, such as ['kq_soft_max']")
+        raise InputError(f"names is {names!r}; allowed: one or more prefixes of tensor names, such as ['kq_soft_max']")
     if id(llm) in _open:
         raise UnsupportedError("this model is tapped already; give all names in one call")
     seen: Tapped = {}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pypcd._config import PCDConfig
+from pypcd._errors import InputError
 from pypcd._method import entropy, log_softmax, rank
 from pypcd._vocabulary import Vocabulary
 from pypcd.methods import Session
@@ -96,7 +97,7 @@ def explain(
         UnsupportedError: this model cannot run the setting.
     """
     if gold is not None and not gold.strip():
-        raise ValueError("gold is empty; give the right answer, or leave it out")
+        raise InputError("gold is empty; give the right answer, or leave it out")
     written, right = b"", (gold or "").strip().encode()
     is_early = len(tokens) < setting.min_context
     left = "min_context" if is_early and setting.min_first_entropy else None  # why it is plain to the answer's end

@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pypcd._errors import InputError
+
 __all__ = ["open_folder", "write_csv", "write_json"]
 
 
@@ -18,7 +20,7 @@ def open_folder(path: pathlib.Path) -> pathlib.Path:
         ValueError: it is a file.
     """
     if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file; allowed: a folder, which is created if it does not exist")
+        raise InputError(f"{path} is a file; allowed: a folder, which is created if it does not exist")
     path.mkdir(parents=True, exist_ok=True)
     return path
 

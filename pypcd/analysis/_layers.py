@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import _engine
-from pypcd._errors import UnsupportedError
+from pypcd._errors import InputError, UnsupportedError
 from pypcd._gguf import read_gguf
 from pypcd._method import frequencies
 from pypcd.analysis._spectrum import PAIRINGS
@@ -53,7 +53,7 @@ def read_layers(llm: Llama, tokens: Sequence[int]) -> dict[int, Layer]:
     """
     n_ubatch = min(llm.context_params.n_ubatch, llm.n_batch)
     if not 1 < len(tokens) <= n_ubatch:
-        raise ValueError(
+        raise InputError(
             f"the text has {len(tokens)} tokens; allowed: 2 to {n_ubatch}, one micro-batch; load the model with a larger "
             "n_ubatch and n_batch"
         )

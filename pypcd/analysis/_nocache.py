@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pypcd import _engine
 from pypcd._config import PCDConfig
+from pypcd._errors import InputError
 from pypcd._llama import Llama
 from pypcd.methods import Session, setting_of
 
@@ -71,10 +72,10 @@ def check_cache(
         ValueError: there is no prompt, or one does not fit in the context with n_tokens more.
     """
     if not prompts:
-        raise ValueError("there are no prompts; give at least one")
+        raise InputError("there are no prompts; give at least one")
     longest = max(map(len, prompts))
     if longest + n_tokens > llm.n_ctx():
-        raise ValueError(
+        raise InputError(
             f"a prompt of {longest} tokens and {n_tokens} steps do not fit in the context of {llm.n_ctx()}; allowed: "
             f"{llm.n_ctx()} together; load the model with a larger n_ctx"
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pypcd._errors import PCDError
+from pypcd._errors import InputError, PCDError
 from pypcd.analysis._decay import CURVES, Curves, bins
 from pypcd.analysis._explain import Step
 from pypcd.analysis._salience import RANKS, SalienceRow, count_ranks
@@ -128,7 +128,7 @@ def kind(path: pathlib.Path) -> str:
     """
     suffix = path.suffix.lstrip(".")
     if suffix not in FORMATS:
-        raise ValueError(f"a picture's suffix is {path.suffix!r}; allowed: {', '.join('.' + f for f in FORMATS)}")
+        raise InputError(f"a picture's suffix is {path.suffix!r}; allowed: {', '.join('.' + f for f in FORMATS)}")
     return suffix
 
 
@@ -387,7 +387,7 @@ def balances(rows: Sequence[Balance]) -> Any:
     points = [(row, group, row.groups[group], row.groups[RETRIEVAL]) for row in rows for group in (SHORT_PROMPTS, LONG)
               if row.method != BASELINE and RETRIEVAL in row.groups and group in row.groups]  # fmt: skip
     if not points:
-        raise ValueError("there is nothing to draw: no setting has answers to long retrieval and to everyday questions")
+        raise InputError("there is nothing to draw: no setting has answers to long retrieval and to everyday questions")
     methods = list(dict.fromkeys(row.method for row, _, _, _ in points))
     models = list(dict.fromkeys(row.model for row, _, _, _ in points))
     groups = [group for group in (SHORT_PROMPTS, LONG) if any(point[1] == group for point in points)]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd._checks import Integer
+from pypcd._errors import InputError
 
 __all__ = ["Side", "Spectrum", "block_scores", "spectrum"]
 
@@ -80,7 +81,7 @@ def block_scores(
     table, gap = np.asarray(theta, np.float64), np.asarray(distance, np.float64)
     n = 2 * len(table)
     if keys.ndim != 2 or query.shape != keys.shape[1:] or n > len(query) or gap.shape != keys.shape[:1]:
-        raise ValueError(
+        raise InputError(
             f"q has the shape {query.shape}, k {keys.shape}, distance {gap.shape}, theta {table.shape}; allowed: [d], "
             "[n_keys, d], [n_keys] and at most [d/2]"
         )
@@ -94,7 +95,7 @@ def block_scores(
 
 def _blocks(x: Array, pairing: str) -> npt.NDArray[np.complex128]:
     if pairing not in PAIRINGS:
-        raise ValueError(f"pairing is {pairing!r}; allowed: {', '.join(map(repr, PAIRINGS))}")
+        raise InputError(f"pairing is {pairing!r}; allowed: {', '.join(map(repr, PAIRINGS))}")
     half = x.shape[-1] // 2
     first, second = (x[..., 0::2], x[..., 1::2]) if pairing == "norm" else (x[..., :half], x[..., half:])
     return first + 1j * second
@@ -128,12 +129,12 @@ def spectrum(
     queries, keys = np.asarray(q, np.float64), np.asarray(k, np.float64)
     slow, turned = np.asarray(theta, np.float64), np.asarray(rho, np.float64)
     if queries.ndim != 2 or keys.ndim != 3 or not len(keys) or len(queries) % keys.shape[1]:
-        raise ValueError(
+        raise InputError(
             f"q has the shape {queries.shape} and k {keys.shape}; allowed: [n_heads, d] and [n_keys, n_heads_kv, d], "
             "n_heads a multiple of n_heads_kv"
         )
     if slow.shape != turned.shape:
-        raise ValueError(f"theta has the shape {slow.shape} and rho {turned.shape}; allowed: [n_blocks] for both")
+        raise InputError(f"theta has the shape {slow.shape} and rho {turned.shape}; allowed: [n_blocks] for both")
     Integer(1)("n_bins", n_bins)
     scale = queries.shape[1] ** -0.5 if scale is None else scale
     distance = np.arange(len(keys))[::-1]

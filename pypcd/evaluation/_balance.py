@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pypcd._errors import InputError
 from pypcd.evaluation._formula import Formula
 from pypcd.evaluation._plan import BASELINE, Directory, Key, is_in
 from pypcd.evaluation._screen import Screen
@@ -108,7 +109,7 @@ def read_run(folder: pathlib.Path, name: str | None = None) -> Run:
     """
     places = sorted(path.parent for path in folder.rglob("samples.jsonl"))
     if not places:
-        raise ValueError(
+        raise InputError(
             f"{folder} has no answers; give a GGUF file, or a folder that `pypcd eval` has written (--out)"
         )
     methods: dict[str, None] = {}
@@ -124,9 +125,9 @@ def read_run(folder: pathlib.Path, name: str | None = None) -> Run:
         for before in facts.values():
             for what, key in (("model", "model_sha256"), ("form of prompts", "chat")):
                 if made.get(key) != before.get(key):
-                    raise ValueError(f"{folder} has answers of more than one {what}; give one folder for each")
+                    raise InputError(f"{folder} has answers of more than one {what}; give one folder for each")
         if records.keys() & found.keys():
-            raise ValueError(f"{folder} has some answers twice, also in {place}; give one of the folders in it")
+            raise InputError(f"{folder} has some answers twice, also in {place}; give one of the folders in it")
         facts["/".join(place.relative_to(folder).parts) or place.name] = made
         methods.update(dict.fromkeys(made["methods"]))
         records.update(found)

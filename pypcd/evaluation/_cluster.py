@@ -28,7 +28,7 @@ from typing import Any, Callable, TypeVar
 
 from pypcd import _machine
 from pypcd._checks import Integer
-from pypcd._errors import PCDError
+from pypcd._errors import InputError, PCDError
 from pypcd.evaluation._places import Answerer, Make, Place, Todo, Work, raised, told, unanswered
 from pypcd.evaluation.tasks._extras import require
 
@@ -66,14 +66,14 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
             try:
                 self._n_local = Integer(1, _MOST)("", int(address.removeprefix("local:")))
             except ValueError:
-                raise ValueError(f"cluster is {address!r}; allowed: local:1 to local:{_MOST}") from None
+                raise InputError(f"cluster is {address!r}; allowed: local:1 to local:{_MOST}") from None
         elif address.endswith(".json"):
             if not pathlib.Path(address).is_file():
                 raise FileNotFoundError(
                     f"there is no scheduler file {address}; `dask scheduler --scheduler-file {address}` writes it"
                 )
         elif not re.fullmatch(r"(\w+://)?[^/\s]+:\d+", address):
-            raise ValueError(
+            raise InputError(
                 f"cluster is {address!r}; allowed: a Dask scheduler's address such as tcp://10.0.0.5:8786, the file (.json) "
                 "that it wrote, or local:4 for four processes on this machine"
             )

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig
-from pypcd._errors import did_you_mean
+from pypcd._errors import InputError, did_you_mean
 from pypcd.evaluation._rows import view_of
 from pypcd.methods import PCD, setting_of
 
@@ -139,7 +139,7 @@ class Formula:
                 rest.append(word)
         formula = cls.of(setting_of(":".join(rest)))
         if own and (formula.view is None or formula.where or ("beta" in own and "*" in formula.beta)):
-            raise ValueError(
+            raise InputError(
                 f"formula is {text!r}; allowed: expressions for a setting of pcd without adaptive and floors; write "
                 "beta=5*jsd, where=context>=512 and entropy>=2"
             )
@@ -260,30 +260,30 @@ def _check(field: str, text: str, names: set[str]) -> None:
     try:
         nodes = list(ast.walk(_tree(text)))
     except SyntaxError:
-        raise ValueError(f"{field} is {text!r}, which is not an expression; write it as 2.5 or 5*jsd") from None
+        raise InputError(f"{field} is {text!r}, which is not an expression; write it as 2.5 or 5*jsd") from None
     called = {node.func for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:
         if isinstance(node, ast.Name):
             known = FUNCTIONS if node in called else names
             if node.id not in known:
-                raise ValueError(
+                raise InputError(
                     f"{field} is {text!r}; there is no {node.id!r}{did_you_mean(node.id, known)}; allowed: "
                     f"{', '.join(sorted(known))}"
                 )
         elif isinstance(node, ast.Constant):
             if isinstance(node.value, bool) or not isinstance(node.value, (int, float)):
-                raise ValueError(f"{field} is {text!r}; allowed: numbers, not {node.value!r}")
+                raise InputError(f"{field} is {text!r}; allowed: numbers, not {node.value!r}")
         elif isinstance(node, ast.Call):
             if not isinstance(node.func, ast.Name) or node.keywords:
-                raise ValueError(f"{field} is {text!r}; allowed: calls of {', '.join(FUNCTIONS)}")
+                raise InputError(f"{field} is {text!r}; allowed: calls of {', '.join(FUNCTIONS)}")
             n = FUNCTIONS[node.func.id].nin if node.func.id in FUNCTIONS else len(node.args)
             if len(node.args) != n:
-                raise ValueError(f"{field} is {text!r}; {node.func.id} takes {n} value{'s' * (n > 1)}")
+                raise InputError(f"{field} is {text!r}; {node.func.id} takes {n} value{'s' * (n > 1)}")
         elif not isinstance(
             node,
             (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Load, *_OPERATORS),  # type: ignore[arg-type]
         ):
-            raise ValueError(f"{field} is {text!r}, with a {type(node).__name__}; allowed: arithmetic and comparisons")
+            raise InputError(f"{field} is {text!r}, with a {type(node).__name__}; allowed: arithmetic and comparisons")
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""`pypcd` as a model of lm-evaluation-harness: `lm_eval --model pypcd --model_args path=model.gguf,pcd=gentle`.
+"""`pypcd` as a model of lm-evaluation-harness: `python -m pypcd.lm_eval --model pypcd --model_args path=model.gguf,pcd=gentle`.
 
 The only module that imports lm_eval, and imported by it alone: newer versions find it by its entry point in pyproject.toml,
-those before by `pypcd._lm_eval`. It turns the harness's requests into tokens; `_texts` does the rest. It does not know tasks
+those before by `pypcd.lm_eval`. It turns the harness's requests into tokens; `_texts` does the rest. It does not know tasks
 or metrics.
 """
 
@@ -26,7 +26,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # typ
 from tqdm import tqdm
 
 from pypcd._checks import Integer
-from pypcd._errors import PCDError, did_you_mean
+from pypcd._errors import ArgumentError, InputError, PCDError, did_you_mean
 from pypcd._llama import Llama
 from pypcd._prompt import chat_formatter, has_template
 from pypcd.evaluation._texts import Choose, Texts
@@ -95,11 +95,11 @@ class HarnessModel(TemplateLM):
         for name in kwargs:
             if name not in _NAMES:
                 near = did_you_mean(name, _NAMES)
-                raise TypeError(
+                raise ArgumentError(
                     f"model_args has {name!r}, which is unknown{near}; allowed: {', '.join(sorted(_NAMES))}"
                 )
         if path is None:
-            raise TypeError("model_args has no path; write --model_args path=model.gguf")
+            raise ArgumentError("model_args has no path; write --model_args path=model.gguf")
         if device == "cpu":
             kwargs["n_gpu_layers"] = 0
         self.batch_size = _batch_size(batch_size, max_batch_size)
@@ -153,9 +153,9 @@ class HarnessModel(TemplateLM):
         pairs = []
         for texts, context, continuation in requests:
             if not continuation:
-                raise ValueError(f"a request has no text to be scored: {texts!r}; allowed: at least one token")
+                raise InputError(f"a request has no text to be scored: {texts!r}; allowed: at least one token")
             if len(continuation) > self.max_length:
-                raise ValueError(
+                raise InputError(
                     f"a text to be scored has {len(continuation)} tokens; allowed: at most n_ctx, {self.max_length}; "
                     "load the model with a larger n_ctx"
                 )
@@ -216,7 +216,7 @@ class HarnessModel(TemplateLM):
         for name in kwargs:
             if name not in _GENERATION:
                 near = did_you_mean(name, _GENERATION)
-                raise ValueError(f"gen_kwargs has {name!r}, which is unknown{near}; allowed: {', '.join(_GENERATION)}")
+                raise InputError(f"gen_kwargs has {name!r}, which is unknown{near}; allowed: {', '.join(_GENERATION)}")
         max_tokens = Integer(1, self.max_length - 1)("max_gen_toks", kwargs["max_gen_toks"])
         sampling = {name: kwargs[name] for name in _SAMPLING if kwargs.get(name) is not None}
         drawn: dict[str, int] = {}
@@ -272,7 +272,7 @@ class HarnessModel(TemplateLM):
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         if isinstance(chat_template, str):
-            raise ValueError(
+            raise InputError(
                 f"apply_chat_template is {chat_template!r}; allowed: no name, since a model file has one template; write "
                 "--apply_chat_template alone"
             )
@@ -314,7 +314,7 @@ class HarnessModel(TemplateLM):
             ours = ", ".join(f"{name}={info[name]}" for name in ("model_bytes", "pcd", "n_ctx", "add_bos_token"))
             theirs = cache_hook.dbdict.get("pypcd") or ("another model" if len(cache_hook.dbdict) else ours)
             if theirs != ours:
-                raise ValueError(
+                raise InputError(
                     f"use_cache names {cache_hook.dbdict.filename}, which has answers of {theirs}; this is {ours}; give "
                     "another path"
                 )
@@ -328,7 +328,7 @@ def _batch_size(value: int | str, most: int | None) -> int:
         if value.split(":")[0] == "auto":
             return min(_AUTO, most or _AUTO)
         if not value.isdecimal():
-            raise ValueError(
+            raise InputError(
                 f"batch_size is {value!r}; allowed: auto, or an integer from 1 to {_engine.N_SEQUENCES - 1}"
             )
         value = int(value)

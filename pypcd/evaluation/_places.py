@@ -11,11 +11,12 @@ import multiprocessing
 import os
 import queue
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Protocol, TypeVar, Union
 
 from pypcd import _machine
-from pypcd._errors import ModelError, PCDError, UnsupportedError
+from pypcd._errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError
 from pypcd.evaluation._plan import Key
 
 __all__ = ["Here", "Jobs", "Place", "Processes", "Record", "Todo", "Work", "place_of", "raised", "told", "unanswered"]
@@ -123,10 +124,13 @@ class Processes(Here):
         try:
             running = n
             while running:
+                n_alive = sum(
+                    process.is_alive() for process in processes
+                )  # what one said before it ended is found below
                 try:
                     kind, value = results.get(timeout=1)
                 except queue.Empty:
-                    if sum(process.is_alive() for process in processes) < running:
+                    if n_alive < running:
                         codes = [process.exitcode for process in processes if process.exitcode is not None]
                         status = next((code for code in codes if code), 0)
                         raise PCDError(f"a process of the evaluation ended early, with status {status}") from None
@@ -165,19 +169,34 @@ def unanswered(key: Key, why: str) -> Record:
 # -- errors cross to another process as text: not every exception can be pickled --------------------------------------
 
 _ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (ValueError, TypeError, OSError, FileNotFoundError, ModelError, UnsupportedError)
+    kind.__name__: kind
+    for kind in (
+        PCDError,
+        InputError,
+        ArgumentError,
+        OSError,
+        FileNotFoundError,
+        MemoryError,
+        ModelError,
+        UnsupportedError,
+    )
 }
 
 
 def told(error: Exception) -> tuple[str, str]:
-    """An exception as text."""
-    return type(error).__name__, str(error) or repr(error)
+    """An exception as text; of a fault of pypcd's own, where it is."""
+    kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS), None)
+    if kind is not None:
+        return kind, str(error) or repr(error)
+    return "", "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
 
 
 def raised(text: tuple[str, str], who: str = "") -> Exception:
     """The exception that told() made a text of, of a kind that is known here; who: where it was raised."""
     name, message = text
-    return _ERRORS.get(name, PCDError)(f"{who}: {message}" if who else message)
+    if name not in _ERRORS:
+        return RuntimeError(f"{who or 'a process of the evaluation'} failed:\n{message}")
+    return _ERRORS[name](f"{who}: {message}" if who else message)
 
 
 # -- in a process beside ------------------------------------------------------------------------------------------------

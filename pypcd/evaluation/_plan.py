@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pypcd._checks import Choice, Integer, check
+from pypcd._errors import InputError
 from pypcd.evaluation.tasks import parts_of
 
 __all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "file_sha256", "is_in"]
@@ -68,7 +69,7 @@ class Plan:
         for name in _FREE:
             values = tuple(dict.fromkeys(getattr(self, name)))
             if not values:
-                raise ValueError(f"{name} is empty; give at least one")
+                raise InputError(f"{name} is empty; give at least one")
             object.__setattr__(self, name, values)
         if BASELINE not in self.methods:
             object.__setattr__(self, "methods", (BASELINE, *self.methods))
@@ -120,7 +121,7 @@ class Directory:
                 for name in _FREE:
                     record[name] = list(dict.fromkeys([*before[name], *record[name]]))
         elif self.path.exists() and any(file.name != _UNFINISHED for file in self.path.iterdir()):
-            raise ValueError(f"{self.path} is not empty and not a run of pypcd eval; give another directory")
+            raise InputError(f"{self.path} is not empty and not a run of pypcd eval; give another directory")
         self.path.mkdir(parents=True, exist_ok=True)
         temporary = self.path / _UNFINISHED
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -138,7 +139,7 @@ class Directory:
         """
         file = self.path / "run.json"
         if not file.exists():
-            raise ValueError(f"{self.path} has no run.json, so it is not a run of pypcd eval; give another directory")
+            raise InputError(f"{self.path} has no run.json, so it is not a run of pypcd eval; give another directory")
         return self._read_run(file)
 
     @contextlib.contextmanager
@@ -159,7 +160,7 @@ class Directory:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
-            raise ValueError(
+            raise InputError(
                 f"{self.path} is in use by another evaluation; wait for it, or give another directory"
             ) from None
         finally:
@@ -172,13 +173,13 @@ class Directory:
         data = before.get(_BY_TASK, {})
         for task, value in record.get(_BY_TASK, {}).items():
             if data.get(task, value) != value:
-                raise ValueError(
+                raise InputError(
                     f"{self.path} holds another run: there {task} had other questions; give another directory"
                 )
         for name in dict.fromkeys([*record, *before]):
             value = record.get(name)
             if name not in (*_FREE, *_PLACES, _BY_TASK) and before.get(name) != value:
-                raise ValueError(
+                raise InputError(
                     f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and {value!r} here; "
                     f"give {'' if name in _MACHINE else 'the same value, or '}another directory"
                 )
@@ -192,10 +193,10 @@ class Directory:
     def _read_run(file: pathlib.Path) -> dict[str, Any]:
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(record, dict) or any(name not in record for name in _FREE):
-                raise ValueError
         except ValueError:
-            raise ValueError(f"{file} was not written by pypcd eval; give another directory") from None
+            record = None
+        if not isinstance(record, dict) or any(name not in record for name in _FREE):
+            raise InputError(f"{file} was not written by pypcd eval; give another directory")
         return record
 
     def records(self) -> dict[Key, dict[str, Any]]:
@@ -218,7 +219,7 @@ class Directory:
                 record = json.loads(line)
                 key = record["task"], record["length"], record["index"], record["method"]
             except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{self.samples}, line {number}, is damaged; remove it and run again") from None
+                raise InputError(f"{self.samples}, line {number}, is damaged; remove it and run again") from None
             records[key] = record
         return records
 

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from pypcd import _engine
 from pypcd._config import PCDConfig
+from pypcd._errors import InputError
 from pypcd._method import jsd, rank
 from pypcd._prompt import prompt_tokens
 from pypcd.evaluation._places import Jobs
@@ -85,7 +86,7 @@ def record(
     """
     for task in tasks_of(plan).values():
         if not task.one_text:
-            raise ValueError(
+            raise InputError(
                 f"task is {task.name!r}, whose answers (scored by {task.metric}) have no single right text; allowed: tasks "
                 "with one right text, such as kv and niah-multikey-2; judge this one by pypcd eval"
             )

@@ -13,7 +13,7 @@ import llama_cpp
 
 import pypcd
 from pypcd import _machine, _threads
-from pypcd._errors import ModelError, PCDError
+from pypcd._errors import MENDABLE, InputError, ModelError, PCDError
 from pypcd._gguf import DEMO_MODEL, read_gguf, resolve_model
 from pypcd._llama import Llama
 from pypcd._prompt import Prompt
@@ -272,7 +272,7 @@ def evaluate(
             if record is not None:
                 prompt = record["prompt_sha256"]
                 if prompt and asked.setdefault(key[:3], prompt) != prompt:
-                    raise ValueError(
+                    raise InputError(
                         f"{directory.path} has answers to another question {key[2]} of {key[0]} at {key[1]} tokens (made by "
                         "other versions or from other files); give another directory"
                     )
@@ -390,7 +390,7 @@ class Worker:
         }
         try:
             return {**begun, **self._answered(key, sample, method)}
-        except (ValueError, PCDError) as error:  # only this question failed: go on with the others
+        except MENDABLE as error:  # only this question failed: go on with the others
             return {**unanswered(key, str(error)), **begun}
 
     def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
@@ -423,8 +423,8 @@ class Worker:
 def _samples(task: Task, n: int, length: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
     try:
         return task.samples(n, length, tokenizer, seed)
-    except ValueError as error:
-        raise ValueError(f"{task.name} at length {length}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{task.name} at length {length}: {error}") from error
 
 
 _A_PROMPT = (Prompt(after="-"),)

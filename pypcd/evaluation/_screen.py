@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pypcd._errors import PCDError
+from pypcd._errors import InputError, PCDError
 from pypcd.evaluation._formula import Formula, Rows
 from pypcd.evaluation._plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation._rows import OPEN, RIGHT, SCALARS, unpacked
@@ -67,7 +67,7 @@ class Screen:
         self._records = records
         self.questions: list[Question] = sorted(key[:3] for key in records if key[3] == BASELINE)
         if not self.questions:
-            raise ValueError("there are no records of plain decoding to screen with; record some first")
+            raise InputError("there are no records of plain decoding to screen with; record some first")
         made = [_Tree(self._record(question, BASELINE)) for question in self.questions]
         self.k = min(tree.ids.shape[1] for tree in made)
         self._first = np.cumsum([0, *(len(tree.ids) for tree in made)])  # node, of each question's tree
@@ -114,7 +114,7 @@ class Screen:
             ValueError: its view has not been recorded, or its gamma is larger than k.
         """
         if formula.view is not None and formula.gamma > self.k:
-            raise ValueError(f"gamma is {formula.gamma}; allowed: up to {self.k}, the tokens recorded of each row")
+            raise InputError(f"gamma is {formula.gamma}; allowed: up to {self.k}, the tokens recorded of each row")
         rows, follows = self._view(BASELINE if formula.view is None else PCD(formula.view).name)
         after = np.take_along_axis(follows, formula.choose(rows)[:, None], 1)[:, 0]
         at = self._first[:-1].copy()
@@ -126,7 +126,7 @@ class Screen:
         where = "question {2} of {0} at {1} tokens".format(*question)
         record = self._records.get((*question, method))
         if record is None:
-            raise ValueError(f"there are no rows of {method} for {where}; record that view first")
+            raise InputError(f"there are no rows of {method} for {where}; record that view first")
         if record.get("error"):
             raise PCDError(f"{method} has no rows for {where}: {record['error']}")
         return record
@@ -225,7 +225,7 @@ def agreement(
     methods = []
     for formula in formulas:
         if formula.view is not None and formula.config is None:
-            raise ValueError(f"{formula.name} is no setting of the engine, so it cannot be decoded; leave it out here")
+            raise InputError(f"{formula.name} is no setting of the engine, so it cannot be decoded; leave it out here")
         methods.append(BASELINE if formula.config is None else PCD(formula.config).name)
     outcome = evaluate(dataclasses.replace(plan, methods=tuple(methods)), directory, **how)
     results = []

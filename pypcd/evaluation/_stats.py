@@ -15,6 +15,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pypcd._errors import InputError
+
 __all__ = [
     "MARGIN",
     "NOT_SHOWN",
@@ -84,7 +86,7 @@ def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0,
     """
     a, b = np.asarray(method, float), np.asarray(baseline, float)
     if len(a) != len(b) or len(a) == 0:
-        raise ValueError(f"the scores are of {len(a)} and {len(b)} samples; allowed: the same samples, at least one")
+        raise InputError(f"the scores are of {len(a)} and {len(b)} samples; allowed: the same samples, at least one")
     delta = a - b
     wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
     # many differences are equal, so resampling them means drawing how often each value occurs

@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from pypcd._errors import InputError
 from pypcd._gguf import read_gguf, resolve_model
 from pypcd._settings import PRESETS
 from pypcd.evaluation._places import Jobs
@@ -125,7 +126,7 @@ def names_of(models: Sequence[str]) -> dict[str, str]:
     for model in models:
         name = pathlib.Path(resolve_model(model)).stem
         if name in names:
-            raise ValueError(
+            raise InputError(
                 f"{names[name]} and {model} are both called {name}, so their answers would share a directory; give one of "
                 "the files another name"
             )
@@ -155,7 +156,7 @@ def legs(
     n_train = read_gguf(resolve_model(model)).shape.n_ctx_train
     for name in parts:
         if not any(part.startswith(name) for part in PARTS):
-            raise ValueError(f"part is {name!r}; allowed: retrieval, everyday, or one of {', '.join(PARTS)}")
+            raise InputError(f"part is {name!r}; allowed: retrieval, everyday, or one of {', '.join(PARTS)}")
     made, notes = [], []
     for name, part in PARTS.items():
         if parts and not name.startswith(tuple(parts)):
@@ -194,7 +195,7 @@ def fitting(plan: Sequence[Leg], tokenizer: Tokenizer) -> tuple[list[Leg], list[
                 task.samples(leg.plan.n, leg.length, tokenizer, leg.plan.seed)
                 task.samples(leg.plan.n_pool, leg.length, tokenizer, leg.plan.seed + 1)  # the control's
                 fits.add((leg.part, name))
-            except ValueError as error:
+            except InputError as error:
                 out.append(name)
                 notes.append(f"{name} at {leg.length} tokens is left out: {error}")
         left = leg.without(out)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from pypcd import _engine
 from pypcd._config import PCDConfig
-from pypcd._errors import PCDError
+from pypcd._errors import InputError, PCDError
 from pypcd._method import log_softmax
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def scoring(config: PCDConfig, n_vocab: int) -> PCDConfig:
         ValueError: the setting contrasts no sequence here.
     """
     if config.sequences != "all":
-        raise ValueError(
+        raise InputError(
             f"sequences is {config.sequences!r}, which contrasts nothing here; allowed: 'all'; leave sequences out"
         )
     return config.replace(gamma=n_vocab, relative_top=0.0).repeatable()
@@ -115,7 +115,7 @@ class Texts:
         for context, continuation in pairs:
             n = len(context) + len(continuation)
             if not context or not continuation or n > self.llm.n_ctx() + 1:
-                raise ValueError(
+                raise InputError(
                     f"a text has {len(context)} tokens of context and {len(continuation)} to be scored; allowed: at least "
                     f"one of each, {self.llm.n_ctx() + 1} together"
                 )
@@ -190,7 +190,7 @@ class Texts:
         """
         for prompt in prompts:
             if not prompt or len(prompt) + max_tokens > self.llm.n_ctx():
-                raise ValueError(
+                raise InputError(
                     f"a prompt has {len(prompt)} tokens; allowed: at least one, and with an answer of {max_tokens} "
                     f"{self.llm.n_ctx()}"
                 )

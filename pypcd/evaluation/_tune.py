@@ -22,7 +22,7 @@ import numpy as np
 
 from pypcd._checks import Integer
 from pypcd._config import PCDConfig
-from pypcd._errors import PCDError, UnsupportedError
+from pypcd._errors import InputError, PCDError, UnsupportedError
 from pypcd.evaluation import _space
 from pypcd.evaluation._formula import Formula
 from pypcd.evaluation._places import Jobs
@@ -204,18 +204,18 @@ def _check(plan: Plan, directory: pathlib.Path, everyday: int) -> tuple[str, ...
     Integer(0)("everyday", everyday)
     usual = sorted(filter(kind_of, plan.tasks))
     if usual:
-        raise ValueError(f"tasks have {usual[0]}; everyday questions are asked by their number, everyday={N_EVERYDAY}")
+        raise InputError(f"tasks have {usual[0]}; everyday questions are asked by their number, everyday={N_EVERYDAY}")
     for name, n in (*counts_of(plan).items(), *([("everyday", everyday)] if everyday else [])):
         if n < 2:
-            raise ValueError(f"{name} has {n} question a cell; allowed: at least 2, since half of them are for judging")
+            raise InputError(f"{name} has {n} question a cell; allowed: at least 2, since half of them are for judging")
     known = tuple(name for name, made in tasks_of(plan).items() if made.one_text)
     if not known:
-        raise ValueError(
+        raise InputError(
             f"tasks are {', '.join(plan.tasks)}, which can judge a setting but not choose it; add one with one right text, "
             "such as kv or niah-multikey-2"
         )
     if directory.exists() and any(file.name not in ("rows", "answers", "tried.csv") for file in directory.iterdir()):
-        raise ValueError(f"{directory} is not empty and not a run of this pypcd tune; give another directory")
+        raise InputError(f"{directory} is not empty and not a run of this pypcd tune; give another directory")
     return known
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pypcd._config import PCDConfig
-from pypcd._errors import did_you_mean
+from pypcd._errors import InputError, did_you_mean
 from pypcd._prompt import Prompt
 from pypcd._settings import is_profile, joined, read_values
 from pypcd.methods._dola import DoLa
@@ -74,27 +74,27 @@ def _values(make: Any, words: Sequence[str], first: str = "") -> Any:
         name, equals, _ = word.partition("=")
         if (name if equals else first) not in fields:
             near = did_you_mean(name, fields)
-            raise ValueError(f"{kind.__name__} has no value {name!r}{near}; it has: {', '.join(fields)}")
+            raise InputError(f"{kind.__name__} has no value {name!r}{near}; it has: {', '.join(fields)}")
     return make(**read_values(word if "=" in word else f"{first}={word}" for word in words))
 
 
 def _pcd(words: Sequence[str]) -> PCD:
     if any(is_profile(word) for word in words):
-        raise ValueError(
+        raise InputError(
             "a profile's file may change, so a method does not take one; write its values, such as pcd:beta=1.5:window=64"
         )
     config = PCDConfig.resolve(":".join(words)) if words else PCDConfig()
     if config is None:
-        raise ValueError("pcd:off is plain decoding; write greedy")
+        raise InputError("pcd:off is plain decoding; write greedy")
     return PCD(config)
 
 
 def _dola(words: Sequence[str], layers: str | None = None) -> DoLa:
     numbers = [word for word in words if "=" not in word]
     if layers is not None and numbers:
-        raise ValueError(f"{numbers[0]!r} follows a method that chooses its own layers; write dola:{numbers[0]}")
+        raise InputError(f"{numbers[0]!r} follows a method that chooses its own layers; write dola:{numbers[0]}")
     if layers is None and not (numbers and all(word.isdecimal() for word in numbers)):
-        raise ValueError(
+        raise InputError(
             f"layers is {':'.join(numbers)!r}; allowed: integers, as in dola:16:18:20, or dola-low, dola-high"
         )
     values = _values(DoLa, [word for word in words if "=" in word])
@@ -104,7 +104,7 @@ def _dola(words: Sequence[str], layers: str | None = None) -> DoLa:
 def _without_values(make: Callable[[], Any]) -> Callable[[Sequence[str]], Any]:
     def made(words: Sequence[str]) -> Any:
         if words:
-            raise ValueError(f"{':'.join(words)!r} follows a method that takes no values")
+            raise InputError(f"{':'.join(words)!r} follows a method that takes no values")
         return make()
 
     return made
@@ -144,16 +144,16 @@ def parse(text: str) -> Method:
         new = joined(part)
         name, *words = new.split(":")
         if name not in _PARTS:
-            raise ValueError(f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}")
+            raise InputError(f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}")
         kind, make = _PARTS[name]
         if kind in parts:
-            raise ValueError(f"{text!r} has two parts of one kind; allowed: one of each kind: {_by_kind()}")
+            raise InputError(f"{text!r} has two parts of one kind; allowed: one of each kind: {_by_kind()}")
         try:
             parts[kind] = make(words)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{part.strip()}: {error}") from error
+        except InputError as error:
+            raise InputError(f"{part.strip()}: {error}") from error
         if new != part.strip():  # checked last, so that the advised spelling is known to be valid
-            raise ValueError(f"method is {part.strip()!r}; allowed: words joined by colons; write {new}")
+            raise InputError(f"method is {part.strip()!r}; allowed: words joined by colons; write {new}")
     return Method(text.strip(), **parts)
 
 
@@ -171,7 +171,7 @@ def setting_of(name: str, others: Sequence[str] = ()) -> PCDConfig | None:
     if method is None or method.edit or method.search != Greedy() or not isinstance(method.rows, (Plain, PCD)):
         names = ("greedy", "pcd", *others)
         allowed = f"{', '.join(names)}; pcd with any setting, such as pcd:beta=1.5:window=64"
-        raise ValueError(f"method is {name!r}{_instead(kind, names)}; allowed: {allowed}")
+        raise InputError(f"method is {name!r}{_instead(kind, names)}; allowed: {allowed}")
     return method.rows.pcd
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pypcd import _engine
 from pypcd._checks import Integer, check
 from pypcd._config import RANGES
-from pypcd._errors import UnsupportedError
+from pypcd._errors import InputError, UnsupportedError
 from pypcd._method import log_softmax, put_behind
 from pypcd._prompt import Prompt
 from pypcd.methods._rows import RowSource, Stream
@@ -56,7 +56,7 @@ class DoLa(RowSource):
         with llm._pcd_set_to(False):
             try:
                 _engine.set_exits(llm, self.candidates(llm))
-            except (UnsupportedError, ValueError) as error:
+            except (UnsupportedError, InputError) as error:
                 return str(error)
             _engine.set_exits(llm, ())
         return None
@@ -89,11 +89,11 @@ class DoLa(RowSource):
 def _layers(name: str, value: Any) -> str | tuple[int, ...]:
     if isinstance(value, str):
         if value not in ("low", "high"):
-            raise ValueError(f"{name} is {value!r}; allowed: 'low', 'high' or a tuple of layers")
+            raise InputError(f"{name} is {value!r}; allowed: 'low', 'high' or a tuple of layers")
         return value
     layers = tuple(Integer(0)(name, i) for i in value)
     if not layers or len(set(layers)) < len(layers):
-        raise ValueError(f"{name} is {value!r}; allowed: one layer or more, each layer once")
+        raise InputError(f"{name} is {value!r}; allowed: one layer or more, each layer once")
     return layers
 
 
@@ -119,7 +119,7 @@ def candidate_layers(layers: str | Sequence[int], n_layer: int, *, tied: bool) -
     if not found:
         head = " and the embeddings for its head" if tied else ""
         allowed = f"; name layers from 0 to {n_layer - 1}"
-        raise ValueError(f"layers={layers!r} leaves no candidate in a model of {n_layer} layers{head}{allowed}")
+        raise InputError(f"layers={layers!r} leaves no candidate in a model of {n_layer} layers{head}{allowed}")
     return found
 
 

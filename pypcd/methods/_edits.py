@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pypcd._checks import Integer, check
 from pypcd._engine import tap, token_bytes
-from pypcd._errors import PCDError
+from pypcd._errors import InputError, PCDError
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd.methods._session import Session
 
@@ -152,7 +152,7 @@ def medoid(texts: Sequence[str]) -> int:
 
 def _check_segments(prompt: Prompt) -> None:
     if len(prompt.segments) < 2:
-        raise ValueError(
+        raise InputError(
             f"the prompt has {len(prompt.segments)} segments; allowed: at least 2, since their order is changed; give "
             "the context of Prompt as segments"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pypcd import _engine
 from pypcd._checks import Choice, Integer, Number, check
-from pypcd._errors import UnsupportedError
+from pypcd._errors import InputError, UnsupportedError
 from pypcd._prompt import Prompt
 from pypcd.methods._rows import RowSource, Stream
 from pypcd.methods._session import Session
@@ -59,7 +59,7 @@ class MsPoE(RowSource):
         with llm._pcd_set_to(False):
             try:
                 self._set(llm)
-            except (UnsupportedError, ValueError) as error:
+            except (UnsupportedError, InputError) as error:
                 return str(error)
             _engine.unset_head_ratios(llm)
         return None
@@ -68,7 +68,7 @@ class MsPoE(RowSource):
         llm = session.llm
         room = min(llm.n_batch, llm.context_params.n_ubatch)
         if self.order == "outlier" and len(tokens) > room:
-            raise ValueError(
+            raise InputError(
                 f"the prompt has {len(tokens)} tokens; allowed: at most {room} with order='outlier', which needs the "
                 f"whole prompt in one batch; load the model with n_batch and n_ubatch of {len(tokens)} or more, or use "
                 "ms-poe"

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pypcd import _engine
 from pypcd._checks import Integer, Number, check
 from pypcd._config import RANGES, PCDConfig
+from pypcd._errors import InputError
 from pypcd._method import contrast, entropy, log_softmax, put_behind
 from pypcd._prompt import Prompt, prompt_tokens
 from pypcd.methods._session import Logits, Rows2D, Session
@@ -247,9 +248,9 @@ class CAD(RowSource):
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         bare = prompt_tokens(session.llm, prompt.replace(segments=()), chat=chat)
         if not bare:
-            raise ValueError("without its context the prompt is empty; give Prompt a question (before or after)")
+            raise InputError("without its context the prompt is empty; give Prompt a question (before or after)")
         if list(bare) == list(tokens):
-            raise ValueError(
+            raise InputError(
                 "the prompt has no context to leave out; give it one (--context, or the segments of a Prompt)"
             )
         first = session.start(tokens)

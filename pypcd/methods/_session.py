@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import _engine
-from pypcd._errors import PCDError
+from pypcd._errors import InputError, PCDError
 
 if TYPE_CHECKING:
     from pypcd._config import PCDConfig
@@ -76,7 +76,7 @@ class Session:
         """
         llm, tokens = self.llm, list(tokens)
         if not tokens or len(tokens) >= llm.n_ctx():
-            raise ValueError(
+            raise InputError(
                 f"the prompt has {len(tokens)} tokens; allowed: 1 to {llm.n_ctx() - 1}, a context of {llm.n_ctx()} "
                 "with room for an answer"
             )
@@ -136,7 +136,7 @@ class Session:
     def drop(self, seqs: Iterable[int]) -> None:
         for seq in seqs:
             if not 0 <= seq < self.llm.n_seq_max:
-                raise ValueError(
+                raise InputError(
                     f"sequence is {seq}; allowed: 0 to {self.llm.n_seq_max - 1}; load the model with a larger n_seq_max"
                 )
             _engine.rewind(self.llm, 0, seq)

@@ -34,8 +34,8 @@ LEFT_OUT = [
 PACKAGES = [
     *("pip", "setuptools>=70.1", "scikit-build-core>=0.11", "ninja"),  # scripts/install asks for them too
     *(name for name in dynamic_metadata("dependencies") if not name.startswith("llama-cpp-python")),  # built there
-    *("diskcache>=5.6.1", "jinja2>=2.11.3", "typing-extensions>=4.5.0"),  # what that one requires
-    *("pytest>=8.2", "hypothesis"),
+    "diskcache>=5.6.1",  # what that one requires beside
+    *("pytest>=8.2", "hypothesis", "gguf>=0.10"),
 ]
 PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux_2_12", "manylinux1"]
 

@@ -10,7 +10,7 @@ nearest value and the right one is the second most probable token. The model is 
     python scripts/recipes/train_demo_model.py --preset gpu --device cuda --out demo.gguf # a model like the shipped one
     pypcd eval small.gguf --task kv-short --method pcd,pcd:window,control --length 120,250,500 # how well it retrieves
 
-Needs PyTorch (the extra `train`), numpy and gguf. Progress goes to stderr.
+Needs PyTorch, gguf (the extra `train` has both) and numpy. Progress goes to stderr.
 """
 
 from __future__ import annotations

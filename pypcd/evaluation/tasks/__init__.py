@@ -11,7 +11,7 @@ import functools
 import pathlib
 from collections.abc import Callable, Iterable
 
-from pypcd._errors import did_you_mean
+from pypcd._errors import InputError, did_you_mean
 from pypcd.evaluation.tasks._constrained import CONSTRAINED, Objects
 from pypcd.evaluation.tasks._everyday import EVERYDAY
 from pypcd.evaluation.tasks._kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
@@ -72,11 +72,11 @@ def task(name: str, *, data: str | pathlib.Path | None = None) -> Task:
     if name in _WITH_DATA:
         return _WITH_DATA[name](data)
     if name in GROUPS:
-        raise ValueError(f"{name} is {len(GROUPS[name])} tasks; name one of them: {', '.join(GROUPS[name])}")
+        raise InputError(f"{name} is {len(GROUPS[name])} tasks; name one of them: {', '.join(GROUPS[name])}")
     if name not in _GENERATED:
         group_of = {part: group for group, parts in GROUPS.items() for part in parts}
         there_are = ", ".join(dict.fromkeys(group_of.get(one, one) for one in TASKS))
-        raise ValueError(f"there is no task {name!r}{did_you_mean(name, (*GROUPS, *TASKS))}; there are: {there_are}")
+        raise InputError(f"there is no task {name!r}{did_you_mean(name, (*GROUPS, *TASKS))}; there are: {there_are}")
     if data is not None:
-        raise ValueError(f"data is {str(data)!r}, but {name} generates its questions; leave data out")
+        raise InputError(f"data is {str(data)!r}, but {name} generates its questions; leave data out")
     return _GENERATED[name]

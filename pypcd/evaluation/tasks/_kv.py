@@ -13,6 +13,7 @@ import random
 import uuid
 from collections.abc import Iterator
 
+from pypcd._errors import InputError
 from pypcd._prompt import Prompt
 from pypcd.evaluation.tasks._metrics import KV_SEPARATORS, word_match
 from pypcd.evaluation.tasks._sample import Sample, Tokenizer
@@ -62,7 +63,7 @@ class KV:
     def __post_init__(self) -> None:
         for depth in self.depths:
             if not 0 <= depth <= 1:
-                raise ValueError(f"a depth is {depth!r}; allowed: from 0 (the first pair) to 1 (the last)")
+                raise InputError(f"a depth is {depth!r}; allowed: from 0 (the first pair) to 1 (the last)")
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
@@ -72,7 +73,7 @@ class KV:
             )
         n_pairs = round(n_tokens * self.pairs_per_4000 / 4000)
         if n_pairs < FEWEST_PAIRS:
-            raise ValueError(
+            raise InputError(
                 f"n_tokens is {n_tokens}; allowed: at least {math.ceil((FEWEST_PAIRS - 0.5) * 4000 / self.pairs_per_4000)}, "
                 f"which makes {FEWEST_PAIRS} pairs at {self.pairs_per_4000} pairs in 4000 tokens"
             )

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pypcd._errors import PCDError
+from pypcd._errors import InputError, PCDError
 from pypcd._prompt import Prompt
 from pypcd.evaluation.tasks._extras import require
 from pypcd.evaluation.tasks._metrics import qa_f1, qa_f1_zh
@@ -133,12 +133,12 @@ class LongBench:
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
         if n_tokens < KEPT + 2:
-            raise ValueError(
+            raise InputError(
                 f"n_tokens is {n_tokens}; allowed: at least {KEPT + 2}, since {KEPT} are kept for the template and the answer"
             )
         rows = self._rows
         if n > len(rows):
-            raise ValueError(f"n is {n}; allowed: 1 to {len(rows)}, the questions of {self.name}")
+            raise InputError(f"n is {n}; allowed: 1 to {len(rows)}, the questions of {self.name}")
         chosen = sorted(random.Random(f"{self.name} {seed}").sample(range(len(rows)), n))
         return [self._sample(i, rows[at], n_tokens, tokenizer) for i, at in enumerate(chosen)]
 
@@ -167,7 +167,7 @@ class LongBench:
         prompt = _truncated(whole, n_tokens - KEPT, tokenizer)
         needed = tokenizer.count(prompt) + self.max_tokens
         if needed > n_tokens:
-            raise ValueError(
+            raise InputError(
                 f"n_tokens is {n_tokens}, but question {i} of {self.name} takes {needed} after truncation: this model's "
                 f"chat template is longer than the {KEPT} tokens that LongBench keeps for it and the answer; run without it"
             )
@@ -237,17 +237,17 @@ def _read(dataset: str, path: pathlib.Path) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError):
             ok = False
         if not ok:
-            raise ValueError(
+            raise InputError(
                 f"line {k} of {path} is not a row of LongBench; allowed: a JSON object with context, input and a list of "
                 "answers"
             )
         if other != dataset and other in LONGBENCH_TASKS:
-            raise ValueError(
+            raise InputError(
                 f"line {k} of {path} is a row of {other}, not of {dataset}; give {dataset}.jsonl, or a folder with both"
             )
         rows.append(row)
     if not rows:
-        raise ValueError(f"{path} is empty; give LongBench's data.zip, or {dataset}.jsonl from it")
+        raise InputError(f"{path} is empty; give LongBench's data.zip, or {dataset}.jsonl from it")
     return rows
 
 
@@ -260,7 +260,7 @@ def _content(dataset: str, path: pathlib.Path) -> bytes:
             return archive.read(name)
     except (zipfile.BadZipFile, KeyError) as error:
         what = f"has no {name}" if isinstance(error, KeyError) else "is not a zip archive, or is incomplete"
-        raise ValueError(f"{path} {what}; give LongBench's data.zip, or {dataset}.jsonl from it") from error
+        raise InputError(f"{path} {what}; give LongBench's data.zip, or {dataset}.jsonl from it") from error
 
 
 def _fetched() -> pathlib.Path:

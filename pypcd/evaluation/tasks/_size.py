@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pypcd._checks import Integer
+from pypcd._errors import InputError
 from pypcd.evaluation.tasks._sample import Sample, Tokenizer
 
 __all__ = ["check_cell", "fill", "largest"]
@@ -103,7 +104,7 @@ def largest(
     return size
 
 
-def _too_short(n_tokens: int, needed: int, n_answer: int) -> ValueError:
-    return ValueError(
+def _too_short(n_tokens: int, needed: int, n_answer: int) -> InputError:
+    return InputError(
         f"n_tokens is {n_tokens}; allowed: at least {needed}, for the smallest context and {n_answer} tokens of answer"
     )
