@@ -34,7 +34,7 @@ import llama_cpp
 from pypcd import _engine, _library, _machine, _threads
 from pypcd._checks import Integer, literal
 from pypcd._config import PCDConfig, PCDSetting
-from pypcd._errors import LibraryError, ModelError, PCDError, RPCError
+from pypcd._errors import InputError, LibraryError, ModelError, PCDError, RPCError
 from pypcd._gguf import resolve_model
 from pypcd._remote import Device, Servers, greet, lost_text, parse_servers
 from pypcd._served import Served, option_of, to_ini
@@ -194,7 +194,7 @@ class Server:
         self.remarks: list[str] = []  # for the user
         self.hosts = [part.strip(" []") for part in host.split(",") if part.strip()]  # [::1]: as it is written in a URL
         if not self.hosts:
-            raise ValueError(f"host is {host!r}; allowed: addresses of this machine, with commas between them")
+            raise InputError(f"host is {host!r}; allowed: addresses of this machine, with commas between them")
         host = ",".join(self.hosts)
         port = Integer(0, 65535)("port", port)
         parallel = Integer(1, _MAX_SLOTS)("parallel", parallel)
