@@ -56,9 +56,18 @@ def test_a_wider_step_takes_longer() -> None:
     assert wide > narrow
 
 
-@pytest.mark.parametrize("wrong", [([0], 64, 1), ([1, -1], 64, 1), ([1], 0, 1), ([1], 64, 0), ([], 64, 1)])
-def test_what_cannot_be_timed_is_an_error(wrong: tuple[list[int], int, int]) -> None:
-    with pytest.raises(pypcd.PCDError, match="the threads cannot be timed: n, n_embd, n_tokens and every number"):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (([0], 64, 1), r"n_threads\[0\] is 0; allowed: 1 to 512"),
+        (([1, -1], 64, 1), r"n_threads\[1\] is -1; allowed: 1 to 512"),
+        (([1], 0, 1), "n, n_embd, n_tokens are 1, 0, 1; allowed: at least 1"),
+        (([1], 64, 0), "n, n_embd, n_tokens are 1, 64, 0; allowed: at least 1"),
+        (([], 64, 1), "n, n_embd, n_tokens are 0, 64, 1; allowed: at least 1"),
+    ],
+)
+def test_what_cannot_be_timed_is_an_error(wrong: tuple[list[int], int, int], said: str) -> None:
+    with pytest.raises(pypcd.PCDError, match=f"the threads cannot be timed: {said}"):
         _engine.step_times(*wrong, 100)
 
 
