@@ -126,7 +126,6 @@ void llama_pcd_trim(llama_context * ctx) {
         if (auto * pcd = pcd_context::of(*ctx)) {
             ctx->synchronize();
             pcd->core.second.trim();
-            pcd->core.masks.trim();
             if (!pcd->core.settings.on) {
                 pcd->decoder.rows.trim();
             }
@@ -195,7 +194,7 @@ llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
             res = pcd->core.stats;
             res.second_bytes = pcd->core.second.n_bytes();
             res.state_bytes  = pcd->core.states.n_bytes;
-            res.graph_bytes  = pcd->kept_bytes() + pcd->core.masks.n_bytes();
+            res.graph_bytes  = pcd->kept_bytes();
             res.row_bytes    = pcd->decoder.rows.n_bytes();
         }
         res.kv_bytes = llama_pcd_memory(*ctx).n_bytes();

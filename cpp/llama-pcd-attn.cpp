@@ -79,12 +79,9 @@ static ggml_backend_buffer_type_t type_of_buffer(const ggml_tensor * t) {
 ggml_tensor * llama_pcd_graph::build_mask(const attn & args, const part & p) {
     const int64_t n_group = n_grouped(args, p.n);
 
-    ggml_tensor * mask = p.cells.mask ? p.cells.mask : args.kq_mask;
-    const int64_t i0   = p.cells.mask ? 0 : p.i0;
-
-    ggml_tensor *& res = masks[{ mask, i0, p.n, p.range.begin, p.range.end, n_group, type_of_buffer(args.k) }];
+    ggml_tensor *& res = masks[{ args.kq_mask, p.i0, p.n, p.range.begin, p.range.end, n_group, type_of_buffer(args.k) }];
     if (!res) {
-        res = build_cells(ctx, view_rows(ctx, mask, i0, p.n), 0, p.range);
+        res = build_cells(ctx, view_rows(ctx, args.kq_mask, p.i0, p.n), 0, p.range);
         if (!ggml_is_contiguous(res)) {
             res = ggml_cont(ctx, res);
         }
@@ -227,7 +224,6 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     // a layer that shares another's cells stores no keys: its rotation must not reach the next layer
     rotations.clear();
     n_attn++;
-    keep_mask(args.kq_mask);
 
     const auto * layer = n_twin > 0 ? core->second.find_layer(args.k->view_src) : nullptr;
     if (!layer) {
@@ -235,9 +231,7 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     }
 
     const bool separate = core->settings.separate();
-    const bool makes    = makes_keys(*layer);
-    const bool kept     = layer->k2 && (separate || (core->second.demand.keys && layer->rotates && n_turned > 0));
-    const bool second   = makes || kept;
+    const bool second   = layer->k2 && (separate || (core->second.demand.keys && layer->rotates && n_turned > 0));
 
     // On the CPU flash attention passes over hidden cells, which takes less time than to leave them out.
     const bool passes_over = args.gctx.cparams.flash_attn && ggml_backend_buffer_is_host(layer->k1->buffer);
@@ -261,12 +255,8 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     const int64_t n_last  = second && !separate ? n_turned : n_twin;
     const int64_t n_first = n_tokens - n_last;
 
-    const part own = { first, all, 0, n_first };
-
-    part twins = { makes ? packed(args, *layer) : kept ? second_of(args, *layer) : first, range, n_first, n_last };
-    if (makes) {
-        twins.range = { 0, uint32_t(twins.cells.k->ne[2]), 0 };
-    }
+    const part own   = { first, all, 0, n_first };
+    const part twins = { second ? second_of(args, *layer) : first, range, n_first, n_last };
 
     return n_first > 0 ? build_parts(args, { own, twins }) : build_parts(args, { twins });
 }

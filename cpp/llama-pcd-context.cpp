@@ -30,8 +30,6 @@ llama_pcd_context & llama_pcd_context::made(llama_context & lctx) {
         }
         for (auto * kv : res->memory.kvs) {
             kv->pcd = res.get();
-            auto & log = llama_pcd::cells(*kv).pcd_log;
-            log = log ? log : std::make_shared<llama_pcd_cell_log>();
         }
         slot = std::move(res);
     }
@@ -128,7 +126,6 @@ llama_pcd_graph_stats llama_pcd_context::graph_stats() const {
     res.n_computed = n_computed;
     res.t_graph_us = t_graph_us;
     res.t_own_ns   = own_time.ns();
-    res.n_updated  = core.masks.n_updated;
 
     auto * last = last_graph();
     if (!last) {
@@ -215,10 +212,4 @@ uint32_t llama_pcd_context::n_mask_rows(const llama_kv_cache & kv, const llama_u
 void llama_pcd_context::fill_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
     const section ours(*this, true);
     core.view.mask(kv, dst, ubatch);
-    core.masks.filled(kv, dst, ubatch);
-}
-
-bool llama_pcd_context::update_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
-    const section ours(*this, true);
-    return core.masks.update(kv, dst, ubatch);
 }

@@ -69,7 +69,6 @@ struct llama_pcd_context : llama_pcd {
 
     uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const override;
     void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
-    bool     update_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
 
 private:
     bool graphs_on  = false; // what the last graphs were built for

@@ -6,7 +6,6 @@
 #include "llama-model.h"
 
 #include <algorithm>
-#include <utility>
 
 llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory) :
     pcd(pcd),
@@ -16,7 +15,6 @@ llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory)
     second(pcd, memory, settings, tables),
     twins(memory),
     view(memory, settings, twins),
-    masks(memory, view),
     states(memory, twins) {}
 
 bool llama_pcd_core::make_room(std::string & err) {
@@ -146,34 +144,13 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
 
     settings.confirm_seqs();
     second.keep(done);
-    masks.trim();
 
     return LLAMA_PCD_OK;
 }
 
 int32_t llama_pcd_core::set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err) {
     err = p ? limits.conflict_of(seq_id) : "";
-    if (!err.empty()) {
-        return LLAMA_PCD_UNSUPPORTED;
-    }
-    auto before = settings;
-
-    int32_t status = settings.set_seq(seq_id, p, twins.seq_first, err);
-
-    if (status != LLAMA_PCD_OK || !settings.on || second.demand.keys || !second.demand_of(settings.params).keys) {
-        return status;
-    }
-    try {
-        status = set(settings.params, err); // the first sequence that second keys have to be kept for
-    } catch (...) {
-        std::swap(settings, before);
-        throw;
-    }
-    if (status != LLAMA_PCD_OK) {
-        std::swap(settings, before);
-        err = format("sequence %d sees too much for second keys to be made as they are needed: ", seq_id) + err;
-    }
-    return status;
+    return err.empty() ? settings.set_seq(seq_id, p, twins.seq_first, err) : (int32_t) LLAMA_PCD_UNSUPPORTED;
 }
 
 uint32_t llama_pcd_core::count_turned(const llama_ubatch & ubatch) const {

@@ -5,7 +5,6 @@
 
 #include "llama-pcd-answers.h"
 #include "llama-pcd-limits.h"
-#include "llama-pcd-masks.h"
 #include "llama-pcd-second.h"
 #include "llama-pcd-settings.h"
 #include "llama-pcd-states.h"
@@ -26,7 +25,6 @@ struct llama_pcd_core {
     llama_pcd_second   second;
     llama_pcd_twins    twins;
     llama_pcd_view     view;
-    llama_pcd_masks    masks;
     llama_pcd_states   states;
     llama_pcd_answers  answers;
 

@@ -92,22 +92,6 @@ ggml_tensor * llama_pcd_graph::input_rows(const llama_kv_cache & kv, int64_t n_e
     return t;
 }
 
-void llama_pcd_graph::keep_mask(ggml_tensor * mask) const {
-    const bool is_step = n_twin > 0 && n_tokens <= std::min<uint32_t>(3*n_twin, 2*LLAMA_PCD_MAX_TWINS); // and no prompt
-
-    if (!is_step || !mask || !(mask->flags & GGML_TENSOR_FLAG_INPUT) || mask->data) {
-        return;
-    }
-    if (std::find(inp->no_masks.begin(), inp->no_masks.end(), mask) != inp->no_masks.end()) {
-        return;
-    }
-    if (auto kept = core->masks.place(mask)) {
-        inp->masks.push_back(std::move(kept));
-    } else {
-        inp->no_masks.push_back(mask);
-    }
-}
-
 //
 // rotation
 //

@@ -4,7 +4,6 @@
 //              0, which is the identity. So one batch carries both on every backend. Or noise is added to them.
 //   keys       rerotated: beside each stored key its copy turned the same way (standard tokens by their position, twins by 0:
 //              theirs are turned already). separate: a twin's own keys and values, in the cell of its token.
-//   or         where windows bound what twins see, these cells' second keys are made for each attention, and not kept.
 //   attention  where there are second keys: standard tokens and twins that are not turned attend with (q, K, V), the others with
 //              (q*, K*, V or V*).
 
@@ -95,9 +94,6 @@ private:
     ggml_tensor * input_k_rot(const llama_kv_cache & kv) const;
     ggml_tensor * input_rows (const llama_kv_cache & kv, int64_t n_embd) const; // n_embd rows for each twin
 
-    // a mask that stays in memory from one step to the next
-    void keep_mask(ggml_tensor * mask) const;
-
     ggml_tensor * build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r);
 
     llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur, bool hadamard);
@@ -108,16 +104,10 @@ private:
     struct attended {
         ggml_tensor * k;
         ggml_tensor * v;
-        ggml_tensor * mask = nullptr; // of its own, with a row for each token of a part; null: that of all cells
     };
 
     // the same cells of the second tensors
     attended second_of(const attn & args, const llama_pcd_layer & layer) const;
-
-    // second keys that are made here (llama-pcd-pack-graph.cpp)
-    bool          makes_keys   (const llama_pcd_layer & layer) const;
-    attended      packed       (const attn & args, const llama_pcd_layer & layer) const;
-    ggml_tensor * packed_values(const attn & args, const llama_pcd_layer & layer, llama_pcd_pack & pack, ggml_tensor * k) const;
 
     // the tokens [i0, i0 + n), which attend to these cells in a range
     struct part {

@@ -80,9 +80,6 @@ struct llama_pcd {
     virtual uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const = 0;
     virtual void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
 
-    // before it: true if the mask is the last step's, and was brought up to date
-    virtual bool update_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
-
     //
     // the graphs of the context
     //

@@ -21,41 +21,13 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     return params.cparams.pcd.get() == &core.pcd && core.settings.on && core.pcd.generation == generation &&
         ubatch.n_tokens == n_tokens && core.twins.count(ubatch) == n_twin && core.count_turned(ubatch) == n_turned &&
         !is_dealt_out(core, ubatch) &&
-        (n_twin == 0 || ranges(ubatch) == visible) && change_packs(ubatch);
-}
-
-// where each attention of twins gets packed cells, no range is looked for
-std::vector<llama_pcd_view::cell_range> llm_graph_input_pcd::ranges(const llama_ubatch & ubatch) const {
-    if (n_turned == n_twin && core.second.makes_keys() && core.second.all_rotate()) {
-        return core.view.in_use(ubatch);
-    }
-    return core.view.visible(ubatch);
+        (n_twin == 0 || core.view.visible(ubatch) == visible);
 }
 
 void llm_graph_input_pcd::look(const llama_ubatch & ubatch) {
     if (n_twin > 0) {
-        visible = ranges(ubatch);
+        visible = core.view.visible(ubatch);
     }
-    if (n_turned == 0 || !core.second.makes_keys()) {
-        return;
-    }
-    auto seen = core.view.seen(ubatch, n_turned);
-    for (size_t i = 0; i < seen.size(); ++i) {
-        packs.emplace_back(*core.memory.kvs[i], std::move(seen[i]));
-    }
-}
-
-bool llm_graph_input_pcd::change_packs(const llama_ubatch & ubatch) {
-    if (packs.empty()) {
-        return true;
-    }
-    bool res = true;
-
-    auto seen = core.view.seen(ubatch, n_turned);
-    for (size_t i = 0; i < seen.size(); ++i) {
-        res &= packs[i].change(std::move(seen[i]));
-    }
-    return res;
 }
 
 void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
@@ -75,9 +47,6 @@ void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
         if (rot && rot->buffer) {
             kv->set_input_k_rot(rot);
         }
-    }
-    for (const auto & pack : packs) {
-        pack.set_inputs(n_pos);
     }
     for (auto & [kv, rows] : twin_rows) {
         set_rows(rows, core.twins.cells[core.memory.index_of(kv)], kv->get_size());

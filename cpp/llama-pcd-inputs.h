@@ -3,7 +3,6 @@
 #pragma once
 
 #include "llama-pcd-core.h"
-#include "llama-pcd-pack.h"
 
 #include <map>
 #include <memory>
@@ -45,22 +44,10 @@ public:
     // of each cache, what the twins' attention looks at
     std::vector<llama_pcd_view::cell_range> visible;
 
-    // of each cache, the cells whose second keys are made; empty: none are
-    std::vector<llama_pcd_pack> packs;
-
-    // the masks that have memory of their own
-    std::vector<std::shared_ptr<llama_pcd_mask>> masks;
-
-    std::vector<const ggml_tensor *> no_masks; // there was none for these: layers that share one do not ask again
-
     // I64: the rows of the second keys that twins write, [n_twin], or of transposed values, [n_embd*n_twin]
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> twin_rows;
 
 private:
-    bool change_packs(const llama_ubatch & ubatch);
-
-    std::vector<llama_pcd_view::cell_range> ranges(const llama_ubatch & ubatch) const;
-
     void set_pos    (ggml_tensor * t, const llama_ubatch & ubatch, bool of_twins) const;
     void set_offsets(const llama_ubatch & ubatch) const;
     void set_noise  (const llama_ubatch & ubatch) const;

@@ -73,14 +73,6 @@ bool llama_pcd_memory::slides() const {
     return std::any_of(kvs.begin(), kvs.end(), [](const auto * kv) { return llama_pcd::slides(*kv); });
 }
 
-uint32_t llama_pcd_memory::n_cells() const {
-    uint32_t res = 0;
-    for (const auto * kv : kvs) {
-        res = std::max(res, kv->get_size());
-    }
-    return res;
-}
-
 uint32_t llama_pcd_memory::n_free_cells() const {
     uint32_t res = UINT32_MAX;
     for (const auto * kv : kvs) {

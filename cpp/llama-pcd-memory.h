@@ -65,8 +65,6 @@ struct llama_pcd_memory {
     bool has_shift() const; // positions changed, and the keys are yet to follow
     bool slides()    const; // some layers have a sliding window
 
-    uint32_t n_cells() const; // of the largest cache
-
     // cells that are free as they are
     uint32_t n_free_cells() const;
 

@@ -73,7 +73,7 @@ static ggml_type type_for(const llama_pcd_demand & want, const llama_pcd_layer &
 }
 
 llama_pcd_demand llama_pcd_second::demand_of(const llama_pcd_params & p) const {
-    return { settings.keeps_keys(p, memory.n_cells()), llama_pcd_settings::separate(p), p.type_k_over };
+    return { llama_pcd_settings::rerotated(p), llama_pcd_settings::separate(p), p.type_k_over };
 }
 
 static bool is_needed(const llama_pcd_demand & want, const llama_pcd_kv & cur, llama_pcd_kv::part part) {
@@ -163,12 +163,11 @@ bool llama_pcd_second::allocate(const llama_pcd_params & p, changes & done, std:
     }
 
     if (!ok) {
-        const std::string other = want.stream ? "cache=\"rerotated\"" :
-            format("a window for every sequence (window + n_sink at most %u)", llama_pcd_settings::window_made(memory.n_cells()));
         const bool beside = std::any_of(done.begin(), done.end(), [](const auto & cur) { return !cur.former.empty(); });
-        err = format("the second keys%s need another %.0f MiB%s; use a smaller n_ctx, %s, cache=\"shared\" or perturbation=\"none\" "
+        err = format("the second keys%s need another %.0f MiB%s; use a smaller n_ctx, %scache=\"shared\" or perturbation=\"none\" "
                 "with a window", want.stream ? " and values" : "", n_wanted/1024.0/1024.0,
-                beside ? " beside those in force; turn PCD off before this change, which then frees them" : "", other.c_str());
+                beside ? " beside those in force; turn PCD off before this change, which then frees them" : "",
+                want.stream ? "cache=\"rerotated\", " : "");
     }
     return ok;
 }
@@ -255,12 +254,6 @@ size_t llama_pcd_second::cache_of(const llama_pcd_layer & layer) const {
         i++;
     }
     return i;
-}
-
-bool llama_pcd_second::all_rotate() const {
-    return std::all_of(kvs.begin(), kvs.end(), [](const auto & cur) {
-        return std::all_of(cur.layers.begin(), cur.layers.end(), [](const auto & layer) { return layer.rotates; });
-    });
 }
 
 bool llama_pcd_second::weighs_keys() const {

@@ -1,8 +1,7 @@
 // What PCD keeps beside the KV caches, in the same cells: second keys and, for cache = separate, second values; and which of them
 // are stale, cell by cell. Knows nothing of batches: only cells.
 //
-//   rerotated   the keys turned to theta*. They follow from the first keys, so what is stale is derived from them. None are kept
-//               where windows bound what twins see: then the graph makes them (llama-pcd-pack-graph.cpp).
+//   rerotated   the keys turned to theta*. They follow from the first keys, so what is stale is derived from them.
 //   separate    the keys and values of the twins. Where they are stale, the twin has to be evaluated again.
 
 #pragma once
@@ -109,11 +108,6 @@ struct llama_pcd_second {
     llama_pcd_demand demand; // of the settings in force
 
     llama_pcd_demand demand_of(const llama_pcd_params & p) const;
-
-    // rerotated, and none are kept
-    bool makes_keys() const { return settings.rerotated() && !demand.keys; }
-
-    bool all_rotate() const; // no layer's twins look at first keys
 
     // what was put in the place of other tensors, or of none
     struct change {

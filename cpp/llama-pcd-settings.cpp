@@ -121,15 +121,6 @@ bool llama_pcd_settings::same_topology(const llama_pcd_params & a, const llama_p
     return a.cache == b.cache && a.perturbation == b.perturbation && offsets(a) == offsets(b);
 }
 
-bool llama_pcd_settings::keeps_keys(const llama_pcd_params & p, uint32_t n_cells) const {
-    const auto sees_many = [&](const llama_pcd_params & cur) {
-        return rerotated(cur) && (cur.window == 0 || (int64_t) cur.window + cur.n_sink > window_made(n_cells));
-    };
-    return sees_many(p) || std::any_of(seqs.begin(), seqs.end(), [&](const auto & cur) {
-        return cur.second.on && sees_many(merged(cur.second, p));
-    });
-}
-
 //
 // one sequence
 //

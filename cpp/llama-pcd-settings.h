@@ -53,13 +53,6 @@ struct llama_pcd_settings {
     static bool same_second  (const llama_pcd_params & a, const llama_pcd_params & b);
     static bool same_topology(const llama_pcd_params & a, const llama_pcd_params & b);
 
-    // Whether second keys are kept in memory, beside n_cells cells. Where the windows of all twins that see them are small, the
-    // graph makes those that they see.
-    bool keeps_keys(const llama_pcd_params & p, uint32_t n_cells) const;
-
-    // the largest such window, n_sink included
-    static uint32_t window_made(uint32_t n_cells) { return n_cells/KEPT_SHARE; }
-
     // which field is out of range; empty: none
     static std::string check_range(const llama_pcd_params & p);
 
@@ -87,8 +80,6 @@ struct llama_pcd_settings {
     llama_pcd_seq contrast_of(llama_seq_id seq_id, const llama_pcd_params & p) const;
 
 private:
-    static constexpr uint32_t KEPT_SHARE = 8;
-
     // what was set for a sequence
     struct own_setting {
         bool             on;

@@ -74,14 +74,6 @@ static int32_t token_of(const llama_ubatch & ubatch, uint32_t i0, uint32_t i, ll
     return -1;
 }
 
-// entry i of a micro-batch
-static llama_pcd_view::row row_of(const llama_ubatch & ubatch, uint32_t i, bool is_twin, llama_seq_id seq_id) {
-    const bool     is_2d = ubatch.is_pos_2d();
-    const uint32_t n     = ubatch.n_tokens;
-
-    return { i, is_twin, seq_id, ubatch.pos[i], is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 };
-}
-
 std::vector<llama_pcd_view::row> llama_pcd_view::list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const {
     const uint32_t n  = ubatch.n_tokens;
     const uint32_t i0 = n - cells.size();
@@ -97,7 +89,9 @@ std::vector<llama_pcd_view::row> llama_pcd_view::list(const std::vector<int32_t>
         const llama_seq_id  parent   = twins.parent_of(id);
         const llama_pcd_seq contrast = settings.contrast_of(parent);
 
-        row cur = row_of(ubatch, i, true, parent);
+        const bool is_2d = ubatch.is_pos_2d();
+
+        row cur = { i, parent, ubatch.pos[i], is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 };
         cur.own    = cells[i - i0];
         cur.token  = token_of(ubatch, i0, i, parent, next);
         cur.window = contrast.window;
@@ -107,23 +101,8 @@ std::vector<llama_pcd_view::row> llama_pcd_view::list(const std::vector<int32_t>
     return res;
 }
 
-std::vector<llama_pcd_view::row> llama_pcd_view::rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
-    if (!masks(kv)) {
-        return {};
-    }
-    const auto of_twins = list(twins.cells[memory.index_of(&kv)], ubatch);
-
-    std::vector<row> res;
-    res.reserve(ubatch.n_tokens);
-    for (uint32_t i = 0; i + of_twins.size() < ubatch.n_tokens; ++i) {
-        res.push_back(row_of(ubatch, i, false, ubatch.seq_id[i][0]));
-    }
-    res.insert(res.end(), of_twins.begin(), of_twins.end());
-    return res;
-}
-
 //
-// what a token or a twin sees
+// what a twin sees
 //
 
 bool llama_pcd_view::causal(const llama_kv_cache & kv) const {
@@ -147,7 +126,7 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const row & v, uint32_t j) 
         const auto & ext     = cells.ext_get(j);
         const bool   is_same = !v.is_2d || (ext.x == v.x && ext.y == v.y);
 
-        if (p0 > v.pos || (v.is_2d && ext.is_2d_gt(v.x, v.y)) || (v.is_twin && is_same)) {
+        if (p0 > v.pos || (v.is_2d && ext.is_2d_gt(v.x, v.y)) || is_same) {
             return false;
         }
     }
@@ -184,24 +163,6 @@ bool llama_pcd_view::in_window(const llama_kv_cache & kv, const row & v, const F
         fn((uint32_t) v.own);
     }
     return true;
-}
-
-std::vector<std::vector<llama_pcd_view::seen_cell>> llama_pcd_view::seen(const llama_ubatch & ubatch, uint32_t n) const {
-    const auto     placed = place(ubatch);
-    const uint32_t i0     = ubatch.n_tokens - n;
-
-    std::vector<std::vector<seen_cell>> res(memory.kvs.size());
-
-    for (size_t i = 0; i < res.size(); ++i) {
-        const auto & kv = *memory.kvs[i];
-        for (const row & v : list(placed.cells[i], ubatch)) {
-            const bool all = v.i < i0 || in_window(kv, v, [&](uint32_t j) {
-                res[i].push_back({ v.i - i0, j, (int32_t) j == v.own, bias(kv, v, j) });
-            });
-            GGML_ASSERT(all);
-        }
-    }
-    return res;
 }
 
 //

@@ -38,35 +38,28 @@ struct llama_pcd_view {
         bool operator==(const cell_range & other) const { return begin == other.begin && end == other.end && head == other.head; }
     };
 
-    // for each cache: all cells up to the last used one, and of these what twins see
-    std::vector<cell_range> in_use (const llama_ubatch & ubatch) const;
+    // for each cache, of the cells up to the last used one those that twins see
     std::vector<cell_range> visible(const llama_ubatch & ubatch) const;
-
-    // Of each cache, the cells that the last n entries of a micro-batch see: twins, which all have a window.
-    struct seen_cell {
-        uint32_t twin; // which of the n
-        uint32_t cell;
-        bool     own;  // the twin's
-        float    bias; // in the mask
-    };
-
-    std::vector<std::vector<seen_cell>> seen(const llama_ubatch & ubatch, uint32_t n) const;
 
     // The rows of the twins in a KQ mask: how many there are at its end, which llama.cpp leaves to us, and what they hold.
     uint32_t n_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const;
     void     mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
 
-    // the token or the twin at entry i of a micro-batch
+private:
+    const llama_pcd_memory   & memory;
+    const llama_pcd_settings & settings;
+    const llama_pcd_twins    & twins;
+
+    // the twin at entry i of a micro-batch
     struct row {
         uint32_t     i;
-        bool         is_twin;
-        llama_seq_id seq_id; // whose cells it sees: a twin's parent
+        llama_seq_id seq_id; // whose cells it sees: its parent's
         llama_pos    pos;
         bool         is_2d;
         llama_pos    x;
         llama_pos    y;
 
-        int32_t   own    = -1; // the cell with a twin's own keys
+        int32_t   own    = -1; // the cell with its own keys
         int32_t   token  = -1; // the entry of its token, where that one is in the same micro-batch
         llama_pos window = 0;  // its sequence's
         llama_pos n_sink = 0;
@@ -75,16 +68,8 @@ struct llama_pcd_view {
         llama_pos begin() const { return window == 0 || pos < window ? 0 : pos - window + 1; }
     };
 
-    // all rows of a mask, once the twins are placed; none: they are not
-    std::vector<row> rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const;
-
     bool causal(const llama_kv_cache & kv) const;
     bool sees  (const llama_kv_cache & kv, const row & v, uint32_t j) const;
-
-private:
-    const llama_pcd_memory   & memory;
-    const llama_pcd_settings & settings;
-    const llama_pcd_twins    & twins;
 
     std::vector<row> list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const; // of the twins
 
@@ -94,7 +79,8 @@ private:
     template <typename F>
     bool in_window(const llama_kv_cache & kv, const row & v, const F & fn) const;
 
-    // to what these twins see
+    // all cells up to the last used one; restricted to what these twins see
+    std::vector<cell_range> in_use(const llama_ubatch & ubatch) const;
     void restrict(const llama_kv_cache & kv, const std::vector<row> & all, cell_range & range) const;
 
     static float bias(const llama_kv_cache & kv, const row & v, uint32_t j); // of a cell that one sees

@@ -152,8 +152,7 @@ struct llama_pcd_stats {
     int64_t n_fallbacks;   // of all these, how many were asked for in another way
     int64_t last_fallback; // enum llama_pcd_fallback: why the last of them was
     int64_t state_bytes;   // of the states that recurrent layers keep for twins
-    int64_t graph_bytes;   // compute memory of the graphs that are kept beside llama.cpp's own, so that they take turns; and masks
-                           // that stay from one step to the next
+    int64_t graph_bytes;   // compute memory of the graphs that are kept beside llama.cpp's own, so that they take turns
     int64_t row_bytes;     // of the rows L, L* and L~ of the last decode, beside llama.cpp's own
 };
 
@@ -168,7 +167,6 @@ struct llama_pcd_graph_stats {
     int64_t t_own_ns;   // in PCD's own code while batches were decoded with PCD on, without both of that; nanoseconds
     int64_t n_tokens;   // of the last graph, which is what n_nodes, n_splits and the bytes are of: tokens and twins
     int64_t n_twins;    // of these: with 0 tokens were evaluated alone, with n_tokens twins
-    int64_t n_updated;  // masks so far of which only what changed was written
 };
 
 // One operation of a computed graph, and where it ran. The texts live as long as the call they are passed to.
@@ -192,9 +190,6 @@ LLAMA_API struct llama_pcd_params llama_pcd_default_params(void);
 //
 // Twins have sequence ids of their own, from 192 on (in a model with recurrent layers: from n_seq_max on). A context in which one of
 // these has tokens is refused, and so is a batch with such an id while PCD is on.
-//
-// With cache = rerotated, second keys are kept in memory unless the windows of all twins that see them, the context's and its
-// sequences', are of at most an eighth of the cells with their n_sink: those are made when they are seen.
 //
 // Second keys and values that the new parameters need too are kept, and others are allocated. Parameters that need none, and NULL,
 // leave them for the parameters before, see llama_pcd_trim; cache = rerotated after separate frees the second values. Second keys of
@@ -255,9 +250,6 @@ LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);
 // it is LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has
 // to be as in the context, as far as the sequence's twins use it; with cache = separate also window, n_sink and perturbation,
 // which its second keys follow.
-//
-// A sequence without such a window has second keys kept for the whole context from then on (LLAMA_PCD_NO_MEMORY: they do not fit, and
-// the former setting stays). When it is gone, llama_pcd_trim() frees them.
 //
 // While PCD is on that is checked at once. A setting that is given before is kept, and checked by llama_pcd_set(), which refuses
 // what its sequences cannot have. Later changes of the context hold for its sequences too, but for what they have of their own.

@@ -101,10 +101,9 @@ class PCDConfig:
         relative_top: of the top gamma, keep only tokens with p(v) >= relative_top * max p, 0 to 1. 0 is the paper;
             0.1 is the plausibility cut of contrastive decoding and DoLa.
         cache: what the twin sees of the prompt. "rerotated": the cached keys, rotated again to theta* (Eq. 5 on the
-            shared prompt cache). These second keys make the KV cache 1.5 times as large, unless all twins have a
-            window of at most an eighth of the context: then they are made when they are needed. "shared": the cached
-            keys as they are. "separate": keys and values of a second, over-rotated evaluation of the whole prompt
-            (Eq. 5 in every layer); it takes a second prefill and twice the memory.
+            shared prompt cache). These second keys make the KV cache 1.5 times as large. "shared": the cached keys as they
+            are. "separate": keys and values of a second, over-rotated evaluation of the whole prompt (Eq. 5 in every
+            layer); it takes a second prefill and twice the memory.
         evaluation: "fused": token and twin in one batch, so the weights are read once; "alternate": one after the
             other, without the twin when only one token is plausible; "auto": at each step the one that takes less time
             here and for this text, as measured. The logits of the two differ by rounding.

@@ -194,9 +194,11 @@ def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path)
     names = ["pcd", "pcd:window", "pcd:window=20", "pcd:cache=separate"]
     rows = {row.method: row for row in measure(model, methods_for(names))}
     assert rows["greedy"].kv_bytes == 256 * 3 * 2 * 16 * 2 * 2  # cells, layers, KV heads of 16, K and V of f16
-    assert rows["pcd:window"].kv_bytes == rows["pcd:window=20"].kv_bytes == rows["greedy"].kv_bytes
+    assert rows["pcd:window"].kv_bytes == rows["greedy"].kv_bytes
     assert rows["pcd:cache=separate"].kv_bytes == pytest.approx(2 * rows["greedy"].kv_bytes, rel=0.01)
-    assert rows["pcd"].kv_bytes == pytest.approx(1.5 * rows["greedy"].kv_bytes, rel=0.01)
+    assert (
+        rows["pcd"].kv_bytes == rows["pcd:window=20"].kv_bytes == pytest.approx(1.5 * rows["greedy"].kv_bytes, rel=0.01)
+    )
 
 
 def test_a_model_sure_of_its_tokens_needs_no_twins_with_a_cut(model: Path) -> None:

@@ -1,7 +1,6 @@
-"""Masks that stay in memory from one step to the next hold what masks filled anew would hold, whatever is done to the memory
-between two steps.
+"""What a step's twins see is what is in memory then, whatever was done to it between two steps.
 
-The oracle is the same library with PCD off, as in test_host.py: it fills its masks at every step."""
+The oracle is the same library with PCD off, as in test_host.py."""
 
 from __future__ import annotations
 
@@ -15,10 +14,8 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from test_host import SETTINGS, Pair, set_seq
 
-from pypcd._engine import _bindings as _native
-
 FLASH = {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}
-SHORT_TEXT, N_LOG = 30, 1024  # changes of cells that are remembered
+SHORT_TEXT = 30
 FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     **{name: ("llama", name, {}) for name in SETTINGS},
     "flash": ("llama", "rerotated", FLASH),
@@ -38,9 +35,6 @@ class Steps(Pair):
         super().__init__(native, arch, setting, **{**more, **params})
         if more is FLASH:  # each may differ so much from float64
             self.limit = 2 * tolerance(self.pcd.path, flash_attn=True)
-
-    def n_updated(self) -> int:
-        return int(_native.pcd_get_graph_stats(self.pcd.ctx).n_updated)
 
     def step(self, *seqs: int) -> None:
         """One token behind each of these sequences that are not empty, in one batch, every row checked."""
@@ -121,13 +115,10 @@ def test_a_step_after_an_edit_sees_what_is_in_memory_now(form: str, edit: str, n
         pair.decode(seq, SHORT_TEXT, False)
     for _ in range(3):
         pair.step(0, 1)
-    before = pair.n_updated()
-    assert before > 0, "no mask was kept, or this test shows nothing"
     if edit != "nothing":
         getattr(pair, edit)(*EDITS[edit])
     for _ in range(4):
         pair.step(0, 1)
-    assert pair.n_updated() > before
 
 
 @pytest.mark.parametrize("form", ["window", "flash-window", "sliding-window"])
@@ -138,10 +129,8 @@ def test_a_step_after_another_setting_of_its_sequence(form: str, native: Native)
     for window, n_sink in ((7, 2), (3, 2), (3, 0), (40, 0), (12, 5), (12, 4)):
         pair.seqs[1] = {**pair.setting, "window": window, "n_sink": n_sink}
         set_seq(pair.pcd, 1, pair.seqs[1])
-        before = pair.n_updated()
         for _ in range(3):
             pair.step(0, 1)
-        assert pair.n_updated() > before
 
 
 SEQ, SHARE = st.integers(0, 2), st.floats(0.05, 0.95)
@@ -185,38 +174,10 @@ def test_steps_see_what_is_in_memory_between_any_edits(form: str, operations: li
     pair.step(0, 1, 2)
 
 
-def after_many_changes(native: Native, form: str, n: int) -> tuple[Steps, int]:
-    """First a few cells of a text go, then nearly all of another one of n tokens; and how many masks were updated before."""
-    pair = Steps(native, form, n_ctx=2048, n_batch=2048)
-    pair.decode(0, SHORT_TEXT, False)
-    pair.decode(1, n, False)
-    for _ in range(3):
-        pair.step(0)
-    before = pair.n_updated()
-    pair.hole(0)
-    pair.cut(1, 0.05)
-    pair.step(0)
-    return pair, before
-
-
-@pytest.mark.parametrize("form", ["shared", "window"])
-def test_more_changes_than_are_remembered_are_not_forgotten(form: str, native: Native) -> None:
-    pair, before = after_many_changes(native, form, N_LOG + 100)
-    assert pair.n_updated() == before
-    pair.step(0)
-    assert pair.n_updated() == before + 1
-
-
-def test_the_last_changes_that_are_remembered_count(native: Native) -> None:
-    pair, before = after_many_changes(native, "shared", N_LOG - 100)
-    assert pair.n_updated() == before + 1
-
-
-def test_drafts_that_are_taken_back_leave_nothing_in_the_masks(native: Native) -> None:
+def test_drafts_that_are_taken_back_leave_nothing_behind(native: Native) -> None:
     """Several tokens of one text in a batch, of which some stay."""
     pair = Steps(native, "window")
     pair.decode(0, SHORT_TEXT, False)
-    before = pair.n_updated()
     for n_kept in (1, 3, 4, 0, 2, 1, 1, 3):
         first = pair.stock.span(0)[1] + 1
         tokens = [TOKENS[(first * 5 + i) % len(TOKENS)] for i in range(4)]
@@ -228,4 +189,3 @@ def test_drafts_that_are_taken_back_leave_nothing_in_the_masks(native: Native) -
             close(standard, pair.stock.seen(i), pair.limit)
             close(seen, over, pair.limit)
         pair.both(llama_cpp.llama_memory_seq_rm, 0, first + n_kept, -1)
-    assert pair.n_updated() - before == 7

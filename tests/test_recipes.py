@@ -29,29 +29,6 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     return run
 
 
-@pytest.mark.parametrize("flash_attn", [[], ["--flash-attn"]], ids=["", "flash"])
-def test_made_keys_are_timed_beside_kept_ones(
-    flash_attn: list[str], tiny: Tiny, recipe: Recipe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = ("--length=40,90", "--window=16,20", "--n-ctx=256", "--rounds=2", "--n-tokens=2")
-    recipe("time_made_keys.py", tiny("llama"), *sizes, *flash_attn)
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert [re.match(r"\| (\d+) \| (\d+) \|( \d+\.\d\d \|){2} \d+\.\d\dx \|$", row).groups()[:2] for row in rows] == [
-        ("40", "16"),
-        ("40", "20"),
-        ("90", "16"),
-        ("90", "20"),
-    ]
-
-
-def test_a_window_that_has_second_keys_kept_anyway_is_refused(
-    tiny: Tiny, recipe: Recipe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        recipe("time_made_keys.py", tiny("llama"), "--length=40", "--window=40", "--n-ctx=256")
-    assert "--window has 40; allowed: up to an eighth of --n-ctx, less n_sink" in capsys.readouterr().err
-
-
 def test_drafts_are_timed_by_how_many_guesses_are_right(
     tiny: Tiny, recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -203,7 +203,7 @@ class Texts:
 
     def __init__(self, context: Context, fresh: Context, setting: Setting) -> None:
         self.context, self.fresh, self.alpha = context, fresh, 0.2
-        self.setting, self.keeps = setting, "window" not in setting  # with one, second keys are made as they are needed
+        self.setting = setting
         self.text: dict[int, list[tuple[int, int]]] = {seq: [] for seq in range(3)}  # (token, cell)
         self.start = dict.fromkeys(range(3), 0)
         self.stale: set[int] = set()  # cells
@@ -220,7 +220,7 @@ class Texts:
         if not on:
             self.stale |= {cell for _, cell in new}
             return
-        assert derived(self.context) - before == (len(self.stale & in_use) if self.keeps else 0)
+        assert derived(self.context) - before == len(self.stale & in_use)
         self.stale.clear()
         llama_cpp.llama_memory_clear(self.fresh.memory, True)
         self._turn(self.fresh, True)
@@ -230,8 +230,6 @@ class Texts:
     def _turn(self, context: Context, on: bool) -> None:
         if on:
             turn_on(context, {"alpha": self.alpha, **self.setting})
-            if context is self.fresh:  # which keeps them for a sequence without a window
-                set_sequence(context, 3, {"alpha": self.alpha})
         else:
             turn_off(context)
 
@@ -314,7 +312,7 @@ def test_a_setting_keeps_what_it_needs_and_frees_the_rest(arch: str, native: Nat
         ({"alpha": 0.3}, keys, keys),
         ({"perturbation": "none", "window": 8}, keys, 0),
         ({}, keys, keys),
-        ({"window": 8}, keys, 0),
+        ({"window": 8}, keys, keys),
         ({"type_k_over": "f16"}, keys // 2, keys // 2),
         ({"cache": "shared"}, keys // 2, 0),
         ({"cache": "separate"}, first, first),

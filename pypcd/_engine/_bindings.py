@@ -111,7 +111,6 @@ class GraphStats(ctypes.Structure):
         ("t_own_ns", ctypes.c_int64),
         ("n_tokens", ctypes.c_int64),
         ("n_twins", ctypes.c_int64),
-        ("n_updated", ctypes.c_int64),
     ]
 
 

@@ -37,7 +37,6 @@ class GraphStats:
         t_own_ns: nanoseconds in PCD's own code while batches were decoded with PCD on, without those.
         n_tokens: of that graph: tokens and twins.
         n_twins: of these.
-        n_updated: masks so far of which only what changed was written.
     """
 
     n_nodes: int
@@ -49,7 +48,6 @@ class GraphStats:
     t_own_ns: int
     n_tokens: int
     n_twins: int
-    n_updated: int
 
 
 @dataclasses.dataclass(frozen=True)
