@@ -33,7 +33,7 @@ void llama_pcd::build_graph() {
     if (!mctx) {
         throw std::runtime_error("pcd: no graph can be built for this memory");
     }
-    lctx.graph_reserve(n, 1, n, mctx.get(), true);
+    lctx.graph_reserve(n, 1, 1, mctx.get(), true);
 }
 
 void llama_pcd::prepare() {

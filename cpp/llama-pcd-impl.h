@@ -115,7 +115,7 @@ struct llama_pcd {
     void reserve_later() { lctx.sched_need_reserve = true; }
     void reserve_now(const std::function<void()> & undo);
 
-    // build a graph of a few tokens, for those who look on; no memory is laid out for it
+    // build a graph of a few tokens, one of which gives a row, for those who look on; no memory is laid out for it
     void build_graph();
 
     // time spent computing graphs and waiting for them, and their number
