@@ -240,9 +240,10 @@ class PCDConfig:
         """The setting that a user's `pcd=` means; None for off.
 
         Args:
-            setting: None and False are off, True is `base` or the default. A text is "on", "off", a preset, values such
-                as "beta=1.5:window=64", a preset followed by values, or the path of a profile (.json, as `pypcd tune`
-                writes it). A mapping, or values without a preset, change fields of `base` or of the default.
+            setting: None and False are off, True is `base` or the recommended preset. A text is "on" (the recommended
+                preset), "off", a preset, values such as "beta=1.5:window=64", a preset followed by values, or the path of a
+                profile (.json, as `pypcd tune` writes it). A mapping, or values without a preset, change fields of `base` or
+                of the paper's setting.
             base: the setting in force.
 
         Raises:
@@ -254,7 +255,7 @@ class PCDConfig:
         if setting is None or setting is False:
             return None
         if setting is True:
-            return base or cls()
+            return base or cls.preset(_settings.RECOMMENDED)
         if isinstance(setting, PCDConfig):
             return setting
         if isinstance(setting, Profile):
@@ -298,7 +299,7 @@ class PCDConfig:
         return dataclasses.asdict(self)
 
     def describe(self) -> str:
-        """The fields that differ from the default, as resolve() reads them: "beta=1.5:window=64"; "on" if none differs."""
+        """The fields that differ from the paper's, as resolve() reads them: "beta=1.5:window=64"; "paper" if none differs."""
         fields = dataclasses.fields(self)
         return _settings.write_text(
             {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}

@@ -48,7 +48,7 @@ class Llama(llama_cpp.Llama):
 
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
-        pcd: True for the paper's setting, text such as "gentle", "beta=1.5:window=64" or a profile's file (.json), a
+        pcd: True for the recommended preset, text such as "gentle", "beta=1.5:window=64" or a profile's file (.json), a
             mapping of changed fields, a PCDConfig, or False. Answers under a grammar, a JSON schema or a forced tool are plain
             all the same, unless their own call has `pcd`.
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
@@ -265,7 +265,7 @@ class Llama(llama_cpp.Llama):
     def pcd_for(self, seq_id: int, setting: PCDSetting) -> None:
         """Give one sequence a setting of its own, for callers who decode batches of several through `llm.ctx`.
 
-            llm = pypcd.Llama("model.gguf", pcd=True, n_seq_max=3)
+            llm = pypcd.Llama("model.gguf", pcd="window", n_seq_max=3)
             llm.pcd_for(1, {"beta": 1, "relative_top": 0.1})
             llm.pcd_for(2, False)                       # plain; sequence 0 follows llm.pcd
             llama_cpp.llama_decode(llm.ctx, batch)      # tokens of all three

@@ -38,7 +38,7 @@ from pypcd._errors import InputError, LibraryError, ModelError, PCDError, RPCErr
 from pypcd._gguf import resolve_model
 from pypcd._remote import Device, Servers, greet, lost_text, parse_servers
 from pypcd._served import Served, option_of, to_ini
-from pypcd._settings import PRESETS, load
+from pypcd._settings import PRESETS, RECOMMENDED, load
 
 __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 
@@ -103,7 +103,7 @@ def settings(
         for field, names in _engine.native_names().items()
     }
     common = _setting(config, required)
-    record = {"version": _library.API_VERSION, "values": values, **common}
+    record = {"version": _library.API_VERSION, "values": values, "recommended": RECOMMENDED, **common}
     if models:  # what differs: an environment variable has to be short
         record["models"] = {
             name: {key: value for key, value in _setting(*own).items() if value != common[key]}

@@ -23,6 +23,7 @@ from pypcd._errors import InputError, did_you_mean
 
 __all__ = [
     "PRESETS",
+    "RECOMMENDED",
     "Preset",
     "Profile",
     "is_profile",
@@ -49,7 +50,7 @@ class Preset:
 
 
 PRESETS: Mapping[str, Preset] = {
-    "paper": Preset({}, "the paper's optimum: alpha 0.2, beta 2.5, gamma 30, base_ratio 1e-4; the same as on"),
+    "paper": Preset({}, "the paper's optimum: alpha 0.2, beta 2.5, gamma 30, base_ratio 1e-4"),
     "gentle": Preset(
         {
             "perturbation": "none",
@@ -59,7 +60,7 @@ PRESETS: Mapping[str, Preset] = {
             "min_first_entropy": 2.25,
             "min_context": 300,
         },
-        "a window, where the model is unsure how to begin its answer to a prompt of 300 tokens or more",
+        "a window, where the model is unsure how to begin its answer to a prompt of 300 tokens or more; the same as on",
     ),
     "cautious": Preset(
         {"beta": 1.5, "relative_top": 0.1}, "over-rotation, milder and with a cut: beta 1.5, relative_top 0.1"
@@ -73,6 +74,8 @@ PRESETS: Mapping[str, Preset] = {
         "the method's first version: noise on cos and sin of all pairs, the cached keys as they are, beta 1.5, gamma 100",
     ),
 }
+
+RECOMMENDED = "gentle"  # what True and "on" mean
 
 _NONE = {  # field -> how its None is typed
     "window": ("none", "off", "0"),
@@ -88,8 +91,8 @@ def read_text(text: str, base: Mapping[str, Any]) -> dict[str, Any] | None:
     """The fields that a text sets, by name; None for "off".
 
     Args:
-        text: words joined by colons. The first one may be "on" or a preset, which start from the default; values
-            alone change `base`.
+        text: words joined by colons. The first one may be a preset, or "on", which is the recommended one: these start from
+            the paper's setting. Values alone change `base`.
 
     Raises:
         ValueError: it is not a setting; the message says what is allowed.
@@ -102,15 +105,14 @@ def read_text(text: str, base: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if first != "on" and first not in PRESETS:
         raise InputError(not_a_setting(text, first))
-    fields = PRESETS[first].fields if first in PRESETS else {}
-    return {**fields, **read_values(words[1:])}
+    return {**PRESETS[RECOMMENDED if first == "on" else first].fields, **read_values(words[1:])}
 
 
 def not_a_setting(text: str, name: str) -> str:
     """The error message for a text whose first word is unknown."""
     names = ["on", "off", *PRESETS]
     if name == "pcd":
-        return f"pcd is {text!r}, which is a method's name; write {text[len('pcd:') :] or 'on'}"
+        return f"pcd is {text!r}, which is a method's name; write {text[len('pcd:') :] or 'paper'}"
     return (
         f"pcd is {text!r}, which is not a setting{did_you_mean(name, names)}; allowed: {', '.join(names)}, values such as "
         "beta=1.5:window=64, or a profile's file (.json)"
@@ -135,8 +137,8 @@ def read_values(words: Iterable[str]) -> dict[str, Any]:
 
 
 def write_text(fields: Mapping[str, Any]) -> str:
-    """Fields as read_text() reads them; "on" where there are none."""
-    return ":".join(f"{name}={value}" for name, value in fields.items()) or "on"
+    """What differs from the paper's setting, as read_text() reads it."""
+    return ":".join(f"{name}={value}" for name, value in fields.items()) or "paper"
 
 
 def joined(text: str) -> str:

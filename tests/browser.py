@@ -51,7 +51,7 @@ Open = Callable[..., "Chat"]
 def serve(*options: str, model: Any = "demo", **settings: Any) -> contextlib.AbstractContextManager[_server.Server]:
     """A block in which a server runs that has the page."""
     page = os.environ.get("PYPCD_PAGE")
-    settings = {"pcd": "on:evaluation=fused", "parallel": 4, **settings}
+    settings = {"pcd": "paper:evaluation=fused", "parallel": 4, **settings}
     more = [*(["--path", os.path.abspath(page)] if page else []), *options]
 
     return ready(model, options=[*SMALL, *more], **settings)

@@ -85,7 +85,7 @@ def load() -> Iterator[Callable[..., pypcd.Llama]]:
     """pypcd.Llama of small dimensions, closed after the test; `f16` for llama.cpp's default cache."""
     opened = []
 
-    def make(path: Path, pcd: Any = True, *, f16: bool = False, **kwargs: Any) -> pypcd.Llama:
+    def make(path: Path, pcd: Any = "paper", *, f16: bool = False, **kwargs: Any) -> pypcd.Llama:
         opened.append(pypcd.Llama(path, pcd=pcd, **{**SMALL, **({} if f16 else F32), **kwargs}))
         return opened[-1]
 

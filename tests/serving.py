@@ -31,7 +31,7 @@ except pypcd.LibraryError:
 N = 24
 SMALL = ["--ctx-size", "8192", "--threads", "1", "--threads-batch", "1", "--log-verbosity", "1"]
 SMALL += ["--cache-type-k", "f32", "--cache-type-v", "f32"]  # a cache that rounds nothing
-BASE = "on:evaluation=fused"  # "auto" goes by time
+BASE = "paper:evaluation=fused"  # "auto" goes by time
 PROMPTS = ["The keys are red, blue and green. The first one is", '{"a": 1, "b": 2}\nWhat is b?', "1 2 3 4 5 6 7"]
 SETTINGS: dict[str, Any] = {
     "plain": False,

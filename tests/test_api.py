@@ -208,7 +208,7 @@ def plans(llm, n_steps=3):
 
 llm = pypcd.Llama(sys.argv[1], n_ctx=256, n_batch=16, n_ubatch=8, n_threads=1, n_threads_batch=1, n_gpu_layers=0)
 stock = plans(llm)
-llm.pcd = True
+llm.pcd = "paper"
 plans(llm)
 llm.pcd = False
 plans(llm)  # the first graph after PCD may

@@ -391,7 +391,7 @@ def test_with_pcd_off_every_logit_is_stock_llama_cpps_bit_for_bit(tiny: Tiny, tm
         llm = pypcd.Llama(tiny(arch, **SHAPE), logits_all=True, **options)
         for was_on in (False, True):
             if was_on:
-                llm.pcd = True
+                llm.pcd = "paper"
                 greedy(llm, 3)
                 llm.pcd = False
                 llm.reset()

@@ -62,7 +62,7 @@ def test_the_setting_in_force_is_the_librarys(tiny: Tiny, load: Any) -> None:
             check_rows(llm, tiny("llama"), TOKENS[:20])
     assert _native.pcd_set(llm.ctx, None, None, 0) == _native.OK
     assert llm.pcd is None
-    llm.pcd = True  # what was in force before is not: this is a change
+    llm.pcd = "paper"  # what was in force before is not: this is a change
     llm.eval(TOKENS[20:21])
     check_rows(llm, tiny("llama"), TOKENS[:21])
 

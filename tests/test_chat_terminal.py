@@ -148,18 +148,19 @@ def test_ctrl_c_at_the_prompt_forgets_the_line_and_stays(chat: Chat, tmp_path: P
 # -- the setting in force --------------------------------------------------------------------------------------------
 
 
-def test_the_prompt_says_what_is_in_force_and_on_means_the_papers_setting(chat: Chat) -> None:
+def test_the_prompt_says_what_is_in_force_and_on_means_the_recommended_preset(chat: Chat) -> None:
     with chat() as terminal:
         for command, name in (
             ("hello", "off"),
             ("/pcd gentle", "gentle"),
             ("/pcd off", "off"),
-            ("/pcd on", "on"),
-            ("/pcd beta=1", r"on\W+beta=1.0\W?"),
-            ("/pcd gamma=9", r"on\W+beta=1.0\Wgamma=9\W?"),
+            ("/pcd on", "gentle"),
+            ("/pcd paper", "paper"),
+            ("/pcd beta=1", r"paper\W+beta=1.0\W?"),
+            ("/pcd gamma=9", r"paper\W+beta=1.0\Wgamma=9\W?"),
             ("/pcd window=64", "custom"),  # too long for a prompt
             ("/pcd window:relative_top=0.1", "window:relative_top=0.1"),  # what README advises to try
-            ("/pcd on", "on"),
+            ("/pcd on", "gentle"),
         ):
             terminal.enter(command)
             assert re.fullmatch(f"{name} >>>", terminal.text().rstrip().split("\n")[-1])
@@ -218,14 +219,14 @@ def test_ctrl_c_keeps_what_has_come_with_the_word_it_stopped_in(chat: Chat, tmp_
 
 def test_compare_draws_both_answers_side_by_side_as_they_come(chat: Chat) -> None:
     with chat("--max-tokens=300", columns=100, lines=30) as terminal:
-        terminal.enter("/pcd on")
+        terminal.enter("/pcd paper")
         terminal.enter("hello")
         begin = len(terminal.raw)
         terminal.enter("/compare")
         raw, text = terminal.raw[begin:], terminal.text().split("/compare")[1]
     rows = [line for line in text.split("\n") if " | " in f"{line} " and "tok/s" not in line]
-    assert rows[0].split() == ["PCD", "on", "|", "PCD", "off"] and rows[1].startswith("-" * 48 + " | -")
-    assert sum("PCD on " in row and "| PCD off" in row for row in rows) == 1  # each drawing went over the one before
+    assert rows[0].split() == ["PCD", "paper", "|", "PCD", "off"] and rows[1].startswith("-" * 48 + " | -")
+    assert sum("PCD paper " in row and "| PCD off" in row for row in rows) == 1  # each drawing went over the one before
     assert max(map(wcwidth.wcswidth, rows)) <= 100 and len(rows) > 4
     assert raw.count("| PCD off") >= 2  # with the first piece, and at the end
     assert text.count("300 tokens") == 2

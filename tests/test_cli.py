@@ -44,7 +44,7 @@ def llm(model):
 @pytest.fixture
 def session(llm) -> Conversation:
     llm.reset()
-    llm.pcd = True
+    llm.pcd = "paper"
     return Conversation(llm, _options.GenerationSettings(max_tokens=12))
 
 
@@ -143,7 +143,7 @@ def test_a_full_context_loses_nothing(session, tmp_path):
 
 
 def test_the_answer_ends_where_the_context_does(llm):
-    llm.pcd = True
+    llm.pcd = "paper"
     prompt = llm.tokenize(b"ba " * 200)
     generation = Generation(llm, prompt, _options.GenerationSettings(max_tokens=0))
     assert "".join(generation) == generation.text
@@ -225,7 +225,8 @@ def test_read_refuses_what_is_no_text(session, tmp_path):
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ("on", pypcd.PCDConfig()),
+        ("on", pypcd.PCDConfig.gentle()),
+        ("paper", pypcd.PCDConfig()),
         ("off", None),
         ("cautious", pypcd.PCDConfig.cautious()),
         ("beta=1.5:window=64", pypcd.PCDConfig(beta=1.5, window=64)),
@@ -243,7 +244,7 @@ def test_pcd_values_alone_build_on_the_last_setting(session, llm):
         session.set_pcd(text)
     assert llm.pcd == pypcd.PCDConfig(beta=1.5, gamma=10)
     session.set_pcd("on")  # as --pcd on
-    assert llm.pcd == pypcd.PCDConfig()
+    assert llm.pcd == pypcd.PCDConfig.gentle()
 
 
 @pytest.mark.parametrize("text", ["on", "off", "cautious", "window"])
@@ -387,7 +388,7 @@ def test_generate(model):
     assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
     plain = pypcd_command("generate", model, "--threads=1", "--max-tokens=6", "--pcd=beta=1.5", "-p", "hello")
     assert plain.stdout == record["text"] + "\n"
-    assert plain.stderr.count("\n") == 1 and "PCD on:beta=1.5 | cut at max_tokens" in plain.stderr
+    assert plain.stderr.count("\n") == 1 and "PCD paper:beta=1.5 | cut at max_tokens" in plain.stderr
 
 
 @pytest.mark.parametrize(
@@ -598,10 +599,12 @@ def test_chat_in_a_terminal(model, tmp_path):
     child.expect(r"\.\.\. ")
     enter('lines"""', r"8 tokens \|")
     enter("/pcd relative_top=0", r"PCD gentle:relative_top=0.0")
-    enter("/pcd on:beta=1.5", r"PCD on:beta=1.5")
+    enter("/pcd paper:beta=1.5", r"PCD paper:beta=1.5")
     enter("/pcd off", "PCD off")
     enter("/pcd betta=2", "did you mean 'beta'")
-    enter("/compare", r"PCD on:beta=1.5 +\| PCD off", "--- [|] ---", r"8 tokens \|.*PCD on", r"8 tokens \|.*PCD off")
+    enter(
+        "/compare", r"PCD paper:beta=1.5 +\| PCD off", "--- [|] ---", r"8 tokens \|.*PCD paper", r"8 tokens \|.*PCD off"
+    )
     enter("/regen", r"8 tokens \|.*PCD off")
     enter("/undo", "taken back: two")
     enter("/system be kind", "system message: be kind")

@@ -329,7 +329,7 @@ def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> Non
 
 @needs_server
 def test_a_model_or_setting_that_does_not_run_is_status_1(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = fails(str(tiny("mamba")), "--pcd", "on", "--port", "0", *SMALL, capsys=capsys)
+    status, said = fails(str(tiny("mamba")), "--pcd", "paper", "--port", "0", *SMALL, capsys=capsys)
     assert status == 1 and "mamba" in said and "PCD cannot run here: " in said and said.count("\n") == 1
 
 

@@ -113,14 +113,15 @@ def test_key_types_are_ggmls() -> None:
 def test_what_pcd_accepts() -> None:
     base = PCDConfig(beta=7)
     assert PCDConfig.resolve(None) is PCDConfig.resolve(False) is PCDConfig.resolve(False, base) is None
-    assert PCDConfig.resolve(True) == PCDConfig.resolve({}) == PCDConfig.resolve("paper", base) == PCDConfig()
+    assert PCDConfig.resolve(True) == PCDConfig.resolve("on", base) == PCDConfig.gentle()
+    assert PCDConfig.resolve({}) == PCDConfig.resolve("paper", base) == PCDConfig()
     assert PCDConfig.resolve(True, base) == base
     assert PCDConfig.resolve({"gamma": 5}, base) == PCDConfig(beta=7, gamma=5)
     assert PCDConfig.resolve(PCDConfig(gamma=3), base) == PCDConfig(gamma=3)
 
 
 def test_describe_names_what_differs_from_the_default() -> None:
-    assert PCDConfig().describe() == "on"
+    assert PCDConfig().describe() == "paper"
     assert PCDConfig(beta=1.5, window=64).describe() == "beta=1.5:window=64"
 
 

@@ -130,7 +130,7 @@ def test_it_is_said_once_in_each_model(pair: tuple[pypcd.Llama, pypcd.Llama], ca
     with caplog.at_level(logging.WARNING, logger="pypcd"):
         for run in WAYS.values():
             run(stock)
-            run(llm, pcd=True)
+            run(llm, pcd="paper")
         assert not caplog.messages
         for run in WAYS.values():
             run(llm)

@@ -121,7 +121,7 @@ def test_an_evaluation_may_be_ended_half_way(llm: pypcd.Llama) -> None:
 
 
 def test_twins_are_held_back_while_suspended_and_after_an_error_are_not(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     with _engine.suspended(llm):
         llm.eval(TOKENS[:5])
     assert llm.pcd_stats().n_twins == 0
@@ -166,7 +166,7 @@ def test_a_sequence_out_of_range_is_a_value_error_even_before_pcd_was_on(llm: py
 
 
 def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
-    llm = pypcd.Llama(tiny("llama"), pcd=True, n_ctx=256, n_threads=1)
+    llm = pypcd.Llama(tiny("llama"), pcd="paper", n_ctx=256, n_threads=1)
     llm.close()
     uses: list[Callable[[], object]] = [
         lambda: _engine.decode(llm, entries([1])),

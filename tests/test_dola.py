@@ -116,7 +116,7 @@ def test_the_models_own_rows_do_not_change_by_a_bit(arch: str, flash_attn: bool,
 
 def test_exits_come_and_go_beside_pcd(tiny: Tiny, load: Load) -> None:
     path = tiny("llama")
-    stock, llm = load(path, True), load(path, True)
+    stock, llm = load(path, "paper"), load(path, "paper")
     for model in stock, llm:
         model.eval(TOKENS[:30])
     llm.pcd = False
@@ -125,7 +125,7 @@ def test_exits_come_and_go_beside_pcd(tiny: Tiny, load: Load) -> None:
     wanted = reference(path).exits(TOKENS[:31], (1,))
     close(exit_rows(llm, (0,)), wanted[:, -1], tolerance(path, of=wanted))
     assert set_exits(llm, ()) == (_native.OK, "")
-    llm.pcd = True
+    llm.pcd = "paper"
     stock.eval(TOKENS[30:31])
     for model in stock, llm:
         model.eval(TOKENS[31:32])
@@ -154,12 +154,12 @@ def test_refusals_name_the_value_and_the_remedy(tiny: Tiny, load: Load) -> None:
         assert re.match(sentence, text), text
     assert set_exits(llm, (1,)) == (_native.OK, "")
     with pytest.raises(pypcd.UnsupportedError, match="early exits are read in this context.*llama_pcd_set_exits"):
-        llm.pcd = True
+        llm.pcd = "paper"
     assert set_exits(llm, (9,))[0] == _native.INVALID
     llm.eval(TOKENS[:5])
     assert exit_row(llm, 0) is not None, "a refused setting leaves the former one"
     assert set_exits(llm, ()) == (_native.OK, "")
-    llm.pcd = True
+    llm.pcd = "paper"
     status, text = set_exits(llm, (1,))
     assert (status, text.split(",")[0]) == (_native.UNSUPPORTED, "PCD is on")
 

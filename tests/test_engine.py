@@ -325,7 +325,7 @@ def test_quantised_keys_turn_as_float_ones_do(n_embd: int, type_k: int, tiny: Ti
     for turned_on in ("first", "later"):  # second keys stored beside the first, or derived from them
         llm = load(path, turned_on == "first", type_k=type_k)
         llm.eval(TOKENS[:-1])
-        llm.pcd = True
+        llm.pcd = "paper"
         llm.eval(TOKENS[-1:])
         rows, wanted = llm.pcd_logits(), expected(path, TOKENS, LAST, llm.pcd)
         coarse = 0.01 if type_k == llama_cpp.GGML_TYPE_Q8_0 else 0.35

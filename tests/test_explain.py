@@ -76,7 +76,7 @@ def test_the_tokens_are_those_of_generate(llm, vocabulary, prompt) -> None:
     steps = list(explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, n_tokens=20))
     llm.reset()
     wanted = []
-    for token in llm.generate(prompt, temp=0.0, pcd=True):
+    for token in llm.generate(prompt, temp=0.0, pcd="paper"):
         wanted.append(token)
         if token == llm.token_eos() or len(wanted) == 20:
             break

@@ -198,7 +198,7 @@ class Held:
 
 
 def test_while_one_thread_is_at_it_another_may_tokenize_and_nothing_else(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     alone = llm("abc", max_tokens=5, temperature=0)["choices"][0]["text"]
     state = llm.save_state()
     waiting = llm.generate([1, 2], temp=0)
@@ -228,7 +228,7 @@ def test_while_one_thread_is_at_it_another_may_tokenize_and_nothing_else(tiny: T
 
 def test_threads_that_take_turns_are_right(tiny: Tiny, load: Load) -> None:
     """As llama_cpp.server and web frameworks read a stream: each step in whatever thread of a pool."""
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     alone = list(itertools.islice(llm.generate(TOKENS[:20], temp=0), 12))
     for pcd in (None, {"beta": 2.5}):
         got: list[int] = []
@@ -244,7 +244,7 @@ def test_threads_that_take_turns_are_right(tiny: Tiny, load: Load) -> None:
 
 
 def test_a_text_that_was_overtaken_says_so_and_spoils_nothing(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     alone = list(itertools.islice(llm.generate(TOKENS[:20], temp=0), 6))
     state = llm.save_state()
     for between in (
@@ -321,7 +321,7 @@ def test_the_free_methods_are_methods_and_all_others_are_guarded() -> None:
 
 
 def test_who_only_reads_does_not_end_a_stream(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     monkeypatch.setattr(_guards, "_PATIENCE", 60.0)
     here, stream = threading.Event(), llm.generate(TOKENS[:9], temp=0)
 

@@ -238,7 +238,7 @@ def test_more_tokens_than_the_context_are_refused_before_any_is_evaluated(
 
 
 def test_odd_calls_with_pcd_on_end_well(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     llm.eval([])
     with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
         llm.pcd_logits()
@@ -260,7 +260,7 @@ def test_odd_calls_with_pcd_on_end_well(tiny: Tiny, load: Load) -> None:
 
 
 def test_rows_are_not_to_be_had_of_an_evaluation_without_pcd(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     llm.eval([1, 2, 3])
     llm.pcd = False
     llm.pcd_logits()  # still those of the last evaluation
@@ -272,7 +272,7 @@ def test_rows_are_not_to_be_had_of_an_evaluation_without_pcd(tiny: Tiny, load: L
 
 def test_a_closed_model_says_so(tiny: Tiny) -> None:
     llm = pypcd.Llama(tiny("llama"), n_ctx=256, n_threads=1)
-    stream = llm("some text", max_tokens=9, stream=True, pcd=True)
+    stream = llm("some text", max_tokens=9, stream=True, pcd="paper")
     next(stream)
     llm.close()
     stream.close()
@@ -298,7 +298,7 @@ def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
     llm.close()
 
     generate = ["generate", str(path), "-p", "abc", "--max-tokens", "2", "--threads", "1"]
-    assert main([*generate, "--pcd", "on"]) == 1
+    assert main([*generate, "--pcd", "paper"]) == 1
     assert "PCD cannot run here: the architecture 'starcoder' has no rotary positions" in capsys.readouterr().err
     assert main([*generate, "--pcd", "window"]) == 0  # it needs none
     assert "| PCD window |" in capsys.readouterr().err
@@ -320,7 +320,7 @@ def test_a_context_no_machine_has_room_for_is_an_error_at_once() -> None:
 
 
 def test_a_context_that_is_no_multiple_of_256_is_usable_to_its_end(tiny: Tiny) -> None:
-    llm = pypcd.Llama(tiny("llama"), pcd=True, n_ctx=300, n_threads=1, n_threads_batch=1)
+    llm = pypcd.Llama(tiny("llama"), pcd="paper", n_ctx=300, n_threads=1, n_threads_batch=1)
     assert llm.n_ctx() == 512 <= len(llm.input_ids)
     llm.eval((TOKENS * 6)[:512])
     assert llm.n_tokens == 512
@@ -344,7 +344,7 @@ def test_a_model_that_failed_to_open_can_be_closed_and_collected() -> None:
     llm = object.__new__(pypcd.Llama)
     llm.close()
     with pytest.raises(FileNotFoundError):
-        pypcd.Llama("nowhere.gguf", pcd=True)
+        pypcd.Llama("nowhere.gguf", pcd="paper")
 
 
 # --- the library; each in a process of its own ---
@@ -406,4 +406,4 @@ def test_a_zero_in_that_variable_leaves_pcd_on(tiny: Tiny) -> None:
         tiny("llama"),
         PYPCD_DISABLE="0",
     )
-    assert done.stdout == "on\n" and done.stderr == ""
+    assert done.stdout == f"{pypcd.PCDConfig.gentle().describe()}\n" and done.stderr == ""

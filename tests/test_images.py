@@ -182,12 +182,12 @@ def test_it_does_so_too_where_llama_cpp_was_imported_before_pypcd(projector: Pat
         import json, sys
         from llama_cpp.llama_chat_format import Llava15ChatHandler
         import pypcd
-        llm = pypcd.Llama(sys.argv[1], pcd=True, chat_handler=Llava15ChatHandler(sys.argv[2], verbose=False), n_ctx=512,
+        llm = pypcd.Llama(sys.argv[1], pcd="paper", chat_handler=Llava15ChatHandler(sys.argv[2], verbose=False), n_ctx=512,
                           n_batch=128, n_threads=1, n_threads_batch=1)
         reply = llm.create_chat_completion(json.loads(sys.argv[3]), max_tokens=8, temperature=0)
         print(reply["choices"][0]["message"]["content"].encode(), llm.pcd_stats().n_twins)"""
     said = []
-    for program in (code, f"import pypcd\n{code}", code.replace("pcd=True", "pcd=False")):
+    for program in (code, f"import pypcd\n{code}", code.replace('pcd="paper"', "pcd=False")):
         done = run_python(program, tiny("llama"), projector, json.dumps(question(0)))
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)

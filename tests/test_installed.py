@@ -167,12 +167,12 @@ def test_a_tokenizer_alone_is_no_reason_to_warn(tiny: Tiny) -> None:
 
 
 def test_a_model_that_cannot_run_it_says_why(tiny: Tiny) -> None:
-    pypcd.install("on")
-    with pytest.warns(UserWarning, match=r"gguf decodes plainly: PCD \(on\) cannot run here: ") as seen:
+    pypcd.install("paper")
+    with pytest.warns(UserWarning, match=r"gguf decodes plainly: PCD \(paper\) cannot run here: ") as seen:
         llm = made(tiny("mamba"))
     assert llm.pcd is None and seen[0].filename == __file__
     with pytest.raises(pypcd.UnsupportedError):
-        made(tiny("mamba"), pcd=True)
+        made(tiny("mamba"), pcd="paper")
 
 
 def test_a_class_of_others_stays_theirs_and_one_of_pypcds_too(tiny: Tiny) -> None:
@@ -308,8 +308,8 @@ def test_the_environment_installs_it(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("value", ["1", "True", "on"])
-def test_on_in_the_environment_is_the_papers_setting(value: str, tiny: Tiny) -> None:
-    assert runs(OPEN, tiny("llama"), PYPCD=value) == f"{pypcd.PCDConfig.paper()}\n"
+def test_on_in_the_environment_is_the_recommended_preset(value: str, tiny: Tiny) -> None:
+    assert runs(OPEN, tiny("llama"), PYPCD=value) == f"{pypcd.PCDConfig.gentle()}\n"
 
 
 @pytest.mark.parametrize("value", ["", "0", "off", "Off", "false", " "])

@@ -20,7 +20,7 @@ def test_queries_and_keys_are_the_references_before_rotation(
     arch: str, flash_attn: bool, tiny: Tiny, load: Load
 ) -> None:
     path, text = tiny(arch), TOKENS[:40]
-    ref, llm = reference(path), load(path, True, flash_attn=flash_attn)
+    ref, llm = reference(path), load(path, "paper", flash_attn=flash_attn)
     layers = read_layers(llm, text)
     assert list(layers) == list(range(ref.n_layer))
     assert llm.pcd is not None

@@ -49,7 +49,7 @@ def test_a_loaded_state_gives_the_rows_of_a_fresh_evaluation(mode: dict[str, str
 
 
 def test_a_loaded_state_brings_no_rows_and_leaves_none(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     llm.eval(T[:20])
     state = llm.save_state()
     llm.eval(T[20:30])
@@ -164,7 +164,7 @@ configs = st.builds(
     window=st.sampled_from([None, None, 6]),
 )
 settings_of_pcd = st.one_of(
-    configs, configs, st.sampled_from([False, True, pypcd.PCDConfig(perturbation="none", window=9, n_sink=2), NOISY])
+    configs, configs, st.sampled_from([False, "paper", pypcd.PCDConfig(perturbation="none", window=9, n_sink=2), NOISY])
 )
 actions = st.one_of(
     st.none(),
@@ -192,7 +192,7 @@ def test_no_interleaving_of_steps_leaves_a_trace(
     held: list[int] = []
     llm = pypcd.Llama(
         path,
-        pcd=True,
+        pcd="paper",
         n_ctx=512,
         n_batch=batches[0],
         n_ubatch=batches[1],
@@ -204,7 +204,7 @@ def test_no_interleaving_of_steps_leaves_a_trace(
         **F32,
     )
     with contextlib.closing(llm):
-        for action, n in [*steps, (("set", True), 1)]:
+        for action, n in [*steps, (("set", "paper"), 1)]:
             what, value = action or ("nothing", None)
             if what == "set":
                 llm.pcd = value
@@ -314,7 +314,7 @@ def test_streams_do_not_pass_their_settings_on(tiny: Tiny, load: Load) -> None:
 
 
 def test_a_step_of_a_stream_costs_no_second_keys(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     llm.eval(T[:30])
     n_derived = llm.pcd_stats().n_derived
     llm.reset()
@@ -323,7 +323,7 @@ def test_a_step_of_a_stream_costs_no_second_keys(tiny: Tiny, load: Load) -> None
 
 
 def test_rows_are_those_of_the_setting_they_were_evaluated_with(tiny: Tiny, load: Load) -> None:
-    for base in (True, False):
+    for base in ("paper", False):
         llm = load(tiny("llama"), base)
         llm(PROMPT, max_tokens=3, temperature=0, pcd={"beta": 1.0, "gamma": 5})
         rows = llm.pcd_logits()
@@ -332,7 +332,7 @@ def test_rows_are_those_of_the_setting_they_were_evaluated_with(tiny: Tiny, load
 
 
 def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     fresh = list(itertools.islice(llm.generate(T[:60], temp=0), 12))
     for before in ([T[:60]], [T[:30] + T[70:90]], [T[:60] + [9, 9]], [T[90:100]]):
         list(itertools.islice(llm.generate(before[0], temp=0), 3))
@@ -348,7 +348,7 @@ def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(tiny: Tin
 
 
 def test_a_ram_cache_gives_the_answers_of_an_uncached_model(tiny: Tiny, load: Load) -> None:
-    llm, fresh = load(tiny("llama"), True), load(tiny("llama"), True)
+    llm, fresh = load(tiny("llama"), "paper"), load(tiny("llama"), "paper")
     llm.set_cache(llama_cpp.LlamaRAMCache())
     for prompt in (PROMPT, "another prompt, quite unlike it", PROMPT, PROMPT + " and more", "another prompt"):
         for setting in (None, False, {"alpha": 0.5}):
@@ -360,7 +360,7 @@ def test_a_ram_cache_gives_the_answers_of_an_uncached_model(tiny: Tiny, load: Lo
 
 
 def test_a_stop_string_ends_the_answer(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     whole = text_of(llm(PROMPT, max_tokens=30, temperature=0))
     stop = next(c for c in whole[3:] if c.isalnum() and c.isascii())
     answer = llm(PROMPT, max_tokens=30, temperature=0, stop=[stop])
@@ -427,7 +427,7 @@ def test_a_logit_bias_of_100_reaches_every_token(setting: str, tiny: Tiny, load:
 
 
 def test_logprobs_are_those_of_the_contrasted_distribution(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True, logits_all=True)
+    llm = load(tiny("llama"), "paper", logits_all=True)
     answer = llm(PROMPT, max_tokens=6, temperature=0, logprobs=2)["choices"][0]["logprobs"]
     prompt = llm.tokenize(PROMPT.encode())
     tokens = evaluated(llm)
@@ -467,12 +467,12 @@ def test_a_logits_processor_sees_the_contrasted_row(tiny: Tiny, load: Load) -> N
 
 def test_an_embedding_context_embeds_as_ever_and_generates_with_pcd(tiny: Tiny, load: Load) -> None:
     path = tiny("llama")
-    plain, llm = load(path, False, embedding=True), load(path, True, embedding=True)
+    plain, llm = load(path, False, embedding=True), load(path, "paper", embedding=True)
     for text in ("some words", ["two", "inputs of several words"]):
         assert llm.embed(text) == plain.embed(text)
         assert llm.pcd is not None
     assert llm.create_embedding("abc")["data"] == plain.create_embedding("abc")["data"]
-    expected_tokens = list(itertools.islice(load(path, True).generate(T[:30], temp=0), 10))
+    expected_tokens = list(itertools.islice(load(path, "paper").generate(T[:30], temp=0), 10))
     assert list(itertools.islice(llm.generate(T[:30], temp=0), 10)) == expected_tokens
     assert llm.embed("some words") == plain.embed("some words")
     llm.reset()

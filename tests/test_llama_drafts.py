@@ -180,7 +180,7 @@ def same(first: Any, second: Any, limit: float) -> bool:
 
 
 def test_an_end_of_sequence_inside_a_draft_ends_the_answer(tiny: Tiny, load: Load, eager: None) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     prompt = llm.tokenize(PROMPT.encode())
     wanted = generated(llm, prompt, 12)
     end = {llm.token_eos(): 0.0}
@@ -225,7 +225,7 @@ def test_the_last_cells_of_a_context_are_used(mode: Any, tiny: Tiny, load: Load,
 
 
 def test_a_changed_setting_holds_from_the_next_token_on(tiny: Tiny, load: Load, eager: None) -> None:
-    plain, llm = load(tiny("llama"), True), load(tiny("llama"), True)
+    plain, llm = load(tiny("llama"), "paper"), load(tiny("llama"), "paper")
 
     def run(each: pypcd.Llama) -> list[int]:
         made = []
@@ -240,12 +240,12 @@ def test_a_changed_setting_holds_from_the_next_token_on(tiny: Tiny, load: Load, 
     wanted = run(plain)
     llm.draft_model = Knowing(T[:40] + wanted)
     assert run(llm) == wanted
-    llm.pcd = plain.pcd = True
+    llm.pcd = plain.pcd = "paper"
     assert len(set(map(tuple, (wanted, generated(plain, T[:40], 45))))) == 2  # else this test shows nothing
 
 
 def test_tokens_sent_to_the_generator_are_guesses_too(tiny: Tiny, load: Load, eager: None) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     wanted = generated(llm, T[:30], 12)
     llm.draft_model = Knowing(T[:30] + wanted, (36,))
     tokens = llm.generate(T[:30], temp=0.0)
@@ -315,7 +315,7 @@ def check_row_of_the_token_just_made(llm: pypcd.Llama, path: Any, text: list[int
 
 
 def test_a_state_saved_or_an_answer_stopped_in_a_draft_is_that_without(tiny: Tiny, load: Load, eager: None) -> None:
-    plain, llm = load(tiny("llama"), True), load(tiny("llama"), True)
+    plain, llm = load(tiny("llama"), "paper"), load(tiny("llama"), "paper")
     wanted = generated(plain, T[:40], 30)
     llm.draft_model = Knowing(T[:40] + wanted)
     for n in range(3, 9):
@@ -350,7 +350,7 @@ def test_a_stream_dropped_while_another_thread_has_the_turn_changes_nothing_ther
     tiny: Tiny, load: Load, eager: None
 ) -> None:
     """The other thread's call comes behind the tokens that were read."""
-    plain, llm = load(tiny("llama"), True), load(tiny("llama"), True)
+    plain, llm = load(tiny("llama"), "paper"), load(tiny("llama"), "paper")
     wanted = generated(plain, T[:40], 30)
     llm.draft_model = Knowing(T[:40] + wanted)
     tokens = llm.generate(T[:40], temp=0.0)
@@ -369,7 +369,7 @@ def test_a_stream_dropped_while_another_thread_has_the_turn_changes_nothing_ther
 
 def test_rows_of_another_prompt_count_nothing_of_a_draft(tiny: Tiny, load: Load, eager: None) -> None:
     """A prompt of one token is evaluated without eval()."""
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     wanted = generated(llm, T[:40], 12)
     llm.draft_model = Knowing(T[:40] + wanted)
     generated(llm, T[:40], 3)
@@ -381,7 +381,7 @@ def test_rows_of_another_prompt_count_nothing_of_a_draft(tiny: Tiny, load: Load,
 def test_the_number_of_threads_changes_at_prompts_alone(
     tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch, eager: None
 ) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     wanted = generated(llm, T[:40], 20)
     llm.draft_model = Knowing(T[:40] + wanted)
     renewed, sizes = [], spied(llm, monkeypatch)
@@ -392,7 +392,7 @@ def test_the_number_of_threads_changes_at_prompts_alone(
 
 
 def test_a_ram_cache_gives_the_answers_without(tiny: Tiny, load: Load, eager: None) -> None:
-    llm, fresh = load(tiny("llama"), True), load(tiny("llama"), True)
+    llm, fresh = load(tiny("llama"), "paper"), load(tiny("llama"), "paper")
     llm.set_cache(llama_cpp.LlamaRAMCache())
     llm.draft_model = LlamaPromptLookupDecoding(1, 7)
     for prompt in (PROMPT, "another prompt, quite unlike it", PROMPT, PROMPT + " and more"):
@@ -422,7 +422,7 @@ def test_the_tokens_of_a_prompt_get_no_twins(mode: Any, tiny: Tiny, load: Load, 
 def test_a_prompt_longer_than_a_batch_is_read(tiny: Tiny, load: Load) -> None:
     """llama_cpp keeps no more than n_batch rows, unless logits_all is set, and fails where a draft needs more."""
     for kwargs in ({}, {"logits_all": True}):
-        llm = load(tiny("llama"), True, n_batch=16, **kwargs)
+        llm = load(tiny("llama"), "paper", n_batch=16, **kwargs)
         wanted = generated(llm, T, 9)
         llm.draft_model = LlamaPromptLookupDecoding(1, 4)
         llm.reset()
@@ -430,7 +430,7 @@ def test_a_prompt_longer_than_a_batch_is_read(tiny: Tiny, load: Load) -> None:
 
 
 def test_a_step_fits_in_one_batch_with_its_twins(tiny: Tiny, load: Load, monkeypatch: Any, eager: None) -> None:
-    llm = load(tiny("llama"), True, n_batch=20, n_ubatch=14)
+    llm = load(tiny("llama"), "paper", n_batch=20, n_ubatch=14)
     wanted = generated(llm, T[:30], 40)
     llm.draft_model = Knowing(T[:30] + wanted, (), 30)
     sizes = spied(llm, monkeypatch)
@@ -451,7 +451,7 @@ def test_a_model_that_cannot_go_back_does_without(arch: str, tiny: Tiny, load: L
 
 def test_the_draft_model_is_kept(tiny: Tiny, load: Load) -> None:
     mine = Knowing([1, 2])
-    llm = load(tiny("llama"), True, draft_model=mine)
+    llm = load(tiny("llama"), "paper", draft_model=mine)
     assert llm.draft_model.model is mine
     llm.draft_model = llm.draft_model
     assert llm.draft_model.model is mine
@@ -460,14 +460,14 @@ def test_the_draft_model_is_kept(tiny: Tiny, load: Load) -> None:
     llm.draft_model = None
     assert llm.draft_model is None and len(generated(llm, T[:30], 5)) == 5
     with pytest.raises(ValueError, match="logits_all=False"):
-        load(tiny("llama"), True, draft_model=mine)(PROMPT, logprobs=1)
+        load(tiny("llama"), "paper", draft_model=mine)(PROMPT, logprobs=1)
 
 
 def test_a_draft_models_own_error_comes_through(tiny: Tiny, load: Load) -> None:
     def broken(input_ids: Any, /, **kwargs: Any) -> Any:
         raise RuntimeError("out of guesses")
 
-    llm = load(tiny("llama"), True, draft_model=broken)
+    llm = load(tiny("llama"), "paper", draft_model=broken)
     with pytest.raises(RuntimeError, match="out of guesses"):
         generated(llm, T[:30], 5)
     llm.draft_model = None

@@ -257,14 +257,14 @@ def test_values_out_of_range_and_models_that_cannot(tiny: Tiny, load: Load) -> N
 
 
 def test_ratios_and_pcd_exclude_each_other(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     assert set_ratios(llm)[1].startswith("PCD is on, and over-rotates")
     llm.pcd = False
     assert set_ratios(llm) == (_native.OK, "")
     with pytest.raises(pypcd.UnsupportedError, match="have ratios of their own .Ms-PoE.*llama_pcd_set_head_ratios"):
-        llm.pcd = True
+        llm.pcd = "paper"
     take_off(llm)
-    llm.pcd = True
+    llm.pcd = "paper"
     llm.eval(TOKENS[:5])
     assert llm.pcd_logits().over_rotated is not None
 

@@ -439,7 +439,7 @@ def test_an_answer_that_fills_the_context_says_so(open_page: Open) -> None:
 
 
 def test_another_server_on_the_same_port_is_noticed(open_page: Open) -> None:
-    with serve(pcd="on:evaluation=fused", parallel=1) as server:
+    with serve(pcd="paper:evaluation=fused", parallel=1) as server:
         chat = open_page(server)
         chat.set(longest_answer=4)
         expect(chat.ask("Hello")).to_contain_text("PCD (")

@@ -49,7 +49,7 @@ def test_a_graph_that_is_watched_has_each_operation_with_its_device(tiny: Tiny, 
 def test_the_graphs_that_turn_second_keys_are_watched_too(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
     llm.eval(TOKENS[:40])
-    llm.pcd = True
+    llm.pcd = "paper"
     with _engine.watch_graphs(llm) as graphs:
         llm.eval(TOKENS[40:41])
     turning = graphs[0]

@@ -195,9 +195,9 @@ def test_a_wrong_value_is_a_400_with_the_sentence(text: str, stream: bool, serve
 
 def test_a_model_that_cannot_run_it_says_why(server: Server, tiny: Tiny) -> None:
     mamba = tiny("mamba").stem
-    status, answer = server.post("/v1/completions", prompt="a", model=mamba, pcd=True)
+    status, answer = server.post("/v1/completions", prompt="a", model=mamba, pcd="paper")
     assert status == 400 and "cannot run here" in answer["error"]["message"]
-    status, parts = server.post("/v1/completions", prompt="a", model=mamba, pcd=True, stream=True)
+    status, parts = server.post("/v1/completions", prompt="a", model=mamba, pcd="paper", stream=True)
     assert "cannot run here" in parts[0]["error"]["message"] and len(parts) == 1
     assert server.post("/v1/completions", prompt="a", model=mamba, pcd=False)[0] == 200
     assert server.post("/v1/completions", prompt="a", model=mamba)[0] == 200, "as PYPCD says: a warning, and plain"

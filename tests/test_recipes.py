@@ -32,9 +32,9 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
 def test_drafts_are_timed_by_how_many_guesses_are_right(
     tiny: Tiny, recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = recipe("time_drafts.py", tiny("llama"), "off", "on", "--length=20", "--n-tokens=12", "--n-guesses=4")
+    made = recipe("time_drafts.py", tiny("llama"), "off", "paper", "--length=20", "--n-tokens=12", "--n-guesses=4")
     head, _, *rows = capsys.readouterr().out.splitlines()
-    assert head == "| right | off | on |"
+    assert head == "| right | off | paper |"
     assert [row.split(" | ")[0] for row in rows] == ["| all", "| half", "| none"]
     assert all(re.match(r"\| \w+( \| \d+\.\d\dx \(\d+\.\d\dx\)){2} \|$", row) for row in rows)
     text = list(range(100))

@@ -169,19 +169,19 @@ def serving(*args: str) -> tuple[subprocess.Popen[str], str]:
 
 
 def test_serve_answers_as_a_model_here_does_and_tells_of_a_server_that_is_lost(question: str) -> None:
-    llm = pypcd.Llama("demo", pcd=True, n_ctx=2048, n_threads=1)
+    llm = pypcd.Llama("demo", pcd="paper", n_ctx=2048, n_threads=1)
     text = llm(question, max_tokens=12, temperature=0)["choices"][0]["text"]
     llm.close()
     with running() as servers:
         process, url = serving("demo", "--rpc", ",".join(server.address for server in servers))
         try:
             body = {"prompt": question, "max_tokens": 12, "temperature": 0}
-            assert ask(url, pcd=True, **body)["choices"][0]["text"] == text
+            assert ask(url, pcd="paper", **body)["choices"][0]["text"] == text
             assert ask(url, pcd=False, **body)["choices"][0]["text"]
 
             servers[1].kill()
             with pytest.raises((OSError, http.client.HTTPException)):  # no answer that looks like a whole one
-                ask(url, pcd=True, **body)
+                ask(url, pcd="paper", **body)
             assert process.wait(30) == 1
             assert process.stderr is not None
             said = process.stderr.read()

@@ -305,7 +305,7 @@ def test_rpc_server_on_a_port_that_is_taken(capsys) -> None:
 CHILD = """
 import sys, pypcd
 path, servers = sys.argv[1:]
-llm = pypcd.Llama(path, pcd=True, n_ctx=512, n_threads=1, rpc_servers=servers)
+llm = pypcd.Llama(path, pcd="paper", n_ctx=512, n_threads=1, rpc_servers=servers)
 llm.eval([1, 5, 6])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -66,7 +66,7 @@ def test_the_sampler_chooses_the_tokens_of_a_contrasting_context(
 
 def test_the_context_keeps_its_standard_logits_until_pcd_is_assigned_anew(tiny: Tiny, load: Load) -> None:
     path = tiny("llama")
-    llm = load(path, True)
+    llm = load(path, "paper")
     sampler = pypcd.pcd_sampler(llm)
     llm.eval(TOKENS[:40])
     assert np.array_equal(native_row(llm), llm.pcd_logits().standard)
@@ -77,15 +77,15 @@ def test_the_context_keeps_its_standard_logits_until_pcd_is_assigned_anew(tiny: 
 
 
 def test_assigning_the_same_setting_gives_the_work_back_to_the_context(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     llama_cpp.llama_sampler_free(pypcd.pcd_sampler(llm))
-    llm.pcd = True
+    llm.pcd = "paper"
     llm.eval(TOKENS[:41])
     check_rows(llm, tiny("llama"), TOKENS[:41])
 
 
 def test_a_sampler_reads_the_row_it_was_made_for(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True, logits_all=True)
+    llm = load(tiny("llama"), "paper", logits_all=True)
     for row in (0, 7, 19, -1, -20):
         chain = chain_of(pypcd.pcd_sampler(llm, row), llama_cpp.llama_sampler_init_greedy())
         llm.reset()
@@ -111,7 +111,7 @@ def test_without_pcd_there_is_no_sampler(tiny: Tiny, load: Load) -> None:
 
 
 def test_a_sampler_left_behind_does_nothing_once_pcd_is_off(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     chain = chain_of(pypcd.pcd_sampler(llm), llama_cpp.llama_sampler_init_greedy())
     llm.pcd = False
     plain = list(itertools.islice(load(tiny("llama"), False).generate(TOKENS[:40], temp=0), 10))
@@ -121,7 +121,7 @@ def test_a_sampler_left_behind_does_nothing_once_pcd_is_off(tiny: Tiny, load: Lo
 
 def test_a_sampler_without_a_row_samples_no_token_and_says_so(tiny: Tiny, load: Load) -> None:
     """Its sequence has PCD off, or its logits were not asked for: plain logits would pass for contrasted ones."""
-    llm = load(tiny("llama"), True, n_seq_max=2)
+    llm = load(tiny("llama"), "paper", n_seq_max=2)
     llm.pcd_for(1, False)
     entries = [(token, i, seq, i == 9) for seq in range(2) for i, token in enumerate(TOKENS[:10])]
     for row, message in ((-1, "row -1"), (19, "row 19"), (3, "row 3"), (-5, "row -5"), (9, None), (-2, None)):
@@ -166,7 +166,7 @@ def test_one_sequence_may_leave_its_contrast_to_a_sampler(native: Any) -> None:
 
 
 def test_generation_refuses_to_be_plain_while_a_sampler_does_the_contrast(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     sampler = pypcd.pcd_sampler(llm)
     with pytest.raises(pypcd.PCDError, match="assign llm.pcd again"):
         next(llm.generate(TOKENS[:5]))

@@ -511,10 +511,10 @@ def test_a_sequences_setting_waits_for_pcd_and_is_judged_by_it(tiny: Tiny, load:
     with pytest.raises(
         ValueError, match="sequence 1: alpha is 0.5, the context's is 0.2; only the context can change it"
     ):
-        llm.pcd = True
+        llm.pcd = "paper"
     assert llm.pcd is None
     llm.pcd_for(1, "window")
-    llm.pcd = True
+    llm.pcd = "paper"
     llm.eval(TOKENS[:30])
     rows = llm.pcd_logits()
     wanted = pypcd.contrast(rows.standard, rows.over_rotated, beta=1.5, relative_top=0.1)
@@ -526,7 +526,7 @@ def test_a_sequences_setting_waits_for_pcd_and_is_judged_by_it(tiny: Tiny, load:
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
 def test_a_sequences_setting_outlasts_what_generation_does_to_the_memory(arch: str, tiny: Tiny, load: Load) -> None:
     """Rewinds for a common prefix, reset() and states, but not embed(), which clears it."""
-    llm = load(tiny(arch), True, embedding=True)
+    llm = load(tiny(arch), "paper", embedding=True)
 
     def n_plausible() -> int:
         return int(np.isfinite(llm.pcd_logits().contrasted).sum())
@@ -548,7 +548,7 @@ def test_a_sequences_setting_outlasts_what_generation_does_to_the_memory(arch: s
 
 
 def test_the_setting_of_a_sequence_comes_before_that_of_a_call(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), True)
+    llm = load(tiny("llama"), "paper")
     llm.pcd_for(0, {"gamma": 4})
     next(llm.generate(TOKENS[:9], pcd={"gamma": 7}))
     assert np.isfinite(llm.pcd_logits().contrasted).sum() == 4
@@ -559,7 +559,7 @@ def test_the_setting_of_a_sequence_comes_before_that_of_a_call(tiny: Tiny, load:
 
 def test_batching_by_hand_with_a_setting_for_each_sequence(tiny: Tiny, load: Load) -> None:
     """The example of pcd_for's docstring."""
-    llm = load(tiny("llama"), True, n_seq_max=3)
+    llm = load(tiny("llama"), "paper", n_seq_max=3)
     llm.pcd_for(1, {"beta": 1, "relative_top": 0.01})
     llm.pcd_for(2, False)
     assert _engine.decode(llm, [(token, i, seq, i == 9) for seq in range(3) for i, token in enumerate(TOKENS[:10])])

@@ -241,9 +241,12 @@ def test_the_body_comes_before_the_suffix_and_that_before_the_server(
     assert of(server, model="demo:pcd-cautious", pcd="window")["window"] == 64
     changed = of(server, model="demo:pcd-cautious", pcd={"gamma": 5})
     assert changed["beta"] == 1.5 and changed["gamma"] == 5
-    assert of(off, model="demo:pcd")["beta"] == 2.5 and of(off, pcd=True)["beta"] == 2.5
+    assert of(server, pcd=True)["beta"] == of(server, model="demo:pcd")["beta"] == 2.5, "the server's"
+    for asked in ({"pcd": True}, {"pcd": "on"}, {"model": "demo:pcd"}, {"model": "demo:pcd", "pcd": True}):
+        assert of(off, **asked) == of(off, pcd="gentle"), "the recommended preset, where the server is off"
+    assert of(off, pcd="paper")["beta"] == 2.5
     assert of(off, pcd={"adaptive": "jsd", "window": None})["adaptive"] == "jsd"
-    assert of(server, pcd="off") is False and of(server, pcd="on")["beta"] == 2.5
+    assert of(server, pcd="off") is False and of(server, pcd="on") == of(server, pcd="gentle")
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "blog"])
@@ -333,7 +336,8 @@ def test_a_server_without_a_setting_runs_what_needs_no_rotation_on_request(tiny:
         assert server.refusals() == {}
         assert own(complete(server, "a", n_predict=2)) is False
         assert own(complete(server, "a", n_predict=2, pcd="window"))["window"] == 64
-        for told in (True, "paper", "cautious", {"beta": 1.5}):
+        assert own(complete(server, "a", n_predict=2, pcd=True))["window"] == 64
+        for told in ("paper", "cautious", {"beta": 1.5}):
             assert "Field 'pcd': " in refused(server, pcd=told), told
 
 

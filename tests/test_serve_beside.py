@@ -100,7 +100,7 @@ def test_a_context_that_shifts_goes_on(server: _server.Server) -> None:
 
 
 def test_a_second_stream_follows_saved_slots_and_the_prompt_cache(saves: Path, llm: pypcd.Llama) -> None:
-    setting = "on:cache=separate:evaluation=fused"
+    setting = "paper:cache=separate:evaluation=fused"
     with running("--slot-save-path", f"{saves}/", pcd=setting) as server:
         text = " ".join(PROMPTS)
         first = complete(server, text, id_slot=0, n_predict=8)

@@ -51,7 +51,7 @@ def test_backend_sampling_gives_way_to_requests_with_pcd(
 
 def test_a_refusal_names_options_and_no_function_of_c() -> None:
     with running("--no-kv-unified", pcd="cautious", pcd_required=False) as apart:
-        for said in (refused(apart, pcd=True), *apart.refusals().values()):
+        for said in (refused(apart, pcd="paper"), *apart.refusals().values()):
             assert "--kv-unified" in said and not any(name in said for name in C_NAMES)
 
 

@@ -81,7 +81,7 @@ def test_a_text_means_what_it_means_in_python(server: _server.Server) -> None:  
     assert min(kinds.values()) >= 3 and kinds["setting"] > 100 and kinds["refused"] > 100, kinds
 
 
-@pytest.mark.parametrize("given", ["window:relative_top=0.1", "beta=4:gamma=3", "on:beta=30"])
+@pytest.mark.parametrize("given", ["window:relative_top=0.1", "beta=4:gamma=3", "paper:beta=30"])
 def test_an_answer_is_that_of_llama_with_the_same_text(
     given: str,
     server: _server.Server,  # noqa: F811
@@ -101,8 +101,8 @@ def test_values_alone_change_the_servers_setting_and_a_preset_does_not() -> None
 
         assert beta_and_window(pcd="beta=2") == (2, PRESETS["gentle"].fields["window"])
         assert beta_and_window(pcd=True) == (0.75, 64) and beta_and_window(model="demo:pcd") == (0.75, 64)
-        assert beta_and_window(pcd="on") == (2.5, None), "the paper's, as in Python"
-        assert beta_and_window(pcd="on:window=8") == (2.5, 8)
+        assert beta_and_window(pcd="on:beta=3") == (3, 64) and beta_and_window(pcd="paper") == (2.5, None)
+        assert beta_and_window(pcd="paper:window=8") == (2.5, 8)
         assert beta_and_window(pcd="gamma=3", model="demo:pcd-cautious") == (1.5, None)
 
 

@@ -138,9 +138,10 @@ def test_values_change_the_setting_in_force_and_words_do_not() -> None:
     base = PCDConfig(beta=7, window=64)
     assert PCDConfig.resolve("gamma=5", base) == PCDConfig.resolve({"gamma": 5}, base) == base.replace(gamma=5)
     assert PCDConfig.resolve("window=off:type_k_over=none", base) == PCDConfig(beta=7)
-    for text in ("on", "paper", "ON"):
-        assert PCDConfig.resolve(text, base) == PCDConfig()
-    assert PCDConfig.resolve("on:gamma=5", base) == PCDConfig(gamma=5)
+    assert PCDConfig.resolve("paper", base) == PCDConfig()
+    for text in ("on", "ON"):
+        assert PCDConfig.resolve(text, base) == PCDConfig.gentle()
+    assert PCDConfig.resolve("paper:gamma=5", base) == PCDConfig(gamma=5)
     assert PCDConfig.resolve("cautious:beta=2", base) == PCDConfig.cautious().replace(beta=2)
     assert PCDConfig.resolve("off", base) is None
 
@@ -156,10 +157,16 @@ def test_the_table_of_presets_is_what_the_class_offers() -> None:
     assert list(PRESETS) == list(made)
     for name, config in made.items():
         assert PCDConfig.preset(name) == PCDConfig.resolve(name) == PCDConfig(**PRESETS[name].fields) == config
-        assert _options.describe_pcd(config) == ("on" if name == "paper" else name)
+        assert _options.describe_pcd(config) == name
         assert "\n" not in PRESETS[name].what
     assert _options.describe_pcd(None) == "off"
-    for shown in ("on:beta=1.5", "cautious:beta=2.0", "window:relative_top=0.1", "cautious:window=64", "blog:gamma=30"):
+    for shown in (
+        "paper:beta=1.5",
+        "cautious:beta=2.0",
+        "window:relative_top=0.1",
+        "cautious:window=64",
+        "blog:gamma=30",
+    ):
         assert _options.describe_pcd(PCDConfig.resolve(shown)) == shown
     likest = PCDConfig.windowed().replace(beta=1.5, relative_top=0.1)  # cautious, but for its kind of twin
     assert "perturbation" not in _options.describe_pcd(likest)

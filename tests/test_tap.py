@@ -106,7 +106,7 @@ def test_a_tap_does_not_change_what_it_sees(flash_attn: bool, tiny: Tiny, load: 
 
 def test_pcds_twins_are_seen_too(tiny: Tiny, load: Load) -> None:
     path = tiny("llama")
-    llm = load(path, True)
+    llm = load(path, "paper")
     llm.eval(TOKENS[:30])
     with tap(llm, ["kq_soft_max-1"]) as seen:
         llm.eval(TOKENS[30:31])

@@ -70,7 +70,8 @@ void server_pcd_settings::read(const json & all, const std::set<std::string> & n
             }
         }
     }
-    values     = all.at("values");
+    values      = all.at("values");
+    recommended = all.at("recommended").get<std::string>();
     by_default = given.at("default").get<bool>();
     required   = given.at("required").get<bool>();
     setting    = params_of(given.at("setting"));
@@ -209,6 +210,10 @@ static json literal(const std::string & text, bool can_be_null) {
     return is_whole && std::abs(number) < 1e15 ? json((int64_t) number) : json(number);
 }
 
+llama_pcd_params server_pcd_settings::on() const {
+    return by_default ? setting : preset(recommended);
+}
+
 std::optional<llama_pcd_params> server_pcd_settings::text(const std::string & given, llama_pcd_params base) const {
     const std::string words = string_strip(given);
 
@@ -224,7 +229,7 @@ std::optional<llama_pcd_params> server_pcd_settings::text(const std::string & gi
             if (first == "off" && end == std::string::npos) {
                 return std::nullopt;
             }
-            base = preset(first == "on" ? "paper" : first, given);
+            base = preset(first == "on" ? recommended : first, given);
             continue;
         }
         const std::string name = word.substr(0, equal);

@@ -29,9 +29,10 @@ struct server_pcd_settings {
     bool required   = true;  // false: where PCD cannot run, the server goes on without it
     common_json values;      // names of values: field -> name -> number; the name "null" is JSON's null
 
-    llama_pcd_params setting = {};           // for requests that say "true", and where a body's fields start
+    llama_pcd_params setting = {};           // where a body's fields start
     std::vector<llama_pcd_params> contexts;  // what the context may be set to; the first that runs is
     std::vector<std::pair<std::string, llama_pcd_params>> presets;
+    std::string recommended;                 // the one that "on" means
 
     // since the context was made
     bool        is_on = false;  // in the context
@@ -47,6 +48,8 @@ struct server_pcd_settings {
     common_json      value_of(const server_pcd_field & field, const llama_pcd_params & p) const;
     llama_pcd_params fields  (const common_json & given, llama_pcd_params base) const;
     llama_pcd_params preset  (const std::string & name, const std::string & given = "") const; // given: for an error, what has it in it
+
+    llama_pcd_params on() const; // for requests that say "true": the server's setting, or the recommended preset where that is off
 
     // as pypcd.Llama(pcd=TEXT) reads it (pypcd/_settings.py): "gentle", "window:relative_top=0.1", "beta=1.5"; nothing: off
     std::optional<llama_pcd_params> text(const std::string & given, llama_pcd_params base) const;

@@ -172,7 +172,7 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
 
     field = "model";
     if (const std::string suffix = suffix_of(body); !suffix.empty()) {
-        res = { true, suffix == "pcd" ? server_pcd.setting : server_pcd.preset(suffix.substr(4)) };
+        res = { true, suffix == "pcd" ? server_pcd.on() : server_pcd.preset(suffix.substr(4)) };
     }
 
     field = "pcd";
@@ -186,8 +186,11 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
     }
     const json & given = body.at("pcd");
 
-    if (given.is_boolean()) {
-        return { given.get<bool>(), res.params };
+    if (given == json(true)) {
+        return { true, res.on ? res.params : server_pcd.on() };
+    }
+    if (given == json(false)) {
+        return { false, res.params };
     }
     if (given.is_object()) {
         return { true, server_pcd.fields(given, res.params) };

@@ -91,13 +91,13 @@ def how_to_turn_on(option: str) -> str:
 
 
 def describe_pcd(config: PCDConfig | None) -> str:
-    """A setting as it can be typed: off, or on or a preset and the values that differ from it, in the fewest values."""
+    """A setting as it can be typed: off, or a preset and the values that differ from it, in the fewest values."""
     if config is None:
         return "off"
     fields = config.as_dict()
     texts = []
-    for name in ("on", *PRESETS):
-        start = PCDConfig.preset("paper" if name == "on" else name).as_dict()
+    for name in PRESETS:
+        start = PCDConfig.preset(name).as_dict()
         changed = {field: value for field, value in fields.items() if value != start[field]}
         is_other = "perturbation" in changed  # another kind of twin: its preset would mislead
         texts.append((is_other, len(changed), f"{name}:{write_text(changed)}" if changed else name))

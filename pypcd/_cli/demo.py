@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     for text in itertools.islice(_examples(llm, plan, outcome.records), N_EXAMPLES):
         print(text)
     _print_table(cells, args.n)
-    print("try one: pypcd demo --question K | pypcd generate demo --pcd on (or off)")
+    print("try one: pypcd demo --question K | pypcd generate demo --pcd paper (or off)")
     return 0
 
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-f", "--file", metavar="FILE", type=pathlib.Path, help="read the prompt from a file")
     add("--chat", action="store_true", help="use the model's chat template")
     add("--gold", metavar="TEXT", help="the right answer; its tokens are marked")
-    add("--pcd", metavar="SETTING", default="on", help="a preset, or beta=1.5:window=64 ... (default %(default)s)")
+    add("--pcd", metavar="SETTING", default="paper", help="a preset, or beta=1.5:window=64 ... (default %(default)s)")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=12, help="tokens at most (default %(default)s)")
     add("--top", metavar="N", type=_options.at_least(1), default=4, help="candidates of each row (default %(default)s)")
     add("--n-ctx", metavar="N", type=_options.at_least(0), default=0, help="context (default: the model's)")

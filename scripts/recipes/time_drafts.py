@@ -48,7 +48,7 @@ def written(llm: pypcd.Llama, prompt: list[int], n: int) -> tuple[list[int], flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("settings", nargs="*", default=["off", "window", "on"], help="default: off window on")
+    parser.add_argument("settings", nargs="*", default=["off", "window", "paper"], help="default: off window paper")
     for name, default in (("--length", 256), ("--n-tokens", 48), ("--n-guesses", 10), ("--threads", 1)):
         parser.add_argument(name, type=int, default=default, help="default %(default)s")
     args = parser.parse_intermixed_args()
