@@ -29,7 +29,7 @@ from install import ROOT, Display, Failed, State, make_venv, run
 __all__ = ["CONSUMERS", "Consumer", "chosen", "prepare"]
 
 QUICK = "quick"
-NEEDED = ("pytest>=8", "hypothesis", "ruff==0.17.6")  # by the tests themselves
+NEEDED = ("pytest>=8", "hypothesis", "gguf>=0.10", "ruff==0.17.6")  # by the tests themselves
 
 
 class NotInstalled(Failed):
