@@ -243,7 +243,7 @@ def test_without_amx_nothing_is_probed(
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("print('right')", "paper: its products are right"),
+        ("print('right')", "on: its products are right"),
         ("os.kill(os.getpid(), 4)", "off: ggml's kernels for it crash here"),
     ],
 )

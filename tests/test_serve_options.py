@@ -37,7 +37,7 @@ def test_backend_sampling_gives_way_to_requests_with_pcd(
         told = ask(sampling, "/props")[1]["pcd"]
         assert told["default"] == bool(pcd) and "refusal" not in told
         assert told["presets"] == ask(server, "/props")[1]["pcd"]["presets"]
-        for setting in (True, "cautious", {"beta": 4.0}):
+        for setting in ("paper", "cautious", {"beta": 4.0}):
             answer = complete(sampling, PROMPTS[0], pcd=setting)
             assert answer["timings"]["pcd_twins"] > 0
             is_greedy(llm, PROMPTS[0], setting, answer["tokens"])

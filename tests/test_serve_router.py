@@ -435,7 +435,7 @@ def test_a_word_is_a_model_and_its_setting_whatever_is_in_their_names(
 
 def test_a_word_may_be_a_drive_a_missing_file_or_the_demo() -> None:
     assert _served._split("demo=window:relative_top=0.1") == ("demo", "window:relative_top=0.1")
-    assert _served._split(r"C:\no=such\a.gguf=on:beta=1") == (r"C:\no=such\a.gguf", "paper:beta=1")
+    assert _served._split(r"C:\no=such\a.gguf=paper:beta=1") == (r"C:\no=such\a.gguf", "paper:beta=1")
     assert _served._split("nosuch") == ("nosuch", None)
 
 

@@ -56,7 +56,7 @@ def started(kind: type[_server.Server], pcd: Any = False) -> Any:
 Servers = tuple[_server.Server, _server.Server]
 
 
-@pytest.fixture(scope="module", params=["off", "off, used", "gentle", "on"])
+@pytest.fixture(scope="module", params=["off", "off, used", "gentle", "paper"])
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
     """Stock, and ours: started with --pcd off, the same after a request with PCD, started with PCD for those that do not say.
 
@@ -65,7 +65,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
     with started(Stock) as stock, started(_server.Server, request.param.split(",")[0]) as ours:
         assert stock.wait_until_ready() and ours.wait_until_ready()
         if "used" in request.param:
-            body = {"prompt": PROMPTS[1], "n_predict": 8, "ignore_eos": True, "pcd": True}
+            body = {"prompt": PROMPTS[1], "n_predict": 8, "ignore_eos": True, "pcd": "paper"}
             assert ask(stock, "/completion", body)[0] == 200
             assert ask(ours, "/completion", body)[1]["timings"]["pcd_twins"] > 0
         yield stock, ours
