@@ -376,6 +376,8 @@ def test_a_mark_changes_no_meaning(open_page: Open) -> None:
             assert {word.strip() for word in words} <= {text.strip() for text, _ in case}
 
     check()
+    (((snake, _), (plain, _)),) = page.evaluate(COMPARE, [[["www", True], ["_", False], ["org", True], ["_\n", False]]])
+    assert snake == plain
     ((_, words), _), ((_, others), _) = page.evaluate(
         COMPARE,
         [[["one ", False], ["word", True], [" more", True]], [["| ", True], ["word", True], ["\n|-|-|\n", True]]],

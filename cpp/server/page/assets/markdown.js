@@ -69,7 +69,7 @@ export function markdown(pieces, button) {
 
 /**
  * The Markdown with its marks. It has to mean the same with and without them, so only words are marked, and those that are part of an
- * address, of "&amp;" or of the name of a link are not.
+ * address, of "&amp;" or of the name of a link are not, nor those beside "_", which between letters is no emphasis.
  */
 function withMarks(pieces) {
   const clean = pieces.map(piece => piece.text.replace(MARKS, ""));
@@ -83,7 +83,7 @@ function withMarks(pieces) {
     start += text.length;
     while (addresses.length && addresses[0][1] <= at) addresses.shift();
     if (mark === null || !isWord(word) || addresses[0]?.[0] <= at) return text;
-    if ((text === word && /[&[<]$/.test(clean[i - 1])) || /^[;\]:>]/.test(clean[i + 1])) return text;
+    if ((text === word && /[&[<_]$/.test(clean[i - 1])) || /^[;\]:>_]/.test(clean[i + 1])) return text;
     return `${text.slice(0, -word.length)}${OPEN}${mark}${MIDDLE}${word}${CLOSE}`;
   }).join("");
 }
