@@ -27,7 +27,7 @@ ITEM = re.compile(r" *([-*]|\d+\.) ")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    paths = [path for path in Path(config.docs_dir).rglob("*") if path.is_file()] + [ROOT / name for name in PAGES]
+    paths = [path for path in Path(config.docs_dir).resolve().rglob("*") if path.is_file()] + [ROOT / name for name in PAGES]
     for page in [path for path in paths if path.suffix == ".md"]:
         paths += [path for path in linked(page) if path not in paths]
     theme = [file for file in files if file.src_dir != config.docs_dir]
