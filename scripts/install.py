@@ -277,7 +277,7 @@ class Environment:
         shutil.rmtree(self.wheels, ignore_errors=True)
         # a build of its own, against another ggml; llama-server needs libmtmd, which is not there
         own = [f"-Cbuild-dir=build/{self.backend}", "-Ccmake.define.PYPCD_SERVER=OFF"] if self.backend else []
-        title = "2/3 libllama and llama-server, 5 minutes on two cores the first time"
+        title = f"2/3 libllama{'' if self.backend else ' and llama-server'}, 5 minutes on two cores the first time"
         self.pip(title, "wheel", "--no-deps", "--no-build-isolation", *own, "--wheel-dir", self.wheels, self.root)
         return next(self.wheels.glob("pypcd-*.whl"))
 
