@@ -1,4 +1,4 @@
-"""PCD still works on every architecture of llama.cpp that docs/architectures.json lists as working; the same checks.
+"""PCD still works on every architecture of llama.cpp that docs/lab/architectures.json lists as working; the same checks.
 
 PYPCD_ARCH_MODELS names the folder of models that scripts/recipes/arch_models makes.
 """
@@ -17,7 +17,7 @@ import arch_checks
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOUND = json.loads((ROOT / "docs/architectures.json").read_text())
+FOUND = json.loads((ROOT / "docs/lab/architectures.json").read_text())
 EXPECTED: dict[str, dict[str, Any]] = {model["file"]: model["readings"] for model in FOUND["models"]}
 WORSE_FIRST = ["crashed", "wrong", "refused", "supported"]
 
@@ -29,7 +29,9 @@ def running(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[dict[st
     if not folder:
         pytest.skip("PYPCD_ARCH_MODELS does not name the folder of models that scripts/recipes/arch_models makes")
     paths = {path.name: path for path in Path(folder).glob("*.gguf")}
-    assert set(paths) == set(EXPECTED), f"PYPCD_ARCH_MODELS={folder} holds other models than docs/architectures.json"
+    assert set(paths) == set(EXPECTED), (
+        f"PYPCD_ARCH_MODELS={folder} holds other models than docs/lab/architectures.json"
+    )
     items = [item for item in request.session.items if "running" in getattr(item, "fixturenames", ())]
     selected = [item.callspec.params["file"] for item in items]
     pool = ThreadPoolExecutor(2)
@@ -51,6 +53,6 @@ def test_no_architecture_works_less_than_the_table_says(file: str, running: dict
 
 def test_the_table_is_made_of_the_numbers_and_has_all_readings() -> None:
     matrix = runpy.run_path(str(ROOT / "scripts/recipes/arch_matrix.py"))
-    assert (ROOT / "docs/architectures.md").read_text() == matrix["render"](FOUND)
+    assert (ROOT / "docs/lab/architectures.md").read_text() == matrix["render"](FOUND)
     assert matrix["pin"]() == FOUND["pin"]
     assert all(list(readings) == list(arch_checks.READINGS) for readings in EXPECTED.values())

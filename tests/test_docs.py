@@ -23,6 +23,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *(ROOT / name for name in ("cpp/README.md", "pypcd/models/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/lab").glob("*.md")),
 ]
 if not all(page.exists() for page in PAGES):
     pytest.skip("the pages lie in a checkout only", allow_module_level=True)
@@ -125,7 +126,7 @@ COMMANDS = [(name_of(page), line) for page in PAGES for line in dict.fromkeys(co
 
 def test_commands_are_found() -> None:
     found = {page for page, _ in COMMANDS}
-    assert found >= {"README.md", "docs/settings.md", "docs/cost.md", "docs/evidence.md", "docs/evaluate.md"}
+    assert found >= {"README.md", "docs/settings.md", "docs/cost.md", "docs/lab/evidence.md", "docs/evaluate.md"}
     assert len(COMMANDS) >= 40
     assert any("--picture docs/one_answer.png" in line for page, line in COMMANDS if page == "README.md")
 

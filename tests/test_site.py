@@ -89,7 +89,7 @@ def test_lists_are_as_python_markdown_wants_them() -> None:
         "```sh\nls\n- no list\n```\n",
     ):
         assert pages.spaced(same) == same
-    for page in itertools.chain(ROOT.glob("*.md"), ROOT.glob("docs/*.md")):
+    for page in itertools.chain(ROOT.glob("*.md"), ROOT.glob("docs/*.md"), ROOT.glob("docs/lab/*.md")):
         assert pages.spaced(text_of(page)).split() == text_of(page).split()
 
 

@@ -38,15 +38,15 @@ def test_the_tables_are_those_of_the_runs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     study_table.main(str(tmp_path), str(out))
-    pulled, plain = (out / "study.md").read_text().split("## The same models before the pull")
+    pulled, plain = (out / "summary.md").read_text().split("## The same models before the pull")
     assert "| greedy | 50.0 |" in pulled and "| rerotated, beta 2.5 | +30.0 [" in pulled  # 6 more of 20
     assert "| 0 | 100 | 50.0 | +40.0 [" in pulled and "| 1 | 100 | 50.0 | +20.0 [" in pulled
     assert "| greedy | 100.0 |" in plain and "| rerotated, beta 2.5 | -60.0 [" in plain and "90-100% (2)" in plain
     assert "| study-plain-1 | plain1 | 1 | 2 |" in plain
-    with (out / "study.csv").open() as file:
+    with (out / "summary.csv").open() as file:
         rows = {(r["kind"], r["seed"], r["method"]): r for r in csv.DictReader(file)}
     assert rows["pulled", "0", "pcd"]["difference"] == "40.00" and rows["pulled", "0", "pcd"]["wins"] == "4"
-    assert (out / "study.png").read_bytes()[1:4] == b"PNG"
+    assert (out / "summary.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_the_picture_has_a_line_for_each_seed() -> None:

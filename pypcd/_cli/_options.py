@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pypcd.evaluation import Cluster
 
 # what chat and generate name when they say that PCD is off: it gains most where something is to be found in a long prompt. They
-# start with none, since each that gains there costs something elsewhere, on one model or another (docs/evidence.md)
+# start with none, since each that gains there costs something elsewhere, on one model or another (docs/lab/evidence.md)
 EXAMPLE_PCD = "window:relative_top=0.1"
 
 _RANGES: dict[str, Number | Integer] = {
@@ -172,7 +172,7 @@ class ListNames(argparse.Action):
             *(f"  {group}, which is all of: {', '.join(names)}" for group, names in groups.items()),
             f"  from files or the Hugging Face hub: {', '.join(name for name in tasks if name.startswith('longbench-'))}",
             f"methods: {', '.join(methods.NAMES)}",
-            "  join parts with +, write values after colons, such as beam:4+pcd:beta=1.5 (docs/methods.md)",
+            "  join parts with +, write values after colons, such as beam:4+pcd:beta=1.5 (docs/lab/methods.md)",
         ):
             print("\n".join(textwrap.wrap(line, _terminal.width(), subsequent_indent="    ", break_on_hyphens=False)))
         parser.exit()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Lay the runs of `scripts/evidence study` side by side: docs/evidence/study.md, .csv and .png.
+"""Lay the runs of `scripts/evidence study` side by side: docs/evidence/study/summary.md, .csv and .png.
 
-    python scripts/recipes/study_table.py build/evidence docs/evidence
+    python scripts/recipes/study_table.py build/evidence docs/evidence/study
 
 `scripts/evidence study` calls it.
 """
@@ -144,8 +144,8 @@ def write_csv(scores: Scores, path: pathlib.Path) -> None:
 
 def main(source: str, target: str) -> None:
     scores, folder = read(pathlib.Path(source)), pathlib.Path(target)
-    (folder / "study.md").write_text(tables(scores) + "\n" + models(pathlib.Path(source)))
-    write_csv(scores, folder / "study.csv")
+    (folder / "summary.md").write_text(tables(scores) + "\n" + models(pathlib.Path(source)))
+    write_csv(scores, folder / "summary.csv")
     panels = {
         title: {
             METHODS[method]: [
@@ -160,7 +160,7 @@ def main(source: str, target: str) -> None:
         }
         for kind, title in KINDS.items()
     }
-    _plots.save(_plots.seeds(panels), folder / "study.png")
+    _plots.save(_plots.seeds(panels), folder / "summary.png")
 
 
 if __name__ == "__main__":
