@@ -10,7 +10,6 @@ import io
 import itertools
 import pathlib
 import re
-import runpy
 import shlex
 
 import pytest
@@ -284,24 +283,6 @@ def test_the_tour_leaves_nothing_out() -> None:
     for path in sorted((ROOT / "pypcd").iterdir()):
         if path.suffix == ".py" and not path.name.startswith("__") or (path / "__init__.py").exists():
             assert re.search(rf"\b{path.name}\b", text), f"docs/tour.md has nothing on pypcd/{path.name}"
-
-
-# -- docs/backends.md -------------------------------------------------------------------------------------------------
-
-
-def test_the_cases_of_a_backend_are_as_many_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As test_backend.py itself has them on each backend."""
-    page = (ROOT / "docs/backends.md").read_text(encoding="utf-8")
-    said = re.search(r"test --backend vulkan +# (\d+) cases; -m few: (\d+) of them", page)
-    rpc, cpu = re.search(r"all (\d+) cases \(2 min", page), re.search(r"\*\*CPU\*\*, all (\d+) cases", page)
-    assert said and rpc and cpu
-    found = {}
-    for backend in ("vulkan", "rpc", "cpu"):
-        monkeypatch.setenv("PYPCD_TEST_BACKEND", backend)
-        module = runpy.run_path(str(ROOT / "tests/test_backend.py"))
-        found[backend] = len(module["EVERY"]), len(module["FEW"])
-    assert found["vulkan"] == (int(said[1]), int(said[2]))
-    assert found["rpc"][0] == int(rpc[1]) and found["cpu"][0] == int(cpu[1])
 
 
 # -- docs/troubleshooting.md ------------------------------------------------------------------------------------------
