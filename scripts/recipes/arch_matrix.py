@@ -130,27 +130,21 @@ def dump(found: dict[str, Any]) -> str:
 # --- the table ---
 
 
-class Notes:
-    """Numbered sentences, each with those it is about."""
-
-    def __init__(self) -> None:
-        self.about: dict[str, list[str]] = {}
-
-    def number(self, text: str, name: str) -> int:
-        names = self.about.setdefault(text, [])
-        if name not in names:
-            names.append(name)
-        return list(self.about).index(text) + 1
+def number(notes: list[str], text: str) -> int:
+    """Of a sentence below the table, which is added if it is not there yet."""
+    if text not in notes:
+        notes.append(text)
+    return notes.index(text) + 1
 
 
-def cell(reading: dict[str, Any] | None, name: str, notes: Notes, limit: dict[str, float], compared: bool) -> str:
+def cell(reading: dict[str, Any] | None, name: str, notes: list[str], limit: dict[str, float], compared: bool) -> str:
     if reading is None:
         return ""
     status = reading["status"]
     if status == "refused":
-        return f"no ({notes.number(reading['sentence'].replace(repr(name), 'NAME'), name)})"
+        return f"no ({number(notes, reading['sentence'].replace(repr(name), 'NAME'))})"
     if status == "crashed":
-        return f"**crashes** ({notes.number(reading['error'], name)})"
+        return f"**crashes** ({number(notes, reading['error'])})"
     if status == "wrong" and reading["wrong"] == ["moved"]:
         return "**no effect**"
     if status == "wrong":
@@ -158,7 +152,7 @@ def cell(reading: dict[str, Any] | None, name: str, notes: Notes, limit: dict[st
     small = max(reading["moved"], reading["moved_far"]) < limit["moved"]
     note = ""
     if not compared:
-        note = f" ({notes.number('not compared with llama.cpp without PCD: ' + reading['no_oracle'], name)})"
+        note = f" ({number(notes, 'not compared with llama.cpp without PCD: ' + reading['no_oracle'])})"
     return "yes" + "*" * small + note
 
 
@@ -169,25 +163,24 @@ def render(found: dict[str, Any]) -> str:
     for model in models:
         by_arch.setdefault(model["architecture"], []).append(model)
 
-    notes, lines, everywhere = Notes(), [], []
+    notes: list[str] = []
+    alike: dict[tuple[str, ...], list[str]] = {}  # what readings do -> the architectures of which that is so
     for name in sorted(by_arch, key=str.lower):
         variants = by_arch[name]
         if any("error" in model["stock"] for model in variants):
             text = next(model["stock"]["error"] for model in variants if "error" in model["stock"])
-            lines.append(f"| {name} | | {' | '.join([f'not runnable ({notes.number(text, name)})'] * len(readings))} |")
+            alike.setdefault((f"not runnable ({number(notes, text)})",) * len(readings), []).append(name)
             continue
-        row = [name, variants[0]["rotation"]]
+        row = []
         for reading in readings:
             tried = [model["readings"].get(reading) for model in variants]
             compared = any("oracle" in (r or {}) for r in tried)
             cells = [cell(r, name, notes, limit, compared) for r in tried]
             row.append(" / ".join(dict.fromkeys(cells)))
+        note = ""
         if any("note" in model["stock"] for model in variants):
-            row[0] += f" ({notes.number(variants[0]['stock']['note'], name)})"
-        if {*row[2:]} == {"yes"} and row[0] == name:
-            everywhere.append(name)
-        else:
-            lines.append(f"| {' | '.join(row)} |")
+            note = f" ({number(notes, variants[0]['stock']['note'])})"
+        alike.setdefault(tuple(row), []).append(name + note)
 
     def n_supported(reading: str, names: Sequence[str]) -> int:
         """Where it works on one variant and is refused, at worst, on the other."""
@@ -215,18 +208,13 @@ def render(found: dict[str, Any]) -> str:
         f"PCD works on {', '.join(counts)}.",
         f"{len(rotating)} of them rotate (RoPE) by llama.cpp's own list; {n_supported('rerotated', rotating)} of these work in *rerotated*.",
     ]
-    sentences = [
-        f"{i}. {text} — {len(names)}: {', '.join(names)}" for i, (text, names) in enumerate(notes.about.items(), 1)
-    ]
-    columns = ["architecture", "rotation", *readings]
-    table = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}", *lines]
+    sentences = [f"{i}. {text}" for i, text in enumerate(notes, 1)]
+    columns = ["architectures", *readings]
+    groups = sorted(alike.items(), key=lambda group: -len(group[1]))
+    table = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+    table += [f"| {', '.join(names)} | {' | '.join(row)} |" for row, names in groups]
     untried = f"Not tried, since there is no such model: {', '.join(without)}."
-    without_note = (
-        f"**{', '.join(readings[:-1])} and {readings[-1]} all work** on {len(everywhere)}: {', '.join(everywhere)}."
-    )
-    return "\n".join(
-        [ABOUT, *head, "", without_note, "", "The others:", "", *table, "", *sentences, "", text, untried, ""]
-    )
+    return "\n".join([ABOUT, *head, "", *table, "", *sentences, "", text, untried, ""])
 
 
 if __name__ == "__main__":
