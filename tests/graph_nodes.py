@@ -3,7 +3,7 @@
 Graphs are read where llama.cpp hands them to ggml's scheduler, by a small library that is preloaded into a process of its own
 (graph_nodes.c). The graphs are those of a device with memory of its own, computed on the CPU. Knows nothing of backends.
 
-    python tests/graph_nodes.py    # in an environment with pypcd and a C compiler: the table of docs/lab/backends.md, without its last column
+    python tests/graph_nodes.py    # in an environment with pypcd and a C compiler: the operations of docs/lab/backends.md, with the types of operands
 """
 
 from __future__ import annotations
