@@ -5,7 +5,7 @@
     python scripts/recipes/arch_matrix.py "$(scripts/recipes/arch_models)" qwen3 phi3 # only these; writes no files
     python scripts/recipes/arch_matrix.py --render                                    # the table again, from the numbers
 
-The checks themselves are in tests/arch_checks.py; this file only collects and prints what they find.
+The checks themselves are in tests/support/arch_checks.py; this file only collects and prints what they find.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ What PCD does on each architecture of llama.cpp at the pinned version, tried on 
 
     python scripts/recipes/arch_matrix.py "$(scripts/recipes/arch_models)"
 
-with the numbers in [architectures.json](architectures.json); `tests/test_archs.py` checks the library against them.
+with the numbers in [architectures.json](architectures.json); `tests/engine/test_archs.py` checks the library against them.
 The *twin* is the second evaluation of the last token, whose row (its logits over the vocabulary) PCD subtracts; the
 *standard row* is the ordinary one.
 """
@@ -51,7 +51,7 @@ CHECKED = """\
 - *rerotated* and *separate*: {shift} positions further on, the twin's row is the same.
 
 Differences are normalised mean squared errors, as one machine had them. What rounding may make of equal rows is measured
-on the machine that runs the checks (`tests/limits.py`). A random model tells whether the computation is right, not whether PCD helps.
+on the machine that runs the checks (`tests/support/limits.py`). A random model tells whether the computation is right, not whether PCD helps.
 """
 
 
@@ -92,8 +92,8 @@ def main() -> None:
 
 
 def checks() -> Any:
-    """tests/arch_checks.py; loads the library, which --render does without."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    """tests/support/arch_checks.py; loads the library, which --render does without."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
     import arch_checks
 
     return arch_checks
