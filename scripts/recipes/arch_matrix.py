@@ -5,7 +5,7 @@
     python scripts/recipes/arch_matrix.py "$(scripts/recipes/arch_models)" qwen3 phi3 # only these; writes no files
     python scripts/recipes/arch_matrix.py --render                                    # the table again, from the numbers
 
-The checks themselves are in tests/arch_checks.py; this file only collects and prints what they find.
+The checks themselves are in tests/support/arch_checks.py; this file only collects and prints what they find.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ llama.cpp's own `test-llama-archs` writes most of them, `scripts/recipes/arch_mo
 
     python scripts/recipes/arch_matrix.py "$(scripts/recipes/arch_models)"
 
-which also writes the numbers in [architectures.json](architectures.json); `tests/test_archs.py` checks the library against them.
+which also writes the numbers in [architectures.json](architectures.json); `tests/engine/test_archs.py` checks the library against them.
 A *row* is the logits of one position. The *standard row* is the model's own, the *twin's row* that of PCD's second evaluation
 of the last token. The columns of the table are [what the twin may see](../settings.md#the-readings-of-l).
 """
@@ -50,7 +50,7 @@ CHECKED = """\
 - *rerotated* and *separate*: {shift} positions further on, the twin's row is the same.
 
 Differences are normalised mean squared errors, as one machine had them. The machine that runs the checks measures its own
-rounding (`tests/limits.py`). Random models show whether the computation is right, not whether PCD helps.
+rounding (`tests/support/limits.py`). Random models show whether the computation is right, not whether PCD helps.
 """
 
 
@@ -91,8 +91,8 @@ def main() -> None:
 
 
 def checks() -> Any:
-    """tests/arch_checks.py; loads the library, which --render does without."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    """tests/support/arch_checks.py; loads the library, which --render does without."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
     import arch_checks
 
     return arch_checks

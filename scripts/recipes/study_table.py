@@ -16,9 +16,10 @@ import sys
 
 import numpy as np
 
-from pypcd.analysis import _plots
+from pypcd import plots
 from pypcd.evaluation import Paired, paired
-from pypcd.evaluation._stats import interval
+from pypcd.evaluation.stats import interval
+from pypcd.lab import figures
 
 KINDS = {
     "pulled": "Models with the pull planted",
@@ -160,7 +161,7 @@ def main(source: str, target: str) -> None:
         }
         for kind, title in KINDS.items()
     }
-    _plots.save(_plots.seeds(panels), folder / "summary.png")
+    plots.save(figures.seeds(panels), folder / "summary.png")
 
 
 if __name__ == "__main__":
