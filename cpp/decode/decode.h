@@ -1,0 +1,74 @@
+// From a batch to contrasted rows: which ways of evaluating its twins there are, and which one is right. The caller sees only the
+// rows that were asked for.
+
+#pragma once
+
+#include "decode/auto.h"
+#include "decode/parts.h"
+#include "decode/streams.h"
+
+struct llama_pcd_decoder {
+    explicit llama_pcd_decoder(llama_pcd_core & core);
+
+    llama_pcd_rows rows;
+
+    // a batch on a context with PCD on
+    llama_pcd_outcome decode(const llama_batch_ext & batch);
+
+private:
+    // what a batch asks for; its rows are in `rows`
+    struct request {
+        bool   by_us      = false; // refused here, with a line in the log
+        bool   by_llama   = false; // llama.cpp will refuse it: in its own words, and before anything has changed
+        bool   in_streams = false; // cache = separate: every token has a twin
+    };
+
+    // ways to evaluate a batch and its twins
+    enum class way {
+        FUSED,      // one batch with all tokens and, behind them, their twins
+        ALTERNATE,  // the batch first, then the twins that can still change an outcome
+        SEQUENTIAL, // each twin before its token, in the cell that the token takes after it
+        STREAMS,    // cache = separate: part by part, see llama_pcd_streams
+    };
+
+    llama_pcd_core  & core;
+    llama_pcd_parts   parts;
+    llama_pcd_pass    pass;
+    llama_pcd_streams streams;
+    llama_pcd_auto    automatic;
+
+    llama_pcd_auto::step step; // of evaluation = auto: what is known of the current one
+    int64_t              t_lap_us = 0;
+
+    // steps that auto fuses without a choice: a sliding window had no room for twins after their tokens
+    static constexpr int N_FUSED_AFTER = 64;
+    int                  n_to_fuse     = 0;
+
+    request read(const llama_batch_ext & batch);
+
+    // what cannot be evaluated with twins; writes a line to the log
+    bool refuses_picture(const llama_batch_ext & batch) const;
+    bool refuses_context(const llama_batch_ext & batch) const;
+
+    llama_pcd_outcome refresh_second_keys();
+
+    way choose(const llama_batch_ext & batch) const;
+
+    // whether a twin fits behind the batch
+    bool has_room_after(const llama_batch_ext & batch) const;
+
+    // whether a batch that can be fused is to be
+    bool fuses(size_t n_tokens, size_t n_out);
+
+    // seconds since it was last called
+    double lap();
+
+    llama_pcd_outcome evaluate      (const llama_batch_ext & batch);
+    llama_pcd_outcome evaluate_part (const llama_batch_ext & batch, const llama_pcd_part & cur, way how);
+    llama_pcd_outcome evaluate_twins(const llama_batch_ext & batch, const llama_pcd_part & cur, way how); // fused or after their tokens
+    llama_pcd_outcome fused         (const llama_batch_ext & batch, const llama_pcd_part & cur);
+    llama_pcd_outcome alternate     (const llama_batch_ext & batch, const llama_pcd_part & cur);
+    llama_pcd_outcome sequential    (const llama_batch_ext & batch, const llama_pcd_part & cur);
+
+    llama_pcd_outcome run_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo);
+};
