@@ -56,6 +56,18 @@ def test_files_of_a_folder_form_no_circle() -> None:
     assert not needs
 
 
+def test_no_include_changes_what_a_name_of_ggml_means() -> None:
+    """Only llama.cpp's own files see the macros around rotations; ours are compiled with the definition that hides them."""
+    redefined = re.compile(r"^ *# *(?:define|undef) +(?:ggml|llama)_[a-z]", re.MULTILINE)
+    hidden = re.compile(r"^#ifndef LLAMA_PCD_OWN_SOURCE\n.*?^#endif\n", re.MULTILINE | re.DOTALL)
+    for path in ENGINE:
+        text = (CPP / path).read_text(encoding="utf-8")
+        assert not redefined.search(hidden.sub("", text) if path.name == "llama-pcd-rope.h" else text), path
+    cmake = (CPP.parent / "CMakeLists.txt").read_text(encoding="utf-8")
+    (properties,) = re.findall(r"set_source_files_properties\(\$\{PYPCD_SOURCES\} ([^)]*)\)", cmake)
+    assert "COMPILE_DEFINITIONS LLAMA_PCD_OWN_SOURCE" in properties
+
+
 def test_lines_stay_readable() -> None:
     for path in SOURCES:
         lines = (CPP / path).read_text(encoding="utf-8").splitlines()

@@ -6,12 +6,6 @@
 
 #include <algorithm>
 
-// the wrappers build on the real functions
-#undef ggml_rope_ext
-#undef ggml_rope_multi
-#undef ggml_rope
-#undef ggml_rope_set_offset
-
 static llama_pcd_rotation rotation_of(
         ggml_tensor * factors, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale,
         float ext_factor, float beta_fast, float beta_slow) {
