@@ -2,7 +2,6 @@
 // it calls.
 
 #include "llama-pcd.h"
-#include "decode/auto.h"
 #include "context/context.h"
 #include "bench/cpu.h"
 #include "upstream/guard.h"
@@ -326,23 +325,6 @@ float llama_pcd_strength(const float * standard, const float * over_rotated, int
 
 float llama_pcd_entropy(const float * row, int32_t n_vocab) {
     return llama_pcd_guarded_value(__func__, NAN, [&]() { return pcd_entropy(row, n_vocab); });
-}
-
-void llama_pcd_choose(
-        int32_t n_steps, int32_t n_rows, const double * s_fused, const double * s_plain, const double * s_twin,
-        const int32_t * n_needed, const int32_t * window, bool * fused) {
-    llama_pcd_guarded_value(__func__, false, [&]() {
-        llama_pcd_auto   choice;
-        llama_pcd_params params = llama_pcd_default_params();
-        for (int32_t i = 0; i < n_steps; ++i) {
-            params.window = window ? window[i] : 0;
-            choice.follow(params);
-            fused[i] = choice.fuses(n_rows, n_rows);
-            choice.took({ (size_t) n_rows, (size_t) n_rows, fused[i], (size_t) n_needed[i],
-                fused[i] ? s_fused[i] : s_plain[i], fused[i] ? 0.0 : n_needed[i]*s_twin[i] });
-        }
-        return true;
-    });
 }
 
 //

@@ -6,7 +6,6 @@
 #include "llama-model.h"
 
 #include <algorithm>
-#include <utility>
 
 using outcome = llama_pcd_outcome;
 
@@ -60,10 +59,6 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
                     core.answers.put_entropy(s, rows.entropy(i));
                 }
             }
-        }
-        if (step.n_rows > 0) {
-            step.n_needed = rows.n_needed;
-            automatic.took(step);
         }
     } else {
         rows.forget();
@@ -192,7 +187,11 @@ llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch) 
     if (std::all_of(contrasts.begin(), contrasts.end(), [](const auto & cur) { return cur.gamma == 1; })) {
         return way::ALTERNATE; // none of its rows needs a twin
     }
-    return core.settings.params.evaluation != LLAMA_PCD_EVALUATION_ALTERNATE ? way::FUSED : way::ALTERNATE;
+    switch (core.settings.params.evaluation) {
+        case LLAMA_PCD_EVALUATION_FUSED:     return way::FUSED;
+        case LLAMA_PCD_EVALUATION_ALTERNATE: return way::ALTERNATE;
+        default:                             return fuses(batch) ? way::FUSED : way::ALTERNATE;
+    }
 }
 
 bool llama_pcd_decoder::has_room_after(const llama_batch_ext & batch) const {
@@ -200,32 +199,17 @@ bool llama_pcd_decoder::has_room_after(const llama_batch_ext & batch) const {
     return core.memory.n_room(n) >= n;
 }
 
-bool llama_pcd_decoder::fuses(size_t n_tokens, size_t n_out) {
-    if (core.settings.params.evaluation != LLAMA_PCD_EVALUATION_AUTO) {
-        return true;
-    }
-    automatic.follow(core.settings.params);
-    if (n_tokens > 2*n_out) { // in a prompt a twin is one token more
-        automatic.read_prompt();
-        return true;
-    }
-    step.n_tokens = n_tokens;
-    step.n_rows   = n_out;
-    step.fused    = n_to_fuse > 0 || automatic.fuses(n_tokens, n_out);
-    n_to_fuse     = std::max(0, n_to_fuse - 1);
-    return step.fused;
-}
-
-double llama_pcd_decoder::lap() {
-    const int64_t t_last_us = std::exchange(t_lap_us, ggml_time_us());
-    return (t_lap_us - t_last_us)*1e-6;
+// In a prompt a twin is one token more. In a step it is left out, if twins come later, where its row turns out not to need it; a floor
+// on the first token of an answer leaves rows plain before they are evaluated.
+bool llama_pcd_decoder::fuses(const llama_batch_ext & batch) const {
+    return batch.tokens.size() > 2*rows.size() || std::any_of(rows.contrasts.begin(), rows.contrasts.end(), [](const auto & cur) {
+        return cur.gamma > 1 && cur.relative_top == 0.0f && cur.min_entropy == 0.0f;
+    });
 }
 
 outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch) {
     const size_t n_tokens = batch.tokens.size();
     const way    how      = choose(batch);
-
-    step = {};
 
     if (how == way::STREAMS) {
         if (core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE) {
@@ -239,12 +223,9 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch) {
     llama_pcd_outputs all;
 
     for (size_t done = 0; done < n_tokens; ) {
-        const auto cur   = parts.next(batch, done, how == way::FUSED);
-        const bool whole = cur.i1 - cur.i0 == n_tokens;
-
-        // evaluation = auto chooses for whole batches
-        const bool    fuse = how == way::FUSED && !(whole && cur.fits && cur.r1 > cur.r0 && !fuses(n_tokens, cur.r1 - cur.r0));
-        const outcome res  = evaluate_part(batch, cur, fuse ? way::FUSED : way::ALTERNATE);
+        const auto    cur   = parts.next(batch, done, how == way::FUSED);
+        const bool    whole = cur.i1 - cur.i0 == n_tokens;
+        const outcome res   = evaluate_part(batch, cur, how);
 
         if (res == outcome::NO_ROOM || res == outcome::INVALID) { // as if nothing had been decoded
             pass.take_back(batch, done);
@@ -274,16 +255,8 @@ outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const ll
     auto reason = LLAMA_PCD_FALLBACK_NO_ROOM;
 
     if (cur.fits) {
-        outcome res = evaluate_twins(batch, cur, how);
+        const outcome res = evaluate_twins(batch, cur, how);
 
-        if (res == outcome::NO_ROOM && how == way::ALTERNATE && core.memory.slides() &&
-                core.settings.params.evaluation == LLAMA_PCD_EVALUATION_AUTO) { // beside their tokens there may be room
-            n_to_fuse = N_FUSED_AFTER;
-            step = {};
-            how  = way::FUSED;
-            res  = evaluate_twins(batch, cur, how);
-            step = {}; // neither way's time
-        }
         if (res != outcome::NO_ROOM) {
             return res;
         }
@@ -298,8 +271,6 @@ outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const ll
     } else if (core.memory.n_room(2) >= 2) {
         reason = LLAMA_PCD_FALLBACK_NARROW;
     }
-
-    step = {};
 
     const outcome res = sequential(batch, cur);
     if (res == outcome::DONE) {

@@ -3,7 +3,6 @@
 
 #pragma once
 
-#include "decode/auto.h"
 #include "decode/parts.h"
 #include "decode/streams.h"
 
@@ -35,14 +34,6 @@ private:
     llama_pcd_parts   parts;
     llama_pcd_pass    pass;
     llama_pcd_streams streams;
-    llama_pcd_auto    automatic;
-
-    llama_pcd_auto::step step; // of evaluation = auto: what is known of the current one
-    int64_t              t_lap_us = 0;
-
-    // steps that auto fuses without a choice: a sliding window had no room for twins after their tokens
-    static constexpr int N_FUSED_AFTER = 64;
-    int                  n_to_fuse     = 0;
 
     request read(const llama_batch_ext & batch);
 
@@ -57,11 +48,8 @@ private:
     // whether a twin fits behind the batch
     bool has_room_after(const llama_batch_ext & batch) const;
 
-    // whether a batch that can be fused is to be
-    bool fuses(size_t n_tokens, size_t n_out);
-
-    // seconds since it was last called
-    double lap();
+    // evaluation = auto: whether a batch and its twins go together
+    bool fuses(const llama_batch_ext & batch) const;
 
     llama_pcd_outcome evaluate      (const llama_batch_ext & batch);
     llama_pcd_outcome evaluate_part (const llama_batch_ext & batch, const llama_pcd_part & cur, way how);

@@ -38,16 +38,9 @@ llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, bool togeth
 }
 
 llama_pcd::kept_graphs * llama_pcd_pass::kept_for(const llama_batch_ext & batch) const {
-    const size_t n_twins = core.twins.parents.size();
+    const bool alone = !core.twins.parents.empty() && !core.twins.together;
 
-    if (n_twins > 0 && !core.twins.together && batch.tokens.size() <= LLAMA_PCD_MAX_TWINS) {
-        return &core.pcd.kept[llama_pcd::TWINS_ALONE];
-    }
-    // steps that auto fuses take turns with those that it does not; prompts, and other evaluations, fuse all or none
-    const bool turns = n_twins > 0 && core.twins.together && batch.tokens.size() <= 3*n_twins &&
-        core.settings.params.evaluation == LLAMA_PCD_EVALUATION_AUTO && !core.settings.separate();
-
-    return turns ? &core.pcd.kept[llama_pcd::TWINS_BESIDE] : nullptr;
+    return alone && batch.tokens.size() <= LLAMA_PCD_MAX_TWINS ? &core.pcd.kept : nullptr;
 }
 
 llama_pcd_outcome llama_pcd_pass::run_twins(const llama_batch_ext & batch, size_t i0, size_t n) {

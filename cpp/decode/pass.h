@@ -60,6 +60,6 @@ private:
 
     void drop_twins();
 
-    // the graphs that a batch of twins takes turns with; null: llama.cpp's own
+    // the graphs of twins alone, which take turns with their tokens'; null: llama.cpp's own
     llama_pcd::kept_graphs * kept_for(const llama_batch_ext & batch) const;
 };

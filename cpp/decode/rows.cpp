@@ -115,14 +115,11 @@ int32_t llama_pcd_rows::contrast(size_t i, float behind, float * dst) {
 }
 
 void llama_pcd_rows::show() {
-    n_needed = 0;
-
     for (size_t i = 0; i < size(); ++i) {
         float * dst = llama_pcd_outputs_row(lctx, out_ids[i]);
         if (contrasts[i].combine) {
-            n_needed += contrast(i, LLAMA_PCD_BEHIND, dst) > 1;
+            contrast(i, LLAMA_PCD_BEHIND, dst);
         } else {
-            n_needed += needs_twin(i);
             std::copy_n(standard_row(i), n_vocab(), dst);
         }
     }

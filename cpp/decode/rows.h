@@ -57,9 +57,6 @@ struct llama_pcd_rows {
     // of L, in bits
     float entropy(size_t i);
 
-    // of the rows that were shown, how many have more than one plausible token
-    size_t n_needed = 0;
-
     // the row of an index that means what llama_get_logits_ith's does; size(): that output has none
     size_t resolve(int32_t i) const;
 

@@ -10,9 +10,7 @@ outcome llama_pcd_decoder::evaluate_twins(const llama_batch_ext & batch, const l
     auto &     stats  = core.stats;
     const auto before = stats;
 
-    lap();
     const outcome res = how == way::FUSED ? fused(batch, cur) : alternate(batch, cur);
-    (step.first > 0.0 ? step.twins : step.first) = lap();
 
     if (res == outcome::DONE) {
         (how == way::FUSED ? stats.n_fused : stats.n_alternate)++;
@@ -81,7 +79,6 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const llama_
     if (!todo.empty() || separate) {
         backup.copy_rows();
     }
-    step.first = lap();
 
     res = separate ? streams.catch_up_after(batch, todo) : run_twins_of(batch, todo);
 

@@ -147,10 +147,8 @@ bool llama_pcd::make_kept(kept_graphs & own, uint32_t n_tokens) {
 
 size_t llama_pcd::kept_bytes() const {
     size_t res = 0;
-    for (const auto & own : kept) {
-        for (auto * backend : lctx.backend_ptrs) {
-            res += own.sched ? ggml_backend_sched_get_buffer_size(own.sched.get(), backend) : 0;
-        }
+    for (auto * backend : lctx.backend_ptrs) {
+        res += kept.sched ? ggml_backend_sched_get_buffer_size(kept.sched.get(), backend) : 0;
     }
     return res;
 }
