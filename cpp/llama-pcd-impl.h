@@ -73,9 +73,6 @@ struct llama_pcd {
     virtual void seq_copied (llama_seq_id src, llama_seq_id dst) = 0;
     virtual void seq_kept   (llama_seq_id seq_id) = 0;
 
-    // likewise, of any positions: they were moved by delta, then divided by d
-    virtual void seq_moved  (llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta, int d) = 0;
-
     // llama_kv_cache::set_input_kq_mask: the last rows, those of the twins, are filled here
     virtual uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const = 0;
     virtual void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;

@@ -234,12 +234,9 @@ LLAMA_API void llama_pcd_watch_graphs(struct llama_context * ctx, llama_pcd_grap
 // hold. 0: this memory, or one this small, cannot, and is not cleared.
 LLAMA_API int32_t llama_pcd_fill_cells(struct llama_context * ctx, int32_t n);
 
-// For min_first_entropy: an answer in a sequence begins at this position; rows before it are text. Needed where the rows of a prompt
-// are asked for too, and where a prompt may end in or behind an answer that the sequence holds. Else it is known: an answer begins
-// at the first row asked for behind tokens whose rows were not, or that were decoded with PCD off; it goes on as long as the rows of
-// all its tokens are asked for, and it begins anew where it is taken back to its first token. It follows llama_memory_* of whole
-// sequences and shifts of positions. A state that is loaded begins no answer and goes on with none: the next row that is asked for
-// begins one.
+// For min_first_entropy: an answer in a sequence begins at this position; rows before it are text. Call it for each prompt. A caller who
+// does not gets an answer at the first row that is asked for behind tokens whose rows are not, or that were decoded with PCD off, or
+// behind a loaded state. An answer goes on until such a token comes, or the sequence is removed; a copy of the sequence goes on with it.
 LLAMA_API void llama_pcd_begin(struct llama_context * ctx, llama_seq_id seq_id, llama_pos pos);
 
 // A reason (enum llama_pcd_fallback) in a sentence, "" for none

@@ -77,10 +77,18 @@ llama_pcd_params llama_pcd_default_params(void) {
     };
 }
 
+static int32_t check_alone(llama_context & ctx, const llama_pcd_params & params, std::string & text) {
+    const llama_pcd_memory    memory(ctx);
+    const llama_pcd_settings  settings;
+    const llama_pcd_seqs sequences(settings);
+
+    return llama_pcd_limits(memory, sequences).check(params, {}, text);
+}
+
 // whether the parameters can be set; a context that nothing of ours was turned on in and that cannot run them is left alone
 static int32_t check(llama_context & ctx, const llama_pcd_params & params, std::string & text) {
     if (!pcd_context::of(ctx)) {
-        const int32_t status = llama_pcd_limits(llama_pcd_memory(ctx), llama_pcd_settings()).check(params, {}, text);
+        const int32_t status = check_alone(ctx, params, text);
         if (status != LLAMA_PCD_OK) {
             return status;
         }
@@ -153,14 +161,14 @@ int32_t llama_pcd_set_seq(llama_context * ctx, llama_seq_id seq_id, const llama_
 
 void llama_pcd_unset_seq(llama_context * ctx, llama_seq_id seq_id) {
     if (auto * pcd = pcd_context::of(*ctx)) {
-        pcd->core.settings.unset_seq(seq_id);
+        pcd->core.sequences.unset(seq_id);
     }
 }
 
 void llama_pcd_begin(llama_context * ctx, llama_seq_id seq_id, llama_pos pos) {
     llama_pcd_guarded_value(__func__, false, [&]() {
         if (auto * pcd = pcd_context::of(*ctx)) { // without one nothing is decoded with PCD
-            pcd->core.answers.begin(seq_id, pos);
+            pcd->core.sequences.begin(seq_id, pos);
         }
         return true;
     });

@@ -6,7 +6,6 @@
 #include "llama-model.h"
 
 #include <set>
-#include <utility>
 
 llama_pcd_context::llama_pcd_context(llama_context & lctx) :
     llama_pcd(lctx),
@@ -50,14 +49,14 @@ std::string llama_pcd_context::taken() const {
 int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
     llama_pcd_memory::ends before;
 
-    llama_pcd_answers answers; // as they were
+    llama_pcd_seqs::answers answers; // as they were
     bool kept = false;
 
     int  res       = (int) llama_pcd_outcome::BROKEN;
     char text[100] = {}; // a long line would be put together in memory, which may be what is missing
 
     const bool done = llama_pcd_guarded(text, sizeof(text), [&]() {
-        answers = core.answers;
+        answers = core.sequences.save_answers();
         kept    = true;
         before  = memory.ends_of(batch);
         res     = decode_unguarded(batch);
@@ -67,7 +66,7 @@ int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
         llama_pcd_guarded(nullptr, 0, [&]() { LLAMA_LOG_ERROR("PCD: decoding failed: %s\n", text); });
     }
     if (res != 0 && kept) {
-        std::swap(core.answers, answers);
+        core.sequences.restore(answers);
     }
     return res;
 }
@@ -99,7 +98,7 @@ int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
     decoder.rows.trim();
     for (const auto & token : batch.tokens) {
         for (const llama_seq_id s : token.seq_ids) {
-            core.answers.read(s, token.pos[0], false);
+            core.sequences.read(s, token.pos[0], false);
         }
     }
 
@@ -187,15 +186,14 @@ void llama_pcd_context::cells_placed(const llama_kv_cache & kv, const llama_kv_c
 
 void llama_pcd_context::cells_loaded(llama_seq_id seq_id) {
     core.second.cells_loaded(seq_id);
-    core.answers.remove(seq_id); // a state does not say where its answer began
+    core.sequences.forget_answer(seq_id); // a state does not say where its answer began
     decoder.rows.forget();
 }
 
 // the one of these that needs memory, and llama_memory_seq_cp cannot fail
 void llama_pcd_context::seq_copied(llama_seq_id src, llama_seq_id dst) {
     llama_pcd_guarded_value(__func__, false, [&]() {
-        core.settings.copy_seq(src, dst);
-        core.answers.copy(src, dst);
+        core.sequences.copy(src, dst);
         return true;
     });
 }
@@ -205,11 +203,12 @@ void llama_pcd_context::keys_shift(llama_kv_cache & kv) {
 }
 
 uint32_t llama_pcd_context::n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
-    const section ours(*this, true);
-    return core.view.n_rows(kv, ubatch);
+    return memory.index_of(&kv) < memory.kvs.size() && core.twins ? core.twins->count_last(ubatch) : 0;
 }
 
 void llama_pcd_context::fill_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
     const section ours(*this, true);
-    core.view.mask(kv, dst, ubatch);
+    if (n_mask_rows(kv, ubatch) > 0) {
+        core.view.mask(*core.twins, kv, dst, ubatch);
+    }
 }

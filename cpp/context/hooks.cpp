@@ -24,7 +24,7 @@ ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llam
         return lctx.graph_compute(gf, ubatch.n_tokens > 1);
     }
 
-    const uint32_t n_twin  = pcd->core.settings.on ? pcd->core.twins.count(ubatch) : 0;
+    const uint32_t n_twin  = pcd->core.twins ? pcd->core.twins->count(ubatch) : 0;
     const int64_t  t_start = ggml_time_us();
 
     const ggml_status status = lctx.graph_compute(gf, std::max(n_twin, ubatch.n_tokens - n_twin) > 1);

@@ -1,4 +1,4 @@
-// Reads a batch, and chooses a way to evaluate it.
+// Reads a batch, chooses a way to evaluate it, and evaluates it part by part.
 
 #include "decode/decode.h"
 
@@ -6,6 +6,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <map>
 
 using outcome = llama_pcd_outcome;
 
@@ -13,30 +14,27 @@ llama_pcd_decoder::llama_pcd_decoder(llama_pcd_core & core) :
     rows(core.pcd.lctx, core.stats), core(core), parts(core, rows), pass(core, rows), streams(core, rows, pass) {}
 
 outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
-    const request req = read(batch);
+    llama_pcd_request req = { batch, {} };
 
-    if (req.by_us) {
+    rows.forget();
+
+    const verdict is_fine = read(req);
+    if (is_fine != verdict::FINE) {
+        rows.forget();
+        return is_fine == verdict::REFUSED ? outcome::INVALID : pass.run(batch);
+    }
+    const std::string reason = refusal(req);
+    if (!reason.empty()) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, reason.c_str());
         rows.forget();
         return outcome::INVALID;
     }
 
-    if (req.by_llama || core.settings.suspended) {
-        rows.forget();
-    }
-    if (req.by_llama) {
-        return pass.run(batch);
-    }
-    if (req.in_streams && refuses_picture(batch)) {
-        rows.forget();
-        return outcome::INVALID;
-    }
-    if (refuses_context(batch)) {
-        rows.forget();
-        return outcome::INVALID;
-    }
-    if (rows.size() == 0 && !req.in_streams) {
+    outcome res = outcome::DONE;
+
+    if (!req.has_twins()) {
         rows.count();
-        const outcome res = pass.run(batch);
+        res = pass.run(batch);
         if (res != outcome::DONE) {
             rows.forget();
         }
@@ -45,18 +43,18 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
 
     core.pcd.prepare();
 
-    outcome res = refresh_second_keys();
+    res = refresh_second_keys();
     if (res == outcome::DONE) {
         rows.count();
         rows.reserve();
-        res = evaluate(batch);
+        res = evaluate(req);
     }
     if (res == outcome::DONE) {
         rows.show();
         for (size_t i = 0; i < rows.size(); ++i) {
             if (rows.is_first(i)) {
                 for (llama_seq_id s : batch.tokens[rows.out_ids[i]].seq_ids) {
-                    core.answers.put_entropy(s, rows.entropy(i));
+                    core.sequences.put_entropy(s, rows.entropy(i));
                 }
             }
         }
@@ -67,95 +65,85 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     return res;
 }
 
-llama_pcd_decoder::request llama_pcd_decoder::read(const llama_batch_ext & batch) {
+llama_pcd_decoder::verdict llama_pcd_decoder::read(llama_pcd_request & req) {
     const auto & lctx     = core.pcd.lctx;
-    const auto & settings = core.settings;
-    const size_t n_tokens = batch.tokens.size();
+    const bool   separate = core.settings.separate();
 
-    rows.forget();
+    if (req.size() == 0 || req.size() > lctx.n_batch() || req.size() > core.memory.n_free_cells()) {
+        return verdict::LLAMAS;
+    }
+    req.has_twin.resize(req.size());
 
-    request res;
     std::map<llama_seq_id, int32_t> firsts; // rows of first tokens of answers
 
-    res.by_llama = n_tokens == 0 || n_tokens > lctx.n_batch() || n_tokens > core.memory.n_free_cells();
-
-    for (size_t i = 0; i < n_tokens; ++i) {
-        const auto & token = batch.tokens[i];
+    for (size_t i = 0; i < req.size(); ++i) {
+        const auto & token = req.batch.tokens[i];
 
         for (llama_seq_id s : token.seq_ids) {
-            if (core.twins.is_twin(s)) {
-                LLAMA_LOG_ERROR("%s: sequence id %d: ids from %d on belong to PCD's twins\n", __func__, s, core.twins.seq_first);
-                res.by_us = true;
-                return res;
+            if (core.ids.is_twin(s)) {
+                LLAMA_LOG_ERROR("%s: sequence id %d: ids from %d on belong to PCD's twins\n", __func__, s, core.ids.first);
+                return verdict::REFUSED;
             }
-            res.by_llama |= s < 0 || s >= batch.n_seq_max;
+            if (s < 0 || s >= req.batch.n_seq_max) {
+                return verdict::LLAMAS;
+            }
         }
-        res.by_llama |= token.seq_ids.empty();
-
-        if (res.by_llama) {
-            continue;
+        if (token.seq_ids.empty()) {
+            return verdict::LLAMAS;
         }
-        const auto parent   = llama_pcd_parent_of(token);
-        const auto contrast = settings.contrast_of(parent);
-        const auto pos      = token.pos[0];
-        const bool asked    = token.output && contrast.on && !settings.suspended;
+        const auto parent  = llama_pcd_parent_of(token);
+        const auto setting = core.sequences.setting_of(parent);
+        const auto pos     = token.pos[0];
+        const bool asked   = token.output && setting.on && !core.settings.suspended;
 
+        bool is_first = false; // of an answer
         for (llama_seq_id s : token.seq_ids) {
-            core.answers.read(s, pos, asked);
+            is_first |= core.sequences.read(s, pos, asked) && s == parent;
         }
-        if (asked) {
-            const bool plain = contrast.is_early(pos) || core.answers.is_sure(parent, pos, contrast);
-            const auto first = firsts.find(parent);
-            if (plain) {
-                rows.add_plain(i);
-            } else if (core.answers.is_first(parent, pos)) {
+        const bool plain = setting.is_early(pos) || core.sequences.is_sure(parent, setting);
+
+        req.has_twin[i] = separate ? setting.on : asked && !plain;
+        if (asked && plain) {
+            rows.add_plain(i);
+        } else if (asked) {
+            if (is_first) {
                 for (llama_seq_id s : token.seq_ids) {
                     firsts[s] = rows.size();
                 }
-                rows.add(i, contrast, rows.size());
-            } else {
-                rows.add(i, contrast, first == firsts.end() ? -1 : first->second);
             }
+            const auto first = firsts.find(parent);
+            rows.add(i, setting, first == firsts.end() ? -1 : first->second);
+        }
+    }
+    return verdict::FINE;
+}
+
+std::string llama_pcd_decoder::refusal(const llama_pcd_request & req) const {
+    const auto & tokens = req.batch.tokens;
+
+    if (core.settings.separate() && req.has_twins() && !core.pcd.lctx.get_cparams().causal_attn) {
+        const auto whole = parts.next(req, 0, true);
+        if (!whole.fits || whole.i1 < req.size()) {
+            return format("cache = separate has to evaluate the %zu embeddings of this picture and their twins at once; "
+                    "create the context with n_ubatch = %zu or more", req.size(), 2*req.size());
         }
     }
 
-    res.in_streams = settings.separate() && !res.by_llama && streams.has_twins(batch);
-
-    return res;
-}
-
-bool llama_pcd_decoder::refuses_picture(const llama_batch_ext & batch) const {
-    const size_t n_tokens = batch.tokens.size();
-
-    if (core.pcd.lctx.get_cparams().causal_attn || streams.end_of_part(batch, 0, SIZE_MAX) == n_tokens) {
-        return false;
-    }
-    LLAMA_LOG_ERROR("%s: cache = separate has to evaluate the %zu embeddings of this picture and their twins at once; "
-            "create the context with n_ubatch = %zu or more\n", __func__, n_tokens, 2*n_tokens);
-    return true;
-}
-
-bool llama_pcd_decoder::refuses_context(const llama_batch_ext & batch) const {
     std::string reason = rows.size() > 0 ? core.limits.conflict() : "";
 
     if (reason.empty() && (rows.size() > 0 || core.settings.separate())) {
-        const llama_seq_id id = core.twins.find_taken(core.memory); // by a copy, or a loaded state
+        const llama_seq_id id = core.ids.find_taken(core.memory); // by a copy, or a loaded state
         if (id >= 0) {
             reason = format("sequence %d has tokens, and the ids from %d on are for twins (llama_memory_seq_rm takes it out of memory)",
-                    id, core.twins.seq_first);
+                    id, core.ids.first);
         }
     }
-
     for (const auto * ids : { &rows.out_ids, &rows.plain_ids }) {
         for (size_t i = 0; i < ids->size() && reason.empty(); ++i) {
-            reason = core.limits.conflict_of(llama_pcd_parent_of(batch.tokens[(*ids)[i]]));
+            reason = core.limits.conflict_of(llama_pcd_parent_of(tokens[(*ids)[i]]));
         }
     }
-    if (reason.empty()) {
-        return false;
-    }
-    LLAMA_LOG_ERROR("%s: PCD is on, but %s; turn it off first\n", __func__, reason.c_str());
-    return true;
+    return reason.empty() ? "" : "PCD is on, but " + reason + "; turn it off first";
 }
 
 outcome llama_pcd_decoder::refresh_second_keys() {
@@ -176,13 +164,19 @@ outcome llama_pcd_decoder::refresh_second_keys() {
 // the ways
 //
 
-llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch) const {
-    const auto & contrasts = rows.contrasts;
+llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_pcd_request & req) {
+    const auto & contrasts  = rows.contrasts;
+    const bool   alternates = core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE;
 
     if (core.settings.separate()) {
-        const bool after = core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE && has_room_after(batch) &&
-            streams.too_late(batch) == LLAMA_PCD_FALLBACK_NONE;
-        return after ? way::ALTERNATE : way::STREAMS;
+        const auto reason = !alternates ? LLAMA_PCD_FALLBACK_NONE : streams.too_late(req.batch);
+        if (alternates && reason == LLAMA_PCD_FALLBACK_NONE && has_room_after(req.batch)) {
+            return way::ALTERNATE;
+        }
+        if (alternates) {
+            pass.note_fallback(reason == LLAMA_PCD_FALLBACK_NONE ? LLAMA_PCD_FALLBACK_NO_ROOM : reason);
+        }
+        return way::FUSED;
     }
     if (std::all_of(contrasts.begin(), contrasts.end(), [](const auto & cur) { return cur.gamma == 1; })) {
         return way::ALTERNATE; // none of its rows needs a twin
@@ -190,7 +184,7 @@ llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch) 
     switch (core.settings.params.evaluation) {
         case LLAMA_PCD_EVALUATION_FUSED:     return way::FUSED;
         case LLAMA_PCD_EVALUATION_ALTERNATE: return way::ALTERNATE;
-        default:                             return fuses(batch) ? way::FUSED : way::ALTERNATE;
+        default:                             return fuses(req.batch) ? way::FUSED : way::ALTERNATE;
     }
 }
 
@@ -207,28 +201,47 @@ bool llama_pcd_decoder::fuses(const llama_batch_ext & batch) const {
     });
 }
 
-outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch) {
-    const size_t n_tokens = batch.tokens.size();
-    const way    how      = choose(batch);
+//
+// parts
+//
 
-    if (how == way::STREAMS) {
-        if (core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE) {
-            const auto reason = streams.too_late(batch);
-            pass.note_fallback(reason == LLAMA_PCD_FALLBACK_NONE ? LLAMA_PCD_FALLBACK_NO_ROOM : reason);
-        }
-        core.stats.n_streams++;
-        return streams.decode(batch);
-    }
+outcome llama_pcd_decoder::evaluate(const llama_pcd_request & req) {
+    const bool separate = core.settings.separate();
 
     llama_pcd_outputs all;
 
-    for (size_t done = 0; done < n_tokens; ) {
-        const auto    cur   = parts.next(batch, done, how == way::FUSED);
-        const bool    whole = cur.i1 - cur.i0 == n_tokens;
-        const outcome res   = evaluate_part(batch, cur, how);
+    way    how   = way::FUSED;
+    size_t n_max = SIZE_MAX; // tokens of a part
 
+    const auto begin = [&](way chosen) {
+        how = chosen;
+        if (!separate || how == way::ALTERNATE) {
+            return outcome::DONE;
+        }
+        core.stats.n_streams++;
+        return streams.catch_up_before(req);
+    };
+
+    outcome res = begin(choose(req));
+
+    for (size_t done = 0; done < req.size() && res == outcome::DONE; ) {
+        const auto cur   = parts.next(req, done, how == way::FUSED, n_max);
+        const bool whole = cur.i1 - cur.i0 == req.size();
+
+        res = evaluate_part(req, cur, how);
+
+        if (res == outcome::NO_ROOM && separate && how == way::ALTERNATE) {
+            pass.note_fallback(LLAMA_PCD_FALLBACK_NO_ROOM);
+            res = begin(way::FUSED);
+            continue;
+        }
+        if (res == outcome::NO_ROOM && separate && cur.fits && core.pcd.lctx.get_cparams().causal_attn) {
+            n_max = (cur.i1 - cur.i0)/2; // no room beside the twins in a sliding-window cache: fewer, in the end in turn
+            res   = outcome::DONE;
+            continue;
+        }
         if (res == outcome::NO_ROOM || res == outcome::INVALID) { // as if nothing had been decoded
-            pass.take_back(batch, done);
+            pass.take_back(req.batch, done);
             return core.memory.recr && done > 0 ? outcome::BROKEN : res;
         }
         if (res != outcome::DONE) {
@@ -237,33 +250,39 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch) {
         if (!whole) {
             all.take(core.pcd.lctx, cur.i0, cur.i1);
         }
-        if (cur.i1 == n_tokens && cur.i0 > 0 && !all.put(core.pcd.lctx)) {
+        if (cur.i1 == req.size() && cur.i0 > 0 && !all.put(core.pcd.lctx)) {
             return outcome::BROKEN;
         }
         done = cur.i1;
     }
-    return outcome::DONE;
+    return res;
 }
 
-outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const llama_pcd_part & cur, way how) {
+outcome llama_pcd_decoder::evaluate_part(const llama_pcd_request & req, const llama_pcd_part & cur, way how) {
     auto & stats = core.stats;
 
-    if (cur.r0 == cur.r1 && !core.settings.separate()) {
-        return pass.run(llama_pcd_batch_part(batch, cur.i0, cur.i1));
+    const bool separate = core.settings.separate();
+
+    if (cur.pairs.empty() && !(separate && how == way::ALTERNATE)) {
+        return pass.run(llama_pcd_batch_part(req.batch, cur.i0, cur.i1));
     }
 
     auto reason = LLAMA_PCD_FALLBACK_NO_ROOM;
 
     if (cur.fits) {
-        const outcome res = evaluate_twins(batch, cur, how);
+        const auto    before = stats;
+        const outcome res    = how == way::FUSED ? fused(req, cur) : alternate(req, cur);
 
-        if (res != outcome::NO_ROOM) {
-            return res;
+        if (res == outcome::DONE) {
+            stats.n_fused     += how == way::FUSED && !separate;
+            stats.n_alternate += how == way::ALTERNATE;
         }
-        if (core.settings.separate()) { // the part is the whole batch
-            pass.note_fallback(reason);
-            stats.n_streams++;
-            return streams.decode(batch);
+        if (res == outcome::NO_ROOM) { // another way will evaluate them, and count
+            stats.n_twins   = before.n_twins;
+            stats.n_skipped = before.n_skipped;
+        }
+        if (res != outcome::NO_ROOM || separate) {
+            return res;
         }
         if (core.memory.slides()) {
             reason = how == way::FUSED ? LLAMA_PCD_FALLBACK_DEALT : LLAMA_PCD_FALLBACK_SLIDES;
@@ -272,10 +291,154 @@ outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const ll
         reason = LLAMA_PCD_FALLBACK_NARROW;
     }
 
-    const outcome res = sequential(batch, cur);
+    const outcome res = sequential(req, cur);
     if (res == outcome::DONE) {
-        stats.n_sequential++;
+        stats.n_sequential += !separate;
         pass.note_fallback(reason);
     }
     return res;
+}
+
+outcome llama_pcd_decoder::fused(const llama_pcd_request & req, const llama_pcd_part & cur) {
+    auto & lctx = core.pcd.lctx;
+
+    llama_batch_ext both = llama_pcd_batch_part(req.batch, cur.i0, cur.i1);
+
+    auto twins = pass.add_twins(both, req.batch, cur.i0, cur.pairs);
+
+    const outcome res = pass.run(both, twins);
+    if (res != outcome::DONE) {
+        return res;
+    }
+    if (twins.misplaced) { // the memory split the batch in its own way
+        pass.take_back(both, twins.first);
+        return core.memory.recr ? outcome::BROKEN : outcome::NO_ROOM;
+    }
+
+    llama_pcd::n_queued_tokens(lctx) -= twins.all.size(); // twins are not the caller's tokens
+    llama_pcd_outputs_wait(lctx);
+
+    for (size_t i = cur.r0; i < cur.r1; ++i) {
+        rows.take_standard(i, rows.out_ids[i] - cur.i0);
+    }
+    rows.take_over_rotated(twins);
+    llama_pcd_outputs_hide(lctx, twins.first, twins.all.size());
+
+    return outcome::DONE;
+}
+
+outcome llama_pcd_decoder::alternate(const llama_pcd_request & req, const llama_pcd_part & cur) {
+    const llama_batch_ext tokens = llama_pcd_batch_part(req.batch, cur.i0, cur.i1);
+
+    const llama_pcd_kept_states kept(core.states, tokens);
+
+    outcome res = pass.run(tokens);
+    if (res != outcome::DONE) {
+        return res;
+    }
+
+    llama_pcd_outputs_backup backup(core.pcd.lctx);
+
+    std::vector<size_t> todo;
+    for (size_t i = cur.r0; i < cur.r1; ++i) {
+        rows.take_standard(i, rows.out_ids[i] - cur.i0);
+        if (rows.needs_twin(i)) {
+            todo.push_back(i);
+        } else {
+            core.stats.n_skipped++;
+        }
+    }
+    const bool separate = core.settings.separate();
+
+    if (!todo.empty() || separate) {
+        backup.copy_rows();
+    }
+    res = separate ? streams.catch_up_after(req, todo) : run_twins_of(req.batch, todo);
+
+    backup.restore();
+
+    if (res != outcome::DONE) {
+        pass.take_back(tokens, tokens.tokens.size()); // a token without its twin is not evaluated
+    }
+    return res;
+}
+
+// neighbours go together
+outcome llama_pcd_decoder::run_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo) {
+    const auto & lctx   = core.pcd.lctx;
+    const auto & memory = core.memory;
+    const size_t n_max  = std::min({
+        memory.recr ? 1u : core.ids.n_max, lctx.n_batch(), memory.n_room(core.ids.n_max), lctx.get_cparams().n_outputs_max });
+
+    outcome res = outcome::DONE;
+    for (size_t k = 0; k < todo.size() && res == outcome::DONE; ) {
+        std::vector<llama_pcd_pair> pairs;
+        do {
+            pairs.push_back({ (size_t) rows.out_ids[todo[k]], todo[k] });
+            k++;
+        } while (k < todo.size() && pairs.size() < n_max && todo[k] == todo[k - 1] + 1);
+
+        for (const auto & cur : pairs) {
+            const auto & token = batch.tokens[cur.token];
+            if (memory.forgets(pairs.size(), llama_pcd_parent_of(token), token.pos[0])) {
+                return outcome::NO_ROOM;
+            }
+        }
+        llama_pcd_twins twins;
+        res = pass.run_alone(batch, pairs, twins);
+    }
+    return res;
+}
+
+// for a memory that is full up to the tokens themselves, or that forgets
+outcome llama_pcd_decoder::sequential(const llama_pcd_request & req, const llama_pcd_part & cur) {
+    auto & lctx = core.pcd.lctx;
+
+    const llama_batch_ext tokens = llama_pcd_batch_part(req.batch, cur.i0, cur.i1);
+
+    const llama_pcd_kept_states kept(core.states, tokens);
+
+    llama_pcd_outputs all;
+
+    outcome res  = outcome::DONE;
+    size_t  done = 0;
+
+    const auto decode_to = [&](size_t end) {
+        if (res == outcome::DONE && end > done) {
+            res = pass.run(llama_pcd_batch_part(tokens, done, end));
+            if (res == outcome::DONE) {
+                all.take(lctx, done, end);
+                done = end;
+            }
+        }
+    };
+
+    for (const auto & pair : cur.pairs) {
+        const size_t at = pair.token - cur.i0;
+
+        llama_pcd_twins twins;
+
+        decode_to(at);
+        if (res == outcome::DONE) {
+            res = pass.run_alone(req.batch, { pair }, twins);
+        }
+        decode_to(at + 1);
+        if (res != outcome::DONE) {
+            break;
+        }
+        if (pair.row != llama_pcd_twin::NO_ROW) {
+            rows.take_standard(pair.row, 0);
+        }
+        for (size_t k = 0; k < core.second.kvs.size() && core.settings.separate(); ++k) {
+            core.second.settle(k, twins.all[0].cells[k], twins.all[0].parent, tokens.tokens[at].pos[0]);
+        }
+    }
+    decode_to(tokens.tokens.size());
+
+    if (res != outcome::DONE) {
+        pass.take_back(tokens, done);
+        return res;
+    }
+
+    return all.put(lctx) ? outcome::DONE : outcome::BROKEN;
 }

@@ -15,19 +15,10 @@ struct llama_pcd_decoder {
     llama_pcd_outcome decode(const llama_batch_ext & batch);
 
 private:
-    // what a batch asks for; its rows are in `rows`
-    struct request {
-        bool   by_us      = false; // refused here, with a line in the log
-        bool   by_llama   = false; // llama.cpp will refuse it: in its own words, and before anything has changed
-        bool   in_streams = false; // cache = separate: every token has a twin
-    };
-
     // ways to evaluate a batch and its twins
     enum class way {
-        FUSED,      // one batch with all tokens and, behind them, their twins
-        ALTERNATE,  // the batch first, then the twins that can still change an outcome
-        SEQUENTIAL, // each twin before its token, in the cell that the token takes after it
-        STREAMS,    // cache = separate: part by part, see llama_pcd_streams
+        FUSED,     // one batch with all tokens and, behind them, their twins
+        ALTERNATE, // the batch first, then the twins that can still change an outcome
     };
 
     llama_pcd_core  & core;
@@ -35,15 +26,21 @@ private:
     llama_pcd_pass    pass;
     llama_pcd_streams streams;
 
-    request read(const llama_batch_ext & batch);
+    enum class verdict {
+        FINE,
+        REFUSED, // here, with a line in the log
+        LLAMAS,  // llama.cpp will refuse it: in its own words, and before anything has changed
+    };
 
-    // what cannot be evaluated with twins; writes a line to the log
-    bool refuses_picture(const llama_batch_ext & batch) const;
-    bool refuses_context(const llama_batch_ext & batch) const;
+    // which rows a batch asks for, and which of its tokens have twins
+    verdict read(llama_pcd_request & req);
+
+    // why a batch cannot be evaluated with twins, in a sentence; empty: it can
+    std::string refusal(const llama_pcd_request & req) const;
 
     llama_pcd_outcome refresh_second_keys();
 
-    way choose(const llama_batch_ext & batch) const;
+    way choose(const llama_pcd_request & req);
 
     // whether a twin fits behind the batch
     bool has_room_after(const llama_batch_ext & batch) const;
@@ -51,12 +48,13 @@ private:
     // evaluation = auto: whether a batch and its twins go together
     bool fuses(const llama_batch_ext & batch) const;
 
-    llama_pcd_outcome evaluate      (const llama_batch_ext & batch);
-    llama_pcd_outcome evaluate_part (const llama_batch_ext & batch, const llama_pcd_part & cur, way how);
-    llama_pcd_outcome evaluate_twins(const llama_batch_ext & batch, const llama_pcd_part & cur, way how); // fused or after their tokens
-    llama_pcd_outcome fused         (const llama_batch_ext & batch, const llama_pcd_part & cur);
-    llama_pcd_outcome alternate     (const llama_batch_ext & batch, const llama_pcd_part & cur);
-    llama_pcd_outcome sequential    (const llama_batch_ext & batch, const llama_pcd_part & cur);
+    llama_pcd_outcome evaluate     (const llama_pcd_request & req);
+    llama_pcd_outcome evaluate_part(const llama_pcd_request & req, const llama_pcd_part & cur, way how);
+    llama_pcd_outcome fused        (const llama_pcd_request & req, const llama_pcd_part & cur);
+    llama_pcd_outcome alternate    (const llama_pcd_request & req, const llama_pcd_part & cur);
+
+    // each twin before its token, in the cell that the token takes after it
+    llama_pcd_outcome sequential(const llama_pcd_request & req, const llama_pcd_part & cur);
 
     llama_pcd_outcome run_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo);
 };

@@ -5,7 +5,6 @@
 #include "llama-impl.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 llama_pcd_kept_states::llama_pcd_kept_states(llama_pcd_states & states, const llama_batch_ext & tokens) : states(states) {
@@ -16,77 +15,98 @@ llama_pcd_kept_states::llama_pcd_kept_states(llama_pcd_states & states, const ll
     states.save({ seqs.begin(), seqs.end() });
 }
 
-llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, bool together) {
+llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch) {
+    return (llama_pcd_outcome) core.pcd.decode_plain(batch);
+}
+
+llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, llama_pcd_twins & twins) {
     struct guard {
-        explicit guard(llama_pcd_pass & pass) : pass(pass) {}
-        ~guard() { pass.drop_twins(); }
+        guard(llama_pcd_core & core, llama_pcd_twins & twins) : core(core) { core.twins = &twins; }
+        ~guard() {
+            for (llama_seq_id i = 0; i < core.twins->n_seqs; ++i) {
+                core.memory.remove(core.ids.first + i);
+            }
+            core.twins = nullptr;
+        }
 
-        llama_pcd_pass & pass;
-    } const drop(*this);
+        llama_pcd_core & core;
+    } const in_flight(core, twins);
 
-    auto & twins = core.twins;
+    // twins alone have graphs of their own, which take turns with their tokens'
+    const bool alone = !twins.together && batch.tokens.size() <= LLAMA_PCD_MAX_TWINS;
 
-    twins.misplaced = false;
-    twins.together  = together;
+    const auto res = (llama_pcd_outcome) core.pcd.decode_plain(batch, alone ? &core.pcd.kept : nullptr);
 
-    const auto res = (llama_pcd_outcome) core.pcd.decode_plain(batch, kept_for(batch));
-
-    if (res == llama_pcd_outcome::DONE && !twins.parents.empty() && core.settings.separate() && !twins.misplaced) {
-        core.second.set_fresh(twins.cells);
+    if (res == llama_pcd_outcome::DONE && core.settings.separate() && !twins.misplaced) {
+        core.second.set_fresh(twins.cells(core.memory.kvs.size()));
     }
     return res;
 }
 
-llama_pcd::kept_graphs * llama_pcd_pass::kept_for(const llama_batch_ext & batch) const {
-    const bool alone = !core.twins.parents.empty() && !core.twins.together;
+llama_pcd_outcome llama_pcd_pass::run_alone(
+        const llama_batch_ext & batch, const std::vector<llama_pcd_pair> & pairs, llama_pcd_twins & twins) {
+    llama_batch_ext alone = llama_pcd_batch_like(batch);
+    twins = add_twins(alone, batch, 0, pairs);
 
-    return alone && batch.tokens.size() <= LLAMA_PCD_MAX_TWINS ? &core.pcd.kept : nullptr;
+    return run_alone(alone, twins);
 }
 
-llama_pcd_outcome llama_pcd_pass::run_twins(const llama_batch_ext & batch, size_t i0, size_t n) {
-    llama_batch_ext alone = llama_pcd_batch_like(batch);
-    const auto order = add_twins(alone, batch, i0, n);
-
-    const auto res = run(alone);
+llama_pcd_outcome llama_pcd_pass::run_alone(const llama_batch_ext & alone, llama_pcd_twins & twins) {
+    const auto res = run(alone, twins);
     if (res != llama_pcd_outcome::DONE) {
         return res;
     }
-
-    finish_twins();
-
-    for (size_t i = 0; i < n; ++i) {
-        rows.take_over_rotated(order[i], i);
-    }
+    llama_pcd::n_queued_tokens(core.pcd.lctx) = 0; // they are not the caller's tokens
+    llama_pcd_outputs_wait(core.pcd.lctx);
+    rows.take_over_rotated(twins);
 
     return res;
 }
 
-std::vector<size_t> llama_pcd_pass::add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n) {
-    auto & twins = core.twins;
+llama_pcd_twins llama_pcd_pass::add_twins(
+        llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, const std::vector<llama_pcd_pair> & pairs) const {
+    llama_pcd_twins res;
+    res.first    = dst.tokens.size();
+    res.together = res.first > 0;
 
-    std::vector<size_t> order(n);
-    std::iota(order.begin(), order.end(), i0);
-    std::stable_partition(order.begin(), order.end(), [&](size_t row) {
-        return rows.contrasts[row].perturbation == LLAMA_PCD_PERTURBATION_NONE;
-    });
-
-    twins.parents.clear();
-
-    for (const size_t row : order) {
-        const auto &       token  = src.tokens[rows.out_ids[row]];
-        const llama_seq_id parent = llama_pcd_parent_of(token);
-        const llama_seq_id twin   = twins.seq_first + (llama_seq_id) twins.parents.size();
-
-        twins.parents.push_back(parent);
-        core.states.branch(parent, twin);
-        llama_pcd_batch_add_twin(dst, src, token, twin, true);
+    std::vector<llama_pcd_pair> order = pairs;
+    if (!core.settings.separate()) { // in a second stream they are alike
+        std::stable_partition(order.begin(), order.end(), [&](const auto & cur) {
+            return rows.contrasts[cur.row].perturbation == LLAMA_PCD_PERTURBATION_NONE;
+        });
     }
-    return order;
+    for (const auto & cur : order) {
+        const auto & token = src.tokens[cur.token];
+        add_twin(dst, res, src, token, llama_pcd_parent_of(token), res.together ? (int32_t) (cur.token - i0) : -1, cur.row);
+    }
+    return res;
 }
 
-void llama_pcd_pass::finish_twins() {
-    llama_pcd::n_queued_tokens(core.pcd.lctx) = 0;
-    llama_pcd_outputs_wait(core.pcd.lctx);
+void llama_pcd_pass::add_twin(llama_batch_ext & dst, llama_pcd_twins & twins, const llama_batch_ext & src,
+        const llama_batch_ext::token & token, llama_seq_id parent, int32_t entry, size_t row) const {
+    llama_pcd_twin twin = {};
+    twin.parent = parent;
+    twin.token  = entry;
+    twin.row    = row;
+
+    if (core.settings.separate()) { // those of one text share a sequence, and all have the context's view
+        const auto same = std::find_if(twins.all.rbegin(), twins.all.rend(), [&](const auto & cur) { return cur.parent == parent; });
+
+        twin.seq_id    = same != twins.all.rend() ? same->seq_id : core.ids.first + twins.n_seqs++;
+        twin.perturbed = true;
+        twin.window    = core.settings.params.window;
+        twin.n_sink    = core.settings.params.n_sink;
+    } else {
+        const auto & setting = rows.contrasts[row];
+
+        twin.seq_id    = core.ids.first + twins.n_seqs++;
+        twin.perturbed = setting.perturbation != LLAMA_PCD_PERTURBATION_NONE;
+        twin.window    = setting.window;
+        twin.n_sink    = setting.n_sink;
+        core.states.branch(parent, twin.seq_id);
+    }
+    twins.all.push_back(twin);
+    llama_pcd_batch_add_twin(dst, src, token, twin.seq_id, row != llama_pcd_twin::NO_ROW);
 }
 
 void llama_pcd_pass::take_back(const llama_batch_ext & batch, size_t n) {
@@ -130,13 +150,4 @@ void llama_pcd_pass::note_fallback(llama_pcd_fallback reason) {
 
     llama_log_internal(again ? GGML_LOG_LEVEL_DEBUG : GGML_LOG_LEVEL_WARN, "PCD: %s%s\n",
             why(reason), again ? "" : " (said once; llama_pcd_stats.n_fallbacks counts on)");
-}
-
-void llama_pcd_pass::drop_twins() {
-    auto & twins = core.twins;
-
-    for (size_t i = 0; i < twins.parents.size(); ++i) {
-        core.memory.remove(twins.seq_first + (llama_seq_id) i);
-    }
-    twins.parents.clear();
 }

@@ -6,6 +6,7 @@
 #include "upstream/batch.h"
 #include "keys/core.h"
 #include "upstream/outputs.h"
+#include "decode/parts.h"
 #include "decode/rows.h"
 
 // How an evaluation ended; the numbers are what llama_decode returns.
@@ -31,18 +32,21 @@ private:
 struct llama_pcd_pass {
     llama_pcd_pass(llama_pcd_core & core, llama_pcd_rows & rows) : core(core), rows(rows) {}
 
-    // decode a batch, and drop its twins; together: they are in the batch of their tokens
-    llama_pcd_outcome run(const llama_batch_ext & batch, bool together = false);
+    // decode a batch without twins; with twins, which are its last entries, and drop these
+    llama_pcd_outcome run(const llama_batch_ext & batch);
+    llama_pcd_outcome run(const llama_batch_ext & batch, llama_pcd_twins & twins);
 
-    // evaluate the twins of rows [i0, i0 + n) alone, and keep their rows
-    llama_pcd_outcome run_twins(const llama_batch_ext & batch, size_t i0, size_t n);
+    // evaluate some twins alone, and keep their rows; they know the cells then that they had
+    llama_pcd_outcome run_alone(const llama_batch_ext & batch, const std::vector<llama_pcd_pair> & pairs, llama_pcd_twins & twins);
+    llama_pcd_outcome run_alone(const llama_batch_ext & alone, llama_pcd_twins & twins);
 
-    // Add the twins of rows [i0, i0 + n), each in a sequence of its own: first those that are not turned (llama_pcd_core::turns).
-    // Returns their rows in the order of the twins.
-    std::vector<size_t> add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, size_t n);
+    // Add twins to a batch: first those that are not perturbed. i0: the entry of src that the first one of dst was, if dst has tokens.
+    llama_pcd_twins add_twins(
+            llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, const std::vector<llama_pcd_pair> & pairs) const;
 
-    // a batch of twins alone was decoded: wait for its rows; it does not count as the caller's tokens
-    void finish_twins();
+    // add the twin of one token, which is that entry of dst (-1: none)
+    void add_twin(llama_batch_ext & dst, llama_pcd_twins & twins, const llama_batch_ext & src, const llama_batch_ext::token & token,
+            llama_seq_id parent, int32_t entry, size_t row) const;
 
     // as if the first n tokens had not been decoded; beside recurrent layers they stay, unless the states before them were saved
     void take_back(const llama_batch_ext & batch, size_t n);
@@ -57,9 +61,4 @@ private:
     llama_pcd_rows & rows;
 
     uint32_t noted = 0; // reasons that were warned of, as bits
-
-    void drop_twins();
-
-    // the graphs of twins alone, which take turns with their tokens'; null: llama.cpp's own
-    llama_pcd::kept_graphs * kept_for(const llama_batch_ext & batch) const;
 };

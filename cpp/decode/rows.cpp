@@ -75,10 +75,16 @@ void llama_pcd_rows::take_standard(size_t i, int32_t batch_index) {
     entropies[i] = NAN;
 }
 
-void llama_pcd_rows::take_over_rotated(size_t i, int32_t batch_index) {
-    std::copy_n(llama_pcd_outputs_row(lctx, batch_index), n_vocab(), over_rotated.begin() + i*n_vocab());
-    has_over_rotated[i] = true;
-    stats.n_twins++;
+void llama_pcd_rows::take_over_rotated(const llama_pcd_twins & twins) {
+    for (size_t k = 0; k < twins.all.size(); ++k) {
+        const size_t i = twins.all[k].row;
+        if (i == llama_pcd_twin::NO_ROW) {
+            continue;
+        }
+        std::copy_n(llama_pcd_outputs_row(lctx, twins.first + k), n_vocab(), over_rotated.begin() + i*n_vocab());
+        has_over_rotated[i] = true;
+        stats.n_twins++;
+    }
 }
 
 static pcd_contrast_params params_of(const llama_pcd_seq & c) {

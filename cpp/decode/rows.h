@@ -5,6 +5,7 @@
 
 #include "llama-pcd-impl.h"
 #include "twins/settings.h"
+#include "twins/twins.h"
 
 #include <vector>
 
@@ -44,9 +45,9 @@ struct llama_pcd_rows {
     // the row of an entry of the batch; size(): it has none
     size_t find(int32_t batch_index) const;
 
-    // copy row i from an entry of the batch that was just decoded
+    // copy row i from an entry of the batch that was just decoded; the rows of its twins
     void take_standard    (size_t i, int32_t batch_index);
-    void take_over_rotated(size_t i, int32_t batch_index);
+    void take_over_rotated(const llama_pcd_twins & twins);
 
     // whether the contrast can change the outcome of row i, whose standard row is there
     bool needs_twin(size_t i);

@@ -1,16 +1,10 @@
-// Evaluates tokens and their twins part by part, and catches up on twins that are missing.
+// Finds out which twins of a second stream are missing, and evaluates them.
 
 #include "decode/streams.h"
 
 #include "llama-impl.h"
 
 #include <algorithm>
-
-bool llama_pcd_streams::has_twins(const llama_batch_ext & batch) const {
-    return std::any_of(batch.tokens.begin(), batch.tokens.end(), [&](const auto & token) {
-        return has_twins(llama_pcd_parent_of(token));
-    });
-}
 
 llama_pcd_fallback llama_pcd_streams::too_late(const llama_batch_ext & batch) const {
     if (core.memory.slides()) {
@@ -19,191 +13,19 @@ llama_pcd_fallback llama_pcd_streams::too_late(const llama_batch_ext & batch) co
     return batch.tokens[0].id == LLAMA_TOKEN_NULL ? LLAMA_PCD_FALLBACK_PICTURE : LLAMA_PCD_FALLBACK_NONE;
 }
 
-llama_pcd_outcome llama_pcd_streams::decode(const llama_batch_ext & batch) {
-    const size_t n_tokens = batch.tokens.size();
-
-    llama_pcd_outcome res = catch_up_before(batch);
-    if (res != llama_pcd_outcome::DONE) {
-        return res;
-    }
-
-    llama_pcd_outputs all;
-
-    size_t done  = 0;
-    size_t n_max = SIZE_MAX;
-
-    while (done < n_tokens && res == llama_pcd_outcome::DONE) {
-        const size_t end = end_of_part(batch, done, n_max);
-
-        if (end == done) {
-            const auto & cparams = core.pcd.lctx.get_cparams();
-            pass.note_fallback(std::min(cparams.n_ubatch, cparams.n_outputs_max) < 2 ?
-                LLAMA_PCD_FALLBACK_NARROW : LLAMA_PCD_FALLBACK_NO_ROOM);
-        }
-        res = end > done ? decode_both(batch, done, end, all) : decode_in_turn(batch, done, all);
-        if (res == llama_pcd_outcome::DONE) {
-            done = std::max(end, done + 1);
-        } else if (res == llama_pcd_outcome::NO_ROOM && end > done && core.pcd.lctx.get_cparams().causal_attn) {
-            n_max = (end - done)/2; // no room beside the twins in a sliding-window cache: fewer, in the end in turn
-            res   = llama_pcd_outcome::DONE;
-        }
-    }
-    if (res != llama_pcd_outcome::DONE) {
-        pass.take_back(batch, done);
-        return res;
-    }
-
-    return all.put(core.pcd.lctx) ? llama_pcd_outcome::DONE : llama_pcd_outcome::BROKEN;
-}
-
-llama_pcd_outcome llama_pcd_streams::catch_up_before(const llama_batch_ext & batch) {
+llama_pcd_outcome llama_pcd_streams::catch_up_before(const llama_pcd_request & req) {
     std::map<llama_seq_id, llama_pos> begin; // of each sequence in this batch
-    for (const auto & token : batch.tokens) {
-        begin.emplace(llama_pcd_parent_of(token), token.pos[0]);
+    for (size_t i = 0; i < req.size(); ++i) {
+        if (req.has_twin[i]) {
+            begin.emplace(llama_pcd_parent_of(req.batch.tokens[i]), req.batch.tokens[i].pos[0]);
+        }
     }
     for (const auto & [parent, pos] : begin) {
-        if (has_twins(parent)) {
-            const auto res = catch_up(batch, parent, pos, {});
-            if (res != llama_pcd_outcome::DONE) {
-                return res;
-            }
-        }
-    }
-    return llama_pcd_outcome::DONE;
-}
-
-size_t llama_pcd_streams::end_of_part(const llama_batch_ext & batch, size_t i0, size_t n_max) const {
-    const auto & cparams = core.pcd.lctx.get_cparams();
-    const size_t n_cells = core.memory.n_room(cparams.n_ubatch);
-
-    std::vector<llama_seq_id> seen;
-
-    size_t n      = 0;
-    size_t n_rows = 0;
-    size_t i      = i0;
-
-    for (; i < batch.tokens.size(); ++i) {
-        const auto & token  = batch.tokens[i];
-        const auto   parent = llama_pcd_parent_of(token);
-        const size_t n_cur  = has_twins(parent) ? 2 : 1;
-
-        if (std::find(seen.begin(), seen.end(), parent) == seen.end()) {
-            seen.push_back(parent);
-        }
-        n      += n_cur;
-        n_rows += token.output || cparams.embeddings ? n_cur : 0;
-
-        if (i - i0 >= n_max || n > n_cells || n_rows > cparams.n_outputs_max || seen.size() > LLAMA_PCD_MAX_TWINS) {
-            break;
-        }
-    }
-
-    return i;
-}
-
-llama_pcd_outcome llama_pcd_streams::decode_both(const llama_batch_ext & batch, size_t i0, size_t i1, llama_pcd_outputs & all) {
-    auto & parents = core.twins.parents;
-
-    llama_batch_ext both = llama_pcd_batch_part(batch, i0, i1);
-
-    std::vector<std::pair<size_t, size_t>> of_row; // row, entry of the twin
-
-    parents.clear();
-    for (size_t i = i0; i < i1; ++i) {
-        const auto & token  = batch.tokens[i];
-        const auto   parent = llama_pcd_parent_of(token);
-        if (!has_twins(parent)) {
-            continue;
-        }
-
-        const auto at = std::find(parents.begin(), parents.end(), parent);
-        const auto k  = (llama_seq_id) (at - parents.begin());
-        if (at == parents.end()) {
-            parents.push_back(parent);
-        }
-
-        const size_t row    = rows.find(i);
-        const bool   output = row < rows.size();
-        if (output) {
-            of_row.push_back({ row, both.tokens.size() });
-        }
-        llama_pcd_batch_add_twin(both, batch, token, core.twins.seq_first + k, output);
-    }
-
-    const auto res = pass.run(both, true);
-    if (res != llama_pcd_outcome::DONE) {
-        return res;
-    }
-    if (core.twins.misplaced) {
-        pass.take_back(llama_pcd_batch_part(batch, i0, i1), i1 - i0);
-        return llama_pcd_outcome::NO_ROOM;
-    }
-
-    llama_pcd::n_queued_tokens(core.pcd.lctx) -= both.tokens.size() - (i1 - i0); // twins are not the caller's tokens
-    all.take(core.pcd.lctx, i0, i1);
-
-    for (const auto & [row, entry] : of_row) {
-        rows.take_standard    (row, rows.out_ids[row] - i0);
-        rows.take_over_rotated(row, entry);
-    }
-
-    return llama_pcd_outcome::DONE;
-}
-
-llama_pcd_outcome llama_pcd_streams::decode_twin(const llama_batch_ext & batch, size_t i, size_t row) {
-    const auto & token  = batch.tokens[i];
-    const bool   output = row < rows.size();
-
-    llama_batch_ext alone = llama_pcd_batch_like(batch);
-
-    core.twins.parents = { llama_pcd_parent_of(token) };
-    llama_pcd_batch_add_twin(alone, batch, token, core.twins.seq_first, output);
-
-    const auto res = pass.run(alone);
-    if (res != llama_pcd_outcome::DONE) {
-        return res;
-    }
-    pass.finish_twins();
-    if (output) {
-        rows.take_over_rotated(row, 0);
-    }
-    return res;
-}
-
-// the twin first, in the cell that its token takes after it
-llama_pcd_outcome llama_pcd_streams::decode_in_turn(const llama_batch_ext & batch, size_t i, llama_pcd_outputs & all) {
-    const auto & token  = batch.tokens[i];
-    const auto   parent = llama_pcd_parent_of(token);
-    const size_t row    = rows.find(i);
-
-    std::vector<int32_t> own; // the twin's cell in each cache
-
-    if (has_twins(parent)) {
-        const auto res = decode_twin(batch, i, row);
+        const auto res = catch_up(req.batch, parent, pos, {});
         if (res != llama_pcd_outcome::DONE) {
             return res;
         }
-        for (const auto & cells : core.twins.cells) {
-            own.push_back(cells[0]);
-        }
     }
-
-    const auto res = pass.run(llama_pcd_batch_part(batch, i, i + 1));
-    if (res != llama_pcd_outcome::DONE) {
-        return res;
-    }
-    all.take(core.pcd.lctx, i, i + 1);
-    if (row < rows.size()) {
-        rows.take_standard(row, 0);
-    }
-
-    for (size_t k = 0; k < own.size(); ++k) {
-        auto &       cur   = core.second.kvs[k];
-        const auto & cells = llama_pcd::cells(*cur.kv);
-
-        cur.stale.set(own[k], !cells.seq_has(own[k], parent) || cells.pos_get(own[k]) != token.pos[0]);
-    }
-
     return llama_pcd_outcome::DONE;
 }
 
@@ -267,36 +89,27 @@ llama_pcd_outcome llama_pcd_streams::catch_up(const llama_batch_ext & batch, lla
         }
 
         llama_batch_ext alone = llama_pcd_batch_like(batch);
-        core.twins.parents = { parent };
+        llama_pcd_twins twins;
 
-        std::vector<std::pair<size_t, size_t>> of_row;
-
+        size_t  n_rows = 0;
         int64_t n_late = 0;
 
         // a run of neighbours: upstream refuses gaps
         for (llama_pos p = it->first; it != missing.end() && it->first == p &&
-                alone.tokens.size() < n_max && of_row.size() < n_max_rows; ++it, ++p) {
+                alone.tokens.size() < n_max && n_rows < n_max_rows; ++it, ++p) {
             llama_batch_ext::token token;
             token.id  = it->second;
             token.pos = { p, p, p, 0 };
 
             const auto row = wanted.find(p);
-            if (row != wanted.end()) {
-                of_row.push_back({ row->second, alone.tokens.size() });
-            }
-            llama_pcd_batch_add_twin(alone, batch, token, core.twins.seq_first, row != wanted.end());
+            pass.add_twin(alone, twins, batch, token, parent, -1, row == wanted.end() ? llama_pcd_twin::NO_ROW : row->second);
+            n_rows += row != wanted.end();
             n_late += p < now;
         }
 
-        const auto res = pass.run(alone);
+        const auto res = pass.run_alone(alone, twins);
         if (res != llama_pcd_outcome::DONE) {
             return res;
-        }
-
-        pass.finish_twins();
-
-        for (const auto & [row, entry] : of_row) {
-            rows.take_over_rotated(row, entry);
         }
         core.stats.n_caught_up += n_late;
     }
@@ -304,22 +117,21 @@ llama_pcd_outcome llama_pcd_streams::catch_up(const llama_batch_ext & batch, lla
     return llama_pcd_outcome::DONE;
 }
 
-llama_pcd_outcome llama_pcd_streams::catch_up_after(const llama_batch_ext & batch, const std::vector<size_t> & todo) {
+llama_pcd_outcome llama_pcd_streams::catch_up_after(const llama_pcd_request & req, const std::vector<size_t> & todo) {
     std::map<llama_seq_id, llama_pos> end; // of each sequence in this batch
     std::map<llama_seq_id, rows_at>   wanted;
 
-    for (const auto & token : batch.tokens) {
-        const auto parent = llama_pcd_parent_of(token);
-        if (has_twins(parent)) {
-            end[parent] = token.pos[0] + 1;
+    for (size_t i = 0; i < req.size(); ++i) {
+        if (req.has_twin[i]) {
+            end[llama_pcd_parent_of(req.batch.tokens[i])] = req.batch.tokens[i].pos[0] + 1;
         }
     }
     for (const size_t row : todo) {
-        const auto & token = batch.tokens[rows.out_ids[row]];
+        const auto & token = req.batch.tokens[rows.out_ids[row]];
         wanted[llama_pcd_parent_of(token)][token.pos[0]] = row;
     }
     for (const auto & [parent, pos] : end) {
-        const auto res = catch_up(batch, parent, pos, wanted[parent]);
+        const auto res = catch_up(req.batch, parent, pos, wanted[parent]);
         if (res != llama_pcd_outcome::DONE) {
             return res;
         }

@@ -20,22 +20,14 @@
 struct llama_pcd_streams {
     llama_pcd_streams(llama_pcd_core & core, llama_pcd_rows & rows, llama_pcd_pass & pass) : core(core), rows(rows), pass(pass) {}
 
-    // whether the tokens of a sequence have twins; and whether those of any sequence in a batch have
-    bool has_twins(llama_seq_id parent) const { return core.settings.contrast_of(parent).on; }
-    bool has_twins(const llama_batch_ext & batch) const;
-
     // why twins cannot be evaluated after the batch: sliding-window layers forget, and embeddings are not kept
     llama_pcd_fallback too_late(const llama_batch_ext & batch) const;
 
-    // a batch and the twins of all its tokens, at once
-    llama_pcd_outcome decode(const llama_batch_ext & batch);
-
-    // The end of the part that starts at token i0: at most n_max tokens and their twins that are evaluated at once.
-    // i0: there is no room for a token beside its twin.
-    size_t end_of_part(const llama_batch_ext & batch, size_t i0, size_t n_max) const;
+    // before the batch: evaluate the twins that are missing of the tokens that it continues
+    llama_pcd_outcome catch_up_before(const llama_pcd_request & req);
 
     // after the batch: evaluate the twins of its tokens, and all before them that is missing; of these rows also L*
-    llama_pcd_outcome catch_up_after(const llama_batch_ext & batch, const std::vector<size_t> & todo);
+    llama_pcd_outcome catch_up_after(const llama_pcd_request & req, const std::vector<size_t> & todo);
 
 private:
     using rows_at = std::map<llama_pos, size_t>; // which row a position gives
@@ -43,15 +35,6 @@ private:
     llama_pcd_core & core;
     llama_pcd_rows & rows;
     llama_pcd_pass & pass;
-
-    llama_pcd_outcome decode_both   (const llama_batch_ext & batch, size_t i0, size_t i1, llama_pcd_outputs & all);
-    llama_pcd_outcome decode_in_turn(const llama_batch_ext & batch, size_t i, llama_pcd_outputs & all);
-
-    // the twin of token i alone, before the token is decoded; its row goes to `row`, if there is one
-    llama_pcd_outcome decode_twin(const llama_batch_ext & batch, size_t i, size_t row);
-
-    // the tokens that `batch` continues, before the batch
-    llama_pcd_outcome catch_up_before(const llama_batch_ext & batch);
 
     // evaluate the twins that a sequence misses before position `end`; those in `wanted` also give their row
     llama_pcd_outcome catch_up(const llama_batch_ext & batch, llama_seq_id parent, llama_pos end, const rows_at & wanted);

@@ -20,22 +20,17 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     }
     const auto & ubatch = gctx.ubatch;
 
-    uint32_t n_twin = core->probing ? 0 : core->twins.count(ubatch);
+    // a graph that memory is reserved for is of no batch
+    uint32_t n_twin = core->twins && !ubatch.data->batch_idxs.empty() ? core->twins->count(ubatch) : 0;
 
-    // attention is split, so all twins have to come after the standard tokens, and those that are turned last
-    const auto place = [&](uint32_t i) {
-        const llama_seq_id id = ubatch.seq_id[i][0];
-        return !core->twins.is_twin(id) ? 0 : !core->turns(id) ? 1 : 2;
-    };
-    bool misplaced = n_twin > 0 && llm_graph_input_pcd::is_dealt_out(*core, ubatch);
-    for (uint32_t i = 1; n_twin > 0 && i < ubatch.n_tokens; ++i) {
-        misplaced |= place(i) < place(i - 1);
+    if (n_twin > 0) {
+        core->view.place(*core->twins, ubatch);
     }
-    if (misplaced) {
-        core->twins.misplaced = true;
+    if (n_twin > 0 && llm_graph_input_pcd::is_misplaced(*core, ubatch)) {
+        core->twins->misplaced = true;
         n_twin = 0;
     }
-    const uint32_t n_turned = n_twin > 0 ? core->count_turned(ubatch) : 0;
+    const uint32_t n_turned = n_twin > 0 ? core->twins->count_perturbed(ubatch) : 0;
 
     auto inp = std::make_unique<llm_graph_input_pcd>(*core, ubatch.n_tokens, n_twin, n_turned, gctx.hparams.n_pos_per_embd());
 
@@ -47,9 +42,7 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     graph.n_twin   = n_twin;
     graph.n_turned = n_turned;
 
-    if (!core->probing) {
-        inp->look(ubatch);
-    }
+    inp->look(ubatch);
     gctx.res->add_input(std::move(inp));
 }
 

@@ -74,7 +74,7 @@ private:
 
     uint32_t n_tokens = 0;
     uint32_t n_twin   = 0; // the last tokens
-    uint32_t n_turned = 0; // the last of these, see llama_pcd_core::turns
+    uint32_t n_turned = 0; // the last of these: rotated or given noise
     int32_t  n_attn   = 0; // attentions built so far: the layer, where each has one
 
     std::vector<llama_pcd_rotation> rotations; // built and not yet claimed by a layer

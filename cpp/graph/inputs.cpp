@@ -9,8 +9,18 @@ static void set_data(ggml_tensor * t, const void * data) {
     ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
 }
 
-bool llm_graph_input_pcd::is_dealt_out(const llama_pcd_core & core, const llama_ubatch & ubatch) {
-    return core.twins.together && !core.memory.recr && !core.settings.separate() && ubatch.equal_seqs();
+bool llm_graph_input_pcd::is_misplaced(const llama_pcd_core & core, const llama_ubatch & ubatch) {
+    const auto & twins = *core.twins;
+
+    const auto place = [&](uint32_t i) {
+        const auto * twin = twins.at(ubatch, i);
+        return !twin ? 0 : !twin->perturbed ? 1 : 2;
+    };
+    bool res = twins.together && !core.memory.recr && !core.settings.separate() && ubatch.equal_seqs();
+    for (uint32_t i = 1; i < ubatch.n_tokens; ++i) {
+        res |= place(i) < place(i - 1);
+    }
+    return res;
 }
 
 bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
@@ -18,25 +28,29 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
 
     const llama_pcd::section ours(core.pcd, true);
 
-    return params.cparams.pcd.get() == &core.pcd && core.settings.on && core.pcd.generation == generation &&
-        ubatch.n_tokens == n_tokens && core.twins.count(ubatch) == n_twin && core.count_turned(ubatch) == n_turned &&
-        !is_dealt_out(core, ubatch) &&
-        (n_twin == 0 || core.view.visible(ubatch) == visible);
+    const bool same = params.cparams.pcd.get() == &core.pcd && core.settings.on && core.pcd.generation == generation &&
+        ubatch.n_tokens == n_tokens;
+
+    if (!same || !core.twins) {
+        return same && n_twin == 0;
+    }
+    auto & twins = *core.twins;
+
+    if (twins.count(ubatch) != n_twin || twins.count_perturbed(ubatch) != n_turned || is_misplaced(core, ubatch)) {
+        return false;
+    }
+    core.view.place(twins, ubatch);
+    return core.view.visible(twins, ubatch) == visible;
 }
 
 void llm_graph_input_pcd::look(const llama_ubatch & ubatch) {
     if (n_twin > 0) {
-        visible = core.view.visible(ubatch);
+        visible = core.view.visible(*core.twins, ubatch);
     }
 }
 
 void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
     const llama_pcd::section ours(core.pcd, true);
-
-    auto placed = core.view.place(*ubatch);
-
-    core.twins.cells      = std::move(placed.cells);
-    core.twins.misplaced |= placed.any_own && core.settings.separate() && core.twins.together; // its token comes later
 
     set_pos(twin_pos, *ubatch, true);
     set_pos(key_pos,  *ubatch, false);
@@ -49,7 +63,7 @@ void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
         }
     }
     for (auto & [kv, rows] : twin_rows) {
-        set_rows(rows, core.twins.cells[core.memory.index_of(kv)], kv->get_size());
+        set_rows(rows, *ubatch, *kv);
     }
 }
 
@@ -63,8 +77,8 @@ void llm_graph_input_pcd::set_pos(ggml_tensor * t, const llama_ubatch & ubatch, 
     std::vector<int32_t> data(n*n_pos, 0);
 
     for (uint32_t i = 0; i < n; ++i) {
-        const llama_seq_id id = ubatch.seq_id[i][0];
-        if (core.twins.is_twin(id) != of_twins || (of_twins && !core.turns(id))) {
+        const auto * twin = core.twins ? core.twins->at(ubatch, i) : nullptr;
+        if (of_twins ? !twin || !twin->perturbed : twin != nullptr) {
             continue;
         }
         for (uint32_t j = 0; j < n_pos; ++j) {
@@ -114,16 +128,19 @@ void llm_graph_input_pcd::set_noise(const llama_ubatch & ubatch) const {
     }
 }
 
-void llm_graph_input_pcd::set_rows(ggml_tensor * t, const std::vector<int32_t> & cells, int64_t kv_size) const {
+void llm_graph_input_pcd::set_rows(ggml_tensor * t, const llama_ubatch & ubatch, const llama_kv_cache & kv) const {
     if (!t->buffer) {
         return;
     }
 
-    const int64_t n_embd = t->ne[0]/n_twin;
+    const int64_t n_embd  = t->ne[0]/n_twin;
+    const int64_t kv_size = kv.get_size();
+    const size_t  k       = core.memory.index_of(&kv);
 
     std::vector<int64_t> data;
     data.reserve(t->ne[0]);
-    for (const int32_t idx : cells) {
+    for (uint32_t i = n_tokens - n_twin; i < n_tokens; ++i) {
+        const int32_t idx = core.twins->at(ubatch, i)->cells[k];
         GGML_ASSERT(idx >= 0);
         for (int64_t j = 0; j < n_embd; ++j) {
             data.push_back(j*kv_size + idx);

@@ -14,12 +14,13 @@ public:
     llm_graph_input_pcd(llama_pcd_core & core, uint32_t n_tokens, uint32_t n_twin, uint32_t n_turned, uint32_t n_pos) :
         core(core), generation(core.pcd.generation), n_tokens(n_tokens), n_twin(n_twin), n_turned(n_turned), n_pos(n_pos) {}
 
-    // Where a batch does not fit as it is, sliding-window memory deals it out anew, so that each sequence gets as many tokens
-    // in a micro-batch: then a twin may come before the tokens that it should see. (With a second stream it does not matter:
-    // twins see twins.)
-    static bool is_dealt_out(const llama_pcd_core & core, const llama_ubatch & ubatch);
+    // Whether twins cannot be evaluated in this micro-batch. Attention is split, so all of them have to come after the standard tokens, and
+    // those that are perturbed last. And where a batch does not fit as it is, sliding-window memory deals it out anew, so that each
+    // sequence gets as many tokens in a micro-batch: then a twin may come before the tokens that it should see. (With a second
+    // stream that does not matter: twins see twins.)
+    static bool is_misplaced(const llama_pcd_core & core, const llama_ubatch & ubatch);
 
-    // choose the cells of a graph that is begun
+    // choose the cells of a graph that is begun, whose twins are placed
     void look(const llama_ubatch & ubatch);
 
     void set_input(const llama_ubatch * ubatch) override;
@@ -51,5 +52,5 @@ private:
     void set_pos    (ggml_tensor * t, const llama_ubatch & ubatch, bool of_twins) const;
     void set_offsets(const llama_ubatch & ubatch) const;
     void set_noise  (const llama_ubatch & ubatch) const;
-    void set_rows   (ggml_tensor * t, const std::vector<int32_t> & cells, int64_t kv_size) const;
+    void set_rows   (ggml_tensor * t, const llama_ubatch & ubatch, const llama_kv_cache & kv) const;
 };

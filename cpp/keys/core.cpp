@@ -10,12 +10,13 @@
 llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory) :
     pcd(pcd),
     memory(memory),
-    limits(memory, settings),
+    sequences(settings),
+    limits(memory, sequences),
     tables(pcd.lctx.get_model(), settings),
     second(pcd, memory, settings, tables),
-    twins(memory),
-    view(memory, settings, twins),
-    states(memory, twins) {}
+    ids(memory),
+    view(memory, settings),
+    states(memory, ids) {}
 
 bool llama_pcd_core::make_room(std::string & err) {
     if (has_room) {
@@ -27,7 +28,7 @@ bool llama_pcd_core::make_room(std::string & err) {
 
     // each of the caller's rows may have a twin's beside it, so that a limit the caller set for its own does not part them
     auto & cparams = llama_pcd::cparams(pcd.lctx);
-    const uint32_t n_both = cparams.n_outputs_max + std::min(cparams.n_outputs_max, twins.n_max);
+    const uint32_t n_both = cparams.n_outputs_max + std::min(cparams.n_outputs_max, ids.n_max);
     cparams.n_outputs_max = std::max(cparams.n_outputs_max, std::min(cparams.n_batch, n_both));
 
     pcd.reset_graphs();
@@ -57,10 +58,10 @@ int32_t llama_pcd_core::check(const llama_pcd_params & p, const std::string & ta
         probe();
         status = limits.check(p, taken, err);
     }
-    const llama_seq_id id = twins.find_taken(memory);
+    const llama_seq_id id = ids.find_taken(memory);
     if (status == LLAMA_PCD_OK && id >= 0) {
         err = format("sequence %d has tokens, and the ids from %d on are for PCD's twins; "
-                "take it out of memory first (llama_memory_seq_rm)", id, twins.seq_first);
+                "take it out of memory first (llama_memory_seq_rm)", id, ids.first);
         return LLAMA_PCD_UNSUPPORTED;
     }
     return status;
@@ -142,7 +143,7 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
     }
     has_reserved = true;
 
-    settings.confirm_seqs();
+    sequences.confirm();
     second.keep(done);
 
     return LLAMA_PCD_OK;
@@ -150,14 +151,5 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
 
 int32_t llama_pcd_core::set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err) {
     err = p ? limits.conflict_of(seq_id) : "";
-    return err.empty() ? settings.set_seq(seq_id, p, twins.seq_first, err) : (int32_t) LLAMA_PCD_UNSUPPORTED;
-}
-
-uint32_t llama_pcd_core::count_turned(const llama_ubatch & ubatch) const {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < ubatch.n_tokens && !twins.parents.empty(); ++i) {
-        const llama_seq_id id = ubatch.seq_id[i][0];
-        n += twins.is_twin(id) && turns(id);
-    }
-    return n;
+    return err.empty() ? sequences.set(seq_id, p, ids.first, err) : (int32_t) LLAMA_PCD_UNSUPPORTED;
 }

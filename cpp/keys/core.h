@@ -1,12 +1,11 @@
-// What the evaluation with twins stands on: settings, tables, second keys and the twins in flight, each part owning its
+// What the evaluation with twins stands on: settings, tables, second keys and twins, each part owning its
 // functions; and what has to happen to all of them when PCD is set. Knows nothing of graphs and batches.
 
 #pragma once
 
-#include "twins/answers.h"
 #include "twins/limits.h"
 #include "keys/second.h"
-#include "twins/settings.h"
+#include "twins/sequences.h"
 #include "twins/states.h"
 #include "keys/tables.h"
 #include "twins/twins.h"
@@ -19,25 +18,18 @@ struct llama_pcd_core {
 
     const llama_pcd_memory & memory;
 
-    llama_pcd_settings settings;
-    llama_pcd_limits   limits;
-    llama_pcd_tables   tables;
-    llama_pcd_second   second;
-    llama_pcd_twins    twins;
-    llama_pcd_view     view;
-    llama_pcd_states   states;
-    llama_pcd_answers  answers;
+    llama_pcd_settings  settings;
+    llama_pcd_seqs sequences;
+    llama_pcd_limits    limits;
+    llama_pcd_tables    tables;
+    llama_pcd_second    second;
+    llama_pcd_twin_ids  ids;
+    llama_pcd_view      view;
+    llama_pcd_states    states;
 
     llama_pcd_stats stats = {};
 
-    // Whether a twin is turned: rotated or given noise. Those that are not come before those that are, since attention is split
-    // between them. In a second stream they are alike.
-    bool turns(llama_seq_id twin) const {
-        return settings.separate() || settings.contrast_of(twins.parent_of(twin)).perturbation != LLAMA_PCD_PERTURBATION_NONE;
-    }
-
-    // how many of the twins in a micro-batch are turned
-    uint32_t count_turned(const llama_ubatch & ubatch) const;
+    llama_pcd_twins * twins = nullptr; // those of the batch that llama.cpp decodes; null: it has none
 
     bool probing = false; // a graph is built to see what only a graph shows; nothing is added to it
 

@@ -306,11 +306,14 @@ void llama_pcd_second::cells_computed() {
 void llama_pcd_second::set_fresh(const std::vector<std::vector<int32_t>> & cells) {
     for (size_t i = 0; i < kvs.size(); ++i) {
         for (const int32_t idx : cells[i]) {
-            if (idx >= 0) {
-                kvs[i].stale.set(idx, false);
-            }
+            kvs[i].stale.set(idx, false);
         }
     }
+}
+
+void llama_pcd_second::settle(size_t i_cache, int32_t cell, llama_seq_id parent, llama_pos pos) {
+    const auto & cells = llama_pcd::cells(*kvs[i_cache].kv);
+    kvs[i_cache].stale.set(cell, !cells.seq_has(cell, parent) || cells.pos_get(cell) != pos);
 }
 
 bool llama_pcd_second::any_stale() const {

@@ -144,8 +144,12 @@ struct llama_pcd_second {
     // the micro-batch whose cells were placed last was computed
     void cells_computed();
 
-    // the twins of these cells were evaluated, for each cache; -1: none
+    // the twins of these cells were evaluated, for each cache
     void set_fresh(const std::vector<std::vector<int32_t>> & cells);
+
+    // The same of a twin that was evaluated before its token, in a cell that its token may have taken since. A token of the parent at
+    // `pos` in that cell is it.
+    void settle(size_t i_cache, int32_t cell, llama_seq_id parent, llama_pos pos);
 
     // positions are about to change under the first keys
     void keys_shift(const llama_kv_cache & kv);

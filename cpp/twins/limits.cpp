@@ -34,7 +34,7 @@ std::string llama_pcd_limits::conflict_of(llama_seq_id seq_id) const {
 
 std::string llama_pcd_limits::check_seqs(const llama_pcd_params & p) const {
     for (const auto & [seq_id, _] : llama_pcd::samplers(memory.lctx)) {
-        if (settings.contrast_of(seq_id, p).on) {
+        if (sequences.setting_of(seq_id, p).on) {
             return conflict_of(seq_id);
         }
     }
@@ -137,7 +137,7 @@ std::string llama_pcd_limits::check_type(const llama_pcd_params & p) const {
 int32_t llama_pcd_limits::check(const llama_pcd_params & p, const std::string & taken, std::string & err) const {
     err = llama_pcd_settings::check_range(p);
     if (err.empty()) {
-        err = settings.check_seqs(p);
+        err = sequences.check(p);
     }
     if (!err.empty()) {
         return LLAMA_PCD_INVALID;

@@ -3,13 +3,13 @@
 #pragma once
 
 #include "upstream/memory.h"
-#include "twins/settings.h"
+#include "twins/sequences.h"
 
 #include <string>
 
 struct llama_pcd_limits {
-    llama_pcd_limits(const llama_pcd_memory & memory, const llama_pcd_settings & settings) :
-        memory(memory), settings(settings) {}
+    llama_pcd_limits(const llama_pcd_memory & memory, const llama_pcd_seqs & sequences) :
+        memory(memory), sequences(sequences) {}
 
     // what only a graph shows
     bool has_graph     = false; // one was built, so the rest is known
@@ -29,8 +29,8 @@ struct llama_pcd_limits {
     std::string conflict_of(llama_seq_id seq_id) const;
 
 private:
-    const llama_pcd_memory   & memory;
-    const llama_pcd_settings & settings;
+    const llama_pcd_memory    & memory;
+    const llama_pcd_seqs & sequences;
 
     std::string check_memory (const llama_pcd_params & p) const;
     std::string check_model  (const llama_pcd_params & p) const;

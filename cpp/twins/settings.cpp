@@ -121,17 +121,11 @@ bool llama_pcd_settings::same_topology(const llama_pcd_params & a, const llama_p
     return a.cache == b.cache && a.perturbation == b.perturbation && offsets(a) == offsets(b);
 }
 
-//
-// one sequence
-//
-
 static std::string text(const std::string & value) { return "\"" + value + "\""; }
 static std::string text(int32_t             value) { return std::to_string(value); }
 static std::string text(float               value) { return format("%.7g", value); }
 
-// a field that only the context can change, in which a sequence's setting differs from it: which one, and both values; empty: none.
-// What the twins of the sequence do not use may differ.
-static std::string find_difference(const llama_pcd_params & own, const llama_pcd_params & p) {
+std::string llama_pcd_settings::find_difference(const llama_pcd_params & own, const llama_pcd_params & p) {
     const bool rotates  = llama_pcd_settings::rotates(own);
     const bool noise    = own.perturbation == LLAMA_PCD_PERTURBATION_NOISE;
     const bool plain    = own.perturbation == LLAMA_PCD_PERTURBATION_NONE; // its twins see the first keys
@@ -161,110 +155,4 @@ static std::string find_difference(const llama_pcd_params & own, const llama_pcd
     same("seed",        own.seed,        p.seed,        noise);
 
     return res;
-}
-
-std::string llama_pcd_settings::check_seq(llama_seq_id seq_id, const own_setting & own, const llama_pcd_params & p) {
-    if (!own.on) {
-        return {};
-    }
-    std::string err = own.confirmed ? "" : find_difference(own.params, p);
-    if (!err.empty()) {
-        err += "; only the context can change it (llama_pcd_set)";
-    } else if (separate(p) && (own.params.window != p.window || own.params.n_sink != p.n_sink)) {
-        err = format("window, n_sink are %d, %d, the context's are %d, %d; with cache \"separate\" the second keys follow them, "
-                "and only the context can change them (llama_pcd_set)", own.params.window, own.params.n_sink, p.window, p.n_sink);
-    } else {
-        err = check_range(merged(own, p));
-    }
-    return err.empty() ? "" : format("sequence %d: ", seq_id) + err;
-}
-
-std::string llama_pcd_settings::check_seqs(const llama_pcd_params & p) const {
-    for (const auto & [seq_id, own] : seqs) {
-        const std::string err = check_seq(seq_id, own, p);
-        if (!err.empty()) {
-            return err;
-        }
-    }
-    return {};
-}
-
-void llama_pcd_settings::confirm_seqs() {
-    for (auto & [_, own] : seqs) {
-        own.confirmed = true;
-    }
-}
-
-int32_t llama_pcd_settings::set_seq(llama_seq_id seq_id, const llama_pcd_params * p, llama_seq_id end, std::string & err) {
-    if (seq_id < 0 || seq_id >= end) {
-        err = format("seq_id is %d, allowed: 0 to %d", seq_id, end - 1);
-        return LLAMA_PCD_INVALID;
-    }
-    own_setting own = { p != nullptr, false, p ? *p : params };
-
-    err = p ? check_range(*p) : "";
-    if (err.empty() && on) {
-        err = check_seq(seq_id, own, params);
-        own.confirmed = true;
-    }
-    if (!err.empty()) {
-        return LLAMA_PCD_INVALID;
-    }
-    seqs[seq_id] = own;
-
-    return LLAMA_PCD_OK;
-}
-
-void llama_pcd_settings::unset_seq(llama_seq_id seq_id) {
-    if (seq_id < 0) {
-        seqs.clear();
-    } else {
-        seqs.erase(seq_id);
-    }
-}
-
-void llama_pcd_settings::copy_seq(llama_seq_id src, llama_seq_id dst) {
-    const auto it = seqs.find(src);
-    if (it == seqs.end()) {
-        seqs.erase(dst);
-    } else {
-        seqs[dst] = own_setting(it->second);
-    }
-}
-
-void llama_pcd_settings::keep_seq(llama_seq_id seq_id) {
-    for (auto it = seqs.begin(); it != seqs.end(); ) {
-        it = it->first == seq_id ? std::next(it) : seqs.erase(it);
-    }
-}
-
-llama_pcd_params llama_pcd_settings::merged(const own_setting & own, const llama_pcd_params & p) {
-    llama_pcd_params res = p;
-
-    res.beta         = own.params.beta;
-    res.gamma        = own.params.gamma;
-    res.relative_top = own.params.relative_top;
-    res.window       = own.params.window;
-    res.n_sink       = own.params.n_sink;
-    res.adaptive     = own.params.adaptive;
-    res.min_context  = own.params.min_context;
-    res.min_entropy  = own.params.min_entropy;
-    res.combine      = own.params.combine && p.combine;
-
-    res.min_first_entropy = own.params.min_first_entropy;
-
-    if (own.params.perturbation == LLAMA_PCD_PERTURBATION_NONE) {
-        res.perturbation = LLAMA_PCD_PERTURBATION_NONE;
-    }
-    return res;
-}
-
-llama_pcd_seq llama_pcd_settings::contrast_of(llama_seq_id seq_id, const llama_pcd_params & p) const {
-    const auto it    = seqs.find(seq_id);
-    const bool has   = it != seqs.end();
-    const bool is_on = has ? it->second.on : p.sequences == LLAMA_PCD_SEQUENCES_ALL;
-    const auto cur   = has ? merged(it->second, p) : p;
-
-    return { is_on, cur.combine, cur.perturbation, cur.window, cur.n_sink, cur.beta, cur.gamma, cur.relative_top,
-        cur.adaptive, cur.min_context, cur.min_entropy, cur.min_first_entropy };
 }

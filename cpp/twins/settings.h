@@ -1,10 +1,9 @@
-// The settings of PCD in a context: parameters, their ranges, and what one sequence has instead. Knows nothing of models.
+// The setting of PCD in a context: parameters, their ranges, what two settings have in common. Knows nothing of models.
 
 #pragma once
 
 #include "llama-pcd.h"
 
-#include <map>
 #include <string>
 
 // what one sequence may have of its own: its twins' view and perturbation, and how their rows are contrasted
@@ -56,39 +55,7 @@ struct llama_pcd_settings {
     // which field is out of range; empty: none
     static std::string check_range(const llama_pcd_params & p);
 
-    //
-    // one sequence
-    //
-
-    // see llama_pcd_set_seq; end: the first id that belongs to twins
-    int32_t set_seq  (llama_seq_id seq_id, const llama_pcd_params * p, llama_seq_id end, std::string & err);
-    void    unset_seq(llama_seq_id seq_id); // -1: all of them
-
-    // the memory was edited: a whole sequence was copied, or all others were removed
-    void copy_seq(llama_seq_id src, llama_seq_id dst);
-    void keep_seq(llama_seq_id seq_id);
-
-    // what some sequence has and cannot have in a context with parameters p; empty: nothing
-    std::string check_seqs(const llama_pcd_params & p) const;
-
-    // that was checked for the parameters now in force
-    void confirm_seqs();
-
-    llama_pcd_seq contrast_of(llama_seq_id seq_id) const { return contrast_of(seq_id, params); }
-
-    // the same, if the context's parameters were p
-    llama_pcd_seq contrast_of(llama_seq_id seq_id, const llama_pcd_params & p) const;
-
-private:
-    // what was set for a sequence
-    struct own_setting {
-        bool             on;
-        bool             confirmed; // all but the fields that a sequence can have of its own was the context's, and follows it
-        llama_pcd_params params;
-    };
-
-    static llama_pcd_params merged   (const own_setting & own, const llama_pcd_params & p);
-    static std::string      check_seq(llama_seq_id seq_id, const own_setting & own, const llama_pcd_params & p);
-
-    std::map<llama_seq_id, own_setting> seqs;
+    // A field that only the context can change, in which a sequence's setting differs from the context's: which one, and both values;
+    // empty: none. What the twins of the sequence do not use may differ.
+    static std::string find_difference(const llama_pcd_params & own, const llama_pcd_params & p);
 };

@@ -30,7 +30,7 @@ bool llama_pcd_states::make(std::string & err) {
 
     const auto & lctx  = memory.lctx;
     const size_t n_old = llama_pcd::n_seq_max(cur);
-    const size_t n_new = n_old + twins.n_max + 1;
+    const size_t n_new = n_old + ids.n_max + 1;
 
     const auto first = std::find_if(cur.r_l.begin(), cur.r_l.end(), [](const auto * t) { return t != nullptr; });
     const bool any   = first != cur.r_l.end();
@@ -60,7 +60,7 @@ bool llama_pcd_states::make(std::string & err) {
         std::swap(llama_pcd::ctxs_bufs(cur), llama_pcd::ctxs_bufs(wider));
     } catch (const std::exception & e) {
         n_bytes = 0;
-        err = format("the states of recurrent layers for %u twins cannot be kept (%s); use a smaller n_seq_max", twins.n_max, e.what());
+        err = format("the states of recurrent layers for %u twins cannot be kept (%s); use a smaller n_seq_max", ids.n_max, e.what());
         return false;
     }
     return true;
@@ -81,7 +81,7 @@ void llama_pcd_states::branch(llama_seq_id parent, llama_seq_id twin) const {
 }
 
 void llama_pcd_states::save(const std::vector<llama_seq_id> & seqs) {
-    if (memory.recr && seqs.size() <= twins.n_max) {
+    if (memory.recr && seqs.size() <= ids.n_max) {
         saved = seqs;
         for (size_t i = 0; i < saved.size(); ++i) {
             copy(saved[i], kept(i));

@@ -12,7 +12,7 @@
 #include <vector>
 
 struct llama_pcd_states {
-    llama_pcd_states(const llama_pcd_memory & memory, const llama_pcd_twins & twins) : memory(memory), twins(twins) {}
+    llama_pcd_states(const llama_pcd_memory & memory, const llama_pcd_twin_ids & ids) : memory(memory), ids(ids) {}
 
     int64_t n_bytes = 0; // of what was added
 
@@ -22,7 +22,7 @@ struct llama_pcd_states {
     // a twin starts with the state that its parent had when it was saved, else with the one it has now
     void branch(llama_seq_id parent, llama_seq_id twin) const;
 
-    // Keep the states of these sequences to go back to. Meanwhile there is room for one twin. More than twins.n_max are not kept: such
+    // Keep the states of these sequences to go back to. Meanwhile there is room for one twin. More than ids.n_max are not kept: such
     // tokens are evaluated without twins, or one token, which all of these share, after its twin.
     void save(const std::vector<llama_seq_id> & seqs);
     void drop();
@@ -30,12 +30,12 @@ struct llama_pcd_states {
     bool restore() const; // false: none were saved
 
 private:
-    const llama_pcd_memory & memory;
-    const llama_pcd_twins  & twins;
+    const llama_pcd_memory   & memory;
+    const llama_pcd_twin_ids & ids;
 
     std::vector<llama_seq_id> saved; // the i-th one's state is kept by kept(i)
 
-    llama_seq_id kept(size_t i) const { return twins.seq_first + 1 + (llama_seq_id) i; }
+    llama_seq_id kept(size_t i) const { return ids.first + 1 + (llama_seq_id) i; }
 
     void copy(llama_seq_id from, llama_seq_id to) const;
 };

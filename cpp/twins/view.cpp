@@ -25,78 +25,36 @@ static int32_t cell_of(const llama_kv_cache & kv, llama_seq_id seq_id, const lla
     return -1;
 }
 
-llama_pcd_view::placement llama_pcd_view::place(const llama_ubatch & ubatch) const {
-    const uint32_t n = ubatch.n_tokens;
-
-    uint32_t i0 = 0; // the first twin
-    while (i0 < n && !twins.is_twin(ubatch.seq_id[i0][0])) {
-        i0++;
-    }
-
-    placement res;
-
-    for (const auto * kv : memory.kvs) {
-        std::vector<int32_t> found;
-
-        for (uint32_t i = i0; i < n; ++i) {
-            const llama_seq_id id = ubatch.seq_id[i][0];
-
-            int32_t cell = twins.is_twin(id) && settings.separate() ? cell_of(*kv, twins.parent_of(id), ubatch, i) : -1;
-            if (cell < 0) {
-                cell = twins.is_twin(id) ? cell_of(*kv, id, ubatch, i) : -1;
-                res.any_own = true;
-            }
-            found.push_back(cell);
-        }
-
-        res.cells.push_back(std::move(found));
-    }
-
-    return res;
-}
-
-// The entry of a twin's token among the entries [0, i0), which come in the order of the twins; `next`: where to look first.
-static int32_t token_of(const llama_ubatch & ubatch, uint32_t i0, uint32_t i, llama_seq_id parent, uint32_t & next) {
-    const auto n = ubatch.n_tokens;
-
-    for (uint32_t k = 0; k < i0; ++k) {
-        const uint32_t t = next + k < i0 ? next + k : next + k - i0;
-
-        bool same = ubatch.seq_id[t][0] == parent;
-        for (uint32_t d = 0; d < (ubatch.is_pos_2d() ? 3 : 1) && same; ++d) {
-            same = ubatch.pos[d*n + t] == ubatch.pos[d*n + i];
-        }
-        if (same) {
-            next = t + 1 < i0 ? t + 1 : 0;
-            return t;
-        }
-    }
-    return -1;
-}
-
-std::vector<llama_pcd_view::row> llama_pcd_view::list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const {
-    const uint32_t n  = ubatch.n_tokens;
-    const uint32_t i0 = n - cells.size();
-
-    uint32_t next = 0;
-
-    std::vector<row> res;
-    for (uint32_t i = i0; i < n; ++i) {
-        const llama_seq_id id = ubatch.seq_id[i][0];
-        if (!twins.is_twin(id)) {
+void llama_pcd_view::place(llama_pcd_twins & twins, const llama_ubatch & ubatch) const {
+    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+        auto * twin = twins.at(ubatch, i);
+        if (!twin) {
             continue;
         }
-        const llama_seq_id  parent   = twins.parent_of(id);
-        const llama_pcd_seq contrast = settings.contrast_of(parent);
+        for (size_t k = 0; k < memory.kvs.size(); ++k) {
+            const auto & kv = *memory.kvs[k];
 
-        const bool is_2d = ubatch.is_pos_2d();
+            int32_t cell = settings.separate() ? cell_of(kv, twin->parent, ubatch, i) : -1;
+            if (cell < 0) {
+                cell = cell_of(kv, twin->seq_id, ubatch, i);
+                twins.misplaced |= settings.separate() && twins.together; // its token comes later
+            }
+            twin->cells[k] = cell;
+        }
+    }
+}
 
-        row cur = { i, parent, ubatch.pos[i], is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 };
-        cur.own    = cells[i - i0];
-        cur.token  = token_of(ubatch, i0, i, parent, next);
-        cur.window = contrast.window;
-        cur.n_sink = contrast.n_sink;
-        res.push_back(cur);
+std::vector<llama_pcd_view::row> llama_pcd_view::list(
+        const llama_pcd_twins & twins, const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
+    const uint32_t n     = ubatch.n_tokens;
+    const bool     is_2d = ubatch.is_pos_2d();
+    const size_t   k     = memory.index_of(&kv);
+
+    std::vector<row> res;
+    for (uint32_t i = n - twins.count_last(ubatch); i < n; ++i) {
+        const auto & twin = *twins.at(ubatch, i);
+        res.push_back({ twin, i, ubatch.pos[i], twin.cells[k], twins.token_of(ubatch, twin),
+            is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 });
     }
     return res;
 }
@@ -116,7 +74,7 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const row & v, uint32_t j) 
     if ((int32_t) j == v.own) {
         return true;
     }
-    if (cells.is_empty(j) || !cells.seq_has(j, v.seq_id)) {
+    if (cells.is_empty(j) || !cells.seq_has(j, v.twin.parent)) {
         return false;
     }
     const llama_pos p0 = cells.pos_get(j);
@@ -131,7 +89,7 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const row & v, uint32_t j) 
         }
     }
 
-    return (p0 >= v.begin() || p0 < v.n_sink) && !llama_pcd::is_masked(kv, p0, v.pos);
+    return (p0 >= v.begin() || p0 < v.twin.n_sink) && !llama_pcd::is_masked(kv, p0, v.pos);
 }
 
 // Where both keep their keys in the cells of their tokens, a twin one position further sees what the twin before it saw, and its
@@ -139,25 +97,25 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const row & v, uint32_t j) 
 bool llama_pcd_view::sees_one_more(const llama_kv_cache & kv, const row & prev, const row & v) const {
     const auto & cells = llama_pcd::cells(kv);
 
-    return v.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
-        v.seq_id == prev.seq_id && v.pos == prev.pos + 1 &&
-        prev.own >= 0 && cells.seq_has(prev.own, prev.seq_id) && cells.pos_get(prev.own) == prev.pos;
+    return v.twin.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
+        v.twin.parent == prev.twin.parent && v.pos == prev.pos + 1 &&
+        prev.own >= 0 && cells.seq_has(prev.own, prev.twin.parent) && cells.pos_get(prev.own) == prev.pos;
 }
 
 template <typename F>
 bool llama_pcd_view::in_window(const llama_kv_cache & kv, const row & v, const F & fn) const {
-    if (v.window == 0 || !causal(kv)) {
+    if (v.twin.window == 0 || !causal(kv)) {
         return false;
     }
     const auto walk = [&](llama_pos p0, llama_pos p1) {
-        for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.seq_id, p0, p1)) {
+        for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.twin.parent, p0, p1)) {
             if ((int32_t) j != v.own && sees(kv, v, j)) {
                 fn(j);
             }
         }
     };
 
-    walk(0, std::min(v.n_sink, v.begin()));
+    walk(0, std::min(v.twin.n_sink, v.begin()));
     walk(v.begin(), v.pos + 1);
     if (v.own >= 0) {
         fn((uint32_t) v.own);
@@ -189,12 +147,12 @@ void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, con
             row[j] = llama_cast<T>(bias(kv, v, j));
         };
 
-        if (v.window > 0 && causal(kv)) {
+        if (v.twin.window > 0 && causal(kv)) {
             std::fill_n(row, n_kv, hidden);
             in_window(kv, v, show);
         } else if (v.token >= 0 && causal(kv)) {
             std::copy_n(mask + v.token*n_kv, n_kv, row);
-            for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.seq_id, v.pos, v.pos + 1)) {
+            for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.twin.parent, v.pos, v.pos + 1)) {
                 row[j] = hidden;
                 if (sees(kv, v, j)) {
                     show(j);
@@ -218,23 +176,9 @@ void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, con
     }
 }
 
-bool llama_pcd_view::masks(const llama_kv_cache & kv) const {
-    return !twins.parents.empty() && memory.index_of(&kv) < twins.cells.size();
-}
-
-uint32_t llama_pcd_view::n_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
-    uint32_t n = 0;
-    while (masks(kv) && n < ubatch.n_tokens && twins.is_twin(ubatch.seq_id[ubatch.n_tokens - 1 - n][0])) {
-        n++;
-    }
-    return n;
-}
-
-void llama_pcd_view::mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
-    if (!masks(kv)) {
-        return;
-    }
-    const auto all = list(twins.cells[memory.index_of(&kv)], ubatch);
+void llama_pcd_view::mask(
+        const llama_pcd_twins & twins, const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
+    const auto all = list(twins, kv, ubatch);
 
     if (dst->type == GGML_TYPE_F16) {
         fill((ggml_fp16_t *) dst->data, dst->ne[0], kv, all);
@@ -247,32 +191,21 @@ void llama_pcd_view::mask(const llama_kv_cache & kv, ggml_tensor * dst, const ll
 // the cells to look at
 //
 
-std::vector<llama_pcd_view::cell_range> llama_pcd_view::in_use(const llama_ubatch & ubatch) const {
+std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_pcd_twins & twins, const llama_ubatch & ubatch) const {
+    const uint32_t n_twin = twins.count(ubatch);
+
+    // a twin without a window may see every cell; with a second stream there may be many twins
+    const bool windows = n_twin <= LLAMA_PCD_MAX_TWINS &&
+        std::all_of(twins.all.begin(), twins.all.end(), [](const auto & twin) { return twin.window > 0; });
+
     std::vector<cell_range> res;
     for (const auto * kv : memory.kvs) {
         // many texts fill a small block at each step
-        const uint32_t block = llama_pcd::on_host(*kv) && twins.count(ubatch) == 1 ? HOST_BLOCK : CELL_BLOCK;
+        const uint32_t block = llama_pcd::on_host(*kv) && n_twin == 1 ? HOST_BLOCK : CELL_BLOCK;
         res.push_back({ 0, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(*kv).used_max_p1(), block), kv->get_size()), 0, block });
-    }
-    return res;
-}
-
-std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_ubatch & ubatch) const {
-    auto res = in_use(ubatch);
-
-    // a twin without a window may see every cell; with a second stream there may be many twins
-    for (const llama_seq_id parent : twins.parents) {
-        if (settings.contrast_of(parent).window == 0) {
-            return res;
+        if (windows) {
+            restrict(*kv, list(twins, *kv, ubatch), res.back());
         }
-    }
-    if (twins.count(ubatch) > LLAMA_PCD_MAX_TWINS) {
-        return res;
-    }
-
-    const auto placed = place(ubatch);
-    for (size_t i = 0; i < res.size(); ++i) {
-        restrict(*memory.kvs[i], list(placed.cells[i], ubatch), res[i]);
     }
     return res;
 }
@@ -285,7 +218,7 @@ void llama_pcd_view::restrict(const llama_kv_cache & kv, const std::vector<row> 
 
     for (const row & v : all) {
         const bool complete = in_window(kv, v, [&](uint32_t j) {
-            if (j < range.block && (int32_t) j != v.own && cells.pos_get(j) < v.n_sink) {
+            if (j < range.block && (int32_t) j != v.own && cells.pos_get(j) < v.twin.n_sink) {
                 head = true;
             } else {
                 begin = std::min(begin, j);

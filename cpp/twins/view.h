@@ -1,5 +1,4 @@
-// Which cells of the memory a token or a twin sees, and which cell is a twin's own. Changes nothing: what it finds is stored by
-// those who ask.
+// Which cells of the memory a token or a twin sees, and which cell is a twin's own.
 
 #pragma once
 
@@ -14,18 +13,11 @@ struct llama_pcd_view {
     static constexpr uint32_t CELL_BLOCK = 256;
     static constexpr uint32_t HOST_BLOCK = 64;
 
-    llama_pcd_view(const llama_pcd_memory & memory, const llama_pcd_settings & settings, const llama_pcd_twins & twins) :
-        memory(memory), settings(settings), twins(twins) {}
+    llama_pcd_view(const llama_pcd_memory & memory, const llama_pcd_settings & settings) : memory(memory), settings(settings) {}
 
-    // Where the keys of each twin of a micro-batch go, for each cache. cache = separate: to the cell of its token, where that
-    // one is in memory already. Else to its own.
-    struct placement {
-        std::vector<std::vector<int32_t>> cells;
-
-        bool any_own = false; // some twin went to a cell of its own
-    };
-
-    placement place(const llama_ubatch & ubatch) const;
+    // Find where the keys of each twin of a micro-batch go, which is in memory by now. cache = separate: to the cell of its token,
+    // where that one is in memory already. Else to its own.
+    void place(llama_pcd_twins & twins, const llama_ubatch & ubatch) const;
 
     // The cells that the attention of twins has to look at: [begin, end) and, where begin > 0, the first `head` ones, for the
     // first positions of a text. No cell from `end` on is in use.
@@ -38,40 +30,37 @@ struct llama_pcd_view {
         bool operator==(const cell_range & other) const { return begin == other.begin && end == other.end && head == other.head; }
     };
 
-    // for each cache, of the cells up to the last used one those that twins see
-    std::vector<cell_range> visible(const llama_ubatch & ubatch) const;
+    // for each cache, of the cells up to the last used one those that placed twins see
+    std::vector<cell_range> visible(const llama_pcd_twins & twins, const llama_ubatch & ubatch) const;
 
-    // The rows of the twins in a KQ mask: how many there are at its end, which llama.cpp leaves to us, and what they hold.
-    uint32_t n_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const;
-    void     mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
+    // fill the rows of the placed twins at the end of a KQ mask
+    void mask(const llama_pcd_twins & twins, const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
 
 private:
     const llama_pcd_memory   & memory;
     const llama_pcd_settings & settings;
-    const llama_pcd_twins    & twins;
 
-    // the twin at entry i of a micro-batch
+    // the twin at entry i of a micro-batch, as one cache sees it
     struct row {
-        uint32_t     i;
-        llama_seq_id seq_id; // whose cells it sees: its parent's
-        llama_pos    pos;
-        bool         is_2d;
-        llama_pos    x;
-        llama_pos    y;
+        const llama_pcd_twin & twin;
 
-        int32_t   own    = -1; // the cell with its own keys
-        int32_t   token  = -1; // the entry of its token, where that one is in the same micro-batch
-        llama_pos window = 0;  // its sequence's
-        llama_pos n_sink = 0;
+        uint32_t  i;
+        llama_pos pos;
+        int32_t   own;   // the cell with its own keys
+        int32_t   token; // the entry of its token, where that one is in the same micro-batch; -1: it is not
+
+        bool      is_2d;
+        llama_pos x;
+        llama_pos y;
 
         // the first position in its window
-        llama_pos begin() const { return window == 0 || pos < window ? 0 : pos - window + 1; }
+        llama_pos begin() const { return twin.window == 0 || pos < twin.window ? 0 : pos - twin.window + 1; }
     };
 
     bool causal(const llama_kv_cache & kv) const;
     bool sees  (const llama_kv_cache & kv, const row & v, uint32_t j) const;
 
-    std::vector<row> list(const std::vector<int32_t> & cells, const llama_ubatch & ubatch) const; // of the twins
+    std::vector<row> list(const llama_pcd_twins & twins, const llama_kv_cache & kv, const llama_ubatch & ubatch) const;
 
     bool sees_one_more(const llama_kv_cache & kv, const row & prev, const row & v) const;
 
@@ -79,13 +68,9 @@ private:
     template <typename F>
     bool in_window(const llama_kv_cache & kv, const row & v, const F & fn) const;
 
-    // all cells up to the last used one; restricted to what these twins see
-    std::vector<cell_range> in_use(const llama_ubatch & ubatch) const;
     void restrict(const llama_kv_cache & kv, const std::vector<row> & all, cell_range & range) const;
 
     static float bias(const llama_kv_cache & kv, const row & v, uint32_t j); // of a cell that one sees
-
-    bool masks(const llama_kv_cache & kv) const; // the rows of twins in flight are known
 
     template <typename T>
     void fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<row> & all) const;

@@ -52,6 +52,8 @@ struct llama_pcd_memory {
 
     llama_context & lctx;
 
+    static constexpr size_t MAX_CACHES = 2; // with sliding-window layers there are two
+
     std::vector<llama_kv_cache *> kvs; // none: memory of a kind that a twin cannot be in
 
     // the state of recurrent layers beside the KV cache; null: none

@@ -39,9 +39,10 @@ int32_t llama_pcd_outputs_index(llama_context & lctx, int32_t i) {
 }
 
 void llama_pcd_outputs_hide(llama_context & lctx, size_t i0, size_t n) {
-    llama_pcd::n_outputs(lctx) -= n;
-    for (size_t i = 0; i < n; ++i) {
-        llama_pcd::output_ids(lctx)[i0 + i] = -1;
+    for (size_t i = i0; i < i0 + n; ++i) {
+        int32_t & id = llama_pcd::output_ids(lctx)[i];
+        llama_pcd::n_outputs(lctx) -= id >= 0;
+        id = -1;
     }
 }
 

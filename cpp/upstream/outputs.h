@@ -16,7 +16,7 @@ float * llama_pcd_outputs_row(llama_context & lctx, int32_t batch_index);
 // the batch entry of the output that llama_get_logits_ith(lctx, i) gives for a negative i; -1: there is none
 int32_t llama_pcd_outputs_index(llama_context & lctx, int32_t i);
 
-// the last n outputs, of the batch entries from i0 on, are not the caller's
+// the outputs of the batch entries [i0, i0 + n), which are the last ones, are not the caller's
 void llama_pcd_outputs_hide(llama_context & lctx, size_t i0, size_t n);
 
 // what the backend sampler of a sequence gave for outputs of the context
