@@ -105,8 +105,8 @@ class PCDConfig:
             are. "separate": keys and values of a second, over-rotated evaluation of the whole prompt (Eq. 5 in every
             layer); it takes a second prefill and twice the memory.
         evaluation: "fused": token and twin in one batch, so the weights are read once; "alternate": one after the
-            other, without the twin when only one token is plausible; "auto": at each step the one that takes less time
-            here and for this text, as measured. The logits of the two differ by rounding.
+            other, without the twin when only one token is plausible; "auto": alternate for steps with a cut
+            (relative_top) or min_entropy, else fused. The logits of the two differ by rounding.
         transition: "exponential" (Eq. 4) or "none": theta* = theta', the frequencies of the base B'.
         perturbation: what is done to the twin's rotation. "over-rotation" (the paper); "noise" (the method's first
             version: noise on cos and sin of the first component of each pair; with cache "shared" or "separate");
@@ -232,7 +232,7 @@ class PCDConfig:
         return dataclasses.replace(self, **changes)
 
     def repeatable(self) -> PCDConfig:
-        """The same without "auto", which decides by time: "fused" in its place, so that a run can be repeated to the bit."""
+        """The same with "fused" in place of "auto", so that a text is evaluated in one way whatever is decoded beside it."""
         return self.replace(evaluation="fused") if self.evaluation == "auto" else self
 
     @classmethod

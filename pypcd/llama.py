@@ -369,8 +369,9 @@ class Llama(llama_cpp.Llama):
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
         n_past, started = self.n_tokens, time.perf_counter()
         is_prompt, self._is_prompt = self._is_prompt and bool(self._turn.inside), False
-        if self._pcd is not None and tokens and (is_prompt or (self._logits_all and len(tokens) > 1 and not is_step)):
-            # the library cannot see it where all of a prompt's rows are asked for, or all but its last token are cached
+        is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1 and not is_step)
+        if self._pcd is not None and tokens and is_prompt:
+            # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
             engine.begin_answer(self, n_past + len(tokens) - 1)
         engine.clear_errors()
         try:

@@ -18,7 +18,7 @@ import numpy as np
 
 Tokens = Sequence[int]
 
-# tokens of each sequence that are not timed: graphs are built, second keys made, and evaluation="auto" tries both ways
+# tokens of each sequence that are not timed: graphs are built, second keys made
 WARM_UP = 6
 
 

@@ -25,7 +25,7 @@ class Session:
     """One model's context. Sequence 0 holds the prompt; others are made by fork() or read().
 
     A prompt, all but its last token, is evaluated with PCD off into an empty cache, and stays there: every answer to it
-    starts from the same keys and values, and no way of evaluation is chosen by time (PCDConfig.repeatable). So an answer
+    starts from the same keys and values, and is evaluated in one way (PCDConfig.repeatable). So an answer
     does not depend on earlier ones, on their order, or on how busy the machine is.
 
     Attributes:

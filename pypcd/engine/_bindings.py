@@ -238,15 +238,6 @@ pcd_strength = _bind(
     "llama_pcd_strength", ctypes.c_float, _float_p, _float_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int32
 )
 pcd_entropy = _bind("llama_pcd_entropy", ctypes.c_float, _float_p, ctypes.c_int32)
-pcd_choose = _bind(
-    "llama_pcd_choose",
-    None,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    *[ctypes.POINTER(ctypes.c_double)] * 3,
-    *[ctypes.POINTER(ctypes.c_int32)] * 2,
-    ctypes.POINTER(ctypes.c_bool),
-)
 sampler_init_pcd = _bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, _ctx_p)
 sampler_pcd_set_row = _bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)
 pcd_has_amx = _bind("llama_pcd_has_amx", ctypes.c_bool)

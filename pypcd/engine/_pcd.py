@@ -84,7 +84,7 @@ class PCDStats:
         n_fallbacks: how many of all these were evaluated in another way than `evaluation` asks for.
         last_fallback: why the last of them was, in a sentence; empty if there was none.
         state_bytes: memory of the states that recurrent layers of hybrid models keep for twins.
-        graph_bytes: compute memory of the graphs that take turns with the model's own (evaluation "auto", "alternate").
+        graph_bytes: compute memory of the graphs of twins that are evaluated after their tokens.
         row_bytes: memory of the rows L, L* and L~ of the last evaluation; freed by the next one, if that is plain.
         n_constrained: answers of generate() that were left plain since they are under a grammar, a JSON schema or a forced tool,
             and their call did not ask for PCD.

@@ -135,26 +135,6 @@ def test_a_step_has_one_token_of_each_sequence_and_two_rows_has_two(
     assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3) for i in (k, k + 1)] for k in (0, 2, 4, 6)]
 
 
-def test_the_trials_of_auto_are_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After another way to make twins it tries both ways anew, in each round."""
-    llm = pypcd.Llama(model, n_ctx=256, n_threads=1, n_threads_batch=1)
-    texts, ways = timing.Texts(llm), []
-    texts.fill([TEXTS[0]])
-    decode = texts._decode
-
-    def watched(entries: Any) -> float:
-        before = llm.pcd_stats().n_alternate
-        seconds = decode(entries)
-        ways.append(llm.pcd_stats().n_alternate - before)
-        return seconds
-
-    monkeypatch.setattr(texts, "_decode", watched)
-    for setting in ("cache=shared", "window", "cache=shared"):
-        llm.pcd = setting
-        texts.time([list(range(3, 3 + timing.WARM_UP))])
-    assert ways == [0, 0, 0, 1, 1, 1] * 3
-
-
 def test_of_a_prompt_the_last_tokens_logits_are_wanted(several: timing.Texts, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[Any] = []
     decode = several._decode

@@ -265,10 +265,27 @@ def test_tokens_taken_back_in_one_sequence_and_a_shift_in_another_do_not_mix(
     for p in range(N, N + 4):
         assert decode_batch(context, [(TOKENS[p], p, [0], True), (TOKENS[p], p, [1], True)]) == 0
     llama_cpp.llama_memory_seq_rm(context.memory, 0, N - 1, -1)
+    _native.pcd_begin(context.ctx, 0, N - 1)
     shift(context, 1, 10)
     assert decode_batch(context, [(unsure[-1], N - 1, [0], True), (TOKENS[3], N - 6, [1], True)]) == 0
     assert _native.pcd_get_logits_ith(context.ctx, 0, _native.ROW_OVER_ROTATED)  # the first row of another answer
     assert not is_plain(context, 1)
+
+
+def test_only_a_caller_knows_that_an_answer_is_given_anew(
+    unlike: tuple[list[int], list[int], float], native: Native
+) -> None:
+    """The prompt's last token, taken back and read again, may be a drafted token as well."""
+    sure, _, least = unlike
+    context = native("llama", {"min_first_entropy": least, "evaluation": "fused"})
+    read_prompt(context, sure)
+    for begins in (False, True):
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, N - 1, -1)
+        if begins:
+            _native.pcd_begin(context.ctx, 0, N - 1)
+        n_twins = _native.pcd_get_stats(context.ctx).n_twins
+        assert decode_batch(context, [(sure[-1], N - 1, [0], True)]) == 0
+        assert is_plain(context) and _native.pcd_get_stats(context.ctx).n_twins == n_twins + begins
 
 
 @pytest.mark.parametrize("evaluation", WAYS)
