@@ -47,7 +47,7 @@ CONSUMERS: dict[str, tuple[tuple[int, int], dict[str, tuple[str, ...]]]] = {
     "lm-eval": ((3, 10), {"lm-evaluation-harness": ("lm-eval==0.4.13",)}),
     "txtai": ((3, 10), {"txtai": ("txtai==9.14.0", "torch==2.13.0")}),  # torch is named, so that one for the CPU fits
 }
-MORE_TESTS = {"lm-evaluation-harness": ["tests/test_lm_eval.py"]}
+MORE_TESTS = {"lm-evaluation-harness": ["tests/integrations/test_lm_eval.py"]}
 
 
 def install(session: nox.Session, *requirements: str, extras: str = "") -> None:

@@ -73,9 +73,6 @@ struct llama_pcd {
     virtual void seq_copied (llama_seq_id src, llama_seq_id dst) = 0;
     virtual void seq_kept   (llama_seq_id seq_id) = 0;
 
-    // likewise, of any positions: they were moved by delta, then divided by d
-    virtual void seq_moved  (llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta, int d) = 0;
-
     // llama_kv_cache::set_input_kq_mask: the last rows, those of the twins, are filled here
     virtual uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const = 0;
     virtual void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
@@ -92,8 +89,8 @@ struct llama_pcd {
     // the same for llama.cpp's own graph alone: another one was computed in its scheduler
     void reset_own_graph() { lctx.gf_res_prev_active = nullptr; }
 
-    // llama.cpp has one scheduler, whose memory is the last graph's. Graphs of another kind, which take turns with its own, keep
-    // a small scheduler of their own, so that each graph is used again.
+    // llama.cpp has one scheduler, whose memory is the last graph's. Graphs of twins alone, which take turns with its own, keep a
+    // small scheduler of their own, so that each graph is used again.
     struct kept_graphs {
         ggml_backend_sched_ptr              sched;
         std::array<llm_graph_result_ptr, 2> results;
@@ -101,9 +98,8 @@ struct llama_pcd {
 
         uint32_t made_for = 0; // n_schedulers at that time; no scheduler: there was no memory
     };
-    enum kept_kind { TWINS_ALONE, TWINS_BESIDE, N_KEPT };
 
-    std::array<kept_graphs, N_KEPT> kept;
+    kept_graphs kept;
 
     uint32_t n_schedulers = 1; // of llama.cpp's so far: it makes another when its graphs become larger or others
 

@@ -1,5 +1,6 @@
-// Included last by upstream's src/models/models.h: every rotary embedding of every architecture is built
-// through these wrappers. Without PCD on the context they build exactly what was asked for.
+// Included last by llama.cpp's src/models/models.h: every rotary embedding of every architecture is built through these wrappers.
+// Without PCD on the context they build exactly what was asked for. Our own files are compiled with LLAMA_PCD_OWN_SOURCE
+// (CMakeLists.txt): in them ggml_rope_ext is ggml's, whatever they include.
 
 #pragma once
 
@@ -19,7 +20,9 @@ ggml_tensor * llama_pcd_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * 
 
 ggml_tensor * llama_pcd_rope_set_offset(ggml_tensor * a, int n_offs);
 
+#ifndef LLAMA_PCD_OWN_SOURCE
 #define ggml_rope_ext        llama_pcd_rope_ext
 #define ggml_rope_multi      llama_pcd_rope_multi
 #define ggml_rope            llama_pcd_rope
 #define ggml_rope_set_offset llama_pcd_rope_set_offset
+#endif

@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 10
+#define LLAMA_PCD_VERSION 11
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -40,7 +40,7 @@ enum llama_pcd_cache {
 enum llama_pcd_evaluation {
     LLAMA_PCD_EVALUATION_FUSED     = 0, // twins ride in the batch of their tokens: the weights are read once
     LLAMA_PCD_EVALUATION_ALTERNATE = 1, // first the batch, then its twins, on the same cache
-    LLAMA_PCD_EVALUATION_AUTO      = 2, // step by step the cheaper of the two, as measured; fused for prompts and cache = separate
+    LLAMA_PCD_EVALUATION_AUTO      = 2, // alternate for a step in which every row has a cut (relative_top) or min_entropy, else fused
 };
 
 enum llama_pcd_perturbation {
@@ -152,7 +152,7 @@ struct llama_pcd_stats {
     int64_t n_fallbacks;   // of all these, how many were asked for in another way
     int64_t last_fallback; // enum llama_pcd_fallback: why the last of them was
     int64_t state_bytes;   // of the states that recurrent layers keep for twins
-    int64_t graph_bytes;   // compute memory of the graphs that are kept beside llama.cpp's own, so that they take turns
+    int64_t graph_bytes;   // compute memory of the graphs of twins alone, which are kept beside llama.cpp's own
     int64_t row_bytes;     // of the rows L, L* and L~ of the last decode, beside llama.cpp's own
 };
 
@@ -234,12 +234,9 @@ LLAMA_API void llama_pcd_watch_graphs(struct llama_context * ctx, llama_pcd_grap
 // hold. 0: this memory, or one this small, cannot, and is not cleared.
 LLAMA_API int32_t llama_pcd_fill_cells(struct llama_context * ctx, int32_t n);
 
-// For min_first_entropy: an answer in a sequence begins at this position; rows before it are text. Needed where the rows of a prompt
-// are asked for too, and where a prompt may end in or behind an answer that the sequence holds. Else it is known: an answer begins
-// at the first row asked for behind tokens whose rows were not, or that were decoded with PCD off; it goes on as long as the rows of
-// all its tokens are asked for, and it begins anew where it is taken back to its first token. It follows llama_memory_* of whole
-// sequences and shifts of positions. A state that is loaded begins no answer and goes on with none: the next row that is asked for
-// begins one.
+// For min_first_entropy: an answer in a sequence begins at this position; rows before it are text. Call it for each prompt. A caller who
+// does not gets an answer at the first row that is asked for behind tokens whose rows are not, or that were decoded with PCD off, or
+// behind a loaded state. An answer goes on until such a token comes, or the sequence is removed; a copy of the sequence goes on with it.
 LLAMA_API void llama_pcd_begin(struct llama_context * ctx, llama_seq_id seq_id, llama_pos pos);
 
 // A reason (enum llama_pcd_fallback) in a sentence, "" for none
@@ -343,13 +340,6 @@ LLAMA_API float llama_pcd_strength(
 
 // The entropy of softmax(row) in bits, 0 to log2(n_vocab), over the tokens that have a logit; 0 where none has one.
 LLAMA_API float llama_pcd_entropy(const float * row, int32_t n_vocab);
-
-// What evaluation = auto makes of steps with n_rows rows each: fused[i] says whether step i is fused. It is told the seconds of
-// the way that it chose alone: of a fused step, or of a plain one and of one twin, n_needed[i] of which are evaluated. window[i]
-// is the setting of that step (NULL: one setting).
-LLAMA_API void llama_pcd_choose(
-        int32_t n_steps, int32_t n_rows, const double * s_fused, const double * s_plain, const double * s_twin,
-        const int32_t * n_needed, const int32_t * window, bool * fused);
 
 // The same combination as a sampler, for callers who build their own chain: put it first, and set the context
 // with combine = false so that the contrast is not applied twice. It reads the last output row unless told another; an index

@@ -17,17 +17,19 @@ from unittest import mock
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from pypcd import _cli
+from pypcd import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 # those outside docs/
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "cpp/README.md", "pypcd/models/README.md")
-PACKAGES = ("pypcd", "pypcd.methods", "pypcd.evaluation", "pypcd.measure", "pypcd.analysis")
+PACKAGES = ("pypcd", "pypcd.decode", "pypcd.evaluation", "pypcd.bench", "pypcd.lab")
 ITEM = re.compile(r" *([-*]|\d+\.) ")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    paths = [path for path in Path(config.docs_dir).resolve().rglob("*") if path.is_file()] + [ROOT / name for name in PAGES]
+    paths = [path for path in Path(config.docs_dir).resolve().rglob("*") if path.is_file()] + [
+        ROOT / name for name in PAGES
+    ]
     for page in [path for path in paths if path.suffix == ".md"]:
         paths += [path for path in linked(page) if path not in paths]
     theme = [file for file in files if file.src_dir != config.docs_dir]
@@ -76,7 +78,7 @@ def reference() -> Iterator[tuple[str, str]]:
         parts = [f"# {name}", f"::: {name}\n    options: {{show_root_heading: false, members: false}}"]
         yield name.rpartition(".")[2], "\n\n".join([*parts, *(f"::: {name}.{member}" for member in names)])
     with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
-        parser, commands = _cli.make_parser(_cli.COMMANDS)
+        parser, commands = cli.make_parser([*cli.COMMANDS, *cli.LAB])
         helps = {"# Commands": parser, **{f"## {name}": command for name, command in commands.items()}}
         yield "commands", "\n\n".join(f"{title}\n\n```text\n{of.format_help()}```" for title, of in helps.items())
     header = (ROOT / "cpp/llama-pcd.h").read_text(encoding="utf-8")

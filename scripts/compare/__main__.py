@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 import pypcd
-from pypcd import PCDConfig, _machine
-from pypcd._cli import _options, _table
-from pypcd._gguf import resolve_model
+from pypcd import PCDConfig, machine
+from pypcd.cli import _options, _table
+from pypcd.gguf import resolve_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE = Path(__file__).with_name("side.py")
@@ -183,7 +183,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--n-tokens", metavar="N", type=_options.at_least(2), default=32, help="decoded per round (default %(default)s)"
     )
     add("--rounds", metavar="N", type=_options.at_least(1), default=3, help="interleaved rounds (default %(default)s)")
-    add("--threads", metavar="N", type=_options.at_least(1), default=_machine.default_threads(), help="of both sides")
+    add("--threads", metavar="N", type=_options.at_least(1), default=machine.default_threads(), help="of both sides")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of transformers' weights")
     add("--text", metavar="FILE", type=Path, help="what the prompt is made of (default: pypcd's own pages)")
     add("--python", metavar="FILE", help="a Python that has torch and transformers, in place of .nox's")

@@ -113,12 +113,12 @@ class Ours:
         return self.evaluate([token])
 
     def evaluate(self, tokens: Sequence[int]) -> int:
-        from pypcd import _engine
+        from pypcd import engine
 
         self.llm.eval(tokens)
-        row = _engine.row(self.llm)
+        row = engine.row(self.llm)
         self.found = self.llm.pcd_logits() if self.llm.pcd else None
-        self.rows = [np.array(row)] if self.found is None else [self.found.standard, self.found.over_rotated]
+        self.rows = [np.array(row)] if self.found is None else [self.found.standard, self.found.local]
         return int(row.argmax())
 
 

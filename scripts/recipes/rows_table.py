@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 LEGEND = """\
-A case is a test of tests/test_backend.py: L and L* of some work against the float64 reference, in normalised mean squared
+A case is a test of tests/engine/test_backend.py: L and L* of some work against the float64 reference, in normalised mean squared
 errors. The tables have the worst of each group, and how many times that is what plain rows differ by in the same work;
 "effect" is how far L* is from L, the least of each group. Where all of a model is on the device, "left" are the cases in which
 operations of PCD's left it, "splits" the most parts of a graph that run on one device each: of plain decoding, and of PCD's."""
@@ -19,7 +19,7 @@ TITLES = ("cases", "failed", "L", "L / plain", "L*", "L* / plain", "effect", "le
 
 
 def tables(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: what tests/test_backend.py wrote down."""
+    """Markdown: what tests/engine/test_backend.py wrote down."""
     bad = [r for r in results if r["outcome"] not in ("passed", "skipped")]
     lines = [f"## Rows: {len(results)} cases, {len(bad)} failed", "", LEGEND]
     for by in ("setting", "kv", "work", "placement", "model"):

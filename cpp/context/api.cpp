@@ -1,0 +1,381 @@
+// The public C API (llama-pcd.h): every extern "C" function, each behind the guard. What a function does is written in the part that
+// it calls.
+
+#include "llama-pcd.h"
+#include "context/context.h"
+#include "bench/cpu.h"
+#include "upstream/guard.h"
+#include "formulas/math.h"
+#include "context/sampler.h"
+#include "formulas/strength.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+using pcd_context = llama_pcd_context;
+
+// fn returns a status and may write a sentence; an exception counts as no memory, which is what throws
+template <typename F>
+static int32_t with_status(char * err, size_t n_err, const F & fn) {
+    int32_t status = LLAMA_PCD_NO_MEMORY;
+
+    const bool done = llama_pcd_guarded(err, n_err, [&]() {
+        std::string text;
+        status = fn(text);
+        if (err && n_err > 0) {
+            snprintf(err, n_err, "%s", text.c_str());
+        }
+    });
+    return done ? status : (int32_t) LLAMA_PCD_NO_MEMORY;
+}
+
+static bool is_disabled(std::string & text) {
+    const char * value = getenv("PYPCD_DISABLE");
+
+    const bool res = value && *value && strcmp(value, "0") != 0;
+    if (res) {
+        text = "PYPCD_DISABLE is set in the environment";
+    }
+    return res;
+}
+
+//
+// PCD
+//
+
+int32_t llama_pcd_version(void) {
+    return LLAMA_PCD_VERSION;
+}
+
+llama_pcd_params llama_pcd_default_params(void) {
+    return {
+        /* .cache        = */ LLAMA_PCD_CACHE_REROTATED,
+        /* .evaluation   = */ LLAMA_PCD_EVALUATION_AUTO,
+        /* .perturbation = */ LLAMA_PCD_PERTURBATION_OVER_ROTATION,
+        /* .transition   = */ LLAMA_PCD_TRANSITION_EXPONENTIAL,
+        /* .band         = */ LLAMA_PCD_BAND_LOW,
+        /* .type_k_over  = */ -1,
+        /* .alpha        = */ 0.2f,
+        /* .base_ratio   = */ 1e-4f,
+        /* .beta         = */ 2.5f,
+        /* .gamma        = */ 30,
+        /* .relative_top = */ 0.0f,
+        /* .window       = */ 0,
+        /* .n_sink       = */ 4,
+        /* .noise        = */ 0.03f,
+        /* .offset_min   = */ 0,
+        /* .offset_max   = */ 0,
+        /* .seed         = */ 0,
+        /* .combine      = */ true,
+        /* .sequences    = */ LLAMA_PCD_SEQUENCES_ALL,
+        /* .adaptive     = */ LLAMA_PCD_ADAPTIVE_NONE,
+        /* .min_context  = */ 0,
+        /* .min_entropy  = */ 0.0f,
+        /* .min_first_entropy = */ 0.0f,
+    };
+}
+
+static int32_t check_alone(llama_context & ctx, const llama_pcd_params & params, std::string & text) {
+    const llama_pcd_memory    memory(ctx);
+    const llama_pcd_settings  settings;
+    const llama_pcd_seqs sequences(settings);
+
+    return llama_pcd_limits(memory, sequences).check(params, {}, text);
+}
+
+// whether the parameters can be set; a context that nothing of ours was turned on in and that cannot run them is left alone
+static int32_t check(llama_context & ctx, const llama_pcd_params & params, std::string & text) {
+    if (!pcd_context::of(ctx)) {
+        const int32_t status = check_alone(ctx, params, text);
+        if (status != LLAMA_PCD_OK) {
+            return status;
+        }
+    }
+    auto & pcd = pcd_context::made(ctx);
+    return pcd.core.check(params, pcd.taken(), text);
+}
+
+int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        auto * pcd = pcd_context::of(*ctx);
+
+        if (!params) {
+            if (pcd) {
+                pcd->core.settings.on = false;
+            }
+            return LLAMA_PCD_OK;
+        }
+        if (is_disabled(text)) {
+            return LLAMA_PCD_DISABLED;
+        }
+        const int32_t status = check(*ctx, *params, text);
+        if (status != LLAMA_PCD_OK) {
+            return status;
+        }
+        auto & made = pcd_context::made(*ctx);
+        return made.core.set(*params, text);
+    });
+}
+
+bool llama_pcd_get(llama_context * ctx, llama_pcd_params * params) {
+    const auto * pcd = pcd_context::of(*ctx);
+    if (!pcd || !pcd->core.settings.on) {
+        return false;
+    }
+    *params = pcd->core.settings.params;
+    return true;
+}
+
+void llama_pcd_trim(llama_context * ctx) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        if (auto * pcd = pcd_context::of(*ctx)) {
+            ctx->synchronize();
+            pcd->core.second.trim();
+            if (!pcd->core.settings.on) {
+                pcd->decoder.rows.trim();
+            }
+        }
+        return true;
+    });
+}
+
+int32_t llama_pcd_check(llama_context * ctx, const llama_pcd_params * params, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        return is_disabled(text) ? LLAMA_PCD_DISABLED : check(*ctx, *params, text);
+    });
+}
+
+void llama_pcd_suspend(llama_context * ctx, bool suspend) {
+    if (auto * pcd = pcd_context::of(*ctx)) {
+        pcd->core.settings.suspended = suspend;
+    }
+}
+
+int32_t llama_pcd_set_seq(llama_context * ctx, llama_seq_id seq_id, const llama_pcd_params * params, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        return pcd_context::made(*ctx).core.set_seq(seq_id, params, text);
+    });
+}
+
+void llama_pcd_unset_seq(llama_context * ctx, llama_seq_id seq_id) {
+    if (auto * pcd = pcd_context::of(*ctx)) {
+        pcd->core.sequences.unset(seq_id);
+    }
+}
+
+void llama_pcd_begin(llama_context * ctx, llama_seq_id seq_id, llama_pos pos) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        if (auto * pcd = pcd_context::of(*ctx)) { // without one nothing is decoded with PCD
+            pcd->core.sequences.begin(seq_id, pos);
+        }
+        return true;
+    });
+}
+
+int32_t llama_pcd_set_tokens(llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n) {
+    return llama_pcd_guarded_value(__func__, 0, [&]() {
+        return llama_pcd_memory(*ctx).set_tokens(seq_id, tokens, n);
+    });
+}
+
+const float * llama_pcd_get_logits_ith(llama_context * ctx, int32_t i, int32_t which) {
+    return llama_pcd_guarded_value<const float *>(__func__, nullptr, [&]() {
+        auto * pcd = pcd_context::of(*ctx);
+        return pcd ? pcd->decoder.rows.get(i, which) : nullptr;
+    });
+}
+
+float llama_pcd_get_strength_ith(llama_context * ctx, int32_t i) {
+    return llama_pcd_guarded_value(__func__, NAN, [&]() {
+        auto * pcd = pcd_context::of(*ctx);
+        return pcd ? pcd->decoder.rows.get_strength(i) : NAN;
+    });
+}
+
+llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
+    return llama_pcd_guarded_value(__func__, llama_pcd_stats {}, [&]() {
+        llama_pcd_stats res = {};
+        if (const auto * pcd = pcd_context::of(*ctx)) {
+            res = pcd->core.stats;
+            res.second_bytes = pcd->core.second.n_bytes();
+            res.state_bytes  = pcd->core.states.n_bytes;
+            res.graph_bytes  = pcd->kept_bytes();
+            res.row_bytes    = pcd->decoder.rows.n_bytes();
+        }
+        res.kv_bytes = llama_pcd_memory(*ctx).n_bytes();
+        return res;
+    });
+}
+
+const char * llama_pcd_fallback_text(int32_t reason) {
+    return llama_pcd_pass::why((llama_pcd_fallback) reason);
+}
+
+llama_pcd_graph_stats llama_pcd_get_graph_stats(llama_context * ctx) {
+    return llama_pcd_guarded_value(__func__, llama_pcd_graph_stats {}, [&]() {
+        return pcd_context::made(*ctx).graph_stats();
+    });
+}
+
+void llama_pcd_watch_graphs(llama_context * ctx, llama_pcd_graph_callback callback, void * data) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        pcd_context::made(*ctx).watch = { callback, data };
+        return true;
+    });
+}
+
+int32_t llama_pcd_fill_cells(llama_context * ctx, int32_t n) {
+    return llama_pcd_guarded_value(__func__, 0, [&]() {
+        return pcd_context::made(*ctx).fill_cells(n);
+    });
+}
+
+//
+// early exits
+//
+
+int32_t llama_pcd_set_exits(llama_context * ctx, const int32_t * layers, int32_t n, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        if (n <= 0 && !pcd_context::of(*ctx)) {
+            return LLAMA_PCD_OK;
+        }
+        auto & pcd = pcd_context::made(*ctx);
+        return pcd.exits.set({ layers, layers + std::max(n, 0) }, pcd.core.settings.on, text);
+    });
+}
+
+const float * llama_pcd_get_exit_logits(llama_context * ctx, int32_t i_layer, int32_t i) {
+    const auto * pcd = pcd_context::of(*ctx);
+    return pcd ? pcd->exits.get(i_layer, i) : nullptr;
+}
+
+bool llama_pcd_has_tied_head(const llama_context * ctx) {
+    return llama_pcd_exits::has_tied_head(ctx->get_model());
+}
+
+//
+// tap
+//
+
+int32_t llama_pcd_set_tap(
+        llama_context * ctx, const char * const * prefixes, size_t n,
+        llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        if (n == 0 && !pcd_context::of(*ctx)) {
+            return LLAMA_PCD_OK;
+        }
+        return pcd_context::made(*ctx).tap.set({ prefixes, prefixes + n }, callback, user_data, text);
+    });
+}
+
+//
+// ratios of heads
+//
+
+int32_t llama_pcd_set_head_ratios(llama_context * ctx, const llama_pcd_head_ratios * params, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        if (!params && !pcd_context::of(*ctx)) {
+            return LLAMA_PCD_OK;
+        }
+        auto & pcd = pcd_context::made(*ctx);
+        return pcd.head_ratios.set(params, pcd.core.settings.on, text);
+    });
+}
+
+int32_t llama_pcd_find_head_order(llama_context * ctx, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        return pcd_context::made(*ctx).head_ratios.find_order(text);
+    });
+}
+
+int32_t llama_pcd_get_head_ratios(llama_context * ctx, int32_t il, float * out, int32_t n) {
+    return llama_pcd_guarded_value(__func__, -1, [&]() {
+        const auto * pcd = pcd_context::of(*ctx);
+        return pcd ? pcd->head_ratios.get(il, out, n) : -1;
+    });
+}
+
+//
+// formulas
+//
+
+void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        pcd_rho(n_rot, alpha, base_ratio, transition, band, out);
+        return true;
+    });
+}
+
+void llama_pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin) {
+    pcd_noise(seed, pos, layer, n_rot, sigma, band, cos, sin);
+}
+
+int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max) {
+    return pcd_offset(seed, pos, offset_min, offset_max);
+}
+
+int32_t llama_pcd_contrast(
+        const float * standard, const float * over_rotated, int32_t n_vocab,
+        float beta, int32_t gamma, float relative_top, float behind, float * out) {
+    return llama_pcd_guarded_value(__func__, 0, [&]() {
+        const pcd_contrast_params params = { beta, LLAMA_PCD_ADAPTIVE_NONE, gamma, relative_top };
+        return pcd_contrast(standard, over_rotated, n_vocab, params, behind, out);
+    });
+}
+
+float llama_pcd_strength(const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive) {
+    return llama_pcd_guarded_value(__func__, NAN, [&]() {
+        return pcd_strength(standard, over_rotated, n_vocab, beta, adaptive);
+    });
+}
+
+float llama_pcd_entropy(const float * row, int32_t n_vocab) {
+    return llama_pcd_guarded_value(__func__, NAN, [&]() { return pcd_entropy(row, n_vocab); });
+}
+
+//
+// sampler
+//
+
+llama_sampler * llama_sampler_init_pcd(llama_context * ctx) {
+    return llama_pcd_guarded_value<llama_sampler *>(__func__, nullptr, [&]() {
+        return llama_pcd_sampler_make(ctx, -1);
+    });
+}
+
+void llama_sampler_pcd_set_row(llama_sampler * smpl, int32_t i) {
+    llama_pcd_sampler_set_row(smpl, i);
+}
+
+//
+// the CPU
+//
+
+bool llama_pcd_has_amx(void) {
+    return llama_pcd_guarded_value(__func__, false, llama_pcd_cpu::has_amx);
+}
+
+void llama_pcd_set_amx(bool on) {
+    llama_pcd_cpu::set_amx(on);
+}
+
+int32_t llama_pcd_step_times(
+        const int32_t * n_threads, int32_t n, int32_t n_embd, int32_t n_tokens, int32_t min_us, double * us, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        if (n < 1 || n_embd < 1 || n_tokens < 1) {
+            text = format("n, n_embd, n_tokens are %d, %d, %d; allowed: at least 1", n, n_embd, n_tokens);
+            return LLAMA_PCD_INVALID;
+        }
+        for (int32_t i = 0; i < n; ++i) {
+            if (n_threads[i] < 1 || n_threads[i] > GGML_MAX_N_THREADS) {
+                text = format("n_threads[%d] is %d; allowed: 1 to %d", i, n_threads[i], GGML_MAX_N_THREADS);
+                return LLAMA_PCD_INVALID;
+            }
+        }
+        const auto res = llama_pcd_cpu::step_times({ n_threads, n_threads + n }, n_embd, n_tokens, min_us);
+        std::copy(res.begin(), res.end(), us);
+        return LLAMA_PCD_OK;
+    });
+}

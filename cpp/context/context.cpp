@@ -1,0 +1,214 @@
+// Joins the parts of a context, and hands hooks on to them.
+
+#include "context/context.h"
+#include "upstream/guard.h"
+
+#include "llama-model.h"
+
+#include <set>
+
+llama_pcd_context::llama_pcd_context(llama_context & lctx) :
+    llama_pcd(lctx),
+    memory(lctx),
+    core(*this, memory),
+    decoder(core),
+    exits(*this),
+    head_ratios(*this, memory),
+    tap(*this, memory) {}
+
+llama_pcd_context * llama_pcd_context::of(const llama_cparams & cparams) {
+    return static_cast<llama_pcd_context *>(cparams.pcd.get());
+}
+
+llama_pcd_context & llama_pcd_context::made(llama_context & lctx) {
+    auto & slot = llama_pcd::slot(lctx);
+    if (!slot) {
+        auto res = std::make_shared<llama_pcd_context>(lctx);
+        if (auto * mem = lctx.get_memory()) {
+            mem->pcd = res.get();
+        }
+        for (auto * kv : res->memory.kvs) {
+            kv->pcd = res.get();
+        }
+        slot = std::move(res);
+    }
+    return *of(lctx);
+}
+
+std::string llama_pcd_context::taken() const {
+    if (head_ratios.on()) {
+        return "the heads of this context have ratios of their own (Ms-PoE), which over-rotation knows nothing of; "
+            "take them off first (llama_pcd_set_head_ratios)";
+    }
+    if (exits.on()) {
+        return "early exits are read in this context, and they are compared with plain rows; take them off first (llama_pcd_set_exits)";
+    }
+    return {};
+}
+
+int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
+    llama_pcd_memory::ends before;
+
+    llama_pcd_seqs::answers answers; // as they were
+    bool kept = false;
+
+    int  res       = (int) llama_pcd_outcome::BROKEN;
+    char text[100] = {}; // a long line would be put together in memory, which may be what is missing
+
+    const bool done = llama_pcd_guarded(text, sizeof(text), [&]() {
+        answers = core.sequences.save_answers();
+        kept    = true;
+        before  = memory.ends_of(batch);
+        res     = decode_unguarded(batch);
+    });
+    if (!done) {
+        llama_pcd_guarded(nullptr, 0, [&]() { recover(before); });
+        llama_pcd_guarded(nullptr, 0, [&]() { LLAMA_LOG_ERROR("PCD: decoding failed: %s\n", text); });
+    }
+    if (res != 0 && kept) {
+        core.sequences.restore(answers);
+    }
+    return res;
+}
+
+void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
+    decoder.rows.forget();
+    core.states.drop();
+
+    memory.cut(before);
+
+    reset_graphs();
+    reserve_later();
+    llama_pcd_outputs_forget(lctx);
+}
+
+int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
+    exits.forget();
+
+    const bool on = core.settings.on;
+
+    if (graphs_on != on) { // a graph built without PCD does not know that it cannot serve one with it
+        graphs_on = on;
+        reset_graphs();
+    }
+    if (on) {
+        const section ours(*this, true);
+        return (int) decoder.decode(batch);
+    }
+    decoder.rows.trim();
+    for (const auto & token : batch.tokens) {
+        for (const llama_seq_id s : token.seq_ids) {
+            core.sequences.read(s, token.pos[0], false);
+        }
+    }
+
+    int res = 0;
+    return head_ratios.on() && head_ratios.decode(batch, res) ? res : decode_plain(batch);
+}
+
+// the inputs that a tensor is computed from, and that `seen` lacks
+static size_t bytes_of_inputs(const ggml_tensor * t, std::set<const ggml_tensor *> & seen) {
+    size_t res = 0;
+    for (const ggml_tensor * cur : t->src) {
+        while (cur && cur->view_src) {
+            cur = cur->view_src;
+        }
+        if (cur && (cur->flags & GGML_TENSOR_FLAG_INPUT) && seen.insert(cur).second) {
+            res += ggml_nbytes(cur);
+        }
+    }
+    return res;
+}
+
+llama_pcd_graph_stats llama_pcd_context::graph_stats() const {
+    llama_pcd_graph_stats res = {};
+    res.n_computed = n_computed;
+    res.t_graph_us = t_graph_us;
+    res.t_own_ns   = own_time.ns();
+
+    auto * last = last_graph();
+    if (!last) {
+        return res;
+    }
+
+    std::set<const ggml_tensor *> seen;
+    for (int i = 0; i < ggml_graph_n_nodes(last->get_gf()); ++i) {
+        res.bytes_in += bytes_of_inputs(ggml_graph_node(last->get_gf(), i), seen);
+    }
+    for (const ggml_tensor * t : { last->get_logits(), lctx.get_cparams().embeddings ? last->get_embd() : nullptr }) {
+        res.bytes_out += t ? ggml_nbytes(t) : 0;
+    }
+    res.n_nodes  = ggml_graph_n_nodes(last->get_gf());
+    res.n_splits = ggml_backend_sched_get_n_splits(last_sched());
+    res.n_tokens = computed.n_tokens;
+    res.n_twins  = computed.n_twins;
+
+    return res;
+}
+
+int32_t llama_pcd_context::fill_cells(int32_t n) {
+    if (!memory.can_fill(n)) {
+        return 0;
+    }
+    lctx.synchronize();
+    lctx.get_memory()->clear(true);
+    cells_loaded(-1);
+
+    const int32_t res = memory.fill(n);
+    if (core.settings.separate()) {
+        core.second.set_fresh(memory.all_cells(0));
+    }
+    return res;
+}
+
+bool llama_pcd_context::mixes_graphs() {
+    const bool mixed = core.settings.on || exits.on() || head_ratios.on();
+    return std::exchange(last_mixed, mixed) || mixed;
+}
+
+uint32_t llama_pcd_context::n_nodes() const {
+    return 64*lctx.get_model().hparams.n_layer_all + head_ratios.n_nodes();
+}
+
+void llama_pcd_context::ubatch_computed(const llm_graph_result & res, const llama_ubatch & ubatch) {
+    core.second.cells_computed();
+    exits.take(res, ubatch);
+}
+
+void llama_pcd_context::add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const {
+    core.second.add_bytes(kv, sizes);
+}
+
+void llama_pcd_context::cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) {
+    const section ours(*this, true);
+    core.second.cells_placed(kv, sinfo);
+}
+
+void llama_pcd_context::cells_loaded(llama_seq_id seq_id) {
+    core.second.cells_loaded(seq_id);
+    core.sequences.forget_answer(seq_id); // a state does not say where its answer began
+    decoder.rows.forget();
+}
+
+// the one of these that needs memory, and llama_memory_seq_cp cannot fail
+void llama_pcd_context::seq_copied(llama_seq_id src, llama_seq_id dst) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        core.sequences.copy(src, dst);
+        return true;
+    });
+}
+
+void llama_pcd_context::keys_shift(llama_kv_cache & kv) {
+    core.second.keys_shift(kv);
+}
+
+uint32_t llama_pcd_context::n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
+    return memory.index_of(&kv) < memory.kvs.size() && core.twins ? core.twins->count_last(ubatch) : 0;
+}
+
+void llama_pcd_context::fill_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
+    const section ours(*this, true);
+    if (n_mask_rows(kv, ubatch) > 0) {
+        core.view.mask(*core.twins, kv, dst, ubatch);
+    }
+}

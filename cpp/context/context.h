@@ -1,0 +1,75 @@
+// What hangs on a context: PCD, early exits, ratios of heads and the tap, side by side. Knows which of them exclude each other,
+// and nothing of how they work.
+
+#pragma once
+
+#include "decode/decode.h"
+#include "extras/exits.h"
+#include "extras/heads.h"
+#include "extras/tap.h"
+
+struct llama_pcd_context : llama_pcd {
+    explicit llama_pcd_context(llama_context & lctx);
+
+    // that of a context; null: nothing of this was turned on yet
+    static llama_pcd_context * of(const llama_cparams & cparams);
+    static llama_pcd_context * of(const llama_context & lctx) { return of(lctx.get_cparams()); }
+
+    // the same, made if need be
+    static llama_pcd_context & made(llama_context & lctx);
+
+    llama_pcd_memory  memory;
+    llama_pcd_core    core;
+    llama_pcd_decoder decoder;
+
+    llama_pcd_exits exits;
+    llama_pcd_heads head_ratios; // llama_pcd::heads says whether they are on
+    llama_pcd_tap   tap;
+
+    // what PCD cannot be beside, in a sentence; empty: nothing of it is on
+    std::string taken() const;
+
+    // Decode a batch, whatever of this is on. Returns what llama_decode does. Nothing is thrown through it: an error of ours, or of
+    // llama.cpp inside our call, becomes a line in the log and a status, and the memory is as it was.
+    int decode(const llama_batch_ext & batch) noexcept;
+
+    // see llama_pcd_get_graph_stats
+    llama_pcd_graph_stats graph_stats() const;
+
+    // see llama_pcd_fill_cells
+    int32_t fill_cells(int32_t n);
+
+    // Whether the graph that is begun, or the one before it, is of PCD, exits or ratios of heads, which have several kinds. Else nothing
+    // has to be forgotten between them, the scheduler need not wait for the last one to be computed, and nothing can fail: no exception
+    // leaves llama_encode, since an encoder can have none of these on.
+    bool mixes_graphs();
+
+    // nodes that a graph may need more
+    uint32_t n_nodes() const;
+
+    //
+    // hooks
+    //
+
+    void ubatch_computed(const llm_graph_result & res, const llama_ubatch & ubatch) override;
+
+    void add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const override;
+
+    void cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) override;
+    void cells_loaded(llama_seq_id seq_id) override;
+    void keys_shift  (llama_kv_cache & kv) override;
+
+    void seq_removed(llama_seq_id seq_id) override                { core.sequences.remove(seq_id); }
+    void seq_copied (llama_seq_id src, llama_seq_id dst) override;
+    void seq_kept   (llama_seq_id seq_id) override                { core.sequences.keep(seq_id); }
+
+    uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const override;
+    void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
+
+private:
+    bool graphs_on  = false; // what the last graphs were built for
+    bool last_mixed = false; // the last graph that was begun is not llama.cpp's own
+
+    int  decode_unguarded(const llama_batch_ext & batch);
+    void recover(const llama_pcd_memory::ends & before); // from an exception in the midst of a decode
+};

@@ -1,0 +1,93 @@
+// The hooks that are functions (llama-pcd-impl.h): each finds its part and calls it. With nothing turned on in a context, each is
+// a test of a null pointer.
+
+#include "context/context.h"
+#include "bench/cpu.h"
+#include "graph/graph.h"
+#include "extras/heads-graph.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret) {
+    auto * pcd = llama_pcd_context::of(lctx);
+    if (!pcd || pcd->nested) {
+        return false;
+    }
+    ret = pcd->decode(batch);
+    return true;
+}
+
+ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llama_ubatch & ubatch) {
+    auto * pcd = llama_pcd_context::of(lctx);
+    if (!pcd) {
+        return lctx.graph_compute(gf, ubatch.n_tokens > 1);
+    }
+
+    const uint32_t n_twin  = pcd->core.twins ? pcd->core.twins->count(ubatch) : 0;
+    const int64_t  t_start = ggml_time_us();
+
+    const ggml_status status = lctx.graph_compute(gf, std::max(n_twin, ubatch.n_tokens - n_twin) > 1);
+
+    pcd->t_graph_us += ggml_time_us() - t_start;
+    pcd->n_computed++;
+    pcd->computed = { pcd->swapped_in, ubatch.n_tokens, n_twin };
+    pcd->graph_computed(lctx.get_sched(), gf);
+
+    return status;
+}
+
+uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
+    auto * pcd = llama_pcd_context::of(lctx);
+    if (!pcd) {
+        return 0;
+    }
+    pcd->n_schedulers++;
+    return pcd->n_nodes();
+}
+
+void llama_pcd_graph_begin(const llm_graph_context & gctx) {
+    auto * pcd = llama_pcd_context::of(gctx.cparams);
+
+    // graphs with twins and without, of one token and of many, may have as many nodes
+    if (pcd && !pcd->core.probing && pcd->mixes_graphs() && !llama_pcd_forget_layout(gctx.sched)) {
+        throw std::runtime_error("pcd: no memory to lay a graph out");
+    }
+    llama_pcd_heads_begin(gctx, pcd ? &pcd->head_ratios : nullptr);
+    llama_pcd_graph::begin(gctx, pcd ? &pcd->core : nullptr);
+}
+
+void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gctx) {
+    llama_pcd_heads_end();
+    llama_pcd_graph::end();
+
+    if (auto * pcd = llama_pcd_context::of(gctx.cparams)) {
+        pcd->exits.build(model, gctx);
+    }
+}
+
+void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
+    llama_pcd_heads_stored(ctx, k_cur, il);
+
+    auto & graph = llama_pcd_graph::current();
+    if (graph.builds_in(ctx)) {
+        graph.store_k(kv, k_cur, k_idxs, il);
+    }
+}
+
+void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * v_cur, int32_t il) {
+    auto & graph = llama_pcd_graph::current();
+    if (graph.builds_in(ctx)) {
+        graph.store_v(kv, v_cur, il);
+    }
+}
+
+ggml_tensor * llama_pcd_build_attn(
+        const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
+        ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il) {
+    return llama_pcd_graph::current().build_attn({ gctx, q, k, v, kq_b, kq_mask, sinks, v_mla, n_kv_max, kq_scale, il });
+}
+
+bool llama_pcd_skips_buft(ggml_backend_buffer_type_t buft) {
+    return llama_pcd_cpu::skips(buft);
+}

@@ -1,0 +1,63 @@
+// Which tokens of a batch are evaluated at once: how many fit with their twins, and what a twin has to find in memory. Knows
+// nothing of how a part is evaluated.
+
+#pragma once
+
+#include "keys/core.h"
+#include "decode/rows.h"
+
+#include "llama-batch.h"
+
+#include <algorithm>
+#include <vector>
+
+// a batch of the caller's, and which of its tokens have twins: those that give a contrasted row, or with cache = separate all that
+// PCD is on for
+struct llama_pcd_request {
+    const llama_batch_ext & batch;
+    std::vector<bool>       has_twin;
+
+    size_t size() const { return batch.tokens.size(); }
+
+    bool has_twins() const { return std::find(has_twin.begin(), has_twin.end(), true) != has_twin.end(); }
+};
+
+// a token of a batch whose twin is evaluated, and the row that it gives
+struct llama_pcd_pair {
+    size_t token;
+    size_t row; // llama_pcd_twin::NO_ROW: none
+};
+
+// tokens [i0, i1) of a batch, their rows [r0, r1), and those that have twins
+struct llama_pcd_part {
+    size_t i0, i1;
+    size_t r0, r1;
+
+    std::vector<llama_pcd_pair> pairs;
+
+    bool fits = true; // false: a single token, whose twin has no room beside it
+};
+
+struct llama_pcd_parts {
+    llama_pcd_parts(const llama_pcd_core & core, const llama_pcd_rows & rows) : core(core), rows(rows) {}
+
+    // The part that starts at token i0, with its twins in the same pass (together) or after it. Usually it is the whole batch. It
+    // ends where another twin has no room, or n_max tokens are reached; where sliding-window layers would give away cells that a twin
+    // sees; and, beside recurrent layers, where a twin would start from a state that the part itself makes.
+    llama_pcd_part next(const llama_pcd_request & req, size_t i0, bool together, size_t n_max = SIZE_MAX) const;
+
+private:
+    // what a part has, up to some token
+    struct count {
+        size_t n_tokens    = 0;
+        size_t n_twins     = 0; // that it has, or may need
+        size_t n_rows      = 0; // of the caller
+        size_t n_twin_rows = 0;
+        size_t n_seqs      = 0; // of twins, where these share one if they are of one text
+    };
+
+    const llama_pcd_core & core;
+    const llama_pcd_rows & rows;
+
+    bool fits(const count & n, size_t n_room, bool together) const;
+};

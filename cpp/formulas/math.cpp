@@ -1,0 +1,242 @@
+// Eq. 4, Eq. 6 and the noise, in double precision where the tables need it.
+
+#include "formulas/math.h"
+#include "formulas/strength.h"
+#include "llama-pcd.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+//
+// Eq. 4
+//
+
+void pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out) {
+    const int32_t n = n_rot/2;
+
+    std::vector<double> low(n);
+
+    for (int32_t j = 1; j <= n; ++j) {
+        const double lowered = std::pow((double) base_ratio, -2.0*(j - 1)/n_rot); // theta'_j / theta_j
+        const double T = transition == LLAMA_PCD_TRANSITION_NONE ? 0.0 : 2.0 - std::exp((double) alpha*j/n);
+
+        low[j - 1] = T + (1.0 - T)*lowered;
+    }
+
+    for (int32_t j = 0; j < n; ++j) {
+        const double high = low[n - 1 - j];
+
+        out[j] = band == LLAMA_PCD_BAND_LOW ? low[j] : band == LLAMA_PCD_BAND_HIGH ? high : std::max(low[j], high);
+    }
+}
+
+//
+// Eq. 6
+//
+
+// Greater numbers are no logits, nor is NaN: they mask a token, as -INFINITY and the least float do.
+static constexpr float LIMIT = 1e30f;
+
+static bool is_logit(float x) {
+    return std::abs(x) < LIMIT;
+}
+
+struct pcd_candidate {
+    float   logit;
+    int32_t id;
+};
+
+// fn(v0, v1) for each block [v0, v1) of a vocabulary that has a v for which is_it(v) holds. Most have none: they cost one comparison
+// for each v, in vectors.
+template <typename P, typename F>
+static void for_each_block_with(int32_t n, const P & is_it, const F & fn) {
+    constexpr int32_t N_BLOCK = 128;
+
+    for (int32_t v0 = 0; v0 < n; v0 += N_BLOCK) {
+        const int32_t v1 = std::min(v0 + N_BLOCK, n);
+
+        int32_t n_hits = 0;
+        for (int32_t v = v0; v < v1; ++v) {
+            n_hits += is_it(v);
+        }
+        if (n_hits > 0) {
+            fn(v0, v1);
+        }
+    }
+}
+
+struct pcd_plausible {
+    std::vector<pcd_candidate> top;
+
+    float next = -LIMIT; // the best logit that is not among them
+};
+
+// the gamma best of L, the lower id first where logits are equal; of these, those at least relative_top times as probable as
+// the best
+static pcd_plausible plausible(const float * standard, int32_t n_vocab, int32_t gamma, float relative_top) {
+    const auto better = [](const pcd_candidate & a, const pcd_candidate & b) {
+        return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+    };
+
+    const size_t n_keep = std::max<int32_t>(1, std::min(gamma, n_vocab));
+
+    pcd_plausible res;
+
+    auto & top = res.top; // a heap, the worst of them at its front; one more than is kept is the best of the others
+    top.reserve(n_keep + 1);
+
+    float cut = -LIMIT; // once the heap is full, its worst
+
+    const auto add = [&](int32_t v) {
+        if (top.size() > n_keep) {
+            std::pop_heap(top.begin(), top.end(), better);
+            top.pop_back();
+        }
+        top.push_back({ standard[v], v });
+        std::push_heap(top.begin(), top.end(), better);
+
+        if (top.size() > n_keep) {
+            cut = top.front().logit;
+        }
+    };
+    for_each_block_with(n_vocab, [&](int32_t v) { return standard[v] > cut; }, [&](int32_t v0, int32_t v1) {
+        for (int32_t v = v0; v < v1; ++v) {
+            if (standard[v] > cut && is_logit(standard[v])) {
+                add(v);
+            }
+        }
+    });
+
+    if (top.size() > n_keep) {
+        res.next = top.front().logit;
+        std::pop_heap(top.begin(), top.end(), better);
+        top.pop_back();
+    }
+
+    if (relative_top > 0.0f && !top.empty()) {
+        const float best = std::min_element(top.begin(), top.end(), better)->logit;
+        const float cut  = best + std::log(relative_top);
+
+        top.erase(std::remove_if(top.begin(), top.end(), [&](const pcd_candidate & c) {
+            const bool out = c.logit < cut && c.logit < best;
+            if (out) {
+                res.next = std::max(res.next, c.logit);
+            }
+            return out;
+        }), top.end());
+    }
+
+    return res;
+}
+
+// L* that is no logit says nothing about a token
+static float eq6(float logit, float over_rotated, float beta) {
+    return is_logit(over_rotated) ? (1.0f + beta)*logit - beta*over_rotated : logit;
+}
+
+// The tokens that are not plausible: the first of them, whose logit is `next`, at `first`, the others as far behind it as in L. But
+// what is more than 30 behind is pressed together, so that all of them lie within 39.
+static void put_behind(const float * standard, int32_t n_vocab, float next, float first, float * out) {
+    for (int32_t v = 0; v < n_vocab; ++v) {
+        out[v] = first - (next - standard[v]);
+    }
+    for_each_block_with(n_vocab, [&](int32_t v) { return !(standard[v] >= next - 30.0f); }, [&](int32_t v0, int32_t v1) {
+        for (int32_t v = v0; v < v1; ++v) {
+            const float d   = next - standard[v];
+            const float far = 0.5f*(d - 30.0f + std::abs(d - 30.0f)); // 0 up to there; in vectors, which a comparison would prevent
+
+            out[v] = first - (d - far + 9.0f - 81.0f/(far + 9.0f));
+        }
+    });
+    for_each_block_with(n_vocab, [&](int32_t v) { return !is_logit(standard[v]); }, [&](int32_t v0, int32_t v1) {
+        for (int32_t v = v0; v < v1; ++v) {
+            if (!is_logit(standard[v])) {
+                out[v] = -INFINITY;
+            }
+        }
+    });
+}
+
+int32_t pcd_contrast(
+        const float * standard, const float * over_rotated, int32_t n_vocab,
+        const pcd_contrast_params & params, float behind, float * out, float * strength) {
+    const auto [top, next] = plausible(standard, n_vocab, params.gamma, params.relative_top);
+
+    if (strength) {
+        *strength = NAN;
+    }
+    if (!out) {
+        return (int32_t) top.size();
+    }
+    if (top.empty()) { // not one logit
+        std::copy_n(standard, n_vocab, out);
+        return 0;
+    }
+
+    // a single plausible token is decided whatever L* says: its logit stays
+    const bool  contrasts = over_rotated && top.size() > 1;
+    const float beta      = contrasts ? pcd_strength(standard, over_rotated, n_vocab, params.beta, params.adaptive) : 0.0f;
+
+    if (strength && contrasts) {
+        *strength = beta;
+    }
+    const auto value = [&](const pcd_candidate & c) { return contrasts ? eq6(c.logit, over_rotated[c.id], beta) : c.logit; };
+
+    float best = value(top[0]);
+    for (const auto & c : top) {
+        best = std::max(best, value(c));
+    }
+
+    put_behind(standard, n_vocab, next, best - behind, out);
+    for (const auto & c : top) {
+        out[c.id] = value(c);
+    }
+
+    return (int32_t) top.size();
+}
+
+//
+// noise: random numbers without a state; each is a hash (splitmix64) of what it belongs to
+//
+
+static uint64_t hash(uint64_t x) {
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30))*0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27))*0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+static uint64_t hash_of(int32_t seed, int32_t pos) {
+    return hash(hash((uint32_t) seed) + (uint32_t) pos);
+}
+
+// more than 0 and at most 1
+static double uniform(uint64_t x) {
+    return ((hash(x) >> 11) + 1)*0x1.0p-53;
+}
+
+void pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin) {
+    const int32_t  n   = n_rot/2;
+    const uint64_t key = hash(hash_of(seed, pos) + (uint32_t) layer);
+
+    for (int32_t j = 0; j < n; ++j) {
+        const bool slow = j >= n/2;
+        const bool on   = band == LLAMA_PCD_BAND_ALL || slow == (band == LLAMA_PCD_BAND_LOW);
+
+        // two uniform numbers make two normal ones (Box and Muller)
+        const double r   = on ? sigma*std::sqrt(-2.0*std::log(uniform(key + 2*j))) : 0.0;
+        const double phi = 2.0*3.14159265358979323846*uniform(key + 2*j + 1);
+
+        cos[j] = r*std::cos(phi);
+        sin[j] = r*std::sin(phi);
+    }
+}
+
+int32_t pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max) {
+    if (offset_min > offset_max) {
+        return 0;
+    }
+    return offset_min + (int64_t) (hash(~hash_of(seed, pos)) % (uint64_t) ((int64_t) offset_max - offset_min + 1));
+}

@@ -1,0 +1,125 @@
+// What PCD adds to the graph that is being built. See graph/inputs.h for what changes from one use to the next.
+//
+//   rotation   a twin's q and k are turned a second time, by their position with the table theta* - theta; standard tokens by
+//              0, which is the identity. So one batch carries both on every backend. Or noise is added to them.
+//   keys       rerotated: beside each stored key its copy turned the same way (standard tokens by their position, twins by 0:
+//              theirs are turned already). separate: a twin's own keys and values, in the cell of its token.
+//   attention  where there are second keys: standard tokens and twins that are not turned attend with (q, K, V), the others with
+//              (q*, K*, V or V*).
+
+#pragma once
+
+#include "graph/inputs.h"
+
+#include <map>
+#include <tuple>
+
+struct llama_pcd_graph {
+    static llama_pcd_graph & current(); // the graph that this thread builds
+
+    // a graph is begun; null: without twins
+    static void begin(const llm_graph_context & gctx, llama_pcd_core * core);
+
+    bool builds_in(const ggml_context * c) const { return core && ctx == c; }
+
+    //
+    // rotation (graph/graph.cpp)
+    //
+
+    // `cur`, which is `a` rotated by the model as r says, with a twin's rotation or noise
+    ggml_tensor * rotated(ggml_context * c, ggml_tensor * cur, ggml_tensor * a, llama_pcd_rotation r);
+
+    // the graph is complete
+    static void end();
+
+    // the model has the rotation `a` start at another dimension; false: let the model do that itself
+    bool offset(ggml_tensor * a, int n_offs);
+
+    //
+    // second keys and values (graph/store.cpp)
+    //
+
+    void store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il);
+    void store_v(const llama_kv_cache & kv, ggml_tensor * v_cur, int32_t il);
+
+    //
+    // attention (graph/attn.cpp)
+    //
+
+    // the arguments of llm_graph_context::build_attn_mha
+    struct attn {
+        const llm_graph_context & gctx;
+
+        ggml_tensor * q;
+        ggml_tensor * k;
+        ggml_tensor * v;
+        ggml_tensor * kq_b;
+        ggml_tensor * kq_mask;
+        ggml_tensor * sinks;
+        ggml_tensor * v_mla;
+        int64_t       n_kv_max;
+        float         kq_scale;
+        int           il;
+    };
+
+    // standard tokens and twins side by side; null: nothing to do
+    ggml_tensor * build_attn(const attn & args);
+
+private:
+    llama_pcd_core      * core = nullptr; // null: no graph of ours
+    llm_graph_input_pcd * inp  = nullptr;
+
+    ggml_context * ctx = nullptr;
+    ggml_cgraph  * gf  = nullptr;
+
+    uint32_t n_tokens = 0;
+    uint32_t n_twin   = 0; // the last tokens
+    uint32_t n_turned = 0; // the last of these: rotated or given noise
+    int32_t  n_attn   = 0; // attentions built so far: the layer, where each has one
+
+    std::vector<llama_pcd_rotation> rotations; // built and not yet claimed by a layer
+
+    std::vector<const ggml_tensor *> seen; // while probing: all of them, as the model built them
+
+    bool splitting = false; // inside our own calls of build_attn_mha
+
+    // mask, first row, rows, first and last cell, heads of a group, where the keys are
+    using mask_key = std::tuple<const ggml_tensor *, int64_t, int64_t, uint32_t, uint32_t, int64_t, ggml_backend_buffer_type_t>;
+
+    std::map<mask_key, ggml_tensor *> masks;
+
+    ggml_tensor * input(ggml_tensor *& t, ggml_type type, int64_t ne0, const char * name, int64_t ne1 = 1, int64_t ne2 = 1) const;
+
+    ggml_tensor * input_pos  (ggml_tensor *& t, const char * name) const;
+    ggml_tensor * input_k_rot(const llama_kv_cache & kv) const;
+    ggml_tensor * input_rows (const llama_kv_cache & kv, int64_t n_embd) const; // n_embd rows for each twin
+
+    ggml_tensor * build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r);
+
+    llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur, bool hadamard);
+
+    // the keys or values of the twins alone, which come last
+    ggml_tensor * view_twins(ggml_tensor * t) const;
+
+    struct attended {
+        ggml_tensor * k;
+        ggml_tensor * v;
+    };
+
+    // the same cells of the second tensors
+    attended second_of(const attn & args, const llama_pcd_layer & layer) const;
+
+    // the tokens [i0, i0 + n), which attend to these cells in a range
+    struct part {
+        attended                   cells;
+        llama_pcd_view::cell_range range;
+        int64_t                    i0;
+        int64_t                    n;
+    };
+
+    ggml_tensor * build_mask   (const attn & args, const part & p);
+    ggml_tensor * build_weights(const attn & args, const part & p);
+    ggml_tensor * build_values (const attn & args, const part & p, ggml_tensor * weights) const;
+    ggml_tensor * build_mha    (const attn & args, const part & p);
+    ggml_tensor * build_parts  (const attn & args, const std::vector<part> & parts);
+};

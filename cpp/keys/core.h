@@ -1,0 +1,54 @@
+// What the evaluation with twins stands on: settings, tables, second keys and twins, each part owning its
+// functions; and what has to happen to all of them when PCD is set. Knows nothing of graphs and batches.
+
+#pragma once
+
+#include "twins/limits.h"
+#include "keys/second.h"
+#include "twins/sequences.h"
+#include "twins/states.h"
+#include "keys/tables.h"
+#include "twins/twins.h"
+#include "twins/view.h"
+
+struct llama_pcd_core {
+    llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory);
+
+    llama_pcd & pcd;
+
+    const llama_pcd_memory & memory;
+
+    llama_pcd_settings  settings;
+    llama_pcd_seqs sequences;
+    llama_pcd_limits    limits;
+    llama_pcd_tables    tables;
+    llama_pcd_second    second;
+    llama_pcd_twin_ids  ids;
+    llama_pcd_view      view;
+    llama_pcd_states    states;
+
+    llama_pcd_stats stats = {};
+
+    llama_pcd_twins * twins = nullptr; // those of the batch that llama.cpp decodes; null: it has none
+
+    bool probing = false; // a graph is built to see what only a graph shows; nothing is added to it
+
+    // Whether these parameters can be set, but for the memory that they take. Nothing in force changes. taken: as for
+    // llama_pcd_limits::check
+    int32_t check(const llama_pcd_params & p, const std::string & taken, std::string & err);
+
+    // Put parameters in force that check() found nothing wrong with: all of them or, without the memory for that, none.
+    int32_t set(const llama_pcd_params & p, std::string & err);
+
+    // see llama_pcd_set_seq
+    int32_t set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err);
+
+private:
+    bool has_room     = false;
+    bool has_reserved = false; // memory for graphs with PCD
+
+    void probe();
+
+    // once: rows and states for twins beside the caller's; false: no memory, and err says so
+    bool make_room(std::string & err);
+};

@@ -1,0 +1,182 @@
+// What PCD keeps beside the KV caches, in the same cells: second keys and, for cache = separate, second values; and which of them
+// are stale, cell by cell. Knows nothing of batches: only cells.
+//
+//   rerotated   the keys turned to theta*. They follow from the first keys, so what is stale is derived from them.
+//   separate    the keys and values of the twins. Where they are stale, the twin has to be evaluated again.
+
+#pragma once
+
+#include "upstream/memory.h"
+#include "keys/tables.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+struct llama_pcd_layer {
+    uint32_t      il;
+    bool          rotates; // the model rotates this layer's keys
+    ggml_tensor * k1;
+    ggml_tensor * v1;            // null: the values are a part of the keys
+    ggml_tensor * k2 = nullptr;  // null: not kept
+    ggml_tensor * v2 = nullptr;
+
+    llama_pcd_rotation rotation = {}; // as last seen in a graph
+};
+
+// The cells whose second keys (and values) are not those of the token that is in the cell. An empty cell may count as either: it is
+// stale again once a token is placed in it.
+struct llama_pcd_stale {
+    explicit llama_pcd_stale(uint32_t n_cells) : flags(n_cells, 0) {}
+
+    bool any() const { return n > 0; } // without looking at the cells
+
+    void set(uint32_t i, bool stale) {
+        n       += stale - flags[i];
+        flags[i] = stale;
+        first    = stale ? std::min(first, i) : first;
+    }
+    void set_all() {
+        flags.assign(flags.size(), 1);
+        n     = flags.size();
+        first = 0;
+    }
+
+    // those that are in use, in order; forgets those that are not
+    std::vector<uint32_t> list(const llama_kv_cells & cells);
+
+private:
+    std::vector<uint8_t> flags;
+
+    uint32_t n     = 0;
+    uint32_t first = 0; // none before it is
+};
+
+// what settings have kept beside the caches
+struct llama_pcd_demand {
+    bool    keys   = false; // rerotated: the second keys of layers that rotate
+    bool    stream = false; // separate: second keys and values of all layers
+    int32_t type   = -1;    // of these keys; -1: that of the first ones
+};
+
+// the second keys of one cache, or its second values
+struct llama_pcd_tensors {
+    std::vector<ggml_tensor *> of; // of each layer; null: none
+
+    std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs; // one for each kind of memory
+
+    bool empty() const { return ctxs_bufs.empty(); }
+};
+
+// what is kept beside one KV cache
+struct llama_pcd_kv {
+    enum part { KEYS, VALUES, N_PARTS };
+
+    explicit llama_pcd_kv(llama_kv_cache & kv);
+
+    llama_kv_cache * kv;
+
+    std::vector<llama_pcd_layer> layers;
+
+    llama_pcd_tensors parts[N_PARTS];
+
+    llama_pcd_stale       stale;
+    std::vector<uint32_t> placed; // cells of the micro-batch that is being computed
+
+    // give each layer its tensors
+    void link();
+};
+
+struct llama_pcd_second {
+    llama_pcd_second(llama_pcd & pcd, const llama_pcd_memory & memory, const llama_pcd_settings & settings, llama_pcd_tables & tables);
+
+    std::vector<llama_pcd_kv> kvs; // one for each cache of the memory
+
+    llama_pcd_layer * find_layer(const llama_kv_cache & kv, int32_t il);
+    llama_pcd_layer * find_layer(const ggml_tensor * k1);
+
+    // the index of the cache that a layer belongs to
+    size_t cache_of(const llama_pcd_layer & layer) const;
+
+    bool weighs_keys() const; // see llama_pcd_rotation::weighed
+
+    //
+    // other settings
+    //
+
+    llama_pcd_demand demand; // of the settings in force
+
+    llama_pcd_demand demand_of(const llama_pcd_params & p) const;
+
+    // what was put in the place of other tensors, or of none
+    struct change {
+        llama_pcd_kv *     cur;
+        llama_pcd_kv::part part;
+        llama_pcd_tensors  former;
+    };
+    using changes = std::vector<change>;
+
+    // Allocate what p needs and is not there; what serves p too stays. Second keys that do not serve it (of another type) stay until
+    // keep(), so that undo() cannot fail; while PCD is off they are freed first, unless they are a second stream, which may still serve.
+    bool allocate(const llama_pcd_params & p, changes & done, std::string & err);
+
+    // The settings are in force. If they need second keys, what was made for others is stale, and what they do not need is freed.
+    // Else all stays for the settings before them.
+    void keep(changes & done);
+
+    // everything as it was
+    void undo(changes & done) noexcept;
+
+    // free what the settings in force do not need
+    void trim();
+
+    size_t n_bytes() const;
+    void   add_bytes(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const;
+
+    //
+    // what happens to the cells
+    //
+
+    void cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo);
+    void cells_loaded(llama_seq_id seq_id);
+
+    // the micro-batch whose cells were placed last was computed
+    void cells_computed();
+
+    // the twins of these cells were evaluated, for each cache
+    void set_fresh(const std::vector<std::vector<int32_t>> & cells);
+
+    // The same of a twin that was evaluated before its token, in a cell that its token may have taken since. A token of the parent at
+    // `pos` in that cell is it.
+    void settle(size_t i_cache, int32_t cell, llama_seq_id parent, llama_pos pos);
+
+    // positions are about to change under the first keys
+    void keys_shift(const llama_kv_cache & kv);
+
+    bool any_stale() const;
+
+    // cache = rerotated: derive the second keys that are stale from the first (keys/derive.cpp), which no shift may be about to
+    // move (llama_pcd::prepare); n counts the cells
+    ggml_status derive(int64_t & n);
+
+private:
+    llama_pcd & pcd;
+
+    const llama_pcd_memory   & memory;
+    const llama_pcd_settings & settings;
+    llama_pcd_tables         & tables;
+
+    llama_pcd_params from = {}; // what the tensors were made for
+
+    llama_pcd_kv * find(const llama_kv_cache & kv);
+
+    // allocate one part; false: no memory
+    bool allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, const llama_pcd_demand & want) const;
+
+    // Turn the second keys of these cells, in pieces (keys/derive.cpp). DIFFERENCE: second keys = first keys, turned by their
+    // position. WHOLE: second keys, turned by what is to be added to their position. The first n_done cells are done, whatever happens.
+    ggml_status turn(
+            const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind, size_t & n_done);
+    ggml_status turn_piece(const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind);
+};

@@ -1,0 +1,172 @@
+// One sentence for everything that cannot run, with the remedy.
+
+#include "twins/limits.h"
+#include "upstream/rotation.h"
+
+#include "llama-impl.h"
+#include "llama-model.h"
+
+#include <algorithm>
+
+std::string llama_pcd_limits::conflict() const {
+    const auto & cparams = memory.lctx.get_cparams();
+    const auto & inputs  = cparams.embeddings_layer_inp;
+
+    if (!cparams.causal_attn) {
+        return "attention is not causal in this context (llama_set_causal_attn)";
+    }
+    if (cparams.pooling_type != LLAMA_POOLING_TYPE_NONE && cparams.embeddings) {
+        return "this context pools embeddings and computes no logits";
+    }
+    if (cparams.embeddings_nextn || std::find(inputs.begin(), inputs.end(), true) != inputs.end()) {
+        return "this context hands hidden states to a draft model";
+    }
+    return {};
+}
+
+std::string llama_pcd_limits::conflict_of(llama_seq_id seq_id) const {
+    if (llama_pcd::samplers(memory.lctx).count(seq_id) == 0) {
+        return {};
+    }
+    return format("sequence %d has a backend sampler, which bypasses the logits PCD works on; turn PCD off for this sequence "
+            "(llama_pcd_set_seq), or take the sampler off (llama_set_sampler)", seq_id);
+}
+
+std::string llama_pcd_limits::check_seqs(const llama_pcd_params & p) const {
+    for (const auto & [seq_id, _] : llama_pcd::samplers(memory.lctx)) {
+        if (sequences.setting_of(seq_id, p).on) {
+            return conflict_of(seq_id);
+        }
+    }
+    return {};
+}
+
+std::string llama_pcd_limits::check_memory(const llama_pcd_params & p) const {
+    const std::string arch = "the architecture '" + memory.lctx.get_model().arch_name() + "' ";
+
+    if (!memory.lctx.get_memory()) {
+        return arch + "keeps no KV cache, so there is no context to contrast";
+    }
+    if (memory.kvs.empty()) {
+        return arch + "has recurrent or otherwise special memory alone, which cannot drop a twin's state; "
+            "PCD needs a KV cache, plain, sliding-window or beside recurrent layers";
+    }
+    const int n_seq_max = memory.lctx.get_cparams().n_seq_max;
+
+    if (!memory.recr && n_seq_max > LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS) {
+        return format("twins take the last %d of the %d sequence ids; n_seq_max is %d, allowed: at most %d",
+                LLAMA_PCD_MAX_TWINS, LLAMA_MAX_SEQ, n_seq_max, LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS);
+    }
+    if (memory.recr && n_seq_max > LLAMA_MAX_SEQ - 2) {
+        return arch + format("has recurrent layers, where twins take the sequence ids after the context's own, and there are %d in all; "
+            "n_seq_max is %d, allowed: at most %d", LLAMA_MAX_SEQ, n_seq_max, LLAMA_MAX_SEQ - 2);
+    }
+    if (memory.recr && llama_pcd_settings::separate(p)) {
+        return arch + "has recurrent layers, and a second state for them is not kept; use cache=\"rerotated\"";
+    }
+    return {};
+}
+
+std::string llama_pcd_limits::check_model(const llama_pcd_params & p) const {
+    const auto & model    = memory.lctx.get_model();
+    const bool   separate = llama_pcd_settings::separate(p);
+    const bool   perturbs = p.perturbation != LLAMA_PCD_PERTURBATION_NONE;
+
+    const std::string arch = "the architecture '" + model.arch_name() + "' ";
+
+    if ((model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || (has_graph && !has_rotations)) && perturbs) {
+        return arch + "has no rotary positions to " + (llama_pcd_settings::rotates(p) ? "over-rotate" : "add noise to") +
+            "; use perturbation=\"none\" with a window";
+    }
+    if (hides_rotation && perturbs) {
+        return arch + "rotates queries or keys in a way that PCD does not follow, so L* would be wrong; "
+            "use perturbation=\"none\" with a window";
+    }
+    if (llama_model_has_encoder(&model)) {
+        return arch + "has an encoder, and a twin cannot attend to it";
+    }
+    if (weighs_keys && llama_pcd_settings::rerotated(p)) {
+        return arch + "changes its keys after rotating them, so a stored key cannot be turned further; "
+            "use cache=\"shared\" or \"separate\"";
+    }
+    if (model.arch == LLM_ARCH_COGVLM && separate) {
+        return arch + "returns the rows of other tokens when some rows of a batch are asked for; use cache=\"rerotated\"";
+    }
+    if (offsets_pairs && p.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
+        return arch + "rotates a part of each head in place, where noise is not built; use perturbation=\"over-rotation\"";
+    }
+    if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR && (llama_pcd_settings::rerotated(p) || separate)) {
+        return "second keys cannot be split over devices tensor by tensor; use another split_mode or cache=\"shared\"";
+    }
+    if (llama_pcd_on_cann(model) && perturbs) {
+        return "the CANN backend keeps one table for all rotations of a graph; use perturbation=\"none\" with a window";
+    }
+    return {};
+}
+
+std::string llama_pcd_limits::check_streams() const {
+    // a sliding-window cache splits batches by the context's flag
+    bool unified = memory.lctx.get_cparams().kv_unified || memory.kvs.size() == 1;
+    for (const auto * kv : memory.kvs) {
+        unified &= kv->get_n_stream() == 1;
+    }
+    return unified ? "" : "this context keeps one KV stream per sequence; create it with kv_unified = true";
+}
+
+// whether second keys can be stored in this type: a block must not reach over the end of a head
+std::string llama_pcd_limits::check_type(const llama_pcd_params & p) const {
+    const ggml_type type = (ggml_type) p.type_k_over;
+    const auto & hparams = memory.lctx.get_model().hparams;
+
+    if (type != GGML_TYPE_F32 && type != GGML_TYPE_F16 && type != GGML_TYPE_BF16 && type != GGML_TYPE_Q8_0 &&
+        type != GGML_TYPE_Q5_1 && type != GGML_TYPE_Q5_0 && type != GGML_TYPE_Q4_1 && type != GGML_TYPE_Q4_0) {
+        return format("type_k_over is %s; allowed: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0", ggml_type_name(type));
+    }
+
+    for (const auto * kv : memory.kvs) {
+        for (const uint32_t il : kv->get_layer_ids()) {
+            if (hparams.n_head_kv(il) > 0 && hparams.n_embd_head_k(il) % ggml_blck_size(type) != 0) {
+                return format("type_k_over is %s, stored in blocks of %d, but a head has %d dimensions; use f16",
+                        ggml_type_name(type), (int) ggml_blck_size(type), (int) hparams.n_embd_head_k(il));
+            }
+        }
+    }
+    return {};
+}
+
+int32_t llama_pcd_limits::check(const llama_pcd_params & p, const std::string & taken, std::string & err) const {
+    err = llama_pcd_settings::check_range(p);
+    if (err.empty()) {
+        err = sequences.check(p);
+    }
+    if (!err.empty()) {
+        return LLAMA_PCD_INVALID;
+    }
+
+    const bool borrows = std::any_of(memory.kvs.begin(), memory.kvs.end(), [](const auto * kv) { return llama_pcd::borrows(*kv); });
+
+    err = check_memory(p);
+    if (err.empty()) {
+        err = check_model(p);
+    }
+    if (err.empty()) {
+        err = check_streams();
+    }
+    if (err.empty()) {
+        err = taken;
+    }
+    if (err.empty() && (borrows || memory.lctx.get_cparams().ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT)) {
+        err = "this context drafts for another one and shares its KV cache";
+    }
+    if (err.empty()) {
+        err = conflict();
+    }
+    if (err.empty()) {
+        err = check_seqs(p);
+    }
+    if (err.empty() && p.type_k_over >= 0 && (llama_pcd_settings::rerotated(p) || llama_pcd_settings::separate(p))) {
+        err = check_type(p);
+    }
+
+    return err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
+}

@@ -1,0 +1,40 @@
+// What a model and a context can run. Changes nothing, but remembers what only a graph shows.
+
+#pragma once
+
+#include "upstream/memory.h"
+#include "twins/sequences.h"
+
+#include <string>
+
+struct llama_pcd_limits {
+    llama_pcd_limits(const llama_pcd_memory & memory, const llama_pcd_seqs & sequences) :
+        memory(memory), sequences(sequences) {}
+
+    // what only a graph shows
+    bool has_graph     = false; // one was built, so the rest is known
+    bool has_rotations = false; // some layer rotates
+    bool offsets_pairs = false; // a rotation does not start at the first dimension of its tensor
+    bool weighs_keys   = false; // see llama_pcd_rotation::weighed
+    bool hides_rotation = false; // a query or a key is rotated where we do not see it, so that its twin's would not be
+
+    // whether p can run, and with it what sequences have of their own; taken: what else is on in this context that PCD cannot be
+    // beside, in a sentence, or empty
+    int32_t check(const llama_pcd_params & p, const std::string & taken, std::string & err) const;
+
+    // what the context is set to that twins cannot be evaluated with; empty: nothing. Changes between decodes.
+    std::string conflict() const;
+
+    // the same for one sequence
+    std::string conflict_of(llama_seq_id seq_id) const;
+
+private:
+    const llama_pcd_memory    & memory;
+    const llama_pcd_seqs & sequences;
+
+    std::string check_memory (const llama_pcd_params & p) const;
+    std::string check_model  (const llama_pcd_params & p) const;
+    std::string check_streams() const;
+    std::string check_type   (const llama_pcd_params & p) const;
+    std::string check_seqs   (const llama_pcd_params & p) const;
+};

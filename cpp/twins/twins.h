@@ -1,0 +1,69 @@
+// Twins: which sequence ids they have, and those in the batch that is being decoded. A twin is a token's second evaluation,
+// over-rotated or with a restricted view. Knows nothing of how it is evaluated.
+
+#pragma once
+
+#include "upstream/memory.h"
+
+#include <array>
+#include <vector>
+
+// Twins get sequence ids of their own, so that they never see one another: the last ones there are. Recurrent layers keep a state
+// for each id up to the highest, so there they are the next after the context's own.
+struct llama_pcd_twin_ids {
+    explicit llama_pcd_twin_ids(const llama_pcd_memory & memory);
+
+    llama_seq_id first;
+    uint32_t     n_max; // in one pass
+
+    bool is_twin(llama_seq_id seq_id) const { return seq_id >= first; }
+
+    // one of these ids in which a caller has tokens, as llama.cpp lets it while PCD is off; -1: none
+    llama_seq_id find_taken(const llama_pcd_memory & memory) const;
+};
+
+struct llama_pcd_twin {
+    static constexpr size_t NO_ROW = SIZE_MAX;
+
+    llama_seq_id seq_id; // its own
+    llama_seq_id parent; // its token's, whose cells it sees
+    int32_t      token;  // the entry of its token, where that one is in the same batch; -1: it is not
+    size_t       row;    // which of llama_pcd_rows it gives
+
+    // of the setting in force for it
+    bool      perturbed; // rotated or given noise
+    llama_pos window;
+    llama_pos n_sink;
+
+    // where its keys are, in each cache of the memory; known once its micro-batch is in memory
+    std::array<int32_t, llama_pcd_memory::MAX_CACHES> cells = { -1, -1 };
+};
+
+// The twins of one batch that llama.cpp decodes, which are its last entries. Made when they are added to the batch, and dropped with the
+// pass. Those that are not perturbed come before those that are, since attention is split between them.
+struct llama_pcd_twins {
+    uint32_t first    = 0;     // the entry of the first one
+    bool     together = false; // they are in the batch of their tokens
+
+    llama_seq_id n_seqs = 0; // they have so many of llama_pcd_twin_ids
+
+    std::vector<llama_pcd_twin> all;
+
+    // found while the batch is decoded: the memory put the twins of a micro-batch in another place than its end, or a twin's token
+    // comes after it
+    bool misplaced = false;
+
+    // the twin at entry i of a micro-batch; null: a token
+    const llama_pcd_twin * at(const llama_ubatch & ubatch, uint32_t i) const;
+    llama_pcd_twin       * at(const llama_ubatch & ubatch, uint32_t i);
+
+    uint32_t count          (const llama_ubatch & ubatch) const;
+    uint32_t count_perturbed(const llama_ubatch & ubatch) const;
+    uint32_t count_last     (const llama_ubatch & ubatch) const; // those with no token behind them
+
+    // for each cache, those of all twins that are in memory
+    std::vector<std::vector<int32_t>> cells(size_t n_caches) const;
+
+    // the entry of a micro-batch that holds the token of a twin; -1: none
+    int32_t token_of(const llama_ubatch & ubatch, const llama_pcd_twin & twin) const;
+};

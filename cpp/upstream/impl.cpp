@@ -1,0 +1,163 @@
+// What every part does with its context: build its graphs anew, decode as llama.cpp would. Knows nothing of the parts.
+
+#include "llama-pcd-impl.h"
+
+#include "llama-impl.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+static constexpr uint32_t N_RESERVED = 8; // tokens that kept graphs have memory for from the first
+
+void llama_pcd::reset_graphs() {
+    lctx.gf_res_prev_active = nullptr;
+    generation++;
+    drop_kept();
+}
+
+void llama_pcd::reserve_now(const std::function<void()> & undo) {
+    try {
+        reserve_later();
+        lctx.sched_reserve();
+    } catch (...) {
+        undo();
+        throw;
+    }
+}
+
+void llama_pcd::build_graph() {
+    lctx.synchronize();
+
+    const uint32_t n    = std::min(lctx.n_ubatch(), N_RESERVED);
+    const auto     mctx = lctx.memory->init_full();
+    if (!mctx) {
+        throw std::runtime_error("pcd: no graph can be built for this memory");
+    }
+    lctx.graph_reserve(n, 1, 1, mctx.get(), true);
+}
+
+void llama_pcd::prepare() {
+    const section theirs(*this, false);
+
+    lctx.sched_reserve();
+    lctx.memory_update(false);
+}
+
+int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
+    struct guard {
+        explicit guard(bool & flag) : flag(flag) { flag = true; }
+        ~guard() { flag = false; }
+
+        bool & flag;
+    } const inside(nested);
+
+    const section theirs(*this, false);
+
+    if (!own) {
+        return lctx.decode(batch);
+    }
+    if (!make_kept(*own, batch.tokens.size())) {
+        return lctx.decode(batch);
+    }
+    const swapped swap(*this, *own);
+    return lctx.decode(batch);
+}
+
+// another look at the same numbers: nothing is computed
+static bool is_view(const ggml_tensor * t) {
+    return t->op == GGML_OP_NONE || t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_PERMUTE ||
+        t->op == GGML_OP_TRANSPOSE;
+}
+
+void llama_pcd::graph_computed(ggml_backend_sched_t sched, ggml_cgraph * gf) const {
+    if (!watch.callback) {
+        return;
+    }
+    std::vector<llama_pcd_node> nodes;
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        ggml_tensor * t = ggml_graph_node(gf, i);
+        if (is_view(t) || ggml_nelements(t) == 0) {
+            continue;
+        }
+        const ggml_backend_dev_t dev  = ggml_backend_get_device(ggml_backend_sched_get_tensor_backend(sched, t));
+        const auto               type = ggml_backend_dev_type(dev);
+        nodes.push_back({ t->name, ggml_op_desc(t), ggml_backend_dev_name(dev),
+            type == GGML_BACKEND_DEVICE_TYPE_CPU || type == GGML_BACKEND_DEVICE_TYPE_ACCEL });
+    }
+    watch.callback(nodes.data(), nodes.size(), ggml_backend_sched_get_n_splits(sched), watch.data);
+}
+
+//
+// graphs that take turns
+//
+
+llama_pcd::swapped::swapped(llama_pcd & pcd, kept_graphs & own) : pcd(pcd), own(own) {
+    swap();
+    pcd.swapped_in = &own;
+}
+
+llama_pcd::swapped::~swapped() {
+    swap();
+    pcd.swapped_in = nullptr;
+}
+
+void llama_pcd::swapped::swap() const {
+    std::swap(pcd.lctx.sched,              own.sched);
+    std::swap(pcd.lctx.gf_res_prev,        own.results);
+    std::swap(pcd.lctx.gf_res_prev_active, own.active);
+}
+
+bool llama_pcd_forget_layout(ggml_backend_sched_t sched) {
+    const ggml_init_params params = { 4*ggml_tensor_overhead() + ggml_graph_overhead_custom(8, false), nullptr, true };
+
+    const ggml_context_ptr ctx { ggml_init(params) };
+    if (!ctx) {
+        return false;
+    }
+    auto * gf = ggml_new_graph_custom(ctx.get(), 8, false);
+    ggml_build_forward_expand(gf, ggml_dup(ctx.get(), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 1)));
+
+    return ggml_backend_sched_reserve(sched, gf);
+}
+
+bool llama_pcd::make_kept(kept_graphs & own, uint32_t n_tokens) {
+    if (own.made_for == n_schedulers) {
+        return own.sched != nullptr;
+    }
+    own = {};
+    own.made_for = n_schedulers;
+    own.sched.reset(ggml_backend_sched_new(lctx.backend_ptrs.data(), lctx.backend_buft.data(), lctx.backend_ptrs.size(),
+        lctx.gf_res_reserve->get_max_nodes(), false, lctx.cparams.op_offload));
+
+    bool done = false;
+    {
+        const swapped swap(*this, own);
+
+        // memory for a few tokens without twins and a full context: what is needed beyond it is added then
+        const uint32_t n    = std::min(n_tokens, N_RESERVED);
+        const auto     mctx = lctx.memory->init_full();
+        done = mctx && lctx.graph_reserve(n, 1, n, mctx.get()) && llama_pcd_forget_layout(lctx.sched.get());
+    }
+    if (!done) {
+        LLAMA_LOG_WARN("%s: no memory to keep the graphs of twins beside the others: each is built anew when its turn comes\n", __func__);
+        own.sched.reset();
+    }
+    return done;
+}
+
+size_t llama_pcd::kept_bytes() const {
+    size_t res = 0;
+    for (auto * backend : lctx.backend_ptrs) {
+        res += kept.sched ? ggml_backend_sched_get_buffer_size(kept.sched.get(), backend) : 0;
+    }
+    return res;
+}
+
+ggml_tensor * llama_pcd::keys_of(const llama_kv_cache & kv, int32_t il) {
+    const auto it = kv.map_layer_ids.find(il);
+    return it == kv.map_layer_ids.end() ? nullptr : kv.layers[it->second].k;
+}
+
+bool llama_pcd::on_host(const llama_kv_cache & kv) {
+    return std::all_of(kv.layers.begin(), kv.layers.end(), [](const auto & layer) { return ggml_backend_buffer_is_host(layer.k->buffer); });
+}

@@ -1,0 +1,273 @@
+// Walks the cells of KV caches.
+
+#include "upstream/memory.h"
+
+#include "llama-kv-cache-iswa.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+
+#include <algorithm>
+#include <bitset>
+#include <typeinfo>
+
+std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos) {
+    const auto & cells = llama_pcd::cells(kv);
+    const size_t n     = idxs.size();
+
+    std::vector<int32_t> res(n*n_pos, 0);
+    for (size_t i = 0; i < n; ++i) {
+        if (cells.is_empty(idxs[i])) {
+            continue;
+        }
+        res[i] = cells.pos_get(idxs[i]);
+        if (n_pos == 4) {
+            res[1*n + i] = cells.ext_get(idxs[i]).y;
+            res[2*n + i] = cells.ext_get(idxs[i]).x;
+        }
+    }
+    return res;
+}
+
+// The memory as a class that twins are known to work in, and none derived from it: those pick keys in ways of their own, by an
+// indexer say, which would miss the twin's.
+template <typename T>
+static T * exactly(llama_memory_i * mem) {
+    return mem && typeid(*mem) == typeid(T) ? static_cast<T *>(mem) : nullptr;
+}
+
+llama_pcd_memory::llama_pcd_memory(llama_context & lctx) : lctx(lctx) {
+    llama_memory_i * mem = lctx.get_memory();
+
+    if (auto * hybrid = exactly<llama_memory_hybrid>(mem)) {
+        recr = hybrid->get_mem_recr();
+        mem  = hybrid->get_mem_attn();
+    } else if (auto * sliding = exactly<llama_memory_hybrid_iswa>(mem)) {
+        recr = sliding->get_mem_recr();
+        mem  = sliding->get_mem_attn();
+    }
+
+    if (auto * kv = exactly<llama_kv_cache>(mem)) {
+        kvs = { kv };
+    } else if (auto * iswa = exactly<llama_kv_cache_iswa>(mem)) {
+        kvs = { iswa->get_base(), iswa->get_swa() };
+    }
+}
+
+size_t llama_pcd_memory::index_of(const llama_kv_cache * kv) const {
+    return std::find(kvs.begin(), kvs.end(), kv) - kvs.begin();
+}
+
+size_t llama_pcd_memory::n_bytes() const {
+    size_t res = 0;
+    for (const auto * kv : kvs) {
+        res += llama_pcd::n_bytes(*kv);
+    }
+    return res;
+}
+
+bool llama_pcd_memory::has_shift() const {
+    return std::any_of(kvs.begin(), kvs.end(), [](const auto * kv) { return kv->get_has_shift(); });
+}
+
+bool llama_pcd_memory::slides() const {
+    return std::any_of(kvs.begin(), kvs.end(), [](const auto * kv) { return llama_pcd::slides(*kv); });
+}
+
+uint32_t llama_pcd_memory::n_free_cells() const {
+    uint32_t res = UINT32_MAX;
+    for (const auto * kv : kvs) {
+        if (!llama_pcd::slides(*kv)) { // a sliding-window cache makes its own room
+            const auto & cells = llama_pcd::cells(*kv);
+            res = std::min(res, cells.size() - cells.get_used());
+        }
+    }
+    return res;
+}
+
+// the cells of a sequence that fell out of its sliding window and are in no other sequence, up to n_max of them
+static uint32_t n_given_away(const llama_kv_cache & kv, llama_seq_id seq_id, uint32_t n_max) {
+    const auto & cells = llama_pcd::cells(kv);
+
+    uint32_t n = 0;
+    for (const auto & [pos, j] : cells.seq_pos_get(seq_id)) {
+        if (n >= n_max || !llama_pcd::is_masked(kv, pos, cells.seq_pos_max(seq_id) + 1)) {
+            break; // later positions are in the window too
+        }
+        n += cells.seq_count(j) == 1;
+    }
+    return n;
+}
+
+uint32_t llama_pcd_memory::n_room(uint32_t n_max) const {
+    uint32_t res = std::min(n_free_cells(), n_max);
+    for (const auto * kv : kvs) {
+        if (!llama_pcd::slides(*kv)) {
+            continue;
+        }
+        const auto & cells = llama_pcd::cells(*kv);
+
+        uint32_t n = cells.size() - cells.get_used();
+        for (llama_seq_id s = 0; s < LLAMA_MAX_SEQ && n < res; ++s) {
+            n += n_given_away(*kv, s, res - n);
+        }
+        res = std::min(res, n);
+    }
+    return res;
+}
+
+bool llama_pcd_memory::forgets(size_t n) const {
+    return std::any_of(kvs.begin(), kvs.end(), [n](const auto * kv) {
+        const auto & cells = llama_pcd::cells(*kv);
+        const size_t used  = cells.get_used();
+
+        return llama_pcd::slides(*kv) &&
+            (cells.used_max_p1() != used || llama_pcd::head(*kv) != used || used + n > cells.size());
+    });
+}
+
+bool llama_pcd_memory::forgets(size_t n, llama_seq_id seq_id, llama_pos pos) const {
+    llama_seq_id any    = 0;
+    llama_ubatch ubatch = {};
+
+    ubatch.n_tokens   = n;
+    ubatch.n_seqs_unq = 1;
+    ubatch.seq_id_unq = &any; // all sequences are in one stream
+
+    return std::any_of(kvs.begin(), kvs.end(), [&](const auto * kv) {
+        if (!llama_pcd::slides(*kv)) {
+            return false; // it gives nothing away
+        }
+        const auto & cells = llama_pcd::cells(*kv);
+        const auto   slot  = kv->find_slot(ubatch, false);
+
+        return !slot.empty() && std::any_of(slot.idxs[0].begin(), slot.idxs[0].end(), [&](uint32_t j) {
+            return !cells.is_empty(j) && cells.seq_has(j, seq_id) && !llama_pcd::is_masked(*kv, cells.pos_get(j), pos);
+        });
+    });
+}
+
+llama_pcd_memory::ends llama_pcd_memory::ends_of(const llama_batch_ext & batch) const {
+    std::bitset<LLAMA_MAX_SEQ> seen;
+
+    ends res;
+    for (const auto & token : batch.tokens) {
+        for (const llama_seq_id s : token.seq_ids) {
+            if (s >= 0 && s < LLAMA_MAX_SEQ && !seen[s] && lctx.get_memory()) {
+                seen.set(s);
+                res.push_back({ s, lctx.get_memory()->seq_pos_max(s) });
+            }
+        }
+    }
+    return res;
+}
+
+void llama_pcd_memory::cut(const ends & last) const {
+    for (const auto & [s, pos] : last) {
+        lctx.get_memory()->seq_rm(s, pos + 1, -1);
+    }
+}
+
+llama_pos llama_pcd_first_seen(const llama_kv_cache & kv, llama_pos pos) {
+    llama_pos p0 = 0;
+    llama_pos p1 = pos;
+    while (p0 < p1) { // what is masked comes first
+        const llama_pos mid = p0 + (p1 - p0)/2;
+        if (llama_pcd::is_masked(kv, mid, pos)) {
+            p0 = mid + 1;
+        } else {
+            p1 = mid;
+        }
+    }
+    return p0;
+}
+
+void llama_pcd_memory::remove(llama_seq_id seq_id) const {
+    if (recr) {
+        recr->seq_rm(seq_id, -1, -1);
+    }
+    for (auto * kv : kvs) {
+        auto & cells = llama_pcd::cells(*kv);
+        auto & head  = llama_pcd::head(*kv);
+
+        const auto & all = cells.seq_pos_get(seq_id);
+        while (!all.empty() && !llama_pcd::borrows(*kv)) {
+            const uint32_t j = all.begin()->second;
+            if (cells.seq_rm(j, seq_id)) {
+                head = std::min(head, j);
+            }
+        }
+    }
+}
+
+bool llama_pcd_memory::can_fill(int32_t n) const {
+    return n >= 0 && !recr && !kvs.empty() && std::all_of(kvs.begin(), kvs.end(), [n](const auto * kv) {
+        return !llama_pcd::borrows(*kv) && (llama_pcd::slides(*kv) || (uint32_t) n <= llama_pcd::cells(*kv).size());
+    });
+}
+
+int32_t llama_pcd_memory::fill(int32_t n) const {
+    int32_t res = 0;
+    for (auto * kv : kvs) {
+        auto & cells = llama_pcd::cells(*kv);
+
+        const int32_t n_cells = cells.size();
+        for (int32_t pos = std::max(0, n - n_cells); pos < n; ++pos) {
+            cells.pos_set(pos % n_cells, pos);
+            cells.seq_add(pos % n_cells, 0);
+        }
+        llama_pcd::head(*kv) = n % n_cells;
+        res = std::max(res, std::min(n, n_cells));
+    }
+    return res;
+}
+
+std::vector<std::vector<int32_t>> llama_pcd_memory::all_cells(llama_seq_id seq_id) const {
+    std::vector<std::vector<int32_t>> res;
+    for (const auto * kv : kvs) {
+        res.emplace_back();
+        for (const auto & [pos, j] : llama_pcd::cells(*kv).seq_pos_get(seq_id)) {
+            res.back().push_back(j);
+        }
+    }
+    return res;
+}
+
+bool llama_pcd_memory::has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const {
+    for (const auto * kv : kvs) {
+        const auto & own = llama_pcd::cells(*kv).seq_pos_get(seq_id);
+
+        for (const auto * other : kvs) {
+            if (other == kv) {
+                continue;
+            }
+            for (const auto & [p, j] : llama_pcd_cells_at(*other, seq_id, llama_pcd_first_seen(*kv, pos), end)) {
+                const auto it = own.lower_bound({ p, 0 });
+                if ((it == own.end() || it->first != p) && !llama_pcd::is_masked(*kv, p, pos)) {
+                    return false;
+                }
+            }
+        }
+    }
+    return true;
+}
+
+int32_t llama_pcd_memory::set_tokens(llama_seq_id seq_id, const llama_token * tokens, int32_t n) const {
+    int32_t res = 0;
+
+    for (auto * kv : kvs) {
+        auto & cells = llama_pcd::cells(*kv);
+
+        int32_t n_set = 0;
+        for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
+            if (!cells.is_empty(j) && cells.seq_has(j, seq_id) && cells.pos_get(j) < n) {
+                auto ext = cells.ext_get(j);
+                ext.tok = tokens[cells.pos_get(j)];
+                cells.ext_set(j, ext);
+                n_set++;
+            }
+        }
+        res = std::max(res, n_set);
+    }
+
+    return res;
+}

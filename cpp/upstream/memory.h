@@ -1,0 +1,104 @@
+// The memory of a context: its KV caches, its recurrent state, and how much fits. Knows nothing of what is decoded into it.
+
+#pragma once
+
+#include "llama-pcd-impl.h"
+
+#include <iterator>
+#include <set>
+#include <utility>
+#include <vector>
+
+// The (position, cell) pairs of a sequence at positions [p0, p1), in their order: llama.cpp keeps them sorted, so nothing else is
+// looked at.
+struct llama_pcd_cells_at {
+    llama_pcd_cells_at(const llama_kv_cache & kv, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+        const auto & all = llama_pcd::cells(kv).seq_pos_get(seq_id);
+        last  = p1 > p0 ? lower(all, all.end(), p1) : all.end();
+        first = p1 > p0 ? lower(all, last, p0) : last;
+    }
+
+    auto begin() const { return first; }
+    auto end()   const { return last; }
+
+private:
+    using cells    = std::set<std::pair<llama_pos, uint32_t>>;
+    using iterator = cells::const_iterator;
+
+    iterator first;
+    iterator last;
+
+    // The first of a sequence's cells at position p or later. The latest positions are asked for most, and are a few steps back; the
+    // way down to them leads through cells that no cache of the CPU has by then.
+    static iterator lower(const cells & all, iterator it, llama_pos p) {
+        for (int n_back = 0; n_back < 8; ++n_back) {
+            if (it == all.begin() || std::prev(it)->first < p) {
+                return it;
+            }
+            --it;
+        }
+        return all.lower_bound({ p, 0 });
+    }
+};
+
+// the positions of these cells as a rotation takes them, n_pos for each (M-RoPE: 4); 0 where a cell is empty
+std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos);
+
+// the first of a sequence's positions that a token at `pos` sees in a cache with a sliding window
+llama_pos llama_pcd_first_seen(const llama_kv_cache & kv, llama_pos pos);
+
+struct llama_pcd_memory {
+    explicit llama_pcd_memory(llama_context & lctx);
+
+    llama_context & lctx;
+
+    static constexpr size_t MAX_CACHES = 2; // with sliding-window layers there are two
+
+    std::vector<llama_kv_cache *> kvs; // none: memory of a kind that a twin cannot be in
+
+    // the state of recurrent layers beside the KV cache; null: none
+    llama_memory_recurrent * recr = nullptr;
+
+    // which of kvs; kvs.size(): none of them
+    size_t index_of(const llama_kv_cache * kv) const;
+
+    size_t n_bytes() const;
+
+    bool has_shift() const; // positions changed, and the keys are yet to follow
+    bool slides()    const; // some layers have a sliding window
+
+    // cells that are free as they are
+    uint32_t n_free_cells() const;
+
+    // How many tokens fit: a sliding-window cache also gives away what fell out of the window of one sequence. Counts no further
+    // than n_max.
+    uint32_t n_room(uint32_t n_max = UINT32_MAX) const;
+
+    // Whether a sliding-window cache may give away cells that fell out of the window when n more are placed: it does so as
+    // soon as its search does not start behind all that is in use, even where other cells are free.
+    bool forgets(size_t n) const;
+
+    // the same, exactly: whether placing n more takes a cell that a token of a sequence at position pos still sees
+    bool forgets(size_t n, llama_seq_id seq_id, llama_pos pos) const;
+
+    // the last positions of a batch's sequences, as they are now; and forgetting all after them, where that is possible
+    using ends = std::vector<std::pair<llama_seq_id, llama_pos>>;
+
+    ends ends_of(const llama_batch_ext & batch) const;
+    void cut(const ends & last) const;
+    // take a whole sequence out, as seq_rm does, but without looking at the cells of others
+    void remove(llama_seq_id seq_id) const;
+
+    // give sequence 0 the cells of positions 0 .. n-1 in empty memory, if that is possible; returns how many it has then
+    bool    can_fill(int32_t n) const;
+    int32_t fill    (int32_t n) const;
+
+    // the cells of a sequence in each cache
+    std::vector<std::vector<int32_t>> all_cells(llama_seq_id seq_id) const;
+
+    // whether sliding-window layers still have all that the tokens of a sequence at positions [pos, end) see
+    bool has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const;
+
+    // write down which tokens lie at positions 0 .. n-1 of a sequence; returns how many of them are there
+    int32_t set_tokens(llama_seq_id seq_id, const llama_token * tokens, int32_t n) const;
+};

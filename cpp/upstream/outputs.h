@@ -1,0 +1,76 @@
+// The outputs of a context (logits, embeddings, what backend samplers chose), as its caller reads them: saved, put together from
+// parts, hidden. Knows nothing of the contrast.
+
+#pragma once
+
+#include "llama-pcd-impl.h"
+
+#include <vector>
+
+// wait for the outputs of the last decode, and have them in the order of its batch
+void llama_pcd_outputs_wait(llama_context & lctx);
+
+// logits of an entry of the last batch
+float * llama_pcd_outputs_row(llama_context & lctx, int32_t batch_index);
+
+// the batch entry of the output that llama_get_logits_ith(lctx, i) gives for a negative i; -1: there is none
+int32_t llama_pcd_outputs_index(llama_context & lctx, int32_t i);
+
+// the outputs of the batch entries [i0, i0 + n), which are the last ones, are not the caller's
+void llama_pcd_outputs_hide(llama_context & lctx, size_t i0, size_t n);
+
+// what the backend sampler of a sequence gave for outputs of the context
+struct llama_pcd_sampled {
+    void take(llama_context & lctx, int32_t i);              // that for output i, behind those taken before
+    void put (llama_context & lctx, size_t n_outputs) const; // what was taken is that for the context's n outputs
+
+private:
+    struct output {
+        llama_token              token;
+        std::vector<float>       logits;
+        std::vector<float>       probs;
+        std::vector<llama_token> candidates;
+    };
+
+    std::vector<output> all; // empty: no sequence has one
+};
+// the caller has none
+void llama_pcd_outputs_forget(llama_context & lctx);
+
+// the outputs of a batch that is decoded in parts
+struct llama_pcd_outputs {
+    // those of entries [i0, i1) of the batch, which were the part just decoded; call before anything else is
+    void take(llama_context & lctx, size_t i0, size_t i1);
+
+    // make them the context's; false: no memory
+    bool put(llama_context & lctx) const;
+
+private:
+    std::vector<size_t> ids;
+    std::vector<float>  logits;
+    std::vector<float>  embd;
+    llama_pcd_sampled   sampled;
+};
+
+// outputs and timings as they are now, to be put back after more was decoded, whose time counts with theirs
+struct llama_pcd_outputs_backup {
+    explicit llama_pcd_outputs_backup(llama_context & lctx); // waits for them
+
+    void copy_rows(); // save the rows too: what is decoded next overwrites them
+    void restore();
+
+private:
+    llama_context & lctx;
+
+    const int64_t n_queued_tokens;
+    const int64_t t_compute_start_us;
+
+    uint32_t             n_outputs;
+    std::vector<int32_t> output_ids;
+
+    bool has_rows = false;
+
+    std::vector<float> logits;
+    std::vector<float> embd;
+    llama_pcd_sampled  sampled;
+};

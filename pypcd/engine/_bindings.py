@@ -1,0 +1,256 @@
+"""The declarations of cpp/llama-pcd.h in ctypes: constants, structures, functions."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+
+lib = llama_cpp.llama_cpp._lib
+
+OK, INVALID, UNSUPPORTED, NO_MEMORY, DISABLED = 0, -1, -2, -3, -4
+ROW_STANDARD, ROW_OVER_ROTATED, ROW_CONTRASTED = 0, 1, 2
+
+CACHE = {"rerotated": 0, "shared": 1, "separate": 2}
+EVALUATION = {"fused": 0, "alternate": 1, "auto": 2}
+PERTURBATION = {"over-rotation": 0, "none": 1, "noise": 2}
+TRANSITION = {"exponential": 0, "none": 1}
+BAND = {"low": 0, "high": 1, "all": 2}
+SEQUENCES = {"all": 0, "chosen": 1}
+ADAPTIVE = {None: 0, "jsd": 1}
+HEAD_ORDER = {"static": 0, "outlier": 1}
+TYPE_K_OVER = {  # enum ggml_type
+    None: -1,
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "bf16": 30,
+}
+
+
+class Params(ctypes.Structure):
+    """struct llama_pcd_params"""
+
+    _fields_ = [
+        ("cache", ctypes.c_int32),
+        ("evaluation", ctypes.c_int32),
+        ("perturbation", ctypes.c_int32),
+        ("transition", ctypes.c_int32),
+        ("band", ctypes.c_int32),
+        ("type_k_over", ctypes.c_int32),
+        ("alpha", ctypes.c_float),
+        ("base_ratio", ctypes.c_float),
+        ("beta", ctypes.c_float),
+        ("gamma", ctypes.c_int32),
+        ("relative_top", ctypes.c_float),
+        ("window", ctypes.c_int32),
+        ("n_sink", ctypes.c_int32),
+        ("noise", ctypes.c_float),
+        ("offset_min", ctypes.c_int32),
+        ("offset_max", ctypes.c_int32),
+        ("seed", ctypes.c_int32),
+        ("combine", ctypes.c_bool),
+        ("sequences", ctypes.c_int32),
+        ("adaptive", ctypes.c_int32),
+        ("min_context", ctypes.c_int32),
+        ("min_entropy", ctypes.c_float),
+        ("min_first_entropy", ctypes.c_float),
+    ]
+
+
+class HeadRatios(ctypes.Structure):
+    """struct llama_pcd_head_ratios"""
+
+    _fields_ = [
+        ("min_ratio", ctypes.c_float),
+        ("max_ratio", ctypes.c_float),
+        ("first_layer", ctypes.c_int32),
+        ("order", ctypes.c_int32),
+    ]
+
+
+class Stats(ctypes.Structure):
+    """struct llama_pcd_stats"""
+
+    _fields_ = [
+        ("n_tokens", ctypes.c_int64),
+        ("n_twins", ctypes.c_int64),
+        ("n_skipped", ctypes.c_int64),
+        ("n_derived", ctypes.c_int64),
+        ("n_caught_up", ctypes.c_int64),
+        ("second_bytes", ctypes.c_int64),
+        ("kv_bytes", ctypes.c_int64),
+        ("n_derived_cells", ctypes.c_int64),
+        ("n_fused", ctypes.c_int64),
+        ("n_alternate", ctypes.c_int64),
+        ("n_sequential", ctypes.c_int64),
+        ("n_streams", ctypes.c_int64),
+        ("n_fallbacks", ctypes.c_int64),
+        ("last_fallback", ctypes.c_int64),
+        ("state_bytes", ctypes.c_int64),
+        ("graph_bytes", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
+    ]
+
+
+class GraphStats(ctypes.Structure):
+    """struct llama_pcd_graph_stats"""
+
+    _fields_ = [
+        ("n_nodes", ctypes.c_int64),
+        ("n_splits", ctypes.c_int64),
+        ("bytes_in", ctypes.c_int64),
+        ("bytes_out", ctypes.c_int64),
+        ("n_computed", ctypes.c_int64),
+        ("t_graph_us", ctypes.c_int64),
+        ("t_own_ns", ctypes.c_int64),
+        ("n_tokens", ctypes.c_int64),
+        ("n_twins", ctypes.c_int64),
+    ]
+
+
+class Node(ctypes.Structure):
+    """struct llama_pcd_node"""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("op", ctypes.c_char_p),
+        ("device", ctypes.c_char_p),
+        ("on_cpu", ctypes.c_bool),
+    ]
+
+
+_ctx_p = ctypes.c_void_p
+_float_p = ctypes.POINTER(ctypes.c_float)
+
+
+def _bind(name: str, restype: Any, *argtypes: Any) -> Any:
+    function = getattr(lib, name)
+    function.restype = restype
+    function.argtypes = list(argtypes)
+    return function
+
+
+pcd_default_params = _bind("llama_pcd_default_params", Params)
+pcd_set = _bind("llama_pcd_set", ctypes.c_int32, _ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
+pcd_get = _bind("llama_pcd_get", ctypes.c_bool, _ctx_p, ctypes.POINTER(Params))
+pcd_trim = _bind("llama_pcd_trim", None, _ctx_p)
+pcd_check = _bind("llama_pcd_check", ctypes.c_int32, _ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
+pcd_set_seq = _bind(
+    "llama_pcd_set_seq",
+    ctypes.c_int32,
+    _ctx_p,
+    ctypes.c_int32,
+    ctypes.POINTER(Params),
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
+pcd_unset_seq = _bind("llama_pcd_unset_seq", None, _ctx_p, ctypes.c_int32)
+pcd_set_tokens = _bind(
+    "llama_pcd_set_tokens", ctypes.c_int32, _ctx_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32
+)
+pcd_begin = _bind("llama_pcd_begin", None, _ctx_p, ctypes.c_int32, ctypes.c_int32)
+pcd_suspend = _bind("llama_pcd_suspend", None, _ctx_p, ctypes.c_bool)
+pcd_get_logits_ith = _bind("llama_pcd_get_logits_ith", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
+pcd_get_strength_ith = _bind("llama_pcd_get_strength_ith", ctypes.c_float, _ctx_p, ctypes.c_int32)
+pcd_get_stats = _bind("llama_pcd_get_stats", Stats, _ctx_p)
+pcd_fallback_text = _bind("llama_pcd_fallback_text", ctypes.c_char_p, ctypes.c_int32)
+pcd_get_graph_stats = _bind("llama_pcd_get_graph_stats", GraphStats, _ctx_p)
+graph_callback = ctypes.CFUNCTYPE(None, ctypes.POINTER(Node), ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
+pcd_watch_graphs = _bind("llama_pcd_watch_graphs", None, _ctx_p, graph_callback, ctypes.c_void_p)
+pcd_fill_cells = _bind("llama_pcd_fill_cells", ctypes.c_int32, _ctx_p, ctypes.c_int32)
+pcd_set_exits = _bind(
+    "llama_pcd_set_exits",
+    ctypes.c_int32,
+    _ctx_p,
+    ctypes.POINTER(ctypes.c_int32),
+    ctypes.c_int32,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
+pcd_get_exit_logits = _bind("llama_pcd_get_exit_logits", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
+pcd_has_tied_head = _bind("llama_pcd_has_tied_head", ctypes.c_bool, _ctx_p)
+tap_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), _float_p, ctypes.c_void_p)
+pcd_set_tap = _bind(
+    "llama_pcd_set_tap",
+    ctypes.c_int32,
+    _ctx_p,
+    ctypes.POINTER(ctypes.c_char_p),
+    ctypes.c_size_t,
+    tap_callback,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
+pcd_set_head_ratios = _bind(
+    "llama_pcd_set_head_ratios",
+    ctypes.c_int32,
+    _ctx_p,
+    ctypes.POINTER(HeadRatios),
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
+pcd_find_head_order = _bind("llama_pcd_find_head_order", ctypes.c_int32, _ctx_p, ctypes.c_char_p, ctypes.c_size_t)
+pcd_get_head_ratios = _bind(
+    "llama_pcd_get_head_ratios", ctypes.c_int32, _ctx_p, ctypes.c_int32, _float_p, ctypes.c_int32
+)
+pcd_rho = _bind(
+    "llama_pcd_rho",
+    None,
+    ctypes.c_int32,
+    ctypes.c_float,
+    ctypes.c_float,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_double),
+)
+pcd_noise = _bind(
+    "llama_pcd_noise",
+    None,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_float,
+    ctypes.c_int32,
+    _float_p,
+    _float_p,
+)
+pcd_offset = _bind("llama_pcd_offset", ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
+pcd_contrast = _bind(
+    "llama_pcd_contrast",
+    ctypes.c_int32,
+    _float_p,
+    _float_p,
+    ctypes.c_int32,
+    ctypes.c_float,
+    ctypes.c_int32,
+    ctypes.c_float,
+    ctypes.c_float,
+    _float_p,
+)
+pcd_strength = _bind(
+    "llama_pcd_strength", ctypes.c_float, _float_p, _float_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int32
+)
+pcd_entropy = _bind("llama_pcd_entropy", ctypes.c_float, _float_p, ctypes.c_int32)
+sampler_init_pcd = _bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, _ctx_p)
+sampler_pcd_set_row = _bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)
+pcd_has_amx = _bind("llama_pcd_has_amx", ctypes.c_bool)
+pcd_set_amx = _bind("llama_pcd_set_amx", None, ctypes.c_bool)
+pcd_step_times = _bind(
+    "llama_pcd_step_times",
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_int32),
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_double),
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)

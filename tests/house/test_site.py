@@ -1,0 +1,86 @@
+"""The site of scripts/docs: the pages that it is made of. That it is sound is checked where it is built, by MkDocs (.ci/run)."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pypcd
+from pypcd import cli
+
+pytest.importorskip("mkdocs", reason="scripts/install docs brings it")
+from mkdocs.config import load_config
+from mkdocs.structure.files import get_files
+
+ROOT = Path(__file__).parents[2]
+if not (ROOT / "mkdocs.yml").exists():
+    pytest.skip("the pages lie in a checkout only", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def pages() -> Any:
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts/pages.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site() -> dict[str, str]:
+    """The text of each file, by its path."""
+    config = load_config(str(ROOT / "mkdocs.yml"))
+    files = config.plugins.on_files(get_files(config), config=config)
+    return {file.src_uri: file.content_string if file.is_documentation_page() else "" for file in files}
+
+
+def test_every_page_is_in_the_navigation_once(site: dict[str, str]) -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
+    named = re.findall(r": (\S+\.md)$", nav, re.MULTILINE)
+    made = (page for page in site if page.endswith(".md") and not page.startswith("docs/evidence/"))  # linked alone
+    assert sorted(named) == sorted(made)
+
+
+def test_pages_lie_as_in_the_repository_with_what_they_link_to(site: dict[str, str]) -> None:
+    for name in ("README.md", "docs/settings.md", "docs/page.png", "docs/nginx.conf", "cpp/README.md"):
+        assert name in site and (ROOT / name).is_file(), name
+    links = 0
+    for page, text in site.items():
+        for target in re.findall(r"\]\(([^)\s#:]+)[^):]*\)", text):
+            path = (ROOT / page).parent / target
+            assert path.resolve().relative_to(ROOT).as_posix() in site, f"{page}: {target}"
+            links += 1
+    assert links > 100
+
+
+def test_all_public_names_and_commands_are_in_the_reference(site: dict[str, str]) -> None:
+    page = site["reference/pypcd.md"]
+    assert sorted(re.findall(r"^::: pypcd\.([A-Za-z]\w*)$", page, re.MULTILINE)) == sorted(pypcd.__all__)
+    commands = site["reference/commands.md"]
+    for name in (*cli.COMMANDS, *cli.LAB):
+        assert f"\n## {name}\n" in commands and f"usage: pypcd {name}" in commands
+    assert max(map(len, commands.splitlines())) <= 80
+    assert (ROOT / "cpp/llama-pcd.h").read_text(encoding="utf-8") in site["reference/c.md"]
+
+
+def test_lists_are_as_python_markdown_wants_them(pages: Any) -> None:
+    assert pages.spaced("Why\nnot:\n- one\n- two\n") == "Why\nnot:\n\n- one\n- two\n"
+    assert (
+        pages.spaced("- one\n  more\n\n  ```sh\n  ls\n  ```\n- two\n")
+        == "- one\n    more\n\n    ```sh\n    ls\n    ```\n- two\n"
+    )
+    assert pages.spaced("- one\n\n  more\n- two\n") == "- one\n\n    more\n\n- two\n"
+    for same in (
+        "# Title\n- one\n",
+        "- one\n\nText\n\n    code\n",
+        "Text\n\n1. one\n2. two\n",
+        "```sh\nls\n- no list\n```\n",
+    ):
+        assert pages.spaced(same) == same
+    for page in itertools.chain(ROOT.glob("*.md"), ROOT.glob("docs/*.md")):
+        assert pages.spaced(page.read_text(encoding="utf-8")).split() == page.read_text(encoding="utf-8").split()
