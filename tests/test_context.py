@@ -185,7 +185,7 @@ def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
         lambda: _engine.pcd_logits(llm, 0),
         lambda: _engine.set_exits(llm, [1]),
         lambda: _engine.exit_rows(llm, 1, 0),
-        lambda: _engine.find_head_order(llm),
+        lambda: _engine.head_counts(llm),
         lambda: _engine.init_sampler(llm, -1),
         lambda: llm.eval([1]),
         lambda: llm.pcd_for(0, False),

@@ -44,7 +44,7 @@ from pypcd._engine._exits import exit_rows, has_tied_head, set_exits
 from pypcd._engine._grammar import Grammar, check_grammar
 from pypcd._engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
 from pypcd._engine._handles import is_open, protect, shut
-from pypcd._engine._heads import HEAD_ORDERS, find_head_order, knows_head_order, set_head_ratios, unset_head_ratios
+from pypcd._engine._heads import evaluate_with_ratios, head_counts, set_head_ratios, unset_head_ratios
 from pypcd._engine._log import clear_errors, install, last_errors, logger, reason
 from pypcd._engine._model import (
     check_decoder,
@@ -58,6 +58,7 @@ from pypcd._engine._model import (
     progress_callback,
     rope_freq_scale,
     rotates,
+    slides,
     token_bytes,
     token_text,
 )
@@ -84,7 +85,6 @@ from pypcd._engine._rpc import RemoteDevices, check_rpc_server, rpc_library, run
 from pypcd._engine._tap import tap
 
 __all__ = [
-    "HEAD_ORDERS",
     "N_SEQUENCES",
     "Grammar",
     "Graph",
@@ -106,19 +106,19 @@ __all__ = [
     "decode",
     "detokenize",
     "devices",
+    "evaluate_with_ratios",
     "exit_rows",
     "fill_cells",
-    "find_head_order",
     "graph_stats",
     "has_row",
     "has_tied_head",
+    "head_counts",
     "idle_backends",
     "in_force",
     "init_sampler",
     "is_end",
     "is_open",
     "is_recurrent",
-    "knows_head_order",
     "last_errors",
     "library_path",
     "logger",
@@ -151,6 +151,7 @@ __all__ = [
     "settle_amx",
     "shift",
     "shut",
+    "slides",
     "step_times",
     "supports_gpu",
     "suspended",
