@@ -1,5 +1,5 @@
 # ggml's RPC backend, which spreads a model over several machines, as a module of its own: compiled as ggml's GGML_BACKEND_DL compiles it,
-# linked to the installed libggml-base, and loaded by ggml when somebody asks for it (pypcd/_engine/_rpc.py). So a llama-cpp-python
+# linked to the installed libggml-base, and loaded by ggml when somebody asks for it (pypcd/engine/_rpc.py). So a llama-cpp-python
 # that was built without GGML_RPC, as most are, need not be built again. One that has the backend keeps its own.
 
 set(rpc_src "${PYPCD_LLAMA_DIR}/ggml/src")

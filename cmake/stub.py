@@ -1,8 +1,8 @@
-"""Writes pypcd/_llama.pyi, which tells type checkers and editors what pypcd.Llama takes and returns.
+"""Writes pypcd/llama.pyi, which tells type checkers and editors what pypcd.Llama takes and returns.
 
-    python cmake/stub.py SITE-PACKAGES > _llama.pyi     # that llama-cpp-python is installed in
+    python cmake/stub.py SITE-PACKAGES > llama.pyi     # that llama-cpp-python is installed in
 
-Its methods pass `*args` and `**kwargs` on to llama_cpp.Llama's, and a type checker does not run pypcd/_signatures.py, which shows
+Its methods pass `*args` and `**kwargs` on to llama_cpp.Llama's, and a type checker does not run pypcd/signatures.py, which shows
 those parameters at run time. So the same is done here with source text: both files are parsed, none of llama_cpp is imported.
 A method that streams where asked to gets overloads, by its argument `stream`.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pypcd._signatures import PASSES_ON, merged, merged_doc, passes_on
+from pypcd.signatures import PASSES_ON, merged, merged_doc, passes_on
 
 _TYPING = {name: f"from typing import {name}" for name in ("Any", "Literal", "overload")}
 
@@ -173,7 +173,7 @@ def _alternatives(node: ast.expr) -> list[str]:
 
 
 _TEXT = """\
-# Made by cmake/stub.py of pypcd from pypcd/_llama.py and llama_cpp/llama.py.
+# Made by cmake/stub.py of pypcd from pypcd/llama.py and llama_cpp/llama.py.
 # from_pretrained takes the keywords that Llama takes, where llama_cpp's takes any; openai may not be installed.
 # mypy: disable-error-code="override, import-not-found"
 {}
@@ -248,7 +248,7 @@ def _names(tree: ast.AST) -> set[str]:
 def main() -> None:
     theirs = Module(Path(sys.argv[1]) / "llama_cpp/llama.py", "llama_cpp.llama")
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-    print(stub(Module(ROOT / "pypcd/_llama.py", "pypcd._llama"), theirs), end="")
+    print(stub(Module(ROOT / "pypcd/llama.py", "pypcd.llama"), theirs), end="")
 
 
 if __name__ == "__main__":

@@ -13,21 +13,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from pypcd import _finder
+from pypcd import finder
 
 if TYPE_CHECKING:
-    from pypcd._config import PCDConfig, PCDFields, PCDSetting
-    from pypcd._engine import PCDLogits, PCDStats
-    from pypcd._errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
-    from pypcd._install import install, uninstall
-    from pypcd._llama import Llama
-    from pypcd._method import contrast, frequencies, rho, strength
-    from pypcd._sampler import pcd_sampler
+    from pypcd.config import PCDConfig, PCDFields, PCDSetting
+    from pypcd.engine import PCDLogits, PCDStats
+    from pypcd.errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
+    from pypcd.integrations.install import install, uninstall
+    from pypcd.llama import Llama
+    from pypcd.sampler import pcd_sampler
 else:  # unseen by type checkers, to which any name would be one of pypcd's
 
     def __getattr__(name: str) -> object:
         if name not in _HOME_OF:
-            raise AttributeError(f"module 'pypcd' has no attribute {name!r}")
+            moved = f"; it is now pypcd.{_MOVED[name]}" if name in _MOVED else ""
+            raise AttributeError(f"module 'pypcd' has no attribute {name!r}{moved}")
         value = getattr(importlib.import_module(f"pypcd.{_HOME_OF[name]}"), name)
         globals()[name] = value
         return value
@@ -47,34 +47,37 @@ __all__ = [
     "PCDStats",
     "RPCError",
     "UnsupportedError",
-    "contrast",
-    "frequencies",
     "install",
     "pcd_sampler",
-    "rho",
-    "strength",
     "uninstall",
 ]
 
 _HOME_OF = {
-    "LibraryError": "_errors",
-    "Llama": "_llama",
-    "ModelError": "_errors",
-    "PCDConfig": "_config",
-    "PCDError": "_errors",
-    "PCDFields": "_config",
-    "PCDLogits": "_engine",
-    "PCDSetting": "_config",
-    "PCDStats": "_engine",
-    "RPCError": "_errors",
-    "UnsupportedError": "_errors",
-    "contrast": "_method",
-    "frequencies": "_method",
-    "install": "_install",
-    "pcd_sampler": "_sampler",
-    "rho": "_method",
-    "strength": "_method",
-    "uninstall": "_install",
+    "LibraryError": "errors",
+    "Llama": "llama",
+    "ModelError": "errors",
+    "PCDConfig": "config",
+    "PCDError": "errors",
+    "PCDFields": "config",
+    "PCDLogits": "engine",
+    "PCDSetting": "config",
+    "PCDStats": "engine",
+    "RPCError": "errors",
+    "UnsupportedError": "errors",
+    "install": "integrations.install",
+    "pcd_sampler": "sampler",
+    "uninstall": "integrations.install",
+}
+
+# names of the first release
+_MOVED = {
+    "analysis": "lab and pypcd.explain",
+    "contrast": "method.contrast",
+    "frequencies": "method.frequencies",
+    "measure": "bench",
+    "methods": "decode",
+    "rho": "method.rho",
+    "strength": "method.strength",
 }
 
 
@@ -82,4 +85,4 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-_finder.install()
+finder.install()

@@ -2,7 +2,7 @@
 
 import sys
 
-from pypcd._cli import main
+from pypcd.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

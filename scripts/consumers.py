@@ -66,7 +66,7 @@ CONSUMERS: dict[str, Consumer] = {
     "smolagents": Consumer("agents", ("smolagents[openai]==1.26.0",)),
     "litellm": Consumer("agents", ("litellm==1.106.2",)),
     "dspy": Consumer("agents", ("dspy==3.4.1",)),
-    "lm-evaluation-harness": Consumer("lm-eval", ("lm-eval==0.4.13",), tests=("tests/test_lm_eval.py",)),
+    "lm-evaluation-harness": Consumer("lm-eval", ("lm-eval==0.4.13",), tests=("tests/integrations/test_lm_eval.py",)),
     "txtai": Consumer("txtai", ("txtai==9.14.0", "torch==2.13.0")),  # named, so that a wheel for the CPU fits
     "webuis": Consumer(QUICK, ()),  # text-generation-webui and Open WebUI: the requests that they send
 }

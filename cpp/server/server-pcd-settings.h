@@ -51,7 +51,7 @@ struct server_pcd_settings {
 
     llama_pcd_params on() const; // for requests that say "true": the server's setting, or the recommended preset where that is off
 
-    // as pypcd.Llama(pcd=TEXT) reads it (pypcd/_settings.py): "gentle", "window:relative_top=0.1", "beta=1.5"; nothing: off
+    // as pypcd.Llama(pcd=TEXT) reads it (pypcd/settings.py): "gentle", "window:relative_top=0.1", "beta=1.5"; nothing: off
     std::optional<llama_pcd_params> text(const std::string & given, llama_pcd_params base) const;
 
     std::vector<std::string> own_names() const;

@@ -20,9 +20,9 @@ from environment import ROOT, Failed, find
 from figures import HEAD, cells
 from run import Plan
 
-from pypcd import PCDError, __version__, _machine
-from pypcd._cli import _options, _table
-from pypcd._gguf import resolve_model
+from pypcd import PCDError, __version__, machine
+from pypcd.cli import _options, _table
+from pypcd.gguf import resolve_model
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise Failed(f"{args.text} is empty")
     model = resolve_model(args.model) if args.model else None  # a misspelt name is told before anything is installed
     python, versions = find(args.python, _progress)
-    threads = args.threads or _machine.default_threads()
+    threads = args.threads or machine.default_threads()
     versions.update({"pypcd": __version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")})
     plan = Plan(model or _smollm2(), python, args.n_tokens, args.rounds, threads, args.dtype, text, _progress)
     record = {"model": plan.model, "n_threads": threads, "dtype": args.dtype, "versions": versions, "lengths": []}

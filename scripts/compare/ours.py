@@ -9,7 +9,7 @@ import numpy as np
 from child import Side, serve
 
 import pypcd
-from pypcd import _engine
+from pypcd import engine
 
 
 class Ours(Side):
@@ -31,7 +31,7 @@ class Ours(Side):
 
     def _evaluate(self, tokens: Sequence[int]) -> int:
         self.llm.eval(tokens)
-        return int(_engine.row(self.llm).argmax())
+        return int(engine.row(self.llm).argmax())
 
     def tokens(self, text: str, n: int) -> list[int]:
         """n tokens of a text, repeated if it is shorter."""
@@ -41,11 +41,11 @@ class Ours(Side):
     def save_rows(self, file: str) -> None:
         """The logits after the last token: L, and with PCD L*."""
         if self.llm.pcd is None:
-            rows = [_engine.row(self.llm)]
+            rows = [engine.row(self.llm)]
         else:
             found = self.llm.pcd_logits()
-            assert found.over_rotated is not None  # no cut is set, so every token has its twin
-            rows = [found.standard, found.over_rotated]
+            assert found.local is not None  # no cut is set, so every token has its twin
+            rows = [found.standard, found.local]
         np.save(file, np.stack(rows))
 
 

@@ -5,7 +5,7 @@
     scripts/check_gpu run gpu.tar.xz out --backend cpu --shapes 1b --lengths 64,128      # a trial without a GPU
 
 The stages: unpack (the archive), llama (a wheel of llama-cpp-python), pypcd (`scripts/install --backend cuda` from these
-wheels, into .venv-cuda), rows (tests/test_backend.py as `scripts/test --backend cuda` runs it, but that a test which ends the
+wheels, into .venv-cuda), rows (tests/engine/test_backend.py as `scripts/test --backend cuda` runs it, but that a test which ends the
 process is the only one lost), bench (`pypcd bench` on random models). What is done stays in --work and is not done again
 while nothing it depends on has changed. OUT gets check_gpu.md, check_gpu.json and the logs, also when a stage fails.
 

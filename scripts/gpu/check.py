@@ -62,7 +62,7 @@ class Run:
             "unpack": [digest(o.file), o.backend, sys.version, str(self.work)],
             "llama": [self.build_environment()],
             "pypcd": [digest(*files("CMakeLists.txt", "pyproject.toml", "cmake/**/*", "cpp/**/*", "pypcd/**/*"))],
-            "rows": [digest(*files("tests/*.py"))],
+            "rows": [digest(*files("tests/support/*.py", "tests/engine/test_backend.py"))],
             "bench": [o.bench],
         }
         for name, values in inputs.items():
@@ -160,7 +160,7 @@ class Run:
     def rows(self) -> None:
         """The tests not done yet. Where ggml ends the process, one test is "crashed" and the others go on."""
         pytest = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
-        pytest += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT, ROOT / "tests" / "test_backend.py"]
+        pytest += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT, ROOT / "tests" / "engine" / "test_backend.py"]
         env = {"PYPCD_TEST_REPORT": str(self.results), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         env["PYPCD_TEST_BACKEND"] = self.options.backend
         tests = re.findall(r"^tests/.*::.*$", self.execute([*pytest, "--collect-only"], "rows", **env), re.MULTILINE)

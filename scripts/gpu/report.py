@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 LEGEND = """\
-A case is a test of tests/test_backend.py: L and L* of some work against the float64 reference, in normalised mean squared
+A case is a test of tests/engine/test_backend.py: L and L* of some work against the float64 reference, in normalised mean squared
 errors. The tables have the worst of each group, and how many times that is what plain rows differ by in the same work;
 "effect" is how far L* is from L, the least of each group. Where all of a model is on the device, "left" are the cases in which
 operations of PCD's left it, "splits" the most parts of a graph that run on one device each: of plain decoding, and of PCD's."""
@@ -40,7 +40,7 @@ def render(record: dict[str, Any]) -> str:
 
 
 def rows(results: list[dict[str, Any]]) -> list[str]:
-    """Lines of Markdown: what tests/test_backend.py wrote down with PYPCD_TEST_REPORT."""
+    """Lines of Markdown: what tests/engine/test_backend.py wrote down with PYPCD_TEST_REPORT."""
     if not results:
         return []
     bad = [r for r in results if r["outcome"] not in ("passed", "skipped")]

@@ -2,7 +2,7 @@
 """Write questions of `pypcd eval --task kv-short` as tasks of lm-evaluation-harness, which need no network.
 
     python scripts/recipes/lm_eval_tasks.py MODEL --length 1000 --n 100 --out DIR
-    python -m pypcd.lm_eval --model pypcd --model_args path=MODEL --include_path DIR --tasks values,values_choice,values_given
+    python -m pypcd.integrations.lm_eval --model pypcd --model_args path=MODEL --include_path DIR --tasks values,values_choice,values_given
 
 A JSON object has many keys with their values, and one value is asked for. values: it is written; values_choice: which of four
 values of the object is the most probable answer; values_given: how probable the right one is. Prompts are at most --length

@@ -4,7 +4,7 @@
     python scripts/recipes/models.py model.gguf … --dry-run     # how many hours
     python scripts/recipes/models.py model.gguf …
 
-`scripts/evidence models` calls it. Each model is asked the questions of pypcd/evaluation/_survey.py, plainly, with every preset,
+`scripts/evidence models` calls it. Each model is asked the questions of pypcd/lab/survey.py, plainly, with every preset,
 with a window with a cut, and with controls; stopped, it goes on where it was. A folder in place of a model holds answers
 that there are already (`pypcd eval --out`), or rows (screen.py) on which the presets are judged: they come into the table too.
 """
@@ -21,16 +21,18 @@ import sys
 from collections.abc import Sequence
 
 import pypcd
-from pypcd._cli import _options, _progress, _table, _terminal
-from pypcd._errors import PCDError
-from pypcd._gguf import resolve_model
-from pypcd._prompt import has_template
-from pypcd.analysis import _plots
-from pypcd.evaluation import ModelTokenizer, Run, balance, balance_csv, balance_markdown, facts, read_run
-from pypcd.evaluation._places import Jobs
-from pypcd.evaluation._plan import HALVES
-from pypcd.evaluation._speed import Estimate, Speed, estimate, time_answers
-from pypcd.evaluation._survey import PARTS, Leg, ask, fitting, legs, missing, names_of, survey_options
+from pypcd import plots
+from pypcd.cli import _options, _progress, _table, _terminal
+from pypcd.errors import PCDError
+from pypcd.evaluation import ModelTokenizer, facts
+from pypcd.evaluation.executors import Jobs
+from pypcd.evaluation.plan import HALVES
+from pypcd.gguf import resolve_model
+from pypcd.lab import figures
+from pypcd.lab.balance import Run, balance, balance_csv, balance_markdown, read_run
+from pypcd.lab.speed import Estimate, Speed, estimate, time_answers
+from pypcd.lab.survey import PARTS, Leg, ask, fitting, legs, missing, names_of, survey_options
+from pypcd.prompt import has_template
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -82,7 +84,7 @@ def _run(args: argparse.Namespace) -> None:
     if models and args.half != "second":
         raise ValueError("--half first is for folders of answers; a model is asked the second half of the questions")
     if not args.dry_run:
-        _plots.require()  # hours before it is needed
+        plots.require()  # hours before it is needed
     for name, model in models.items():
         with _options.jobs(args) as jobs:
             notes = _survey(args, jobs, name, model)
@@ -156,7 +158,7 @@ def write(runs: Sequence[Run], half: str, out: pathlib.Path) -> None:
     columns = _table.columns()
     _terminal.write(text if columns is None else _table.aligned(text, columns))
     try:
-        _plots.save(_plots.balances(rows), out / "summary.png")
+        plots.save(figures.balances(rows), out / "summary.png")
     except ValueError as error:
         (out / "summary.png").unlink(missing_ok=True)  # that of another run would not fit the table
         _terminal.say(f"no picture was drawn: {error}")

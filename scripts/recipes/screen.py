@@ -4,7 +4,7 @@
     python scripts/recipes/screen.py MODEL --task niah-multikey-2 --length 600 --n 100 --out DIR \\
         pcd:window pcd:window:beta={1,2.5,5*jsd}:relative_top={0,0.1,0.3} 'pcd:window:where=rank>1'
 
-Records the rows along the right answers once (pypcd/evaluation/_rows.py), a view of PCD at a time, and judges the formulas
+Records the rows along the right answers once (pypcd/lab/recorded.py), a view of PCD at a time, and judges the formulas
 on them (_formula.py says what they may be). Stopped, it goes on where it was; more formulas of recorded views take
 milliseconds. Every formula is listed, the best first; the best of many flatters itself, so choose on one half of the
 questions (--half first) and judge on the other (--half second). --check decodes by the formulas, and shows how often the
@@ -18,13 +18,16 @@ import dataclasses
 import pathlib
 import sys
 
-from pypcd._cli import _options, _progress
-from pypcd._cli._text import sentence
-from pypcd.evaluation import Agreement, Directory, Formula, Plan, Scored, Screen, agreement, record, score
-from pypcd.evaluation._places import Jobs
-from pypcd.evaluation._plan import HALVES
-from pypcd.evaluation._stats import NOT_SHOWN, interval
-from pypcd.methods import PCD
+from pypcd.cli import _options, _progress
+from pypcd.cli._text import sentence
+from pypcd.decode import PCD
+from pypcd.evaluation import Directory, Plan
+from pypcd.evaluation.executors import Jobs
+from pypcd.evaluation.plan import HALVES
+from pypcd.evaluation.stats import NOT_SHOWN, interval
+from pypcd.lab.formula import Formula
+from pypcd.lab.recorded import record
+from pypcd.lab.screen import Agreement, Scored, Screen, agreement, score
 
 
 def main() -> None:

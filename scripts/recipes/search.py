@@ -4,7 +4,7 @@
     python scripts/recipes/search.py build/evidence/smollm2.gguf
     python scripts/recipes/search.py demo --out docs/evidence/search-demo --work build/evidence/search-demo
 
-`scripts/evidence search` calls it. Records the rows along the right answers (pypcd/evaluation/_rows.py) of retrieval and
+`scripts/evidence search` calls it. Records the rows along the right answers (pypcd/lab/recorded.py) of retrieval and
 everyday questions, a few hundred of each, and judges all formulas on them: summary.csv has them all, summary.md the best of
 each kind. Stopped, it goes on where it was. The best of many flatters itself; what was chosen is judged on the other half,
 by decoding.
@@ -19,19 +19,22 @@ import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pypcd._cli import _options, _progress, _terminal
-from pypcd._errors import PCDError, did_you_mean
-from pypcd._gguf import read_gguf, resolve_model
-from pypcd.evaluation import Directory, Formula, Paired, Plan, Screen, record
-from pypcd.evaluation._balance import LONG, RETRIEVAL, SHORT_PROMPTS, greedys, group_of
-from pypcd.evaluation._places import Jobs
-from pypcd.evaluation._plan import Key
-from pypcd.evaluation._run import Record
-from pypcd.evaluation._stats import NOT_SHOWN, interval, paired_counts
-from pypcd.evaluation._survey import FAR
+from pypcd.cli import _options, _progress, _terminal
+from pypcd.decode import PCD
+from pypcd.errors import PCDError, did_you_mean
+from pypcd.evaluation import Directory, Paired, Plan
+from pypcd.evaluation.executors import Jobs
+from pypcd.evaluation.plan import Key
+from pypcd.evaluation.run import Record
+from pypcd.evaluation.stats import NOT_SHOWN, interval, paired_counts
 from pypcd.evaluation.tasks import parts_of
-from pypcd.evaluation.tasks._everyday import SHORT
-from pypcd.methods import PCD
+from pypcd.evaluation.tasks.everyday import SHORT
+from pypcd.gguf import read_gguf, resolve_model
+from pypcd.lab.balance import LONG, RETRIEVAL, SHORT_PROMPTS, greedys, group_of
+from pypcd.lab.formula import Formula
+from pypcd.lab.recorded import record
+from pypcd.lab.screen import Screen
+from pypcd.lab.survey import FAR
 
 FAR_RETRIEVAL = f"retrieval, over {FAR} tokens"
 GROUPS = (RETRIEVAL, FAR_RETRIEVAL, LONG, SHORT_PROMPTS)

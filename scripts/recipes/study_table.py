@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Lay the runs of `scripts/evidence study` side by side: docs/evidence/study.md, .csv and .png.
+"""Lay the runs of `scripts/evidence study` side by side: docs/evidence/study/summary.md, .csv and .png.
 
-    python scripts/recipes/study_table.py build/evidence docs/evidence
+    python scripts/recipes/study_table.py build/evidence docs/evidence/study
 
 `scripts/evidence study` calls it.
 """
@@ -16,9 +16,10 @@ import sys
 
 import numpy as np
 
-from pypcd.analysis import _plots
+from pypcd import plots
 from pypcd.evaluation import Paired, paired
-from pypcd.evaluation._stats import interval
+from pypcd.evaluation.stats import interval
+from pypcd.lab import figures
 
 KINDS = {
     "pulled": "Models with the pull planted",
@@ -144,8 +145,8 @@ def write_csv(scores: Scores, path: pathlib.Path) -> None:
 
 def main(source: str, target: str) -> None:
     scores, folder = read(pathlib.Path(source)), pathlib.Path(target)
-    (folder / "study.md").write_text(tables(scores) + "\n" + models(pathlib.Path(source)))
-    write_csv(scores, folder / "study.csv")
+    (folder / "summary.md").write_text(tables(scores) + "\n" + models(pathlib.Path(source)))
+    write_csv(scores, folder / "summary.csv")
     panels = {
         title: {
             METHODS[method]: [
@@ -160,7 +161,7 @@ def main(source: str, target: str) -> None:
         }
         for kind, title in KINDS.items()
     }
-    _plots.save(_plots.seeds(panels), folder / "study.png")
+    plots.save(figures.seeds(panels), folder / "summary.png")
 
 
 if __name__ == "__main__":

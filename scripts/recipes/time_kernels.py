@@ -16,7 +16,7 @@ import numpy as np
 
 import pypcd
 from pypcd import PCDConfig
-from pypcd.measure import _timing
+from pypcd.bench import timing
 
 KERNELS = {"AMX": ("1", None), "repacked": ("0", None), "neither": ("0", False)}  # PYPCD_AMX, use_extra_bufts
 SETTINGS = {
@@ -43,10 +43,10 @@ def main() -> None:
         name: opened(args.model, *how, n_ctx=args.prompt + args.n_tokens + 64, **threads)
         for name, how in KERNELS.items()
     }
-    texts = {name: _timing.Texts(llm) for name, llm in models.items()}
+    texts = {name: timing.Texts(llm) for name, llm in models.items()}
     random = np.random.default_rng(0)
     n_vocab = next(iter(models.values())).n_vocab()
-    prompt, more = (random.integers(3, n_vocab, n).tolist() for n in (args.prompt, args.n_tokens + _timing.WARM_UP))
+    prompt, more = (random.integers(3, n_vocab, n).tolist() for n in (args.prompt, args.n_tokens + timing.WARM_UP))
 
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in models}
     for _ in range(args.rounds):

@@ -26,8 +26,9 @@ import statistics
 import time
 from typing import Any, Callable, NamedTuple
 
-from pypcd import _engine, _server
-from pypcd._cli import _options
+from pypcd import engine
+from pypcd.cli import _options
+from pypcd.server import Server
 
 WORDS = "the a of and in to water house red green old new time day made found when there first last open light"
 
@@ -41,7 +42,7 @@ class Times(NamedTuple):
     all: float
 
 
-def post(server: _server.Server, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
+def post(server: Server, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=3600)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", "Connection": "close"})
     response = connection.getresponse()
@@ -50,7 +51,7 @@ def post(server: _server.Server, path: str, body: dict[str, Any]) -> http.client
     return response
 
 
-def cpu_clock(server: _server.Server) -> Clock:
+def cpu_clock(server: Server) -> Clock:
     """The CPU time of all its threads."""
     assert server._process is not None
     clock = (~server._process.pid << 3) | 2  # clock_getcpuclockid() in C, which Python has for threads alone
@@ -58,7 +59,7 @@ def cpu_clock(server: _server.Server) -> Clock:
 
 
 def answer(
-    server: _server.Server, prompt: list[int], n_tokens: int, fields: dict[str, Any], clock: Clock
+    server: Server, prompt: list[int], n_tokens: int, fields: dict[str, Any], clock: Clock
 ) -> tuple[float, float]:
     """Asks once, streaming; the seconds to the first token and to the last."""
     body = {"prompt": prompt, "n_predict": n_tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
@@ -70,9 +71,7 @@ def answer(
     return first, clock() - started
 
 
-def timed(
-    server: _server.Server, prompts: list[list[int]], n_tokens: int, fields: dict[str, Any], clock: Clock
-) -> Times:
+def timed(server: Server, prompts: list[list[int]], n_tokens: int, fields: dict[str, Any], clock: Clock) -> Times:
     """All at once."""
     with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
         ends = list(pool.map(lambda prompt: answer(server, prompt, n_tokens, fields, clock), prompts))
@@ -80,7 +79,7 @@ def timed(
     return Times(statistics.median(first for first, _ in ends), speed, max(last for _, last in ends))
 
 
-def stock(server: _server.Server, executable: str) -> _server.Server:
+def stock(server: Server, executable: str) -> Server:
     """The same command for another executable, and no libllama of ours."""
     server.command[0], server.environment = executable, dict(os.environ)
     return server
@@ -109,11 +108,11 @@ def main() -> None:
     n_ctx = 2 * n * (args.length + args.n_tokens + 64)
     options = ["--cache-ram", "0", "--log-verbosity", "1", "--ctx-size", str(2 * n_ctx)]
     options += ["--threads", str(args.threads), "--threads-batch", str(args.threads)] if args.threads else []
-    amx = _engine.settle_amx()
+    amx = engine.configure_amx()
     options += ["--no-repack"] if amx.exists and not amx.on else []  # stock would use it wherever it was compiled
 
-    def server(pcd: object = False) -> _server.Server:
-        return _server.Server(args.model, pcd=pcd, port=0, parallel=2 * n, options=options)
+    def server(pcd: object = False) -> Server:
+        return Server(args.model, pcd=pcd, port=0, parallel=2 * n, options=options)
 
     ways = {f"{n} with --pcd off": (server(), n, {}), f"{n} with PCD": (server(args.pcd), n, {})}
     if args.stock:

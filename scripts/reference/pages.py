@@ -18,7 +18,7 @@ from unittest import mock
 import c_api
 
 import pypcd
-from pypcd import _cli
+from pypcd import cli
 
 # isort: split
 import llama_cpp
@@ -28,7 +28,7 @@ __all__ = ["ROOT", "write"]
 ROOT = Path(__file__).resolve().parent.parent.parent
 # those outside docs/
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "cpp/README.md", "pypcd/models/README.md")
-PACKAGES = ("pypcd", "pypcd.methods", "pypcd.evaluation", "pypcd.measure", "pypcd.analysis")
+PACKAGES = ("pypcd", "pypcd.decode", "pypcd.evaluation", "pypcd.bench", "pypcd.lab")
 ITEM = re.compile(r" *([-*]|\d+\.) ")
 
 
@@ -125,7 +125,7 @@ def commands() -> str:
 
 
 def _commands() -> str:
-    parser, made = _cli.make_parser(_cli.COMMANDS)
+    parser, made = cli.make_parser([*cli.COMMANDS, *cli.LAB])
     parts = ["# Commands", f"```text\n{parser.format_help()}```"]
     for name, command in made.items():
         parts += [f"## {name}", f"```text\n{command.format_help()}```"]

@@ -20,9 +20,9 @@ from typing import Any, Callable
 import pytest
 
 import pypcd
-from pypcd import _server
-from pypcd._gguf import DEMO_MODEL
-from pypcd.evaluation.tasks._kv import KV_SHORT
+from pypcd.evaluation.tasks.kv import KV_SHORT
+from pypcd.gguf import DEMO_MODEL
+from pypcd.server import Server
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "recipes.md"
 ADDRESS = "http://127.0.0.1:8080"
@@ -137,7 +137,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_server.Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`pypcd serve model.gguf`, without PCD where a request does not ask for it."""
     from serving import ready
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 from recipe import ADDRESS, Folder, check_greedy, folder, needs, recipe, server, with_setting
 from serving import ready
 
-from pypcd import _server
+from pypcd.server import Server
 
 needs("dspy", "dspy")
 
 
-def test_the_recipes_answer_is_llamas(folder: Folder, server: _server.Server) -> None:
+def test_the_recipes_answer_is_llamas(folder: Folder, server: Server) -> None:
     text = recipe("DSPy").replace(ADDRESS, server.url)
     check_greedy(folder, lambda setting: folder.run(with_setting(text, setting)))
 
 
-def test_a_program_gets_the_answer_with_pcd(folder: Folder, server: _server.Server) -> None:
+def test_a_program_gets_the_answer_with_pcd(folder: Folder, server: Server) -> None:
     """dspy.Predict asks in a form of its own, in which this model answers with noise; the setting goes through all the same."""
     head, _, _ = recipe("DSPy").replace(ADDRESS, server.url).rpartition("print(")
     call = "lm.forward(messages=[{'role': 'user', 'content': open('question.txt').read()}]).choices[0].message.content"

@@ -10,7 +10,7 @@ from typing import Any
 from recipe import ADDRESS, ON, Folder, check_greedy, folder, needs, recipe, server, with_setting
 
 import pypcd
-from pypcd import _server
+from pypcd.server import Server
 
 needs("llm_gguf", "llm")
 
@@ -35,7 +35,7 @@ def test_the_environment_gives_the_plugin_pcd(folder: Folder) -> None:
     assert answers == [own(folder, False), own(folder, ON)] and answers[0] != answers[1]
 
 
-def test_with_the_server_the_answer_is_llamas(folder: Folder, server: _server.Server) -> None:
+def test_with_the_server_the_answer_is_llamas(folder: Folder, server: Server) -> None:
     (folder.path / "llm").mkdir()
     file = folder.path / "llm" / "extra-openai-models.yaml"
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from recipe import ADDRESS, Folder, check_greedy, folder, needs, recipe, server, with_setting
 
-from pypcd import _server
+from pypcd.server import Server
 
 needs("smolagents", "smolagents")
 
 
-def test_the_recipes_answer_is_llamas(folder: Folder, server: _server.Server) -> None:
+def test_the_recipes_answer_is_llamas(folder: Folder, server: Server) -> None:
     text = recipe("smolagents").replace(ADDRESS, server.url)
     check_greedy(folder, lambda setting: folder.run(with_setting(text, setting)))

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 from recipe import ON, Folder, N, check_greedy, folder, recipe, server, with_setting
 
-from pypcd import _machine, _server
+from pypcd import machine
+from pypcd.server import Server
 
 SECONDS = 60
 
@@ -90,7 +91,7 @@ def started(folder: Folder, setting: Any) -> Iterator[int]:
     file.chmod(0o755)
     found = folder.run("import llama_cpp_binaries\n\nprint(llama_cpp_binaries.get_binary_path())\n")
     assert found == str(file)
-    port = _machine.free_port("127.0.0.1", 0)
+    port = machine.free_port("127.0.0.1", 0)
     command = [found, "--model", str(folder.path / "model.gguf"), "--batch-size", "1024", "--ubatch-size", "1024"]
     command += ["--port", str(port), "--no-webui", "--flash-attn", "on", "--fit", "on", "--fit-ctx", "8192"]
     command += ["--threads", "1", "--parallel", "1"]
@@ -152,7 +153,7 @@ def test_text_generation_webui_gets_the_answers_of_llama(folder: Folder) -> None
 HEADERS = {"Authorization": "Bearer none", "HTTP-Referer": "https://openwebui.com/", "X-Title": "Open WebUI"}
 
 
-def chat(server: _server.Server, folder: Folder, **more: Any) -> str:
+def chat(server: Server, folder: Folder, **more: Any) -> str:
     body = {"stream": True, "model": "model", "messages": [{"role": "user", "content": folder.question}]}
     body |= {"stream_options": {"include_usage": True}, "temperature": 0, "max_tokens": N, **more}
     status, text = ask(server.port, "/v1/chat/completions", body, **HEADERS)
@@ -162,9 +163,7 @@ def chat(server: _server.Server, folder: Folder, **more: Any) -> str:
     return "".join(part["choices"][0]["delta"].get("content") or "" for part in found if part["choices"])
 
 
-def test_open_webui_lists_a_model_for_each_setting_and_each_answers_as_llama(
-    folder: Folder, server: _server.Server
-) -> None:
+def test_open_webui_lists_a_model_for_each_setting_and_each_answers_as_llama(folder: Folder, server: Server) -> None:
     assert recipe("Open WebUI", "sh").splitlines()[0] == "pypcd serve model.gguf &"
     status, text = ask(server.port, "/v1/models", **HEADERS)
     names = [model["id"] for model in json.loads(text)["data"]]
@@ -173,11 +172,11 @@ def test_open_webui_lists_a_model_for_each_setting_and_each_answers_as_llama(
 
 
 @pytest.mark.parametrize("pcd", [ON, {"beta": 2.5, "relative_top": 0.1}])
-def test_open_webuis_parameter_reaches_the_server(folder: Folder, server: _server.Server, pcd: Any) -> None:
+def test_open_webuis_parameter_reaches_the_server(folder: Folder, server: Server, pcd: Any) -> None:
     check_greedy(folder, lambda setting: chat(server, folder, pcd=pcd if setting else False))
 
 
-def test_what_it_asks_for_a_title_is_answered(folder: Folder, server: _server.Server) -> None:
+def test_what_it_asks_for_a_title_is_answered(folder: Folder, server: Server) -> None:
     body = {"model": "model:pcd-gentle", "messages": [{"role": "user", "content": folder.question}], "stream": False}
     status, text = ask(server.port, "/v1/chat/completions", {**body, "max_tokens": 8}, **HEADERS)
     assert status == 200 and json.loads(text)["choices"][0]["message"]["content"]

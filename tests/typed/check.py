@@ -72,11 +72,11 @@ def main() -> int:
         for program in PROGRAMS:
             (folder / program).write_bytes((HERE / program).read_bytes())
         where = run(["pip", "show", "--files", "pypcd"], folder).stdout
-        if not re.search(r"^  pypcd[\\/]_llama\.pyi$", where, re.MULTILINE):
-            raise SystemExit("the installed pypcd has no _llama.pyi; run scripts/install")
+        if not re.search(r"^  pypcd[\\/]llama\.pyi$", where, re.MULTILINE):
+            raise SystemExit("the installed pypcd has no llama.pyi; run scripts/install")
         wanted = marked(folder)
         wrong = [*differences("mypy", mypy(folder), wanted), *differences("pyright", pyright(folder), wanted)]
-        stubtest = run(["mypy.stubtest", "pypcd._llama"], folder)
+        stubtest = run(["mypy.stubtest", "pypcd.llama"], folder)
     print(*wrong, sep="\n", end="\n" if wrong else "")
     print(stubtest.stdout + stubtest.stderr, end="")
     if not wrong and stubtest.returncode == 0:

@@ -11,13 +11,13 @@ import functools
 import pathlib
 from collections.abc import Callable, Iterable
 
-from pypcd._errors import InputError, did_you_mean
-from pypcd.evaluation.tasks._constrained import CONSTRAINED, Objects
-from pypcd.evaluation.tasks._everyday import EVERYDAY
-from pypcd.evaluation.tasks._kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
-from pypcd.evaluation.tasks._longbench import LONGBENCH_TASKS, LongBench
-from pypcd.evaluation.tasks._ruler import NIAH, VT, VTAuthors
-from pypcd.evaluation.tasks._sample import Task
+from pypcd.errors import InputError, did_you_mean
+from pypcd.evaluation.tasks.constrained import CONSTRAINED, Objects
+from pypcd.evaluation.tasks.everyday import EVERYDAY
+from pypcd.evaluation.tasks.kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
+from pypcd.evaluation.tasks.longbench import LONGBENCH_TASKS, LongBench
+from pypcd.evaluation.tasks.ruler import NIAH, VT, VTAuthors
+from pypcd.evaluation.tasks.sample import Task
 
 __all__ = ["GROUPS", "TASKS", "parts_of", "task"]
 

@@ -1,0 +1,167 @@
+"""Ranges of values, each declared once: what is allowed, the check, and the words of the error message.
+
+    check(self, beta=Number(0, 1000), gamma=Integer(1), cache=Choice(("rerotated", "shared")))
+
+Knows nothing of what the values mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, Callable, Union
+
+from pypcd.errors import InputError, did_you_mean
+
+__all__ = ["Choice", "Integer", "Number", "OrNone", "check", "literal"]
+
+_MAX = 2**31 - 1  # the library's integers have 32 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A finite number from `low` to `high`; a bool is not a number.
+
+    Args:
+        open_below: whether `low` itself is excluded.
+        note: added to the range in the message.
+    """
+
+    low: float
+    high: float = math.inf
+    open_below: bool = False
+    note: str = ""
+
+    @property
+    def allowed(self) -> str:
+        text = f"{'more than' if self.open_below else 'from'} {_shown(self.low)}"
+        if self.high < math.inf:
+            text += f" {'and at most' if self.open_below else 'to'} {_shown(self.high)}"
+        return _noted(text, self.note)
+
+    def __call__(self, name: str, value: Any) -> float:
+        """The value as a float.
+
+        Raises:
+            ValueError: it is not a number, or out of range; the message has the name, the value and what is allowed.
+        """
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's scalars are Real too
+            raise InputError(f"{name} is {value!r}, not a number; allowed: {self.allowed}")
+        try:
+            result = float(value)
+        except OverflowError:
+            result = math.inf
+        if not math.isfinite(result) or not self.low <= result <= self.high or (self.open_below and result == self.low):
+            raise InputError(f"{name} is {_plain(value, result)!r}; allowed: {self.allowed}")
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Integer:
+    """An integer from `low` to `high`; a bool or 2.0 does not count as one.
+
+    Args:
+        multiple_of: the value must be a multiple of this.
+        note: added to the range in the message.
+    """
+
+    low: int
+    high: int = _MAX
+    multiple_of: int = 1
+    note: str = ""
+
+    @property
+    def allowed(self) -> str:
+        return self._allowed(self.high < _MAX)
+
+    def _allowed(self, with_high: bool) -> str:
+        kind = {1: "an integer", 2: "an even integer"}.get(self.multiple_of, f"a multiple of {self.multiple_of}")
+        end = f"from {self.low} to {self.high}" if with_high else f"of at least {self.low}"
+        return _noted(f"{kind} {end}", self.note)
+
+    def __call__(self, name: str, value: Any) -> int:
+        """The value as an int.
+
+        Raises:
+            ValueError: it is not an integer, or out of range; the message has the name, the value and what is allowed.
+        """
+        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not whole or not self.low <= int(value) <= self.high or int(value) % self.multiple_of:
+            shown = int(value) if whole else value
+            is_large = whole and int(value) > self.high  # then that a library's integers end somewhere is worth saying
+            raise InputError(f"{name} is {shown!r}; allowed: {self._allowed(is_large or self.high < _MAX)}")
+        return int(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of some names."""
+
+    names: Sequence[str]
+
+    @property
+    def allowed(self) -> str:
+        return ", ".join(map(repr, self.names))
+
+    def __call__(self, name: str, value: Any) -> str:
+        """The value.
+
+        Raises:
+            ValueError: it is not one of the names; the message has the nearest one and all that are allowed.
+        """
+        if not isinstance(value, str) or value not in self.names:
+            raise InputError(f"{name} is {value!r}{did_you_mean(value, self.names)}; allowed: {self.allowed}")
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class OrNone:
+    """None, or what another check allows."""
+
+    kind: Number | Integer | Choice
+
+    @property
+    def allowed(self) -> str:
+        return f"{self.kind.allowed}, or None"
+
+    def __call__(self, name: str, value: Any) -> Any:
+        return None if value is None else self.kind(name, value)
+
+
+Check = Union[Number, Integer, Choice, OrNone, Callable[[str, Any], Any]]
+
+
+def check(of: object, **checks: Check) -> None:
+    """Check fields of a (frozen) dataclass, and keep them as plain int, float and str.
+
+    Raises:
+        ValueError: a value is out of range; the message has the field, the value and what is allowed.
+    """
+    for name, kind in checks.items():
+        object.__setattr__(of, name, kind(name, getattr(of, name)))
+
+
+def literal(text: str) -> int | float | str:
+    """A text as a typed value: an integer or a float if it reads as one, else the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _plain(value: Any, number: float) -> int | float:
+    """What the user gave, without numpy's type."""
+    return value if isinstance(value, int) and math.isfinite(number) else number
+
+
+def _shown(value: float) -> str:
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
+def _noted(text: str, note: str) -> str:
+    return f"{text}; {note}" if note else text

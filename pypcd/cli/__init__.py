@@ -1,0 +1,148 @@
+"""The `pypcd` command: its subcommands, and how their errors are reported.
+
+Each subcommand is a module with add_arguments(parser) and run(args) -> exit status. Only the chosen one is imported, so
+that help, the version and a misspelt command are answered at once. Logs go to stderr, results to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from pypcd import __version__
+from pypcd.cli import _terminal
+from pypcd.cli._text import sentence
+from pypcd.errors import MENDABLE, did_you_mean
+
+__all__ = ["COMMANDS", "LAB", "main", "make_parser", "module_of"]
+
+# name -> what it does; those that a newcomer needs come first
+COMMANDS = {
+    "chat": "talk with a model in the terminal",
+    "generate": "continue a prompt given by -p or on standard input",
+    "serve": "answer programs over HTTP, as OpenAI's API does",
+    "rpc-server": "compute a part of models that other machines open with --rpc",
+    "answer": "answer a question about a text with any decoding method",
+    "explain": "show each token's candidates before and after the contrast",
+    "info": "show the library, the machine and what PCD does to a model",
+    "bench": "time plain decoding and PCD side by side",
+    "eval": "measure decoding methods on long-context tasks",
+    "tune": "find the PCD setting that helps a model and harms nothing",
+    "lab": "measure what the method does and why, as the paper does",
+    "demo": "ask the included model some questions, with and without PCD",
+    "completion": "print the script that completes pypcd's options in your shell",
+}
+
+# those of `pypcd lab`
+LAB = {
+    "lab salience": "measure how high the right answer ranks, by prompt length",
+    "lab plot": "simulate the paper's decay of attention, and test its claims",
+    "lab nocache": "compare PCD with the KV cache to PCD without one",
+    "lab spectrum": "show what over-rotation does to each layer's attention",
+}
+
+
+def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of `pypcd`, and those of its commands by name.
+
+    Args:
+        commands: those that get their options; the modules of the others are not imported.
+    """
+    parser = argparse.ArgumentParser(
+        prog="pypcd",
+        usage="pypcd [-h] [--version] COMMAND ...",
+        description="Positional Contrastive Decoding (PCD) for GGUF models.\n\ncommands:\n"
+        + "\n".join(f"  {name:<10}  {text}" for name, text in COMMANDS.items()),
+        epilog="'pypcd COMMAND --help' lists a command's options;\n"
+        "'pypcd completion --help' says how bash and zsh learn them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pypcd {__version__}")
+    subparsers = parser.add_subparsers(prog="pypcd", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+    made = {name: _add(subparsers, name, text, commands) for name, text in COMMANDS.items()}
+    lab = made["lab"]
+    lab.usage = "pypcd lab COMMAND ..."
+    lab.formatter_class = argparse.RawDescriptionHelpFormatter
+    lab.description = f"{lab.description}\n\ncommands:\n" + "\n".join(
+        f"  {name:<14}  {text}" for name, text in LAB.items()
+    )
+    subparsers = lab.add_subparsers(prog="pypcd lab", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+    made.update({name: _add(subparsers, name, text, commands) for name, text in LAB.items()})
+    return parser, made
+
+
+def _add(subparsers: Any, name: str, text: str, commands: Collection[str]) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(name.rpartition(" ")[2], help=text, description=text[0].upper() + text[1:] + ".")
+    if name in commands and name != "lab":
+        module = module_of(name)
+        module.add_arguments(parser)
+        parser.set_defaults(run=module.run)
+    return parser
+
+
+def module_of(name: str) -> Any:
+    """A command's module."""
+    return importlib.import_module(f"pypcd.cli.{name.replace('-', '_').replace(' ', '.')}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns the exit status: 1 after an error.
+
+    What the user or the system can mend is one sentence on stderr; all else is a fault of pypcd's, and shows where it is.
+
+    Raises:
+        SystemExit: the arguments are wrong, or ask for help or the version.
+    """
+    _terminal.setup()
+    try:
+        args = _parse(sys.argv[1:] if argv is None else list(argv))
+        return args.run(args)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; no error at exit either
+        return 141
+    except (*MENDABLE, OSError, MemoryError) as error:
+        print(f"pypcd: {sentence(error)}", file=sys.stderr)
+        return 1
+    except Exception:  # noqa: BLE001  as Python would show it, and then what to do about it
+        traceback.print_exc()
+        print(
+            "pypcd: this is a fault of pypcd's own; please report the lines above, with what `pypcd info` prints, as an issue "
+            "on the page of pypcd's repository",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    words = [word for word in argv if not word.startswith("-")][:2]
+    name = " ".join(words if words[:1] == ["lab"] else words[:1]) or None
+    parser, commands = make_parser([] if name is None else [name])
+    if name is not None and name not in commands:
+        if f"lab {name}" in LAB:
+            parser.error(f"'pypcd {name}' is now 'pypcd lab {name}'")
+        allowed = LAB if words[0] == "lab" else COMMANDS
+        parser.error(f"there is no command {name!r}{did_you_mean(name, allowed)}; the commands: {', '.join(allowed)}")
+    own, of_server = argv, []
+    if name is not None and "--" in argv and commands[name].get_default("server_options") is not None:
+        own, of_server = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    args, unknown = parser.parse_known_args(own)
+    if of_server:
+        args.server_options = of_server
+    if unknown and name is not None:
+        command, word = commands[name], unknown[0].partition("=")[0]
+        if not word.startswith("-"):
+            command.error(f"unexpected argument {unknown[0]!r}")
+        shown = (action for action in command._actions if action.help != argparse.SUPPRESS)
+        options = [option for action in shown for option in action.option_strings]
+        near = did_you_mean(word, options)
+        where = "; llama-server's own stand behind --" if name == "serve" else ""
+        command.error(f"there is no option {word}{near}; 'pypcd {name} --help' lists the options{where}")
+    return args

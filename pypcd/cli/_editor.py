@@ -1,0 +1,98 @@
+"""One line on a terminal: keys, completion, pasted pages and a history that outlives the program, by prompt_toolkit.
+
+Slow to import: only what reads from a terminal does.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.shortcuts import CompleteStyle
+
+from pypcd.cli import _terminal
+
+__all__ = ["Editor"]
+
+_LONGEST_KEPT = 10_000  # characters; a longer message, such as a pasted page, is forgotten when the program ends
+
+
+class Editor:
+    """Reads lines.
+
+    Args:
+        commands: what a line that begins with "/" can be completed to.
+    """
+
+    def __init__(self, commands: Sequence[str]) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(_history_file()),
+            completer=_Completer(commands),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            reserve_space_for_menu=0,
+        )
+
+    def read(self, prompt: str) -> str:
+        """The next line; several if they were pasted together.
+
+        Raises:
+            EOFError: Ctrl-D was pressed.
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        text = self._session.prompt(prompt).strip("\n")
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # keys need not be UTF-8
+
+
+class _Completer(Completer):
+    """Completes commands at the beginning of a line, and file names after that."""
+
+    def __init__(self, commands: Sequence[str]) -> None:
+        self._commands = commands
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        line = document.current_line_before_cursor
+        first, space, rest = line.partition(" ")
+        if not space:
+            found = [f"/{name} " for name in self._commands if line and f"/{name}".startswith(line)]
+            word = line
+        else:
+            word = rest.lstrip() if first.startswith("/") else line.rpartition(" ")[2]  # a command takes one file
+            paths = sorted(glob.glob(glob.escape(os.path.expanduser(word)) + "*"))
+            found = [path + "/" * os.path.isdir(path) for path in paths]
+        yield from (Completion(text, start_position=-len(word)) for text in found)
+
+
+def _history_file() -> pathlib.Path:
+    """The history's file, in the user's folder for the state of programs."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or pathlib.Path.home() / "AppData" / "Local"
+    else:
+        base = os.environ.get("XDG_STATE_HOME") or pathlib.Path.home() / ".local" / "state"
+    return pathlib.Path(base) / "pypcd" / "chat_history"
+
+
+def _history(path: pathlib.Path) -> History:
+    """A history in a file that only the user can read; kept for this run only if the file cannot be made."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
+    except OSError as error:
+        _terminal.note(f"what you type is not kept for the next chat: {error.filename}: {error.strerror}")
+        return InMemoryHistory()
+    return _ShortHistory(path)
+
+
+class _ShortHistory(FileHistory):
+    """A history in a file, without pasted pages."""
+
+    def store_string(self, string: str) -> None:
+        if len(string) <= _LONGEST_KEPT:
+            super().store_string(string)

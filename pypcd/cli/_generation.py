@@ -1,0 +1,213 @@
+"""The loop that makes an answer: pieces of text as they come, figures, stop strings, Ctrl-C."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import llama_cpp
+
+import pypcd
+from pypcd import PCDError, engine
+from pypcd.cli import _options, _terminal
+from pypcd.errors import InputError
+
+
+class ContextFull(PCDError):
+    """A prompt does not fit in the context."""
+
+
+@dataclasses.dataclass
+class Figures:
+    """What one answer took."""
+
+    n_ctx: int
+    pcd: pypcd.PCDConfig | None
+    prompt_tokens: int
+    cached_tokens: int = 0  # of the prompt, kept from the turn before
+    completion_tokens: int = 0
+    prompt_seconds: float = 0.0
+    seconds: float = 0.0  # after the prompt
+    finish_reason: str = "interrupted"  # or stop, length (max_tokens), context (full)
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second; the first one comes out of the prompt."""
+        return (self.completion_tokens - 1) / self.seconds if self.completion_tokens > 1 and self.seconds > 0 else None
+
+    @property
+    def prompt_rate(self) -> float | None:
+        """Of the part that was evaluated; one token alone says nothing."""
+        n = self.prompt_tokens - self.cached_tokens
+        return n / self.prompt_seconds if n > 1 and self.prompt_seconds > 0 else None
+
+    @property
+    def context_used(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def line(self) -> str:
+        def rate(value: float | None) -> str:
+            return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+        ends = {"length": "cut at max_tokens", "context": "the context is full", "interrupted": "stopped"}
+        parts = [
+            f"{self.completion_tokens} tokens",
+            f"{rate(self.rate)} tok/s",
+            f"prompt {rate(self.prompt_rate)} tok/s",
+            f"context {self.context_used}/{self.n_ctx}",
+            f"PCD {_options.describe_pcd(self.pcd)}{self._waits()}",
+            *([ends[self.finish_reason]] if self.finish_reason in ends else []),
+        ]
+        return " | ".join(parts)
+
+    def _waits(self) -> str:
+        """Where the text was too short for PCD: from when on it contrasts."""
+        if self.pcd is None:
+            return ""
+        # with min_first_entropy it is decided for a whole answer, at its first token
+        n_tokens = self.prompt_tokens + 1 if self.pcd.min_first_entropy else self.context_used
+        if n_tokens > self.pcd.min_context:
+            return ""
+        return f", from {self.pcd.min_context} tokens on"
+
+    def as_dict(self) -> dict[str, Any]:
+        def rounded(value: float | None) -> float | None:
+            return None if value is None else round(value, 2)
+
+        return {
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+            "tokens_per_second": rounded(self.rate),
+            "prompt_tokens_per_second": rounded(self.prompt_rate),
+            "context_used": self.context_used,
+            "n_ctx": self.n_ctx,
+            "pcd": self.pcd.as_dict() if self.pcd else None,
+        }
+
+
+class Generation:
+    """One answer: iterate over its text, piece by piece. `text` and `figures` hold what has come so far.
+
+    llama_cpp's own stream is not used here: it gives no figures, goes silent at a broken UTF-8 byte, and cannot be
+    stopped while it reads the prompt.
+
+    Raises:
+        ContextFull: the prompt leaves no room for an answer.
+    """
+
+    def __init__(
+        self,
+        llm: pypcd.Llama,
+        prompt: Sequence[int],
+        sampling: _options.GenerationSettings,
+        *,
+        stop: Sequence[str] = (),
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        n_ctx = llm.n_ctx()
+        if not prompt:
+            raise InputError("the prompt is empty")
+        if len(prompt) >= n_ctx:
+            raise ContextFull(f"{len(prompt)} tokens do not fit in the context of {n_ctx}")
+        self.llm, self.prompt, self.sampling, self.stop, self.stopped = (
+            llm,
+            list(prompt),
+            sampling,
+            [s for s in stop if s],
+            stopped,
+        )
+        self.seed = sampling.draw_seed()
+        self.text = ""
+        self.figures = Figures(n_ctx, llm.pcd, len(self.prompt))
+        self._pending = ""  # text that may be the beginning of a stop string
+
+    def __iter__(self) -> Iterator[str]:
+        figures, s = self.figures, self.sampling
+        room = figures.n_ctx - figures.prompt_tokens
+        limit = min(s.max_tokens or room, room)
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        start = first = time.perf_counter()
+        self.llm.set_seed(self.seed)
+        try:
+            self._watch(True)
+            self._prefill()
+            tokens = self.llm.generate(
+                self.prompt,
+                temp=s.temperature,
+                top_k=s.top_k,
+                top_p=s.top_p,
+                min_p=s.min_p,
+                repeat_penalty=s.repeat_penalty,
+            )
+            for token in tokens:
+                now = time.perf_counter()
+                if not figures.completion_tokens:
+                    self._watch(False)  # a token is soon done, and the callback would slow it down
+                    figures.prompt_seconds, first = now - start, now
+                figures.seconds = now - first
+                if engine.is_end(self.llm, token):
+                    figures.finish_reason = "stop"
+                    break
+                figures.completion_tokens += 1
+                piece = self._take(utf8.decode(engine.token_bytes(self.llm, token)))
+                if piece:
+                    yield piece
+                if figures.finish_reason == "stop" or self.stopped():
+                    break
+                if figures.completion_tokens >= limit:
+                    figures.finish_reason = "length" if s.max_tokens and s.max_tokens <= room else "context"
+                    break
+        except RuntimeError as error:  # llama_decode's status
+            if not engine.rewind(self.llm, self.llm.n_tokens):  # a recurrent state, half-way
+                self.llm.reset()
+            if not self.stopped():
+                raise PCDError(f"the model could not be evaluated: {error}") from error
+        finally:
+            self._watch(False)
+        rest = self._pending + utf8.decode(b"", final=True)
+        if rest:
+            self.text += rest
+            self._pending = ""
+            yield rest
+
+    def _watch(self, on: bool) -> None:
+        """Let Ctrl-C end a batch half-way (on the CPU; llama.cpp's GPU backends finish theirs)."""
+        engine.set_abort(self.llm, self.stopped if on else None)
+
+    def _prefill(self) -> None:
+        """Evaluate all of the prompt but its last batch, which generate() does."""
+        llm = self.llm
+        done = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), self.prompt)
+        self.figures.cached_tokens = min(done, len(self.prompt) - 1)
+        if len(self.prompt) - done <= llm.n_batch:
+            return
+        if not engine.rewind(llm, done):  # a recurrent state cannot go back
+            done = self.figures.cached_tokens = 0
+            llm.reset()
+        llm.n_tokens = done
+        with _terminal.progress(len(self.prompt) - done, "reading the prompt") as bar:
+            while len(self.prompt) - done > llm.n_batch:
+                with engine.suspended(llm):  # these logits are not read
+                    llama_cpp.Llama.eval(llm, self.prompt[done : done + llm.n_batch])
+                if self.stopped():
+                    raise RuntimeError("stopped")
+                done += llm.n_batch
+                bar.update(llm.n_batch)
+
+    def _take(self, piece: str) -> str:
+        """What may be shown now: all but a stop string or what may become one."""
+        text = self._pending + piece
+        found = [at for at in (text.find(s) for s in self.stop) if at >= 0]
+        if found:
+            text, self._pending = text[: min(found)], ""
+            self.figures.finish_reason = "stop"
+        else:
+            n = max((n for s in self.stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+            text, self._pending = text[: len(text) - n], text[len(text) - n :]
+        self.text += text
+        return text

@@ -1,0 +1,59 @@
+"""Typed messages, with line editing on a terminal; or line by line from a pipe. Knows nothing of what is done with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pypcd.cli import _terminal
+
+if TYPE_CHECKING:
+    from pypcd.cli._editor import Editor
+
+__all__ = ["Lines"]
+
+
+class Lines:
+    """Messages from the keyboard, or line by line from a pipe.
+
+    Args:
+        commands: what a line that begins with "/" can be completed to.
+    """
+
+    def __init__(self, commands: Sequence[str] = ()) -> None:
+        self.typed = sys.stdin.isatty()
+        self._commands = commands
+        self._editor: Editor | None = None
+
+    def read(self, prompt: str) -> tuple[str, bool] | None:
+        '''The next message, and whether it was typed between """; None at the end. A pasted page is one message.'''
+        line = self._line(prompt)
+        if line is None or not line.lstrip().startswith('"""'):
+            return None if line is None else (line, False)
+        body, lines = line.lstrip()[3:], []
+        while not body.rstrip().endswith('"""'):
+            lines.append(body)
+            more = self._line("... ")
+            if more is None:  # the end closes it: what was typed counts
+                return "\n".join(lines).strip("\n"), True
+            body = more
+        return "\n".join([*lines, body.rstrip()[:-3]]).strip("\n"), True
+
+    def _line(self, prompt: str) -> str | None:
+        if self.typed and sys.stdout.isatty():
+            try:
+                return self._edited(prompt) if _terminal.obeys_codes(sys.stdout) else input(prompt)
+            except EOFError:
+                return None
+        if self.typed:  # the answers go to a file: keep the prompt out of it
+            print(prompt, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        return line.rstrip("\r\n") if line else None
+
+    def _edited(self, prompt: str) -> str:
+        if self._editor is None:
+            from pypcd.cli._editor import Editor  # slow to import, and of no use to a pipe
+
+            self._editor = Editor(self._commands)
+        return self._editor.read(prompt)

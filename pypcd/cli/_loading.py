@@ -1,0 +1,70 @@
+"""Opening a model for a subcommand: a progress bar, Ctrl-C, and the PCD setting that was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import Any
+
+import pypcd
+from pypcd import ModelError, UnsupportedError, engine
+from pypcd.cli import _options, _terminal
+
+
+def load_model(args: argparse.Namespace) -> pypcd.Llama:
+    """The model, with the requested PCD setting; off where none was.
+
+    Raises:
+        UnsupportedError: PCD was requested, but cannot run.
+    """
+    setting = "off" if args.pcd is None else args.pcd
+    config = _options.pcd_setting(setting, args.model)  # raise errors before the slow part
+    if args.verbose:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **_options.machine_options(args))
+    refusal = engine.pcd_refusal(llm, config)
+    if refusal is not None:
+        raise UnsupportedError(f"PCD cannot run here: {refusal}")
+    llm.pcd = config
+    return llm
+
+
+def open_model(path: str, **options: Any) -> pypcd.Llama:
+    """pypcd.Llama, with a progress bar if loading takes long.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed meanwhile.
+    """
+    bar = _terminal.progress(100, "loading", unit="%", enabled=not options.get("verbose"))
+    with bar, _terminal.interruptible() as stopped:
+
+        def loaded(done: float) -> bool:
+            bar.update(int(100 * done) - bar.n)
+            return not stopped()
+
+        try:
+            llm = _WatchedLlama(path, engine.progress_callback(loaded), **options)
+        except ModelError:
+            if not stopped():
+                raise
+    if stopped():
+        raise KeyboardInterrupt
+    return llm
+
+
+class _WatchedLlama(pypcd.Llama):
+    """A pypcd.Llama that reports how much of it is loaded; llama_cpp.Llama has no argument for the callback."""
+
+    def __init__(self, path: str, callback: Any, **options: Any) -> None:
+        self._callback = callback
+        super().__init__(path, **options)
+
+    @property
+    def model_params(self) -> Any:
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        setter: Any = pypcd.Llama.model_params
+        setter.fset(self, params)
+        params.progress_callback = self._callback

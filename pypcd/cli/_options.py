@@ -1,0 +1,256 @@
+"""Options that several subcommands share, and their meaning. Knows nothing of the library or of models in memory."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import random
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pypcd.checks import Integer, Number, literal
+from pypcd.cli import _terminal
+from pypcd.config import PCDConfig
+from pypcd.errors import InputError, did_you_mean
+from pypcd.gguf import resolve_model
+from pypcd.remote import parse_servers
+from pypcd.settings import PRESETS, Profile, load, write_text
+
+if TYPE_CHECKING:
+    from pypcd.evaluation import Cluster
+
+# what chat and generate name when they say that PCD is off: it gains most where something is to be found in a long prompt. They
+# start with none, since each that gains there costs something elsewhere, on one model or another (docs/lab/evidence.md)
+EXAMPLE_PCD = "window:relative_top=0.1"
+
+_RANGES: dict[str, Number | Integer] = {
+    "temperature": Number(0, 100, note="0: the most probable token"),
+    "top_p": Number(0, 1),
+    "top_k": Integer(0, note="0 keeps all tokens"),
+    "min_p": Number(0, 1),
+    "repeat_penalty": Number(0.01, 100, note="1 is none"),
+    "max_tokens": Integer(0, note="0 goes on until the context is full"),
+    "seed": Integer(0, 2**32 - 2, note="or 'random'"),
+}
+
+
+@dataclasses.dataclass
+class GenerationSettings:
+    """How the tokens of an answer are drawn. The temperature is 0: greedy, as in the paper, and the same again each time."""
+
+    temperature: float = 0.0
+    top_p: float = 0.95
+    top_k: int = 40
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    max_tokens: int = 1024
+    seed: int | None = None  # None: another one for each answer
+
+    def set(self, name: str, value: object) -> str:
+        """Set a field, from text too. Returns the field's name.
+
+        Raises:
+            ValueError: there is no such field, or the value is out of range; the message says what is allowed.
+        """
+        name = {"temp": "temperature"}.get(name, name).replace("-", "_")
+        if name not in _RANGES:
+            raise InputError(
+                f"there is no setting {name!r}{did_you_mean(name, _RANGES)}; there are: {', '.join(_RANGES)}"
+            )
+        random_seed = name == "seed" and value in ("random", None)
+        setattr(self, name, None if random_seed else _RANGES[name](name, literal(str(value))))
+        return name
+
+    def draw_seed(self) -> int:
+        return random.randrange(2**32 - 1) if self.seed is None else self.seed
+
+    def describe(self) -> str:
+        values = {**dataclasses.asdict(self), "seed": "random" if self.seed is None else self.seed}
+        return "  ".join(f"{name}={value}" for name, value in values.items())
+
+
+def pcd_setting(text: str, model: str) -> PCDConfig | None:
+    """PCDConfig.resolve(), with a note if the setting is a profile of another model."""
+    setting = load(text)
+    config = PCDConfig.resolve(setting)
+    note_of_profile(setting, resolve_model(model))
+    return config
+
+
+def note_of_profile(setting: object, model_path: str) -> None:
+    """Print a note if the setting is a profile that was chosen with another model."""
+    if isinstance(setting, Profile) and (remark := setting.remark(model_path)):
+        _terminal.note(remark)
+
+
+def how_to_turn_on(option: str) -> str:
+    """A sentence for those who did not choose a setting. `option`: what takes one, such as --pcd."""
+    return f"PCD is off; {option} {EXAMPLE_PCD} turns it on"
+
+
+def describe_pcd(config: PCDConfig | None) -> str:
+    """A setting as it can be typed: off, or a preset and the values that differ from it, in the fewest values."""
+    if config is None:
+        return "off"
+    fields = config.as_dict()
+    texts = []
+    for name in PRESETS:
+        start = PCDConfig.preset(name).as_dict()
+        changed = {field: value for field, value in fields.items() if value != start[field]}
+        is_other = "perturbation" in changed  # another kind of twin: its preset would mislead
+        texts.append((is_other, len(changed), f"{name}:{write_text(changed)}" if changed else name))
+    return min(texts, key=lambda text: text[:2])[-1]
+
+
+def add_model(
+    parser: argparse.ArgumentParser, what: str = "a GGUF file, or 'demo', which comes with pypcd", **kwargs: Any
+) -> None:
+    parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=26)  # one line for each option
+    parser._optionals.title = "arguments"  # one list of all: help is to fit a screen
+    parser._optionals.add_argument("model", metavar="MODEL", help=what, **kwargs)
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """An argparse type: an integer of at least `low`."""
+    kind = Integer(low)
+
+    def convert(text: str) -> int:
+        try:
+            return kind("", literal(text))
+        except ValueError as error:  # argparse names the option itself
+            raise argparse.ArgumentTypeError(f"{text!r}; {str(error).rpartition('; ')[2]}") from None
+
+    return convert
+
+
+def lengths(text: str, option: str = "--length") -> tuple[int, ...]:
+    """Numbers of tokens such as 512,2k.
+
+    Raises:
+        ValueError: one of them is not an integer of at least 16.
+    """
+    return tuple(_length(part, option) for part in text.split(","))
+
+
+def _length(text: str, option: str) -> int:
+    number = text.strip().lower()
+    factor = 1024 if number.endswith("k") else 1
+    try:
+        return Integer(16)("", Integer(0)("", literal(number.removesuffix("k"))) * factor)
+    except ValueError:
+        raise InputError(f"{option} has {text!r}; allowed: integers of at least 16, such as 512,2k") from None
+
+
+def integers(option: str, text: str, kind: Integer, example: str) -> tuple[int, ...]:
+    """Integers separated by commas.
+
+    Raises:
+        ValueError: one of them is out of range; the message has the option's name.
+    """
+
+    def convert(part: str) -> int:
+        try:
+            return kind("", literal(part))
+        except ValueError:
+            raise InputError(f"{option} has {part!r}; allowed: {kind.allowed}, such as {example}") from None
+
+    return tuple(convert(part.strip()) for part in text.split(","))
+
+
+class ListNames(argparse.Action):
+    """An option that prints the names of tasks and methods, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from pypcd import decode, evaluation  # slow to import, and only this option needs them
+
+        tasks, groups = evaluation.TASKS, evaluation.GROUPS
+        known = (*evaluation.tasks.parts_of(groups), *(name for name in tasks if name.startswith("longbench-")))
+        for line in (
+            f"tasks: {', '.join(name for name in tasks if name not in known)}",
+            *(f"  {group}, which is all of: {', '.join(names)}" for group, names in groups.items()),
+            f"  from files or the Hugging Face hub: {', '.join(name for name in tasks if name.startswith('longbench-'))}",
+            f"methods: {', '.join(decode.NAMES)}",
+            "  join parts with +, write values after colons, such as beam:4+pcd:beta=1.5 (docs/lab/methods.md)",
+        ):
+            print("\n".join(textwrap.wrap(line, _terminal.width(), subsequent_indent="    ", break_on_hyphens=False)))
+        parser.exit()
+
+
+def add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--list", action=ListNames, nargs=0, help="print the names of tasks and methods, and exit")
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--threads", metavar="N", type=at_least(1), help="CPU threads")
+    add("--gpu-layers", metavar="N", type=at_least(-1), help="layers on the GPU (default: all, if there is one)")
+    add_rpc(parser)
+
+
+def add_rpc(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rpc", metavar="HOST:PORT", help="another machine's 'pypcd rpc-server'; several with commas")
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Where questions are answered; see jobs()."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--jobs", metavar="N", type=at_least(1), default=1, help="processes (default %(default)s)")
+    group.add_argument("--cluster", metavar="ADDRESS", help="of a Dask scheduler, or local:4; docs/evaluate.md")
+
+
+@contextlib.contextmanager
+def jobs(args: argparse.Namespace) -> Iterator[int | Cluster]:
+    """A block with the place that add_jobs()'s options name, for evaluate() and the like."""
+    if args.cluster is None:
+        yield args.jobs
+        return
+    from pypcd.evaluation import Cluster  # slow to import, for the commands that have no such options
+
+    with Cluster(args.cluster) as cluster:
+        yield cluster
+
+
+def machine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The values of add_machine()'s options, as arguments of pypcd.Llama."""
+    options = {"n_threads": args.threads, "n_threads_batch": args.threads}
+    if args.gpu_layers is not None:
+        options["n_gpu_layers"] = args.gpu_layers
+    if args.rpc is not None:
+        for name, alone in (("jobs", 1), ("cluster", None)):
+            if (value := getattr(args, name, alone)) != alone:
+                raise InputError(
+                    f"--{name} is {value} beside --rpc; an RPC server serves one process at a time; leave --{name} out"
+                )
+        options["rpc_servers"] = ",".join(parse_servers(args.rpc))  # text: it stands in the record of a run
+    return options
+
+
+def default_task(model: str, of_others: str = "kv") -> str:
+    """The default task of a command; the demo model was trained only on kv-short."""
+    return "kv-short" if model == "demo" else of_others
+
+
+def names(text: str | None) -> tuple[str, ...]:
+    """The names in a comma-separated list."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options of chat and generate."""
+    add = parser.add_argument
+    add("--pcd", metavar="SETTING", help=f"off (default), gentle, {EXAMPLE_PCD} ...")
+    add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy")
+    add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
+    add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")
+    add("--n-ctx", metavar="N", type=at_least(0), default=0, help="context (default: the model's, or what fits)")
+    add_machine(parser)
+    add("--verbose", action="store_true", help="llama.cpp's own log, on stderr")
+
+
+def sampling_from(args: argparse.Namespace) -> GenerationSettings:
+    sampling = GenerationSettings()
+    for name, value in (("temperature", args.temp), ("seed", args.seed), ("max_tokens", args.max_tokens)):
+        sampling.set(name, value)
+    return sampling

@@ -1,0 +1,79 @@
+"""A run's progress on stderr: questions done and in all, the time left, and once an estimate of the total time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pypcd.cli import _terminal
+from pypcd.evaluation import Progress
+
+__all__ = ["Follower", "duration", "following"]
+
+FIRST_SECONDS = 20.0  # of work, after which the speed is known
+_FIRST_QUESTIONS = 2  # the first one of a cell may have something to prepare
+
+
+class Follower(Progress):
+    """Progress as a bar on a terminal, with one line, printed once, that estimates the total time.
+
+    Args:
+        bar: a tqdm bar from 0 to 1.
+    """
+
+    def __init__(self, bar: Any, what: str) -> None:
+        super().__init__(lambda _: self._show())
+        self._bar, self._what = bar, what
+        self._said, self._drawn = False, 0.0
+
+    def clear(self) -> None:
+        """Take the bar away for a line of text; the next answer brings it back."""
+        self._bar.clear()
+
+    def _show(self) -> None:
+        if not self._said and self.seconds >= FIRST_SECONDS and self.n_questions_asked >= _FIRST_QUESTIONS:
+            self._said = True
+            self._say_how_long()
+        now = time.monotonic()
+        if self._bar.disable or now < self._drawn:
+            return
+        self._drawn = now + 0.2
+        left, done = self.seconds_left, 0.0
+        text = f"{self._what}: {self.n_questions_done:,} of {self.n_questions:,} questions"
+        if left is not None:
+            done = self.seconds / max(self.seconds + left, 1e-9)
+            text += f", about {duration(left)} left"
+        self._bar.set_description_str(text, refresh=False)
+        self._bar.update(done - self._bar.n)
+
+    def _say_how_long(self) -> None:
+        left = self.seconds_left
+        if left is None or left < FIRST_SECONDS:  # almost done
+            return
+        self.clear()
+        assumed = ", if longer prompts take longer in proportion" if self.is_extrapolated else ""
+        _terminal.say(
+            f"about {duration(self.seconds + left)} for {self.n_asked:,} answers at the speed of the first "
+            f"{self.seconds:.0f} s{assumed}"
+        )
+
+
+@contextlib.contextmanager
+def following(what: str) -> Iterator[Follower]:
+    """A block in which a run's progress is shown."""
+    bar = _terminal.progress(1, what)
+    if not bar.disable:
+        bar.bar_format = "{desc} |{bar}| {percentage:3.0f}%"
+        bar.dynamic_miniters, bar.miniters = False, 0  # draw on each update(), however small
+    with bar:
+        yield Follower(bar, what)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as text: 45 s, 12 min, 2 h 10 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

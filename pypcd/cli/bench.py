@@ -1,0 +1,140 @@
+"""pypcd bench: the cost of PCD on this machine, compared with plain decoding in its own fastest setting."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import llama_cpp
+
+from pypcd import machine
+from pypcd.bench import SEQUENCES, Measurement, bench, default_methods, methods_for
+from pypcd.cli import _graph, _options, _table, _terminal
+from pypcd.config import PCDConfig
+from pypcd.errors import InputError
+from pypcd.gguf import resolve_model
+from pypcd.threads import choose, width_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "pypcd bench MODEL [options]"
+    parser.epilog = "Times are ratios to greedy decoding and to its steps of two tokens (two-rows)."
+    _options.add_model(parser)
+    add = parser.add_argument
+    add("--length", metavar="N,...", help="tokens in the context (default 512,2048)")
+    add("--sequences", metavar="N,...", help="texts decoded in one batch (default 1)")
+    add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING, two-rows, stock (llama_cpp)")
+    add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
+    add(
+        "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
+    )
+    add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (default %(default)s)")
+    add("--prompt", metavar="N", type=_options.at_least(16), help="tokens of timed prompts in all (default 512)")
+    either = ("both", "on", "off")
+    add(
+        "--flash-attn", metavar="WHICH", choices=either, default="both", help="on, off, or the faster of both (default)"
+    )
+    _graph.add_arguments(parser)
+    _options.add_machine(parser)
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    _graph.check(args)
+    options = _options.machine_options(args)
+    threads = args.threads or choose(width_of(resolve_model(args.model), options)).decode
+    options["n_threads"] = options["n_threads_batch"] = threads
+    if args.graph:
+        _graph.run(args, None if args.method is None else _options.names(args.method), _progress, **options)
+        return 0
+    lengths = _options.lengths(args.length or "512,2048")
+    sequences = _options.integers("--sequences", args.sequences or "1", SEQUENCES, "1,4,16")
+    names = list(default_methods()) if args.method is None else _options.names(args.method)
+    if args.rpc:
+        if args.method and "stock" in names:
+            raise InputError("--method has stock, which computes on this machine alone; leave it out beside --rpc")
+        names = [name for name in names if name != "stock"]
+    methods = methods_for(names)
+    text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
+    if args.text and not text:
+        raise InputError(f"{args.text} is empty")
+
+    rows: list[Measurement] = []
+    flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]
+    measured = bench(
+        args.model,
+        methods,
+        lengths,
+        sequences=sequences,
+        text=text,
+        n_tokens=args.n_tokens,
+        rounds=args.rounds,
+        n_prefill=args.prompt or 512,
+        flash_attn=flash_attn,
+        progress=_progress,
+        **options,
+    )
+    for _, group in itertools.groupby(measured, lambda row: (row.n_sequences, row.n_past)):
+        together = list(group)
+        _progress("")
+        if not args.json:
+            print("" if rows else _header(args, threads), _text(together), sep="\n", flush=True)
+        rows += together
+    _warn_profile_mismatch(methods, rows)
+    if args.json:
+        record = {"model": args.model, "n_threads": threads, "gpu": machine.has_gpu()}
+        print(json.dumps({**record, "measurements": [dataclasses.asdict(row) for row in rows]}, indent=2))
+    return 0
+
+
+def _header(args: argparse.Namespace, threads: int) -> str:
+    where = f"RPC ({args.rpc})" if args.rpc else "GPU" if machine.has_gpu() else "CPU"
+    of = f"medians of {args.rounds} rounds of {args.n_tokens} tokens"
+    head = f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; {of}"
+    return _table.aligned(head, _table.columns())
+
+
+def _text(rows: Sequence[Measurement]) -> str:
+    """The methods at one context length and number of sequences."""
+    n, n_past = rows[0].n_sequences, rows[0].n_past
+    title = f"{n_past} tokens" if n == 1 else f"{n} sequences of {n_past} tokens"
+    head = ("method", "flash", "tok/s", "time / greedy", "time / two-rows", "twins", "prompt / greedy", "KV MiB")
+    cells = [
+        (
+            row.method,
+            "on" if row.flash_attn else "off",
+            f"{row.tokens_per_second:.2f}",
+            f"{row.ratio:.2f}x",
+            _ratio(row.two_rows_ratio),
+            f"{row.twins:.2f}",
+            _ratio(row.prefill_ratio),
+            f"{row.kv_bytes / 2**20:.1f}",
+        )
+        for row in rows
+    ]
+    right = [False] + [True] * (len(head) - 1)
+    return f"{title}\n\n{_table.table(head, cells, right, 1, _table.columns())}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _warn_profile_mismatch(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement]) -> None:
+    """Name the methods that are missing."""
+    measured = {row.method for row in rows}
+    for name in (name for name in methods if name not in measured):
+        if name == "stock":
+            _terminal.note("stock is measured with one sequence only")
+        else:
+            _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,249 @@
+"""pypcd chat: a conversation in the terminal. Conversation is the logic, Chat the terminal around it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pypcd import PCDError
+from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
+from pypcd.cli._conversation import Conversation
+from pypcd.cli._terminal import say
+from pypcd.cli._text import sentence, wrap
+from pypcd.errors import InputError, did_you_mean
+from pypcd.gguf import DEMO_MODEL
+from pypcd.prompt import has_template
+from pypcd.settings import load
+
+# command -> (its argument, what it does)
+COMMANDS = {
+    "help": ("", "this list"),
+    "pcd": ("on|off|beta=…", "switch PCD, change its values, or name a preset; alone: show it"),
+    "compare": ("", "answer the last message with PCD (gentle, if none was on) and without, side by side"),
+    "regen": ("", "answer the last message again"),
+    "undo": ("", "take back the last turn"),
+    "clear": ("", "forget the conversation"),
+    "system": ("TEXT", "set the system message; 'none' removes it; alone: show it"),
+    "set": ("NAME VALUE", "change temperature, top_p, top_k, min_p, max_tokens, …; alone: show them"),
+    "read": ("FILE", "put a file's text in front of your next message, which may be empty"),
+    "save": ("FILE", "save the conversation and its settings"),
+    "load": ("FILE", "go on with a saved conversation"),
+    "stats": ("", "figures of the conversation so far"),
+    "exit": ("", "leave (or Ctrl-D)"),
+}
+ALIASES = {"quit": "exit", "bye": "exit", "?": "help"}
+DEMO_HINT = (
+    "It looks values up in a JSON object and knows nothing else. In another terminal: pypcd demo --question 215 > q.txt; "
+    "here: /pcd on, /read q.txt, Enter, /compare"
+)
+ERRORS = (PCDError, ValueError, TypeError, OSError, NotImplementedError)
+
+
+class Chat:
+    """Reads messages and commands, writes answers to stdout and everything else to stderr."""
+
+    def __init__(self, session: Conversation, *, as_json: bool = False) -> None:
+        self.session, self.as_json = session, as_json
+        self.lines = _keyboard.Lines(list(COMMANDS))
+        self.status = 0
+
+    def greet(self, *, no_setting: bool) -> None:
+        """Say what is in force. `no_setting`: the user chose none."""
+        llm = self.session.llm
+        if self.lines.typed:
+            name = llm.metadata.get("general.name") or pathlib.Path(llm.model_path).name
+            state = f"context {llm.n_ctx()} | PCD {_options.describe_pcd(llm.pcd)}"
+            say(f"{name} | {state} | /help for commands, Ctrl-D to leave")
+        if no_setting:
+            say(_options.how_to_turn_on("/pcd" if self.lines.typed else "--pcd"))
+        if self.lines.typed and pathlib.Path(llm.model_path) == DEMO_MODEL:
+            say(DEMO_HINT)
+
+    def run(self) -> int:
+        while True:
+            try:
+                message = self.lines.read(self.prompt())
+            except KeyboardInterrupt:
+                say("\nCtrl-D or /exit leaves; Ctrl-C stops an answer")
+                continue
+            if message is None:
+                if self.lines.typed:
+                    say("")
+                return self.status
+            try:
+                if not self.handle(*message):
+                    return self.status
+            except BrokenPipeError:
+                raise  # the reader of the answers is gone
+            except ERRORS as error:
+                self.fail(error)
+            except KeyboardInterrupt:
+                say("\nstopped")
+            if self.status == 130:
+                return self.status
+
+    def prompt(self) -> str:
+        """The prompt before a typed line: the name of the PCD setting in force, and >>>."""
+        setting = _options.describe_pcd(self.session.llm.pcd)
+        return f"{setting if len(setting) <= 24 else 'custom'} >>> "
+
+    def handle(self, text: str, literal: bool) -> bool:
+        """One message or command. False: leave."""
+        if not text.strip() and not self.session.attached:
+            return True
+        literal = literal or ("\n" in text and not text.startswith("/system "))  # other commands take one line
+        if literal or not text.startswith("/") or text.startswith("//"):
+            message = text[1:] if text.startswith("//") and not literal else text
+            self.answer(lambda stopped: self.session.send(message, stopped))
+            return True
+        name, _, argument = text[1:].strip().partition(" ")
+        name = ALIASES.get(name, name)
+        if name not in COMMANDS:
+            hint = "/help lists them, // sends a message that starts with /"
+            raise InputError(f"there is no command /{name}{did_you_mean(name, COMMANDS)}; {hint}")
+        if name in ("read", "save", "load") and not argument.strip():
+            raise InputError(f"/{name} needs a file name")
+        return getattr(self, f"do_{name}")(argument.strip()) is not False
+
+    def answer(self, make: Callable[[Callable[[], bool]], Iterator[str]]) -> None:
+        count = len(self.session.figures)
+        printer = None
+        try:
+            with _terminal.interruptible() as stopped:
+                for piece in make(stopped):
+                    if not self.as_json:
+                        printer = printer or _terminal.Printer()
+                        printer.write(piece)
+        finally:
+            if printer is not None:
+                printer.end()
+        if len(self.session.figures) == count:
+            say("stopped before the first word; /regen sends the message again")
+        else:
+            figures, messages = self.session.figures[-1], self.session.messages
+            if self.as_json:
+                self.print_json(
+                    {"message": messages[-2]["content"], "text": messages[-1]["content"], **figures.as_dict()}
+                )
+            else:
+                say(figures.line() + ("\n" if self.lines.typed else ""))
+        if stopped() and not self.lines.typed:
+            self.status = 130
+
+    def fail(self, error: BaseException) -> None:
+        _terminal.note(sentence(error))
+        if not self.lines.typed:
+            self.status = 1
+
+    def print_json(self, record: dict[str, Any]) -> None:
+        print(json.dumps(record, ensure_ascii=False), flush=True)
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def do_help(self, _: str) -> None:
+        column = max(len(f"/{name} {argument}") for name, (argument, _) in COMMANDS.items()) + 2
+        for name, (argument, what) in COMMANDS.items():
+            lines = wrap(what, max(_terminal.width() - column, 16))
+            say(f"/{name} {argument}".ljust(column) + f"\n{' ' * column}".join(lines))
+        say('a pasted page is one message; """ begins and ends one that you type over several lines')
+        say("Ctrl-C stops an answer and keeps it")
+
+    def do_pcd(self, argument: str) -> None:
+        if argument:
+            setting = load(argument)
+            self.session.set_pcd(setting)
+            _options.note_of_profile(setting, self.session.llm.model_path)
+        say(f"PCD {_options.describe_pcd(self.session.llm.pcd)}")
+
+    def do_compare(self, _: str) -> None:
+        if self.as_json:
+            with _terminal.interruptible() as stopped, _terminal.progress(None, "answering twice") as bar:
+                answers = self.session.compare(stopped, lambda *_: bar.update(1))
+            self.print_json({"compare": [{"text": a.text, **a.figures.as_dict()} for a in answers]})
+            return
+        titles = [f"PCD {_options.describe_pcd(config)}" for config in self.session.compared]
+        with _compare.view(titles) as view, _terminal.interruptible() as stopped:
+            answers = self.session.compare(stopped, view.write)
+        if answers[0].text == answers[1].text:
+            say("both answers are the same")
+        for answer in answers:
+            say(answer.figures.line())
+
+    def do_regen(self, _: str) -> None:
+        self.answer(self.session.regen)
+
+    def do_undo(self, _: str) -> None:
+        first = self.session.undo().strip().split("\n")[0]
+        say(f"taken back: {first if len(first) < 60 else first[:57] + '...'}")
+
+    def do_clear(self, _: str) -> None:
+        self.session.clear()
+        say("the conversation is forgotten")
+
+    def do_system(self, argument: str) -> None:
+        if argument:
+            self.session.system = "" if argument == "none" else argument
+        say(f"system message: {self.session.system or 'none'}")
+
+    def do_set(self, argument: str) -> None:
+        words = argument.replace("=", " ").split()
+        if words and len(words) != 2:
+            raise InputError("write /set NAME VALUE, such as /set temperature 0.8")
+        if words:
+            name = self.session.sampling.set(*words)
+            say(f"{name} is {words[1]}")
+        else:
+            say(self.session.sampling.describe())
+
+    def do_read(self, argument: str) -> None:
+        say(self.session.read(argument))
+
+    def do_save(self, argument: str) -> None:
+        say(f"saved to {self.session.save(argument)}")
+
+    def do_load(self, argument: str) -> None:
+        say(self.session.load(argument))
+
+    def do_stats(self, _: str) -> None:
+        figures, stats = self.session.figures, self.session.llm.pcd_stats()
+        say(f"{len(figures)} answers, {sum(f.completion_tokens for f in figures)} tokens")
+        keys = f"{stats.second_bytes / 2**20:.1f} MiB of second keys"
+        say(f"PCD: {stats.n_twins} twins (second rows) for {stats.n_tokens} tokens, {keys}")
+        if figures:
+            say(f"last: {figures[-1].line()}")
+
+    def do_exit(self, _: str) -> bool:
+        return False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "pypcd chat MODEL [-p TEXT] [options]"
+    parser.epilog = "Lines from a pipe are answered one by one. /help in the chat lists its commands."
+    _options.add_model(parser)
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this one message and leave")
+    parser.add_argument("--system", metavar="TEXT", default="", help="the system message")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each answer")
+    _options.add_common(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    sampling = _options.sampling_from(args)
+    if args.prompt is not None and not args.prompt.strip():
+        raise InputError("the prompt is empty")
+    llm = _loading.load_model(args)
+    if not has_template(llm):
+        _terminal.note(
+            "this model has no chat template, so it may be a base model: Llama 2's format is used; "
+            "'pypcd generate' continues a text"
+        )
+    chat = Chat(Conversation(llm, sampling, args.system), as_json=args.json)
+    if args.prompt is not None:
+        chat.lines.typed = False
+    chat.greet(no_setting=args.pcd is None)
+    if args.prompt is None:
+        return chat.run()
+    chat.handle(args.prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), literal=True)
+    return chat.status

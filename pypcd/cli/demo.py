@@ -1,0 +1,161 @@
+"""pypcd demo: what PCD does, measured on the small model that comes with pypcd.
+
+An evaluation like those of `pypcd eval`, in a temporary folder, and three of its answers explained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pypcd import Llama, PCDConfig, PCDError
+from pypcd.cli import _options, _progress, _table, _terminal
+from pypcd.decode import PCD as PCDRows
+from pypcd.decode import Session
+from pypcd.errors import InputError
+from pypcd.evaluation import Directory, ModelTokenizer, Paired, Plan, Sample, evaluate, rows, task
+from pypcd.evaluation.plan import BASELINE, Key
+from pypcd.evaluation.stats import NOT_SHOWN, interval
+from pypcd.explain.steps import Candidate, Step, explain
+from pypcd.prompt import prompt_tokens
+from pypcd.vocabulary import Vocabulary
+
+TASK = "kv-short"
+LENGTHS = (240, 530, 1010, 1490)  # tokens with which this model reads 16, 40, 80 and 120 pairs, and answers
+N_POOL = 12  # further questions, which the control (the contrast without positions) takes its prior from
+N_EXAMPLES = 3
+
+PCD, CONTROL = "PCD", "control"
+YOURS = "yours"  # the setting of --pcd
+METHODS = {BASELINE: BASELINE, PCD: "pcd", "window": "pcd:window", CONTROL: "control"}
+TITLES = {PCD: "PCD (paper)", "window": "window twin", YOURS: "yours (--pcd)"}
+
+Records = Mapping[Key, Mapping[str, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--n", type=_options.at_least(2), default=75, help="questions per length (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="other questions (default %(default)s)")
+    parser.add_argument("--question", type=int, metavar="K", help="print question K, for generate or chat, and leave")
+    parser.add_argument("--pcd", metavar="SETTING", help="ask with this setting too: cautious, beta=1.5:window=64 ...")
+    parser.add_argument("--threads", metavar="N", type=_options.at_least(1), help="CPU threads")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    methods = dict(METHODS)
+    if args.pcd is not None:
+        config = _options.pcd_setting(args.pcd, "demo")
+        methods[YOURS] = BASELINE if config is None else PCDRows(config).name
+    plan = Plan("demo", (TASK,), tuple(methods.values()), LENGTHS, n=args.n, seed=args.seed, n_pool=N_POOL)
+    if args.question is not None:
+        return _print_question(plan, args.question)
+
+    options = {"n_threads": args.threads, "n_threads_batch": args.threads}
+    with tempfile.TemporaryDirectory() as folder, _progress.following("asking") as progress:
+        outcome = evaluate(plan, Directory(folder), options=options, progress=progress)
+    for trouble in (*outcome.refused.values(), *(r["error"] for r in outcome.records.values() if r.get("error"))):
+        raise PCDError(trouble)
+
+    cells = list(_cells(plan, outcome.records, methods))
+    if args.json:
+        record = {"model": "demo", "n_per_length": args.n, "seed": args.seed}
+        listed = [{"n_tokens": n_tokens, "method": name, **vars(result)} for n_tokens, name, result in cells]
+        print(json.dumps({**record, "cells": listed}, indent=2))
+        return 0
+
+    print("pypcd's demo model looks up values in a JSON object. A pull towards the last value was planted in it:")
+    print("a test case for the failure that PCD is made for. It is not evidence about any other model.\n")
+    llm = Llama("demo", n_ctx=2048, **options)
+    for text in itertools.islice(_examples(llm, plan, outcome.records), N_EXAMPLES):
+        print(text)
+    _print_table(cells, args.n)
+    print("try one: pypcd demo --question K | pypcd generate demo --pcd paper (or off)")
+    return 0
+
+
+def _samples(llm: Llama, plan: Plan, length: int) -> list[Sample]:
+    return task(TASK).samples(plan.n, length, ModelTokenizer(llm), plan.seed)
+
+
+def _print_question(plan: Plan, k: int) -> int:
+    total = plan.n * len(plan.lengths)
+    if not 1 <= k <= total:
+        raise InputError(f"--question is {k}; allowed: 1 to {total}, --n for each of {len(plan.lengths)} lengths")
+    sample = _samples(Llama("demo", n_ctx=256), plan, plan.lengths[(k - 1) // plan.n])[(k - 1) % plan.n]
+    _terminal.write(sample.prompt.text + "\n" * sys.stdout.isatty())
+    _terminal.say(f"the right value is {sample.answers[0]}, the last one in the prompt {sample.extra['nearest']}")
+    return 0
+
+
+def _cells(plan: Plan, records: Records, methods: Mapping[str, str]) -> Iterator[tuple[int, str, Paired]]:
+    """The length of a prompt in tokens, a method's name, and its comparison with greedy decoding."""
+    of_method = {(row.length, row.method): row.paired for row in rows(plan, records)}
+    for length in plan.lengths:
+        n_tokens = records[TASK, length, 0, BASELINE]["n_prompt"]
+        for name, method in methods.items():
+            yield n_tokens, name, of_method[length, method]
+
+
+def _examples(llm: Llama, plan: Plan, records: Records) -> Iterator[str]:
+    """Questions that greedy decoding gets wrong, at the token where it first goes wrong; first N_EXAMPLES that PCD gets right."""
+    numbered = [(length, index) for length in plan.lengths for index in range(plan.n)]
+
+    def is_right(question: tuple[int, int], method: str) -> bool:
+        return records[(TASK, *question, method)]["score"] == 1
+
+    wrong = [question for question in numbered if not is_right(question, BASELINE)]
+    gained = [question for question in wrong if is_right(question, METHODS[PCD])]
+    others = [question for question in wrong if not is_right(question, METHODS[PCD])]
+    session, vocabulary = Session(llm), Vocabulary(llm)
+    for question in (*gained[:: max(1, len(gained) // N_EXAMPLES)], *others):
+        length, index = question
+        sample = _samples(llm, plan, length)[index]
+        step = first_wrong(session, vocabulary, sample)
+        if step is None:
+            continue
+        plain, pcd = (records[(TASK, *question, method)]["prediction"].strip() for method in (BASELINE, METHODS[PCD]))
+        yield (
+            f"question {numbered.index(question) + 1}: the right value is {sample.answers[0]}, the last one is "
+            f"{sample.extra['nearest']}\n  greedy answers {plain!r}, PCD {pcd!r}; where greedy first goes wrong:\n"
+            f"    before  {_listed(step, lambda c: c.before)}\n    after   {_listed(step, lambda c: c.after)}\n"
+        )
+
+
+def first_wrong(session: Session, vocabulary: Vocabulary, sample: Sample) -> Step | None:
+    """PCD's first step at which greedy decoding would go wrong; None if PCD goes wrong before, or if both have the whole
+    answer."""
+    tokens = prompt_tokens(session.llm, sample.prompt)
+    for step in explain(session, tokens, PCDConfig.paper(), vocabulary, n_top=4, gold=sample.answers[0]):
+        if not any(c.is_gold for c in step.candidates):
+            return None
+        if not min(step.candidates, key=lambda c: c.rank_before).is_gold:
+            return step
+    return None
+
+
+def _listed(step: Step, share: Any, n: int = 4) -> str:
+    best: list[Candidate] = sorted(step.candidates, key=share, reverse=True)[:n]
+    return "   ".join(f"{c.text.strip(chr(34)):<5} {100 * share(c):5.1f}%" for c in best)
+
+
+def _print_table(cells: list[tuple[int, str, Paired]], n: int) -> None:
+    print(
+        f"right: in % of {n} questions a length; difference to greedy, plain decoding, in points with its 95% interval;"
+    )
+    print("wins / losses: questions only this method / only greedy got right\n")
+    head = ("tokens", "method", "right", "difference", "wins / losses")
+    lines = [
+        (str(n_tokens), TITLES.get(name, name), f"{c.score:.1f}")
+        + (("", "") if name == BASELINE else (interval(c), f"{c.wins} / {c.losses}"))
+        for n_tokens, name, c in cells
+    ]
+    print(_table.table(head, lines, (True, False, True, False, True), 2, _table.columns()))
+    print(f"\n{NOT_SHOWN}")
+    print("window twin: PCD whose second evaluation sees only the last 64 tokens, without over-rotation")
+    print("control: subtracts what other questions make likely; a gain that it shares does not come from position.")

@@ -1,0 +1,170 @@
+"""pypcd eval: whether a method helps this model, by how much, at what length, and whether that is more than chance."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+
+from pypcd import plots
+from pypcd.cli import _options, _progress, _table, _terminal
+from pypcd.errors import InputError, PCDError
+from pypcd.evaluation import (
+    GROUPS,
+    Directory,
+    Plan,
+    Row,
+    csv_text,
+    evaluate,
+    facts,
+    markdown,
+    rows,
+    run_options,
+    tasks_of,
+)
+from pypcd.evaluation.plan import BASELINE, HALVES
+from pypcd.evaluation.stats import fewest
+from pypcd.evaluation.tasks import parts_of
+from pypcd.evaluation.tasks.everyday import SHORT, kind_of
+from pypcd.gguf import resolve_model
+from pypcd.lab.paper import (
+    PAPER_TABLES,
+)
+
+DEFAULT_METHODS = (BASELINE, "pcd", "pcd:gentle", "pcd:window:relative_top=0.1", "control")
+DEFAULT_LENGTHS = (1024, 2048, 4096)
+DEFAULT_N = 300
+
+EVERYDAY_LENGTHS = (SHORT, 1024)
+
+QUICK_METHODS = (BASELINE, "pcd:gentle", "pcd:window:relative_top=0.1")
+QUICK_LENGTHS = (1024,)
+QUICK_N = 50
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "pypcd eval MODEL [options]"
+    parser._actions[0].help = argparse.SUPPRESS  # -h: help is to fit a screen, and whoever reads it has found it
+    _options.add_model(parser)
+    add = parser.add_argument
+    add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
+    add("--method", metavar="NAME,...", help="besides greedy (default: pcd, two variants, control)")
+    add("--length", metavar="N,...", help="tokens of prompt and answer (1k,2k,4k; everyday: 300,1k)")
+    n, few = (_of_each(["everyday"], n) for n in (DEFAULT_N, QUICK_N))
+    add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell ({DEFAULT_N}; everyday: {n} a task)")
+    add(
+        "--quick",
+        action="store_true",
+        help=f"{QUICK_N} (everyday: {few}) questions, {len(QUICK_METHODS)} methods, 1k only",
+    )
+    add("--half", metavar="HALF", choices=HALVES, help="first, to choose by, or second, to judge by")
+    add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
+    add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, next to your figures")
+    add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
+    add("--data", metavar="PATH", help="where the questions of longbench-... are")
+    add("--chat", action="store_true", help="ask through the model's chat template")
+    add("--max-tokens", metavar="N", type=_options.at_least(1), help="longest answer (default: the task's own)")
+    _options.add_jobs(parser)
+    _options.add_machine(parser)
+    _options.add_list(parser)
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    plan, paper = _plan(args), PAPER_TABLES.get(args.paper)
+    out = Directory(args.out or f"eval-{pathlib.Path(args.model).stem}{'-quick' * args.quick}")
+    path = resolve_model(args.model)
+    with _terminal.resumable(), _options.jobs(args) as jobs:
+        options = run_options(plan, _options.machine_options(args), jobs)
+        with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
+            known = facts(plan, options, bar.update, jobs)
+        with _progress.following("answering") as progress:
+            outcome = evaluate(plan, out, jobs=jobs, options=options, model_facts=known, progress=progress)
+
+    metrics = {name: made.metric for name, made in tasks_of(plan).items()}
+    text = markdown(plan, outcome.records, metrics, outcome.refused)
+    if paper is not None:
+        text += "\n" + paper.markdown(plan, outcome.records)
+    (out.path / "summary.md").write_text(text, encoding="utf-8")
+    (out.path / "summary.csv").write_text(csv_text(plan, outcome.records), encoding="utf-8")
+    table = rows(plan, outcome.records)
+    _picture(table, out.path / "summary.png")
+    if args.json:
+        record = {
+            "plan": vars(plan),
+            "refused": outcome.refused,
+            "rows": [row.as_dict() for row in table],
+        }
+        print(json.dumps(record, indent=2))
+    else:
+        if args.quick:
+            n, names = len(plan.indices(plan.n)), _tasks(args)
+            together = "".join(f", {n * len(GROUPS[name])} of all of {name}" for name in names if name in GROUPS)
+            more = "" if args.n else f"{_of_each(names, DEFAULT_N)} questions, "
+            text += (
+                f"\n\nquick: {n} questions a cell{together}, of which at least {fewest()} must differ to show anything; "
+                f"without --quick {more}more lengths and methods are asked.\n"
+            )
+        columns = _table.columns()
+        _terminal.write(text if columns is None else _table.aligned(text, columns))
+    _terminal.say(f"answers and tables are in {out.path}")
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    paper = PAPER_TABLES.get(args.paper)
+    if args.quick and paper:
+        raise InputError("--quick and --paper choose lengths and methods; give one of them")
+    tasks = _tasks(args)
+    usual = EVERYDAY_LENGTHS if all(map(kind_of, parts_of(tasks))) else DEFAULT_LENGTHS
+    lengths: tuple[int, ...] = QUICK_LENGTHS if args.quick else usual
+    methods: tuple[str, ...] = QUICK_METHODS if args.quick else DEFAULT_METHODS
+    if paper:
+        lengths, methods = paper.lengths, paper.methods
+    return Plan(
+        model=args.model,
+        tasks=tasks,
+        methods=_options.names(args.method) or methods,
+        lengths=_options.lengths(args.length) if args.length else lengths,
+        n=args.n or _of_each(tasks, QUICK_N if args.quick else DEFAULT_N),
+        seed=args.seed,
+        chat=args.chat,
+        data=args.data,
+        max_tokens=args.max_tokens,
+        half=args.half,
+    )
+
+
+def _tasks(args: argparse.Namespace) -> tuple[str, ...]:
+    paper = PAPER_TABLES.get(args.paper)
+    return _options.names(args.task) or (paper.tasks if paper else (_options.default_task(args.model),))
+
+
+def _of_each(tasks: Sequence[str], n: int) -> int:
+    """How many questions each task is asked so that a cell has n: a group's cell has those of all its tasks.
+
+    Raises:
+        ValueError: there are groups and other tasks.
+    """
+    groups = [name for name in tasks if name in GROUPS]
+    others = [name for name in tasks if name not in GROUPS]
+    if not groups:
+        return n
+    each = -(-n // max(len(GROUPS[name]) for name in groups))
+    if others:
+        raise InputError(
+            f"--task has {groups[0]} and {others[0]}, which are asked {each} and {n} questions of each task unless --n says "
+            "how many; give --n, or ask them in two runs"
+        )
+    return each
+
+
+def _picture(table: Sequence[Row], path: pathlib.Path) -> None:
+    if not any(row.method != BASELINE for row in table):
+        return
+    try:
+        plots.save(plots.differences(table), path)
+    except PCDError as error:
+        _terminal.say(f"no picture was drawn: {error}")

@@ -1,0 +1,188 @@
+"""pypcd explain: for each generated token, the candidates before and after the contrast."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from pypcd import PCDError, plots
+from pypcd.cli import _loading, _options, _terminal
+from pypcd.cli._text import cells, wrap
+from pypcd.cli.generate import read_prompt
+from pypcd.decode import Session
+from pypcd.errors import InputError
+from pypcd.explain.page import page
+from pypcd.explain.steps import Candidate, Step, explain, strength_of
+from pypcd.prompt import Prompt, prompt_tokens
+from pypcd.vocabulary import Vocabulary, shown
+
+LEGEND = "> chosen   * leads to the right answer   L: the model   L*: over-rotated   PCD: after the contrast"
+STRENGTH = "   beta: how strong the contrast is"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "pypcd explain MODEL [-p TEXT | -f FILE] [options] [< FILE]"
+    _options.add_model(parser)
+    add = parser.add_argument
+    add("-p", "--prompt", metavar="TEXT", help="the prompt (default: stdin, without its last newline)")
+    add("-f", "--file", metavar="FILE", type=pathlib.Path, help="read the prompt from a file")
+    add("--chat", action="store_true", help="use the model's chat template")
+    add("--gold", metavar="TEXT", help="the right answer; its tokens are marked")
+    add("--pcd", metavar="SETTING", default="paper", help="a preset, or beta=1.5:window=64 ... (default %(default)s)")
+    add("--max-tokens", metavar="N", type=_options.at_least(1), default=12, help="tokens at most (default %(default)s)")
+    add("--top", metavar="N", type=_options.at_least(1), default=4, help="candidates of each row (default %(default)s)")
+    add("--n-ctx", metavar="N", type=_options.at_least(0), default=0, help="context (default: the model's)")
+    _options.add_machine(parser)
+    add("--html", metavar="FILE", type=pathlib.Path, help="also write an HTML page")
+    add("--picture", metavar="FILE", type=pathlib.Path, help="draw the first token that plain decoding would not write")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    setting = _options.pcd_setting(args.pcd, args.model)
+    if setting is None:
+        raise InputError("--pcd is off, so there is nothing to explain; allowed: on, a preset, or values")
+    if args.file is not None and args.prompt is not None:
+        raise InputError("there are two prompts, -p and -f; give one of them")
+    if args.gold is not None and not args.gold.strip():
+        raise InputError("--gold is empty; give the right answer, or leave it out")
+    if args.file is not None:
+        text = args.file.read_bytes().decode("utf-8", "replace").removesuffix("\n")
+        if not text:
+            raise InputError(f"{args.file} is empty")
+    else:
+        text = read_prompt(args.prompt)
+    for option, path in (("--html", args.html), ("--picture", args.picture)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"{option}: there is no folder {path.parent}")
+    if args.picture is not None:
+        plots.require()
+        plots.kind(args.picture)
+
+    llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
+    llm.check_pcd(setting)
+    # as in generate, control tokens in a plain prompt are read as control tokens
+    tokens = (
+        prompt_tokens(llm, Prompt(after=text), chat=True) if args.chat else llm.tokenize(text.encode(), special=True)
+    )
+    if len(tokens) >= llm.n_ctx():
+        raise PCDError(f"the prompt has {len(tokens)} tokens, the context {llm.n_ctx()}; give a larger --n-ctx")
+
+    vocabulary = Vocabulary(llm)
+    session = Session(llm)
+    told = explain(session, tokens, setting, vocabulary, n_tokens=args.max_tokens, n_top=args.top, gold=args.gold)
+    steps: list[Step] = []
+    for step in told:
+        if not args.json:
+            if not steps:
+                legend = LEGEND + (STRENGTH if setting.adaptive else "")
+                print("\n".join(wrap(legend, _terminal.width())))
+            note = strength_of(step) if setting.adaptive or step.below else ""
+            print("\n" + table(step, _terminal.width(), note), flush=True)
+        steps.append(step)
+    answer = written(vocabulary, steps)
+    record = {
+        "model": args.model,
+        "pcd": setting.as_dict(),
+        "n_prompt": len(tokens),
+        "gold": args.gold,
+        "text": answer.decode("utf-8", "replace"),
+        "steps": [step.as_dict() for step in steps],
+    }
+    if args.html is not None:
+        facts = {"model": args.model, "PCD": _options.describe_pcd(setting), "prompt": f"{len(tokens)} tokens"}
+        if args.gold is not None:
+            facts["right answer"] = args.gold
+        shown_page = page({**facts, "answer": record["text"]}, text, steps, with_strength=setting.adaptive is not None)
+        args.html.write_text(shown_page, encoding="utf-8")
+        _terminal.say(f"written to {args.html}")
+    if args.json:
+        json.dump(record, sys.stdout, ensure_ascii=False)
+        print()
+    if args.picture is not None:
+        # with beta=0 the contrast is L itself, so this is what plain decoding writes
+        plain = explain(session, tokens, setting.replace(beta=0.0), vocabulary, n_tokens=args.max_tokens, n_top=1)
+        draw(args.picture, vocabulary, list(plain), steps, args.gold)
+        _terminal.say(f"drawn in {args.picture}")
+    return 0
+
+
+def written(vocabulary: Vocabulary, steps: Sequence[Step]) -> bytes:
+    return b"".join(vocabulary.text(c.token) for step in steps for c in step.candidates if c.is_chosen)
+
+
+def draw(
+    path: pathlib.Path,
+    vocabulary: Vocabulary,
+    plain: Sequence[Step],
+    steps: Sequence[Step],
+    gold: str | None,
+) -> None:
+    """The first token that plain decoding would not have written.
+
+    Raises:
+        PCDError: there is no such token.
+    """
+    k = next((step.index for step in steps if step.is_changed), None)
+    if k is None:
+        raise PCDError(f"{path} was not drawn: plain decoding writes the same {len(steps)} tokens")
+
+    def is_right(answer: Sequence[Step]) -> bool | None:
+        if gold is None:
+            return None
+        if gold.strip() in written(vocabulary, answer).decode("utf-8", "replace"):
+            return True
+        return False if answer[-1].text == "(end)" else None  # unfinished: it may still come
+
+    def text(part: Sequence[Step]) -> str:
+        return shown(written(vocabulary, part))[1:-1] if written(vocabulary, part) else "(nothing)"
+
+    figure = plots.decisive_token(
+        steps[k],
+        text(plain[k:]).strip(),
+        text(steps[k:]).strip(),
+        beta=steps[k].beta or 0.0,
+        before=text(steps[:k]) if k else "",
+        is_right=(is_right(plain), is_right(steps)),
+    )
+    plots.save(figure, path)
+
+
+def table(step: Step, columns: int, note: str = "") -> str:
+    """A step's candidates in at most `columns` cells, at least 36; with their ranks if there is room. `note` goes on top."""
+    ranks = columns >= 52
+    space = min(max(columns - 26 - 14 * ranks, 8), 24)  # marks 3, three numbers of 7 each, a gap
+    plain = min(step.candidates, key=lambda c: c.rank_before).text
+    title = f"token {step.index + 1}  {step.text}" + (f"   plain: {plain}" if step.is_changed else "")
+    title += f"   {note}" if note else ""
+    head = f"   {_fit('', space)} {'L':>6} {'L*':>6} {'PCD':>6}" + ("   rank" if ranks else "")
+    lines = [_cut(title, columns), head, *(_line(c, space, ranks) for c in step.candidates)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _line(c: Candidate, space: int, ranks: bool) -> str:
+    marks = (">" if c.is_chosen else " ") + ("*" if c.is_gold else " ")
+    over = "-" if c.local is None else _percent(c.local)
+    after = "-" if c.rank_after is None else _percent(c.after)
+    rank = f"   {c.rank_before} -> {'-' if c.rank_after is None else c.rank_after}" if ranks else ""
+    return f"{marks} {_fit(c.text, space)} {_percent(c.before):>6} {over:>6} {after:>6}{rank}"
+
+
+def _percent(p: float) -> str:
+    return f"{100 * p:.1f}%" if p < 0.9995 else "100%"
+
+
+def _cut(text: str, columns: int) -> str:
+    if cells(text) <= columns:
+        return text
+    while cells(text) > columns - 2:
+        text = text[:-1]
+    return text + ".."
+
+
+def _fit(text: str, columns: int) -> str:
+    text = _cut(text, columns)
+    return text + " " * (columns - cells(text))

@@ -1,0 +1,63 @@
+"""pypcd generate: continue a prompt."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from pypcd.cli import _loading, _options, _terminal
+from pypcd.cli._generation import ContextFull, Generation
+from pypcd.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "pypcd generate MODEL [-p TEXT] [options] [< FILE]"
+    _options.add_model(parser)
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt (default: stdin, without its last newline)")
+    parser.add_argument(
+        "--stop", metavar="TEXT", action="append", default=[], help="stop before this text; may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object: the text and its figures")
+    _options.add_common(parser)
+
+
+def read_prompt(given: str | None) -> str:
+    if given is not None:
+        text = given.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    elif sys.stdin.isatty():
+        raise InputError("there is no prompt; give one with -p TEXT or on standard input")
+    else:
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+        text = text.removesuffix("\n")
+    if not text:
+        raise InputError("the prompt is empty")
+    return text
+
+
+def run(args: argparse.Namespace) -> int:
+    sampling = _options.sampling_from(args)
+    prompt = read_prompt(args.prompt)
+    llm = _loading.load_model(args)
+    if args.pcd is None:
+        _terminal.say(_options.how_to_turn_on("--pcd"))
+    tokens = llm.tokenize(prompt.encode(), add_bos=True, special=True)
+    with _terminal.interruptible() as stopped:
+        try:
+            generation = Generation(llm, tokens, sampling, stop=args.stop, stopped=stopped)
+        except ContextFull as error:
+            raise ContextFull(f"the prompt is too long: {error}; start with a larger --n-ctx or shorten it") from None
+        unseen = args.json or not sys.stdout.isatty()
+        with _terminal.progress(None, "generating", enabled=unseen) as bar:
+            for piece in generation:
+                bar.update(generation.figures.completion_tokens - bar.n)
+                if not args.json:
+                    _terminal.write(piece)
+    figures = generation.figures
+    if args.json:
+        record = {"model": args.model, "text": generation.text, "seed": generation.seed, **figures.as_dict()}
+        print(json.dumps(record, ensure_ascii=False))
+    else:
+        _terminal.write("\n")
+        _terminal.say(figures.line())
+    return 130 if figures.finish_reason == "interrupted" else 0

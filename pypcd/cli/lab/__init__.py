@@ -1,0 +1,1 @@
+"""The commands of `pypcd lab`: the paper's measurements, a module each."""

@@ -1,0 +1,158 @@
+"""pypcd serve: llama.cpp's own server, with PCD for each request as it asks.
+
+Exit status: 0 after Ctrl-C or SIGTERM, 1 if the model does not load or the server dies, 2 for a mistake in the arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable, Collection
+from typing import Any
+
+from pypcd import served
+from pypcd.cli import _options, _terminal
+from pypcd.cli._text import sentence
+from pypcd.errors import MENDABLE, PCDError
+from pypcd.server import OptionError, Server, show_options
+from pypcd.settings import load
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _options.add_model(parser, nargs="+", what="a GGUF file, 'demo', a folder of them, or models.ini; several too")
+    parser.usage = "pypcd serve MODEL[=SETTING] ... [options] [-- llama-server's own options]"
+    parser.epilog = (
+        'A request chooses with "pcd": true, false, a preset or values in its body, or by its model: NAME:pcd, '
+        "NAME:pcd-gentle. See docs/serve.md. Ctrl-C ends the server."
+    )
+    parser.set_defaults(server_options=[])
+    add = parser.add_argument
+    add("--pcd", metavar="SETTING", help="where neither a request nor MODEL says: off (default), gentle ...")
+    add(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="address to listen on, or several with commas (default: 127.0.0.1)",
+    )
+    add("--port", metavar="N", type=_options.at_least(0), default=8080, help="0: any free one (default: 8080)")
+    add(
+        "--parallel",
+        metavar="N",
+        type=_options.at_least(1),
+        default=4,
+        help="requests at once; each has its part of the context (4)",
+    )
+    add("--api-key", metavar="KEY", help="what clients have to send")
+    _options.add_rpc(parser)
+    add("--verbose", action="store_true", help="the server's own log, on stderr")
+
+
+def run(args: argparse.Namespace) -> int:
+    if {"--help", "-h"} & set(args.server_options):
+        return show_options()
+    log = _Log(args.verbose)
+    try:
+        setting = load("off" if args.pcd is None else args.pcd)
+        server = Server(
+            served.read(args.model),
+            pcd=setting,
+            host=args.host,
+            port=args.port,
+            parallel=args.parallel,
+            api_key=args.api_key,
+            rpc_servers=args.rpc,
+            options=[*([] if args.verbose else ["--log-verbosity", "1"]), *args.server_options],
+            log=log,
+        )
+    except (*MENDABLE, OSError) as error:
+        print(f"pypcd: {sentence(error)}", file=sys.stderr)
+        return 2
+    for model in server.models:
+        _options.note_of_profile(setting if model.pcd is None else model.pcd, model.path)
+    for remark in server.remarks:
+        _terminal.note(remark)
+    reached = [host for host in server.hosts if host not in _LOCAL]
+    if reached and not _has_key(args):
+        _terminal.note(
+            f"anybody who reaches {' or '.join(reached)} can use this server; --api-key KEY keeps others out"
+        )
+    with _terminal.ending() as stopped, server.running():
+        try:
+            ready = _wait(server, stopped, enabled=not args.verbose)
+        except PCDError as error:
+            print(f"pypcd: {sentence(error)}", file=sys.stderr)
+            return 2 if isinstance(error, OptionError) else 1
+        if ready:
+            log.shows = True
+            refusals = server.refusals()
+            for name, why in refusals.items():
+                _terminal.note(f"{name}: {why}" if len(server.models) > 1 else why)
+            if args.pcd is None and any(one.pcd is None and one.name not in refusals for one in server.models):
+                _terminal.note(
+                    'PCD is off; "pcd": "window:relative_top=0.1" in a request turns it on for that one, --pcd SETTING for all'
+                )
+            _terminal.write(_greeting(server, args, refusals))
+            server.wait(stopped)
+    return 0
+
+
+class _Log:
+    """Shows the server's log. Before it is ready, an error is told in a sentence instead."""
+
+    def __init__(self, shows: bool) -> None:
+        self.shows = shows
+
+    def __call__(self, line: str) -> None:
+        if self.shows:
+            print(line, file=sys.stderr, flush=True)
+
+
+def _wait(server: Server, stopped: Callable[[], bool], *, enabled: bool) -> bool:
+    """Server.wait_until_ready() with a progress bar."""
+    bar = _terminal.progress(100, "loading", unit="%", enabled=enabled)
+
+    def waiting() -> bool:
+        bar.update(server.loaded - bar.n)
+        return stopped()
+
+    with bar:
+        return server.wait_until_ready(waiting)
+
+
+def _greeting(server: Server, args: argparse.Namespace, without: Collection[str]) -> str:
+    """Where it is, and a command that asks it something.
+
+    Args:
+        without: the models that cannot run PCD.
+    """
+    names = list(server.configs)
+    pcd = {name: "off" if name in without else _options.describe_pcd(config) for name, config in server.configs.items()}
+    wanted = f"{names[0]}:pcd-{pcd[names[0]]}"  # to show how a name chooses
+    if len(names) == 1:
+        head = f"{names[0]} | PCD {pcd[names[0]]} where a request does not say | Ctrl-C to end\n"
+    else:
+        width = max(map(len, names))
+        head = f"{len(names)} models | Ctrl-C to end\n"
+        for name, setting in pcd.items():
+            later = "" if name in server.at_start else "; loaded when it is asked for"
+            head += f"  {name:<{width}}  PCD {setting} where a request does not say{later}\n"
+    body: dict[str, Any] = {
+        "model": wanted if wanted in server.names() else names[0],
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 64,
+    }
+    key = " -H 'Authorization: Bearer KEY'" if _has_key(args) else ""
+    return (
+        f"{head}"
+        f"  page    {server.url}/\n"
+        f"  OpenAI  {server.url}/v1\n"
+        f"  try     curl -s {server.url}/v1/chat/completions{key} -d {shlex.quote(json.dumps(body))}\n"
+    )
+
+
+def _has_key(args: argparse.Namespace) -> bool:
+    return bool(args.api_key) or bool({"--api-key", "--api-key-file"} & set(args.server_options))

@@ -1,0 +1,176 @@
+"""Decoding methods, for any GGUF model.
+
+    method = pypcd.decode.parse("rephrase+pcd:beta=1.5")
+    method.generate(llm, Prompt(before, segments, joiner, after)).text
+
+A method has three parts: an edit of the prompt, the source of the rows (the logits of each step), and the search that
+chooses tokens from them. A name is one part, or several joined by "+"; its values follow, each after a colon:
+
+    greedy  sample:temperature=0.7:seed=1  beam:4                    search: how tokens are chosen
+    pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control  cad:0.5  rows: where logits come from
+    dola-low  dola-high  dola:16:18:20:relative_top=0.1
+    ms-poe  ms-poe-outlier  ms-poe:max_ratio=1.6:first_layer=0
+    self-extend:4:width=512
+    rephrase  segr  segr-ends  segr-vote:5                            edit: how the prompt is changed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pypcd.config import PCDConfig
+from pypcd.decode.method import Answer, Edit, Method
+from pypcd.decode.rows import PCD, Control, Plain, RowSource, Stream
+from pypcd.decode.search import Greedy, Sampling, Search
+from pypcd.decode.session import Session
+from pypcd.errors import InputError, did_you_mean
+from pypcd.prompt import Prompt
+from pypcd.settings import is_profile, joined, read_values
+
+__all__ = [
+    "NAMES",
+    "PCD",
+    "Answer",
+    "Control",
+    "Edit",
+    "Greedy",
+    "Method",
+    "Plain",
+    "Prompt",
+    "RowSource",
+    "Sampling",
+    "Search",
+    "Session",
+    "Stream",
+    "parse",
+    "setting_of",
+    "values_of",
+]
+
+
+def values_of(make: Any, words: Sequence[str], first: str = "") -> Any:
+    """An instance of a dataclass from name=value words; a bare word is the field `first`."""
+    kind = getattr(make, "func", make)
+    fields = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if isinstance(f.default, (int, float, type(None))) and not isinstance(f.default, bool)
+    ]
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if (name if equals else first) not in fields:
+            near = did_you_mean(name, fields)
+            raise InputError(f"{kind.__name__} has no value {name!r}{near}; it has: {', '.join(fields)}")
+    return make(**read_values(word if "=" in word else f"{first}={word}" for word in words))
+
+
+def _pcd(words: Sequence[str]) -> PCD:
+    if any(is_profile(word) for word in words):
+        raise InputError(
+            "a profile's file may change, so a method does not take one; write its values, such as pcd:beta=1.5:window=64"
+        )
+    config = PCDConfig.resolve(":".join(words)) if words else PCDConfig()
+    if config is None:
+        raise InputError("pcd:off is plain decoding; write greedy")
+    return PCD(config)
+
+
+def _without_values(make: Callable[[], Any]) -> Callable[[Sequence[str]], Any]:
+    def made(words: Sequence[str]) -> Any:
+        if words:
+            raise InputError(f"{':'.join(words)!r} follows a method that takes no values")
+        return make()
+
+    return made
+
+
+def _lab(home: str, **fixed: Any) -> Callable[[Sequence[str]], Any]:
+    """Makes a part that the lab has, which is imported when its name is first read: home is "module:maker"."""
+
+    def made(words: Sequence[str]) -> Any:
+        module, _, name = home.partition(":")
+        make = getattr(importlib.import_module(f"pypcd.lab.methods.{module}"), name)
+        return make(words, **fixed)
+
+    return made
+
+
+# name -> (which part of a Method it is, how to make it from the words after the name)
+_PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
+    "greedy": ("search", _without_values(Greedy)),
+    "sample": ("search", lambda words: values_of(Sampling, words, "temperature")),
+    "pcd": ("rows", _pcd),
+    "control": ("rows", lambda words: values_of(Control, words, "beta")),
+    "beam": ("search", _lab("beam:parse")),
+    "cad": ("rows", _lab("cad:parse")),
+    "dola": ("rows", _lab("dola:parse")),
+    "dola-low": ("rows", _lab("dola:parse", layers="low")),
+    "dola-high": ("rows", _lab("dola:parse", layers="high")),
+    "self-extend": ("rows", _lab("selfextend:parse")),
+    "ms-poe": ("rows", _lab("mspoe:parse")),
+    "ms-poe-outlier": ("rows", _lab("mspoe:parse", order="outlier")),
+    "segr": ("edit", _lab("edits:parse_sort")),
+    "segr-ends": ("edit", _lab("edits:parse_sort", ends=True)),
+    "segr-vote": ("edit", _lab("edits:parse_vote")),
+    "rephrase": ("edit", _lab("edits:parse_rephrase")),
+}
+
+NAMES = tuple(_PARTS)
+
+
+def parse(text: str) -> Method:
+    """A method from its name.
+
+    Raises:
+        ValueError: there is no such method, a value is out of range, or two parts exclude each other.
+    """
+    parts: dict[str, Any] = {}
+    for part in text.strip().split("+"):
+        new = joined(part)
+        name, *words = new.split(":")
+        if name not in _PARTS:
+            raise InputError(f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}")
+        kind, make = _PARTS[name]
+        if kind in parts:
+            raise InputError(f"{text!r} has two parts of one kind; allowed: one of each kind: {_by_kind()}")
+        try:
+            parts[kind] = make(words)
+        except InputError as error:
+            raise InputError(f"{part.strip()}: {error}") from error
+        if new != part.strip():  # checked last, so that the advised spelling is known to be valid
+            raise InputError(f"method is {part.strip()!r}; allowed: words joined by colons; write {new}")
+    return Method(text.strip(), **parts)
+
+
+def setting_of(name: str, others: Sequence[str] = ()) -> PCDConfig | None:
+    """The PCD setting of a method that is only that; None for "greedy".
+
+    Args:
+        others: further names that the caller takes, for the message.
+
+    Raises:
+        ValueError: there is no such method, it is more than a PCD setting, or a value is out of range.
+    """
+    kind = joined(name).split(":")[0]
+    method = parse(name) if kind in ("greedy", "pcd") else None
+    if method is None or method.edit or method.search != Greedy() or not isinstance(method.rows, (Plain, PCD)):
+        names = ("greedy", "pcd", *others)
+        allowed = f"{', '.join(names)}; pcd with any setting, such as pcd:beta=1.5:window=64"
+        raise InputError(f"method is {name!r}{_instead(kind, names)}; allowed: {allowed}")
+    return method.rows.pcd
+
+
+def _instead(name: str, names: Iterable[str]) -> str:
+    if "=" in name:
+        return ", a value follows its method and a colon"
+    return " (write greedy)" if name == "plain" else did_you_mean(name, names)
+
+
+def _by_kind() -> str:
+    kinds: dict[str, list[str]] = {}
+    for name, (kind, _) in _PARTS.items():
+        kinds.setdefault(kind, []).append(name)
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())

@@ -1,0 +1,166 @@
+"""What a llama_cpp.Llama holds of the library -- its model, context and batch -- where a wrong call would end the process.
+
+guard_handles() gives each a class that checks what llama.cpp does not; invalidate_handles() leaves, of what was freed, something that raises
+a sentence whatever is asked of it, also through a tokenizer that outlives its model. In a process forked with a model
+open the context goes the same way, and nothing of the parent's is freed; tokenization needs no context and goes on. None of
+this costs a test per call. Knows nothing of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+from llama_cpp import _internals
+
+from pypcd.engine._log import reason
+from pypcd.errors import InputError, ModelError, PCDError
+
+__all__ = ["guard_handles", "invalidate_handles", "is_open"]
+
+_UNBLOCKED = (0, 1, 30)  # F32, F16, BF16 of enum ggml_type; llama_cpp does not name the last
+_CLOSED = "the model is closed, by close() or the end of its with block; open it again with pypcd.Llama(...)"
+_FORKED = (
+    "this process was forked with the model open, and the threads that compute stayed behind in process {}; open the "
+    'model in this process, or start processes by multiprocessing.get_context("spawn")'
+)
+_LATENT = (
+    "the keys of this context are stored in blocks (type_k={}), and llama.cpp cannot move those of latent attention: it "
+    "would end the process; open the model with type_k and type_v of f16, or evaluate the text again in place of moving it"
+)
+
+
+class _Model(_internals.LlamaModel):
+    """A model whose vocabulary is asked only for tokens that it has; llama.cpp ends the process at others."""
+
+    def _checked(self, tokens: list[int]) -> list[int]:
+        n = self.n_vocab()
+        if len(tokens) and not (0 <= min(tokens) and max(tokens) < n):
+            wrong = next(token for token in tokens if not 0 <= token < n)
+            raise InputError(f"token {wrong} is not in the vocabulary; allowed: 0 to {n - 1}")
+        return tokens
+
+    def detokenize(self, tokens: Any, special: bool = False) -> bytes:
+        tokens = list(tokens)
+        return bytes(super().detokenize(self._checked(tokens), special))
+
+    def token_to_piece(self, token: int, special: bool = False) -> bytes:
+        return bytes(super().token_to_piece(self._checked([token])[0], special))
+
+    def token_get_text(self, token: int) -> str:
+        return str(super().token_get_text(self._checked([token])[0]))
+
+    def token_get_score(self, token: int) -> float:
+        return float(super().token_get_score(self._checked([token])[0]))
+
+    def token_get_attr(self, token: int) -> int:
+        return int(super().token_get_attr(self._checked([token])[0]))
+
+
+class _Context(_internals.LlamaContext):
+    """A context whose keys are moved only where llama.cpp can."""
+
+    def kv_cache_seq_shift(self, seq_id: int, p0: int, p1: int, shift: int) -> None:
+        check_shift(self)
+        super().kv_cache_seq_shift(seq_id, p0, p1, shift)
+
+
+class _Batch(_internals.LlamaBatch):
+    """A batch that takes at least one token, and no more than it has room for; others are written beside its memory."""
+
+    def _check(self, tokens: Sequence[int], n_before: int) -> None:
+        if not len(tokens):
+            raise InputError("there are no tokens to evaluate; give a text that is not empty")
+        if n_before + len(tokens) > self._n_tokens:
+            raise InputError(
+                f"a batch of {n_before + len(tokens)} tokens; allowed: {self._n_tokens}, which is this model's n_batch"
+            )
+
+    def set_batch(self, batch: Sequence[int], n_past: int, logits_all: bool) -> None:
+        self._check(batch, 0)
+        super().set_batch(batch, n_past, logits_all)
+
+    def add_sequence(self, batch: Sequence[int], seq_id: int, logits_all: bool) -> None:
+        self._check(batch, self.batch.n_tokens)
+        super().add_sequence(batch, seq_id, logits_all)
+
+
+class _Gone:
+    """What is left of a handle that was freed, or that belongs to another process."""
+
+    _why: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python's own questions
+            raise AttributeError(name)
+        raise PCDError(self._why)
+
+    def close(self) -> None:
+        pass
+
+
+_CLASSES = {"_model": _Model, "_ctx": _Context, "_batch": _Batch}
+_open: weakref.WeakSet[llama_cpp.Llama] = weakref.WeakSet()  # for a process that is forked
+
+
+def is_open(llm: llama_cpp.Llama) -> bool:
+    return not isinstance(getattr(llm, "_ctx", None), (_Gone, type(None)))
+
+
+def guard_handles(llm: llama_cpp.Llama) -> None:
+    """Once a model is open: check what is asked of it.
+
+    Raises:
+        ModelError: its LoRA was not read, which llama_cpp does not see.
+    """
+    if llm._lora_adapter is not None and not llm._lora_adapter:
+        raise ModelError(f"the LoRA {llm.lora_path} cannot be used with {llm.model_path}: {reason()}")
+    for name, of in _CLASSES.items():
+        getattr(llm, name).__class__ = of
+    _open.add(llm)
+
+
+def invalidate_handles(llm: llama_cpp.Llama) -> None:
+    """Once a model is closed: a sentence in place of freed memory."""
+    _open.discard(llm)
+    for name in _CLASSES:
+        if hasattr(llm, name):
+            _leave(getattr(llm, name), _CLOSED)
+
+
+def shifts(context: _internals.LlamaContext) -> bool:
+    """Whether llama.cpp's kernels can rotate the cached keys; it says yes where they are latent and in blocks, too."""
+    return context.params.type_k in _UNBLOCKED or not any(
+        key.endswith("attention.key_length_mla") for key in context.model.metadata()
+    )
+
+
+def check_shift(context: _internals.LlamaContext) -> None:
+    """
+    Raises:
+        PCDError: llama.cpp would end the process at the next evaluation.
+    """
+    if not shifts(context):
+        raise PCDError(_LATENT.format(context.params.type_k))
+
+
+def _leave(handle: Any, why: str) -> None:
+    vars(handle).clear()
+    handle.__class__ = _Gone
+    handle._why = why
+
+
+def _forked() -> None:
+    """In a new process, before it goes on: what the parent has opened is the parent's."""
+    for llm in list(_open):
+        for stack in (llm._stack, llm._model._exit_stack):
+            stack.pop_all()  # what would free it
+        for name in ("_ctx", "_batch"):
+            _leave(getattr(llm, name), _FORKED.format(os.getppid()))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,239 @@
+"""The plan of an evaluation, and the directory that holds its answers.
+
+A cell is one task at one length: its questions are answered by every method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pypcd.checks import Choice, Integer, check
+from pypcd.errors import InputError
+from pypcd.evaluation.tasks import parts_of
+
+__all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "file_sha256", "is_in"]
+
+BASELINE = "greedy"
+"""The method that all others are compared with: plain greedy decoding."""
+
+HALVES = ("first", "second")
+"""Of the questions: those with even numbers and those with odd ones."""
+
+Key = tuple[str, int, int, str]  # task, length, index of the sample, method
+
+_UNFINISHED = "run.json.new"
+_FREE = ("tasks", "methods", "lengths")  # a run may be continued with other ones
+_PLACES = ("model", "data")  # their hashes are compared, not their paths
+_BY_TASK = "data_sha256"
+_MACHINE = ("devices", "pypcd", "llama_cpp_python", "model_bytes")  # no option changes these
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An evaluation: every method on n questions of every task at every length.
+
+    Attributes:
+        model: the GGUF file.
+        tasks: names; that of a group (tasks.GROUPS) stands for its tasks.
+        methods: names; "greedy", which the others are compared with, is always added.
+        lengths: tokens of a prompt with its answer.
+        n: questions in each cell; all of a task's questions if it has fewer.
+        half: "first": only the questions with even numbers, by which tune() chooses; "second": only those with odd
+            numbers, by which it judges. A run may have both.
+        n_pool: number of other questions of the cell that some methods need (the method control); its pool.
+        data: the file or folder for tasks that read files.
+        max_tokens: the longest answer; None: the task's own limit.
+    """
+
+    model: str
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    lengths: tuple[int, ...]
+    n: int = 300
+    seed: int = 0
+    chat: bool = False
+    n_pool: int = 12
+    data: str | None = None
+    max_tokens: int | None = None
+    half: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", parts_of(self.tasks))
+        for name in _FREE:
+            values = tuple(dict.fromkeys(getattr(self, name)))
+            if not values:
+                raise InputError(f"{name} is empty; give at least one")
+            object.__setattr__(self, name, values)
+        if BASELINE not in self.methods:
+            object.__setattr__(self, "methods", (BASELINE, *self.methods))
+        check(self, n=Integer(1), seed=Integer(0), n_pool=Integer(1))
+        if self.half is not None:
+            check(self, half=Choice(HALVES))
+
+    def indices(self, n: int) -> list[int]:
+        """The numbers of the questions that are asked of n."""
+        return [index for index in range(n) if is_in(self.half, index)]
+
+    def everything(self, counts: Mapping[str, int] | None = None) -> Iterator[Key]:
+        """The keys of all answers, cell by cell and sample by sample; counts: how many questions a task has, if not n."""
+        for task in self.tasks:
+            for length in self.lengths:
+                for index in self.indices((counts or {}).get(task, self.n)):
+                    for method in self.methods:
+                        yield task, length, index, method
+
+
+class Directory:
+    """A run on disk: run.json has the plan, samples.jsonl one line for each sample and method.
+
+    Lines are only appended, each in one write, so that a run killed at any point can continue: at most one line is cut
+    off, and that one is dropped. The order of lines does not matter.
+    """
+
+    def __init__(self, path: str | pathlib.Path) -> None:
+        self.path = pathlib.Path(path)
+        self.samples = self.path / "samples.jsonl"
+
+    def open(self, plan: Plan, facts: dict[str, Any]) -> dict[Key, dict[str, Any]]:
+        """Begin a run, or continue one. Returns the records it already has.
+
+        Args:
+            facts: facts about model and versions. They are kept with the run; it continues only if they are the same.
+
+        Raises:
+            ValueError: the directory holds another run, or something else.
+        """
+        record = json.loads(json.dumps({**dataclasses.asdict(plan), **facts}))
+        del record["half"]  # a run may have both
+        file = self.path / "run.json"
+        if file.exists():
+            before = self._read_run(file)
+            if self._has_answers():  # a plan without any answer may be replaced
+                self._compare(before, record)
+                record[_BY_TASK] = {**record.get(_BY_TASK, {}), **before.get(_BY_TASK, {})}
+                for name in _FREE:
+                    record[name] = list(dict.fromkeys([*before[name], *record[name]]))
+        elif self.path.exists() and any(file.name != _UNFINISHED for file in self.path.iterdir()):
+            raise InputError(f"{self.path} is not empty and not a run of pypcd eval; give another directory")
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self.path / _UNFINISHED
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(file)
+        lines = self._lines()
+        if self._has_answers() and len(lines) < self.samples.stat().st_size:
+            os.truncate(self.samples, len(lines))  # the next one begins where the last whole one ends
+        return self._records(lines)
+
+    def facts(self) -> dict[str, Any]:
+        """The plan of the run and the facts it depends on, as run.json has them.
+
+        Raises:
+            ValueError: the directory holds no run.
+        """
+        file = self.path / "run.json"
+        if not file.exists():
+            raise InputError(f"{self.path} has no run.json, so it is not a run of pypcd eval; give another directory")
+        return self._read_run(file)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """A block in which no other process uses this directory (not on Windows).
+
+        Raises:
+            ValueError: another process uses it.
+        """
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise InputError(
+                f"{self.path} is in use by another evaluation; wait for it, or give another directory"
+            ) from None
+        finally:
+            os.close(folder)
+
+    def _has_answers(self) -> bool:
+        return self.samples.exists() and self.samples.stat().st_size > 0
+
+    def _compare(self, before: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        data = before.get(_BY_TASK, {})
+        for task, value in record.get(_BY_TASK, {}).items():
+            if data.get(task, value) != value:
+                raise InputError(
+                    f"{self.path} holds another run: there {task} had other questions; give another directory"
+                )
+        for name in dict.fromkeys([*record, *before]):
+            value = record.get(name)
+            if name not in (*_FREE, *_PLACES, _BY_TASK) and before.get(name) != value:
+                raise InputError(
+                    f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and {value!r} here; "
+                    f"give {'' if name in _MACHINE else 'the same value, or '}another directory"
+                )
+
+    def append(self, record: dict[str, Any]) -> None:
+        line = json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
+        with self.samples.open("ab") as file:
+            file.write(line.encode("utf-8", "replace"))
+
+    @staticmethod
+    def _read_run(file: pathlib.Path) -> dict[str, Any]:
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or any(name not in record for name in _FREE):
+            raise InputError(f"{file} was not written by pypcd eval; give another directory")
+        return record
+
+    def records(self) -> dict[Key, dict[str, Any]]:
+        """The answers so far; the run may still be going on.
+
+        Raises:
+            ValueError: a line is damaged.
+        """
+        return self._records(self._lines())
+
+    def _lines(self) -> bytes:
+        """The answers' lines, without a last one that was cut off."""
+        data = self.samples.read_bytes() if self.samples.exists() else b""
+        return data[: data.rfind(b"\n") + 1]
+
+    def _records(self, lines: bytes) -> dict[Key, dict[str, Any]]:
+        records = {}
+        for number, line in enumerate(lines.splitlines(), 1):
+            try:
+                record = json.loads(line)
+                key = record["task"], record["length"], record["index"], record["method"]
+            except (ValueError, KeyError, TypeError):
+                raise InputError(f"{self.samples}, line {number}, is damaged; remove it and run again") from None
+            records[key] = record
+        return records
+
+
+def is_in(half: str | None, index: int) -> bool:
+    """Whether the question with this number is in a half; None: in any."""
+    return half is None or index % 2 == HALVES.index(half)
+
+
+def file_sha256(path: str, progress: Callable[[int], object] = lambda n: None) -> str:
+    """A file's SHA-256; progress is called with the bytes of each part."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(2**22):
+            digest.update(part)
+            progress(len(part))
+    return digest.hexdigest()

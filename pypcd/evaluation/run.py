@@ -1,0 +1,430 @@
+"""Runs an evaluation: makes the missing answers of a plan, wherever questions are answered (_places)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import llama_cpp
+
+import pypcd
+from pypcd import machine, threads
+from pypcd.decode import Answer, Method, Session, parse
+from pypcd.errors import MENDABLE, InputError, ModelError, PCDError
+from pypcd.evaluation.executors import Jobs, Record, Work, executor_of, failed_record
+from pypcd.evaluation.gold import Gold
+from pypcd.evaluation.plan import Directory, Key, Plan, file_sha256
+from pypcd.evaluation.progress import Progress
+from pypcd.evaluation.tasks import task as task_named
+from pypcd.evaluation.tasks.longbench import LongBench
+from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
+from pypcd.evaluation.tokenizer import ModelTokenizer
+from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
+from pypcd.llama import Llama
+from pypcd.prompt import Prompt
+from pypcd.vocabulary import Vocabulary
+
+__all__ = [
+    "MakeWorker",
+    "Outcome",
+    "Record",
+    "Worker",
+    "context_of",
+    "counts_of",
+    "evaluate",
+    "facts",
+    "run_options",
+    "tasks_of",
+]
+
+_SPARE = 256  # tokens besides prompt and answer, for what an edit adds
+_BARE = 1024  # tokens for a prompt without its context
+_THREADS = ("n_threads", "n_threads_batch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The result of a run.
+
+    Attributes:
+        records: by task, length, index and method.
+        refused: methods that this model cannot run, with the reason.
+    """
+
+    records: dict[Key, Record]
+    refused: dict[str, str]
+
+
+def facts(
+    plan: Plan,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[int], object] = lambda n: None,
+    jobs: Jobs = 1,
+) -> dict[str, Any]:
+    """What a run depends on besides its plan: hashes of model and data, versions, devices, options of the model.
+
+    The number of threads is left out unless logits depend on it: with flash attention on the CPU.
+
+    Args:
+        progress: called with the bytes of each part of the model's file that has been hashed.
+        jobs: as in evaluate(); of a cluster the devices are its workers'.
+
+    Raises:
+        PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
+    """
+    place = executor_of(jobs)
+    place.n_workers()  # a cluster that cannot be reached is known before a large file is hashed
+    here = _facts(plan, options or {}, lambda path: file_sha256(path, progress))
+    if not place.is_elsewhere:
+        return here
+    found = place.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
+    first = next(iter(found))
+    for worker, there in found.items():
+        why = _difference(there, here, _FILES_AND_VERSIONS)
+        why = why or _difference(there, found[first], (*_DEVICES, "options"), f"on worker {first}")
+        if why is not None:
+            raise PCDError(f"worker {worker}: {why}")
+    return {**found[first]}
+
+
+def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str]) -> dict[str, Any]:
+    path, n_ctx = resolve_model(plan.model), context_of(plan, options)
+    no_matter = ["n_ctx"]  # a run may be continued with other values of these
+    if _threads_matter(options):
+        options = run_options(plan, options)
+    else:
+        no_matter += _THREADS
+    options = {name: value for name, value in options.items() if name not in no_matter}
+    if not machine.has_gpu(options):
+        options.pop("n_gpu_layers", None)
+    data = {name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, LongBench)}
+    return {
+        "model_sha256": sha256(path),
+        "model_bytes": os.path.getsize(path),
+        "data_sha256": data,
+        "options": options,
+        "rope_factors": read_gguf(path).rope_factors(n_ctx),
+        "devices": _devices(on_gpu=machine.has_gpu(options) and options.get("n_gpu_layers") != 0),
+        "pypcd": pypcd.__version__,
+        "llama_cpp_python": llama_cpp.__version__,
+    }
+
+
+# -- on another machine --------------------------------------------------------------------------------------------------
+
+# facts, and what to do where another machine has others
+_FILES_AND_VERSIONS = {
+    "pypcd": "install the same version there",
+    "llama_cpp_python": "install the same version there",
+    "model_bytes": "copy the model there, to the same path",
+    "model_sha256": "copy the model there, to the same path",
+    "data_sha256": "copy the tasks' data there, to the same path",
+}
+_DEVICES = {"devices": "start the workers of a run on machines of one kind, since devices round differently"}
+_THERE = {**_FILES_AND_VERSIONS, **_DEVICES, "options": "start the workers of a run on machines of one kind"}
+
+
+def _anywhere(plan: Plan) -> Plan:
+    """The plan with paths that do not depend on this process's folder. The model "demo" comes with pypcd, everywhere."""
+    path = resolve_model(plan.model)
+    model = plan.model if path == str(DEMO_MODEL) else os.path.abspath(path)
+    return dataclasses.replace(plan, model=model, data=plan.data and os.path.abspath(plan.data))
+
+
+def _facts_there(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a machine that answers.
+
+    Raises:
+        PCDError: it has no such file; and as facts().
+    """
+    try:
+        return _facts(plan, options, lambda path: _sha256(path, os.path.getsize(path), os.stat(path).st_mtime_ns))
+    except FileNotFoundError as error:
+        raise PCDError(f"{str(error).partition(';')[0]}; copy it there, to the same path") from None
+
+
+@functools.lru_cache(maxsize=8)
+def _sha256(path: str, n_bytes: int, changed: int) -> str:
+    """A file's hash, while it stays as it is: workers are asked for it at each part of a run."""
+    return file_sha256(path)
+
+
+def _difference(
+    there: Mapping[str, Any], here: Mapping[str, Any], names: Iterable[str], where: str = "here"
+) -> str | None:
+    """The first fact of another machine that differs, with what to do; None if none does."""
+    for name in names:
+        mine, other = here[name], there[name]
+        if isinstance(mine, dict) and name != "options":  # of the tasks that both have
+            mine, other = ({task: facts[task] for task in mine if task in other} for facts in (mine, other))
+        if mine != other:
+            return f"{name} is {other!r} there, but {mine!r} {where}; {_THERE[name]}"
+    return None
+
+
+def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], known: Mapping[str, Any]) -> Worker:
+    """A worker on another machine, once that is known to have the same files and versions as the run."""
+    why = _difference(_facts_there(plan, options), known, (*_FILES_AND_VERSIONS, *_DEVICES), "in this run")
+    if why is not None:
+        raise PCDError(why)
+    return worker(plan, options)
+
+
+def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[str, Any]:
+    """The options of the model in each process, with numbers of threads that stay for the whole run.
+
+    They are those given, else for several processes a share of the cores (the smallest one, if machines differ), else what
+    is fastest now; or the usual numbers, where logits depend on them.
+
+    Raises:
+        FileNotFoundError, ModelError: there is no such model.
+        PCDError: the cluster cannot be reached.
+    """
+    path = resolve_model(plan.model)
+    decode, batch = (options.get(name) for name in _THREADS)
+    if decode is None:
+        decode = executor_of(jobs).n_threads()
+    if decode is None or batch is None:
+        decode, batch, _ = threads.choose(threads.width_of(path, options), decode, batch)
+    return {**options, **dict(zip(_THREADS, (decode, batch)))}
+
+
+def _threads_matter(options: Mapping[str, Any]) -> bool:
+    """Whether logits depend on the number of threads: with flash attention, in layers that the CPU computes."""
+    gpu, on_gpu = machine.has_gpu(options), options.get("n_gpu_layers")
+    flash_attn = options.get("flash_attn")
+    if flash_attn is None:
+        flash_attn = gpu and on_gpu != 0  # pypcd.Llama's default
+    return bool(flash_attn) and not (gpu and on_gpu in (None, -1))
+
+
+def context_of(plan: Plan, options: Mapping[str, Any]) -> int:
+    """The context that the longest prompt needs, with all answers to it; n_ctx, if it is among the options."""
+    if options.get("n_ctx"):
+        return int(options["n_ctx"])
+    methods, tasks = [parse(name) for name in plan.methods], tasks_of(plan).values()
+    n_answer = max(plan.max_tokens or task.max_tokens for task in tasks)
+    longest = max(plan.lengths) * (2 if any(task.may_exceed for task in tasks) else 1)
+    n_bare = _BARE if any(method.rows.n_sequences > 1 for method in methods) else 0
+    return longest + _SPARE + max(method.n_sequences for method in methods) * n_answer + n_bare
+
+
+def _devices(on_gpu: bool) -> list[str]:
+    return [device["description"] for device in machine.devices() if on_gpu or not device["is_gpu"]]
+
+
+def evaluate(
+    plan: Plan,
+    directory: Directory,
+    *,
+    jobs: Jobs = 1,
+    options: Mapping[str, Any] | None = None,
+    model_facts: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+    worker: MakeWorker | None = None,
+    only: Callable[[Key], bool] | None = None,
+) -> Outcome:
+    """Make the answers that a directory does not have yet, and write each one there at once.
+
+    A sample's prompt is evaluated once, from an empty cache, for all methods that can share it. So an answer does not
+    depend on earlier answers or on the number of processes.
+
+    Args:
+        jobs: number of processes, each with the model; weights are mapped into memory once. Or a Cluster.
+        options: further arguments of pypcd.Llama; see run_options().
+        model_facts: the result of facts() with the same jobs, if it is known already.
+        progress: updated with what is to be answered, and with each answer.
+        worker: makes what answers, in each process; None: Worker.
+        only: which of the plan's answers are wanted now; None: all.
+
+    Raises:
+        ValueError: a task or method is unknown, a length is too short, or the directory holds another run.
+        ModelError: the model cannot be loaded.
+        PCDError: a process ended early; a cluster's scheduler or all of its workers are lost, or as facts().
+    """
+    for name in plan.methods:
+        parse(name)
+    counts, place = counts_of(plan), executor_of(jobs)
+    options = run_options(plan, options or {}, place)
+    with directory.locked():
+        known = facts(plan, options, jobs=place) if model_facts is None else model_facts
+        records = directory.open(plan, known)
+        asked = {key[:3]: record["prompt_sha256"] for key, record in records.items() if record["prompt_sha256"]}
+
+        keys = [key for key in plan.everything(counts) if only is None or only(key)]
+        # answers that failed are tried again
+        missing = [key for key in keys if records.get(key, {"error": ""}).get("error") is not None]
+        todo: dict[tuple[str, int, int], list[str]] = {}
+        for task, length, index, method in missing:
+            todo.setdefault((task, length, index), []).append(method)
+        progress = progress or Progress()
+        progress.begin(keys, missing)
+
+        refused: dict[str, str] = {}
+        make = functools.partial(worker or Worker, _anywhere(plan), options)
+        if place.is_elsewhere:
+            make = functools.partial(_made_there, worker or Worker, _anywhere(plan), options, known)
+        for key, record in place.ask(make, todo, refused):
+            if record is not None:
+                prompt = record["prompt_sha256"]
+                if prompt and asked.setdefault(key[:3], prompt) != prompt:
+                    raise InputError(
+                        f"{directory.path} has answers to another question {key[2]} of {key[0]} at {key[1]} tokens (made by "
+                        "other versions or from other files); give another directory"
+                    )
+                directory.append(record)
+                records[key] = record
+            progress.answered(key, None if record is None else record.get("seconds", 0.0))
+        wanted = set(keys)
+        return Outcome({key: record for key, record in records.items() if key in wanted}, refused)
+
+
+def tasks_of(plan: Plan) -> dict[str, Task]:
+    """A plan's tasks by name; its data go to those that read files.
+
+    Raises:
+        ValueError, FileNotFoundError: as task().
+    """
+    return {name: task_named(name, data=plan.data if name.startswith("longbench-") else None) for name in plan.tasks}
+
+
+def counts_of(plan: Plan) -> dict[str, int]:
+    """How many questions each task has in a cell.
+
+    Raises:
+        ValueError, FileNotFoundError, PCDError: as task(), and as reading its data.
+    """
+    return {name: min(plan.n, made.n_questions or plan.n) for name, made in tasks_of(plan).items()}
+
+
+MakeWorker = Callable[[Plan, Mapping[str, Any]], "Worker"]  # from the plan and the options of the model
+
+
+class Worker:
+    """A model that answers samples. A subclass may keep other facts of an answer (_answered)."""
+
+    def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
+        self.plan = plan
+        self._tasks = tasks_of(plan)
+        self._methods = methods = {name: parse(name) for name in plan.methods}
+        self._pool: tuple[Prompt, ...] = ()
+        self._pooled = methods
+        n_ctx = context_of(plan, options)
+        settings = {"n_seq_max": max(method.n_sequences for method in methods.values()), **options, "n_ctx": n_ctx}
+        self.llm = Llama(plan.model, **settings)
+        self.session = self._whole = Session(self.llm)
+        self.refused: dict[str, str] = {}
+        whole = [name for name, method in methods.items() if method.rows.whole_prompt]
+        if whole:  # a micro-batch as large as a prompt takes much memory: these methods get a context of their own
+            try:
+                self._whole = Session(Llama(plan.model, **{**settings, "n_batch": n_ctx, "n_ubatch": n_ctx}))
+            except ModelError as error:
+                why = f"it needs prompts in one micro-batch, here of {n_ctx} tokens: {error}"
+                self.refused = dict.fromkeys(whole, why)
+        self.vocabulary = Vocabulary(self.llm)
+        self._tokenizer = ModelTokenizer(self.llm, chat=plan.chat)
+        self._counts = counts_of(plan)
+        self._cells: dict[tuple[str, int], tuple[list[Sample], tuple[Prompt, ...]]] = {}
+        for task in self._tasks.values():
+            for length in plan.lengths:
+                _samples(task, 1, length, self._tokenizer, plan.seed)  # fails now if the length is far too short
+
+        for name, method in methods.items():
+            if name not in self.refused:
+                refusal = method.with_pool(_A_PROMPT).refusal(self._session(method).llm, chat=plan.chat)
+                if refusal is not None:
+                    self.refused[name] = refusal
+        # methods without an edit share the cached prompt, so they come first; an edit makes another prompt
+        self._order = sorted(methods, key=lambda name: (methods[name].edit is not None, plan.methods.index(name)))
+
+    def close(self) -> None:
+        for session in (self.session, self._whole):
+            session.llm.close()
+
+    def _session(self, method: Method) -> Session:
+        return self._whole if method.rows.whole_prompt else self.session
+
+    def cell(self, name: str, length: int) -> tuple[list[Sample], tuple[Prompt, ...]]:
+        """The questions of a cell, and its pool: other questions, for methods that need some."""
+        if (name, length) not in self._cells:
+            plan, task = self.plan, self._tasks[name]
+            samples = _samples(task, self._counts[name], length, self._tokenizer, plan.seed)
+            asked = dict.fromkeys(sample.prompt for sample in samples)
+            # a file has few questions: some drawn for the pool are asked too; if too few remain, asked ones fill it
+            n_others = plan.n_pool if task.n_questions is None else min(plan.n_pool + len(asked), task.n_questions)
+            others = [sample.prompt for sample in _samples(task, n_others, length, self._tokenizer, plan.seed + 1)]
+            pool = [*(prompt for prompt in others if prompt not in asked), *asked][: plan.n_pool + 1]
+            self._cells = {(name, length): (samples, tuple(pool))}
+        return self._cells[name, length]
+
+    def answer(self, name: str, length: int, index: int, methods: list[str]) -> Work:
+        samples, pool = self.cell(name, length)
+        others = tuple(prompt for prompt in pool if prompt != samples[index].prompt)[: self.plan.n_pool]
+        if others != self._pool:  # most questions of a cell have the same
+            self._pool = others
+            self._pooled = {method: made.with_pool(others) for method, made in self._methods.items()}
+        for method in self._order:
+            if method in methods:
+                key = name, length, index, method
+                if method in self.refused:
+                    yield key, None
+                else:
+                    yield key, self._record(key, samples[index], self._pooled[method])
+        for session in (self.session, self._whole):
+            session.clear()  # the next sample starts from an empty cache too
+
+    def _record(self, key: Key, sample: Sample, method: Method) -> Record:
+        asked = "".join(question + answer for question, answer in sample.prompt.shots) + sample.prompt.text
+        begun: Record = {
+            "task": key[0],
+            "length": key[1],
+            "index": key[2],
+            "method": key[3],
+            "prompt_sha256": hashlib.sha256(asked.encode("utf-8", "replace")).hexdigest()[:16],
+            "depth": sample.depth,
+            "answers": list(sample.answers),
+        }
+        try:
+            return {**begun, **self._answered(key, sample, method)}
+        except MENDABLE as error:  # only this question failed: go on with the others
+            return {**failed_record(key, str(error)), **begun}
+
+    def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
+        return self._scored(key, sample, method)[1]
+
+    def _scored(self, key: Key, sample: Sample, method: Method) -> tuple[Answer, Record]:
+        """An answer, and what the run keeps of it."""
+        task, plan = self._tasks[key[0]], self.plan
+        gold = Gold(self.vocabulary, sample.gold, *(("", "") if plan.chat else (sample.end, task.stop)))
+        answer = method.generate(
+            self._session(method),
+            sample.prompt,
+            max_tokens=plan.max_tokens or task.max_tokens,
+            stop=task.stop,
+            chat=plan.chat,
+            look=gold.look,
+            grammar=sample.grammar,
+        )
+        return answer, {
+            "prediction": answer.text,
+            "score": task.score(answer.text, sample),
+            "gold_rank": gold.rank,
+            "salience": None if gold.rank is None else 1 / gold.rank,
+            "n_prompt": answer.n_prompt,
+            "n_tokens": len(answer.tokens),
+            "seconds": round(answer.seconds, 4),
+        }
+
+
+def _samples(task: Task, n: int, length: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+    try:
+        return task.samples(n, length, tokenizer, seed)
+    except InputError as error:
+        raise InputError(f"{task.name} at length {length}: {error}") from error
+
+
+_A_PROMPT = (Prompt(after="-"),)

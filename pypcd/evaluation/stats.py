@@ -1,0 +1,197 @@
+"""Paired comparison of two methods on the same samples: the only rule for what counts as a difference, and its format.
+
+Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pypcd.errors import InputError
+
+__all__ = [
+    "MARGIN",
+    "NOT_SHOWN",
+    "Difference",
+    "Paired",
+    "fewest",
+    "interval",
+    "needed",
+    "needed_to_spare",
+    "paired",
+    "paired_counts",
+]
+
+LEVEL = 0.05
+MARGIN = 2.0
+"""Points: a loss below this counts as none (Paired.spares)."""
+
+NOT_SHOWN = f"~: the interval spans zero or p is {LEVEL:.2f} or more, no difference shown"
+"""The meaning of the ~ of interval(), for a legend."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+    """A method against a baseline on the same n samples.
+
+    Attributes:
+        n: samples.
+        score: the method's mean, in percent.
+        wins: number of samples on which the method scored higher.
+        losses: number of samples on which the baseline did.
+        difference: method minus baseline, in points.
+        low: the lower end of the difference's 95% bootstrap interval, in points.
+        high: the upper end.
+        p: exact two-sided McNemar p, or the sign test for scores between 0 and 1; 1 if the two never disagree.
+    """
+
+    n: int
+    score: float
+    wins: int
+    losses: int
+    difference: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes zero and p is below 0.05. Both are needed: if few samples differ, the bootstrap
+        interval alone excludes zero too easily."""
+        return (self.low > 1e-9 or self.high < -1e-9) and self.p < LEVEL  # sums of fractions round
+
+    @property
+    def spares(self) -> bool:
+        """Whether a loss of MARGIN points is excluded (equivalence): the interval's lower end lies above it, and so says
+        Tango's score test. Both are needed: if few samples differ, the bootstrap interval alone is too narrow."""
+        return self.low > -MARGIN and _tango(self.n, self.wins, self.losses, -MARGIN / 100) > _normal(1 - LEVEL / 2)
+
+
+def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0, n_bootstrap: int = 10_000) -> Paired:
+    """Compare scores of 0 to 1, or right and wrong, sample by sample.
+
+    The interval is the percentile bootstrap over samples. For scores other than 0 and 1, p is that of the exact sign
+    test: McNemar's test on which of the two scored higher.
+
+    Raises:
+        ValueError: the two differ in length, or are empty.
+    """
+    a, b = np.asarray(method, float), np.asarray(baseline, float)
+    if len(a) != len(b) or len(a) == 0:
+        raise InputError(f"the scores are of {len(a)} and {len(b)} samples; allowed: the same samples, at least one")
+    delta = a - b
+    wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
+    # many differences are equal, so resampling them means drawing how often each value occurs
+    values, counts = np.unique(delta, return_counts=True)
+    draws = np.random.default_rng(seed).multinomial(len(a), counts / len(a), size=n_bootstrap)
+    low, high = np.percentile(100 * (draws @ values) / len(a), [2.5, 97.5])
+    return Paired(
+        len(a),
+        100 * float(a.mean()),
+        wins,
+        losses,
+        100 * float(delta.mean()),
+        float(low),
+        float(high),
+        _mcnemar(wins, losses),
+    )
+
+
+def paired_counts(mine: npt.NDArray[np.bool_], plain: npt.NDArray[np.bool_]) -> Paired:
+    """paired() of right and wrong answers, for thousands of methods: those with the same numbers share a result."""
+    both, wins, losses = ((a & b).sum() for a, b in ((mine, plain), (mine, ~plain), (~mine, plain)))
+    return _of_counts(len(mine), int(both), int(wins), int(losses))
+
+
+@functools.lru_cache(maxsize=100_000)
+def _of_counts(n: int, both: int, wins: int, losses: int) -> Paired:
+    left = n - both - wins - losses
+    mine = [1.0] * (both + wins) + [0.0] * (losses + left)
+    return paired(mine, [1.0] * both + [0.0] * wins + [1.0] * losses + [0.0] * left)
+
+
+@functools.cache
+def fewest() -> int:
+    """The smallest number of samples that can show a difference, if the method wins on all of them (Paired.is_clear)."""
+    n = 1
+    while not paired([1.0] * n, [0.0] * n).is_clear:
+        n += 1
+    return n
+
+
+def needed(disagreement: float, *, gain: float = 0.1, power: float = 0.8) -> int:
+    """About how many samples are needed to show a given gain with a given probability (the power).
+
+    n = ((z_a sqrt(q) + z_b sqrt(q - d^2)) / d)^2 for McNemar's test (Connor, Biometrics 43, 1987), with q the share of
+    samples on which the two disagree, d the gain, z_a and z_b the normal quantiles of the level and the power. A gain of
+    d needs a q of at least d; a smaller q counts as d.
+
+    Args:
+        disagreement: q, 0 to 1.
+        gain: d, above 0 up to 1: 0.1 is 10 points.
+        power: above 0 and below 1.
+    """
+    q, z_level, z_power = max(disagreement, gain), _normal(1 - LEVEL / 2), _normal(power)
+    n = ((z_level * math.sqrt(q) + z_power * math.sqrt(q - gain**2)) / gain) ** 2
+    return max(fewest(), math.ceil(n))
+
+
+def needed_to_spare(disagreement: float, *, power: float = 0.8) -> int:
+    """About how many samples show that a method without any loss loses less than MARGIN points (Paired.spares).
+
+    Args:
+        disagreement: the share of samples on which the two disagree.
+        power: the probability to show it.
+    """
+    margin = MARGIN / 100
+    least = _normal(1 - LEVEL / 2) ** 2 * (1 - margin) / margin  # where they never disagree
+    return math.ceil(max(least, disagreement * ((_normal(1 - LEVEL / 2) + _normal(power)) / margin) ** 2))
+
+
+class Difference(Protocol):
+    """What interval() formats: a difference, its 95% interval, and whether it is clear (by Paired.is_clear's rule)."""
+
+    @property
+    def difference(self) -> float: ...
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+    @property
+    def is_clear(self) -> bool: ...
+
+
+def interval(d: Difference, decimals: int = 1) -> str:
+    """A difference as text, such as `+1.0 [-2.0, +3.0] ~`; NOT_SHOWN says what the ~ means."""
+    values = (f"{value:+.{decimals}f}" for value in (d.difference, d.low, d.high))
+    return "{} [{}, {}]".format(*values) + ("" if d.is_clear else " ~")
+
+
+def _normal(p: float) -> float:
+    return statistics.NormalDist().inv_cdf(p)
+
+
+def _tango(n: int, wins: int, losses: int, difference: float) -> float:
+    """The score statistic z of a paired difference of proportions against a given one (Tango, Statistics in Medicine 17,
+    1998), -1 < difference < 0."""
+    b = wins + losses - (2 * n - wins + losses) * difference
+    square = max(0.0, b * b + 8 * n * losses * difference * (1 - difference))
+    lost = (b + math.sqrt(square)) / (4 * n)  # the likeliest share of losses, if that is the difference
+    return (wins - losses - n * difference) / math.sqrt(n * (2 * lost + difference - difference**2))
+
+
+def _mcnemar(wins: int, losses: int) -> float:
+    n = wins + losses
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1))
+    return min(1.0, 2 * tail / 2**n)

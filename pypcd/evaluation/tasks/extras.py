@@ -1,0 +1,27 @@
+"""Optional packages that only some tasks need, imported when they are used."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+from pypcd.errors import PCDError
+
+__all__ = ["require"]
+
+
+def require(module: str, extra: str, purpose: str) -> Any:
+    """A module of an optional package.
+
+    Raises:
+        PCDError: it is not installed; the message names the extra that installs it.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # jieba's source has invalid escapes, which newer Pythons report
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise PCDError(
+            f"{purpose} needs the package {module.replace('_', '-')}, which is not installed: pip install 'pypcd[{extra}]'"
+        ) from error

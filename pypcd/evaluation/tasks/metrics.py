@@ -1,0 +1,91 @@
+"""The benchmarks' metrics on one answer, 0 to 1, as their public code computes them."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import re
+import string
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pypcd.evaluation.tasks.extras import require
+
+__all__ = ["KV_SEPARATORS", "list_f1", "qa_f1", "qa_f1_zh", "recall", "word_match"]
+
+KV_SEPARATORS = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
+
+# LongBench's list, in its metrics.py; 《 and · are not in it
+CHINESE_PUNCTUATION = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
+
+
+def word_match(prediction: str, answer: str, separators: Iterable[str] = KV_SEPARATORS) -> float:
+    """InfiniteBench's get_score_one_kv_retrieval: 1 if the answer is one of the prediction's words."""
+    for separator in separators:
+        prediction = prediction.replace(separator, " ")
+    return float(answer in prediction.split())
+
+
+def recall(prediction: str, references: Sequence[str]) -> float:
+    """RULER's string_match_all: the share of the references found anywhere in the prediction, upper or lower case."""
+    prediction = _without_control_characters(prediction).lower()
+    return sum(reference.lower() in prediction for reference in references) / len(references)
+
+
+def list_f1(prediction: str, references: Sequence[str]) -> float:
+    """F1 of a comma-separated list, as PCD's authors score variable tracking (variable_trainking_eval.py).
+
+    Items must equal a reference, upper or lower case. Precision is over all items, so a repeated item lowers it.
+    """
+    items = [item.strip().lower() for item in _without_control_characters(prediction).split(",")]
+    n_right = sum(reference.lower() in items for reference in references)
+    return _f1(n_right, len(items), len(references))
+
+
+def qa_f1(prediction: str, answers: Sequence[str]) -> float:
+    """LongBench's qa_f1_score: F1 over words, without punctuation and articles; the best of the answers counts."""
+    return max(_bag_f1(_english_words(prediction), _english_words(answer)) for answer in answers)
+
+
+def qa_f1_zh(prediction: str, answers: Sequence[str]) -> float:
+    """LongBench's qa_f1_zh_score: F1 over jieba's words, without punctuation; the best of the answers counts.
+
+    Raises:
+        PCDError: jieba is not installed.
+    """
+    return max(_bag_f1(_chinese_words(prediction), _chinese_words(answer)) for answer in answers)
+
+
+def _without_control_characters(prediction: str) -> str:
+    return re.sub(r"[\x00-\x1f]", "\n", prediction)
+
+
+def _english_words(text: str) -> list[str]:
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def _chinese_words(text: str) -> list[str]:
+    dropped = {*string.punctuation, *CHINESE_PUNCTUATION}
+    words = ("".join("".join(c for c in word.lower() if c not in dropped).split()) for word in _jieba().lcut(text))
+    return [word for word in words if word]
+
+
+@functools.cache
+def _jieba() -> Any:
+    jieba = require("jieba", "eval", "the metric for Chinese answers")
+    jieba.setLogLevel(logging.WARNING)  # it reports every load of its dictionary
+    return jieba
+
+
+def _bag_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
+    common = collections.Counter(prediction) & collections.Counter(answer)
+    return _f1(sum(common.values()), len(prediction), len(answer))
+
+
+def _f1(n_right: int, n_given: int, n_wanted: int) -> float:
+    if not n_right:
+        return 0.0
+    precision, recalled = n_right / n_given, n_right / n_wanted
+    return 2 * precision * recalled / (precision + recalled)

@@ -1,0 +1,117 @@
+"""An import hook on sys.meta_path: a llama_cpp imported after pypcd loads pypcd's libllama.
+
+Importing pypcd imports this, and nothing that takes time. `_library` loads and checks the library, and `_install` decides
+what llama_cpp.Llama is; the hook imports them when llama_cpp is imported. If it has been imported before, they do their work
+at once. `lm_eval` likewise, when lm-evaluation-harness imports its models.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable
+
+__all__ = ["install"]
+
+
+class _Finder:
+    """Finds llama_cpp where the other finders do, and wraps their loader in ours.
+
+    Looking for it (importlib.util.find_spec) loads nothing. The finder stays installed: a second import of llama_cpp
+    must get pypcd's library too, and removing an entry of sys.meta_path could make an import in another thread skip
+    the next one.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        execute = _EXECUTE.get(name)
+        if execute is None:
+            return None
+        for finder in sys.meta_path:
+            find_spec = getattr(finder, "find_spec", None)
+            spec = find_spec(name, path, target) if find_spec and finder is not self else None
+            if spec is not None:
+                if spec.loader is not None:  # None: a folder of that name without any code
+                    spec.loader = _Loader(spec.loader, execute)
+                return spec
+        return None
+
+
+class _Loader:
+    """Wraps a loader, so that one of the functions below executes the module."""
+
+    def __init__(self, loader: Any, execute: Callable[[Any, Callable[[], None]], None]) -> None:
+        self._loader, self._execute = loader, execute
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_loader"), name)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader  # from here on it is a module like any other
+        self._execute(module, lambda: self._loader.exec_module(module))
+
+
+def _execute_llama_cpp(module: Any, execute: Callable[[], None]) -> None:
+    from pypcd import library
+    from pypcd.integrations.install import apply, read_environment
+
+    read_environment()
+    library.load(module, execute)
+    import pypcd.engine  # noqa: F401  llama.cpp's log goes through it, from the first line on
+
+    apply()
+
+
+def _execute_mtmd(module: Any, execute: Callable[[], None]) -> None:
+    from pypcd import library
+
+    library.prepare_mtmd()
+    execute()
+
+
+def _execute_server(module: Any, execute: Callable[[], None]) -> None:
+    from pypcd.integrations.install import is_installed
+
+    if not is_installed():
+        execute()
+        return
+    from pypcd.integrations import python_server
+
+    python_server.adapt(module, execute)
+
+
+def _execute_models_of_lm_eval(module: Any, execute: Callable[[], None]) -> None:
+    from pypcd.integrations import lm_eval
+
+    execute()
+    lm_eval.register()
+
+
+_EXECUTE = {
+    "llama_cpp": _execute_llama_cpp,
+    "llama_cpp.mtmd_cpp": _execute_mtmd,
+    "llama_cpp.server.app": _execute_server,
+    "lm_eval.models": _execute_models_of_lm_eval,
+}
+
+_finder = _Finder()
+
+
+def install() -> None:
+    """
+    Raises:
+        LibraryError: llama_cpp is imported already, and the library that it has cannot be replaced.
+    """
+    if sys.modules.get("llama_cpp") is not None:
+        from pypcd import library
+        from pypcd.integrations.install import apply, read_environment
+
+        read_environment()
+        library.check()
+        import pypcd.engine  # noqa: F401
+
+        apply()
+    if "lm_eval.models" in sys.modules:
+        from pypcd.integrations import lm_eval
+
+        lm_eval.register()
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)

@@ -1,0 +1,304 @@
+"""What a GGUF file says about its model, and which file a user's name for a model means.
+
+Reads only the header: metadata and the names of tensors. Knows nothing of the library, machines or PCD.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import mmap
+import os
+import pathlib
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from pypcd.errors import InputError, ModelError
+
+__all__ = ["DEMO_MODEL", "GGUF", "Shape", "check_lora", "check_projector", "read_gguf", "resolve_model"]
+
+DEMO_MODEL = pathlib.Path(__file__).parent / "models" / "demo.gguf"
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)  # those llama.cpp reads; version 1 had shorter length fields
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+_MAX_NUMBERS = 4096  # longer arrays are not kept; one number for each layer is far fewer
+_MAX_DIMENSIONS = 4
+_MAX_LAYERS = 1024  # more than llama.cpp loads
+
+
+def resolve_model(model: str | os.PathLike[str]) -> str:
+    """The path of a GGUF file; "demo" is the model that comes with pypcd, unless a file has that name.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelError: it is a folder, or not a GGUF file.
+    """
+    if not str(model):
+        raise ModelError("the model's name is empty; give the path of a .gguf file, or 'demo'")
+    path = pathlib.Path(model).expanduser()
+    if str(model) == "demo" and not path.exists():
+        path = DEMO_MODEL
+    if path.is_dir():
+        found = sorted(p.name for p in path.glob("*.gguf"))
+        hint = f"; it holds {', '.join(found[:3])}" if found else ""
+        raise ModelError(f"{path} is a folder, not a GGUF file{hint}")
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no model file {path}; give the path of a .gguf file, or 'demo' for the model that comes with pypcd"
+        )
+    with path.open("rb") as file:
+        magic = file.read(len(_MAGIC))
+    if magic != _MAGIC:
+        raise ModelError(
+            f"{path} is not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}; convert the model with llama.cpp's "
+            "convert_hf_to_gguf.py"
+        )
+    return str(path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A model's dimensions; those of a 7B Llama where the file does not say.
+
+    Attributes:
+        n_head_kv: key-value heads of each layer.
+        n_rot: rotated dimensions of a head.
+        rope_freq_base: B.
+    """
+
+    n_ctx_train: int
+    n_vocab: int
+    n_head: int
+    n_head_kv: tuple[int, ...]
+    n_embd_head_k: int
+    n_embd_head_v: int
+    n_rot: int
+    rope_freq_base: float
+
+    @property
+    def key_bytes(self) -> int:
+        """Keys of one position in all layers, f16."""
+        return 2 * sum(self.n_head_kv) * self.n_embd_head_k
+
+    @property
+    def value_bytes(self) -> int:
+        """Values of one position in all layers, f16."""
+        return 2 * sum(self.n_head_kv) * self.n_embd_head_v
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUF:
+    """The header of a file.
+
+    Attributes:
+        metadata: texts, numbers and lists of numbers by key. Lists of texts, and long ones, are left out.
+        n_vocab: tokens of the vocabulary.
+        tensors: their dimensions by name, the fastest first.
+    """
+
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    n_vocab: int = 0
+    tensors: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    @functools.cached_property
+    def shape(self) -> Shape:
+        def numbers(key: str, default: float) -> list[float]:
+            """One number, or in some models one for each layer."""
+            value = self.metadata.get(f"{self.architecture}.{key}")
+            values = value if isinstance(value, list) else [value]
+            valid = [v for v in values if isinstance(v, (int, float)) and 0 <= v < 2**53]
+            return valid if valid and len(valid) == len(values) else [default]
+
+        n_layer = min(int(numbers("block_count", 32)[0]), _MAX_LAYERS)
+        n_head = int(max(numbers("attention.head_count", 32)))
+        n_head_kv = [int(n) for n in numbers("attention.head_count_kv", n_head)]
+        head_k = int(numbers("attention.key_length", numbers("embedding_length", 4096)[0] // max(n_head, 1))[0])
+        return Shape(
+            n_ctx_train=int(numbers("context_length", 4096)[0]),
+            n_vocab=self.n_vocab,
+            n_head=n_head,
+            n_head_kv=tuple((n_head_kv * n_layer)[:n_layer]),
+            n_embd_head_k=head_k,
+            n_embd_head_v=int(numbers("attention.value_length", head_k)[0]),
+            n_rot=int(numbers("rope.dimension_count", head_k)[0]),
+            rope_freq_base=numbers("rope.freq_base", 10000.0)[0],
+        )
+
+    @property
+    def has_rope_factors(self) -> bool:
+        """Whether there is a tensor of per-frequency factors (Llama 3.1, LongRoPE)."""
+        return not self.tensors.keys().isdisjoint({"rope_freqs.weight", "rope_factors_long.weight"})
+
+    def rope_factors(self, n_ctx: int) -> str | None:
+        """Which RoPE table a LongRoPE model uses in a context of n_ctx, "long" or "short"; None if it has only one."""
+        trained = self.metadata.get(f"{self.architecture}.rope.scaling.original_context_length")
+        if not isinstance(trained, int) or "rope_factors_long.weight" not in self.tensors:
+            return None
+        return "long" if n_ctx > trained else "short"
+
+
+def read_gguf(path: str | os.PathLike[str]) -> GGUF:
+    """The header of a GGUF file; empty if it is damaged, since llama.cpp's own error explains that better.
+
+    The gguf package is not used: it reads the whole vocabulary into Python objects, which takes seconds if it is large.
+    """
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(data).gguf()
+    except (struct.error, ValueError, KeyError, OverflowError):  # an empty file cannot be mapped: a ValueError too
+        return GGUF()
+
+
+def check_lora(lora: str | os.PathLike[str], model_path: str, model: GGUF) -> None:
+    """Whether a LoRA (low-rank changes A and B of some of a model's matrices) fits a model. What else llama.cpp refuses, it
+    says; here is what it does not check, and what it says badly.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelError: it is no LoRA, or one for another model.
+    """
+    header, what = _part(lora, "LoRA"), f"the LoRA {lora}"
+    kind, method = header.metadata.get("general.type"), header.metadata.get("adapter.type")
+    if kind != "adapter" or method != "lora":
+        raise ModelError(f"{what} has general.type {kind!r} and adapter.type {method!r}; allowed: 'adapter' and 'lora'")
+    if header.architecture != model.architecture:
+        raise ModelError(
+            f"{what} is for the architecture {header.architecture!r}, {model_path} is {model.architecture!r}"
+        )
+    if not isinstance(header.metadata.get("adapter.lora.alpha", 0.0), float):
+        raise ModelError(f"{what} has adapter.lora.alpha {header.metadata['adapter.lora.alpha']!r}; allowed: a float")
+    pairs = {name[: -len(".lora_a")] for name in header.tensors if name.endswith((".lora_a", ".lora_b"))}
+    if not pairs:
+        raise ModelError(
+            f"{what} has no pairs of matrices (.lora_a, .lora_b); convert it with llama.cpp's convert_lora_to_gguf.py"
+        )
+    for name in sorted(pairs):
+        a, b, of = (mapping.get(name + end) for mapping, end in
+                    ((header.tensors, ".lora_a"), (header.tensors, ".lora_b"), (model.tensors, "")))  # fmt: skip
+        if a is None or b is None:
+            raise ModelError(f"{what} has only one of the two matrices for {name}")
+        if of is None:
+            if model.metadata.get("split.count", 1) > 1:
+                continue  # it may be in another file
+            raise ModelError(f"{what} changes {name}, which {model_path} does not have: it is for another model")
+        rows, columns = (_dimensions(of)[0], _dimensions(of)[1])
+        a, b = _dimensions(a), _dimensions(b)
+        is_transposed = name.endswith("token_embd.weight")
+        fits = (
+            (b[1], a[1], a[0]) == (rows, columns, b[0])
+            if is_transposed
+            else (a[0], b[1], a[1]) == (rows, columns, b[0])
+        )
+        if not fits or a[2:] != _dimensions(of)[2:] or b[2:] != a[2:]:
+            raise ModelError(f"{what} has matrices of {a} and {b} for {name}, which is {of} in {model_path}")
+
+
+def check_projector(path: str | os.PathLike[str]) -> None:
+    """Whether a file is a projector (mmproj), which turns pictures into embeddings, with all its layers.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelError: it is no projector, or tensors are missing, at which libmtmd would end the process.
+    """
+    header = _part(path, "projector (mmproj)")
+    if header.architecture != "clip":
+        raise ModelError(f"the projector {path} is of the architecture {header.architecture!r}; allowed: 'clip'")
+    missing = []
+    if header.metadata.get("clip.projector_type") == "mlp" and header.metadata.get("clip.has_vision_encoder"):
+        layers = range(int(header.metadata.get("clip.vision.block_count", 1)) - 1)  # the last one is not used
+        needed = [
+            f"v.blk.{i}.{kind}" for i in layers for kind in ("attn_out.weight", "ffn_up.weight", "ffn_down.weight")
+        ]
+        split = [f"v.blk.{i}.attn_{which}.weight" for i in layers for which in "qkv"]
+        is_fused = "v.blk.0.attn_qkv.weight" in header.tensors
+        needed += ["mm.0.weight", "mm.2.weight", *([] if is_fused else split)]
+        missing = [name for name in needed if name not in header.tensors]
+    if missing or not header.tensors:
+        raise ModelError(f"the projector {path} is damaged: it has no {', '.join(missing[:3]) or 'tensors'}")
+
+
+def _part(path: str | os.PathLike[str], kind: str) -> GGUF:
+    """The header of a file that belongs to a model."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"there is no {kind} file {path}")
+    if not os.path.isfile(path):
+        raise ModelError(f"the {kind} {path} is a folder; allowed: a GGUF file")
+    header = read_gguf(path) if os.path.getsize(path) else GGUF()
+    if not header.metadata:
+        raise ModelError(f"the {kind} {path} is not a GGUF file, or is damaged")
+    return header
+
+
+def _dimensions(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape, 1, 1, 1, 1)[:_MAX_DIMENSIONS]
+
+
+class _Reader:
+    """Reads one value after the other; raises one of several errors if the file ends early or a type is unknown."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self._at = data, len(_MAGIC)
+
+    def gguf(self) -> GGUF:
+        if self._number("I") not in _VERSIONS:
+            raise InputError("another version")
+        n_tensors, n_pairs = self._number("Q"), self._number("Q")
+        metadata: dict[str, Any] = {}
+        n_tokens: Any = None
+        for _ in range(n_pairs):
+            key = self._text()
+            kind = self._number("I")
+            value: Any
+            if kind == _ARRAY:
+                value, n = self._array()
+                n_tokens = n if key == "tokenizer.ggml.tokens" else n_tokens
+            else:
+                value = self._text() if kind == _TEXT else self._number(_SCALARS[kind])
+            if value is not None:
+                metadata[key] = value
+        tensors = {}
+        for _ in range(n_tensors):
+            name = self._text()
+            n_dimensions = self._number("I")
+            tensors[name] = tuple(self._number("Q") for _ in range(min(n_dimensions, _MAX_DIMENSIONS)))
+            self._skip(8 * (n_dimensions - len(tensors[name])) + struct.calcsize("<IQ"))  # type, offset
+        if n_tokens is None:
+            n_tokens = metadata.get(f"{metadata.get('general.architecture')}.vocab_size", 0)
+        return GGUF(metadata, n_tokens if isinstance(n_tokens, int) else 0, tensors)
+
+    def _number(self, code: str) -> Any:
+        (value,) = struct.unpack_from("<" + code, self._data, self._at)
+        self._at += struct.calcsize("<" + code)
+        return value
+
+    def _text(self) -> str:
+        n = self._number("Q")
+        start = self._at
+        self._skip(n)
+        return self._data[start : self._at].decode("utf-8", "replace")
+
+    def _array(self) -> tuple[list[Any] | None, int]:
+        """The values of an array and their number; None for the values if they are texts or too many."""
+        kind, n = self._number("I"), self._number("Q")
+        if kind == _TEXT:
+            length, at = struct.Struct("<Q"), self._at
+            for _ in range(n):
+                at += length.size + length.unpack_from(self._data, at)[0]
+            self._at = at
+            return None, n
+        code = _SCALARS[kind]
+        start = self._at
+        self._skip(n * struct.calcsize("<" + code))
+        return list(struct.unpack_from(f"<{n}{code}", self._data, start)) if n <= _MAX_NUMBERS else None, n
+
+    def _skip(self, n: int) -> None:
+        if n > len(self._data) - self._at:
+            raise InputError("the file ends early")
+        self._at += n

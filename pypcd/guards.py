@@ -1,0 +1,204 @@
+"""Who uses a pypcd.Llama: one thread at a time, and no call from inside another one that would change its text.
+
+    @guards.guarded                # all public methods but UNLOCKED: alone in the model, or PCDError
+    class Llama(llama_cpp.Llama): ...
+
+llama.cpp has no lock: two threads in one context end the process or mix their texts. Each model has a ModelLock, which a
+public method holds while it runs, and generate() while it makes a token; what is streamed lies open between two tokens, so
+generate() also sees whether somebody else has evaluated meanwhile. Knows nothing of the library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import weakref
+from _thread import RLock
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Callable, TypeVar
+
+import numpy as np
+
+from pypcd.errors import InputError, PCDError
+
+__all__ = ["UNLOCKED", "ModelLock", "Processors", "StreamGuard", "guarded"]
+
+# methods that ask the vocabulary or plain Python data, which any number of threads may do
+UNLOCKED = frozenset(
+    ("tokenize", "detokenize", "tokenizer", "n_ctx", "n_embd", "n_vocab")
+    + ("token_bos", "token_eos", "token_nl", "pooling_type", "set_cache", "set_seed")
+)
+_REMEDY = (
+    "one pypcd.Llama answers one call at a time: use an object for each thread, a lock around every call and every "
+    "stream, or `pypcd serve` for many at once"
+)
+_PATIENCE = 0.05  # seconds: another thread that only reads a counter is done by then
+_T = TypeVar("_T", bound=type)
+
+
+class ModelLock(RLock):  # type: ignore[misc]  # final only for type checkers
+    """Whose turn it is with one model; a with block holds it.
+
+    A lock by inheritance, since what lets it go is then one step, which Ctrl-C cannot interrupt. Taking it can be interrupted, in a
+    few of a thousand cases that hit the same microsecond: the thread that was interrupted goes on, others are then refused.
+
+    Raises:
+        PCDError: on entering, if another thread holds it.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        super().__init__()
+        self._llm = weakref.ref(llm)
+        self._thread = 0  # the last one that held it
+        self.in_callback = ""  # the method that may call functions of the caller's at the moment: "generate", "sample"
+
+    def __enter__(self) -> None:  # type: ignore[override]
+        if not self.acquire(timeout=_PATIENCE):
+            _ = getattr(self._llm(), "ctx", None)  # if it is closed, or another process's, that says more
+            raise PCDError(
+                f"thread {_name(threading.get_ident())!r} calls a model that thread {_name(self._thread)!r} is using; "
+                f"{_REMEDY}"
+            )
+        self._thread = threading.get_ident()
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """The block that closes the model."""
+        with self:
+            self.check_outside("close")
+            yield
+
+    def check_outside(self, name: str, *allowed: str) -> None:
+        """
+        Raises:
+            PCDError: a function that generate() or sample() has called wants to change the text that they work on.
+        """
+        if self.in_callback and self.in_callback not in allowed:
+            raise PCDError(
+                f"{name}() was called by a logits processor, stopping criterion or draft model from inside of "
+                f"{self.in_callback}() of the same model; allowed there: tokenize() and detokenize(); open a second pypcd.Llama "
+                "for other calls"
+            )
+
+    def last_holder(self) -> str:
+        """The thread that used the model last."""
+        return _name(self._thread)
+
+
+class StreamGuard:
+    """The text that a generate() writes, one token at a time: each step holds the ModelLock, and sees whether the text is still
+    the one in the model."""
+
+    def __init__(self, llm: Any, tokens: Generator[Any, Any, None]) -> None:
+        self._llm, self._tokens = llm, tokens
+        self._n_changes = llm._n_changes
+
+    def is_latest(self) -> bool:
+        """Whether nobody else has evaluated since."""
+        return bool(self._n_changes == self._llm._n_changes)
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[bool]:
+        """The block that ends it, in whichever thread drops it: alone in the model, and True; or False where somebody else has
+        evaluated, or is about to in a call that holds the ModelLock. Waiting for that call could be for ever."""
+        lock = self._llm._lock
+        is_alone = lock.acquire(blocking=False)
+        try:
+            yield is_alone and self.is_latest()
+        finally:
+            if is_alone:
+                lock.release()
+
+    def steps(self) -> Generator[Any, Any, None]:
+        """
+        Raises:
+            PCDError: somebody else has; or the model's own callbacks ask for this text.
+        """
+        llm, lock, sent, n_tokens = self._llm, self._llm._lock, None, 0
+        try:
+            while True:
+                with lock:
+                    _ = llm.ctx  # a closed model says so
+                    lock.check_outside("generate")
+                    if not self.is_latest() or llm.n_tokens < n_tokens:
+                        raise PCDError(
+                            "this text cannot go on: since its last token the model was used by another call, or reset "
+                            f"(thread {lock.last_holder()!r}); read a stream to its end, or close it, before the next call; {_REMEDY}"
+                        )
+                    lock.in_callback = "generate"
+                    try:
+                        token = self._tokens.send(sent)
+                    except StopIteration:
+                        return
+                    finally:
+                        lock.in_callback, self._n_changes = "", llm._n_changes
+                    n_tokens = 1
+                sent = yield token
+        finally:
+            self._tokens.close()
+
+
+def _name(ident: int) -> str:
+    return next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
+
+
+def guarded(cls: _T) -> _T:
+    """A class decorator: each public method holds the model's ModelLock while it runs; those of UNLOCKED, and close(), do not."""
+    for name in dir(cls):
+        function = inspect.getattr_static(cls, name)
+        if inspect.isfunction(function) and name not in UNLOCKED and name != "close":
+            if not name.startswith("_") or name == "__call__":
+                setattr(cls, name, _alone(function))
+        elif isinstance(function, property) and function.fset is not None and name in vars(cls):
+            setattr(cls, name, property(function.fget, _alone(function.fset), doc=function.__doc__))
+    return cls
+
+
+def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return function(self, *args, **kwargs)
+
+    return alone
+
+
+class Processors:
+    """A call's logits processors as one, for a sampler's callback, which drops exceptions: they are kept in `error`."""
+
+    def __init__(self, processors: Sequence[Callable[..., Any]]) -> None:
+        self._processors = processors
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        yield self
+
+    def __call__(self, tokens: Any, scores: Any) -> Any:
+        if self.error is None:
+            try:
+                return self._run(tokens, scores)
+            except BaseException as error:  # noqa: BLE001  check() raises it
+                self.error = error
+        return scores
+
+    def _run(self, tokens: Any, scores: Any) -> Any:
+        shape = scores.shape
+        for processor in self._processors:
+            scores = np.asarray(processor(tokens, scores), np.float32)
+            if scores.shape != shape:
+                raise InputError(
+                    f"a logits processor returned the shape {scores.shape}; allowed: {shape}, as it was given"
+                )
+        best = scores.max()
+        if not best > -np.inf:  # NaN too
+            what = "NaN" if np.isnan(best) else "no token that is possible: all logits are -inf"
+            raise InputError(f"the logits processors left {what}")
+        return scores
+
+    def check(self) -> None:
+        """Raise what a processor has raised."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error

@@ -1,0 +1,270 @@
+"""What a setting gains on long retrieval against what it costs on everyday questions, from the answers of evaluations.
+
+Three groups of questions: long retrieval (needles, key-value pairs, variables), everyday questions in short prompts, and
+everyday questions in long ones. Knows nothing of models; the directories may come from any `pypcd eval`.
+"""
+
+from __future__ import annotations
+
+import collections
+import csv
+import dataclasses
+import io
+import pathlib
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pypcd.decode import PCD, Control, Plain, parse
+from pypcd.errors import InputError
+from pypcd.evaluation.plan import BASELINE, Directory, Key, is_in
+from pypcd.evaluation.stats import MARGIN, Paired, interval, paired
+from pypcd.evaluation.tasks import GROUPS, TASKS
+from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
+from pypcd.lab.formula import Formula
+from pypcd.lab.screen import Screen
+from pypcd.lab.survey import survey_methods
+
+__all__ = [
+    "LONG",
+    "RETRIEVAL",
+    "SHORT_PROMPTS",
+    "Balance",
+    "Run",
+    "balance",
+    "balance_csv",
+    "balance_markdown",
+    "controlled",
+    "read_run",
+]
+
+RETRIEVAL, SHORT_PROMPTS, LONG = "retrieval", "everyday, short", "everyday, long"
+"""The three groups of questions."""
+
+_FIND = frozenset(task for task in TASKS if task.startswith(("kv", "niah-", "vt")))
+
+_LEGEND = f"""\
+Questions of the {{half}} half, for each model the same ones for all settings. Greedy: its score in % and the number of
+questions. Settings: difference to greedy in points with its 95% bootstrap interval over questions; ~ marks no difference
+shown (the interval spans zero, or p is 0.05 or more). Wins / losses: questions on which the setting, on which greedy scored
+higher. An everyday question that was asked in several forms (at several lengths, after examples and behind text) counts
+once, with the mean of its scores. Loss on everyday questions, short and long: `none` if a loss of {MARGIN:g} points is excluded on
+both (the interval lies above -{MARGIN:g}, and Tango's score test agrees: a bootstrap is too narrow where few answers differ),
+`shown` if a difference below zero is shown, `not told` if neither, or if greedy gets fewer than {LEAST:g}% right, so that there
+is little to lose. A control subtracts what other questions make likely, in place of L*, and contrasts otherwise as the
+settings beside it: a gain that these share with it does not come from positions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One model's answers.
+
+    Attributes:
+        name: the model's, in tables.
+        methods: in the order in which they were asked for.
+        records: by task, length, index and method.
+        facts: the run.json of each directory, by its place in the folder.
+        notes: what was left out, and why; sentences.
+    """
+
+    name: str
+    methods: tuple[str, ...]
+    records: Mapping[Key, Mapping[str, Any]]
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Balance:
+    """A method's gain and loss on a model: its comparison with greedy in each group that has answers."""
+
+    model: str
+    method: str
+    groups: Mapping[str, Paired]
+
+    @property
+    def loss(self) -> str:
+        """Whether it costs something on everyday questions: "none", "shown", "not told" or, without answers, "not asked"."""
+        found = [self.groups[name] for name in (SHORT_PROMPTS, LONG) if name in self.groups]
+        if any(p.is_clear and p.difference < 0 for p in found):
+            return "shown"
+        if len(found) < 2:
+            return "not asked"
+        if min(greedys(p) for p in found) < LEAST or not all(p.spares for p in found):
+            return "not told"
+        return "none"
+
+
+def greedys(p: Paired) -> float:
+    """Greedy's score on the same questions, in percent."""
+    return p.score - p.difference
+
+
+def read_run(folder: pathlib.Path, name: str | None = None) -> Run:
+    """All answers in a folder: a directory of an evaluation, or several below it. On recorded rows (record()), the
+    presets are judged without decoding.
+
+    Raises:
+        ValueError: there are none, they do not belong together, or a file is damaged.
+    """
+    places = sorted(path.parent for path in folder.rglob("samples.jsonl"))
+    if not places:
+        raise InputError(
+            f"{folder} has no answers; give a GGUF file, or a folder that `pypcd eval` has written (--out)"
+        )
+    methods: dict[str, None] = {}
+    records: dict[Key, Mapping[str, Any]] = {}
+    facts: dict[str, Any] = {}
+    n_rows = 0
+    for place in places:
+        directory = Directory(place)
+        made, found = directory.facts(), directory.records()
+        if "rows" in made:
+            found, n_rows = _judged(found, made["methods"]), n_rows + 1
+            made = {**made, "methods": list(dict.fromkeys(method for _, _, _, method in found))}
+        for before in facts.values():
+            for what, key in (("model", "model_sha256"), ("form of prompts", "chat")):
+                if made.get(key) != before.get(key):
+                    raise InputError(f"{folder} has answers of more than one {what}; give one folder for each")
+        if records.keys() & found.keys():
+            raise InputError(f"{folder} has some answers twice, also in {place}; give one of the folders in it")
+        facts["/".join(place.relative_to(folder).parts) or place.name] = made
+        methods.update(dict.fromkeys(made["methods"]))
+        records.update(found)
+    notes = (_SCREENED.format(n_rows=n_rows, n=len(places)),) if n_rows else ()
+    return Run(name or folder.resolve().name, tuple(methods), records, facts, notes)
+
+
+_SCREENED = (
+    "judged on recorded rows in {n_rows} of {n} directories: an answer counts as right only if it is the expected text, for "
+    "greedy too"
+)
+
+
+def _judged(rows: Mapping[Key, dict[str, Any]], views: Collection[str]) -> dict[Key, dict[str, Any]]:
+    """The methods of the plan for any models, as far as their views were recorded, judged on rows."""
+    screen = Screen(rows)
+    judged: dict[Key, dict[str, Any]] = {}
+    for method in survey_methods():
+        if isinstance(parse(method).rows, (Plain, PCD)):
+            formula = Formula.parse(method)
+            if formula.view is None or PCD(formula.view).name in views:
+                right, _ = screen.follow(formula)
+                judged.update({(*q, method): {"score": float(r)} for q, r in zip(screen.questions, right)})
+    return judged
+
+
+def balance(run: Run, half: str | None = "second") -> list[Balance]:
+    """A row for each method that has answers, greedy first.
+
+    Args:
+        half: of the questions, as in Plan; None: all.
+    """
+    scores: dict[tuple[str, str], dict[tuple[Any, ...], list[tuple[float, float]]]]
+    scores = collections.defaultdict(lambda: collections.defaultdict(list))
+    for (task, length, index, method), record in run.records.items():
+        group, plain = group_of(task, length), run.records.get((task, length, index, BASELINE))
+        if group is not None and plain is not None and is_in(half, index):
+            scores[method, group][_question(task, length, index)].append((record["score"], plain["score"]))
+    result = []
+    for method in sorted(run.methods, key=lambda name: name != BASELINE):
+        groups = {}
+        for group in (RETRIEVAL, SHORT_PROMPTS, LONG):
+            asked = scores.get((method, group))
+            if asked:
+                means = [tuple(map(statistics.fmean, zip(*asked[question]))) for question in sorted(asked)]
+                groups[group] = paired([mine for mine, _ in means], [plain for _, plain in means])
+        if groups:
+            result.append(Balance(run.name, method, groups))
+    return result
+
+
+def controlled(method: str, methods: Iterable[str]) -> tuple[str, ...]:
+    """The settings among some methods that a control has the contrast of; none for other methods."""
+    control = parse(method).rows
+    if not isinstance(control, Control):
+        return ()
+    found = {name: parse(name).rows for name in methods}
+    return tuple(name for name, rows in found.items() if isinstance(rows, PCD) and Control.of(rows.pcd) == control)
+
+
+def group_of(task: str, length: int) -> str | None:
+    """The group that a cell belongs to; None for other tasks."""
+    if kind_of(task):
+        return SHORT_PROMPTS if length <= SHORT else LONG
+    return RETRIEVAL if task in _FIND else None
+
+
+def _question(task: str, length: int, index: int) -> tuple[Any, ...]:
+    """What is asked. Everyday questions are the same at every length and in both ways: their answers stand and fall
+    together, so an interval over single answers would be too narrow."""
+    kind = kind_of(task)
+    return (kind, index) if kind else (task, length, index)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def balance_markdown(runs: Sequence[Run], half: str | None = "second") -> str:
+    """One table of all models; the same records give the same text."""
+    groups = (RETRIEVAL, SHORT_PROMPTS, LONG)
+    names = [part for name in ("long retrieval", *groups[1:]) for part in (name, "wins / losses")]
+    lines = ["# Gain on long retrieval, loss on everyday questions", "", _LEGEND.format(half=half or "whole"), ""]
+    lines += [f"| model | setting | {' | '.join(names)} | loss |", "| --- | --- |" + " --- | ---: |" * 3 + " --- |"]
+    for run in runs:
+        for row in balance(run, half):
+            found = [row.groups.get(group) for group in groups]
+            if row.method == BASELINE:
+                cells = [part for p in found for part in (f"{p.score:.1f} of {p.n}" if p else "", "")]
+                lines.append(f"| {row.model} | {row.method} | {' | '.join(cells)} |  |")
+            else:
+                cells = [part for p in found for part in _cells(p)]
+                of = ", ".join(f"`{name}`" for name in controlled(row.method, run.methods))
+                name = f"`{row.method}`" + (f", of {of}" if of else "")
+                lines.append(f"| {row.model} | {name} | {' | '.join(cells)} | {row.loss} |")
+    lines += ["", "## What was asked", ""]
+    for run in runs:
+        lines += [f"- **{run.name}**: {'; '.join(_asked(run, half))}.", *(f"  - {note}" for note in run.notes)]
+    return "\n".join([*lines, ""])
+
+
+def _cells(p: Paired | None) -> tuple[str, str]:
+    return (interval(p), f"{p.wins} / {p.losses}") if p else ("", "")
+
+
+def _asked(run: Run, half: str | None) -> Iterator[str]:
+    """The tasks and lengths of each group, and what greedy's scores say about it."""
+    plain = next((row for row in balance(run, half) if row.method == BASELINE), None)
+    for group, p in (plain.groups if plain else {}).items():
+        right: dict[tuple[str, int], list[float]] = collections.defaultdict(list)
+        for (task, length, index, method), record in sorted(run.records.items()):
+            if method == BASELINE and group_of(task, length) == group and is_in(half, index):
+                right[task, length].append(record["score"])
+        names = tuple(dict.fromkeys(task for task, _ in right))
+        if group == RETRIEVAL:
+            for task in names:
+                scores = {length: 100 * statistics.fmean(right[one, length]) for one, length in right if one == task}
+                found = ", ".join(f"{score:.0f}% at {length}" for length, score in scores.items())
+                yield f"{task}, {found} tokens (greedy)"
+            continue
+        whole = [name for name, parts in GROUPS.items() if set(parts) <= set(names)]
+        names = (*whole, *(task for task in names if not any(task in GROUPS[name] for name in whole)))
+        lengths = ", ".join(map(str, sorted({length for _, length in right})))
+        little = f", of which greedy gets {p.score:.1f}% right: harm cannot be told" if p.score < LEAST else ""
+        yield f"{', '.join(names)} at {lengths} tokens, {p.n} questions{little}"
+
+
+def balance_csv(runs: Iterable[Run], half: str | None = "second") -> str:
+    """A line for each model, method and group."""
+    table = [
+        {"model": row.model, "method": row.method, "group": group, **dataclasses.asdict(p), "is_clear": p.is_clear}
+        for run in runs
+        for row in balance(run, half)
+        for group, p in row.groups.items()
+    ]
+    out = io.StringIO()
+    if table:
+        writer = csv.DictWriter(out, table[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+    return out.getvalue()

@@ -1,0 +1,193 @@
+"""Edits: changes to a prompt before it is answered."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from pypcd.checks import Integer, check
+from pypcd.decode import values_of
+from pypcd.decode.session import Session
+from pypcd.engine import tap, token_bytes
+from pypcd.errors import InputError, PCDError
+from pypcd.prompt import Prompt, prompt_tokens
+
+if TYPE_CHECKING:
+    from pypcd.llama import Llama
+
+__all__ = ["AttentionSort", "MedoidVote", "Rephrase", "parse_rephrase", "parse_sort", "parse_vote", "segment_spans"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rephrase:
+    """Context recalling: the model is asked to repeat what matters before it answers.
+
+    The paper gives no wording. This one is in its authors' public LongBench script, where it is not used; it goes after
+    the question.
+    """
+
+    request: str = " Please repeat the relevant content before analysis."
+
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
+        return prompt.replace(after=prompt.after + self.request)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSort:
+    """Segment reranking by attention (arXiv 2310.01427): the segments with most attention move to the prompt's end.
+
+    Segments are those of the Prompt. A segment's score is the attention of the prompt's last token to the segment's
+    tokens, summed over these and averaged over layers and heads. Then the segments are sorted, and the prompt is
+    evaluated again, `rounds` times in all.
+
+    Args:
+        rounds: 1 to 100; the authors' script has 3, their paper 5.
+        ends: False: the highest score goes last, as published. True: the highest scores go to both ends in turn,
+            starting with the last place, as the PCD paper's one sentence on reranking says.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    rounds: int = 3
+    ends: bool = False
+
+    def __post_init__(self) -> None:
+        check(self, rounds=Integer(1, 100))
+
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
+        _check_segments(prompt)
+        for _ in range(self.rounds):
+            scores = self.scores(session, prompt, chat)
+            order = [int(i) for i in np.argsort(scores, kind="stable")]
+            order = _ends(order) if self.ends else order
+            if order == list(range(len(order))):
+                break
+            prompt = prompt.replace(segments=tuple(prompt.segments[i] for i in order))
+        return prompt
+
+    @staticmethod
+    def scores(session: Session, prompt: Prompt, chat: bool) -> npt.NDArray[np.float64]:
+        """Attention of the prompt's last token to each segment, float64[n_segments]."""
+        tokens = prompt_tokens(session.llm, prompt, chat=chat)
+        spans = segment_spans(session.llm, prompt, tokens)
+        session.start(tokens)
+        session.finish()
+        with tap(session.llm, ["kq_soft_max"]) as tensors:
+            session.start(tokens)  # the last token alone; the others are in the cache, each in the cell of its position
+        rows = [w[0, :, 0, : len(tokens)].mean(axis=0) for parts in tensors.values() for w in parts]
+        rows = [row for row in rows if len(row) == len(tokens)]  # without sliding-window caches that dropped some
+        if not rows:
+            raise PCDError("this model's graph has no attention weights to sort segments by; use another method")
+        mean = np.asarray(np.mean(rows, axis=0), np.float64)
+        return np.array([mean[first:last].sum() for first, last in spans])
+
+
+def _ends(ascending: Sequence[int]) -> list[int]:
+    """The highest last, the second first, the third last but one, and so on; the lowest in the middle."""
+    front: list[int] = []
+    back: list[int] = []
+    for k, i in enumerate(reversed(ascending)):
+        (front if k % 2 else back).append(i)
+    return front + back[::-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class MedoidVote:
+    """Medoid voting (arXiv 2407.03651): the question is answered with its segments in several random orders, and the
+    answer most similar to the others (the medoid) wins.
+
+    Similarity is the cosine of character trigram counts; the authors use an embedding service.
+
+    Args:
+        n: number of answers, 3 to 100; the authors find 3 enough.
+        seed: seed of the random orders, at least 0.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    n: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self, n=Integer(3, 100), seed=Integer(0))
+
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
+        _check_segments(prompt)
+        rng = random.Random(f"{self.seed} {prompt.text}")  # other orders for each question
+        prompts = [
+            prompt.replace(segments=tuple(rng.sample(prompt.segments, len(prompt.segments)))) for _ in range(self.n)
+        ]
+        return prompts[medoid([answer(p) for p in prompts])]
+
+
+def medoid(texts: Sequence[str]) -> int:
+    """The index of the text most similar to the others; ties go to the first."""
+    counts = [collections.Counter(text[i : i + 3] for i in range(max(len(text) - 2, 1))) for text in texts]
+
+    def cosine(a: collections.Counter[str], b: collections.Counter[str]) -> float:
+        dot = sum(n * b[gram] for gram, n in a.items())
+        return dot / math.sqrt(sum(n * n for n in a.values()) * sum(n * n for n in b.values()))
+
+    likeness = [sum(cosine(a, b) for j, b in enumerate(counts) if j != i) for i, a in enumerate(counts)]
+    return max(range(len(texts)), key=lambda i: likeness[i])
+
+
+def _check_segments(prompt: Prompt) -> None:
+    if len(prompt.segments) < 2:
+        raise InputError(
+            f"the prompt has {len(prompt.segments)} segments; allowed: at least 2, since their order is changed; give "
+            "the context of Prompt as segments"
+        )
+
+
+def segment_spans(llm: Llama, prompt: Prompt, tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """The tokens of each segment: index of the first, and one past the last. A token across a border counts for both.
+
+    Raises:
+        PCDError: the model's tokenizer changes the text, so segments cannot be found in it.
+    """
+    ends = np.cumsum([len(token_bytes(llm, token)) for token in tokens])
+    text = b"".join(token_bytes(llm, token) for token in tokens)
+    at = text.rfind(prompt.context.encode())
+    if at < 0:
+        raise PCDError(
+            "this model's tokenizer changes the text, so the prompt's segments cannot be found in it; use another method"
+        )
+    spans = []
+    for segment in prompt.segments:
+        first, last = at, at + len(segment.encode())
+        spans.append(
+            (int(np.searchsorted(ends, first, side="right")), int(np.searchsorted(ends, last - 1, side="right")) + 1)
+        )
+        at = last + len(prompt.joiner.encode())
+    return spans
+
+
+def parse_sort(words: Sequence[str], *, ends: bool = False) -> AttentionSort:
+    """From the words behind the names segr and segr-ends: segr:3."""
+    return values_of(functools.partial(AttentionSort, ends=ends), words, "rounds")
+
+
+def parse_vote(words: Sequence[str]) -> MedoidVote:
+    """From the words behind the name: segr-vote:5."""
+    return values_of(MedoidVote, words, "n")
+
+
+def parse_rephrase(words: Sequence[str]) -> Rephrase:
+    """
+    Raises:
+        ValueError: there are words, but it takes no values.
+    """
+    if words:
+        raise InputError(f"{':'.join(words)!r} follows a method that takes no values")
+    return Rephrase()

@@ -1,0 +1,657 @@
+"""pypcd.Llama: a llama_cpp.Llama whose logits are contrasted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pypcd import engine  # first: it reports a wrong or missing library
+
+# isort: split
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Self
+
+from pypcd import arguments, constraint, guards, machine, states, threads
+from pypcd.checks import Integer
+from pypcd.config import PCDConfig, PCDSetting
+from pypcd.drafts import DraftModel, Drafts
+from pypcd.engine import PCDLogits, PCDStats
+from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError
+from pypcd.gguf import resolve_model
+from pypcd.remote import Servers, parse_servers
+from pypcd.settings import Profile, load
+from pypcd.signatures import shows_arguments_of
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk  # type: ignore[import-not-found,unused-ignore]
+
+__all__ = ["Llama"]
+
+_T = TypeVar("_T")
+
+_SEQUENCE = Integer(0, engine.N_SEQUENCES - 1)
+
+
+@shows_arguments_of(llama_cpp.Llama)
+@guards.guarded
+class Llama(llama_cpp.Llama):
+    """A llama_cpp.Llama with Positional Contrastive Decoding (PCD).
+
+    While PCD is on, every way of evaluating tokens gives contrasted logits: completion, chat, generate, eval, and any
+    call of llama_decode on this context.
+
+    Args:
+        model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
+        pcd: True for the recommended preset, text such as "gentle", "beta=1.5:window=64" or a profile's file (.json), a
+            mapping of changed fields, a PCDConfig, or False. Answers under a grammar, a JSON schema or a forced tool are plain
+            all the same, unless their own call has `pcd`.
+        n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
+            share n_ctx.
+        use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
+            probe has found that they work (some compilers break them). True forces AMX on, also for stock models that are
+            opened next.
+        rpc_servers: other machines that compute, each a `pypcd rpc-server`: "host:port,host:port" or a sequence. Layers,
+            caches and second keys are spread over their devices, in this order, and then this machine's GPUs. Each serves
+            one process at a time. ggml ends this process if one is lost later.
+        n_ctx: how many tokens fit in the context; None or 0: the model's own context, or what fits in a quarter of memory
+            (llama_cpp's default is 512). It is rounded up to a multiple of 256.
+        n_gpu_layers: how many layers are on a GPU; -1: all; None: -1 if the library has a GPU or there are servers, else 0
+            (llama_cpp's default is 0).
+        flash_attn: whether to use flash attention; None: with a GPU or servers, in each case the faster one (llama_cpp's
+            default is False).
+        n_threads: how many threads decode; None: the number of cores up to four, above that half of them (llama_cpp's
+            default is half of them), or another one that is 20% faster on this machine now. That is measured, at a prompt
+            again if a minute has passed; but not with flash attention, where the logits depend on it.
+        n_threads_batch: how many threads read prompts; None: n_threads if that is given, else the number of cores, or a
+            faster one.
+        verbose: whether llama.cpp's log is printed (llama_cpp's default is True).
+        draft_model: proposes tokens that are evaluated ahead. It does not turn logits_all on, and how many of its tokens
+            are evaluated is measured (llama_cpp evaluates all); see `draft_model`.
+        **kwargs: the other arguments of llama_cpp.Llama.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelError: the file is not a GGUF, is damaged, or does not fit in memory.
+        UnsupportedError: this model cannot run the requested PCD setting; the message says why and what works.
+        RPCError: a server cannot be reached, is no such server, has another version, or serves another process.
+        LibraryError: there are servers, but neither pypcd nor llama-cpp-python was built with ggml's RPC.
+        TypeError: an unknown keyword argument; the message names the nearest.
+        ValueError: a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        pcd: PCDSetting = False,
+        n_seq_max: int = 1,
+        use_extra_bufts: bool | None = None,
+        rpc_servers: Servers = None,
+        n_ctx: int | None = None,
+        n_gpu_layers: int | None = None,
+        flash_attn: bool | None = None,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        verbose: bool = False,
+        draft_model: DraftModel | None = None,
+        **kwargs: Any,
+    ) -> None:
+        arguments.check_keywords(kwargs)
+        self._lock = guards.ModelLock(self)
+        self._pcd: PCDConfig | None = None
+        self._combines = True  # False once a sampler does the contrast
+        self._n_changes = 0  # of the cache, by eval() and load_state()
+        self._drafts: Drafts | None = None
+        self._n_read: int | None = None  # in a step with drafted tokens: how many tokens of the text are certain
+        self._n_unread = 0  # rows of the last evaluation behind the one that was sampled from
+        self._n_shown: int | None = None  # how many tokens a logits processor sees; None: all
+        self._is_prompt = False  # the next evaluation is that of generate()'s prompt
+        self._is_restored = False  # by load_state: then there are no logits of the last token
+        self._processors: guards.Processors | None = None  # those of the sampler
+        self._is_asked = False  # the setting in force is that of the call itself
+        self._is_whole = False  # within a call that returns a whole answer
+        self._n_constrained = 0  # answers left plain under a grammar
+        pcd = load(pcd)  # a profile is read once
+        config = PCDConfig.resolve(pcd)
+        self._n_seq_max = Integer(1, engine.N_SEQUENCES)("n_seq_max", n_seq_max)
+        self._rpc_servers, servers = rpc_servers, parse_servers(rpc_servers)
+        path = resolve_model(model_path)
+        engine.clear_errors()
+
+        self._use_extra_bufts = use_extra_bufts
+        if use_extra_bufts is not False:
+            engine.configure_amx(force=use_extra_bufts is not None)
+
+        self._remote = engine.RemoteDevices(servers) if servers else None
+        remote = self._remote.devices if self._remote else []
+        gpu = machine.has_gpu({"rpc_servers": servers})
+        if n_gpu_layers is None:
+            n_gpu_layers = -1 if gpu else 0
+        if flash_attn is None:
+            flash_attn = gpu and n_gpu_layers != 0
+        kwargs.update(verbose=verbose, n_gpu_layers=n_gpu_layers, flash_attn=flash_attn, n_ctx=n_ctx)
+        kwargs["n_ctx"] = machine.checked_n_ctx(path, kwargs, remote=remote)
+        self._n_threads = n_threads, n_threads_batch  # as given
+        self._width = threads.width_of(path, {**kwargs, "rpc_servers": servers})
+        self._threads = threads.choose(self._width, *self._n_threads)
+        kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
+
+        arguments.check_opening(path, kwargs)
+        try:
+            try:
+                super().__init__(path, **kwargs)
+            except PCDError:
+                raise
+            except (ValueError, RuntimeError) as error:
+                raise ModelError(f"cannot load {path}: {engine.last_errors() or error}") from error
+            engine.guard_handles(self)
+            self._fingerprint = states.fingerprint(path)
+            # generate() writes a drafted text's next token down before eval() can say that it does not fit
+            self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
+            self.pcd = config
+            self._warn_profile_mismatch(pcd)
+            self.draft_model = draft_model
+        except BaseException:
+            self.close()  # a traceback may keep this object alive for long
+            raise
+
+    # llama_cpp.Llama makes these structures and uses them at once; fields it has no argument for are set here
+
+    @property
+    def model_params(self) -> Any:
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        if self._use_extra_bufts is not None:
+            params.use_extra_bufts = self._use_extra_bufts
+        if self._remote is not None:
+            self._remote.give_to(self, params)
+        self._model_params = params
+
+    @property
+    def context_params(self) -> Any:
+        # embedding=True asks for all sequence ids there are, but some are for twins (the second evaluations of PCD)
+        of_stock = min(self._context_params.n_seq_max, engine.N_SEQUENCES)
+        self._context_params.n_seq_max = max(self._n_seq_max, of_stock)
+        return self._context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        params.kv_unified = True  # twins are further sequences in the same cells of the KV cache
+        self._context_params = params
+
+    # -- the setting -----------------------------------------------------------------------------------------------
+
+    @property
+    def pcd(self) -> PCDConfig | None:
+        """The PCD setting in force, None while it is off. Assign anything that the `pcd` argument takes.
+
+        While PCD is on, True leaves it as it is and a mapping changes the setting in force. The second keys (see
+        PCDConfig.cache) stay while PCD is off, so that switching costs nothing; a setting that needs none frees them.
+        A change holds whole or not at all: after an exception the former setting is in force.
+        """
+        if engine.is_open(self):
+            self._read_back()
+        return self._pcd
+
+    @pcd.setter
+    def pcd(self, setting: PCDSetting) -> None:
+        config = self._resolve(setting)
+        self._forget_unread()  # its logits are not the new setting's
+        self._apply(config)
+        if self._pcd is not None:
+            engine.trim_pcd(self)
+
+    def _resolve(self, setting: PCDSetting) -> PCDConfig | None:
+        setting = load(setting)
+        config = PCDConfig.resolve(setting, self._pcd)
+        self._warn_profile_mismatch(setting)
+        return config
+
+    def _warn_profile_mismatch(self, setting: PCDSetting) -> None:
+        if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
+            engine.logger.warning("%s", text)
+
+    def check_pcd(self, setting: PCDSetting = True) -> None:
+        """Check that this model and context can run a setting. The setting in force stays.
+
+        Whether there is memory for another one shows when it is assigned.
+
+        Raises:
+            UnsupportedError: they cannot; the message says why and what works.
+            ValueError, TypeError, FileNotFoundError: it is not a setting.
+        """
+        config = PCDConfig.resolve(setting, self._pcd)
+        refusal = engine.pcd_refusal(self, config)
+        if config is not None and refusal is not None:
+            raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {refusal}")
+
+    def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
+        """Put a setting in force; combine=False leaves the contrast to a sampler."""
+        self._read_back()
+        if config == self._pcd and combine == self._combines:
+            return
+        try:
+            disabled = engine.set_pcd(self, config, combine=combine)
+        finally:
+            self._read_back(config)
+        if disabled:
+            engine.logger.warning("PCD stays off: %s", disabled)
+
+    def _read_back(self, config: PCDConfig | None = None) -> None:
+        """The library knows what is in force, whatever an exception left undone."""
+        before = self._pcd, self._combines
+        self._pcd, self._combines = engine.in_force(self, config, self._pcd)
+        if (self._pcd, self._combines) != before:
+            self._requires_eval = True  # the present logits were made under the old setting
+
+    @contextlib.contextmanager
+    def _pcd_set_to(self, setting: PCDSetting) -> Iterator[None]:
+        """A block under this setting; None leaves the setting as it is."""
+        if setting is None:
+            yield
+            return
+        before, was_asked = (self._pcd, self._combines), self._is_asked
+        self._apply(self._resolve(setting))
+        self._is_asked = True
+        try:
+            yield
+        finally:
+            self._is_asked = was_asked
+            if engine.is_open(self):
+                self._apply(*before)
+
+    def set_sequence_pcd(self, seq_id: int, setting: PCDSetting) -> None:
+        """Give one sequence a setting of its own, for callers who decode batches of several through `llm.ctx`.
+
+            llm = pypcd.Llama("model.gguf", pcd="window", n_seq_max=3)
+            llm.set_sequence_pcd(1, {"beta": 1, "relative_top": 0.1})
+            llm.set_sequence_pcd(2, False)                       # plain; sequence 0 follows llm.pcd
+            llama_cpp.llama_decode(llm.ctx, batch)      # tokens of all three
+
+        A sequence can have its own beta, adaptive, gamma, relative_top, min_context, min_entropy, min_first_entropy,
+        window and n_sink, and perturbation="none". They come before the context's, also before a call's `pcd=`, but
+        pcd=False turns PCD off for all. Before PCD is on, they are kept for then.
+
+        llama_memory_seq_cp(memory, a, b, -1, -1) gives b the setting of a. llama_memory_seq_rm(memory, a, -1, -1),
+        seq_keep and clear forget a setting with its sequence. Whatever starts at a position, 0 included, leaves it, as do
+        reset(), generate(), which reuses prefixes, and load_state(); embed() clears the memory.
+
+        Args:
+            seq_id: 0 to 191; higher ids are for twins.
+            setting: anything that the `pcd` argument takes; values alone change the setting in force. False: no twins
+                for its tokens. None: it follows `llm.pcd` again.
+
+        Raises:
+            ValueError: seq_id is out of range; or the setting differs from the context's where only the context can
+                change it. Before PCD is on, assigning `llm.pcd` raises the latter.
+            UnsupportedError: the sequence has a backend sampler.
+        """
+        seq_id = _SEQUENCE("seq_id", seq_id)
+        if setting is None:
+            engine.unset_sequence_pcd(self, seq_id)
+        else:
+            engine.set_sequence_pcd(self, seq_id, self._resolve(setting))
+        self._requires_eval = True  # the present logits were made under the old setting
+
+    def __getattr__(self, name: str) -> Any:
+        new = {"pcd_for": "set_sequence_pcd", "pcd_refusal": "check_pcd, which raises UnsupportedError"}.get(name)
+        raise AttributeError(f"'Llama' has no attribute {name!r}" + (f"; it is now {new}" if new else ""))
+
+    # -- generation ------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
+        """create_completion()."""
+        return self._call(pcd, super().__call__, *args, **kwargs)
+
+    def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
+        """llama_cpp.Llama.create_completion, with a PCD setting of its own if one is given.
+
+        Args:
+            pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`, but off under a grammar.
+        """
+        return self._call(pcd, super().create_completion, *args, **kwargs)
+
+    def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
+        """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given."""
+        return self._call(pcd, super().create_chat_completion, *args, **kwargs)
+
+    def create_chat_completion_openai_v1(
+        self, *args: Any, **kwargs: Any
+    ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
+        """create_chat_completion(), with an answer of the types of the package openai, which has to be installed."""
+        return super().create_chat_completion_openai_v1(*args, **kwargs)
+
+    def _call(self, setting: PCDSetting, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
+        if len(args) > 1:  # by their names, so that they are checked too
+            args, kwargs = (), dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+        kwargs = arguments.check_call(self.n_vocab(), kwargs)
+        if setting is None:
+            return function(*args, **kwargs) if kwargs.get("stream") else self._call_whole(function, *args, **kwargs)
+        setting = self._resolve(setting) or False  # once, for the call and for a returned stream
+        with self._pcd_set_to(setting):
+            result = function(*args, **kwargs)
+        return self._steps(setting, result) if isinstance(result, Iterator) else result
+
+    def _call_whole(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call that ends before anybody else uses the model: generate() may turn PCD off, once, and it is turned on here again."""
+        before, was_whole = self.pcd, self._is_whole
+        self._is_whole = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._is_whole = was_whole
+            if self.pcd is not before and engine.is_open(self):
+                self._apply(before)
+
+    def _steps(self, setting: PCDSetting, iterator: Iterator[_T]) -> Generator[_T, Any, None]:
+        """The same iterator, with every step run under a setting, and nothing between the steps."""
+        config = self._resolve(setting)  # raise errors now, not when the stream is first read
+
+        def under_it() -> Generator[_T, Any, None]:
+            sent = None
+            try:
+                while True:
+                    with self._lock, self._pcd_set_to(False if config is None else config):
+                        try:
+                            item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
+                        except StopIteration:
+                            return
+                    sent = yield item
+            finally:
+                if isinstance(iterator, Generator):
+                    iterator.close()
+
+        return under_it()
+
+    def generate(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
+        """llama_cpp.Llama.generate, with a PCD setting of its own if one is given.
+
+        Raises:
+            PCDError: a pcd_sampler() does the contrast, so these tokens would be plain ones.
+        """
+        if pcd is None and self._pcd is not None and not self._combines:
+            raise PCDError(
+                "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
+            )
+        is_asked = pcd is not None or self._is_asked or self._pcd is None
+        is_left_plain = not is_asked and constraint.has_grammar(args, kwargs)
+        if is_left_plain and self._is_whole:
+            self._apply(None)
+        elif is_left_plain:
+            pcd = False
+        tokens = self._certain(super().generate(*args, **kwargs), is_left_plain)
+        return tokens if pcd is None else self._steps(pcd, tokens)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin.
+
+        In a step of generate() with drafted tokens all logits are read, and each of its tokens gets a twin.
+
+        Raises:
+            ValueError: they do not fit in the context; nothing is evaluated.
+            PCDError: llama_decode failed; the message has its reason.
+            UnsupportedError: the model has an encoder.
+        """
+        self._lock.check_outside("eval", "generate")
+        engine.check_decoder(self)
+        tokens = list(tokens)
+        self._n_changes += 1
+        if not self._lock.in_callback:  # a stream that lies open, or was dropped while another thread had the turn
+            self._forget_unread()
+        is_step = self._drafts is not None and self._drafts.starts_step((self._pcd, self._combines))
+        if self.n_tokens + len(tokens) > self.n_ctx():
+            raise InputError(
+                f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
+                "shorten the prompt or load the model with a larger n_ctx"
+            )
+        if len(tokens) > 1 and not is_step:
+            self._renew_threads()
+        n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
+        n_past, started = self.n_tokens, time.perf_counter()
+        is_prompt, self._is_prompt = self._is_prompt and bool(self._lock.in_callback), False
+        is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1 and not is_step)
+        if self._pcd is not None and tokens and is_prompt:
+            # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
+            engine.begin_answer(self, n_past + len(tokens) - 1)
+        engine.clear_errors()
+        try:
+            if n_head:
+                with engine.suspended(self):
+                    super().eval(tokens[:n_head])
+            if is_step and not (n_head or self._logits_all):
+                self._eval_with_all_rows(tokens)
+            else:
+                super().eval(tokens[n_head:])
+        except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
+            raise PCDError(f"{error}: {engine.reason()}") from error
+        self._n_read, self._n_unread = n_past + 1 if is_step and len(tokens) > 1 else None, 0
+        self._is_restored = self._is_restored and not tokens
+        if is_step and self._drafts is not None:
+            engine.synchronize(self)
+            self._drafts.note(len(tokens), time.perf_counter() - started)
+
+    def _eval_with_all_rows(self, tokens: list[int]) -> None:
+        """llama_cpp.Llama.eval with a row for each token, as with logits_all, but without a copy in `scores`."""
+        engine.rewind(self, self.n_tokens)
+        self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=True)
+        self._ctx.decode(self._batch)
+        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
+        self.n_tokens += len(tokens)
+        self._requires_eval = False
+
+    def save_state(self) -> llama_cpp.LlamaState:
+        """llama_cpp.Llama.save_state, without drafted tokens that generate() has not read."""
+        self._lock.check_outside("save_state", "generate")
+        self._forget_unread()
+        state = super().save_state()
+        return states.sealed(self._fingerprint, state)
+
+    def reset(self) -> None:
+        """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""
+        self._lock.check_outside("reset", "generate")
+        self._n_read, self._n_unread = None, 0
+        if not (self._is_recurrent or self._is_hybrid):
+            super().reset()
+            return
+        self.n_tokens, self._requires_eval = 0, True
+        for seq_id in range(self._n_seq_max):  # llama_cpp's clears the memory, which forgets them
+            engine.rewind(self, 0, seq_id)
+
+    def _renew_threads(self) -> None:
+        """Other numbers of threads, where none were given and the machine has become busy, or idle."""
+        best = threads.choose(self._width, *self._n_threads, now=self._threads)
+        if best[:2] != self._threads[:2]:
+            engine.set_threads(self, best.decode, best.batch)
+            engine.logger.info("%d threads, %d for prompts; %s", *best)
+            self.n_threads = self.context_params.n_threads = best.decode
+            self.n_threads_batch = self.context_params.n_threads_batch = best.batch
+        self._threads = best
+
+    def load_state(self, state: llama_cpp.LlamaState) -> None:
+        """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values again,
+        which takes as long as the prompt did.
+
+        The state may be that of another object with another n_ctx or n_batch, if its tokens fit.
+
+        Raises:
+            ValueError: it is of another model, damaged, or longer than the context; nothing is changed.
+            PCDError: llama.cpp cannot read it; then the context is empty.
+        """
+        self._lock.check_outside("load_state")
+        state = states.fitted(self.model_path, self._fingerprint, state, len(self.input_ids), self.n_ctx(), self.scores)
+        self._n_changes += 1
+        self._n_read, self._n_unread, self._is_restored = None, 0, True
+        engine.clear_errors()
+        try:
+            super().load_state(state)
+        except RuntimeError as error:
+            engine.clear(self)
+            raise PCDError(f"the state cannot be restored, and the context is empty now: {engine.reason()}") from error
+        engine.set_tokens(self, self.input_ids[: self.n_tokens].tolist())
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """llama_cpp.Llama.embed; embeddings have nothing to contrast."""
+        self._lock.check_outside("embed")
+        self._n_changes += 1
+        with self._pcd_set_to(False):
+            return super().embed(*args, **kwargs)
+
+    @property
+    def n_seq_max(self) -> int:
+        """How many sequences batches may carry."""
+        return self._n_seq_max
+
+    # -- drafted tokens --------------------------------------------------------------------------------------------
+
+    @property
+    def draft_model(self) -> Any:
+        """What proposes tokens that are evaluated ahead: the given draft model (`.model`) behind a choice of how many of
+        its tokens pay. Assign any llama_cpp.LlamaDraftModel, or None."""
+        return self._drafts
+
+    @draft_model.setter
+    def draft_model(self, model: DraftModel | None) -> None:
+        if isinstance(model, Drafts):
+            model = model.model
+        if model is not None and engine.is_recurrent(self):
+            engine.logger.warning(
+                "draft_model is not used: this model has recurrent layers, which cannot go back where a guess was wrong"
+            )
+            model = None
+        n_batch = min(self.n_batch, self.context_params.n_ubatch) if model is not None else 0
+        self._drafts = None if model is None else Drafts(model, self.n_ctx(), n_batch)
+
+    def sample(self, *args: Any, **kwargs: Any) -> int:
+        """llama_cpp.Llama.sample; a logits processor does not see the drafted tokens behind the one that is continued.
+
+        After load_state() the last token is evaluated again, since a state has no logits.
+
+        Raises:
+            PCDError: there are no logits to sample from.
+        """
+        if self._is_restored and self.n_tokens:
+            states.evaluate_last(self)
+        idx = kwargs.get("idx")
+        at = -1 if idx is None else idx - self.n_tokens
+        if not (self.n_tokens and engine.has_row(self, at)):
+            remedy = (
+                "evaluate tokens first"
+                if idx is None or not self.n_tokens
+                else "only the last token has some, unless logits_all=True"
+            )
+            raise PCDError(f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): {remedy}")
+        if idx is not None and self._n_read is not None:
+            self._n_read = self._n_shown = idx + 1
+            self._n_unread = self.n_tokens - self._n_read
+        before, sampler, processors = self._lock.in_callback, self._sampler, self._processors
+        self._lock.in_callback = "sample"
+        if before != "generate":
+            self._sampler = None  # that of a text would be used in place of these arguments
+        try:
+            token = int(super().sample(*args, **kwargs))
+            if self._processors is not None:
+                self._processors.check()
+            return token
+        finally:
+            self._n_shown = None
+            self._lock.in_callback, self._sampler, self._processors = before, sampler, processors
+
+    def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        processors = kwargs.get("logits_processor")
+        self._processors = None if processors is None else guards.Processors(processors)
+        if kwargs.get("grammar") is not None:
+            engine.check_grammar(self, kwargs["grammar"])
+        kwargs["logits_processor"] = self._processors
+        return super()._init_sampler(*args, **kwargs)
+
+    @property
+    def _input_ids(self) -> npt.NDArray[np.intc]:
+        return self.input_ids[: self.n_tokens if self._n_shown is None else self._n_shown]
+
+    def _certain(self, tokens: Generator[_T, Any, None], is_left_plain: bool) -> Generator[_T, Any, None]:
+        """The same generator; at its end, drafted tokens that nobody read go, and the text is that of decoding without."""
+        with self._lock:
+            if is_left_plain:
+                constraint.warn_once(self._n_constrained)
+                self._n_constrained += 1
+            self._is_prompt = True
+            if self._pcd is not None and self._pcd.min_first_entropy:
+                self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
+            text = guards.StreamGuard(self, tokens)
+        try:
+            yield from text.steps()
+        finally:
+            with text.ending() as is_latest:
+                if is_latest:
+                    self._forget_unread()
+
+    def _forget_unread(self) -> None:
+        if self._n_read is not None and self._n_read < self.n_tokens and engine.is_open(self):
+            self.n_tokens = self._n_read
+            self._requires_eval = True
+            engine.rewind(self, self.n_tokens)
+
+    # -- looking inside --------------------------------------------------------------------------------------------
+
+    def pcd_logits(self, i: int = -1) -> PCDLogits:
+        """The logits of the last evaluation, before and after the contrast, copied.
+
+        Args:
+            i: which token: its index in the batch, or negative, counted from the end of those whose logits were
+                requested; drafted tokens that generate() has not read yet do not count.
+
+        Raises:
+            PCDError: the last evaluation was without PCD, or there was none.
+        """
+        return engine.pcd_logits(self, i - self._n_unread if i < 0 else i)
+
+    def pcd_stats(self) -> PCDStats:
+        """What PCD has done in this context so far."""
+        return dataclasses.replace(engine.pcd_stats(self), n_constrained=self._n_constrained)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
+        """Opens a model file of the Hugging Face Hub, which is downloaded if need be; the package huggingface-hub has to be installed."""
+        return super().from_pretrained(*args, **kwargs)  # type: ignore[return-value]  # it calls cls()
+
+    def close(self) -> None:
+        """Free the model. What needs it raises PCDError from then on; a second close() does nothing.
+
+        Raises:
+            PCDError: a call is under way, in another thread or around this one.
+        """
+        if hasattr(self, "_stack"):  # missing if __init__ raised early
+            with self._lock.ending() if engine.is_open(self) else contextlib.nullcontext():
+                super().close()
+                engine.invalidate_handles(self)
+
+    def __enter__(self) -> Self:
+        _ = self.ctx  # a closed one says so
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **super().__getstate__(),
+            "n_threads": self._n_threads[0],
+            "n_threads_batch": self._n_threads[1],
+            "draft_model": self._drafts and self._drafts.model,
+            "pcd": self._pcd,
+            "n_seq_max": self._n_seq_max,
+            "use_extra_bufts": self._use_extra_bufts,
+            "rpc_servers": self._rpc_servers,
+        }

@@ -1,0 +1,211 @@
+"""The method in numpy: over-rotated frequencies, the contrast and its strength, a token's rank.
+
+Knows nothing of models or libraries.
+
+Symbols as in the paper (arXiv 2506.08371): theta the model's RoPE frequencies and theta* the over-rotated (higher) ones,
+B the RoPE base, d the number of rotated dimensions of a head, L and L* the logits of the two evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from pypcd.errors import InputError, did_you_mean
+
+__all__ = [
+    "MEASURES",
+    "contrast",
+    "entropy",
+    "frequencies",
+    "jsd",
+    "log_softmax",
+    "put_behind",
+    "rank",
+    "rho",
+    "strength",
+]
+
+Array = npt.NDArray[np.float64]
+
+
+def frequencies(n_rot: int, rope_freq_base: float) -> Array:
+    """theta_j = B^(-2(j-1)/d) for j = 1 .. d/2 (section 2.1).
+
+    Args:
+        n_rot: d, the rotated dimensions of a head; even.
+        rope_freq_base: B.
+
+    Returns:
+        float64[n_rot/2], radians per position.
+    """
+    return float(rope_freq_base) ** (-2.0 * np.arange(n_rot // 2) / n_rot)
+
+
+def rho(
+    n_rot: int, *, alpha: float = 0.2, base_ratio: float = 1e-4, transition: str = "exponential", band: str = "low"
+) -> Array:
+    """The factor by which each frequency is over-rotated: rho_j = theta*_j / theta_j (Eq. 4).
+
+        T(x)  = 2 - exp(alpha x),  x = j / (d/2)      transition="none": T = 0
+        rho_j = T + (1 - T) base_ratio^(-2(j-1)/d)    >= 1
+
+    It does not depend on B, so it works with any change that a model makes to its frequencies. band="high" is the same
+    table in reverse order, which over-rotates the high frequencies; "all" is the larger of the two for each pair.
+
+    Returns:
+        float64[n_rot/2]
+    """
+    j = np.arange(1, n_rot // 2 + 1)
+    lowered = float(base_ratio) ** (-2.0 * (j - 1) / n_rot)
+    if transition == "exponential":
+        t = 2.0 - np.exp(alpha * j / (n_rot // 2))
+    elif transition == "none":
+        t = np.zeros(len(j))
+    else:
+        raise InputError(f"transition is {transition!r}; allowed: 'exponential', 'none'")
+    low = t + (1.0 - t) * lowered
+    if band not in ("low", "high", "all"):
+        raise InputError(f"band is {band!r}; allowed: 'low', 'high', 'all'")
+    return {"low": low, "high": low[::-1], "all": np.maximum(low, low[::-1])}[band]
+
+
+def contrast(
+    standard: npt.ArrayLike,
+    local: npt.ArrayLike,
+    *,
+    beta: float = 2.5,
+    gamma: int = 30,
+    relative_top: float = 0.0,
+    adaptive: str | None = None,
+    min_entropy: float = 0.0,
+) -> Array:
+    """L~ = (1 + beta_t) L - beta_t L* on the plausible tokens of L, -inf elsewhere (Eq. 6), where beta_t is strength().
+
+    Plausible tokens are the gamma most probable ones of L (the lower id first if logits are equal) that also reach
+    relative_top times the highest probability. If only one is plausible it keeps its logit: there is nothing to decide.
+    If softmax(L) has less entropy than min_entropy, the row is L: the model is sure.
+
+    What is no number between -1e30 and 1e30 (-inf, NaN, the least float) is no logit. In L it masks a token, which is
+    never plausible (if all are masked, L is returned). In L* it says nothing about its token, which keeps L.
+
+    Args:
+        standard: L, float[n_vocab].
+        local: L*, float[n_vocab].
+        beta: as in PCDConfig; so are gamma, relative_top, adaptive and min_entropy.
+
+    Returns:
+        float64[n_vocab]
+    """
+    first, second = np.asarray(standard, np.float64), np.asarray(local, np.float64)
+    if min_entropy > 0.0 and entropy(first) < min_entropy:
+        return first
+    row = np.where(_is_logit(first), first, -np.inf)
+    kept = np.argsort(-row, kind="stable")[:gamma]
+    kept = kept[row[kept] > -np.inf]
+    if not len(kept):
+        return first
+    if relative_top > 0.0:
+        kept = kept[first[kept] >= first[kept[0]] + np.log(relative_top)]
+    result = np.full(first.shape, -np.inf)
+    result[kept] = first[kept]
+    if len(kept) > 1:
+        beta = strength(first, second, beta=beta, adaptive=adaptive)
+        kept = kept[_is_logit(second[kept])]
+        result[kept] = (1.0 + beta) * first[kept] - beta * second[kept]
+    return result
+
+
+def strength(standard: npt.ArrayLike, local: npt.ArrayLike, *, beta: float = 2.5, adaptive: str | None = None) -> float:
+    """The strength of one step's contrast, beta_t: beta, times what a measure of the two rows gives (PCDConfig.adaptive).
+
+    Raises:
+        ValueError: there is no such measure.
+    """
+    if adaptive is None:
+        return beta
+    if adaptive not in MEASURES:
+        near = did_you_mean(adaptive, MEASURES)
+        raise InputError(f"adaptive is {adaptive!r}{near}; allowed: {', '.join(map(repr, MEASURES))}, or None")
+    return beta * MEASURES[adaptive](standard, local)
+
+
+def jsd(standard: npt.ArrayLike, local: npt.ArrayLike) -> float:
+    """The Jensen-Shannon divergence of softmax(L) and softmax(L*) with base-2 logarithms: 0 (they are equal) to 1.
+
+    It is taken over the tokens for which both rows have a logit, as contrast() has it; without any it is 0.
+    """
+    first, second = np.asarray(standard, np.float64), np.asarray(local, np.float64)
+    known = _is_logit(first) & _is_logit(second)
+    if not known.any():
+        return 0.0
+    log_p, log_q = log_softmax(first[known]), log_softmax(second[known])
+    log_m = np.logaddexp(log_p, log_q) - np.log(2.0)
+    total = np.exp(log_p) @ (log_p - log_m) + np.exp(log_q) @ (log_q - log_m)
+    return float(np.clip(total / np.log(4.0), 0.0, 1.0))
+
+
+def entropy(logits: npt.ArrayLike) -> float:
+    """The entropy of softmax(logits) in bits, 0 to log2(n_vocab), over the tokens that have a logit; without any 0."""
+    row = np.asarray(logits, np.float64)
+    row = row[_is_logit(row)]
+    if not len(row):
+        return 0.0
+    log_p = log_softmax(row)
+    return float(max(0.0, -(np.exp(log_p) @ log_p) / np.log(2.0)))
+
+
+# PCDConfig.adaptive -> the factor that beta is multiplied with, from L and L*
+MEASURES: Mapping[str, Callable[[npt.ArrayLike, npt.ArrayLike], float]] = {"jsd": jsd}
+
+
+def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> Array:
+    """Put excluded tokens (-inf) about 60 behind the best one, in the order of the standard logits, as the engine does.
+
+    They stay improbable (150,000 of them have less than 1e-7 of the probability at temperature 2), but each has a rank,
+    and a bias of 100 lifts each above all others. Among themselves they are as far apart as in the standard logits, but
+    for what is more than 30 behind the first of them: that is pressed together, so that none is 39 behind it.
+
+    Returns:
+        float64[n_vocab]; tokens masked in the standard logits stay at -inf.
+    """
+    first, row = np.asarray(standard, np.float64), np.asarray(contrasted, np.float64)
+    kept, rest = np.isfinite(row), ~np.isfinite(row) & _is_logit(first)
+    if not kept.any() or not rest.any():
+        return row
+    lag = first[rest].max() - first[rest]
+    far = lag > 30.0
+    lag[far] = 39.0 - 81.0 / (lag[far] - 21.0)
+    result = row.copy()
+    result[rest] = row[kept].max() - _BEHIND - lag
+    return result
+
+
+def _is_logit(values: Array) -> npt.NDArray[np.bool_]:
+    return np.abs(values) < 1e30  # False for NaN
+
+
+_BEHIND = 60.0  # nats; LLAMA_PCD_BEHIND
+
+
+def log_softmax(logits: npt.ArrayLike) -> Array:
+    """Log-probabilities of a row of logits, float64[n_vocab]."""
+    row = np.asarray(logits, np.float64)
+    shifted = row - row.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def rank(logits: npt.ArrayLike, tokens: int | Sequence[int]) -> int:
+    """The rank of the gold token, the one that begins the right answer: 1 + how many tokens are more probable (Eq. 1).
+
+    A token of equal probability does not count against it.
+
+    Args:
+        logits: float[n_vocab].
+        tokens: the gold token, or several; then the most probable one counts.
+    """
+    row = np.asarray(logits)
+    return 1 + int((row > row[np.asarray(tokens)].max()).sum())

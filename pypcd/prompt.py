@@ -1,0 +1,113 @@
+"""A long prompt in its parts, and its tokens: as plain text or through the model's chat template."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pypcd.engine import token_text  # first: it reports a wrong or missing library
+
+# isort: split
+import jinja2
+from llama_cpp import llama_chat_format
+
+from pypcd.errors import PCDError
+
+__all__ = ["Prompt", "chat_formatter", "chat_tokens", "has_template", "prompt_tokens", "split_context"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A prompt in parts, so that a method can reorder the context or leave it out.
+
+    Attributes:
+        before: the instruction before the context.
+        segments: the context, in parts that may be reordered.
+        joiner: the text between two segments.
+        after: the text after the context: the question.
+        answer_prefix: the beginning of the answer, given to the model.
+        shots: example questions with their answers.
+    """
+
+    before: str = ""
+    segments: tuple[str, ...] = ()
+    joiner: str = ""
+    after: str = ""
+    answer_prefix: str = ""
+    shots: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def context(self) -> str:
+        return self.joiner.join(self.segments)
+
+    @property
+    def text(self) -> str:
+        """The question as one text, without shots and answer prefix."""
+        return self.before + self.context + self.after
+
+    def replace(self, **changes: Any) -> Prompt:
+        return dataclasses.replace(self, **changes)
+
+
+def split_context(text: str) -> tuple[tuple[str, ...], str]:
+    """A text's parts and the text that joins them: its paragraphs, else its lines, else its sentences."""
+    for joiner in ("\n\n", "\n", ". "):
+        parts = tuple(text.split(joiner))
+        if len(parts) > 1:
+            return parts, joiner
+    return (text,), ""
+
+
+def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
+    """The tokens of a prompt.
+
+    Args:
+        chat: through the model's chat template, followed by the answer prefix; else as plain text.
+
+    Raises:
+        PCDError: with chat, the model has no template or it refuses the messages.
+    """
+    if not chat:
+        shots = "".join(f"{question}{answer}\n\n" for question, answer in prompt.shots)
+        text = shots + prompt.text + prompt.answer_prefix
+        return llm.tokenize(text.encode("utf-8", "replace"), special=False)
+    if not has_template(llm):
+        raise PCDError("this model has no chat template; use it without chat")
+    messages = []
+    for question, answer in prompt.shots:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.lstrip()}]
+    return chat_tokens(llm, [*messages, {"role": "user", "content": prompt.text}], prompt.answer_prefix)[0]
+
+
+def chat_tokens(llm: Any, messages: Sequence[Any], answer_prefix: str = "") -> tuple[list[int], list[str]]:
+    """The tokens of a conversation, ready for its next answer, and the texts that end an answer.
+
+    Raises:
+        PCDError: the model's chat template is broken, or rejects these messages.
+    """
+    try:
+        made = chat_formatter(llm)(messages=list(messages))
+    except (jinja2.TemplateError, ValueError) as error:
+        raise PCDError(f"the model's chat template rejects these messages: {error}") from error
+    text = (made.prompt + answer_prefix).encode("utf-8", "replace")
+    tokens = llm.tokenize(text, add_bos=not made.added_special, special=True)
+    if tokens[:2] == [llm.token_bos()] * 2:
+        tokens = tokens[1:]
+    return tokens, [made.stop] if isinstance(made.stop, str) else made.stop or []
+
+
+def has_template(llm: Any) -> bool:
+    return "tokenizer.chat_template" in llm.metadata
+
+
+def chat_formatter(llm: Any) -> Any:
+    if not has_template(llm):
+        return llama_chat_format.format_llama2  # what llama_cpp falls back to
+    bos, eos = (token_text(llm, t) for t in (llm.token_bos(), llm.token_eos()))
+    try:
+        return llama_chat_format.Jinja2ChatFormatter(
+            llm.metadata["tokenizer.chat_template"], eos_token=eos, bos_token=bos
+        )
+    except jinja2.TemplateError as error:
+        raise PCDError(f"the model's chat template is broken: {error}") from error

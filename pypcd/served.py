@@ -1,0 +1,188 @@
+"""The models that one server serves, from the words of a command line: files, folders, llama.cpp's own file of models.
+
+    read(["small.gguf", "large.gguf=off"])
+    read(["models/"])           # every GGUF file in it
+    read(["models.ini"])        # a section for each model: llama-server's options, and pypcd's key "pcd"
+
+Knows the names of models and the syntax of that file, but not what an option means or how a server is started.
+"""
+
+from __future__ import annotations
+
+import configparser
+import glob
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pypcd.config import PCDConfig, PCDSetting
+from pypcd.errors import InputError, ModelError
+from pypcd.gguf import resolve_model
+from pypcd.settings import load
+
+__all__ = ["Served", "option_of", "read", "to_ini"]
+
+_COMPANIONS = re.compile(r".*mmproj|mtp-|dspark-|dflash-")  # files beside a model, as llama.cpp names them
+_PART = re.compile(r"-(\d{5})-of-\d{5}$")
+
+
+class Served(NamedTuple):
+    """One model.
+
+    Attributes:
+        name: by which requests ask for it.
+        path: of its GGUF file.
+        pcd: its setting; None: the server's.
+        options: llama-server's, for this model alone, as the file of models has them.
+        at_start: it is loaded when the server starts, not at its first request.
+    """
+
+    name: str
+    path: str
+    pcd: PCDSetting | None = None
+    options: Mapping[str, str] = {}
+    at_start: bool = True
+
+    @property
+    def size(self) -> int:
+        """Bytes of its file, or of all the files that it is split into."""
+        path = pathlib.Path(self.path)
+        part = _PART.search(path.stem)
+        files = path.parent.glob(glob.escape(path.stem[: part.start()]) + "-*-of-*.gguf") if part else [path]
+        return sum(file.stat().st_size for file in files)
+
+
+def read(words: Sequence[str]) -> list[Served]:
+    """The models that are meant, each word with its setting behind "=", if it has one.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelError: it is no model, or two have one name.
+        ValueError: the file of models is wrong, or a setting.
+    """
+    models = [model for word in words for model in _models(*_split(word))]
+    of_name: dict[str, Served] = {}
+    for model in models:
+        other = of_name.setdefault(model.name, model)
+        if other is not model:
+            raise ModelError(
+                f"two models are called {model.name!r}: {other.path} and {model.path}; "
+                "a file of models (models.ini) can give them other names"
+            )
+    return models
+
+
+def _split(word: str) -> tuple[str, str | None]:
+    """A model and its setting. Either may have "=" in it, so the model is the most that exists; else what looks like a file."""
+    if not _is_model(word):
+        for found in reversed(list(re.finditer("=", word))):
+            if _is_model(word[: found.start()]):
+                return word[: found.start()], word[found.end() :]
+        if file := re.match(r"(?i)(.*?\.(?:gguf|ini))=(.*)", word):
+            return file[1], file[2]
+    return word, None
+
+
+def _is_model(word: str) -> bool:
+    return word == "demo" or os.path.exists(os.path.expanduser(word))
+
+
+def _setting(text: str | None, where: str) -> PCDSetting | None:
+    if text is None:
+        return None
+    try:
+        setting = load(text)
+        PCDConfig.resolve(setting)
+    except (InputError, OSError) as error:
+        raise InputError(f"{where}: {error}") from None
+    return setting
+
+
+def _models(word: str, setting: str | None) -> list[Served]:
+    pcd = _setting(setting, word)
+    path = pathlib.Path(word).expanduser()
+    if word.lower().endswith(".ini"):
+        if setting is not None:
+            raise InputError(
+                f"{word} has a setting behind it, {setting!r}; in a file of models each has its own, pcd = …"
+            )
+        return _from_ini(path)
+    if word and word != "demo" and path.is_dir():
+        files = [file for file in sorted(path.glob("*.gguf")) if _can_be_served(file)]
+        if not files:
+            raise ModelError(
+                f"{word} is a folder without a .gguf file; give one that has some, or the files themselves"
+            )
+        return [Served(file.stem, resolve_model(file), pcd, at_start=False) for file in files]
+    name = "demo" if word == "demo" else path.stem
+    return [Served(name, resolve_model(word), pcd)]
+
+
+def _can_be_served(file: pathlib.Path) -> bool:
+    """Not a part of a model but the first, and not a file beside one."""
+    part = _PART.search(file.stem)
+    return (part is None or int(part[1]) == 1) and not _COMPANIONS.match(file.name)
+
+
+# -- llama.cpp's file of models ---------------------------------------------------------------------------------------
+
+
+def _from_ini(path: pathlib.Path) -> list[Served]:
+    """Its sections; "[*]" has what holds for all."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file of models {path}; docs/serve.md shows one")
+    ini = configparser.ConfigParser(
+        interpolation=None, delimiters=("=",), inline_comment_prefixes=("#", ";"), default_section="*", strict=True
+    )
+    ini.optionxform = str  # type: ignore[assignment,method-assign]
+    try:
+        ini.read_string("[:]\n" + path.read_text(encoding="utf-8-sig"), str(path))
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a file of models: {' '.join(str(error).split())}") from None
+    loose = [key for key in ini[":"] if key != "version" and key not in ini.defaults()]
+    if loose:
+        raise InputError(
+            f"{path}: {loose[0]} stands above the first section; put it into [*], which holds for all models"
+        )
+    names = [name for name in ini.sections() if name != ":"]
+    if not names:
+        raise InputError(f"{path} names no model; a section such as [small] with model = small.gguf is one")
+    return [_of_section(path, name, dict(ini[name])) for name in names]
+
+
+def _of_section(path: pathlib.Path, name: str, keys: dict[str, str]) -> Served:
+    model = [keys.pop(key) for key in ("model", "m", "LLAMA_ARG_MODEL") if key in keys]
+    if not model:
+        raise InputError(f"{path}: [{name}] has no model; give it model = FILE.gguf")
+    pcd = _setting(keys.pop("pcd", None), f"{path}: [{name}]")
+    at_start = keys.pop("load-on-startup", "off") in ("on", "enabled", "true", "1")  # as llama.cpp writes "yes"
+    return Served(name, resolve_model(model[0]), pcd, keys, at_start)
+
+
+def option_of(options: Mapping[str, str], *names: str) -> str | None:
+    """The value of an option that has several names, without their dashes."""
+    return next((options[name] for name in names if name in options), None)
+
+
+def to_ini(sections: Mapping[str, Mapping[str, str]]) -> str:
+    """The file as llama-server reads it.
+
+    Raises:
+        ModelError: a name or a value cannot be written in it.
+    """
+    lines = []
+    for name, options in sections.items():
+        if name == "*" or set(name) & set(":]\r\n"):
+            raise ModelError(
+                f"a model is called {name!r}; where there are several, a name may not be * or have : or ] in it, since requests "
+                "write settings behind a colon; rename the file, or give it another name in a file of models (models.ini)"
+            )
+        for value in options.values():
+            if set(value) & set("#;\r\n") or value != value.strip():
+                raise ModelError(
+                    f"{name}: {value!r} cannot be written in a file of models, where # and ; begin a remark; rename it"
+                )
+        lines += [f"[{name}]", *(f"{key} = {value}" for key, value in options.items()), ""]
+    return "\n".join(lines)

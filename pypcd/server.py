@@ -1,0 +1,577 @@
+"""llama-server with PCD as a process: its command, its settings, its start and its end.
+
+    server = Server("model.gguf", pcd="gentle", port=8080)
+    with server.running():
+        server.wait_until_ready(stopped)
+        server.wait(stopped)
+
+The executable is llama.cpp's own server on pypcd's libllama (cmake/server.cmake). It gets threads, context and GPU as
+pypcd.Llama chooses them, and presets and names of settings from here, so that they are written down once. With several models
+it is llama.cpp's router, which starts a process for each. Knows nothing of requests or the terminal.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable
+
+import llama_cpp
+
+from pypcd import engine, machine
+from pypcd import library as library_module
+from pypcd import threads as threads_module
+from pypcd.checks import Integer, literal
+from pypcd.config import PCDConfig, PCDSetting
+from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
+from pypcd.gguf import resolve_model
+from pypcd.remote import Device, Servers, handshake, lost_text, parse_servers
+from pypcd.served import Served, option_of, to_ini
+from pypcd.settings import PRESETS, RECOMMENDED, load
+
+__all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
+
+_SECONDS = 10.0  # that it gets to answer
+_PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
+_LINES = 200  # of its log, kept for an error message
+_SEEN = "before it pypcd sees it too: pypcd serve MODEL"
+_CHOSEN = {  # options of llama-server that are arguments here
+    "host": f"{_SEEN} --host ADDRESS",
+    "port": f"{_SEEN} --port N",
+    "rpc": f"{_SEEN} --rpc HOST:PORT,...",
+    **dict.fromkeys(("parallel", "np"), f"{_SEEN} --parallel N"),
+    **dict.fromkeys(("model", "m"), _SEEN),
+    **dict.fromkeys(("models-dir", "models-preset"), "give the folder or the file as MODEL: pypcd serve {}"),
+}
+_LOST = re.compile(r"ggml-rpc\.cpp:\d+: (Remote RPC server crashed|Failed to connect|RPC handshake failed)")
+_MAX_SLOTS = engine.N_SEQUENCES - 1
+_AT_ONCE = 4  # models that are loaded at the same time, where they are not named one by one: llama.cpp's number
+
+
+class OptionError(PCDError, ValueError):
+    """llama-server does not know an option, or refuses its value."""
+
+
+def executable() -> pathlib.Path:
+    """
+    Raises:
+        LibraryError: it was not built.
+    """
+    name = "llama-server.exe" if sys.platform == "win32" else "llama-server"
+    places = [folder.parent / "bin" / name for folder in library_module.library_dirs()]
+    for path in places:
+        if path.is_file():
+            return path
+    raise LibraryError(
+        f"llama-server was not found; looked for {', '.join(map(str, dict.fromkeys(places)))}; it is part of pypcd unless it was "
+        "built with -C cmake.define.PYPCD_SERVER=OFF: install pypcd without that"
+    )
+
+
+def show_options() -> int:
+    """Have llama-server print its own options; its exit status."""
+    program = executable()
+    return subprocess.run([str(program), "--help"], env=_environment(program), check=False).returncode
+
+
+def settings(
+    config: PCDConfig | None,
+    *,
+    required: bool = True,
+    models: Mapping[str, tuple[PCDConfig | None, bool]] | None = None,
+) -> str:
+    """What the executable reads from LLAMA_ARG_PCD: the setting, the presets and the names of values, as JSON.
+
+    Args:
+        config: for requests that do not say; None: PCD is off for them, and others begin with the default.
+        required: whether the server ends where the model cannot run it; else PCD is off there.
+        models: the same two for models that have their own, by name.
+    """
+    values = {
+        field: {"null" if name is None else name: number for name, number in names.items()}
+        for field, names in engine.native_names().items()
+    }
+    common = _setting(config, required)
+    record = {"version": library_module.API_VERSION, "values": values, "recommended": RECOMMENDED, **common}
+    if models:  # what differs: an environment variable has to be short
+        record["models"] = {
+            name: {key: value for key, value in _setting(*own).items() if value != common[key]}
+            for name, own in models.items()
+        }
+    return json.dumps(record, separators=(",", ":"))
+
+
+def _setting(config: PCDConfig | None, required: bool) -> dict[str, Any]:
+    base = (config or PCDConfig()).replace(sequences="chosen")
+    # A context that over-rotates can have twins that do not, and makes no second keys for them. The other way round is refused.
+    can_turn = base.perturbation == "none" and base.cache != "separate"
+    contexts = [base.replace(perturbation="over-rotation") if can_turn else base, base]
+    if config is None:  # a model that cannot over-rotate has windows for those who ask
+        contexts.append(PCDConfig.windowed().replace(sequences="chosen"))
+    presets = {
+        name: PCDConfig.preset(name).replace(
+            evaluation=base.evaluation, type_k_over=base.type_k_over, sequences="chosen"
+        )
+        for name in PRESETS
+    }
+    return {
+        "default": config is not None,
+        "required": required,
+        "setting": engine.native_fields(base),
+        "contexts": [engine.native_fields(context) for context in dict.fromkeys(contexts)],
+        "presets": {name: engine.native_fields(preset) for name, preset in presets.items()},
+    }
+
+
+class Server:
+    """One llama-server.
+
+    Args:
+        model: a GGUF file, or "demo"; or what _served.read() gives: with several it is a router, which starts a server for each.
+        pcd: for requests that do not say; anything that pypcd.Llama takes.
+        pcd_required: False: where the model cannot run it the server goes on without PCD; see refusals().
+        host: the address to listen on; several have commas between them.
+        port: 0 takes a free one.
+        parallel: requests that are answered at the same time; they share the context. 1 to 191.
+        api_key: clients have to send it; None: none.
+        rpc_servers: other machines that compute, as pypcd.Llama takes them. Each serves one process at a time, so that one model
+            is loaded at a time.
+        options: llama-server's own, behind those that are chosen here, so that they win.
+        log: called with each line of its log.
+
+    Raises:
+        FileNotFoundError, ModelError: there is no such model.
+        LibraryError: llama-server was not built.
+        OptionError: an option that is chosen here.
+        ValueError: a value is out of range, or no setting.
+        OSError: the port is taken, or this machine does not have the address.
+        RPCError: a server on another machine cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Sequence[Served],
+        *,
+        pcd: PCDSetting = False,
+        pcd_required: bool = True,
+        host: str = "127.0.0.1",
+        port: int = 8080,
+        parallel: int = 4,
+        api_key: str | None = None,
+        rpc_servers: Servers = None,
+        options: Sequence[str] = (),
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        if isinstance(model, (str, os.PathLike)):
+            path = resolve_model(model)
+            model = [Served("demo" if str(model) == "demo" else pathlib.Path(path).stem, path)]
+        self.models = list(model)
+        aliases = _aliases(options)
+        if aliases:
+            if self.is_router:
+                raise OptionError(
+                    f"--alias is {','.join(aliases)!r}, a name for one model; several are named in a file of models (models.ini)"
+                )
+            self.models = [self.models[0]._replace(name=min(aliases))]  # llama-server goes by the first of them
+        for one in self.models:
+            if "," in one.name:
+                raise ModelError(
+                    f"a model is called {one.name!r}; a name may not have a comma in it, which llama-server reads as two; rename "
+                    "the file, or give it another name in a file of models (models.ini)"
+                )
+        self.configs = {one.name: PCDConfig.resolve(load(pcd if one.pcd is None else one.pcd)) for one in self.models}
+        self.remarks: list[str] = []  # for the user
+        self.hosts = [part.strip(" []") for part in host.split(",") if part.strip()]  # [::1]: as it is written in a URL
+        if not self.hosts:
+            raise InputError(f"host is {host!r}; allowed: addresses of this machine, with commas between them")
+        host = ",".join(self.hosts)
+        port = Integer(0, 65535)("port", port)
+        parallel = Integer(1, _MAX_SLOTS)("parallel", parallel)
+        program = executable()
+        self.rpc_servers = parse_servers(rpc_servers)
+        self._remote = [device for address in self.rpc_servers for device in handshake(address)]
+        for address in self.hosts:
+            self.port = port = machine.free_port(address, port)
+        self.loaded = 0  # per cent of what is loaded at the start
+        self._log = log
+        self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
+        self._key = (api_key or "").split(",")[0].strip() or None  # it may be several
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._parts: dict[str, int] = {}  # per cent of each model that is loaded, by the port of its process
+        self._ini = ""  # the file of models
+        self.at_start: list[str] = []  # the models that it loads then
+
+        given = {word.lstrip("-"): value for word, value in zip(options, [*options[1:], ""]) if word.startswith("-")}
+        for name, instead in _CHOSEN.items():
+            if name in given:
+                word = f"--{name}" if len(name) > 2 else f"-{name}"
+                raise OptionError(f"{word} stands behind --; {instead.format(given[name])}")
+        wanted = {one.name: (self.configs[one.name], pcd_required or one.pcd is not None) for one in self.models}
+        self.command = [str(program), "--host", host, "--port", str(self.port), "--kv-unified", "--metrics"]
+        if "cors-origins" not in given:
+            self.command += ["--cors-origins", "localhost"]  # else any page that is open in a browser here could ask it
+        if "log-colors" not in given:
+            self.command += ["--log-colors", "off"]
+        if self.is_router:
+            n_at_once = self._at_once(given)
+            if "models-max" not in given:
+                self.command += ["--models-max", str(n_at_once)]
+            if "threads-http" not in given:  # the router has one for each request that it passes on
+                self.command += ["--threads-http", str(n_at_once * (parallel + 4))]
+            self.at_start = [one.name for one in self.models if one.at_start][:n_at_once]
+            self._ini = self._sections(n_at_once, parallel, given)
+            passed = settings(PCDConfig.resolve(load(pcd)), required=pcd_required, models=wanted)
+        else:
+            (only,) = self.models
+            chosen = _chosen(only.path, parallel, given, remote=self._remote)
+            if self.rpc_servers:
+                self.command += ["--rpc", ",".join(self.rpc_servers)]
+            self.command += ["--model", only.path, "--parallel", str(parallel)]
+            if not aliases:  # it adds names to those that it has
+                self.command += ["--alias", only.name]
+            self.command += [word for name, value in chosen.items() for word in (f"--{name}", value)]
+            passed = settings(self.configs[only.name], required=wanted[only.name][1])
+        self.command += options
+        self.environment = {
+            **_environment(program),
+            **(_rpc_environment() if self.rpc_servers else {}),
+            "LLAMA_ARG_PCD": passed,
+            "PYPCD_AMX": str(int(engine.configure_amx().on)),
+            "PYPCD_HOST": host,
+        }
+        if api_key is not None:
+            self.environment["LLAMA_API_KEY"] = api_key  # a command line can be read by all users of the machine
+
+    @property
+    def is_router(self) -> bool:
+        return len(self.models) > 1 or bool(self.models[0].options)
+
+    def _at_once(self, given: Mapping[str, str]) -> int:
+        """How many models are loaded at the same time: what the user says, else as many as fit."""
+        sizes = sorted((one.size for one in self.models), reverse=True)
+        n_start = sum(one.at_start for one in self.models)
+        n_most = int(given["models-max"]) if given.get("models-max", "").isdecimal() else 0
+        if self.rpc_servers:
+            if n_most > 1:
+                raise OptionError(
+                    f"--models-max is {n_most}; allowed: 1 with --rpc, since RPC servers serve one process at a time"
+                )
+            if n_start > 1:
+                self.remarks.append("RPC servers serve one process at a time, so one model is loaded at a time")
+            return 1
+        n_at_once = min(n_most or max(n_start, _AT_ONCE), len(sizes))
+        room = machine.room_for_weights()
+        n_fit = max(sum(sum(sizes[: n + 1]) <= room for n in range(n_at_once)), 1)
+        if n_fit < n_at_once:
+            what = f"{n_at_once} of these models take up to {sum(sizes[:n_at_once]) / 2**30:.1f} GiB together"
+            where = f"there is room for {room / 2**30:.1f} GiB"
+            n_at_once = n_at_once if n_most else n_fit
+            self.remarks.append(f"{what}, {where}; {n_at_once} at most are loaded at the same time (-- --models-max)")
+        return n_at_once
+
+    def _sections(self, n_at_once: int, parallel: int, given: Mapping[str, str]) -> str:
+        """The file of models: for each what is chosen here, beneath what the user chose."""
+        sections = {}
+        for one in self.models:
+            own = {**one.options, **given}
+            n = option_of(own, "parallel", "np", "LLAMA_ARG_N_PARALLEL")
+            slots = parallel if n is None else Integer(1, _MAX_SLOTS)(f"[{one.name}] parallel", literal(n))
+            options = {
+                "model": one.path,
+                "stop-timeout": str(_PATIENCE),
+                **_chosen(one.path, slots, own, n_at_once, self._remote),
+            }
+            if self.rpc_servers:
+                options["rpc"] = ",".join(self.rpc_servers)
+            if n is None:
+                options["parallel"] = str(parallel)
+            if one.name in self.at_start:
+                options["load-on-startup"] = "1"
+            sections[one.name] = {**options, **one.options}
+        return to_ini(sections)
+
+    @property
+    def url(self) -> str:
+        """Its address for a client on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.hosts[0], self.hosts[0])
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Server]:
+        """A block in which the process runs; it need not be ready."""
+        with contextlib.ExitStack() as stack:
+            command, environment = self.command, self.environment
+            if self.is_router:
+                folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pypcd-")))
+                (folder / "models.ini").write_text(self._ini, encoding="utf-8")
+                command = [*command, "--models-preset", str(folder / "models.ini")]
+                environment = {**environment, "LLAMA_CACHE": str(folder)}  # else what was ever downloaded is served too
+            self._start(command, environment)
+            stack.callback(self._stop)
+            yield self
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._reader = threading.Thread(target=self._run, args=(command, environment, started), daemon=True)
+        self._reader.start()
+        started.result()
+
+    def _run(self, command: Sequence[str], environment: Mapping[str, str], started: Any) -> None:
+        """Start the process, and read what it writes. On Linux it ends with the thread that has started it, so that is this one,
+        which lasts as long as there is something to read."""
+        try:
+            self._process = self._popen(command, environment)
+        except BaseException as error:  # noqa: BLE001  _start() raises it
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        self._read(self._process.stdout)
+
+    def _popen(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            _tied(command),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for this process, which tells the server once
+        )
+
+    def _read(self, stream: Any) -> None:
+        with stream:
+            for line in stream:
+                if loaded := re.fullmatch(r"(\[ *\d+\] )?loaded (\d+)%\n", line):
+                    self._parts[loaded[1]] = int(loaded[2])
+                    n = max(len(self.at_start), 1) if self.is_router else 1
+                    self.loaded = min(sum(self._parts.values()) // n, 100)
+                    continue
+                if not re.sub(r"^\[ *\d+\] ", "", line).strip():  # a model's process writes these for its router
+                    continue
+                self._lines.append(line.rstrip("\n"))
+                if lost := self._lost([line]):
+                    if not self.is_router:  # wait() says it
+                        continue
+                    line = (re.match(r"(\[ *\d+\] )?", line) or [""])[0] + lost
+                if self._log is not None:
+                    self._log(line.rstrip("\n"))
+
+    def wait_until_ready(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Whether it answers requests now; False: `stopped` returned True first.
+
+        Raises:
+            OptionError: it ended over one of its options.
+            ModelError: it could not load the model, or run the setting.
+        """
+        while not stopped():
+            if self._ended() is not None:
+                raise self._failure(self.models[0].path, self._lines)
+            if self._get("/health") is not None and (not self.is_router or self._are_loaded()):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _are_loaded(self) -> bool:
+        """Whether the models of the start are.
+
+        Raises:
+            OptionError, ModelError: one of them could not be loaded.
+        """
+        entries = {entry["id"]: entry["status"] for entry in self._entries()}
+        if not entries:
+            return True  # it asks for a key that is not known here
+        for one in self.models:
+            if entries[one.name].get("failed"):
+                words = entries[one.name]["args"]
+                port = words[words.index("--port") + 1]
+                raise self._failure(one.path, [line for line in self._lines if re.match(rf"\[ *{port}\] ", line)])
+        return all(entries[name]["value"] == "loaded" for name in self.at_start)
+
+    def wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Returns when `stopped` does so with True.
+
+        Raises:
+            PCDError: it ended by itself.
+        """
+        while not stopped():
+            code = self._ended()
+            if code is not None:
+                if self._reader is not None:
+                    self._reader.join(_SECONDS)
+                if lost := self._lost(self._lines):
+                    raise RPCError(lost)
+                how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+                raise PCDError(f"llama-server ended {how}: {_said(self._lines) or 'its log is empty'}")
+            time.sleep(0.1)
+
+    def _stop(self) -> None:
+        """End it: as Ctrl-C does, and by force if that takes too long."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT if sys.platform != "win32" else signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_PATIENCE)
+        finally:  # also if a second Ctrl-C ends the wait
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            if self._reader is not None:
+                self._reader.join(_SECONDS)
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    def _ended(self) -> int | None:
+        assert self._process is not None, "running() comes first"
+        return self._process.poll()
+
+    def _entries(self) -> list[Any]:
+        """What it lists; empty if it asks for a key that is not known here."""
+        return list((self._get("/v1/models") or {"data": []})["data"])
+
+    def names(self) -> list[str]:
+        """The names that requests may give as their model, as far as they are known."""
+        return [entry["id"] for entry in self._entries()]
+
+    def refusals(self) -> dict[str, str]:
+        """The models that cannot run PCD, of those that are loaded, and why."""
+        told = {entry["id"]: entry.get("pcd") or {} for entry in self._entries()}
+        return {name: pcd["refusal"] for name, pcd in told.items() if "refusal" in pcd}
+
+    def _get(self, path: str) -> Any:
+        """What it answers; None: nothing, or an error."""
+        address = self.url.removeprefix("http://").rsplit(":", 1)[0].strip("[]")
+        connection = http.client.HTTPConnection(address, self.port, timeout=_SECONDS)
+        try:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self._key}"} if self._key else {})
+            response = connection.getresponse()
+            return json.loads(response.read()) if response.status == 200 else None
+        except (OSError, http.client.HTTPException):  # it does not listen yet
+            return None
+        finally:
+            connection.close()
+
+    def _lost(self, lines: Iterable[str]) -> str | None:
+        """A sentence, if ggml ended it over a server on another machine."""
+        if not self.rpc_servers or not any(_LOST.search(line) for line in lines):
+            return None
+        return lost_text(self.rpc_servers, filter(_is_gone, self.rpc_servers), "ggml ended llama-server")
+
+    def _failure(self, path: str, lines: Iterable[str]) -> PCDError:
+        """Why it, or the process of one model, ended before it was ready."""
+        if self._reader is not None and self._ended() is not None:
+            self._reader.join(_SECONDS)
+        lines = list(lines)
+        if lost := self._lost(lines):
+            return RPCError(lost)
+        said = _said(lines)
+        if re.match(
+            r"invalid argument|error while handling argument|unknown value|expected value|option '.*' not recog", said
+        ):
+            return OptionError(f"llama-server: {said}; `pypcd serve MODEL -- --help` lists its options")
+        return ModelError(f"llama-server cannot serve {path}: {said or 'its log is empty'}")
+
+
+def _is_gone(address: str) -> bool:
+    try:
+        handshake(address, 1.0)
+    except RPCError:
+        return True
+    return False
+
+
+def _aliases(options: Sequence[str]) -> list[str]:
+    """The names that llama-server's own options give a model."""
+    given = [value for word, value in zip(options, options[1:]) if word in ("--alias", "-a")]
+    return [name.strip() for value in given for name in value.split(",") if name.strip()]
+
+
+def _said(lines: Iterable[str]) -> str:
+    """The first error in a log, else its last line, without port, time, level and function."""
+    told = [line for line in (re.sub(r"^\[ *\d+\] ", "", line) for line in lines) if line.strip()]
+    errors = [line for line in told if re.match(r"[\d.]+ E |error|terminate|.*GGML_ASSERT", line)]
+    first = (errors or told[-1:] or [""])[0]
+    return re.sub(
+        r"^([\d.]+ [A-Z] (\w{3,4} +)?\w+: +|error: )(failed to initialize router models: )?", "", first
+    ).strip()
+
+
+def _chosen(
+    path: str, parallel: int, given: Mapping[str, str], n_models: int = 1, remote: Sequence[Device] = ()
+) -> dict[str, str]:
+    """What is chosen here, as pypcd.Llama chooses it, unless the user did.
+
+    Args:
+        given: his options, without dashes.
+        n_models: how many are loaded at the same time.
+        remote: devices of other machines.
+    """
+    sizes = ("ctx-size", "c", "LLAMA_ARG_CTX_SIZE")
+    n_ctx = option_of(given, *sizes) or ""
+    on_gpu = bool(remote) or machine.has_gpu()
+    options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
+    threads = threads_module.choose(threads_module.width_of(path, options))
+    if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
+        n_ctx = str(machine.checked_n_ctx(path, options, parallel, n_models, remote))
+    chosen = {
+        sizes: n_ctx,
+        # where all is taken, every request would be ended
+        ("kv-unified-per-slot", "LLAMA_ARG_KV_UNIFIED_PER_SLOT"): str(int(n_ctx) // parallel),
+        ("fit", "LLAMA_ARG_FIT"): "off",  # it does not count second keys
+        ("flash-attn", "fa", "LLAMA_ARG_FLASH_ATTN"): "on" if on_gpu else "off",
+        ("gpu-layers", "n-gpu-layers", "ngl", "LLAMA_ARG_N_GPU_LAYERS"): "all" if on_gpu else "",
+        ("threads", "t", "LLAMA_ARG_THREADS"): str(threads.decode),
+        ("threads-batch", "tb"): str(threads.batch),
+    }
+    return {names[0]: value for names, value in chosen.items() if value and option_of(given, *names) is None}
+
+
+_PATH_VARIABLE = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}.get(sys.platform, "LD_LIBRARY_PATH")
+
+
+def _environment(program: pathlib.Path) -> dict[str, str]:
+    """Our libllama first, then llama-cpp-python's ggml and libmtmd: the two packages may be installed apart."""
+    ggml = pathlib.Path(llama_cpp.__file__).parent / "lib"
+    folders = [program.parent.parent / "lib", ggml, os.environ.get(_PATH_VARIABLE)]
+    return {**os.environ, _PATH_VARIABLE: os.pathsep.join(str(folder) for folder in folders if folder)}
+
+
+def _rpc_environment() -> dict[str, str]:
+    """What lets llama-server find ggml's RPC backend, and end without a list of addresses.
+
+    Raises:
+        LibraryError: there is none.
+    """
+    library = engine.rpc_library()
+    return {"GGML_NO_BACKTRACE": "1", **({} if library is None else {"PYPCD_RPC": str(library)})}
+
+
+_TIE = """import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: SIGTERM would wait for the streams that clients read
+if os.getppid() == int(sys.argv[1]):  # else it has ended already
+    os.execv(sys.argv[2], sys.argv[2:])"""
+
+
+def _tied(command: Sequence[str]) -> list[str]:
+    """A command that is killed if pypcd ends, however that happens. It is a Python that says so and becomes the command: between
+    fork and exec, where other threads' locks may be held, nothing of ours runs."""
+    if sys.platform != "linux" or not sys.executable:
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]

@@ -1,0 +1,104 @@
+"""Saved states of a context (llama_cpp.LlamaState): a seal that tells a damaged one, or another model's, before it is read.
+
+llama.cpp reads a state's bytes as they are; wrong ones are nonsense, or end the process. save_state() puts a seal beside
+them; a state without one, of stock llama_cpp, is read unseen.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pypcd import engine
+from pypcd.errors import ArgumentError, InputError, PCDError
+
+__all__ = ["evaluate_last", "fingerprint", "fitted", "sealed"]
+
+_TAIL = 65536  # bytes at a file's end, which are weights
+
+
+def fingerprint(model_path: str) -> int:
+    """What tells a model's file from others. It is taken when the model is opened: later the file may be gone."""
+    size = os.path.getsize(model_path)
+    with open(model_path, "rb") as file:
+        file.seek(max(0, size - _TAIL))
+        return zlib.crc32(file.read(), size & 0xFFFFFFFF)
+
+
+def sealed(model: int, state: llama_cpp.LlamaState) -> llama_cpp.LlamaState:
+    """The same state with its seal, which stays with it when it is pickled; `model` is the fingerprint."""
+    vars(state)["seal"] = {"model": model, "state": _sum(state)}
+    return state
+
+
+def _sum(state: llama_cpp.LlamaState) -> int:
+    ids = np.ascontiguousarray(state.input_ids[: state.n_tokens], np.intc)
+    return zlib.crc32(state.llama_state, zlib.crc32(ids.tobytes()))
+
+
+def fitted(
+    model_path: str, model: int, state: Any, n_ids: int, n_ctx: int, scores: npt.NDArray[np.float32]
+) -> llama_cpp.LlamaState:
+    """A state with arrays as large as those it is restored into, as llama_cpp.Llama.load_state needs them.
+
+    Args:
+        model: the fingerprint of model_path.
+        n_ids: the length of the array of token ids.
+        scores: that array; a row that the state does not have is NaN.
+
+    Raises:
+        TypeError: it is no state.
+        ValueError: it is of another model, damaged, or longer than the context.
+    """
+    if not isinstance(state, llama_cpp.LlamaState):
+        raise ArgumentError(f"the state is a {type(state).__name__}; allowed: what save_state() returned")
+    n = int(state.n_tokens)
+    given = getattr(state, "seal", None)
+    if given is not None:
+        if model != given["model"]:
+            raise InputError(
+                f"the state is that of another model than {model_path}; allowed: one that this model saved"
+            )
+        if n < 0 or _sum(state) != given["state"]:
+            raise InputError("the state is damaged: its bytes are not those that save_state() returned")
+    if (
+        len(state.llama_state) != state.llama_state_size
+        or not state.llama_state_size
+        or not 0 <= n <= len(state.input_ids)
+    ):
+        raise InputError(
+            f"the state is damaged: {len(state.llama_state)} bytes and {len(state.input_ids)} token ids, where it says "
+            f"{state.llama_state_size} and {n}"
+        )
+    if n > n_ctx:
+        raise InputError(f"the state has {n} tokens; allowed: {n_ctx}, the context; load the model with a larger n_ctx")
+    if state.scores.shape[1] != scores.shape[1]:
+        raise InputError(
+            f"the state has {state.scores.shape[1]} logits a token; allowed: {scores.shape[1]}, as the model"
+        )
+    ids = np.zeros(n_ids, np.intc)
+    ids[:n] = state.input_ids[:n]
+    rows = np.full((min(n, len(scores)), scores.shape[1]), np.nan, np.float32)
+    kept = min(len(rows), len(state.scores))
+    rows[:kept] = state.scores[:kept]
+    return llama_cpp.LlamaState(ids, rows, n, state.llama_state, state.llama_state_size, state.seed)
+
+
+def evaluate_last(llm: Any) -> None:
+    """Evaluate the last token again, since a state has no logits.
+
+    Raises:
+        PCDError: the model cannot go back by a token.
+    """
+    if engine.is_recurrent(llm):
+        raise PCDError(
+            "a restored state has no logits, and recurrent layers cannot go back by a token; evaluate another token "
+            "first, or the text again"
+        )
+    llm.n_tokens -= 1
+    llm.eval([int(llm.input_ids[llm.n_tokens])])

@@ -1,0 +1,395 @@
+"""The benchmark measures what it says. How fast PCD is, is not tested."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_gguf import write_tiny_gguf
+
+import pypcd
+from pypcd import PCDConfig, PCDError, engine
+from pypcd.bench import GRAPH_METHODS, Measurement, bench, default_methods, measurement, methods_for, timing
+from pypcd.cli import main
+
+QUICK = ["--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("bench") / "m.gguf", "llama")
+
+
+def measure(
+    model: Path, methods: dict[str, PCDConfig | None], *lengths: int, sequences: Sequence[int] = (1,)
+) -> list[Measurement]:
+    options = {"n_tokens": 2, "rounds": 2, "flash_attn": (False,), "n_threads": 1, "n_threads_batch": 1}
+    return list(bench(str(model), methods, lengths or (16,), sequences=sequences, **options))
+
+
+def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> None:
+    rows = measure(model, methods_for(["stock", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate"]), 64, 16)
+    names = ("greedy", "stock", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate")
+    assert [(row.n_past, row.method) for row in rows] == [(n, name) for n in (16, 64) for name in names]
+    for row in rows:
+        assert row.tokens_per_second > 0 and row.ratio > 0 and row.two_rows_ratio is not None
+        assert (row.ratio == 1) == (row.method == "greedy") and (row.two_rows_ratio == 1) == (row.method == "two-rows")
+        assert row.n_sequences == 1
+        assert row.twins == (0 if row.method in ("greedy", "stock", "two-rows") else 1)
+        assert (row.prefill_ratio is not None) == (row.method in ("greedy", "pcd"))
+
+
+def test_an_answer_that_is_contrasted_is_what_is_timed(model: Path) -> None:
+    rows = measure(model, methods_for(["pcd:min_first_entropy=100:evaluation=fused"]))
+    assert [row.twins for row in rows if row.method != "greedy"] == [1.0]
+
+
+def test_several_sequences_are_measured_after_one_each_number_with_a_context_of_its_own(model: Path) -> None:
+    methods = methods_for(["stock", "two-rows", "pcd", "pcd:cache=separate"])
+    rows = measure(model, methods, 64, 100, sequences=[3, 1, 3])
+    alone = ["greedy", "stock", "two-rows", "pcd", "pcd:cache=separate"]
+    assert [(row.n_sequences, row.n_past, row.method) for row in rows] == [
+        (n, n_past, name) for n in (1, 3) for n_past in (64, 100) for name in alone if n == 1 or name != "stock"
+    ]
+    for row in rows:
+        assert row.twins == (1 if row.method.startswith("pcd") else 0)
+        assert (row.prefill_ratio is not None) == (row.method in ("greedy", "pcd", "pcd:cache=separate"))
+    greedy = [row.kv_bytes for row in rows if row.method == "greedy"]
+    assert greedy[0] == greedy[1] and 2 * greedy[0] == greedy[2] == greedy[3]  # 256 cells, and 512
+    assert all(row.two_rows_ratio is None for row in measure(model, methods_for(["pcd"]), sequences=[2]))
+
+
+def test_more_sequences_than_a_batch_has_twins_for(model: Path) -> None:
+    rows = measure(model, methods_for(["pcd:cache=shared"]), sequences=[70])
+    assert [(row.method, row.n_sequences, row.twins) for row in rows] == [
+        ("greedy", 70, 0),
+        ("pcd:cache=shared", 70, 1),
+    ]
+
+
+@pytest.mark.parametrize("n", [0, 193, 1.5, True])
+def test_a_number_of_sequences_out_of_range_is_refused(model: Path, n: Any) -> None:
+    with pytest.raises(ValueError, match="sequences is .*; allowed: an integer from 1 to 192"):
+        measure(model, {"greedy": None}, sequences=[n])
+
+
+def test_a_model_with_a_recurrent_state_goes_back_to_where_it_was_filled(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "mamba.gguf", "mamba")
+    rows = measure(path, {"greedy": None}, 16, 40, sequences=[1, 2])
+    assert [(row.n_sequences, row.n_past) for row in rows] == [(1, 16), (1, 40), (2, 16), (2, 40)]
+
+
+# -- what is timed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def several(model: Path) -> timing.Texts:
+    llm = pypcd.Llama(model, n_ctx=512, n_seq_max=3, n_threads=1, n_threads_batch=1)
+    return timing.Texts(llm, 3)
+
+
+TEXTS = [[5, 6, 7, 8, 9], [5, 6, 7, 20, 21], [5, 6, 7, 30, 31]]
+
+
+def continued_alone(llm: pypcd.Llama, text: list[int], n: int) -> list[int]:
+    tokens: list[int] = []
+    llm.reset()
+    for _ in range(n):
+        llm.eval(text if not tokens else tokens[-1:])
+        tokens.append(int(engine.row(llm).argmax()))
+    return tokens
+
+
+def test_texts_are_continued_as_each_of_them_alone(several: timing.Texts, model: Path) -> None:
+    """Evaluated in full, with copies of their common beginning, and after more of them."""
+    llm = pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1)
+    wanted = [continued_alone(llm, text, 6) for text in TEXTS]
+    several.read(TEXTS)
+    assert several.continuations(6) == wanted
+    assert several.continuations(6) == wanted  # the cache is left unchanged
+    several.fill(TEXTS)
+    assert several.continuations(6) == wanted
+    several.time([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 2)
+    assert several.continuations(6) == wanted
+    for begin in ([5, 6, 7, 50, 51, 52], [5, 6, 7, 50, 51, 52, 11, 12, 13, 14]):  # others, then more
+        longer = [begin + text[3:] for text in TEXTS]
+        several.fill(longer)
+        assert several.continuations(6) == [continued_alone(llm, text, 6) for text in longer]
+
+
+def test_a_step_has_one_token_of_each_sequence_and_two_rows_has_two(
+    several: timing.Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several.fill(TEXTS)
+    batches: list[Any] = []
+    monkeypatch.setattr(several, "_decode", lambda entries: batches.append(list(entries)) or len(batches))
+    tokens = [[10 * s + i for i in range(9)] for s in range(3)]
+    assert several.time(tokens) == (7 + 8 + 9) / 3  # the first six tokens are not timed
+    assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3)] for i in range(9)]
+    batches.clear()
+    assert several.time(tokens, 2) == 4  # the steps of the first six tokens are not timed
+    assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3) for i in (k, k + 1)] for k in (0, 2, 4, 6)]
+
+
+def test_of_a_prompt_the_last_tokens_logits_are_wanted(several: timing.Texts, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[Any] = []
+    decode = several._decode
+    monkeypatch.setattr(several, "_decode", lambda entries: batches.append(list(entries)) or decode(entries))
+    several.read(TEXTS)
+    assert batches == [[(t, p, s, p == 4) for s, text in enumerate(TEXTS) for p, t in enumerate(text)]]
+    batches.clear()
+    several._llm.n_batch = 4
+    several.read(TEXTS)
+    assert [len(batch) for batch in batches] == [4, 4, 4, 3] and several.n_past == 5
+
+
+@pytest.mark.parametrize(("n", "n_past"), [(1, 16), (3, 16), (3, 100), (192, 20)])
+def test_texts_begin_alike_and_end_differently(n: int, n_past: int) -> None:
+    texts = measurement._texts(list(range(300)), n, n_past)
+    assert len(texts) == n and {len(text) for text in texts} == {n_past}
+    assert timing._common(texts) == (n_past - 1 if n == 1 else n_past - 16)
+    assert len(set(map(tuple, texts))) == n and texts[0] == list(range(n_past))
+
+
+def test_the_prompts_of_all_sequences_together_have_the_tokens_asked_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[int]] = []
+    monkeypatch.setattr(timing.Texts, "read", lambda self, texts: read.append(list(map(len, texts))) or 1.0)
+    for n, of_each in ((1, 60), (4, 15), (3, 20), (7, 8)):
+        read.clear()
+        options = {"n_tokens": 2, "rounds": 1, "flash_attn": (False,), "n_threads": 1, "n_threads_batch": 1}
+        list(bench(str(model), {"greedy": None}, [64], sequences=[n], n_prefill=60, **options))
+        assert read == [[of_each] * n] * 3
+
+
+# -- memory, texts, errors -------------------------------------------------------------------------------------------
+
+
+def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path) -> None:
+    names = ["pcd", "pcd:window", "pcd:window=20", "pcd:cache=separate"]
+    rows = {row.method: row for row in measure(model, methods_for(names))}
+    assert rows["greedy"].kv_bytes == 256 * 3 * 2 * 16 * 2 * 2  # cells, layers, KV heads of 16, K and V of f16
+    assert rows["pcd:window"].kv_bytes == rows["greedy"].kv_bytes
+    assert rows["pcd:cache=separate"].kv_bytes == pytest.approx(2 * rows["greedy"].kv_bytes, rel=0.01)
+    assert (
+        rows["pcd"].kv_bytes == rows["pcd:window=20"].kv_bytes == pytest.approx(1.5 * rows["greedy"].kv_bytes, rel=0.01)
+    )
+
+
+def test_a_model_sure_of_its_tokens_needs_no_twins_with_a_cut(model: Path) -> None:
+    sure = PCDConfig(evaluation="alternate", relative_top=1.0)  # only the most probable token is plausible
+    assert measure(model, {"greedy": None, "sure": sure})[1].twins == 0
+
+
+def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("some words")
+    options = ["bench", str(model), "--length", "64", "--method", "pcd:window", *QUICK, "--text"]
+    assert main([*options, str(path)]) == 0
+    assert "window" in capsys.readouterr().out
+    path.write_text("")
+    assert main([*options, str(path)]) == 1
+    assert "is empty" in capsys.readouterr().err
+    assert main([*options, str(tmp_path / "none.txt")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pypcd.bench.timing.__file__", "/nowhere.py")
+    with pytest.raises(PCDError, match="the stock library ended with status 2; leave out the method 'stock'"):
+        measure(model, methods_for(["stock"]))
+
+
+def former_modes() -> dict[str, PCDConfig | None]:
+    """The values that --mode took, and the methods they meant."""
+    known: dict[str, PCDConfig | None] = {"plain": None, "two-rows": None, "stock": None}
+    for name, config in (
+        ("rerotated", PCDConfig()),
+        ("shared", PCDConfig(cache="shared")),
+        ("separate", PCDConfig(cache="separate")),
+        ("window", PCDConfig(perturbation="none", window=64)),
+        ("noise", PCDConfig(perturbation="noise", cache="shared", band="all", beta=1.5, gamma=100)),
+    ):
+        known[name] = config
+        known[f"{name}-alternate"] = config.replace(evaluation="alternate")
+        known[f"{name}-cautious"] = config.replace(evaluation="alternate", relative_top=0.1)
+        if config.window is None:
+            known[f"{name}-w4096"] = config.replace(window=4096)
+        if name in ("rerotated", "separate"):
+            known[f"{name}-q8_0"] = config.replace(type_k_over="q8_0")
+            known[f"{name}-q4_0"] = config.replace(type_k_over="q4_0")
+    return known
+
+
+def test_prompts_are_timed_of_the_methods_that_read_them_in_a_way_of_their_own() -> None:
+    """The same as the former rule by name: modes without a dash, since the part after a dash does not change the prefill."""
+    former = former_modes()
+    for name, config in former.items():
+        is_timed = measurement._reads_as_itself("greedy" if name == "plain" else name, config)
+        assert is_timed == ("-" not in name and name != "stock"), name
+
+
+def test_methods_are_settings_and_the_benchmarks_own() -> None:
+    names = ["two-rows", "pcd:cautious", "pcd:cache=separate:type_k_over=q8_0", "stock"]
+    methods = methods_for(names)
+    assert list(methods) == ["greedy", *names]
+    assert methods["pcd:cautious"] == PCDConfig.cautious()
+    assert methods["pcd:cache=separate:type_k_over=q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
+    assert methods["greedy"] is methods["stock"] is methods["two-rows"] is None
+    for name, message in (
+        ("fast", "method is 'fast'; allowed: greedy, pcd, two-rows, stock; pcd with any setting"),
+        ("plain", "method is 'plain' .write greedy."),
+        ("beam", "method is 'beam'; allowed: greedy, pcd, two-rows, stock"),
+        ("stok", "did you mean 'stock'"),
+        ("pcd:betta=1", "did you mean 'beta'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            methods_for([name])
+    assert set(default_methods()) - {"stock"} == {
+        "two-rows",
+        "pcd",
+        "pcd:cache=shared",
+        "pcd:cache=separate",
+        "pcd:window",
+        "pcd:evaluation=fused",
+        "pcd:evaluation=alternate",
+        "pcd:relative_top=0.1",
+        "pcd:evaluation=alternate:relative_top=0.1",
+    }
+    assert len(methods_for(default_methods())) == len(default_methods()) + 1
+
+
+def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["bench", str(model), "--length", "16", "--method", "pcd:cache=shared", *QUICK]
+    assert main([*options, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [m["method"] for m in record["measurements"]] == ["greedy", "pcd:cache=shared"]
+    assert set(record["measurements"][0]) == {field.name for field in dataclasses.fields(Measurement)}
+    assert main(options) == 0
+    assert "shared" in capsys.readouterr().out
+
+
+def test_the_table_of_several_sequences_is_readable_in_80_columns(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    methods = ",".join(["stock", *default_methods()])
+    assert main(["bench", str(model), "--length", "16", "--sequences", "1,2", "--method", methods, *QUICK]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    at = [lines.index("16 tokens"), lines.index("2 sequences of 16 tokens")]
+    assert [sum(line.startswith("stock ") for line in part) for part in (lines[: at[1]], lines[at[1] :])] == [1, 0]
+    (greedy,) = (line.split() for line in lines[at[1] :] if line.startswith("greedy"))
+    assert greedy[3] == "1.00x"
+    assert main(["bench", str(model), "--length", "16", "--sequences", "2", "--method", "stock", *QUICK]) == 0
+    assert "stock is measured with one sequence only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        (["--length", "x"], 1),
+        (["--length", "3"], 1),
+        (["--method", "fast"], 1),
+        (["--sequences", "0"], 1),
+        (["--sequences", "1,,4"], 1),
+        (["--sequences", "200"], 1),
+        (["--sequences", "many"], 1),
+        (["--rounds", "0"], 2),
+        (["--n-tokens", "1"], 2),
+        (["--threads", "-1"], 2),
+    ],
+)
+def test_bad_options_are_refused(
+    model: Path, options: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert main(["bench", str(model), *options]) == status
+    except SystemExit as exit:  # argparse's own way
+        assert exit.code == status
+    assert "allowed" in capsys.readouterr().err
+
+
+def test_methods_that_a_model_cannot_run_are_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bloom = write_tiny_gguf(tmp_path / "bloom.gguf", "bloom")  # no RoPE
+    assert main(["bench", str(bloom), "--length", "16", "--method", "pcd,pcd:window", *QUICK]) == 0
+    out, err = capsys.readouterr()
+    assert "pcd:window" in out and "pcd " not in out
+    assert "cannot run pcd;" in err
+
+
+def test_graphs_and_host_work_of_each_method(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", str(model), "--graph", "--cells", "64,1k", "--n-tokens", "3", "--rounds", "1", "--threads", "1"]
+    assert main([*command, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["n_threads"], record["flash_attn"]) == (1, True)
+    rows = record["graphs"]
+    methods = ["off", *GRAPH_METHODS]
+    assert [(row["n_cells"], row["method"]) for row in rows] == [(n, name) for n in (64, 1024) for name in methods]
+    for row in rows:
+        off = row["method"] == "off"
+        assert (row["added_us"] is None) == off and row["own_us"] >= 0
+        assert row["host_us"] + 2 > row["own_us"], "own time is a part of host time, which is counted in microseconds"
+        assert row["n_splits"] == 1 and 0 <= row["reused"] <= 1
+        assert (row["n_tokens"], row["n_twins"]) == (1, 0 if off else 1)
+        added = row["n_nodes"] - rows[0]["n_nodes"]  # flash attention on the CPU passes over what a window hides
+        assert added == 0 if off or row["method"] == GRAPH_METHODS[-1] else added > 0
+        assert row["bytes_out"] == (1 if off else 2) * 384 * 4
+    assert main([*command, "--method", "pcd:window", "--flash-attn", "off"]) == 0
+    out = capsys.readouterr().out
+    assert "flash attention off" in out and out.count("pcd:window") == 2 and "pcd:cache" not in out
+
+
+def test_graphs_of_steps_that_alternate_are_those_of_twins_alone(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--cells", "64", "--n-tokens", "3", "--rounds", "1", "--threads", "1", "--method"]
+    assert main(["bench", str(model), "--graph", *options, "pcd:evaluation=alternate,pcd:evaluation=fused"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith(("off", "pcd"))] == [
+        ["off", "1+0"],
+        ["pcd:evaluation=alternate", "0+1"],
+        ["pcd:evaluation=fused", "1+1"],
+    ]
+
+
+def test_the_table_of_host_work_is_readable_in_80_columns(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    options = ["--cells", "32k,64", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+    assert main(["bench", str(model), "--graph", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and ", 1 threads, flash attention on; " in " ".join(lines)
+    assert lines.index("64 cells") < lines.index("32768 cells")
+    assert all(any(word in line for line in lines) for word in ("nodes", "splits", "reused", "added", "KiB"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cells", "x"], "--cells has 'x'; allowed: integers of at least 16, such as 512,2k"),
+        (["--method", "two-rows"], "method is 'two-rows'"),
+        (["--length", "512"], "--length is 512; allowed: without --graph"),
+        (["--sequences", "1"], "--sequences is 1; allowed: without --graph"),
+        (["--text", "a.txt"], "--text is a.txt; allowed: without --graph, which fills its cells without a text"),
+        (["--prompt", "16"], "use --cells for the number of used cells"),
+    ],
+)
+def test_what_host_work_is_not_measured_for(
+    options: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(model), "--graph", *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_used_cells_are_for_host_work_alone(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(model), "--cells", "64"]) == 1
+    assert "--cells is 64; allowed: beside --graph; use --length" in capsys.readouterr().err

@@ -1,0 +1,187 @@
+"""Where operations ran: graphs that are watched, what counts as having left the device, and how info and bench say so.
+
+On a device itself tests/engine/test_backend.py holds all of PCD's operations to it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+
+import llama_cpp
+import pytest
+from conftest import TOKENS, Tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pypcd
+from pypcd import engine
+from pypcd.bench import graph as graph_module
+from pypcd.bench import left_device, placements
+from pypcd.bench import placements as placements_module
+from pypcd.cli import main
+
+Load = Callable[..., pypcd.Llama]
+GPU = "GPU0"
+
+
+def graph(on_cpu: dict[str, int], n_nodes: int = 20, n_splits: int = 2) -> engine.Graph:
+    n = sum(on_cpu.values())
+    return engine.Graph(n_nodes, n_splits, Counter({GPU: n_nodes - n, "CPU": n}), Counter(on_cpu))
+
+
+# --- watching ---
+
+
+def test_a_graph_that_is_watched_has_each_operation_with_its_device(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    with engine.watch_graphs(llm) as graphs:
+        for n in (0, 40):
+            llm.eval(TOKENS[n : n + 40])
+    llm.eval(TOKENS[80:81])
+    assert len(graphs) == 2, "the last one was not watched"
+    for found in graphs:
+        assert found.devices == {"CPU": found.n_nodes} and sum(found.on_cpu.values()) == found.n_nodes
+        assert found.on_cpu["MUL_MAT of ffn_out"] == found.on_cpu["ROPE of Kcur"] == 3, "one for each layer"
+        assert not {name.partition(" ")[0] for name in found.on_cpu} & {"VIEW", "RESHAPE", "PERMUTE", "NONE"}
+        assert found.n_splits == 1
+    assert graphs[0].n_nodes < engine.graph_stats(llm).n_nodes, "which counts views"
+
+
+def test_the_graphs_that_turn_second_keys_are_watched_too(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    llm.eval(TOKENS[:40])
+    llm.pcd = "paper"
+    with engine.watch_graphs(llm) as graphs:
+        llm.eval(TOKENS[40:41])
+    turning = graphs[0]
+    assert turning.n_nodes == 9 and {name.split()[0] for name in turning.on_cpu} == {"GET_ROWS", "ROPE", "SET_ROWS"}
+    llama_cpp.llama_memory_seq_add(llama_cpp.llama_get_memory(llm.ctx), 0, 0, -1, 3)
+    llm.n_tokens += 3
+    with engine.watch_graphs(llm) as graphs:
+        llm.eval(TOKENS[41:42])
+    assert {name.split()[0] for name in graphs[0].on_cpu} == {"GET_ROWS", "ROPE", "SET_ROWS"}, "shifted"
+
+
+def test_a_model_may_be_closed_while_it_is_watched(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    with engine.watch_graphs(llm) as graphs:
+        llm.eval(TOKENS[:4])
+        llm.close()
+    assert len(graphs) == 1
+
+
+# --- what has left ---
+
+COUNTS = st.dictionaries(st.sampled_from(["ADD of a", "ROPE of b", "MUL of c"]), st.integers(1, 5))
+
+
+def test_what_plain_decoding_has_on_the_cpu_has_not_left() -> None:
+    plain = [graph({"GET_ROWS of embd": 1}), graph({"GET_ROWS of embd": 1, "ADD of x": 2})]
+    assert left_device([graph({"GET_ROWS of embd": 1, "ADD of x": 2})], plain) == {}
+    assert left_device([graph({"ADD of x": 5}), graph({"ROPE of k": 1}), graph({"ROPE of k": 2})], plain) == {
+        "ADD of x": 3,
+        "ROPE of k": 2,
+    }
+
+
+@given(st.lists(COUNTS, min_size=1), st.lists(COUNTS, min_size=1))
+def test_left_is_how_many_more_of_each_there_are_in_a_graph(
+    ours: list[dict[str, int]], plain: list[dict[str, int]]
+) -> None:
+    left = left_device(list(map(graph, ours)), list(map(graph, plain)))
+    for name in {name for counts in [*ours, *plain] for name in counts}:
+        most, usual = (max(counts.get(name, 0) for counts in some) for some in (ours, plain))
+        assert left.get(name, 0) == max(most - usual, 0) and left.get(name) != 0
+
+
+def test_on_the_cpu_alone_nothing_is_said(tiny: Tiny, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(placements(load(tiny("llama"), False))) == []
+    assert main(["info", str(tiny("llama"))]) == 0
+    assert "on the CPU" not in capsys.readouterr().out
+    options = ["--graph", "--cells", "64", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
+    assert main(["bench", str(tiny("llama")), *options]) == 0
+    out, err = capsys.readouterr()
+    assert "left" not in out + err
+    assert main(["bench", str(tiny("llama")), *options, "--json"]) == 0
+    assert {row["left"] for row in json.loads(capsys.readouterr().out)["graphs"]} == {None}
+
+
+# --- as on a device: the rows of graphs are changed on their way ---
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a GPU ran all but the embeddings, and the softmax of a window's twin."""
+    watch = engine.watch_graphs
+
+    class Watching:
+        def __init__(self, llm: pypcd.Llama) -> None:
+            self.llm, self.inner = llm, watch(llm)
+
+        def __enter__(self) -> list[engine.Graph]:
+            self.graphs = self.inner.__enter__()
+            return self.graphs
+
+        def __exit__(self, *_: object) -> None:
+            self.inner.__exit__(None, None, None)
+            windowed = self.llm.pcd is not None and self.llm.pcd.window is not None
+            stay = {"GET_ROWS of embd": 1, **({"SOFT_MAX of node": 3} if windowed else {})}
+            self.graphs[:] = [graph(stay, found.n_nodes, 2 + 6 * windowed) for found in self.graphs]
+
+    monkeypatch.setattr(engine, "watch_graphs", Watching)
+    monkeypatch.setattr(placements_module, "is_whole", lambda llm: True)
+    monkeypatch.setattr(graph_module, "is_whole", lambda llm: True)
+
+
+def test_info_names_what_left_the_device(tiny: Tiny, device: None, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(tiny("llama"))
+    assert main(["info", model]) == 0
+    out = capsys.readouterr().out
+    lines = [line.strip() for line in out[out.index("on the CPU") :].splitlines()]
+    assert lines[1].startswith("off: 1 of ") and lines[1].endswith(", 2 splits")
+    ways = [
+        f"{mode}, {how}: " for mode in ("rerotated", "shared", "separate", "window") for how in ("fused", "alternate")
+    ]
+    assert [any(line.startswith(way) for line in lines) for way in ways] == [True] * 8
+    for line in lines[2:]:
+        left = "; left the device: 3 SOFT_MAX of node" if line.startswith("window") else "; nothing left the device"
+        assert line.endswith(left) and (", 8 splits;" in line) == line.startswith("window")
+    assert main(["info", model, "--no-test"]) == 0
+    assert "on the CPU" not in capsys.readouterr().out
+
+
+def test_what_a_model_cannot_run_is_left_out(tiny: Tiny, load: Load, device: None) -> None:
+    found = [place.way for place in placements(load(tiny("bloom"), False))]
+    assert found == ["off", "window, fused", "window, alternate"]
+
+
+def test_bench_names_what_left_the_device(tiny: Tiny, device: None, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "bench",
+        str(tiny("llama")),
+        "--graph",
+        "--cells",
+        "64",
+        "--n-tokens",
+        "2",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+    ]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    rows = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.startswith(("off", "pcd"))}
+    assert rows == {"off": "0", "pcd": "0", "pcd:cache=shared": "0", "pcd:cache=separate": "0", "pcd:window": "3"}
+    assert "left the device with pcd:window: 3 SOFT_MAX of node" in err and err.count("left the device with") == 1
+    assert main([*command, "--json"]) == 0
+    found = {row["method"]: row["left"] for row in json.loads(capsys.readouterr().out)["graphs"]}
+    assert found["pcd:window"] == {"SOFT_MAX of node": 3} and found["off"] == {}
+
+
+def test_with_a_part_on_the_cpu_by_choice_nothing_can_have_left(tiny: Tiny, load: Load) -> None:
+    whole = {0: False, 2: False, 3: False, 4: True, -1: True}
+    for n_gpu_layers, is_so in whole.items():
+        assert placements_module.is_whole(load(tiny("llama"), False, n_gpu_layers=n_gpu_layers)) == is_so
+    assert not placements_module.is_whole(load(tiny("llama"), False, n_gpu_layers=-1, offload_kqv=False))

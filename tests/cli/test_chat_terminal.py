@@ -1,0 +1,355 @@
+"""The chat as a user sees it on a capable terminal: keys, pastes, history, wrapped answers, two columns."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import wcwidth
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+from pypcd.cli import _compare
+from pypcd.cli._text import Flow, cells, clean, wrap
+
+pytest.importorskip("pexpect")
+pytest.importorskip("pyte")
+from terminal import Terminal
+
+# Python 3.12 warns of forks beside threads, which are llama.cpp's
+pytestmark = pytest.mark.filterwarnings("ignore:.*forkpty:DeprecationWarning")
+
+Chat = Callable[..., contextlib.AbstractContextManager[Terminal]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("chat") / "tiny.gguf"
+    sizes = {"n_ctx_train": 16384, "n_layer": 2, "n_vocab": 500}  # enough for pieces that begin a word
+    return str(write_tiny_gguf(path, seed=3, chat_template=CHAT_TEMPLATE, **sizes))
+
+
+@pytest.fixture
+def chat(model: str, tmp_path: Path) -> Chat:
+    @contextlib.contextmanager
+    def start(*args: str, name: str = model, columns: int = 100, lines: int = 40, **env: str) -> Iterator[Terminal]:
+        state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+        args = ("chat", name, "--threads=1", "--max-tokens=8", *args)
+        terminal = Terminal(*args, columns=columns, lines=lines, **{**state, **env})
+        try:
+            terminal.prompt(1)
+            yield terminal
+        finally:
+            terminal.close()
+
+    return start
+
+
+def saved(terminal: Terminal, path: Path) -> list[dict[str, str]]:
+    terminal.enter(f"/save {path}")
+    return json.loads(path.read_text(encoding="utf-8"))["messages"]
+
+
+# -- typing ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pasted_page_is_one_message(chat: Chat, tmp_path: Path) -> None:
+    page = "first line\n\n  /second line\nthe last"
+    with chat() as terminal:
+        terminal.paste(page)
+        terminal.wait(lambda t: "the last" in t.text())
+        assert "8 tokens" not in terminal.text()  # nothing is sent before Enter
+        terminal.enter("!")
+        assert terminal.text().count("8 tokens") == 1
+        terminal.paste("/usr/share is a folder\nand no command\n")
+        terminal.wait(lambda t: "and no command" in t.text())
+        terminal.enter("")
+        messages = saved(terminal, tmp_path / "talk.json")
+        assert [m["content"] for m in messages[::2]] == [page + "!", "/usr/share is a folder\nand no command"]
+        assert terminal.leave() == 0
+
+
+def test_arrow_keys_edit_the_line(chat: Chat, tmp_path: Path) -> None:
+    left, home, delete = "\x1b[D", "\x1b[H", "\x1b[3~"
+    with chat() as terminal:
+        terminal.enter("helo" + left + "l" + home + "X" + home + delete + "s")  # X in front, taken out again, then s
+        assert saved(terminal, tmp_path / "talk.json")[0]["content"] == "shello"
+
+
+def test_history_goes_on_in_the_next_run(chat: Chat, tmp_path: Path) -> None:
+    up, talk = "\x1b[A", tmp_path / "talk.json"
+    with chat() as terminal:
+        terminal.enter("remember me")
+        terminal.paste("a page\nof two lines")
+        terminal.enter("")
+        terminal.paste("long " * 4000)
+        terminal.wait(lambda t: "long" in t.text())
+        terminal.enter("")
+        assert terminal.leave() == 0
+    file = tmp_path / "state/pypcd/chat_history"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert "remember me" in file.read_text() and "long" not in file.read_text()
+    with chat() as terminal:
+        terminal.send(up)
+        terminal.wait(lambda t: "of two lines" in t.text())
+        terminal.send(up + up)  # within the page, then before it
+        terminal.wait(lambda t: "remember me" in t.text())
+        terminal.enter("")
+        assert saved(terminal, talk)[0]["content"] == "remember me"
+        assert terminal.leave() == 0
+
+
+def test_history_that_cannot_be_written_is_said_and_does_not_matter(chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with chat(XDG_STATE_HOME=str(tmp_path / "file")) as terminal:
+        assert "what you type is not kept for the next chat" in terminal.text()
+        terminal.enter("hello")
+        assert "8 tokens" in terminal.text() and terminal.leave() == 0
+
+
+def test_lines_from_a_pipe_leave_no_history(model: str, tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path), "PYPCD_AMX": "0"}
+    command = [sys.executable, "-m", "pypcd", "chat", model, "--threads=1", "--max-tokens=2"]
+    done = subprocess.run(command, input="hello\n", capture_output=True, text=True, env=env, timeout=60, check=True)
+    assert "2 tokens" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_tab_completes_commands_and_files(chat: Chat, tmp_path: Path) -> None:
+    notes = tmp_path / "my notes.txt"
+    notes.write_text("words")
+    with chat() as terminal:
+        terminal.send("/rea\t")
+        terminal.wait(lambda t: t.text().rstrip().endswith(">>> /read"))
+        terminal.send(str(tmp_path / "my") + "\t")
+        terminal.wait(lambda t: "notes.txt" in t.text().replace("\n", ""))
+        terminal.enter("")
+        assert "goes in front of your next message" in " ".join(terminal.text().split())
+
+
+def test_ctrl_c_at_the_prompt_forgets_the_line_and_stays(chat: Chat, tmp_path: Path) -> None:
+    with chat() as terminal:
+        terminal.send("half a line")
+        terminal.wait(lambda t: "half a line" in t.text())
+        terminal.send("\x03")
+        terminal.prompt(2)
+        assert "Ctrl-D or /exit leaves" in terminal.text()
+        terminal.enter("hello")
+        assert saved(terminal, tmp_path / "talk.json")[0]["content"] == "hello"
+        assert terminal.leave() == 0
+
+
+# -- the setting in force --------------------------------------------------------------------------------------------
+
+
+def test_the_prompt_says_what_is_in_force_and_on_means_the_recommended_preset(chat: Chat) -> None:
+    with chat() as terminal:
+        for command, name in (
+            ("hello", "off"),
+            ("/pcd gentle", "gentle"),
+            ("/pcd off", "off"),
+            ("/pcd on", "gentle"),
+            ("/pcd paper", "paper"),
+            ("/pcd beta=1", r"paper\W+beta=1.0\W?"),
+            ("/pcd gamma=9", r"paper\W+beta=1.0\Wgamma=9\W?"),
+            ("/pcd window=64", "custom"),  # too long for a prompt
+            ("/pcd window:relative_top=0.1", "window:relative_top=0.1"),  # what README advises to try
+            ("/pcd on", "gentle"),
+        ):
+            terminal.enter(command)
+            assert re.fullmatch(f"{name} >>>", terminal.text().rstrip().split("\n")[-1])
+    with chat("--pcd=window") as terminal:
+        assert terminal.text().rstrip().endswith("window >>>")
+
+
+def test_a_chat_starts_plainly_and_its_first_lines_say_how_to_turn_it_on(chat: Chat) -> None:
+    with chat() as terminal:
+        head, hint, prompt = terminal.text().strip().split("\n")
+        assert "| PCD off |" in head and hint == "PCD is off; /pcd window:relative_top=0.1 turns it on"
+        assert prompt.rstrip() == "off >>>"
+        terminal.enter(hint.partition("; ")[2].partition(" turns")[0])
+        assert terminal.text().rstrip().endswith("window:relative_top=0.1 >>>")
+    for setting in ("off", "gentle"):
+        with chat(f"--pcd={setting}") as terminal:
+            assert "PCD is off" not in terminal.text()
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def answer_rows(terminal: Terminal, question: str) -> list[str]:
+    """The lines between a question and the figures after its answer."""
+    lines = terminal.text().split("\n")
+    first = next(i for i, line in enumerate(lines) if line.endswith(question)) + 1
+    return lines[first : next(i for i, line in enumerate(lines) if i > first and " tok/s" in line)]
+
+
+@pytest.mark.parametrize("columns", [40, 100])
+def test_answers_wrap_between_words(columns: int, chat: Chat, tmp_path: Path) -> None:
+    with chat("--max-tokens=300", "--pcd=cautious", columns=columns) as terminal:
+        terminal.enter("hello")
+        rows = answer_rows(terminal, "hello")
+        answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
+    assert "".join("".join(rows).split()) == "".join(answer.split())  # nothing is lost on the way
+    words = answer.split()
+    assert max(map(cells, words)) <= columns and len(words) > 40  # so none of them needs to be cut
+    assert [word for row in rows for word in row.split()] == words
+    full = [row for row, below in zip(rows, rows[1:]) if below and cells(f"{row} {below.split()[0]}") > columns]
+    assert len(full) > 3  # the rows that end where the next word would not fit
+
+
+def test_ctrl_c_keeps_what_has_come_with_the_word_it_stopped_in(chat: Chat, tmp_path: Path) -> None:
+    with chat("--max-tokens=0", columns=40) as terminal:
+        terminal.send("hello\r")
+        terminal.wait(lambda t: len(t.text().split("hello")[-1].split()) > 5)
+        terminal.send("\x03")
+        terminal.prompt(2)
+        assert "stopped" in terminal.text()
+        rows = answer_rows(terminal, "hello")
+        answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
+    shown = "".join("".join(rows).split()).replace("^C", "")  # which the terminal itself writes
+    assert shown == "".join(answer.split())
+
+
+def test_compare_draws_both_answers_side_by_side_as_they_come(chat: Chat) -> None:
+    with chat("--max-tokens=300", columns=100, lines=30) as terminal:
+        terminal.enter("/pcd paper")
+        terminal.enter("hello")
+        begin = len(terminal.raw)
+        terminal.enter("/compare")
+        raw, text = terminal.raw[begin:], terminal.text().split("/compare")[1]
+    rows = [line for line in text.split("\n") if " | " in f"{line} " and "tok/s" not in line]
+    assert rows[0].split() == ["PCD", "paper", "|", "PCD", "off"] and rows[1].startswith("-" * 48 + " | -")
+    assert sum("PCD paper " in row and "| PCD off" in row for row in rows) == 1  # each drawing went over the one before
+    assert max(map(wcwidth.wcswidth, rows)) <= 100 and len(rows) > 4
+    assert raw.count("| PCD off") >= 2  # with the first piece, and at the end
+    assert text.count("300 tokens") == 2
+
+
+def test_compare_of_long_answers_on_a_low_screen_ends_with_all_of_both(chat: Chat) -> None:
+    with chat("--max-tokens=400", columns=60, lines=10) as terminal:
+        terminal.enter("hello")
+        terminal.enter("/compare")
+        text = terminal.text().split("/compare")[1]
+    columns = [line.split(" | ") for line in text.split("\n") if " | " in f"{line} " and "tok/s" not in line]
+    right = "".join(row[1] if len(row) > 1 else "" for row in columns[2:])
+    assert len(columns) > 15 and len(right) > 150
+
+
+def test_compare_in_a_narrow_window_streams_one_under_the_other(chat: Chat) -> None:
+    with chat("--max-tokens=60", columns=40) as terminal:
+        terminal.enter("hello")
+        begin = len(terminal.raw)
+        terminal.enter("/compare")
+        text = terminal.text().split("/compare")[1]
+        raw = terminal.raw[begin:]
+    lines = text.split("\n")
+    titles = [i for i, line in enumerate(lines) if line.startswith("---")]
+    assert [lines[i] for i in titles] == ["--- PCD gentle ---", "--- PCD off ---"]
+    assert lines[titles[1] - 1] == "" and lines[titles[0] + 1] and lines[titles[1] + 1]
+    assert "\x1b[J" not in raw.split("--- PCD off")[0].split("--- PCD gentle")[1]  # nothing is drawn over
+
+
+def test_the_demo_model_answers_in_a_narrow_window(chat: Chat, tmp_path: Path) -> None:
+    asked = [sys.executable, "-m", "pypcd", "demo", "--question", "1"]
+    question = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+    (tmp_path / "q.txt").write_text(question.stdout)
+    with chat(name="demo", columns=40) as terminal:
+        terminal.enter(f"/read {tmp_path}/q.txt")
+        terminal.enter("")
+        value = re.search(r"the right value is (\S+),", question.stderr)
+        assert value and value[1] in terminal.text().split("Enter sends it alone")[-1]
+
+
+# -- columns, without a terminal -------------------------------------------------------------------------------------
+
+LEFT, RIGHT = "word " * 30 + "\n漢字" * 20, "x" * 200
+
+
+@pytest.mark.parametrize("columns", [60, 61, 80, 200])
+def test_columns_fit(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with _compare.view(["PCD on", "PCD off"]) as view:
+        for i in range(0, len(LEFT), 7):
+            view.write(0, LEFT[i : i + 7])
+        view.write(1, RIGHT)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cells, lines)) <= columns
+    assert all(" | " in f"{line} " for line in lines)
+    left, right = (
+        " ".join(line.split(" | ")[side].strip() for line in [f"{x} " for x in lines[2:]]) for side in (0, 1)
+    )
+    assert left.split() == LEFT.split() and right.replace(" ", "") == RIGHT
+
+
+def test_columns_are_one_under_the_other_where_they_would_be_narrow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "59")
+    with _compare.view(["PCD on", "PCD off"]) as view:
+        view.write(0, LEFT)
+        view.write(1, RIGHT)
+    assert capsys.readouterr().out == f"--- PCD on ---\n{LEFT}\n\n--- PCD off ---\n{RIGHT}\n"
+
+
+def test_an_error_before_the_first_piece_shows_no_empty_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError), _compare.view(["PCD on", "PCD off"]):
+        raise ValueError
+    assert capsys.readouterr().out == ""
+
+
+# -- breaking lines, by itself ---------------------------------------------------------------------------------------
+
+
+TEXTS = [
+    "the quick brown fox jumps over the lazy dog " * 3,
+    "a  b\n\n    indented by four\n\tby a tab\nlast ",
+    "x" * 95 + " then a word",
+    "漢字かな交じり文は、どこでも折り返せます。" * 3,
+    "mixed 漢字 and words ではありますが",
+    "e\u0301" * 50 + " 👩\u200d👩\u200d👧 👍🏽 ❤️ 🇩🇪" * 9,
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("columns", [10, 23, 40])
+def test_lines_fit_and_lose_nothing_however_they_come(text: str, columns: int) -> None:
+    lines = wrap(text, columns)
+    assert max(map(wcwidth.wcswidth, lines)) <= columns
+    assert "".join("".join(lines).split()) == "".join(text.split())
+    for size in (1, 3, 17):
+        flow = Flow(columns)
+        pieces = [flow.feed(text[i : i + size]) for i in range(0, len(text), size)]
+        assert ("".join(pieces) + flow.end()).split("\n") == lines
+
+
+def test_words_stay_whole_and_wide_characters_fill_the_line() -> None:
+    assert wrap("aaa bbb ccc", 7) == ["aaa bbb", "ccc"]
+    assert wrap("aaa bbb ccc", 6) == ["aaa", "bbb", "ccc"]
+    assert wrap("  aaa\n\nbbb ", 6) == ["  aaa", "", "bbb"]
+    assert wrap("漢字漢字漢字", 5) == ["漢字", "漢字", "漢字"]
+    assert wrap("ab漢字", 4) == ["ab漢", "字"]
+    assert wrap("abcdefgh ij", 4) == ["abcd", "efgh", "ij"]
+
+
+def test_a_word_is_written_once_its_end_has_come() -> None:
+    flow = Flow(10)
+    assert [flow.feed(piece) for piece in ("hel", "lo", " wo", "rld", "!\n", "x")] == [
+        "",
+        "",
+        "hello",
+        "",
+        "\nworld!\n",
+        "",
+    ]
+    assert flow.end() == "x"
+
+
+def test_cells_are_counted_as_terminals_do() -> None:
+    assert [cells(text) for text in ("abc", "漢字", "e\u0301", "👩\u200d👩\u200d👧", "a\tb")] == [3, 4, 1, 2, 2]

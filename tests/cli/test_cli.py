@@ -1,0 +1,670 @@
+"""The command line: through a pseudo-terminal, through pipes, and the session's logic by itself."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+import pypcd
+from pypcd import errors
+from pypcd.cli import COMMANDS as COMMAND_NAMES
+from pypcd.cli import _options, _terminal, _text, info
+from pypcd.cli._conversation import Conversation
+from pypcd.cli._generation import ContextFull, Figures, Generation
+from pypcd.cli.chat import COMMANDS
+from pypcd.method import rho
+
+ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
+TIMEOUT = 60  # for one expectation, on a machine that is busy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("cli") / "tiny.gguf"
+    return str(write_tiny_gguf(path, seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=16384, n_layer=2))
+
+
+@pytest.fixture(scope="module")
+def llm(model):
+    llm = pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture
+def session(llm) -> Conversation:
+    llm.reset()
+    llm.pcd = "paper"
+    return Conversation(llm, _options.GenerationSettings(max_tokens=12))
+
+
+def pypcd_command(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pypcd", *args]
+    return subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**ENV, **env},
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+def ask(session: Conversation, text: str) -> str:
+    return "".join(session.send(text))
+
+
+# -- the session, without a terminal ---------------------------------------------------------------------------------
+
+
+def test_turns_build_on_each_other_and_reuse_the_prompt(session):
+    first = ask(session, "one")
+    ask(session, "two")
+    assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2
+    assert session.messages[1]["content"] == first
+    assert session.figures[0].cached_tokens == 0
+    assert session.figures[1].cached_tokens > 5
+    assert [f.completion_tokens for f in session.figures] == [12, 12]
+
+
+def test_an_answer_is_what_create_chat_completion_gives(session, llm):
+    text = ask(session, "hello")
+    llm.reset()
+    reply = llm.create_chat_completion(
+        [{"role": "user", "content": "hello"}], temperature=0, max_tokens=12, repeat_penalty=1.0
+    )
+    # llama_cpp drops what is not UTF-8
+    assert reply["choices"][0]["message"]["content"] == text.replace("\ufffd", "")
+
+
+def test_regen_and_undo(session):
+    first = ask(session, "one")
+    assert "".join(session.regen()) == first  # greedy
+    assert len(session.messages) == 2
+    assert session.undo() == "one"
+    assert session.messages == []
+    with pytest.raises(ValueError, match="no turn"):
+        session.undo()
+    with pytest.raises(ValueError, match="no message"):
+        list(session.regen())
+
+
+def test_compare_leaves_everything_as_it_was(session, llm):
+    with_pcd = ask(session, "one")
+    llm.pcd = False
+    before = json.dumps(session.messages)
+    on, off = session.compare()
+    assert (on.figures.pcd, off.figures.pcd) == (pypcd.PCDConfig(), None)
+    assert on.text == with_pcd
+    assert json.dumps(session.messages) == before
+    assert llm.pcd is None
+    assert "".join(session.regen()) == off.text
+
+
+def test_a_stopped_answer_stays_and_a_message_without_one_is_a_draft(session):
+    pieces = []
+    pieces.extend(session.send("one", stopped=lambda: len(pieces) > 2))
+    assert session.figures[-1].finish_reason == "interrupted"
+    assert session.messages[-1]["content"] == "".join(pieces) != ""
+    kept = list(session.messages)
+
+    list(session.send("two", stopped=lambda: True))
+    assert session.messages[:2] == kept
+    if len(session.messages) == 2:  # the prompt was not even read
+        assert session.draft == "two"
+        list(session.regen())
+    assert session.messages[2]["content"] == "two"
+    assert session.draft is None
+
+
+def test_a_full_context_loses_nothing(session, tmp_path):
+    ask(session, "one")
+    kept = list(session.messages)
+    long = tmp_path / "long.txt"
+    long.write_text("ba " * 600)
+    assert "tokens" in session.read(str(long))
+    with pytest.raises(ContextFull, match=r"tokens do not fit in the context of \d+.*/undo.*--n-ctx"):
+        list(session.send("what is it?"))
+    assert session.messages == kept
+    assert session.draft.startswith("ba ba") and session.draft.endswith("\n\nwhat is it?")
+    assert ask(session, "short") != ""
+
+
+def test_the_answer_ends_where_the_context_does(llm):
+    llm.pcd = "paper"
+    prompt = llm.tokenize(b"ba " * 200)
+    generation = Generation(llm, prompt, _options.GenerationSettings(max_tokens=0))
+    assert "".join(generation) == generation.text
+    assert generation.figures.finish_reason == "context"
+    assert generation.figures.context_used == llm.n_ctx()
+
+
+def test_stop_strings_never_show(llm):
+    llm.pcd = False
+    prompt = llm.tokenize(b"hello")
+    whole = "".join(Generation(llm, prompt, _options.GenerationSettings(max_tokens=30)))
+    stop = whole[8:11]
+    shown = list(Generation(llm, prompt, _options.GenerationSettings(max_tokens=30), stop=[stop]))
+    assert "".join(shown) == whole[: whole.index(stop)]
+
+
+def test_save_and_load(session, llm, tmp_path):
+    ask(session, "one")
+    session.system = "be kind"
+    session.sampling.set("top_k", "7")
+    session.set_pcd("beta=1.5")
+    path = tmp_path / "talk.json"
+    session.save(str(path))
+    session.save(str(path))  # over a session is fine
+
+    llm.pcd = False
+    other = Conversation(llm)
+    assert other.load(str(path)).startswith("1 turns")
+    assert (other.messages, other.system, other.sampling) == (session.messages, "be kind", session.sampling)
+    assert llm.pcd.beta == 1.5
+
+    precious = tmp_path / "notes.txt"
+    precious.write_text("mine")
+    with pytest.raises(ValueError, match="not a conversation"):
+        session.save(str(precious))
+    assert precious.read_text() == "mine"
+    for damage in (
+        {"messages": [{"role": "user"}]},
+        {"messages": 3},
+        {"settings": {"top_k": -1}},
+        {"settings": 3},
+        {"messages": [{"role": "user", "content": "x"}]},
+        {"pcd": {"betta": 1}},
+    ):
+        path.write_text(json.dumps({"pypcd_session": 1, "messages": [], **damage}))
+        with pytest.raises((ValueError, TypeError)):
+            other.load(str(path))
+        assert other.messages == session.messages
+
+
+def test_system_message_and_template_errors(session, llm):
+    ask(session, "one")
+    n = session.figures[-1].prompt_tokens
+    session.system = "be kind"
+    ask(session, "two")
+    assert session.figures[-1].prompt_tokens > n + 12
+    llm.metadata["tokenizer.chat_template"], before = (
+        "{{ raise_exception('no') }}",
+        llm.metadata["tokenizer.chat_template"],
+    )
+    try:
+        with pytest.raises(pypcd.PCDError, match="template rejects"):
+            list(Conversation(llm).send("x"))
+    finally:
+        llm.metadata["tokenizer.chat_template"] = before
+
+
+def test_read_refuses_what_is_no_text(session, tmp_path):
+    (tmp_path / "b.bin").write_bytes(b"ab\0c")
+    with pytest.raises(ValueError, match="not a text file"):
+        session.read(str(tmp_path / "b.bin"))
+    with pytest.raises(FileNotFoundError):
+        session.read(str(tmp_path / "none"))
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("on", pypcd.PCDConfig.gentle()),
+        ("paper", pypcd.PCDConfig()),
+        ("off", None),
+        ("cautious", pypcd.PCDConfig.cautious()),
+        ("beta=1.5:window=64", pypcd.PCDConfig(beta=1.5, window=64)),
+        ("beta=1.5:gamma=10", pypcd.PCDConfig(beta=1.5, gamma=10)),
+        ("window:window=8", pypcd.PCDConfig.windowed().replace(window=8)),
+        ("window=none:cache=shared", pypcd.PCDConfig(cache="shared")),
+    ],
+)
+def test_pcd_settings(text, expected):
+    assert pypcd.PCDConfig.resolve(text) == expected
+
+
+def test_pcd_values_alone_build_on_the_last_setting(session, llm):
+    for text in ("beta=1.5", "off", "gamma=10"):
+        session.set_pcd(text)
+    assert llm.pcd == pypcd.PCDConfig(beta=1.5, gamma=10)
+    session.set_pcd("on")  # as --pcd on
+    assert llm.pcd == pypcd.PCDConfig.gentle()
+
+
+@pytest.mark.parametrize("text", ["on", "off", "cautious", "window"])
+def test_a_named_pcd_setting_is_what_it_is_on_the_command_line(text, session, llm):
+    """For any setting that was in force before."""
+    for before in ("cautious", "off", "beta=0.5"):
+        session.set_pcd(before)
+        session.set_pcd(text)
+        assert llm.pcd == _options.pcd_setting(text, llm.model_path)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("onn", "did you mean 'on'"),
+        ("betta=1", "did you mean 'beta'"),
+        ("beta=-1", "beta is -1"),
+        ("beta=", "name=value"),
+        ("", "allowed: on, off"),
+    ],
+)
+def test_wrong_pcd_settings(text, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        pypcd.PCDConfig.resolve(text)
+
+
+def test_sampling_settings():
+    sampling = _options.GenerationSettings()
+    for name, text, value in (("temp", "0.8", 0.8), ("top_k", "5", 5), ("seed", "7", 7), ("max-tokens", "0", 0)):
+        assert getattr(sampling, sampling.set(name, text)) == value
+    sampling.set("seed", "random")
+    assert sampling.seed is None
+    for name, text, message in (
+        ("temprature", "1", "did you mean 'temperature'"),
+        ("temperature", "hot", "temperature is 'hot', not a number; allowed"),
+        ("temperature", "nan", "allowed"),
+        ("top_p", "2", "from 0 to 1"),
+        ("top_k", "1.5", "integer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sampling.set(name, text)
+
+
+def test_a_seed_makes_a_warm_answer_repeatable(session):
+    session.sampling = _options.GenerationSettings(temperature=1.5, max_tokens=12, seed=5)
+    assert ask(session, "one") == "".join(session.regen())
+
+
+# -- the terminal ----------------------------------------------------------------------------------------------------
+
+
+def test_model_output_cannot_drive_the_terminal():
+    assert _text.clean("a\x1b[31m\x07b\r\n\tc\x9b\u202e") == "a\u241b[31m\u2407b\n\tc\ufffd\ufffd"
+
+
+def test_no_colour_but_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert _terminal.faint("x", Terminal()) == "\x1b[2mx\x1b[0m"
+    assert _terminal.faint("x", io.StringIO()) == "x"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert _terminal.faint("x", Terminal()) == "x"
+
+
+# -- the commands, through pipes -------------------------------------------------------------------------------------
+
+
+def test_piped_chat_answers_line_by_line(model):
+    done = pypcd_command(
+        "chat", model, "--threads=1", "--max-tokens=5", "--json", stdin='hello\n\n"""two\nlines"""\n/nope\n/compare\n'
+    )
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [r.get("message") for r in records] == ["hello", "two\nlines", None]
+    assert records[0]["completion_tokens"] == 5 and records[0]["pcd"] is None
+    assert [r["pcd"] is None for r in records[2]["compare"]] == [False, True]
+    assert "no command /nope" in done.stderr
+    assert done.returncode == 1  # a program should hear of the unknown command
+    assert ">>>" not in done.stdout + done.stderr
+
+
+def test_one_shot_chat_without_template(tmp_path):
+    base = write_tiny_gguf(tmp_path / "base.gguf", "mamba")
+    done = pypcd_command("chat", str(base), "-p", "/hi", "--threads=1", "--max-tokens=3")
+    assert done.returncode == 0, done.stderr
+    assert "no chat template" in done.stderr and "pypcd generate" in done.stderr
+    assert "3 tokens |" in done.stderr and "PCD off" in done.stderr
+    assert "llama_model_loader" not in done.stderr
+
+    done = pypcd_command("chat", str(base), "-p", "hi", "--pcd=on")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith("pypcd: PCD cannot run here: the architecture 'mamba'")
+
+
+LONG = "hello " * 120  # gentle contrasts nothing below 300 tokens
+HINT = "PCD is off; --pcd window:relative_top=0.1 turns it on\n"
+
+
+@pytest.mark.parametrize(
+    "command", [("generate",), ("generate", "--json"), ("chat",), ("chat", "--json")], ids=" ".join
+)
+def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model, command):
+    def run(*setting: str) -> tuple[str, str]:
+        done = pypcd_command(*command, model, "-p", LONG, "--threads=1", "--max-tokens=12", "--n-ctx=2048", *setting)
+        assert done.returncode == 0, done.stderr
+        return (json.loads(done.stdout)["text"] if "--json" in command else done.stdout), done.stderr
+
+    text, err = run()
+    off, said_off = run("--pcd=off")
+    gentle, said_gentle = run("--pcd=gentle")
+    advised, _ = run(re.search("--pcd [^ ]+", HINT)[0].replace(" ", "="))
+    assert text == off
+    assert gentle != off != advised, "or this shows nothing"
+    assert err.count(HINT) == 1 and err.replace(HINT, "").count("\n") == said_off.count("\n")
+    assert "PCD is off" not in said_off + said_gentle
+
+
+def test_generate_without_a_setting_writes_what_plain_decoding_does(model):
+    done = pypcd_command("generate", model, "-p", LONG, "--threads=1", "--max-tokens=12", "--n-ctx=2048")
+    with pypcd.Llama(model, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1) as llm:
+        tokens = [t for t, _ in zip(llm.generate(llm.tokenize(LONG.encode(), special=True), temp=0), range(12))]
+        assert done.stdout == llm.detokenize(tokens).decode("utf-8", "replace") + "\n"
+
+
+def test_lines_from_a_pipe_are_answered_plainly_and_can_turn_it_on(model):
+    lines = f"{LONG}\n/pcd window:relative_top=0.1\n/regen\n"
+    done = pypcd_command("chat", model, "--threads=1", "--max-tokens=5", "--n-ctx=2048", "--json", stdin=lines)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["pcd"] is None for record in records] == [True, False] and records[1]["pcd"]["window"] == 64
+    assert done.stderr.count(HINT) == 1
+
+
+def test_generate(model):
+    done = pypcd_command(
+        "generate", model, "--threads=1", "--max-tokens=6", "--json", "--pcd=beta=1.5", stdin="hello\n"
+    )
+    record = json.loads(done.stdout)
+    assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
+    plain = pypcd_command("generate", model, "--threads=1", "--max-tokens=6", "--pcd=beta=1.5", "-p", "hello")
+    assert plain.stdout == record["text"] + "\n"
+    assert plain.stderr.count("\n") == 1 and "PCD paper:beta=1.5 | cut at max_tokens" in plain.stderr
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (("chat", "none.gguf"), "there is no model file none.gguf"),
+        (("generate", "none.gguf", "-p", ""), "the prompt is empty"),
+        (("generate", "none.gguf", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
+        (("generate", "none.gguf", "-p", "x", "--temp", "hot"), "temperature is 'hot', not a number"),
+        (("info", __file__), "is not a GGUF file"),
+    ],
+)
+def test_errors_are_one_sentence_and_status_1(args, message, capsys, monkeypatch):
+    from pypcd.cli import main
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    assert main(args) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("pypcd: ") and message in err and err.count("\n") == 1
+
+
+def faulty(kind: str) -> None:
+    """What a mistake in our code runs into."""
+    numbers = {1}
+    {
+        "TypeError": lambda: len(1),
+        "ValueError": lambda: int("x"),
+        "KeyError": lambda: {}["x"],
+        "numpy": lambda: np.zeros(2) + np.zeros(3),
+        "RuntimeError": lambda: [numbers.add(n + 1) for n in numbers],  # a set that grows while it is read
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["TypeError", "ValueError", "KeyError", "numpy", "RuntimeError"])
+@pytest.mark.parametrize("where", ["here", "in a process beside"])
+def test_a_fault_of_ours_shows_where_it_is_and_where_to_report_it(kind, where, capsys, monkeypatch):
+    from pypcd.cli import info, main
+    from pypcd.evaluation import executors
+
+    def ask(_):
+        todo = {("kv-short", 200, i): ["greedy"] for i in range(2)}
+        return list(executors.ProcessPool(2).ask(functools.partial(faulty, kind), todo, {}))
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    monkeypatch.setattr(info, "run", (lambda _: faulty(kind)) if where == "here" else ask)
+    assert main(["info"]) == 1
+    out, err = capsys.readouterr()
+    *shown, last = err.splitlines()
+    assert out == "" and shown[0] == "Traceback (most recent call last):" and 'test_cli.py", line' in err
+    assert last.startswith("pypcd: this is a fault of pypcd's own; please report") and "pypcd info" in last
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errors.PCDError("it cannot"), "it cannot"),
+        (errors.InputError("beta is -1; allowed: more"), "beta is -1; allowed: more"),
+        (errors.ArgumentError("there is no 'bta'"), "there is no 'bta'"),
+        (FileNotFoundError(2, "No such file or directory", "x.gguf"), "x.gguf: No such file or directory"),
+        (ConnectionRefusedError(111, "Connection refused"), "[Errno 111] Connection refused"),
+        (MemoryError(), "there is not enough memory"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("where", ["here", "in a process beside"])
+def test_what_the_user_or_the_system_can_mend_is_one_sentence(error, said, where, capsys, monkeypatch):
+    from pypcd.cli import info, main
+    from pypcd.evaluation import executors
+
+    def fail(_):
+        raise error if where == "here" else executors.raised(executors.told(error))
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    monkeypatch.setattr(info, "run", fail)
+    assert main(["info"]) == 1
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1 and said.rpartition(": ")[2] in text
+
+
+def test_generate_says_what_to_do_about_a_long_prompt(model, capsys, monkeypatch):
+    from pypcd.cli import main
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    assert main(["generate", model, "-p", "ba " * 600, "--n-ctx=256"]) == 1
+    assert "larger --n-ctx" in capsys.readouterr().err
+
+
+def test_info_json(model):
+    done = pypcd_command("info", model, "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert Path(record["library"]["libllama"]).exists() and record["machine"]["backends"]
+    machine = record["machine"]
+    assert set(machine["idle_backends"]) < set(machine["backends"])
+    assert machine["amx"].partition(":")[0] in ("on", "off", "none") and isinstance(machine["repacked"], bool)
+    assert 1 <= machine["threads"] and 1 <= machine["threads_batch"] and machine["threads_why"]
+    rope = record["model"]["rope"]
+    assert (rope["base"], rope["n_rot"], rope["frequencies"]) == (10000, 16, 8)
+    assert rope["turned"] == 7  # all but the fastest, which keeps its angle
+    assert rope["wavelengths"][0] == pytest.approx(6.2832, abs=1e-4)
+    assert rope["wavelengths"][-1] / rope["wavelengths_over_rotated"][-1] == pytest.approx(rho(16)[-1])
+    assert record["model"]["pcd"] == "yes"
+    assert [c["passed"] for c in record["self_test"]["checks"]] == [True] * 4
+    machine["idle_backends"] = ["CUDA"]
+    assert re.search(r"(?m)^no CUDA device +found: there is none, or its driver is missing", info.report(record))
+
+
+def test_info_text(model, llm, capsys, monkeypatch):
+    from pypcd.cli import main
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    assert main(["info", model]) == 0
+    text = capsys.readouterr().out
+    assert "of 8 frequencies by more than 1%" in text and text.count("PASS") == 4
+    assert re.search(
+        r"self-test +\S+ \(differences in standard deviations of the logits; rounding here: up to \d\.\de-0\d\)", text
+    )
+
+
+def test_disabled_pcd_is_said_not_measured(model):
+    off = {"PYPCD_DISABLE": "1"}
+    info = pypcd_command("info", model, **off)
+    assert info.returncode == 0 and "skipped        PYPCD_DISABLE is set in the environment" in info.stdout
+    demo = pypcd_command("demo", "--n=2", **off)
+    assert (demo.returncode, demo.stdout) == (1, "") and "PYPCD_DISABLE is set" in demo.stderr
+    options = ("--length=16", "--method=pcd:cache=shared", "--n-tokens=2", "--rounds=1", "--threads=1")
+    bench = pypcd_command("bench", model, *options, **off)
+    assert "greedy" in bench.stdout and "shared" not in bench.stdout
+    assert "cannot run pcd:cache=shared" in bench.stderr
+    named = pypcd_command("generate", model, "-p=x", "--pcd=on", **off)
+    assert named.returncode == 1 and "PYPCD_DISABLE is set" in named.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-"])
+def test_closed_streams_give_no_traceback(model, closed):
+    for command in ("info", "chat", "generate"):
+        line = f'"{sys.executable}" -m pypcd {command} "{model}" {closed}'
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, env=ENV, timeout=TIMEOUT, check=False)
+        assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("command", COMMAND_NAMES)
+def test_help_needs_no_more_than_ascii(command):
+    done = pypcd_command(command, "--help", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0 and done.stdout.startswith("usage: pypcd")
+
+
+def test_a_session_without_settings_is_loaded(session, tmp_path):
+    path = tmp_path / "s.json"
+    path.write_text('{"pypcd_session": 1, "settings": null, "system": null, "messages": null, "pcd": null}')
+    assert session.load(str(path)).startswith("0 turns")
+
+
+# -- a pseudo-terminal -----------------------------------------------------------------------------------------------
+
+
+def start_chat(model: str, *args: str, columns: int = 120):
+    pexpect = pytest.importorskip("pexpect")
+    child = pexpect.spawn(
+        sys.executable, ["-m", "pypcd", "chat", model, "--threads=1", *args], env={**ENV, "COLUMNS": str(columns)},
+        dimensions=(50, columns), encoding="utf-8", codec_errors="replace", timeout=TIMEOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore Ctrl-C
+    )  # fmt: skip
+    child.delaybeforesend = 0.05
+    child.expect(">>> ")
+    return child
+
+
+pty = pytest.mark.filterwarnings("ignore:.*forkpty:DeprecationWarning")  # Python 3.12 warns of threads, llama.cpp's
+
+
+@pytest.mark.parametrize(
+    "n_prompt, setting, waits",
+    [
+        (299, "min_context=300", False),
+        (290, "min_context=300", True),
+        (299, "gentle", True),
+        (300, "gentle", False),
+    ],
+)
+def test_the_line_below_an_answer_says_where_pcd_waited(n_prompt, setting, waits):
+    figures = Figures(512, pypcd.PCDConfig.resolve(setting), n_prompt, completion_tokens=5)
+    assert (", from 300 tokens on" in figures.line()) == waits
+
+
+@pty
+def test_chat_in_a_terminal(model, tmp_path):
+    child = start_chat(model, "--max-tokens=8", "--n-ctx=256")
+
+    def enter(text: str, *expected: str) -> None:
+        child.sendline(text)
+        for pattern in expected:
+            child.expect(pattern)
+        child.expect("\n[^\n]*>>> ")
+
+    notes, talk = tmp_path / "notes.txt", tmp_path / "talk.json"
+    notes.write_text("bababa\n" * 200)
+
+    enter("/help", *(f"/{name}" for name in COMMANDS), "Ctrl-C")
+    enter(
+        "hello",
+        r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD off \| cut at max_tokens",
+    )
+    enter("/pcd gentle", "PCD gentle")
+    enter("/regen", r"PCD gentle, from 300 tokens on \| cut at max_tokens")
+    child.sendline('"""two')
+    child.expect(r"\.\.\. ")
+    enter('lines"""', r"8 tokens \|")
+    enter("/pcd relative_top=0", r"PCD gentle:relative_top=0.0")
+    enter("/pcd paper:beta=1.5", r"PCD paper:beta=1.5")
+    enter("/pcd off", "PCD off")
+    enter("/pcd betta=2", "did you mean 'beta'")
+    enter(
+        "/compare", r"PCD paper:beta=1.5 +\| PCD off", "--- [|] ---", r"8 tokens \|.*PCD paper", r"8 tokens \|.*PCD off"
+    )
+    enter("/regen", r"8 tokens \|.*PCD off")
+    enter("/undo", "taken back: two")
+    enter("/system be kind", "system message: be kind")
+    enter("/system", "system message: be kind")
+    enter("/set", "temperature=0")
+    enter("/set top_k 5", "top_k is 5")
+    enter("/set tpo_k 5", "did you mean 'top_k'")
+    enter("/set top_k", "/set NAME VALUE")
+    enter("/save", "needs a file name")
+    enter(f"/save {talk}", "saved to")
+    enter("/read /nowhere", "/nowhere: No such file")
+    enter(f"/read {notes}", "goes in front of ")  # the line may be broken behind it
+    enter("what is it", r"context is full.*--n-ctx")
+    enter("/clear", "forgotten")
+    enter(f"/load {talk}", "1 turns from")
+    enter("/stats", "4 answers", "twins")
+    enter("/cmopare", "did you mean 'compare'")
+    child.sendintr()
+    child.expect("Ctrl-D or /exit leaves")
+    child.expect(">>> ")
+    child.sendline("/exit")
+    child.expect(_eof())
+    child.close()
+    assert child.exitstatus == 0
+
+    saved = json.loads(talk.read_text())
+    assert [m["role"] for m in saved["messages"]] == ["user", "assistant"]
+    assert saved["system"] == "be kind" and saved["settings"]["top_k"] == 5
+
+
+@pty
+def test_ctrl_c_keeps_the_turn_and_ctrl_d_leaves_a_narrow_terminal(model, tmp_path):
+    child = start_chat(model, "--max-tokens=0", "--n-ctx=16384", columns=40)
+    talk = tmp_path / "talk.json"
+    child.sendline("hello")
+    child.expect("hello\r\n")
+    child.expect(r"\S{3}")  # the answer streams
+    child.sendintr()
+    child.expect("stopped")
+    child.expect(">>> ")
+    child.sendline(f"/save {talk}")
+    child.expect("saved")
+    child.expect("\n[^\n]*>>> ")
+    question, answer = json.loads(talk.read_text())["messages"]
+    assert question["content"] == "hello" and len(answer["content"]) >= 3
+
+    child.sendline("/set max_tokens 8")
+    child.expect("max_tokens is 8")
+    child.sendline("/compare")
+    child.expect("--- PCD gentle ---")  # stacked
+    child.expect("--- PCD off ---")
+    child.expect(">>> ")
+    child.sendeof()
+    child.expect(_eof())
+    child.close()
+    assert child.exitstatus == 0
+
+
+def _eof():
+    import pexpect
+
+    return pexpect.EOF

@@ -1,0 +1,251 @@
+"""The commands answer and eval as a user calls them, also by mistake."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pypcd
+from pypcd import decode
+from pypcd.cli import eval as eval_command
+from pypcd.cli import main
+from pypcd.cli._table import aligned
+from pypcd.evaluation import GROUPS, TASKS, Plan
+from pypcd.lab.paper import PAPER_TABLES
+from pypcd.settings import Profile
+
+DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
+
+
+def question(tmp_path: Path) -> tuple[Path, str, str]:
+    """A context, a question about it, and the right answer, for the demo model."""
+    pairs = [
+        (f"{i:04x}-{i * 7919 % 65536:04x}", f"{i * 104729 % 65536:04x}-{i * 1299709 % 65536:04x}") for i in range(1, 9)
+    ]
+    body = ", ".join(f'"{key}": "{value}"' for key, value in pairs)
+    context = tmp_path / "context.txt"
+    context.write_text(
+        "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{" + body + "}\n"
+    )
+    return context, f'Key: "{pairs[5][0]}"\nThe value associated with the specified key is: ', pairs[5][1]
+
+
+# -- answer ----------------------------------------------------------------------------------------------------------
+
+
+def test_answer_shows_each_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    context, asked, right = question(tmp_path)
+    command = ["answer", "demo", "-p", asked, "--context", str(context), "--threads", "1", "--max-tokens", "8"]
+    assert main([*command, "--method", "greedy,pcd,beam:2,cad"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("---")] == [
+        f"--- {name} ---" for name in ("greedy", "pcd", "beam:2", "cad")
+    ]
+    assert right in out
+    assert main(command) == 0
+    assert re.findall("^--- (.*) ---$", capsys.readouterr().out, re.MULTILINE) == ["greedy", "pcd:gentle"]
+    assert main([*command, "--method", "pcd", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["method"] == "pcd" and record["n_tokens"] <= 8 and record["n_evaluated"] == record["n_prompt"]
+
+
+def test_answer_goes_on_after_a_method_that_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    context, asked, _ = question(tmp_path)
+    command = ["answer", "demo", "-p", asked, "--context", str(context), "--threads", "1", "--max-tokens", "8"]
+    assert main([*command, "--method", "control,greedy"]) == 1
+    captured = capsys.readouterr()
+    assert "control cannot run on this model: the control needs other prompts" in captured.err
+    assert "--- greedy ---" in captured.out
+    assert main(["answer", "demo", "-p", "hello", "--threads", "1", "--max-tokens", "2", "--method", "cad,greedy"]) == 1
+    captured = capsys.readouterr()
+    assert "cad: the prompt has no context to leave out; give it one (--context" in captured.err
+    assert "--- greedy ---" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--method", "beem"], "did you mean 'beam'"),
+        (["--method", ""], "--method is empty"),
+        (["--method", "segr"], "the prompt has 0 segments"),
+        (["--method", "cad"], "no context to leave out"),
+        (["--context", "nowhere.txt"], "nowhere.txt: No such file or directory"),
+        (["--n-ctx", "256", "-p", "x" * 900], "the prompt has"),
+    ],
+)
+def test_answer_says_what_is_wrong(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["answer", "demo", "-p", "why", "--threads", "1", *args]) == 1
+    assert message in capsys.readouterr().err
+
+
+# -- eval ------------------------------------------------------------------------------------------------------------
+
+
+def test_eval_prints_and_keeps_its_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    out = tmp_path / "run"
+    assert main([*DEMO, "--method", "pcd,pcd:window", "--out", str(out)]) == 0
+    text, markdown = capsys.readouterr().out, (out / "summary.md").read_text()
+    assert "| 250 | pcd:window |" in markdown and markdown.startswith("# demo\n")
+    assert text == markdown  # in a file or a pipe
+    monkeypatch.setenv("COLUMNS", "90")
+    assert main([*DEMO, "--method", "pcd,pcd:window", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert text == aligned(markdown, 90) and re.search(r"(?m)^   250  pcd:window  ", text)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main([*DEMO, "--method", "pcd,pcd:window", "--out", str(out)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 50
+    assert (out / "summary.md").read_text() == markdown
+    with (out / "summary.csv").open() as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["greedy", "pcd", "pcd:window"]
+    assert main([*DEMO, "--method", "pcd", "--out", str(out), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in record["rows"]] == ["greedy", "pcd"]
+    assert record["plan"]["lengths"] == [250] and record["rows"][0]["n"] == 3
+
+
+def test_eval_lays_out_the_papers_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--paper", "table2", "--method", "greedy,pcd,beam", "--out", str(tmp_path / "run")]
+    assert main([*DEMO, *args]) == 0
+    assert "Table 2 of the paper, and demo\n" in capsys.readouterr().out
+    text = (tmp_path / "run" / "summary.md").read_text()
+    assert "## Table 2 of the paper, and demo" in text and "| method | paper, 4k | yours, 250 |" in text
+    assert "| beam | 89.0 |" in text
+
+
+def test_a_quick_eval_asks_less_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_command, "QUICK_LENGTHS", (250,))
+    monkeypatch.setattr(eval_command, "QUICK_N", 3)
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "demo", "--quick", "--threads", "1"]) == 0
+    assert "quick: 3 questions a cell, of which at least 6 must differ to show anything" in capsys.readouterr().out
+    plan = json.loads((tmp_path / "eval-demo-quick" / "run.json").read_text())
+    assert (plan["n"], plan["lengths"], tuple(plan["methods"])) == (3, [250], eval_command.QUICK_METHODS)
+    assert (
+        main(["eval", "demo", "--quick", "--n", "2", "--method", "pcd", "--threads", "1", "--out", "b", "--json"]) == 0
+    )
+    plan = json.loads(capsys.readouterr().out)["plan"]  # options given by name take precedence
+    assert (plan["n"], plan["lengths"], plan["methods"]) == (2, [250], ["greedy", "pcd"])
+    assert main(["eval", "demo", "--quick", "--paper", "table1"]) == 1
+    assert "--quick and --paper choose lengths and methods; give one of them" in capsys.readouterr().err
+
+
+def planned(*args: str) -> Plan:
+    parser = argparse.ArgumentParser()
+    eval_command.add_arguments(parser)
+    return eval_command._plan(parser.parse_args(["model.gguf", *args]))
+
+
+@pytest.mark.parametrize(
+    ("args", "n", "lengths", "n_methods"),
+    [
+        ("--task kv", 300, (1024, 2048, 4096), 5),
+        ("--task kv --quick", 50, (1024,), 3),
+        ("--task everyday", 25, (300, 1024), 5),
+        ("--task everyday,everyday-behind", 25, (300, 1024), 5),
+        ("--task everyday --quick", 5, (1024,), 3),
+        ("--task everyday --quick --length 300 --n 7", 7, (300,), 3),
+        ("--task everyday-json", 300, (300, 1024), 5),
+        ("--task everyday-json --quick", 50, (1024,), 3),
+        ("--task everyday-json,kv", 300, (1024, 2048, 4096), 5),
+        ("--task kv,everyday --n 40", 40, (1024, 2048, 4096), 5),
+        ("--paper table1", 300, PAPER_TABLES["table1"].lengths, len(set(PAPER_TABLES["table1"].methods))),
+    ],
+)
+def test_how_much_is_asked_by_default(args: str, n: int, lengths: tuple[int, ...], n_methods: int) -> None:
+    plan = planned(*args.split())
+    assert (plan.n, plan.lengths, len(plan.methods)) == (n, lengths, n_methods)
+
+
+def test_groups_stand_for_their_tasks() -> None:
+    assert planned("--task", "everyday,everyday-behind").tasks == GROUPS["everyday"] + GROUPS["everyday-behind"]
+
+
+def test_help_says_how_much_is_asked_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    said = capsys.readouterr().out
+    assert f"questions a cell ({planned().n}; everyday: {planned('--task', 'everyday').n} a task)" in said
+    quick = planned("--quick"), planned("--quick", "--task", "everyday")
+    assert quick[0].lengths == quick[1].lengths == (1024,) and len(quick[0].methods) == len(quick[1].methods)
+    assert f"{quick[0].n} (everyday: {quick[1].n}) questions, {len(quick[0].methods)} methods, 1k only" in said
+
+
+def test_groups_beside_other_tasks_need_a_number_of_questions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "demo", "--task", "kv-short,everyday", "--length", "200"]) == 1
+    assert (
+        "--task has everyday and kv-short, which are asked 25 and 300 questions of each task unless --n says how many; "
+        "give --n, or ask them in two runs"
+    ) in capsys.readouterr().err
+
+
+def test_eval_asks_one_half_and_then_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What tune chooses by and judges by, one run for both."""
+    command = [*DEMO, "--method", "pcd", "--out", str(tmp_path / "run"), "--json"]
+    for half, n in (("first", 2), ("second", 1)):
+        assert main([*command, "--half", half]) == 0
+        assert [row["n"] for row in json.loads(capsys.readouterr().out)["rows"]] == [n, n]
+    assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--task", "kw"], "kw"),
+        (["--method", "pdc"], "did you mean"),
+        (["--length", "abc"], "--length has 'abc'"),
+        (["--length", "20"], "n_tokens is 20; allowed: at least"),
+        (["--task", "kv-short", "--method", "pcd:beta=-1"], "beta is -1; allowed"),
+    ],
+)
+def test_eval_says_what_is_wrong(
+    args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*DEMO, "--out", str(tmp_path / "run"), *args]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not (tmp_path / "run" / "samples.jsonl").exists()
+
+
+def test_eval_of_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(tmp_path / "no.gguf"), "--out", str(tmp_path / "run")]) == 1
+    assert "there is no model file" in capsys.readouterr().err
+
+
+# -- profiles --------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_is_a_setting_of_llama_and_of_the_command_line(tmp_path: Path) -> None:
+    config, path = pypcd.PCDConfig(beta=1.25, window=32), tmp_path / "tuned.json"
+    Profile(str(path), config.as_dict(), {}).write()
+    llm = pypcd.Llama("demo", pcd=str(path), n_ctx=256, n_threads=1)
+    assert llm.pcd == config
+    llm.close()
+    command = [sys.executable, "-m", "pypcd", "generate", "demo", "-p", "x", "--pcd", str(path), "--max-tokens", "2"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["pcd"]["beta"] == 1.25
+
+
+def test_a_profile_of_another_model_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = tmp_path / "other.json"
+    Profile(str(profile), {"beta": 1.5}, {"model": "big.gguf", "model_bytes": 3}).write()
+    assert main(["generate", "demo", "-p", "x", "--max-tokens", "1", "--threads", "1", "--pcd", str(profile)]) == 0
+    assert "was chosen with another model (big.gguf, 3 bytes" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_list_cuts_no_name_in_two(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "--list"])
+    words = set(re.findall(r"[\w-]+", capsys.readouterr().out))
+    assert set(TASKS) | set(decode.NAMES) <= words

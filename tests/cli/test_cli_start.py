@@ -1,0 +1,159 @@
+"""How a command starts: its imports, the error for a misspelt one, and shell completion."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import llama_cpp
+import pytest
+from conftest import run_python
+
+from pypcd.cli import COMMANDS, LAB, main, make_parser
+
+HEAVY = {"llama_cpp", "numpy", "gguf", "jinja2", "tqdm", "prompt_toolkit", "wcwidth", "shtab", "pypcd.llama"}
+MODULES = """if True:
+    import sys
+    import pypcd
+    before = set(sys.modules)
+    from pypcd.cli import main
+    try:
+        main(sys.argv[1:])
+    except SystemExit:
+        pass
+    print("imported:", *sorted(set(sys.modules) - before))"""
+
+
+def imported(*args: str) -> set[str]:
+    """The modules that a command imports beyond those of `import pypcd`."""
+    done = run_python(MODULES, *args)
+    assert done.stdout, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["chta"], []])
+def test_help_version_and_mistakes_import_no_command(args: list[str]) -> None:
+    new = imported(*args)
+    assert not new & HEAVY
+    assert {name for name in new if name.startswith("pypcd.cli.")} <= {"pypcd.cli._terminal", "pypcd.cli._text"}
+    assert not any(name.startswith(("pypcd.evaluation", "pypcd.lab", "pypcd.decode")) for name in new)
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_only_the_chosen_command_is_imported(command: str) -> None:
+    new = imported(command, "--help")
+    assert f"pypcd.cli.{command}" in new
+    assert not {f"pypcd.cli.{name}" for name in COMMANDS} & new - {f"pypcd.cli.{command}"}
+    assert not any(name.startswith(("pypcd.evaluation", "pypcd.lab", "pypcd.decode")) for name in new)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["chta"], "pypcd: error: there is no command 'chta' (did you mean 'chat'?); the commands: chat, generate,"),
+        (["qqqq"], "pypcd: error: there is no command 'qqqq'; the commands: chat, generate,"),
+        (["chat", "m.gguf", "--sytem=x"], "pypcd chat: error: there is no option --sytem (did you mean '--system'?)"),
+        (["eval", "m.gguf", "--qqqqq"], "pypcd eval: error: there is no option --qqqqq; 'pypcd eval --help' lists"),
+        (["chat", "m.gguf", "n.gguf"], "pypcd chat: error: unexpected argument 'n.gguf'"),
+        (["salience", "m.gguf"], "pypcd: error: 'pypcd salience' is now 'pypcd lab salience'"),
+        (["lab", "salienec"], "pypcd: error: there is no command 'lab salienec' (did you mean 'lab salience'?)"),
+        (["lab"], "pypcd lab: error: the following arguments are required: COMMAND"),
+        (["--nope"], "pypcd: error: the following arguments are required: COMMAND"),
+    ],
+)
+def test_what_is_misspelt_is_said_with_what_was_meant(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(args)
+    out, err = capsys.readouterr()
+    assert leaving.value.code == 2 and out == "" and message in err
+
+
+def test_a_library_that_is_not_pypcds_is_one_sentence() -> None:
+    stock = str(Path(llama_cpp.__file__).parent / "lib")
+    code = "import runpy; runpy.run_module('pypcd', run_name='__main__', alter_sys=True)"
+    done = run_python(f"import sys; sys.argv = ['pypcd', 'info', '--no-test']; {code}", LLAMA_CPP_LIB_PATH=stock)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch("pypcd: the loaded .* has no PCD hooks .*; unset LLAMA_CPP_LIB_PATH.*\n", done.stderr)
+
+
+# -- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, *LAB])
+def test_help_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"] if command else ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= (25 if command else 28) and max(map(len, lines)) <= 80
+    if not command:  # each command is one line
+        first = lines.index("commands:") + 1
+        assert [line.split()[0] for line in lines[first : first + len(COMMANDS)]] == list(COMMANDS)
+
+
+# -- completion ------------------------------------------------------------------------------------------------------
+
+
+def script(shell: str) -> str:
+    command = [sys.executable, "-m", "pypcd", "completion", shell]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bash") / "pypcd"
+    path.write_text(script("bash"))
+    return path
+
+
+def options() -> dict[str, set[str]]:
+    """The options that each command's help shows."""
+    _, commands = make_parser([*COMMANDS, *LAB])
+    shown = {name: [a for a in sub._actions if a.help != argparse.SUPPRESS] for name, sub in commands.items()}
+    return {name: {option for a in actions for option in a.option_strings} for name, actions in shown.items()}
+
+
+def completed(bash: Path, folder: Path, line: str) -> list[str]:
+    """The completions that bash itself offers for the last word of a line."""
+    words = line.split(" ")
+    quoted = " ".join(f'"{word}"' for word in words)
+    code = f"""
+        source "{bash}"
+        function_name=$(complete -p pypcd | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+        COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}}
+        $function_name pypcd "{words[-1]}" "{words[-2]}"
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    run = ["bash", "--norc", "--noprofile", "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=folder, timeout=60, check=False)
+    assert not done.stderr, done.stderr
+    return [word.strip() for word in done.stdout.splitlines() if word.strip()]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_commands_options_and_models(bash: Path, tmp_path: Path) -> None:
+    subprocess.run(["bash", "-n", str(bash)], check=True)
+    assert set(completed(bash, tmp_path, "pypcd ")) == set(COMMANDS)
+    assert completed(bash, tmp_path, "pypcd ch") == ["chat"]
+    for command, names in options().items():
+        assert set(completed(bash, tmp_path, f"pypcd {command} -")) >= names, command
+    (tmp_path / "m.gguf").write_text("")
+    (tmp_path / "notes.txt").write_text("")
+    assert completed(bash, tmp_path, "pypcd chat ") == ["m.gguf"]
+    assert set(completed(bash, tmp_path, "pypcd answer m.gguf --context ")) == {"m.gguf", "notes.txt"}
+    assert completed(bash, tmp_path, "pypcd bench m.gguf --flash-attn o") == ["on", "off"]
+
+
+def test_the_zsh_script_has_all_commands_and_options() -> None:
+    text = script("zsh")
+    assert text.startswith("#compdef pypcd")
+    for command, names in options().items():
+        assert f"\n    {command}:'" in text and all(name in text for name in names)
+    if zsh := shutil.which("zsh"):
+        subprocess.run([zsh, "-n", "/dev/stdin"], input=text, text=True, check=True)

@@ -1,0 +1,202 @@
+"""The demo: its questions are those of its published figures, its answers and candidates are the model's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pypcd
+from pypcd.cli import demo, main
+from pypcd.decode import Session
+from pypcd.evaluation import Directory, ModelTokenizer, Plan, Sample, evaluate, task
+from pypcd.evaluation.run import Worker
+from pypcd.evaluation.tasks.kv import KV_SHORT
+from pypcd.gguf import DEMO_MODEL, resolve_model
+from pypcd.vocabulary import Vocabulary
+
+PAIRS = (16, 40, 80, 120)
+ONE = {"n_threads": 1, "n_threads_batch": 1}
+LENGTH = 140  # 8 pairs
+
+
+@pytest.fixture(scope="module")
+def llm() -> pypcd.Llama:
+    return pypcd.Llama("demo", n_ctx=2048, n_threads=1, n_threads_batch=1)
+
+
+@pytest.fixture(scope="module")
+def samples(llm: pypcd.Llama) -> list[Sample]:
+    return task(demo.TASK).samples(4, LENGTH, ModelTokenizer(llm), 0)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    plan = Plan("demo", (demo.TASK,), tuple(demo.METHODS.values()), (LENGTH,), n=4, n_pool=2)
+    records = evaluate(plan, Directory(tmp_path_factory.mktemp("demo") / "run"), options=ONE).records
+    return {(key[2], key[3]): record["prediction"].strip() for key, record in records.items()}
+
+
+def digest(samples: list[Sample]) -> bytes:
+    parts = ((s.prompt.text, s.answers[0], s.extra["nearest"], repr(s.depth)) for s in samples)
+    return "".join("\0".join(part) for part in parts).encode()
+
+
+def test_the_questions_are_those_of_the_published_figures(llm: pypcd.Llama) -> None:
+    whole, tokenizer = hashlib.sha256(), ModelTokenizer(llm)
+    for length, n_pairs in zip(demo.LENGTHS, PAIRS):
+        for n, seed in ((75, 0), (demo.N_POOL, 1)):
+            samples = task(demo.TASK).samples(n, length, tokenizer, seed)
+            assert samples == list(KV_SHORT.questions(n, n_pairs, seed))
+            whole.update(digest(samples))
+    assert whole.hexdigest() == "3bdb5f69313e07e4179b250f4f346058079900035b0870b430dfe26aabb42efa"
+
+
+def test_the_controls_pool_is_of_other_questions_of_the_next_seed() -> None:
+    plan = Plan("demo", (demo.TASK,), ("control",), demo.LENGTHS[:2], n=75, n_pool=demo.N_POOL)
+    worker = Worker(plan, ONE)
+    for length, n_pairs in zip(plan.lengths, PAIRS):
+        samples, pool = worker.cell(demo.TASK, length)
+        assert samples == list(KV_SHORT.questions(75, n_pairs, 0))
+        others = [sample.prompt for sample in KV_SHORT.questions(12, n_pairs, 1)]
+        assert list(pool[: plan.n_pool]) == others and len(others) == plan.n_pool
+    worker.close()
+
+
+def test_demo_names_the_model_that_ships() -> None:
+    assert resolve_model("demo") == str(DEMO_MODEL)
+    assert DEMO_MODEL.stat().st_size < 10e6
+
+
+def test_the_models_card_says_first_what_was_planted() -> None:
+    first = DEMO_MODEL.with_name("README.md").read_text(encoding="utf-8").splitlines()[0].lower()
+    assert "planted" in first and "evidence" in first
+
+
+def generated(llm: pypcd.Llama, sample: Sample, pcd: bool) -> list[int]:
+    llm.pcd = None
+    llm.reset()
+    prompt = llm.tokenize(sample.prompt.text.encode(), special=False)
+    tokens = []
+    for token in llm.generate(prompt, temp=0.0, pcd=pcd):
+        if token == llm.token_eos() or len(tokens) > 20:
+            break
+        tokens.append(token)
+    return tokens
+
+
+def text(llm: pypcd.Llama, tokens: list[int]) -> str:
+    return llm.detokenize(tokens).decode("utf-8", "replace").strip()
+
+
+def test_plain_answers_are_those_of_plain_generation(
+    llm: pypcd.Llama, samples: list[Sample], answers: dict[Any, Any]
+) -> None:
+    for sample in samples:
+        answer = answers[sample.index, "greedy"]
+        assert text(llm, generated(llm, sample, False)).startswith(answer) and answer
+
+
+def test_pcd_answers_are_those_of_a_generation_with_pcd(
+    llm: pypcd.Llama, samples: list[Sample], answers: dict[Any, Any]
+) -> None:
+    assert text(llm, generated(llm, samples[0], True)).startswith(answers[0, "pcd"])
+
+
+def test_every_question_is_answered_by_every_method(answers: dict[Any, Any]) -> None:
+    assert set(answers) == {(i, method) for i in range(4) for method in demo.METHODS.values()}
+
+
+def test_an_example_shows_the_rows_where_greedy_first_goes_wrong(llm: pypcd.Llama) -> None:
+    """Against the rows of plain generation: right up to this token, and wrong with it."""
+    found = 0
+    for sample in task(demo.TASK).samples(12, demo.LENGTHS[1], ModelTokenizer(llm), 0):
+        step = demo.first_wrong(Session(llm), Vocabulary(llm), sample)
+        if step is None:
+            continue
+        found += 1
+        plain, right = generated(llm, sample, False), sample.answers[0]
+        assert right.startswith(text(llm, plain[: step.index]))
+        assert not right.startswith(text(llm, plain[: step.index + 1]))
+        prompt = llm.tokenize(sample.prompt.text.encode(), special=False)
+        llm.reset()
+        llm.eval(prompt[:-1])  # second keys that are made afterwards, from rounded keys, are other ones
+        llm.pcd = pypcd.PCDConfig.paper().repeatable()
+        for token in (*prompt[-1:], *plain[: step.index]):
+            llm.eval([token])
+        rows = llm.pcd_logits()
+        llm.pcd = None
+        for row, name in ((rows.standard, "before"), (rows.contrasted, "after")):
+            p = np.exp(row.astype(float) - row.max())
+            best = sorted((getattr(c, name) for c in step.candidates), reverse=True)[:4]
+            assert best == pytest.approx(sorted(p / p.sum(), reverse=True)[:4], abs=1e-6)
+    assert found >= 2
+
+
+def test_the_command_prints_figures_that_add_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "LENGTHS", (120,))
+    monkeypatch.setattr(demo, "N_POOL", 2)
+    assert main(["demo", "--n", "3", "--threads", "1", "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [cell["method"] for cell in cells] == list(demo.METHODS)
+    for cell in cells:
+        assert cell["n"] == 3
+        assert cell["difference"] == pytest.approx(100 * (cell["wins"] - cell["losses"]) / 3)
+        assert cell["score"] == pytest.approx(cells[0]["score"] + cell["difference"])
+
+    assert main(["demo", "--n", "3", "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "was planted" in out and out.count("control") >= 2
+    for cell in cells[1:]:
+        figures = re.escape(f" {cell['score']:.1f}  {cell['difference']:+.1f} [")
+        assert re.search(rf"{figures}.*\]( ~)? +{cell['wins']} / {cell['losses']}\n", out)
+
+
+def test_no_more_examples_are_worked_out_than_are_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, first_wrong = [], demo.first_wrong
+
+    def counted(*args: Any) -> Any:
+        found.append(first_wrong(*args))
+        return found[-1]
+
+    monkeypatch.setattr(demo, "LENGTHS", (1010,))  # greedy gets half of these wrong
+    monkeypatch.setattr(demo, "METHODS", {"greedy": "greedy", "PCD": "pcd"})
+    monkeypatch.setattr(demo, "N_EXAMPLES", 2)
+    monkeypatch.setattr(demo, "first_wrong", counted)
+    assert main(["demo", "--n", "12", "--threads", "1"]) == 0
+    assert capsys.readouterr().out.count("where greedy first goes wrong") == 2
+    assert sum(step is not None for step in found) == 2 and found[-1] is not None
+
+
+def test_a_setting_of_ones_own_is_asked_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "LENGTHS", (120,))
+    monkeypatch.setattr(demo, "N_POOL", 2)
+    assert main(["demo", "--n", "4", "--threads", "1", "--pcd", "beta=0:gamma=30", "--json"]) == 0
+    cells = {cell["method"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}
+    assert (cells["yours"]["wins"], cells["yours"]["losses"]) == (0, 0)  # beta 0 is plain
+
+
+def test_too_few_questions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--n", "1"])
+    assert "--n: '1'; allowed: an integer of at least 2" in capsys.readouterr().err
+
+
+def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--n", "3", "--question", "5"]) == 0
+    out, err = capsys.readouterr()
+    wanted = list(KV_SHORT.questions(3, 40))[1]  # the fifth: second of the second length
+    assert out == wanted.prompt.text
+    assert wanted.answers[0] in err
+    assert main(["demo", "--n", "3", "--question", "13"]) == 1
+    assert "--question is 13; allowed: 1 to 12" in capsys.readouterr().err

@@ -1,0 +1,481 @@
+"""Decoding methods on tiny models, each against something that does not share its code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import TOKENS, Tiny, close, contrasted, native_row, reference, rounding, shape, tolerance
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import behind
+
+import pypcd
+from pypcd.decode import CAD, Control, Method, Plain, Session, parse
+from pypcd.decode.method import _place
+from pypcd.engine import token_bytes
+from pypcd.lab.methods.edits import AttentionSort, _ends, medoid, segment_spans
+from pypcd.method import contrast, entropy, log_softmax
+from pypcd.prompt import Prompt
+
+Load = Callable[..., pypcd.Llama]
+
+# the tiny models' tokenizer has a token for each byte
+PROMPT = Prompt("Look at: ", tuple(f"{i:02d}={i * 7 % 100:02d}" for i in range(12)), ", ", ". What is 05?", " It is")
+
+
+@pytest.fixture
+def llm(tiny: Tiny, load: Load) -> pypcd.Llama:
+    return load(tiny("llama"), False, n_ctx=512, n_seq_max=24)
+
+
+def rows_of(
+    method: Method, llm: pypcd.Llama, n: int = 6, prompt: Prompt = PROMPT
+) -> tuple[list[int], list[np.ndarray]]:
+    seen: list[tuple[int, np.ndarray]] = []
+    method.generate(llm, prompt, max_tokens=n, look=lambda token, row: seen.append((token, row.copy())))
+    return [token for token, _ in seen], [row for _, row in seen]
+
+
+def tokens_of(llm: pypcd.Llama, prompt: Prompt = PROMPT) -> list[int]:
+    return llm.tokenize((prompt.text + prompt.answer_prefix).encode(), special=False)
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_greedy_is_what_llama_cpp_generates(llm: pypcd.Llama) -> None:
+    tokens, _ = rows_of(parse("greedy"), llm)
+    llm.reset()
+    generated = llm.generate(tokens_of(llm), temp=0.0)
+    assert tokens == [next(generated) for _ in tokens]
+
+
+@pytest.mark.parametrize("name", ["greedy", "sample:seed=3", "beam:2", "pcd", "segr+greedy"])
+def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(name: str, llm: pypcd.Llama) -> None:
+    """Any part of an answer is a stop text: what comes before its first place is the answer."""
+    method = parse(name)
+    whole = method.generate(llm, PROMPT, max_tokens=12)
+    text = "".join(token_bytes(llm, token).decode("latin-1") for token in whole.tokens)
+    readable = [c for c in whole.text if c.isprintable() and not c.isspace() and c != "\ufffd"]
+    assert len(whole.tokens) == 12 and readable, text
+    stop = readable[-1]
+    short = method.generate(llm, PROMPT, max_tokens=12, stop=stop)
+    if name != "beam:2":  # beams that end early leave room for others
+        assert short.text == whole.text[: whole.text.index(stop)]
+        assert short.tokens == whole.tokens[: len(short.tokens)]
+    assert stop not in short.text and len(short.tokens) <= 12
+    assert method.generate(llm, PROMPT, max_tokens=12, stop="no such text").text == whole.text
+
+
+def test_without_a_stop_text_each_token_is_read_once(llm: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(llm: pypcd.Llama, token: int) -> bytes:
+        read.append(token)
+        return token_bytes(llm, token)
+
+    monkeypatch.setattr("pypcd.decode.method.token_bytes", counted)
+    answer = parse("greedy").generate(llm, PROMPT, max_tokens=12)
+    assert tuple(read) == answer.tokens
+
+
+def test_white_space_before_an_answer_does_not_end_it() -> None:
+    assert _place(b"\n\n Rome\nQ", "\n") == 7 and _place(b"\n \n", "\n") is None
+    assert _place(b"Rome", "\n") is None and _place(b"Rome\n", "") is None
+    assert _place(b"a\nb\n\nc", "\n\n") == 3
+
+
+@pytest.mark.parametrize("setting", ["pcd", "pcd:cache=separate", "pcd:window:window=16", "pcd:cautious", "pcd:blog"])
+def test_pcd_is_what_llama_generates_with_that_setting(setting: str, llm: pypcd.Llama) -> None:
+    method = parse(setting)
+    tokens, _ = rows_of(method, llm)
+    llm.reset()
+    generated = llm.generate(tokens_of(llm), temp=0.0, pcd=method.rows.pcd)
+    assert tokens == [next(generated) for _ in tokens]
+    assert llm.pcd is None
+
+
+def test_cad_is_two_contexts_apart(tiny: Tiny, load: Load, llm: pypcd.Llama) -> None:
+    alpha = 0.7
+    tokens, rows = rows_of(Method("cad", CAD(alpha)), llm)
+    bare = PROMPT.replace(segments=())
+    for i, row in enumerate(rows):
+        texts = [[*tokens_of(llm, prompt), *tokens[:i]] for prompt in (PROMPT, bare)]
+        with_context, without = (reference(tiny("llama"), cpu_rounding=True).standard(text)[-1] for text in texts)
+        close(row, (1 + alpha) * with_context - alpha * without, contrasted(tolerance(tiny("llama")), alpha))
+    assert len(set(tokens)) > 1
+
+
+def test_cad_without_a_context_says_so(llm: pypcd.Llama) -> None:
+    with pytest.raises(ValueError, match="no context to leave out"):
+        parse("cad").generate(llm, "a text without parts")
+
+
+def test_the_control_subtracts_the_mean_of_other_prompts(tiny: Tiny, llm: pypcd.Llama) -> None:
+    pool = tuple(PROMPT.replace(after=f". What is {i:02d}?") for i in range(3))
+    control = Control(pool, beta=1.5, gamma=10, relative_top=0.01, n_steps=2)
+    _, rows = rows_of(Method("control", control), llm, 3)
+    ref = reference(tiny("llama"), cpu_rounding=True)
+
+    def log_p(text: list[int]) -> np.ndarray:
+        row = ref.standard(text)[-1]
+        return row - np.log(np.exp(row).sum())
+
+    prior = [np.zeros(llm.n_vocab()), np.zeros(llm.n_vocab())]
+    for prompt in pool:
+        text = tokens_of(llm, prompt)
+        for t in range(2):
+            p = log_p(text)
+            prior[t] += p / len(pool)
+            text = [*text, int(p.argmax())]
+    plain = log_p(tokens_of(llm))
+    kept = np.argsort(-plain, kind="stable")[:10]
+    kept = kept[plain[kept] >= plain.max() + np.log(0.01)]
+    wanted = 2.5 * plain[kept] - 1.5 * prior[0][kept]
+    row = np.full(len(plain), -np.inf)
+    row[kept] = wanted
+    assert len(kept) > 1
+    close(rows[0], behind(row, plain), contrasted(2 * tolerance(tiny("llama")), 1.5))  # of two log-softmaxes
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first_token(
+    sure: bool, llm: pypcd.Llama
+) -> None:
+    pool = tuple(PROMPT.replace(after=f". What is {i:02d}?") for i in range(3))
+    plain_tokens, plain = rows_of(parse("greedy"), llm, 3)
+    first = entropy(plain[0])
+    control = Control(pool, min_first_entropy=first * (1.001 if sure else 0.999))
+    tokens, rows = rows_of(Method("control", control), llm, 3)
+    if sure:
+        assert tokens == plain_tokens and all(np.array_equal(a, b) for a, b in zip(rows, plain))
+    else:
+        _, always = rows_of(Method("control", Control(pool)), llm, 3)
+        assert all(np.array_equal(a, b) for a, b in zip(rows, always)) and not np.array_equal(rows[0], plain[0])
+
+
+def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Llama) -> None:
+    gentle = Control.of(pypcd.PCDConfig.gentle())
+    assert (
+        gentle
+        == parse(gentle.name).rows
+        == parse("control:0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25").rows
+    )
+    assert parse(Control(gamma=9, n_steps=4, adaptive="jsd").name).rows == Control(gamma=9, n_steps=4, adaptive="jsd")
+    assert Control.of(pypcd.PCDConfig.windowed()).name == "control"
+    pool, at = (PROMPT.replace(after="?"),), len(tokens_of(llm)) + 2  # tokens before the third row
+    tokens, rows = rows_of(Method("control", Control(pool, min_context=at)), llm, 4)
+    plain, plain_rows = rows_of(parse("greedy"), llm, 4)
+    assert tokens[:2] == plain[:2] and all(np.array_equal(a, b) for a, b in zip(rows[:2], plain_rows[:2]))
+    prior = Control(pool).means(Session(llm), False)[2]
+    wanted = contrast(log_softmax(plain_rows[2]), prior)  # after the same tokens
+    kept = np.isfinite(wanted)
+    assert np.array_equal(rows[2][kept], wanted[kept].astype(np.float32)) and not np.array_equal(rows[2], plain_rows[2])
+
+
+def test_controls_of_one_pool_share_its_answers(llm: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    start = Session.start
+    monkeypatch.setattr(Session, "start", lambda *args, **kwargs: begun.append(args) or start(*args, **kwargs))
+    session, pools = Session(llm), [(PROMPT.replace(after=after), PROMPT) for after in ("?", ", ")]
+    first = Control(pools[0]).means(session, False)
+    assert len(begun) == 2 and Control(pools[0], beta=1).with_pool(pools[0]).means(session, False) is first
+    assert np.array_equal(Control(pools[0], n_steps=2).means(session, False), first[:2]) and len(begun) == 4
+    assert not np.array_equal(Control(pools[1]).means(session, False), first) and len(begun) == 6
+    assert np.array_equal(Control(pools[0]).means(session, False), first) and len(begun) == 8
+
+
+def test_the_control_needs_other_prompts(llm: pypcd.Llama) -> None:
+    with pytest.raises(pypcd.UnsupportedError, match="needs other prompts"):
+        parse("control").generate(llm, PROMPT)
+
+
+def test_self_extend_divides_distant_positions(tiny: Tiny, load: Load) -> None:
+    """With one layer keys do not depend on earlier tokens, so only final positions matter.
+
+    By hand, for a group of 2 and a width of 4: the first eight of 13 tokens get positions 0 0 1 1 2 2 3 3, the rest follow."""
+    path = tiny("llama", n_layer=1)
+    model, text = load(path, False), TOKENS[:13]
+    session = Session(model)
+    row = parse("self-extend:2:width=4").rows.open(session, PROMPT, text).first
+    close(
+        row,
+        reference(path, cpu_rounding=True).standard(text, [0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8])[-1],
+        tolerance(path),
+    )
+    plain = Plain().open(session, PROMPT, text).first
+    close(plain, reference(path, cpu_rounding=True).standard(text)[-1], tolerance(path))
+    assert np.abs(row - plain).max() > 0.05
+
+
+@pytest.mark.parametrize(("arch", "reason"), [("lfm2", "recurrent state"), ("gpt2", "no rotary positions")])
+def test_self_extend_needs_positions_that_rotate(arch: str, reason: str, tiny: Tiny, load: Load) -> None:
+    with pytest.raises(pypcd.UnsupportedError, match=reason):
+        parse("self-extend").generate(load(tiny(arch), False), PROMPT)
+
+
+@pytest.mark.parametrize("words", ["self-extend:1", "self-extend:4:width=3", "self-extend:4:width=6"])
+def test_self_extend_checks_its_values(words: str) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        parse(words)
+
+
+# -- beams -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", ["", "+pcd", "+pcd:cache=separate", "+cad"])
+def test_beams_carry_the_rows_that_one_answer_has(rows: str, llm: pypcd.Llama) -> None:
+    """The beams' answer, evaluated alone, has at least greedy's probability per token, from the same rows."""
+    rng = np.random.default_rng(3)
+    single = parse("greedy" + rows)
+
+    def score(tokens: tuple[int, ...]) -> float:
+        stream = single.rows.open(Session(llm), PROMPT, tokens_of(llm))
+        row, total = stream.first, 0.0
+        for token in tokens:
+            total += row[token] - np.log(np.exp(row.astype(float) - row.max()).sum()) - row.max()
+            row = stream.step({0: token})[0]
+        return total / len(tokens)
+
+    beams = parse("beam:4" + rows).generate(llm, PROMPT, max_tokens=5)
+    greedy = single.generate(llm, PROMPT, max_tokens=5)
+    others = [tuple(rng.integers(3, 259, 5).tolist()) for _ in range(5)]
+    assert score(beams.tokens) >= score(greedy.tokens) - 1e-3
+    assert score(beams.tokens) > max(map(score, others))
+
+
+def test_more_beams_than_sequences_are_refused_with_the_number(tiny: Tiny, load: Load) -> None:
+    small = load(tiny("llama"), False)
+    with pytest.raises(
+        pypcd.UnsupportedError, match="it needs 9 sequences, the context has 1; load the model with n_seq_max=9"
+    ):
+        parse("beam:4").generate(small, PROMPT)
+
+
+def test_one_recurrent_state_is_not_several(tiny: Tiny, load: Load) -> None:
+    hybrid = load(tiny("lfm2"), False, n_ctx=512, n_seq_max=8)
+    assert parse("greedy").generate(hybrid, PROMPT, max_tokens=3).tokens
+    for name in ("beam:2", "cad"):
+        with pytest.raises(pypcd.UnsupportedError, match="recurrent state"):
+            parse(name).generate(hybrid, PROMPT)
+
+
+# -- the session -----------------------------------------------------------------------------------------------------
+
+
+def test_methods_share_a_prompt_and_do_not_depend_on_their_order(llm: pypcd.Llama) -> None:
+    names = ["greedy", "pcd", "beam:3+pcd", "pcd:cache=separate", "self-extend:2:width=32", "cad", "pcd:alpha=0.4"]
+
+    def answers(order: list[str]) -> dict[str, Any]:
+        session = Session(llm)
+        return {name: parse(name).generate(session, PROMPT, max_tokens=6) for name in order}
+
+    first, second = answers(names), answers(names[::-1])
+    for name in names:
+        assert first[name].tokens == second[name].tokens, name
+    assert first["greedy"].n_evaluated == first["greedy"].n_prompt
+    assert first["pcd"].n_evaluated == first["beam:3+pcd"].n_evaluated == 0
+    assert first["self-extend:2:width=32"].n_evaluated == first["greedy"].n_prompt
+
+
+def test_rows_do_not_depend_on_what_was_asked_before(llm: pypcd.Llama) -> None:
+    _, alone = rows_of(parse("pcd"), llm)
+    session = Session(llm)
+    for name in ("pcd:alpha=0.3", "pcd:cache=separate", "beam:4+pcd"):
+        parse(name).generate(session, PROMPT, max_tokens=4)
+    seen: list[np.ndarray] = []
+    parse("pcd").generate(session, PROMPT, max_tokens=6, look=lambda token, row: seen.append(row.copy()))
+    assert all(np.array_equal(a, b) for a, b in zip(alone, seen))
+
+
+def test_the_model_can_be_used_as_before_afterwards(llm: pypcd.Llama) -> None:
+    before = llm("1, 2, 3", max_tokens=5, temperature=0)["choices"][0]["text"]
+    for name in ("greedy", "beam:4+pcd", "cad", "self-extend:2:width=16"):
+        parse(name).generate(llm, PROMPT, max_tokens=4)
+        assert llm("1, 2, 3", max_tokens=5, temperature=0)["choices"][0]["text"] == before, name
+
+
+@pytest.mark.parametrize(
+    "name", ["greedy", "pcd:cache=separate", "self-extend:2:width=16", "ms-poe", "beam:4+pcd", "cad"]
+)
+def test_afterwards_the_same_prompt_has_the_models_own_rows(name: str, tiny: Tiny, load: Load) -> None:
+    fresh, llm = (load(tiny("llama", n_layer=3), False, n_ctx=512, n_seq_max=24) for _ in range(2))
+    parse(name).generate(llm, PROMPT, max_tokens=4)
+    rows = []
+    for model in (fresh, llm):
+        generated = model.generate(tokens_of(model), temp=0.0)
+        next(generated)
+        rows.append(native_row(model))
+    close(rows[0], rows[1], rounding(tiny("llama", n_layer=3)))
+
+
+def test_a_session_notices_that_the_model_was_used_otherwise(llm: pypcd.Llama) -> None:
+    session = Session(llm)
+    before = parse("greedy").generate(session, PROMPT, max_tokens=5)
+    llm("something else, of another length", max_tokens=3)
+    after = parse("greedy").generate(session, PROMPT, max_tokens=5)
+    assert after.tokens == before.tokens and after.n_evaluated == after.n_prompt
+
+
+def test_what_is_known_to_be_refused_is_known_of_one_method_alone(llm: pypcd.Llama) -> None:
+    session = Session(llm)
+    with pytest.raises(pypcd.UnsupportedError):
+        parse("control").generate(session, PROMPT)
+    assert parse("control").with_pool((PROMPT,)).generate(session, PROMPT, max_tokens=2).tokens
+
+
+def test_the_models_own_setting_stays(llm: pypcd.Llama) -> None:
+    config = pypcd.PCDConfig(beta=1.5)
+    llm.pcd = config
+    for name in ("greedy", "pcd", "beam:2+pcd:window", "self-extend"):
+        parse(name).generate(llm, PROMPT, max_tokens=3)
+        assert llm.pcd == config
+    with pytest.raises(ValueError):
+        parse("greedy").generate(llm, "x" * 600)
+    assert llm.pcd == config
+
+
+def test_a_prompt_that_does_not_fit_is_refused_with_numbers(llm: pypcd.Llama) -> None:
+    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens; allowed: 1 to 511"):
+        parse("greedy").generate(llm, "x" * 600)
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        parse("greedy").generate(llm, "x", max_tokens=0)
+
+
+def test_an_answer_stops_where_the_context_is_full(llm: pypcd.Llama) -> None:
+    prompt = Prompt(after="x" * 500)
+    n = len(tokens_of(llm, prompt))
+    answer = parse("greedy").generate(llm, prompt, max_tokens=100)
+    assert len(answer.tokens) <= llm.n_ctx() - n
+
+
+def test_a_full_cache_of_beams_is_an_error_with_a_remedy(tiny: Tiny, load: Load) -> None:
+    small = load(tiny("llama"), False, n_ctx=256, n_seq_max=24)
+    with pytest.raises(pypcd.PCDError, match="load the model with a larger n_ctx"):
+        parse("beam:8").generate(small, "x" * 230, max_tokens=24)
+    assert small("1, 2", max_tokens=2)["choices"]
+
+
+# -- edits -----------------------------------------------------------------------------------------------------------
+
+
+def test_rephrasing_asks_behind_the_question(llm: pypcd.Llama) -> None:
+    answer = parse("rephrase").generate(llm, PROMPT, max_tokens=4)
+    asked = PROMPT.replace(after=PROMPT.after + " Please repeat the relevant content before analysis.")
+    assert answer.tokens == parse("greedy").generate(llm, asked, max_tokens=4).tokens
+
+
+def test_the_best_segments_go_to_the_ends() -> None:
+    # ascending by score: 3 is the best
+    assert _ends([0, 1, 2, 3]) == [2, 0, 1, 3]
+    assert _ends([4, 0, 1, 2, 3]) == [2, 0, 4, 1, 3]
+
+
+@given(st.permutations(range(9)))
+def test_the_ends_hold_every_segment_once(order: list[int]) -> None:
+    assert sorted(_ends(order)) == list(range(9))
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_segments_are_sorted_by_the_attention_they_get(flash_attn: bool, tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    llm = load(path, False, flash_attn=flash_attn)
+    tokens = tokens_of(llm)
+    last_row = np.mean([w[:, -1].mean(axis=0) for w in reference(path).trace(tokens).attention], axis=0)
+    spans = segment_spans(llm, PROMPT, tokens)
+    wanted = np.array([last_row[first:last].sum() for first, last in spans])
+    close(AttentionSort.scores(Session(llm), PROMPT, chat=False), wanted, tolerance(path, of=1.0, **shape(llm)))
+    once = AttentionSort(rounds=1).edit(Session(llm), PROMPT, chat=False, answer=lambda prompt: "")
+    assert list(once.segments) == [PROMPT.segments[i] for i in np.argsort(wanted)]
+    assert once.segments != PROMPT.segments
+
+
+def test_the_medoid_is_the_answer_most_like_the_others() -> None:
+    assert medoid(["aa11", "bb22", "aa12"]) in (0, 2)
+    assert medoid(["zzzz", "same", "same"]) == 1
+    assert medoid(["", "", "x"]) == 0
+
+
+def test_a_vote_answers_one_of_its_orders(llm: pypcd.Llama) -> None:
+    answer = parse("segr-vote:3:seed=4").generate(llm, PROMPT, max_tokens=4)
+    assert answer.tokens == parse("segr-vote:3:seed=4").generate(llm, PROMPT, max_tokens=4).tokens
+    assert answer.n_evaluated >= 3 * answer.n_prompt
+
+
+def test_reranking_needs_segments(llm: pypcd.Llama) -> None:
+    for name in ("segr", "segr-ends", "segr-vote"):
+        with pytest.raises(ValueError, match="the prompt has 0 segments"):
+            parse(name).generate(llm, "a text without parts")
+
+
+@given(
+    segments=st.lists(st.text("ab =ü", min_size=1, max_size=8), min_size=1, max_size=6),
+    joiner=st.sampled_from(["", ", ", "\n"]),
+)
+def test_segments_are_found_in_the_tokens(segments: list[str], joiner: str, tiny: Tiny, shared: pypcd.Llama) -> None:
+    prompt = Prompt("Before: ", tuple(segments), joiner, " After")
+    tokens = tokens_of(shared, prompt)
+    for segment, (first, last) in zip(segments, segment_spans(shared, prompt, tokens)):
+        text = b"".join(token_bytes(shared, token) for token in tokens[first:last])
+        assert segment.encode() in text
+
+
+@pytest.fixture(scope="module")
+def shared(tiny: Tiny) -> Any:
+    model = pypcd.Llama(tiny("llama"), n_ctx=256, n_threads=1, n_threads_batch=1)
+    yield model
+    model.close()
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_may_have_a_part_of_each_kind() -> None:
+    method = parse("rephrase + pcd:cautious:beta=2 + beam:4:length_penalty=0.5")
+    assert method.rows.pcd == pypcd.PCDConfig.cautious().replace(beta=2)
+    assert method.search == pypcd.decode.Beam(4, 0.5) and method.edit is not None
+    assert method.n_sequences == 9 and parse("beam:4+cad").n_sequences == 18
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("beem", r"there is no method 'beem' \(did you mean 'beam'\?\)"),
+        ("", "there is no method ''"),
+        ("greedy+beam", "two parts of one kind"),
+        ("pcd:off", "write greedy"),
+        ("pcd:betta=1", "did you mean 'beta'"),
+        ("pcd:beta=-1", "pcd:beta=-1: beta is -1; allowed"),
+        ("beam:n=x", "n is 'x'; allowed: an integer"),
+        ("beam:m=3", "Beam has no value 'm'"),
+        ("greedy:3", "takes no values"),
+        ("cad:-1", "alpha is -1; allowed"),
+        ("segr:0", "rounds is 0; allowed"),
+        ("segr-vote:2", "n is 2; allowed: an integer from 3"),
+        ("control:nan", "beta is nan; allowed"),
+        ("control:gamma=0", "gamma is 0; allowed"),
+        ("control:n_steps=0", "n_steps is 0; allowed"),
+        ("beam:2:n=3", "n is given twice"),
+        ("pcd:tuned.json", "write its values"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_what_there_is(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(text)
+
+
+def test_a_chat_needs_a_template(llm: pypcd.Llama) -> None:
+    with pytest.raises(pypcd.UnsupportedError, match="it has no chat template"):
+        parse("greedy").generate(llm, PROMPT, chat=True)
+
+
+def test_llama_takes_a_number_of_sequences(tiny: Tiny, load: Load) -> None:
+    assert load(tiny("llama"), False, n_seq_max=3).n_seq_max == 3
+    for value in (0, 193, True, "2"):
+        with pytest.raises(ValueError, match="n_seq_max is .* allowed: an integer from 1 to 192"):
+            load(tiny("llama"), False, n_seq_max=value)
+    assert llama_cpp.llama_n_seq_max(load(tiny("llama"), False, n_seq_max=3).ctx) == 3

@@ -1,0 +1,179 @@
+"""Choosing tokens: beam search against exhaustive search, sampling against its own distribution."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pypcd.decode import Beam, Greedy, Sampling
+
+N_VOCAB, END = 4, 3
+
+
+class Table:
+    """A stream from a simulated model: the row after some tokens is random, from a seed and these tokens."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.texts = seed, {0: ()}
+        self.first = self.row(())
+
+    def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng([self.seed, *tokens, 99]).normal(0, 2, N_VOCAB).astype(np.float32)
+
+    def step(self, tokens: Any) -> np.ndarray:
+        for seq, token in tokens.items():
+            self.texts[seq] = (*self.texts[seq], token)
+        return np.stack([self.row(self.texts[seq]) for seq in tokens])
+
+    def fork(self, pairs: Any) -> None:
+        self.texts.update({target: self.texts[source] for target, source in pairs.items()})
+
+    def drop(self, seqs: Any) -> None:
+        for seq in seqs:
+            del self.texts[seq]
+
+
+def log_p(table: Table, tokens: tuple[int, ...]) -> float:
+    total = 0.0
+    for i, token in enumerate(tokens):
+        row = table.row(tokens[:i]).astype(float)
+        total += row[token] - np.log(np.exp(row).sum())
+    return total
+
+
+def every_answer(max_tokens: int) -> list[tuple[int, ...]]:
+    """All answers from a vocabulary of four tokens, one of which ends the answer; with that one."""
+    going = [0, 1, 2]
+    done = [(*head, END) for n in range(max_tokens) for head in itertools.product(going, repeat=n)]
+    return done + list(itertools.product(going, repeat=max_tokens))
+
+
+def is_end(token: int) -> bool:
+    return token == END
+
+
+def unseen(token: int, row: np.ndarray) -> None:
+    pass
+
+
+@given(seed=st.integers(0, 10**6), penalty=st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+def test_wide_enough_beams_find_what_exhaustive_search_finds(seed: int, penalty: float) -> None:
+    max_tokens = 3  # at most 27 beams are alive before the last token
+    found = Beam(27, penalty).run(Table(seed), max_tokens, is_end, unseen)  # type: ignore[arg-type]
+    table = Table(seed)
+    best = max(every_answer(max_tokens), key=lambda tokens: log_p(table, tokens) / len(tokens) ** penalty)
+    assert tuple(found) == tuple(token for token in best if token != END)
+
+
+def has_two_ones(tokens: Any) -> bool:
+    return list(tokens).count(1) == 2
+
+
+@given(seed=st.integers(0, 10**6), penalty=st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+def test_beams_end_where_an_answer_is_over(seed: int, penalty: float) -> None:
+    """Against exhaustive search: an answer ends with its second 1, which is part of it."""
+    found = Beam(27, penalty).run(Table(seed), 3, is_end, unseen, has_two_ones)  # type: ignore[arg-type]
+    table = Table(seed)
+    all_of_them = {
+        t[: i + 1] for t in every_answer(3) for i in range(len(t)) if i + 1 == len(t) or has_two_ones(t[: i + 1])
+    }
+    whole = [t for t in all_of_them if not any(has_two_ones(t[:i]) for i in range(len(t)))]
+    best = max(whole, key=lambda tokens: log_p(table, tokens) / len(tokens) ** penalty)
+    assert tuple(found) == tuple(token for token in best if token != END)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_one_by_one_ends_where_an_answer_is_over(seed: int) -> None:
+    for search in (Greedy(), Sampling(seed=seed)):
+        longest = search.run(Table(seed), 12, is_end, unseen)  # type: ignore[arg-type]
+        found = search.run(Table(seed), 12, is_end, unseen, has_two_ones)  # type: ignore[arg-type]
+        places = [i + 1 for i in range(len(longest)) if has_two_ones(longest[: i + 1])]
+        assert found == longest[: places[0] if places else None]
+
+
+@given(seed=st.integers(0, 10**6))
+def test_two_beams_never_end_below_greedy_by_plain_sums(seed: int) -> None:
+    """If greedy's answer runs to the limit as the beams do, theirs is at least as probable, among those they keep."""
+    table = Table(seed)
+    greedy = Greedy().run(table, 1, is_end, unseen)  # type: ignore[arg-type]
+    beams = Beam(2, 0.0).run(Table(seed), 1, is_end, unseen)  # type: ignore[arg-type]
+    assert greedy == beams  # one token: the most probable one
+
+
+def test_beams_prefer_two_good_tokens_to_one_better_and_one_bad() -> None:
+    """0 is more probable as the first token, but many tokens may follow it; after 1 the next token is certain."""
+
+    class Garden(Table):
+        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+            p = {(): [0.5, 0.4, 0.05, 0.05], (0,): [0.3, 0.3, 0.3, 0.1], (1,): [0.01, 0.97, 0.01, 0.01]}
+            return np.log(np.array(p.get(tokens, [0.25] * 4))).astype(np.float32)
+
+    assert Greedy().run(Garden(0), 2, is_end, unseen)[0] == 0  # type: ignore[arg-type]
+    assert Beam(2).run(Garden(0), 2, is_end, unseen) == [1, 1]  # type: ignore[arg-type]
+
+
+def test_greedy_tells_of_every_token_and_its_row_the_end_included() -> None:
+    class Two(Table):
+        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+            return np.eye(N_VOCAB, dtype=np.float32)[END if len(tokens) == 2 else len(tokens)]
+
+    seen = []
+    assert Greedy().run(Two(0), 9, is_end, lambda token, row: seen.append((token, int(row.argmax())))) == [0, 1]  # type: ignore[arg-type]
+    assert seen == [(0, 0), (1, 1), (END, END)]
+
+
+def test_drawing_follows_the_distribution_it_states() -> None:
+    p = np.array([0.5, 0.3, 0.15, 0.05])
+
+    class Coin(Table):
+        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+            return np.log(p).astype(np.float32)
+
+    def drawn(**values: Any) -> np.ndarray:
+        tokens = [
+            (Sampling(**values, seed=seed).run(Coin(0), 1, lambda token: False, unseen))[0]  # type: ignore[arg-type]
+            for seed in range(4000)
+        ]
+        return np.bincount(tokens, minlength=4) / len(tokens)
+
+    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=1.0), p, atol=0.03)
+    np.testing.assert_allclose(drawn(temperature=1.0, top_k=2, top_p=1.0), [0.625, 0.375, 0, 0], atol=0.03)
+    # 0.5 + 0.3 reaches 0.75: two tokens
+    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=0.75), [0.625, 0.375, 0, 0], atol=0.03)
+    cold = p**2 / (p**2).sum()
+    np.testing.assert_allclose(drawn(temperature=0.5, top_k=0, top_p=1.0), cold, atol=0.03)
+
+
+def test_other_prompts_draw_other_numbers() -> None:
+    """With one seed, different questions must not get the same draws."""
+
+    class Prompted(Table):
+        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+            return np.log(np.array([0.25, 0.25, 0.25, 0.25 + 1e-6 * self.seed])).astype(np.float32)
+
+    drawn = [Sampling(1.0, 0, 1.0, seed=5).run(Prompted(i), 1, lambda t: False, unseen)[0] for i in range(200)]  # type: ignore[arg-type]
+    assert min(np.bincount(drawn, minlength=4)) > 20
+    again = [Sampling(1.0, 0, 1.0, seed=5).run(Prompted(i), 1, lambda t: False, unseen)[0] for i in range(200)]  # type: ignore[arg-type]
+    assert drawn == again
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Beam(1), "n is 1; allowed: an integer from 2 to 31"),
+        (lambda: Beam(32), "n is 32"),
+        (lambda: Beam(2, 11), "length_penalty is 11"),
+        (lambda: Sampling(temperature=0), "temperature is 0"),
+        (lambda: Sampling(top_p=0), "top_p is 0"),
+        (lambda: Sampling(top_k=-1), "top_k is -1"),
+        (lambda: Sampling(seed=-1), "seed is -1"),
+    ],
+)
+def test_values_out_of_range_are_named(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

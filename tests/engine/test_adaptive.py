@@ -1,0 +1,305 @@
+"""adaptive="jsd": a contrast whose strength follows the divergence of the two rows, in C++, numpy and float64."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import math
+from typing import Any, Callable, get_args
+
+import llama_cpp
+import numpy as np
+import pytest
+import reference
+from batches import Native, Setting, ask, check_seen, decode_batch, decode_in, same_rows, set_seq
+from conftest import TOKENS, Tiny, check_contrast, check_rows, greedy, native_row
+from hypothesis import given
+from hypothesis import strategies as st
+from test_sampler import chain_of
+
+import pypcd
+from pypcd import decode
+from pypcd.cli.explain import table
+from pypcd.config import Adaptive
+from pypcd.engine import _bindings as _native
+from pypcd.explain.page import page
+from pypcd.explain.steps import explain
+from pypcd.method import MEASURES, contrast, jsd, strength
+from pypcd.vocabulary import Vocabulary
+
+Load = Callable[..., pypcd.Llama]
+
+EXACT = 1e-6  # of a number between 0 and 1: cpp/formulas/strength.h says about 1e-6
+STRONG: Setting = {"adaptive": "jsd", "beta": 5.0}
+
+
+def c_strength(standard: Any, over: Any, beta: float = 1.0, adaptive: int = 1) -> float:
+    rows = [np.ascontiguousarray(row, np.float32) for row in (standard, over)]
+    pointers = [row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for row in rows]
+    return _native.pcd_strength(*pointers, len(rows[0]), beta, adaptive)
+
+
+def random_rows(seed: int, n: int, spread: float, apart: float) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    first = random.normal(0, spread, n).astype(np.float32)
+    return first, (first + apart * random.normal(0, spread, n)).astype(np.float32)
+
+
+def check_jsd(first: np.ndarray, second: np.ndarray, wanted: float) -> None:
+    assert jsd(first, second) == pytest.approx(wanted, abs=1e-9)
+    assert c_strength(first, second) == pytest.approx(wanted, abs=EXACT)
+
+
+# -- the divergence ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "wanted"),
+    [
+        ([1, 1], [1, 1], 0.0),
+        ([1, 1, 1e-30], [1e-30, 1e-30, 1], 1.0),
+        ([1, 1e-30], [1, 1], 1.5 - 0.75 * math.log2(3)),  # the entropy of (3/4, 1/4), less half a bit
+        ([3, 1], [1, 3], 1 - (2 - 0.75 * math.log2(3))),  # one bit, less the entropy of (3/4, 1/4)
+        ([5], [9], 0.0),
+    ],
+    ids=str,
+)
+def test_divergences_by_hand(p: list[float], q: list[float], wanted: float) -> None:
+    first, second = np.log(p), np.log(q)
+    assert reference.jsd(first, second) == pytest.approx(wanted, abs=1e-12)
+    check_jsd(first, second, wanted)
+
+
+seeds, sizes = st.integers(0, 2**32 - 1), st.integers(1, 1200)  # longer than the blocks that C++ adds up
+spreads, gaps = st.floats(1 / 64, 30, width=32), st.floats(0, 4, width=32)
+
+
+@given(seeds, sizes, spreads, gaps)
+def test_numpy_and_the_engine_agree_with_the_definition(seed: int, n: int, spread: float, apart: float) -> None:
+    first, second = random_rows(seed, n, spread, apart)
+    wanted = reference.jsd(first.astype(float), second.astype(float))
+    check_jsd(first, second, wanted)
+    check_jsd(second, first, wanted)
+    assert 0.0 <= c_strength(first, second) <= 1.0 and 0.0 <= jsd(first, second) <= 1.0
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-3, 0.1, 1.0])
+def test_a_large_vocabulary(apart: float) -> None:
+    first, second = random_rows(3, 152_064, 3.0, apart)
+    first[77], second[99] = 15.0, 15.0  # one token that stands out, as in logits
+    check_jsd(first, second, reference.jsd(first.astype(float), second.astype(float)))
+
+
+@given(seeds, sizes, spreads, gaps, st.integers(-40, 40), st.integers(-40, 40))
+def test_a_constant_added_to_either_row_changes_nothing(
+    seed: int, n: int, spread: float, apart: float, a: int, b: int
+) -> None:
+    first, second = random_rows(seed, n, spread, apart)
+    wanted = reference.jsd(first.astype(float), second.astype(float))
+    assert jsd(first + float(a), second + float(b)) == pytest.approx(wanted, abs=1e-5)  # float32 rounds the sums
+    assert jsd(first.astype(float) + a, second.astype(float) + b) == pytest.approx(wanted, abs=1e-9)
+    rounding = 4 * float(np.finfo(np.float32).eps * (np.abs(first).max() + np.abs(second).max() + 80))
+    assert c_strength(first + np.float32(a), second + np.float32(b)) == pytest.approx(wanted, abs=EXACT + rounding)
+
+
+MASKS = [-np.inf, np.nan, -3.4e38, -1e31, np.inf, 3.4e38]
+
+
+@given(seeds, st.integers(2, 600), st.lists(st.tuples(st.integers(0, 599), st.sampled_from(MASKS), st.booleans())))
+def test_what_is_no_logit_is_left_out(seed: int, n: int, masks: list[tuple[int, float, bool]]) -> None:
+    """In either row: the divergence is that of the other tokens."""
+    rows = random_rows(seed, n, 3.0, 1.0)
+    gone = np.zeros(n, bool)
+    for at, mask, in_second in masks:
+        rows[in_second][at % n] = mask
+        gone[at % n] = True
+    left = [row[~gone].astype(float) for row in rows]
+    check_jsd(*rows, reference.jsd(*left) if len(left[0]) else 0.0)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_rows_without_a_common_logit_are_not_contrasted(mask: float) -> None:
+    first, second = np.array([2.0, 1.0, 0.0]), np.full(3, mask)
+    check_jsd(first, second, 0.0)
+    check_jsd(second, first, 0.0)
+    assert contrast(first, second, beta=5, adaptive="jsd").tolist() == first.tolist()
+
+
+# -- the strength ------------------------------------------------------------------------------------------------------
+
+
+def test_strength_is_beta_times_the_measure() -> None:
+    first, second = np.log([3.0, 1.0]), np.log([1.0, 3.0])
+    assert set(MEASURES) == set(get_args(Adaptive)) == set(_native.ADAPTIVE) - {None}
+    for beta in (0.0, 0.5, 1000.0):
+        assert strength(first, second, beta=beta) == c_strength(first, second, beta, 0) == beta
+        wanted = beta * reference.jsd(first, second)
+        assert strength(first, second, beta=beta, adaptive="jsd") == pytest.approx(wanted)
+        assert c_strength(first, second, beta) == pytest.approx(wanted, abs=beta * EXACT)
+    with pytest.raises(ValueError, match=r"adaptive is 'jds' \(did you mean 'jsd'\?\); allowed: 'jsd', or None"):
+        strength(first, second, adaptive="jds")
+
+
+@given(seeds, sizes, spreads, st.floats(0, 1000, width=32), st.integers(1, 60))
+def test_equal_rows_give_the_plain_row(seed: int, n: int, spread: float, beta: float, gamma: int) -> None:
+    first, _ = random_rows(seed, n, spread, 0.0)
+    assert jsd(first, first) == pytest.approx(0.0, abs=1e-12) and c_strength(first, first, beta) == 0.0
+    got = contrast(first, first, beta=beta, gamma=gamma, adaptive="jsd")
+    kept = np.isfinite(got)
+    np.testing.assert_allclose(got[kept], first[kept], rtol=1e-9)
+
+
+@given(seeds, st.integers(2, 400), gaps, st.floats(0, 10, width=32), st.integers(2, 60))
+def test_the_contrast_is_that_of_the_definition(seed: int, n: int, apart: float, beta: float, gamma: int) -> None:
+    first, second = (row.astype(float) for row in random_rows(seed, n, 3.0, apart))
+    wanted = reference.contrast(first, second, beta, gamma, adaptive="jsd")
+    np.testing.assert_allclose(contrast(first, second, beta=beta, gamma=gamma, adaptive="jsd"), wanted, atol=1e-6)
+
+
+# -- in the engine -----------------------------------------------------------------------------------------------------
+
+WINDOW: Setting = {"perturbation": "none", "window": 3, "n_sink": 1}
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize(
+    "setting", [{}, {"cache": "shared"}, {"cache": "separate"}, WINDOW, {"relative_top": 0.05}], ids=str
+)
+def test_rows_are_those_of_the_reference(setting: Setting, evaluation: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {**setting, **STRONG, "evaluation": evaluation})
+    llm.eval(TOKENS[:40])
+    check_rows(llm, tiny("llama"), TOKENS[:40])
+    rows = llm.pcd_logits()
+    wanted = 5 * reference.jsd(rows.standard.astype(float), rows.local.astype(float))
+    assert rows.beta == pytest.approx(wanted, abs=5 * EXACT) and 0 < wanted < 5
+    assert wanted != pytest.approx(5.0, rel=0.05), "the divergence must matter, or this test shows nothing"
+
+
+def test_both_ways_of_evaluation_give_the_same_tokens(tiny: Tiny, load: Load) -> None:
+    tokens = [greedy(load(tiny("llama"), {**STRONG, "evaluation": way})) for way in ("fused", "alternate", "auto")]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert tokens[0] != greedy(load(tiny("llama"), False)), "PCD must matter"
+    assert greedy(load(tiny("llama"), {**STRONG, "beta": 0.0})) == greedy(load(tiny("llama"), False))
+
+
+def test_the_strength_of_a_step_can_be_read(tiny: Tiny, load: Load) -> None:
+    for setting, wanted in (({"beta": 1.5}, 1.5), ({"gamma": 1}, None), ({"relative_top": 1.0}, None)):
+        for evaluation in ("fused", "alternate"):
+            llm = load(tiny("llama"), {**setting, "evaluation": evaluation})
+            llm.eval(TOKENS[:10])
+            assert llm.pcd_logits().beta == wanted
+            llm.pcd = {"adaptive": "jsd"}
+            llm.eval(TOKENS[10:11])
+            assert (llm.pcd_logits().beta is None) == (wanted is None)
+    assert math.isnan(_native.pcd_get_strength_ith(llm.ctx, 77))
+    llm.pcd = False
+    llm.reset()
+    llm.eval(TOKENS[:10])
+    assert math.isnan(_native.pcd_get_strength_ith(llm.ctx, -1))
+
+
+def test_the_sampler_chooses_the_tokens_of_an_adaptive_context(tiny: Tiny, load: Load) -> None:
+    wanted = greedy(load(tiny("llama"), STRONG))
+    llm = load(tiny("llama"), STRONG)
+    chain = chain_of(pypcd.pcd_sampler(llm), llama_cpp.llama_sampler_init_greedy())
+    got, text = [], TOKENS[:40]
+    for _ in range(len(wanted)):
+        llm.eval(text)
+        rows = llm.pcd_logits()
+        assert rows.beta == pytest.approx(strength(rows.standard, rows.local, beta=5, adaptive="jsd"), abs=1e-5)
+        text = [llama_cpp.llama_sampler_sample(chain, llm.ctx, -1)]
+        got += text
+    llama_cpp.llama_sampler_free(chain)
+    assert got == wanted
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+def test_each_sequence_may_be_adaptive_or_not(cache: str, evaluation: str, native: Native) -> None:
+    base: Setting = {"cache": cache, "evaluation": evaluation}
+    own: list[Setting] = [{}, STRONG, {"beta": 1.0}, {"adaptive": "jsd"}, {**STRONG, "gamma": 4}]
+    together, alone = native("llama", {**base, "beta": 2.0}, n_seq_max=5), native("llama", base)
+    for seq, setting in enumerate(own):
+        assert set_seq(together, seq, {**base, **setting}) == (0, "")
+    texts = [[TOKENS[(11 * seq + 7 * i) % 120] for i in range(9)] for seq in range(5)]
+    assert (
+        decode_batch(together, [(t, p, [s], p == 8) for s, text in enumerate(texts) for p, t in enumerate(text)]) == 0
+    )
+    for seq, setting in enumerate(own):
+        assert ask(alone, {**base, **setting}) == (0, "")
+        llama_cpp.llama_memory_clear(alone.memory, True)
+        decode_in([alone], texts[seq])
+        same_rows(together, alone.rows(), 9 * seq + 8)
+        check_seen(together, 9 * seq + 8, setting)
+
+
+def test_a_value_that_is_none_is_refused(native: Native) -> None:
+    context, params, error = native("llama"), _native.pcd_default_params(), ctypes.create_string_buffer(500)
+    params.adaptive = 2
+    for call in (_native.pcd_set, _native.pcd_check):
+        assert call(context.ctx, ctypes.byref(params), error, 500) == _native.INVALID
+        assert error.value.decode() == "adaptive is 2, not an enum llama_pcd_adaptive"
+    with pytest.raises(ValueError, match="adaptive is 'JSD'; allowed: 'jsd'"):
+        pypcd.PCDConfig(adaptive="JSD")
+
+
+def test_drafted_tokens_and_a_saved_state_change_nothing(tiny: Tiny, load: Load) -> None:
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    wanted = greedy(load(tiny("llama"), STRONG), 30)
+    drafted = load(tiny("llama"), STRONG, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=3))
+    assert greedy(drafted, 30) == wanted
+    llm = load(tiny("llama"), STRONG)
+    first = list(itertools.islice(llm.generate(TOKENS[:40], temp=0.0), 10))
+    state = llm.save_state()
+    other = load(tiny("llama"), STRONG)
+    other.load_state(state)
+    rest = list(itertools.islice(other.generate([*TOKENS[:40], *first], temp=0.0), 20))
+    assert [*first, *rest] == wanted
+
+
+# -- as text, and explained --------------------------------------------------------------------------------------------
+
+
+def test_settings_as_text() -> None:
+    config = pypcd.PCDConfig.resolve("window:adaptive=jsd:beta=5")
+    assert (config.adaptive, config.beta, config.window) == ("jsd", 5.0, 64)
+    assert pypcd.PCDConfig.resolve(config.describe()) == config and "adaptive=jsd" in config.describe()
+    assert pypcd.PCDConfig.resolve("adaptive=none", config).adaptive is None
+    method = decode.parse("pcd:window:adaptive=jsd:beta=5")
+    assert decode.parse(method.name).rows.pcd == config
+    control = decode.parse("control:5:adaptive=jsd:relative_top=0.1").rows
+    assert (control.beta, control.adaptive, control.relative_top) == (5, "jsd", 0.1)
+
+
+def test_the_control_is_adaptive_as_the_contrast_is() -> None:
+    row, prior = random_rows(5, 50, 3.0, 1.0)
+    for adaptive in (None, "jsd"):
+        wanted = contrast(row, prior, beta=5, adaptive=adaptive)
+        got = decode.Control(beta=5, adaptive=adaptive)._contrasted(row, prior)
+        assert got[np.isfinite(wanted)].tolist() == wanted[np.isfinite(wanted)].tolist()
+
+
+def test_explanations_say_how_strong_each_contrast_was(load: Load) -> None:
+    llm = load("demo", False, n_ctx=512)
+    prompt = llm.tokenize(b"JSON data: a key is 7, and another", special=False)
+    setting = pypcd.PCDConfig(**STRONG, relative_top=0.05, min_context=len(prompt) + 2)
+    steps = list(explain(decode.Session(llm), prompt, setting, Vocabulary(llm), n_tokens=8))
+    assert [step.beta for step in steps[:1]] == [None]
+    assert all(step.candidates[0].after == step.candidates[0].before for step in steps[:1])
+    betas = [step.beta for step in steps if step.beta is not None]
+    assert len(set(betas)) > 1 and all(0 <= beta <= 5 for beta in betas)
+    assert json.loads(json.dumps([step.as_dict() for step in steps]))[0]["beta"] is None
+    shown = page({}, "", steps, with_strength=True)
+    for step in steps:
+        note = "no contrast" if step.beta is None else f"beta {step.beta:.2f}"
+        assert note in table(step, 200, note).splitlines()[0] and note in shown
+    assert "beta" not in page({}, "", steps)
+
+
+def test_what_callers_see_is_the_adaptive_contrast(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("gemma3"), STRONG, logits_all=True)
+    llm.eval(TOKENS[:20])
+    for i in range(2, 20):
+        check_contrast(llm.pcd_logits(i), llm.pcd, native_row(llm, i))

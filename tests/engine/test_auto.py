@@ -1,0 +1,284 @@
+"""evaluation="auto": its rule; the tokens of all ways; and graphs that take turns."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from typing import Any, Callable
+
+import llama_cpp
+import pytest
+from batches import Native, ask, decode_batch, same_rows, set_seq
+from conftest import TOKENS, Tiny, check_rows, greedy, run_python
+from tiny_gguf import HYBRID_ARCHS
+
+import pypcd
+from pypcd.decode import Session
+from pypcd.engine import _bindings as _native
+
+Load = Callable[..., pypcd.Llama]
+
+# --- the tokens ---
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"relative_top": 0.1},
+        {"relative_top": 0.6, "gamma": 50},
+        {"cache": "shared", "relative_top": 0.3},
+        {"cache": "separate", "relative_top": 0.3},
+        {"perturbation": "none", "window": 20, "relative_top": 0.3},
+        {"gamma": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("arch", ["llama", "qwen2vl", "gemma3", "smollm3", "stablelm", *HYBRID_ARCHS])
+def test_the_tokens_do_not_depend_on_the_evaluation(arch: str, setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
+    if arch in HYBRID_ARCHS:
+        setting = {**setting, "cache": "shared"}  # they have no second state
+    answers = []
+    for evaluation in ("auto", "fused", "alternate"):
+        llm = load(tiny(arch), {**setting, "evaluation": evaluation})
+        answers.append(greedy(llm, 40))
+    assert answers[0] == answers[1] == answers[2]
+
+
+CUT, FLOOR = {"relative_top": 0.3}, {"min_entropy": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("setting", "fuses"),
+    [
+        ({}, True),
+        ({"window": 20}, True),
+        ({"min_first_entropy": 0.5}, True),  # of the first token alone
+        (CUT, False),
+        (FLOOR, False),
+        ({**CUT, "cache": "shared"}, False),
+        ({"gamma": 1}, False),
+    ],
+    ids=str,
+)
+def test_auto_alternates_where_a_step_may_need_no_twin(setting: dict[str, Any], fuses: bool, native: Native) -> None:
+    """A prompt is fused in any case: there a twin is one token more. Only gamma = 1 is known to need none."""
+    context = native("llama", setting)
+    counts = []
+    for tokens in (TOKENS[:30], *([token] for token in TOKENS[30:34])):
+        context.decode(tokens, out=[len(tokens) - 1])
+        stats = _native.pcd_get_stats(context.ctx)
+        counts.append((stats.n_fused, stats.n_alternate))
+    wanted = [(1 + i, 0) if fuses else (1, i) for i in range(5)]
+    assert counts == (wanted if setting != {"gamma": 1} else [(0, i) for i in range(1, 6)])
+
+
+def test_one_row_that_needs_its_twin_fuses_a_step_for_all(native: Native) -> None:
+    """And a step in which most tokens give no row is like a prompt."""
+    context = native("llama", CUT, n_seq_max=4)
+    for seq in range(4):
+        context.decode(TOKENS[:20], seq=seq, out=[])
+
+    def step(pos: int, *rows: int) -> tuple[int, int]:
+        before = _native.pcd_get_stats(context.ctx)
+        assert decode_batch(context, [(TOKENS[pos], pos, [seq], seq in rows) for seq in range(4)]) == 0
+        after = _native.pcd_get_stats(context.ctx)
+        return after.n_fused - before.n_fused, after.n_alternate - before.n_alternate
+
+    assert step(20, 0, 1, 2, 3) == (0, 1)
+    assert step(21, 0, 1) == (0, 1)
+    assert step(22, 0) == (1, 0)
+    assert set_seq(context, 2, {}) == (_native.OK, "")
+    assert step(23, 0, 1, 2, 3) == (1, 0)
+    assert step(24, 0, 1, 3) == (0, 1)
+
+
+@pytest.mark.parametrize("setting", [{}, CUT, FLOOR, {**CUT, "perturbation": "none", "window": 20}], ids=str)
+def test_equal_seeds_give_equal_texts(setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
+    """To the bit: the way of a step follows from the setting and the batch, not from a clock, nor from what was decoded before."""
+    assert pypcd.PCDConfig().evaluation == "auto"
+    llm = load(tiny("llama"), setting)
+
+    def answer() -> tuple[list[int], bytes]:
+        llm.reset()
+        llm.set_seed(11)
+        tokens = list(itertools.islice(llm.generate(TOKENS[:40], temp=1.5, top_k=0), 40))
+        return tokens, llm.pcd_logits().standard.tobytes()
+
+    first = answer()
+    for other in ({"window": 9}, {"evaluation": "alternate"}, {"evaluation": "fused"}):
+        llm.pcd = pypcd.PCDConfig(**other)
+        answer()
+        llm.pcd = pypcd.PCDConfig(**setting)
+        assert answer() == first
+
+
+@pytest.mark.parametrize("setting", [{}, {"cache": "shared"}, {"window": 20}], ids=str)
+def test_rows_are_the_references_whichever_way_a_step_goes(setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    llm = load(path, setting)
+    llm.eval(TOKENS[:60])
+    for n in range(61, 72):
+        llm.eval(TOKENS[n - 1 : n])
+        check_rows(llm, path, TOKENS[:n])
+
+
+def test_what_has_to_be_repeatable_is_fused(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), None)
+    session = Session(llm)
+    for setting, evaluation in (({}, "fused"), ({"evaluation": "alternate"}, "alternate")):
+        session.start(TOKENS[:20], pypcd.PCDConfig(**setting))
+        assert llm.pcd.evaluation == evaluation
+    session.finish()
+    config = pypcd.PCDConfig(beta=1.5)
+    assert config.repeatable() == config.replace(evaluation="fused") == config.repeatable().repeatable()
+
+
+# --- graphs that take turns ---
+
+
+def n_reused(context: Any) -> int:
+    return llama_cpp.llama_perf_context(context.ctx).n_reused
+
+
+ALTERNATING: list[tuple[str, dict[str, Any]]] = [
+    *((arch, setting) for arch in ("llama", "gemma3") for setting in ({}, {"cache": "shared"}, {"window": 20})),
+    ("llama", {"cache": "separate"}),
+]
+
+
+@pytest.mark.parametrize(("arch", "setting"), ALTERNATING, ids=str)
+def test_alternating_uses_both_graphs_again(arch: str, setting: dict[str, Any], native: Native) -> None:
+    """All within a block of 64 cells: where it is full, the twins' graph changes."""
+    context = native(arch, {**setting, "evaluation": "alternate"})
+    context.decode(TOKENS[:40])
+    for token in TOKENS[40:42]:
+        context.decode([token])
+    before = n_reused(context)
+    for token in TOKENS[42:62]:
+        context.decode([token])
+    assert n_reused(context) - before == 40
+
+
+def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Native) -> None:
+    def graph_bytes() -> int:
+        return _native.pcd_get_stats(context.ctx).graph_bytes
+
+    context = native("llama", {"evaluation": "fused"})
+    for token in TOKENS[:9]:
+        context.decode([token])
+    assert graph_bytes() == 0
+    assert ask(context, {"evaluation": "auto", **CUT}) == (_native.OK, "")
+    context.decode(TOKENS[:90])  # a prompt takes no turns
+    assert graph_bytes() == 0
+    one_row = 4 * (context.n_vocab + 256 * 4 * 8)  # logits, and generously what a twin takes
+    for evaluation in ("alternate", "auto"):
+        assert ask(context, {"evaluation": evaluation, **FLOOR}) == (_native.OK, "")
+        assert graph_bytes() == 0
+        for token in TOKENS[:9]:
+            context.decode([token])
+        assert 0 < graph_bytes() < 16 * one_row
+    assert ask(context, {"evaluation": "fused"}) == (_native.OK, "")
+    assert graph_bytes() == 0
+
+
+def test_second_keys_that_are_derived_leave_the_kept_graphs_alone(native: Native) -> None:
+    """They are derived in llama.cpp's own scheduler, so its own graph alone is built anew."""
+    context, fused = (native("llama", {"evaluation": e}, n_seq_max=2) for e in ("alternate", "fused"))
+    for one in (context, fused):
+        one.decode(TOKENS[:20])
+        for token in TOKENS[20:24]:
+            one.decode([token])
+        size = llama_cpp.llama_state_seq_get_size(one.ctx, 0)
+        state = (ctypes.c_uint8 * size)()
+        assert llama_cpp.llama_state_seq_get_data(one.ctx, state, size, 0) == size
+        before = n_reused(one), _native.pcd_get_stats(one.ctx).n_derived
+        assert llama_cpp.llama_state_seq_set_data(one.ctx, state, size, 1) == size
+        for token in TOKENS[24:28]:
+            one.decode([token])
+        assert _native.pcd_get_stats(one.ctx).n_derived == before[1] + 1
+        assert n_reused(one) - before[0] == (7 if one is context else 3)
+    same_rows(context, fused)
+
+
+def test_the_last_graph_is_the_one_that_was_computed_last(native: Native) -> None:
+    """Also where it has a scheduler of its own."""
+    sizes = {}
+    for evaluation, of in (("fused", (2, 1)), ("auto", (2, 1)), ("alternate", (1, 1))):
+        context = native("llama", {"evaluation": evaluation, "cache": "shared"})
+        context.decode(TOKENS[:50])
+        context.decode(TOKENS[50:51])
+        stats = _native.pcd_get_graph_stats(context.ctx)
+        assert (stats.n_tokens, stats.n_twins) == of and stats.n_splits == 1
+        sizes[evaluation] = stats.bytes_out, stats.n_nodes
+    assert sizes["fused"] == sizes["auto"] and sizes["fused"][0] == 2 * sizes["alternate"][0]
+
+
+FREED = """
+import sys
+import pypcd, llama_cpp
+def rss():
+    return int(open("/proc/self/statm").read().split()[1])*4096
+sizes = []
+for _ in range(20):
+    llm = pypcd.Llama(sys.argv[1], pcd={"evaluation": sys.argv[2]}, n_ctx=32768, n_gpu_layers=0, n_threads=1, n_threads_batch=1)
+    for token in range(5, 9):
+        llm.eval([token])
+    one = llm.pcd_stats().second_bytes
+    llm.close()
+    sizes.append(rss())
+print((sizes[-1] - sizes[9])/one)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the memory of a process")
+def test_a_context_with_kept_graphs_is_freed_as_a_whole(tiny: Tiny) -> None:
+    """They hold copies of the context's parameters. Ten more contexts leave next to nothing: not their second keys."""
+    done = run_python(FREED, tiny("llama"), "alternate", MALLOC_MMAP_THRESHOLD_="1048576")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) < 4, done.stdout
+
+
+def test_kept_graphs_outlive_nothing_that_they_depend_on(native: Native) -> None:
+    """Rows as in a context that fuses, while positions shift, tables, second keys and attention change, and the context
+    grows past a block of cells."""
+    turns, fused = (native("llama", {"evaluation": e}, n_ctx=1024) for e in ("alternate", "fused"))
+
+    def step(n: int = 3) -> None:
+        for token in (TOKENS * 9)[:n]:
+            for context in (turns, fused):
+                assert context.decode([token]) == 0
+            same_rows(turns, fused)
+
+    def both(setting: dict[str, Any]) -> None:
+        for context, evaluation in ((turns, "alternate"), (fused, "fused")):
+            assert ask(context, {**setting, "evaluation": evaluation}) == (_native.OK, "")
+
+    for context in (turns, fused):
+        context.decode(TOKENS[:30])
+    step(5)
+    both({"alpha": 0.4})
+    step()
+    both({"cache": "shared", "window": 12})
+    step()
+    both({"window": 12, "n_sink": 0})
+    step()
+    both({})
+    step()
+    for context in (turns, fused):
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, 4)
+        llama_cpp.llama_memory_seq_add(context.memory, 0, 4, -1, -4)
+    step()
+    for causal in (False, True):  # llama.cpp makes its scheduler anew
+        for context in (turns, fused):
+            llama_cpp.llama_set_causal_attn(context.ctx, causal)
+    step()
+    for context in (turns, fused):
+        context.decode((TOKENS * 3)[: 254 - context.span()[1]], out=[])
+    step(8)
+    both({"cache": "separate"})
+    for context in (turns, fused):
+        llama_cpp.llama_memory_clear(context.memory, True)
+        context.decode(TOKENS[:30])
+    step()

@@ -1,0 +1,205 @@
+"""The engine's own functions, against llama_cpp's and against a fresh evaluation."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import TOKENS, Tiny, close, native_row, rounding
+
+import pypcd
+from pypcd import engine
+from pypcd.engine import _bindings
+from pypcd.engine._calls import ask, call
+
+Load = Callable[..., pypcd.Llama]
+
+
+@pytest.fixture
+def llm(tiny: Tiny, load: Load) -> pypcd.Llama:
+    return load(tiny("llama"), False, n_seq_max=4)
+
+
+def fresh(llm: pypcd.Llama, tokens: list[int]) -> np.ndarray:
+    engine.clear(llm)
+    llm.eval(tokens)
+    return native_row(llm)
+
+
+def entries(tokens: list[int], first: int = 0, seq: int = 0) -> list[tuple[int, int, int, bool]]:
+    return [(token, first + i, seq, True) for i, token in enumerate(tokens)]
+
+
+def test_rows_are_llama_cpps_and_copies(llm: pypcd.Llama) -> None:
+    assert engine.decode(llm, entries(TOKENS[:5]))
+    rows = engine.rows(llm, 5)
+    assert rows.shape == (5, llm.n_vocab()) and rows.dtype == np.float32
+    for i in range(5):
+        assert np.array_equal(rows[i], native_row(llm, i)) and np.array_equal(rows[i], engine.row(llm, i))
+    last = engine.row(llm)
+    assert np.array_equal(last, rows[4])
+    before = last.copy()
+    assert engine.decode(llm, entries(TOKENS[5:6], 5))
+    assert np.array_equal(last, before) and not np.array_equal(engine.row(llm), before)
+
+
+def test_a_row_that_nobody_asked_for_is_an_error_and_no_null_pointer(llm: pypcd.Llama) -> None:
+    for i in (0, -1, 7):
+        with pytest.raises(pypcd.PCDError, match=f"there are no logits for row {i}"):
+            engine.row(llm, i)
+    engine.decode(llm, [(TOKENS[0], 0, 0, False), (TOKENS[1], 1, 0, True)])
+    assert np.array_equal(engine.row(llm, 1), engine.row(llm, -1))
+    with pytest.raises(pypcd.PCDError, match="there are no logits for row 0"):
+        engine.rows(llm, 2)
+
+
+def test_a_full_context_refuses_a_batch_and_keeps_what_it_has(llm: pypcd.Llama) -> None:
+    n_ctx = llm.n_ctx()
+    tokens = (TOKENS * 3)[: n_ctx - 1]
+    for i in range(0, len(tokens), 50):
+        assert engine.decode(llm, entries(tokens[i : i + 50], i))
+    assert not engine.decode(llm, entries([1, 2, 3], n_ctx - 1))
+    assert engine.decode(llm, entries([1], n_ctx - 1))
+
+
+def test_other_failures_have_llama_cpps_reason(llm: pypcd.Llama) -> None:
+    with pytest.raises(pypcd.PCDError, match="llama_decode returned -1: .*invalid token"):
+        engine.decode(llm, entries([10**6]))
+
+
+def test_rewind_and_copies_leave_what_a_fresh_evaluation_has(llm: pypcd.Llama, tiny: Tiny) -> None:
+    limit, wanted = rounding(tiny("llama")), fresh(llm, [*TOKENS[:10], 7])
+    engine.clear(llm)
+    assert engine.decode(llm, entries(TOKENS[:20]))
+    engine.copy_sequence(llm, 0, 2)
+    assert engine.rewind(llm, 10)  # all sequences
+    for seq in (0, 2):
+        assert engine.decode(llm, entries([7], 10, seq))
+        close(engine.row(llm), wanted, limit)
+    assert engine.rewind(llm, 0, 2) and engine.decode(llm, entries(TOKENS[:10], 0, 2))  # forgotten: starts again
+    assert engine.rewind(llm, 10, 0) and engine.decode(llm, entries([7], 10))
+    close(engine.row(llm), wanted, limit)
+
+
+def test_a_recurrent_state_cannot_go_back(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("mamba"), False)
+    llm.eval(TOKENS[:10])
+    assert engine.is_recurrent(llm) and not engine.rewind(llm, 5) and engine.rewind(llm, 0, 0)
+
+
+def test_what_a_model_is(tiny: Tiny, load: Load) -> None:
+    for arch, rotates, n_layer in (("llama", True, 3), ("bloom", False, 3), ("smollm3", True, 4)):
+        llm = load(tiny(arch), False)
+        assert (engine.rotates(llm), engine.n_layer(llm)) == (rotates, n_layer)
+        assert engine.n_ctx_train(llm) == 1024 and engine.rope_freq_scale(llm) == 1
+        assert not engine.is_recurrent(llm)
+        assert engine.n_bytes(llm) == 4 * engine.n_parameters(llm)  # float32
+
+
+def test_tokens_as_text(llm: pypcd.Llama) -> None:
+    assert [token for token in range(llm.n_vocab()) if engine.is_end(llm, token)] == [llm.token_eos()]
+    assert (engine.token_text(llm, 1), engine.token_text(llm, -1), engine.token_bytes(llm, 1)) == ("<s>", "", b"")
+    tokens = llm.tokenize(b"tanere sira", add_bos=False)
+    assert b"".join(engine.token_bytes(llm, token) for token in tokens) == b" tanere sira"
+    assert engine.detokenize(llm, tokens) == b"tanere sira"
+    assert engine.detokenize(llm, tokens * 300).startswith(b"tanere sira tanere")
+
+
+def test_an_evaluation_may_be_ended_half_way(llm: pypcd.Llama) -> None:
+    asked = []
+    engine.set_abort(llm, lambda: bool(asked.append(1)) or True)
+    with pytest.raises(pypcd.PCDError, match="llama_decode returned 2"):
+        engine.decode(llm, entries(TOKENS[:50]))
+    assert asked
+    engine.set_abort(llm, None)
+    engine.clear(llm)
+    assert engine.decode(llm, entries(TOKENS[:50]))
+
+
+def test_twins_are_held_back_while_suspended_and_after_an_error_are_not(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), "paper")
+    with engine.suspended(llm):
+        llm.eval(TOKENS[:5])
+    assert llm.pcd_stats().n_twins == 0
+    with pytest.raises(ZeroDivisionError), engine.suspended(llm):
+        raise ZeroDivisionError
+    llm.eval(TOKENS[5:6])
+    assert llm.pcd_stats().n_twins == 1
+
+
+# --- a status becomes an exception, in one place ---
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (_bindings.INVALID, ValueError),
+        (_bindings.UNSUPPORTED, pypcd.UnsupportedError),
+        (_bindings.NO_MEMORY, pypcd.UnsupportedError),
+        (_bindings.DISABLED, pypcd.UnsupportedError),
+        (-99, pypcd.UnsupportedError),
+    ],
+)
+def test_every_status_but_ok_is_an_error_with_the_librarys_sentence(
+    status: int, error: type[Exception], llm: pypcd.Llama
+) -> None:
+    def function(ctx: Any, value: int, buffer: Any, n: int) -> int:
+        assert ctx == llm.ctx and value == 5
+        buffer.value = "größer geht nicht".encode()[: n - 1]
+        return status
+
+    assert ask(function, llm, 5) == (status, "größer geht nicht")
+    with pytest.raises(error, match="größer geht nicht"):
+        call(function, llm, 5)
+    call(lambda ctx, buffer, n: _bindings.OK, llm)
+
+
+def test_a_sequence_out_of_range_is_a_value_error_even_before_pcd_was_on(llm: pypcd.Llama) -> None:
+    for seq_id in (-1, 192):
+        with pytest.raises(ValueError, match=f"seq_id is {seq_id}; allowed: an integer from 0 to 191"):
+            llm.set_sequence_pcd(seq_id, False)
+    llm.set_sequence_pcd(191, False)
+
+
+def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
+    llm = pypcd.Llama(tiny("llama"), pcd="paper", n_ctx=256, n_threads=1)
+    llm.close()
+    uses: list[Callable[[], object]] = [
+        lambda: engine.decode(llm, entries([1])),
+        lambda: engine.row(llm),
+        lambda: engine.rewind(llm, 0),
+        lambda: engine.copy_sequence(llm, 0, 1),
+        lambda: engine.shift(llm, 0, 0, 1, 1),
+        lambda: engine.can_shift(llm),
+        lambda: engine.set_abort(llm, lambda: True),
+        lambda: engine.is_end(llm, 1),
+        lambda: engine.token_bytes(llm, 1),
+        lambda: engine.detokenize(llm, [1]),
+        lambda: engine.n_layer(llm),
+        lambda: engine.check_decoder(llm),
+        lambda: engine.set_pcd(llm, None),
+        lambda: engine.pcd_logits(llm, 0),
+        lambda: engine.set_exits(llm, [1]),
+        lambda: engine.exit_rows(llm, 1, 0),
+        lambda: engine.head_counts(llm),
+        lambda: engine.init_sampler(llm, -1),
+        lambda: llm.eval([1]),
+        lambda: llm.set_sequence_pcd(0, False),
+        lambda: llm.set_sequence_pcd(0, None),
+    ]
+    for use in uses:
+        with pytest.raises(pypcd.PCDError, match="the model is closed"):
+            use()
+    engine.set_exits(llm, ())  # already removed before the clean-up
+    engine.unset_head_ratios(llm)
+    engine.set_abort(llm, None)
+
+
+def test_the_bindings_are_those_of_the_header() -> None:
+    assert _bindings.lib is llama_cpp.llama_cpp._lib
+    for name in ("pcd_set", "pcd_check", "pcd_set_exits", "pcd_set_tap", "pcd_set_head_ratios"):
+        assert getattr(_bindings, name).restype is ctypes.c_int32

@@ -1,0 +1,74 @@
+"""The folders of cpp/ are layers, in the order of its README's table; the server is a program of its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CPP = Path(__file__).parents[2] / "cpp"
+SOURCES = sorted(path.relative_to(CPP) for path in CPP.rglob("*") if path.suffix in (".h", ".cpp"))
+ENGINE = [path for path in SOURCES if path.parts[0] != "server"]
+
+
+def folders() -> list[str]:
+    """The folders in the order of the README's table, below the headers that llama.cpp's files and C callers include."""
+    table = (CPP / "README.md").read_text(encoding="utf-8").split("| folder |")[1].split("\n\n")[0]
+    return [".", *re.findall(r"^\| `([a-z]+)/` \|", table, re.MULTILINE)]
+
+
+def included(path: Path) -> list[Path]:
+    """What a file includes of cpp/, by its path there."""
+    names = re.findall(r'^#include "([^"]+)"', (CPP / path).read_text(encoding="utf-8"), re.MULTILINE)
+    return [Path(name) for name in names if Path(name) in ENGINE]
+
+
+def test_every_folder_has_one_place_in_the_table() -> None:
+    assert sorted(folders()) == sorted({path.parent.as_posix() for path in ENGINE})
+
+
+def test_a_file_names_its_includes_from_the_top() -> None:
+    names = {path.name for path in ENGINE if path.parent != Path()}
+    for path in ENGINE:
+        text = (CPP / path).read_text(encoding="utf-8")
+        assert not names & set(re.findall(r'^#include "([^"]+)"', text, re.MULTILINE)), path
+
+
+def test_no_include_leads_to_a_folder_further_down() -> None:
+    order = folders()
+    downwards = [
+        (path.as_posix(), other.as_posix())
+        for path in ENGINE
+        for other in included(path)
+        if order.index(other.parent.as_posix()) > order.index(path.parent.as_posix())
+    ]
+    assert not downwards
+
+
+def test_files_of_a_folder_form_no_circle() -> None:
+    """A header and its source count as one."""
+    needs: dict[Path, set[Path]] = {}
+    for path in ENGINE:
+        part = path.with_suffix("")
+        needs.setdefault(part, set()).update({other.with_suffix("") for other in included(path)} - {part})
+    while free := [part for part, others in needs.items() if not others & needs.keys()]:
+        for part in free:
+            del needs[part]
+    assert not needs
+
+
+def test_no_include_changes_what_a_name_of_ggml_means() -> None:
+    """Only llama.cpp's own files see the macros around rotations; ours are compiled with the definition that hides them."""
+    redefined = re.compile(r"^ *# *(?:define|undef) +(?:ggml|llama)_[a-z]", re.MULTILINE)
+    hidden = re.compile(r"^#ifndef LLAMA_PCD_OWN_SOURCE\n.*?^#endif\n", re.MULTILINE | re.DOTALL)
+    for path in ENGINE:
+        text = (CPP / path).read_text(encoding="utf-8")
+        assert not redefined.search(hidden.sub("", text) if path.name == "llama-pcd-rope.h" else text), path
+    cmake = (CPP.parent / "CMakeLists.txt").read_text(encoding="utf-8")
+    (properties,) = re.findall(r"set_source_files_properties\(\$\{PYPCD_SOURCES\} ([^)]*)\)", cmake)
+    assert "COMPILE_DEFINITIONS LLAMA_PCD_OWN_SOURCE" in properties
+
+
+def test_lines_stay_readable() -> None:
+    for path in SOURCES:
+        lines = (CPP / path).read_text(encoding="utf-8").splitlines()
+        assert max(map(len, lines)) <= 140, path

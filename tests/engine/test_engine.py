@@ -1,0 +1,524 @@
+"""The engine against the float64 reference (both rows, in every mode), against stock llama.cpp, and against itself."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import (
+    TOKENS,
+    Tiny,
+    check_contrast,
+    check_rows,
+    close,
+    contrasted,
+    expected,
+    greedy,
+    native_row,
+    rounding,
+    tolerance,
+)
+from limits import allowed_nmse, nmse
+from tiny_gguf import ATTENTION_ARCHS, HYBRID_ARCHS, ROPE_ARCHS
+
+import pypcd
+from pypcd.engine import _bindings as _native
+
+CACHES, EVALUATIONS = ["rerotated", "shared", "separate"], ["fused", "alternate"]
+LAST = len(TOKENS) - 1
+Load = Callable[..., pypcd.Llama]
+SCALED: dict[str, tuple[str, dict[str, Any]]] = {
+    "rope_freqs": ("llama", {"rope_freqs": (1, 2, 3, 4, 5, 6, 7, 8)}),
+    "yarn": ("llama", {"yarn": (4.0, 64)}),
+    "yarn-neox": ("qwen2", {"yarn": (4.0, 64)}),
+    "linear": ("qwen2", {"linear_scale": 4.0}),
+    "linear-swa": ("gemma3", {"linear_scale": 4.0, "rope_freq_base": 1e6}),
+    "linear-swa2": ("gemma2", {"linear_scale": 4.0, "sliding_window": 40}),
+    "one-key-head": ("llama", {"n_head_kv": 1}),
+    "seed": ("llama", {"seed": 5, "n_layer": 5}),
+}
+
+# --- both rows, in every mode ---
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("arch", ROPE_ARCHS)
+def test_both_rows_are_the_references(arch: str, cache: str, evaluation: str, tiny: Tiny, load: Load) -> None:
+    """After a prompt of four batches, and after each of two single tokens that follow it."""
+    path = tiny(arch)
+    llm = load(path, {"cache": cache, "evaluation": evaluation}, n_batch=32)
+    llm.eval(TOKENS[:100])
+    check_rows(llm, path, TOKENS[:100])
+    for n in (101, 102):
+        llm.eval(TOKENS[n - 1 : n])
+        check_rows(llm, path, TOKENS[:n])
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"cache": "shared"},
+        {"perturbation": "none", "window": 9},
+        {"perturbation": "noise", "cache": "shared", "noise": 0.3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("arch", HYBRID_ARCHS)
+def test_beside_recurrent_layers_a_twin_goes_on_from_their_state_before_its_token(
+    arch: str, setting: dict[str, Any], evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    """And leaves that state as it was for the token."""
+    path = tiny(arch)
+    llm = load(path, {**setting, "evaluation": evaluation}, n_batch=32)
+    llm.eval(TOKENS[:100])
+    check_rows(llm, path, TOKENS[:100])
+    for n in (101, 102, 103):
+        llm.eval(TOKENS[n - 1 : n])
+        check_rows(llm, path, TOKENS[:n])
+    llm.pcd = False
+    llm.eval(TOKENS[103:105])
+    llm.pcd = setting
+    llm.eval(TOKENS[105:110])
+    check_rows(llm, path, TOKENS[:110])
+    every = load(path, {**setting, "evaluation": evaluation}, logits_all=True)
+    every.eval(TOKENS[:40])
+    for row in (20, 30, 39):
+        check_rows(every, path, TOKENS, row, row)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", SCALED)
+def test_a_models_own_frequencies_are_multiplied_not_replaced(name: str, cache: str, tiny: Tiny, load: Load) -> None:
+    arch, kwargs = SCALED[name]
+    path = tiny(arch, **kwargs)
+    for evaluation in EVALUATIONS:
+        llm = load(path, {"cache": cache, "evaluation": evaluation})
+        llm.eval(TOKENS)
+        check_rows(llm, path, TOKENS)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma3"])
+def test_rho_composes_with_a_base_and_a_scale_the_user_sets(arch: str, cache: str, tiny: Tiny, load: Load) -> None:
+    override = {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}
+    llm = load(tiny(arch), {"cache": cache}, **override)
+    llm.eval(TOKENS)
+    check_rows(llm, tiny(arch), TOKENS, **override)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(("alpha", "base_ratio"), [(0.05, 1e-4), (0.2, 0.5), (0.69, 1e-6), (2.0, 0.01), (10.0, 0.9)])
+def test_any_alpha_and_base_ratio(alpha: float, base_ratio: float, cache: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("qwen3"), {"alpha": alpha, "base_ratio": base_ratio, "cache": cache})
+    llm.eval(TOKENS[:60])
+    check_rows(llm, tiny("qwen3"), TOKENS[:60], moved=0.01)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("arch", ["llama", "stablelm", "gemma2"])
+def test_without_transition_theta_is_that_of_another_base(arch: str, cache: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny(arch), {"transition": "none", "base_ratio": 0.01, "cache": cache})
+    llm.eval(TOKENS)
+    check_rows(llm, tiny(arch), TOKENS)
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"window": 20},
+        {"window": 20, "cache": "shared"},
+        {"window": 1, "n_sink": 1},
+        {"window": 7, "n_sink": 0, "cache": "shared"},
+        {"window": 500},
+        {"window": 20, "perturbation": "none"},
+        {"window": 3, "n_sink": 0, "perturbation": "none"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_window_hides_the_middle_from_the_twin(
+    arch: str, setting: dict[str, Any], evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    llm = load(tiny(arch), {**setting, "evaluation": evaluation}, n_batch=48)
+    llm.eval(TOKENS)
+    check_rows(llm, tiny(arch), TOKENS)
+
+
+LONG = (TOKENS * 7)[:800]
+FAR: list[tuple[str, dict[str, Any]]] = [
+    *(("llama", {"window": 30, "cache": cache}) for cache in CACHES),
+    ("llama", {"window": 30, "n_sink": 0}),
+    ("llama", {"window": 280, "perturbation": "none"}),
+    ("bloom", {"window": 30, "perturbation": "none"}),
+    ("gemma3", {"window": 30}),
+    ("gemma2", {"window": 30, "cache": "shared"}),
+    ("qwen2vl", {"window": 30, "cache": "separate", "evaluation": "alternate"}),
+]
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize(("arch", "setting"), FAR, ids=str)
+def test_a_window_far_into_a_text_looks_at_its_own_cells_alone(
+    arch: str, setting: dict[str, Any], flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    """In blocks of 256 cells: the window's first cell is the last of its block, then the first of the next one."""
+    path = tiny(arch)
+    llm = load(path, setting, n_ctx=1024, flash_attn=flash_attn)
+    first = 512 + setting["window"] - 1
+    text = LONG[: first + 1]
+    llm.eval(text[: first - 1])
+    for n in (first, first + 1):
+        llm.eval(text[n - 1 : n])
+        check_rows(llm, path, text, at=n - 1)
+    n = setting["window"] + 10  # and back to where the window reaches the beginning
+    llm._ctx.kv_cache_seq_rm(0, 5, -1)
+    llm.n_tokens = 5
+    llm.eval(text[5:n])
+    check_rows(llm, path, text, at=n - 1)
+
+
+@pytest.mark.parametrize("band", ["high", "all"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_other_bands_turn_other_pairs(cache: str, band: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("qwen3"), {"cache": cache, "band": band, "base_ratio": 0.01})
+    llm.eval(TOKENS)
+    check_rows(llm, tiny("qwen3"), TOKENS)
+
+
+NOISES: list[dict[str, Any]] = [
+    {"cache": "shared", "noise": 0.3, "band": "all"},
+    {"cache": "separate", "noise": 0.1, "seed": 5},
+    {"cache": "shared", "noise": 0.2, "band": "high", "window": 30},
+    {"cache": "shared", "noise": 0.0, "offset_min": 3, "offset_max": 40},
+    {"cache": "separate", "noise": 0.05, "offset_min": -2, "offset_max": 9},
+]
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("setting", NOISES, ids=str)
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma3", "stablelm", "smollm3"])
+def test_noise_on_cos_and_sin(arch: str, setting: dict[str, Any], evaluation: str, tiny: Tiny, load: Load) -> None:
+    """stablelm rotates a part of each head, smollm3 not all layers."""
+    path = tiny(arch)
+    llm = load(path, {"perturbation": "noise", "evaluation": evaluation, **setting}, n_batch=32)
+    llm.eval(TOKENS[:60])
+    check_rows(llm, path, TOKENS[:60])
+    llm.eval(TOKENS[60:61])
+    check_rows(llm, path, TOKENS[:61])
+
+
+@pytest.mark.parametrize("arch", ATTENTION_ARCHS)
+def test_a_window_without_rotation_exists_for_every_attention_model(arch: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny(arch), {"perturbation": "none", "window": 10, "n_sink": 3})
+    llm.eval(TOKENS)
+    check_rows(llm, tiny(arch), TOKENS)
+    assert llm.pcd_stats().second_bytes == 0
+
+
+@pytest.mark.parametrize("swa_full", [False, True])
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("arch", ["gemma2", "gemma3"])
+def test_sliding_layers_agree_when_their_cache_wraps(
+    arch: str, cache: str, swa_full: bool, tiny: Tiny, load: Load
+) -> None:
+    """A short sliding-window cache has 256 cells here: 600 tokens overwrite each of them twice."""
+    tokens = (TOKENS * 6)[:600]
+    for evaluation in EVALUATIONS:
+        llm = load(
+            tiny(arch),
+            {"cache": cache, "evaluation": evaluation},
+            n_ctx=1024,
+            n_batch=64,
+            n_ubatch=32,
+            swa_full=swa_full,
+        )
+        llm.eval(tokens[:598])
+        for n in (599, 600):
+            llm.eval(tokens[n - 1 : n])
+        check_rows(llm, tiny(arch), tokens)
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("n_ubatch", [16, 128])
+@pytest.mark.parametrize(
+    ("arch", "cache"), [("llama", "rerotated"), ("llama", "shared"), ("qwen2vl", "rerotated"), ("gemma3", "rerotated")]
+)
+def test_every_row_of_a_batch_has_its_twin_and_no_twin_sees_another(
+    arch: str, cache: str, n_ubatch: int, evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    """100 rows: more than the 64 twins of a pass, and (16) more than an ubatch; 20: all in one pass."""
+    llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation}, logits_all=True, n_batch=128, n_ubatch=n_ubatch)
+    for start, stop in ((0, 20), (20, 120)):
+        llm.eval(TOKENS[start:stop])
+        for row in sorted({*range(0, stop - start, 9), stop - start - 1}):
+            check_rows(llm, tiny(arch), TOKENS, row, start + row)
+            assert np.array_equal(llm.scores[start + row], native_row(llm, row))
+    assert llm.pcd_stats().n_twins == llm.pcd_stats().n_tokens == 120
+
+
+@pytest.mark.parametrize(("n_batch", "n_ubatch"), [(512, 16), (240, 240), (48, 16)])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_rows_far_apart_keep_their_own_view_of_a_short_sliding_cache(
+    evaluation: str, n_batch: int, n_ubatch: int, tiny: Tiny, load: Load
+) -> None:
+    """256 cells with a window of 16: when the last ubatch of a batch is stored, the first tokens' window is gone."""
+    tokens = (TOKENS * 6)[:720]
+    llm = load(
+        tiny("gemma3"),
+        {"evaluation": evaluation},
+        n_ctx=1024,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        swa_full=False,
+        logits_all=True,
+    )
+    first = 720 - n_batch
+    llm.eval(tokens[:first])
+    llm.eval(tokens[first:])
+    for row in range(0, n_batch, max(5, n_batch // 8)):
+        check_rows(llm, tiny("gemma3"), tokens, row, first + row)
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("arch", ROPE_ARCHS)
+def test_a_float16_cache_with_and_without_flash_attention(
+    arch: str, evaluation: str, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    """Rounding to float16 moves these peaked logits by hundredths; a wrong angle moves them by tenths."""
+    for cache in CACHES:
+        llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation}, f16=True, flash_attn=flash_attn)
+        llm.eval(TOKENS)
+        check_rows(llm, tiny(arch), TOKENS, moved=0.3)
+
+
+@pytest.mark.parametrize("weight_type", ["F16", "Q8_0", "Q4_0"])
+def test_quantised_weights(weight_type: str, tiny: Tiny, load: Load) -> None:
+    """The weights are the same; the difference is how ggml rounds the activations that it multiplies them with: in stock's
+    row too."""
+    path = tiny("llama", weight_type=weight_type)
+    stock = load(path, False)
+    stock.eval(TOKENS)
+    for cache in CACHES:
+        llm = load(path, {"cache": cache})
+        llm.eval(TOKENS)
+        rows, wanted = llm.pcd_logits(), expected(path, TOKENS, LAST, llm.pcd)
+        limit = allowed_nmse(nmse(native_row(stock), wanted[0]))
+        assert nmse(rows.standard, wanted[0]) <= limit and nmse(rows.local, wanted[1]) <= limit
+        assert nmse(wanted[1], wanted[0]) > max(0.1, limit), "the twin must differ, or this test shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("n_embd", "type_k"),
+    [(128, llama_cpp.GGML_TYPE_Q8_0), (256, llama_cpp.GGML_TYPE_Q8_0), (256, llama_cpp.GGML_TYPE_Q4_0)],
+)
+def test_quantised_keys_turn_as_float_ones_do(n_embd: int, type_k: int, tiny: Tiny, load: Load) -> None:
+    """Heads of 32 dimensions are stored as they are, of 64 Hadamard-rotated."""
+    path = tiny("llama", n_embd=n_embd)
+    for turned_on in ("first", "later"):  # second keys stored beside the first, or derived from them
+        llm = load(path, turned_on == "first", type_k=type_k)
+        llm.eval(TOKENS[:-1])
+        llm.pcd = "paper"
+        llm.eval(TOKENS[-1:])
+        rows, wanted = llm.pcd_logits(), expected(path, TOKENS, LAST, llm.pcd)
+        coarse = 0.01 if type_k == llama_cpp.GGML_TYPE_Q8_0 else 0.35
+        for got, row in zip((rows.standard, rows.local), wanted):
+            assert ((got - row) ** 2).mean() < coarse * (row**2).mean(), turned_on
+        assert ((wanted[0] - wanted[1]) ** 2).mean() > 1.0 * coarse * (wanted[0] ** 2).mean()
+
+
+# --- second keys in a coarser type ---
+
+COARSE = {"f32": 0.0, "f16": 6e-7, "bf16": 3e-5, "q8_0": 4e-4, "q5_1": 9e-3, "q5_0": 0.016, "q4_1": 0.04, "q4_0": 0.04}
+
+
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+@pytest.mark.parametrize("type_k_over", COARSE)
+def test_second_keys_may_be_coarser_than_the_first(type_k_over: str, cache: str, tiny: Tiny, load: Load) -> None:
+    """The standard row does not change; the other one changes by the type's rounding: twice its normalised squared error."""
+    path = tiny("llama", n_embd=128)
+    setting = {"cache": cache, "type_k_over": type_k_over}
+    for flash_attn, later in ((False, False), (True, False), (False, True)):
+        exact, plain, llm = (
+            load(path, pcd, flash_attn=flash_attn) for pcd in ({"cache": cache}, False, False if later else setting)
+        )
+        for each in (exact, plain, llm):
+            each.eval(TOKENS[:100])
+        llm.pcd = setting
+        for each in (exact, plain, llm):
+            each.eval(TOKENS[100:101])
+        close(llm.pcd_logits().standard, native_row(plain), tolerance(path, flash_attn=flash_attn))
+        wanted = exact.pcd_logits().local
+        error = ((llm.pcd_logits().local - wanted) ** 2).mean() / (wanted**2).mean()
+        assert error < COARSE[type_k_over] + (rounding(path) / wanted.std()) ** 2
+        keys = exact.pcd_stats().kv_bytes / 2
+        values = keys if cache == "separate" else 0
+        bits = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5}
+        assert llm.pcd_stats().second_bytes == pytest.approx(keys * bits[type_k_over] / 32 + values, rel=0.05)
+
+
+def test_a_type_of_second_keys_may_change_at_any_time(tiny: Tiny, load: Load) -> None:
+    path = tiny("llama", n_embd=128)
+    llm = load(path, {"type_k_over": "q4_0"})
+    llm.eval(TOKENS[:60])
+    coarse = llm.pcd_stats().second_bytes
+    llm.pcd = {"type_k_over": None}
+    llm.eval(TOKENS[60:61])
+    check_rows(llm, path, TOKENS[:61])
+    assert llm.pcd_stats().second_bytes > 5 * coarse
+
+
+def test_a_head_too_small_for_a_block_is_refused(tiny: Tiny, load: Load) -> None:
+    with pytest.raises(
+        pypcd.UnsupportedError, match="type_k_over is q8_0, .* blocks of 32, but a head has 16 dimensions"
+    ):
+        load(tiny("llama"), {"type_k_over": "q8_0"})
+
+
+@pytest.mark.parametrize("setting", [{"alpha": 0}, {"base_ratio": 1}], ids=str)
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("arch", ROPE_ARCHS)
+def test_without_over_rotation_both_rows_are_one(
+    arch: str, cache: str, setting: dict[str, Any], tiny: Tiny, load: Load
+) -> None:
+    for evaluation in EVALUATIONS:
+        llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation, **setting})
+        llm.eval(TOKENS)
+        rows = llm.pcd_logits()
+        close(rows.standard, rows.local, rounding(tiny(arch)))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("arch", ["llama", "qwen2vl", "smollm3", "stablelm"])
+def test_fused_and_alternate_evaluation_give_the_same_rows_and_tokens(
+    arch: str, cache: str, tiny: Tiny, load: Load
+) -> None:
+    runs = []
+    for evaluation in EVALUATIONS:
+        llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation})
+        runs.append((greedy(llm, 40), llm.pcd_logits()))
+    assert runs[0][0] == runs[1][0]
+    close(runs[0][1].standard, runs[1][1].standard, rounding(tiny(arch)))
+    close(runs[0][1].local, runs[1][1].local, rounding(tiny(arch)))
+
+
+@pytest.mark.parametrize("relative_top", [0.1, 0.3, 0.6])
+def test_the_twin_is_skipped_exactly_where_a_single_token_is_plausible(
+    relative_top: float, tiny: Tiny, load: Load
+) -> None:
+    setting = {"relative_top": relative_top, "gamma": 50}
+    fused = load(tiny("llama"), {**setting, "evaluation": "fused"})
+    alternate = load(tiny("llama"), {**setting, "evaluation": "alternate"})
+    assert greedy(fused, 30) == greedy(alternate, 30)
+    assert fused.pcd_stats().n_skipped == 0 and fused.pcd_stats().n_twins == 30
+
+    fused, alternate = (
+        load(tiny("llama"), {**setting, "evaluation": e}, logits_all=True, n_batch=128) for e in EVALUATIONS
+    )
+    n_single = 0
+    for llm in (fused, alternate):
+        llm.eval(TOKENS[:60])
+    for i in range(60):
+        rows = fused.pcd_logits(i)
+        check_contrast(rows, fused.pcd, native_row(fused, i))
+        single = (rows.standard >= rows.standard.max() + np.log(relative_top)).sum() == 1
+        n_single += single
+        assert (alternate.pcd_logits(i).local is None) == single
+        close(native_row(fused, i), native_row(alternate, i), contrasted(rounding(tiny("llama")), fused.pcd.beta))
+    assert alternate.pcd_stats().n_skipped == n_single > 0
+    assert alternate.pcd_stats().n_twins == 60 - n_single
+
+
+# --- the whole context is the user's ---
+
+
+@pytest.mark.parametrize("logits_all", [False, True])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_n_ctx_is_usable_to_its_last_token(
+    cache: str, evaluation: str, logits_all: bool, tiny: Tiny, load: Load
+) -> None:
+    path, tokens = tiny("llama"), (TOKENS * 3)[:256]
+    llm = load(path, {"cache": cache, "evaluation": evaluation}, n_ctx=256, logits_all=logits_all)
+    for pieces in ([253, 254, 255, 256], [256], [200, 256], [255, 256]):
+        llm.reset()
+        for stop in pieces:
+            llm.eval(tokens[llm.n_tokens : stop])
+            check_rows(llm, path, tokens[:stop])
+        with pytest.raises(ValueError, match="context of 256"):
+            llm.eval([5])
+        assert llm.n_tokens == 256
+    batch = llm._batch
+    batch.set_batch([5], 256, True)
+    assert llama_cpp.llama_decode(llm.ctx, batch.batch) == 1  # as llama.h has it: no KV slot
+    llm.n_tokens = 100
+    llm.eval(tokens[100:130])
+    check_rows(llm, path, tokens[:130])
+
+
+# --- callers of the C API ---
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_low_level_callers_see_contrasted_rows_for_the_tokens_they_marked(
+    evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    """A caller like guidance: its own llama_decode, with logits for some or all tokens of the batch."""
+    path = tiny("llama")
+    llm = load(path, {"evaluation": evaluation}, n_batch=128)
+    for marked in (range(30), [0, 3, 29], [29], [7]):
+        llm._ctx.kv_cache_clear()
+        llm._batch.set_batch(TOKENS[:30], 0, False)
+        for i in range(30):
+            llm._batch.batch.logits[i] = i in marked
+        assert llama_cpp.llama_decode(llm.ctx, llm._batch.batch) == 0
+        block = np.ctypeslib.as_array(llama_cpp.llama_get_logits(llm.ctx), shape=(len(marked), llm.n_vocab()))
+        for k, i in enumerate(marked):
+            check_rows(llm, path, TOKENS[:30], i, i)
+            assert np.array_equal(block[k], native_row(llm, i))
+            assert np.array_equal(native_row(llm, k - len(marked)), native_row(llm, i))
+        assert _native.pcd_get_logits_ith(llm.ctx, 5, 0) or 5 not in marked
+        assert not _native.pcd_get_logits_ith(llm.ctx, 30, 0)
+        assert not _native.pcd_get_logits_ith(llm.ctx, -len(marked) - 1, 0)
+
+
+@pytest.mark.parametrize("evaluation", [0, 1])
+def test_the_twins_of_several_sequences_see_their_own_sequence(evaluation: int, tiny: Tiny, load: Load) -> None:
+    path, one, two = tiny("qwen2"), TOKENS[:40], TOKENS[:20] + TOKENS[60:90]
+    llm = load(path, False)
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx, params.n_seq_max, params.kv_unified = 256, 2, True
+    params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
+    params.flash_attn_type, params.n_threads = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, 1
+    ctx = llama_cpp._internals.LlamaContext(model=llm._model, params=params, verbose=False)
+    setting = _native.pcd_default_params()
+    setting.evaluation = evaluation
+    assert _native.pcd_set(ctx.ctx, ctypes.byref(setting), None, 0) == _native.OK
+    batch = llama_cpp._internals.LlamaBatch(n_tokens=128, embd=0, n_seq_max=2, verbose=False)
+
+    batch.set_batch(TOKENS[:20], 0, False)  # a common prefix, then each its own
+    ctx.decode(batch)
+    llama_cpp.llama_memory_seq_cp(llama_cpp.llama_get_memory(ctx.ctx), 0, 1, -1, -1)
+    rest = [(0, i, t) for i, t in enumerate(one)][20:] + [(1, i, t) for i, t in enumerate(two)][20:]
+    rest.sort(key=lambda entry: entry[1])  # interleaved
+    batch.reset()
+    b = batch.batch
+    b.n_tokens = len(rest)
+    for k, (seq, position, token) in enumerate(rest):
+        b.token[k], b.pos[k], b.n_seq_id[k], b.logits[k] = token, position, 1, 1
+        b.seq_id[k][0] = seq
+    ctx.decode(batch)
+    for k, (seq, position, _) in enumerate(rest):
+        if position % 7 == 0 or position > 37:
+            wanted = expected(path, (one, two)[seq], position, pypcd.PCDConfig())
+            for which in (_native.ROW_STANDARD, _native.ROW_OVER_ROTATED):
+                got = _native.pcd_get_logits_ith(ctx.ctx, k, which)
+                close(np.ctypeslib.as_array(got, shape=(384,)), wanted[which], tolerance(path))
+    ctx.close()

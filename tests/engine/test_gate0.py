@@ -1,0 +1,155 @@
+"""Gate 0: with PCD off every logit equals stock llama.cpp's, bit for bit.
+
+Also: the second stream, the keys and values that twins have with cache="separate", equals that of stock llama.cpp with
+other frequencies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import F32, SMALL, TOKENS, Tiny, check_rows, close, greedy, native_row, run_python, shape, tolerance
+from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
+
+import pypcd
+from pypcd import engine, method
+
+EVALUATIONS = ["fused", "alternate"]
+Load = Callable[..., pypcd.Llama]
+
+# --- gate 0: off is stock, and settings without effect change nothing ---
+
+STOCK = """
+import itertools, json, os, sys
+import llama_cpp, numpy as np
+lib = llama_cpp.llama_cpp._lib
+assert os.path.samefile(os.path.dirname(lib._name), os.path.join(os.path.dirname(llama_cpp.__file__), "lib")), lib._name
+assert not hasattr(lib, "llama_pcd_version")
+out, *cases = json.load(open(sys.argv[1]))
+for i, (path, kwargs, tokens) in enumerate(cases):
+    llm = llama_cpp.Llama(path, verbose=False, logits_all=True, **kwargs)
+    llm.eval(tokens)
+    rows = llm.scores[: len(tokens)].copy()
+    np.savez(f"{out}/{i}.npz", rows=rows, greedy=list(itertools.islice(llm.generate(tokens[:40], temp=0.0), 20)))
+    llm.close()
+"""
+GATE0: dict[str, tuple[str, dict[str, Any]]] = {
+    **{arch: (arch, {}) for arch in ARCHS},
+    "llama-f32": ("llama", F32),
+    "qwen3-flash": ("qwen3", {"flash_attn": True}),
+    "gemma3-short": ("gemma3", {"swa_full": False, "n_ubatch": 32}),
+    "llama-q8_0-keys": ("llama", {"type_k": llama_cpp.GGML_TYPE_Q8_0, "n_embd": 256}),
+    **{f"{arch}-{kind}": (arch, {"weight_type": kind}) for arch in ("llama", "gemma3") for kind in ("Q4_0", "Q8_0")},
+}
+AMX = engine.configure_amx()
+if AMX.exists and not AMX.on:  # the stock library crashes on quantised weights, and cannot leave AMX out
+    GATE0 = {name: case for name, case in GATE0.items() if "weight_type" not in case[1]}
+
+
+@pytest.fixture(scope="module")
+def stock(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """name -> (path, arguments, rows, greedy tokens) of the stock library, which has a process of its own."""
+    out = tmp_path_factory.mktemp("stock")
+    cases = []
+    for arch, kwargs in GATE0.values():
+        kwargs = {**SMALL, **kwargs}
+        model = {name: kwargs.pop(name) for name in ("n_embd", "weight_type") if name in kwargs}
+        cases.append((str(tiny(arch, **model)), kwargs, TOKENS))
+    (out / "cases.json").write_text(json.dumps([str(out), *cases]))
+    done = run_python(STOCK, out / "cases.json")
+    assert done.returncode == 0, done.stderr
+    rows = [np.load(out / f"{i}.npz") for i in range(len(cases))]
+    return {
+        name: (Path(case[0]), case[1], r["rows"], r["greedy"].tolist()) for name, case, r in zip(GATE0, cases, rows)
+    }
+
+
+@pytest.mark.parametrize("name", GATE0)
+def test_with_pcd_off_every_logit_is_stock_llama_cpps_bit_for_bit(name: str, stock: dict[str, Any]) -> None:
+    path, kwargs, rows, tokens = stock[name]
+    llm = pypcd.Llama(path, logits_all=True, **kwargs)
+    llm.eval(TOKENS)
+    assert np.array_equal(llm.scores[: len(TOKENS)], rows)
+    assert greedy(llm) == tokens
+
+
+@pytest.mark.parametrize("name", [n for n, (arch, _) in GATE0.items() if arch in ATTENTION_ARCHS])
+def test_turned_off_again_every_logit_is_stock_llama_cpps_bit_for_bit(name: str, stock: dict[str, Any]) -> None:
+    path, kwargs, rows, tokens = stock[name]
+    rope = GATE0[name][0] in ROPE_ARCHS
+    llm = pypcd.Llama(path, logits_all=True, pcd={} if rope else {"perturbation": "none", "window": 8}, **kwargs)
+    contrasted = greedy(llm)
+    llm.pcd = False
+    llm.reset()
+    llm.eval(TOKENS)
+    assert np.array_equal(llm.scores[: len(TOKENS)], rows)
+    assert greedy(llm) == tokens
+    if rope:
+        assert contrasted != tokens
+
+
+@pytest.mark.parametrize(
+    "setting", [{"beta": 0}, {"gamma": 1}, {"relative_top": 1}, {"beta": 0, "window": 9, "cache": "shared"}], ids=str
+)
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_beta_0_or_a_single_token_in_play_is_stock_greedy_decoding(
+    setting: dict[str, Any], evaluation: str, stock: dict[str, Any]
+) -> None:
+    for name in ("llama", "qwen3", "llama-f32"):
+        path, kwargs, _, tokens = stock[name]
+        assert greedy(pypcd.Llama(path, pcd={**setting, "evaluation": evaluation}, **kwargs)) == tokens
+
+
+# --- separate: the second stream is stock llama.cpp with other frequencies, see gate 0 ---
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "stablelm", "qwen2vl", "smollm3"])
+def test_without_transition_the_second_stream_is_stock_with_another_base(
+    arch: str, evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    setting = {"cache": "separate", "transition": "none", "base_ratio": 0.01, "evaluation": evaluation}
+    for n_batch, n_ubatch in ((128, 128), (48, 9)):
+        llm = load(tiny(arch), setting, n_batch=n_batch, n_ubatch=n_ubatch, rope_freq_base=2e5)
+        stock = load(tiny(arch), False, rope_freq_base=2e3)
+        for start, stop in ((0, 100), (100, 101), (101, 119), (119, 120)):
+            llm.eval(TOKENS[start:stop])
+            stock.eval(TOKENS[start:stop])
+            close(llm.pcd_logits().local, native_row(stock), tolerance(tiny(arch)))
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("band", ["low", "high"])
+def test_the_second_stream_is_stock_with_the_table_in_the_model(
+    band: str, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    """A GGUF copy whose rope_freqs.weight is 1/rho, in a float16 cache as users have it."""
+    table = 1 / method.rho(16, alpha=0.3, base_ratio=0.05, band=band)
+    llm = load(
+        tiny("llama"),
+        {"cache": "separate", "alpha": 0.3, "base_ratio": 0.05, "band": band},
+        f16=True,
+        flash_attn=flash_attn,
+    )
+    stock = load(tiny("llama", rope_freqs=tuple(table.tolist())), False, f16=True, flash_attn=flash_attn)
+    for start, stop in ((0, 100), (100, 101), (101, 119), (119, 120)):
+        llm.eval(TOKENS[start:stop])
+        stock.eval(TOKENS[start:stop])
+        close(llm.pcd_logits().local, native_row(stock), tolerance(tiny("llama"), **shape(llm)))
+
+
+def test_the_second_stream_fills_a_context_to_the_last_cell(tiny: Tiny, load: Load) -> None:
+    tokens = (TOKENS * 3)[:256]
+    for evaluation in EVALUATIONS:
+        llm = load(tiny("llama"), {"cache": "separate", "evaluation": evaluation}, n_ctx=256, n_batch=256)
+        llm.eval(tokens[:250])
+        for n in range(251, 257):
+            llm.eval(tokens[n - 1 : n])
+        check_rows(llm, tiny("llama"), tokens)
+        llm.reset()
+        llm.eval(tokens)  # at once
+        check_rows(llm, tiny("llama"), tokens)

@@ -1,0 +1,134 @@
+"""The limits of the tests are measured on every machine; this tests that they still catch errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import arch_checks
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import TOKENS, Tiny, close, expected, native_row, reference, rounding, shape, tolerance
+from limits import EPSILON, FACTOR, FLOOR, allowed, allowed_nmse
+from reference import rho
+from tiny_gguf import ROPE_ARCHS
+
+import pypcd
+
+LAST = len(TOKENS) - 1
+CACHES = ["rerotated", "shared", "separate"]
+Load = Callable[..., pypcd.Llama]
+
+
+def table(n_rot: int, base_ratio: float = 1e-4) -> np.ndarray:
+    return rho(n_rot, alpha=0.2, base_ratio=base_ratio)
+
+
+def apart(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max())
+
+
+def test_a_limit_is_never_zero_and_grows_with_what_stock_differs_by() -> None:
+    assert allowed(0.0, 10.0) == FACTOR * FLOOR * EPSILON * 10.0
+    assert allowed(1e-3, 10.0) == FACTOR * 1e-3
+    assert allowed_nmse(0.0) == pytest.approx(allowed(0.0, 1.0) ** 2)
+    assert allowed_nmse(1e-6) == pytest.approx(allowed(1e-3, 1.0) ** 2)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("arch", ROPE_ARCHS)
+def test_a_base_that_is_one_percent_off_is_beyond_every_limit(arch: str, cache: str, tiny: Tiny) -> None:
+    """With flash attention and a float16 cache, where numbers have three digits, three percent are caught."""
+    path = tiny(arch)
+    ref = reference(path)
+    row, near, far = (
+        ref.twin(TOKENS, LAST, rho=lambda n, off=off: table(n, 1e-4 * off), cache=cache) for off in (1.0, 1.01, 1.03)
+    )
+    for limit in (tolerance(path), rounding(path)):
+        assert limit < apart(row, near) / 5
+    for flash_attn in (False, True):
+        assert tolerance(path, f16=True, flash_attn=flash_attn) < apart(row, far)
+
+
+@pytest.mark.parametrize("arch", ROPE_ARCHS)
+def test_one_wrong_key_of_120_is_beyond_every_limit(arch: str, tiny: Tiny) -> None:
+    """A cell in the middle of the text with its neighbour's keys."""
+    path = tiny(arch)
+    ref = reference(path)
+    over, memory = table(ref.n_rot), ref._evaluate(TOKENS[:LAST])[1]
+    row = ref._evaluate(TOKENS[LAST:], over, memory, over)[0][0]
+    wrong = [(np.concatenate([k[:50], k[51:52], k[51:]]), v) for k, v in memory]
+    other = ref._evaluate(TOKENS[LAST:], over, wrong, over)[0][0]
+    for limit in (tolerance(path), rounding(path)):
+        assert limit < apart(row, other) / 3
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_the_engine_with_a_wrong_angle_or_a_wrong_cell_fails(cache: str, tiny: Tiny, load: Load) -> None:
+    path, c = tiny("llama"), pypcd.PCDConfig(cache=cache)
+    wanted = expected(path, TOKENS, LAST, c)[1]
+    llm = load(path, c)
+    llm.eval(TOKENS)
+    close(llm.pcd_logits().local, wanted, tolerance(path, **shape(llm)))
+    wrong = load(path, c.replace(base_ratio=1.01e-4))
+    wrong.eval(TOKENS)
+    with pytest.raises(AssertionError, match="largest difference"):
+        close(wrong.pcd_logits().local, wanted, tolerance(path, **shape(llm)))
+
+
+def test_a_key_that_stock_turned_to_another_position_is_beyond_rounding(tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    stock, moved = load(path, False), load(path, False)
+    for llm in (stock, moved):
+        llm.eval(TOKENS[:50])
+    memory = llama_cpp.llama_get_memory(moved.ctx)
+    llama_cpp.llama_memory_seq_add(memory, 0, 20, 21, 1)
+    for llm in (stock, moved):
+        llm.eval(TOKENS[50:51])
+    assert apart(native_row(stock), native_row(moved)) > 5 * rounding(path)
+
+
+# --- those of arch_checks ---
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Tiny) -> arch_checks.Model:
+    return arch_checks.Model(tiny("llama"))
+
+
+@pytest.mark.parametrize("reading", arch_checks.READINGS)
+def test_the_checks_of_an_architecture_pass_and_notice_a_wrong_oracle(
+    reading: str, model: arch_checks.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = arch_checks.check(model, reading, arch_checks.TWINS_AT)
+    assert got["status"] == "supported" and "oracle" in got
+    if reading == "window":
+        monkeypatch.setattr(arch_checks, "WINDOW", {"perturbation": "none", "window": 13})
+    else:
+        monkeypatch.setattr(arch_checks, "RATIO", arch_checks.RATIO * 1.01)
+    wrong = arch_checks.check(model, reading, arch_checks.TWINS_AT)
+    assert wrong["status"] == "wrong" and wrong["wrong"] == ["oracle"]
+
+
+@pytest.mark.parametrize("reading", CACHES)
+def test_a_twin_that_is_not_its_token_is_no_identity(reading: str, model: arch_checks.Model) -> None:
+    context = arch_checks.Context(model, {**arch_checks.READINGS[reading], "base_ratio": 0.99})
+    context.read(model.tokens(), arch_checks.TWINS_AT)
+    error = max(arch_checks.nmse(context.row(i, 1), context.row(i, 0)) for i in arch_checks.TWINS_AT)
+    context.close()
+    assert error > 100 * model.rounding
+
+
+def test_every_number_of_an_architecture_has_its_limit() -> None:
+    good: dict[str, Any] = {"moved": 1e-2, "moved_far": 1e-2, "oracle": 1e-6, "relative": 1e-6}
+    good.update(dict.fromkeys(("standard", "identity", "alternate", "later"), 1e-9))
+    assert arch_checks.faults(good, rounding=1e-9) == []
+    for name in ("standard", "identity", "alternate", "later"):
+        assert arch_checks.faults({**good, name: 2e-9}, rounding=1e-9) == [name]
+    for name in ("oracle", "relative"):
+        assert arch_checks.faults({**good, name: 2e-5}, rounding=1e-9) == [name]
+        assert arch_checks.faults({**good, name: 2e-5}, rounding=2e-5) == []
+    small = {**good, "moved": 0.0, "moved_far": 1e-8, "oracle": 0.0, "relative": 0.0}
+    assert arch_checks.faults(small, rounding=1e-9) == []
+    assert arch_checks.faults({**small, "moved_far": 0.0}, rounding=1e-9) == ["moved"]

@@ -1,0 +1,387 @@
+"""Batches passed to llama_decode directly, as by C callers: unusual models and batches, contexts changed in between."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import pytest
+from batches import TWINS, WAYS, Context, Native, Rows, Setting, ask, check_row, decode_in, same_rows
+from conftest import TOKENS, Tiny, check_contrast, close, contrasted, native_row
+
+import pypcd
+from pypcd.engine import _bindings as _native
+from pypcd.engine import _log
+
+Load = Callable[..., pypcd.Llama]
+
+# --- odd models ---
+
+
+@pytest.mark.parametrize("turned_on", ["first", "later"])
+def test_latent_keys_in_a_quantised_cache_turn_as_float_ones_do(turned_on: str, native: Native) -> None:
+    """128 dimensions could be stored Hadamard-rotated, but latent keys are not."""
+
+    def rows(type_kv: int, turned_on: str) -> Rows:
+        flash = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        context = native("deepseek2", type_k=type_kv, type_v=type_kv, flash_attn_type=flash)
+        for tokens, when in ((TOKENS[:99], "first"), (TOKENS[99:100], "later")):
+            if turned_on == when:
+                assert ask(context, {}) == (_native.OK, "")
+            assert context.decode(tokens) == 0
+        return context.rows()
+
+    exact = rows(llama_cpp.GGML_TYPE_F32, "first")
+    effect = np.abs(exact[0] - exact[1]).max()
+    assert effect > 5
+    for got, row in zip(rows(llama_cpp.GGML_TYPE_Q8_0, turned_on), exact):
+        close(got, row, effect / 20)
+
+
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+def test_latent_second_keys_may_be_coarser(cache: str, flash: bool, native: Native) -> None:
+    """In a second stream these keys are its values too."""
+    types = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    exact, coarse = (
+        native("deepseek2", {"cache": cache, "type_k_over": name, "evaluation": "fused"}, flash_attn_type=types[flash])
+        for name in ("f32", "q8_0")
+    )
+    decode_in((exact, coarse), TOKENS[:60])
+    decode_in((exact, coarse), TOKENS[60:61])
+    effect = np.abs(exact.rows()[0] - exact.rows()[1]).max()
+    assert effect > 1
+    close(coarse.rows()[0], exact.rows()[0], coarse.limit)
+    close(coarse.rows()[1], exact.rows()[1], effect / 10)
+
+
+@pytest.mark.parametrize(
+    "before", [{"perturbation": "none", "window": 9, "evaluation": "fused"}, False], ids=["window", "off"]
+)
+def test_a_model_that_rotates_in_name_only_is_refused_and_nothing_changes(before: Any, tiny: Tiny, load: Load) -> None:
+    """This shows only when a graph is built."""
+    asked, never = (load(tiny("starcoder"), before) for _ in range(2))
+    for llm in (asked, never):
+        llm.eval(TOKENS[:20])
+    for setting in ({"cache": "rerotated"}, {"cache": "shared"}, {"cache": "shared", "perturbation": "noise"}):
+        with pytest.raises(pypcd.UnsupportedError, match="'starcoder' has no rotary positions.*with a window"):
+            asked.pcd = pypcd.PCDConfig(**setting)
+    assert asked.pcd == never.pcd
+    assert asked.pcd_stats().second_bytes == 0
+    for llm in (asked, never):
+        llm.eval(TOKENS[20:21])
+    assert np.array_equal(native_row(asked), native_row(never))
+    if before:
+        rows = asked.pcd_logits()
+        assert asked.pcd is not None and np.abs(rows.standard - rows.local).max() > 0.05
+        check_contrast(rows, asked.pcd, native_row(asked))
+
+
+def test_a_layer_without_attention_has_no_keys_to_derive(native: Native) -> None:
+    stock, first, later = native("deci"), native("deci", {}), native("deci")
+    decode_in((stock, first, later), TOKENS[:40])
+    assert ask(later, {}) == (_native.OK, "")
+    decode_in((stock, first, later), TOKENS[40:41])
+    check_row(later, stock, first)
+
+
+def test_a_decoder_with_an_encoder_is_refused_and_decodes_on_without(native: Native) -> None:
+    asked, never = native("t5"), native("t5")
+    decode_in((asked, never), TOKENS[:20], 0, out=range(20), call=llama_cpp.llama_encode)
+    decode_in((asked, never), TOKENS[:10])
+    status, text = ask(asked, {"perturbation": "none", "window": 8})
+    assert status == _native.UNSUPPORTED
+    assert text == "the architecture 't5' has an encoder, and a twin cannot attend to it"
+    decode_in((asked, never), TOKENS[10:11])
+    assert np.array_equal(asked.seen(), never.seen())
+
+
+# --- images: positions in time, height and width; a 3 x 4 image takes positions 10 to 13 ---
+
+IMAGE = np.random.default_rng(3).standard_normal((12, 64)).astype(np.float32)
+PLACES = np.array([(10, 10 + y, 10 + x, 0) for y in range(3) for x in range(4)]).T
+
+
+def decode_image_in(contexts: Sequence[Context], out: Sequence[int]) -> None:
+    decode_in(contexts, TOKENS[:10])
+    decode_in(contexts, IMAGE, PLACES, out=out)
+
+
+@pytest.mark.parametrize(
+    ("cache", "evaluation"), [("rerotated", "fused"), ("rerotated", "alternate"), ("separate", "fused")]
+)
+def test_without_over_rotation_the_twins_of_patches_are_the_patches(
+    cache: str, evaluation: str, native: Native
+) -> None:
+    stock = native("qwen2vl")
+    context = native("qwen2vl", {"base_ratio": 1, "cache": cache, "evaluation": evaluation})
+    decode_image_in((stock, context), range(12))
+    for i in range(12):
+        for row in context.rows(i):
+            close(row, stock.seen(i), stock.limit)
+    decode_in((stock, context), TOKENS[10:12], 14)
+    for row in context.rows():
+        close(row, stock.seen(), stock.limit)
+
+
+def test_text_after_an_image_has_one_over_rotated_row_however_it_is_made(native: Native) -> None:
+    stock, stored, derived = native("qwen2vl"), native("qwen2vl", {}), native("qwen2vl")
+    alternate = native("qwen2vl", {"evaluation": "alternate"})
+    decode_image_in((stock, stored, derived, alternate), [])
+    decode_in((stock, stored, derived, alternate), TOKENS[10:19], 14)
+    assert ask(derived, {}) == (_native.OK, "")
+    decode_in((stock, stored, derived, alternate), TOKENS[19:20], 23)
+    check_row(derived, stock, stored)
+    check_row(alternate, stock, stored)
+
+
+def test_an_image_in_the_second_stream_cannot_be_evaluated_again(native: Native) -> None:
+    """The image's embeddings are gone; in a window without rotation its keys are those of the first stream."""
+    context = native("qwen2vl", {"cache": "separate"})
+    decode_image_in([context], [])
+    decode_in([context], TOKENS[10:12], 14)
+    assert context.rows()
+    assert ask(context, {"cache": "separate", "alpha": 0.3}) == (_native.OK, "")
+    _log.clear_errors()
+    assert context.decode(TOKENS[12:13], 16) == -1
+    assert re.search("position 1[0-3] of sequence 0 again, but does not know its token.*image", _log.last_errors())
+    assert context.span() == (0, 15)
+    assert ask(context, {"cache": "rerotated", "alpha": 0.3}) == (_native.OK, "")
+    decode_in([context], TOKENS[12:13], 16)
+    assert context.rows()
+
+
+# --- batches that cannot be decoded ---
+
+
+@pytest.mark.parametrize(
+    "setting", [{}, {"cache": "separate"}, {"cache": "separate", "evaluation": "alternate"}], ids=str
+)
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_batch_that_does_not_fit_changes_nothing(arch: str, setting: Setting, native: Native) -> None:
+    tokens, params = (TOKENS * 5)[:513], {"n_ctx": 512, "n_batch": 512, "n_ubatch": 16, "swa_full": False}
+    stock, asked, never = native(arch, **params), native(arch, setting, **params), native(arch, setting, **params)
+    decode_in((stock, asked, never), tokens[:262])
+    for context in (stock, asked):
+        before = context.span()
+        for n in (251, 260, 512):
+            assert context.decode(tokens[:n], 262, out=[n - 11, n - 1]) == 1
+            assert context.span() == before
+    for n in (1, 249):  # up to the last cell
+        decode_in((stock, asked, never), tokens[asked.span()[1] + 1 :][:n], out=[0, n - 1])
+        assert asked.span() == never.span() and asked.span()[1] == stock.span()[1]
+        for i in (0, n - 1):
+            check_row(asked, stock, never, i)
+
+
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_an_invalid_batch_is_refused_and_changes_nothing(
+    arch: str, evaluation: str, cache: str, native: Native
+) -> None:
+    params, setting = {"n_ctx": 1024, "n_seq_max": 2, "swa_full": False}, {"evaluation": evaluation, "cache": cache}
+    stock, asked = native(arch, **params), native(arch, setting, **params)
+    decode_in((stock, asked), TOKENS[:20])
+    decode_in((stock, asked), TOKENS[20:32], seq=1)
+    for context in (stock, asked):
+        # before the end, after it, in invalid sequences (a twin's among them), and invalid tokens
+        for at, seq, token in zip((5, 30, 5, 0, 0, 0, 20, 20), (0, 0, -1, 2, 192, 10**6, 0, 0), [9] * 6 + [384, -1]):
+            assert context.decode([token] * 4, at, seq=seq, out=[1, 3]) == -1, (at, seq, token)
+            assert (context.span(0), context.span(1)) == ((0, 19), (0, 11)), (at, seq, token)
+        assert context.decode([], 20) == -1
+    decode_in((stock, asked), TOKENS[40:44], seq=1, out=[1, 3])
+    fresh = native(arch, setting, **params)
+    decode_in([fresh], TOKENS[20:32])
+    decode_in([fresh], TOKENS[40:44], out=[1, 3])
+    for i in (1, 3):
+        check_row(asked, stock, fresh, i)
+
+
+# --- limits and outputs of a context ---
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+def test_a_limit_on_outputs_counts_the_callers_rows_alone(evaluation: str, cache: str, n: int, native: Native) -> None:
+    limited = native("llama", {"evaluation": evaluation, "cache": cache}, n_outputs_max=n)
+    free = native("llama", {"evaluation": evaluation, "cache": cache})
+    for start, stop in ((0, 10), (10, 10 + n), (10 + n, 20)):
+        out = range(stop - start - n, stop - start)
+        decode_in((limited, free), TOKENS[start:stop], out=out)
+        for i in out if start else out[-1:]:
+            same_rows(limited, free, i)
+            close(limited.seen(i), free.seen(i), contrasted(free.limit, pypcd.PCDConfig().beta))
+
+
+@pytest.mark.parametrize("out", [[19], [3, 10, 19], range(20)], ids=["last", "some", "all"])
+@pytest.mark.parametrize("way", WAYS)
+def test_embeddings_are_stock_for_every_token(way: str, out: Sequence[int], native: Native) -> None:
+    arch, setting, params = WAYS[way]
+    stock, context = native(arch, embeddings=True, **params), native(arch, setting, embeddings=True, **params)
+    without = native(arch, setting, **params)
+    decode_in((stock, context, without), TOKENS[:20], out=out)
+    for i in range(20):
+        close(context.embedding(i), stock.embedding(i), context.limit)
+    for i in out:
+        if i > 2:  # the first tokens have few tokens before them
+            check_row(context, stock, without, i)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_embeddings_may_be_turned_on_and_off(way: str, first: bool, native: Native) -> None:
+    arch, setting, params = WAYS[way]
+    stock, context = native(arch, embeddings=first, **params), native(arch, setting, embeddings=first, **params)
+    without = native(arch, setting, **params)
+    for k, on in enumerate((first, not first, first)):
+        llama_cpp.llama_set_embeddings(stock.ctx, on)
+        llama_cpp.llama_set_embeddings(context.ctx, on)
+        decode_in((stock, context, without), TOKENS[10 * k : 10 * k + 10], out=[3, 9])
+        for i in range(10):
+            assert (context.embedding(i) is not None) == (stock.embedding(i) is not None) == on
+            if on:
+                close(context.embedding(i), stock.embedding(i), context.limit)
+        for i in (3, 9):
+            check_row(context, stock, without, i)
+
+
+def test_attention_that_is_no_longer_causal_is_an_error_until_it_is_again(native: Native) -> None:
+    asked, never = native("llama", {}), native("llama", {})
+    decode_in((asked, never), TOKENS[:20])
+    llama_cpp.llama_set_causal_attn(asked.ctx, False)
+    assert asked.decode(TOKENS[20:23]) == -1
+    assert asked.span() == (0, 19)
+    assert ask(asked, {}, _native.pcd_check)[0] == _native.UNSUPPORTED
+    llama_cpp.llama_set_causal_attn(asked.ctx, True)
+    decode_in((asked, never), TOKENS[20:23])
+    same_rows(asked, never)
+
+
+# --- interruptions, threads, edited memory ---
+
+
+@pytest.mark.parametrize("derived", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_aborted_decode_leaves_no_twin_and_can_be_retried(way: str, derived: bool, native: Native) -> None:
+    arch, setting, params = WAYS[way]
+    left = [0]
+
+    @llama_cpp.ggml_abort_callback
+    def abort(_: Any) -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    def prompted() -> Context:
+        left[0] = 10**6
+        context = native(arch, None if derived else setting, **params)
+        llama_cpp.llama_set_abort_callback(context.ctx, abort, None)
+        assert context.decode(TOKENS[:20]) == 0
+        assert ask(context, setting) == (_native.OK, "")
+        return context
+
+    context = prompted()
+    before = left[0]
+    assert context.decode(TOKENS[20:23], out=[0, 2]) == 0
+    expected, n_steps = [context.rows(i) for i in (0, 2)], before - left[0]
+    for at in (0, n_steps // 5, n_steps // 2, n_steps * 4 // 5, n_steps - 1):
+        context = prompted()
+        left[0], n_derived = at, _native.pcd_get_stats(context.ctx).n_derived
+        assert context.decode(TOKENS[20:23], out=[0, 2]) == 2
+        assert all(context.span(seq) == (-1, -1) for seq in TWINS)
+        assert not _native.pcd_get_logits_ith(context.ctx, -1, 0)
+        if at == 0:
+            assert context.span() == (0, 19)
+            assert _native.pcd_get_stats(context.ctx).n_derived == n_derived  # cut off in mid-derivation, if any
+        left[0] = 10**6
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 20, -1)  # finished parts stay in memory, as llama.h has it
+        assert context.decode(TOKENS[20:23], out=[0, 2]) == 0
+        for i, rows in zip((0, 2), expected):
+            same_rows(context, rows, i)
+
+
+def test_threads_with_contexts_of_their_own_give_the_same_rows(native: Native) -> None:
+    kinds = [
+        ("llama", {"evaluation": "fused"}),
+        ("llama", {"cache": "separate"}),
+        ("gemma3", {"evaluation": "alternate"}),
+    ] * 3
+    contexts = [native(arch, setting, n_ctx=512, swa_full=False) for arch, setting in kinds]
+
+    def work(context: Context) -> None:
+        for a, b in ((0, 40), *((i, i + 1) for i in range(40, 60))):
+            decode_in([context], TOKENS[a:b])
+
+    for context in contexts[:3]:
+        work(context)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, contexts[3:]))
+    for i, context in enumerate(contexts[3:]):
+        assert np.array_equal(context.rows(), contexts[i % 3].rows())
+        assert np.array_equal(context.seen(), contexts[i % 3].seen())
+
+
+# an edit of 40 tokens, the sequence that continues, and how many of its tokens are unchanged
+EDITS: dict[str, tuple[list[tuple[Any, ...]], int, int]] = {
+    "copy": ([("cp", 0, 1, 0, 30)], 1, 30),
+    "shift": ([("add", 0, 0, -1, 50)], 0, 40),
+    "cut": ([("rm", 0, 10, 20), ("add", 0, 20, -1, -10)], 0, 0),
+    "halve": ([("div", 0, 0, 40, 2)], 0, 0),
+    "copy-and-shift": ([("cp", 0, 1, 0, 30), ("keep", 1), ("add", 1, 10, 30, 7)], 1, 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("edit", "cache", "arch"),
+    [
+        *itertools.product(EDITS, ["rerotated", "shared"], ["llama", "gemma3"]),
+        # the tokens left by a cut, evaluated again, would not see those cut out
+        ("copy", "separate", "llama"),
+        ("copy", "separate", "gemma3"),
+        ("shift", "separate", "llama"),
+    ],
+)
+def test_an_edited_memory_gives_the_rows_of_pcd_turned_on_later(
+    edit: str, cache: str, arch: str, native: Native
+) -> None:
+    """If a sequence's tokens are unchanged, its rows are those of these tokens alone."""
+    params, setting = {"n_seq_max": 2, "swa_full": True}, {"cache": cache}
+    stock, first, later, alone = (native(arch, on, **params) for on in (None, setting, None, setting))
+    calls, seq, n_same = EDITS[edit]
+    decode_in((stock, first, later), TOKENS[:40])
+    for context, (name, *args) in itertools.product((stock, first, later), calls):
+        getattr(llama_cpp, f"llama_memory_seq_{name}")(context.memory, *args)
+    assert ask(later, setting) == (_native.OK, "")
+    decode_in((stock, first, later), TOKENS[40:45], seq=seq, out=[0, 4])
+    if n_same:
+        decode_in([alone], TOKENS[:n_same])
+        decode_in([alone], TOKENS[40:45], out=[0, 4])
+    for i in (0, 4):
+        check_row(first, stock, later, i)
+        if n_same and (edit, cache) != ("shift", "shared"):  # a shift changes the angles from q* to k
+            check_row(first, stock, alone, i)
+
+
+def test_a_second_stream_is_not_made_up_for_what_sliding_layers_forgot(native: Native) -> None:
+    """After a shift, llama.cpp reuses cells that fell out of the window, also in a full-size cache."""
+    setting, params = {"cache": "separate"}, {"n_seq_max": 2, "swa_full": True}
+    first, later, alone = native("gemma3", setting, **params), native("gemma3", **params), native("gemma3", setting)
+    decode_in((first, later, alone), TOKENS[:40])
+    for context in (first, later):
+        llama_cpp.llama_memory_seq_add(context.memory, 0, 0, -1, 50)
+    assert ask(later, setting) == (_native.OK, "")
+    _log.clear_errors()
+    assert later.decode(TOKENS[40:45]) == -1
+    assert "position 50 of sequence 0 again, but sliding-window layers may have forgotten" in _log.last_errors()
+    decode_in((first, alone), TOKENS[40:45])
+    same_rows(first, alone)
+    llama_cpp.llama_memory_clear(later.memory, False)
+    decode_in([later], TOKENS[:40])
+    decode_in([later], TOKENS[40:45])
+    same_rows(later, alone)

@@ -1,0 +1,220 @@
+"""A model whose layers, caches and second keys lie on two servers on loopback: its rows, texts and states, and `--rpc`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TOKENS, Tiny, native_row
+from limits import nmse
+from rpc_servers import RPCServer, needs_rpc, running
+from test_backend import PLACEMENTS, READINGS, SETTINGS, SHAPE, Case, check_rows
+
+import pypcd
+from pypcd import machine, remote
+
+pytestmark = needs_rpc
+
+Open = Callable[..., pypcd.Llama]
+
+THERE: dict[str, Any] = {"n_gpu_layers": -1, "flash_attn": True, "f16": True}  # options of `load`
+
+
+def command(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pypcd", *args], input=stdin, check=False, capture_output=True, text=True, timeout=300
+    )
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+CASES = [
+    *(
+        Case("llama", kv, name, how)
+        for kv in ("f16", "f16-flash")
+        for name in READINGS
+        for how in ("fused", "alternate")
+    ),
+    *(Case("llama", "q8_0-flash", name, "fused") for name in READINGS),
+    *(Case("llama", "f16", "rerotated", "fused", work) for work in ("every-row", "shifted", "restored", "sequences")),
+    *(Case("llama", "f16", name, "fused") for name in SETTINGS if name not in READINGS),
+]
+
+
+@pytest.mark.parametrize("case", [case._replace(placement="rpc") for case in CASES], ids="/".join)
+def test_rows_are_the_references(
+    case: Case, tiny: Tiny, rpc_servers: str, monkeypatch: pytest.MonkeyPatch, record_property: Callable[..., None]
+) -> None:
+    """Some cases of `scripts/test --backend rpc`, on this file's servers."""
+    monkeypatch.setitem(PLACEMENTS, "rpc", {"n_gpu_layers": -1, "rpc_servers": rpc_servers})
+    check_rows(case, tiny, record_property)
+
+
+def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, load: Open, rpc_servers: str) -> None:
+    path = tiny("llama", **SHAPE)
+    addresses = remote.parse_servers(rpc_servers)
+    assert not any(map(remote.is_connected, addresses))
+    there = load(path, rpc_servers=rpc_servers, **THERE)
+    assert all(map(remote.is_connected, addresses))  # each holds a part
+    also_there = load(path, rpc_servers=list(addresses), **THERE)
+    here = load(path, f16=True, flash_attn=True)
+    rows = []
+    for llm in (there, also_there, here):
+        llm.eval(TOKENS)
+        rows.append(native_row(llm))
+    assert (rows[0] == rows[1]).all() and (rows[0] == rows[2]).all()  # the same kernels, in the same order
+    there.close()
+    assert all(map(remote.is_connected, addresses))
+    also_there.close()
+    assert not any(map(remote.is_connected, addresses)), "the model of this machine alone needs no server"
+
+
+@pytest.mark.parametrize(
+    "options, wanted",
+    [
+        ({}, [0, 0, 1, 1]),  # the output counts as a layer
+        ({"tensor_split": [3, 1]}, [0, 0, 0, 1]),
+        ({"tensor_split": [1, 3]}, [0, 1, 1, 1]),
+        ({"n_gpu_layers": 2}, [None, None, 0, 1]),
+    ],
+)
+def test_layers_go_to_the_servers_in_their_order(
+    options: dict[str, Any], wanted: list[int | None], tiny: Tiny, load: Open, rpc_servers: str, capfd
+) -> None:
+    load(tiny("llama", n_layer=3), rpc_servers=rpc_servers, verbose=True, **{**THERE, **options}).close()
+    said = capfd.readouterr().err
+    names = re.findall(r"using device (RPC\d+) \((\S+)\)", said)
+    assert [address for _, address in names] == rpc_servers.split(",")
+    numbers = {name: i for i, (name, _) in enumerate(names)}
+    assert [numbers.get(name) for name in re.findall(r"layer +\d+ assigned to device (\w+)", said)] == wanted
+
+
+def test_a_server_is_no_gpu_of_this_machine(tiny: Tiny, load: Open, rpc_servers: str) -> None:
+    before = machine.has_gpu(), [device["name"] for device in machine.devices()]
+    load(tiny("llama", **SHAPE), rpc_servers=rpc_servers, **THERE)
+    assert (machine.has_gpu(), [device["name"] for device in machine.devices()]) == before
+    assert machine.has_gpu({"rpc_servers": rpc_servers})
+
+
+def test_a_saved_state_is_the_same_here_and_there(tiny: Tiny, load: Open, rpc_servers: str) -> None:
+    path = tiny("llama", **SHAPE)
+    there, here = {**THERE, "rpc_servers": rpc_servers}, {"f16": True, "flash_attn": True}
+    first = load(path, **there)
+    first.eval(TOKENS)
+    state = first.save_state()
+    first.eval([5])
+    unsaved = first.pcd_logits()
+    got = []
+    for options in (there, here):
+        llm = load(path, **options)
+        llm.load_state(state)
+        llm.eval([5])
+        got.append(llm.pcd_logits())
+        assert (got[-1].standard == unsaved.standard).all()
+    assert (got[0].local == got[1].local).all()
+    # second keys are made anew, from keys that were rounded
+    assert nmse(got[0].local, unsaved.local) < 1e-4
+
+
+# -- the options -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def question() -> str:
+    return command("demo", "--question", "215").stdout
+
+
+def test_generate_writes_the_same_text(question: str) -> None:
+    with running() as servers:
+        rpc = "--rpc=" + ",".join(server.address for server in servers)
+        for pcd in ("off", "on"):
+            args = ["generate", "demo", f"--pcd={pcd}", "--max-tokens=12", "--threads=1"]
+            here, there = command(*args, stdin=question), command(*args, rpc, stdin=question)
+            assert there.returncode == 0, there.stderr
+            assert there.stdout == here.stdout != ""
+        said = json.loads(command("info", "demo", "--json", rpc).stdout)
+        assert all(check["passed"] for check in said["self_test"]["checks"])
+        assert "Traceback" not in "".join(server.log() for server in servers)
+
+
+def ask(url: str, **body: Any) -> Any:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer
+
+
+def serving(*args: str) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pypcd", "serve", *args, "--port=0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    for line in process.stdout:
+        if "OpenAI" in line:
+            return process, line.split()[1].removesuffix("/v1")
+    raise AssertionError(process.stderr.read())
+
+
+def test_serve_answers_as_a_model_here_does_and_tells_of_a_server_that_is_lost(question: str) -> None:
+    llm = pypcd.Llama("demo", pcd="paper", n_ctx=2048, n_threads=1)
+    text = llm(question, max_tokens=12, temperature=0)["choices"][0]["text"]
+    llm.close()
+    with running() as servers:
+        process, url = serving("demo", "--rpc", ",".join(server.address for server in servers))
+        try:
+            body = {"prompt": question, "max_tokens": 12, "temperature": 0}
+            assert ask(url, pcd="paper", **body)["choices"][0]["text"] == text
+            assert ask(url, pcd=False, **body)["choices"][0]["text"]
+
+            servers[1].kill()
+            with pytest.raises((OSError, http.client.HTTPException)):  # no answer that looks like a whole one
+                ask(url, pcd="paper", **body)
+            assert process.wait(30) == 1
+            assert process.stderr is not None
+            said = process.stderr.read()
+            assert f"the connection to the RPC server {servers[1].address} was lost, so ggml ended llama-server" in said
+            assert len(said.splitlines()) < 5, said
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_serve_with_several_models_loads_them_in_turn_and_goes_on_after_a_loss(question: str, tmp_path: Path) -> None:
+    with running() as servers:
+        rpc = ",".join(server.address for server in servers)
+        ini = tmp_path / "models.ini"
+        ini.write_text("[one]\nmodel = demo\n[two]\nmodel = demo\n")
+        process, url = serving(str(ini), "--rpc", rpc)
+        try:
+            body = {"prompt": question, "max_tokens": 12, "temperature": 0, "pcd": True}
+            texts = [ask(url, model=name, **body)["choices"][0]["text"] for name in ("one", "two", "one")]
+            assert len(set(texts)) == 1 and texts[0]
+
+            servers[0].kill()
+            assert "error" in ask(url, model="one", **body)
+            assert "error" in ask(url, model="two", **body)
+            assert process.poll() is None  # the router lives
+
+            port = servers[0].address.partition(":")[2]
+            servers.append(RPCServer(f"--port={port}"))
+            assert ask(url, model="one", **body)["choices"][0]["text"] == texts[0]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=30)[1]
+        assert re.search(
+            rf"\[ *\d+\] the connection to the RPC server {servers[0].address} was lost, so ggml ended", said
+        )
+        assert "loaded RPC backend" not in said

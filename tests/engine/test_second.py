@@ -1,0 +1,590 @@
+"""Second keys: which cells they are derived for again, and the memory that they take.
+
+Second keys are the keys that twins see with cache="rerotated": the cached ones, turned. They follow from the first keys."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import sys
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from batches import WAYS, Context, Native, Setting, ask, check_row, decode_in, same_rows
+from conftest import SANITIZED, TOKENS, Tiny, close, expected, run_python, tolerance, turn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pypcd
+from pypcd.engine import _bindings as _native
+from pypcd.engine._pcd import native_params
+
+SEQUENCES = {"n_seq_max": 4, "n_ctx": 1024, "n_batch": 1024, "n_ubatch": 64}
+
+
+def turn_off(context: Context) -> None:
+    assert _native.pcd_set(context.ctx, None, None, 0) == _native.OK
+
+
+def turn_on(context: Context, setting: Setting | None = None) -> None:
+    assert ask(context, setting or {}) == (_native.OK, "")
+
+
+def derived(context: Context) -> int:
+    """Of how many cells the second keys were derived so far."""
+    return _native.pcd_get_stats(context.ctx).n_derived_cells
+
+
+def save(context: Context, seq: int) -> Any:
+    size = llama_cpp.llama_state_seq_get_size(context.ctx, seq)
+    state = (ctypes.c_uint8 * size)()
+    assert llama_cpp.llama_state_seq_get_data(context.ctx, state, size, seq) == size
+    return state
+
+
+def restore(context: Context, seq: int, state: Any) -> None:
+    assert llama_cpp.llama_state_seq_set_data(context.ctx, state, len(state), seq) == len(state)
+
+
+# --- which cells are derived ---
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_token_decoded_with_pcd_off_costs_one_cell(arch: str, native: Native) -> None:
+    context, fresh, stock = native(arch, {}), native(arch, {}), native(arch)
+    n_caches = 2 if arch == "gemma3" else 1
+    decode_in((context, fresh, stock), TOKENS[:60])
+    for n in (60, 62):
+        turn_off(context)
+        decode_in((context, fresh, stock), TOKENS[n : n + 1])
+        turn_on(context)
+        before = derived(context)
+        decode_in((context, fresh, stock), TOKENS[n + 1 : n + 2])
+        assert derived(context) - before == n_caches
+        check_row(context, stock, fresh)
+    assert _native.pcd_get_stats(context.ctx).n_derived == 2
+    assert derived(fresh) == 0
+
+
+def test_a_whole_text_decoded_with_pcd_off_is_derived_once(native: Native) -> None:
+    """In one piece after the other, and sequences side by side."""
+    context, fresh, stock = native("llama", **SEQUENCES), native("llama", {}, **SEQUENCES), native("llama", **SEQUENCES)
+    for seq, start in ((0, 0), (2, 30)):
+        decode_in((context, fresh, stock), TOKENS[start : start + 40], out=[], seq=seq)
+    turn_on(context)
+    assert derived(context) == 0
+    for n, seq in enumerate((0, 2, 0)):
+        decode_in((context, fresh, stock), TOKENS[70 + n : 71 + n], seq=seq)
+        assert derived(context) == 80
+        check_row(context, stock, fresh)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_restoring_a_sequence_derives_its_cells_alone(whole: bool, native: Native) -> None:
+    context, fresh, stock = (native("llama", on, **SEQUENCES) for on in ({}, {}, None))
+    decode_in((context, fresh, stock), TOKENS[:50])
+    decode_in((context, fresh, stock), TOKENS[50:80], seq=1)
+    if whole:
+        size = llama_cpp.llama_state_get_size(stock.ctx)
+        state = (ctypes.c_uint8 * size)()
+        assert llama_cpp.llama_state_get_data(stock.ctx, state, size) == size
+        assert llama_cpp.llama_state_set_data(context.ctx, state, size) == size
+    else:
+        restore(context, 1, save(stock, 1))
+    assert derived(context) == 0
+    for n, seq in enumerate((1, 0)):
+        decode_in((context, fresh, stock), TOKENS[90 + n : 91 + n], seq=seq)
+        assert derived(context) == (80 if whole else 30)
+        check_row(context, stock, fresh)
+
+
+def test_a_shift_derives_what_moved(native: Native) -> None:
+    """Two sequences with every other cell each: the cells of the one that moves are no neighbours."""
+    context, later, stock = (native("llama", on, **SEQUENCES) for on in ({}, None, None))
+    for n in range(20):
+        for seq in (0, 1):
+            decode_in((context, later, stock), TOKENS[2 * n + seq : 2 * n + seq + 1], seq=seq)
+    for each in (context, later, stock):
+        llama_cpp.llama_memory_seq_add(each.memory, 1, 0, -1, 30)
+    turn_on(later)
+    for n, seq in enumerate((0, 1)):
+        decode_in((context, later, stock), TOKENS[60 + n : 61 + n], seq=seq)
+        check_row(context, stock, later)
+    assert (derived(context), derived(later)) == (20, 40)
+    for each in (context, later, stock):  # a cut: what is behind it moves
+        llama_cpp.llama_memory_seq_rm(each.memory, 0, 4, 8)
+        llama_cpp.llama_memory_seq_add(each.memory, 0, 8, -1, -4)
+    decode_in((context, later, stock), TOKENS[62:63], seq=0)
+    assert (derived(context), derived(later)) == (33, 53)
+    check_row(context, stock, later)
+
+
+def test_another_table_derives_all_and_the_same_one_nothing(native: Native) -> None:
+    context, fresh = native("llama", {}, **SEQUENCES), native("llama", {"alpha": 0.3}, **SEQUENCES)
+    decode_in((context, fresh), TOKENS[:50])
+    turn_on(context, {"alpha": 0.3})
+    decode_in((context, fresh), TOKENS[50:51])
+    same_rows(context, fresh)
+    assert derived(context) == 50
+    turn_on(context, {"alpha": 0.3, "beta": 1.0, "gamma": 5, "window": 20, "evaluation": "alternate"})
+    decode_in([context], TOKENS[51:52])
+    assert derived(context) == 50
+
+
+def test_copies_and_emptied_cells_cost_nothing(native: Native) -> None:
+    context, fresh, stock = (native("llama", on, **SEQUENCES) for on in ({}, {}, None))
+    decode_in((context, fresh, stock), TOKENS[:40])
+    llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, 0, 30)
+    decode_in([context], TOKENS[60:63], seq=1)
+    assert derived(context) == 0
+    turn_off(context)
+    decode_in([context], TOKENS[63:80], seq=1)
+    llama_cpp.llama_memory_seq_rm(context.memory, 1, -1, -1)  # nobody asks for these any more
+    turn_on(context)
+    decode_in((context, fresh, stock), TOKENS[40:70], out=[29])  # in the same cells
+    assert derived(context) == 0
+    check_row(context, stock, fresh)
+
+
+@pytest.mark.parametrize("way", [way for way, (_, setting, _) in WAYS.items() if "cache" not in setting])
+def test_a_decode_that_was_cut_off_leaves_its_cells_to_be_derived(way: str, native: Native) -> None:
+    """Whether or not the callback cut off the part that had stored them."""
+    arch, setting, params = WAYS[way]
+    left = [10**6]
+
+    @llama_cpp.ggml_abort_callback
+    def abort(_: Any) -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    context, fresh, stock = native(arch, setting, **params), native(arch, setting, **params), native(arch, **params)
+    decode_in((context, fresh, stock), TOKENS[:20])
+    llama_cpp.llama_set_abort_callback(context.ctx, abort, None)
+    assert context.decode(TOKENS[20:30]) == 0
+    n_steps = 10**6 - left[0]
+    for part in (0, 1, 2, 3):
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 20, -1)
+        left[0] = n_steps * part // 4
+        assert context.decode(TOKENS[20:30]) == 2
+        left[0] = 10**6
+        kept = min(context.span()[1] + 1, 29)  # parts that were finished may stay
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, kept, -1)
+        decode_in([context], TOKENS[kept:30])
+        if part == 0:
+            decode_in((fresh, stock), TOKENS[20:30])
+        check_row(context, stock, fresh)
+
+
+@functools.cache
+def _model(path: Any) -> Any:
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = 0
+    return llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+
+
+Op = tuple[Any, ...]
+SEQ = st.integers(0, 2)
+OPS = st.one_of(
+    st.tuples(st.just("decode"), SEQ, st.integers(1, 12), st.booleans()),
+    st.tuples(st.just("rm"), SEQ, st.integers(0, 30)),
+    st.tuples(st.just("cp"), SEQ, SEQ),
+    st.tuples(st.just("add"), SEQ, st.integers(1, 9)),
+    st.tuples(st.just("save"), SEQ),
+    st.tuples(st.just("load"), SEQ),
+    st.tuples(st.just("table"), st.sampled_from([0.1, 0.2])),
+)
+
+
+class Texts:
+    """What is in memory: of each sequence its tokens, its first position, and the cell of each token."""
+
+    def __init__(self, context: Context, fresh: Context, setting: Setting) -> None:
+        self.context, self.fresh, self.alpha = context, fresh, 0.2
+        self.setting = setting
+        self.text: dict[int, list[tuple[int, int]]] = {seq: [] for seq in range(3)}  # (token, cell)
+        self.start = dict.fromkeys(range(3), 0)
+        self.stale: set[int] = set()  # cells
+        self.saved: tuple[Any, list[int], int] | None = None
+        self.cells, self.tokens = itertools.count(), itertools.cycle(TOKENS)
+
+    def decode(self, seq: int, n: int, on: bool) -> None:
+        new = [(next(self.tokens), next(self.cells)) for _ in range(n)]
+        self._turn(self.context, on)
+        before = derived(self.context)
+        in_use = {cell for text in self.text.values() for _, cell in text}
+        decode_in([self.context], [token for token, _ in new], self.start[seq] + len(self.text[seq]), seq=seq)
+        self.text[seq] += new
+        if not on:
+            self.stale |= {cell for _, cell in new}
+            return
+        assert derived(self.context) - before == len(self.stale & in_use)
+        self.stale.clear()
+        llama_cpp.llama_memory_clear(self.fresh.memory, True)
+        self._turn(self.fresh, True)
+        decode_in([self.fresh], [token for token, _ in self.text[seq]], 0)
+        close(self.context.rows(), self.fresh.rows(), self.context.limit)
+
+    def _turn(self, context: Context, on: bool) -> None:
+        if on:
+            turn_on(context, {"alpha": self.alpha, **self.setting})
+        else:
+            turn_off(context)
+
+    def rm(self, seq: int, n: int) -> None:
+        assert llama_cpp.llama_memory_seq_rm(self.context.memory, seq, self.start[seq] + n, -1)
+        self.text[seq] = self.text[seq][:n]
+
+    def cp(self, seq: int, to: int) -> None:
+        if seq != to:
+            self.rm(to, 0)
+            llama_cpp.llama_memory_seq_cp(self.context.memory, seq, to, -1, -1)
+            self.text[to], self.start[to] = list(self.text[seq]), self.start[seq]
+
+    def add(self, seq: int, by: int) -> None:
+        others = {cell for other in range(3) if other != seq for _, cell in self.text[other]}
+        own = {cell for _, cell in self.text[seq]}
+        if own and not own & others:  # a cell has one position, whoever shares it
+            llama_cpp.llama_memory_seq_add(self.context.memory, seq, 0, -1, by)
+            self.start[seq] += by
+            self.stale |= own
+
+    def save(self, seq: int) -> None:
+        if llama_cpp.llama_memory_seq_pos_max(self.context.memory, seq) != -1:
+            self.decode(
+                seq, 1, False
+            )  # a shift that is not applied yet would be lost: llama.cpp saves the keys as they are
+            self.saved = save(self.context, seq), [token for token, _ in self.text[seq]], self.start[seq]
+
+    def load(self, seq: int) -> None:
+        if self.saved:
+            state, tokens, self.start[seq] = self.saved
+            restore(self.context, seq, state)
+            self.text[seq] = [(token, next(self.cells)) for token in tokens]
+            self.stale |= {cell for _, cell in self.text[seq]}
+
+    def table(self, alpha: float) -> None:
+        if alpha != self.alpha:
+            self.stale |= {cell for text in self.text.values() for _, cell in text}
+        self.alpha = alpha
+        self._turn(self.context, True)
+
+
+@pytest.mark.parametrize("setting", [{}, {"window": 9, "n_sink": 0}], ids=["all", "window"])
+@settings(max_examples=60)
+@given(ops=st.lists(OPS, min_size=2, max_size=14))
+def test_any_edits_leave_the_rows_of_a_fresh_context_and_derive_no_cell_too_many(
+    setting: Setting, ops: list[Op], tiny: Tiny
+) -> None:
+    path = tiny("llama")
+    contexts = [Context(_model(path), path, {}, **SEQUENCES) for _ in range(2)]
+    try:
+        texts = Texts(*contexts, setting)
+        for name, *args in [*ops, *(("decode", seq, 5, True) for seq in range(3))]:
+            getattr(texts, name)(*args)
+    finally:
+        for context in contexts:
+            llama_cpp.llama_free(context.ctx)
+
+
+# --- memory ---
+
+
+def bytes_of(context: Context) -> tuple[int, int]:
+    """Of the second keys and values, and of the first."""
+    stats = _native.pcd_get_stats(context.ctx)
+    return stats.second_bytes, stats.kv_bytes
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "deepseek2"])
+def test_a_setting_keeps_what_it_needs_and_frees_the_rest(arch: str, native: Native) -> None:
+    context = native(arch)
+    decode_in([context], TOKENS[:20])
+    first = bytes_of(context)[1]
+    turn_on(context)
+    keys = bytes_of(context)[0]
+    assert keys == (first if arch == "deepseek2" else first // 2)  # whose values are a part of its keys
+    for setting, before_trim, after in (
+        ({"cache": "separate"}, first, first),
+        ({}, keys, keys),  # the second stream is lost, so its values are freed at once
+        ({"alpha": 0.3}, keys, keys),
+        ({"perturbation": "none", "window": 8}, keys, 0),
+        ({}, keys, keys),
+        ({"window": 8}, keys, keys),
+        ({"type_k_over": "f16"}, keys // 2, keys // 2),
+        ({"cache": "shared"}, keys // 2, 0),
+        ({"cache": "separate"}, first, first),
+        ({"cache": "shared"}, first, 0),
+        ({}, keys, keys),
+    ):
+        turn_on(context, setting)
+        assert bytes_of(context) == (before_trim, first)
+        _native.pcd_trim(context.ctx)
+        assert bytes_of(context) == (after, first)
+    turn_off(context)
+    assert bytes_of(context) == (keys, first)
+    turn_on(context)
+    assert bytes_of(context) == (keys, first)
+    turn_off(context)
+    _native.pcd_trim(context.ctx)
+    assert bytes_of(context) == (0, first)
+
+
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+def test_a_setting_in_between_costs_only_its_own_tokens(cache: str, native: Native) -> None:
+    context, fresh, stock = native("llama", {"cache": cache}), native("llama", {"cache": cache}), native("llama")
+    decode_in((context, fresh, stock), TOKENS[:40])
+    for n, between in enumerate((None, {"cache": "shared"}, {"perturbation": "none", "window": 8, "alpha": 0.4})):
+        turn_off(context) if between is None else turn_on(context, between)
+        decode_in((context, fresh, stock), TOKENS[40 + 3 * n : 42 + 3 * n])
+        turn_on(context, {"cache": cache})
+        decode_in((context, fresh, stock), TOKENS[42 + 3 * n : 43 + 3 * n])
+        check_row(context, stock, fresh)
+    stats = _native.pcd_get_stats(context.ctx)
+    assert (stats.n_derived_cells, stats.n_caught_up) == ((6, 0) if cache == "rerotated" else (0, 6))
+
+
+def test_assigning_a_setting_frees_what_it_does_not_need(tiny: Tiny, load: Any) -> None:
+    llm = load(tiny("llama"))
+    llm.eval(TOKENS[:20])
+    second = llm.pcd_stats().second_bytes
+    assert second > 0
+    llm("x", max_tokens=2, pcd={"cache": "shared"})  # for this call alone
+    assert llm.pcd_stats().second_bytes == second
+    llm.pcd = None
+    assert llm.pcd_stats().second_bytes == second
+    llm.pcd = {"cache": "shared"}
+    assert llm.pcd_stats().second_bytes == 0
+
+
+def test_the_rows_are_right_whatever_was_set_before(native: Native) -> None:
+    """Second keys that are kept hold what the setting before them wrote."""
+    kinds: list[Setting] = [
+        {},
+        {"cache": "separate"},
+        {"cache": "shared"},
+        {"type_k_over": "f16"},
+        {"cache": "separate", "type_k_over": "f16"},
+        {"perturbation": "none", "window": 8},
+    ]
+    context, stock = native("llama", **SEQUENCES), native("llama", **SEQUENCES)
+    fresh = [native("llama", setting, **SEQUENCES) for setting in kinds]
+    decode_in((context, stock, *fresh), TOKENS[:30])
+    order = [b for pair in itertools.permutations(range(len(kinds)), 2) for b in pair]
+    for n, kind in enumerate(order):
+        turn_on(context, kinds[kind])
+        decode_in((context, stock, *fresh), [TOKENS[(30 + n) % len(TOKENS)]])
+        close(context.rows()[0], stock.seen(), context.limit)
+        rows, exact = context.rows(), fresh[kind].rows()
+        coarse = np.abs(exact[0] - exact[1]).max() / 20 if "type_k_over" in kinds[kind] else 0.0
+        close(rows, exact, max(context.limit, coarse))
+
+
+def breakdown(context: Context) -> int:
+    """The bytes that llama.cpp lists for the context itself: llama_get_memory_breakdown, of its internal C++ interface.
+
+    It returns a std::map (buffer type -> bytes of model, context, compute), here read as libstdc++ lays it out."""
+
+    class Map(ctypes.Structure):
+        _fields_ = [("less", ctypes.c_void_p), ("color", ctypes.c_void_p), ("parent", ctypes.c_void_p)] + [
+            (name, ctypes.c_void_p) for name in ("left", "right", "n")
+        ]
+
+    class Node(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_void_p) for name in ("color", "parent", "left", "right", "key")] + [
+            (name, ctypes.c_size_t) for name in ("model", "context", "compute")
+        ]
+
+    def total(at: int | None) -> int:
+        if not at:
+            return 0
+        node = Node.from_address(at)
+        return node.context + total(node.left) + total(node.right)
+
+    call = _native.lib._Z26llama_get_memory_breakdownPK13llama_context
+    call.restype, call.argtypes = Map, [ctypes.c_void_p]
+    return total(call(context.ctx).parent)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a std::map as libstdc++ lays it out")
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
+def test_llama_cpps_own_list_of_memory_has_the_second_keys(arch: str, native: Native) -> None:
+    context = native(arch, n_seq_max=2)
+    own = breakdown(context)
+    assert own > 0
+    for setting in ({}, {"type_k_over": "f16"}, {"cache": "separate"}, {"cache": "shared"}):
+        if arch == "lfm2" and setting.get("cache") == "separate":
+            continue  # refused beside recurrent layers
+        turn_on(context, setting)
+        _native.pcd_trim(context.ctx)
+        states = int(_native.pcd_get_stats(context.ctx).state_bytes)  # of recurrent layers, for twins
+        assert breakdown(context) == own + bytes_of(context)[0] + states
+        assert (bytes_of(context)[0] > 0) == (setting != {"cache": "shared"})
+
+
+SQUEEZED = """
+import re, resource, sys
+import numpy as np
+import pypcd
+
+llm = pypcd.Llama(sys.argv[1], pcd={"type_k_over": "f16"}, n_ctx=65536, n_batch=2, n_threads=1, n_threads_batch=1,
+                  flash_attn=False, type_k=0, type_v=0, n_gpu_layers=0)
+text = list(range(3, 23))
+llm.eval(text)
+
+def attempt(type_k_over, spare, off=False):
+    used = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare * 2**20, resource.RLIM_INFINITY))
+    before = llm.pcd_stats().n_derived_cells
+    if off:
+        llm.pcd = False
+    try:
+        llm.pcd = {"type_k_over": type_k_over}
+    except pypcd.UnsupportedError as error:
+        parts = str(error).split(":", 1)[1].split(";")
+        print(parts[0].strip(), "|", *(part.strip() for part in parts[1:] if "turn PCD off" in part))
+    stats = llm.pcd_stats()
+    text.append(len(text))
+    llm.eval(text[-1:])
+    print(stats.second_bytes // 2**20, "MiB", end=" ")
+    if not stats.second_bytes:
+        print("plain")
+        return
+    rows = llm.pcd_logits().local
+    print(llm.pcd_stats().n_derived_cells - before, "derived", end=" ")
+    llm.reset()
+    llm.eval(text)
+    fresh = llm.pcd_logits()
+    print("right" if abs(rows - fresh.local).max() < abs(fresh.standard - rows).max() / 20 else "wrong")
+
+attempt("f32", 150)
+attempt("f32", 150, off=True)
+attempt("f16", 120)
+attempt("f32", 50)
+attempt("f32", 20, off=True)
+"""
+
+
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer's allocator ends a process that runs out of memory")
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the process's memory, and reads it in /proc")
+def test_second_keys_of_another_type_fit_beside_the_former_ones_or_these_stay(tiny: Tiny) -> None:
+    """Unless PCD is off: then the former ones are freed first, and a failure leaves it off."""
+    result = run_python(SQUEEZED, tiny("llama", n_embd=512))  # 3 layers, 65536 cells, 2 heads of 128
+    assert result.returncode == 0, result.stderr
+    refused = "the second keys need another 192 MiB"
+    beside = f"{refused} beside those in force | turn PCD off before this change, which then frees them"
+    assert result.stdout.splitlines() == [
+        beside,
+        "96 MiB 0 derived right",
+        "192 MiB 21 derived right",
+        "96 MiB 22 derived right",
+        beside,
+        "96 MiB 0 derived right",
+        f"{refused} |",
+        "0 MiB plain",
+    ], result.stdout
+
+
+# --- twins that are not turned beside others ---
+
+WINDOW: Setting = {"perturbation": "none", "window": 12, "n_sink": 2}
+MIXED: list[tuple[str, Setting, dict[str, Any]]] = [
+    ("llama", {}, {}),
+    # flash attention rounds keys to f16, which makes other rounding larger: as many tokens and twins at once as alone
+    ("llama", {"evaluation": "fused"}, {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}),
+    ("llama", {"evaluation": "alternate"}, {}),
+    ("llama", {"cache": "shared"}, {}),
+    ("llama", {"cache": "shared", "perturbation": "noise", "noise": 0.3, "offset_min": 1, "offset_max": 5}, {}),
+    ("gemma3", {}, {"swa_full": True}),
+    ("gemma3", {"evaluation": "alternate"}, {"swa_full": False}),
+    ("smollm3", {}, {}),  # with layers that do not rotate
+    ("deepseek2", {}, {}),  # values that are a part of the keys
+    ("hunyuan-dense", {}, {}),  # a norm after the rotation
+    ("llama", {"window": 40, "n_sink": 0}, {"n_ctx": 2048}),  # all twins look at a part of the cells
+    ("llama", {"window": 40, "n_sink": 2, "cache": "shared"}, {"n_ctx": 2048}),
+]
+
+
+def set_sequence(context: Context, seq: int, setting: Setting) -> None:
+    error = ctypes.create_string_buffer(500)
+    params = native_params(pypcd.PCDConfig(**setting))
+    assert _native.pcd_set_seq(context.ctx, seq, ctypes.byref(params), error, 500) == _native.OK, error.value
+
+
+def decode_each(context: Context, tokens: dict[int, int], at: dict[int, int]) -> None:
+    """One token of each of these sequences, in one batch."""
+    n, int32 = len(tokens), ctypes.c_int32
+    batch = llama_cpp.llama_batch(
+        n,
+        (int32 * n)(*tokens.values()),
+        None,
+        (int32 * n)(*(at[seq] for seq in tokens)),
+        (int32 * n)(*[1] * n),
+        (ctypes.POINTER(int32) * n)(*((int32 * 1)(seq) for seq in tokens)),
+        (ctypes.c_int8 * n)(*[1] * n),
+    )
+    assert llama_cpp.llama_decode(context.ctx, batch) == 0
+
+
+@pytest.mark.parametrize(("arch", "setting", "params"), MIXED, ids=str)
+def test_a_window_twin_rides_beside_turned_ones(
+    arch: str, setting: Setting, params: dict[str, Any], native: Native
+) -> None:
+    """Each sequence has the rows of a context of its own, whichever others are in the batch."""
+    plain, sizes = {0: setting, 1: WINDOW, 2: setting, 3: WINDOW}, {**SEQUENCES, **params}
+    together = native(arch, setting, **sizes)
+    alone = {seq: native(arch, {**setting, **own} if own is WINDOW else own, **sizes) for seq, own in plain.items()}
+    n = 300 if "window" in setting else 30  # more than the cells that are left out together
+    at = dict.fromkeys(plain, n)
+    for seq, own in plain.items():
+        if own is WINDOW:
+            set_sequence(together, seq, {**WINDOW, "evaluation": setting.get("evaluation", "auto")})
+        text = (TOKENS * 4)[20 * seq : 20 * seq + n]
+        decode_in([together], text, out=[], seq=seq)
+        decode_in([alone[seq]], text, out=[])
+    # as many twins, of which other ones are turned; one kind alone; all
+    for step, seqs in enumerate(([0, 1], [1, 3], [3, 2], [0, 2], [2, 1, 3, 0], [0, 1, 2, 3], [1], [2])):
+        tokens = {seq: TOKENS[100 + (step + 5 * seq) % 20] for seq in seqs}
+        decode_each(together, tokens, at)
+        for i, seq in enumerate(seqs):
+            decode_in([alone[seq]], [tokens[seq]], at[seq])
+            at[seq] += 1
+            same_rows(together, alone[seq].rows(), i)
+
+
+@pytest.mark.parametrize("setting", [{}, {"cache": "shared"}], ids=str)
+def test_rows_of_turned_and_unturned_twins_are_the_references(setting: Setting, native: Native, tiny: Tiny) -> None:
+    path = tiny("llama")
+    context, texts = native("llama", setting, **SEQUENCES), {seq: TOKENS[25 * seq : 25 * seq + 40] for seq in range(3)}
+    set_sequence(context, 1, WINDOW)
+    for seq, text in texts.items():
+        decode_in([context], text[:-1], out=[], seq=seq)
+    decode_each(context, {seq: text[-1] for seq, text in texts.items()}, dict.fromkeys(texts, 39))
+    for seq, text in texts.items():
+        config = pypcd.PCDConfig(**setting, **(WINDOW if seq == 1 else {}))
+        exact, atol = expected(path, text, 39, config), tolerance(path, 40)
+        rows = context.rows(seq)
+        close(rows[0], exact[0], atol)
+        close(rows[1], exact[1], atol * turn(path, config))
+        assert np.abs(exact[0] - exact[1]).max() > 0.05
+
+
+def test_a_twin_that_is_not_turned_costs_no_graph(native: Native) -> None:
+    """The graph is used again while as many twins are turned, whichever ones."""
+    context = native("llama", {"evaluation": "fused"}, **SEQUENCES)
+    at = dict.fromkeys(range(4), 0)
+    for seq in (1, 3):
+        set_sequence(context, seq, {**WINDOW, "evaluation": "fused"})
+
+    def built(steps: list[list[int]]) -> int:
+        before = llama_cpp.llama_perf_context(context.ctx).n_reused
+        for seqs in steps:
+            decode_each(context, {seq: TOKENS[at[seq]] for seq in seqs}, at)
+            for seq in seqs:
+                at[seq] += 1
+        return len(steps) - (llama_cpp.llama_perf_context(context.ctx).n_reused - before)
+
+    assert built([[0, 1], [0, 1], [2, 3], [1, 2], [3, 0]]) == 1
+    assert built([[0, 2], [1, 3], [0, 1]]) == 3

@@ -1,0 +1,574 @@
+"""A sequence's own setting: what it may be, what it does to its rows, and how it follows edits of the memory.
+
+Batches are passed to llama_decode directly; the same sequence alone in a context of its own is what rows are held to."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import pytest
+from batches import Context, Native, Setting, ask, check_seen, decode_batch, decode_in, same_rows, set_seq
+from conftest import TOKENS, Tiny, check_rows, close, native_row
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pypcd
+from pypcd import engine, method
+from pypcd.engine import _bindings as _native
+from pypcd.engine import _log
+
+Load = Callable[..., pypcd.Llama]
+OK = (_native.OK, "")
+MANY = {"n_seq_max": 64, "n_ctx": 1024}
+
+
+def text_of(seq: int, n: int) -> list[int]:
+    return [TOKENS[(11 * seq + 7 * i) % len(TOKENS)] for i in range(n)]
+
+
+# --- rows ---
+
+OWN: list[Setting | None] = [  # by turns
+    {"beta": 1.0, "gamma": 5},
+    None,
+    {"beta": 0.5, "relative_top": 0.2},
+    {"beta": 4.0, "gamma": 17, "relative_top": 0.01},
+    {},
+]
+VIEWS: list[Setting | None] = [  # not with cache="separate", whose second keys follow them
+    {"window": 3, "n_sink": 1},
+    {"window": 2, "n_sink": 0, "beta": 1.0},
+    {"perturbation": "none", "window": 2, "n_sink": 1},
+    {"perturbation": "none", "window": 4, "n_sink": 0, "gamma": 9},
+]
+
+
+@pytest.mark.parametrize("n", [1, 3, 64])
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_sequences_with_settings_of_their_own_have_the_rows_they_have_alone(
+    arch: str, cache: str, evaluation: str, n: int, native: Native
+) -> None:
+    base: Setting = {"cache": cache, "evaluation": evaluation}
+    together, stock = native(arch, base, **MANY), native(arch, **MANY)
+    kinds = OWN if cache == "separate" else [*VIEWS, *OWN]
+    own = [kinds[seq % len(kinds)] for seq in range(n)]
+    for seq, setting in enumerate(own):
+        assert set_seq(together, seq, None if setting is None else {**base, **setting}) == OK
+    prompt = [(t, p, [seq], False) for seq in range(n) for p, t in enumerate(text_of(seq, 8)[:7])]
+    steps = [(text_of(seq, 8)[7], 7, [seq], True) for seq in range(n)]
+    for context in (together, stock):
+        for start in range(0, len(prompt), 200):
+            assert decode_batch(context, prompt[start : start + 200]) == 0
+        assert decode_batch(context, steps) == 0
+    alone = native(arch, base)
+    for seq, setting in enumerate(own):
+        if setting is None:
+            assert not _native.pcd_get_logits_ith(together.ctx, seq, 0)
+            assert np.array_equal(together.seen(seq), stock.seen(seq)) or n > 1
+            close(together.seen(seq), stock.seen(seq), together.limit)
+            continue
+        assert ask(alone, {**base, **setting}) == OK
+        llama_cpp.llama_memory_clear(alone.memory, True)
+        decode_in([alone], text_of(seq, 8)[:7], out=[])
+        decode_in([alone], text_of(seq, 8)[7:])
+        if not _native.pcd_get_logits_ith(together.ctx, seq, 1):  # a single token is plausible
+            assert evaluation == "alternate" and "relative_top" in setting
+            continue
+        same_rows(together, alone.rows(), seq)
+        check_seen(together, seq, setting)
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+def test_rows_of_one_sequence_may_stay_standard(evaluation: str, native: Native) -> None:
+    context = native("llama", {"evaluation": evaluation}, n_seq_max=2)
+    assert set_seq(context, 1, {"evaluation": evaluation, "combine": False}) == OK
+    assert decode_batch(context, [(t, p, [s], p == 9) for s in range(2) for p, t in enumerate(text_of(s, 10))]) == 0
+    check_seen(context, 9, {})
+    assert np.array_equal(context.seen(19), context.rows(19)[0])
+    contrasted = _native.pcd_get_logits_ith(context.ctx, 19, _native.ROW_CONTRASTED)
+    assert np.isfinite(np.ctypeslib.as_array(contrasted, shape=(context.n_vocab,))).sum() == 30
+
+
+def test_only_chosen_sequences_have_pcd_where_the_context_says_so(native: Native) -> None:
+    base = {"sequences": "chosen"}
+    context, stock = native("llama", base, n_seq_max=3), native("llama", n_seq_max=3)
+    assert set_seq(context, 1, {"gamma": 5}) == OK and set_seq(context, 2, None) == OK
+    batch = [(t, p, [s], p == 9) for s in range(3) for p, t in enumerate(text_of(s, 10))]
+    assert decode_batch(context, batch) == decode_batch(stock, batch) == 0
+    for i, has_row in ((9, False), (19, True), (29, False)):
+        assert bool(_native.pcd_get_logits_ith(context.ctx, i, 0)) == has_row
+        if not has_row:
+            close(context.seen(i), stock.seen(i), context.limit)
+    check_seen(context, 19, {"gamma": 5})
+    assert _native.pcd_get_stats(context.ctx).n_twins == 1
+
+
+# --- what a sequence may have ---
+
+
+@pytest.mark.parametrize(
+    ("base", "own", "message"),
+    [
+        ({}, {"cache": "shared"}, 'cache is "shared", the context\'s is "rerotated"; only the context can change it'),
+        ({}, {"evaluation": "alternate"}, 'evaluation is "alternate", the context\'s is "auto"; only the context'),
+        ({}, {"alpha": 0.5}, "alpha is 0.5, the context's is 0.2; only the context can change it"),
+        ({}, {"base_ratio": 0.01}, "base_ratio is 0.01, the context's is 0.0001; only the context can change it"),
+        ({}, {"transition": "none"}, 'transition is "none", the context\'s is "exponential"; only the context'),
+        ({}, {"band": "high"}, 'band is "high", the context\'s is "low"; only the context can change it'),
+        ({}, {"type_k_over": "f16"}, "type_k_over is 1, the context's is -1; only the context can change it"),
+        (
+            {"cache": "shared"},
+            {"cache": "shared", "perturbation": "noise"},
+            'perturbation is "noise", the context\'s is "over-rotation"; only the context can change it',
+        ),
+        (
+            {"perturbation": "none", "window": 8},
+            {"window": 8},
+            'perturbation is "over-rotation", the context\'s is "none"; only the context can change it',
+        ),
+        *(
+            ({**noise, field: 0}, {**noise, field: 3}, f"{field} is 3, the context's is 0; only the context")
+            for noise in [{"cache": "shared", "perturbation": "noise", "offset_max": 5}]
+            for field in ("noise", "offset_min", "seed")
+        ),
+        (
+            {"cache": "separate"},
+            {"cache": "separate", "window": 8},
+            'window, n_sink are 8, 4, the context\'s are 0, 4; with cache "separate" the second keys follow them, and',
+        ),
+        (
+            {"cache": "separate"},
+            {"cache": "separate", "perturbation": "none", "window": 8},
+            'perturbation is "none", the context\'s is "over-rotation"; only the context can change it',
+        ),
+        ({"cache": "separate"}, {"perturbation": "none", "window": 8}, 'cache is "rerotated", the context\'s is "sep'),
+    ],
+    ids=str,
+)
+def test_what_only_the_context_can_change_is_refused_before_and_after(
+    base: Setting, own: Setting, message: str, native: Native
+) -> None:
+    after = native("llama", base, n_seq_max=2)
+    assert set_seq(after, 1, {**base, "beta": 1.0}) == OK
+    status, text = set_seq(after, 1, own)
+    assert status == _native.INVALID and text.startswith(f"sequence 1: {message}"), text
+
+    before = native("llama", n_seq_max=2)
+    assert set_seq(before, 1, own) == OK
+    for call in (_native.pcd_check, _native.pcd_set):
+        status, text = ask(before, base, call)
+        assert status == _native.INVALID and text.startswith(f"sequence 1: {message}"), text
+    decode_in([before], TOKENS[:5])
+    assert not _native.pcd_get_logits_ith(before.ctx, -1, 0), "PCD stays off"
+    _native.pcd_unset_seq(before.ctx, 1)
+    assert ask(before, base) == OK
+
+
+@pytest.mark.parametrize(
+    ("seq", "own", "message"),
+    [
+        (-1, {}, "seq_id is -1, allowed: 0 to 191"),
+        (192, {}, "seq_id is 192, allowed: 0 to 191"),
+        (0, {"gamma": 0}, "gamma is 0, allowed: at least 1"),
+        (0, {"beta": -1.0}, "beta is -1, allowed: 0 to 1000"),
+        (0, {"perturbation": 1}, 'perturbation "none" without a window leaves the twin equal to its token'),
+        (0, {"alpha": -1.0}, "alpha is -1, allowed: 0 to 10"),
+        (0, {"sequences": 2}, "sequences is 2, not an enum llama_pcd_sequences"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_on", [False, True], ids=["off", "on"])
+def test_a_sequence_or_a_value_that_cannot_be_is_refused_at_once(
+    is_on: bool, seq: int, own: Setting, message: str, native: Native
+) -> None:
+    context, params, error = native("llama", {} if is_on else None), native_params(), ctypes.create_string_buffer(500)
+    for name, value in own.items():
+        setattr(params, name, value)
+    assert _native.pcd_set_seq(context.ctx, seq, ctypes.byref(params), error, 500) == _native.INVALID
+    assert message in error.value.decode()
+
+
+def native_params() -> Any:
+    return _native.pcd_default_params()
+
+
+def test_what_a_sequences_twins_do_not_use_may_differ(native: Native) -> None:
+    """Such as alpha beside perturbation="none": presets need not be written anew for each context."""
+    for base in ({"alpha": 0.5}, {"cache": "shared"}, dict(pypcd.PCDConfig.blog().as_dict())):
+        context = native("llama", base)
+        assert set_seq(context, 0, {"perturbation": "none", "window": 64}) == OK
+    assert set_seq(native("llama", {"seed": 3, "noise": 1.0}), 0, {}) == OK
+
+
+def test_a_setting_given_before_is_in_force_from_the_first_token(native: Native) -> None:
+    context = native("llama", n_seq_max=2)
+    assert set_seq(context, 0, {"gamma": 5}) == set_seq(context, 1, None) == OK
+    assert ask(context, {}) == OK
+    assert [plausible(context, seq) for seq in range(2)] == [5, None]
+
+
+def test_a_later_change_of_the_context_holds_for_its_sequences_but_for_what_is_theirs(native: Native) -> None:
+    context, other = native("llama", {}, n_seq_max=2), native("llama", {"alpha": 0.7})
+    assert set_seq(context, 0, {"gamma": 5}) == OK
+    assert ask(context, {"alpha": 0.7, "gamma": 9}) == OK
+    decode_in((context, other), TOKENS[:20])
+    same_rows(context, other)
+    check_seen(context, -1, {"gamma": 5})
+    assert _native.pcd_set(context.ctx, None, None, 0) == _native.OK
+    assert ask(context, {"gamma": 9}) == OK
+    assert [plausible(context, seq) for seq in range(2)] == [5, 9]
+    # without a rotation a twin without a window is its token: the sequence's setting cannot be any longer
+    status, text = ask(context, {"perturbation": "none", "window": 8})
+    assert status == _native.INVALID and text.startswith('sequence 0: perturbation "none" without a window'), text
+    assert [plausible(context, seq) for seq in range(2)] == [5, 9]
+
+
+# --- edits of the memory ---
+
+
+def plausible(context: Context, seq: int) -> int | None:
+    """Of how many tokens the next token of a sequence can be; None: PCD is off for it."""
+    decode_in([context], [TOKENS[5]], seq=seq)
+    row = _native.pcd_get_logits_ith(context.ctx, -1, _native.ROW_CONTRASTED)
+    return int(np.isfinite(np.ctypeslib.as_array(row, shape=(context.n_vocab,))).sum()) if row else None
+
+
+ARCHS = ["llama", "gemma3", "lfm2"]  # one cache; two; one beside recurrent layers
+
+
+@pytest.fixture
+def three(native: Native, request: pytest.FixtureRequest) -> Context:
+    """Sequences 0 and 1 with settings, 2 without, with some tokens each."""
+    context = native(request.param, {}, n_seq_max=4, n_ctx=512)
+    assert set_seq(context, 0, {"gamma": 5}) == set_seq(context, 1, None) == OK
+    for seq in range(3):
+        decode_in([context], text_of(seq, 5), seq=seq)
+    return context
+
+
+@pytest.mark.parametrize("three", ARCHS, indirect=True)
+def test_a_setting_follows_a_copy_of_the_whole_sequence(three: Context) -> None:
+    copy = llama_cpp.llama_memory_seq_cp
+    for source, wanted in ((0, 5), (1, None)):
+        assert llama_cpp.llama_memory_seq_rm(three.memory, 2, -1, -1)
+        copy(three.memory, source, 2, -1, -1)
+        assert plausible(three, 2) == wanted
+        assert plausible(three, source) == wanted
+    assert llama_cpp.llama_memory_seq_rm(three.memory, 0, -1, -1)
+    assert plausible(three, 0) == 30
+    assert llama_cpp.llama_memory_seq_rm(three.memory, 1, -1, -1)
+    copy(three.memory, 0, 1, -1, -1)  # of one that follows the context
+    assert plausible(three, 1) == 30
+
+
+@pytest.mark.parametrize("three", ARCHS, indirect=True)
+def test_a_setting_goes_with_the_whole_sequence(three: Context) -> None:
+    assert llama_cpp.llama_memory_seq_rm(three.memory, 0, -1, -1)
+    assert [plausible(three, seq) for seq in range(3)] == [30, None, 30]
+    llama_cpp.llama_memory_seq_keep(three.memory, 0)
+    assert [plausible(three, seq) for seq in range(3)] == [30, 30, 30]
+
+
+@pytest.mark.parametrize("three", ARCHS, indirect=True)
+@pytest.mark.parametrize("forget", ["keep", "clear", "all"])
+def test_settings_go_with_the_others_or_with_everything(forget: str, three: Context) -> None:
+    if forget == "keep":
+        llama_cpp.llama_memory_seq_keep(three.memory, 0)
+    elif forget == "all" and "lfm2" not in str(three.path) and llama_cpp.llama_memory_seq_rm(three.memory, -1, -1, -1):
+        pass
+    else:  # recurrent layers refuse sequence -1
+        llama_cpp.llama_memory_clear(three.memory, True)
+    assert [plausible(three, seq) for seq in range(3)] == [5 if forget == "keep" else 30, 30, 30]
+
+
+@pytest.mark.parametrize("three", ARCHS, indirect=True)
+def test_a_rewind_a_common_prefix_and_a_state_leave_settings_alone(three: Context) -> None:
+    memory = three.memory
+    size = llama_cpp.llama_state_get_size(three.ctx)
+    state = (ctypes.c_uint8 * size)()
+    assert llama_cpp.llama_state_get_data(three.ctx, state, size) == size
+    for seq in range(2):
+        assert llama_cpp.llama_memory_seq_rm(memory, seq, 0, -1)  # a prompt of which nothing is reused
+        decode_in([three], text_of(seq, 5), 0, seq=seq)
+    assert [plausible(three, seq) for seq in range(2)] == [5, None]
+    if llama_cpp.llama_memory_seq_rm(memory, 1, 3, -1):  # recurrent layers cannot
+        llama_cpp.llama_memory_seq_rm(memory, 1, 0, -1)
+        llama_cpp.llama_memory_seq_cp(memory, 0, 1, 0, 3)
+        assert [plausible(three, seq) for seq in range(2)] == [5, None]
+    assert llama_cpp.llama_state_set_data(three.ctx, state, size) == size
+    assert [plausible(three, seq) for seq in range(2)] == [5, None]
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_settings_follow_any_order_of_edits(data: st.DataObject, many: Context) -> None:
+    """Against a dictionary."""
+    llama_cpp.llama_memory_clear(many.memory, True)
+    assert ask(many, {}) == OK
+    own: dict[int, int | None] = {}
+    edits = st.sampled_from(["set", "off", "unset", "cp", "cp-part", "rm", "rewind", "keep", "clear", "pcd"])
+    sequences = st.integers(0, 3)
+    for _ in range(data.draw(st.integers(1, 12))):
+        edit, a, b = data.draw(edits), data.draw(sequences), data.draw(sequences)
+        if edit == "set":
+            own[a] = data.draw(st.integers(2, 9))
+            assert set_seq(many, a, {"gamma": own[a]}) == OK
+        elif edit == "off":
+            own[a] = None
+            assert set_seq(many, a, None) == OK
+        elif edit == "unset":
+            _native.pcd_unset_seq(many.ctx, a)
+            own.pop(a, None)
+        elif edit == "cp" and a != b:
+            assert llama_cpp.llama_memory_seq_rm(many.memory, b, 0, -1)
+            llama_cpp.llama_memory_seq_cp(many.memory, a, b, -1, -1)
+            own.pop(b, None)
+            if a in own:
+                own[b] = own[a]
+        elif edit == "cp-part" and a != b:
+            assert llama_cpp.llama_memory_seq_rm(many.memory, b, 0, -1)
+            llama_cpp.llama_memory_seq_cp(many.memory, a, b, 0, 2)
+        elif edit == "rm":
+            assert llama_cpp.llama_memory_seq_rm(many.memory, a, -1, -1)
+            own.pop(a, None)
+        elif edit == "rewind":
+            assert llama_cpp.llama_memory_seq_rm(many.memory, a, min(1, many.span(a)[1] + 1), -1)
+        elif edit == "keep":
+            llama_cpp.llama_memory_seq_keep(many.memory, a)
+            own = {seq: value for seq, value in own.items() if seq == a}
+        elif edit == "clear":
+            llama_cpp.llama_memory_clear(many.memory, True)
+            own.clear()
+        elif edit == "pcd":  # off and on again
+            assert _native.pcd_set(many.ctx, None, None, 0) == _native.OK and ask(many, {}) == OK
+        assert [plausible(many, seq) for seq in range(4)] == [own.get(seq, 30) for seq in range(4)]
+
+
+@pytest.fixture(scope="module")
+def many(tiny: Tiny) -> Any:
+    model = llama_cpp.llama_model_load_from_file(str(tiny("llama")).encode(), llama_cpp.llama_model_default_params())
+    context = Context(model, tiny("llama"), {}, n_seq_max=4)
+    yield context
+    llama_cpp.llama_free(context.ctx)
+    llama_cpp.llama_model_free(model)
+
+
+# --- indices of rows ---
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+def test_an_index_of_a_row_means_what_llamas_means(cache: str, evaluation: str, native: Native) -> None:
+    """Negative ones count back over the outputs, also those of sequences that PCD is off for."""
+    context = native("llama", {"cache": cache, "evaluation": evaluation}, n_seq_max=3)
+    assert set_seq(context, 0, None) == set_seq(context, 2, None) == OK
+    batch = [(t, p, [s], p in (4, 9)) for s in range(3) for p, t in enumerate(text_of(s, 10))]
+    assert decode_batch(context, batch) == 0
+    outputs = [i for i, entry in enumerate(batch) if entry[3]]
+    for back, i in enumerate(reversed(outputs), 1):
+        rows = [_native.pcd_get_logits_ith(context.ctx, index, 0) for index in (i, -back)]
+        assert [bool(row) for row in rows] == [batch[i][2] == [1]] * 2
+        if rows[0]:
+            assert ctypes.addressof(rows[0].contents) == ctypes.addressof(rows[1].contents)
+            check_seen(context, -back, {})
+        assert np.array_equal(context.seen(-back), context.seen(i))
+    for i in (-len(outputs) - 1, 0, 5, 11, len(batch), 10**6, -(10**6)):
+        assert not _native.pcd_get_logits_ith(context.ctx, i, 0), i
+
+
+# --- backend samplers ---
+
+
+@pytest.fixture
+def attach() -> Any:
+    """attach(context, seq): give a sequence a sampler chain that a backend can run."""
+    attached = []
+
+    def make(context: Context, seq: int) -> None:
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+        attached.append((context, seq, chain))
+        assert llama_cpp.llama_set_sampler(context.ctx, seq, chain)
+
+    yield make
+    for context, seq, chain in attached:
+        llama_cpp.llama_set_sampler(context.ctx, seq, None)
+        llama_cpp.llama_sampler_free(chain)
+
+
+HAS_ONE = "sequence 1 has a backend sampler, which bypasses the logits PCD works on; turn PCD off for this sequence"
+
+
+@pytest.mark.parametrize(
+    "base",
+    [{}, {"evaluation": "alternate"}, {"cache": "separate"}, {"cache": "separate", "evaluation": "alternate"}],
+    ids=str,
+)
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_sequence_with_pcd_goes_beside_one_with_a_backend_sampler(
+    arch: str, base: Setting, native: Native, attach: Any
+) -> None:
+    context, stock, alone = native(arch, base, n_seq_max=2), native(arch, n_seq_max=2), native(arch, base)
+    texts = [text_of(s, 12) for s in range(2)]
+    decode_in([alone], texts[0])
+    assert set_seq(context, 1, None) == OK
+    for each in (context, stock):
+        attach(each, 1)
+        batch = [(t, p, [s], p == 11) for s in (1, 0) for p, t in enumerate(texts[s])]
+        assert decode_batch(each, batch) == 0
+    sampled = [llama_cpp.llama_get_sampled_token_ith(each.ctx, 11) for each in (context, stock)]
+    assert sampled[0] == sampled[1] >= 0
+    assert llama_cpp.llama_get_sampled_token_ith(context.ctx, 23) == llama_cpp.LLAMA_TOKEN_NULL
+    same_rows(context, alone.rows(), 23)
+    check_seen(context, 23, {})
+
+
+def test_only_a_sequence_that_has_both_is_refused(native: Native, attach: Any) -> None:
+    context = native("llama", {}, n_seq_max=2)
+    attach(context, 1)
+    decode_in([context], TOKENS[:9])  # of sequence 0
+    check_seen(context, -1, {})
+    decode_in([context], TOKENS[:8], out=[], seq=1)  # no row is asked for
+    _log.clear_errors()
+    assert context.decode(TOKENS[9:10], seq=1) == -1
+    assert HAS_ONE in _log.last_errors() and context.span(1) == (0, 7)
+    status, text = set_seq(context, 1, {"gamma": 5})
+    assert status == _native.UNSUPPORTED and text.startswith(HAS_ONE)
+    status, text = ask(context, {"beta": 1})
+    assert status == _native.UNSUPPORTED and text.startswith(HAS_ONE)
+    assert ask(context, {"sequences": "chosen"}) == OK
+    assert set_seq(context, 1, None) == OK and ask(context, {}) == OK
+    decode_in([context], TOKENS[9:10], seq=1)
+    llama_cpp.llama_set_sampler(context.ctx, 1, None)
+    assert set_seq(context, 1, {"gamma": 5}) == OK
+    assert plausible(context, 1) == 5
+
+
+@pytest.mark.parametrize("base", [{}, {"evaluation": "alternate"}, {"cache": "separate"}], ids=str)
+def test_it_is_refused_below_min_context_already(base: Setting, native: Native, attach: Any) -> None:
+    """Not when the text has got that long."""
+    context = native("llama", {**base, "min_context": 50}, n_seq_max=2)
+    decode_in([context], TOKENS[:8], seq=1)
+    decode_in([context], TOKENS[:8])
+    attach(context, 1)
+    decode_in([context], TOKENS[8:9])  # of sequence 0
+    decode_in([context], TOKENS[8:9], out=[], seq=1)
+    for tokens in (TOKENS[9:10], TOKENS[9:70]):  # plain rows alone; the last one contrasted
+        _log.clear_errors()
+        assert context.decode(tokens, seq=1) == -1
+        assert HAS_ONE in _log.last_errors() and context.span(1) == (0, 8)
+    _log.clear_errors()
+    both = [(7, 9, [0], True), (7, 9, [1], True)]
+    assert decode_batch(context, both) == -1 and HAS_ONE in _log.last_errors()
+    llama_cpp.llama_set_sampler(context.ctx, 1, None)
+    assert decode_batch(context, both) == 0
+
+
+# --- pypcd.Llama.set_sequence_pcd ---
+
+
+def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) -> None:
+    llm, plain = load(tiny("llama"), {"beta": 1}), load(tiny("llama"), False)
+    llm.set_sequence_pcd(0, False)
+    for each in (llm, plain):
+        each.eval(TOKENS[:30])
+    assert np.array_equal(native_row(llm), native_row(plain))
+    llm.set_sequence_pcd(0, {"beta": 3, "gamma": 4})
+    llm.eval(TOKENS[30:31])
+    rows = llm.pcd_logits()
+    kept = np.isfinite(rows.contrasted)
+    wanted = method.contrast(rows.standard, rows.local, beta=3, gamma=4)
+    assert kept.sum() == 4 and np.allclose(rows.contrasted[kept], wanted[kept], rtol=1e-5, atol=1e-5)
+    llm.set_sequence_pcd(0, None)
+    llm.eval(TOKENS[31:32])
+    check_rows(llm, tiny("llama"), TOKENS[:32])
+    assert llm.pcd == pypcd.PCDConfig(beta=1)
+    with pytest.raises(
+        ValueError, match="sequence 0: alpha is 0.5, the context's is 0.2; only the context can change it"
+    ):
+        llm.set_sequence_pcd(0, {"alpha": 0.5})
+    for seq_id in (200, -1, 1.0, "0"):
+        with pytest.raises(ValueError, match=f"seq_id is {seq_id!r}; allowed: an integer from 0 to 191"):
+            llm.set_sequence_pcd(seq_id, True)
+    with pytest.raises(ValueError, match="gamma is 0; allowed"):
+        llm.set_sequence_pcd(0, "gamma=0")
+    with pytest.raises(TypeError, match="no field 'bta' .did you mean 'beta'"):
+        llm.set_sequence_pcd(0, {"bta": 1})
+    with pytest.raises(AttributeError, match="Llama.set_sequence_pcd is now Llama.set_sequence_pcd"):
+        llm.set_sequence_pcd(0, False)
+
+
+def test_a_sequences_setting_waits_for_pcd_and_is_judged_by_it(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    llm.set_sequence_pcd(0, "cautious")
+    llm.set_sequence_pcd(1, {"alpha": 0.5})
+    with pytest.raises(
+        ValueError, match="sequence 1: alpha is 0.5, the context's is 0.2; only the context can change it"
+    ):
+        llm.pcd = "paper"
+    assert llm.pcd is None
+    llm.set_sequence_pcd(1, "window")
+    llm.pcd = "paper"
+    llm.eval(TOKENS[:30])
+    rows = llm.pcd_logits()
+    wanted = method.contrast(rows.standard, rows.local, beta=1.5, relative_top=0.1)
+    kept = np.isfinite(wanted)
+    assert (np.isfinite(rows.contrasted) == kept).all()
+    assert np.allclose(rows.contrasted[kept], wanted[kept], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
+def test_a_sequences_setting_outlasts_what_generation_does_to_the_memory(arch: str, tiny: Tiny, load: Load) -> None:
+    """Rewinds for a common prefix, reset() and states, but not embed(), which clears it."""
+    llm = load(tiny(arch), "paper", embedding=True)
+
+    def n_plausible() -> int:
+        return int(np.isfinite(llm.pcd_logits().contrasted).sum())
+
+    llm.set_sequence_pcd(0, {"gamma": 4})
+    for prompt in (TOKENS[:20], [*TOKENS[:10], *TOKENS[30:40]], TOKENS[50:70], TOKENS[50:70]):
+        assert len(list(itertools.islice(llm.generate(prompt, temp=0), 3))) == 3 and n_plausible() == 4
+    state = llm.save_state()
+    llm.reset()
+    llm.eval(TOKENS[:9])
+    assert n_plausible() == 4
+    llm.load_state(state)
+    llm.eval(TOKENS[9:10])
+    assert n_plausible() == 4
+    if arch == "llama":
+        llm.embed("x")
+        llm.eval(TOKENS[:9])
+        assert n_plausible() == 30
+
+
+def test_the_setting_of_a_sequence_comes_before_that_of_a_call(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), "paper")
+    llm.set_sequence_pcd(0, {"gamma": 4})
+    next(llm.generate(TOKENS[:9], pcd={"gamma": 7}))
+    assert np.isfinite(llm.pcd_logits().contrasted).sum() == 4
+    next(llm.generate(TOKENS[:9], pcd=False))
+    with pytest.raises(pypcd.PCDError, match="no PCD logits for row -1"):
+        llm.pcd_logits()
+
+
+def test_batching_by_hand_with_a_setting_for_each_sequence(tiny: Tiny, load: Load) -> None:
+    """The example of set_sequence_pcd's docstring."""
+    llm = load(tiny("llama"), "paper", n_seq_max=3)
+    llm.set_sequence_pcd(1, {"beta": 1, "relative_top": 0.01})
+    llm.set_sequence_pcd(2, False)
+    assert engine.decode(llm, [(token, i, seq, i == 9) for seq in range(3) for i, token in enumerate(TOKENS[:10])])
+    rows = [llm.pcd_logits(9), llm.pcd_logits(19)]
+    for got, fields in zip(rows, ({}, {"beta": 1, "relative_top": 0.01})):
+        wanted = method.contrast(got.standard, got.local, **fields)
+        np.testing.assert_allclose(got.contrasted, wanted, rtol=1e-5, atol=1e-5)
+    assert not np.array_equal(rows[0].contrasted, rows[1].contrasted)
+    for row in (29, -1):
+        with pytest.raises(pypcd.PCDError, match=f"no PCD logits for row {row}"):
+            llm.pcd_logits(row)
+    assert np.array_equal(llm.pcd_logits(-2).contrasted, rows[1].contrasted)

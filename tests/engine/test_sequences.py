@@ -1,0 +1,267 @@
+"""Several sequences in one context, and the second stream, the keys and values that twins have with cache="separate".
+
+Batches are passed to llama_decode directly."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+import pytest
+from batches import (
+    SHORT_SLIDING,
+    Context,
+    Native,
+    Setting,
+    ask,
+    check_row,
+    check_seen,
+    decode_batch,
+    decode_in,
+    same_rows,
+    set_seq,
+)
+from conftest import TOKENS, close
+from tiny_gguf import write_tiny_gguf
+
+from pypcd.engine import _bindings as _native
+from pypcd.engine import _log
+
+# --- several sequences ---
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_each_sequence_of_a_batch_has_its_own_twin(arch: str, cache: str, evaluation: str, native: Native) -> None:
+    """Three texts in one batch, the first two with a common beginning, give the rows of three contexts."""
+    texts = [TOKENS[:30], TOKENS[:20] + TOKENS[60:75], TOKENS[80:117]]
+    setting, params = {"cache": cache, "evaluation": evaluation}, {"n_seq_max": 3, "n_ctx": 512}
+    together, stock = native(arch, setting, **params), native(arch, **params)
+    alone = [native(arch, setting) for _ in texts]
+    for context in (together, stock):
+        assert decode_batch(context, [(t, p, [0, 1], False) for p, t in enumerate(texts[0][:20])]) == 0
+        batch = [(t, p, [s], False) for s, text in enumerate(texts) for p, t in enumerate(text) if s == 2 or p >= 20]
+        assert decode_batch(context, batch) == 0
+    for context, text in zip(alone, texts):
+        decode_in([context], text)
+    for step in range(3):  # a batching server's: one token each
+        batch = [(TOKENS[40 + 9 * s + step], len(text) + step, [s], True) for s, text in enumerate(texts)]
+        assert decode_batch(together, batch) == decode_batch(stock, batch) == 0
+        for s, context in enumerate(alone):
+            decode_in([context], [batch[s][0]])
+            check_row_at(together, s, stock, context)
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+def test_pcd_is_on_for_some_sequences_and_off_for_others(cache: str, evaluation: str, native: Native) -> None:
+    setting, params = {"cache": cache, "evaluation": evaluation}, {"n_seq_max": 3, "n_ctx": 512}
+    together, stock, alone = native("llama", setting, **params), native("llama", **params), native("llama", setting)
+    texts = [TOKENS[:30], TOKENS[30:60], TOKENS[60:90]]
+    assert set_seq(together, 1, None) == (_native.OK, "")
+    assert set_seq(together, 2, {**setting, "beta": 1.0, "gamma": 5}) == (_native.OK, "")
+    for step in range(2):
+        for context in (together, stock):
+            assert decode_batch(context, batch_of(texts, 0 if step == 0 else 25, 25 if step == 0 else 30)) == 0
+    assert np.array_equal(together.seen(9), stock.seen(9))  # of sequence 1: plain
+    assert not _native.pcd_get_logits_ith(together.ctx, 9, 0)
+    decode_in([alone], texts[2])
+    check_row_at(together, 14, stock, alone)
+    check_seen(together, 14, {"beta": 1.0, "gamma": 5})
+
+    _native.pcd_unset_seq(together.ctx, -1)  # its second keys, or its second stream, are made now
+    for context in (together, stock):
+        assert decode_batch(context, [(TOKENS[100], 30, [1], True)]) == 0
+    other = native("llama", setting)
+    decode_in([other], texts[1])
+    decode_in([other], TOKENS[100:101])
+    check_row_at(together, 0, stock, other)
+
+
+def batch_of(texts: Sequence[list[int]], start: int, stop: int) -> list[tuple[int, int, list[int], bool]]:
+    return [
+        (t, start + p, [s], p == stop - start - 1)
+        for s, text in enumerate(texts)
+        for p, t in enumerate(text[start:stop])
+    ]
+
+
+def check_row_at(context: Context, i: int, stock: Context, alone: Context) -> None:
+    close(context.rows(i)[0], stock.seen(i), context.limit)
+    same_rows(context, alone.rows(), i)
+
+
+# --- the second stream ---
+
+
+def test_after_a_state_was_loaded_the_second_stream_needs_to_know_the_tokens(native: Native) -> None:
+    setting = {"cache": "separate"}
+    context, fresh, stock = native("llama", setting), native("llama", setting), native("llama")
+    decode_in((context, fresh, stock), TOKENS[:30])
+    size = llama_cpp.llama_state_get_size(stock.ctx)
+    state = (ctypes.c_uint8 * size)()
+    assert llama_cpp.llama_state_get_data(stock.ctx, state, size) == size
+    assert llama_cpp.llama_state_set_data(context.ctx, state, size) == size
+    _log.clear_errors()
+    assert context.decode(TOKENS[30:31]) == -1
+    assert "position 0 of sequence 0 again, but does not know its token" in _log.last_errors()
+    tokens = (ctypes.c_int32 * 30)(*TOKENS[:30])
+    assert _native.pcd_set_tokens(context.ctx, 1, tokens, 30) == 0  # another sequence
+    assert _native.pcd_set_tokens(context.ctx, 0, tokens, 30) == 30
+    decode_in((context, fresh, stock), TOKENS[30:31])
+    check_row(context, stock, fresh)
+    assert _native.pcd_get_stats(context.ctx).n_caught_up == 30
+
+
+def test_a_row_that_needs_no_twin_has_a_second_stream_too(native: Native) -> None:
+    setting = {"cache": "separate", "evaluation": "alternate", "relative_top": 1.0}
+    context, other = native("llama", setting), native("llama", {"cache": "separate"})
+    decode_in((context, other), TOKENS[:40])
+    for n in range(40, 50):
+        decode_in((context, other), TOKENS[n : n + 1])
+    stats = _native.pcd_get_stats(context.ctx)
+    assert (stats.n_twins, stats.n_skipped, stats.n_caught_up) == (0, 11, 0)
+    assert ask(context, {**setting, "relative_top": 0}) == (_native.OK, "")
+    decode_in((context, other), TOKENS[50:51])
+    same_rows(context, other)
+    stats = _native.pcd_get_stats(context.ctx)
+    assert (stats.n_twins, stats.n_caught_up) == (1, 0)
+
+
+@pytest.mark.parametrize("moved", [True, False], ids=["shifted", "gap"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"evaluation": "fused"},
+        {"evaluation": "alternate"},
+        {"evaluation": "fused", "min_context": 42},
+        {"evaluation": "alternate", "min_context": 42},
+        {"evaluation": "alternate", "relative_top": 1.0},
+    ],
+    ids=str,
+)
+def test_the_second_stream_is_what_stock_makes_of_the_same_edits_at_its_frequencies(
+    setting: Setting, moved: bool, native: Native
+) -> None:
+    """Tokens that are taken out of a text have left their trace in the keys behind them: in L's and in L*'s."""
+    base, ratio = 2e5, 0.01
+    over = {"cache": "separate", "transition": "none", "base_ratio": ratio}
+    context = native("llama", {**over, **setting}, rope_freq_base=base)
+    plain, local = native("llama", rope_freq_base=base), native("llama", rope_freq_base=ratio * base)
+    each = (context, plain, local)
+    decode_in(each, TOKENS[:30])
+    decode_in(each, TOKENS[30:40], out=[])
+    for one in each:
+        assert llama_cpp.llama_memory_seq_rm(one.memory, 0, 5, 15)
+        if moved:
+            llama_cpp.llama_memory_seq_add(one.memory, 0, 15, -1, -10)
+    for n in range(40, 60):
+        decode_in(each, TOKENS[n : n + 1])
+    if "relative_top" in setting:
+        assert ask(context, over) == (_native.OK, "")
+    decode_in(each, TOKENS[60:61])
+    close(context.rows(), (plain.seen(), local.seen()), context.limit)
+    assert np.abs(plain.seen() - local.seen()).max() > 0.05
+
+
+def test_the_tokens_of_a_loaded_sequence_are_unknown_not_zero(native: Native) -> None:
+    """With PCD turned on before the state was loaded, and after."""
+    for later in (False, True):
+        setting = {"cache": "separate"}
+        stock, context = native("llama"), native("llama", None if later else setting)
+        decode_in([stock], TOKENS[:30])
+        size = llama_cpp.llama_state_seq_get_size(stock.ctx, 0)
+        state = (ctypes.c_uint8 * size)()
+        assert llama_cpp.llama_state_seq_get_data(stock.ctx, state, size, 0) == size
+        assert llama_cpp.llama_state_seq_set_data(context.ctx, state, size, 0) == size
+        assert ask(context, setting) == (_native.OK, "")
+        _log.clear_errors()
+        assert context.decode(TOKENS[30:31]) == -1
+        assert "does not know its token" in _log.last_errors()
+
+
+def test_a_second_stream_is_not_made_up_where_a_short_cache_has_wrapped(native: Native) -> None:
+    """Once the text's end is removed its cells are in order again, but those before them are gone."""
+    context, tokens = native("gemma3", **SHORT_SLIDING), (TOKENS * 6)[:512]
+    for i in range(0, 512, 32):
+        decode_in([context], tokens[i : i + 32])
+    assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 468, -1)
+    assert ask(context, {"cache": "separate"}) == (_native.OK, "")
+    _log.clear_errors()
+    assert context.decode(tokens[468:469]) == -1
+    assert "sliding-window layers may have forgotten" in _log.last_errors()
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+def test_another_sequences_edits_cost_no_second_stream(evaluation: str, native: Native) -> None:
+    setting, params = {"cache": "separate", "evaluation": evaluation}, {"n_seq_max": 2, "swa_full": True}
+    context, alone = native("gemma3", setting, **params), native("gemma3", setting)
+    decode_in([context], TOKENS[:40], out=[])
+    decode_in([context], TOKENS[40:80], out=[], seq=1)
+    decode_in([alone], TOKENS[40:80], out=[])
+    llama_cpp.llama_memory_seq_rm(context.memory, 0, 30, -1)
+    decode_in([context], TOKENS[80:81], seq=1)
+    decode_in([alone], TOKENS[80:81])
+    same_rows(context, alone)
+
+
+@pytest.mark.parametrize("setting", [{}, {"cache": "separate"}, {"evaluation": "alternate"}], ids=str)
+@pytest.mark.parametrize("n", [10, 20, 31])
+def test_a_batch_that_fits_a_short_cache_only_dealt_out_anew_has_the_rows_of_a_long_one(
+    n: int, setting: Setting, native: Native
+) -> None:
+    """Cells shared by two sequences are not freed, so there is no room for a twin next to its token."""
+    tokens, params = (TOKENS * 3)[:300], {"n_ctx": 1024, "n_ubatch": 32, "n_batch": 256, "n_seq_max": 2}
+    short, stock = (native("gemma3", on, swa_full=False, **params) for on in (setting, None))
+    full = native("gemma3", setting, swa_full=True, **params)
+    shared = 256 - 15 - n
+    for context in (short, stock, full):
+        for i in range(0, shared, 32):
+            decode_in([context], tokens[i : min(i + 32, shared)], out=[])
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+        decode_in([context], tokens[shared : shared + 15], out=[])
+    decode_in((short, stock, full), tokens[shared + 15 : shared + 15 + n])
+    check_row(short, stock, full)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_picture_seen_as_a_whole_is_not_cut_into_parts(arch: str, native: Native) -> None:
+    """An image's patches attend to each other, so they and their twins must be in one micro-batch."""
+    setting, patches = {"cache": "separate"}, np.random.default_rng(4).standard_normal((12, 64)).astype(np.float32)
+    stock, roomy = native(arch), native(arch, setting, n_ubatch=32)
+    narrow = native(arch, setting, n_ubatch=16)
+    for context in (stock, roomy, narrow):
+        decode_in([context], TOKENS[:10])
+        llama_cpp.llama_set_causal_attn(context.ctx, False)
+    _log.clear_errors()
+    assert narrow.decode(patches, out=[]) == -1
+    assert "the 12 embeddings of this picture and their twins at once; create the context with n_ubatch = 24" in (
+        _log.last_errors()
+    )
+    assert narrow.span() == (0, 9)
+    decode_in((stock, roomy), patches, out=[])
+    for context in (stock, roomy):
+        llama_cpp.llama_set_causal_attn(context.ctx, True)
+    decode_in((stock, roomy), TOKENS[10:12])
+    close(roomy.rows()[0], stock.seen(), roomy.limit)
+
+
+@pytest.mark.parametrize(("type_k", "type_k_over"), [("Q8_0", "q4_0"), ("Q8_0", "f16"), ("F16", "q8_0")])
+def test_layers_that_do_not_rotate_have_second_keys_of_another_type_too(
+    type_k: str, type_k_over: str, tmp_path: Path
+) -> None:
+    """Such as smollm3's fourth; its second keys are computed from the first, with PCD turned on later."""
+    path = write_tiny_gguf(tmp_path / "m.gguf", "smollm3", n_embd=128)
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+    context = Context(model, path, None, type_k=getattr(llama_cpp, f"GGML_TYPE_{type_k}"))
+    decode_in([context], TOKENS[:40])
+    assert ask(context, {"type_k_over": type_k_over}) == (_native.OK, "")
+    decode_in([context], TOKENS[40:41])
+    standard, over = context.rows()
+    assert np.isfinite(over).all() and np.abs(standard - over).max() > 0.05
+    llama_cpp.llama_free(context.ctx)
+    llama_cpp.llama_model_free(model)

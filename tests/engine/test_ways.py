@@ -1,0 +1,423 @@
+"""The ways in which a batch is evaluated: fused where it was asked for, whatever limits a context has; what remains in memory
+when an evaluation fails; and that no other way is taken without a count and a line in the log.
+
+Batches are passed to llama_decode directly. The expected rows are those of the same sequences alone."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from batches import SHORT_SLIDING, Context, Native, Rows, Setting, ask, decode_in, same_rows
+from conftest import SANITIZED, TOKENS, Tiny, close, run_python
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_sequences import decode_batch, set_seq
+from tiny_gguf import write_tiny_gguf
+
+from pypcd.engine import _bindings as _native
+from pypcd.engine import _log
+
+NO_ROOM, NARROW = 1, 2  # enum llama_pcd_fallback
+LFM2 = ("lfm2", {})
+SLIDING = ("gemma3", {**SHORT_SLIDING, "n_ubatch": 128})
+
+
+def text_of(seq: int, n: int) -> list[int]:
+    """Another text for each sequence."""
+    return [int(t) for t in np.random.default_rng(seq).integers(3, 384, n)]
+
+
+def stats_of(context: Context) -> Any:
+    return _native.pcd_get_stats(context.ctx)
+
+
+def rows_alone(context: Context, texts: Sequence[list[int]], first: int) -> list[list[Rows]]:
+    """L and L* of each text's tokens from `first` on, decoded token by token as the only sequence there is."""
+    res = []
+    for text in texts:
+        llama_cpp.llama_memory_clear(context.memory, True)
+        if first:
+            decode_in([context], text[:first], 0, out=[])
+        res.append([])
+        for p in range(first, len(text)):
+            decode_in([context], text[p : p + 1], p)
+            res[-1].append(context.rows())
+    return res
+
+
+def _row(context: Context, i: int) -> Any:
+    """L of row i, whose twin was not needed."""
+    return np.ctypeslib.as_array(_native.pcd_get_logits_ith(context.ctx, i, 0), shape=(context.n_vocab,)).copy()
+
+
+def reused(context: Context) -> int:
+    return int(llama_cpp.llama_perf_context(context.ctx).n_reused)
+
+
+# --- fused, whatever the limits ---
+
+
+@pytest.mark.parametrize("n", [1, 3, 64, 100])
+@pytest.mark.parametrize("model", [("llama", {}), LFM2, SLIDING, ("gemma3", {"swa_full": True})], ids=lambda m: m[0])
+def test_a_step_of_n_sequences_is_fused_and_its_graph_used_again(
+    model: tuple[str, dict[str, Any]], n: int, native: Native
+) -> None:
+    """With as many outputs as a server asks for: one for each sequence. The texts are longer than a sliding window."""
+    arch, params = model
+    n_first, n_steps = 40, 4
+    texts = [text_of(s, n_first + n_steps) for s in range(n)]
+    wide = {**params, "n_ctx": max(256, 64 * n), "n_ubatch": 128}
+    together = native(arch, {"evaluation": "fused"}, **{**wide, "n_seq_max": n, "n_outputs_max": n})
+    for s, text in enumerate(texts):
+        decode_in([together], text[:n_first], 0, out=[], seq=s)
+    llama_cpp.llama_perf_context_reset(together.ctx)
+    expected = rows_alone(native(arch, {}, **wide), texts, n_first)
+    for k in range(n_steps):
+        assert (
+            decode_batch(together, [(text[n_first + k], n_first + k, [s], True) for s, text in enumerate(texts)]) == 0
+        )
+        for s in range(n):
+            same_rows(together, expected[s][k], s)
+    stats, n_parts = stats_of(together), -(-n // 64)
+    assert (stats.n_tokens, stats.n_twins) == (n * n_steps, n * n_steps)
+    if n_parts == 1 or arch != "lfm2":  # states of two parts lie in different places, which graphs have built in
+        assert reused(together) >= n_parts * n_steps - 2  # not the first one, nor one that has more cells than before
+    assert (stats.n_fused, stats.n_fallbacks) == (n_parts * n_steps, 0)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+def test_more_than_64_rows_of_one_text_are_evaluated_in_parts(n: int, evaluation: str, native: Native) -> None:
+    """Such as all rows of a prompt. The caller sees the rows of one batch, plain ones too."""
+    params: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 5}
+    context, alone, stock = (
+        native("llama", {"evaluation": evaluation}, **params),
+        native("llama", {}),
+        native("llama", **params),
+    )
+    texts = [text_of(s, 100 // n) for s in range(n)]
+    plain = 4
+    set_seq(context, plain, None)
+    batch = [(t, p, [s], True) for s, text in enumerate(texts) for p, t in enumerate(text)]
+    batch += [(t, p, [plain], p % 2 == 0) for p, t in enumerate(text_of(plain, 10))]
+    assert decode_batch(context, batch) == decode_batch(stock, batch) == 0
+    expected = [row for rows in rows_alone(alone, texts, 0) for row in rows]
+    for i, rows in enumerate(expected):
+        close(context.rows(i), rows, context.limit)
+    for i in range(len(expected), len(batch)):
+        assert (context.seen(i) is None) == (stock.seen(i) is None) == (not batch[i][3])
+        if batch[i][3]:
+            close(context.seen(i), stock.seen(i), context.limit)
+    assert stats_of(context).n_fallbacks == 0
+
+
+@pytest.mark.parametrize("cache", ["rerotated", "separate"])
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_a_limit_of_outputs_holds_for_the_callers_own(limit: int, cache: str, native: Native) -> None:
+    context, other = native("llama", {"cache": cache}, n_outputs_max=limit), native("llama", {"cache": cache})
+    for start in (0, 30):
+        decode_in((context, other), TOKENS[start : start + 30], out=range(30 - limit, 30))
+        for i in range(30 - limit, 30):
+            same_rows(context, other, i)
+    stats = stats_of(context)
+    assert (stats.n_sequential, stats.n_fallbacks) == (0, 0)
+    assert stats.n_fused + stats.n_streams == 2
+
+
+@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+@pytest.mark.parametrize("put_off", ["shift", "scheduler"])
+def test_what_llama_cpp_puts_off_is_done_before_there_are_twins(put_off: str, cache: str, native: Native) -> None:
+    """It builds graphs for all of a context's sequences then."""
+    setting = {"cache": cache, "evaluation": "fused"}
+    context, few = (native("llama", setting, n_seq_max=n, n_ctx=1024) for n in (192, 1))
+    decode_in((context, few), TOKENS[:30])
+    for one in (context, few):
+        if put_off == "shift":
+            llama_cpp.llama_memory_seq_rm(one.memory, 0, 5, 10)
+            llama_cpp.llama_memory_seq_add(one.memory, 0, 10, -1, -5)
+        else:
+            assert llama_cpp.llama_set_adapter_cvec(one.ctx, None, 0, one.n_embd, 0, 0) == 0
+    decode_in((context, few), TOKENS[30:31])
+    same_rows(context, few)
+    assert (stats_of(context).n_sequential, stats_of(context).n_fallbacks) == (0, 0)
+
+
+# --- all sequences, interleaved ---
+
+
+@st.composite
+def interleavings(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
+    """Batches of (sequence, how many of its tokens), which tokens' rows are wanted is decided by their number."""
+    one = st.tuples(st.integers(0, 3), st.integers(1, 9))
+    return draw(st.lists(st.lists(one, min_size=1, max_size=4, unique_by=lambda e: e[0]), min_size=3, max_size=12))
+
+
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(
+    batches=interleavings(),
+    evaluation=st.sampled_from(["fused", "alternate"]),
+    window=st.sampled_from([None, 12]),
+    start=st.integers(0, 70),
+)
+@pytest.mark.parametrize(
+    "model", [("llama", {}), LFM2, ("gemma3", SHORT_SLIDING), ("gemma3", {**SHORT_SLIDING, "n_ubatch": 5})], ids=str
+)
+def test_interleaved_sequences_have_the_rows_of_each_alone(
+    model: tuple[str, dict[str, Any]],
+    batches: list[list[tuple[int, int]]],
+    evaluation: str,
+    window: int | None,
+    start: int,
+    native: Native,
+) -> None:
+    """Batches of all shapes, in a sliding-window cache that has wrapped: the rows of swa_full, sequence by sequence."""
+    arch, params = model
+    setting: Setting = {"evaluation": evaluation, "window": window}
+    texts = [text_of(s, start + 9 * len(batches) + 1) for s in range(4)]
+    context = native(arch, setting, **{"n_ctx": 1024, **params, "n_seq_max": 4, "n_outputs_max": 36})
+    alone = native(arch, setting, n_ctx=1024, swa_full=True)
+    done, got = [start] * 4, [{} for _ in range(4)]  # rows by position
+    for s in range(4):
+        for p in range(0, start, 20):
+            decode_in([context], texts[s][p : min(p + 20, start)], p, out=[], seq=s)
+    for sizes in batches:
+        entries = [
+            (texts[s][p], p, [s], (p + s) % 3 == 0 or p == done[s] + n - 1)
+            for s, n in sizes
+            for p in range(done[s], done[s] + n)
+        ]
+        assert decode_batch(context, entries) == 0
+        for i, (_, p, (s,), wanted) in enumerate(entries):
+            if wanted:
+                got[s][p] = context.rows(i)
+        for s, n in sizes:
+            done[s] += n
+    for s in range(4):
+        expected = rows_alone(alone, [texts[s][: done[s]]], start)[0]
+        for p, rows in got[s].items():
+            close(rows, expected[p - start], context.limit)
+
+
+# --- recurrent layers ---
+
+
+def test_a_hybrid_keeps_the_callers_sequences_and_shows_what_twins_states_take(native: Native) -> None:
+    context, stock = native("lfm2", n_seq_max=3), native("lfm2", n_seq_max=3)
+    for s in range(3):
+        decode_in((context, stock), text_of(s, 10), seq=s)
+    assert ask(context, {}) == (_native.OK, "")  # the states there are stay
+    for s in range(3):
+        decode_in((context, stock), text_of(s + 5, 2), seq=s)
+        close(context.rows()[0], stock.seen(), context.limit)
+    assert stats_of(context).state_bytes > 0
+    assert stats_of(native("llama", {})).state_bytes == 0
+    _log.clear_errors()
+    assert context.decode([9], 0, seq=3) == -1
+    assert "sequence id 3: ids from 3 on belong to PCD's twins" in _log.last_errors()
+
+
+def test_as_many_sequences_as_there_are_ids_leave_none_for_a_hybrids_twins(native: Native) -> None:
+    assert "n_seq_max is 255, allowed: at most 254" in ask(native("lfm2", n_seq_max=255), {})[1]
+    most = native("lfm2", {}, n_seq_max=254)
+    decode_in([most], TOKENS[:10], seq=253)
+    alone = native("lfm2", {})
+    decode_in([alone], TOKENS[:10])
+    same_rows(most, alone)
+
+
+def test_a_hybrid_has_more_sequences_in_a_batch_than_states_for_twins(native: Native) -> None:
+    """70 and 64. No twin is needed; or all sequences share one token, which has one twin."""
+    n, params = 70, {"n_seq_max": 70, "n_ctx": 1024}
+    plain, stock = native("lfm2", {"gamma": 1}, **params), native("lfm2", **params)
+    batch = [(5 + s, 0, [s], True) for s in range(n)]
+    assert decode_batch(plain, batch) == decode_batch(stock, batch) == 0
+    for s in range(n):
+        close(_row(plain, s), stock.seen(s), plain.limit)
+    shared, alone = native("lfm2", {}, **params), native("lfm2", {})
+    for p, token in enumerate(TOKENS[:20]):
+        wanted = p > 15
+        assert decode_batch(shared, [(token, p, list(range(n)), wanted)]) == 0
+        decode_in([alone], [token], out=[0] if wanted else [])
+        if wanted:
+            same_rows(shared, alone)
+
+
+def test_states_of_a_hybrid_are_saved_and_loaded_with_and_without_room_for_twins(native: Native) -> None:
+    stock, context, fresh = (
+        native("lfm2", n_seq_max=2),
+        native("lfm2", {}, n_seq_max=2),
+        native("lfm2", {}, n_seq_max=2),
+    )
+    decode_in((stock, context), TOKENS[:20])
+    decode_in((stock, context), TOKENS[30:40], seq=1)
+    for source in (context, stock):  # into one with room, and into one without
+        size = llama_cpp.llama_state_get_size(source.ctx)
+        state = (ctypes.c_uint8 * size)()
+        assert llama_cpp.llama_state_get_data(source.ctx, state, size) == size
+        for target in (fresh, native("lfm2", n_seq_max=2)):
+            assert llama_cpp.llama_state_set_data(target.ctx, state, size) == size
+            assert (target.span(0), target.span(1)) == (source.span(0), source.span(1))
+    decode_in((context, fresh, stock), TOKENS[50:52], seq=1)
+    same_rows(fresh, context)
+    close(fresh.rows()[0], stock.seen(), fresh.limit)
+
+
+# --- no other way without a word ---
+
+
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+def test_a_fallback_is_counted_and_said_once(evaluation: str, native: Native, caplog: pytest.LogCaptureFixture) -> None:
+    context = native("llama", {"evaluation": evaluation})
+    decode_in([context], (TOKENS * 3)[:253])
+    for n in range(3):
+        decode_in([context], TOKENS[n : n + 1])
+    stats = stats_of(context)
+    assert (stats.n_fused + stats.n_alternate, stats.n_sequential, stats.n_fallbacks) == (3, 1, 1)
+    assert stats.last_fallback == NO_ROOM
+    warned = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warned) == 1 and "no free cells for twins beside their tokens" in warned[0].message
+
+
+def test_a_context_too_narrow_for_a_twin_says_so_once(native: Native, caplog: pytest.LogCaptureFixture) -> None:
+    context, wide = native("llama", {}, n_batch=1, n_ubatch=1), native("llama", {})
+    for n in range(8):
+        decode_in((context, wide), TOKENS[n : n + 1])
+    same_rows(context, wide)
+    stats = stats_of(context)
+    assert (stats.n_fused, stats.n_sequential, stats.n_fallbacks, stats.last_fallback) == (0, 8, 8, NARROW)
+    warned = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warned) == 1 and "use a larger n_batch and n_ubatch" in warned[0]
+
+
+def test_pypcd_shows_which_way_was_taken_and_adds_no_sequence_for_a_hybrid(tiny: Tiny, load: Any) -> None:
+    llm = load(tiny("llama"), n_batch=256)
+    llm.eval((TOKENS * 3)[:255])
+    stats = llm.pcd_stats()
+    assert (stats.n_fused, stats.n_fallbacks, stats.last_fallback) == (1, 0, "")
+    llm.eval(TOKENS[:1])
+    stats = llm.pcd_stats()
+    assert (stats.n_sequential, stats.n_fallbacks) == (1, 1)
+    assert stats.last_fallback.startswith("no free cells for twins beside their tokens")
+    hybrid = load(tiny("lfm2"), n_seq_max=3)
+    hybrid.eval(TOKENS[:10])
+    assert llama_cpp.llama_n_seq_max(hybrid.ctx) == 3
+    assert hybrid.pcd_stats().state_bytes > 0 and hybrid.pcd_stats().n_twins == 1
+
+
+# --- failures ---
+
+
+class Abort:
+    """Stops the evaluation at a node of a graph; counts them until then."""
+
+    def __init__(self, context: Context) -> None:
+        self.n, self.stop_at, self.context = 0, sys.maxsize, context
+        self.callback = llama_cpp.ggml_abort_callback(self._stops)
+        llama_cpp.llama_set_abort_callback(context.ctx, self.callback, ctypes.c_void_p(0))
+
+    def _stops(self, _: Any) -> bool:
+        self.n += 1
+        return self.n > self.stop_at
+
+    def decode(self, at: int, *args: Any, **kwargs: Any) -> int:
+        self.n, self.stop_at = 0, at
+        res = self.context.decode(*args, **kwargs)
+        self.stop_at = sys.maxsize
+        return res
+
+
+# the others are refused, the same, or (gemma3, separate) evaluated at once
+@pytest.mark.parametrize(
+    ("arch", "cache"),
+    [
+        ("llama", "rerotated"),
+        ("llama", "shared"),
+        ("llama", "separate"),
+        ("gemma3", "rerotated"),
+        ("gemma3", "shared"),
+        ("lfm2", "rerotated"),
+    ],
+)
+def test_a_twin_that_is_aborted_leaves_memory_as_it_was(arch: str, cache: str, native: Native) -> None:
+    setting: Setting = {"cache": cache, "evaluation": "alternate"}
+    # Where no twin is needed it counts the nodes of the batch alone. A second stream is evaluated in any case, after a plain batch.
+    without = None if cache == "separate" else {**setting, "relative_top": 1.0}
+    context, twinless, fresh = native(arch, setting), native(arch, without), native(arch, setting)
+    decode_in((context, twinless, fresh), TOKENS[:20])
+    before = context.span()
+    nodes = Abort(twinless)
+    assert nodes.decode(sys.maxsize, TOKENS[20:21]) == 0
+    abort = Abort(context)
+    for _ in range(2):
+        assert abort.decode(nodes.n + 5, TOKENS[20:21]) == 2
+        assert context.span() == before
+        assert context.seen(0) is None and not _native.pcd_get_logits_ith(context.ctx, 0, 0)
+    decode_in((context, fresh), TOKENS[20:22])
+    same_rows(context, fresh)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("setting", [{}, {"cache": "separate"}], ids=str)
+def test_an_aborted_batch_leaves_what_stock_leaves(arch: str, setting: Setting, native: Native) -> None:
+    """The micro-batches before the one that was aborted."""
+    params = {"n_ubatch": 8}
+    context, stock, fresh = native(arch, setting, **params), native(arch, **params), native(arch, setting, **params)
+    decode_in((context, stock, fresh), TOKENS[:20])
+    for n in (1, 30):
+        for one in (context, stock):
+            abort = Abort(one)
+            assert abort.decode(5, TOKENS[20 : 20 + n], 20) == 2
+            llama_cpp.llama_set_abort_callback(one.ctx, llama_cpp.ggml_abort_callback(), ctypes.c_void_p(0))
+        assert context.span() == stock.span() == (0, 19)
+    decode_in((context, fresh), TOKENS[20:30])
+    same_rows(context, fresh)
+
+
+EXHAUSTED = """
+import ctypes, resource, sys
+import pypcd, llama_cpp
+from pypcd.engine import _bindings, _log
+from pypcd.engine._pcd import native_params
+path, evaluation, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
+llm = pypcd.Llama(path, pcd={"evaluation": evaluation}, n_ctx=1024, n_batch=1024, n_gpu_layers=0, n_threads=1, n_threads_batch=1)
+memory = llama_cpp.llama_get_memory(llm.ctx)
+batch = llama_cpp.llama_batch_init(1024, 0, 1)
+def decode(first, n, outputs):
+    batch.n_tokens = n
+    for i in range(n):
+        batch.token[i], batch.pos[i], batch.logits[i] = 5 + i % 300, first + i, i >= n - outputs
+        batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+    return llama_cpp.llama_decode(llm.ctx, batch)
+def row(i):
+    p = _bindings.pcd_get_logits_ith(llm.ctx, i, 2)
+    return p[:50] if p else None
+assert decode(0, 20, 1) == 0
+assert decode(20, 1, 1) == 0
+expected = row(0)
+llama_cpp.llama_memory_seq_rm(memory, 0, 20, -1)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+_log.clear_errors()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, -1))  # 16 MiB more
+status = decode(20, n, n)  # its rows take 41 KiB each, twice
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+print(status, llama_cpp.llama_memory_seq_pos_max(memory, 0), row(0), _log.last_errors())
+assert decode(20, 1, 1) == 0
+assert row(0) == expected, "the memory is not as it was"
+"""
+
+
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer's allocator ends a process that runs out of memory")
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+def test_no_exception_leaves_llama_decode_where_memory_runs_out(evaluation: str, tmp_path: Any) -> None:
+    """Rows for 900 tokens of a vocabulary of 10496 do not fit: a status, a line in the log, and the memory as it was."""
+    path = write_tiny_gguf(tmp_path / "m.gguf", "llama", n_vocab=10496)
+    done = run_python(EXHAUSTED, path, evaluation, 900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("-2 19 None PCD: decoding failed: std::bad_alloc"), done.stdout

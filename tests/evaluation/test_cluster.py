@@ -1,0 +1,521 @@
+"""Questions on a Dask cluster: the same tables as in one process, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pypcd
+from pypcd.cli import main
+from pypcd.evaluation import (
+    Cluster,
+    Directory,
+    Plan,
+    Progress,
+    csv_text,
+    evaluate,
+    facts,
+    markdown,
+    run,
+    run_options,
+)
+from pypcd.evaluation import cluster as at_work  # as the workers' processes have it
+from pypcd.evaluation.run import Worker
+from pypcd.gguf import DEMO_MODEL
+from pypcd.lab.recorded import (
+    record,
+)
+
+distributed = pytest.importorskip("distributed")
+
+DEMO = Plan("demo", ("kv-short",), ("greedy", "pcd", "control"), (180, 280), n=4)
+LONGER = dataclasses.replace(DEMO, n=40)  # for runs that are stopped: they must not be through before that
+ONE = {"n_threads": 1, "n_threads_batch": 1}
+KILLER = ("kv-short", 280, 1)  # the question that workers below die of
+
+
+def tables(plan: Plan, records: Mapping[Any, Any]) -> str:
+    return markdown(plan, records, {"kv-short": "accuracy"}, {}) + csv_text(plan, records)
+
+
+def without_time(records: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    return {key: {k: v for k, v in record.items() if k != "seconds"} for key, record in records.items()}
+
+
+def lines(directory: Directory) -> list[Any]:
+    return [json.loads(line) for line in directory.samples.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """The records of one process."""
+    return evaluate(DEMO, Directory(tmp_path_factory.mktemp("run") / "one"), options=ONE).records
+
+
+def started(n: int, **options: Any) -> Any:
+    how = {"threads_per_worker": 1, "memory_limit": 0, "host": "127.0.0.1", **options}
+    no_page = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    return distributed.LocalCluster(n_workers=n, silence_logs=logging.CRITICAL, scheduler_kwargs=no_page, **how)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    """A cluster of two workers that is somebody else's: it is there before a run and after it."""
+    with started(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(two: Any) -> Iterator[Cluster]:
+    with Cluster(two.scheduler_address) as cluster:
+        cluster._client.wait_for_workers(2, timeout=60)
+        yield cluster
+
+
+@pytest.fixture
+def mortal() -> Iterator[Cluster]:
+    """One of two workers that may die: on a busy machine Dask may give up starting one again."""
+    with started(2) as own, Cluster(own.scheduler_address) as cluster:
+        cluster._client.wait_for_workers(2, timeout=60)
+        yield cluster
+
+
+# -- the same tables ---------------------------------------------------------------------------------------------------
+
+
+def test_processes_of_this_machine_make_the_same_tables(expected: dict[Any, Any], tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "run")
+    with Cluster("local:2") as local:
+        made = evaluate(DEMO, directory, jobs=local, options=ONE).records
+    assert without_time(made) == without_time(expected) and tables(DEMO, made) == tables(DEMO, expected)
+    assert len(lines(directory)) == len(expected)
+    beside = evaluate(DEMO, Directory(tmp_path / "beside"), jobs=2, options=ONE).records
+    assert tables(DEMO, beside) == tables(DEMO, made)
+
+
+def test_a_run_goes_on_elsewhere(cluster: Cluster, expected: dict[Any, Any], tmp_path: Path) -> None:
+    """Begun in this process, it ends on the cluster, and the other way round."""
+    directory = Directory(tmp_path / "run")
+    for jobs, n in ((1, 8), (cluster, 16), (1, 24)):
+        keys = list(DEMO.everything())[:n]
+        evaluate(DEMO, directory, jobs=jobs, options=ONE, only=keys.__contains__)
+    made = evaluate(DEMO, directory, jobs=cluster, options=ONE).records
+    assert tables(DEMO, made) == tables(DEMO, expected) and len(lines(directory)) == len(expected)
+
+
+class Told(Worker):
+    """Notes in a file that it was opened, and by which process."""
+
+    def __init__(self, plan: Plan, options: Mapping[str, Any], file: str) -> None:
+        super().__init__(plan, options)
+        with open(file, "a", encoding="utf-8") as notes:
+            notes.write(f"{os.getpid()}\n")
+
+
+def is_open() -> bool:
+    return at_work._open is not None
+
+
+def wait_until(seconds: float, condition: Any) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(condition())
+
+
+def test_a_process_opens_its_model_once_and_closes_it(cluster: Cluster, tmp_path: Path) -> None:
+    notes = tmp_path / "opened"
+    worker = functools.partial(Told, file=str(notes))
+    evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, worker=worker)
+    opened = notes.read_text().splitlines()
+    assert len(opened) == len(set(opened)) == 2
+    assert wait_until(30, lambda: not any(cluster._client.run(is_open).values()))
+
+
+def test_a_worker_that_comes_later_is_asked_too(two: Any, cluster: Cluster, tmp_path: Path) -> None:
+    notes = tmp_path / "opened"
+
+    def more(progress: Progress) -> None:
+        if progress.n_answers_done == 1:
+            two.scale(3)
+            cluster._client.wait_for_workers(3, timeout=60)
+            time.sleep(1)  # so often the run looks
+
+    worker = functools.partial(Told, file=str(notes))
+    try:
+        evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, worker=worker, progress=Progress(more))
+    finally:
+        two.scale(2)
+    assert len(set(notes.read_text().splitlines())) == 3
+    assert wait_until(60, lambda: len(cluster._workers()) == 2)
+
+
+def test_processes_of_this_machine_are_reached_from_it_alone() -> None:
+    psutil = pytest.importorskip("psutil")  # Dask needs it too
+    with Cluster("local:1") as local:
+        assert local.n_workers() == 1
+        found = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        connections = [getattr(process, "net_connections", process.connections)("inet") for process in found]
+    listening = [c.laddr.ip for each in connections for c in each if c.status == psutil.CONN_LISTEN]
+    assert len(listening) >= 3 and set(listening) == {"127.0.0.1"}
+
+
+def test_threads_are_a_share_of_the_cores(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pypcd.machine.n_cores", lambda: 8)
+    assert run_options(DEMO, {}, Cluster("local:2"))["n_threads"] == 4
+    cores = {"tcp://10.0.0.1:1": 8, "tcp://10.0.0.1:2": 8, "tcp://10.0.0.2:1": 6}
+    monkeypatch.setattr(cluster, "everywhere", lambda call: cores)
+    assert run_options(DEMO, {}, cluster)["n_threads"] == 4
+    assert run_options(DEMO, {"n_threads": 3}, cluster)["n_threads"] == 3
+    assert cluster.n_workers() == 2
+
+
+# -- what is lost ------------------------------------------------------------------------------------------------------
+
+
+class Killed(Worker):
+    """Dies at the first method but one of a question: the first time, or each time."""
+
+    def __init__(self, plan: Plan, options: Mapping[str, Any], file: str, always: bool) -> None:
+        super().__init__(plan, options)
+        self._file, self._always = Path(file), always
+
+    def _answered(self, key: Any, sample: Any, method: Any) -> dict[str, Any]:
+        if key[:3] == KILLER and key[3] == "pcd" and (self._always or not self._file.exists()):
+            self._file.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._answered(key, sample, method)
+
+
+def test_a_worker_that_is_killed_loses_nothing(
+    mortal: Cluster, expected: dict[Any, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, before = Directory(tmp_path / "run"), set(mortal._workers())
+    worker = functools.partial(Killed, file=str(tmp_path / "killed"), always=False)
+    made = evaluate(DEMO, directory, jobs=mortal, options=ONE, worker=worker).records
+    assert (tmp_path / "killed").exists()
+    assert tables(DEMO, made) == tables(DEMO, expected) and len(lines(directory)) == len(expected)
+    gone = before - set(mortal._workers())
+    assert len(gone) == 1
+    assert f"worker {gone.pop()} is gone; what it was asked is asked again elsewhere" in caplog.text
+
+
+def test_a_question_that_ends_every_worker_is_the_only_one_without_an_answer(
+    mortal: Cluster, expected: dict[Any, Any], tmp_path: Path
+) -> None:
+    directory = Directory(tmp_path / "run")
+    worker = functools.partial(Killed, file=str(tmp_path / "killed"), always=True)
+    made = evaluate(DEMO, directory, jobs=mortal, options=ONE, worker=worker).records
+    failed = {key for key, record in made.items() if record.get("error")}
+    assert failed == {(*KILLER, method) for method in DEMO.methods}
+    assert {made[key]["error"] for key in failed} == {
+        "every worker that was asked it ended (4 of them); their logs say why"
+    }
+    others = {key: record for key, record in made.items() if key not in failed}
+    assert without_time(others) == without_time({key: expected[key] for key in others})
+    assert "- pcd: 1, such as kv-short, 280 tokens, question 1: every worker" in tables(DEMO, made)
+    again = evaluate(DEMO, directory, options=ONE).records  # asked again, by workers that live
+    assert tables(DEMO, again) == tables(DEMO, expected)
+
+
+def script(*words: str) -> list[str]:
+    return [sys.executable, "-m", *words]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **more}
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A scheduler and a worker as docs/evaluate.md starts them."""
+    file, quiet = tmp_path / "scheduler.json", {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    where = {"env": environment(), "cwd": tmp_path, **quiet}
+    words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    scheduler = subprocess.Popen(script("distributed.cli.dask_scheduler", *words), **where)
+    words = ["--scheduler-file", str(file), "--nthreads", "1", "--memory-limit", "0", "--no-dashboard", "--no-nanny"]
+    assert wait_until(60, file.exists)
+    worker = subprocess.Popen(script("distributed.cli.dask_worker", *words), **where)
+    try:
+        yield {"file": str(file), "scheduler": scheduler, "worker": worker}
+    finally:
+        for process in (worker, scheduler):
+            process.kill()
+            process.wait()
+
+
+def test_a_lost_scheduler_keeps_what_was_answered(
+    by_hand: dict[str, Any], expected: dict[Any, Any], tmp_path: Path
+) -> None:
+    directory, known = Directory(tmp_path / "run"), []
+
+    def lose(progress: Any) -> None:
+        if progress.n_answers_done == 6:
+            loaded = cluster._client.run_on_scheduler(eval, "'pypcd' in __import__('sys').modules")
+            known.append(loaded)
+            by_hand["scheduler"].kill()
+
+    began = time.monotonic()
+    with Cluster(by_hand["file"]) as cluster, pytest.raises(pypcd.PCDError, match="Dask scheduler at .* was lost"):
+        evaluate(DEMO, directory, jobs=cluster, options=ONE, progress=Progress(lose))
+    assert known == [False]  # a scheduler needs no pypcd
+    assert len(lines(directory)) >= 6 and time.monotonic() - began < 120
+    made = evaluate(DEMO, directory, options=ONE).records
+    assert tables(DEMO, made) == tables(DEMO, expected) and len(lines(directory)) == len(expected)
+
+
+def test_no_worker_is_left(by_hand: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a nanny is not started again."""
+    monkeypatch.setattr(at_work, "_SECONDS_TO_COME", 3)
+    directory = Directory(tmp_path / "run")
+    with Cluster(by_hand["file"]) as cluster:
+        cluster._client.wait_for_workers(1, timeout=60)
+        worker = functools.partial(Killed, file=str(tmp_path / "killed"), always=False)
+        with pytest.raises(pypcd.PCDError, match="has had no workers for 3 s; start some: dask worker tcp://127.0.0.1"):
+            evaluate(DEMO, directory, jobs=cluster, options=ONE, worker=worker)
+    assert 0 < len(lines(directory)) < len(list(DEMO.everything()))
+
+
+def command(out: Path, cluster: str, n: int = 4) -> list[str]:
+    words = ["eval", "demo", "--task", "kv-short", "--method", "pcd,control", "--length", "180,280", "--n", str(n)]
+    return script("pypcd", *words, "--threads", "1", "--cluster", cluster, "--out", str(out))
+
+
+def processes_of(mark: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(folder.name)
+        except OSError:  # ended meanwhile
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_command_leaves_no_process_behind_and_goes_on(how: signal.Signals, tmp_path: Path) -> None:
+    out, mark, n = tmp_path / "run", str(tmp_path), LONGER.n
+    env = environment(PYPCD_TEST_RUN=mark)
+    expected = evaluate(LONGER, Directory(tmp_path / "one"), options=ONE).records
+    process = subprocess.Popen(
+        command(out, "local:2", n),
+        env=env,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  in the background Ctrl-C is ignored
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert wait_until(120, lambda: (out / "samples.jsonl").exists() or process.poll() is not None)
+        assert process.poll() is None and len(processes_of(mark)) >= 3
+        os.killpg(process.pid, how) if how == signal.SIGINT else process.kill()  # Ctrl-C reaches the whole group
+        said = process.communicate(timeout=60)[1]
+        assert wait_until(60, lambda: not processes_of(mark)), said
+    finally:
+        process.kill()
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert "stopped; run the same command again to go on" in said and "Traceback" not in said
+    assert len((out / "samples.jsonl").read_text().splitlines()) < len(expected)
+    done = subprocess.run(command(out, "local:2", n), env=env, capture_output=True, text=True, timeout=300, check=True)
+    assert (out / "summary.md").read_text() == done.stdout == markdown(LONGER, expected, {"kv-short": "accuracy"}, {})
+    assert (out / "summary.csv").read_text() == csv_text(LONGER, expected)
+    assert len((out / "samples.jsonl").read_text().splitlines()) == len(expected)
+
+
+def test_ctrl_c_leaves_the_workers_of_others_without_a_model(cluster: Cluster, tmp_path: Path) -> None:
+    def interrupt(progress: Any) -> None:
+        if progress.n_answers_done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, progress=Progress(interrupt))
+    assert wait_until(30, lambda: not any(cluster._client.run(is_open).values()))
+    assert len(cluster._workers()) == 2
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["local:0", "local:129", "local:two", "local:", "local", "tcp://host", "host", ""])
+def test_an_address_is_a_schedulers(address: str) -> None:
+    with pytest.raises(ValueError, match=f"cluster is '{address}'; allowed: .*local:"):
+        Cluster(address)
+
+
+def test_a_scheduler_that_is_not_there_is_told_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    began = time.monotonic()
+    assert main(["eval", "demo", "--n", "1", "--cluster", "127.0.0.1:1", "--out", str(tmp_path / "run")]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no Dask scheduler answers at 127.0.0.1:1" in said and "start one: dask scheduler; and workers: dask" in said
+    assert "Traceback" not in said and time.monotonic() - began < 60 and not (tmp_path / "run").exists()
+    assert main(["eval", "demo", "--n", "1", "--cluster", "nowhere.json", "--out", str(tmp_path / "run")]) == 1
+    assert "there is no scheduler file nowhere.json; `dask scheduler" in capsys.readouterr().err
+
+
+def test_what_listens_but_is_no_scheduler_is_told_of(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which never says a word
+        port = silent.getsockname()[1]
+        with (
+            Cluster(f"127.0.0.1:{port}") as cluster,
+            pytest.raises(pypcd.PCDError, match="no Dask scheduler answers at"),
+        ):
+            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+    file = tmp_path / "scheduler.json"
+    for text in ("{}", "{"):
+        file.write_text(text)
+        with Cluster(str(file)) as cluster, pytest.raises(pypcd.PCDError, match="no Dask scheduler answers at .*json"):
+            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+    assert time.monotonic() - began < 60
+
+
+def test_what_a_worker_cannot_do_is_its_error(cluster: Cluster, tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "run")
+    with pytest.raises(ValueError, match="worker tcp://.*: kv-short at length 30: n_tokens is 30; allowed: at least"):
+        evaluate(dataclasses.replace(DEMO, lengths=(180, 30)), directory, options=ONE, jobs=cluster)
+    assert not directory.samples.exists()
+
+
+def test_rows_are_recorded_on_a_cluster_too(cluster: Cluster, tmp_path: Path) -> None:
+    """What `pypcd tune` chooses by."""
+    plan = Plan("demo", ("kv-short",), ("pcd:window",), (180,), n=3)
+    made = [
+        record(plan, Directory(tmp_path / name), jobs=jobs, options=ONE).records
+        for name, jobs in (("here", 1), ("there", cluster))
+    ]
+    assert len(made[0]) == 6 and without_time(made[0]) == without_time(made[1])
+
+
+def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert main(["eval", "demo", "--n", "1", "--cluster", "local:2"]) == 1
+    assert "a cluster needs the package distributed, which is not installed: pip install 'pypcd[cluster]'" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("name", ["eval", "tune"])
+def test_processes_and_a_cluster_are_two_ways(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([name, "demo", "--jobs", "2", "--cluster", "local:2"])
+    assert "argument --cluster: not allowed with argument --jobs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads_per_worker": 2}, "has 2 threads; allowed: 1, .*--nthreads 1"),
+        ({"memory_limit": "8 GiB"}, "its memory limit is 8.0 GiB, .*--memory-limit 0"),
+    ],
+)
+def test_a_worker_has_one_thread_and_all_memory(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with (
+        started(1, processes=False, protocol="tcp://", **options) as other,
+        Cluster(other.scheduler_address) as cluster,
+        pytest.raises(pypcd.PCDError, match=message),
+    ):
+        evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+    assert not (tmp_path / "run" / "samples.jsonl").exists()
+
+
+@pytest.mark.parametrize("change", ["removed", "longer", "changed"])
+def test_a_worker_with_another_model_is_named(
+    change: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, everywhere = tmp_path / "model.gguf", cluster.everywhere
+    model.write_bytes(DEMO_MODEL.read_bytes())
+
+    def meanwhile(call: Any) -> Any:
+        """What the workers find, once this process has looked at the file."""
+        if change == "removed":
+            model.unlink()
+        else:
+            model.write_bytes(DEMO_MODEL.read_bytes()[:-1] + b"!" * (2 if change == "longer" else 1))
+        return everywhere(call)
+
+    monkeypatch.setattr(cluster, "everywhere", meanwhile)
+    found = {"removed": "there is no model file .*", "longer": "model_bytes is .*", "changed": "model_sha256 is '.*"}
+    with pytest.raises(pypcd.PCDError, match=found[change] + "; copy .*there, to the same path") as error:
+        evaluate(dataclasses.replace(DEMO, model=str(model)), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+    assert any(str(error.value).startswith(f"worker {worker}: ") for worker in cluster._workers())
+
+
+def set_version(text: str) -> None:
+    pypcd.__version__ = text
+
+
+def test_a_worker_with_another_version_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    here, other = pypcd.__version__, cluster._workers()[1]
+    cluster._client.run(set_version, "0.0.9", workers=[other])
+    try:
+        with pytest.raises(pypcd.PCDError, match=f"worker {other}: pypcd is '0.0.9' there, but '{here}' here; install"):
+            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+        known = facts(DEMO, ONE)  # a worker that comes later is not among those that were looked at
+        with pytest.raises(pypcd.PCDError, match=f"worker {other}: pypcd is '0.0.9' there"):
+            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, model_facts=known)
+    finally:
+        cluster._client.run(set_version, here, workers=[other])
+    assert not (tmp_path / "run" / "samples.jsonl").exists()
+
+
+OWN_DEVICES = run._devices
+
+
+def set_devices(text: str | None) -> None:
+    """Another name for the device, or its own."""
+    run._devices = (lambda on_gpu: [text]) if text else OWN_DEVICES
+
+
+def test_the_workers_of_a_run_have_devices_of_one_kind(cluster: Cluster, tmp_path: Path) -> None:
+    """The run is theirs: this process may have others."""
+    first, other = cluster._workers()
+    own = cluster._client.run(run._devices, on_gpu=False)[first]
+    cluster._client.run(set_devices, "abacus", workers=[other])
+    try:
+        message = f"worker {other}: devices is \\['abacus'\\] there, but .* on worker {first}; start the workers of a run on machines of one"
+        with pytest.raises(pypcd.PCDError, match=message):
+            facts(DEMO, ONE, jobs=cluster)
+        cluster._client.run(set_devices, "abacus")
+        known = facts(DEMO, ONE, jobs=cluster)
+        assert known["devices"] == ["abacus"] != own and facts(DEMO, ONE)["devices"] == own
+        outcome = evaluate(dataclasses.replace(DEMO, n=1), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+        assert len(outcome.records) == 2 * 3
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["devices"] == ["abacus"]
+    finally:
+        cluster._client.run(set_devices, None)
+
+
+def test_a_worker_without_pypcd_is_named(tmp_path: Path) -> None:
+    """Nor has it another module of ours; the scheduler, in this process, only passes bytes on."""
+    code = "import sys; sys.modules['pypcd'] = None; from distributed.cli.dask_worker import main; main()"
+    with started(0) as other, Cluster(other.scheduler_address) as cluster:
+        words = [sys.executable, "-c", code, other.scheduler_address, "--nthreads", "1", "--memory-limit", "0"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen([*words, "--no-nanny", "--no-dashboard"], env=environment(), cwd=tmp_path, **quiet)
+        try:
+            cluster._client.wait_for_workers(1, timeout=60)
+            (worker,) = cluster._workers()
+            message = (
+                f"worker {worker} cannot do what it is asked .*it has no pypcd or another version: install the same"
+            )
+            with pytest.raises(pypcd.PCDError, match=message):
+                evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+        finally:
+            process.kill()
+            process.wait()

@@ -1,0 +1,551 @@
+"""Everyday questions: every answer worked out again from its question, lengths, halves, scores, and runs of them."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import json
+import operator
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Tiny
+from fake_tokenizer import Pieces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pypcd
+from pypcd.evaluation import GROUPS, TASKS, Directory, Plan, evaluate, task
+from pypcd.evaluation.tasks import parts_of
+from pypcd.evaluation.tasks import words as words_module
+from pypcd.evaluation.tasks.everyday import EVERYDAY, SHORT, Everyday, kind_of
+from pypcd.evaluation.tasks.kinds import KINDS
+from pypcd.evaluation.tasks.sample import Sample
+from pypcd.evaluation.tasks.size import largest
+from pypcd.prompt import Prompt, prompt_tokens
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
+ONE = {"n_threads": 1, "n_threads_batch": 1}
+SHOTS = {made.kind.name: made for made in EVERYDAY if made.way == "shots"}
+BEHIND = {made.kind.name: made for made in EVERYDAY if made.way == "behind"}
+NAMES = list(SHOTS)
+
+
+class Words(Pieces):
+    """Pieces as a released model has them: words with the space before them, single digits, signs in a row."""
+
+    pattern = r" ?[^\W\d]{1,7}|\d| ?[^\w\s]{1,3}|\s"
+
+
+few = settings(max_examples=20)
+
+
+def short(name: str, n: int, seed: int = 0) -> list[Sample]:
+    return SHOTS[name].samples(n, SHORT, Words(), seed)
+
+
+def pairs_of(sample: Sample) -> list[tuple[str, str]]:
+    """Every question of a prompt with its answer: the examples and the question itself."""
+    return [*((q, a.strip()) for q, a in sample.prompt.shots), (sample.prompt.after, sample.answers[0])]
+
+
+# -- the answers, worked out again -----------------------------------------------------------------------------------
+
+FACTS = """Capital of France: Paris. Capital of Japan: Tokyo. Capital of Egypt: Cairo. Capital of Peru: Lima.
+Capital of Australia: Canberra. Capital of Turkey: Ankara. Capital of Switzerland: Bern. Capital of Kenya: Nairobi.
+Capital of Canada: Ottawa. Capital of Brazil: Brasilia. Capital of New Zealand: Wellington. Capital of Poland: Warsaw.
+Continent of Chad: Africa. Continent of Nepal: Asia. Continent of Peru: South America. Continent of Mexico: North America.
+Continent of Finland: Europe. Opposite of hot: cold. Opposite of up: down. Opposite of west: east. Opposite of full: empty.
+Opposite of always: never. Past tense of go: went. Past tense of teach: taught. Past tense of sink: sank. Past tense of
+eat: ate. Past tense of choose: chose. Plural of mouse: mice. Plural of city: cities. Plural of box: boxes. Plural of
+knife: knives. Plural of foot: feet. Plural of book: books."""
+
+
+def facts(question: str, answer: str) -> bool:
+    known = dict(re.findall(r"(\S[^:.]*:) ([^.]+)\.", FACTS.replace("\n", " ")))
+    if question in known:
+        return known[question] == answer
+    what, of = re.fullmatch(r"(Capital|Continent|Opposite|Past tense|Plural) of (.+):", question).groups()  # type: ignore[union-attr]
+    if what == "Plural":  # regular, or one of those that are not
+        irregular = {"children", "feet", "geese", "men", "mice", "teeth", "women"}
+        return answer in irregular or answer in {of + "s", of + "es", of[:-1] + "ies", re.sub("fe?$", "ves", of)}
+    if what == "Continent":
+        return answer in {"Africa", "Asia", "Europe", "North America", "South America"}
+    return answer != of and answer.isascii() and answer[0].isupper() == (what == "Capital")
+
+
+def of_text(text: str, values: dict[str, Any]) -> bool:
+    """Whether a sentence says these values, and no other number."""
+    numbers = [value for value in values.values() if isinstance(value, int)]
+    return all(re.search(rf"\b{re.escape(str(value))}\b", text) for value in values.values()) and len(
+        set(values.values())
+    ) == len(values) >= len(numbers)
+
+
+def as_json(question: str, answer: str) -> bool:
+    text = re.fullmatch(r"Text: (.+)\nJSON:\n", question).group(1)  # type: ignore[union-attr]
+    values = json.loads(answer)
+    numbers = [value for value in values.values() if isinstance(value, int)]
+    return of_text(text, values) and numbers == [int(n) for n in re.findall(r"\d+", text)] and len(values) >= 3
+
+
+def schema(question: str, answer: str) -> bool:
+    text, empty = re.fullmatch(r"Text: (.+)\nFill in (\{.+\}):\n", question).groups()  # type: ignore[union-attr]
+    wanted, values = json.loads(empty), json.loads(answer)
+    return (
+        list(wanted) == list(values)
+        and [type(value) for value in wanted.values()] == [type(value) for value in values.values()]
+        and of_text(text, values)
+    )
+
+
+def tools(question: str, answer: str) -> bool:
+    match = re.fullmatch(r"Tool: (\w+)\(([\w, ]+)\)\nRequest: (.+)\nArguments:\n", question)
+    tool, names, text = match.groups()  # type: ignore[union-attr]
+    values = json.loads(answer)
+    if tool == "find_train":
+        forms = r"from (?P<start>\w+) to (?P<end>\w+) at", r"to (?P<end>\w+) at .* in (?P<start>\w+)\."
+        found = next(filter(None, (re.search(form, text) for form in forms)))
+        assert (found["start"], found["end"]) == (values["start"], values["end"])
+    return list(values) == names.split(", ") and of_text(text, values)
+
+
+def copy(question: str, answer: str) -> bool:
+    return question in (f"List: {answer}\nCopy:", f"List:\n{answer}\nCopy:\n")
+
+
+def sort(question: str, answer: str) -> bool:
+    items, how = re.fullmatch(r"(.+) (sorted|from A to Z):", question).groups()  # type: ignore[union-attr]
+    given = items.split(", ")
+    return answer.split(", ") == sorted(given, key=int if how == "sorted" else str) and len(set(given)) == len(given)
+
+
+def arithmetic(question: str, answer: str) -> bool:
+    a, sign, b = re.fullmatch(r"(\d+) ([+*]) (\d+) =", question).groups()  # type: ignore[union-attr]
+    return {"+": operator.add, "*": operator.mul}[sign](int(a), int(b)) == int(answer)
+
+
+def spelling(question: str, answer: str) -> bool:
+    word, how = re.fullmatch(r"(?:First letter of )?(\w+)(.*):", question).groups()  # type: ignore[union-attr]
+    if question.startswith("First"):
+        return len(answer) == 1 and word.startswith(answer)
+    changed = {
+        " in capital letters": answer.isupper(),
+        " in small letters": answer.islower() and word.isupper(),
+        " with a capital": answer[0].isupper() and answer[1:].islower(),
+    }
+    return changed[how] and word.casefold() == answer.casefold()
+
+
+def formats(question: str, answer: str) -> bool:
+    def date(text: str, form: str) -> datetime.date:
+        return datetime.datetime.strptime(text, form).date()
+
+    given, how = (
+        re.fullmatch(r"(.+?)(?: as |, | in )([^,]*):", question).groups() if " of " not in question else ("", "")
+    )  # type: ignore[union-attr]
+    if question.startswith("Month of "):
+        return date(question[9:-1], "%Y-%m-%d").strftime("%B") == answer
+    if how == "YYYY-MM-DD":
+        return date(given, "%d %B %Y") == date(answer, "%Y-%m-%d") and len(answer) == 10
+    if question.endswith(" as DD/MM/YYYY:"):
+        return date(question.split(" as ")[0], "%B %d, %Y") == date(answer, "%d/%m/%Y") and len(answer) == 10
+    if how == "H:MM":
+        hours, minutes = map(int, re.findall(r"\d+", given))
+        return answer == str(datetime.timedelta(hours=hours, minutes=minutes)).rpartition(":")[0].split(", ")[-1]
+    if how == "percent":
+        return answer == format(float(given), ".0%")
+    if how == "a price":
+        dollars, cents = map(int, re.findall(r"\d+", given))
+        return answer == f"${dollars + cents / 100:.2f}"
+    if how == "last name first":
+        return given.split() == answer.split(", ")[::-1]
+    n, unit = given.split()
+    factor = {("m", "cm"): 100, ("km", "m"): 1000, ("kg", "g"): 1000}[unit, how]
+    return answer.split() == [str(sum([int(n)] * factor)), how]
+
+
+def classify(question: str, answer: str) -> bool:
+    if question.startswith("Review: "):
+        good = re.search("brilliant|excellent|fantastic|great|lovely|perfect|superb|wonderful", question)
+        bad = re.search("awful|bad|disappoint|dreadful|horrible|poor|terrible|useless", question)
+        return answer == "positive" if good and not bad else answer == "negative"
+    if question.startswith("Text: "):
+        clues = {
+            "sports": "match|runner|scored|coach",
+            "weather": "rain|sunny|Snow|fog",
+            "food": "soup|cook|restaurant|pizza",
+            "music": "orchestra|singer|band|pianist",
+        }
+        return [topic for topic, clue in clues.items() if re.search(rf"\b({clue})\b", question)] == [answer]
+    groups = {"animal": "ANIMALS", "city": "CITIES", "colour": "COLOURS", "food": "FOODS", "job": "PROFESSIONS"}
+    word = re.fullmatch("Word: (.+)\nKind:", question).group(1)  # type: ignore[union-attr]
+    return [group for group, words in groups.items() if word in getattr(words_module, words)] == [answer]
+
+
+def code(question: str, answer: str) -> bool:
+    """Run the line, in a block if it opens one, and look at what it did."""
+    said = re.fullmatch(r"# (.+)\n", question).group(1)  # type: ignore[union-attr]
+    printed: list[tuple[Any, ...]] = []
+    names: dict[str, Any] = {name: 3 + 5 * i for i, name in enumerate(words_module.VARIABLES)}
+    names.update({name: [4, 9, i] for i, name in enumerate(words_module.LISTS)})
+    before = {name: list(value) if isinstance(value, list) else value for name, value in names.items()}
+    line = f"result.append(({answer[7:]}))" if answer.startswith("return ") else answer
+    if answer.endswith(":"):
+        loop = answer.startswith("for ")
+        line = f"{answer}\n    result.append({answer.split()[1] if loop else True})"
+    result: list[Any] = []
+    known = {"print": lambda *args: printed.append(args), "result": result, "len": len, "max": max, "sum": sum}
+    exec(line, known, names)  # noqa: S102
+    words = said.split()
+    n = next((int(word) for word in words if word.isdecimal()), 0)
+    key = [word for word in re.findall(r"\w+", said.replace("the length of ", "")) if word in before]
+    v = [before[word] for word in key]
+    checks: dict[str, Callable[[], bool]] = {
+        "add": lambda: names[key[0]] == v[0] + n,
+        "subtract": lambda: names[key[0]] == v[0] - n,
+        "append": lambda: names[key[1]] == [*v[1], v[0]],
+        "return": lambda: result == [v[0] + v[1]],
+        "for": lambda: result == v[1] and "for each" in said,
+        "print": lambda: printed == ([(len(v[0]), v[1])] if "length of" in said else [(v[0], v[1])]),
+        "if": lambda: result == [True] * (v[0] == v[1] if "equals" in said else v[0] > n),
+        "set": lambda: (
+            names[key[0]]
+            == ([0] * n if "zeros" in said else max(v[1]) if "largest" in said else sum(v[1]) if "sum" in said else n)
+        ),
+    }
+    return checks[words[0]]()
+
+
+def brackets(question: str, answer: str) -> bool:
+    given = re.fullmatch(r"Open: (.+)\nClosed:", question).group(1)  # type: ignore[union-attr]
+    waiting: list[str] = []
+    for letter in given:
+        if waiting and letter == waiting[-1]:
+            waiting.pop()
+        elif letter in "([{":
+            waiting.append({"(": ")", "[": "]", "{": "}"}[letter])
+        elif letter == '"':
+            waiting.append(letter)
+    ast.parse(answer)
+    return bool(waiting) and answer == given + "".join(waiting[::-1])
+
+
+ORACLES: dict[str, Callable[[str, str], bool]] = {
+    "facts": facts,
+    "json": as_json,
+    "schema": schema,
+    "tools": tools,
+    "copy": copy,
+    "sort": sort,
+    "arithmetic": arithmetic,
+    "spelling": spelling,
+    "formats": formats,
+    "classify": classify,
+    "code": code,
+    "brackets": brackets,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_answer_follows_from_its_question(name: str) -> None:
+    for sample in short(name, 200, seed=5):
+        for question, answer in pairs_of(sample):
+            assert ORACLES[name](question, answer), (question, answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "answer"),
+    [
+        ("facts", "Capital of France:", "Lyon"),
+        ("json", "Text: Ida, who is 30, lives in Rome.\nJSON:\n", '{"name": "Ida", "age": 31, "city": "Rome"}'),
+        (
+            "schema",
+            'Text: Ida ordered 3 eggs.\nFill in {"item": "", "quantity": 0}:\n',
+            '{"item": "eggs", "quantity": "3"}',
+        ),
+        ("sort", "786, 7 sorted:", "786, 7"),
+        ("arithmetic", "8 * 8 =", "16"),
+        ("spelling", "bowl with a capital:", "BOWL"),
+        ("formats", "May 4, 1999 as DD/MM/YYYY:", "05/04/1999"),
+        ("classify", "Word: zebra\nKind:", "food"),
+        ("code", "# set total to the sum of files\n", "total = max(files)"),
+        ("brackets", 'Open: print(3, "a\nClosed:', 'print(3, "a)"'),
+    ],
+)
+def test_a_wrong_answer_would_be_seen(name: str, question: str, answer: str) -> None:
+    try:
+        assert not ORACLES[name](question, answer)
+    except SyntaxError:  # of a line of code
+        assert name == "brackets"
+
+
+def test_words_and_facts_stand_in_their_lists_once() -> None:
+    for name in words_module.__all__:
+        values = getattr(words_module, name)
+        keys = [value if isinstance(value, str) else value[0] for value in values]
+        assert len(set(keys)) == len(keys), name
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_ten_kinds_and_more_each_in_two_ways() -> None:
+    assert len(KINDS) >= 10 and set(ORACLES) == set(NAMES) == set(BEHIND)
+    for name in NAMES:
+        assert task(f"everyday-{name}") == SHOTS[name] and task(f"everyday-{name}-behind") == BEHIND[name]
+        assert kind_of(f"everyday-{name}") == kind_of(f"everyday-{name}-behind") == name
+    assert {kind_of(other) for other in (*TASKS, *GROUPS, "everyday-nothing")} == {None, *NAMES}
+
+
+@few
+@given(st.sampled_from(EVERYDAY), st.integers(1, 6), st.integers(300, 900), st.integers(0, 99))
+def test_a_seed_gives_the_same_questions(made: Everyday, n: int, n_tokens: int, seed: int) -> None:
+    first = made.samples(n, n_tokens, Words(), seed)
+    assert first == made.samples(n, n_tokens, Words(), seed)
+    assert first == made.samples(n + 7, n_tokens, Words(), seed)[:n]  # more questions leave the first ones as they are
+    assert [sample.index for sample in first] == list(range(n))
+    other = made.samples(n, n_tokens, Words(), seed + 1)
+    assert not {sample.prompt for sample in first} & {sample.prompt for sample in other}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_six_hundred_questions_are_different(name: str) -> None:
+    for made in (SHOTS[name], BEHIND[name]):
+        samples = made.samples(600, SHORT, Words(), 0)
+        assert len({sample.prompt for sample in samples}) == 600
+    asked = [sample.prompt.after for sample in short(name, 300)]
+    again = 300 - len(set(asked))
+    assert again == 0 or name in ("facts", "classify", "spelling", "arithmetic"), again  # these have only so many
+    assert again < 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_question_of_one_half_is_asked_or_shown_in_the_other(name: str) -> None:
+    halves: tuple[set[str], set[str]] = (set(), set())
+    for seed in range(3):
+        for sample in SHOTS[name].samples(60, 500, Words(), seed):
+            halves[sample.index % 2].update(question for question, _ in pairs_of(sample))
+    assert min(map(len, halves)) > 50 and not halves[0] & halves[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_question_is_the_same_at_every_length_and_in_both_ways(name: str) -> None:
+    of = [
+        made.samples(5, n_tokens, Words(), 3) for made in (SHOTS[name], BEHIND[name]) for n_tokens in (SHORT, 700, 900)
+    ]
+    for same in zip(*of):
+        assert len({(sample.prompt.after, sample.answers, sample.gold, sample.end) for sample in same}) == 1
+        n = min(len(sample.prompt.shots) for sample in same)
+        near = {sample.prompt.shots[1 - n :] for sample in same}  # the first one has the unrelated text
+        assert len(near) == 1 and n > 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_never_the_question_and_repeats_only_if_it_must(name: str) -> None:
+    for sample in SHOTS[name].samples(20, 1000, Words(), 1):
+        examples = [question for question, _ in sample.prompt.shots]
+        assert sample.prompt.after not in examples
+        nearest = examples[-8:]
+        assert len(set(nearest)) == len(nearest)
+
+
+def test_classification_shows_every_label_first() -> None:
+    for sample in short("classify", 100):
+        shown = {answer for _, answer in pairs_of(sample)[:-1]}
+        assert sample.answers[0] in shown
+
+
+# -- lengths ---------------------------------------------------------------------------------------------------------
+
+
+@few
+@given(st.sampled_from(NAMES), st.integers(1, 4), st.integers(301, 3000), st.integers(0, 99), st.integers(0, 30))
+def test_long_prompts_are_as_long_as_allowed(name: str, n: int, n_tokens: int, seed: int, template: int) -> None:
+    tokenizer = Words(template)
+    for made in (SHOTS[name], BEHIND[name]):
+        for sample in made.samples(n, n_tokens, tokenizer, seed):
+            length = tokenizer.count(sample.prompt) + made.max_tokens
+            longest = max(len(tokenizer.encode(f"{q}{a}")) for q, a in sample.prompt.shots[1:])
+            more = longest + 40 if made.way == "shots" else 80  # one example or sentence more may be the longest of all
+            assert length <= n_tokens < length + more
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=40),
+    st.integers(0, 60),
+    st.integers(0, 2),
+    st.integers(1, 150),
+    st.none() | st.integers(2, 30),
+)
+def test_the_largest_size_is_found_from_any_guess(
+    lengths: list[int], near: int, smallest: int, n_tokens: int, most: int | None
+) -> None:
+    """Against trying every size; a size's prompt has one letter and as many more as its parts have."""
+
+    def make(size: int) -> Sample:
+        return Sample(0, Prompt(after="漢" + "".join("漢" * lengths[i % len(lengths)] for i in range(size))), ("",))
+
+    class Letters(Words):
+        pattern = "."
+
+    sizes = [
+        size
+        for size in range(smallest, 1 + (200 if most is None else most))
+        if Letters().count(make(size).prompt) + 3 <= n_tokens
+    ]
+    if not sizes:
+        with pytest.raises(ValueError, match=f"n_tokens is {n_tokens}; allowed: at least"):
+            largest(make, smallest, n_tokens, 3, Letters(), near=near, most=most)
+    else:
+        assert largest(make, smallest, n_tokens, 3, Letters(), near=near, most=most) == max(sizes)
+
+
+@few
+@given(st.sampled_from(NAMES), st.integers(260, SHORT), st.integers(0, 99))
+def test_short_prompts_have_few_examples(name: str, n_tokens: int, seed: int) -> None:
+    for sample in SHOTS[name].samples(4, n_tokens, Words(), seed):
+        assert 2 <= len(sample.prompt.shots) <= SHOTS[name].kind.n_examples
+        assert 20 <= Words().count(sample.prompt) <= n_tokens - SHOTS[name].max_tokens  # empty lines are not counted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_too_few_tokens_are_refused_with_how_many_are_needed(name: str) -> None:
+    for made in (SHOTS[name], BEHIND[name]):
+        with pytest.raises(ValueError, match="n_tokens is 20; allowed: at least") as error:
+            made.samples(1, 20, Words(), 0)
+        needed = int(re.findall(r"at least (\d+)", str(error.value))[0])
+        assert len(made.samples(1, needed, Words(), 0)) == 1
+        with pytest.raises(ValueError, match=f"allowed: at least {needed}"):
+            made.samples(1, needed - 1, Words(), 0)
+
+
+def test_unrelated_text_stands_before_the_examples_and_answers_nothing() -> None:
+    for name in NAMES:
+        for sample, bare in zip(BEHIND[name].samples(5, 900, Words(), 0), short(name, 5)):
+            text, _, question = sample.prompt.shots[0][0].rpartition("\n\n")
+            n = len(sample.prompt.shots)
+            assert question in [q for q, _ in SHOTS[name].samples(5, 900, Words(), 0)[sample.index].prompt.shots][-n:]
+            assert len(text) > 500 and bare.prompt.after == sample.prompt.after
+            assert not re.search(r"[\d{}\[\]:]", text)
+            paragraphs = text.split("\n\n")
+            assert all(re.fullmatch(r"([A-Z][^.]+\. ?)+", paragraph) for paragraph in paragraphs)
+            assert len(set(paragraphs)) == len(paragraphs)
+
+
+# -- scores and the gold answer --------------------------------------------------------------------------------------
+
+
+@few
+@given(st.sampled_from(EVERYDAY), st.integers(0, 99))
+def test_the_right_answer_scores_and_near_misses_do_not(made: Everyday, seed: int) -> None:
+    for sample in made.samples(3, 400, Words(), seed):
+        (answer,) = sample.answers
+        for chat in (False, True):
+            assert made.score(sample.written(chat=chat), sample) == 1.0
+        question, its_answer = sample.prompt.shots[-1]
+        going_on = f"{sample.gold}\n\n{question}{its_answer}"
+        assert made.score(going_on, sample) == 1.0
+        assert made.score(f"\n {answer} \n", sample) == 1.0
+        for wrong in (
+            answer[:-1],
+            answer + ".",
+            answer + " " + answer,
+            answer.swapcase(),
+            "",
+            "x" + answer,
+            f"x\n{answer}",
+        ):
+            if wrong != answer:  # digits have no case
+                assert made.score(wrong, sample) == 0.0, wrong
+
+
+def test_lines_are_all_needed_and_no_more() -> None:
+    made = SHOTS["copy"]
+    sample = next(s for s in short("copy", 20) if "\n" in s.answers[0])
+    lines = sample.answers[0].split("\n")
+    assert made.score("\n".join(f" {line} " for line in lines), sample) == 1.0
+    for wrong in (lines[:-1], [*lines, "9. hat"], lines[::-1]):
+        assert made.score("\n".join(wrong), sample) == 0.0
+
+
+def test_the_gold_answer_continues_the_prompt_as_the_examples_do() -> None:
+    """What a perfect model writes: text by text the prompt, the answer and its end read like one more example."""
+    for made in EVERYDAY:
+        for sample in made.samples(4, 500, Words(), 0):
+            *_, (question, answer) = sample.prompt.shots
+            assert sample.written().endswith("\n\n") and made.stop in sample.end
+            assert question.endswith("\n") == (answer == answer.lstrip()) == (sample.gold == sample.gold.lstrip())
+            assert sample.written(chat=True) == sample.answers[0]
+
+
+def test_every_task_says_its_gold_answer() -> None:
+    """A task whose beginning of the answer goes into the prompt continues it, through a chat template too."""
+    for name in ("kv", "vt", "niah-single-1"):
+        (sample,) = task(name).samples(1, 1500, Words(), 0)
+        text = sample.written()
+        assert text.split() == list(sample.answers) and task(name).score(text, sample) == 1.0
+        assert sample.written(chat=True) == text
+    assert text.startswith(" ")
+
+
+def test_a_turn_of_a_conversation_has_no_space_before_its_answer(tiny: Tiny) -> None:
+    llm = pypcd.Llama(tiny("llama", chat_template=TEMPLATE), n_ctx=1024, n_threads=1, n_threads_batch=1)
+    (sample,) = SHOTS["arithmetic"].samples(1, 400, Words(), 0)
+    tokens = prompt_tokens(llm, sample.prompt, chat=True)
+    turns = "".join(f"<user>{q}<assistant>{a.strip()}" for q, a in sample.prompt.shots)
+    assert tokens == llm.tokenize(
+        f"{turns}<user>{sample.prompt.after}<assistant>".encode(), add_bos=False, special=True
+    )
+
+
+# -- groups and runs -------------------------------------------------------------------------------------------------
+
+
+def test_a_group_stands_for_its_tasks() -> None:
+    assert list(GROUPS["everyday"]) == [f"everyday-{name}" for name in NAMES]
+    assert parts_of(("kv", "everyday-behind")) == ("kv", *(f"everyday-{name}-behind" for name in NAMES))
+    plan = Plan("demo", ("everyday-json", "everyday"), ("greedy",), (300,))
+    assert sorted(plan.tasks) == sorted(GROUPS["everyday"])
+    with pytest.raises(ValueError, match="everyday is 12 tasks; name one of them: everyday-facts, everyday-json"):
+        task("everyday")
+    with pytest.raises(ValueError, match="did you mean 'everyday'"):
+        task("evryday")
+
+
+def test_halves_make_a_whole_run_and_a_cut_run_goes_on(tmp_path: Path) -> None:
+    tasks = ("everyday-facts", "everyday-classify-behind")
+    made = {
+        half: Plan("demo", tasks, ("greedy",), (700,), n=5, max_tokens=3, half=half)
+        for half in ("first", "second", None)
+    }
+    whole = evaluate(made[None], Directory(tmp_path / "whole"), options=ONE).records
+
+    def without_time(records: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+        return {key: {k: v for k, v in record.items() if k != "seconds"} for key, record in records.items()}
+
+    run = Directory(tmp_path / "halves")
+    first = evaluate(made["first"], run, options=ONE).records
+    assert {key[2] for key in first} == {0, 2, 4} and len(run.samples.read_text().splitlines()) == 6
+    assert {key[2] for key in evaluate(made["second"], run, options=ONE).records} == {1, 3}
+    size = run.samples.stat().st_size
+    assert without_time(evaluate(made[None], run, options=ONE).records) == without_time(whole)
+    assert run.samples.stat().st_size == size  # nothing was asked again
+    assert "half" not in json.loads((run.path / "run.json").read_text())
+    run.samples.write_bytes(run.samples.read_bytes()[: size // 2])
+    assert without_time(evaluate(made[None], run, options=ONE).records) == without_time(whole)
+    assert any(record["n_tokens"] < 3 or "\n" not in record["prediction"].strip() for record in whole.values())
+
+
+def test_the_same_question_after_other_examples_is_another_one(tmp_path: Path) -> None:
+    plan = Plan("demo", ("everyday-arithmetic",), ("greedy",), (400, 500), n=1, max_tokens=1)
+    records = evaluate(plan, Directory(tmp_path / "run"), options=ONE).records
+    assert len({record["prompt_sha256"] for record in records.values()}) == 2
+
+
+def test_a_half_is_first_or_second() -> None:
+    with pytest.raises(ValueError, match="half is 'third'; allowed: 'first', 'second'"):
+        Plan("demo", ("kv",), ("greedy",), (300,), half="third")

@@ -1,0 +1,165 @@
+"""Retrieve.KV against what InfiniteBench and PCD's authors published, and the sizes of its prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+from fake_tokenizer import Pieces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pypcd.evaluation.tasks.kv import KV, KV_AUTHORS, KV_OFFICIAL, KV_SHORT
+
+SIZED = st.sampled_from([KV_OFFICIAL, KV_SHORT])
+
+
+def _asked(text: str) -> tuple[str, str]:
+    """The JSON object and the key of a prompt."""
+    match = re.search(r'JSON data:\n(\{.*\})\n\n\nKey: "(.*)"\nThe value associated', text)
+    assert match
+    return match.group(1), match.group(2)
+
+
+@pytest.mark.parametrize("kv", [KV_OFFICIAL, KV_SHORT])
+def test_the_prompt_is_infinitebenchs(kv: KV) -> None:
+    for sample in kv.questions(3, 20):
+        context, key = _asked(sample.prompt.text)
+        assert sample.prompt.text == (
+            "Extract the value corresponding to the specified key in the JSON object below.\n\n"
+            f"JSON data:\n{context}\n\n"
+            f'\nKey: "{key}"\nThe value associated with the specified key is: '
+        )
+        assert not sample.prompt.answer_prefix and not sample.prompt.shots
+        pairs = json.loads(context)
+        assert len(pairs) == 20
+        assert sample.answers == (pairs[key],)
+        assert list(pairs.values())[-1] == sample.extra["nearest"]
+
+
+def test_the_authors_prompt_is_theirs() -> None:
+    for sample in KV_AUTHORS.questions(3, 20):
+        context, key = _asked(sample.prompt.text)
+        assert sample.prompt.text == (
+            "Given the JSON object below, extract and return only the value corresponding to the specified key.\n\n"
+            f"JSON data:\n{context}\n\n"
+            f'\nKey: "{key}"\nThe value associated with the specified key is: '
+            ". Return only the value and do not include any additional text in your response:"
+        )
+        assert sample.answers == (json.loads(context)[key],)
+
+
+def test_the_longest_answers_are_the_published_ones() -> None:
+    assert (KV_OFFICIAL.max_tokens, KV_AUTHORS.max_tokens) == (50, 100)
+
+
+@pytest.mark.parametrize("kv", [KV_OFFICIAL, KV_AUTHORS])
+def test_keys_and_values_are_random_uuids(kv: KV) -> None:
+    uuid4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+    for sample in kv.questions(2, 30):
+        assert all(re.fullmatch(f'"{uuid4}": "{uuid4}"', pair) for pair in sample.prompt.segments)
+
+
+def test_short_identifiers_are_what_the_demo_model_reads() -> None:
+    for sample in KV_SHORT.questions(2, 30):
+        assert all(
+            re.fullmatch('"[0-9a-f]{4}-[0-9a-f]{4}": "[0-9a-f]{4}-[0-9a-f]{4}"', pair)
+            for pair in sample.prompt.segments
+        )
+
+
+def test_pairs_may_change_places() -> None:
+    sample = next(KV_OFFICIAL.questions(1, 5))
+    turned = sample.prompt.replace(segments=sample.prompt.segments[::-1])
+    assert json.loads(_asked(turned.text)[0]) == json.loads(_asked(sample.prompt.text)[0])
+
+
+@given(SIZED, st.integers(1, 6), st.integers(0, 900), st.integers(0, 99), st.integers(0, 40))
+def test_a_cell_is_as_long_as_allowed_and_one_pair_more_would_not_fit(
+    kv: KV, n: int, more: int, seed: int, template: int
+) -> None:
+    tokenizer = Pieces(template)
+    shortest = kv.questions(n, 2, seed)
+    n_tokens = max(tokenizer.count(sample.prompt) for sample in shortest) + kv.max_tokens + more
+    samples = kv.samples(n, n_tokens, tokenizer, seed)
+    assert [sample.index for sample in samples] == list(range(n))
+    sizes = {len(sample.prompt.segments) for sample in samples}
+    assert len(sizes) == 1
+    assert all(tokenizer.count(sample.prompt) + kv.max_tokens <= n_tokens for sample in samples)
+    larger = kv.questions(n, sizes.pop() + 1, seed)
+    assert any(tokenizer.count(sample.prompt) + kv.max_tokens > n_tokens for sample in larger)
+
+
+@given(SIZED, st.integers(1, 12), st.integers(2, 40), st.integers(0, 99))
+def test_the_answer_stands_in_its_context_once_and_at_its_depth(kv: KV, n: int, n_pairs: int, seed: int) -> None:
+    for sample in kv.questions(n, n_pairs, seed):
+        (answer,) = sample.answers
+        assert sample.prompt.context.count(answer) == 1
+        assert sample.depth is not None
+        at = round(sample.depth * (n_pairs - 1))
+        assert sample.prompt.segments[at].endswith(f': "{answer}"')
+
+
+@given(st.integers(1, 40), st.integers(2, 60))
+def test_the_depth_sweeps_a_cell_evenly(n: int, n_pairs: int) -> None:
+    places = [round((sample.depth or 0.0) * (n_pairs - 1)) for sample in KV_SHORT.questions(n, n_pairs)]
+    assert places == [min(int(i * n_pairs / n), n_pairs) for i in range(n)]
+    assert places[0] == 0 and places[-1] >= (n - 1) * n_pairs / n - 1
+
+
+@given(SIZED, st.integers(0, 9), st.integers(0, 9))
+def test_a_seed_gives_the_same_questions_and_another_seed_others(kv: KV, a: int, b: int) -> None:
+    first, again, other = (kv.samples(3, 500, Pieces(), seed) for seed in (a, a, b))
+    assert first == again
+    assert (first == other) == (a == b)
+    if a != b:
+        assert not {s.answers for s in first} & {s.answers for s in other}
+
+
+def test_the_authors_cells_have_75_pairs_in_4000_tokens() -> None:
+    def size(n_tokens: int) -> int:
+        return len(KV_AUTHORS.samples(1, n_tokens, Pieces(), 0)[0].prompt.segments)
+
+    assert [size(k) for k in (4000, 8000, 16000, 4096, 80)] == [75, 150, 300, 77, 2]
+    with pytest.raises(ValueError, match="n_tokens is 79; allowed: at least 80, which makes 2 pairs at 75"):
+        size(79)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.integers(1, 6))
+def test_single_depths_can_be_asked_for(depths: list[float], n: int) -> None:
+    kv = dataclasses.replace(KV_OFFICIAL, depths=tuple(depths))
+    samples = kv.samples(n, 600, Pieces(), 0)
+    for i, sample in enumerate(samples):
+        assert sample.depth == pytest.approx(depths[i % len(depths)], abs=0.5001 / (len(sample.prompt.segments) - 1))
+
+
+def test_a_depth_outside_the_context_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a depth is 1\.5; allowed: from 0 \(the first pair\) to 1 \(the last\)"):
+        dataclasses.replace(KV_OFFICIAL, depths=(0.5, 1.5))
+
+
+@given(SIZED, st.integers(1, 4))
+def test_too_few_tokens_are_refused_with_how_many_are_needed(kv: KV, n: int) -> None:
+    with pytest.raises(ValueError, match="n_tokens is 60; allowed: at least") as error:
+        kv.samples(n, 60, Pieces(), 0)
+    needed = int(re.findall(r"at least (\d+)", str(error.value))[0])
+    assert len(kv.samples(n, needed, Pieces(), 0)) == n
+    with pytest.raises(ValueError, match=f"n_tokens is {needed - 1}; allowed: at least {needed}"):
+        kv.samples(n, needed - 1, Pieces(), 0)
+
+
+@pytest.mark.parametrize(("n", "n_tokens", "message"), [(0, 500, "n is 0"), (1, -3, "n_tokens is -3")])
+def test_no_questions_and_no_tokens_are_refused(n: int, n_tokens: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{message}; allowed: an integer of at least 1"):
+        KV_OFFICIAL.samples(n, n_tokens, Pieces(), 0)
+
+
+def test_an_answer_is_scored_as_published() -> None:
+    sample = next(KV_OFFICIAL.questions(1, 4))
+    (answer,) = sample.answers
+    assert KV_OFFICIAL.score(f' "{answer}".', sample) == 1.0
+    assert KV_OFFICIAL.score(answer[:-1], sample) == 0.0
+    assert KV_OFFICIAL.score(f"{answer}</s>", sample) == 0.0
+    assert KV_AUTHORS.score(f"{answer}</s>", sample) == 1.0

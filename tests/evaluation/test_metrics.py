@@ -1,0 +1,139 @@
+"""The metrics, on cases worked out by hand from their published code."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from pypcd.errors import PCDError
+from pypcd.evaluation.tasks import metrics
+from pypcd.evaluation.tasks.metrics import list_f1, qa_f1, qa_f1_zh, recall, word_match
+
+
+@pytest.mark.parametrize(
+    ("prediction", "right"),
+    [
+        ("1a-2b", True),
+        ('"1a-2b"', True),
+        ("The value is: '1a-2b'.", True),
+        ('{"key": "1a-2b"}\n', True),
+        ("wrong,1a-2b!right?", True),
+        ("", False),
+        ("1a-2b-3c", False),  # hyphens are kept: another identifier
+        ("x1a-2b", False),
+        ("1A-2B", False),
+        ("1a - 2b", False),
+        ("(1a-2b)", False),  # parentheses are not separators
+        ("1a-2b</s>", False),
+    ],
+)
+def test_retrieve_kv_looks_for_the_value_among_the_words(prediction: str, right: bool) -> None:
+    assert word_match(prediction, "1a-2b") == right
+
+
+def test_separators_can_be_longer_than_a_sign() -> None:
+    assert word_match("1a-2b</s>", "1a-2b", (*metrics.KV_SEPARATORS, "</s>")) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "share"),
+    [
+        ("ABCDE FGHIJ", 1.0),
+        ("fghij, abcde", 1.0),  # any order, any case
+        ("XABCDEX and more", 0.5),  # anywhere
+        ("ABC DE", 0.0),
+        ("", 0.0),
+        ("ABC\x07DE FGHIJ", 0.5),  # a control character becomes a line break
+        ("ABCDE ABCDE FGHIJ WRONG", 1.0),  # extra text costs nothing
+    ],
+)
+def test_recall_is_the_share_of_references_in_the_prediction(prediction: str, share: float) -> None:
+    assert recall(prediction, ["ABCDE", "FGHIJ"]) == share
+
+
+def test_recall_counts_references_that_are_parts_of_each_other() -> None:
+    assert recall("123", ["12", "123"]) == 1.0
+    assert recall("12", ["12", "123"]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("prediction", "f1"),
+    [
+        ("AAA, BBB, CCC, DDD", 1.0),
+        ("ddd,ccc,bbb,aaa", 1.0),
+        ("  AAA ,BBB, CCC,DDD \n", 1.0),
+        ("AAA, BBB", 2 * 1.0 * 0.5 / 1.5),
+        ("AAA, AAA", 2 * 0.5 * 0.25 / 0.75),  # one is right, two are given
+        ("AAA, BBB, CCC, DDD, EEE", 2 * 0.8 * 1.0 / 1.8),
+        ("AAA, BBB, CCC, DDD,", 2 * 0.8 * 1.0 / 1.8),  # after the last comma there is one more item, an empty one
+        ("AAA BBB CCC DDD", 0.0),  # one item
+        ("AAA\x00BBB, CCC", 2 * 0.5 * 0.25 / 0.75),
+        ("The variables are AAA, BBB", 2 * 0.5 * 0.25 / 0.75),
+        ("AAAA, AA", 0.0),
+        ("", 0.0),
+        (",,,", 0.0),
+    ],
+)
+def test_the_f1_of_a_list_is_over_items_between_commas(prediction: str, f1: float) -> None:
+    assert list_f1(prediction, ["AAA", "BBB", "CCC", "DDD"]) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "f1"),
+    [
+        ("Paris", "paris", 1.0),
+        ("The Paris.", "paris", 1.0),  # without an article and a sign
+        ("in the city of Paris", "Paris", 2 * 0.25 * 1.0 / 1.25),
+        ("the the the", "a", 0.0),  # nothing is left of either
+        ("", "paris", 0.0),
+        ("paris", "", 0.0),
+        ("", "", 0.0),
+        ("red red blue", "red", 2 * (1 / 3) * 1.0 / (4 / 3)),  # a word counts as often as both have it
+        ("red red", "red red blue", 2 * 1.0 * (2 / 3) / (5 / 3)),
+        ("rock-n-roll", "rocknroll", 1.0),  # signs are removed without leaving a space
+        ("theater", "ater", 0.0),  # articles are words
+        ("a.b", "b", 0.0),  # "ab" is not an article
+        ("ten\nof\tthem", "ten of them", 1.0),
+        ("straße!", "STRASSE", 0.0),  # lower case, no folding
+        ("“Paris”", "Paris", 0.0),  # only ASCII signs are removed
+    ],
+)
+def test_qa_f1_is_over_words_without_articles_and_signs(prediction: str, answer: str, f1: float) -> None:
+    assert qa_f1(prediction, [answer]) == pytest.approx(f1)
+
+
+def test_qa_f1_takes_the_best_answer() -> None:
+    assert qa_f1("blue whale", ["whale", "the blue whale", "fish"]) == 1.0
+    assert qa_f1("whale", ["blue whale", "fish"]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "f1"),
+    [
+        ("北京", "北京", 1.0),
+        ("北京。", "《北京》", 2 * 1.0 * 0.5 / 1.5),  # LongBench's list has 》 but not 《, which stays a word
+        ("“北京”，！", "北京", 1.0),
+        ("北 京", "北京", 0.0),  # jieba cuts them apart
+        ("", "北京", 0.0),
+        ("，。！", "北京", 0.0),
+        ("，。！", "？", 0.0),
+        ("ABC", "abc", 1.0),
+        ("ＡＢＣ", "abc", 0.0),  # full width is another letter
+        ("我们在北京", "北京", 2 * (1 / 3) * 1.0 / (4 / 3)),  # 我们 在 北京
+        ("北京 北京", "北京", 2 * 0.5 * 1.0 / 1.5),
+    ],
+)
+def test_qa_f1_zh_is_over_jiebas_words(prediction: str, answer: str, f1: float) -> None:
+    assert qa_f1_zh(prediction, [answer]) == pytest.approx(f1)
+
+
+def test_qa_f1_zh_takes_the_best_answer() -> None:
+    assert qa_f1_zh("上海", ["北京", "上海。"]) == 1.0
+
+
+def test_without_jieba_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jieba", None)
+    metrics._jieba.cache_clear()
+    with pytest.raises(PCDError, match=r"needs the package jieba, which is not installed: pip install 'pypcd\[eval\]'"):
+        qa_f1_zh("北京", ["北京"])

@@ -1,0 +1,144 @@
+"""Progress against simulated runs with known times."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from pypcd.cli import _progress
+from pypcd.cli._progress import Follower, duration
+from pypcd.evaluation import Plan, Progress
+
+METHODS = ("greedy", "pcd", "control")
+POOL = 30.0  # seconds per 1000 tokens that the control takes once a cell
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def cost(length: int, method: str, is_first: bool) -> float:
+    """Greedy evaluates the prompt; the others share it."""
+    seconds = {"greedy": 2.0, "pcd": 0.5, "control": 0.25 + POOL * is_first}[method]
+    return seconds * length / 1000
+
+
+def follow(plan: Plan, progress: Progress, clock: Clock, n_jobs: int = 1, stop: int | None = None) -> list[tuple]:
+    """Answer a whole plan; gives the estimate and the true time left after each answer."""
+    keys = list(plan.everything())
+    progress.begin(keys, keys)
+    times = [cost(length, method, index == 0) for _, length, index, method in keys]
+    seen = []
+    for i, (key, seconds) in enumerate(zip(keys, times)):
+        clock.now += seconds / n_jobs
+        progress.answered(key, seconds)
+        seen.append((progress.seconds_left, sum(times[i + 1 :]) / n_jobs))
+        if i + 1 == stop:
+            break
+    return seen
+
+
+@pytest.mark.parametrize("n_jobs", [1, 4])
+def test_the_time_left_is_that_of_a_run_in_proportion_to_its_tokens(n_jobs: int) -> None:
+    plan = Plan("m", ("kv", "vt"), METHODS, (1000, 2000, 8000), n=20)
+    clock = Clock()
+    seen = follow(plan, Progress(clock=clock), clock, n_jobs)
+    early, last = 2 * len(METHODS) - 1, len(seen) - 1
+    for i in range(early, last + 1):
+        assert seen[i][0] == pytest.approx(seen[i][1], rel=0.02, abs=0.1 + 8 * POOL * (n_jobs > 1))
+    assert seen[last][0] == 0
+
+
+def test_questions_are_counted_and_what_was_there_takes_no_time() -> None:
+    plan = Plan("m", ("kv",), METHODS, (1000,), n=10)
+    keys = list(plan.everything())
+    todo = [key for key in keys if key[2] >= 6 or (key[2] == 5 and key[3] == "pcd")]
+    clock = Clock()
+    progress = Progress(clock=clock)
+    progress.begin(keys, todo)
+    assert (progress.n_questions, progress.n_questions_done, progress.n_answers_done) == (10, 5, 17)
+    assert progress.seconds_left is None and progress.n_asked == 13
+    clock.now += 1
+    progress.answered(("kv", 1000, 5, "pcd"), 1.0)
+    assert (progress.n_questions_done, progress.n_questions_asked) == (6, 1)
+    assert progress.seconds_left == pytest.approx(12)  # of the other methods nothing else is known
+    progress.answered(("kv", 1000, 6, "control"), None)  # refused: no time
+    assert progress.seconds_left == pytest.approx(11)
+
+
+def test_later_passes_are_expected_until_they_come() -> None:
+    plan = Plan("m", ("kv",), METHODS, (1000,), n=10)
+    keys = list(plan.everything())
+    clock = Clock()
+    progress = Progress(clock=clock)
+    progress.expect([("kv", 1000, i, "new") for i in range(10)])
+    progress.begin(keys, keys)
+    assert (progress.n_questions, progress.n_answers, progress.n_asked) == (20, 40, 40)
+    for key in keys:
+        clock.now += 2
+        progress.answered(key, 2.0)
+    assert progress.seconds_left == pytest.approx(20)
+    progress.expect(())
+    progress.begin(keys[:3], keys[:3])
+    assert (progress.n_questions, progress.n_answers, progress.n_asked) == (11, 33, 33)
+
+
+class Bar:
+    disable = True
+
+    def clear(self) -> None:
+        pass
+
+
+def test_how_long_it_takes_is_said_once_where_no_terminal_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, clock = Plan("m", ("kv",), METHODS, (1000, 4000), n=100), Clock()
+    progress = Follower(Bar(), "answering")
+    progress._clock = clock
+    follow(plan, progress, clock)
+    # 200 questions of 2.75 s per 1000 tokens, and the pools: 275 + 1100 + 30 + 120 s
+    assert (
+        capsys.readouterr().err
+        == "about 25 min for 600 answers at the speed of the first 36 s, if longer prompts take longer in proportion\n"
+    )
+
+
+def test_nothing_is_said_of_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
+    plan, clock = Plan("m", ("kv",), ("greedy",), (1000,), n=12), Clock()
+    progress = Follower(Bar(), "answering")
+    progress._clock = clock
+    follow(plan, progress, clock)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (45, "45 s"), (89.4, "89 s"), (120, "2 min"), (89.4 * 60, "89 min"), (130 * 60, "2 h 10 min")],
+)
+def test_durations_are_for_a_reader(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_bar_shows_questions_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    plan, clock = Plan("m", ("kv",), ("greedy",), (1000,), n=40), Clock()
+    with _progress.following("answering") as progress:
+        progress._clock = clock
+        progress._bar.delay = 0
+        follow(plan, progress, clock, stop=10)
+        progress._drawn = 0
+        progress._bar.last_print_t = 0
+        progress.answered(("kv", 1000, 10, "greedy"), 2.0)
+        clock.now += 2
+    assert "answering: 11 of 40 questions, about 5" in stream.getvalue() and "s left" in stream.getvalue()

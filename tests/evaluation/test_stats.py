@@ -1,0 +1,148 @@
+"""Paired statistics against cases worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pypcd.evaluation.stats import _tango, fewest, interval, needed, needed_to_spare, paired, paired_counts
+
+
+def test_a_hand_worked_comparison() -> None:
+    result = paired([True] * 6 + [False] * 4, [False] * 5 + [True] + [True] + [False] * 3)
+    assert (result.n, result.score, result.wins, result.losses, result.difference) == (10, 60.0, 5, 1, 40.0)
+    assert result.p == pytest.approx(2 * (1 + 6) / 2**6)  # two-sided binomial tail of 1 in 6
+    assert -20 <= result.low < 40 < result.high <= 100
+
+
+def test_equal_outcomes_differ_in_nothing() -> None:
+    result = paired([True, False, True], [True, False, True])
+    assert (result.wins, result.losses, result.low, result.high, result.p) == (0, 0, 0.0, 0.0, 1.0)
+    assert not result.is_clear
+
+
+def test_a_large_one_sided_gain_is_clear() -> None:
+    result = paired([True] * 80 + [False] * 20, [True] * 60 + [False] * 40)
+    assert result.is_clear and result.low > 0 and result.p < 1e-5
+
+
+def test_a_few_samples_that_differ_are_not_clear() -> None:
+    """By the bootstrap alone it would be clear: none of its draws is below zero."""
+    result = paired([True] * 4 + [False] * 296, [False] * 300)
+    assert result.low > 0 and result.p == pytest.approx(0.125) and not result.is_clear
+    assert not paired([True], [False]).is_clear
+    assert paired([True] * 6 + [False] * 294, [False] * 300).is_clear  # p = 2/64
+
+
+def test_the_interval_covers_the_analytic_one() -> None:
+    n, wins, losses = 400, 60, 20
+    result = paired(
+        [True] * wins + [False] * (n - wins), [False] * wins + [True] * losses + [False] * (n - wins - losses)
+    )
+    mean = (wins - losses) / n
+    half = 1.96 * ((wins + losses) / n - mean**2) ** 0.5 / n**0.5
+    assert result.low == pytest.approx(100 * (mean - half), abs=0.6)
+    assert result.high == pytest.approx(100 * (mean + half), abs=0.6)
+
+
+def test_an_interval_is_written_in_one_way() -> None:
+    assert interval(paired([1] * 6 + [0] * 4, [0] * 10, seed=1)).startswith("+60.0 [+30.0, +90.0]")
+    assert interval(paired([1, 0], [1, 0])) == "+0.0 [+0.0, +0.0] ~"
+    assert interval(paired([0] * 8, [1] * 8), 2) == "-100.00 [-100.00, -100.00]"
+
+
+@pytest.mark.parametrize(("method", "baseline"), [([], []), ([True], [True, False])])
+def test_unpaired_outcomes_are_refused(method: list[bool], baseline: list[bool]) -> None:
+    with pytest.raises(ValueError, match="allowed: the same samples"):
+        paired(method, baseline)
+
+
+# -- how many samples a difference takes --------------------------------------------------------------------------------
+
+
+def test_fewer_than_six_samples_show_nothing() -> None:
+    assert fewest() == 6  # two-sided sign test: 2 / 2^5 is 0.0625, 2 / 2^6 is 0.03125
+    assert not paired([1.0] * 5, [0.0] * 5).is_clear and paired([1.0] * 6, [0.0] * 6).is_clear
+
+
+@pytest.mark.parametrize(
+    ("disagreement", "gain", "n"),
+    [
+        (0.1, 0.1, 77),  # ((1.960 * 0.3162 + 0.8416 * 0.3000) / 0.1)^2 = 76.1
+        (0.3, 0.1, 234),  # ((1.960 * 0.5477 + 0.8416 * 0.5385) / 0.1)^2 = 233.1
+        (0.0, 0.1, 77),  # a gain of 10 points is a disagreement of a tenth at least
+        (0.3, 0.2, 57),  # ((1.960 * 0.5477 + 0.8416 * 0.5099) / 0.2)^2 = 56.5
+        (1.0, 1.0, 6),  # ((1.960 + 0) / 1)^2 = 3.8: fewer than show anything
+    ],
+)
+def test_samples_needed_by_hand(disagreement: float, gain: float, n: int) -> None:
+    assert needed(disagreement, gain=gain) == n
+
+
+@pytest.mark.parametrize(("disagreement", "gain"), [(0.15, 0.1), (0.3, 0.1), (0.5, 0.2)])
+def test_so_many_samples_show_the_gain_four_times_in_five(disagreement: float, gain: float) -> None:
+    """By simulation. The exact test is slightly stricter than the formula, which is a normal approximation."""
+    n, rng = needed(disagreement, gain=gain), np.random.default_rng(0)
+    shares = [(disagreement + gain) / 2, (disagreement - gain) / 2, 1 - disagreement]
+    shown = 0
+    for _ in range(400):
+        wins, losses, equal = rng.multinomial(n, shares)
+        result = paired([1] * wins + [0] * (losses + equal), [0] * wins + [1] * losses + [0] * equal, n_bootstrap=500)
+        shown += result.is_clear and result.difference > 0
+    assert 0.68 < shown / 400 < 0.88
+
+
+# -- that nothing is lost ----------------------------------------------------------------------------------------------
+
+
+def likeliest_loss(n: int, wins: int, losses: int, difference: float) -> float:
+    """The share of losses that makes wins, losses and equal results most probable, if wins are `difference` more: by trying."""
+    shares = np.linspace(max(0, -difference), (1 - difference) / 2, 400_001)[1:-1]
+    counts = np.array([wins, losses, n - wins - losses])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log([shares + difference, shares, 1 - 2 * shares - difference])
+        return float(shares[np.where(counts[:, None] > 0, counts[:, None] * logs, 0.0).sum(0).argmax()])
+
+
+@given(st.integers(20, 2000), st.integers(0, 19), st.integers(0, 19))
+@settings(max_examples=25, deadline=None)
+def test_the_score_test_by_its_definition(n: int, wins: int, losses: int) -> None:
+    wins, losses = min(wins, n // 3), min(losses, n // 3)
+    lost = likeliest_loss(n, wins, losses, -0.02)
+    variance = n * (2 * lost - 0.02 - 0.02**2)
+    expected = (wins - losses + 0.02 * n) / variance**0.5
+    assert _tango(n, wins, losses, -0.02) == pytest.approx(expected, rel=2e-3, abs=2e-3)
+
+
+def test_a_loss_is_excluded_only_by_many_samples() -> None:
+    def spared(wins: int, losses: int, n: int) -> bool:
+        equal = [0.0] * (n - wins - losses)
+        return paired([1.0] * wins + [0.0] * losses + equal, [0.0] * wins + [1.0] * losses + equal).spares
+
+    assert needed_to_spare(0.0) == 189 and spared(0, 0, 189) and not spared(0, 0, 188)
+    assert needed_to_spare(0.03) == 589  # 0.03 * ((1.960 + 0.842) / 0.02)^2 = 588.7
+    assert spared(9, 9, 600) and not spared(9, 9, 150) and spared(30, 0, 60)
+    assert not spared(0, 12, 600) and not spared(5, 15, 600)
+
+
+def test_a_loss_that_is_there_is_seldom_excluded_and_none_mostly_is() -> None:
+    """By simulation: 2 points are lost, or nothing is."""
+    rng, n = np.random.default_rng(0), needed_to_spare(0.03)
+    shown = {0.0: 0, 0.02: 0}
+    for loss in shown:
+        for _ in range(400):
+            wins, losses, equal = rng.multinomial(n, [(0.03 - loss) / 2, (0.03 + loss) / 2, 0.97])
+            mine, plain = [1] * wins + [0] * (losses + equal), [0] * wins + [1] * losses + [0] * equal
+            shown[loss] += paired(mine, plain, n_bootstrap=500).spares
+    assert shown[0.02] / 400 < 0.05 and 0.65 < shown[0.0] / 400 < 0.95
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30))
+def test_counts_say_what_the_answers_do(pairs: list[tuple[bool, bool]]) -> None:
+    """But for the order of the samples, and so the draws of the bootstrap."""
+    mine, plain = (np.array(side, bool) for side in zip(*pairs))
+    groups = (mine & plain, mine & ~plain, ~mine & plain, ~mine & ~plain)
+    order = np.concatenate([np.flatnonzero(group) for group in groups])
+    assert paired_counts(mine, plain) == paired(mine[order].astype(float), plain[order].astype(float))

@@ -1,0 +1,314 @@
+"""README and docs against the code and files they describe: links, commands, settings, file names, quoted messages."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import io
+import itertools
+import pathlib
+import re
+import shlex
+
+import pytest
+
+import pypcd
+from pypcd import PCDConfig, cli, decode, evaluation
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(ROOT / name for name in ("cpp/README.md", "pypcd/models/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/lab").glob("*.md")),
+]
+if not all(page.exists() for page in PAGES):
+    pytest.skip("the pages lie in a checkout only", allow_module_level=True)
+
+
+def name_of(page: pathlib.Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def code_blocks(text: str) -> list[tuple[str, str]]:
+    """The language and the text of each block of code, fenced or indented."""
+    found = [(m[2], m[3]) for m in re.finditer(r"(?ms)^( *)```(\w*)\n(.*?)^\1```", text)]
+    text = re.sub(r"(?ms)^( *)```.*?^\1```\n", "", text)
+    return found + [("", m[0]) for m in re.finditer(r"(?m)(?:^ {4,}\S.*\n?)+", text)]
+
+
+# -- README -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_short_and_begins_with_its_title_and_a_picture() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "# pypcd" and len(lines) <= 120
+    assert sum(line.startswith("![") for line in lines[:30]) == 1
+    assert any(line.startswith("    scripts/demo  ") and "#" in line for line in lines)
+    assert any(line.startswith("    scripts/test  ") and "#" in line for line in lines)
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    """At once, or by one page between."""
+    links = {page: set(re.findall(r"\]\(([^)\s#]+)", page.read_text(encoding="utf-8"))) for page in PAGES}
+    files = {page: {(page.parent / target).resolve() for target in targets} for page, targets in links.items()}
+    near = files[ROOT / "README.md"]
+    far = set().union(*(files.get(page, set()) for page in near))
+    assert set(PAGES) - {ROOT / "README.md"} <= near | far
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The anchors that GitHub makes from headings."""
+    text = re.sub(r"(?ms)^```.*?^```\n", "", page.read_text(encoding="utf-8"))
+    found = set()
+    for m in re.finditer(r"(?m)^#+ +(.*)$", text):
+        heading = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", m[1])
+        found.add(re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: pathlib.Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{target} leads nowhere"
+        assert ROOT in file.parents, f"{target} leaves the repository"
+        if anchor:
+            assert anchor in anchors(file), f"{target}: no such heading; there are {sorted(anchors(file))}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_scripts_that_are_named_exist(page: pathlib.Path) -> None:
+    for name in re.findall(r"(?<![\w/])scripts/[\w./]*\w", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists(), name
+
+
+# what else a value needs to be allowed
+BESIDE = {
+    ("perturbation", "noise"): {"cache": "shared"},
+    ("perturbation", "none"): {"window": 1},
+    ("offset_min", 2**20): {"offset_max": 2**20},
+    ("offset_max", -(2**20)): {"offset_min": -(2**20)},
+}
+
+# -- code -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_is_python(page: pathlib.Path) -> None:
+    for language, text in code_blocks(page.read_text(encoding="utf-8")):
+        if language == "python":
+            ast.parse(text)
+
+
+def commands(page: pathlib.Path) -> list[str]:
+    """The command lines of pypcd in blocks of code, comments and the running text."""
+    text = page.read_text(encoding="utf-8")
+    lines = [line for _, block in code_blocks(text) for line in block.splitlines()]
+    lines += [m[1] for m in re.finditer(r"(?s)<!-- (.*?) -->", text)]
+    lines += [" ".join(m[1].split()) for m in re.finditer(r"(?<!`)`(pypcd\s[^`]+)`(?!`)", text)]
+    parts = itertools.chain.from_iterable(re.split(r"\s(?:\||&&)\s", line.strip()) for line in lines)
+    return [part for part in parts if part.startswith("pypcd ")]
+
+
+COMMANDS = [(name_of(page), line) for page in PAGES for line in dict.fromkeys(commands(page))]
+
+
+def test_commands_are_found() -> None:
+    found = {page for page, _ in COMMANDS}
+    assert found >= {"README.md", "docs/settings.md", "docs/cost.md", "docs/lab/evidence.md", "docs/evaluate.md"}
+    assert len(COMMANDS) >= 40
+    assert any("--picture docs/one_answer.png" in line for page, line in COMMANDS if page == "README.md")
+
+
+@pytest.mark.parametrize("page, line", COMMANDS)
+def test_commands_parse(page: str, line: str) -> None:
+    words = shlex.split(line.replace("…", "X"), comments=True)[1:]
+    words = words[: words.index("--")] if "--" in words else words  # what follows is llama-server's
+    if words[0] in ("COMMAND", "--help"):
+        return
+    name = " ".join(words[:2] if words[0] == "lab" else words[:1])
+    assert name in cli.COMMANDS or name in cli.LAB
+    parser = argparse.ArgumentParser(prog=f"pypcd {name}")
+    if name == "lab" or len(words) == len(name.split()):  # named, not run
+        return
+    words = words[len(name.split()) - 1 :]
+    cli.module_of(name).add_arguments(parser)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            args = parser.parse_args(words[1:])
+    except SystemExit as stop:
+        assert not stop.code, f"{line}\n{said.getvalue()}"
+        return
+    setting = getattr(args, "pcd", None)
+    if setting is not None and setting != "SETTING" and not setting.endswith(".json"):
+        PCDConfig.resolve(setting)
+    known = ("stock", "two-rows") if words[0] == "bench" else ()
+    for name in (getattr(args, "method", None) or "").split(","):
+        if name and name not in known:
+            decode.parse(name)
+    for name in (getattr(args, "task", None) or "").split(","):
+        if name:
+            for task in evaluation.GROUPS.get(name, (name,)):
+                evaluation.task(task)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_settings_in_running_text_can_be_typed(page: pathlib.Path) -> None:
+    for text in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text(encoding="utf-8")):
+        words = text.removeprefix("pcd:").removeprefix("--pcd ").split(":")
+        if "=" in text and all(re.fullmatch(r"[a-z_]+=[\w.-]+|on|[a-z]+", word) for word in words):
+            names = {word.partition("=")[0] for word in words if "=" in word}
+            if names <= set(PCDConfig().as_dict()):
+                changes = dict(word.split("=") for word in words if "=" in word)
+                start = PCDConfig() if "=" in words[0] or words[0] == "on" else PCDConfig.preset(words[0])
+                typed = {name: literal(value) for name, value in changes.items()}
+                beside = {k: v for item in typed.items() for k, v in BESIDE.get(item, {}).items()}
+                start.replace(**{**beside, **typed})
+
+
+def literal(text: str) -> object:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+# -- docs/settings.md -------------------------------------------------------------------------------------------------
+
+
+def table(page: str, first: str) -> list[dict[str, str]]:
+    """The table whose first column is called `first`; cells without the marks of code."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines[start:]))
+    head, _, *body = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
+    assert all(len(row) == len(head) for row in body)
+    return [dict(zip(head, (cell.replace("`", "") for cell in row))) for row in body]
+
+
+FIELDS = table("docs/settings.md", "field")
+
+
+def test_every_field_is_named_with_its_default_and_its_cost() -> None:
+    defaults = PCDConfig().as_dict()
+    assert [row["field"] for row in FIELDS] == list(defaults)
+    for row in FIELDS:
+        default = None if row["default"] == "None" else literal(row["default"])
+        assert default == defaults[row["field"]], row["field"]
+        assert row["what it does"] and row["what it costs"]
+
+
+LAST = 2**31 - 1
+
+
+def takes(field: str, value: object) -> bool:
+    try:
+        config = PCDConfig(**{field: value, **BESIDE.get((field, value), {})})
+    except ValueError as error:
+        assert str(error).startswith(f"{field} is "), error
+        return False
+    assert getattr(config, field) == value
+    return True
+
+
+@pytest.mark.parametrize("row", FIELDS, ids=lambda row: row["field"])
+def test_every_range_is_what_is_checked(row: dict[str, str]) -> None:
+    field, allowed = row["field"], row["allowed"]
+    or_none = allowed.startswith("None, or ")
+    assert or_none == (PCDConfig().as_dict()[field] is None)
+    allowed = allowed.removeprefix("None, or ")
+
+    number = re.fullmatch(r"a number, (more than )?([\d.-]+) to ([\d.-]+)", allowed)
+    integer = re.fullmatch(r"an integer, (?:at least (-?\d+)|(-?\d+) to (-?\d+))", allowed)
+    if number:
+        low, high = float(number[2]), float(number[3])
+        assert takes(field, low) == (not number[1]) and takes(field, high) and takes(field, low + (high - low) / 3)
+        assert not takes(field, low - 1e-6) and not takes(field, high + 1e-6)
+        assert not takes(field, float("inf")) and not takes(field, float("nan")) and not takes(field, "1")
+    elif integer:
+        low = int(integer[1] or integer[2])
+        high = int(integer[3] or LAST)
+        assert takes(field, low) and takes(field, high)
+        assert not takes(field, low - 1) and not takes(field, high + 1) and not takes(field, low + 0.5)
+    else:
+        names = allowed.split(", ")
+        assert all(takes(field, name) for name in names)
+        with pytest.raises(ValueError) as error:
+            PCDConfig(**{field: "!"})
+        assert re.findall(r"'([\w-]+)'", str(error.value).partition("allowed: ")[2]) == names
+
+
+def test_presets_have_the_values_of_the_table() -> None:
+    rows = {row["name"]: row["values"] for row in table("docs/settings.md", "name")}
+    for name, values in rows.items():
+        changes = {} if "=" not in values else dict(word.split("=") for word in values.split(":"))
+        made = PCDConfig().replace(**{field: literal(value) for field, value in changes.items()})
+        assert PCDConfig.preset(name) == made, name
+    with pytest.raises(ValueError) as error:
+        PCDConfig.preset("!")
+    assert set(re.findall(r"\w+", str(error.value).partition("allowed: ")[2])) == set(rows)
+
+
+# -- docs/tour.md -----------------------------------------------------------------------------------------------------
+
+
+def test_the_tour_names_what_is_there() -> None:
+    text = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:pypcd|cpp|scripts|tests|docs)/[\w./-]*)`", text)
+    for _, block in code_blocks(text):
+        for line in block.splitlines():
+            indent = len(line) - len(line.lstrip())
+            folder = {4: "", 6: "pypcd/"}[indent]
+            for word in itertools.takewhile(lambda word: re.search(r"(/|\.py|\.txt)$", word), line.split()):
+                named.append(folder + word)
+    assert len(named) > 30
+    for name in named:
+        path = ROOT / name
+        assert path.is_dir() if name.endswith("/") else path.is_file(), f"{name} is not there"
+    for name in ("rho", "contrast"):
+        assert callable(getattr(pypcd, name)) and f"def {name}(" in (ROOT / "pypcd/method.py").read_text()
+
+
+def test_the_tour_leaves_nothing_out() -> None:
+    text = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
+    for path in sorted((ROOT / "pypcd").iterdir()):
+        if path.suffix == ".py" and not path.name.startswith("__") or (path / "__init__.py").exists():
+            assert re.search(rf"\b{path.name}\b", text), f"docs/tour.md has nothing on pypcd/{path.name}"
+
+
+# -- docs/troubleshooting.md ------------------------------------------------------------------------------------------
+
+
+def test_quoted_messages_are_the_programs() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    sources = [
+        *ROOT.glob("pypcd/**/*.py"),
+        *ROOT.glob("cpp/**/*.cpp"),
+        *ROOT.glob("cmake/*.cmake"),
+        ROOT / "CMakeLists.txt",
+    ]
+    said = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    said = re.sub(r'"\s*\n\s*f?"', "", said).replace("\\n", "")  # a text over several lines of source
+    quoted = [text for m in re.finditer(r"(?m)^\*\*You see\*\*.*$", page) for text in re.findall(r"`([^`]+)`", m[0])]
+    quoted += [m[1] for m in re.finditer(r"(?m)^\| `([^`]+)` \|", page)]
+    not_ours = ("CMAKE_CXX_COMPILER", "CMake 3.21", "LLAMA_CPP_LIB_PATH", "pypcd info")
+    fragments = [
+        part.strip()
+        for text in quoted
+        if not any(word in text for word in not_ours)
+        for part in re.split("…", text)
+        if len(part.strip()) >= 12
+    ]
+    assert len(fragments) > 20
+    for fragment in fragments:
+        assert fragment in said, f"no source says {fragment!r}"

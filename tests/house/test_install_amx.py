@@ -1,0 +1,142 @@
+"""scripts/install.py where the CPU has AMX: llama-cpp-python that crashes with it is built anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fake_pip import AGAIN, BUILD, FIRST, PACKAGE, REQUIRED, ROOT, Project
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for sh")
+
+
+def test_builds_of_llama_cpp_python_are_told_of_the_cure(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the variable that scikit-build-core splits at semicolons: a path may have spaces."""
+    project.install()
+    cure = "CMAKE_PROJECT_llama_cpp_INCLUDE=ROOT/cmake/llama-cpp-python.cmake"
+    assert set(project._lines("defines")) == {cure}
+    monkeypatch.setenv("SKBUILD_CMAKE_DEFINE", "GGML_CUDA=ON;A=b c")
+    project.change("cpp/a.cpp", "y")
+    project.install()
+    assert set(project._lines("defines")) == {f"GGML_CUDA=ON;A=b c;{cure}"}
+
+
+def test_what_nobody_uses_is_left_out_and_the_cure_is_in(tmp_path: Path) -> None:
+    """In projects of the names and with the commands of llama-cpp-python, llama.cpp and ggml."""
+    lines = {
+        "": 'project(llama_cpp CXX)\nset(LLAMA_BUILD_COMMON ON CACHE BOOL "" FORCE)\nadd_subdirectory(vendor)',
+        "vendor": 'project("llama.cpp" CXX)\noption(LLAMA_BUILD_COMMON "" ON)\nadd_subdirectory(ggml)\n'
+        'message("common is ${LLAMA_BUILD_COMMON}")',
+        "vendor/ggml": 'project("ggml" CXX)\nadd_subdirectory(src)\nmessage("the cure is ${PYPCD_AMX_CURE}")',
+        "vendor/ggml/src": 'file(WRITE "${CMAKE_CURRENT_SOURCE_DIR}/ggml-cpu/amx/mmq.cpp" "")',
+    }
+    for folder, text in lines.items():
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "CMakeLists.txt").write_text(f"cmake_minimum_required(VERSION 3.21)\n{text}\n")
+    include = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'cmake/llama-cpp-python.cmake'}"
+    command = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", include]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"common is OFF", "the cure is -fno-tree-dse;-fno-dse"} <= set(done.stderr.splitlines())
+
+
+def test_without_amx_in_the_cpu_nothing_is_probed(project: Project, tmp_path: Path) -> None:
+    project.amx("crash")
+    project.install()
+    project.program.CPUINFO = tmp_path / "no such file"
+    project.change("cpp/a.cpp", "y")
+    project.install()
+    assert project.probes() == []
+
+
+def test_a_llama_cpp_python_that_works_is_probed_once(project: Project) -> None:
+    project.cpu("amx_tile amx_int8")
+    for found in ("right", "none"):
+        project.amx(found)
+        project.install()
+        assert project.calls() == [FIRST, BUILD, PACKAGE, REQUIRED]
+        assert len(probes := project.probes()) == 1
+        site = "ROOT/.venv/lib/python3.11/site-packages"
+        assert probes == [f"-I -S ROOT/pypcd/engine/_amx_probe.py {site}/llama_cpp/lib"]
+        project.change("cpp/a.cpp", found)
+        project.install()
+        assert project.probes() == [] and project.calls() == [BUILD, PACKAGE, REQUIRED]
+        shutil.rmtree(project.root / ".venv")
+        project.make_venv()
+
+
+@pytest.mark.parametrize(("found", "told"), [("crash", "crashes"), ("wrong: Q4_0, 1 tokens", "computes wrongly")])
+def test_one_that_crashes_is_built_again_once_and_pips_cache_is_left_alone(
+    found: str, told: str, project: Project
+) -> None:
+    project.cpu("amx_tile amx_int8")
+    project.amx(found, "right")
+    said = project.install()
+    title = "1/3 llama-cpp-python 0.3.36"
+    assert f"{title}: {told} with this CPU's AMX, so it is built anew\n" in said
+    assert said.count(f"{title}: done in") == 3 and "still" not in said
+    assert project.calls() == [FIRST, *AGAIN, BUILD, PACKAGE, REQUIRED] and len(project.probes()) == 2
+    assert project.install() == "Nothing to install: .venv is up to date\n" and project.probes() == []
+
+
+def test_one_from_before_there_was_a_probe_is_probed_too(project: Project) -> None:
+    project.install()
+    project.calls()
+    state = project.root / ".venv/pypcd-installed.json"
+    noted = json.loads(state.read_text(encoding="utf-8"))
+    assert noted.pop("probed") == noted["llama-cpp-python"]
+    state.write_text(json.dumps(noted), encoding="utf-8")
+    project.cpu("amx_tile amx_int8")
+    project.amx("crash", "right")
+    project.change("scripts/install.py", "new")
+    assert "1/3 llama-cpp-python 0.3.36: there already" in project.install("eval")
+    assert project.calls() == [*AGAIN, BUILD, PACKAGE, f"{REQUIRED}[eval]"]
+
+
+def test_libllama_is_built_for_the_ggml_that_was_built_again(project: Project) -> None:
+    """Also where nothing else has changed."""
+    project.install()
+    project.calls()
+    state = project.root / ".venv/pypcd-installed.json"
+    noted = json.loads(state.read_text(encoding="utf-8"))
+    state.write_text(json.dumps({**noted, "probed": ""}), encoding="utf-8")
+    project.cpu("amx_int8")
+    project.amx("crash", "right")
+    project.install("eval")
+    assert project.calls() == [*AGAIN, BUILD, PACKAGE, f"{REQUIRED}[eval]"]
+
+
+def test_where_the_cure_does_not_help_it_is_tried_once(project: Project) -> None:
+    project.cpu("amx_tile amx_int8")
+    project.amx("crash")
+    said = project.install()
+    assert "1/3 llama-cpp-python 0.3.36: still crashes with AMX; models will not use it\n" in said
+    project.calls()
+    project.change("cpp/a.cpp", "y")
+    project.install()
+    assert project.calls() == [BUILD, PACKAGE, REQUIRED]
+
+
+def test_one_with_other_backends_is_left_alone(project: Project) -> None:
+    """Built anew without its options, it would have no GPU."""
+    project.cpu("amx_tile amx_int8")
+    project.amx("crash")
+    project.change(".venv/lib/python3.11/site-packages/llama_cpp/lib/libggml-cuda.so")
+    said = project.install()
+    assert "crashes with this CPU's AMX; left as it is, since it was built with libggml-cuda\n" in said
+    assert project.calls() == [FIRST, BUILD, PACKAGE, REQUIRED]
+
+
+def test_another_clone_takes_the_wheel_that_was_built_anew(project: Project) -> None:
+    project.cpu("amx_tile amx_int8")
+    project.amx("crash", "right")
+    project.install()
+    again = Project(project.root.parent / "another", project.program)
+    again.cpu("amx_tile amx_int8")
+    again.amx("crash", "right")
+    again.install()
+    assert again.calls() == [FIRST, AGAIN[1], BUILD, PACKAGE, REQUIRED]

@@ -1,0 +1,174 @@
+"""The package's layers ("rooms"): nothing imports upwards, and only the engine touches libllama."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pypcd
+from pypcd import engine
+
+ROOT = Path(pypcd.__file__).parent
+FILES = sorted(path for path in ROOT.rglob("*.py"))
+
+# the layers, lowest first; a module may import from its own layer and those below
+FLOORS: tuple[set[str], ...] = (
+    {"errors", "checks", "config", "settings", "method", "drafts", "ggml", "library", "signatures"},
+    {"gguf", "remote"},
+    {"engine"},
+    {"arguments", "constraint", "guards", "llama", "machine", "sampler", "states", "threads"},
+    {"prompt", "vocabulary", "served", "server"},
+    {"decode"},
+    {"bench", "evaluation", "explain"},
+    {"plots"},
+    {"integrations", "lab"},
+    {"cli"},
+)
+FLOOR_OF = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
+FRONT = {
+    "__init__",
+    "__main__",
+    "finder",
+}  # the entry points: they may import anything, and nothing imports them
+
+# modules outside the engine that may touch the library, with the reason
+TOUCHES = {
+    "library.py": "it decides which library there is, so that the engine can be imported",
+    "timing.py": "a script that also times the stock library, in a process that never sees pypcd",
+}
+# private attributes of pypcd.Llama that pypcd may use
+OURS = {
+    "_pcd_set_to": "another setting, or none, for a while and back, with a sampler's share of the work",
+    "_apply": "a sampler takes the contrast over",
+    "_n_changes": "whether somebody else evaluated in the context",
+}
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[0]
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The line and the dotted name of each module or name of pypcd that is imported."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.startswith("pypcd."))
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            if node.module == "pypcd":
+                yield from ((node.lineno, f"pypcd.{alias.name}") for alias in node.names)
+            elif (node.module or "").startswith("pypcd."):
+                yield node.lineno, node.module or ""
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "pypcd":
+            yield node.lineno, f"pypcd.{node.attr}"
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def test_every_module_is_in_a_room() -> None:
+    assert {room_of(path) for path in FILES} <= set(FLOOR_OF) | FRONT
+
+
+def test_nothing_is_imported_upwards() -> None:
+    wrong = []
+    for path in FILES:
+        room = room_of(path)
+        for line, name in imported(ast.parse(path.read_text(encoding="utf-8"))):
+            target = name.split(".")[1]
+            target = pypcd._HOME_OF.get(target, target).partition(".")[0]
+            if room not in FRONT and target != "__version__" and FLOOR_OF[target] > FLOOR_OF[room]:
+                wrong.append(f"{where(path, line)} imports {name}")
+    assert not wrong
+
+
+def test_the_engines_modules_are_its_own() -> None:
+    wrong = [
+        f"{where(path, line)} imports {name}"
+        for path in FILES
+        for line, name in imported(ast.parse(path.read_text(encoding="utf-8")))
+        if name.startswith("pypcd.engine.") and room_of(path) != "engine"
+    ]
+    assert not wrong
+
+
+def touched(path: Path) -> Iterator[tuple[int, str]]:
+    """The names of the library, or private attributes of a model, that a module outside the engine uses."""
+    own = path.name == "llama.py"  # the subclass: private attributes of llama_cpp.Llama are its own too
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "llama_cpp":
+            names = [alias.name for alias in node.names if alias.name != "llama_chat_format"]  # a module of Python
+            yield from ((node.lineno, name) for name in names if name.startswith(("llama_", "ggml_", "_")))
+        if not isinstance(node, ast.Attribute):
+            continue
+        of, name = node.value, node.attr
+        if isinstance(of, ast.Name) and of.id == "llama_cpp" and name.startswith(("llama_", "ggml_", "_")):
+            if not (name.startswith("__") or name == "llama_chat_format"):
+                yield node.lineno, f"llama_cpp.{name}"
+        elif name in ("_ctx", "_model", "_batch") and not own:
+            yield node.lineno, name
+        elif name.startswith("_") and not name.startswith("__"):
+            is_llm = (isinstance(of, ast.Name) and of.id == "llm") or (
+                isinstance(of, ast.Attribute) and of.attr == "llm"
+            )
+            if is_llm and name not in OURS and not own:
+                yield node.lineno, f"llm.{name}"
+
+
+def test_the_engine_alone_touches_the_library() -> None:
+    wrong = [
+        f"{where(path, line)} touches {name}"
+        for path in FILES
+        if room_of(path) != "engine" and path.name not in TOUCHES
+        for line, name in touched(path)
+    ]
+    assert not wrong
+
+
+def test_every_exception_to_that_is_needed() -> None:
+    for name in TOUCHES:
+        (path,) = (path for path in FILES if path.name == name)
+        assert list(touched(path)), f"{name} touches nothing"
+    text = "".join(path.read_text(encoding="utf-8") for path in FILES if path.name != "llama.py")
+    assert all(f"llm.{name}" in text for name in OURS)
+
+
+@pytest.mark.parametrize(
+    "code", ["llama_cpp.llama_n_ctx(x)", "llm._ctx", "self.llm._model.vocab", "llm._scores", "a._ctx"]
+)
+def test_a_touch_would_be_seen(code: str, tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(f"import llama_cpp\nx = {code}\n")
+    assert list(touched(tmp_path / "m.py"))
+
+
+def test_every_module_says_what_it_is() -> None:
+    for path in FILES:
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_what_pypcd_raises_is_of_its_own_kinds() -> None:
+    """The command line tells mistakes of the user's from faults of ours by them."""
+    wrong = []
+    for path in FILES:
+        if path.name in ("_amx_probe.py", "timing.py"):  # scripts, which import nothing of pypcd
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            made = node.exc if isinstance(node, ast.Raise) else node.value if isinstance(node, ast.Return) else None
+            made = made.func if isinstance(made, ast.Call) else made
+            if isinstance(made, ast.Name) and made.id in ("ValueError", "TypeError"):
+                wrong.append(f"{where(path, node.lineno)} has {made.id}; allowed: InputError, ArgumentError")
+    assert not wrong
+
+
+def test_what_the_engine_offers_is_used() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in FILES if room_of(path) != "engine")
+    names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module == "pypcd.engine":
+            names |= {alias.name for alias in node.names}
+    assert not set(engine.__all__) - names

@@ -1,0 +1,47 @@
+"""The libraries of the server's page are those that their authors released, with their licences."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "cpp" / "server" / "page"
+VENDOR = PAGE / "assets" / "vendor"
+VERSIONS = json.loads((VENDOR / "versions.json").read_text(encoding="utf-8"))
+
+
+def test_each_file_has_a_release_and_each_library_its_licence() -> None:
+    here = {path.relative_to(VENDOR).as_posix() for path in VENDOR.rglob("*") if path.is_file()}
+    named = {f"{name}/{file}" for name, library in VERSIONS.items() for file in library["files"]}
+    assert here - {"versions.json"} == named
+    assert {f"{name}/LICENSE" for name in VERSIONS} <= named
+    installed = (ROOT / "cmake" / "server.cmake").read_text(encoding="utf-8")
+    assert re.search(rf"IN ITEMS {' '.join(VERSIONS)}\)", installed), "licences are installed with the executable"
+
+
+def test_they_are_as_released() -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not there to fetch the releases; with it: scripts/vendor_page --check")
+    command = [sys.executable, str(ROOT / "scripts" / "vendor_page"), "--check"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if re.search(
+        r"npm \S+ code (ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|ETIMEDOUT)|timed out after", run.stderr
+    ):
+        pytest.skip("the releases cannot be fetched without a network; with one: scripts/vendor_page --check")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_page_and_its_modules_name_only_what_is_there() -> None:
+    for path in PAGE.rglob("*"):
+        if path.suffix not in (".js", ".mjs", ".html") or (VENDOR in path.parents and path.suffix == ".mjs"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"""from ?"(\.[^"]*)"|(?:src|href)="(assets/[^"]*)\"""", text):
+            assert (path.parent / (name[0] or name[1])).is_file(), f"{path.name} names {name}"

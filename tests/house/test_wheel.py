@@ -1,0 +1,228 @@
+"""scripts/wheel: what is in the wheel, what its name promises, and that it works where there is no compiler."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT = sorted((ROOT / ".cache/wheel").glob("pypcd-*.whl"))
+NOT_PACKED = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json")  # of an installation, not of a wheel
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="auditwheel is for Linux"),
+    pytest.mark.skipif(not BUILT, reason="scripts/install made no wheel"),
+]
+
+
+@pytest.fixture(scope="module")
+def program() -> Any:
+    loader = importlib.machinery.SourceFileLoader("wheel_program", str(ROOT / "scripts/wheel"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    loader.exec_module(module)
+    sys.dont_write_bytecode = before
+    return module
+
+
+@pytest.fixture(scope="module")
+def wheel(program: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = program.make(ROOT, tmp_path_factory.mktemp("a dist"))
+    return path
+
+
+def libraries(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    return {name: data for name, data in files.items() if data.startswith(b"\x7fELF")}
+
+
+# --- the wheel ---
+
+
+def test_it_is_for_every_python_and_a_named_system(wheel: Path) -> None:
+    assert re.fullmatch(r"pypcd-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl", wheel.name)
+
+
+def test_no_library_needs_a_newer_system_than_the_name_says(wheel: Path) -> None:
+    promised = int(re.findall(r"manylinux_2_(\d+)", wheel.name)[0])
+    for name, data in libraries(wheel).items():
+        needed = {int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?:\.\d+)?(?=\0)", data)}
+        assert needed and max(needed) <= promised, name
+
+
+def test_python_runs_its_pth_file_when_it_starts(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("pypcd.pth") == (ROOT / "cmake/pypcd.pth").read_bytes()
+
+
+def test_ggml_is_left_to_llama_cpp_python(wheel: Path) -> None:
+    found = libraries(wheel)
+    assert {"pypcd/lib/libllama.so", "pypcd/bin/llama-server"} <= set(found)
+    assert not [name for name in found if re.search("ggml-(base|cpu)|libmtmd|libggml.so|[.]libs/", name)]
+    for name, data in found.items():
+        assert b"$ORIGIN/../../llama_cpp/lib" in data, name
+    with zipfile.ZipFile(wheel) as archive:
+        assert set(json.loads(archive.read("pypcd/lib/ggml.json"))) == {"version", "commit", "tensor layout"}
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        assert re.search(r"^Requires-Dist: llama-cpp-python==[\d.]+$", archive.read(metadata).decode(), re.MULTILINE)
+
+
+def test_type_checkers_find_what_models_take(wheel: Path) -> None:
+    spec = importlib.util.find_spec("llama_cpp")
+    assert spec and spec.origin
+    command = [sys.executable, ROOT / "cmake/stub.py", Path(spec.origin).parent.parent]
+    made = subprocess.run(command, capture_output=True, check=True).stdout
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("pypcd/llama.pyi") == made and b"pcd: PCDSetting=" in made
+        assert archive.read("pypcd/py.typed") == b""
+
+
+def test_a_library_for_this_cpu_alone_is_refused(program: Any) -> None:
+    program.check_flags(json.dumps([{"command": "c++ -O3 '-DX=a -march=native' -c a-march=native.cpp"}]))
+    wanted = "libllama was compiled with -march=native -mtune=native; allowed: .*; unset CFLAGS"
+    with pytest.raises(program.Failed, match=wanted):
+        program.check_flags(
+            json.dumps([{"command": "c++ -march=native -c a.cpp"}, {"command": "cc -mtune=native b.c"}])
+        )
+    with pytest.raises(program.Failed, match=r"pyproject\.toml has no repair-wheel-command"):
+        program.repair_command("[tool.cibuildwheel.macos]\nrepair-wheel-command = 'x'\n", Path("a"), Path("b"))
+
+
+# --- an environment without a compiler ---
+
+
+def pack(name: str, folder: Path, *, version: str = "") -> Path:
+    """The wheel of an installed package, made of its files; under another version, if one is given."""
+    about = importlib.metadata.distribution(name)
+    tag = re.findall(r"^Tag: (\S+)$", about.read_text("WHEEL") or "", re.MULTILINE)[-1]
+    old = f"{re.sub(r'[-_.]+', '_', about.name)}-{about.version}"
+    new = old.replace(about.version, version or about.version)
+    files = {
+        file.as_posix(): Path(str(about.locate_file(file))).read_bytes()
+        for file in about.files or []
+        if ".." not in file.parts and file.suffix != ".pyc" and file.name not in NOT_PACKED
+    }
+    info = next(path for path in files if path.endswith(".dist-info/METADATA")).partition("/")[0]
+    if version:
+        metadata = files[f"{info}/METADATA"]
+        files[f"{info}/METADATA"] = metadata.replace(
+            b"\nVersion: " + about.version.encode(), f"\nVersion: {version}".encode()
+        )
+    files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"]).encode()
+    made = folder / f"{new}-{tag}.whl"
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
+        for path, data in files.items():
+            archive.writestr(path.replace(info, f"{new}.dist-info"), data)
+    return made
+
+
+def requirements(name: str) -> Iterator[Requirement]:
+    for line in importlib.metadata.requires(name) or []:
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement
+
+
+def all_required(name: str) -> set[str]:
+    found, new = set(), {name}
+    while new:
+        found |= new
+        new = {requirement.name.lower() for one in new for requirement in requirements(one)} - found
+    return found - {name}
+
+
+class Environment:
+    """A virtual environment, and on PATH nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "bin"
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        self.variables = {"PATH": str(self.bin), "HOME": str(folder), "LANG": "C.UTF-8"}
+        for tool in ("cc", "c++", "gcc", "g++", "clang", "cmake", "ninja", "make"):
+            assert not shutil.which(tool, path=self.variables["PATH"]), tool
+
+    def start(self, *words: Any) -> subprocess.Popen[str]:
+        command = [str(self.bin / str(words[0])), *map(str, words[1:])]
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(command, cwd=self.bin, env=self.variables, text=True, **pipes)
+
+    def run(self, *words: Any, status: int = 0) -> str:
+        process = self.start(*words)
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == status, said
+        return said
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wheels of all that pypcd requires, as this environment has them; not pypcd's own."""
+    folder = tmp_path_factory.mktemp("packages")
+    for name in all_required("pypcd"):
+        pack(name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    made = Environment(tmp_path_factory.mktemp("a fresh") / "environment")
+    made.run("python", "-m", "pip", "install", "--no-compile", "--no-index", "--find-links", packages, wheel)
+    return made
+
+
+def test_it_answers(environment: Environment) -> None:
+    assert "self-test" in environment.run("pypcd", "info", "demo")
+    assert environment.run("pypcd", "generate", "demo", "-p", "The value of", "--max-tokens", "4")
+
+
+def test_it_serves(environment: Environment) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    process = environment.start("pypcd", "serve", "demo", "--port", port)
+    try:
+        for _ in range(600):
+            assert process.poll() is None, process.communicate()[0]
+            try:
+                urllib.request.urlopen(f"{url}/health").close()
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "pcd": True}
+        with urllib.request.urlopen(f"{url}/v1/chat/completions", json.dumps(body).encode()) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] > 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_pip_refuses_another_llama_cpp_python(environment: Environment, wheel: Path, tmp_path: Path) -> None:
+    """The only one that can be had is of another version; the one that is installed does not count."""
+    pack("llama-cpp-python", tmp_path, version="0.0.1")
+    pip = ["python", "-m", "pip", "install", "--no-index", "--find-links", tmp_path, "--ignore-installed", "--dry-run"]
+    said = environment.run(*pip, wheel, status=1)
+    pin = importlib.metadata.version("llama-cpp-python")
+    assert f"No matching distribution found for llama-cpp-python=={pin}" in said

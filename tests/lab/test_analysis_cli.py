@@ -1,0 +1,246 @@
+"""The commands plot, salience, explain and nocache: what they print, what they write, and what they say about mistakes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+
+import pytest
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+import pypcd
+from pypcd.cli import _terminal, _text, main
+from pypcd.evaluation.tasks.kv import KV_SHORT
+
+SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
+
+
+@pytest.fixture(autouse=True)
+def plain_streams(monkeypatch):
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("cli") / "tiny.gguf"
+    return str(write_tiny_gguf(path, seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=2048, n_layer=2))
+
+
+def run(capsys, *args: str, status: int = 0) -> str:
+    assert main(args) == status, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def read_csv(path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# -- plot -------------------------------------------------------------------------------------------------------------
+
+
+def test_plot_decay_prints_the_claims_and_writes_what_it_draws(capsys, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    small = ("lab", "plot", "decay", "--d", "64", "--length", "512")
+    text = run(capsys, *small, "--out", str(tmp_path / "new"))
+    assert "claim of the paper" in text and "A.4" in text and "B'" in text
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert names == {"decay.png", "decay.csv", "decay.json", "decay_grid.png", "decay_grid.csv"}
+    rows = read_csv(tmp_path / "new/decay.csv")
+    assert len(rows) == 512 and [float(rows[0][c]) for c in ("standard", "local", "contrasted")] == [1, 1, 1]
+    record = json.loads((tmp_path / "new/decay.json").read_text())
+    assert record == json.loads(run(capsys, *small, "--json"))
+    assert len(record["grid"]) == 20 and f"{record['claims']['claimed']:.5f}" in text
+    assert f"{record['rates']['standard']['log']:.4f}" in text
+    # the same again, byte for byte
+    run(capsys, *small, "--out", str(tmp_path / "again"))
+    for name in names:
+        assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_plot_decay_without_the_grid(capsys, tmp_path) -> None:
+    options = ("lab", "plot", "decay", "--d=16", "--length=64", "--no-grid", "--vectors=bound", "--no-transition")
+    record = json.loads(run(capsys, *options, "--json"))
+    assert record["grid"] == []
+    assert (record["setting"]["vectors"], record["setting"]["transition"]) == ("bound", "none")
+    assert "one value changed" not in run(capsys, *options)
+
+
+# -- salience ---------------------------------------------------------------------------------------------------------
+
+QUICK = ("lab", "salience", "demo", "--length=96,160", "--n=4", "--threads=1")
+
+
+def test_salience_prints_and_writes_the_same_figures(capsys, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    text = run(capsys, *QUICK, "--out", str(tmp_path), "--format=svg")
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "salience.svg", "ranks.svg", "logits.svg", "salience.csv", "readings.csv", "salience.json",
+    }  # fmt: skip
+    record = json.loads((tmp_path / "salience.json").read_text())
+    assert record == json.loads(run(capsys, *QUICK, "--json"))
+    assert record["task"] == "kv-short" and [c["method"] for c in record["cells"]] == ["greedy", "PCD"] * 2
+    assert sum(record["ranks"]["greedy"]) == sum(record["ranks"]["PCD"]) == 8
+    readings = read_csv(tmp_path / "readings.csv")
+    assert len(readings) == 16
+    for cell in record["cells"]:
+        ranks = [
+            int(r["rank"]) for r in readings if (int(r["length"]), r["method"]) == (cell["length"], cell["method"])
+        ]
+        assert cell["salience"] == pytest.approx(sum(1 / r for r in ranks) / 4)
+        assert f"{cell['salience']:.3f}" in text
+    curves = read_csv(tmp_path / "salience.csv")
+    assert [float(c["gold_logit"]) for c in curves] == [c["gold_logit"] for c in record["cells"]]
+    assert float(curves[0]["other_logit_1"]) == record["cells"][0]["competitor_logits"][0]
+
+
+def test_salience_of_another_setting_and_seed(capsys) -> None:
+    first = json.loads(run(capsys, *QUICK, "--json", "--seed=1", "--pcd=beta=0"))
+    assert first["pcd"]["beta"] == 0
+    for plain, mine in zip(first["cells"][::2], first["cells"][1::2]):
+        assert plain["salience"] == mine["salience"]  # beta 0 leaves the order of L
+
+
+# -- explain ----------------------------------------------------------------------------------------------------------
+
+
+def test_explain_in_text_json_and_html(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    prompt, page = tmp_path / "prompt.txt", tmp_path / "page.html"
+    prompt.write_text(SAMPLE.prompt.text + "\n")
+    options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answers[0]}")
+    text = run(capsys, *options, "-f", str(prompt), "--html", str(page))
+    assert max(map(_text.cells, text.splitlines())) <= 40
+    assert "token 1  " in text and ">*" in text and '"(end)"' not in text
+    record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt.text, "--json"))
+    assert record["text"].strip() == SAMPLE.answers[0] and record["gold"] == SAMPLE.answers[0]
+    assert record["steps"][-1]["text"] == "(end)"
+    assert text.count("token ") == len(record["steps"])
+    written = page.read_text(encoding="utf-8")
+    assert written.startswith("<!DOCTYPE html>") and SAMPLE.answers[0] in written
+
+
+def test_explain_says_which_tokens_min_context_left_plain(capsys) -> None:
+    options = ("explain", "demo", "--threads=1", "--max-tokens=3", "-p", SAMPLE.prompt.text)
+    n = json.loads(run(capsys, *options, "--json"))["n_prompt"]
+    floor = f"--pcd=min_context={n + 1}"
+    steps = json.loads(run(capsys, *options, floor, "--json"))["steps"]
+    assert [step["below"] for step in steps] == ["min_context", None, None]
+    titles = [line for line in run(capsys, *options, floor).splitlines() if line.startswith("token ")]
+    assert [title.endswith("no contrast: below min_context") for title in titles] == [True, False, False]
+
+
+def test_explain_draws_the_token_that_plain_decoding_would_not_write(capsys, tmp_path, monkeypatch) -> None:
+    _plots = pytest.importorskip("pypcd.plots")
+    pytest.importorskip("matplotlib")
+    seen = {}
+    monkeypatch.setattr(
+        _plots, "decisive_token", lambda step, *texts, **more: seen.update(step=step, texts=texts, **more)
+    )
+    monkeypatch.setattr(_plots, "save", lambda figure, path: seen.update(path=path))
+    capsys.readouterr()
+    assert main(["demo", "--question", "215"]) == 0
+    captured = capsys.readouterr()
+    right = captured.err.split("right value is ")[1].split(",")[0]
+    options = ("--threads=1", "--max-tokens=8", f"--gold={right}", "--picture", str(tmp_path / "a.png"))
+    record = json.loads(run(capsys, "explain", "demo", "-p", captured.out, *options, "--json"))
+
+    llm = pypcd.Llama("demo", n_threads=1)
+    [plain, mine] = (
+        llm(captured.out, max_tokens=8, temperature=0, pcd=pcd)["choices"][0]["text"].strip() for pcd in (False, True)
+    )
+    llm.close()
+    assert plain != mine == right  # question 215 was chosen for it
+    assert seen["texts"] == (plain, mine) and seen["is_right"] == (False, True)
+    changed = [step for step in record["steps"] if step["is_changed"]]
+    assert json.loads(json.dumps(seen["step"].as_dict())) == changed[0]
+    assert seen["beta"] == 2.5 and seen["path"] == tmp_path / "a.png"
+
+
+def test_explain_has_nothing_to_draw_where_plain_decoding_writes_the_same(capsys, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "a.png"
+    options = ("--threads=1", "--max-tokens=2", "--picture", str(picture))
+    assert main(["explain", "demo", "-p", SAMPLE.prompt.text, "--pcd", "beta=0", *options]) == 1
+    assert "was not drawn: plain decoding writes the same 2 tokens" in capsys.readouterr().err
+    assert not picture.exists()
+
+
+def test_explain_through_the_chat_template(capsys, model) -> None:
+    record = json.loads(run(capsys, "explain", model, "-p", "hi", "--chat", "--max-tokens=2", "--json"))
+    plain = json.loads(run(capsys, "explain", model, "-p", "hi", "--max-tokens=2", "--json"))
+    assert record["n_prompt"] > plain["n_prompt"] and len(plain["steps"]) == 2
+    assert plain["pcd"] == pypcd.PCDConfig().as_dict()
+
+
+# -- nocache ----------------------------------------------------------------------------------------------------------
+
+
+def test_nocache(capsys) -> None:
+    options = ("lab", "nocache", "demo", "--length=96", "--n=1", "--n-tokens=2", "--threads=1")
+    text = run(capsys, *options)
+    assert all(name in text for name in ("greedy", "pcd ", "pcd:cache=shared", "pcd:cache=separate", "pcd:window"))
+    record = json.loads(run(capsys, *options, "--method=pcd:cache=separate", "--json"))
+    [check] = record["checks"]
+    assert check["method"] == "pcd:cache=separate" and check["is_same"] and check["n_steps"] == 2
+    assert check["local"] < 0.05 < check["effect"]
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (("lab", "plot", "decay", "--d", "7"), "d is 7; allowed: an even integer from 2 to 65536"),
+        (
+            ("lab", "plot", "decay", "--over-base", "1e9"),
+            "over_base is 1000000000.0; allowed: more than 1 and at most 1e+06; at most the base",
+        ),
+        (("lab", "plot", "decay", "--out", __file__), "is a file; allowed: a folder"),
+        (("lab", "salience", "demo", "--task", "kv-shrt"), "there is no task 'kv-shrt' (did you mean 'kv-short'?)"),
+        (("lab", "salience", "demo", "--pcd", "off"), "--pcd is off, and plain decoding is measured anyway"),
+        (("lab", "salience", "demo", "--length", "16"), "n_tokens is 16; allowed: at least"),
+        (("lab", "salience", "demo", "--length", "x"), "--length has 'x'; allowed: integers of at least 16"),
+        (("lab", "salience", "none.gguf"), "there is no model file none.gguf"),
+        (("lab", "salience", "demo", "--out", __file__), "is a file; allowed: a folder"),
+        (("explain", "demo", "-p", ""), "the prompt is empty"),
+        (("explain", "demo", "-p", "x", "--pcd", "off"), "--pcd is off, so there is nothing to explain"),
+        (("explain", "demo", "-p", "x", "-f", "y"), "there are two prompts, -p and -f; give one of them"),
+        (("explain", "demo", "-f", "/none/such"), "/none/such: No such file"),
+        (("explain", "demo", "-p", "x", "--gold", ""), "--gold is empty"),
+        (("explain", "demo", "-p", "x", "--html", "/none/such/page.html"), "--html: there is no folder /none/such"),
+        (("explain", "demo", "-p", "x", "--picture", "/none/such/a.png"), "--picture: there is no folder /none/such"),
+        (("explain", "demo", "-p", "x", "--picture", "a.gif"), "a picture's suffix is '.gif'; allowed: .png"),
+        (("explain", "demo", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
+        (("explain", "demo", "-p", "x " * 400, "--n-ctx", "256"), "give a larger --n-ctx"),
+        (("lab", "nocache", "demo", "--method", "pdc"), "method is 'pdc' (did you mean 'pcd'?)"),
+        (("lab", "nocache", "demo", "--method", ","), "--method is empty; give at least one"),
+        (("lab", "nocache", "demo", "--length", "64,128"), "--length is '64,128'; allowed: one length"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_status_1(args, message, capsys) -> None:
+    assert main(args) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("pypcd: ") and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("args", [("lab", "plot", "decay"), ("lab", "salience", "demo")])
+def test_without_matplotlib_pictures_are_refused_and_tables_are_not(args, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "new"
+    assert main([*args, "--out", str(out)]) == 1
+    printed, err = capsys.readouterr()
+    assert printed == "" and err == "pypcd: pictures need matplotlib, which is not installed; pip install pypcd[plot]\n"
+    assert not out.exists()
+    if args[1] == "plot":
+        assert "standard" in run(capsys, *args, "--d=16", "--length=64", "--no-grid")
+
+
+def test_a_model_that_cannot_run_pcd_is_refused(capsys, tmp_path) -> None:
+    base = str(write_tiny_gguf(tmp_path / "base.gguf", "bloom"))
+    for args in (("lab", "salience", base), ("explain", base, "-p", "x")):
+        assert main(args) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and "pypcd: PCD cannot run here: the architecture 'bloom'" in err

@@ -1,0 +1,230 @@
+"""Gain against loss: groups and pooling against records worked out by hand, tables, the picture, damaged folders."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pypcd.decode import PCD
+from pypcd.evaluation import GROUPS, Directory, Plan, evaluate, paired
+from pypcd.lab.balance import (
+    LONG,
+    RETRIEVAL,
+    SHORT_PROMPTS,
+    Balance,
+    Run,
+    balance,
+    balance_csv,
+    balance_markdown,
+    group_of,
+    read_run,
+)
+from pypcd.lab.formula import Formula
+from pypcd.lab.recorded import record
+from pypcd.lab.survey import survey_methods
+
+METHODS = ("greedy", "pcd:cautious", "control")
+
+
+def scored(scores: dict[tuple[str, int, int], tuple[float, ...]], methods: tuple[str, ...] = METHODS) -> dict[Any, Any]:
+    """Records from the scores of each question, one for each method."""
+    return {
+        (*key, method): {"task": key[0], "length": key[1], "index": key[2], "method": method, "score": score}
+        for key, values in scores.items()
+        for method, score in zip(methods, values)
+    }
+
+
+def run_of(scores: dict[tuple[str, int, int], tuple[float, ...]], name: str = "m") -> Run:
+    return Run(name, METHODS, scored(scores))
+
+
+def test_cells_belong_to_groups() -> None:
+    assert group_of("kv-short", 300) == group_of("niah-multikey-2", 6000) == group_of("vt", 600) == RETRIEVAL
+    assert group_of("everyday-sort", 300) == SHORT_PROMPTS
+    assert group_of("everyday-sort", 301) == group_of("everyday-sort-behind", 1000) == LONG
+    assert group_of("longbench-qasper", 4000) is None
+    assert {group_of(task, 300) for task in GROUPS["everyday"] + GROUPS["everyday-behind"]} == {SHORT_PROMPTS}
+
+
+def test_a_group_is_pooled_over_its_questions() -> None:
+    run = run_of(
+        {
+            ("kv-short", 600, 1): (0, 1, 0),
+            ("kv-short", 600, 2): (1, 0, 0),  # of the first half
+            ("kv-short", 2000, 1): (1, 1, 1),  # another question than at 600
+            ("niah-multikey-2", 600, 1): (0, 1, 1),
+            ("niah-multikey-2", 600, 3): (1, 0, 1),
+            ("longbench-qasper", 600, 1): (0, 1, 1),  # of no group
+            ("everyday-json", 300, 1): (1, 1, 0),
+            ("everyday-json", 1000, 1): (1, 0, 1),
+            ("everyday-json", 4000, 1): (1, 1, 1),
+            ("everyday-json-behind", 1000, 1): (0, 1, 1),
+            ("everyday-json-behind", 4000, 1): (1, 1, 0),
+            ("everyday-json", 1000, 3): (1, 0, 0),
+        }
+    )
+    greedy, cautious, control = balance(run)
+    assert (greedy.method, cautious.method, control.method) == METHODS
+    p = cautious.groups[RETRIEVAL]
+    assert (p.n, p.score, p.difference, p.wins, p.losses) == (4, 75.0, 25.0, 2, 1)
+    assert p == paired([1, 1, 1, 0], [0, 1, 0, 1])  # in the order of task, length and number
+    assert (cautious.groups[SHORT_PROMPTS].n, control.groups[SHORT_PROMPTS].losses) == (1, 1)
+    # question 1 in four forms: greedy 3/4, cautious 3/4, control 3/4; question 3 in one: 1, 0, 0
+    assert cautious.groups[LONG] == paired([0.75, 0.0], [0.75, 1.0])
+    assert (cautious.groups[LONG].n, cautious.groups[LONG].wins, cautious.groups[LONG].losses) == (2, 0, 1)
+    assert greedy.groups[LONG].score == 87.5
+    first = balance(run, "first")
+    assert [row.groups.keys() for row in first] == [{RETRIEVAL}] * 3 and first[1].groups[RETRIEVAL].losses == 1
+    assert balance(run, None)[1].groups[RETRIEVAL].n == 5
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=20), st.integers(2, 4))
+def test_more_forms_that_answer_alike_do_not_narrow_the_interval(pairs: list[tuple[bool, bool]], n_forms: int) -> None:
+    """Without forms counted once, four times the same answers would look like four times the evidence."""
+    forms = [("everyday-sort", 1000), ("everyday-sort", 4000), ("everyday-sort-behind", 1000), ("everyday-sort", 2000)]
+
+    def of(n: int) -> Balance:
+        return balance(
+            run_of(
+                {(*form, 2 * i + 1): (float(a), float(b), 0.0) for form in forms[:n] for i, (a, b) in enumerate(pairs)}
+            )
+        )[1]
+
+    assert of(n_forms) == of(1)
+
+
+def test_an_answer_without_greedys_is_not_counted() -> None:
+    records = scored({("kv", 600, 1): (0, 1, 1), ("kv", 600, 3): (1, 0, 1)})
+    del records["kv", 600, 3, "greedy"]
+    rows = balance(Run("m", METHODS, records))
+    assert [row.groups[RETRIEVAL].n for row in rows] == [1, 1, 1] and rows[1].groups[RETRIEVAL].difference == 100
+
+
+def with_losses(short: int, long: int, n: int = 400, plain: float = 1.0) -> Balance:
+    """A setting that loses so many of n questions, at each length."""
+    scores = {}
+    for length, losses in ((300, short), (1000, long)):
+        for i in range(n):
+            right = float(i < plain * n)
+            scores["everyday-json", length, 2 * i + 1] = (right, right if i >= losses else 0.0, 0.0)
+    return balance(run_of(scores))[1]
+
+
+def test_a_loss_is_none_shown_or_not_told() -> None:
+    assert with_losses(0, 0).loss == "none"
+    assert with_losses(2, 2).loss == "none"  # -0.5 [-1.25, 0]
+    assert with_losses(3, 0).loss == "not told"  # -0.75 [-1.75, 0], which a score test does not confirm
+    assert with_losses(0, 0, n=100).loss == "not told"  # no answer differs, but there are few
+    assert with_losses(5, 0).loss == "not told"  # -1.25 [-2.5, -0.25], p = 0.0625
+    assert with_losses(0, 5).loss == "not told"
+    assert with_losses(0, 6).loss == "shown"  # p = 0.03
+    assert with_losses(6, 0).loss == "shown"
+    assert with_losses(0, 0, plain=0.1).loss == "not told"  # greedy gets 10% right: there is little to lose
+    assert with_losses(30, 0, plain=0.1).loss == "shown"
+    only_short = balance(run_of({("everyday-json", 300, 1): (1, 1, 1)}))[1]
+    assert only_short.loss == "not asked"
+
+
+def test_tables() -> None:
+    scores = {("kv-short", 600, 2 * i + 1): (float(i < 5), float(i < 9), 0.0) for i in range(10)}
+    scores |= {(task, 300, 1): (float(task == "everyday-json"), 1.0, 0.0) for task in GROUPS["everyday"]}
+    text = balance_markdown([run_of(scores), run_of({("vt", 600, 1): (1, 1, 1)}, "other")])
+    assert "| m | greedy | 50.0 of 10 |  | 8.3 of 12 |  |  |  |  |" in text
+    assert "| m | `pcd:cautious` | +40.0 [+10.0, +70.0] ~ | 4 / 0 | +91.7 [" in text and "| not asked |" in text
+    assert (
+        "- **m**: kv-short, 50% at 600 tokens (greedy); everyday at 300 tokens, 12 questions, of which greedy gets 8.3% "
+        "right: harm cannot be told." in text
+    )
+    assert "| other | greedy | 100.0 of 1 |  |  |  |  |  |  |" in text and "of the second half" in text
+    table = list(csv.DictReader(io.StringIO(balance_csv([run_of(scores)]))))
+    [line] = [row for row in table if (row["method"], row["group"]) == ("pcd:cautious", RETRIEVAL)]
+    assert (line["model"], line["n"], line["wins"], line["difference"]) == ("m", "10", "4", "40.0")
+    assert len(table) == 6 and balance_csv([]) == ""
+    names = ("greedy", "pcd:window", "control", "control:1")
+    shown = balance_markdown([Run("m", names, scored({("vt", 600, 1): (1, 1, 0, 0)}, names))])
+    assert "| m | `control`, of `pcd:window` | -100.0 [" in shown and "| m | `control:1` | -100.0 [" in shown
+
+
+def test_a_folder_is_read_with_all_runs_in_it(tmp_path: Path) -> None:
+    for name, task, length in (("a", "kv-short", 600), ("b", "everyday", 300)):
+        plan = Plan("x.gguf", (task,), METHODS, (length,), n=4, half="second")
+        directory = Directory(tmp_path / "m" / name)
+        directory.open(plan, {"model_sha256": "1"})
+        for answer in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
+            directory.append(answer)
+        with directory.samples.open("a") as file:
+            file.write('{"task": "kv-sh')  # as it is while the run goes on
+    before = directory.samples.read_bytes()
+    run = read_run(tmp_path / "m")
+    assert run.name == "m" and run.methods == METHODS and set(run.facts) == {"a", "b"}
+    assert directory.samples.read_bytes() == before, "a run that still goes on must not be touched"
+    rows = balance(run)
+    assert [(row.groups[RETRIEVAL].n, row.groups[SHORT_PROMPTS].n) for row in rows] == [(2, 24)] * 3
+    assert read_run(tmp_path / "m" / "b", "named").name == "named"
+
+
+def test_a_folder_without_answers_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"has no answers; give a GGUF file, or a folder that `pypcd eval` has written"
+    ):
+        read_run(tmp_path)
+    (tmp_path / "samples.jsonl").write_text(json.dumps({"task": "kv"}) + "\n")
+    with pytest.raises(ValueError, match=r"has no run.json"):
+        read_run(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({"tasks": [], "methods": [], "lengths": []}))
+    with pytest.raises(ValueError, match=r"samples.jsonl, line 1, is damaged"):
+        read_run(tmp_path)
+
+
+def test_answers_that_do_not_belong_together_are_an_error(tmp_path: Path) -> None:
+    def add(name: str, task: str = "kv-short", **facts: Any) -> None:
+        plan = Plan("x.gguf", (task,), METHODS, (600,), n=2, chat=facts.pop("chat", False))
+        directory = Directory(tmp_path / name)
+        directory.open(plan, {"model_sha256": "1", **facts})
+        for answer in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
+            directory.append(answer)
+
+    add("one/a")
+    add("one/b", "vt")
+    assert len(read_run(tmp_path / "one").records) == 12
+    add("one/c")
+    with pytest.raises(ValueError, match=r"one has some answers twice, also in .*one.c; give one of the folders in it"):
+        read_run(tmp_path / "one")
+    add("two/a")
+    add("two/b", "vt", model_sha256="2")
+    with pytest.raises(ValueError, match="two has answers of more than one model; give one folder for each"):
+        read_run(tmp_path / "two")
+    add("three/a")
+    add("three/b", "vt", chat=True)
+    with pytest.raises(ValueError, match="three has answers of more than one form of prompts"):
+        read_run(tmp_path / "three")
+
+
+def test_presets_are_judged_on_recorded_rows(tmp_path: Path) -> None:
+    """The demo model's verdicts on rows are those of real decoding: its answers are the expected text, or wrong."""
+    plan = Plan("demo", ("kv-short",), ("pcd:perturbation=none:window=64",), (450,), n=6)
+    options = {"n_threads": 1, "n_threads_batch": 1}
+    record(plan, Directory(tmp_path / "rows/a"), options=options)
+    run = read_run(tmp_path / "rows")
+    views = {name: Formula.parse(name).view for name in survey_methods() if name.startswith("pcd:")}
+    known = [name for name, view in views.items() if view is not None and PCD(view).name == plan.methods[1]]
+    assert run.methods == ("greedy", *known) and {"pcd:window", "pcd:window:relative_top=0.1"} <= set(known)
+    assert "pcd:cautious" not in known, "no view of over-rotation was recorded"
+    assert len(run.records) == 6 * len(run.methods)
+    assert run.notes[0].startswith("judged on recorded rows in 1 of 1 directories")
+    evaluate(dataclasses.replace(plan, methods=run.methods), Directory(tmp_path / "decoded"), options=options)
+    decoded = read_run(tmp_path / "decoded")
+    assert {key: r["score"] for key, r in decoded.records.items()} == {
+        key: r["score"] for key, r in run.records.items()
+    }
+    assert [row.groups for row in balance(run, None)] == [row.groups for row in balance(decoded, None)]
+    assert "  - judged on recorded rows in 1 of 1 directories" in balance_markdown([run])

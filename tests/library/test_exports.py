@@ -1,0 +1,87 @@
+"""What `import pypcd` offers."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pickle
+import re
+import typing
+from pathlib import Path
+
+import pytest
+
+import pypcd
+from pypcd import bench, decode, evaluation, lab
+
+# what stands for several types; Python gives such a thing neither a module nor a docstring, nor is a pickled one the same object
+ALIASES = {"PCDSetting"}
+
+
+def test_all_is_sorted_and_importable() -> None:
+    assert pypcd.__all__ == sorted(pypcd.__all__)
+    assert all(getattr(pypcd, name).__module__.startswith("pypcd") for name in {*pypcd.__all__} - ALIASES)
+    assert pypcd.PCDConfig in typing.get_args(pypcd.PCDSetting)
+
+
+def test_every_public_name_has_a_docstring_of_its_own() -> None:
+    for name in {*pypcd.__all__} - ALIASES:
+        thing = getattr(pypcd, name)
+        assert thing.__doc__ and (not inspect.isclass(thing) or thing.__doc__ != thing.__mro__[1].__doc__), name
+
+
+PACKAGES = (pypcd, lab, evaluation, bench, decode)
+CLASSES = [getattr(package, name) for package in PACKAGES for name in package.__all__]
+CLASSES = [thing for thing in CLASSES if inspect.isclass(thing) and "\nAttributes:\n" in (inspect.getdoc(thing) or "")]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: f"{cls.__module__}.{cls.__name__}")
+def test_every_attribute_that_a_docstring_names_is_there(cls: type) -> None:
+    """One an entry: the reference is made of them."""
+    section = inspect.getdoc(cls).partition("\nAttributes:\n")[2].partition("\n\n")[0]  # type: ignore[union-attr]
+    named = re.findall(r"^    (\S.*?): ", section, re.MULTILINE)
+    known = {name for base in cls.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", {}))}
+    source = inspect.getsource(cls)
+    assert named and all(name in known or f"self.{name}" in source for name in named), named
+
+
+def test_a_star_import_gives_what_all_lists() -> None:
+    names: dict[str, object] = {}
+    exec("from pypcd import *", names)  # noqa: S102
+    assert sorted(set(names) - {"__builtins__"}) == pypcd.__all__
+
+
+def test_errors_are_caught_by_their_ordinary_types() -> None:
+    assert issubclass(pypcd.LibraryError, ImportError) and issubclass(pypcd.ModelError, ValueError)
+    assert all(issubclass(e, pypcd.PCDError) for e in (pypcd.LibraryError, pypcd.ModelError, pypcd.UnsupportedError))
+
+
+def test_dir_shows_public_names_alone() -> None:
+    import pypcd.cli
+    import pypcd.evaluation
+
+    assert pypcd.Llama and pypcd.evaluation and pypcd.cli and "evaluation" in vars(pypcd)
+    assert dir(pypcd) == sorted([*pypcd.__all__, "__version__"])
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    assert not hasattr(pypcd, "Lama")
+    with pytest.raises(AttributeError, match="module 'pypcd' has no attribute 'Lama'"):
+        pypcd.Lama  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Lama' from 'pypcd'"):
+        from pypcd import Lama  # noqa: F401
+
+
+def test_type_checkers_and_users_get_the_same_names() -> None:
+    tree = ast.parse(Path(pypcd.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert sorted(seen) == pypcd.__all__
+    for name, module in seen.items():
+        assert getattr(pypcd, name) is getattr(importlib.import_module(module or ""), name)
+
+
+def test_what_is_public_can_be_pickled_by_name() -> None:
+    for name in {*pypcd.__all__} - ALIASES:
+        assert pickle.loads(pickle.dumps(getattr(pypcd, name))) is getattr(pypcd, name)

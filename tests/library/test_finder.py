@@ -1,0 +1,196 @@
+"""import pypcd: it imports nothing heavy, and a llama_cpp imported later has pypcd's library. One process per test."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import llama_cpp
+import pytest
+from conftest import run_python
+
+from pypcd import finder
+
+STOCK = str(Path(llama_cpp.__file__).parent / "lib")
+IS_OURS = "assert hasattr(sys.modules['llama_cpp'].llama_cpp._lib, 'llama_pcd_version'), 'the stock library';"
+
+
+def passes(code: str, **environment: str) -> str:
+    done = run_python(f"import sys\n{code}", **environment)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout
+
+
+def test_import_pypcd_imports_nothing_else() -> None:
+    seen = passes("before = set(sys.modules); import pypcd; print(*sorted(set(sys.modules) - before))").split()
+    assert [name for name in seen if "pypcd" in name] == ["pypcd", "pypcd.finder"]
+    assert not {"llama_cpp", "numpy", "ctypes", "importlib.metadata", "jinja2", "gguf", "tqdm"} & set(seen)
+
+
+def test_neither_do_settings_errors_and_the_method() -> None:
+    code = "import pypcd; pypcd.PCDConfig(); pypcd.LibraryError; pypcd.PCDError; print('llama_cpp' in sys.modules)"
+    assert passes(code) == "False\n"
+    assert passes(code, LLAMA_CPP_LIB_PATH="/nowhere") == "False\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pypcd, llama_cpp",
+        "import pypcd; from llama_cpp import Llama",
+        "import pypcd; import llama_cpp.llama_grammar",
+        "import pypcd; from llama_cpp.llama_chat_format import format_llama2",
+        "import pypcd; pypcd.Llama",
+        "from pypcd import Llama",
+        "import pypcd.decode",
+        "import pypcd.engine",
+        "import importlib, pypcd; importlib.import_module('llama_cpp')",
+        "import importlib, pypcd, llama_cpp; importlib.reload(llama_cpp)",
+        "import importlib, pypcd; importlib.reload(pypcd); import llama_cpp",
+    ],
+)
+def test_llama_cpp_afterwards_has_pypcds_library(code: str) -> None:
+    passes(f"{code}\nimport os; {IS_OURS} assert 'LLAMA_CPP_LIB_PATH' not in os.environ")
+
+
+def test_a_second_import_has_it_too() -> None:
+    passes(f"""if True:
+        import pypcd, llama_cpp
+        for name in [name for name in sys.modules if name.partition(".")[0] == "llama_cpp"]:
+            del sys.modules[name]
+        import llama_cpp
+        {IS_OURS}""")
+
+
+def test_looking_for_it_loads_nothing() -> None:
+    passes(f"""if True:
+        import importlib.util, pypcd
+        spec = importlib.util.find_spec("llama_cpp")
+        assert spec.origin == {llama_cpp.__file__!r} == spec.loader.get_filename("llama_cpp"), spec
+        assert spec.loader.is_package("llama_cpp") and "llama_cpp" not in sys.modules
+        assert "pypcd.library" not in sys.modules
+        import llama_cpp
+        {IS_OURS}""")
+
+
+def test_what_was_imported_is_a_module_like_any_other() -> None:
+    passes("""if True:
+        import importlib.machinery, importlib.util, inspect, pypcd, llama_cpp
+        assert type(llama_cpp.__loader__) is importlib.machinery.SourceFileLoader
+        assert llama_cpp.__spec__.loader is llama_cpp.__loader__
+        assert importlib.util.find_spec("llama_cpp") is llama_cpp.__spec__
+        assert "__version__" in inspect.getsource(llama_cpp)""")
+
+
+def test_other_modules_are_left_to_the_other_finders() -> None:
+    assert finder._finder.find_spec("json") is None
+    assert finder._finder.find_spec("llama_cpp.llama") is None
+
+
+def test_without_llama_cpp_it_finds_nothing_and_pypcd_says_so() -> None:
+    code = "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; import {}"
+    done = run_python(code.format("pypcd, importlib.util; print(importlib.util.find_spec('llama_cpp'))"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
+    done = run_python(code.format("pypcd; pypcd.Llama"))
+    assert "LibraryError: llama-cpp-python is not installed" in done.stderr.splitlines()[-1]
+
+
+def test_what_llama_cpp_itself_lacks_is_not_called_a_missing_llama_cpp() -> None:
+    done = run_python("import sys; sys.modules['typing_extensions'] = None; import pypcd; pypcd.Llama")
+    assert re.match("ModuleNotFoundError.*typing_extensions", done.stderr.splitlines()[-1]), done.stderr
+
+
+def test_an_import_that_failed_leaves_no_trace_and_may_be_tried_again(tmp_path: Path) -> None:
+    passes(
+        f"""if True:
+        import os, pypcd
+        for _ in range(2):
+            try:
+                import llama_cpp
+            except ImportError as error:
+                assert isinstance(error, pypcd.LibraryError) and "unset it" in str(error), error
+            else:
+                raise AssertionError("it loaded")
+            assert "llama_cpp" not in sys.modules and os.environ["LLAMA_CPP_LIB_PATH"] == {str(tmp_path)!r}
+        del os.environ["LLAMA_CPP_LIB_PATH"]
+        import llama_cpp
+        {IS_OURS}""",
+        LLAMA_CPP_LIB_PATH=str(tmp_path),
+    )
+
+
+def test_a_stock_library_is_refused_however_often_it_is_asked_for() -> None:
+    passes(
+        """if True:
+        import pypcd
+        for statement in ("import llama_cpp", "pypcd.Llama", "import llama_cpp", "from pypcd import pcd_sampler"):
+            try:
+                exec(statement)
+            except ImportError as error:
+                assert isinstance(error, pypcd.LibraryError) and "has no PCD hooks" in str(error), error
+            else:
+                raise AssertionError(f"{statement} went well")""",
+        LLAMA_CPP_LIB_PATH=STOCK,
+    )
+
+
+def test_its_log_is_quiet_and_remembered_from_the_start() -> None:
+    seen = passes("""if True:
+        import pypcd, llama_cpp
+        llama_cpp.llama_model_load_from_file(b"nowhere.gguf", llama_cpp.llama_model_default_params())
+        from pypcd import _engine
+        print(_engine.last_errors())""")
+    assert "nowhere.gguf" in seen
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_threads_that_import_at_once_all_get_it(attempt: int) -> None:
+    """Not with a submodule of llama_cpp among them: then Python itself may report a deadlock, also without pypcd."""
+    passes(f"""if True:
+        import threading
+        sys.setswitchinterval(1e-5)
+        statements = ["import llama_cpp", "import pypcd; pypcd.Llama", "from pypcd import _engine; _engine.rows",
+                      "import pypcd; pypcd.pcd_sampler", "import pypcd.decode", "import colorsys, zipapp"]
+        import pypcd
+        start, failed = threading.Barrier(len(statements)), []
+        def run(statement):
+            start.wait()
+            try:
+                exec(statement)
+            except BaseException as error:
+                failed.append((statement, repr(error)))
+        threads = [threading.Thread(target=run, args=(s,)) for s in statements[{attempt}:] + statements[:{attempt}]]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join(60)
+        assert not failed and not any(thread.is_alive() for thread in threads), failed
+        {IS_OURS}""")
+
+
+def test_a_spawned_process_has_it(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("""if True:
+        import multiprocessing
+        import pypcd
+        def child(queue):
+            import llama_cpp
+            queue.put(hasattr(llama_cpp.llama_cpp._lib, "llama_pcd_version"))
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("spawn")
+            queue = context.SimpleQueue()
+            process = context.Process(target=child, args=(queue,))
+            process.start()
+            print(queue.get())
+            process.join()""")
+    path = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "True\n", done.stderr

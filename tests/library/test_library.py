@@ -1,0 +1,243 @@
+"""A libllama is loaded only with the llama-cpp-python and the ggml that it was built for. One process per refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+from conftest import run_python
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pypcd import ggml, library
+
+PACKAGE = Path(llama_cpp.__file__).parent
+COMPILER = shutil.which("cc")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="names of files and how they are loaded are Linux's")
+
+# A ggml that can do what identity() asks for and no more: MEMBERS are those of a tensor, in their order.
+OTHER_GGML = """
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+struct tensor { MEMBERS };
+struct init { size_t size; void * buffer; _Bool no_alloc; };
+struct context { char * next; };
+const char * ggml_version(void) { return "VERSION"; }
+const char * ggml_commit(void) { return "unknown"; }
+size_t ggml_tensor_overhead(void) { return sizeof(struct tensor); }
+void * ggml_init(struct init init) {
+    struct context * c = malloc(sizeof *c);
+    c->next = init.buffer;
+    return c;
+}
+void ggml_free(void * c) { free(c); }
+void * ggml_new_tensor_4d(struct context * c, int type, int64_t a, int64_t b, int64_t d, int64_t e) {
+    struct tensor * t = (struct tensor *) c->next;
+    c->next += sizeof *t;
+    t->type = type, t->ne[0] = a, t->ne[1] = b, t->ne[2] = d, t->ne[3] = e;
+    return t;
+}
+void * ggml_swiglu_split(struct context * c, void * a, void * b) {
+    struct tensor * t = ggml_new_tensor_4d(c, 1, 2, 3, 5, 7);
+    t->op = OP, t->src[0] = a, t->src[1] = b;
+    return t;
+}
+void ggml_set_name(struct tensor * t, const char * name) { strcpy(t->name, name); }
+"""
+MEMBERS = "int type; int64_t ne[4]; int op; void * src[2]; char name[8];"
+
+
+def make_ggml(folder: Path, *, members: str = MEMBERS, op: int = 98, version: str = "0.0.1") -> Path:
+    folder.mkdir()
+    (folder / "ggml.c").write_text(
+        OTHER_GGML.replace("MEMBERS", members).replace("OP", str(op)).replace("VERSION", version)
+    )
+    assert COMPILER
+    command = [COMPILER, "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", folder / "libggml-base.so", folder / "ggml.c"]
+    subprocess.run(command, check=True)
+    return folder
+
+
+# --- which ggml there is ---
+
+
+@linux
+def test_the_version_is_that_of_the_files_name() -> None:
+    (file,) = (PACKAGE / "lib").glob("libggml-base.so.*.*.*")
+    assert ggml.identity(PACKAGE / "lib")["version"] == file.name.partition(".so.")[2]
+
+
+def test_the_installed_one_is_the_one_that_libllama_was_built_for() -> None:
+    (record,) = {path for folder in library.library_dirs() if (path := folder / "ggml.json").exists()}
+    wanted = json.loads(record.read_text(encoding="utf-8"))
+    assert set(wanted) == {"version", "commit", "tensor layout"}
+    assert not ggml.difference(ggml.identity(PACKAGE / "lib"), wanted)
+
+
+@linux
+@pytest.mark.skipif(not COMPILER, reason="there is no C compiler")
+def test_another_order_of_members_and_another_list_of_operations_are_seen(tmp_path: Path) -> None:
+    """And nothing else is: a second build of the same source, at another address, is the same."""
+    swapped = "int type; int op; int64_t ne[4]; void * src[2]; char name[8];"
+    larger = MEMBERS + " void * extra;"
+    builds: list[dict[str, Any]] = [{}, {}, {"op": 99}, {"members": swapped}, {"members": larger}]
+    seen = [ggml.identity(make_ggml(tmp_path / str(i), **build))["tensor layout"] for i, build in enumerate(builds)]
+    assert seen[0] == seen[1] and len(set(seen)) == 4
+
+
+HASH = st.text("0123456789abcdef", min_size=7, max_size=40)
+ABOUT = {"version": "0.25.3", "commit": "unknown", "tensor layout": "368-242fe96b"}
+
+
+@given(commit=HASH, digits=st.integers(7, 40), ends=st.tuples(*[st.sampled_from(["", "-dirty"])] * 2))
+def test_a_commit_may_be_shortened_and_marked(commit: str, digits: int, ends: tuple[str, str]) -> None:
+    a, b = ({**ABOUT, "commit": text} for text in (commit + ends[0], commit[:digits] + ends[1]))
+    assert not ggml.difference(a, b) and not ggml.difference(b, a)
+
+
+@given(a=HASH, b=HASH)
+def test_two_commits_that_are_known_have_to_be_one(a: str, b: str) -> None:
+    same = a.startswith(b) or b.startswith(a)
+    wanted = "" if same else f"its commit is {a}; allowed: {b}"
+    assert ggml.difference({**ABOUT, "commit": a}, {**ABOUT, "commit": b}) == wanted
+    assert not ggml.difference(ABOUT, {**ABOUT, "commit": b}), "unknown here"
+    assert not ggml.difference({**ABOUT, "commit": a}, ABOUT), "unknown there"
+
+
+@pytest.mark.parametrize("key", ["version", "tensor layout"])
+def test_what_differs_is_named(key: str) -> None:
+    assert ggml.difference({**ABOUT, key: "x"}, ABOUT) == f"its {key} is x; allowed: {ABOUT[key]}"
+
+
+# --- refusals, before libllama is loaded ---
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The installed llama_cpp once more, its files linked, found before the installed one."""
+    package = tmp_path / "llama_cpp"
+    (package / "lib").mkdir(parents=True)
+    for path in PACKAGE.iterdir():
+        if path.is_file():
+            shutil.copy(path, package)
+    for path in (PACKAGE / "lib").iterdir():
+        (package / "lib" / path.name).symlink_to(path)
+    return package
+
+
+def replace(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert len(old) == len(new) and old in data
+    path.unlink()
+    path.write_bytes(data.replace(old, new))
+
+
+ASK = """if True:
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    import pypcd
+    try:
+        pypcd.Llama
+    except ImportError as error:
+        assert isinstance(error, pypcd.LibraryError), error
+        print(error)
+    import os
+    maps = "/proc/self/maps"
+    print("libllama is loaded:", os.path.exists(maps) and "libllama" in open(maps).read())"""
+
+
+def refusal(copy: Path) -> str:
+    done = run_python(ASK, str(copy.parent))
+    assert done.returncode == 0, done.stderr
+    *said, loaded = done.stdout.splitlines()
+    assert loaded == "libllama is loaded: False"
+    return "\n".join(said)
+
+
+@linux
+def test_the_copy_by_itself_loads(copy: Path) -> None:
+    assert run_python(ASK, str(copy.parent)).stdout == "libllama is loaded: True\n"
+
+
+@linux
+def test_another_llama_cpp_python_is_refused(copy: Path) -> None:
+    replace(copy / "__init__.py", llama_cpp.__version__.encode(), b"9.9.99"[: len(llama_cpp.__version__)])
+    pin = re.escape(llama_cpp.__version__)
+    wanted = rf"pypcd was built for llama-cpp-python {pin}, but 9\.9.* is installed; run: pip install llama-cpp-python=={pin}"
+    assert re.fullmatch(wanted, refusal(copy))
+
+
+@linux
+@pytest.mark.parametrize("key", ["version", "commit"])
+def test_another_ggml_is_refused(key: str, copy: Path) -> None:
+    own = ggml.identity(PACKAGE / "lib")[key]
+    if own == "unknown":
+        pytest.skip("this ggml does not know its commit")
+    other = {"version": "9" + own[1:], "commit": f"{int(own[0], 16) ^ 1:x}" + own[1:]}[key]
+    replace(copy / "lib/libggml-base.so", own.encode() + b"\0", other.encode() + b"\0")
+    said = refusal(copy)
+    assert (
+        f"({copy / 'lib'}) is not the one that pypcd's libllama was built for: its {key} is {other}; allowed: {own};"
+        in said
+    )
+    assert f"run: pip install --force-reinstall --no-deps llama-cpp-python=={llama_cpp.__version__} (or" in said
+
+
+@linux
+@pytest.mark.skipif(not COMPILER, reason="there is no C compiler")
+def test_a_ggml_of_that_version_with_another_layout_is_refused(copy: Path, tmp_path: Path) -> None:
+    made = make_ggml(tmp_path / "ggml", version=ggml.identity(PACKAGE / "lib")["version"])
+    (copy / "lib/libggml-base.so").unlink()
+    shutil.copy(made / "libggml-base.so", copy / "lib")
+    assert re.search("its tensor layout is .*; allowed: 368-.*; run: pip install", refusal(copy))
+
+
+@linux
+def test_a_ggml_that_is_missing_or_none_is_refused(copy: Path) -> None:
+    base = copy / "lib/libggml-base.so"
+    base.unlink()
+    assert re.match(
+        "the ggml of the installed llama-cpp-python cannot be used: .*No such file.*; run: pip", refusal(copy)
+    )
+    base.write_text("cut off")
+    assert re.match("the ggml of .* cannot be used: .*; run: pip install --force-reinstall", refusal(copy))
+
+
+@linux
+def test_a_ggml_that_lacks_a_function_is_refused(copy: Path) -> None:
+    replace(copy / "lib/libggml-base.so", b"\0ggml_backend_sched_new\0", b"\0ggml_backend_sched_old\0")
+    wanted = (
+        "libllama cannot be loaded: .*undefined symbol: ggml_backend_sched_new; reinstall pypcd and llama-cpp-python"
+    )
+    assert re.match(wanted, refusal(copy))
+
+
+@linux
+def test_a_backend_that_does_not_load_is_named_and_not_pypcd_blamed(copy: Path) -> None:
+    (copy / "lib/libggml-other.so").write_text("a driver is missing")
+    said = refusal(copy)
+    assert re.match(
+        "a backend of the installed llama-cpp-python cannot be loaded: .*libggml-other.so: .*; install", said
+    )
+
+
+@linux
+def test_a_library_that_does_not_say_what_it_was_built_for_is_refused(tmp_path: Path) -> None:
+    project = tmp_path / "pypcd"
+    shutil.copytree(Path(library.__file__).parent, project, ignore=shutil.ignore_patterns("lib", "bin", "__pycache__"))
+    (lib,) = {folder for folder in library.library_dirs() if (folder / "ggml.json").exists()}
+    (project / "lib").mkdir()
+    shutil.copy(lib / "libllama.so", project / "lib")
+    done = run_python("import sys; sys.path.insert(0, sys.argv[1]); import pypcd; pypcd.Llama", str(tmp_path))
+    assert re.search(
+        r"LibraryError: .*ggml\.json, which says what ggml libllama was built for, is missing; reinstall pypcd",
+        done.stderr.splitlines()[-1],
+    )

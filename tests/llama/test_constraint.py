@@ -1,0 +1,272 @@
+"""Answers under a grammar: plain unless their own call asks for PCD, however the grammar came about.
+
+Plain answers are held to a model with PCD off, contrasted ones to the rows that pypcd.Llama shows, masked by hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import Tiny
+from tiny_gguf import CHAT_TEMPLATE
+
+import pypcd
+from pypcd import constraint, decode, engine
+
+Load = Callable[..., pypcd.Llama]
+PROMPT = "The keys are red, blue and green. The first of the keys is"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+SETTING = {"perturbation": "none", "window": 8, "beta": 3.0, "evaluation": "fused"}
+LETTERS = 'root ::= "<" [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] ">"'
+FORM = re.compile("<[a-z]{8}>")
+BEGUN = re.compile(b"<[a-z]{0,8}|<[a-z]{8}>")  # a beginning of it
+SCHEMA = {
+    "type": "object",
+    "properties": {"key": {"type": "string", "pattern": "^[a-z]{12}$"}},
+    "required": ["key"],
+}
+TOOL = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
+
+
+def grammar(text: str = LETTERS) -> Any:
+    return llama_cpp.LlamaGrammar.from_string(text, verbose=False)
+
+
+def said(made: Any) -> str:
+    """The text of a completion, a chat's answer or a tool's arguments, whole or as a stream."""
+    if not isinstance(made, dict):
+        return "".join(map(said, made))
+    choice = made["choices"][0]
+    message = choice.get("message") or choice.get("delta")
+    if message is None:
+        return str(choice["text"])
+    calls = message.get("tool_calls") or [{"function": {"arguments": ""}}]
+    return (message.get("content") or "") + calls[0]["function"]["arguments"]
+
+
+def drawn(llm: pypcd.Llama, *args: Any, **kwargs: Any) -> str:
+    tokens = [token for token, _ in zip(llm.generate(llm.tokenize(PROMPT.encode()), *args, **kwargs), range(40))]
+    return b"".join(engine.token_bytes(llm, token) for token in tokens).decode()
+
+
+ALL: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
+JSON = {**ALL, "response_format": {"type": "json_object", "schema": SCHEMA}}
+OPENAIS = {**ALL, "response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}}
+FORCED = {**ALL, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "find"}}}
+WAYS: dict[str, Callable[..., str]] = {
+    "call": lambda llm, **kw: said(llm(PROMPT, grammar=grammar(), **ALL, **kw)),
+    "completion": lambda llm, **kw: said(llm.create_completion(PROMPT, grammar=grammar(), **ALL, **kw)),
+    "stream": lambda llm, **kw: said(llm(PROMPT, grammar=grammar(), stream=True, **ALL, **kw)),
+    "generate": lambda llm, **kw: drawn(llm, temp=0.0, grammar=grammar(), **kw),
+    "by place": lambda llm, **kw: drawn(
+        llm, 40, 0.95, 0.05, 1.0, 0.0, 1.0, True, 0.0, 0.0, 1.0, 0, 0.1, 5.0, True, None, None, grammar(), **kw
+    ),
+    "chat": lambda llm, **kw: said(llm.create_chat_completion(MESSAGES, grammar=grammar(), **ALL, **kw)),
+    "json": lambda llm, **kw: said(llm.create_chat_completion(MESSAGES, **JSON, **kw)),
+    "json as OpenAI has it": lambda llm, **kw: said(llm.create_chat_completion(MESSAGES, **OPENAIS, **kw)),
+    "json stream": lambda llm, **kw: said(llm.create_chat_completion(MESSAGES, stream=True, **JSON, **kw)),
+    "forced tool": lambda llm, **kw: said(llm.create_chat_completion(MESSAGES, **FORCED, **kw)),
+    "function": lambda llm, **kw: said(
+        llm.create_chat_completion(MESSAGES, functions=[TOOL["function"]], function_call={"name": "find"}, **ALL, **kw)
+    ),
+}
+
+
+@pytest.fixture
+def pair(tiny: Tiny, load: Load) -> tuple[pypcd.Llama, pypcd.Llama]:
+    """A model with PCD on, and one with it off."""
+    path = tiny("llama", chat_template=CHAT_TEMPLATE)
+    return load(path, SETTING), load(path, False)
+
+
+# -- the default ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_plain_and_the_calls_own_setting_wins(way: str, pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    llm, stock = pair
+    run = WAYS[way]
+    plain, contrasted = run(stock), run(stock, pcd=SETTING)
+    assert plain != contrasted, "or this shows nothing"
+    assert run(llm) == plain and llm.pcd_stats().n_constrained == 1
+    for setting in (True, SETTING, llm.pcd):
+        assert run(llm, pcd=setting) == contrasted
+    for setting in (False, {"beta": 0.0}, {"gamma": 1}):
+        assert run(llm, pcd=setting) == plain
+    assert llm.pcd_stats().n_constrained == 1
+    assert run(llm) == plain and llm.pcd_stats().n_constrained == 2
+    assert llm.pcd == pypcd.PCDConfig(**SETTING)
+
+
+def test_what_a_contrast_changes_and_that_it_is_left_out(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    """The value by hand: the best letter of L, and of (1 + beta) L - beta L*, at each step under the grammar."""
+    llm, _ = pair
+    pieces = [engine.token_bytes(llm, token) for token in range(llm.n_vocab())]
+    for beta, pcd in ((0.0, None), (3.0, SETTING)):
+        llm.reset()
+        llm.eval(llm.tokenize(PROMPT.encode()))
+        text = b""
+        while not text.endswith(b">"):
+            rows = llm.pcd_logits()
+            assert rows.local is not None
+            best = np.argsort(-rows.standard)[:30]  # gamma
+            row = np.full(llm.n_vocab(), -np.inf)
+            row[best] = (1 + beta) * rows.standard[best] - beta * rows.local[best]
+            known = [token for token, piece in enumerate(pieces) if piece and BEGUN.fullmatch(text + piece)]
+            row = row if np.isfinite(row[known]).any() else rows.standard  # none of them is plausible
+            chosen = max(known, key=lambda token, row=row: row[token])  # type: ignore[misc]
+            text += pieces[chosen]
+            llm.eval([chosen])
+        assert said(llm(PROMPT, grammar=grammar(), **ALL, pcd=pcd)) == text.decode(), (beta, pcd)
+
+
+def test_it_is_said_once_in_each_model(pair: tuple[pypcd.Llama, pypcd.Llama], caplog: pytest.LogCaptureFixture) -> None:
+    llm, stock = pair
+    with caplog.at_level(logging.WARNING, logger="pypcd"):
+        for run in WAYS.values():
+            run(stock)
+            run(llm, pcd="paper")
+        assert not caplog.messages
+        for run in WAYS.values():
+            run(llm)
+    assert caplog.messages == [constraint.LEFT_PLAIN]
+    assert llm.pcd_stats().n_constrained == len(WAYS) and stock.pcd_stats().n_constrained == 0
+
+
+def test_other_answers_are_contrasted_as_before(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    llm, stock = pair
+    for kwargs in (ALL, {**ALL, "grammar": None}):
+        plain, contrasted = said(stock(PROMPT, **kwargs)), said(stock(PROMPT, **kwargs, pcd=SETTING))
+        assert said(llm(PROMPT, **kwargs)) == contrasted != plain
+    assert said(llm.create_chat_completion(MESSAGES, **ALL)) == said(
+        stock.create_chat_completion(MESSAGES, **ALL, pcd=SETTING)
+    )
+    assert llm.pcd_stats().n_constrained == 0
+
+
+def test_a_stream_leaves_other_calls_their_setting(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    """Between two steps of an answer that is left plain the model's setting holds."""
+    llm, stock = pair
+    plain = said(stock(PROMPT, grammar=grammar(), **ALL))
+    stream = llm(PROMPT, grammar=grammar(), stream=True, **ALL)
+    text = said(next(stream))
+    assert llm.pcd == pypcd.PCDConfig(**SETTING)
+    text += said(stream)
+    assert text == plain and llm.pcd == pypcd.PCDConfig(**SETTING)
+    asked = llm(PROMPT, grammar=grammar(), stream=True, pcd=True, **ALL)
+    assert said(asked) == said(stock(PROMPT, grammar=grammar(), pcd=SETTING, **ALL))
+
+
+def test_a_whole_answer_turns_it_off_and_on_once(
+    pair: tuple[pypcd.Llama, pypcd.Llama], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change of the setting costs a step about a millisecond. On again comes also what follows an error."""
+    llm, _ = pair
+    given: list[Any] = []
+    set_pcd = engine.set_pcd
+    monkeypatch.setattr(engine, "set_pcd", lambda llm, config, **kw: given.append(config) or set_pcd(llm, config, **kw))
+    config = pypcd.PCDConfig(**SETTING)
+    for way in ("call", "chat", "json", "forced tool"):
+        given.clear()
+        WAYS[way](llm)
+        assert given == [None, config] and llm.pcd == config
+
+    def wrong(ids: Any, row: Any) -> Any:
+        raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        llm(PROMPT, grammar=grammar(), logits_processor=llama_cpp.LogitsProcessorList([wrong]), **ALL)
+    assert llm.pcd == config
+
+
+def test_answers_count_when_they_begin(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    llm, _ = pair
+    tokens = llm.generate([1, 2], grammar=grammar())
+    assert llm.pcd_stats().n_constrained == 0
+    next(tokens)
+    assert llm.pcd_stats().n_constrained == 1
+
+
+def test_a_call_inside_one_with_a_setting_is_of_that_call(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    """create_chat_completion calls create_completion, which calls generate: the setting was asked for once."""
+    llm, stock = pair
+    first = WAYS["json"](llm, pcd=SETTING)
+    assert first == WAYS["json"](stock, pcd=SETTING) and llm.pcd_stats().n_constrained == 0
+    assert WAYS["json"](llm) == WAYS["json"](stock), "and it ends with that call"
+
+
+def test_a_logits_processor_is_not_seen(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    """It may be anything: pcd=False says that it is a constraint."""
+    llm, stock = pair
+    allowed = np.array([bool(re.fullmatch(rb"[a-z]", engine.token_bytes(llm, t))) for t in range(llm.n_vocab())])
+
+    def letters(ids: Any, row: Any) -> Any:
+        row[~allowed] = -np.inf
+        return row
+
+    def run(llm: pypcd.Llama, **kwargs: Any) -> str:
+        return said(llm(PROMPT, logits_processor=llama_cpp.LogitsProcessorList([letters]), **ALL, **kwargs))
+
+    plain = run(stock)
+    assert run(llm, pcd=False) == plain != run(llm) == run(stock, pcd=SETTING)
+    assert llm.pcd_stats().n_constrained == 0
+
+
+# -- beside an answer -------------------------------------------------------------------------------------------------
+
+
+def test_a_grammar_masks_what_it_does_not_allow(tiny: Tiny, load: Load) -> None:
+    """By brute force over the pieces of all tokens, along an answer."""
+    llm = load(tiny("llama"), False)
+    rules = engine.Grammar(llm, 'root ::= "ab" [0-9] | "ax"')
+    row = np.random.default_rng(0).normal(size=llm.n_vocab()).astype(np.float32)
+    pieces = [engine.token_bytes(llm, token) for token in range(llm.n_vocab())]
+    texts = [b"ax", *(b"ab%d" % digit for digit in range(10))]
+    so_far = b""
+    for char in (b"a", b"b", b"7"):
+        masked = rules.masked(row)
+        for token, piece in enumerate(pieces):
+            is_next = bool(piece) and any(text.startswith(so_far + piece) for text in texts)
+            assert masked[token] == (row[token] if is_next else -np.inf), (so_far, piece)
+        so_far += char
+        rules.accept(llm.tokenize(char, add_bos=False)[-1])
+    masked = rules.masked(row)
+    assert [token for token in range(llm.n_vocab()) if np.isfinite(masked[token])] == [
+        token for token in range(llm.n_vocab()) if engine.is_end(llm, token)
+    ]
+    assert np.isfinite(row).all(), "the given row stays"
+
+
+def test_a_grammar_that_cannot_be_read_is_refused(tiny: Tiny, load: Load) -> None:
+    with pytest.raises(ValueError, match="the grammar is not valid"):
+        engine.Grammar(load(tiny("llama"), False), "root ::= nothing-like-it")
+
+
+@pytest.mark.parametrize("name", ["greedy", "pcd:perturbation=none:window=8:beta=3.0"])
+def test_methods_answer_under_a_grammar_as_llama_does(name: str, pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    _, stock = pair
+    method = decode.parse(name)
+    answer = method.generate(stock, PROMPT, max_tokens=40, grammar=LETTERS)
+    assert FORM.fullmatch(answer.text)
+    prompt = stock.tokenize(PROMPT.encode(), special=False)
+    assert answer.n_prompt == len(prompt)
+    assert answer.text == said(stock(PROMPT, grammar=grammar(), **ALL, pcd=SETTING if name != "greedy" else False))
+    sampled = decode.parse("sample:temperature=2.0" + ("" if name == "greedy" else f"+{name}"))
+    assert FORM.fullmatch(sampled.generate(stock, PROMPT, max_tokens=40, grammar=LETTERS).text)
+
+
+def test_beam_search_is_refused_under_a_grammar(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False, n_seq_max=5)
+    with pytest.raises(pypcd.UnsupportedError, match="one answer at a time"):
+        decode.parse("beam:2").generate(llm, PROMPT, max_tokens=5, grammar=LETTERS)
+
+
+def test_json_is_what_the_schema_says(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    for setting in (None, SETTING):
+        value = json.loads(WAYS["json"](pair[0], pcd=setting))
+        assert list(value) == ["key"] and re.fullmatch("[a-z]{12}", value["key"])

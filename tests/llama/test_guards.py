@@ -1,0 +1,402 @@
+"""What stock llama_cpp crashes, hangs or computes nonsense on: PCDError or a ValueError instead. What could end the process
+runs in one of its own."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import itertools
+import multiprocessing
+import operator
+import os
+import threading
+from typing import Any, Callable
+
+import llama_cpp
+import pytest
+from conftest import SMALL, TOKENS, Tiny
+from own_process import run
+
+import pypcd
+from pypcd import guards
+
+Load = Callable[..., pypcd.Llama]
+CLOSED = "the model is closed"
+# --- after close() ---
+
+CHAT = [{"role": "user", "content": "x"}]
+USES: dict[str, str] = {  # each public method and property that needs the model
+    "__call__": "llm('abc', max_tokens=2)",
+    "__enter__": "llm.__enter__()",
+    "create_completion": "llm.create_completion('abc', max_tokens=2)",
+    "create_chat_completion": f"llm.create_chat_completion({CHAT}, max_tokens=2)",
+    "create_chat_completion_openai_v1": f"llm.create_chat_completion_openai_v1({CHAT}, max_tokens=2)",
+    "create_embedding": "llm.create_embedding('x')",
+    "ctx": "llm.ctx",
+    "detokenize": "llm.detokenize([5, 6])",
+    "draft_model": "setattr(llm, 'draft_model', llama_cpp.llama_speculative.LlamaPromptLookupDecoding())",
+    "embed": "llm.embed('x')",
+    "eval": "llm.eval([1, 2])",
+    "generate": "next(llm.generate([1, 2]))",
+    "load_state": "llm.load_state(state)",
+    "model": "llm.model",
+    "n_ctx": "llm.n_ctx()",
+    "n_embd": "llm.n_embd()",
+    "n_vocab": "llm.n_vocab()",
+    "pcd": "setattr(llm, 'pcd', True)",
+    "set_sequence_pcd": "llm.set_sequence_pcd(0, {'beta': 1})",
+    "pcd_logits": "llm.pcd_logits()",
+    "check_pcd": "llm.check_pcd()",
+    "pcd_stats": "llm.pcd_stats()",
+    "pooling_type": "llm.pooling_type()",
+    "sample": "llm.sample()",
+    "save_state": "llm.save_state()",
+    "token_bos": "llm.token_bos()",
+    "token_eos": "llm.token_eos()",
+    "token_nl": "llm.token_nl()",
+    "tokenize": "llm.tokenize(b'abc')",
+    "tokenizer": "llm.tokenizer().encode('abc')",
+}
+LOW = {
+    "llama_decode": "llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_init(1, 0, 1))",
+    "llama_get_memory": "llama_cpp.llama_get_memory(llm.ctx)",
+    "an old tokenizer": "tokenizer.encode('abc')",
+    "an old tokenizer's text": "tokenizer.decode([5, 6])",
+    "eval of nothing": "llm.eval([])",
+    "a stream": "next(stream)",
+    "close in a with block": "llm.__enter__()",
+}
+PLAIN = {  # what only Python data is needed for
+    "close", "context_params", "eval_logits", "eval_tokens", "from_pretrained", "logits_to_logprobs", "longest_token_prefix",
+    "model_params", "n_seq_max", "reset", "set_cache", "set_seed", "set_sequence_pcd",
+}  # fmt: skip
+
+
+def test_every_public_name_is_tried() -> None:
+    public = {name for name in dir(pypcd.Llama) if not name.startswith("_")}
+    assert public == {name for name in {*USES, *PLAIN} if not name.startswith("__")}
+
+
+def test_a_closed_model_says_so_whatever_is_asked(tiny: Tiny) -> None:
+    tries = {**USES, **LOW}
+    lines = run(
+        tiny("llama"),
+        "llm = new(); llm.eval([5, 6, 7]); state = llm.save_state(); tokenizer = llm.tokenizer()\n"
+        "stream = llm.generate([1, 2, 3], temp=0); next(stream)\n"
+        "llm.close(); llm.close()\n" + "\n".join(f"said(lambda: {use})" for use in tries.values()) + "\n"
+        "llm.reset(); llm.set_seed(3); llm.set_cache(None); print(list(llm.eval_tokens), llm.n_seq_max, llm.pcd)\n"
+        "import pickle; again = pickle.loads(pickle.dumps(llm)); print(again.n_ctx()); again.close(); del llm, again; gc.collect()",
+    )
+    for name, line in zip(tries, lines):
+        if "openai" not in name:  # which may not be installed
+            assert line.startswith(f"PCDError: {CLOSED}, by close()"), (name, line)
+    assert lines[len(tries) :] == ["[] 1 None", "256"]
+
+
+def test_a_with_block_closes(tiny: Tiny) -> None:
+    def opened() -> pypcd.Llama:
+        return pypcd.Llama(tiny("llama"), **SMALL)
+
+    with opened() as llm:
+        assert llm("abc", max_tokens=2)["usage"]["completion_tokens"] == 2
+        with llm:
+            pass
+        with pytest.raises(pypcd.PCDError, match=CLOSED):
+            llm.n_ctx()
+    with pytest.raises(pypcd.PCDError, match=CLOSED), llm:
+        pass
+    with pytest.raises(KeyError, match="mine"), opened() as llm:
+        raise KeyError("mine")
+    with pytest.raises(pypcd.PCDError, match=CLOSED):
+        llm.tokenize(b"abc")
+
+
+def test_what_remains_at_the_end_of_a_process_or_of_a_failed_opening_harms_nothing(tiny: Tiny) -> None:
+    lines = run(
+        tiny("llama"),
+        """
+llm = new(); stream = llm("abc", max_tokens=50, stream=True); next(stream)
+other = new(); text = other("abc", max_tokens=50, stream=True); next(text); other.close(); del text, other; gc.collect()
+lost = new().tokenizer(); gc.collect(); said(lambda: lost.encode("abc"))
+said(lambda: new(pcd="papers")); said(lambda: new(pcd={"cache": "separate"}, embedding=True, pooling_type=1))
+print("end")""",
+    )
+    assert lines[0].startswith(f"PCDError: {CLOSED}")
+    assert lines[1].startswith("InputError: pcd is 'papers'") and lines[2].startswith("UnsupportedError: ")
+    assert lines[3:] == ["end"]
+
+
+def test_a_model_is_freed_with_its_last_reference(tiny: Tiny) -> None:
+    lines = run(
+        tiny("llama"),
+        """
+import weakref
+gc.disable()
+llm = new(); ref = weakref.ref(llm); llm("abc", max_tokens=3); text = llm.generate([1, 2]); next(text); text.close()
+del llm, text; print(ref())""",
+    )
+    assert lines == ["None"]
+
+
+# --- threads ---
+
+
+def test_two_threads_at_once_get_an_error_or_the_right_answer(tiny: Tiny) -> None:
+    """The right one, alone, or the error; at least one of each."""
+    lines = run(
+        tiny("llama"),
+        """
+from pypcd import _guards; _guards._PATIENCE = 0  # else a short call is waited for
+llm, ends = new(), []
+prompts = "abc" * 10, "xyz" * 15
+right = {p: llm(p, max_tokens=60, temperature=0)["choices"][0]["text"] for p in prompts}
+def ask(prompt):
+    for _ in range(20):
+        try:
+            ends.append(llm(prompt, max_tokens=60, temperature=0)["choices"][0]["text"] == right[prompt])
+        except pypcd.PCDError as error:
+            ends.append(str(error))
+threads = [threading.Thread(target=ask, args=(p,), name=p[:3]) for p in prompts]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(len(ends), False in ends, True in ends)
+for line in sorted({e for e in ends if isinstance(e, str)}): print(line)
+print(all(llm(p, max_tokens=60, temperature=0)["choices"][0]["text"] == right[p] for p in prompts))""",
+    )
+    assert lines[0] == "40 False True" and lines[-1] == "True"
+    assert len(lines) > 2, "the threads never met, or this test shows nothing"
+    for line in lines[1:-1]:
+        assert line.startswith(
+            ("thread 'abc' calls a model that thread 'xyz'", "thread 'xyz' calls a model that thread 'abc'")
+        )
+        assert "an object for each thread, a lock" in line
+
+
+class Held:
+    """A thread that is inside a call of a model, until the block ends."""
+
+    def __init__(self, llm: pypcd.Llama, call: Callable[[Any], Any]) -> None:
+        self._here, self._go_on, self.result = threading.Event(), threading.Event(), None
+
+        def processor(tokens: Any, scores: Any) -> Any:
+            self._here.set()
+            assert self._go_on.wait(60)
+            return scores
+
+        def work() -> None:
+            self.result = call(llama_cpp.LogitsProcessorList([processor]))
+
+        self._thread = threading.Thread(target=work, name="worker")
+
+    def __enter__(self) -> Held:  # noqa: PYI034
+        self._thread.start()
+        assert self._here.wait(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._go_on.set()
+        self._thread.join()
+
+
+def test_while_one_thread_is_at_it_another_may_tokenize_and_nothing_else(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), "paper")
+    alone = llm("abc", max_tokens=5, temperature=0)["choices"][0]["text"]
+    state = llm.save_state()
+    waiting = llm.generate([1, 2], temp=0)
+    with Held(llm, lambda p: llm("abc", max_tokens=5, temperature=0, logits_processor=p)) as held:
+        assert llm.detokenize(llm.tokenize(b"abc")) == b"abc"
+        assert (llm.n_ctx(), llm.n_vocab(), llm.token_bos()) == (256, 384, 1)
+        for use in (
+            lambda: llm("x"),
+            lambda: llm.create_chat_completion(CHAT),
+            lambda: next(waiting),
+            lambda: llm.eval([1]),
+            lambda: llm.sample(),
+            lambda: llm.embed("x"),
+            lambda: llm.save_state(),
+            lambda: llm.load_state(state),
+            lambda: llm.reset(),
+            lambda: llm.pcd_logits(),
+            lambda: llm.set_sequence_pcd(0, None),
+            lambda: setattr(llm, "pcd", False),
+            lambda: llm.close(),
+        ):
+            with pytest.raises(pypcd.PCDError, match="'MainThread' calls a model that thread 'worker' is using"):
+                use()
+    assert held.result["choices"][0]["text"] == alone
+    assert llm("abc", max_tokens=5, temperature=0)["choices"][0]["text"] == alone
+
+
+def test_threads_that_take_turns_are_right(tiny: Tiny, load: Load) -> None:
+    """As llama_cpp.server and web frameworks read a stream: each step in whatever thread of a pool."""
+    llm = load(tiny("llama"), "paper")
+    alone = list(itertools.islice(llm.generate(TOKENS[:20], temp=0), 12))
+    for pcd in (None, {"beta": 2.5}):
+        got: list[int] = []
+
+        def read(stream: Any = llm.generate(TOKENS[:20], temp=0, pcd=pcd), got: list[int] = got) -> None:  # noqa: B008
+            got.append(next(stream))
+
+        for _ in range(12):
+            thread = threading.Thread(target=read)
+            thread.start()
+            thread.join()
+        assert got == alone
+
+
+def test_a_text_that_was_overtaken_says_so_and_spoils_nothing(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), "paper")
+    alone = list(itertools.islice(llm.generate(TOKENS[:20], temp=0), 6))
+    state = llm.save_state()
+    for between in (
+        lambda: llm("abc", max_tokens=2),
+        lambda: llm.eval([5]),
+        lambda: llm.reset(),
+        lambda: llm.load_state(state),
+        lambda: next(llm.generate([7, 8])),
+    ):
+        first = llm.generate(TOKENS[:20], temp=0)
+        assert [next(first), next(first)] == alone[:2]
+        llm.save_state()  # looking does no harm
+        assert next(first) == alone[2]
+        between()
+        with pytest.raises(pypcd.PCDError, match="this text cannot go on.*'MainThread'.*read a stream to its end"):
+            next(first)
+        assert list(itertools.islice(llm.generate(TOKENS[:20], temp=0), 6)) == alone
+
+
+def test_what_is_called_back_may_not_change_the_text(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    alone = llm("abc", max_tokens=9, temperature=0)["choices"][0]["text"]
+    state = llm.save_state()
+
+    def ask(use: Callable[[], Any], stops: bool = False) -> str:
+        def processor(tokens: Any, scores: Any) -> Any:
+            use()
+            return scores
+
+        def stop(tokens: Any, scores: Any) -> bool:
+            use()
+            return False
+
+        kwargs: dict[str, Any] = {"logits_processor": llama_cpp.LogitsProcessorList([processor])}
+        if stops:
+            kwargs = {"stopping_criteria": llama_cpp.StoppingCriteriaList([stop])}
+        return llm("abc", max_tokens=9, temperature=0, **kwargs)["choices"][0]["text"]
+
+    assert ask(lambda: llm.detokenize(llm.tokenize(b"other text"))) == alone
+    for use in (
+        lambda: llm("other", max_tokens=2),
+        lambda: next(llm.generate([1, 2])),
+        lambda: llm.eval([5]),
+        lambda: llm.reset(),
+        lambda: llm.load_state(state),
+        lambda: llm.embed("x"),
+        lambda: llm.close(),
+    ):
+        with pytest.raises(pypcd.PCDError, match="was called by a logits processor.*from inside of sample"):
+            ask(use)
+        assert llm("abc", max_tokens=9, temperature=0)["choices"][0]["text"] == alone
+    for use in (lambda: llm("other", max_tokens=2), lambda: llm.close(), lambda: llm.load_state(state)):
+        with pytest.raises(pypcd.PCDError, match="from inside of generate"):
+            ask(use, stops=True)
+        assert llm("abc", max_tokens=9, temperature=0)["choices"][0]["text"] == alone
+
+
+def test_the_free_methods_are_methods_and_all_others_are_guarded() -> None:
+    for name in guards.UNLOCKED:
+        assert not hasattr(getattr(pypcd.Llama, name), "__wrapped__"), name
+    for name in (
+        "__call__",
+        "create_embedding",
+        "embed",
+        "eval",
+        "generate",
+        "pcd_stats",
+        "reset",
+        "sample",
+        "save_state",
+    ):
+        assert hasattr(getattr(pypcd.Llama, name), "__wrapped__"), name
+    assert "tokens" in inspect.signature(pypcd.Llama.eval).parameters
+
+
+def test_who_only_reads_does_not_end_a_stream(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = load(tiny("llama"), "paper")
+    monkeypatch.setattr(guards, "_PATIENCE", 60.0)
+    here, stream = threading.Event(), llm.generate(TOKENS[:9], temp=0)
+
+    def read() -> None:
+        with llm._lock:
+            here.set()
+            llm.pcd_stats()
+
+    first = next(stream)
+    thread = threading.Thread(target=read)
+    thread.start()
+    here.wait()
+    assert next(stream) >= 0 and first >= 0
+    thread.join()
+
+
+# --- processes ---
+
+# Python 3.12 says at each fork what these tests are about
+NO_FORK_WARNING = (
+    'import warnings; warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)'
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_a_forked_process_says_so_and_the_parent_goes_on(n_threads: int, tiny: Tiny) -> None:
+    lines = run(
+        tiny("llama"),
+        f"""
+{NO_FORK_WARNING}
+llm = new(n_threads={n_threads}, n_threads_batch={n_threads}); alone = llm("abc" * 20, max_tokens=9, temperature=0)["choices"]
+stream = llm.generate([1, 2, 3]); next(stream); state = llm.save_state()
+sys.stdout.flush()
+child = os.fork()
+if child == 0:
+    for use in (lambda: llm("x"), lambda: next(stream), lambda: llm.save_state(), lambda: llm.load_state(state), lambda: llm.ctx,
+                lambda: llm.eval([5]), lambda: llm.sample(), lambda: llm.pcd_stats(), lambda: llm.n_ctx()):
+        said(use)
+    print(llm.tokenize(b"abc"), llm.detokenize([5, 6]))
+    said(llm.close); said(lambda: llm.tokenize(b"abc"))
+    own = new(); print(own("abc" * 20, max_tokens=9, temperature=0)["choices"] == alone); own.close()
+    del llm, stream, own; gc.collect(); print("child ends", flush=True); sys.exit(7)
+print(os.waitpid(child, 0)[1] >> 8, next(stream) >= 0)
+print(llm("abc" * 20, max_tokens=9, temperature=0)["choices"] == alone)""",
+    )
+    assert len(lines) == 16
+    for line in lines[:9]:
+        assert line.startswith("PCDError: this process was forked with the model open, and the threads"), line
+        assert 'multiprocessing.get_context("spawn")' in line
+    assert lines[9] == "[1, 259, 260, 261, 262] b'\\x02\\x03'" and lines[10] == "returned None"
+    assert lines[11].startswith(f"PCDError: {CLOSED}") and lines[12:14] == ["True", "child ends"]
+    assert lines[14:] == ["7 True", "True"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_in_the_middle_of_another_threads_call_says_so_too(tiny: Tiny) -> None:
+    lines = run(
+        tiny("llama"),
+        f"""
+{NO_FORK_WARNING}
+llm, here, go = new(), threading.Event(), threading.Event()
+def hold(tokens, scores):
+    here.set(); go.wait(60); return scores
+thread = threading.Thread(target=lambda: llm("abc", max_tokens=1, logits_processor=llama_cpp.LogitsProcessorList([hold])))
+thread.start(); here.wait(); child = os.fork()
+if child == 0:
+    said(lambda: llm("x")); said(llm.close); sys.stdout.flush(); os._exit(0)
+print(os.waitpid(child, 0)[1]); go.set(); thread.join()""",
+    )
+    assert lines[0].startswith("PCDError: this process was forked") and lines[1:] == ["returned None", "0"]
+
+
+def test_a_model_goes_to_a_spawned_process(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {"beta": 2.0}, f16=True)
+    ask = operator.methodcaller("create_completion", "abc", max_tokens=9, temperature=0)
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(ask, llm).result(timeout=60)["choices"] == ask(llm)["choices"]

@@ -1,0 +1,558 @@
+"""pypcd.Llama: a context's rows are those of a fresh evaluation, whatever its history; every way to generate."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import json
+import pickle
+import re
+import sys
+import types
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import F32, TOKENS, Tiny, check_rows, contrasted, expected, native_row, rounding
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_gguf import CHAT_TEMPLATE
+
+import pypcd
+from pypcd import UnsupportedError, method
+from pypcd.decode import Session
+from pypcd.settings import PRESETS
+
+Load = Callable[..., pypcd.Llama]
+T = TOKENS
+MODES = [{"cache": c, "evaluation": e} for c in ("rerotated", "shared", "separate") for e in ("fused", "alternate")]
+modes = pytest.mark.parametrize("mode", MODES, ids=["-".join(m.values()) for m in MODES])
+
+# --- history leaves no trace ---
+
+
+@modes
+def test_a_loaded_state_gives_the_rows_of_a_fresh_evaluation(mode: dict[str, str], tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    llm = load(path, mode)
+    llm.eval(T[:50])
+    state = llm.save_state()
+    llm.eval(T[50:60])
+    for target, on_after in ((llm, False), (load(path, mode), False), (load(path, False), True)):
+        target.load_state(state)
+        if on_after:
+            target.pcd = mode
+        target.eval(T[70:71])
+        check_rows(target, path, T[:50] + T[70:71])
+
+
+def test_a_loaded_state_brings_no_rows_and_leaves_none(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), "paper")
+    llm.eval(T[:20])
+    state = llm.save_state()
+    llm.eval(T[20:30])
+    llm.load_state(state)
+    with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
+        llm.pcd_logits()
+
+
+@modes
+def test_a_state_saved_with_pcd_off_can_be_continued_with_pcd_on(mode: dict[str, str], tiny: Tiny, load: Load) -> None:
+    plain = load(tiny("qwen3"), False)
+    plain.eval(T[:50])
+    llm = load(tiny("qwen3"), mode)
+    llm.eval(T[60:90])
+    llm.load_state(plain.save_state())
+    llm.eval(T[50:53])
+    check_rows(llm, tiny("qwen3"), T[:53])
+
+
+@modes
+def test_pcd_may_be_turned_on_off_and_on_again_behind_a_prompt(mode: dict[str, str], tiny: Tiny, load: Load) -> None:
+    for arch in ("llama", "gemma3", "smollm3"):
+        path = tiny(arch)
+        llm = load(path, False, n_batch=16)
+        llm.eval(T[:40])
+        llm.pcd = mode
+        llm.eval(T[40:41])
+        check_rows(llm, path, T[:41])
+        llm.pcd = False
+        llm.eval(T[41:55])
+        llm.pcd = mode
+        llm.eval(T[55:56])
+        check_rows(llm, path, T[:56])
+
+
+CHANGES = [
+    {"beta": 0.5},
+    {"gamma": 3},
+    {"alpha": 0.6},
+    {"base_ratio": 0.01},
+    {"transition": "none"},
+    {"window": 9},
+    {"cache": "shared"},
+    {"cache": "rerotated"},
+    {"cache": "separate"},
+    {"evaluation": "alternate"},
+    {"perturbation": "none", "window": 5},
+    {"perturbation": "noise", "cache": "shared", "noise": 0.3},
+    {"perturbation": "noise", "cache": "separate", "noise": 0.3, "seed": 8},
+    {"cache": "separate", "band": "high", "base_ratio": 0.1},
+    {"cache": "separate", "window": 12},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+@modes
+def test_a_changed_setting_holds_from_the_next_token_on_and_back(
+    mode: dict[str, str], change: dict[str, Any], tiny: Tiny, load: Load
+) -> None:
+    llm = load(tiny("llama"), mode)
+    llm.eval(T[:40])
+    before = llm.pcd
+    llm.pcd = change
+    for n in (41, 42):
+        llm.eval(T[n - 1 : n])
+        check_rows(llm, tiny("llama"), T[:n])
+    llm.pcd = before
+    for n in (43, 44):
+        llm.eval(T[n - 1 : n])
+        check_rows(llm, tiny("llama"), T[:n])
+
+
+@modes
+def test_removed_tokens_are_forgotten(mode: dict[str, str], tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), mode)
+    llm.eval(T[:60])
+    llm._ctx.kv_cache_seq_rm(-1, 20, -1)
+    llm.n_tokens = 20
+    llm.eval(T[80:90])
+    check_rows(llm, tiny("llama"), T[:20] + T[80:90])
+    llm.reset()
+    llm.eval(T[5:30])
+    check_rows(llm, tiny("llama"), T[5:30])
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "stablelm"])
+@modes
+def test_a_context_shift_gives_the_rows_of_the_shorter_text(
+    mode: dict[str, str], arch: str, tiny: Tiny, load: Load
+) -> None:
+    """With one layer a key does not depend on the tokens before it, so a fresh evaluation of the text gives the same."""
+    path = tiny(arch, n_layer=1)
+    llm = load(path, mode)
+    llm.eval(T[:60])
+    memory, text = llama_cpp.llama_get_memory(llm.ctx), T[:10] + T[30:60]
+    llama_cpp.llama_memory_seq_rm(memory, 0, 10, 30)
+    llama_cpp.llama_memory_seq_add(memory, 0, 30, 60, -20)
+    llm.n_tokens = 40
+    for token in T[60:63]:
+        text = [*text, token]
+        llm.eval([token])
+        check_rows(llm, path, text)
+
+
+NOISY = pypcd.PCDConfig(perturbation="noise", cache="separate", noise=0.2)
+configs = st.builds(
+    pypcd.PCDConfig,
+    cache=st.sampled_from(["rerotated", "shared", "separate", "separate"]),
+    evaluation=st.sampled_from(["fused", "alternate"]),
+    alpha=st.sampled_from([0.2, 0.2, 0.2, 0.5]),
+    gamma=st.sampled_from([30, 2, 1]),
+    window=st.sampled_from([None, None, 6]),
+)
+settings_of_pcd = st.one_of(
+    configs, configs, st.sampled_from([False, "paper", pypcd.PCDConfig(perturbation="none", window=9, n_sink=2), NOISY])
+)
+actions = st.one_of(
+    st.none(),
+    st.tuples(st.just("set"), settings_of_pcd),
+    st.tuples(st.just("set"), settings_of_pcd),
+    st.tuples(st.just("truncate"), st.integers(0, 60)),
+    st.tuples(st.sampled_from(["reset", "save", "load", "load"]), st.none()),
+)
+# at each step a change or none, then tokens: one, as when generating, or a prompt
+steps = st.lists(st.tuples(actions, st.sampled_from([1, 1, 1, 9, 30])), min_size=5, max_size=10)
+
+
+@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["llama", "qwen2vl", "stablelm"]),
+    st.sampled_from([(64, 64), (7, 7), (32, 8)]),
+    st.booleans(),
+    steps,
+    st.randoms(),
+)
+def test_no_interleaving_of_steps_leaves_a_trace(
+    tiny: Tiny, arch: str, batches: tuple[int, int], logits_all: bool, steps: list[tuple[Any, int]], random: Any
+) -> None:
+    path, saved = tiny(arch), None
+    held: list[int] = []
+    llm = pypcd.Llama(
+        path,
+        pcd="paper",
+        n_ctx=512,
+        n_batch=batches[0],
+        n_ubatch=batches[1],
+        n_threads=1,
+        n_threads_batch=1,
+        n_gpu_layers=0,
+        flash_attn=False,
+        logits_all=logits_all,
+        **F32,
+    )
+    with contextlib.closing(llm):
+        for action, n in [*steps, (("set", "paper"), 1)]:
+            what, value = action or ("nothing", None)
+            if what == "set":
+                llm.pcd = value
+            elif what == "truncate" or len(held) > 80:  # the reference takes its time on long texts
+                held = held[: value or 20]
+                llm.n_tokens = len(held)
+            elif what == "reset":
+                llm.reset()
+                held = []
+            elif what == "save":
+                saved = (llm.save_state(), held)
+            elif what == "load" and saved:
+                llm.load_state(saved[0])
+                held = saved[1]
+            more = [random.randrange(3, 384) for _ in range(n)]
+            llm.eval(more)
+            held = [*held, *more]
+            if llm.pcd and llm.pcd.gamma > 1:
+                check_rows(llm, path, held, moved=0.0)
+            else:
+                plain = native_row(llm)
+                assert plain.argmax() == expected(path, held, len(held) - 1, pypcd.PCDConfig())[0].argmax()
+                assert (plain.min() < plain.max() - 55) == (llm.pcd is not None)
+
+
+# --- generating ---
+
+
+def text_of(answer: Any) -> str:
+    return str(answer["choices"][0]["text"])
+
+
+def evaluated(llm: pypcd.Llama) -> list[int]:
+    """The prompt and all generated tokens except the last."""
+    return llm.input_ids[: llm.n_tokens].tolist()
+
+
+PROMPT = "the first words of a prompt"
+
+
+def test_every_way_to_generate_takes_pcd_for_one_call(tiny: Tiny, load: Load) -> None:
+    path = tiny("llama", chat_template=CHAT_TEMPLATE)
+    llm, on, off = load(path, False), load(path, {"beta": 1.5}), load(path, False)
+    messages = [{"role": "user", "content": "hello there"}]
+    ways: list[Callable[..., Any]] = [
+        lambda m, **k: m(PROMPT, max_tokens=16, temperature=0, **k) and evaluated(m),
+        lambda m, **k: m.create_completion(PROMPT, max_tokens=16, temperature=0, **k) and evaluated(m),
+        lambda m, **k: m.create_chat_completion(messages, max_tokens=16, temperature=0, **k) and evaluated(m),
+        lambda m, **k: list(itertools.islice(m.generate(T[:20], temp=0, **k), 16)),
+    ]
+    for way in ways:
+        contrasted, plain = way(on), way(off)
+        assert contrasted != plain
+        assert way(llm, pcd={"beta": 1.5}) == contrasted  # off, on for a call, ...
+        assert llm.pcd is None and way(llm) == plain  # ... and off after it
+        assert way(on, pcd=False) == plain
+        assert on.pcd == pypcd.PCDConfig(beta=1.5) and way(on) == contrasted
+
+
+@modes
+def test_a_stream_gives_the_tokens_of_the_whole_answer(mode: dict[str, str], tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    for kwargs in ({}, {"pcd": mode}):
+        llm(PROMPT, max_tokens=24, temperature=0, **kwargs)
+        tokens = evaluated(llm)
+        chunks = list(llm(PROMPT, max_tokens=24, temperature=0, stream=True, **kwargs))
+        assert evaluated(llm) == tokens and llm.pcd is None and len(chunks) > 10
+    chunks = list(llm.create_chat_completion([{"role": "user", "content": "x"}], max_tokens=5, stream=True, pcd=mode))
+    assert len(chunks) > 1 and llm.pcd is None
+
+
+def test_the_setting_is_restored_when_a_call_fails_or_a_stream_is_abandoned(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {"beta": 0.5})
+    before = llm.pcd
+    stream = llm(PROMPT, max_tokens=20, stream=True, pcd={"beta": 9})
+    next(stream)
+    assert llm.pcd is before  # the setting holds in a step, not between two
+    assert next(stream)
+    stream.close()
+    assert llm.pcd is before
+    never_read = llm(PROMPT, max_tokens=20, stream=True, pcd=False)
+    assert llm.pcd is before
+    del never_read
+    tokens = llm.generate(T[:20], pcd=False)
+    next(tokens)
+    tokens.close()
+    assert llm.pcd is before
+    with pytest.raises(ValueError, match="exceed context window"):
+        llm("long " * 500, pcd=False)
+    assert llm.pcd is before
+    with pytest.raises(ValueError, match="beta is -1"):
+        llm(PROMPT, stream=True, pcd={"beta": -1})
+    assert llm.pcd is before
+
+
+def test_streams_do_not_pass_their_settings_on(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {"beta": 0.5})
+    before = llm.pcd
+    first, second = (llm(PROMPT, max_tokens=9, stream=True, pcd={"beta": beta}) for beta in (1, 2))
+    next(first), next(second)
+    with pytest.raises(pypcd.PCDError, match="this text cannot go on"):
+        list(first)  # its context holds the second text
+    llm.pcd = {"gamma": 7}
+    first.close()
+    second.close()
+    assert llm.pcd == before.replace(gamma=7)
+
+
+def test_a_step_of_a_stream_costs_no_second_keys(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), "paper")
+    llm.eval(T[:30])
+    n_derived = llm.pcd_stats().n_derived
+    llm.reset()
+    list(itertools.islice(llm.generate(T[:30], temp=0, pcd={"beta": 1}), 10))
+    assert llm.pcd_stats().n_derived == n_derived
+
+
+def test_rows_are_those_of_the_setting_they_were_evaluated_with(tiny: Tiny, load: Load) -> None:
+    for base in ("paper", False):
+        llm = load(tiny("llama"), base)
+        llm(PROMPT, max_tokens=3, temperature=0, pcd={"beta": 1.0, "gamma": 5})
+        rows = llm.pcd_logits()
+        wanted = method.contrast(rows.standard, rows.local, beta=1.0, gamma=5)
+        np.testing.assert_allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), "paper")
+    fresh = list(itertools.islice(llm.generate(T[:60], temp=0), 12))
+    for before in ([T[:60]], [T[:30] + T[70:90]], [T[:60] + [9, 9]], [T[90:100]]):
+        list(itertools.islice(llm.generate(before[0], temp=0), 3))
+        assert list(itertools.islice(llm.generate(T[:60], temp=0), 12)) == fresh
+    llm.eval(T[:3])
+    llm.reset()
+    for setting in (False, {"beta": 0.3}):  # the logits at hand were made under another setting
+        other = list(itertools.islice(load(tiny("llama"), setting).generate(T[:60], temp=0), 12))
+        assert other != fresh
+        list(itertools.islice(llm.generate(T[:60], temp=0), 1))
+        assert list(itertools.islice(llm.generate(T[:60], temp=0, pcd=setting), 12)) == other
+        assert list(itertools.islice(llm.generate(T[:60], temp=0), 12)) == fresh
+
+
+def test_a_ram_cache_gives_the_answers_of_an_uncached_model(tiny: Tiny, load: Load) -> None:
+    llm, fresh = load(tiny("llama"), "paper"), load(tiny("llama"), "paper")
+    llm.set_cache(llama_cpp.LlamaRAMCache())
+    for prompt in (PROMPT, "another prompt, quite unlike it", PROMPT, PROMPT + " and more", "another prompt"):
+        for setting in (None, False, {"alpha": 0.5}):
+            fresh.reset()
+            fresh._ctx.kv_cache_clear()
+            assert text_of(llm(prompt, max_tokens=10, temperature=0, pcd=setting)) == text_of(
+                fresh(prompt, max_tokens=10, temperature=0, pcd=setting)
+            )
+
+
+def test_a_stop_string_ends_the_answer(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), "paper")
+    whole = text_of(llm(PROMPT, max_tokens=30, temperature=0))
+    stop = next(c for c in whole[3:] if c.isalnum() and c.isascii())
+    answer = llm(PROMPT, max_tokens=30, temperature=0, stop=[stop])
+    assert text_of(answer) == whole[: whole.index(stop)] and answer["choices"][0]["finish_reason"] == "stop"
+
+
+settings_of_all_kinds = pytest.mark.parametrize(
+    "setting", [*(f"{name}:min_context=0" for name in PRESETS), "gamma=1", "gamma=2", "evaluation=alternate:gamma=3"]
+)
+
+
+@pytest.mark.parametrize("temperature", [0, 1, 2])
+@settings_of_all_kinds
+def test_a_grammar_beats_the_plausibility_cut(setting: str, temperature: float, tiny: Tiny, load: Load) -> None:
+    """A grammar's tokens need not be among the best gamma; they are still found, in the order of L."""
+    grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("7" | "x") "-" [0-9] [0-9] [0-9] "!"', verbose=False)
+    answer = load(tiny("llama"))(PROMPT, max_tokens=30, temperature=temperature, grammar=grammar, pcd=setting)
+    assert re.fullmatch(r"[7x]-\d{3}!", text_of(answer)), text_of(answer)
+
+
+@settings_of_all_kinds
+def test_json_mode_gives_json(setting: str, tiny: Tiny, load: Load) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["yes", "no"]}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+    }
+    answer = load(tiny("llama")).create_chat_completion(
+        [{"role": "user", "content": "x"}],
+        pcd=setting,
+        response_format={"type": "json_object", "schema": schema},
+        max_tokens=120,
+        temperature=0,
+    )
+    content = json.loads(answer["choices"][0]["message"]["content"])
+    assert content["a"] in ("yes", "no") and isinstance(content["b"], bool)
+
+
+@settings_of_all_kinds
+def test_a_logit_bias_of_100_reaches_every_token(setting: str, tiny: Tiny, load: Load) -> None:
+    """-100 forbids the best token, also where no other one is plausible; +100 picks a token that is not plausible."""
+    llm = load(tiny("llama"), setting)
+
+    def answered(bias: dict[int, float]) -> tuple[int, pypcd.PCDLogits]:
+        llm(PROMPT, max_tokens=2, temperature=0, logit_bias={str(token): value for token, value in bias.items()})
+        n_prompt = len(llm.tokenize(PROMPT.encode()))
+        token = int(llm.input_ids[n_prompt])
+        llm.reset()
+        llm.eval(llm.tokenize(PROMPT.encode()))
+        return token, llm.pcd_logits()
+
+    best, rows = answered({})
+    assert best == rows.contrasted.argmax()
+    order = np.argsort(-rows.standard, kind="stable")
+    plausible = np.flatnonzero(np.isfinite(rows.contrasted))
+    rest = [int(token) for token in order if token not in plausible and token > 2]
+    after = (
+        np.where(np.arange(llm.n_vocab()) == best, -np.inf, rows.contrasted).argmax() if len(plausible) > 1 else rest[0]
+    )
+    assert answered({best: -100})[0] == after
+    assert answered({int(token): -100 for token in plausible})[0] == rest[0]
+    for pair in ((rest[0], rest[1]), (rest[-1], rest[-2]), (rest[10], rest[-1])):
+        assert answered(dict.fromkeys(pair, 100))[0] == max(pair, key=lambda token: rows.standard[token])
+
+
+def test_logprobs_are_those_of_the_contrasted_distribution(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), "paper", logits_all=True)
+    answer = llm(PROMPT, max_tokens=6, temperature=0, logprobs=2)["choices"][0]["logprobs"]
+    prompt = llm.tokenize(PROMPT.encode())
+    tokens = evaluated(llm)
+    llm.reset()
+    llm.eval(tokens)
+    limit = contrasted(2 * rounding(tiny("llama")), llm.pcd.beta)  # a log-softmax of the contrasted row
+    for k, (logprob, top) in enumerate(zip(answer["token_logprobs"], answer["top_logprobs"])):
+        row = llm.pcd_logits(len(prompt) - 1 + k).contrasted.astype(np.float64)
+        best = -np.log(np.exp(row - row.max()).sum())
+        assert logprob == pytest.approx(best, abs=limit) == max(top.values())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_logprobs_of_tokens_that_are_not_plausible_can_be_read(preset: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), f"{preset}:min_context=0", logits_all=True)
+    llm(PROMPT, max_tokens=1, temperature=0)
+    order = np.argsort(native_row(llm), kind="stable")
+    bias = {str(token): 100 for token in order[order > 2][:2]}  # the least probable ones
+    answer = llm(PROMPT, max_tokens=1, temperature=0, logprobs=llm.n_vocab(), logit_bias=bias)["choices"][0]["logprobs"]
+    assert -99 < answer["token_logprobs"][0] < -59
+    assert -99 < min(answer["top_logprobs"][0].values())
+
+
+def test_a_logits_processor_sees_the_contrasted_row(tiny: Tiny, load: Load) -> None:
+    llm, seen = load(tiny("llama"), {"gamma": 7}), []
+
+    def processor(ids: Any, scores: Any) -> Any:
+        seen.append((native_row(llm), np.array(scores)))
+        scores[:] = -np.inf
+        scores[42] = 0.0
+        return scores
+
+    llm(PROMPT, max_tokens=4, temperature=0, logits_processor=llama_cpp.LogitsProcessorList([processor]))
+    assert evaluated(llm)[-3:] == [42, 42, 42] and len(seen) == 4
+    assert all(np.array_equal(row, scores) and (scores > scores.max() - 55).sum() == 7 for row, scores in seen)
+
+
+def test_an_embedding_context_embeds_as_ever_and_generates_with_pcd(tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    plain, llm = load(path, False, embedding=True), load(path, "paper", embedding=True)
+    for text in ("some words", ["two", "inputs of several words"]):
+        assert llm.embed(text) == plain.embed(text)
+        assert llm.pcd is not None
+    assert llm.create_embedding("abc")["data"] == plain.create_embedding("abc")["data"]
+    expected_tokens = list(itertools.islice(load(path, "paper").generate(T[:30], temp=0), 10))
+    assert list(itertools.islice(llm.generate(T[:30], temp=0), 10)) == expected_tokens
+    assert llm.embed("some words") == plain.embed("some words")
+    llm.reset()
+    llm.eval(T[:30])
+    check_rows(llm, path, T[:30])
+
+
+# --- the object ---
+
+
+def test_a_pickled_model_comes_back_with_its_setting(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {"beta": 1.25, "window": 30})
+    twin = pickle.loads(pickle.dumps(llm))
+    with contextlib.closing(twin):
+        assert twin.pcd == llm.pcd and twin.n_ctx() == llm.n_ctx()
+        assert list(itertools.islice(twin.generate(T[:30], temp=0), 10)) == list(
+            itertools.islice(llm.generate(T[:30], temp=0), 10)
+        )
+
+
+def test_from_pretrained_passes_pcd_on(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
+    path = tiny("llama")
+
+    class FileSystem:
+        def ls(self, repo_id: str, recursive: bool = False) -> list[str]:
+            return [f"{repo_id}/{path.name}", f"{repo_id}/README.md"]
+
+    hub = types.SimpleNamespace(
+        HfFileSystem=FileSystem, hf_hub_download=lambda **kwargs: str(path.parent / kwargs["filename"])
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub.utils", types.SimpleNamespace(validate_repo_id=lambda repo_id: None)
+    )
+    llm = pypcd.Llama.from_pretrained("someone/something", "*.gguf", pcd={"beta": 2}, n_ctx=256)
+    with contextlib.closing(llm):
+        assert isinstance(llm, pypcd.Llama) and llm.pcd == pypcd.PCDConfig(beta=2) and llm.n_ctx() == 256
+
+
+def test_answers_of_openais_types_take_pcd_too(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
+    chat = types.SimpleNamespace(ChatCompletion=dict, ChatCompletionChunk=dict)
+    for name in ("openai", "openai.types", "openai.types.chat"):
+        monkeypatch.setitem(sys.modules, name, chat)  # type: ignore[arg-type]
+    path = tiny("llama", chat_template=CHAT_TEMPLATE)
+    llm, on = load(path, False), load(path, {"beta": 1.5})
+    asked = {"messages": [{"role": "user", "content": "hello there"}], "max_tokens": 16, "temperature": 0}
+    wanted = on.create_chat_completion(**asked)["choices"]
+    assert llm.create_chat_completion(**asked)["choices"] != wanted
+    assert llm.create_chat_completion_openai_v1(**asked, pcd={"beta": 1.5})["choices"] == wanted
+    chunks = list(llm.create_chat_completion_openai_v1(**asked, pcd={"beta": 1.5}, stream=True))
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert text == wanted[0]["message"]["content"]
+
+
+def test_the_defaults_are_as_the_signature_and_the_docstring_say(tiny: Tiny) -> None:
+    shown, text = inspect.signature(pypcd.Llama).parameters, inspect.getdoc(pypcd.Llama.__init__) or ""
+    with contextlib.closing(pypcd.Llama(tiny("llama"))) as llm:
+        assert llm.pcd is None
+        assert shown["verbose"].default is False and llm.verbose is False
+        assert shown["n_ctx"].default is None and "None or 0: the model's own context" in text and llm.n_ctx() == 1024
+        layers = llm.model_params.n_gpu_layers
+    with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=0, n_gpu_layers=None, flash_attn=None)) as llm:
+        assert llm.n_ctx() == 1024 and llm.model_params.n_gpu_layers == layers
+
+
+def test_stats_count_what_was_done(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {"cache": "shared"}, n_batch=16)
+    assert llm.pcd_stats().second_bytes == 0
+    llm.eval(T[:50])  # four batches, of which only the last one's row can be read
+    assert (llm.pcd_stats().n_tokens, llm.pcd_stats().n_twins, llm.pcd_stats().n_derived) == (1, 1, 0)
+    llm.pcd = {"cache": "rerotated"}
+    llm.eval(T[50:51])
+    stats = llm.pcd_stats()
+    assert (stats.n_tokens, stats.n_twins, stats.n_derived) == (2, 2, 1)
+    assert stats.second_bytes >= 3 * 256 * 32 * 4  # layers, cells, two heads of 16, float32
+
+
+def test_a_decoder_that_waits_for_an_encoder_is_refused(tiny: Tiny, load: Load) -> None:
+    """llama.cpp would end the process."""
+    llm = load(tiny("t5"), False)
+    for attempt in (lambda: llm.eval([1, 2]), lambda: llm("x", max_tokens=1), lambda: Session(llm)):
+        with pytest.raises(UnsupportedError, match="architecture 't5' has an encoder"):
+            attempt()

@@ -1,0 +1,478 @@
+"""The page in Chromium: the talk. Answers against the server's own, streaming, stop, edit, retry, errors, the key."""
+
+# ruff: noqa: F401, F811  fixtures are imported
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+import pytest
+from browser import (
+    ENDLESS,
+    Chat,
+    Open,
+    Script,
+    ask,
+    chromium,
+    complete,
+    event,
+    expect,
+    means,
+    open_page,
+    prompt_of,
+    script,
+    serve,
+    served,
+)
+from conftest import Tiny
+from serving import PROMPTS
+from tiny_gguf import CHAT_TEMPLATE
+
+from pypcd.server import Server
+
+LONG = 1500  # tokens: more than an answer has by the time it is stopped
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_the_server_turn_by_turn(open_page: Open, served: Server) -> None:
+    chat, texts = open_page(), []
+    for text in ("Hello", "2ac0-51f3 and what?"):
+        texts.append(text)
+        said = chat.copied(chat.ask(text))
+        assert said == complete(served, prompt_of(served, *texts))["content"]
+        texts.append(said)
+    expect(chat.questions).to_have_count(2)
+    assert [chat.copied(one) for one in chat.questions.all()] == texts[::2]
+    assert [chat.copied(one) for one in chat.answers.all()] == texts[1::2]
+
+
+def test_an_answer_appears_as_it_comes(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Tell me")
+    expect(chat.questions).to_contain_text("Tell me")
+    expect(chat.answers).to_have_attribute("aria-busy", "true")
+    expect(chat.message).to_have_value("")
+    stream, said = script.next(chat), ""
+    for word in ("One", " and", " two", " **bo", "ld**"):
+        stream.say(word)
+        said += word
+        expect(chat.answers).to_contain_text(
+            said.replace("**", "") if said.endswith("ld**") else said[: said.find(" **")]
+        )
+        expect(chat.answers).to_have_attribute("aria-busy", "true")
+        expect(chat.button("Stop")).to_be_visible()
+    stream.end()
+    answer = chat.finished()
+    expect(answer.locator("strong")).to_have_text("bold")
+    assert chat.copied(answer) == said
+
+
+def test_events_may_be_cut_anywhere(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Tell me")
+    text = "Zoë says: 🎉 naïve"
+    data = b"data: " + json.dumps(event(text), ensure_ascii=False).encode() + b"\r\n\r\n"
+    stream = script.next(chat)
+    for i in range(len(data)):
+        stream.say(data[i : i + 1])
+    stream.end()
+    expect(chat.finished()).to_contain_text(text)
+
+
+@pytest.mark.parametrize("keys", ["Enter", "button"])
+def test_what_sends_and_what_does_not(open_page: Open, script: Script, keys: str) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.message.press_sequentially("one")
+    chat.message.press("Shift+Enter")
+    chat.message.press_sequentially("two")
+    assert not script.streams
+    if keys == "Enter":
+        chat.message.press("Enter")
+    else:
+        chat.button("Send").click()
+    script.next(chat).end()
+    chat.finished()
+    assert chat.copied(chat.questions) == "one\ntwo"
+    chat.message.press("Enter")  # nothing is written
+    chat.send("   \n ")
+    chat.page.wait_for_timeout(100)
+    expect(chat.answers).to_have_count(1)
+    assert len(script.streams) == 1
+
+
+def test_bytes_that_are_no_text(open_page: Open, tiny: Tiny) -> None:
+    """A model of random numbers: its tokens are parts of characters, which come when they are whole or never."""
+    with serve(model=tiny(chat_template=CHAT_TEMPLATE), parallel=1) as server:
+        chat = open_page(server)
+        chat.set(longest_answer=200)
+        for text in ("one", "two"):
+            chat.button("Conversations").click()
+            chat.button("New conversation").click()
+            answer = chat.ask(text)
+            wanted = complete(server, prompt_of(server, text), n_predict=200)
+            assert chat.copied(answer) == wanted["content"]
+            expect(answer).to_contain_text(f"{wanted['tokens_predicted']} tokens")
+
+
+def test_reasoning_is_folded(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    answer = chat.told(script, "<think>", "A plan.", "</think>", "\n\nThe answer.")
+    expect(answer.get_by_text("The answer.")).to_be_visible()
+    folded = answer.get_by_role("group").filter(has_text="Reasoning")
+    expect(folded).not_to_have_attribute("open", "")
+    answer.get_by_text("Reasoning").click()
+    expect(folded).to_have_attribute("open", "")
+    expect(folded).to_contain_text("A plan.")
+
+
+def test_a_model_that_is_being_loaded_is_waited_for(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    left = [ERROR] * 2
+
+    def refuse(route: Any) -> None:
+        if left:
+            route.fulfill(status=503, body=left.pop(), content_type="application/json")
+        else:
+            route.continue_()
+
+    chat.page.context.route("**/v1/models", refuse)
+    chat.watch.allow("the server responded with a status of 503")
+    chat.go()
+    expect(chat.alert).to_have_count(0)
+    expect(chat.named("combobox", "Model").locator("option")).to_have_text("demo")
+    assert not left
+
+
+# -- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def asked(chat: Chat, script: Script, text: str = "Say") -> dict[str, Any]:
+    """What the page sends for a question; the answer is empty."""
+    chat.send(text)
+    stream = script.next(chat)
+    stream.say("x").end()
+    chat.finished()
+    return stream.body
+
+
+def test_settings_reach_the_server(open_page: Open, script: Script, served: Server) -> None:
+    chat = open_page(greedy=False)
+    chat.play(script)
+    chat.set(temperature=0.25, top_p=0.5, longest_answer=17, seed=42, system_message="Be brief.")
+    body = asked(chat, script, "Why?")
+    wanted = {"temperature": 0.25, "top_p": 0.5, "n_predict": 17, "seed": 42, "stream": True}
+    assert {name: body[name] for name in wanted} == wanted
+    assert body["prompt"] == prompt_of(served, "Why?", system="Be brief.")
+    assert body["n_probs"] > 0
+
+
+def test_any_number_in_its_range_is_taken_and_another_stays_to_be_mended(open_page: Open, script: Script) -> None:
+    chat = open_page(greedy=False)
+    chat.play(script)
+    chat.set(temperature=0.33, top_p=0.975)
+    body = asked(chat, script)
+    assert (body["temperature"], body["top_p"]) == (0.33, 0.975)
+    chat.set(top_p=7, stays=True)
+    dialog = chat.named("dialog", "Settings")
+    chat.button("Done", dialog).click()
+    expect(dialog).to_be_visible()
+    expect(dialog.get_by_label("Top p")).to_have_value("7")
+    dialog.get_by_label("Top p").fill("0.5")
+    chat.button("Done", dialog).click()
+    expect(dialog).to_be_hidden()
+    assert asked(chat, script)["top_p"] == 0.5
+
+
+def test_the_pcd_of_an_answer_is_chosen(open_page: Open, script: Script, served: Server) -> None:
+    chat = open_page()
+    chat.play(script)
+    for label, wanted in (("^off", False), ("^gentle", "gentle"), ("^window", "window"), ("server's", None)):
+        chat.pcd(label)
+        assert means(served, asked(chat, script).get("pcd")) == means(served, wanted), label
+
+
+def test_every_preset_that_runs_is_offered(open_page: Open, served: Server) -> None:
+    labels = open_page().named("combobox", "PCD").locator("option").all_inner_texts()
+    presets = ask(served, "/props")[1]["pcd"]["presets"]
+    for preset in presets:
+        assert sum(label.startswith(preset) for label in labels) == 1, (preset, labels)
+    assert len(labels) == len(presets) + 3  # the server's setting, off, custom
+
+
+def test_pcd_of_ones_own(open_page: Open, served: Server) -> None:
+    chat = open_page()
+    chat.pcd("^custom")
+    chat.set(beta=30, relative_top=0.01)
+    said = chat.copied(chat.ask(PROMPTS[0]))
+    prompt = prompt_of(served, PROMPTS[0])
+    assert said == complete(served, prompt, pcd={"beta": 30, "relative_top": 0.01})["content"]
+    assert said != complete(served, prompt, pcd=False)["content"], "or this shows nothing"
+
+
+# -- stop, edit, retry ------------------------------------------------------------------------------------------------
+
+
+def test_stop_keeps_what_was_written_and_frees_the_server(open_page: Open) -> None:
+    with serve(*ENDLESS) as server:
+        chat = open_page(server)
+        chat.set(longest_answer=LONG)
+        chat.send("Hello")
+        expect(chat.answers).to_contain_text(re.compile(r"\w{8}"))
+        chat.button("Stop").click()
+        answer = chat.finished()
+        said = chat.copied(answer)
+        expect(answer).to_contain_text("stopped")
+        assert complete(server, prompt_of(server, "Hello"), n_predict=len(said))["content"].startswith(said)
+        chat.until(lambda: not any(slot["is_processing"] for slot in ask(server, "/slots")[1]))
+        chat.set(longest_answer=4)
+        chat.ask("And now?")
+
+
+def test_stop_ends_the_request(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    for n in range(2):  # with the button, and with the key
+        chat.send("Hello")
+        stream = script.next(chat).say("half an")
+        expect(chat.answers.last).to_contain_text("half an")
+        if n == 0:
+            chat.button("Stop").click()
+        else:
+            chat.page.keyboard.press("Escape")
+        answer = chat.finished()
+        chat.until(stream.is_left.is_set)
+        expect(chat.message).to_be_focused()
+        assert chat.copied(answer) == "half an"
+    expect(chat.alert).to_have_count(0)
+
+
+def test_an_edited_question_is_answered_anew(open_page: Open, served: Server) -> None:
+    chat = open_page()
+    chat.ask("One")
+    chat.ask("Two")
+    chat.button("Edit", chat.questions.first).click()
+    field = chat.named("textbox", "Edit message")
+    expect(field).to_have_value("One")
+    expect(field).to_be_focused()
+    chat.button("Cancel").click()
+    expect(field).to_have_count(0)
+    expect(chat.answers).to_have_count(2)
+    chat.button("Edit", chat.questions.first).click()
+    field.fill("Three")
+    chat.button("Send again").click()
+    expect(chat.answers).to_have_count(1)
+    said = chat.copied(chat.finished())
+    assert chat.copied(chat.questions) == "Three"
+    assert said == complete(served, prompt_of(served, "Three"))["content"]
+
+
+def test_versions(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.told(script, "first")
+    expect(chat.button("Next version")).to_have_count(0)
+    for n, word in enumerate(("second", "third"), start=2):
+        expect(chat.retold(script, word)).to_contain_text(f"{n} of {n}")
+        assert chat.copied(chat.answers) == word
+    assert script.streams[0].body["prompt"] == script.streams[2].body["prompt"]
+    chat.button("Previous version").click()
+    expect(chat.answers).to_contain_text("2 of 3")
+    assert chat.copied(chat.answers) == "second"
+    chat.button("Previous version").click()
+    assert chat.copied(chat.answers) == "first"
+    expect(chat.button("Previous version")).to_be_disabled()
+    # the talk goes on from the version that is seen
+    chat.send("More")
+    assert "first" in script.next(chat).say("x").body["prompt"]
+    script.streams[-1].end()
+    chat.finished()
+
+
+def test_impatience_starts_one_answer(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.told(script, "first")
+    chat.button("Retry", chat.answers).evaluate("button => { for (let n = 0; n < 5; ++n) button.click() }")
+    stream = script.next(chat)
+    chat.message.fill("And?")
+    for _ in range(3):
+        chat.message.press("Enter")
+    stream.say("second")
+    expect(chat.answers).to_contain_text("second")
+    stream.end()
+    expect(chat.finished()).to_contain_text("2 of 2")
+    assert len(script.streams) == 2
+
+
+def test_code_is_copied_as_it_was_written(open_page: Open, script: Script) -> None:
+    text = "Look:\n\n```python\nif a < b:\n\tprint('&amp;')\n```\n\n* one\n* two\n"
+    chat = open_page()
+    chat.play(script)
+    chat.send("Say")
+    script.next(chat).say(*text.splitlines(keepends=True)).end()
+    answer = chat.finished()
+    expect(answer.locator("pre")).to_have_text("if a < b:\n\tprint('&amp;')\n")
+    assert chat.copied(answer) == text
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+ERROR = json.dumps({"error": {"code": 500, "message": "The cat sat on the keys.", "type": "server_error"}}).encode()
+
+
+def broken(stream: Script.Stream, how: str) -> None:
+    if how == "status":
+        stream.fail(500, ERROR)
+    elif how == "no JSON":
+        stream.fail(502, b"<html><h1>Bad gateway</h1></html>")
+    elif how == "event":
+        stream.say(b"data: " + ERROR + b"\n\n").just_end()
+    elif how == "error event":
+        stream.say(b"error: " + json.dumps(json.loads(ERROR)["error"]).encode() + b"\n\n").just_end()
+    elif how == "malformed":
+        stream.say(b'data: {"content": "ha\n\n').just_end()
+    elif how == "not an object":
+        stream.say(b"data: 7\n\n", b"data: null\n\n").just_end()
+    elif how == "not what a token is":
+        stream.say({"completion_probabilities": [{"id": "x", "top_logprobs": 7, "pcd": []}, None]}).just_end()
+    elif how == "no end":
+        stream.just_end()
+    elif how == "broken off":
+        stream.break_off()
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("status", "The cat sat on the keys"),
+        ("no JSON", "Bad gateway|502"),
+        ("event", "The cat sat on the keys"),
+        ("error event", "The cat sat on the keys"),
+        ("malformed", "."),
+        ("not an object", "."),
+        ("not what a token is", "."),
+        ("no end", "broke off"),
+        ("broken off", "."),
+    ],
+)
+def test_an_error_is_told_and_the_next_answer_comes(open_page: Open, script: Script, how: str, told: str) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Say")
+    stream = script.next(chat)
+    if how not in ("status", "no JSON"):
+        stream.say("half an")
+        expect(chat.answers).to_contain_text("half an")  # it has come before the end does
+    broken(stream, how)
+    expect(chat.alert).to_contain_text(re.compile(told))
+    assert not re.search(
+        "undefined|JSON|null|not a function", chat.alert.inner_text()
+    )  # a sentence, not an exception's
+    expect(chat.button("Send")).to_be_visible()
+    if how not in ("status", "no JSON"):
+        expect(chat.answers).to_contain_text("half an")
+    if how in ("status", "no JSON"):
+        chat.watch.allow("the server responded with a status of 50[02]")
+    if how == "broken off":
+        chat.watch.allow("ERR_INCOMPLETE_CHUNKED_ENCODING")
+    chat.send("Again")
+    script.next(chat).say("whole").end()
+    expect(chat.finished()).to_contain_text("whole")
+    expect(chat.alert).to_have_count(0)
+
+
+def test_a_refused_setting_is_told_in_the_servers_words(open_page: Open) -> None:
+    chat = open_page()
+    chat.pcd("^custom")
+    chat.set(window=100_000_000_000)
+    chat.send("Hello")
+    expect(chat.alert).to_contain_text("window is 100000000000")
+    chat.watch.allow("the server responded with a status of 400")
+    chat.pcd("^off")
+    assert chat.copied(chat.ask("Hello"))
+
+
+def test_a_server_that_is_gone_is_told(open_page: Open) -> None:
+    with serve(parallel=1) as server:
+        chat = open_page(server)
+        chat.ask("Hello")
+    chat.send("Are you there?")
+    expect(chat.alert).to_contain_text("does not answer")
+    chat.watch.allow("ERR_CONNECTION_REFUSED")
+
+
+def test_a_question_that_is_too_long_is_told(open_page: Open) -> None:
+    chat = open_page()
+    chat.set(longest_answer=4)
+    n_ctx = ask(chat.server, "/props")[1]["default_generation_settings"]["n_ctx"]
+    chat.send("7 " * 1900)
+    expect(chat.alert).to_contain_text(f"the context has {n_ctx}")
+    expect(chat.questions).to_have_count(0)
+    expect(chat.message).to_have_value("7 " * 1900)  # nothing is lost
+    chat.ask("Hello")
+    chat.button("Edit", chat.questions).click()
+    chat.page.get_by_role("textbox", name="Edit message").fill("7 " * 1900)
+    chat.button("Send again").click()
+    expect(chat.alert).to_contain_text(f"the context has {n_ctx}")
+    expect(chat.page.get_by_role("textbox", name="Edit message")).to_have_value("7 " * 1900)
+
+
+def test_an_answer_that_fills_the_context_says_so(open_page: Open) -> None:
+    with serve(*ENDLESS, "--ctx-size", "1024", parallel=1) as server:
+        chat = open_page(server)
+        n_ctx = ask(server, "/props")[1]["default_generation_settings"]["n_ctx"]
+        chat.set(longest_answer=n_ctx + 100)
+        chat.message.fill("7 " * ((n_ctx - 40) // 2))
+        chat.button("Send").click()
+        expect(chat.finished()).to_contain_text("the context is full")
+        expect(chat.button("Continue")).to_have_count(0)
+
+
+def test_another_server_on_the_same_port_is_noticed(open_page: Open) -> None:
+    with serve(pcd="paper:evaluation=fused", parallel=1) as server:
+        chat = open_page(server)
+        chat.set(longest_answer=4)
+        expect(chat.ask("Hello")).to_contain_text("PCD (")
+        port = server.port
+    chat.send("Is there anybody?")
+    expect(chat.alert).to_contain_text("does not answer")
+    expect(chat.message).to_have_value("Is there anybody?")
+    chat.watch.allow("Failed to load resource: (net::ERR_CONNECTION_REFUSED|the server responded with a status of 503)")
+    with serve(port=port, parallel=1, pcd=False):
+        chat.button("Send").click()
+        expect(chat.finished()).to_contain_text("without PCD")
+        expect(chat.alert).to_have_count(0)
+
+
+# -- the key ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_asked_for_and_kept_out_of_what_is_saved(open_page: Open, tmp_path: Any) -> None:
+    if os.environ.get("PYPCD_PAGE"):
+        pytest.skip("from a folder the page itself needs the key: unset PYPCD_PAGE")
+    with serve(parallel=1, api_key="open-sesame") as server:
+        chat = open_page(server, greedy=False)
+        chat.watch.allow("the server responded with a status of 401")
+        expect(chat.alert).to_contain_text("API key")
+        chat.set(api_key="wrong")
+        expect(chat.alert).to_contain_text("API key")
+        chat.set(api_key="open-sesame", longest_answer=8)
+        expect(chat.named("combobox", "Model").locator("option").first).to_have_text("demo")
+        chat.ask("Hello")
+        expect(chat.alert).to_have_count(0)
+        chat.button("Conversations").click()
+        with chat.page.expect_download() as download:
+            chat.button("Export").click()
+        download.value.save_as(tmp_path / "talk.json")
+        assert "Hello" in (tmp_path / "talk.json").read_text() and "sesame" not in (tmp_path / "talk.json").read_text()
+        assert "sesame" not in chat.page.evaluate("JSON.stringify(localStorage)") + chat.page.url

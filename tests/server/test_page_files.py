@@ -1,0 +1,474 @@
+"""The page in Chromium: files, long pastes, how much room there is; conversations that are kept, exported and imported."""
+
+# ruff: noqa: F401, F811  fixtures are imported
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Chat, Open, Script, ask, chromium, complete, expect, open_page, prompt_of, question, script, served
+
+from pypcd.server import Server
+
+DROP = """([element, files]) => {
+  const transfer = new DataTransfer();
+  for (const [name, type, text] of files) transfer.items.add(new File([text], name, {type}));
+  for (const what of ['dragenter', 'dragover', 'drop'])
+    element.dispatchEvent(new DragEvent(what, {dataTransfer: transfer, bubbles: true, cancelable: true}));
+}"""
+
+
+def count(server: Server, text: str) -> int:
+    status, answer = ask(server, "/tokenize", {"content": text, "add_special": True, "parse_special": True})
+    assert status == 200
+    return len(answer["tokens"])
+
+
+def room(chat: Chat) -> tuple[int, int]:
+    """What the page says: tokens used, and tokens there are."""
+    found: list[Any] = []
+
+    def read() -> bool:
+        text = " ".join(chat.page.get_by_text(re.compile(r"\d+ of .*tokens")).all_inner_texts()).replace(",", "")
+        found[:] = re.findall(r"(\d+) of (\d+) tokens", text)
+        return bool(found)
+
+    chat.until(read)
+    return int(found[0][0]), int(found[0][1])
+
+
+def drop(chat: Chat, *files: tuple[str, str, str]) -> None:
+    chat.message.evaluate("(element, files) => (" + DROP + ")([element, files])", [list(one) for one in files])
+
+
+def paste(chat: Chat, text: str) -> None:
+    chat.message.focus()
+    chat.page.evaluate("text => navigator.clipboard.writeText(text)", text)
+    chat.page.keyboard.press("ControlOrMeta+v")
+
+
+def attached(chat: Chat) -> list[str]:
+    """The names of the files that go with the next message."""
+    names = [one.get_attribute("aria-label") or one.inner_text() for one in removers(chat).all()]
+    return [name.removeprefix("Remove ").strip() for name in names]
+
+
+def removers(chat: Chat) -> Any:
+    return chat.page.get_by_role("button", name=re.compile("^Remove "))
+
+
+# -- long texts -------------------------------------------------------------------------------------------------------
+
+
+def long_question(server: Server, n_tokens: int) -> tuple[str, str]:
+    """A question whose prompt has about as many tokens."""
+    n = 10
+    while count(server, question(n + 1)[0]) <= n_tokens:
+        n += 1
+    return question(n)
+
+
+def test_a_paste_of_2000_tokens(open_page: Open, served: Server) -> None:
+    chat = open_page()
+    text, _ = long_question(served, 2000)
+    n = count(served, text)
+    assert n > 1900
+    paste(chat, text)
+    expect(removers(chat)).to_have_count(1)
+    expect(chat.message).to_have_value("")
+    chat.until(lambda: n - 5 <= room(chat)[0] <= n + 40)
+    n_ctx = ask(served, "/props")[1]["default_generation_settings"]["n_ctx"]
+    assert room(chat)[1] == n_ctx
+    chat.set(longest_answer=12)
+    chat.button("Send").click()
+    said = chat.copied(chat.finished())
+    # what was asked is what the server was given: its own answer to that prompt is the same
+    file_name = re.search(r"pasted-\d+\.txt", chat.questions.inner_text())
+    assert file_name
+    wanted = complete(served, prompt_of(served, f"{file_name[0].strip()}:\n\n{text}"), n_predict=12)
+    assert said == wanted["content"]
+    used, _ = room(chat)
+    assert abs(used - (wanted["tokens_evaluated"] + len(wanted["tokens"]))) <= 2
+
+
+def test_progress_of_reading(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Say")
+    stream = script.next(chat)
+    bar = chat.named("progressbar", "Reading")
+    total = 200_000
+    for done in (
+        10_000,
+        50_000,
+    ):  # 100 tokens per second: the page counts on between reports, so little that it does not matter here
+        progress = {"total": total, "cache": 0, "processed": done, "time_ms": 10 * done}
+        stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": progress})
+        expect(chat.page.get_by_text(re.compile(r"about \d+ s left"))).to_be_visible()
+        chat.until(
+            lambda done=done: bar.evaluate("bar => bar.value / bar.max") == pytest.approx(done / total, abs=0.02)
+        )
+    text = " ".join(chat.page.get_by_text(re.compile(r"about \d+ s left")).all_inner_texts())
+    seconds = int(re.findall(r"about (\d+) s left", text)[0])
+    assert 1460 <= seconds <= 1500
+    stream.say("x")
+    expect(bar).to_have_count(0)
+    stream.end()
+    chat.finished()
+
+
+def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
+    body = {"prompt": long_question(served, 1950)[0], "n_predict": 1, "stream": True, "return_progress": True}
+    status, text = ask(served, "/completion", body)
+    assert status == 200
+    reports = [json.loads(line[6:])["prompt_progress"] for line in text.splitlines() if "prompt_progress" in line]
+    assert reports
+    for report in reports:
+        assert set(report) == {"total", "cache", "processed", "time_ms"}
+
+
+def test_the_count_follows_what_is_written(open_page: Open, served: Server) -> None:
+    chat = open_page()
+    counts = []
+    for text in ("", "Hello", "Hello and 12 tokens more or less of some words"):
+        chat.message.fill(text)
+        wanted = count(served, text) if text else 0
+        chat.until(lambda wanted=wanted: abs(room(chat)[0] - wanted) <= 2)
+        counts.append(room(chat)[0])
+    assert counts == sorted(set(counts))
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_files_are_dropped_attached_and_removed(
+    open_page: Open, script: Script, served: Server, tmp_path: Path
+) -> None:
+    chat = open_page()
+    chat.play(script)
+    drop(
+        chat, ("one.txt", "text/plain", "first file"), ("two.md", "text/markdown", "# second"), ("no.py", "", "print()")
+    )
+    expect(removers(chat)).to_have_count(3)
+    assert attached(chat) == ["one.txt", "two.md", "no.py"]
+    chat.button("Remove no.py").click()
+    (tmp_path / "three.csv").write_text("a,b\n1,2\n")
+    with chat.page.expect_file_chooser() as chooser:
+        chat.button("Attach a text file").click()
+    chooser.value.set_files(tmp_path / "three.csv")
+    expect(removers(chat)).to_have_count(3)
+    chat.message.fill("What is in them?")
+    chat.message.press("Enter")
+    stream = script.next(chat).say("x")
+    stream.end()
+    chat.finished()
+    prompt = stream.body["prompt"]
+    places = [prompt.index(text) for text in ("one.txt", "first file", "# second", "a,b\n1,2", "What is in them?")]
+    assert places == sorted(places) and "print()" not in prompt
+    for name in ("one.txt", "two.md", "three.csv"):
+        expect(chat.questions).to_contain_text(name)
+    expect(removers(chat)).to_have_count(0)
+
+
+def test_a_file_is_taken_out_of_a_question(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    drop(chat, ("one.txt", "text/plain", "first file"), ("two.txt", "text/plain", "second file"))
+    expect(removers(chat)).to_have_count(2)
+    chat.told(script, "x")
+    chat.button("Edit", chat.questions).click()
+    chat.button("Remove one.txt", chat.questions).click()
+    expect(removers(chat)).to_have_count(1)
+    chat.button("Send again").click()
+    stream = script.next(chat).say("y")
+    stream.end()
+    chat.finished()
+    assert "second file" in stream.body["prompt"] and "first file" not in stream.body["prompt"]
+    chat.button("Previous version", chat.questions).click()
+    expect(chat.questions).to_contain_text("one.txt")  # the other version has it still
+
+
+def test_what_is_no_text_is_refused_with_a_sentence(open_page: Open, tmp_path: Path) -> None:
+    chat = open_page()
+    (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)
+    with chat.page.expect_file_chooser() as chooser:
+        chat.button("Attach a text file").click()
+    chooser.value.set_files(tmp_path / "picture.png")
+    expect(chat.alert).to_contain_text("picture.png")
+    expect(removers(chat)).to_have_count(0)
+
+
+def test_a_hostile_name_and_a_hostile_file(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    name = "<img src=x onerror=window.ran=1>" + "x" * 300 + ".txt"
+    drop(chat, (name, "text/plain", "</textarea><script>window.ran=1</script>\u202e"))
+    expect(removers(chat)).to_have_count(1)
+    assert chat.widest() == 0
+    chat.message.press("Enter")
+    script.next(chat).say("x").end()
+    chat.finished()
+    assert chat.page.evaluate("window.ran ?? null") is None
+    assert not chat.questions.locator("img, script").count() and chat.widest() == 0
+
+
+def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file(open_page: Open) -> None:
+    chat = open_page()
+    paste(chat, "short")
+    expect(chat.message).to_have_value("short")
+    paste(chat, "long " * 500)
+    expect(removers(chat)).to_have_count(1)
+    expect(chat.message).to_have_value("short")
+
+
+# -- conversations ----------------------------------------------------------------------------------------------------
+
+
+def menu(chat: Chat) -> Any:
+    nav = chat.named("navigation", "Conversations")
+    if not nav.is_visible():
+        chat.button("Conversations").click()
+        expect(nav).to_be_visible()
+    return nav
+
+
+def talk(chat: Chat, script: Script, *pairs: tuple[str, str]) -> None:
+    for text, answer in pairs:
+        chat.told(script, *re.findall(r"\s?\S+", answer), text=text)
+
+
+def test_a_talk_is_there_again_after_a_reload(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    talk(chat, script, ("First?", "one **two**"), ("Second?", "three"))
+    chat.retold(script, "four")
+    chat.go()
+    expect(chat.answers).to_have_count(2)
+    expect(chat.answers.first.locator("strong")).to_have_text("two")
+    expect(chat.answers.last).to_contain_text("2 of 2")
+    chat.button("Previous version").click()
+    assert chat.copied(chat.answers.last) == "three"
+    expect(chat.tokens(chat.answers.first)).to_have_count(2)
+    talk(chat, script, ("Third?", "five"))
+    assert "three" in script.streams[-1].body["prompt"]
+
+
+def test_settings_stay_after_a_reload(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    chat.set(temperature=0.5, longest_answer=33, system_message="Be brief.")
+    chat.pcd("^window")
+    chat.go()
+    field = chat.named("combobox", "PCD")
+    assert field.evaluate("field => field.selectedOptions[0].label").startswith("window")
+    chat.button("Settings").click()
+    dialog = chat.named("dialog", "Settings")
+    for name, value in (("Temperature", "0.5"), ("Longest answer", "33"), ("System message", "Be brief.")):
+        expect(dialog.get_by_label(name, exact=True)).to_have_value(value)
+
+
+def test_conversations_are_made_found_and_deleted(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    talk(chat, script, ("About cats", "meow"))
+    chat.button("New conversation", menu(chat)).click()
+    expect(chat.answers).to_have_count(0)
+    talk(chat, script, ("About dogs", "woof"))
+    assert "cats" not in script.streams[-1].body["prompt"]
+    chat.button("About cats", menu(chat)).click()
+    expect(chat.answers).to_contain_text("meow")
+    chat.button("Delete About dogs", menu(chat)).click()
+    confirm = chat.page.get_by_role("button", name=re.compile("^(Delete|Yes)$"))
+    if confirm.count():
+        confirm.click()
+    expect(chat.button("About dogs", menu(chat))).to_have_count(0)
+    chat.go()
+    expect(chat.button("About cats", menu(chat))).to_be_visible()
+    expect(chat.button("About dogs", menu(chat))).to_have_count(0)
+
+
+def exported(chat: Chat, path: Path) -> dict[str, Any]:
+    nav = menu(chat)
+    with chat.page.expect_download() as download:
+        chat.button("Export", nav).click()
+    assert download.value.suggested_filename.endswith(".json")
+    download.value.save_as(path)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def load(chat: Chat, path: Path) -> None:
+    nav = menu(chat)
+    with chat.page.expect_file_chooser() as chooser:
+        chat.button("Import", nav).click()
+    chooser.value.set_files(path)
+
+
+def test_export_and_import_give_the_same_talk(open_page: Open, script: Script, tmp_path: Path) -> None:
+    chat = open_page()
+    chat.play(script)
+    drop(chat, ("notes.txt", "text/plain", "some notes"))
+    talk(chat, script, ("About cats", "meow `x` 🎉"), ("And?", "purr"))
+    chat.button("New conversation", menu(chat)).click()
+    talk(chat, script, ("About dogs", "woof"))
+    first = exported(chat, tmp_path / "talks.json")
+    other = open_page()  # another browser, as it were
+    load(other, tmp_path / "talks.json")
+    other.button("About cats", menu(other)).click()
+    expect(other.answers).to_have_count(2)
+    assert [other.copied(one) for one in other.answers.all()] == ["meow `x` 🎉", "purr"]
+    expect(other.questions.first).to_contain_text("notes.txt")
+    expect(other.tokens(other.answers.first)).to_have_count(3)
+    second = exported(other, tmp_path / "again.json")
+
+    def plain(file: dict[str, Any]) -> str:
+        return json.dumps(sorted(json.dumps(one["messages"], sort_keys=True) for one in file["conversations"]))
+
+    assert plain(first) == plain(second)
+    load(other, tmp_path / "talks.json")  # a second time: nothing is doubled
+    expect(other.button("About cats", menu(other))).to_have_count(1)
+
+
+def test_an_answer_of_another_model_is_read_but_not_gone_on_with(open_page: Open, tmp_path: Path) -> None:
+    """Its tokens are numbers, which mean others here."""
+    chat = open_page()
+    chat.set(longest_answer=4)
+    chat.ask("Hello")
+    file = exported(chat, tmp_path / "talks.json")
+    assert file["conversations"][0]["messages"][1]["model"] == "demo"
+    file["conversations"][0]["messages"][1]["model"] = "elsewhere"
+    (tmp_path / "talks.json").write_text(json.dumps(file))
+    other = open_page()
+    load(other, tmp_path / "talks.json")
+    other.button("Hello", menu(other)).click()
+    dialog = other.open_token(other.tokens(other.answers).first)
+    dialog.get_by_role("button", name=re.compile("^Go on with ")).first.click()
+    expect(other.alert).to_contain_text("of the model elsewhere")
+    expect(other.answers).to_have_count(1)
+
+
+WRONG = {
+    "no JSON": b"{",
+    "not ours": b'{"messages": []}',
+    "empty": b"",
+    "a list": b"[]",
+    "another version": b'{"pypcd": 99, "conversations": []}',
+    "bytes": bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_file_is_refused_with_a_sentence(open_page: Open, script: Script, tmp_path: Path, name: str) -> None:
+    chat = open_page()
+    chat.play(script)
+    talk(chat, script, ("About cats", "meow"))
+    (tmp_path / "wrong.json").write_bytes(WRONG[name])
+    load(chat, tmp_path / "wrong.json")
+    expect(chat.alert).to_contain_text("wrong.json")
+    chat.go()
+    expect(chat.answers).to_contain_text("meow")
+
+
+def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(
+    open_page: Open, script: Script, tmp_path: Path
+) -> None:
+    chat = open_page()
+    chat.play(script)
+    talk(chat, script, ("About cats", "meow"))
+    file = exported(chat, tmp_path / "talks.json")
+    good = file["conversations"][0]
+    text = "<img src=x onerror=window.ran=1>"
+
+    def tampered(change: Any) -> Path:
+        copy = json.loads(json.dumps(good))
+        copy["id"] = "other"
+        copy["title"] = "Tampered"
+        change(copy)
+        path = tmp_path / "tampered.json"
+        path.write_text(json.dumps({**file, "conversations": [copy]}))
+        return path
+
+    def circle(one: Any) -> None:
+        one["messages"][0]["parent"] = one["messages"][1]["id"]
+
+    for change in (
+        circle,
+        lambda one: one["messages"][1].update(parent="nobody"),
+        lambda one: one["messages"][1].update(role="system"),
+        lambda one: one["messages"][1].update(tokens=7),
+        lambda one: one["messages"][1].update(text={"html": text}),
+        lambda one: one.update(messages=None),
+        lambda one: one.update(at="nobody"),
+    ):
+        load(chat, tampered(change))
+        expect(chat.alert).to_contain_text("tampered.json")
+        expect(chat.button("Tampered", menu(chat))).to_have_count(0)
+        chat.go()
+
+    def hostile(one: Any) -> None:
+        one["title"] = text
+        one["messages"][1].update(text=text, __proto__={"ran": 1})
+        for token in one["messages"][1]["tokens"]:
+            token.update(text=text)
+
+    load(chat, tampered(hostile))
+    chat.button(text, menu(chat)).click()
+    expect(chat.answers).to_be_visible()
+    chat.tokens(chat.answers)
+    assert chat.page.evaluate("window.ran ?? null") is None
+    assert not chat.page.locator("img").count()
+
+
+# -- two pages --------------------------------------------------------------------------------------------------------
+
+
+def test_two_pages_at_once(open_page: Open, script: Script, served: Server) -> None:
+    one = open_page()
+    one.ask("About cats")
+    two = one.again()
+    two.button("New conversation", menu(two)).click()
+    one.play(script)  # for both
+    one.send("More of one")
+    first = script.next(one).say("from one")
+    two.send("About dogs")
+    second = script.next(two).say("from two")
+    expect(one.answers.last).to_contain_text("from one")
+    expect(two.answers.last).to_contain_text("from two")
+    second.end()
+    first.end()
+    one.finished()
+    two.finished()
+    expect(one.answers).to_have_count(2)
+    expect(two.answers).to_have_count(1)
+    three = one.again()
+    for title in ("About cats", "About dogs"):
+        expect(three.button(title, menu(three))).to_have_count(1)
+
+
+def test_two_pages_of_one_talk_lose_nothing(open_page: Open, script: Script, tmp_path: Path) -> None:
+    one = open_page()
+    one.play(script)
+    talk(one, script, ("About cats", "meow"))
+    two = one.again()
+    expect(two.answers).to_have_count(1)
+    talk(one, script, ("From one", "first"))
+    talk(two, script, ("From two", "second"))
+    three = one.again()
+    found = exported(three, tmp_path / "talks.json")
+    texts = {message["text"] for talked in found["conversations"] for message in talked["messages"]}
+    assert {"About cats", "meow", "From one", "first", "From two", "second"} <= texts
+
+
+def test_an_answer_that_a_reload_cuts_off(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Say")
+    stream = script.next(chat).say("half", " an")
+    expect(chat.answers).to_contain_text("half an")
+    chat.go()
+    chat.until(stream.is_left.is_set)
+    expect(chat.questions).to_have_count(1)
+    expect(chat.button("Send")).to_be_visible()
+    talk(chat, script, ("Again", "whole"))

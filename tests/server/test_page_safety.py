@@ -1,0 +1,385 @@
+"""The page in Chromium: what a model, a user or a server may write, none of which is trusted; and the browser's own guard.
+
+A page that ran something, loaded something or ran into its content security policy fails in browser.Watch. So the first tests are
+that the watch sees such things. (What is in files: test_page_files.)
+"""
+
+# ruff: noqa: F401, F811  fixtures are imported
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from browser import Chat, Open, Script, chromium, event, expect, open_page, script, served
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pypcd import server
+
+# -- the watch --------------------------------------------------------------------------------------------------------
+
+GUARD = "<meta http-equiv='Content-Security-Policy' content=\"script-src 'none'; img-src 'none'\">"
+FAULTS = {
+    "request: http://example.com/x": "<img src=http://example.com/x>",
+    "request: ws://127.0.0.1:1/": "<script>new WebSocket('ws://127.0.0.1:1/')</script>",
+    "exception: .*no such": "<script>throw new Error('no such')</script>",
+    "console: error: oh": "<script>console.error('oh')</script>",
+    "console: warning: ah": "<script>console.warn('ah')</script>",
+    "policy: script-src-elem inline": GUARD + "<script>1</script>",
+    "policy: script-src-attr inline": GUARD + "<p onclick=1>",
+}
+
+
+def test_the_watch_sees(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    bodies = list(FAULTS.values())
+    chat.page.context.route("**/bad", lambda route: route.fulfill(body=bodies.pop(0), content_type="text/html"))
+    for pattern in FAULTS:
+        chat.page.goto(chat.server.url + "/bad")
+        chat.until(lambda pattern=pattern: any(re.search(pattern, fault) for fault in chat.watch.faults))
+        with pytest.raises(AssertionError):
+            chat.watch.check()
+        chat.watch.faults.clear()
+
+
+# -- the browser's own guard ------------------------------------------------------------------------------------------
+
+
+TRIES = [
+    ("fetch('http://127.0.0.1:9/').catch(() => {})", "connect-src"),
+    ("document.body.append(Object.assign(new Image(), {src: 'http://127.0.0.1:9/x.png'}))", "img-src"),
+    ("new WebSocket('ws://127.0.0.1:9/')", "connect-src"),
+    ("document.body.append(Object.assign(document.createElement('iframe'), {src: 'data:text/html,x'}))", "frame-src"),
+    ("document.body.innerHTML = '<b>x</b>'", "trusted-types"),
+    ("const s = document.createElement('script'); s.append('1'); document.body.append(s)", "trusted-types"),
+    ("trustedTypes.createPolicy('anything', {})", "trusted-types"),
+]
+
+
+def test_the_policy_refuses(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    chat.watch.allow(
+        "^policy: ", "^console: error: ", "^request: http://127.0.0.1:9/x.png"
+    )  # each is told more than once
+    for tried, pattern in TRIES:
+        n = len(chat.watch.faults)
+        chat.page.evaluate(f"try {{ {tried} }} catch {{}}")  # some are refused by an exception as well
+        seen = re.compile(f"policy: .*{pattern}")
+        chat.until(lambda n=n, seen=seen: any(map(seen.search, chat.watch.faults[n:])))
+    chat.until(lambda: not chat.watch.missing())
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+RUN = "window.ran=1"
+HOSTILE = {
+    "script": f"<script>{RUN}</script>",
+    "img": f"<img src=x onerror='{RUN}'><img src=http://example.com/a.png>",
+    "svg": f"<svg onload={RUN}><script>{RUN}</script><a xlink:href='javascript:{RUN}'><text>x</text></a></svg>",
+    "math": f"<math><mtext></p><style><img src=x onerror={RUN}></style></mtext></math>",
+    "iframe": f"<iframe srcdoc='<script>parent.ran=1</script>'></iframe><iframe src='javascript:parent.{RUN}'></iframe>",
+    "object": "<object data=http://example.com/x></object><embed src=http://example.com/x>",
+    "style": "<style>@import url(http://example.com/x.css); * {display: none}</style><p style='position:fixed;inset:0'>x</p>",
+    "form": f"<form action=http://example.com><input autofocus onfocus={RUN}><button>Send</button></form>",
+    "base": "<base href=http://example.com/><meta http-equiv=refresh content='0;url=http://example.com/'>",
+    "link": "<link rel=stylesheet href=http://example.com/x.css><link rel=prefetch href=http://example.com/y>",
+    "details": f"<details open ontoggle={RUN}>x</details><video onerror={RUN}><source src=x></video>",
+    "template": f"<template><script>{RUN}</script></template><noscript><p title='</noscript><img src=x onerror={RUN}>'>",
+    "names": "<img name=getElementById><form id=location></form><a id=document name=cookie>x</a><input name=attributes>",
+    "links": f"[a](javascript:{RUN}) [b](JaVaScRiPt:{RUN}) [c](java\tscript:{RUN}) [d](&#106;avascript:{RUN}) <javascript:{RUN}>",
+    "data links": "[a](data:text/html,<script>1</script>) [b](vbscript:x) [c](file:///etc/passwd) [d](blob:x) [e](//example.com)",
+    "good links": '[a](https://example.com/ "title") <https://example.org> https://example.net me@example.com',
+    "images": "![a](http://example.com/a.png) ![b](javascript:1) ![c][r]\n\n[r]: data:image/png;base64,AAAA",
+    "quotes": f'[a](<https://example.com/" onmouseover="{RUN}>) ![x" onerror="{RUN}](y) `"><img src=x onerror={RUN}>`',
+    "code": f'```html" onclick="{RUN}\n<script>{RUN}</script>\n```\n\n    <img src=x onerror={RUN}>',
+    "entities": f"&lt;script&gt;{RUN}&lt;/script&gt; &#60;img src=x onerror={RUN}&#62; &amp;lt;b&amp;gt;",
+    "broken": f"<<script>{RUN}//<</script <img src=x onerror={RUN}// <a href='x <!-- -- ]]> <?php <![CDATA[ ${{{RUN}}} {{{{x}}}}",
+    "lit": "<!--lit-part--> <!--?lit$123456$--> <!--lit-node 0--> lit$1$",
+    "marks": "\ue000" + "1\ue001word\ue002 \ue000\ue0019 \ue002\ue001\ue000 a\ue0000\ue001<b>\ue002",
+    "direction": "\u202eevil\u202c \u0000 \ufeff \u2066x \ud7ff \ufffd",
+    "task lists": "- [ ] one\n- [x] <img src=x onerror=window.ran=1>\n\n| a |\n|:-:|\n| <script>window.ran=1</script> |",
+}
+
+# All that an answer may be made of.
+MADE_OF = {
+    *(
+        "a",
+        "b",
+        "blockquote",
+        "br",
+        "button",
+        "code",
+        "del",
+        "details",
+        "div",
+        "em",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "hr",
+        "li",
+    ),
+    *("ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+}
+
+LOOK = """article => {
+  const all = [...article.querySelectorAll('*')];
+  return {
+    tags: [...new Set(all.map(one => one.localName))],
+    handlers: all.flatMap(one => one.getAttributeNames().filter(name => name.startsWith('on'))),
+    styles: all.filter(one => one.hasAttribute('style') && /url|fixed|expression/i.test(one.getAttribute('style'))).length,
+    links: all.filter(one => one.localName === 'a').map(one => [one.href, one.target, one.rel]),
+    ids: all.map(one => one.id).filter(Boolean),
+    ran: window.ran ?? null,
+  };
+}"""
+
+
+def is_harmless(chat: Chat, article: Any) -> dict[str, Any]:
+    found = article.evaluate(LOOK)
+    assert found["ran"] is None, "something ran"
+    assert not found["handlers"] and not found["styles"], found
+    assert set(found["tags"]) <= MADE_OF, set(found["tags"]) - MADE_OF
+    assert not {"getElementById", "location", "document"} & set(found["ids"])
+    for href, target, rel in found["links"]:
+        assert re.match("https?://|mailto:|$", href), href
+        assert target == "_blank" and "noopener" in rel and "noreferrer" in rel
+    return found
+
+
+def test_what_a_model_writes_is_never_run_or_loaded(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    for name, text in HOSTILE.items():
+        say = chat.retold if chat.answers.count() else chat.told  # all in one talk would be longer than the context
+        answer = say(script, text[: len(text) // 2], text[len(text) // 2 :])
+        found = is_harmless(chat, answer)
+        assert chat.copied(answer) == text, name
+        if name == "good links":
+            assert {"https://example.com/", "https://example.org/"} <= {href for href, _, _ in found["links"]}
+    answer = chat.retold(script, *HOSTILE.values())
+    chat.tokens(answer)
+    is_harmless(chat, answer)
+    expect(chat.button("Settings")).to_be_visible()  # nothing lies over the page
+    chat.button("Settings").click()
+
+
+def test_a_hostile_token_is_harmless_in_its_table(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    text = HOSTILE["img"]
+    options = [
+        {"id": n, "token": one, "bytes": [*one.encode()], "logprob": -1.0 - n}
+        for n, one in enumerate([text, HOSTILE["script"]])
+    ]
+    chat.send("Say")
+    script.next(chat).say(event(text, 0, top_logprobs=options)).end()
+    dialog = chat.open_token(chat.tokens(chat.finished()).first)
+    expect(dialog).to_contain_text("onerror")
+    assert not {"img", "script"} & set(dialog.evaluate(LOOK)["tags"])
+
+
+def test_what_a_user_writes_is_harmless_too(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    text = "\n".join(HOSTILE[name] for name in ("script", "img", "svg", "links", "form", "lit"))
+    chat.told(script, "x", text=text)
+    is_harmless(chat, chat.questions)
+    assert chat.copied(chat.questions) == text
+    chat.button("Conversations").click()  # its beginning is the title
+    assert chat.page.evaluate("window.ran ?? null") is None
+    listed = chat.named("navigation", "Conversations")
+    expect(listed).to_contain_text("<script>")
+    assert not listed.locator("img, script, svg[onload]").count()
+
+
+def test_what_a_server_says_is_harmless(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.send("Say")
+    script.next(chat).fail(400, json.dumps({"error": {"message": HOSTILE["img"] + HOSTILE["script"]}}).encode())
+    chat.watch.allow("the server responded with a status of 400")
+    expect(chat.alert).to_contain_text("onerror")
+    assert not chat.alert.locator("img, script").count()
+    models = {"data": [{"id": HOSTILE["img"]}, {"id": "__proto__"}, {"id": "x" * 3000}]}
+    chat.page.context.route(
+        "**/v1/models", lambda route: route.fulfill(body=json.dumps(models), content_type="application/json")
+    )
+    chat.go()
+    expect(chat.named("combobox", "Model").locator("option")).to_contain_text([HOSTILE["img"], "__proto__", "xxx"])
+    assert chat.page.evaluate("window.ran ?? null") is None
+    assert chat.widest() == 0
+
+
+NESTED = {
+    "quotes": ">" * 2000 + " x",
+    "lists": "".join("  " * i + "- x\n" for i in range(300)),
+    "emphasis": "*_" * 2000 + "x",
+    "brackets": "[" * 5000 + "x" + "](" * 5000,
+    "images": "![" * 5000,
+    "backticks": " ".join("`" * i for i in range(1, 100)),
+    "tags": "<b>" * 2000 + "x",
+    "entities": "&" * 5000,
+    "table": "|" * 1000 + "\n" + "|-" * 1000 + "|\n" + "|" * 1000,
+    "one word": "x" * 20_000,
+    "lines": "\n" * 5000 + "x",
+    "links": "<http://" * 1000,
+    "mail": "a@" * 2000 + "." * 2000,
+}
+
+
+def test_nesting_without_end_is_shown_and_the_page_stays_alive(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    for name, text in NESTED.items():
+        answer = (chat.retold if chat.answers.count() else chat.told)(script, text)
+        is_harmless(chat, answer)
+        assert chat.copied(answer) == text, name
+        assert chat.widest() == 0, name
+    assert "fine" in chat.copied(chat.retold(script, "fine"))
+
+
+PIECES = st.sampled_from(
+    [*"<>&\"'`*_[]()!#|\\/=:;- \n\t{}$~^@", "<img src=x onerror=window.ran=1>", "<script>", "</script>", "javascript:", "](", "![",
+     "<!--", "-->", "<![CDATA[", "]]>", "&#x3c;", "&lt;", "```", "\n\n", "http://example.com/", "data:text/html,", "<a href=",
+     " onclick=window.ran=1", "<svg>", "<style>", "</style>", "<b ", "\ue0000\ue001", "\ue002", "x", "Ω", "\u202e"]
+)  # fmt: skip
+
+
+def test_no_mixture_of_them_does_harm(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.told(script, "x")
+
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(PIECES, min_size=1, max_size=60))
+    def check(pieces: list[str]) -> None:
+        answer = chat.retold(script, *pieces)
+        is_harmless(chat, answer)
+        chat.watch.check()
+        assert chat.copied(answer) == "".join(pieces)
+
+    check()
+
+
+def test_nothing_is_asked_of_anybody_else(open_page: Open, served: server.Server) -> None:
+    """A whole talk: each request goes to the server, and its answer may not be kept by anybody between."""
+    chat = open_page()
+    chat.ask("Hello")
+    chat.tokens(chat.answers)
+    chat.go()
+    assert chat.watch.requests
+    assert all(url.startswith((served.url + "/", "data:")) for url in chat.watch.requests), chat.watch.requests
+    assert not chat.page.context.cookies()
+    policy = chat.page.locator("meta[http-equiv='Content-Security-Policy']").get_attribute("content") or ""
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "require-trusted-types-for 'script'" in policy
+
+
+# -- marks ------------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    " the",
+    "word",
+    "a",
+    "x",
+    "é",
+    "it's",
+    "lt",
+    "amp",
+    "www",
+    "ample",
+    "org",
+    "com",
+    "https",
+    "javascript:",
+    "mailto:",
+]
+TEXTS += [
+    "\n",
+    "\n\n",
+    "*",
+    "**",
+    "_",
+    "`",
+    "```",
+    "[",
+    "](",
+    "](https://ex",
+    ")",
+    "!",
+    "![",
+    "https://",
+    ".",
+    "/",
+    "@",
+    "&",
+    ";",
+]
+TEXTS += [
+    "<",
+    ">",
+    "</",
+    "#",
+    " ",
+    "  ",
+    "- ",
+    "1",
+    "> ",
+    "|",
+    "\n|-|-|\n",
+    "~~",
+    "\\",
+    "'",
+    "\n---\n",
+    ":",
+    "]: ",
+    "]",
+    "a@b.",
+]
+COMPARE = """
+async cases => {
+  const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
+  const html = (pieces, marked) => {
+    const words = [];
+    const button = (_, word) => (words.push(word), document.createTextNode(word));
+    const element = markdown(pieces.map(([text, is], i) => ({text, mark: marked && is ? i : null})), button);
+    return [element.innerHTML, words];
+  };
+  return cases.map(pieces => [html(pieces, true), html(pieces, false)]);
+}
+"""
+
+
+def test_a_mark_changes_no_meaning(open_page: Open) -> None:
+    """Addresses, tables, lists: an answer with marks, taken off, is the answer without them."""
+    page = open_page(greedy=False).page
+    piece = st.tuples(st.sampled_from(TEXTS), st.booleans())
+
+    # not made smaller: each example is 200 short answers, and the one that differs is named
+    @settings(
+        max_examples=15,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(st.lists(piece, min_size=1, max_size=9), min_size=200, max_size=200))
+    def check(cases: list[list[tuple[str, bool]]]) -> None:
+        for case, ((marked, words), (plain, none)) in zip(cases, page.evaluate(COMPARE, cases)):
+            assert marked == plain and not none, case
+            assert {word.strip() for word in words} <= {text.strip() for text, _ in case}
+
+    check()
+    (((snake, _), (plain, _)),) = page.evaluate(COMPARE, [[["www", True], ["_", False], ["org", True], ["_\n", False]]])
+    assert snake == plain
+    ((_, words), _), ((_, others), _) = page.evaluate(
+        COMPARE,
+        [[["one ", False], ["word", True], [" more", True]], [["| ", True], ["word", True], ["\n|-|-|\n", True]]],
+    )
+    assert words == ["word", "more"] and others == ["word"], "or marks are not looked at, and this shows nothing"

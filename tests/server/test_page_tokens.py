@@ -1,0 +1,414 @@
+"""The page in Chromium: the tokens of an answer, their numbers, other candidates, and the comparison with plain decoding.
+
+What is shown is held to the server's own numbers for the same prompt (n_probs).
+"""
+
+# ruff: noqa: F401, F811  fixtures are imported
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+from browser import (
+    Chat,
+    Open,
+    Script,
+    ask,
+    chromium,
+    complete,
+    event,
+    expect,
+    open_page,
+    prompt_of,
+    question,
+    script,
+    serve,
+    served,
+)
+from playwright.sync_api import Locator
+
+from pypcd.server import Server
+
+N_PROBS = 8
+HALF_A_DIGIT = 0.0501  # per cent: numbers are shown with one decimal
+
+
+def shown(cell: str) -> float | None:
+    """The number of a cell in per cent, or None where it has none."""
+    found = re.search(r"(<\s*)?([\d.]+)\s*%", cell)
+    return float(found[2]) if found else None
+
+
+def is_near(cell: str, logarithm: float | None) -> bool:
+    """Whether a cell shows exp(logarithm) in per cent, rounded; null: no number."""
+    number = shown(cell)
+    if logarithm is None or number is None:
+        return logarithm is None and number is None
+    wanted = 100 * math.exp(logarithm)
+    return number >= wanted if "<" in cell else abs(number - wanted) <= HALF_A_DIGIT
+
+
+def table(dialog: Locator) -> list[list[str]]:
+    """The cells of each candidate."""
+    rows = dialog.get_by_role("row").all()[1:]
+    return [row.get_by_role("rowheader").or_(row.get_by_role("cell")).all_inner_texts() for row in rows]
+
+
+def is_changed(entry: dict[str, Any]) -> bool:
+    """Whether the model alone would most probably have said another token, and PCD put this one first."""
+    if entry["pcd"]["strength"] is None:
+        return False
+    options = [*entry["top_logprobs"], *({**out, "pcd": out} for out in entry["pcd"]["pushed_out"])]
+    alone = max(options, key=lambda option: option["pcd"]["standard"])
+    return alone["id"] != entry["id"]
+
+
+@pytest.fixture
+def chat(open_page: Open) -> Chat:
+    return open_page()
+
+
+# -- the numbers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", ["server's", "^window", "^off"])
+def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: Server, label: str) -> None:
+    text, _ = question(12)
+    chat.pcd(label)
+    answer = chat.ask(text)
+    setting = {"server's": True, "^window": "window", "^off": False}[label]
+    wanted = complete(served, prompt_of(served, text), pcd=setting, n_probs=N_PROBS)["completion_probabilities"]
+    tokens = chat.tokens(answer)
+    expect(tokens).to_have_count(len(wanted))
+    for i in (0, 1, len(wanted) - 1):
+        dialog = chat.open_token(tokens.nth(i))
+        headers = [one.strip() for one in dialog.get_by_role("columnheader").all_inner_texts()]
+        assert headers[:4] == (["Token", "Model", "Local", "PCD"]), headers
+        rows = table(dialog)
+        options = wanted[i]["top_logprobs"]
+        if setting:
+            pushed_out = wanted[i]["pcd"]["pushed_out"]
+            options = [{**option, **option["pcd"]} for option in options] + pushed_out
+            assert sum("taken out" in " ".join(row) for row in rows) == sum(
+                one["contrasted"] is None for one in options
+            )
+        else:
+            nothing = {"local": None}
+            options = [{**one, "standard": one["logprob"], "contrasted": one["logprob"], **nothing} for one in options]
+        assert len(rows) == len(options)
+        for option in options:
+            columns = ["standard", "local", "contrasted"]
+            assert any(
+                all(is_near(cell, option[name]) for cell, name in zip(row[1:4], columns))
+                and option["token"].strip() in row[0]
+                for row in rows
+            ), (option, rows)
+        chat.button("Close", dialog).click()
+        expect(dialog).to_be_hidden()
+
+
+def test_what_pcd_changed_is_marked_and_counted(chat: Chat, served: Server) -> None:
+    chat.set(longest_answer=40)
+    answer = chat.ask("Say something")
+    wanted = complete(served, prompt_of(served, "Say something"), n_predict=40, n_probs=N_PROBS)[
+        "completion_probabilities"
+    ]
+    changed = [is_changed(entry) for entry in wanted]
+    assert 0 < sum(changed) < len(changed), "or this shows little"
+    expect(answer).to_contain_text(re.compile(rf"PCD \(paper\) changed {sum(changed)}\b"))
+    expect(answer).to_contain_text(re.compile(rf"\b{len(wanted)} tokens"))
+    tokens = chat.tokens(answer)
+    expect(tokens).to_have_count(len(wanted))
+    for token, is_marked in zip(tokens.all(), changed):
+        if is_marked:
+            expect(token).to_have_accessible_description(re.compile("changed by PCD"))
+        else:
+            expect(token).not_to_have_accessible_description(re.compile("changed by PCD"))
+
+
+def test_tokens_are_the_text(chat: Chat, script: Script) -> None:
+    chat.play(script)
+    chat.send("Say")
+    words = ["Two", " words", ",", "\n", "\n", "* a", " list", " ", "  ", "<b>", " **", "bold", "**", "é", " \u202e?"]
+    script.next(chat).say(*words).end()
+    answer = chat.finished()
+    assert chat.copied(answer) == "".join(words)
+    tokens = chat.tokens(answer)
+    expect(tokens).to_have_count(len(words))
+    for token, word in zip(tokens.all(), words):
+        name = token.get_attribute("aria-label") or token.inner_text()
+        assert name.strip(), f"{word!r} has no name"
+        assert word.strip() in name
+    assert chat.copied(answer) == "".join(words)  # in this view too
+    chat.button("Tokens", answer).click()
+    expect(answer.get_by_role("listitem")).to_have_text(re.compile("a list"))
+
+
+def test_a_character_of_several_tokens(chat: Chat, script: Script) -> None:
+    """Behind it the text goes on from its letters, since the three tokens before the last one are not known."""
+    chat.play(script)
+    chat.send("Say")
+    whole = {**event("🎉", 13), "tokens": [10, 11, 12, 13]}  # the server tells it with its last token
+    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2)]
+    stream = script.next(chat)
+    stream.say("a ", whole, *(event(" w1", 1, top_logprobs=options) for _ in range(2))).end()
+    answer = chat.finished()
+    assert chat.copied(answer) == "a 🎉 w1 w1"
+    expect(answer).to_contain_text("7 tokens")
+    expect(chat.tokens(answer)).to_have_count(4)
+    for i, kept in ((2, []), (3, [1])):
+        dialog = chat.open_token(chat.tokens(answer).nth(i))
+        dialog.get_by_role("button", name=re.compile("^Go on with.*w2")).click()
+        other = script.next(chat).say(" end")
+        other.end()
+        assert other.body["prompt"] == [stream.body["prompt"] + "a 🎉", *kept, 2]
+        answer = chat.finished()
+        assert chat.copied(answer) == "a 🎉" + " w1" * len(kept) + " w2 end"
+        chat.button("Previous version", answer).click()
+
+
+# -- by keyboard ------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_by_keyboard(chat: Chat) -> None:
+    answer = chat.ask("Hello")
+    tokens = chat.tokens(answer)
+    n = tokens.count()
+    keys = chat.page.keyboard
+    tokens.first.focus()
+    keys.press("ArrowRight")
+    expect(tokens.nth(1)).to_be_focused()
+    keys.press("End")
+    expect(tokens.nth(n - 1)).to_be_focused()
+    keys.press("ArrowRight")
+    expect(tokens.nth(n - 1)).to_be_focused()
+    keys.press("Home")
+    expect(tokens.first).to_be_focused()
+    keys.press("ArrowRight")
+    keys.press("Enter")
+    dialog = chat.named("dialog", "Token")
+    expect(dialog).to_be_visible()
+    assert dialog.evaluate("dialog => dialog.contains(document.activeElement)")
+    keys.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(tokens.nth(1)).to_be_focused()
+    # one stop for Tab: the next is behind the tokens
+    keys.press("Tab")
+    assert not chat.page.evaluate("document.activeElement.closest('[role=group]') !== null")
+
+
+# -- another candidate ------------------------------------------------------------------------------------------------
+
+
+def others(dialog: Locator) -> Locator:
+    return dialog.get_by_role("button", name=re.compile("^Go on with"))
+
+
+@pytest.mark.parametrize("label", ["server's", "^gentle", "^off"])
+def test_going_on_with_another_candidate_and_back(chat: Chat, served: Server, label: str) -> None:
+    """From the token that was chosen anyway the same answer follows, to the letter."""
+    chat.pcd(label)
+    setting = {"server's": True, "^gentle": "gentle", "^off": False}[label]
+    answer = chat.ask("Hello")
+    first = chat.copied(answer)
+    prompt = prompt_of(served, "Hello")
+    whole = complete(served, prompt, pcd=setting, n_probs=N_PROBS, n_predict=60)
+    assert whole["content"].startswith(first)
+    i = 3
+    dialog = chat.open_token(chat.tokens(answer).nth(i))
+    here = whole["completion_probabilities"][i]
+    assert others(dialog).count() == len(table(dialog)) - 1  # not with the one that is there
+    others(dialog).first.click()
+    answer = chat.finished()
+    expect(answer).to_contain_text("2 of 2")
+    branched = chat.copied(answer)
+    assert branched != first
+    kept = "".join(entry["token"] for entry in whole["completion_probabilities"][:i])
+    assert branched.startswith(kept)
+    dialog = chat.open_token(chat.tokens(answer).nth(i))
+    back = others(dialog).filter(has_text=re.compile(re.escape(here["token"].strip())))
+    if not back.count():
+        back = dialog.get_by_role("button", name=f"Go on with {here['token'].strip()}", exact=True)
+    back.first.click()
+    answer = chat.finished()
+    expect(answer).to_contain_text("3 of 3")
+    again = chat.copied(answer)  # longer than the first one: as many tokens more as an answer may have
+    assert again.startswith(first) and whole["content"].startswith(again)
+
+
+def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served: Server) -> None:
+    chat.pcd("^off")
+    answer = chat.ask("Hello")
+    prompt = prompt_of(served, "Hello")
+    whole = complete(served, prompt, pcd=False, n_probs=N_PROBS)
+    i, ids = 5, whole["tokens"]
+    other = next(option for option in whole["completion_probabilities"][i]["top_logprobs"] if option["id"] != ids[i])
+    dialog = chat.open_token(chat.tokens(answer).nth(i))
+    dialog.get_by_role("button", name=f"Go on with {other['token'].strip()}", exact=True).first.click()
+    said = chat.copied(chat.finished())
+    kept = "".join(entry["token"] for entry in whole["completion_probabilities"][:i]) + other["token"]
+    rest = complete(served, [prompt, *ids[:i], other["id"]], pcd=False)["content"]  # type: ignore[arg-type]
+    assert len(said) > len(kept) and (kept + rest).startswith(said)
+
+
+def test_a_branch_asks_for_its_tokens_and_no_others(chat: Chat, script: Script) -> None:
+    chat.play(script)
+    chat.send("Say")
+    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2, 3)]
+    stream = script.next(chat)
+    for n in (1, 2, 1):
+        stream.say(event(f" w{n}", n, top_logprobs=options))
+    stream.end()
+    prompt = stream.body["prompt"]
+    dialog = chat.open_token(chat.tokens(chat.finished()).nth(1))
+    dialog.get_by_role("button", name=re.compile("^Go on with.*w3")).click()
+    stream = script.next(chat).say(" end")
+    stream.end()
+    assert stream.body["prompt"] == [prompt, 1, 3]
+    answer = chat.finished()
+    assert chat.copied(answer) == " w1 w3 end"
+    # what stays, and the token that was chosen by hand, can be opened too
+    tokens = chat.tokens(answer)
+    expect(tokens).to_have_count(3)
+    rows = table(chat.open_token(tokens.nth(1)))
+    assert len(rows) == 3
+
+
+@pytest.mark.parametrize("contrasted", [False, True])
+def test_a_branch_keeps_what_an_answers_first_token_decided(chat: Chat, script: Script, contrasted: bool) -> None:
+    """min_first_entropy: the twin of the first token may be made before it is known that none is needed."""
+    chat.play(script)
+    chat.pcd("^gentle")
+    chat.send("Say")
+    stream = script.next(chat)
+    counts = {"pcd_twins": 3, "pcd_contrasted": 2} if contrasted else {"pcd_twins": 1, "pcd_contrasted": 0}
+    timings = {"prompt_n": 9, "cache_n": 0, "predicted_n": 3, "predicted_per_second": 9.0, **counts}
+    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2)]
+    stream.say(*(event(" w1", 1, top_logprobs=options) for _ in range(3))).end(timings=timings)
+    assert stream.body["pcd"]["min_first_entropy"] > 0
+    dialog = chat.open_token(chat.tokens(chat.finished()).nth(1))
+    dialog.get_by_role("button", name=re.compile("^Go on with.*w2")).click()
+    other = script.next(chat).say(" end")
+    other.end()
+    assert other.body["pcd"] == ({**stream.body["pcd"], "min_first_entropy": 0} if contrasted else False)
+
+
+def test_the_server_counts_one_twin_at_most_where_the_first_token_was_sure() -> None:
+    """What the page goes by; the first token's twin may be evaluated beside it."""
+    sure = '{"a": 1} ' * 200
+    for evaluation in ("fused", "alternate"):
+        setting = f"gentle:min_first_entropy=30:evaluation={evaluation}"
+        with serve(pcd=setting, parallel=1) as server:
+            answer = complete(server, sure, n_predict=6)
+            assert answer["tokens_evaluated"] > 300
+            assert answer["timings"]["pcd_twins"] <= 1 and answer["timings"]["pcd_contrasted"] == 0
+            body = {"pcd": {"min_first_entropy": 0.0, "relative_top": 0.0}, "n_predict": 6}
+            timings = complete(server, sure, **body)["timings"]
+            assert timings["pcd_twins"] > 1 or timings["pcd_contrasted"] > 0
+
+
+def test_a_branch_is_drawn_as_its_answer_was(chat: Chat, script: Script) -> None:
+    """Whatever is set by then: sampling, system message, PCD."""
+    chat.play(script)
+    chat.set(temperature=0.3, top_p=0.6, seed=7, system_message="Be brief.")
+    chat.pcd("^window")
+    chat.send("Say")
+    stream = script.next(chat)
+    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2)]
+    stream.say(event(" w1", 1, top_logprobs=options)).end()
+    chat.finished()
+    before = stream.body
+    chat.set(temperature=0.9, top_p=0.1, seed=8, system_message="Be long.")
+    chat.pcd("^off")
+    dialog = chat.open_token(chat.tokens(chat.answers).first)
+    dialog.get_by_role("button", name=re.compile("^Go on with.*w2")).click()
+    stream = script.next(chat).say(" end")
+    stream.end()
+    for name in ("temperature", "top_p", "seed", "pcd", "model"):
+        assert stream.body[name] == before[name], name
+    assert stream.body["prompt"] == [before["prompt"], 2]
+
+
+# -- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def telling(server: Server) -> tuple[str, str, str]:
+    """A question that is answered in another way with PCD, and the two answers."""
+    for seed in range(40):
+        text, right = question(24, seed)
+        prompt = prompt_of(server, text)
+        plain, contrasted = (complete(server, prompt, pcd=pcd)["content"] for pcd in (False, True))
+        if plain != contrasted and right in contrasted:
+            return text, plain, contrasted
+    raise AssertionError("no question shows a difference")
+
+
+@pytest.mark.parametrize("taken", ["Without PCD", "With PCD"])
+def test_compare(chat: Chat, served: Server, taken: str) -> None:
+    text, plain, contrasted = telling(served)
+    chat.message.fill(text)
+    chat.button("Compare").click()
+    group = chat.named("group", "Comparison")
+    expect(group).to_be_visible()
+    sides = {name: group.get_by_role("article", name=re.compile(f"^{name}")) for name in ("Without PCD", "With PCD")}
+    for side in sides.values():
+        expect(side).to_be_visible()
+        expect(side).not_to_have_attribute("aria-busy", "true")
+    expect(chat.button("Send")).to_be_visible()
+    texts = {name: chat.copied(side) for name, side in sides.items()}
+    assert texts == {"Without PCD": plain, "With PCD": contrasted}
+    changed = sides["With PCD"]
+    expect(changed).to_contain_text(re.compile(r"PCD \(paper\) changed [1-9]"))
+    chat.button("Go on with this", sides[taken]).click()
+    expect(group).to_have_count(0)
+    expect(chat.answers).to_have_count(1)
+    assert chat.copied(chat.answers) == texts[taken]
+    more = chat.copied(chat.ask("More"))
+    assert more == complete(served, prompt_of(served, text, texts[taken], "More"))["content"]
+
+
+def test_compare_is_with_gentle_where_the_server_is_off(open_page: Open, script: Script) -> None:
+    with serve(pcd=False) as server:
+        chat = open_page(server)
+        chat.play(script)
+        chat.message.fill("Say")
+        chat.button("Compare").click()
+        streams = [script.next(chat).say("x") for _ in range(2)]
+        for stream in streams:
+            stream.end()
+        gentle = ask(server, "/props")[1]["pcd"]["presets"]["gentle"]
+        assert sorted((stream.body["pcd"] for stream in streams), key=bool) == [False, gentle]
+        expect(chat.named("group", "Comparison")).to_contain_text(re.compile("gentle"))
+
+
+def test_stop_ends_both_sides(chat: Chat, script: Script) -> None:
+    chat.play(script)
+    chat.message.fill("Say")
+    chat.button("Compare").click()
+    streams = [script.next(chat).say("half") for _ in range(2)]
+    assert [stream.body["pcd"] is False for stream in sorted(streams, key=lambda s: bool(s.body["pcd"]))] == [
+        True,
+        False,
+    ]
+    assert len({(stream.body["prompt"], stream.body["seed"]) for stream in streams}) == 1
+    group = chat.named("group", "Comparison")
+    expect(group.get_by_text("half")).to_have_count(2)
+    chat.button("Stop").click()
+    chat.until(lambda: all(stream.is_left.is_set() for stream in streams))
+    expect(chat.button("Send")).to_be_visible()
+
+
+def test_one_side_may_fail(chat: Chat, script: Script) -> None:
+    chat.play(script)
+    chat.message.fill("Say")
+    chat.button("Compare").click()
+    first, second = (script.next(chat) for _ in range(2))
+    first.fail(400, b'{"error": {"code": 400, "message": "No room.", "type": "x"}}')
+    chat.watch.allow("the server responded with a status of 400")
+    second.say("whole").end()
+    expect(chat.alert).to_contain_text("No room.")
+    expect(chat.button("Send")).to_be_visible()
+    expect(chat.page.get_by_text("whole")).to_be_visible()

@@ -1,0 +1,284 @@
+"""The page in Chromium: each view in light and dark, wide and narrow, by keyboard, and as a screen reader meets it.
+
+PYPCD_PAGE_PICTURES names a folder for pictures of the views, for people to look at:
+
+    PYPCD_PAGE_PICTURES=build/page scripts/test tests/server/test_page_views.py
+"""
+
+# ruff: noqa: F401, F811  fixtures are imported
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from browser import ENDLESS, Chat, Open, Script, chromium, expect, open_page, question, script, serve, served
+
+PICTURES = os.environ.get("PYPCD_PAGE_PICTURES")
+
+MARKDOWN = """# A heading
+
+Some *words* with `code` and a [link](https://example.com/), and a word-that-is-so-long-that-no-line-has-room-for-the-whole-of-it-anywhere.
+
+| Key | Value | A third column with a long title | And a fourth one |
+|---|---|---|---|
+| 2ac0-51f3 | 7196-ee4f | quite a few words that do not fit | 1234567890 |
+
+```python
+def answer(prompt: str, temperature: float = 0.0, top_p: float = 1.0) -> str:  # a line that is wider than a telephone
+    return "..."
+```
+
+1. one
+   - nested
+2. two
+
+> Quoted.
+"""
+
+Next = Callable[[str], None]
+
+
+def views(chat: Chat, script: Script) -> Iterator[str]:
+    """The page shows one view after another; their names."""
+    page = chat.page
+    yield "empty"
+    chat.set(longest_answer=24)
+    chat.ask(question(30)[0])
+    yield "chat"
+    chat.tokens(chat.answers)
+    yield "tokens"
+    dialog = chat.open_token(chat.tokens(chat.answers).nth(1))
+    yield "token"
+    chat.button("Close", dialog).click()
+    chat.button("Tokens", chat.answers).click()
+    chat.message.fill(question(30, 1)[0])
+    chat.button("Compare").click()
+    group = chat.named("group", "Comparison")
+    expect(group.get_by_role("button", name="Go on with this")).to_have_count(2)
+    expect(chat.button("Send")).to_be_visible()
+    yield "compare"
+    chat.button("Go on with this", group).last.click()
+    chat.play(script)
+    chat.told(script, *re.findall(r"\s*\S+|\s+$", MARKDOWN), text="Show what you can.")
+    yield "markdown"
+    chat.button("Edit", chat.questions.last).click()
+    yield "editing"
+    chat.button("Cancel").click()
+    chat.pcd("^custom")
+    chat.button("Settings").click()
+    yield "settings"
+    chat.button("Done").click()
+    chat.button("Conversations").click()
+    expect(chat.named("navigation", "Conversations")).to_be_visible()
+    yield "conversations"
+    page.keyboard.press("Escape")
+    chat.send("Read this.")
+    stream = script.next(chat)
+    report = {"total": 200_000, "cache": 0, "processed": 51_200, "time_ms": 60_000}
+    stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": report})
+    expect(chat.named("progressbar", "Reading")).to_be_visible()
+    yield "reading"
+    stream.say({"error": {"code": 500, "message": "The context is full.", "type": "server_error"}}).just_end()
+    expect(chat.alert).to_be_visible()
+    yield "error"
+
+
+WHOLE = """list => {
+  const shown = list.clientWidth;
+  list.style.cssText = 'flex: none; width: max-content; max-width: none';
+  const whole = list.clientWidth;
+  list.style.cssText = '';
+  return shown >= whole;
+}"""
+
+SIZES = [("light", 1280), ("dark", 360), *([("light", 360), ("dark", 1280)] if PICTURES else [])]
+
+
+@pytest.mark.parametrize(("colours", "width"), SIZES)
+def test_every_view_is_accessible_and_fits(open_page: Open, script: Script, colours: str, width: int) -> None:
+    chat = open_page(viewport={"width": width, "height": 800 if width > 500 else 740}, color_scheme=colours)
+    seen = []
+    for name in views(chat, script):
+        seen.append(name)
+        whole = chat.named("combobox", "PCD").evaluate(WHOLE)
+        assert whole, f"{name}: what is chosen is cut"
+        if PICTURES:
+            chat.page.evaluate(
+                "for (const box of document.querySelectorAll('html, article *')) box.scrollTop = box.scrollHeight"
+            )
+            chat.page.screenshot(path=Path(PICTURES) / f"{name}-{width}-{colours}.png")
+        assert chat.axe() == [], name
+        assert chat.widest() == 0, f"{name} scrolls sideways"
+    assert len(seen) == 11
+
+
+def background(chat: Chat) -> int:
+    """How bright the page is, 0 to 255."""
+    colour = chat.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return max(int(number) for number in re.findall(r"\d+", colour)[:3])
+
+
+def test_colours_follow_the_system_or_the_choice(open_page: Open) -> None:
+    chat = open_page(greedy=False, color_scheme="dark")
+    assert background(chat) < 80
+    chat.set(colours="light")
+    assert background(chat) > 200
+    chat.go()
+    assert background(chat) > 200
+    chat.set(colours="as the system")
+    assert background(chat) < 80
+    chat.page.emulate_media(color_scheme="light")
+    assert background(chat) > 200
+
+
+def test_text_of_twice_the_size_fits(open_page: Open, script: Script) -> None:
+    chat = open_page(viewport={"width": 640, "height": 400})  # 1280 x 800 at 200 %
+    chat.play(script)
+    chat.told(script, MARKDOWN)
+    assert chat.widest() == 0
+    expect(chat.message).to_be_in_viewport()
+
+
+# -- by keyboard ------------------------------------------------------------------------------------------------------
+
+FOCUSED = """() => {
+  const one = document.activeElement;
+  const name = one.ariaLabel ?? one.labels?.[0]?.textContent ?? one.textContent;
+  return name.trim().replace(/\\s+/g, ' ');
+}"""
+
+
+def tabbed(chat: Chat, name: str, key: str = "Tab", most: int = 60) -> None:
+    """Press Tab until the focus is on something of that name."""
+    for _ in range(most):
+        chat.page.keyboard.press(key)
+        if chat.page.evaluate(FOCUSED).startswith(name):
+            return
+    raise AssertionError(f"{name} is not reached")
+
+
+def test_a_whole_talk_by_keyboard_alone(open_page: Open) -> None:
+    with serve(*ENDLESS) as server:
+        chat = open_page(server, greedy=False)
+        keys = chat.page.keyboard
+        tabbed(chat, "Settings")
+        keys.press("Enter")
+        dialog = chat.named("dialog", "Settings")
+        expect(dialog).to_be_visible()
+        assert dialog.evaluate("dialog => dialog.contains(document.activeElement)")
+        tabbed(chat, "Temperature")
+        keys.press("ControlOrMeta+a")
+        keys.type("0.25")
+        keys.press("Escape")
+        expect(dialog).to_be_hidden()
+        assert chat.page.evaluate(FOCUSED) == "Settings"
+        tabbed(chat, "PCD")
+        keys.press("End")
+        expect(chat.named("combobox", "PCD")).to_have_value("custom")
+        keys.press("Home")
+        expect(chat.named("combobox", "PCD")).to_have_value("server")
+        tabbed(chat, "Message")
+        keys.type("Hello")
+        with chat.page.expect_request("**/completion") as asked:
+            keys.press("Enter")
+        assert asked.value.post_data_json["temperature"] == 0.25
+        expect(chat.answers).to_have_count(1)
+        tabbed(chat, "Stop", most=5)
+        keys.press("Enter")
+        answer = chat.finished()
+        tabbed(chat, "Tokens", "Shift+Tab")
+        keys.press("Space")
+        expect(chat.button("Tokens", answer)).to_have_attribute("aria-pressed", "true")
+        for _ in range(20):
+            keys.press("Shift+Tab")
+            if chat.page.evaluate("document.activeElement.closest('[role=group]') !== null"):
+                break
+        keys.press("ArrowRight")
+        keys.press("Enter")
+        dialog = chat.named("dialog", "Token")
+        expect(dialog).to_be_visible()
+        tabbed(chat, "Go on with")
+        keys.press("Enter")
+        expect(dialog).to_be_hidden()
+        expect(chat.answers).to_contain_text(re.compile(r"2 of 2"))
+        assert chat.copied(chat.finished())
+
+
+def test_the_focus_is_never_lost(open_page: Open, script: Script) -> None:
+    """Where what had the focus goes away, the focus is not nowhere: a keyboard's user would begin at the top again."""
+    chat = open_page()
+    chat.play(script)
+
+    def is_somewhere() -> bool:
+        return bool(chat.page.evaluate("document.activeElement !== document.body"))
+
+    chat.message.fill("Say")
+    chat.button("Send").click()
+    script.next(chat).say("x").end()
+    chat.finished()
+    chat.until(is_somewhere)
+    for name in ("Edit", "Cancel", "Edit"):
+        chat.button(name, chat.questions).focus()
+        chat.page.keyboard.press("Enter")
+        chat.until(is_somewhere)
+    chat.button("Send again").focus()
+    chat.page.keyboard.press("Enter")
+    chat.until(is_somewhere)
+    script.next(chat).say("y").end()
+    chat.finished()
+    chat.until(is_somewhere)
+    chat.button("Retry", chat.answers).focus()
+    chat.page.keyboard.press("Enter")
+    script.next(chat).say("z").end()
+    chat.finished()
+    chat.until(is_somewhere)
+    chat.button("Previous version", chat.answers).focus()
+    chat.page.keyboard.press("Enter")
+    chat.until(is_somewhere)
+
+
+# -- with a screen reader ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_a_structure(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.told(script, "x")
+    for role in ("banner", "main"):
+        expect(chat.page.get_by_role(role)).to_have_count(1)  # type: ignore[arg-type]
+    expect(chat.page.get_by_role("heading", level=1)).to_have_count(1)
+    assert chat.page.evaluate("document.documentElement.lang") == "en"
+    assert chat.page.title()
+    names = chat.page.evaluate(
+        "[...document.querySelectorAll('button, a, input, select, textarea')].filter(e => e.checkVisibility())"
+        ".filter(e => !(e.ariaLabel ?? '').trim() && !e.textContent.trim() && !e.labels?.length).map(e => e.outerHTML)"
+    )
+    assert names == []
+
+
+def test_a_screen_reader_hears_the_beginning_and_the_end_and_not_each_token(open_page: Open, script: Script) -> None:
+    chat = open_page()
+    chat.play(script)
+    chat.page.evaluate(
+        """() => { window.heard = [];
+          const live = '[role=status], [role=alert], [role=log], [aria-live]:not([aria-live=off])';
+          new MutationObserver(changes => { for (const {target} of changes) {
+            const region = (target.nodeType === 1 ? target : target.parentElement)?.closest(live);
+            if (region && !region.closest('[aria-busy=true]')) heard.push(region.textContent.trim());
+          } }).observe(document.body, {subtree: true, childList: true, characterData: true}) }"""
+    )
+    chat.send("Say")
+    stream = script.next(chat)
+    for word in [f" word{n}" for n in range(30)]:
+        stream.say(word)
+    expect(chat.answers).to_contain_text("word29")
+    expect(chat.answers).to_have_attribute("aria-busy", "true")
+    heard = chat.page.evaluate("heard")
+    assert len(set(heard)) <= 3 and not any("word3" in one for one in heard), heard
+    stream.end()
+    chat.finished()
+    chat.until(lambda: any("word29" in one for one in chat.page.evaluate("heard")))

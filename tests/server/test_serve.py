@@ -1,0 +1,400 @@
+"""llama-server with PCD: each request's answer against pypcd.Llama with the same setting, alone and several at once."""
+
+# ruff: noqa: F401, F811  fixtures are imported
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Tiny, contrasted, rounding_of
+from serving import (
+    BASE,
+    MESSAGES,
+    PROMPTS,
+    SETTINGS,
+    N,
+    ask,
+    complete,
+    is_greedy,
+    llm,
+    log_softmax,
+    ready,
+    refused,
+    server,
+)
+
+import pypcd
+from pypcd import PCDConfig
+from pypcd.server import Server
+from pypcd.settings import PRESETS
+
+
+@pytest.fixture(scope="module")
+def off() -> Iterator[Server]:
+    """One that was started without --pcd."""
+    with ready(parallel=2) as made:
+        yield made
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_answer_is_that_of_llama_with_the_same_setting(server: Server, llm: pypcd.Llama, name: str) -> None:
+    for prompt in PROMPTS:
+        answer = complete(server, prompt, pcd=SETTINGS[name])
+        is_greedy(llm, prompt, SETTINGS[name], answer["tokens"])
+        counts = [answer["timings"].get(f"pcd_{name}", 0) for name in ("twins", "skipped", "contrasted")]
+        assert counts[0] + counts[1] == (0 if name == "plain" else len(answer["tokens"]))
+        assert counts[2] <= counts[0]
+        if name == "late":
+            n_early = max(0, min(len(answer["tokens"]), 30 - answer["tokens_evaluated"]))
+            assert counts[1] == n_early
+
+
+def test_answers_differ_with_their_settings(server: Server) -> None:
+    texts = {name: complete(server, PROMPTS[0], pcd=setting)["content"] for name, setting in SETTINGS.items()}
+    assert texts["plain"] != texts["server's"] and len(set(texts.values())) >= 3, texts
+
+
+def test_several_at_once_with_different_settings(server: Server, llm: pypcd.Llama) -> None:
+    jobs = [(prompt, setting) for prompt in PROMPTS for setting in SETTINGS.values()]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda job: complete(server, job[0], pcd=job[1]), jobs))
+    for (prompt, setting), answer in zip(jobs, answers):
+        is_greedy(llm, prompt, setting, answer["tokens"])
+
+
+def test_what_was_cached_under_another_setting_serves_the_next(server: Server, llm: pypcd.Llama) -> None:
+    long = " ".join(PROMPTS) * 8
+    for setting in (False, True, "cautious", False, "window", True):
+        answer = complete(server, long, pcd=setting, id_slot=0)
+        is_greedy(llm, long, setting, answer["tokens"])
+    assert answer["timings"]["cache_n"] > 0
+
+
+def test_several_answers_to_one_prompt(server: Server, llm: pypcd.Llama) -> None:
+    body = {"prompt": PROMPTS[0], "max_tokens": N, "temperature": 0, "n": 3, "pcd": "cautious"}
+    status, answer = ask(server, "/v1/completions", body)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert status == 200 and len(texts) == 3
+    alone = complete(server, PROMPTS[0], pcd="cautious")
+    is_greedy(llm, PROMPTS[0], "cautious", alone["tokens"])
+    assert set(texts) == {alone["content"]}
+
+
+def test_a_setting_ends_with_its_request(server: Server, llm: pypcd.Llama) -> None:
+    with_pcd = complete(server, PROMPTS[0], pcd={"beta": 30.0}, id_slot=1)["tokens"]
+    plain = complete(server, PROMPTS[0], pcd=False, id_slot=1)["tokens"]
+    assert with_pcd != plain
+    is_greedy(llm, PROMPTS[0], False, plain)
+
+
+def test_streams_have_the_same_text(server: Server) -> None:
+    body = {"prompt": PROMPTS[0], "n_predict": N, "temperature": 0, "pcd": "cautious", "stream": True}
+    status, text = ask(server, "/completion", body)
+    parts = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert status == 200
+    assert "".join(part["content"] for part in parts) == complete(server, PROMPTS[0], pcd="cautious")["content"]
+
+
+def test_a_connection_stays_after_a_stream(server: Server) -> None:
+    body = json.dumps({"prompt": PROMPTS[0], "n_predict": 4, "stream": True})
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    connection.connect()
+    connection.auto_open = 0  # a second request does not get a new one
+    for _ in range(5):
+        connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == 200 and b'"stop":true' in response.read()
+    connection.close()
+
+
+ROUTES: dict[str, Any] = {
+    "/v1/completions": ({"prompt": PROMPTS[0], "max_tokens": N}, lambda a: a["choices"][0]["text"]),
+    "/v1/chat/completions": (
+        {"messages": MESSAGES, "max_tokens": N},
+        lambda a: a["choices"][0]["message"]["content"],
+    ),
+    "/v1/responses": (
+        {"input": MESSAGES[0]["content"], "max_output_tokens": N},
+        lambda a: a["output"][0]["content"][0]["text"],
+    ),
+    "/v1/messages": ({"messages": MESSAGES, "max_tokens": N}, lambda a: a["content"][0]["text"]),
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_every_route_takes_the_field_and_the_suffix(server: Server, path: str) -> None:
+    body, text_of = ROUTES[path]
+
+    def said(**fields: Any) -> str:
+        status, answer = ask(server, path, {"temperature": 0, **body, **fields})
+        assert status == 200, answer
+        return text_of(answer)
+
+    strong = {"beta": 30.0}
+    plain, on, cautious = said(pcd=False), said(pcd=strong), said(pcd="cautious")
+    assert plain != on, "or this shows nothing"
+    assert said(model="demo:pcd-cautious") == cautious
+    assert said(model="demo:pcd-cautious", pcd=False) == plain
+    assert said(model="demo:pcd-cautious", pcd=strong) != plain
+    status, answer = ask(server, path, {**body, "pcd": "cautius"})
+    assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
+
+
+# -- under a grammar --------------------------------------------------------------------------------------------------
+
+RULES = "root ::= [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z]"
+ENTRY = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]{12}$"}}, "required": ["a"]}
+CONSTRAINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grammar": ("/completion", {"grammar": RULES}),
+    "json_schema": ("/completion", {"json_schema": ENTRY}),
+    "response_format": (
+        "/v1/chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": ENTRY}}},
+    ),
+    "json": ("/v1/chat/completions", {"response_format": {"type": "json_object", "schema": ENTRY}}),
+    "completions": ("/v1/completions", {"grammar": RULES}),
+}
+
+
+def constrained(server: Server, path: str, body: dict[str, Any], **fields: Any) -> tuple[str, dict[str, Any]]:
+    """An answer's text and timings."""
+    asked = {"prompt": PROMPTS[0], "messages": MESSAGES, "n_predict": 40, "temperature": 0, "timings_per_token": True}
+    status, answer = ask(server, path, {**asked, **body, **fields})
+    assert status == 200, answer
+    choice = answer.get("choices", [answer])[0]
+    text = choice["message"]["content"] if "message" in choice else choice.get("text", choice.get("content"))
+    return text, answer["timings"]
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Server, name: str) -> None:
+    path, body = CONSTRAINTS[name]
+    strong = {"beta": 30.0, "perturbation": "none", "window": 4}
+    (plain, without), (on, with_pcd) = (constrained(server, path, body, pcd=pcd) for pcd in (False, strong))
+    assert plain != on, "or this shows nothing"
+    text, timings = constrained(server, path, body)
+    assert text == plain and "pcd_twins" not in timings
+    assert timings["pcd_constrained"] == timings["predicted_n"]
+    assert not {"pcd_constrained", "pcd_twins"} & set(without)
+    assert with_pcd["pcd_twins"] == with_pcd["predicted_n"] and "pcd_constrained" not in with_pcd
+    for asked in ({"pcd": True}, {"model": "demo:pcd"}, {"model": "demo:pcd-cautious"}):
+        timings = constrained(server, path, body, **asked)[1]
+        assert (
+            timings["pcd_twins"] + timings["pcd_skipped"] == timings["predicted_n"] and "pcd_constrained" not in timings
+        )
+    text, timings = constrained(server, path, body, pcd={"beta": 0.0})
+    assert text == plain and timings["pcd_twins"] > 0
+
+
+def test_a_plain_server_has_nothing_to_leave_out(off: Server) -> None:
+    text, timings = constrained(off, "/completion", {"grammar": RULES})
+    assert re.fullmatch("[a-z]{8}", text) and not [name for name in timings if name.startswith("pcd")]
+
+
+def test_a_grammar_that_begins_later_leaves_the_setting(server: Server, llm: pypcd.Llama) -> None:
+    """tool_choice "auto" makes such a grammar: until the model calls a tool, it writes as it likes."""
+    later = {"grammar": RULES, "grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "<never written>"}]}
+    answer = complete(server, PROMPTS[0], **later)
+    is_greedy(llm, PROMPTS[0], True, answer["tokens"])
+    assert answer["timings"]["pcd_twins"] > 0 and "pcd_constrained" not in answer["timings"]
+
+
+def test_metrics_count_what_a_grammar_left_plain(server: Server) -> None:
+    def counted() -> float:
+        lines = ask(server, "/metrics")[1].splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("llamacpp:pcd_constrained_total "))
+
+    before = counted()
+    n = complete(server, PROMPTS[0], grammar=RULES, id_slot=2)["timings"]["pcd_constrained"]
+    assert n > 0 and counted() == before + n
+    slot = next(slot for slot in ask(server, "/slots")[1] if slot["id"] == 2)
+    assert slot["params"]["pcd"] is False
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def own(answer: dict[str, Any]) -> Any:
+    return answer["generation_settings"]["pcd"]
+
+
+def test_the_body_comes_before_the_suffix_and_that_before_the_server(server: Server, off: Server) -> None:
+    def of(at: Server, **fields: Any) -> Any:
+        return own(complete(at, "a", n_predict=1, **fields))
+
+    assert of(server)["beta"] == 2.5 and of(off) is False
+    assert of(server, model="demo")["beta"] == 2.5 and of(server, model="x:y")["beta"] == 2.5
+    assert of(server, model="demo:pcd-cautious")["beta"] == 1.5
+    assert of(server, model="demo:pcd-cautious", pcd=None)["beta"] == 1.5
+    assert of(server, model="demo:pcd-cautious", pcd=False) is False
+    assert of(server, model="demo:pcd-cautious", pcd="window")["window"] == 64
+    changed = of(server, model="demo:pcd-cautious", pcd={"gamma": 5})
+    assert changed["beta"] == 1.5 and changed["gamma"] == 5
+    assert of(server, pcd=True)["beta"] == of(server, model="demo:pcd")["beta"] == 2.5, "the server's"
+    for asked in ({"pcd": True}, {"pcd": "on"}, {"model": "demo:pcd"}, {"model": "demo:pcd", "pcd": True}):
+        assert of(off, **asked) == of(off, pcd="gentle"), "the recommended preset, where the server is off"
+    assert of(off, pcd="paper")["beta"] == 2.5
+    assert of(off, pcd={"adaptive": "jsd", "window": None})["adaptive"] == "jsd"
+    assert of(server, pcd="off") is False and of(server, pcd="on") == of(server, pcd="gentle")
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "blog"])
+def test_presets_are_those_of_python(off: Server, name: str) -> None:
+    fields = own(complete(off, "a", n_predict=1, pcd=name))
+    wanted = PCDConfig.preset(name).as_dict()
+    assert fields == {field: wanted[field] for field in fields}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"beta": "x"}, "Field 'pcd': beta is \"x\"; allowed: a number"),
+        ({"beta": -1}, "Field 'pcd': beta is -1, allowed: 0 to 1000"),
+        ({"beta": 1e300}, "Field 'pcd': beta is 1e+300; allowed: a number"),
+        ({"beta": True}, "Field 'pcd': beta is true; allowed: a number"),
+        ({"beta": None}, "Field 'pcd': beta is null; allowed: a number"),
+        ({"gamma": 0}, "Field 'pcd': gamma is 0, allowed: at least 1"),
+        ({"gamma": 1.5}, "Field 'pcd': gamma is 1.5; allowed: an integer"),
+        ({"gamma": 2**40}, "Field 'pcd': gamma is 1099511627776; allowed: an integer"),
+        ({"window": "all"}, "Field 'pcd': window is \"all\"; allowed: an integer, null"),
+        ({"adaptive": "kl"}, 'Field \'pcd\': adaptive is "kl"; allowed: null, "jsd"'),
+        ({"perturbation": "none"}, "Field 'pcd': perturbation \"none\" without a window"),
+        ({"perturbation": "noise"}, 'Field \'pcd\': perturbation is "noise", this server\'s is "over-rotation"'),
+        ({"alpha": 0.3}, "Field 'pcd': alpha is 0.3, this server's is 0.2, which only `pypcd serve --pcd` can change"),
+        ({"cache": "separate"}, 'Field \'pcd\': cache is "separate", this server\'s is "rerotated"'),
+        ({"bta": 1}, "Field 'pcd': there is no field \"bta\"; a request may change beta, gamma, relative_top"),
+        ("cautius", 'Field \'pcd\': it is "cautius"; allowed: true, false, "paper"'),
+        ("blog", "Field 'pcd': it is \"blog\", a preset that only `pypcd serve --pcd` can put in force"),
+        (3, "Field 'pcd': it is 3; allowed: true, false"),
+        ([], "Field 'pcd': it is []; allowed: true, false"),
+    ],
+)
+def test_what_a_request_may_not_have_is_refused_with_a_sentence(server: Server, setting: Any, message: str) -> None:
+    assert message in refused(server, pcd=setting)
+    assert "llama_pcd" not in refused(server, pcd=setting)
+    assert complete(server, "a", n_predict=1)["tokens"]
+
+
+def test_a_wrong_suffix_names_the_field_model(server: Server) -> None:
+    assert "Field 'model': it is \"x\"; allowed: " in refused(server, model="demo:pcd-x")
+
+
+def test_a_refused_stream_is_a_plain_400(server: Server) -> None:
+    for setting in ({"beta": -1}, "x"):
+        assert "Field 'pcd'" in refused(server, pcd=setting, stream=True)
+
+
+def test_a_refusal_ends_nobody_elses_answer(server: Server, llm: pypcd.Llama) -> None:
+    wrong = [{"beta": -1}, {"gamma": 0}, {"perturbation": "none"}, {"cache": "shared"}, 3]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(complete, server, prompt, pcd="cautious", n_predict=60) for prompt in PROMPTS]
+        for _ in range(5):
+            list(pool.map(lambda setting: refused(server, pcd=setting), wrong))
+        for prompt, answer in zip(PROMPTS, answers):
+            is_greedy(llm, prompt, "cautious", answer.result()["tokens"])
+
+
+def test_backend_sampling_gives_way(off: Server) -> None:
+    a, b = (complete(off, PROMPTS[0], pcd="cautious", backend_sampling=on)["content"] for on in (True, False))
+    assert a == b
+
+
+# -- what the server says ---------------------------------------------------------------------------------------------
+
+
+def test_models_list_the_settings_behind_the_model(server: Server) -> None:
+    status, answer = ask(server, "/v1/models")
+    names = [entry["id"] for entry in answer["data"]]
+    runs = [name for name in PRESETS if name != "blog"]  # noise is the whole server's
+    assert status == 200 and names == ["demo", "demo:pcd", *(f"demo:pcd-{name}" for name in runs)]
+    assert all(entry["meta"] == answer["data"][0]["meta"] for entry in answer["data"])
+
+
+def test_a_server_that_only_restricts_the_view_over_rotates_on_request() -> None:
+    with ready(pcd="gentle", parallel=2) as server:
+        names = [entry["id"] for entry in ask(server, "/v1/models")[1]["data"]]
+        assert "demo:pcd-paper" in names
+        assert own(complete(server, "a", n_predict=1))["perturbation"] == "none"
+        assert own(complete(server, "a", n_predict=2, pcd="paper"))["perturbation"] == "over-rotation"
+
+
+def test_a_server_without_a_setting_runs_what_needs_no_rotation_on_request(tiny: Tiny) -> None:
+    with ready(tiny("starcoder"), parallel=2) as server:
+        assert server.refusals() == {}
+        assert own(complete(server, "a", n_predict=2)) is False
+        assert own(complete(server, "a", n_predict=2, pcd="window"))["window"] == 64
+        assert own(complete(server, "a", n_predict=2, pcd=True))["window"] == 64
+        for told in ("paper", "cautious", {"beta": 1.5}):
+            assert "Field 'pcd': " in refused(server, pcd=told), told
+
+
+def test_props_name_every_field(server: Server, off: Server) -> None:
+    on, without = (ask(at, "/props")[1]["pcd"] for at in (server, off))
+    assert ask(server, "/v1/models")[1]["data"][0]["pcd"] == on
+    assert on["default"] is True and without["default"] is False
+    assert on["setting"] == {**PCDConfig().as_dict(), "evaluation": "fused", "sequences": "chosen"}
+    assert set(on["per_request"]) < set(PCDConfig().as_dict())
+
+
+def test_slots_and_metrics_say_what_pcd_did(server: Server) -> None:
+    def counter(name: str) -> float:
+        lines = ask(server, "/metrics")[1].splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:{name} "))
+
+    names = ("pcd_twins", "pcd_skipped", "pcd_contrasted")
+    before = [counter(f"{name}_total") for name in names]
+    timings = complete(server, PROMPTS[2], pcd={"min_context": 20, "min_entropy": 1.0}, id_slot=3)["timings"]
+    after = [counter(f"{name}_total") for name in names]
+    assert timings["pcd_twins"] > 0 and timings["pcd_skipped"] > 0
+    assert [b - a for a, b in zip(before, after)] == [timings[name] for name in names]
+    slot = next(slot for slot in ask(server, "/slots")[1] if slot["id"] == 3)
+    assert slot["params"]["pcd"]["min_entropy"] == 1.0
+
+
+def test_candidates_come_with_both_rows(server: Server, llm: pypcd.Llama) -> None:
+    answer = complete(server, PROMPTS[0], pcd={"gamma": 3}, n_predict=3, n_probs=6)
+    llm.pcd = PCDConfig.resolve({"gamma": 3}, PCDConfig.resolve(BASE))
+    text = llm.tokenize(PROMPTS[0].encode())
+    llm.reset()
+    llm._ctx.kv_cache_clear()
+    llm.eval(text)
+    limit = 10 * contrasted(rounding_of(llm, text), 2.5)  # the angles of L* are larger
+    llm.reset()
+    llm._ctx.kv_cache_clear()
+    llm.eval(text)
+    for entry in answer["completion_probabilities"]:
+        rows = llm.pcd_logits()
+        for candidate in [entry, *entry["top_logprobs"], *entry["pcd"]["pushed_out"]]:
+            got = candidate.get("pcd", candidate)
+            wanted = {name: log_softmax(getattr(rows, name)) for name in ("standard", "local", "contrasted")}
+            for name, row in wanted.items():
+                expected = float(row[candidate["id"]])
+                assert (got[name] is None) == (not np.isfinite(expected)), (name, candidate)
+                assert got[name] is None or abs(got[name] - expected) < limit, (name, candidate)
+        seen = {candidate["id"] for candidate in entry["top_logprobs"]} | {
+            candidate["id"] for candidate in entry["pcd"]["pushed_out"]
+        }
+        assert set(np.argsort(rows.standard)[::-1][:6].tolist()) <= seen
+        assert entry["pcd"]["strength"] == pytest.approx(2.5)
+        llm.eval([entry["id"]])
+    plain = complete(server, PROMPTS[0], pcd=False, n_predict=1, n_probs=2)["completion_probabilities"][0]
+    assert "pcd" not in plain
+
+
+def test_the_page_needs_no_key_and_loads_nothing() -> None:
+    with ready(parallel=1, api_key="secret") as server:
+        status, page = ask(server, "/")
+        assert status == 200 and page.startswith("<!doctype html>")
+        assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", page)
+        assert ask(server, "/v1/models")[0] == 401
+        assert ask(server, "/v1/models", Authorization="Bearer secret")[0] == 200

@@ -1,0 +1,251 @@
+"""Many clients of one llama-server: mixed settings, a third of them leaving in the middle; bodies that are wrong in all ways.
+
+scripts/soak runs it for minutes."""
+
+# ruff: noqa: F401, F811  fixtures are imported
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import itertools
+import json
+import os
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import BASE, SMALL, ask, complete, is_greedy, llm, ready
+
+import pypcd
+from pypcd.server import Server
+
+SECONDS = float(os.environ.get("PYPCD_LOAD_SECONDS", "6"))
+N_CLIENTS = int(os.environ.get("PYPCD_LOAD_CLIENTS", "16"))
+N_LEAST = 6  # requests of each client, however slow the machine is
+SETTINGS: list[Any] = [False, True, "cautious", {"beta": 8.0}, {"window": 16}, {"adaptive": "jsd", "beta": 20.0}]
+PROMPTS = [" ".join(f"{key * 37 % 101}: {key * 53 % 97}," for key in range(i, i + 4 + i % 3)) for i in range(8)]
+WRONG: list[Any] = [{"beta": -1}, {"perturbation": "none"}, "no", 3]
+
+
+class Client:
+    """Asks, one request after the other: reads to the end, leaves in the middle, or asks for what is refused."""
+
+    def __init__(self, server: Server, end: float, seed: int) -> None:
+        self.server, self.end, self.rng = server, end, random.Random(seed)
+        self.answers: list[tuple[str, int, list[int]]] = []
+        self.n_left = self.n_refused = 0
+
+    def run(self) -> None:
+        for n in itertools.count():
+            if n >= N_LEAST and time.monotonic() >= self.end:
+                return
+            self.ask()
+
+    def ask(self) -> None:
+        prompt, which, dice = self.rng.choice(PROMPTS), self.rng.randrange(len(SETTINGS)), self.rng.random()
+        body = {"prompt": prompt, "n_predict": self.rng.choice([4, 24, 48]), "temperature": 0, "stream": True}
+        body["ignore_eos"] = True
+        body["pcd"] = self.rng.choice(WRONG) if dice < 0.1 else SETTINGS[which]
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        assert response.status == (400 if dice < 0.1 else 200), response.read()
+        if dice < 0.1:
+            self.n_refused += 1
+        elif dice < 0.4:
+            response.read(self.rng.randrange(1, 600))
+            self.n_left += 1
+        else:
+            events = [json.loads(line[6:]) for line in response.read().splitlines() if line.startswith(b"data: ")]
+            tokens = [token for event in events for token in event["tokens"]]
+            assert events[-1]["stop"] and events[-1]["tokens_predicted"] == body["n_predict"] == len(tokens)
+            self.answers.append((prompt, which, tokens))
+        connection.close()
+
+
+def resident_bytes(server: Server) -> int:
+    assert server._process is not None
+    pages = Path(f"/proc/{server._process.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory from /proc")
+def test_every_answer_is_its_own_memory_is_flat_and_no_slot_stays_busy(llm: pypcd.Llama) -> None:
+    options = [*SMALL, "--cache-ram", "0"]
+    with ready(pcd=BASE, parallel=8, options=options) as server:
+        for setting in SETTINGS:
+            complete(server, PROMPTS[0], pcd=setting)
+        start = time.monotonic()
+        clients = [Client(server, start + SECONDS, seed) for seed in range(N_CLIENTS)]
+        with concurrent.futures.ThreadPoolExecutor(N_CLIENTS) as pool:
+            done = [pool.submit(client.run) for client in clients]
+            time.sleep(SECONDS / 2)  # until then buffers find their size
+            half = resident_bytes(server)
+            for one in done:
+                one.result(SECONDS + 120)
+        grown = resident_bytes(server) - half
+        answers = [answer for client in clients for answer in client.answers]
+        assert len(answers) > N_CLIENTS
+        assert min(sum(client.n_left for client in clients), sum(client.n_refused for client in clients)) > 0
+        for _ in range(100):
+            if not any(slot["is_processing"] for slot in ask(server, "/slots")[1]):
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail("a slot stays busy")
+        status, metrics = ask(server, "/metrics")
+        assert status == 200 and "llamacpp:requests_deferred 0\n" in metrics
+    print(
+        f"{len(answers)} answers, {sum(c.n_left for c in clients)} left, {sum(c.n_refused for c in clients)} refused, {grown} bytes grown"
+    )
+    assert grown < 16 * 2**20, f"{grown / 2**20:.0f} MiB more than at half time"
+    for prompt, which in sorted({answer[:2] for answer in answers}):
+        same = {tuple(tokens) for p, w, tokens in answers if (p, w) == (prompt, which)}
+        whole = [
+            list(tokens)
+            for tokens in same
+            if not any(other[: len(tokens)] == tokens and other != tokens for other in same)
+        ]
+        for tokens in whole:  # one, where no rounding decided
+            is_greedy(llm, prompt, SETTINGS[which], tokens, ends=False)
+
+
+# -- mutated bodies ---------------------------------------------------------------------------------------------------
+
+N_BODIES = int(os.environ.get("PYPCD_LOAD_BODIES", "200"))
+RIGHT: dict[str, dict[str, Any]] = {
+    "/completion": {
+        "prompt": "a b",
+        "n_predict": 2,
+        "temperature": 0,
+        "n_probs": 2,
+        "stop": ["x"],
+        "logit_bias": [[5, 1.0]],
+        "pcd": "cautious",
+        "seed": 1,
+        "stream": False,
+        "samplers": ["top_k"],
+        "id_slot": -1,
+    },
+    "/v1/completions": {
+        "prompt": "a b",
+        "max_tokens": 2,
+        "n": 1,
+        "logprobs": 2,
+        "model": "demo:pcd",
+        "pcd": {"beta": 1.5},
+    },
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 2,
+        "pcd": True,
+        "model": "demo:pcd-gentle",
+        "logprobs": True,
+        "top_logprobs": 2,
+        "tools": [],
+        "response_format": {"type": "json_object"},
+    },
+    "/v1/responses": {
+        "input": "hi",
+        "max_output_tokens": 2,
+        "pcd": {"window": 8, "adaptive": None},
+        "instructions": "x",
+    },
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "pcd": False, "system": "x"},
+}
+LLAMA_CPPS = (
+    r"json\.exception|^Failed to parse |' is required$"  # what it tells as a fault of its own; test_serve_stock.py
+)
+DEEP: Any = 1
+for _ in range(200):
+    DEEP = [DEEP]
+ODD: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    3,
+    1e308,
+    -1e308,
+    2**63,
+    2**70,
+    0.5,
+    "",
+    "x",
+    "NaN",
+    "off",
+    "pcd",
+    "x" * 20000,
+]
+ODD += [
+    "\U0001f600",
+    "\u00e4\u0000b",
+    [],
+    [1, [2, [3]]],
+    {},
+    {"a": {"b": [1]}},
+    [None],
+    ["a"],
+    {"beta": [1]},
+    {"": 1},
+    DEEP,
+]
+
+
+def mutated(value: Any, rng: random.Random, depth: int = 0) -> Any:
+    """The value with something in it of another type, missing, or too much."""
+    if rng.random() < 0.3 or depth > 3 or not isinstance(value, (dict, list)) or not value:
+        return rng.choice(ODD)
+    if isinstance(value, list):
+        i = rng.randrange(len(value))
+        return [*value[:i], mutated(value[i], rng, depth + 1), *value[i + 1 :]]
+    key, dice = rng.choice(list(value)), rng.random()
+    if dice < 0.1:
+        return {name: kept for name, kept in value.items() if name != key}
+    if dice < 0.2:
+        return {**value, rng.choice(["pcd", "model", "n", "stream", "grammar", "json_schema"]): rng.choice(ODD)}
+    return {**value, key: mutated(value[key], rng, depth + 1)}
+
+
+def body(rng: random.Random) -> tuple[str, bytes]:
+    path = rng.choice(list(RIGHT))
+    made: Any = RIGHT[path]
+    for _ in range(rng.randrange(1, 4)):
+        made = mutated(made, rng)
+        if not isinstance(made, dict):
+            break
+        made = {  # no test should wait for a thousand tokens
+            name: min(value, 4) if name.startswith(("n_predict", "max_")) and isinstance(value, (int, float)) else value
+            for name, value in {"n_predict": 2, **made}.items()
+        }
+    text = json.dumps(made)
+    if rng.random() < 0.05:
+        text = text.replace("2", "NaN", 1)
+    return path, (text[: rng.randrange(len(text) + 1)] if rng.random() < 0.03 else text).encode()
+
+
+def test_a_mutated_body_is_refused_or_answered_and_harms_nobody(llm: pypcd.Llama) -> None:
+    rng, prompt = random.Random(3), PROMPTS[0]
+    with ready(pcd=BASE, parallel=4) as server:
+        done = False
+
+        def others() -> list[list[int]]:
+            said = []
+            while not done:
+                said.append(complete(server, prompt, pcd="cautious", n_predict=60, ignore_eos=True)["tokens"])
+            return said
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            kept = pool.submit(others)
+            sent = [body(rng) for _ in range(N_BODIES)]
+            for one, (status, answer) in zip(sent, pool.map(lambda one: ask(server, *one), sent)):
+                own = status == 500 and re.search(LLAMA_CPPS, answer["error"]["message"])
+                assert own or status in (200, 400, 401, 404, 413, 501), (one, answer)
+            done = True
+            for tokens in {tuple(tokens) for tokens in kept.result()}:
+                is_greedy(llm, prompt, "cautious", list(tokens), ends=False)

@@ -1,0 +1,209 @@
+"""llama-server's own options in `pypcd serve`: what PCD does beside them, and that what a user gives wins."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Tiny
+from serving import BASE, MESSAGES, PROMPTS, SMALL, ask, complete, is_greedy, llm, ready, refused, server  # noqa: F401
+
+import pypcd
+from pypcd import machine, served
+from pypcd.server import OptionError, Server
+
+C_NAMES = ("llama_", "kv_unified")
+
+
+def running(*options: str, **given: Any) -> contextlib.AbstractContextManager[Server]:
+    return ready(**{"parallel": 2, **given, "options": [*SMALL, *options]})
+
+
+# -- backend sampling --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pcd", [BASE, False])
+def test_backend_sampling_gives_way_to_requests_with_pcd(
+    pcd: Any,
+    server: Server,  # noqa: F811
+    llm: pypcd.Llama,  # noqa: F811
+) -> None:
+    with running("--backend-sampling", pcd=pcd) as sampling:
+        told = ask(sampling, "/props")[1]["pcd"]
+        assert told["default"] == bool(pcd) and "refusal" not in told
+        assert told["presets"] == ask(server, "/props")[1]["pcd"]["presets"]
+        for setting in ("paper", "cautious", {"beta": 4.0}):
+            answer = complete(sampling, PROMPTS[0], pcd=setting)
+            assert answer["timings"]["pcd_twins"] > 0
+            is_greedy(llm, PROMPTS[0], setting, answer["tokens"])
+        plain = complete(sampling, PROMPTS[0], pcd=False)
+        assert plain["generation_settings"]["backend_sampling"] is True
+        is_greedy(llm, PROMPTS[0], False, plain["tokens"])
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_names_options_and_no_function_of_c() -> None:
+    with running("--no-kv-unified", pcd="cautious", pcd_required=False) as apart:
+        for said in (refused(apart, pcd="paper"), *apart.refusals().values()):
+            assert "--kv-unified" in said and not any(name in said for name in C_NAMES)
+
+
+NOTHING: dict[str, Any] = {
+    "/tokenize": {"content": "a"},
+    "/detokenize": {"tokens": [5]},
+    "/apply-template": {"messages": [{"role": "user", "content": "a"}]},
+    "/embedding": {"content": "a"},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/chat/completions/input_tokens": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
+    "/props": {},
+}
+
+
+@pytest.mark.parametrize("path", NOTHING)
+def test_a_route_that_decodes_nothing_takes_no_setting(path: str, server: Server) -> None:  # noqa: F811
+    for setting in (True, "gentle", "nonsense", {"beta": 1}, 3):
+        status, answer = ask(server, path, {**NOTHING[path], "pcd": setting})
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+        said = answer["error"]["message"]
+        assert said.startswith(f"Field 'pcd': it is {json.dumps(setting, separators=(',', ':'))}, ") and path in said
+        assert "; allowed: " in said
+    without = ask(server, path, NOTHING[path])
+    for setting in (None, False, "off"):
+        assert ask(server, path, {**NOTHING[path], "pcd": setting}) == without
+    if path == "/tokenize":
+        assert without[0] == 200
+        assert ask(server, path, {"content": '"pcd"'})[0] == 200, "a text may have the word in it"
+
+
+def test_a_router_refuses_it_too(tiny: Tiny) -> None:
+    with ready(served.read(["demo", str(tiny("llama"))]), options=SMALL) as router:
+        body = {"model": "demo", "content": "a"}
+        assert ask(router, "/tokenize", body)[0] == 200
+        status, answer = ask(router, "/tokenize", {**body, "pcd": "gentle"})
+        assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
+
+
+# -- faults of the server ----------------------------------------------------------------------------------------------
+
+CALLS = """{%- if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}
+{%- for message in messages %}{{ "<|" + message.role + "|>" }}
+{%- if message.tool_calls %}{% for call in message.tool_calls -%}
+{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}
+{%- endfor %}{% else %}{{ message.content }}{% endif %}{{ "<|end|>" }}{% endfor %}
+{%- if add_generation_prompt %}{{ "<|assistant|>" }}{% endif %}"""
+
+
+def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tmp_path: Path) -> None:
+    """Another try may do better, and clients ask again after a 500 alone."""
+    template = tmp_path / "calls.jinja"
+    template.write_text(CALLS, encoding="utf-8")
+    tool = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+    body = {
+        "messages": MESSAGES,
+        "tools": [{"type": "function", "function": tool}],
+        "max_tokens": 8,
+        "logit_bias": [["{", 100.0]],  # a call begins, and does not end
+    }
+    with running("--jinja", "--chat-template-file", str(template)) as server:  # noqa: F811
+        status, answer = ask(server, "/v1/chat/completions", body)
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        assert "does not match the expected" in answer["error"]["message"]
+        status, answer = ask(server, "/v1/chat/completions", {**body, "pcd": "nonsense"})
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+
+
+# -- another server behind this one ------------------------------------------------------------------------------------
+
+
+def test_an_unreachable_target_of_the_proxy_is_no_model() -> None:
+    with socket.socket() as closed, running("--ui-mcp-proxy", parallel=1) as server:  # noqa: F811
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        for body in (None, {"pcd": 1}):  # another program's
+            status, said = ask(server, f"/cors-proxy?url=http://127.0.0.1:{port}/", body)
+            assert (status, said) == (500, "proxy error: Could not establish connection")
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "name"), [(["--alias", "zeta"], "zeta"), (["-a", "zeta, beta"], "beta")])
+def test_an_alias_wins(options: list[str], name: str) -> None:
+    with running(*options, pcd="cautious") as server:  # noqa: F811
+        assert server.names()[0] == name and list(server.configs) == [name]
+        assert f"{name}:pcd-cautious" in server.names()
+        assert complete(server, "a", n_predict=1)["model"] == name
+
+
+def test_an_alias_is_for_one_model(tiny: Tiny) -> None:
+    with pytest.raises(OptionError, match=r"--alias is 'zeta', a name for one model; .*models\.ini"):
+        Server(served.read(["demo", str(tiny("llama"))]), port=0, options=["--alias", "zeta"])
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both() -> str:
+    """Two addresses of this machine."""
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            if not sys.platform.startswith("linux"):
+                pytest.skip("there is no second address that is this machine's for sure")
+            return "127.0.0.1,127.0.0.2"
+    return "127.0.0.1, [::1]"
+
+
+def status_at(address: str, port: int, host: str) -> int:
+    connection = http.client.HTTPConnection(address, port, timeout=60)
+    connection.request("GET", "/v1/models", headers={"Host": host})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_it_listens_on_several_addresses(both: str) -> None:
+    with running(host=both) as server:  # noqa: F811
+        assert server.url == f"http://127.0.0.1:{server.port}" and len(server.hosts) == 2
+        for address in server.hosts:
+            assert status_at(address, server.port, f"[{address}]" if ":" in address else address) == 200
+            assert status_at(address, server.port, "evil.example") == 403
+        with pytest.raises(OSError, match=rf"port is {server.port}, which {server.hosts[0]} cannot listen on"):
+            Server("demo", host=server.hosts[0], port=server.port)
+        with pytest.raises(OSError, match=rf"port is {server.port}, which {server.hosts[1]} cannot listen on"):
+            Server("demo", host=server.hosts[1], port=server.port)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere 127.0.0.2 need not be this machine's")
+def test_each_of_several_names_is_its_own() -> None:
+    name = socket.gethostname()
+    try:
+        machine.free_port(name, 0)
+    except OSError:
+        pytest.skip(f"this machine's name, {name}, does not lead to it: where it does, this runs")
+    with running(host=f"127.0.0.2,{name}") as server:  # noqa: F811
+        assert status_at("127.0.0.2", server.port, name) == 200
+        assert status_at("127.0.0.2", server.port, f"x{name}") == 403
+
+
+@pytest.mark.parametrize("host", ["", " , "])
+def test_no_address_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match=r"host is '.*'; allowed: addresses of this machine, with commas"):
+        Server("demo", host=host)
+
+
+def test_the_second_address_is_looked_at_too() -> None:
+    with pytest.raises(OSError, match=r"host is '300\.1\.1\.1', which is no address of this machine"):
+        Server("demo", host="127.0.0.1,300.1.1.1")

@@ -1,0 +1,301 @@
+"""Two servers behind one address: a proxy of a few lines, which is written here, and nginx with the file that the docs show."""
+
+# ruff: noqa: F401, F811  fixtures are imported
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import http.client
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from serving import BASE, PROMPTS, SECONDS, SMALL, N, Quiet, ask, is_greedy, listening, llm, within
+
+import pypcd
+from pypcd.gguf import DEMO_MODEL
+from pypcd.server import Server
+
+CONF = Path(__file__).parents[2] / "docs" / "nginx.conf"
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/bin")
+KEY = {"Authorization": "Bearer secret"}
+OTHER_KEY = {"Authorization": "Bearer other"}
+SETTINGS: list[Any] = [False, True, "cautious", {"beta": 8.0}]
+ENDLESS = {"prompt": "a", "n_predict": -1, "ignore_eos": True}
+
+needs_nginx = pytest.mark.skipif(
+    NGINX is None, reason="nginx is not installed: apt install nginx-light, or brew install nginx"
+)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("secret\nother\n")
+    return path
+
+
+def start(keys: Path, port: int = 0, model: str = "demo") -> Any:
+    """A server; each needs a key, and knows two."""
+    options = [*SMALL, "--api-key-file", str(keys), "--slots"]
+    return Server(model, pcd=BASE, port=port, parallel=4, options=options).running()
+
+
+@pytest.fixture
+def servers(keys: Path) -> Iterator[list[Server]]:
+    with start(keys) as one, start(keys) as other:
+        assert one.wait_until_ready() and other.wait_until_ready()
+        yield [one, other]
+
+
+# -- proxies ----------------------------------------------------------------------------------------------------------
+
+
+class Proxy:
+    """What any reverse proxy does: to the server with the fewest requests under way, on to the next one if nothing was answered,
+    and the connection cut where an answer breaks off."""
+
+    port: int  # where it listens
+
+    def __init__(self, servers: list[Server]) -> None:
+        self.loads = {server.port: 0 for server in servers}
+        self.lock = threading.Lock()
+        proxy = self
+
+        class Handler(Quiet):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                proxy.answer(self, self.rfile.read(int(self.headers["Content-Length"])))
+
+            def do_GET(self) -> None:
+                proxy.answer(self, None)
+
+        self.handler = Handler
+
+    def answer(self, to: http.server.BaseHTTPRequestHandler, body: bytes | None) -> None:
+        to.close_connection = True
+        for port in sorted(self.loads, key=lambda port: self.loads[port]):
+            with self.lock:
+                self.loads[port] += 1
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+            try:
+                connection.request(to.command, to.path, body, dict(to.headers))
+                response = connection.getresponse()
+                to.send_response(response.status)
+                to.send_header("Content-Type", response.headers["Content-Type"])
+                to.send_header("Transfer-Encoding", "chunked")
+                to.end_headers()
+                while part := response.read1(65536):
+                    to.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+                to.wfile.write(b"0\r\n\r\n")
+            except (http.client.IncompleteRead, BrokenPipeError):
+                return  # in the middle
+            except (OSError, http.client.HTTPException):
+                continue
+            else:
+                return
+            finally:
+                connection.close()
+                with self.lock:
+                    self.loads[port] -= 1
+        to.send_error(502)
+
+
+@contextlib.contextmanager
+def in_python(servers: list[Server], _: Path) -> Iterator[Any]:
+    proxy = Proxy(servers)
+    with listening(proxy.handler) as proxy.port:
+        yield proxy
+
+
+@contextlib.contextmanager
+def nginx(servers: list[Server], folder: Path, change: Callable[[str], str] = lambda conf: conf) -> Iterator[Any]:
+    """With the docs' file, but for its three ports."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    conf = change(CONF.read_text(encoding="utf-8"))
+    for old, new in ((8080, port), *zip((8081, 8082), (server.port for server in servers))):
+        assert conf.count(f"127.0.0.1:{old}") == 1
+        conf = conf.replace(f"127.0.0.1:{old}", f"127.0.0.1:{new}")
+    paths = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    own = " ".join(f"{name}_temp_path {folder / name};" for name in paths)  # not the system's
+    (folder / "nginx.conf").write_text(conf.replace("http {\n", f"http {{\n    {own}\n"))
+    assert NGINX
+    first = "daemon off; error_log stderr;" + f" pid {folder / 'pid'};"
+    command = [NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "log"), "-g", first]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert within(lambda: listens(port)), process.communicate()[1]
+            yield SimpleNamespace(port=port)
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(params=[in_python, pytest.param(nginx, marks=needs_nginx)])
+def proxy(request: pytest.FixtureRequest, servers: list[Server], tmp_path: Path) -> Iterator[Any]:
+    with request.param(servers, tmp_path) as made:
+        yield made
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def n_active(server: Server) -> int:
+    return sum(slot["is_processing"] for slot in ask(server, "/slots", **KEY)[1])
+
+
+def n_tokens(server: Server) -> float:
+    """Of all answers so far."""
+    lines = ask(server, "/metrics", **KEY)[1].splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("llamacpp:tokens_predicted_total "))
+
+
+def stream(port: int, **fields: Any) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    body = json.dumps({**ENDLESS, "stream": True, **fields})
+    connection.request("POST", "/completion", body, {"Content-Type": "application/json", **KEY})
+    response = connection.getresponse()
+    assert response.status == 200
+    return connection, response
+
+
+def test_both_answer_as_each_does(servers: list[Server], proxy: Any, llm: pypcd.Llama) -> None:
+    body = {"n_predict": N, "temperature": 0, "return_tokens": True}
+    jobs = [(prompt, setting) for prompt in PROMPTS for setting in SETTINGS]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        bodies = [{**body, "prompt": prompt, "pcd": setting} for prompt, setting in jobs]
+        answers = list(pool.map(lambda body: ask(proxy, "/completion", body, **KEY), bodies))
+    for (prompt, setting), (status, answer) in zip(jobs, answers):
+        assert status == 200, answer
+        is_greedy(llm, prompt, setting, answer["tokens"])
+    assert all(n_tokens(server) > 0 for server in servers), "both had some"
+    assert ask(proxy, "/completion", {**body, "prompt": "a"})[0] == 401
+    status, answer = ask(proxy, "/completion", {**body, "prompt": "a", "pcd": {"beta": -1}}, **KEY)
+    assert status == 400 and "beta is -1" in answer["error"]["message"]
+
+
+def test_a_stream_comes_as_it_is_written_and_ends_with_its_client(servers: list[Server], proxy: Any) -> None:
+    connection, response = stream(proxy.port)
+    for _ in range(5):
+        assert response.readline().startswith(b"data: ") and response.readline() == b"\n"
+    assert sum(map(n_active, servers)) == 1, "it is still being written"
+    response.close()
+    connection.close()
+    assert within(lambda: sum(map(n_active, servers)) == 0)
+
+
+def test_one_is_killed_and_the_other_goes_on(
+    servers: list[Server],
+    proxy: Any,
+    keys: Path,
+    llm: pypcd.Llama,
+) -> None:
+    """A stream that breaks off is an error, not an end; a request that nothing was answered to is answered by the other."""
+    broken, response = stream(proxy.port)
+    assert response.readline().startswith(b"data: ")
+    dying, living = sorted(servers, key=n_active, reverse=True)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        whole = {"prompt": PROMPTS[0], "n_predict": 400, "ignore_eos": True, "temperature": 0, "return_tokens": True}
+        waiting = [pool.submit(ask, proxy, "/completion", {**whole, "pcd": setting}, **KEY) for setting in SETTINGS]
+        assert within(lambda: n_active(dying) > 1 and n_active(living) > 0)
+        assert dying._process
+        os.kill(dying._process.pid, signal.SIGKILL)
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            response.read()
+        broken.close()
+        for setting, answer in zip(SETTINGS, waiting):
+            status, said = answer.result()
+            assert status == 200, said
+            is_greedy(llm, PROMPTS[0], setting, said["tokens"][:N], ends=False)
+    for _ in range(6):
+        assert ask(proxy, "/completion", {"prompt": "a", "n_predict": 1}, **KEY)[0] == 200
+
+    with start(keys, dying.port) as again:  # it is found again, 10 seconds after its failure
+        assert again.wait_until_ready()
+
+        def gets_some() -> bool:
+            first, second = stream(proxy.port), stream(proxy.port)
+            active = n_active(again)
+            for connection, response in (first, second):
+                response.close()
+                connection.close()
+            return active > 0
+
+        assert within(gets_some)
+
+
+@needs_nginx
+def test_nginx_holds_nothing_back(tmp_path: Path) -> None:
+    """In place of a server: what writes one event, and the next one only when that has arrived."""
+    arrived = threading.Event()
+
+    class Slow(Quiet):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            for i in range(2):
+                self.wfile.write(b"data: %d\n\n" % i)
+                assert arrived.wait(SECONDS)
+
+    with listening(Slow) as port:
+        upstream: Any = SimpleNamespace(port=port)
+        with nginx([upstream, upstream], tmp_path) as proxy:
+            connection, response = stream(proxy.port)
+            assert response.readline() == b"data: 0\n"
+            arrived.set()
+            assert response.read() == b"\ndata: 1\n\n"
+            connection.close()
+
+
+@needs_nginx
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes: run it on Linux or a Mac")
+def test_nginx_passes_over_a_server_that_still_loads(keys: Path, tmp_path: Path) -> None:
+    slow = shutil.copy(DEMO_MODEL, tmp_path / "slow.gguf")
+    loading, ready = start(keys, model=str(slow)), start(keys)
+    os.unlink(slow)
+    os.mkfifo(slow)  # which is read without an end
+    with loading as one, ready as other, nginx([one, other], tmp_path) as proxy:
+        assert other.wait_until_ready() and within(lambda: listens(one.port))
+        assert ask(one, "/completion", {"prompt": "a"}, **KEY)[0] == ask(one, "/health")[0] == 503
+        for _ in range(4):
+            assert ask(proxy, "/completion", {"prompt": "a", "n_predict": 1}, **KEY)[0] == 200
+
+
+@needs_nginx
+def test_requests_of_one_key_go_to_one_server_whose_cache_they_find(servers: list[Server], tmp_path: Path) -> None:
+    """The docs' other line, instead of least_conn."""
+
+    def sticky(conf: str) -> str:
+        lines = [line for line in conf.splitlines() if not line.strip().startswith("least_conn;")]
+        return "\n".join(lines).replace("# hash $http_authorization", "hash $http_authorization") + "\n"
+
+    long = " ".join(PROMPTS) * 8
+    with nginx(servers, tmp_path, sticky) as proxy:
+        for key in (KEY, OTHER_KEY):
+            before = [n_tokens(server) for server in servers]
+            n_cached = []
+            for i in range(6):
+                body = {"prompt": f"{long} {i}", "n_predict": 2, "ignore_eos": True}
+                n_cached.append(ask(proxy, "/completion", body, **key)[1]["timings"]["cache_n"])
+            assert min(n_cached[1:]) > 100, n_cached
+            assert sorted(n_tokens(server) - old for server, old in zip(servers, before)) == [0, 12]

@@ -1,0 +1,521 @@
+"""Several models behind one address: each with its setting, loaded and unloaded, and what happens when a process dies."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import F32, Tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from serving import BASE, PROMPTS, SECONDS, SMALL, ask, complete, is_greedy, ready, refused, within
+
+import pypcd
+from pypcd import PCDConfig, machine, served
+from pypcd.gguf import DEMO_MODEL
+from pypcd.server import OptionError, Server
+from pypcd.settings import PRESETS
+
+WINDOW = "window:evaluation=fused:window=4:n_sink=0"
+RUNS = [name for name in PRESETS if name != "blog"]  # noise is the whole server's
+ENDLESS = {"prompt": "a", "n_predict": -1, "ignore_eos": True}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc: run it on Linux")
+
+
+@pytest.fixture(scope="module")
+def ini(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
+    """A file of models: two of the start, one that is loaded when it is asked for."""
+    path = tmp_path_factory.mktemp("models") / "models.ini"
+    small = shutil.copy(tiny("llama"), path.parent / "a = b [ü].gguf")
+    path.write_text(
+        f"version = 1\n\n[*]\nload-on-startup = true\n\n[demo]\nmodel = demo\npcd = {BASE}\n\n[père noël]  ; by any name\n"
+        f"model = {small}\npcd = {WINDOW}\nctx-size = 2048\nparallel = 3\nalias = nick\n\n[late]\n"
+        f"model = {DEMO_MODEL}\nload-on-startup = off\npcd = off\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(ini: Path) -> Iterator[Server]:
+    options = SMALL[2:]  # the context is each model's own
+    with ready(served.read([str(ini)]), pcd="cautious", parallel=4, options=options) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def of_name(tiny: Tiny) -> Iterator[dict[str, pypcd.Llama]]:
+    paths = {"demo": "demo", "père noël": tiny("llama")}
+    settings = {"n_ctx": 2048, "n_threads": 1, "n_threads_batch": 1, "n_gpu_layers": 0, **F32}
+    made = {name: pypcd.Llama(path, pcd=BASE, **settings) for name, path in paths.items()}
+    yield made
+    for llm in made.values():
+        llm.close()
+
+
+def statuses(server: Server) -> dict[str, str]:
+    return {entry["id"]: entry["status"]["value"] for entry in server._entries() if ":pcd" not in entry["id"]}
+
+
+def own(answer: dict[str, Any]) -> Any:
+    return answer["generation_settings"]["pcd"]
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_model_answers_with_its_own_setting(server: Server, of_name: dict[str, pypcd.Llama]) -> None:
+    """All at the same time; what the server's setting is for a model, what a suffix asks for, and what a body does."""
+    strong = {"beta": 30.0, "relative_top": 0.01}
+    jobs: list[tuple[str, str, dict[str, Any], Any]] = []
+    for prompt in PROMPTS:
+        for name, setting in (("demo", BASE), ("père noël", WINDOW)):
+            config = PCDConfig.resolve(setting)
+            jobs.append((prompt, name, {"model": name}, config))
+            jobs.append((prompt, name, {"model": f"{name}:pcd-cautious"}, "cautious"))
+            jobs.append((prompt, name, {"model": f"{name}:pcd-cautious", "pcd": False}, False))
+            jobs.append((prompt, name, {"model": name, "pcd": strong}, PCDConfig.resolve(strong, config)))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda job: complete(server, job[0], **job[2]), jobs))
+    for (prompt, name, _, setting), answer in zip(jobs, answers):
+        assert answer["model"] == name
+        is_greedy(of_name[name], prompt, setting, answer["tokens"])
+    assert len({answer["content"] for answer in answers}) > len(PROMPTS) * 2, "or this shows nothing"
+
+
+def test_the_body_comes_before_the_suffix_and_that_before_the_models_setting(server: Server) -> None:
+    def of(**fields: Any) -> Any:
+        return own(complete(server, "a", n_predict=1, **fields))
+
+    assert of(model="demo")["beta"] == 2.5 and of(model="demo")["perturbation"] == "over-rotation"
+    assert of(model="père noël")["window"] == 4
+    assert of(model="nick")["window"] == 4 and of(model="nick:pcd-window")["window"] == 64
+    assert of(model="demo:pcd-cautious")["beta"] == 1.5
+    assert of(model="demo:pcd-cautious", pcd={"gamma": 5})["gamma"] == 5
+    assert of(model="demo:pcd-cautious", pcd=False) is False
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/tokenize", {"content": "a"}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/apply-template", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_every_route_takes_a_name_with_its_suffix(server: Server, path: str, body: dict[str, Any]) -> None:
+    for name in ("demo", "demo:pcd", "demo:pcd-cautious"):
+        status, answer = ask(server, path, {"max_tokens": 1, "max_output_tokens": 1, **body, "model": name})
+        assert status == 200, answer
+
+
+@pytest.mark.parametrize("path", ["/props", "/slots", "/metrics"])
+def test_what_is_read_of_a_model_names_it(server: Server, path: str) -> None:
+    of_demo, of_noel = (ask(server, f"{path}?model={name}") for name in ("demo:pcd-cautious", "p%C3%A8re%20no%C3%ABl"))
+    assert of_demo[0] == of_noel[0] == 200
+    if path == "/props":
+        assert of_demo[1]["pcd"]["setting"]["perturbation"] == "over-rotation"
+        assert of_noel[1]["pcd"]["setting"]["window"] == 4 and of_noel[1]["model_alias"] == "père noël"
+        assert ask(server, "/props")[1]["role"] == "router"
+    elif path == "/slots":
+        assert (len(of_demo[1]), len(of_noel[1])) == (4, 3)
+    else:
+        assert "llamacpp:pcd_twins_total" in of_demo[1]
+    status, answer = ask(server, f"{path}?model=nobody")
+    assert status == 400 and answer["error"]["message"] == "model 'nobody' not found"
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_models_list_the_settings_of_what_is_loaded(ini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLAMA_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    downloaded = hub_file(tmp_path)
+    with ready(served.read([str(ini)])) as server:
+        with_settings = {
+            name: [name, f"{name}:pcd", *(f"{name}:pcd-{run}" for run in RUNS)] for name in statuses(server)
+        }
+        assert server.names() == [*with_settings["demo"], "late", *with_settings["père noël"]]
+        assert statuses(server) == {"demo": "loaded", "late": "unloaded", "père noël": "loaded"}
+        assert ask(server, "/props?model=late&autoload=false")[1]["error"]["message"] == "model is not loaded"
+        assert own(complete(server, "a", n_predict=1, model="late:pcd-cautious"))["beta"] == 1.5  # loaded for it
+        assert own(complete(server, "a", n_predict=1, model="late")) is False
+        everything = [*with_settings["demo"], *with_settings["late"], *with_settings["père noël"]]
+        assert server.names() == everything
+        assert ask(server, "/models/unload", {"model": "late:pcd"})[0] == 200
+        assert within(lambda: statuses(server)["late"] == "unloaded")
+        assert server.names() == everything, "what was learnt of a model is still true"
+        entries = {entry["id"]: entry for entry in ask(server, "/v1/models")[1]["data"]}
+        assert entries["late"]["pcd"]["default"] is False and entries["demo"]["pcd"]["default"] is True
+    assert downloaded.exists()
+
+
+def hub_file(home: Path) -> Path:
+    """A model that was once downloaded from Hugging Face's hub: llama.cpp's router would list it."""
+    folder = home / "hub" / "models--some--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    return Path(shutil.copy(DEMO_MODEL, folder / "snapshots" / ("0" * 40) / "x-Q4_0.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "nobody"}, "model 'nobody' not found"),
+        ({"model": "nobody:pcd-cautious"}, "model 'nobody:pcd-cautious' not found"),
+        ({"model": "demo:q4"}, "model 'demo:q4' not found"),
+        ({"model": "demo:pcd-x"}, "Field 'model': it is \"x\"; allowed: "),
+        ({"model": "demo", "pcd": {"beta": -1}}, "Field 'pcd': beta is -1, allowed: 0 to 1000"),
+        ({"model": ":pcd"}, "model"),
+        ({"model": 5}, "model name is missing"),
+        ({}, "model name is missing from the request"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_a_sentence(server: Server, fields: dict[str, Any], message: str) -> None:
+    assert message in refused(server, **fields)
+
+
+@pytest.mark.parametrize("body", [b"[]", b'"demo"', b'{"model": ["demo"]}'])
+def test_a_body_without_a_models_name_is_refused(server: Server, body: bytes) -> None:
+    status, answer = ask(server, "/completion", body)
+    assert status == 400 and answer["error"]["message"] == "model name is missing from the request"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"model": "demo"', b"\xff"])
+def test_a_body_that_is_no_json_gets_llama_cpps_status(server: Server, body: bytes) -> None:
+    """test_serve_stock.py has that of stock."""
+    status, answer = ask(server, "/completion", body)
+    assert (status, answer["error"]["type"]) == (500, "server_error") and "parse error" in answer["error"]["message"]
+
+
+@linux
+def test_a_fault_of_the_router_is_a_500(tmp_path: Path) -> None:
+    """Clients ask again after a 500, and never after a 400."""
+    slow = shutil.copy(DEMO_MODEL, tmp_path / "slow.gguf")
+    made = Server(served.read([str(slow), "demo"]), port=0, options=[*SMALL, "--models-max", "1"])
+    os.unlink(slow)
+    os.mkfifo(slow)  # it loads for ever
+    with made.running() as server:
+        assert within(lambda: statuses(server) == {"demo": "unloaded", "slow": "loading"})
+        status, answer = ask(server, "/models/load", {"model": "demo"})
+        assert (status, answer["error"]["type"]) == (500, "server_error")
+        assert answer["error"]["message"] == "model limit reached, try again later"
+
+
+# -- what holds for one model holds for each --------------------------------------------------------------------------
+
+
+def test_each_process_is_started_like_a_server_of_one_model(server: Server) -> None:
+    entries = {entry["id"]: entry for entry in ask(server, "/v1/models")[1]["data"]}
+
+    def value(name: str, option: str) -> str:
+        words = entries[name]["status"]["args"]
+        return str(words[words.index(option) + 1])
+
+    alone = Server("demo", port=0, parallel=4, options=SMALL[2:]).command
+    for option in ("--ctx-size", "--kv-unified-per-slot", "--fit", "--flash-attn", "--parallel"):
+        # the context is dealt out among the models, which one of this size does not feel
+        assert value("demo", option) == alone[alone.index(option) + 1], option
+    assert value("père noël", "--ctx-size") == "2048" and value("père noël", "--kv-unified-per-slot") == str(2048 // 3)
+    for name in ("demo", "père noël"):
+        assert {"--kv-unified", "--metrics"} < set(entries[name]["status"]["args"])
+        assert value(name, "--host") == "127.0.0.1" and value(name, "--cors-origins") == "localhost"
+    assert server.environment["PYPCD_AMX"] in ("0", "1") and "[late]" in server._ini
+
+
+def test_a_key_is_asked_for_by_every_process(ini: Path) -> None:
+    with ready(served.read([str(ini)]), api_key="secret") as server:
+        key = {"Authorization": "Bearer secret"}
+        assert ask(server, "/v1/models")[0] == 401
+        entries = ask(server, "/v1/models", **key)[1]["data"]
+        words = entries[0]["status"]["args"]
+        body = {"prompt": "a", "n_predict": 1, "model": "demo"}
+        assert ask(server, "/completion", body, **key)[0] == 200 and ask(server, "/completion", body)[0] == 401
+        address = ("127.0.0.1", int(words[words.index("--port") + 1]))
+        connection = http.client.HTTPConnection(*address, timeout=SECONDS)
+        connection.request("POST", "/completion", json.dumps(body))
+        assert connection.getresponse().status == 401, "the model's own port"
+        connection.close()
+
+
+def test_one_at_a_time_where_no_more_may_be_loaded(ini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = served.read([str(ini)])
+    monkeypatch.setattr(machine, "room_for_weights", lambda: max(model.size for model in models))
+    made = Server(models, port=0, options=SMALL)
+    (remark,) = made.remarks
+    assert (
+        remark.endswith("1 at most are loaded at the same time (-- --models-max)")
+        and "3 of these models take up to" in remark
+    )
+    with made.running() as server:
+        assert server.wait_until_ready()
+        assert statuses(server) == {"demo": "loaded", "late": "unloaded", "père noël": "unloaded"}
+        names = ["late", "demo", "père noël", "late"]
+
+        def asked(name: str) -> str:  # again, where its model was unloaded in the moment in which it was asked
+            for _ in range(20):
+                status, answer = ask(server, "/completion", {"prompt": "a", "n_predict": 2, "model": name})
+                if status != 500 or "the next request loads the model again" not in answer["error"]["message"]:
+                    break
+            assert status == 200, answer
+            return answer["model"]
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(asked, names)) == names
+        assert sorted(statuses(server).values()).count("unloaded") >= 2
+
+
+def test_what_does_not_fit_is_said_and_a_users_number_counts(ini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "room_for_weights", lambda: 1)
+    made = Server(served.read([str(ini)]), port=0, options=["--models-max", "2"])
+    assert len(made.remarks) == 1 and made.command.count("--models-max") == 1
+    assert made._ini.count("load-on-startup") == 2
+    monkeypatch.undo()
+    made = Server(served.read([str(ini)]), port=0)
+    assert made.remarks == [] and made.command[made.command.index("--models-max") + 1] == "3"
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def children(pid: int) -> dict[int, str]:
+    """The processes that this one has started, with their commands."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((path / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def child_of(server: Server, name: str) -> int:
+    assert server._process
+    return next(pid for pid, command in children(server._process.pid).items() if f"--alias {name} " in command)
+
+
+@linux
+def test_a_model_whose_process_dies_is_reported_and_loaded_again(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+    body = {**ENDLESS, "model": "demo", "stream": True}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        connection.request("POST", "/completion", json.dumps(body))
+        stream = connection.getresponse()
+        assert stream.status == 200 and stream.readline().startswith(b"data: ")
+        waiting = pool.submit(ask, server, "/completion", {**ENDLESS, "model": "demo"})
+        other = pool.submit(complete, server, PROMPTS[0], model="père noël", n_predict=200, ignore_eos=True)
+        assert within(lambda: sum(slot["is_processing"] for slot in ask(server, "/slots?model=demo")[1]) == 2)
+        os.kill(child_of(server, "demo"), signal.SIGKILL)
+        last = stream.read().decode().strip().splitlines()[-2:]
+        status, answer = waiting.result()
+        assert other.result()["tokens_predicted"] == 200, "another model's request is not touched"
+    connection.close()
+    told = json.loads(last[1].removeprefix("data: "))
+    assert last[0] == "event: error" and told["error"]["message"].startswith(
+        "the model's server ended before the answer did"
+    )
+    assert status == 500 and answer["error"] == told["error"]
+    body = {"prompt": "a", "n_predict": 1, "model": "demo"}
+    assert within(lambda: ask(server, "/completion", body)[0] == 200), "it is loaded again, once its end was noticed"
+
+
+@linux
+@pytest.mark.parametrize("who", ["router", "command"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_others(ini: Path, who: str, number: signal.Signals) -> None:
+    """While a client reads an answer without an end, too."""
+    folder = {"TMPDIR": str(ini.parent)}  # a command that is killed cannot tidy up
+    env = {**os.environ, **folder, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-m", "pypcd", "serve", str(ini), "--port", "0", "--", *SMALL]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout
+        lines = [process.stdout.readline() for _ in range(7)]
+        assert lines[0].startswith("3 models | ") and lines[3].endswith("; loaded when it is asked for\n")
+        port = int(lines[4].strip().strip("/").rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+        connection.request("POST", "/completion", json.dumps({**ENDLESS, "model": "demo", "stream": True}))
+        assert connection.getresponse().readline().startswith(b"data: ")
+        (router,) = children(process.pid)
+        servers = children(router)
+        assert len(servers) == 2
+        os.kill(router if who == "router" else process.pid, number)
+        assert within(lambda: not any(map(lives, [router, *servers])))
+        assert process.wait(SECONDS) == (-9 if number == signal.SIGKILL else 0) or who == "router"
+        connection.close()
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_process_that_still_loads_ends_with_its_router(tmp_path: Path, number: signal.Signals) -> None:
+    """It does not read its input yet, by which it hears of the router's end later: here it never would, as the file does not end."""
+    slow = shutil.copy(DEMO_MODEL, tmp_path / "slow.gguf")
+    made = Server(served.read(["demo", str(slow)]), port=0, options=SMALL)
+    os.unlink(slow)
+    os.mkfifo(slow)
+    with made.running() as server:
+        assert server._process
+        router = server._process.pid
+        assert within(lambda: statuses(server) == {"demo": "loaded", "slow": "loading"})
+        servers = children(router)
+        assert len(servers) == 2 and not server._are_loaded()
+        os.kill(router, number)
+        assert within(lambda: not any(map(lives, servers)))
+
+
+def test_a_model_that_does_not_load_is_named(tmp_path: Path, tiny: Tiny) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny("llama").read_bytes()[:4096])
+    with Server(served.read(["demo", str(broken)]), port=0, options=SMALL).running() as server:
+        with pytest.raises(pypcd.ModelError, match=r"llama-server cannot serve .*broken\.gguf: ."):
+            server.wait_until_ready()
+        with pytest.raises(pypcd.ModelError, match="broken"):
+            server.wait_until_ready()
+        status, answer = ask(server, "/completion", {"prompt": "a", "model": "broken"})
+        assert status == 500 and answer["error"]["message"].startswith("model 'broken' did not load; ")
+        assert ask(server, "/completion", {"prompt": "a", "n_predict": 1, "model": "demo"})[0] == 200
+
+
+def test_a_model_that_cannot_run_its_setting_does_not_load_and_one_without_is_served_plainly(tiny: Tiny) -> None:
+    mamba = str(tiny("mamba"))
+    made = Server(served.read(["demo", f"{mamba}=cautious"]), port=0, options=SMALL)
+    with made.running() as server, pytest.raises(pypcd.ModelError, match="PCD cannot run here: "):
+        server.wait_until_ready()
+    options = {"pcd": "cautious", "pcd_required": False, "port": 0, "options": SMALL}
+    with ready(served.read(["demo", mamba]), **options) as server:
+        (name,) = server.refusals()
+        assert name == Path(mamba).stem and server.refusals()[name].startswith("PCD cannot run here: ")
+        assert name in server.names() and f"{name}:pcd" not in server.names()
+        assert "PCD cannot run here" in refused(server, model=f"{name}:pcd")
+
+
+# -- what is served ---------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.text(st.characters(blacklist_characters="/\\\0\r\n", blacklist_categories=["Cs"]), max_size=20),
+    st.text(max_size=20),
+)
+def test_a_word_is_a_model_and_its_setting_whatever_is_in_their_names(
+    tmp_path_factory: pytest.TempPathFactory, name: str, setting: str
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "words"
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    path = folder / f"{name}=.gguf"
+    if len(path.name.encode()) > 250:
+        return
+    path.touch()
+    assert served._split(f"{path}={setting}") == (str(path), setting)
+    assert served._split(str(path)) == (str(path), None)
+
+
+def test_a_word_may_be_a_drive_a_missing_file_or_the_demo() -> None:
+    assert served._split("demo=window:relative_top=0.1") == ("demo", "window:relative_top=0.1")
+    assert served._split(r"C:\no=such\a.gguf=paper:beta=1") == (r"C:\no=such\a.gguf", "paper:beta=1")
+    assert served._split("nosuch") == ("nosuch", None)
+
+
+def test_a_folder_stands_for_the_models_in_it(tmp_path: Path, tiny: Tiny) -> None:
+    names = ["b.gguf", "a.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "a-mmproj.gguf", "mtp-a.gguf"]
+    for name in [*names, "notes.txt"]:
+        shutil.copy(tiny("llama"), tmp_path / name)
+    models = served.read([f"{tmp_path}=off"])
+    assert [model.name for model in models] == ["a", "b", "big-00001-of-00002"]
+    assert all(model.pcd == "off" and not model.at_start for model in models)
+    assert models[2].size == 2 * models[0].size
+
+
+def test_the_file_of_models_in_the_docs_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "serve.md"
+    (text,) = re.findall(r"(?ms)^```ini\n(.*?)^```", page.read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("small", "large", "models"):
+        shutil.copy(DEMO_MODEL, f"{name}.gguf")
+    Path("models.ini").write_text(text)
+    small, large = served.read(["models.ini"])
+    assert (small.pcd, small.at_start, small.options) == ("window:relative_top=0.1", True, {"parallel": "2"})
+    assert (large.pcd, large.at_start) == ("off", False)
+    ini = Server([small, large], port=0)._ini
+    assert ini.count("parallel = 2") == 2 and "ctx-size = 16384" in ini and "kv-unified-per-slot = 8192" in ini
+
+
+def test_a_file_of_models_is_read_with_what_holds_for_all(ini: Path) -> None:
+    models = {model.name: model for model in served.read([str(ini)])}
+    assert list(models) == ["demo", "père noël", "late"]
+    assert [model.at_start for model in models.values()] == [True, True, False]
+    assert models["père noël"].options == {"ctx-size": "2048", "parallel": "3", "alias": "nick"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "names no model; a section such as [small] with model = small.gguf is one"),
+        ("[a]\npcd = on", "[a] has no model; give it model = FILE.gguf"),
+        ("[a]\nmodel = demo\npcd = cautius", "[a]: pcd is 'cautius', which is not a setting"),
+        ("[a]\nmodel = nosuch.gguf", "there is no model file nosuch.gguf"),
+        ("[a]\nmodel = demo\n[a]\nmodel = demo", "is not a file of models: "),
+        ("model = demo", "model stands above the first section; put it into [*], which holds for all models"),
+        ("nonsense", "is not a file of models: "),
+    ],
+)
+def test_a_wrong_file_of_models_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "models.ini"
+    path.write_text(text)
+    with pytest.raises((ValueError, OSError)) as error:
+        served.read([str(path)])
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_names_that_cannot_be_asked_for_are_refused(tmp_path: Path, tiny: Tiny) -> None:
+    other = tmp_path / "other" / "demo.gguf"
+    other.parent.mkdir()
+    shutil.copy(tiny("llama"), other)
+    with pytest.raises(pypcd.ModelError, match="two models are called 'demo': .*; a file of models"):
+        served.read(["demo", str(other)])
+    odd = shutil.copy(tiny("llama"), tmp_path / "a;b.gguf")
+    with pytest.raises(pypcd.ModelError, match="cannot be written in a file of models, where # and ; begin a remark"):
+        Server(served.read(["demo", str(odd)]), port=0)
+    with pytest.raises(pypcd.ModelError, match="a model is called 'a:b'; "):
+        served.to_ini({"a:b": {}})
+
+
+@pytest.mark.parametrize("option", ["--models-dir", "--models-preset"])
+def test_models_are_named_in_one_place(option: str) -> None:
+    with pytest.raises(
+        OptionError, match=f"{option} stands behind --; give the folder or the file as MODEL: pypcd serve x"
+    ):
+        Server("demo", port=0, options=[option, "x"])
+
+
+@pytest.mark.parametrize("key", ["nosuch", "ctx-size"])
+def test_a_wrong_option_of_one_model_is_said(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "models.ini"
+    path.write_text(f"[a]\nmodel = demo\nload-on-startup = on\n{key} = x\n")
+    made = Server(served.read([str(path)]), port=0, options=SMALL[4:])
+    with made.running() as server, pytest.raises(OptionError, match=key):
+        server.wait_until_ready()

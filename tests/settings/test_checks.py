@@ -1,0 +1,155 @@
+"""Ranges: what is allowed, what is rejected, and that every dataclass with numbers rejects the same values."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+from fractions import Fraction
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pypcd import PCDConfig
+from pypcd.checks import Choice, Integer, Number, OrNone, literal
+from pypcd.cli._options import GenerationSettings, at_least
+from pypcd.decode import CAD, Beam, Control, Sampling
+from pypcd.evaluation import Plan
+from pypcd.evaluation.tasks.size import check_cell
+from pypcd.lab.decay import Decay
+from pypcd.lab.methods.dola import DoLa
+from pypcd.lab.methods.edits import AttentionSort, MedoidVote
+from pypcd.lab.methods.mspoe import MsPoE
+from pypcd.lab.methods.selfextend import SelfExtend
+
+
+def plan(**values: Any) -> Plan:
+    return Plan("m.gguf", ("kv",), ("greedy",), (64,), **values)
+
+
+# field -> a function that makes an object with it, and a valid value
+INTEGERS: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "PCDConfig.gamma": (lambda v: PCDConfig(gamma=v).gamma, 7),
+    "PCDConfig.n_sink": (lambda v: PCDConfig(n_sink=v).n_sink, 7),
+    "Beam.n": (lambda v: Beam(v).n, 7),
+    "Sampling.top_k": (lambda v: Sampling(top_k=v).top_k, 7),
+    "Sampling.seed": (lambda v: Sampling(seed=v).seed, 7),
+    "AttentionSort.rounds": (lambda v: AttentionSort(v).rounds, 7),
+    "MedoidVote.n": (lambda v: MedoidVote(v).n, 7),
+    "MedoidVote.seed": (lambda v: MedoidVote(seed=v).seed, 7),
+    "SelfExtend.n": (lambda v: SelfExtend(v, width=700).n, 7),
+    "SelfExtend.width": (lambda v: SelfExtend(7, width=v).width, 700),
+    "MsPoE.first_layer": (lambda v: MsPoE(first_layer=v).first_layer, 7),
+    "Control.gamma": (lambda v: Control(gamma=v).gamma, 7),
+    "Control.n_steps": (lambda v: Control(n_steps=v).n_steps, 7),
+    "Control.min_context": (lambda v: Control(min_context=v).min_context, 7),
+    "DoLa.layers": (lambda v: DoLa((v,)).layers[0], 7),
+    "Decay.d": (lambda v: Decay(d=v).d, 64),
+    "Decay.length": (lambda v: Decay(length=v).length, 64),
+    "Plan.n": (lambda v: plan(n=v).n, 7),
+    "Plan.seed": (lambda v: plan(seed=v).seed, 7),
+    "check_cell.n": (lambda v: check_cell(v, 64) or 7, 7),
+    "check_cell.n_tokens": (lambda v: check_cell(1, v) or 64, 64),
+    "GenerationSettings.top_k": (
+        lambda v: getattr(settings := GenerationSettings(), settings.set("top_k", v)),
+        7,
+    ),
+}
+NUMBERS: dict[str, tuple[Callable[[Any], Any], float]] = {
+    "PCDConfig.beta": (lambda v: PCDConfig(beta=v).beta, 0.5),
+    "PCDConfig.base_ratio": (lambda v: PCDConfig(base_ratio=v).base_ratio, 0.5),
+    "Beam.length_penalty": (lambda v: Beam(2, v).length_penalty, 0.5),
+    "Sampling.temperature": (lambda v: Sampling(temperature=v).temperature, 0.5),
+    "Sampling.top_p": (lambda v: Sampling(top_p=v).top_p, 0.5),
+    "MsPoE.min_ratio": (lambda v: MsPoE(min_ratio=v).min_ratio, 0.5),
+    "MsPoE.max_ratio": (lambda v: MsPoE(min_ratio=0.25, max_ratio=v).max_ratio, 0.5),
+    "Control.beta": (lambda v: Control(beta=v).beta, 0.5),
+    "Control.relative_top": (lambda v: Control(relative_top=v).relative_top, 0.5),
+    "Control.min_entropy": (lambda v: Control(min_entropy=v).min_entropy, 0.5),
+    "Control.min_first_entropy": (lambda v: Control(min_first_entropy=v).min_first_entropy, 0.5),
+    "DoLa.relative_top": (lambda v: DoLa(relative_top=v).relative_top, 0.5),
+    "CAD.alpha": (lambda v: CAD(v).alpha, 0.5),
+    "Decay.base": (lambda v: Decay(base=v, over_base=1.25).base, 2.5),
+    "Decay.over_base": (lambda v: Decay(over_base=v).over_base, 2.5),
+    "Decay.alpha": (lambda v: Decay(alpha=v).alpha, 0.5),
+    "GenerationSettings.top_p": (
+        lambda v: getattr(settings := GenerationSettings(), settings.set("top_p", v)),
+        0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_an_integer_is_neither_a_bool_nor_a_fraction_nor_text_and_may_be_numpys(name: str) -> None:
+    make, good = INTEGERS[name]
+    for value in (good, np.int64(good), np.int32(good)):
+        assert make(value) == good and type(make(value)) is int
+    for value in (2.5, float(good), True, np.True_, "seven", None, math.nan, -(10**9), 10**30):
+        with pytest.raises(ValueError, match=f"{name.partition('.')[2]} is .*allowed: an? .*(integer|multiple)"):
+            make(value)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_is_finite_neither_a_bool_nor_text_and_may_be_numpys(name: str) -> None:
+    make, good = NUMBERS[name]
+    for value in (good, np.float64(good), np.float32(good)):
+        assert make(value) == good and type(make(value)) is float
+    for value in (True, np.True_, "half", None, math.nan, math.inf, -math.inf, -1e9, 10**400):
+        with pytest.raises(ValueError, match=f"{name.partition('.')[2]} is .*allowed: (from|more than) "):
+            make(value)
+
+
+@given(st.integers(-50, 50), st.integers(-50, 50), st.integers(0, 50), st.booleans())
+def test_what_a_check_takes_is_what_it_says(value: int, low: int, span: int, open_below: bool) -> None:
+    high = low + span
+    number = Number(low, high, open_below=open_below)
+    fits = low < value <= high if open_below else low <= value <= high
+    for given_as in (value, float(value), Fraction(value), np.float64(value)):
+        if fits:
+            assert number("x", given_as) == value
+        else:
+            with pytest.raises(ValueError, match=f"^x is {value}(.0)?; allowed: {number.allowed}$"):
+                number("x", given_as)
+    words = f"more than {low} and at most {high}" if open_below else f"from {low} to {high}"
+    assert number.allowed == words
+    integer = Integer(low, high)
+    if low <= value <= high:
+        assert integer("x", value) == value
+    else:
+        with pytest.raises(ValueError, match=f"^x is {value}; allowed: an integer from {low} to {high}$"):
+            integer("x", value)
+
+
+def test_what_is_allowed_is_said_with_its_note() -> None:
+    assert Integer(2, 8, multiple_of=2).allowed == "an even integer from 2 to 8"
+    assert Integer(3, multiple_of=3, note="a group").allowed == "a multiple of 3 of at least 3; a group"
+    assert Number(1, open_below=True, note="any").allowed == "more than 1; any"
+    assert Number(0.1234567891, 1).allowed == "from 0.1234567891 to 1"
+    assert OrNone(Integer(1)).allowed == "an integer of at least 1, or None"
+    assert OrNone(Integer(1))("x", None) is None
+
+
+def test_that_the_librarys_integers_end_is_said_where_it_matters() -> None:
+    assert Integer(1)("x", 2**31 - 1) == 2**31 - 1
+    with pytest.raises(ValueError, match="^x is 2147483648; allowed: an integer from 1 to 2147483647$"):
+        Integer(1)("x", 2**31)
+    with pytest.raises(ArgumentTypeError, match="^'2147483648'; allowed: an integer from 0 to 2147483647$"):
+        at_least(0)("2147483648")
+    with pytest.raises(ArgumentTypeError, match="^'-1'; allowed: an integer of at least 0$"):
+        at_least(0)("-1")
+
+
+def test_a_choice_names_the_nearest() -> None:
+    assert Choice(("shared", "separate"))("cache", "shared") == "shared"
+    for value in ("sharde", None, ["shared"], np.array(["shared", "x"])):
+        with pytest.raises(ValueError, match=r"(?s)cache is .*allowed: 'shared', 'separate'"):
+            Choice(("shared", "separate"))("cache", value)
+    with pytest.raises(ValueError, match="did you mean 'shared'"):
+        Choice(("shared", "separate"))("cache", "sharde")
+
+
+def test_typed_values_are_read_as_what_they_look_like() -> None:
+    assert [literal(text) for text in ("3", "3.0", "1e-4", "x", "")] == [3, 3.0, 1e-4, "x", ""]
+    assert [type(literal(text)) for text in ("3", "3.0", "1e-4", "x")] == [int, float, float, str]

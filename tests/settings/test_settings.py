@@ -1,0 +1,253 @@
+"""Settings as text: what is printed can be pasted, old spellings name the new one, profiles are read once."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import re
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from test_config import configs
+
+import pypcd
+from pypcd import PCDConfig
+from pypcd.cli import _options, main
+from pypcd.cli._conversation import Conversation
+from pypcd.decode import PCD, parse, setting_of
+from pypcd.settings import PRESETS, Profile
+
+windows = st.builds(
+    PCDConfig,
+    perturbation=st.just("none"),
+    window=st.integers(1, 2**31 - 1),
+    beta=st.floats(0, 1000),
+    type_k_over=st.none() | st.sampled_from(["q8_0", "f16"]),
+)
+rerotated = st.builds(PCDConfig, base_ratio=st.floats(1e-9, 1), alpha=st.floats(0, 10), window=st.none() | st.just(64))
+anything = configs | windows | rerotated
+separators = st.sampled_from([",", " ", ", ", " , ", "  ", "\t"])
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+@given(anything, anything)
+def test_what_describe_prints_is_the_setting_when_it_is_pasted(c: PCDConfig, other: PCDConfig) -> None:
+    assert PCDConfig.resolve(c.describe()) == c
+    assert PCDConfig.resolve(f" {c.describe()}\n") == c
+    assert not re.search(r"[\s,+]", c.describe())  # as a method's name it may stand in a list, and beside another part
+    shown = _options.describe_pcd(c)  # what the chat shows
+    assert PCDConfig.resolve(shown) == PCDConfig.resolve(shown, other) == c
+
+
+@given(anything)
+def test_a_methods_name_is_the_setting_too(c: PCDConfig) -> None:
+    assert parse(PCD(c).name).rows == PCD(c) and setting_of(PCD(c).name) == c
+    assert setting_of(f"pcd:{c.describe()}") == c
+
+
+def said(text: str) -> str:
+    """The new spelling, from the error for an old one."""
+    with pytest.raises(ValueError, match="write ") as caught:
+        PCDConfig.resolve(text)
+    return str(caught.value).partition("; write ")[2]
+
+
+@given(anything, st.sampled_from([None, "on", *PRESETS]), separators, separators)
+def test_an_old_spellings_error_names_one_that_means_the_same(
+    c: PCDConfig, first: str | None, separator: str, equals: str
+) -> None:
+    # a preset's own fields are all named again, so that each text means c
+    fields = {name: value for name, value in c.as_dict().items() if value is not None}
+    if c.window is None:
+        fields["window"] = "none"
+    if c.type_k_over is None:
+        fields["type_k_over"] = "none"
+    values = [f"{name}={value}" for name, value in fields.items()]
+    words = [first, *values] if first else values
+    new = said(separator.join(words))
+    assert new == ":".join(words) and PCDConfig.resolve(new) == c
+    assume("," not in equals)
+    assert said(":".join(words).replace("=", f"{equals}={equals}")) == new
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("beta=1.5,window=64", "beta=1.5:window=64"),
+        ("beta=1.5 window=64", "beta=1.5:window=64"),
+        ("window,relative_top=0.1", "window:relative_top=0.1"),
+        ("window, window=8", "window:window=8"),
+        ("cautious beta=2,gamma=10", "cautious:beta=2:gamma=10"),
+        ("beta=1.5,", "beta=1.5"),
+        ("beta=1.5::window=64", "beta=1.5:window=64"),
+    ],
+)
+def test_old_spellings(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(old) == new
+    assert main(["generate", "demo", "-p", "x", "--pcd", old]) == 1
+    assert capsys.readouterr().err == f"pypcd: pcd is {old!r}; allowed: words joined by colons; write {new}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("pcd:beta=1.5 window=64", "pcd:beta=1.5:window=64"),
+        ("pcd cautious", "pcd:cautious"),
+        ("beam:4 length_penalty=0.5", "beam:4:length_penalty=0.5"),
+    ],
+)
+def test_methods_have_the_same_spelling(old: str, new: str) -> None:
+    with pytest.raises(ValueError, match=f"write {new}$"):
+        parse(old)
+    parse(new)
+
+
+def test_a_comma_within_a_method_is_explained() -> None:
+    with pytest.raises(ValueError, match="no method 'window=64', a value follows its method and a colon"):
+        parse("window=64")  # what is left of pcd:beta=1.5,window=64, since commas stand between methods
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "cautius",
+            "pcd is 'cautius', which is not a setting .did you mean 'cautious'.*on, off, paper, gentle, cautious",
+        ),
+        ("pcd:cautious", "pcd is 'pcd:cautious', which is a method's name; write cautious"),
+        ("off:beta=1", "which is not a setting"),
+        ("beta=1:beta=2", "beta is given twice, 1 and 2"),
+        ("beta=1:window", "'window' is not a value; write it as name=value"),
+        ("=1", "'=1' is not a value"),
+        ("betta=1,window=3", "no field 'betta'"),  # a wrong value is reported before an old spelling
+        ("beta=-1 window=3", "beta is -1; allowed: from 0 to 1000"),
+        ("gamma=2.5", "gamma is 2.5; allowed: an integer of at least 1"),
+        ("gamma=none", "gamma is 'none'; allowed"),
+    ],
+)
+def test_what_is_not_a_setting_is_answered_with_what_is(text: str, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        PCDConfig.resolve(text)
+
+
+def test_values_change_the_setting_in_force_and_words_do_not() -> None:
+    base = PCDConfig(beta=7, window=64)
+    assert PCDConfig.resolve("gamma=5", base) == PCDConfig.resolve({"gamma": 5}, base) == base.replace(gamma=5)
+    assert PCDConfig.resolve("window=off:type_k_over=none", base) == PCDConfig(beta=7)
+    assert PCDConfig.resolve("paper", base) == PCDConfig()
+    for text in ("on", "ON"):
+        assert PCDConfig.resolve(text, base) == PCDConfig.gentle()
+    assert PCDConfig.resolve("paper:gamma=5", base) == PCDConfig(gamma=5)
+    assert PCDConfig.resolve("cautious:beta=2", base) == PCDConfig.cautious().replace(beta=2)
+    assert PCDConfig.resolve("off", base) is None
+
+
+def test_the_table_of_presets_is_what_the_class_offers() -> None:
+    made = {
+        "paper": PCDConfig.paper(),
+        "gentle": PCDConfig.gentle(),
+        "cautious": PCDConfig.cautious(),
+        "window": PCDConfig.windowed(),
+        "blog": PCDConfig.blog(),
+    }
+    assert list(PRESETS) == list(made)
+    for name, config in made.items():
+        assert PCDConfig.preset(name) == PCDConfig.resolve(name) == PCDConfig(**PRESETS[name].fields) == config
+        assert _options.describe_pcd(config) == name
+        assert "\n" not in PRESETS[name].what
+    assert _options.describe_pcd(None) == "off"
+    for shown in (
+        "paper:beta=1.5",
+        "cautious:beta=2.0",
+        "window:relative_top=0.1",
+        "cautious:window=64",
+        "blog:gamma=30",
+    ):
+        assert _options.describe_pcd(PCDConfig.resolve(shown)) == shown
+    likest = PCDConfig.windowed().replace(beta=1.5, relative_top=0.1)  # cautious, but for its kind of twin
+    assert "perturbation" not in _options.describe_pcd(likest)
+    with pytest.raises(ValueError, match="preset is 'windw' .did you mean 'window'.*allowed: 'paper'"):
+        PCDConfig.preset("windw")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["beam", "control", "cad", "dola-low", "pcd+beam", "rephrase", "sample", "pcd:cautious+rephrase", "greedy+cad"],
+)
+def test_a_setting_is_not_found_in_other_methods(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"method is {re.escape(repr(name))}.*; allowed: greedy, pcd; pcd with any setting"
+    ):
+        setting_of(name)
+    assert setting_of("greedy") is None
+
+
+def test_python_takes_what_the_command_line_does(llm: pypcd.Llama) -> None:
+    llm.pcd = "cautious:beta=2"
+    assert llm.pcd == PCDConfig.cautious().replace(beta=2)
+    llm.pcd = "gamma=7"
+    assert llm.pcd == PCDConfig.cautious().replace(beta=2, gamma=7)
+    llm.pcd = "off"
+    assert llm.pcd is None
+    with pytest.raises(ValueError, match="write beta=1.5:window=64$"):
+        llm("x", pcd="beta=1.5,window=64")
+    Conversation(llm).set_pcd("window:relative_top=0.1")
+    assert llm.pcd == PCDConfig.windowed().replace(relative_top=0.1)
+
+
+# -- profiles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llm() -> Any:
+    with contextlib.closing(pypcd.Llama("demo", n_ctx=256, n_threads=1)) as llm:
+        yield llm
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[pathlib.Path]:
+    """The files that are read as text, in order."""
+    paths: list[pathlib.Path] = []
+    read_text = pathlib.Path.read_text
+
+    def counted(self: pathlib.Path, *args: Any, **kwargs: Any) -> str:
+        paths.append(self)
+        return read_text(self, *args, **kwargs)
+
+    monkeypatch.setattr(pathlib.Path, "read_text", counted)
+    return paths
+
+
+def test_a_profile_is_read_once_for_each_use(
+    llm: pypcd.Llama, reads: list[pathlib.Path], tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tuned, by me.json"
+    Profile(str(path), {"beta": 1.5}, {"model": "big.gguf", "model_bytes": 3}).write()
+    uses = {
+        "argument": lambda: pypcd.Llama("demo", pcd=str(path), n_ctx=64, n_threads=1).close(),
+        "assignment": lambda: setattr(llm, "pcd", str(path)),
+        "call": lambda: llm("x", max_tokens=1, pcd=str(path)),
+        "stream": lambda: list(llm("x", max_tokens=2, stream=True, pcd=str(path))),
+        "generate": lambda: next(llm.generate([1, 2], pcd=str(path))),
+    }
+    for name, use in uses.items():
+        reads.clear()
+        caplog.clear()
+        llm.pcd = False
+        use()
+        assert reads.count(path) == 1, name
+        assert caplog.text.count("was chosen with another model") == 1, name
+
+
+def test_the_command_line_reads_a_profile_once(
+    reads: list[pathlib.Path], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tuned.json"
+    Profile(str(path), {"beta": 1.5}, {"model": "big.gguf", "model_bytes": 3}).write()
+    assert main(["generate", "demo", "-p", "x", "--max-tokens", "1", "--threads", "1", "--pcd", str(path)]) == 0
+    assert reads.count(path) == 1
+    assert capsys.readouterr().err.replace("\n", " ").count("was chosen with another model") == 1

@@ -1,0 +1,165 @@
+"""Contexts with batches made by hand, for tests of what C callers see; conftest's `native` makes them.
+
+The expected rows come from the same library with PCD off, from a float32 cache, or from an exact identity."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+import llama_cpp
+import numpy as np
+from conftest import F32, close, rounding
+from reference import behind, contrast
+
+import pypcd
+from pypcd.engine import _bindings as _native
+from pypcd.engine._pcd import native_params
+
+Setting = dict[str, Any]
+Rows = tuple[np.ndarray, np.ndarray]
+
+TWINS = range(192, 256)  # their sequence ids
+SMALL_CONTEXT: dict[str, Any] = {
+    **F32,
+    **dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), 256),
+    **dict.fromkeys(("n_threads", "n_threads_batch"), 1),
+    "kv_unified": True,
+    "flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+SHORT_SLIDING: dict[str, Any] = {"swa_full": False, "n_ctx": 1024, "n_ubatch": 32}  # a cache that forgets
+# each way of evaluating twins: architecture, setting, context
+WAYS: dict[str, tuple[str, Setting, dict[str, Any]]] = {
+    "fused": ("llama", {"evaluation": "fused"}, {}),
+    "alternate": ("llama", {"evaluation": "alternate"}, {}),
+    "sequential": ("gemma3", {}, {**SHORT_SLIDING, "n_ubatch": 1}),
+    "streams": ("llama", {"cache": "separate"}, {}),
+    "streams-in-parts": ("llama", {"cache": "separate"}, {"n_ubatch": 5}),
+    "streams-alternate": ("llama", {"cache": "separate", "evaluation": "alternate"}, {}),
+    "streams-sliding": ("gemma3", {"cache": "separate"}, SHORT_SLIDING),
+}
+
+
+class Context:
+    """A llama_context with batches made by hand; pcd=None is the stock library."""
+
+    def __init__(self, model: Any, path: Path, pcd: Setting | None, **params: Any) -> None:
+        self.path = path
+        p = llama_cpp.llama_context_default_params()
+        for name, value in {**SMALL_CONTEXT, **params}.items():
+            assert hasattr(p, name), name
+            setattr(p, name, value)
+        self.ctx = llama_cpp.llama_init_from_model(model, p)
+        self.memory = llama_cpp.llama_get_memory(self.ctx)
+        self.n_embd = llama_cpp.llama_model_n_embd(model)
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        if pcd is not None:
+            assert ask(self, pcd) == (_native.OK, "")
+
+    @property
+    def limit(self) -> float:
+        """How much its rows may differ from those of the same work in another shape."""
+        return rounding(self.path)
+
+    def decode(self, tokens: Any, at: Any = None, *, out: Any = None, seq: int = 0, call: Any = None) -> int:
+        """Tokens or embeddings from position `at` on, by default after all others, with the last one's logits."""
+        n, embedded = len(tokens), isinstance(tokens, np.ndarray)
+        first = self.span(seq)[1] + 1 if at is None else at
+        positions = first if isinstance(first, np.ndarray) else np.arange(first, first + n)
+        out = [n - 1] if out is None else out
+        int32, seqs = ctypes.c_int32, (ctypes.c_int32 * 1)(seq)
+        batch = llama_cpp.llama_batch(
+            n,
+            None if embedded else (int32 * n)(*tokens),
+            tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if embedded else None,
+            (int32 * positions.size)(*positions.ravel().tolist()),
+            (int32 * n)(*[1] * n),
+            (ctypes.POINTER(int32) * n)(*[seqs] * n),
+            (ctypes.c_int8 * n)(*(i in out for i in range(n))),
+        )
+        return (call or llama_cpp.llama_decode)(self.ctx, batch)
+
+    def rows(self, i: int = -1) -> Rows:
+        """L and L*."""
+        standard, over = (read(_native.pcd_get_logits_ith(self.ctx, i, which), self.n_vocab) for which in range(2))
+        assert standard is not None and over is not None
+        return standard, over
+
+    def seen(self, i: int = -1) -> np.ndarray | None:
+        return read(llama_cpp.llama_get_logits_ith(self.ctx, i), self.n_vocab)
+
+    def embedding(self, i: int) -> np.ndarray | None:
+        return read(llama_cpp.llama_get_embeddings_ith(self.ctx, i), self.n_embd)
+
+    def span(self, seq: int = 0) -> tuple[int, int]:
+        """The first and the last position in memory; -1 if there are none."""
+        ends = llama_cpp.llama_memory_seq_pos_min, llama_cpp.llama_memory_seq_pos_max
+        return ends[0](self.memory, seq), ends[1](self.memory, seq)
+
+
+def read(pointer: Any, n: int) -> np.ndarray | None:
+    return np.ctypeslib.as_array(pointer, shape=(n,)).copy() if pointer else None
+
+
+def decode_in(contexts: Sequence[Context], *args: Any, **kwargs: Any) -> None:
+    for context in contexts:
+        assert context.decode(*args, **kwargs) == 0
+
+
+def ask(context: Context | pypcd.Llama, setting: Setting, call: Any = _native.pcd_set) -> tuple[int, str]:
+    error, params = ctypes.create_string_buffer(500), native_params(pypcd.PCDConfig(**setting))
+    return call(context.ctx, ctypes.byref(params), error, 500), error.value.decode()
+
+
+def set_seq(context: Context, seq: int, setting: Setting | None) -> tuple[int, str]:
+    """llama_pcd_set_seq; a `combine` that is not in PCDConfig may be among the fields."""
+    error, params = ctypes.create_string_buffer(500), None
+    if setting is not None:
+        combine = setting.get("combine", True)
+        fields = {name: value for name, value in setting.items() if name != "combine"}
+        params = ctypes.byref(native_params(pypcd.PCDConfig(**fields), combine=combine))
+    return _native.pcd_set_seq(context.ctx, seq, params, error, 500), error.value.decode()
+
+
+def decode_batch(context: Context, entries: Sequence[tuple[int, int, list[int], bool]]) -> int:
+    """(token, position, sequences, whether its logits are wanted)"""
+    n, int32 = len(entries), ctypes.c_int32
+    tokens, positions, sequences, wanted = zip(*entries)
+    batch = llama_cpp.llama_batch(
+        n,
+        (int32 * n)(*tokens),
+        None,
+        (int32 * n)(*positions),
+        (int32 * n)(*map(len, sequences)),
+        (ctypes.POINTER(int32) * n)(*((int32 * len(s))(*s) for s in sequences)),
+        (ctypes.c_int8 * n)(*wanted),
+    )
+    return llama_cpp.llama_decode(context.ctx, batch)
+
+
+def check_seen(context: Context, i: int, setting: Setting) -> None:
+    """What callers read of row i is the contrast of L and L* with this setting, and behind it the other tokens."""
+    standard, over = (row.astype(float) for row in context.rows(i))
+    c = pypcd.PCDConfig(**setting)
+    wanted = contrast(standard, over, c.beta, c.gamma, c.relative_top, c.adaptive)
+    if np.isfinite(wanted).sum() == 1:  # a single plausible token keeps its logit
+        wanted[np.isfinite(wanted)] = standard.max()
+    np.testing.assert_allclose(context.seen(i), behind(wanted, standard), rtol=1e-5, atol=1e-4)
+
+
+Native = Callable[..., Context]
+
+
+def same_rows(a: Context, b: Context | Rows, i: int = -1) -> None:
+    """L and L* of row i equal those of another context with PCD, or earlier ones."""
+    rows = a.rows(i)
+    close(rows, b.rows(i) if isinstance(b, Context) else b, a.limit)
+    assert np.abs(rows[0] - rows[1]).max() > 0.05, "the twin must differ, or this test shows nothing"
+
+
+def check_row(context: Context, stock: Context, other: Context, i: int = -1) -> None:
+    """L equals stock's, L* that of another context with PCD."""
+    close(context.rows(i)[0], stock.seen(i), context.limit)
+    same_rows(context, other, i)

@@ -1,0 +1,439 @@
+"""The page of `pypcd serve` in a real Chromium, found by role and accessible name as a screen reader finds it.
+
+Every page is watched: an error or a warning on its console, an exception, a violation of its content security policy or a
+request to anywhere but its server fails the test that opened it. `Chat` knows by which names the parts of the page are found;
+`Script` is a server of answers that a test makes up. Nothing here knows what the page should do.
+
+PYPCD_PAGE names a folder with the page to test in place of the one in the executable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import random
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from serving import SMALL, Quiet, ask, complete, listening, ready
+
+from pypcd.server import Server
+
+CHROMIUM = os.environ.get("PYPCD_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+HOW = (
+    "apt-get install --no-install-recommends chromium (or PYPCD_CHROMIUM=/path/to/chrome), scripts/install test browser, "
+    "then scripts/test tests/server/test_page*.py"
+)
+if not CHROMIUM:
+    pytest.skip(f"the page is tested in Chromium, which is not here: {HOW}", allow_module_level=True)
+try:
+    from axe_playwright_python.base import AXE_SCRIPT
+    from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect, sync_playwright
+except ImportError:
+    pytest.skip(f"the page is tested with Playwright and axe-core, which are not here: {HOW}", allow_module_level=True)
+
+ENDLESS = ["--logit-bias", "2-inf"]  # an answer has no end of its own
+SECONDS = 20.0  # for one expectation, on a machine that is busy
+expect.set_options(timeout=SECONDS * 1000)
+
+Open = Callable[..., "Chat"]
+
+
+def serve(*options: str, model: Any = "demo", **settings: Any) -> contextlib.AbstractContextManager[Server]:
+    """A block in which a server runs that has the page."""
+    page = os.environ.get("PYPCD_PAGE")
+    settings = {"pcd": "paper:evaluation=fused", "parallel": 4, **settings}
+    more = [*(["--path", os.path.abspath(page)] if page else []), *options]
+
+    return ready(model, options=[*SMALL, *more], **settings)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Server]:
+    with serve() as server:
+        yield server
+
+
+# Not for the session: Playwright's event loop runs as long as it is open, and other tests have loops of their own.
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # for which Chromium's sandbox does not start
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            chromium_sandbox=not is_root,
+            args=["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],  # nothing can leave, whatever is tried
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    made = Script()
+    with listening(made.handler) as port:
+        made.url = f"http://127.0.0.1:{port}"
+        try:
+            yield made
+        finally:
+            for stream in made.streams:
+                stream.just_end()
+
+
+class Watch:
+    """What the pages of a context did that they should not."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.requests: list[str] = []
+        self.faults: list[str] = []
+        self.allowed: list[str] = []
+        self._origin = url
+        context.on("request", lambda request: self._request(request.url))
+        context.on("page", self._follow)
+        context.expose_binding("pypcdViolation", lambda _, text: self.faults.append(f"policy: {text}"))
+        context.add_init_script(
+            "document.addEventListener('securitypolicyviolation', "
+            "e => pypcdViolation(`${e.violatedDirective} ${e.blockedURI} ${e.sample}`))"
+        )
+
+    def _follow(self, page: Page) -> None:
+        page.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
+        page.on("crash", lambda _: self.faults.append("crash"))
+        page.on("websocket", lambda socket: self._request(socket.url))
+        page.on(
+            "console",
+            lambda message: (
+                message.type in ("error", "warning") and self.faults.append(f"console: {message.type}: {message.text}")
+            ),
+        )
+
+    def _request(self, url: str) -> None:
+        self.requests.append(url)
+        url = url.removeprefix("blob:")
+        if not url.startswith(("data:", self._origin + "/")):
+            self.faults.append(f"request: {url}")
+
+    def allow(self, *patterns: str) -> None:
+        """Faults that the test is about: they have to come."""
+        self.allowed += patterns
+
+    def check(self) -> None:
+        left = [fault for fault in self.faults if not any(re.search(pattern, fault) for pattern in self.allowed)]
+        assert not left, left
+        missing = self.missing()
+        assert not missing, f"expected, and did not come: {missing}; there were {self.faults}"
+
+    def missing(self) -> list[str]:
+        """Those that have not come yet."""
+        return [pattern for pattern in self.allowed if not any(re.search(pattern, fault) for fault in self.faults)]
+
+
+@pytest.fixture
+def open_page(chromium: Browser, served: Server) -> Iterator[Open]:
+    """open_page(server, greedy=True, **what a browser context takes): a page in a context of its own, watched."""
+    opened: list[tuple[BrowserContext, Watch]] = []
+
+    def make(server: Server = served, *, greedy: bool = True, **kwargs: Any) -> Chat:
+        context = chromium.new_context(**{"reduced_motion": "reduce", "locale": "en-GB", **kwargs})
+        context.set_default_timeout(SECONDS * 1000)
+        context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+        opened.append((context, Watch(context, server.url)))
+        chat = Chat(context.new_page(), opened[-1][1], server)
+        chat.go()
+        if greedy:
+            chat.set(temperature=0, longest_answer=24)
+        return chat
+
+    try:
+        yield make
+        for _, watch in opened:
+            watch.check()
+    finally:
+        for context, _ in opened:
+            context.close()
+
+
+class Chat:
+    """One open page. Names of things are those that the page tells to a screen reader."""
+
+    def __init__(self, page: Page, watch: Watch, server: Server) -> None:
+        self.page, self.watch, self.server = page, watch, server
+        self.message = self.named("textbox", "Message")
+        self.answers = self.named("article", "Answer")
+        self.questions = self.named("article", "You")
+        self.alert = page.get_by_role("alert")
+
+    def named(self, role: Any, name: str, within: Locator | None = None) -> Locator:
+        return (within or self.page).get_by_role(role, name=name, exact=True)
+
+    def button(self, name: str, within: Locator | None = None) -> Locator:
+        return self.named("button", name, within)
+
+    def go(self) -> None:
+        self.page.goto(self.server.url + "/")
+        expect(self.named("combobox", "Model").locator("option").or_(self.alert).first).to_be_attached()
+
+    def again(self) -> Chat:
+        """Another page of the same browser."""
+        other = Chat(self.page.context.new_page(), self.watch, self.server)
+        other.go()
+        return other
+
+    def set(self, *, stays: bool = False, **values: Any) -> None:
+        """Fill in fields of the settings: top_p=0.5 is "Top p".
+
+        Args:
+            stays: leave the dialog open.
+        """
+        self.button("Settings").click()
+        dialog = self.named("dialog", "Settings")
+        for name, value in values.items():
+            label = name.capitalize().replace("_", " ").replace("Api", "API")
+            field = dialog.get_by_label(re.compile(rf"^{label}\b|\({name}\)"))
+            if field.evaluate("field => field.localName") == "select":
+                field.select_option(label=value)
+            else:
+                field.fill(str(value))
+                field.blur()
+        if not stays:
+            self.button("Done", dialog).click()
+            expect(dialog).to_be_hidden()
+
+    def pcd(self, label: str | re.Pattern[str]) -> None:
+        """Choose the PCD of the next answer."""
+        field = self.named("combobox", "PCD")
+        labels = field.locator("option").all_inner_texts()
+        (found,) = [one for one in labels if re.search(label, one)]
+        field.select_option(label=found)
+
+    def send(self, text: str) -> None:
+        self.message.fill(text)
+        self.message.press("Enter")
+
+    def ask(self, text: str) -> Locator:
+        """Send, and wait for the whole answer."""
+        n = self.answers.count()
+        self.send(text)
+        expect(self.answers).to_have_count(n + 1)
+        return self.finished()
+
+    def told(self, script: Script, *words: str | bytes | dict[str, Any], text: str = "Say") -> Locator:
+        """Ask, have these words answered, and wait for the end."""
+        self.send(text)
+        return self._told(script, *words)
+
+    def retold(self, script: Script, *words: str | bytes | dict[str, Any]) -> Locator:
+        """Another version of the last answer."""
+        self.button("Retry", self.answers.last).click()
+        return self._told(script, *words)
+
+    def _told(self, script: Script, *words: str | bytes | dict[str, Any]) -> Locator:
+        stream = script.next(self)
+        expect(self.button("Stop")).to_be_visible()
+        stream.say(*words).end()
+        return self.finished()
+
+    def finished(self) -> Locator:
+        """The last answer, when it is complete."""
+        expect(self.button("Send")).to_be_visible()
+        last = self.answers.last
+        expect(last).not_to_have_attribute("aria-busy", "true")
+        return last
+
+    def copied(self, article: Locator) -> str:
+        """The text of a question or an answer, as its button copies it."""
+        self.page.evaluate("navigator.clipboard.writeText('nothing was copied')")
+        self.button("Copy", article).click()
+        self.until(lambda: self._clipboard() != "nothing was copied")
+        return self._clipboard()
+
+    def _clipboard(self) -> str:
+        return self.page.evaluate("navigator.clipboard.readText()")
+
+    def tokens(self, answer: Locator) -> Locator:
+        """The buttons of an answer's tokens, in order."""
+        toggle = self.button("Tokens", answer)
+        if toggle.get_attribute("aria-pressed") != "true":
+            toggle.click()
+        expect(toggle).to_have_attribute("aria-pressed", "true")
+        return answer.get_by_role("group", name=re.compile("^Tokens")).get_by_role("button")
+
+    def open_token(self, token: Locator) -> Locator:
+        token.click()
+        dialog = self.named("dialog", "Token")
+        expect(dialog).to_be_visible()
+        return dialog
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        """Wait, while the page goes on, for something that is not in it."""
+        for _ in range(int(SECONDS * 50)):
+            if condition():
+                return
+            self.page.wait_for_timeout(20)
+        raise AssertionError("it did not come about")
+
+    def play(self, script: Script) -> None:
+        """From now on its answers are made up. The real server still counts tokens and knows the template."""
+
+        def elsewhere(route: Route) -> None:
+            route.continue_(url=script.url + urlsplit(route.request.url).path)
+
+        self.page.context.route("**/completion", elsewhere)
+
+    def axe(self) -> list[str]:
+        """What axe-core finds of serious or critical faults on the page as it is now."""
+        self.page.evaluate(AXE_SCRIPT)
+        found = self.page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+        return [
+            f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes']]}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+
+    def widest(self) -> int:
+        """How many pixels the page scrolls sideways."""
+        return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+class Script:
+    """A server of answers that a test makes up, sent when the test says so."""
+
+    url: str
+
+    class Stream:
+        """One request and its answer."""
+
+        def __init__(self, body: dict[str, Any]) -> None:
+            self.body = body
+            self.is_left = threading.Event()  # the page is not there any more
+            self._n_tokens = 0
+            self._parts: queue.Queue[tuple[str, Any]] = queue.Queue()
+
+        def say(self, *parts: str | bytes | dict[str, Any]) -> Script.Stream:
+            """Texts, each a token of the answer; whole events; or bytes as they are."""
+            for part in parts:
+                if isinstance(part, str):
+                    part = event(part)
+                if isinstance(part, dict):
+                    self._n_tokens += len(part.get("tokens", ()))
+                    part = {"tokens_predicted": self._n_tokens, **part}
+                self._parts.put(
+                    ("send", part if isinstance(part, bytes) else b"data: %s\n\n" % json.dumps(part).encode())
+                )
+            return self
+
+        def end(self, **fields: Any) -> None:
+            """The last event, and the end."""
+            timings = {"prompt_n": 3, "cache_n": 0, "prompt_ms": 1.0, "prompt_per_second": 3000.0, "predicted_n": 2}
+            timings.update(predicted_ms=1.0, predicted_per_second=2000.0)
+            self.say({"content": "", "tokens": [], "stop": True, "stop_type": "eos", "timings": timings, **fields})
+            self._parts.put(("end", None))
+
+        def just_end(self) -> None:
+            self._parts.put(("end", None))
+
+        def break_off(self) -> None:
+            """The connection ends in the middle of a chunk."""
+            self._parts.put(("break", None))
+
+        def fail(self, status: int, body: bytes) -> None:
+            """An error in place of an answer."""
+            self._parts.put(("fail", (status, body)))
+
+    def __init__(self) -> None:
+        self.streams: list[Script.Stream] = []
+        self._n_taken = 0
+        script = self
+
+        class Handler(Quiet):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                stream = Script.Stream(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                script.streams.append(stream)
+                try:
+                    self.answer(stream)
+                except (BrokenPipeError, ConnectionResetError):
+                    stream.is_left.set()
+                self.close_connection = True
+
+            def answer(self, stream: Script.Stream) -> None:
+                has_begun = False
+                while True:
+                    try:
+                        what, data = stream._parts.get(timeout=0.05 if has_begun else SECONDS)
+                    except queue.Empty:
+                        what, data = "send", b": alive\n\n"  # a comment, which shows whether somebody listens
+                    if what == "fail":
+                        status, body = data
+                        self.send_response(status)
+                        self.send_header("Content-Length", str(len(body)))
+                        self.end_headers()
+                        self.wfile.write(body)
+                        return
+                    if not has_begun:
+                        has_begun = True
+                        self.send_response(200)
+                        self.send_header("Content-Type", "text/event-stream")
+                        self.send_header("Transfer-Encoding", "chunked")
+                        self.end_headers()
+                    if what == "break":
+                        self.wfile.write(b"ffff\r\ndata: {")
+                        return
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(data or b""), data or b""))
+                    if what == "end":
+                        return
+
+        self.handler = Handler
+
+    def next(self, chat: Chat) -> Script.Stream:
+        """The request that the page makes next, or has just made."""
+        chat.until(lambda: len(self.streams) > self._n_taken)
+        self._n_taken += 1
+        return self.streams[self._n_taken - 1]
+
+
+def prompt_of(server: Server, *texts: str, system: str = "") -> str:
+    """The prompt for a talk of these texts, yours and the answers in turn."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    status, answer = ask(server, "/apply-template", {"messages": messages})
+    assert status == 200, answer
+    return answer["prompt"]
+
+
+def means(server: Server, pcd: Any) -> Any:
+    """What the server makes of a request's field."""
+    return complete(server, "a", n_predict=1, pcd=pcd)["generation_settings"]["pcd"]
+
+
+def event(text: str, token_id: int = 300, **fields: Any) -> dict[str, Any]:
+    """What the server sends for one token of an answer, with one candidate; fields of the token."""
+    option = {"id": token_id, "token": text, "bytes": [*text.encode()], "logprob": -0.1}
+    token = {**option, "top_logprobs": [option], **fields}
+    return {"content": text, "tokens": [token_id], "stop": False, "completion_probabilities": [token]}
+
+
+def question(n_pairs: int, seed: int = 0) -> tuple[str, str]:
+    """A question that the demo model was trained on, and its right answer."""
+    rng = random.Random(seed)
+
+    def word() -> str:
+        return f"{rng.randrange(16**4):04x}-{rng.randrange(16**4):04x}"
+
+    pairs = {word(): word() for _ in range(n_pairs)}
+    key = list(pairs)[n_pairs // 3]
+    text = (
+        "Extract the value corresponding to the specified key in the JSON object below.\n\n"
+        f'JSON data:\n{json.dumps(pairs)}\n\n\nKey: "{key}"\nThe value associated with the specified key is:'
+    )
+    return text, pairs[key]

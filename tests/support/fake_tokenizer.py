@@ -1,0 +1,41 @@
+"""A tokenizer without a model: pieces of up to four letters or three digits, single spaces and signs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pypcd.prompt import Prompt
+
+BOS = 0
+
+
+class Pieces:
+    """Decodes what it encodes, and puts BOS before every text.
+
+    Args:
+        template: how many tokens its chat template adds to every prompt.
+    """
+
+    pattern = r"[^\W\d]{1,4}|\d{1,3}|\W"
+
+    def __init__(self, template: int = 0) -> None:
+        self.template = template
+        self._pieces = [""]
+        self._ids: dict[str, int] = {}
+
+    def count(self, prompt: Prompt) -> int:
+        shots = "".join(question + answer for question, answer in prompt.shots)
+        return len(self.encode(shots + prompt.text + prompt.answer_prefix)) + self.template
+
+    def encode(self, text: str) -> list[int]:
+        tokens = [BOS]
+        for piece in re.findall(self.pattern, text):
+            if piece not in self._ids:
+                self._ids[piece] = len(self._pieces)
+                self._pieces.append(piece)
+            tokens.append(self._ids[piece])
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(self._pieces[token] for token in tokens)

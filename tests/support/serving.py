@@ -1,0 +1,161 @@
+"""What the tests of `pypcd serve` share: servers, requests, and the oracle for an answer, pypcd.Llama with the same setting.
+
+Knows nothing of what a single test looks for. Where llama-server was not built, the module that imports this is skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+from conftest import F32, contrasted, native_row, rounding_of
+
+import pypcd
+from pypcd import PCDConfig
+from pypcd.server import Server, executable
+
+try:
+    executable()
+except pypcd.LibraryError:
+    pytest.skip(
+        "llama-server was not built (PYPCD_SERVER=OFF); pip install . without that builds it", allow_module_level=True
+    )
+
+N = 24
+SMALL = ["--ctx-size", "8192", "--threads", "1", "--threads-batch", "1", "--log-verbosity", "1"]
+SMALL += ["--cache-type-k", "f32", "--cache-type-v", "f32"]  # a cache that rounds nothing
+BASE = "paper:evaluation=fused"  # "auto" goes by time
+PROMPTS = ["The keys are red, blue and green. The first one is", '{"a": 1, "b": 2}\nWhat is b?', "1 2 3 4 5 6 7"]
+SETTINGS: dict[str, Any] = {
+    "plain": False,
+    "server's": True,
+    "preset": "cautious",
+    "window": {"perturbation": "none", "window": 4, "n_sink": 0, "beta": 4.0},
+    "fields": {"beta": 1.0, "relative_top": 0.05, "gamma": 8},
+    "adaptive": {"adaptive": "jsd", "beta": 20.0},
+    "late": {"min_context": 30},
+    "unsure": {"min_entropy": 2.0},
+}
+MESSAGES = [{"role": "user", "content": "What is red?"}]
+SECONDS = 60  # for something to come about
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[pypcd.Llama]:
+    made = pypcd.Llama("demo", pcd=BASE, n_ctx=4096, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with ready(pcd=BASE, parallel=8) as made:
+        yield made
+
+
+def ask(server: Server, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """The status and the answer, read as JSON where it is."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    data = body if isinstance(body, (bytes, type(None))) else json.dumps(body)
+    connection.request("GET" if body is None else "POST", path, data, {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    try:
+        return response.status, json.loads(text)
+    except ValueError:
+        return response.status, text
+
+
+@contextlib.contextmanager
+def ready(model: Any = "demo", **given: Any) -> Iterator[Server]:
+    """A block in which a server answers requests, on a free port."""
+    with Server(model, **{"port": 0, "options": SMALL, **given}).running() as server:
+        assert server.wait_until_ready()
+        yield server
+
+
+def complete(server: Server, prompt: str, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "n_predict": N, "temperature": 0, "return_tokens": True, **fields}
+    status, answer = ask(server, "/completion", body)
+    assert status == 200, answer
+    return answer
+
+
+def refused(server: Server, **fields: Any) -> str:
+    status, answer = ask(server, "/completion", {"prompt": "a", "n_predict": 1, **fields})
+    assert status == 400, answer
+    assert answer["error"]["type"] == "invalid_request_error"
+    return str(answer["error"]["message"])
+
+
+def in_python(setting: Any) -> Any:
+    """What pypcd.Llama takes for a request's setting."""
+    if isinstance(setting, str):
+        return PCDConfig.preset(setting).replace(evaluation="fused")
+    return PCDConfig.resolve(setting, PCDConfig.resolve(BASE))
+
+
+def is_greedy(llm: pypcd.Llama, prompt: str, setting: Any, tokens: list[int], *, ends: bool = True) -> None:
+    """Each token is pypcd.Llama's best one; or, since sums in another order round in another way, one that ties with it.
+
+    Args:
+        ends: whether the answer may end; else the token that would end it is not looked at.
+    """
+    llm.pcd = in_python(setting)
+    text = llm.tokenize(prompt.encode())
+    llm.reset()
+    llm._ctx.kv_cache_clear()
+    llm.eval(text)
+    worst = 0.0
+    assert tokens
+    for token in tokens:
+        row = native_row(llm)
+        if not ends:
+            row[llm.token_eos()] = -np.inf
+        worst = max(worst, float(row.max() - row[token]))
+        llm.eval([token])
+    if worst > 0:
+        assert worst < contrasted(rounding_of(llm, text), 30.0), (prompt, setting, tokens, worst)
+
+
+def log_softmax(row: Any) -> np.ndarray:
+    row = np.asarray(row, np.float64)
+    best = row[np.isfinite(row)].max()
+    return row - best - np.log(np.exp(row - best).sum())
+
+
+def within(what: Callable[[], bool], seconds: float = SECONDS) -> bool:
+    """Whether it becomes true in that time."""
+    end = time.monotonic() + seconds
+    while not what() and time.monotonic() < end:
+        time.sleep(0.01)  # an answer that it is about may be short
+    return what()
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    """A handler that writes no log."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def listening(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
+    """A block in which a server of ours answers; its port."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield made.server_address[1]
+        finally:
+            made.shutdown()
+            thread.join()
