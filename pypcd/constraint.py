@@ -14,7 +14,7 @@ import llama_cpp
 
 from pypcd import engine
 
-__all__ = ["LEFT_PLAIN", "has_grammar", "say_once"]
+__all__ = ["LEFT_PLAIN", "has_grammar", "warn_once"]
 
 LEFT_PLAIN = (
     "PCD is off in answers under a grammar, a JSON schema or a forced tool, where a contrast spoils values; pcd= in the call "
@@ -29,7 +29,7 @@ def has_grammar(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return (args[_PLACE] if len(args) > _PLACE else kwargs.get("grammar")) is not None
 
 
-def say_once(n_before: int) -> None:
+def warn_once(n_before: int) -> None:
     """Log that an answer is left plain, the first time in a model."""
     if not n_before:
         engine.logger.warning("%s", LEFT_PLAIN)

@@ -69,7 +69,7 @@ class Measurement:
 
 def default_methods() -> list[str]:
     """The methods measured by default; without the stock library where AMX is off, since it cannot turn that off."""
-    amx = engine.settle_amx()
+    amx = engine.configure_amx()
     return [
         *([] if amx.exists and not amx.on else [STOCK]),
         TWO_ROWS,
@@ -186,7 +186,7 @@ class _Plan:
             methods = {
                 name: config
                 for name, config in methods.items()
-                if models[self.flash_attn[0], _second(config)].llm.pcd_refusal(config) is None
+                if engine.pcd_refusal(models[self.flash_attn[0], _second(config)].llm, config) is None
             }
             first = models[self.flash_attn[0], _second(None)]
             stream = _stream(first.llm, text, lengths[-1] + self.n)

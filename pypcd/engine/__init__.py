@@ -16,7 +16,7 @@ from pypcd import library
 library.check()  # first: it reports a wrong or missing library
 
 # isort: split
-from pypcd.engine._amx import install_amx, settle_amx
+from pypcd.engine._amx import configure_amx, install_amx
 from pypcd.engine._context import (
     can_shift,
     clear,
@@ -43,7 +43,7 @@ from pypcd.engine._devices import (
 from pypcd.engine._exits import exit_rows, has_tied_head, set_exits
 from pypcd.engine._grammar import Grammar, check_grammar
 from pypcd.engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
-from pypcd.engine._handles import is_open, protect, shut
+from pypcd.engine._handles import guard_handles, invalidate_handles, is_open
 from pypcd.engine._heads import (
     HEAD_ORDERS,
     find_head_order,
@@ -107,6 +107,7 @@ __all__ = [
     "check_rpc_server",
     "clear",
     "clear_errors",
+    "configure_amx",
     "copy_sequence",
     "cpu_features",
     "decode",
@@ -116,11 +117,13 @@ __all__ = [
     "fill_cells",
     "find_head_order",
     "graph_stats",
+    "guard_handles",
     "has_row",
     "has_tied_head",
     "idle_backends",
     "in_force",
     "init_sampler",
+    "invalidate_handles",
     "is_end",
     "is_open",
     "is_recurrent",
@@ -138,7 +141,6 @@ __all__ = [
     "pcd_refusal",
     "pcd_stats",
     "progress_callback",
-    "protect",
     "reason",
     "rewind",
     "rope_freq_scale",
@@ -154,9 +156,7 @@ __all__ = [
     "set_sequence_pcd",
     "set_threads",
     "set_tokens",
-    "settle_amx",
     "shift",
-    "shut",
     "step_times",
     "supports_gpu",
     "suspended",

@@ -44,8 +44,8 @@ class Ours(Side):
             rows = [engine.row(self.llm)]
         else:
             found = self.llm.pcd_logits()
-            assert found.over_rotated is not None  # no cut is set, so every token has its twin
-            rows = [found.standard, found.over_rotated]
+            assert found.local is not None  # no cut is set, so every token has its twin
+            rows = [found.standard, found.local]
         np.save(file, np.stack(rows))
 
 

@@ -52,7 +52,7 @@ class Theirs(Side):
             self.rotary = self._rotary()
             self.standard = self.rotary.inv_freq
             factors = rho(2 * self.standard.numel(), pcd["alpha"], pcd["base_ratio"])
-            self.over_rotated = (self.standard.double() * torch.tensor(factors, dtype=torch.float64)).float()
+            self.local = (self.standard.double() * torch.tensor(factors, dtype=torch.float64)).float()
 
     def _rotary(self) -> torch.nn.Module:
         found = [
@@ -82,7 +82,7 @@ class Theirs(Side):
         if self.pcd is None:
             self.rows = [self._pass(tokens)]
             return int(self.rows[0].argmax())
-        self.rotary.inv_freq = self.over_rotated
+        self.rotary.inv_freq = self.local
         second = self._pass(tokens)
         self.rotary.inv_freq = self.standard
         self.cache.crop(-1)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import pypcd
+from pypcd import method
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts/compare"
@@ -329,9 +330,9 @@ print(json.dumps([rho(64, 0.2, 1e-4), rho(16, 0.5, 0.01), [contrasted(row, secon
         check=True,
     )
     first, other, tokens = json.loads(done.stdout)
-    np.testing.assert_allclose(first, pypcd.rho(64, alpha=0.2, base_ratio=1e-4), rtol=1e-12)
-    np.testing.assert_allclose(other, pypcd.rho(16, alpha=0.5, base_ratio=0.01), rtol=1e-12)
-    wanted = [int(pypcd.contrast(*rows, beta=2.5, gamma=min(n, 200)).argmax()) for n in (1, 5, 999)]
+    np.testing.assert_allclose(first, method.rho(64, alpha=0.2, base_ratio=1e-4), rtol=1e-12)
+    np.testing.assert_allclose(other, method.rho(16, alpha=0.5, base_ratio=0.01), rtol=1e-12)
+    wanted = [int(method.contrast(*rows, beta=2.5, gamma=min(n, 200)).argmax()) for n in (1, 5, 999)]
     assert tokens == wanted and len(set(tokens)) > 1
 
 

@@ -267,7 +267,7 @@ def test_ratios_and_pcd_exclude_each_other(tiny: Tiny, load: Load) -> None:
     take_off(llm)
     llm.pcd = "paper"
     llm.eval(TOKENS[:5])
-    assert llm.pcd_logits().over_rotated is not None
+    assert llm.pcd_logits().local is not None
 
 
 def test_keys_of_scaled_heads_are_not_shifted(tiny: Tiny, load: Load) -> None:

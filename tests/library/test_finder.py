@@ -31,7 +31,7 @@ def test_import_pypcd_imports_nothing_else() -> None:
 
 
 def test_neither_do_settings_errors_and_the_method() -> None:
-    code = "import pypcd; pypcd.PCDConfig(); pypcd.LibraryError; pypcd.rho(64); print('llama_cpp' in sys.modules)"
+    code = "import pypcd; pypcd.PCDConfig(); pypcd.LibraryError; pypcd.PCDError; print('llama_cpp' in sys.modules)"
     assert passes(code) == "False\n"
     assert passes(code, LLAMA_CPP_LIB_PATH="/nowhere") == "False\n"
 

@@ -36,7 +36,7 @@ def rows(llm, setting):
     llm.eval([1, *range(3, 60)])
     found = llm.pcd_logits()
     assert llm.pcd_stats().n_twins
-    return [getattr(found, name).tobytes() for name in ("standard", "over_rotated", "contrasted")]
+    return [getattr(found, name).tobytes() for name in ("standard", "local", "contrasted")]
 llm = pypcd.Llama(sys.argv[1], n_ctx=256, n_threads=1, n_threads_batch=1)
 for setting in ("paper", "cautious", "window", {"cache": "separate"}, {"evaluation": "alternate"}):
     print(hashlib.sha256(b"".join(rows(llm, setting))).hexdigest())

@@ -113,10 +113,10 @@ def test_what_a_contrast_changes_and_that_it_is_left_out(pair: tuple[pypcd.Llama
         text = b""
         while not text.endswith(b">"):
             rows = llm.pcd_logits()
-            assert rows.over_rotated is not None
+            assert rows.local is not None
             best = np.argsort(-rows.standard)[:30]  # gamma
             row = np.full(llm.n_vocab(), -np.inf)
-            row[best] = (1 + beta) * rows.standard[best] - beta * rows.over_rotated[best]
+            row[best] = (1 + beta) * rows.standard[best] - beta * rows.local[best]
             known = [token for token, piece in enumerate(pieces) if piece and BEGUN.fullmatch(text + piece)]
             row = row if np.isfinite(row[known]).any() else rows.standard  # none of them is plausible
             chosen = max(known, key=lambda token, row=row: row[token])  # type: ignore[misc]

@@ -156,7 +156,7 @@ def record(shim: Path, folder: Path) -> dict[str, list[str]]:
                 llm = pypcd.Llama(path, pcd=False, **options, **cache)
                 text = [1 + i % 300 for i in range(n)]
                 for mode, pcd, more in tries(model):
-                    if more["n"] != n or (mode and llm.pcd_refusal(pypcd.PCDConfig(**pcd))):
+                    if more["n"] != n or (mode and pypcd.engine.pcd_refusal(llm, pypcd.PCDConfig(**pcd))):
                         continue
                     given = {name: more.get(name, False) for name in ("later", "shift")}
                     for node in nodes_of(
