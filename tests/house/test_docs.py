@@ -41,10 +41,8 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
 # -- README -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_readme_is_short_and_begins_with_its_title_and_a_picture() -> None:
+def test_the_readme_has_the_two_commands() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "# pypcd" and len(lines) <= 120
-    assert sum(line.startswith("![") for line in lines[:30]) == 1
     assert any(line.startswith("    scripts/demo  ") and "#" in line for line in lines)
     assert any(line.startswith("    scripts/test  ") and "#" in line for line in lines)
 
