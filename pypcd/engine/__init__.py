@@ -44,13 +44,7 @@ from pypcd.engine._exits import exit_rows, has_tied_head, set_exits
 from pypcd.engine._grammar import Grammar, check_grammar
 from pypcd.engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
 from pypcd.engine._handles import guard_handles, invalidate_handles, is_open
-from pypcd.engine._heads import (
-    HEAD_ORDERS,
-    find_head_order,
-    knows_head_order,
-    set_head_ratios,
-    unset_head_ratios,
-)
+from pypcd.engine._heads import evaluate_with_ratios, head_counts, set_head_ratios, unset_head_ratios
 from pypcd.engine._log import clear_errors, install, last_errors, logger, reason
 from pypcd.engine._model import (
     check_decoder,
@@ -64,6 +58,7 @@ from pypcd.engine._model import (
     progress_callback,
     rope_freq_scale,
     rotates,
+    slides,
     token_bytes,
     token_text,
 )
@@ -90,7 +85,6 @@ from pypcd.engine._rpc import RemoteDevices, check_rpc_server, rpc_library, run_
 from pypcd.engine._tap import tap
 
 __all__ = [
-    "HEAD_ORDERS",
     "N_SEQUENCES",
     "Grammar",
     "Graph",
@@ -113,13 +107,14 @@ __all__ = [
     "decode",
     "detokenize",
     "devices",
+    "evaluate_with_ratios",
     "exit_rows",
     "fill_cells",
-    "find_head_order",
     "graph_stats",
     "guard_handles",
     "has_row",
     "has_tied_head",
+    "head_counts",
     "idle_backends",
     "in_force",
     "init_sampler",
@@ -127,7 +122,6 @@ __all__ = [
     "is_end",
     "is_open",
     "is_recurrent",
-    "knows_head_order",
     "last_errors",
     "library_path",
     "logger",
@@ -157,6 +151,7 @@ __all__ = [
     "set_threads",
     "set_tokens",
     "shift",
+    "slides",
     "step_times",
     "supports_gpu",
     "suspended",

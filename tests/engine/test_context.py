@@ -185,7 +185,7 @@ def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
         lambda: engine.pcd_logits(llm, 0),
         lambda: engine.set_exits(llm, [1]),
         lambda: engine.exit_rows(llm, 1, 0),
-        lambda: engine.find_head_order(llm),
+        lambda: engine.head_counts(llm),
         lambda: engine.init_sampler(llm, -1),
         lambda: llm.eval([1]),
         lambda: llm.set_sequence_pcd(0, False),
