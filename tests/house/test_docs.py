@@ -13,7 +13,7 @@ import shlex
 
 import pytest
 
-import pypcd
+import pypcd.method
 from pypcd import PCDConfig, cli, decode, evaluation
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -274,7 +274,7 @@ def test_the_tour_names_what_is_there() -> None:
         path = ROOT / name
         assert path.is_dir() if name.endswith("/") else path.is_file(), f"{name} is not there"
     for name in ("rho", "contrast"):
-        assert callable(getattr(pypcd, name)) and f"def {name}(" in (ROOT / "pypcd/method.py").read_text()
+        assert callable(getattr(pypcd.method, name))
 
 
 def test_the_tour_leaves_nothing_out() -> None:
