@@ -98,13 +98,14 @@ def _evidence(tuned: Tuned) -> dict[str, Any]:
 
 def _print(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> None:
     columns = _table.columns()
-    tried = [[setting, *map(_interval, vars(figures).values())] for setting, figures in tuned.tried.items()]
+    names = ["setting", "long questions", *(["everyday questions"] if tuned.plain_everyday is not None else [])]
+    tried = [[name, *map(_interval, (found.gain, found.everyday))][: len(names)] for name, found in tuned.tried.items()]
     print("First half of the questions, difference to greedy in points:\n")
-    print(_table.table(("setting", "long questions", "everyday questions"), tried, (False,) * 3, 1, columns))
+    print(_table.table(names, tried, (False,) * len(names), 1, columns))
     if tuned.best:
         rows = [*_lines(tuned.gain, "all long questions"), *_lines(tuned.everyday, "all everyday questions")]
         head = ("tokens", "task", BASELINE, "PCD", "difference", "wins / losses")
-        print(f"\nThe best setting is {tuned.best}. Second half of the questions:\n")
+        print(f"\nSecond half, with the best setting, {tuned.best}:\n")
         print(_table.table(head, rows, (True, False, True, True, False, True), 2, columns))
     print(f"\n{NOT_SHOWN}\n")
     for setting, reason in tuned.refused.items():
