@@ -113,18 +113,6 @@ struct llama_pcd_params {
     float   min_first_entropy; // nor any of an answer whose first token has less, or less than min_context. See llama_pcd_begin.
 };
 
-enum llama_pcd_head_order {
-    LLAMA_PCD_HEAD_ORDER_STATIC  = 0, // the first head has the largest ratio, the last one the smallest
-    LLAMA_PCD_HEAD_ORDER_OUTLIER = 1, // by how many keys get far more than the mean of the prompt's last attention
-};
-
-struct llama_pcd_head_ratios {
-    float   min_ratio;   // of H heads, ratio i is min_ratio + (max_ratio - min_ratio) i / H
-    float   max_ratio;
-    int32_t first_layer; // those before it stay as they are
-    int32_t order;       // enum llama_pcd_head_order
-};
-
 // why a batch, or a part of one, was evaluated in another way than llama_pcd_params.evaluation asks for
 enum llama_pcd_fallback {
     LLAMA_PCD_FALLBACK_NONE    = 0,
@@ -290,19 +278,19 @@ LLAMA_API int32_t llama_pcd_set_tap(
         struct llama_context * ctx, const char * const * prefixes, size_t n,
         llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err);
 
-// Ms-PoE: each attention head sees position t as t / r, with a ratio of its own. What is in memory was evaluated with the
-// ratios of its time: clear it after a change. NULL: off. Not together with PCD. On failure the former setting stays and
+// Ms-PoE: each attention head sees position t as t / r, with a ratio of its own. ratios: of all query heads, layer by layer, n in all; the
+// keys of a group of heads have its first head's. A layer whose ratios are all 1 is left as the model has it. What is in memory was
+// evaluated with the ratios of its time: clear it after a change. NULL: off. Not together with PCD. On failure the former setting stays and
 // `err` holds one sentence.
-//
-// LLAMA_PCD_HEAD_ORDER_OUTLIER finds its order in a prompt: llama_pcd_find_head_order() says that the next llama_decode is
-// one, a whole sequence from position 0 on that fits in n_ubatch. The order stays for all that is decoded afterwards, and
-// while the ratios are off, until other ones are set.
 LLAMA_API int32_t llama_pcd_set_head_ratios(
-        struct llama_context * ctx, const struct llama_pcd_head_ratios * params, char * err, size_t n_err);
-LLAMA_API int32_t llama_pcd_find_head_order(struct llama_context * ctx, char * err, size_t n_err);
+        struct llama_context * ctx, const float * ratios, int32_t n, char * err, size_t n_err);
 
-// The ratios of a layer's query heads into out[n]. Returns how many heads there are, -1 where ratios are off or the
-// layer's order is not known.
+// Other ratios for the heads of one layer, of which some are not 1. That may happen in the callback of a tap, once the tensors
+// "pcd_q-<layer>" and "pcd_k-<layer>" were handed over: these are then rotated with the new ones.
+LLAMA_API int32_t llama_pcd_set_layer_ratios(
+        struct llama_context * ctx, int32_t il, const float * ratios, int32_t n, char * err, size_t n_err);
+
+// The ratios of a layer's query heads into out[n], 1 where ratios are off. Returns how many heads there are; -1: there is no such layer.
 LLAMA_API int32_t llama_pcd_get_head_ratios(struct llama_context * ctx, int32_t il, float * out, int32_t n);
 
 // rho_j = theta*_j / theta_j, j = 1 .. n_rot/2, into out[n_rot/2]

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from pypcd.errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
     from pypcd.integrations.install import install, uninstall
     from pypcd.llama import Llama
-    from pypcd.method import contrast, frequencies, rho, strength
     from pypcd.sampler import pcd_sampler
 else:  # unseen by type checkers, to which any name would be one of pypcd's
 
     def __getattr__(name: str) -> object:
         if name not in _HOME_OF:
-            raise AttributeError(f"module 'pypcd' has no attribute {name!r}")
+            moved = f"; it is now pypcd.{_MOVED[name]}" if name in _MOVED else ""
+            raise AttributeError(f"module 'pypcd' has no attribute {name!r}{moved}")
         value = getattr(importlib.import_module(f"pypcd.{_HOME_OF[name]}"), name)
         globals()[name] = value
         return value
@@ -47,12 +47,8 @@ __all__ = [
     "PCDStats",
     "RPCError",
     "UnsupportedError",
-    "contrast",
-    "frequencies",
     "install",
     "pcd_sampler",
-    "rho",
-    "strength",
     "uninstall",
 ]
 
@@ -68,13 +64,20 @@ _HOME_OF = {
     "PCDStats": "engine",
     "RPCError": "errors",
     "UnsupportedError": "errors",
-    "contrast": "method",
-    "frequencies": "method",
     "install": "integrations.install",
     "pcd_sampler": "sampler",
-    "rho": "method",
-    "strength": "method",
     "uninstall": "integrations.install",
+}
+
+# names of the first release
+_MOVED = {
+    "analysis": "lab and pypcd.explain",
+    "contrast": "method.contrast",
+    "frequencies": "method.frequencies",
+    "measure": "bench",
+    "methods": "decode",
+    "rho": "method.rho",
+    "strength": "method.strength",
 }
 
 

@@ -125,7 +125,7 @@ class PCDConfig:
         offset_max: from offset_min to 1048576; if both are 0, the position stays.
         seed: seed of noise and offset, at least 0. They depend only on seed, position and layer: a token evaluated
             again gets the same ones.
-        sequences: of a context that decodes several, "all", or "chosen": only those that Llama.pcd_for gave a setting.
+        sequences: of a context that decodes several, "all", or "chosen": only those that Llama.set_sequence_pcd gave a setting.
         adaptive: what the strength of the contrast follows from token to token. None: nothing, it is beta. "jsd": beta
             times the Jensen-Shannon divergence of the two distributions, softmax(L) and softmax(L*), which is 0 where
             they are alike and 1 where they share no token (AdaCAD, arXiv 2409.07394). So it wants a larger beta.

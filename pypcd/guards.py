@@ -1,9 +1,9 @@
 """Who uses a pypcd.Llama: one thread at a time, and no call from inside another one that would change its text.
 
-    @_guards.guarded                # all public methods but FREE: alone in the model, or PCDError
+    @guards.guarded                # all public methods but UNLOCKED: alone in the model, or PCDError
     class Llama(llama_cpp.Llama): ...
 
-llama.cpp has no lock: two threads in one context end the process or mix their texts. Each model has a Turn, which a
+llama.cpp has no lock: two threads in one context end the process or mix their texts. Each model has a ModelLock, which a
 public method holds while it runs, and generate() while it makes a token; what is streamed lies open between two tokens, so
 generate() also sees whether somebody else has evaluated meanwhile. Knows nothing of the library.
 """
@@ -23,10 +23,10 @@ import numpy as np
 
 from pypcd.errors import InputError, PCDError
 
-__all__ = ["FREE", "Processors", "Text", "Turn", "guarded"]
+__all__ = ["UNLOCKED", "ModelLock", "Processors", "StreamGuard", "guarded"]
 
 # methods that ask the vocabulary or plain Python data, which any number of threads may do
-FREE = frozenset(
+UNLOCKED = frozenset(
     ("tokenize", "detokenize", "tokenizer", "n_ctx", "n_embd", "n_vocab")
     + ("token_bos", "token_eos", "token_nl", "pooling_type", "set_cache", "set_seed")
 )
@@ -38,7 +38,7 @@ _PATIENCE = 0.05  # seconds: another thread that only reads a counter is done by
 _T = TypeVar("_T", bound=type)
 
 
-class Turn(RLock):  # type: ignore[misc]  # final only for type checkers
+class ModelLock(RLock):  # type: ignore[misc]  # final only for type checkers
     """Whose turn it is with one model; a with block holds it.
 
     A lock by inheritance, since what lets it go is then one step, which Ctrl-C cannot interrupt. Taking it can be interrupted, in a
@@ -52,7 +52,7 @@ class Turn(RLock):  # type: ignore[misc]  # final only for type checkers
         super().__init__()
         self._llm = weakref.ref(llm)
         self._thread = 0  # the last one that held it
-        self.inside = ""  # the method that may call functions of the caller's at the moment: "generate", "sample"
+        self.in_callback = ""  # the method that may call functions of the caller's at the moment: "generate", "sample"
 
     def __enter__(self) -> None:  # type: ignore[override]
         if not self.acquire(timeout=_PATIENCE):
@@ -75,20 +75,20 @@ class Turn(RLock):  # type: ignore[misc]  # final only for type checkers
         Raises:
             PCDError: a function that generate() or sample() has called wants to change the text that they work on.
         """
-        if self.inside and self.inside not in allowed:
+        if self.in_callback and self.in_callback not in allowed:
             raise PCDError(
                 f"{name}() was called by a logits processor, stopping criterion or draft model from inside of "
-                f"{self.inside}() of the same model; allowed there: tokenize() and detokenize(); open a second pypcd.Llama "
+                f"{self.in_callback}() of the same model; allowed there: tokenize() and detokenize(); open a second pypcd.Llama "
                 "for other calls"
             )
 
-    def used_by(self) -> str:
+    def last_holder(self) -> str:
         """The thread that used the model last."""
         return _name(self._thread)
 
 
-class Text:
-    """The text that a generate() writes, one token at a time: each step holds the Turn, and sees whether the text is still
+class StreamGuard:
+    """The text that a generate() writes, one token at a time: each step holds the ModelLock, and sees whether the text is still
     the one in the model."""
 
     def __init__(self, llm: Any, tokens: Generator[Any, Any, None]) -> None:
@@ -102,38 +102,38 @@ class Text:
     @contextlib.contextmanager
     def ending(self) -> Iterator[bool]:
         """The block that ends it, in whichever thread drops it: alone in the model, and True; or False where somebody else has
-        evaluated, or is about to in a call that holds the Turn. Waiting for that call could be for ever."""
-        turn = self._llm._turn
-        is_alone = turn.acquire(blocking=False)
+        evaluated, or is about to in a call that holds the ModelLock. Waiting for that call could be for ever."""
+        lock = self._llm._lock
+        is_alone = lock.acquire(blocking=False)
         try:
             yield is_alone and self.is_latest()
         finally:
             if is_alone:
-                turn.release()
+                lock.release()
 
     def steps(self) -> Generator[Any, Any, None]:
         """
         Raises:
             PCDError: somebody else has; or the model's own callbacks ask for this text.
         """
-        llm, turn, sent, n_tokens = self._llm, self._llm._turn, None, 0
+        llm, lock, sent, n_tokens = self._llm, self._llm._lock, None, 0
         try:
             while True:
-                with turn:
+                with lock:
                     _ = llm.ctx  # a closed model says so
-                    turn.check_outside("generate")
+                    lock.check_outside("generate")
                     if not self.is_latest() or llm.n_tokens < n_tokens:
                         raise PCDError(
                             "this text cannot go on: since its last token the model was used by another call, or reset "
-                            f"(thread {turn.used_by()!r}); read a stream to its end, or close it, before the next call; {_REMEDY}"
+                            f"(thread {lock.last_holder()!r}); read a stream to its end, or close it, before the next call; {_REMEDY}"
                         )
-                    turn.inside = "generate"
+                    lock.in_callback = "generate"
                     try:
                         token = self._tokens.send(sent)
                     except StopIteration:
                         return
                     finally:
-                        turn.inside, self._n_changes = "", llm._n_changes
+                        lock.in_callback, self._n_changes = "", llm._n_changes
                     n_tokens = 1
                 sent = yield token
         finally:
@@ -145,10 +145,10 @@ def _name(ident: int) -> str:
 
 
 def guarded(cls: _T) -> _T:
-    """A class decorator: each public method holds the model's Turn while it runs; those of FREE, and close(), do not."""
+    """A class decorator: each public method holds the model's ModelLock while it runs; those of UNLOCKED, and close(), do not."""
     for name in dir(cls):
         function = inspect.getattr_static(cls, name)
-        if inspect.isfunction(function) and name not in FREE and name != "close":
+        if inspect.isfunction(function) and name not in UNLOCKED and name != "close":
             if not name.startswith("_") or name == "__call__":
                 setattr(cls, name, _alone(function))
         elif isinstance(function, property) and function.fset is not None and name in vars(cls):
@@ -159,7 +159,7 @@ def guarded(cls: _T) -> _T:
 def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def alone(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._turn:
+        with self._lock:
             return function(self, *args, **kwargs)
 
     return alone

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pypcd import engine  # first: it reports a wrong or missing library
@@ -17,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from pypcd import arguments, constraint, guards, machine, per_call, states, threads
+from pypcd import arguments, guards, machine, states, threads
 from pypcd.checks import Integer
 from pypcd.config import PCDConfig, PCDSetting
 from pypcd.drafts import DraftModel, Drafts
 from pypcd.engine import PCDLogits, PCDStats
-from pypcd.errors import InputError, ModelError, PCDError
+from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError
 from pypcd.gguf import resolve_model
 from pypcd.remote import Servers, parse_servers
 from pypcd.settings import Profile, load
@@ -31,11 +32,24 @@ from pypcd.signatures import shows_arguments_of
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk  # type: ignore[import-not-found,unused-ignore]
 
-__all__ = ["Llama"]
+__all__ = ["LEFT_PLAIN", "Llama"]
 
 _T = TypeVar("_T")
 
 _SEQUENCE = Integer(0, engine.N_SEQUENCES - 1)
+
+LEFT_PLAIN = (
+    "PCD is off in answers under a grammar, a JSON schema or a forced tool, where a contrast spoils values; pcd= in the call "
+    "itself turns it on (docs/settings.md, Structured output)"
+)
+
+_GRAMMAR = list(inspect.signature(llama_cpp.Llama.generate).parameters).index("grammar") - 1  # without self
+
+
+def _has_grammar(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether these arguments of generate() have a grammar. A JSON schema and a forced tool become one on their way there; a
+    constraint that is a logits processor cannot be told from other processors."""
+    return (args[_GRAMMAR] if len(args) > _GRAMMAR else kwargs.get("grammar")) is not None
 
 
 @shows_arguments_of(llama_cpp.Llama)
@@ -103,7 +117,7 @@ class Llama(llama_cpp.Llama):
         **kwargs: Any,
     ) -> None:
         arguments.check_keywords(kwargs)
-        self._turn = guards.Turn(self)
+        self._lock = guards.ModelLock(self)
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler does the contrast
         self._n_changes = 0  # of the cache, by eval() and load_state()
@@ -126,7 +140,7 @@ class Llama(llama_cpp.Llama):
 
         self._use_extra_bufts = use_extra_bufts
         if use_extra_bufts is not False:
-            engine.settle_amx(force=use_extra_bufts is not None)
+            engine.configure_amx(force=use_extra_bufts is not None)
 
         self._remote = engine.RemoteDevices(servers) if servers else None
         remote = self._remote.devices if self._remote else []
@@ -150,12 +164,12 @@ class Llama(llama_cpp.Llama):
                 raise
             except (ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load {path}: {engine.last_errors() or error}") from error
-            engine.protect(self)
+            engine.guard_handles(self)
             self._fingerprint = states.fingerprint(path)
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self.pcd = config
-            self._remark(pcd)
+            self._warn_profile_mismatch(pcd)
             self.draft_model = draft_model
         except BaseException:
             self.close()  # a traceback may keep this object alive for long
@@ -212,20 +226,26 @@ class Llama(llama_cpp.Llama):
     def _resolve(self, setting: PCDSetting) -> PCDConfig | None:
         setting = load(setting)
         config = PCDConfig.resolve(setting, self._pcd)
-        self._remark(setting)
+        self._warn_profile_mismatch(setting)
         return config
 
-    def _remark(self, setting: PCDSetting) -> None:
+    def _warn_profile_mismatch(self, setting: PCDSetting) -> None:
         if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
             engine.logger.warning("%s", text)
 
-    def pcd_refusal(self, setting: PCDSetting = True) -> str | None:
-        """Why this model or context cannot run a setting, in a sentence; None if it can.
+    def check_pcd(self, setting: PCDSetting = True) -> None:
+        """Check that this model and context can run a setting. The setting in force stays.
 
-        The setting in force stays. Whether there is memory for another one shows when it is assigned.
+        Whether there is memory for another one shows when it is assigned.
+
+        Raises:
+            UnsupportedError: they cannot; the message says why and what works.
+            ValueError, TypeError, FileNotFoundError: it is not a setting.
         """
         config = PCDConfig.resolve(setting, self._pcd)
-        return None if config is None else engine.pcd_refusal(self, config)
+        refusal = engine.pcd_refusal(self, config)
+        if config is not None and refusal is not None:
+            raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {refusal}")
 
     def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
         """Put a setting in force; combine=False leaves the contrast to a sampler."""
@@ -262,12 +282,12 @@ class Llama(llama_cpp.Llama):
             if engine.is_open(self):
                 self._apply(*before)
 
-    def pcd_for(self, seq_id: int, setting: PCDSetting) -> None:
+    def set_sequence_pcd(self, seq_id: int, setting: PCDSetting) -> None:
         """Give one sequence a setting of its own, for callers who decode batches of several through `llm.ctx`.
 
             llm = pypcd.Llama("model.gguf", pcd="window", n_seq_max=3)
-            llm.pcd_for(1, {"beta": 1, "relative_top": 0.1})
-            llm.pcd_for(2, False)                       # plain; sequence 0 follows llm.pcd
+            llm.set_sequence_pcd(1, {"beta": 1, "relative_top": 0.1})
+            llm.set_sequence_pcd(2, False)                       # plain; sequence 0 follows llm.pcd
             llama_cpp.llama_decode(llm.ctx, batch)      # tokens of all three
 
         A sequence can have its own beta, adaptive, gamma, relative_top, min_context, min_entropy, min_first_entropy,
@@ -295,15 +315,15 @@ class Llama(llama_cpp.Llama):
             engine.set_sequence_pcd(self, seq_id, self._resolve(setting))
         self._requires_eval = True  # the present logits were made under the old setting
 
-    def set_sequence_pcd(self, *args: Any, **kwargs: Any) -> None:
-        """Now pcd_for()."""
-        raise AttributeError("Llama.set_sequence_pcd is now Llama.pcd_for; it takes the same arguments")
+    def __getattr__(self, name: str) -> Any:
+        new = {"pcd_for": "set_sequence_pcd", "pcd_refusal": "check_pcd, which raises UnsupportedError"}.get(name)
+        raise AttributeError(f"'Llama' has no attribute {name!r}" + (f"; it is now {new}" if new else ""))
 
     # -- generation ------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """create_completion()."""
-        return per_call.call(self, pcd, super().__call__, *args, **kwargs)
+        return self._call(pcd, super().__call__, *args, **kwargs)
 
     def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """llama_cpp.Llama.create_completion, with a PCD setting of its own if one is given.
@@ -311,17 +331,60 @@ class Llama(llama_cpp.Llama):
         Args:
             pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`, but off under a grammar.
         """
-        return per_call.call(self, pcd, super().create_completion, *args, **kwargs)
+        return self._call(pcd, super().create_completion, *args, **kwargs)
 
     def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given."""
-        return per_call.call(self, pcd, super().create_chat_completion, *args, **kwargs)
+        return self._call(pcd, super().create_chat_completion, *args, **kwargs)
 
     def create_chat_completion_openai_v1(
         self, *args: Any, **kwargs: Any
     ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
         """create_chat_completion(), with an answer of the types of the package openai, which has to be installed."""
         return super().create_chat_completion_openai_v1(*args, **kwargs)
+
+    def _call(self, setting: PCDSetting, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
+        if len(args) > 1:  # by their names, so that they are checked too
+            args, kwargs = (), dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+        kwargs = arguments.check_call(self.n_vocab(), kwargs)
+        if setting is None:
+            return function(*args, **kwargs) if kwargs.get("stream") else self._call_whole(function, *args, **kwargs)
+        setting = self._resolve(setting) or False  # once, for the call and for a returned stream
+        with self._pcd_set_to(setting):
+            result = function(*args, **kwargs)
+        return self._steps(setting, result) if isinstance(result, Iterator) else result
+
+    def _call_whole(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call that ends before anybody else uses the model: generate() may turn PCD off, once, and it is turned on here again."""
+        before, was_whole = self.pcd, self._is_whole
+        self._is_whole = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._is_whole = was_whole
+            if self.pcd is not before and engine.is_open(self):
+                self._apply(before)
+
+    def _steps(self, setting: PCDSetting, iterator: Iterator[_T]) -> Generator[_T, Any, None]:
+        """The same iterator, with every step run under a setting, and nothing between the steps."""
+        config = self._resolve(setting)  # raise errors now, not when the stream is first read
+
+        def under_it() -> Generator[_T, Any, None]:
+            sent = None
+            try:
+                while True:
+                    with self._lock, self._pcd_set_to(False if config is None else config):
+                        try:
+                            item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
+                        except StopIteration:
+                            return
+                    sent = yield item
+            finally:
+                if isinstance(iterator, Generator):
+                    iterator.close()
+
+        return under_it()
 
     def generate(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         """llama_cpp.Llama.generate, with a PCD setting of its own if one is given.
@@ -334,13 +397,13 @@ class Llama(llama_cpp.Llama):
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
         is_asked = pcd is not None or self._is_asked or self._pcd is None
-        is_left_plain = not is_asked and constraint.has_grammar(args, kwargs)
+        is_left_plain = not is_asked and _has_grammar(args, kwargs)
         if is_left_plain and self._is_whole:
             self._apply(None)
         elif is_left_plain:
             pcd = False
         tokens = self._certain(super().generate(*args, **kwargs), is_left_plain)
-        return tokens if pcd is None else per_call.steps(self, pcd, tokens)
+        return tokens if pcd is None else self._steps(pcd, tokens)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin.
@@ -352,11 +415,11 @@ class Llama(llama_cpp.Llama):
             PCDError: llama_decode failed; the message has its reason.
             UnsupportedError: the model has an encoder.
         """
-        self._turn.check_outside("eval", "generate")
+        self._lock.check_outside("eval", "generate")
         engine.check_decoder(self)
         tokens = list(tokens)
         self._n_changes += 1
-        if not self._turn.inside:  # a stream that lies open, or was dropped while another thread had the turn
+        if not self._lock.in_callback:  # a stream that lies open, or was dropped while another thread had the turn
             self._forget_unread()
         is_step = self._drafts is not None and self._drafts.starts_step((self._pcd, self._combines))
         if self.n_tokens + len(tokens) > self.n_ctx():
@@ -368,7 +431,7 @@ class Llama(llama_cpp.Llama):
             self._renew_threads()
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
         n_past, started = self.n_tokens, time.perf_counter()
-        is_prompt, self._is_prompt = self._is_prompt and bool(self._turn.inside), False
+        is_prompt, self._is_prompt = self._is_prompt and bool(self._lock.in_callback), False
         is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1 and not is_step)
         if self._pcd is not None and tokens and is_prompt:
             # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
@@ -401,14 +464,14 @@ class Llama(llama_cpp.Llama):
 
     def save_state(self) -> llama_cpp.LlamaState:
         """llama_cpp.Llama.save_state, without drafted tokens that generate() has not read."""
-        self._turn.check_outside("save_state", "generate")
+        self._lock.check_outside("save_state", "generate")
         self._forget_unread()
         state = super().save_state()
         return states.sealed(self._fingerprint, state)
 
     def reset(self) -> None:
-        """llama_cpp.Llama.reset. Sequences keep their settings (pcd_for)."""
-        self._turn.check_outside("reset", "generate")
+        """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""
+        self._lock.check_outside("reset", "generate")
         self._n_read, self._n_unread = None, 0
         if not (self._is_recurrent or self._is_hybrid):
             super().reset()
@@ -437,7 +500,7 @@ class Llama(llama_cpp.Llama):
             ValueError: it is of another model, damaged, or longer than the context; nothing is changed.
             PCDError: llama.cpp cannot read it; then the context is empty.
         """
-        self._turn.check_outside("load_state")
+        self._lock.check_outside("load_state")
         state = states.fitted(self.model_path, self._fingerprint, state, len(self.input_ids), self.n_ctx(), self.scores)
         self._n_changes += 1
         self._n_read, self._n_unread, self._is_restored = None, 0, True
@@ -451,7 +514,7 @@ class Llama(llama_cpp.Llama):
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""
-        self._turn.check_outside("embed")
+        self._lock.check_outside("embed")
         self._n_changes += 1
         with self._pcd_set_to(False):
             return super().embed(*args, **kwargs)
@@ -503,8 +566,8 @@ class Llama(llama_cpp.Llama):
         if idx is not None and self._n_read is not None:
             self._n_read = self._n_shown = idx + 1
             self._n_unread = self.n_tokens - self._n_read
-        before, sampler, processors = self._turn.inside, self._sampler, self._processors
-        self._turn.inside = "sample"
+        before, sampler, processors = self._lock.in_callback, self._sampler, self._processors
+        self._lock.in_callback = "sample"
         if before != "generate":
             self._sampler = None  # that of a text would be used in place of these arguments
         try:
@@ -514,7 +577,7 @@ class Llama(llama_cpp.Llama):
             return token
         finally:
             self._n_shown = None
-            self._turn.inside, self._sampler, self._processors = before, sampler, processors
+            self._lock.in_callback, self._sampler, self._processors = before, sampler, processors
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         processors = kwargs.get("logits_processor")
@@ -530,14 +593,15 @@ class Llama(llama_cpp.Llama):
 
     def _certain(self, tokens: Generator[_T, Any, None], is_left_plain: bool) -> Generator[_T, Any, None]:
         """The same generator; at its end, drafted tokens that nobody read go, and the text is that of decoding without."""
-        with self._turn:
+        with self._lock:
             if is_left_plain:
-                constraint.say_once(self._n_constrained)
+                if not self._n_constrained:
+                    engine.logger.warning("%s", LEFT_PLAIN)
                 self._n_constrained += 1
             self._is_prompt = True
             if self._pcd is not None and self._pcd.min_first_entropy:
                 self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
-            text = guards.Text(self, tokens)
+            text = guards.StreamGuard(self, tokens)
         try:
             yield from text.steps()
         finally:
@@ -583,9 +647,9 @@ class Llama(llama_cpp.Llama):
             PCDError: a call is under way, in another thread or around this one.
         """
         if hasattr(self, "_stack"):  # missing if __init__ raised early
-            with self._turn.ending() if engine.is_open(self) else contextlib.nullcontext():
+            with self._lock.ending() if engine.is_open(self) else contextlib.nullcontext():
                 super().close()
-                engine.shut(self)
+                engine.invalidate_handles(self)
 
     def __enter__(self) -> Self:
         _ = self.ctx  # a closed one says so

@@ -75,7 +75,7 @@ def rho(
 
 def contrast(
     standard: npt.ArrayLike,
-    over_rotated: npt.ArrayLike,
+    local: npt.ArrayLike,
     *,
     beta: float = 2.5,
     gamma: int = 30,
@@ -94,13 +94,13 @@ def contrast(
 
     Args:
         standard: L, float[n_vocab].
-        over_rotated: L*, float[n_vocab].
+        local: L*, float[n_vocab].
         beta: as in PCDConfig; so are gamma, relative_top, adaptive and min_entropy.
 
     Returns:
         float64[n_vocab]
     """
-    first, second = np.asarray(standard, np.float64), np.asarray(over_rotated, np.float64)
+    first, second = np.asarray(standard, np.float64), np.asarray(local, np.float64)
     if min_entropy > 0.0 and entropy(first) < min_entropy:
         return first
     row = np.where(_is_logit(first), first, -np.inf)
@@ -119,9 +119,7 @@ def contrast(
     return result
 
 
-def strength(
-    standard: npt.ArrayLike, over_rotated: npt.ArrayLike, *, beta: float = 2.5, adaptive: str | None = None
-) -> float:
+def strength(standard: npt.ArrayLike, local: npt.ArrayLike, *, beta: float = 2.5, adaptive: str | None = None) -> float:
     """The strength of one step's contrast, beta_t: beta, times what a measure of the two rows gives (PCDConfig.adaptive).
 
     Raises:
@@ -132,15 +130,15 @@ def strength(
     if adaptive not in MEASURES:
         near = did_you_mean(adaptive, MEASURES)
         raise InputError(f"adaptive is {adaptive!r}{near}; allowed: {', '.join(map(repr, MEASURES))}, or None")
-    return beta * MEASURES[adaptive](standard, over_rotated)
+    return beta * MEASURES[adaptive](standard, local)
 
 
-def jsd(standard: npt.ArrayLike, over_rotated: npt.ArrayLike) -> float:
+def jsd(standard: npt.ArrayLike, local: npt.ArrayLike) -> float:
     """The Jensen-Shannon divergence of softmax(L) and softmax(L*) with base-2 logarithms: 0 (they are equal) to 1.
 
     It is taken over the tokens for which both rows have a logit, as contrast() has it; without any it is 0.
     """
-    first, second = np.asarray(standard, np.float64), np.asarray(over_rotated, np.float64)
+    first, second = np.asarray(standard, np.float64), np.asarray(local, np.float64)
     known = _is_logit(first) & _is_logit(second)
     if not known.any():
         return 0.0

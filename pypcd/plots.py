@@ -206,7 +206,7 @@ def decisive_token(
     columns = (
         ("L\nthe model", [c.before for c in shown], "plain decoding writes\n" + answers[0], VERMILLION),
         # where the contrast changes a token, L* was evaluated
-        ("L*\nthe local-aware evaluation", [c.over_rotated or 0.0 for c in shown], "this is subtracted", "0.35"),
+        ("L*\nthe local-aware evaluation", [c.local or 0.0 for c in shown], "this is subtracted", "0.35"),
         (f"{1 + beta:g} L − {beta:g} L*\nafter the contrast", [c.after for c in shown],
          "PCD writes\n" + answers[1], BLUE),
     )  # fmt: skip

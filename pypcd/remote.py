@@ -27,7 +27,7 @@ __all__ = [
     "SECONDS",
     "Device",
     "Servers",
-    "greet",
+    "handshake",
     "is_connected",
     "is_loopback",
     "lost_text",
@@ -97,7 +97,7 @@ def is_loopback(address: str) -> bool:
     return host == "localhost" or host.startswith("127.")
 
 
-def greet(address: str, seconds: float = SECONDS) -> list[Device]:
+def handshake(address: str, seconds: float = SECONDS) -> list[Device]:
     """One server's devices.
 
     Raises:

@@ -38,7 +38,7 @@ from pypcd.checks import Integer, literal
 from pypcd.config import PCDConfig, PCDSetting
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
 from pypcd.gguf import resolve_model
-from pypcd.remote import Device, Servers, greet, lost_text, parse_servers
+from pypcd.remote import Device, Servers, handshake, lost_text, parse_servers
 from pypcd.served import Served, option_of, to_ini
 from pypcd.settings import PRESETS, RECOMMENDED, load
 
@@ -202,7 +202,7 @@ class Server:
         parallel = Integer(1, _MAX_SLOTS)("parallel", parallel)
         program = executable()
         self.rpc_servers = parse_servers(rpc_servers)
-        self._remote = [device for address in self.rpc_servers for device in greet(address)]
+        self._remote = [device for address in self.rpc_servers for device in handshake(address)]
         for address in self.hosts:
             self.port = port = machine.free_port(address, port)
         self.loaded = 0  # per cent of what is loaded at the start
@@ -250,7 +250,7 @@ class Server:
             **_environment(program),
             **(_rpc_environment() if self.rpc_servers else {}),
             "LLAMA_ARG_PCD": passed,
-            "PYPCD_AMX": str(int(engine.settle_amx().on)),
+            "PYPCD_AMX": str(int(engine.configure_amx().on)),
             "PYPCD_HOST": host,
         }
         if api_key is not None:
@@ -491,7 +491,7 @@ class Server:
 
 def _is_gone(address: str) -> bool:
     try:
-        greet(address, 1.0)
+        handshake(address, 1.0)
     except RPCError:
         return True
     return False

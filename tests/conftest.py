@@ -273,8 +273,8 @@ def check_rows(
     got, atol = llm.pcd_logits(row), tolerance(path, at + 1, **shape(llm), **overrides)
     standard, over = expected(path, tokens, at, c, **overrides)
     close(got.standard, standard, atol)
-    assert got.over_rotated is not None
-    close(got.over_rotated, over, atol * turn(path, c, **overrides))
+    assert got.local is not None
+    close(got.local, over, atol * turn(path, c, **overrides))
     if at > 2 and c.beta:
         assert np.abs(standard - over).max() > moved, "the twin must differ, or this test shows nothing"
     check_contrast(got, c, native_row(llm, row))
@@ -282,8 +282,8 @@ def check_rows(
 
 def check_contrast(got: pypcd.PCDLogits, c: pypcd.PCDConfig, seen: np.ndarray) -> None:
     """The contrast of these rows is Eq. 6, and callers see it; the excluded tokens keep L's order, behind the best."""
-    assert got.over_rotated is not None
-    rows = got.standard.astype(float), got.over_rotated.astype(float)
+    assert got.local is not None
+    rows = got.standard.astype(float), got.local.astype(float)
     eq6 = contrast(*rows, c.beta, c.gamma, c.relative_top, c.adaptive)
     kept = np.isfinite(eq6)
     if kept.sum() == 1:  # a single plausible token keeps its logit

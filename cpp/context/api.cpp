@@ -274,26 +274,26 @@ int32_t llama_pcd_set_tap(
 // ratios of heads
 //
 
-int32_t llama_pcd_set_head_ratios(llama_context * ctx, const llama_pcd_head_ratios * params, char * err, size_t n_err) {
+int32_t llama_pcd_set_head_ratios(llama_context * ctx, const float * ratios, int32_t n, char * err, size_t n_err) {
     return with_status(err, n_err, [&](std::string & text) -> int32_t {
-        if (!params && !pcd_context::of(*ctx)) {
+        if (!ratios && !pcd_context::of(*ctx)) {
             return LLAMA_PCD_OK;
         }
         auto & pcd = pcd_context::made(*ctx);
-        return pcd.head_ratios.set(params, pcd.core.settings.on, text);
+        return pcd.head_ratios.set(ratios, n, pcd.core.settings.on, text);
     });
 }
 
-int32_t llama_pcd_find_head_order(llama_context * ctx, char * err, size_t n_err) {
+int32_t llama_pcd_set_layer_ratios(llama_context * ctx, int32_t il, const float * ratios, int32_t n, char * err, size_t n_err) {
     return with_status(err, n_err, [&](std::string & text) -> int32_t {
-        return pcd_context::made(*ctx).head_ratios.find_order(text);
+        return pcd_context::made(*ctx).head_ratios.set_layer(il, ratios, n, text);
     });
 }
 
 int32_t llama_pcd_get_head_ratios(llama_context * ctx, int32_t il, float * out, int32_t n) {
     return llama_pcd_guarded_value(__func__, -1, [&]() {
         const auto * pcd = pcd_context::of(*ctx);
-        return pcd ? pcd->head_ratios.get(il, out, n) : -1;
+        return llama_pcd_heads::get(ctx->get_model(), pcd ? &pcd->head_ratios : nullptr, il, out, n);
     });
 }
 

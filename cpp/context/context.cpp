@@ -102,8 +102,12 @@ int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
         }
     }
 
-    int res = 0;
-    return head_ratios.on() && head_ratios.decode(batch, res) ? res : decode_plain(batch);
+    const std::string reason = head_ratios.refusal();
+    if (!reason.empty()) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, reason.c_str());
+        return (int) llama_pcd_outcome::INVALID;
+    }
+    return decode_plain(batch);
 }
 
 // the inputs that a tensor is computed from, and that `seen` lacks

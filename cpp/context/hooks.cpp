@@ -4,7 +4,6 @@
 #include "context/context.h"
 #include "bench/cpu.h"
 #include "graph/graph.h"
-#include "extras/heads-graph.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -53,12 +52,12 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
     if (pcd && !pcd->core.probing && pcd->mixes_graphs() && !llama_pcd_forget_layout(gctx.sched)) {
         throw std::runtime_error("pcd: no memory to lay a graph out");
     }
-    llama_pcd_heads_begin(gctx, pcd ? &pcd->head_ratios : nullptr);
+    llama_pcd_heads::begin(gctx, pcd ? &pcd->head_ratios : nullptr);
     llama_pcd_graph::begin(gctx, pcd ? &pcd->core : nullptr);
 }
 
 void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gctx) {
-    llama_pcd_heads_end();
+    llama_pcd_heads::end();
     llama_pcd_graph::end();
 
     if (auto * pcd = llama_pcd_context::of(gctx.cparams)) {
@@ -67,7 +66,7 @@ void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gc
 }
 
 void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
-    llama_pcd_heads_stored(ctx, k_cur, il);
+    llama_pcd_heads::stored(ctx, k_cur, il);
 
     auto & graph = llama_pcd_graph::current();
     if (graph.builds_in(ctx)) {

@@ -2,7 +2,7 @@
 
 #include "llama-pcd-rope.h"
 #include "graph/graph.h"
-#include "extras/heads-graph.h"
+#include "extras/heads.h"
 
 #include <algorithm>
 
@@ -28,7 +28,7 @@ ggml_tensor * llama_pcd_rope_ext(
         float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
     const llama_pcd_rotation r = rotation_of(c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, beta_fast, beta_slow);
 
-    if (ggml_tensor * cur = llama_pcd_heads_rope(ctx, a, b, r, attn_factor)) {
+    if (ggml_tensor * cur = llama_pcd_heads::rotated(ctx, a, b, r, attn_factor)) {
         return cur;
     }
 
@@ -44,7 +44,7 @@ ggml_tensor * llama_pcd_rope_multi(
     r.multi = true;
     std::copy(sections, sections + GGML_MROPE_SECTIONS, r.sections);
 
-    llama_pcd_heads_rope(ctx, a, b, r, attn_factor); // refuses it
+    llama_pcd_heads::rotated(ctx, a, b, r, attn_factor); // refuses it
 
     return llama_pcd_graph::current().rotated(ctx, ggml_rope_multi(ctx, a, b, c, n_dims, sections, mode, n_ctx_orig,
             freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), a, r);
@@ -56,7 +56,7 @@ ggml_tensor * llama_pcd_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * 
 }
 
 ggml_tensor * llama_pcd_rope_set_offset(ggml_tensor * a, int n_offs) {
-    if (llama_pcd_heads_offset(a, n_offs) || llama_pcd_graph::current().offset(a, n_offs)) {
+    if (llama_pcd_heads::offset(a, n_offs) || llama_pcd_graph::current().offset(a, n_offs)) {
         return a;
     }
     return ggml_rope_set_offset(a, n_offs);

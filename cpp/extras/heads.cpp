@@ -1,12 +1,12 @@
-// Tables of ratios, the prompt that tells the order, and what cannot have ratios.
+// Keeps ratios of heads and their tables, and rotates head by head.
 
 #include "extras/heads.h"
-#include "upstream/rotation.h"
 
 #include "llama-impl.h"
 #include "llama-model.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <stdexcept>
 
 void llama_pcd_heads::refuse(const std::string & reason) {
@@ -19,7 +19,7 @@ uint32_t llama_pcd_heads::n_nodes() const {
     const auto & hparams = pcd.lctx.get_model().hparams;
 
     uint32_t res = 0;
-    if (cur.params.max_ratio > 0.0f) { // on by now or before: three nodes for each head
+    if (!cur.ratios.empty()) { // on by now or before: three nodes for each head
         for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
             res += 3*(hparams.n_head(il) + hparams.n_head_kv(il));
         }
@@ -27,177 +27,40 @@ uint32_t llama_pcd_heads::n_nodes() const {
     return res;
 }
 
-//
-// frequency factors of each head
-//
-
-// r_0 .. r_(H-1)
-static std::vector<float> ratios_of(const llama_pcd_head_ratios & p, int64_t n_head) {
-    std::vector<float> res(n_head);
-    for (int64_t i = 0; i < n_head; ++i) {
-        res[i] = p.min_ratio + (p.max_ratio - p.min_ratio)*i/n_head;
-    }
-    return res;
-}
-
-ggml_tensor * llama_pcd_heads::table(int32_t il, ggml_tensor * factors, int n_dims, int64_t n_head) {
-    for (const auto & entry : cur.tables) {
-        if (entry.il == il && entry.factors == factors && entry.t->ne[0] == n_dims/2 && entry.t->ne[1] == n_head) {
-            return entry.t;
-        }
-    }
-
-    ggml_backend_buffer_type_t buft = factors && factors->buffer ?
-        ggml_backend_buffer_get_type(factors->buffer) :
-        ggml_backend_dev_buffer_type(pcd.lctx.get_model().dev_layer(std::max(il, 0)));
-
-    ggml_init_params ip = { ggml_tensor_overhead(), nullptr, true };
-
-    table_entry entry;
-    entry.il      = il;
-    entry.factors = factors;
-    entry.ctx.reset(ggml_init(ip));
-    entry.t = ggml_new_tensor_2d(entry.ctx.get(), GGML_TYPE_F32, n_dims/2, n_head);
-    ggml_set_name(entry.t, "pcd_head_factors");
-    entry.buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(entry.ctx.get(), buft));
-    if (!entry.buf) {
-        throw std::runtime_error("pcd: no memory for the frequency factors of each head");
-    }
-
-    const auto own    = llama_pcd_own_factors(factors, n_dims/2);
-    const auto ratios = ratios_of(cur.params, n_head);
-
-    std::vector<float> data;
-    for (int64_t h = 0; h < n_head; ++h) {
-        const float ratio = by_outliers() ? ratios[h] : ratios[n_head - 1 - h];
-        for (const float f : own) {
-            data.push_back(f*ratio);
-        }
-    }
-    ggml_backend_tensor_set(entry.t, data.data(), 0, data.size()*sizeof(float));
-
-    cur.tables.push_back(std::move(entry));
-
-    return cur.tables.back().t;
-}
-
-int32_t llama_pcd_heads::get(int32_t il, float * out, int32_t n) const {
-    const auto & hparams = pcd.lctx.get_model().hparams;
-
-    if (!on() || il < 0 || il >= (int32_t) hparams.n_layer()) {
-        return -1;
-    }
-    const int32_t n_head = hparams.n_head(il);
-
-    if (il < cur.params.first_layer) {
-        std::fill_n(out, std::min(n, n_head), 1.0f);
-        return n_head;
-    }
-    for (const auto & entry : cur.tables) {
-        if (entry.il != (by_outliers() ? il : -1) || entry.t->ne[1] != n_head || (by_outliers() && !cur.has_order)) {
-            continue;
-        }
-        const float own = llama_pcd_own_factors(entry.factors, 1)[0];
-        for (int32_t h = 0; h < std::min(n, n_head); ++h) {
-            ggml_backend_tensor_get(entry.t, out + h, h*entry.t->nb[1], sizeof(float));
-            out[h] /= own;
-        }
-        return n_head;
-    }
-    return -1;
-}
-
-//
-// decode
-//
-
-std::string llama_pcd_heads::refusal(const llama_batch_ext & batch) const {
-    const auto & tokens = batch.tokens;
-
-    if (by_outliers() && cur.finding) {
-        bool is_prompt = !tokens.empty();
-        for (size_t i = 0; i < tokens.size(); ++i) {
-            is_prompt &= tokens[i].pos[0] == (llama_pos) i && tokens[i].seq_ids == tokens[0].seq_ids;
-        }
-        if (!is_prompt) {
-            return "the order of the heads is found in a whole prompt, one sequence from position 0 on, and this batch is not one";
-        }
-        if (tokens.size() > pcd.lctx.n_ubatch()) {
-            return format("the order of the heads is found in a prompt that is evaluated at once, and this one has %d tokens; "
-                    "create the context with n_batch and n_ubatch of as many (n_ubatch is %d)",
-                    (int) tokens.size(), (int) pcd.lctx.n_ubatch());
-        }
-    } else if (by_outliers() && !cur.has_order) {
-        return "the order of the heads is not known; call llama_pcd_find_head_order() and evaluate a prompt";
-    }
-    if (memory.has_shift()) {
-        return "keys that were rotated head by head cannot move to other positions; clear the memory and evaluate the text again";
-    }
-    return {};
-}
-
-bool llama_pcd_heads::decode(const llama_batch_ext & batch, int & ret) {
-    const std::string reason = refusal(batch);
-
-    if (!reason.empty()) {
-        LLAMA_LOG_ERROR("%s: %s\n", __func__, reason.c_str());
-        ret = -1;
-        return true;
-    }
-    if (!cur.finding) {
-        return false;
-    }
-    ret = decode_prompt(batch);
-    return true;
-}
-
-int llama_pcd_heads::decode_prompt(const llama_batch_ext & batch) {
-    struct guard {
-        explicit guard(int64_t & n) : n(n) {}
-        ~guard() { n = 0; }
-
-        int64_t & n;
-    } const inside(cur.n_prompt);
-
-    cur.has_order = false;
-    cur.n_prompt  = batch.tokens.size();
-    cur.reason.clear();
-
-    const int ret = pcd.decode_plain(batch);
-
-    if (ret == 0 && !cur.reason.empty()) {
-        LLAMA_LOG_ERROR("%s: the order of the heads was not found: %s\n", __func__, cur.reason.c_str());
-        cur.reason.clear();
-        return -2;
-    }
-    if (ret == 0) {
-        cur.has_order = true;
-        cur.finding   = false;
-    }
-    return ret;
+std::string llama_pcd_heads::refusal() const {
+    return on() && memory.has_shift() ?
+        "keys that were rotated head by head cannot move to other positions; clear the memory and evaluate the text again" : "";
 }
 
 //
 // settings
 //
 
-static bool same_ratios(const llama_pcd_head_ratios & a, const llama_pcd_head_ratios & b) {
-    return a.min_ratio == b.min_ratio && a.max_ratio == b.max_ratio && a.first_layer == b.first_layer && a.order == b.order;
+static bool is_ratio(float r) {
+    return r > 0.0f && r <= 1000.0f; // not NaN
 }
 
-int32_t llama_pcd_heads::check(const llama_pcd_head_ratios & p, bool pcd_on, std::string & err) const {
-    const auto &  model   = pcd.lctx.get_model();
-    const auto &  hparams = model.hparams;
-    const int32_t n_layer = hparams.n_layer();
+static std::string check_ratios(const float * values, int32_t n) {
+    const float * wrong = std::find_if_not(values, values + n, is_ratio);
+    return wrong == values + n ? "" : format("a ratio is %g, allowed: more than 0 and at most 1000", *wrong);
+}
 
-    if (p.order < 0 || p.order > LLAMA_PCD_HEAD_ORDER_OUTLIER) {
-        err = format("order is %d, not an enum llama_pcd_head_order", p.order);
-    } else if (!(p.min_ratio > 0.0f && p.min_ratio <= 1000.0f)) {
-        err = format("min_ratio is %g, allowed: more than 0 and at most 1000", p.min_ratio);
-    } else if (!(p.max_ratio >= p.min_ratio && p.max_ratio <= 1000.0f)) {
-        err = format("max_ratio is %g, allowed: min_ratio (%g) to 1000", p.max_ratio, p.min_ratio);
-    } else if (p.first_layer < 0 || p.first_layer >= n_layer) {
-        err = format("first_layer is %d, allowed: 0 to %d, for this model has %d layers", p.first_layer, n_layer - 1, n_layer);
+static uint32_t count_heads(const llama_hparams & hparams) {
+    uint32_t res = 0;
+    for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
+        res += hparams.n_head(il);
+    }
+    return res;
+}
+
+int32_t llama_pcd_heads::check(const float * values, int32_t n, bool pcd_on, std::string & err) const {
+    const auto & model   = pcd.lctx.get_model();
+    const auto & hparams = model.hparams;
+
+    if (n != (int32_t) count_heads(hparams)) {
+        err = format("%d ratios are given; allowed: %u, one for each query head of each layer", n, count_heads(hparams));
+    } else {
+        err = check_ratios(values, n);
     }
     if (!err.empty()) {
         return LLAMA_PCD_INVALID;
@@ -219,45 +82,38 @@ int32_t llama_pcd_heads::check(const llama_pcd_head_ratios & p, bool pcd_on, std
         err = "heads that are split over devices tensor by tensor cannot be rotated one by one; use another split_mode";
     } else if (llama_pcd_on_cann(model)) {
         err = "the CANN backend keeps one table for all rotations of a graph";
-    } else if (p.order == LLAMA_PCD_HEAD_ORDER_OUTLIER && hparams.swa_type != LLAMA_SWA_TYPE_NONE) {
-        err = arch + "has sliding-window layers, where outliers among all keys are not defined; use order=\"static\"";
     }
     return err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
 }
 
-int32_t llama_pcd_heads::set(const llama_pcd_head_ratios * p, bool pcd_on, std::string & err) {
+int32_t llama_pcd_heads::set(const float * values, int32_t n, bool pcd_on, std::string & err) {
     bool & is_on = pcd.heads.on;
 
-    if (!p) {
+    if (!values) {
         if (is_on) {
-            is_on       = false;
-            cur.finding = false;
+            is_on = false;
             pcd.reset_graphs();
         }
         return LLAMA_PCD_OK;
     }
-    const int32_t status = check(*p, pcd_on, err);
+    const int32_t status = check(values, n, pcd_on, err);
     if (status != LLAMA_PCD_OK) {
         return status;
     }
 
     pcd.lctx.synchronize();
 
-    if (cur.n_rotated > 0 && same_ratios(*p, cur.params)) {
-        if (!is_on) {
-            is_on = true; // an order that was found is still there
-            pcd.reset_graphs();
-        }
-        return LLAMA_PCD_OK;
-    }
+    const auto & hparams = pcd.lctx.get_model().hparams;
 
     const bool was_on = is_on;
     state      old    = std::move(cur);
 
-    cur         = {};
-    cur.params  = *p;
-    cur.finding = p->order == LLAMA_PCD_HEAD_ORDER_OUTLIER;
-    is_on       = true;
+    cur = {};
+    for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
+        cur.ratios.emplace_back(values, values + hparams.n_head(il));
+        values += hparams.n_head(il);
+    }
+    is_on = true;
 
     const auto undo = [&]() {
         cur   = std::move(old);
@@ -270,9 +126,12 @@ int32_t llama_pcd_heads::set(const llama_pcd_head_ratios * p, bool pcd_on, std::
 
     // the graphs built here show what cannot run
     pcd.reserve_now(undo);
-    cur.finding = false;
 
-    if (cur.n_rotated == 0) {
+    bool any = false;
+    for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
+        any |= scales(il);
+    }
+    if (any && cur.n_rotated == 0) {
         refuse("it has no rotary positions to scale");
     }
     if (!cur.reason.empty()) {
@@ -284,12 +143,243 @@ int32_t llama_pcd_heads::set(const llama_pcd_head_ratios * p, bool pcd_on, std::
     return LLAMA_PCD_OK;
 }
 
-int32_t llama_pcd_heads::find_order(std::string & err) {
-    if (!on() || !by_outliers()) {
-        err = "there is no order to be found; set ratios with order = LLAMA_PCD_HEAD_ORDER_OUTLIER first (llama_pcd_set_head_ratios)";
+int32_t llama_pcd_heads::set_layer(int32_t il, const float * values, int32_t n, std::string & err) {
+    if (!on() || il < 0 || il >= (int32_t) cur.ratios.size() || !scales(il)) {
+        err = format("layer %d has no ratios to be changed; set some first (llama_pcd_set_head_ratios)", il);
+    } else if (n != (int32_t) cur.ratios[il].size()) {
+        err = format("%d ratios are given; allowed: %d, one for each query head of layer %d", n, (int) cur.ratios[il].size(), il);
+    } else {
+        err = check_ratios(values, n);
+    }
+    if (!err.empty()) {
         return LLAMA_PCD_INVALID;
     }
-    cur.finding   = true;
-    cur.has_order = false;
+    cur.ratios[il].assign(values, values + n);
+    for (const auto & entry : cur.tables) {
+        if (entry.il == il) {
+            write(entry);
+        }
+    }
     return LLAMA_PCD_OK;
+}
+
+int32_t llama_pcd_heads::get(const llama_model & model, const llama_pcd_heads * heads, int32_t il, float * out, int32_t n) {
+    const auto & hparams = model.hparams;
+
+    if (il < 0 || il >= (int32_t) hparams.n_layer()) {
+        return -1;
+    }
+    const int32_t n_head = hparams.n_head(il);
+
+    std::fill_n(out, std::min(n, n_head), 1.0f);
+    if (heads && heads->on()) {
+        std::copy_n(heads->cur.ratios[il].begin(), std::min(n, n_head), out);
+    }
+    return n_head;
+}
+
+//
+// tables
+//
+
+bool llama_pcd_heads::scales(int32_t il) const {
+    const auto & own = cur.ratios[il];
+    return std::any_of(own.begin(), own.end(), [](float r) { return r != 1.0f; });
+}
+
+void llama_pcd_heads::write(const table & entry) const {
+    const auto own = llama_pcd_own_factors(entry.factors, entry.t->ne[0]);
+
+    std::vector<float> data;
+    for (const float r : cur.ratios[entry.il]) {
+        for (const float f : own) {
+            data.push_back(f*r);
+        }
+    }
+    ggml_backend_tensor_set(entry.t, data.data(), 0, data.size()*sizeof(float));
+}
+
+ggml_tensor * llama_pcd_heads::find_table(int32_t il, ggml_tensor * factors, int n_dims) {
+    for (const auto & entry : cur.tables) {
+        if (entry.il == il && entry.factors == factors && entry.t->ne[0] == n_dims/2) {
+            return entry.t;
+        }
+    }
+
+    ggml_backend_buffer_type_t buft = factors && factors->buffer ?
+        ggml_backend_buffer_get_type(factors->buffer) : ggml_backend_dev_buffer_type(pcd.lctx.get_model().dev_layer(il));
+
+    ggml_init_params ip = { ggml_tensor_overhead(), nullptr, true };
+
+    table entry;
+    entry.il      = il;
+    entry.factors = factors;
+    entry.ctx.reset(ggml_init(ip));
+    entry.t = ggml_new_tensor_2d(entry.ctx.get(), GGML_TYPE_F32, n_dims/2, cur.ratios[il].size());
+    ggml_set_name(entry.t, "pcd_head_factors");
+    entry.buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(entry.ctx.get(), buft));
+    if (!entry.buf) {
+        throw std::runtime_error("pcd: no memory for the frequency factors of each head");
+    }
+    write(entry);
+    cur.tables.push_back(std::move(entry));
+
+    return cur.tables.back().t;
+}
+
+//
+// the graph
+//
+
+// goes with a graph, to say whether it is of these ratios
+class llm_graph_input_heads : public llm_graph_input_i {
+public:
+    explicit llm_graph_input_heads(const llama_pcd_heads & heads) : heads(heads), generation(heads.pcd.generation) {}
+
+    void set_input(const llama_ubatch * ubatch) override {
+        GGML_UNUSED(ubatch);
+    }
+
+    bool can_reuse(const llm_graph_params & params) override {
+        return params.cparams.pcd.get() == &heads.pcd && heads.pcd.generation == generation;
+    }
+
+private:
+    const llama_pcd_heads & heads;
+
+    const uint32_t generation;
+};
+
+struct pcd_heads_graph {
+    llama_pcd_heads * heads = nullptr;
+
+    ggml_context * ctx = nullptr;
+    ggml_cgraph  * gf  = nullptr;
+
+    int64_t n_tokens = 0;
+
+    // what a layer has rotated so far
+    struct rotation {
+        ggml_tensor * in;
+        ggml_tensor * out;
+    };
+    int32_t               il = -1;
+    std::vector<rotation> rotations;
+};
+
+static thread_local pcd_heads_graph graph;
+
+void llama_pcd_heads::begin(const llm_graph_context & gctx, llama_pcd_heads * heads) {
+    graph = {};
+
+    if (heads && heads->on()) {
+        graph.heads    = heads;
+        graph.ctx      = gctx.ctx0;
+        graph.gf       = gctx.gf;
+        graph.n_tokens = gctx.n_tokens;
+
+        gctx.res->add_input(std::make_unique<llm_graph_input_heads>(*heads));
+    }
+}
+
+void llama_pcd_heads::end() {
+    graph = {};
+}
+
+// the layer whose weights a tensor was made with
+static int32_t layer_of(const ggml_tensor * t, int depth = 12) {
+    int il = -1;
+    if (!t || depth == 0 || sscanf(t->name, "blk.%d.", &il) == 1) {
+        return il;
+    }
+    for (const ggml_tensor * src : t->src) {
+        il = layer_of(src, depth - 1);
+        if (il >= 0) {
+            break;
+        }
+    }
+    return il;
+}
+
+// each head of `a` with its factors, of which there are as many as query heads
+static ggml_tensor * build_rotations(
+        ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, ggml_tensor * factors, const llama_pcd_rotation & r, float attn_factor) {
+    const int64_t n_each = factors->ne[1]/a->ne[1]; // query heads for each head of a
+
+    std::vector<ggml_tensor *> parts;
+    for (int64_t h = 0; h < a->ne[1]; ++h) {
+        parts.push_back(ggml_rope_ext(ctx,
+                ggml_view_3d(ctx, a, a->ne[0], 1, a->ne[2], a->nb[1], a->nb[2], h*a->nb[1]), pos,
+                ggml_view_1d(ctx, factors, factors->ne[0], h*n_each*factors->nb[1]),
+                r.n_dims, r.mode, r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, attn_factor, r.beta_fast, r.beta_slow));
+    }
+    // neighbours first, so that no head is copied more than log2(n_head) times
+    while (parts.size() > 1) {
+        std::vector<ggml_tensor *> pairs;
+        for (size_t i = 0; i < parts.size(); i += 2) {
+            pairs.push_back(i + 1 < parts.size() ? ggml_concat(ctx, parts[i], parts[i + 1], 1) : parts[i]);
+        }
+        parts = std::move(pairs);
+    }
+
+    return parts[0];
+}
+
+ggml_tensor * llama_pcd_heads::rotated(
+        ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, const llama_pcd_rotation & r, float attn_factor) {
+    if (!graph.heads || graph.ctx != ctx) {
+        return nullptr;
+    }
+
+    auto &       heads   = *graph.heads;
+    const auto & hparams = heads.pcd.lctx.get_model().hparams;
+
+    const int32_t il = layer_of(a);
+    if (il < 0 || il >= (int32_t) hparams.n_layer()) {
+        heads.refuse("it rotates something that does not belong to a layer");
+        return nullptr;
+    }
+    if (!heads.scales(il)) {
+        return nullptr;
+    }
+    if (r.multi) {
+        heads.refuse("its positions have several sections (M-RoPE)");
+        return nullptr;
+    }
+    if ((a->ne[1] != hparams.n_head(il) && a->ne[1] != hparams.n_head_kv(il)) || a->ne[2] != graph.n_tokens || a->ne[3] != 1) {
+        heads.refuse(format("layer %d rotates something else than the queries and keys of its heads", il));
+        return nullptr;
+    }
+
+    ggml_tensor * res = build_rotations(ctx, a, pos, heads.find_table(il, r.factors, r.n_dims), r, attn_factor);
+    heads.cur.n_rotated++;
+
+    ggml_build_forward_expand(graph.gf, a); // before either rotation, which follow where a model uses them
+
+    if (graph.il != il) {
+        graph.il = il;
+        graph.rotations.clear();
+    }
+    graph.rotations.push_back({ a, res });
+
+    return res;
+}
+
+bool llama_pcd_heads::offset(const ggml_tensor * a, int n_offs) {
+    if (!graph.heads || a->op == GGML_OP_ROPE) {
+        return false;
+    }
+    if (n_offs != 0) {
+        graph.heads->refuse("it rotates a part of each head in place");
+    }
+    return true;
+}
+
+void llama_pcd_heads::stored(const ggml_context * ctx, const ggml_tensor * k_cur, int32_t il) {
+    if (!graph.heads || graph.ctx != ctx || graph.il != il) {
+        return;
+    }
+    for (const auto & cur : graph.rotations) {
+        ggml_format_name(cur.in, "pcd_%s-%d", llama_pcd_descends_from(k_cur, cur.out, 12) ? "k" : "q", il);
+    }
 }

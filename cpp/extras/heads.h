@@ -1,17 +1,17 @@
-// Ms-PoE: from some layer on, each attention head sees positions t / r with a ratio r of its own. The ratios, their tables
-// on the device, and the prompt that tells the order of the heads. Knows nothing of twins, nor how a graph is built.
+// Ms-PoE: each attention head sees position t as t / r, with a ratio r of its own. The ratios, their tables on the device, and the
+// rotations of a graph, head by head. Knows nothing of twins, nor of who should have which ratio.
 //
-//   ratio   r_i = min + (max - min) i / H, i = 0 .. H-1. A rotation divides its angle by its frequency factors, so with its
-//           factors multiplied by r a head sees position t / r: one rotation for each head, on every backend.
+//   ratio   A rotation divides its angle by its frequency factors, so with its factors multiplied by r a head sees position t / r: one
+//           rotation for each head, on every backend. A layer whose ratios are all 1 is left as the model has it.
 //   keys    of a group of query heads have the ratio of the group's first head; the other queries keep their own.
-//   order   static: head h has ratio r_(H-1-h). outlier: r_order[h], where order sorts the heads by how many keys get more
-//           than three times the mean of the last token's attention, before any rotation. Each layer finds its order while
-//           the prompt is evaluated, and keeps it.
+//   names   What is rotated is called pcd_q-<layer> and pcd_k-<layer> in the graph, and is computed before either rotation is: so a tap
+//           can look at both and then set the ratios that they are rotated with (llama_pcd_set_layer_ratios).
 
 #pragma once
 
 #include "llama-pcd.h"
 #include "upstream/memory.h"
+#include "upstream/rotation.h"
 
 #include "ggml-cpp.h"
 
@@ -25,55 +25,52 @@ struct llama_pcd_heads {
 
     bool on() const { return pcd.heads.on; }
 
-    // see llama_pcd_set_head_ratios, llama_pcd_find_head_order and llama_pcd_get_head_ratios; pcd_on: PCD is on
-    int32_t set       (const llama_pcd_head_ratios * p, bool pcd_on, std::string & err);
-    int32_t find_order(std::string & err);
-    int32_t get       (int32_t il, float * out, int32_t n) const;
+    // see llama_pcd_set_head_ratios, llama_pcd_set_layer_ratios and llama_pcd_get_head_ratios; pcd_on: PCD is on
+    int32_t set      (const float * values, int32_t n, bool pcd_on, std::string & err);
+    int32_t set_layer(int32_t il, const float * values, int32_t n, std::string & err);
 
-    // true if the batch was decoded here, or refused, with the result in ret
-    bool decode(const llama_batch_ext & batch, int & ret);
+    // heads: null where none of this was ever turned on
+    static int32_t get(const llama_model & model, const llama_pcd_heads * heads, int32_t il, float * out, int32_t n);
+
+    // why nothing can be decoded now; empty: it can
+    std::string refusal() const;
 
     // nodes that a graph may need more
     uint32_t n_nodes() const;
 
     //
-    // for the graph
+    // the graph that is being built
     //
 
-    const llama_pcd_head_ratios & params() const { return cur.params; }
+    // a graph is begun, and is whole; null: without ratios
+    static void begin(const llm_graph_context & gctx, llama_pcd_heads * heads);
+    static void end();
 
-    bool by_outliers() const { return cur.params.order == LLAMA_PCD_HEAD_ORDER_OUTLIER; }
-    bool is_finding()  const { return cur.finding; }
+    // `a` rotated by pos, each head with its ratio; null: as the model does it
+    static ggml_tensor * rotated(ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, const llama_pcd_rotation & r, float attn_factor);
 
-    int64_t n_prompt() const { return cur.n_prompt; }
+    // true if `a` was rotated head by head, where a rotation starts at the first dimension
+    static bool offset(const ggml_tensor * a, int n_offs);
 
-    // Frequency factors [n_dims/2, n_head], on the device. il = -1: those of static heads, or of the ratios in their order.
-    // Else those of a layer whose order is found while a prompt is evaluated, which writes them.
-    ggml_tensor * table(int32_t il, ggml_tensor * factors, int n_dims, int64_t n_head);
-
-    // what only a graph shows: a rotation was done head by head, or why it cannot be
-    void rotated() { cur.n_rotated++; }
-    void refuse(const std::string & reason);
+    // a layer stores this key
+    static void stored(const ggml_context * ctx, const ggml_tensor * k_cur, int32_t il);
 
 private:
-    struct table_entry {
-        int32_t       il; // the layer whose order it has; -1: an order that needs no layer
-        ggml_tensor * factors;
+    // frequency factors [n_dims/2, n_head] of a layer
+    struct table {
+        int32_t       il;
+        ggml_tensor * factors; // the model's own
         ggml_tensor * t;
+
         ggml_context_ptr        ctx;
         ggml_backend_buffer_ptr buf;
     };
 
     struct state {
-        llama_pcd_head_ratios params = {}; // max_ratio = 0: never set
+        std::vector<std::vector<float>> ratios; // of each layer's query heads; empty: never set
+        std::vector<table>              tables;
 
-        std::vector<table_entry> tables;
-
-        // order = outlier
-        bool    finding   = false; // the next decode is the prompt that tells the order
-        bool    has_order = false;
-        int64_t n_prompt  = 0;     // its tokens, while it is decoded
-
+        // what only a graph shows
         int64_t     n_rotated = 0;
         std::string reason;        // why it cannot be done; empty: it can
     };
@@ -82,10 +79,12 @@ private:
 
     state cur;
 
-    int32_t check(const llama_pcd_head_ratios & p, bool pcd_on, std::string & err) const;
+    int32_t check(const float * values, int32_t n, bool pcd_on, std::string & err) const;
 
-    // why a batch cannot be decoded; empty: it can
-    std::string refusal(const llama_batch_ext & batch) const;
+    bool scales(int32_t il) const; // some ratio of a layer is not 1
 
-    int decode_prompt(const llama_batch_ext & batch);
+    ggml_tensor * find_table(int32_t il, ggml_tensor * factors, int n_dims);
+    void          write(const table & entry) const;
+
+    void refuse(const std::string & reason);
 };

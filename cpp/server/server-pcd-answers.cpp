@@ -142,7 +142,7 @@ void server_pcd_probs::to_json(json & entry, bool is_sampled) const {
     const auto rows = [&](const candidate & cur) {
         return json {
             { "standard",     number(cur.standard) },
-            { "over_rotated", number(cur.over_rotated) },
+            { "local", number(cur.local) },
             { "contrasted",   number(cur.contrasted) },
         };
     };

@@ -45,7 +45,7 @@ struct server_pcd_probs {
         llama_token id;
         std::string text;
         float       standard;     // of softmax(L)
-        float       over_rotated; // of softmax(L*); NaN: no twin
+        float       local; // of softmax(L*); NaN: no twin
         float       contrasted;   // of softmax(L~); -inf: not among the plausible tokens
     };
     std::vector<candidate> candidates; // those of the answer first

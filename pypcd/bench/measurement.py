@@ -25,7 +25,6 @@ from pypcd.checks import Integer
 from pypcd.config import PCDConfig
 from pypcd.decode import setting_of
 from pypcd.errors import PCDError
-from pypcd.integrations import install
 
 __all__ = ["SEQUENCES", "Measurement", "bench", "default_methods", "methods_for"]
 
@@ -69,7 +68,7 @@ class Measurement:
 
 def default_methods() -> list[str]:
     """The methods measured by default; without the stock library where AMX is off, since it cannot turn that off."""
-    amx = engine.settle_amx()
+    amx = engine.configure_amx()
     return [
         *([] if amx.exists and not amx.on else [STOCK]),
         TWO_ROWS,
@@ -186,7 +185,7 @@ class _Plan:
             methods = {
                 name: config
                 for name, config in methods.items()
-                if models[self.flash_attn[0], _second(config)].llm.pcd_refusal(config) is None
+                if engine.pcd_refusal(models[self.flash_attn[0], _second(config)].llm, config) is None
             }
             first = models[self.flash_attn[0], _second(None)]
             stream = _stream(first.llm, text, lengths[-1] + self.n)
@@ -286,7 +285,7 @@ class _Model:
             options = {**given, "model_path": self.llm.model_path, "n_gpu_layers": self.llm.model_params.n_gpu_layers}
             command = [sys.executable, timing.__file__, json.dumps(options)]
             # that variable would make this one pypcd's
-            env = {name: value for name, value in os.environ.items() if name != install.VARIABLE}
+            env = {name: value for name, value in os.environ.items() if name != "PYPCD"}
             self.stock = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env
             )

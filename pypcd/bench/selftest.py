@@ -38,9 +38,9 @@ def self_test(llm: Llama) -> dict[str, Any]:
     Differences are in standard deviations of the logits; "limit" is what plain decoding's own allow.
     """
     result: dict[str, Any] = {"model": llm.model_path, "checks": []}
-    windowed = llm.pcd_refusal(PCDConfig()) is not None
+    windowed = engine.pcd_refusal(llm, PCDConfig()) is not None
     base = (PCDConfig(perturbation="none", window=8) if windowed else PCDConfig()).repeatable()
-    reason = llm.pcd_refusal(base)
+    reason = engine.pcd_refusal(llm, base)
     if reason is not None:
         return {**result, "skipped": reason}
     tokens = np.random.default_rng(0).integers(0, llm.n_vocab(), _N_PROMPT + _N_ROWS).tolist()
@@ -72,7 +72,7 @@ def _check(llm: Llama, tokens: list[int], base: PCDConfig, windowed: bool, resul
     def twins(config: PCDConfig) -> dict[str, dict[int, _Rows]]:
         """L, L* and their contrast."""
         llm.pcd = config
-        found: dict[str, dict[int, _Rows]] = {"standard": {}, "over_rotated": {}, "contrasted": {}}
+        found: dict[str, dict[int, _Rows]] = {"standard": {}, "local": {}, "contrasted": {}}
         for at, _ in _rows(llm, tokens, _SHAPES[0]):
             logits = llm.pcd_logits()
             for name, rows in found.items():
@@ -89,15 +89,15 @@ def _check(llm: Llama, tokens: list[int], base: PCDConfig, windowed: bool, resul
     check("beta=0 decodes as without PCD", value, value <= limit and same_token)
 
     still = twins(base.replace(window=len(tokens)) if windowed else base.replace(base_ratio=1.0))
-    equal = _difference(still["standard"], still["over_rotated"])
+    equal = _difference(still["standard"], still["local"])
     what = "window=all" if windowed else "base_ratio=1"
     check(f"{what} leaves the twin equal to its token", equal, equal <= limit)
 
     fused, alternate = twins(base), twins(base.replace(evaluation="alternate"))
-    value = _difference(fused["over_rotated"], alternate["over_rotated"])
+    value = _difference(fused["local"], alternate["local"])
     check("fused equals alternate", value, value <= limit)
 
-    value = _difference(fused["standard"], fused["over_rotated"])
+    value = _difference(fused["standard"], fused["local"])
     check("the twin differs from its token", value, value > _FACTOR * max(equal, _EQUAL))
 
 

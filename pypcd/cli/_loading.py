@@ -22,7 +22,7 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **_options.machine_options(args))
-    refusal = llm.pcd_refusal(config)
+    refusal = engine.pcd_refusal(llm, config)
     if refusal is not None:
         raise UnsupportedError(f"PCD cannot run here: {refusal}")
     llm.pcd = config

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print("" if rows else _header(args, threads), _text(together), sep="\n", flush=True)
         rows += together
-    _remark(methods, rows)
+    _warn_profile_mismatch(methods, rows)
     if args.json:
         record = {"model": args.model, "n_threads": threads, "gpu": machine.has_gpu()}
         print(json.dumps({**record, "measurements": [dataclasses.asdict(row) for row in rows]}, indent=2))
@@ -125,7 +125,7 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
-def _remark(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement]) -> None:
+def _warn_profile_mismatch(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement]) -> None:
     """Name the methods that are missing."""
     measured = {row.method for row in rows}
     for name in (name for name in methods if name not in measured):

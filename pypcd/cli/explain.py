@@ -8,7 +8,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from pypcd import PCDError, UnsupportedError, plots
+from pypcd import PCDError, plots
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli._text import cells, wrap
 from pypcd.cli.generate import read_prompt
@@ -63,9 +63,7 @@ def run(args: argparse.Namespace) -> int:
         plots.kind(args.picture)
 
     llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
-    refusal = llm.pcd_refusal(setting)
-    if refusal is not None:
-        raise UnsupportedError(f"PCD cannot run here: {refusal}")
+    llm.check_pcd(setting)
     # as in generate, control tokens in a plain prompt are read as control tokens
     tokens = (
         prompt_tokens(llm, Prompt(after=text), chat=True) if args.chat else llm.tokenize(text.encode(), special=True)
@@ -167,7 +165,7 @@ def table(step: Step, columns: int, note: str = "") -> str:
 
 def _line(c: Candidate, space: int, ranks: bool) -> str:
     marks = (">" if c.is_chosen else " ") + ("*" if c.is_gold else " ")
-    over = "-" if c.over_rotated is None else _percent(c.over_rotated)
+    over = "-" if c.local is None else _percent(c.local)
     after = "-" if c.rank_after is None else _percent(c.after)
     rank = f"   {c.rank_before} -> {'-' if c.rank_after is None else c.rank_after}" if ranks else ""
     return f"{marks} {_fit(c.text, space)} {_percent(c.before):>6} {over:>6} {after:>6}{rank}"

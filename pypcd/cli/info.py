@@ -12,7 +12,7 @@ import llama_cpp
 import numpy as np
 
 import pypcd
-from pypcd import PCDConfig, engine, library
+from pypcd import PCDConfig, engine, library, method
 from pypcd.bench import placements, self_test
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
@@ -72,7 +72,7 @@ def machine_facts(path: str | None) -> dict[str, Any]:
         path: the model that the number of threads is for; None: one of the usual width.
     """
     threads = best_threads(width_of(path, {"n_gpu_layers": 0}) if path else _WIDTH)
-    amx = engine.settle_amx()
+    amx = engine.configure_amx()
     features = engine.cpu_features()
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
@@ -110,10 +110,10 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
             "factor": factor,
             "factor_tensor": file.has_rope_factors,
         }
-        turned = pypcd.rho(n_rot)
+        turned = method.rho(n_rot)
         # YaRN leaves short wavelengths alone and stretches long ones; only linear scaling stretches all
         stretch = factor if scaling["type"] == "linear" else 1.0
-        before = stretch * 2 * np.pi / pypcd.frequencies(n_rot, base)
+        before = stretch * 2 * np.pi / method.frequencies(n_rot, base)
         facts["rope"] = {
             "base": base,
             "n_rot": n_rot,
@@ -125,7 +125,7 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
             "wavelengths_over_rotated": (before / turned).tolist(),
         }
     for name, config in (("pcd", PCDConfig()), ("window", PCDConfig.windowed())):
-        facts[name] = llm.pcd_refusal(config) or "yes"
+        facts[name] = engine.pcd_refusal(llm, config) or "yes"
     return facts
 
 

@@ -108,7 +108,7 @@ class _Server:
         until = time.monotonic() + _SECONDS
         while self._thread.is_alive() and not stopped() and time.monotonic() < until:
             try:
-                return remote.greet(self._address)
+                return remote.handshake(self._address)
             except RPCError:  # it does not listen yet
                 time.sleep(0.05)
         return []

@@ -119,7 +119,7 @@ class PCD(RowSource):
         return "pcd" if self.pcd == PCDConfig() else f"pcd:{self.pcd.describe()}"
 
     def refusal(self, llm: Llama) -> str | None:
-        return llm.pcd_refusal(self.pcd)
+        return engine.pcd_refusal(llm, self.pcd)
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         return Stream(session, session.start(tokens, self.pcd))

@@ -16,7 +16,7 @@ from pypcd import library
 library.check()  # first: it reports a wrong or missing library
 
 # isort: split
-from pypcd.engine._amx import install_amx, settle_amx
+from pypcd.engine._amx import configure_amx, install_amx
 from pypcd.engine._context import (
     can_shift,
     clear,
@@ -43,14 +43,8 @@ from pypcd.engine._devices import (
 from pypcd.engine._exits import exit_rows, has_tied_head, set_exits
 from pypcd.engine._grammar import Grammar, check_grammar
 from pypcd.engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
-from pypcd.engine._handles import is_open, protect, shut
-from pypcd.engine._heads import (
-    HEAD_ORDERS,
-    find_head_order,
-    knows_head_order,
-    set_head_ratios,
-    unset_head_ratios,
-)
+from pypcd.engine._handles import guard_handles, invalidate_handles, is_open
+from pypcd.engine._heads import evaluate_with_ratios, head_counts, set_head_ratios, unset_head_ratios
 from pypcd.engine._log import clear_errors, install, last_errors, logger, reason
 from pypcd.engine._model import (
     check_decoder,
@@ -64,6 +58,7 @@ from pypcd.engine._model import (
     progress_callback,
     rope_freq_scale,
     rotates,
+    slides,
     token_bytes,
     token_text,
 )
@@ -90,7 +85,6 @@ from pypcd.engine._rpc import RemoteDevices, check_rpc_server, rpc_library, run_
 from pypcd.engine._tap import tap
 
 __all__ = [
-    "HEAD_ORDERS",
     "N_SEQUENCES",
     "Grammar",
     "Graph",
@@ -107,24 +101,27 @@ __all__ = [
     "check_rpc_server",
     "clear",
     "clear_errors",
+    "configure_amx",
     "copy_sequence",
     "cpu_features",
     "decode",
     "detokenize",
     "devices",
+    "evaluate_with_ratios",
     "exit_rows",
     "fill_cells",
-    "find_head_order",
     "graph_stats",
+    "guard_handles",
     "has_row",
     "has_tied_head",
+    "head_counts",
     "idle_backends",
     "in_force",
     "init_sampler",
+    "invalidate_handles",
     "is_end",
     "is_open",
     "is_recurrent",
-    "knows_head_order",
     "last_errors",
     "library_path",
     "logger",
@@ -138,7 +135,6 @@ __all__ = [
     "pcd_refusal",
     "pcd_stats",
     "progress_callback",
-    "protect",
     "reason",
     "rewind",
     "rope_freq_scale",
@@ -154,9 +150,8 @@ __all__ = [
     "set_sequence_pcd",
     "set_threads",
     "set_tokens",
-    "settle_amx",
     "shift",
-    "shut",
+    "slides",
     "step_times",
     "supports_gpu",
     "suspended",

@@ -25,7 +25,7 @@ from pypcd.engine import _bindings
 from pypcd.engine._log import logger
 from pypcd.errors import InputError
 
-__all__ = ["AMX", "install_amx", "settle_amx"]
+__all__ = ["AMX", "configure_amx", "install_amx"]
 
 _VARIABLE = "PYPCD_AMX"
 _PROBE = Path(__file__).with_name("_amx_probe.py")
@@ -59,7 +59,7 @@ def install_amx() -> None:
     _bindings.pcd_set_amx(_read().get(_key()) == _RIGHT if forced is None else forced)
 
 
-def settle_amx(force: bool = False) -> AMX:
+def configure_amx(force: bool = False) -> AMX:
     """Decide whether models use AMX, put that in force and say why. Runs the probe if nothing is known.
 
     Args:

@@ -19,7 +19,6 @@ TRANSITION = {"exponential": 0, "none": 1}
 BAND = {"low": 0, "high": 1, "all": 2}
 SEQUENCES = {"all": 0, "chosen": 1}
 ADAPTIVE = {None: 0, "jsd": 1}
-HEAD_ORDER = {"static": 0, "outlier": 1}
 TYPE_K_OVER = {  # enum ggml_type
     None: -1,
     "f32": 0,
@@ -60,17 +59,6 @@ class Params(ctypes.Structure):
         ("min_context", ctypes.c_int32),
         ("min_entropy", ctypes.c_float),
         ("min_first_entropy", ctypes.c_float),
-    ]
-
-
-class HeadRatios(ctypes.Structure):
-    """struct llama_pcd_head_ratios"""
-
-    _fields_ = [
-        ("min_ratio", ctypes.c_float),
-        ("max_ratio", ctypes.c_float),
-        ("first_layer", ctypes.c_int32),
-        ("order", ctypes.c_int32),
     ]
 
 
@@ -191,11 +179,21 @@ pcd_set_head_ratios = _bind(
     "llama_pcd_set_head_ratios",
     ctypes.c_int32,
     _ctx_p,
-    ctypes.POINTER(HeadRatios),
+    _float_p,
+    ctypes.c_int32,
     ctypes.c_char_p,
     ctypes.c_size_t,
 )
-pcd_find_head_order = _bind("llama_pcd_find_head_order", ctypes.c_int32, _ctx_p, ctypes.c_char_p, ctypes.c_size_t)
+pcd_set_layer_ratios = _bind(
+    "llama_pcd_set_layer_ratios",
+    ctypes.c_int32,
+    _ctx_p,
+    ctypes.c_int32,
+    _float_p,
+    ctypes.c_int32,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
 pcd_get_head_ratios = _bind(
     "llama_pcd_get_head_ratios", ctypes.c_int32, _ctx_p, ctypes.c_int32, _float_p, ctypes.c_int32
 )

@@ -1,6 +1,6 @@
 """What a llama_cpp.Llama holds of the library -- its model, context and batch -- where a wrong call would end the process.
 
-protect() gives each a class that checks what llama.cpp does not; shut() leaves, of what was freed, something that raises
+guard_handles() gives each a class that checks what llama.cpp does not; invalidate_handles() leaves, of what was freed, something that raises
 a sentence whatever is asked of it, also through a tokenizer that outlives its model. In a process forked with a model
 open the context goes the same way, and nothing of the parent's is freed; tokenization needs no context and goes on. None of
 this costs a test per call. Knows nothing of threads.
@@ -19,7 +19,7 @@ from llama_cpp import _internals
 from pypcd.engine._log import reason
 from pypcd.errors import InputError, ModelError, PCDError
 
-__all__ = ["is_open", "protect", "shut"]
+__all__ = ["guard_handles", "invalidate_handles", "is_open"]
 
 _UNBLOCKED = (0, 1, 30)  # F32, F16, BF16 of enum ggml_type; llama_cpp does not name the last
 _CLOSED = "the model is closed, by close() or the end of its with block; open it again with pypcd.Llama(...)"
@@ -110,7 +110,7 @@ def is_open(llm: llama_cpp.Llama) -> bool:
     return not isinstance(getattr(llm, "_ctx", None), (_Gone, type(None)))
 
 
-def protect(llm: llama_cpp.Llama) -> None:
+def guard_handles(llm: llama_cpp.Llama) -> None:
     """Once a model is open: check what is asked of it.
 
     Raises:
@@ -123,7 +123,7 @@ def protect(llm: llama_cpp.Llama) -> None:
     _open.add(llm)
 
 
-def shut(llm: llama_cpp.Llama) -> None:
+def invalidate_handles(llm: llama_cpp.Llama) -> None:
     """Once a model is closed: a sentence in place of freed memory."""
     _open.discard(llm)
     for name in _CLASSES:

@@ -23,6 +23,7 @@ __all__ = [
     "progress_callback",
     "rope_freq_scale",
     "rotates",
+    "slides",
     "token_bytes",
     "token_text",
 ]
@@ -45,6 +46,11 @@ def check_decoder(llm: llama_cpp.Llama) -> None:
     if llama_cpp.llama_model_has_encoder(model(llm)):
         arch = llm.metadata.get("general.architecture")
         raise UnsupportedError(f"the architecture {arch!r} has an encoder, which llama-cpp-python's Llama does not run")
+
+
+def slides(llm: llama_cpp.Llama) -> bool:
+    """Whether some layers see a window of the last positions alone."""
+    return int(llama_cpp.llama_model_n_swa(model(llm))) > 0
 
 
 def is_recurrent(llm: llama_cpp.Llama) -> bool:

@@ -50,14 +50,14 @@ class PCDLogits:
 
     Attributes:
         standard: L.
-        over_rotated: L*, the twin's; None if it could not change the result and was not evaluated.
+        local: L*, the twin's; None if it could not change the result and was not evaluated.
         contrasted: L~ (Eq. 6), -inf outside the plausible tokens; L where a floor leaves the token plain.
         beta: the strength of this contrast, PCDConfig.beta or what `adaptive` made of it; None if nothing was contrasted,
             since only one token is plausible, or a floor (min_context, min_entropy, min_first_entropy) leaves it plain.
     """
 
     standard: npt.NDArray[np.float32]
-    over_rotated: npt.NDArray[np.float32] | None
+    local: npt.NDArray[np.float32] | None
     contrasted: npt.NDArray[np.float32]
     beta: float | None = None
 
@@ -191,8 +191,10 @@ def trim_pcd(llm: llama_cpp.Llama) -> None:
     _bindings.pcd_trim(context(llm))
 
 
-def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig) -> str | None:
+def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig | None) -> str | None:
     """Why a model or context cannot run a setting, in a sentence; None if it can. Nothing changes; memory is not asked for."""
+    if config is None:
+        return None
     status, text = ask(_bindings.pcd_check, llm, ctypes.byref(native_params(config)))
     return None if status == _bindings.OK else text
 
@@ -260,7 +262,7 @@ def pcd_logits(llm: llama_cpp.Llama, i: int) -> PCDLogits:
     Raises:
         PCDError: the last evaluation was without PCD, or there was none.
     """
-    standard, over_rotated, contrasted = (
+    standard, local, contrasted = (
         _row(llm, i, which) for which in (_bindings.ROW_STANDARD, _bindings.ROW_OVER_ROTATED, _bindings.ROW_CONTRASTED)
     )
     if standard is None or contrasted is None:
@@ -269,7 +271,7 @@ def pcd_logits(llm: llama_cpp.Llama, i: int) -> PCDLogits:
             "logits were requested have them"
         )
     beta = float(_bindings.pcd_get_strength_ith(context(llm), i))
-    return PCDLogits(standard, over_rotated, contrasted, None if math.isnan(beta) else beta)
+    return PCDLogits(standard, local, contrasted, None if math.isnan(beta) else beta)
 
 
 def _row(llm: llama_cpp.Llama, i: int, which: int) -> npt.NDArray[np.float32] | None:

@@ -123,7 +123,7 @@ def _devices_of(address: str) -> list[remote.Device]:
             f"the connection to the RPC server {address} was lost, and with it the models that are open there; end this process, "
             "and start again"
         )
-    devices = _known[address] if is_used else remote.greet(address)
+    devices = _known[address] if is_used else remote.handshake(address)
     if len(devices) != len(_known.setdefault(address, devices)):
         raise RPCError(
             f"the RPC server {address} has another number of devices now; ggml remembers the old one: start again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import llama_cpp
@@ -24,7 +24,9 @@ _open: dict[int, Any] = {}  # id of a model -> its callback, kept alive while th
 
 
 @contextlib.contextmanager
-def tap(llm: llama_cpp.Llama, names: Sequence[str]) -> Iterator[Tapped]:
+def tap(
+    llm: llama_cpp.Llama, names: Sequence[str], look: Callable[[str, npt.NDArray[np.float32]], object] | None = None
+) -> Iterator[Tapped]:
     """Collect tensors of everything that is evaluated in the block.
 
         with tap(llm, ["kq_soft_max"]) as seen:
@@ -34,6 +36,7 @@ def tap(llm: llama_cpp.Llama, names: Sequence[str]) -> Iterator[Tapped]:
     Args:
         names: prefixes of names, such as "kq_soft_max" for attention weights or "l_out" for the output of each block
             ("l_out-3" is block 3 alone). Names are llama.cpp's own and may differ between architectures.
+        look: called with each name and array, in place of collecting them; evaluation goes on when it returns.
 
     Yields:
         Name -> one array for each micro-batch, in the order of evaluation, with all four dimensions in numpy's order:
@@ -57,7 +60,10 @@ def tap(llm: llama_cpp.Llama, names: Sequence[str]) -> Iterator[Tapped]:
     def keep(name: bytes, ne: Any, data: Any, user_data: Any) -> None:
         try:
             if not failed:  # an exception cannot pass through the library
-                seen.setdefault(name.decode(), []).append(_copy(ne, data))
+                if look:
+                    look(name.decode(), _copy(ne, data))
+                else:
+                    seen.setdefault(name.decode(), []).append(_copy(ne, data))
         except BaseException as error:  # noqa: BLE001
             failed.append(error)
 

@@ -29,7 +29,16 @@ from typing import Any, Callable, TypeVar
 from pypcd import machine
 from pypcd.checks import Integer
 from pypcd.errors import InputError, PCDError
-from pypcd.evaluation.executors import Answerer, Make, Place, Todo, Work, raised, told, unanswered
+from pypcd.evaluation.executors import (
+    Answerer,
+    Executor,
+    Make,
+    Todo,
+    Work,
+    dump_exception,
+    failed_record,
+    load_exception,
+)
 from pypcd.evaluation.tasks.extras import require
 
 __all__ = ["Cluster"]
@@ -46,7 +55,7 @@ _SECONDS_TO_COME = 60  # of a worker, where there is none: one that died may be 
 _CLOSED = (OSError, concurrent.futures.CancelledError, RuntimeError)  # what Dask raises once a scheduler is lost
 
 
-class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
+class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
     """A Dask cluster. It is connected to when it is first used; a block (with), or close(), ends that.
 
     Args:
@@ -136,7 +145,9 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
                 for (question, methods), result in tasks.done(timeout=1.0):
                     if isinstance(result, self._dask.KilledWorker):
                         why = f"every worker that was asked it ended ({result.allowed_failures + 1} of them); their logs say why"
-                        yield from (((*question, method), unanswered((*question, method), why)) for method in methods)
+                        yield from (
+                            ((*question, method), failed_record((*question, method), why)) for method in methods
+                        )
                     else:
                         refusals, answers = self._value(result)
                         refused.update(refusals)
@@ -170,7 +181,7 @@ class Cluster(Place, contextlib.AbstractContextManager["Cluster"]):
             )
         who, error, value = result
         if error is not None:
-            raise raised(error, f"worker {who}")
+            raise load_exception(error, f"worker {who}")
         return value
 
     # -- the scheduler ---------------------------------------------------------------------------------------------
@@ -397,7 +408,7 @@ def _do(call: Callable[[], Any]) -> tuple[str, tuple[str, str] | None, Any]:
             )
         return worker.address, None, call()
     except Exception as error:  # noqa: BLE001  any error must reach the run
-        return worker.address, told(error), None
+        return worker.address, dump_exception(error), None
 
 
 def _prepare(run: str, make: Make) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Where questions are answered: in this process, or in several beside each other on this machine.
 
-A Place makes what answers (a worker) where it answers, hands out questions, and gives back what comes. It knows nothing of
+An Executor makes what answers (a worker) where it answers, hands out questions, and gives back what comes. It knows nothing of
 models, tasks or files. A place of other machines is in _cluster.
 """
 
@@ -19,7 +19,19 @@ from pypcd import machine
 from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError
 from pypcd.evaluation.plan import Key
 
-__all__ = ["Here", "Jobs", "Place", "Processes", "Record", "Todo", "Work", "place_of", "raised", "told", "unanswered"]
+__all__ = [
+    "Executor",
+    "InProcess",
+    "Jobs",
+    "ProcessPool",
+    "Record",
+    "Todo",
+    "Work",
+    "dump_exception",
+    "executor_of",
+    "failed_record",
+    "load_exception",
+]
 
 T = TypeVar("T")
 Record = dict[str, Any]
@@ -40,7 +52,7 @@ class Answerer(Protocol):
 Make = Callable[[], Answerer]
 
 
-class Place(abc.ABC):
+class Executor(abc.ABC):
     """Where questions are answered.
 
     Attributes:
@@ -71,7 +83,7 @@ class Place(abc.ABC):
         """
 
 
-class Here(Place):
+class InProcess(Executor):
     """This process."""
 
     def n_workers(self) -> int:
@@ -95,7 +107,7 @@ class Here(Place):
             worker.close()
 
 
-class Processes(Here):
+class ProcessPool(InProcess):
     """Several processes on this machine, each with a worker; they last as long as the questions."""
 
     def __init__(self, n: int) -> None:
@@ -136,7 +148,7 @@ class Processes(Here):
                         raise PCDError(f"a process of the evaluation ended early, with status {status}") from None
                     continue
                 if kind == "error":
-                    raise raised(value)
+                    raise load_exception(value)
                 if kind == "refused":
                     refused.update(value)
                 elif kind == "done":
@@ -150,16 +162,16 @@ class Processes(Here):
                 process.join()
 
 
-Jobs = Union[int, Place]  # a number of processes on this machine, or another place
+Jobs = Union[int, Executor]  # a number of processes on this machine, or another place
 
 
-def place_of(jobs: Jobs) -> Place:
-    if isinstance(jobs, Place):
+def executor_of(jobs: Jobs) -> Executor:
+    if isinstance(jobs, Executor):
         return jobs
-    return Processes(jobs) if jobs > 1 else Here()
+    return ProcessPool(jobs) if jobs > 1 else InProcess()
 
 
-def unanswered(key: Key, why: str) -> Record:
+def failed_record(key: Key, why: str) -> Record:
     """The record of a question without an answer: it counts as wrong, and is asked again when the run is continued."""
     names = dict(zip(("task", "length", "index", "method"), key))
     empty: Record = {"prompt_sha256": None, "depth": None, "answers": []}  # not known where no worker lived to say it
@@ -183,7 +195,7 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
-def told(error: Exception) -> tuple[str, str]:
+def dump_exception(error: Exception) -> tuple[str, str]:
     """An exception as text; of a fault of pypcd's own, where it is."""
     kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS), None)
     if kind is not None:
@@ -191,8 +203,8 @@ def told(error: Exception) -> tuple[str, str]:
     return "", "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
 
 
-def raised(text: tuple[str, str], who: str = "") -> Exception:
-    """The exception that told() made a text of, of a kind that is known here; who: where it was raised."""
+def load_exception(text: tuple[str, str], who: str = "") -> Exception:
+    """The exception that dump_exception() made a text of, of a kind that is known here; who: where it was raised."""
     name, message = text
     if name not in _ERRORS:
         return RuntimeError(f"{who or 'a process of the evaluation'} failed:\n{message}")
@@ -215,7 +227,7 @@ def _serve(make: Make, tasks: Any, results: Any) -> None:
     except KeyboardInterrupt:
         pass  # the parent process gets it too
     except Exception as error:  # noqa: BLE001  any error must reach the parent process, which waits for an answer
-        results.put(("error", told(error)))
+        results.put(("error", dump_exception(error)))
 
 
 def _end_with_parent() -> None:

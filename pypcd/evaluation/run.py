@@ -15,7 +15,7 @@ import pypcd
 from pypcd import machine, threads
 from pypcd.decode import Answer, Method, Session, parse
 from pypcd.errors import MENDABLE, InputError, ModelError, PCDError
-from pypcd.evaluation.executors import Jobs, Record, Work, place_of, unanswered
+from pypcd.evaluation.executors import Jobs, Record, Work, executor_of, failed_record
 from pypcd.evaluation.gold import Gold
 from pypcd.evaluation.plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation.progress import Progress
@@ -78,7 +78,7 @@ def facts(
     Raises:
         PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
     """
-    place = place_of(jobs)
+    place = executor_of(jobs)
     place.n_workers()  # a cluster that cannot be reached is known before a large file is hashed
     before = directory.facts() if directory is not None and directory.exists() else {}
 
@@ -198,7 +198,7 @@ def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[
     path = resolve_model(plan.model)
     decode, batch = (options.get(name) for name in _THREADS)
     if decode is None:
-        decode = place_of(jobs).n_threads()
+        decode = executor_of(jobs).n_threads()
     if decode is None or batch is None:
         decode, batch, _ = threads.choose(threads.width_of(path, options), decode, batch)
     return {**options, **dict(zip(_THREADS, (decode, batch)))}
@@ -259,7 +259,7 @@ def evaluate(
     """
     for name in plan.methods:
         parse(name)
-    counts, place = counts_of(plan), place_of(jobs)
+    counts, place = counts_of(plan), executor_of(jobs)
     options = run_options(plan, options or {}, place)
     with directory.locked():
         known = facts(plan, options, jobs=place, directory=directory) if model_facts is None else model_facts
@@ -402,7 +402,7 @@ class Worker:
         try:
             return {**begun, **self._answered(key, sample, method)}
         except MENDABLE as error:  # only this question failed: go on with the others
-            return {**unanswered(key, str(error)), **begun}
+            return {**failed_record(key, str(error)), **begun}
 
     def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
         return self._scored(key, sample, method)[1]

@@ -87,7 +87,7 @@ def _candidate(c: Candidate, without: str) -> str:
     marks = "&#9654;" * c.is_chosen + "&#9733;" * c.is_gold
     kinds = " ".join(name for name, on in (("chosen", c.is_chosen), ("gold", c.is_gold)) if on)
     after = _bar("pcd", c.after) if c.rank_after is not None else "excluded"
-    over = _bar("over", c.over_rotated) if c.over_rotated is not None else without
+    over = _bar("over", c.local) if c.local is not None else without
     rank = f"{c.rank_before} &#8594; {c.rank_after if c.rank_after is not None else '&#8211;'}"
     return (
         f'<tr class="{kinds}"><td>{marks}</td><td class="token">{_text(c.text)}</td><td>{_bar("l", c.before)}</td>'

@@ -29,7 +29,7 @@ class Candidate:
         text: in quotes, safe for a terminal; "(end)" for the end of the answer.
         before: its probability in L.
         rank_before: its rank in L, from 1.
-        over_rotated: its probability in L*; None if L* was not evaluated: only one token was plausible, or the step is
+        local: its probability in L*; None if L* was not evaluated: only one token was plausible, or the step is
             below a floor (Step.below), for floors of entropy where token and twin are evaluated one after the other.
         after: its probability in the contrasted logits; 0 if it is excluded.
         rank_after: its rank there; None if it is excluded.
@@ -41,7 +41,7 @@ class Candidate:
     text: str
     before: float
     rank_before: int
-    over_rotated: float | None
+    local: float | None
     after: float
     rank_after: int | None
     is_chosen: bool
@@ -138,7 +138,7 @@ def _step(rows: Any, vocabulary: Vocabulary, index: int, n_top: int, gold: set[i
     if gold:
         listed.add(max(gold, key=lambda t: (contrasted[t], standard[t], -t)))
     p_before, p_after = (np.exp(log_softmax(row)) for row in (standard, contrasted))
-    p_over = None if rows.over_rotated is None else np.exp(log_softmax(rows.over_rotated))
+    p_over = None if rows.local is None else np.exp(log_softmax(rows.local))
 
     candidates = [
         Candidate(
@@ -146,7 +146,7 @@ def _step(rows: Any, vocabulary: Vocabulary, index: int, n_top: int, gold: set[i
             text=vocabulary.shown(token),
             before=float(p_before[token]),
             rank_before=rank(standard, token),
-            over_rotated=None if p_over is None else float(p_over[token]),
+            local=None if p_over is None else float(p_over[token]),
             after=float(p_after[token]),
             rank_after=rank(contrasted, token) if np.isfinite(contrasted[token]) else None,
             is_chosen=token == chosen,

@@ -35,7 +35,7 @@ class CacheCheck:
         n_steps: number of tokens compared, over all prompts.
         n_equal: number of steps at which both choose the same token.
         standard: the largest difference in L, with and without the cache.
-        over_rotated: the same in L*; None without PCD.
+        local: the same in L*; None without PCD.
         effect: the largest difference between L* and L, for comparison; None without PCD.
         spread: the standard deviation of L over the vocabulary, mean over steps.
     """
@@ -45,7 +45,7 @@ class CacheCheck:
     n_steps: int = 0
     n_equal: int = 0
     standard: float = 0.0
-    over_rotated: float | None = None
+    local: float | None = None
     effect: float | None = None
     spread: float = 0.0
 
@@ -82,7 +82,7 @@ def check_cache(
     session = Session(llm)
     results = []
     for method, setting in methods.items():
-        refusal = llm.pcd_refusal(setting)
+        refusal = engine.pcd_refusal(llm, setting)
         if refusal is not None:
             results.append(CacheCheck(method, refusal))
             continue
@@ -99,7 +99,7 @@ class _Rows:
 
     seen: Logits
     standard: Logits
-    over_rotated: Logits | None
+    local: Logits | None
 
 
 def _both(session: Session, prompt: list[int], setting: PCDConfig | None, n_tokens: int) -> list[tuple[_Rows, _Rows]]:
@@ -128,7 +128,7 @@ def _rows(llm: Llama, row: Logits, setting: PCDConfig | None) -> _Rows:
     if setting is None:
         return _Rows(row.copy(), row.copy(), None)
     rows = llm.pcd_logits()
-    return _Rows(row.copy(), rows.standard, rows.over_rotated)
+    return _Rows(row.copy(), rows.standard, rows.local)
 
 
 def _compare(method: str, pairs: Sequence[tuple[_Rows, _Rows]]) -> CacheCheck:
@@ -142,7 +142,7 @@ def _compare(method: str, pairs: Sequence[tuple[_Rows, _Rows]]) -> CacheCheck:
         n_steps=len(pairs),
         n_equal=sum(int(a.seen.argmax()) == int(b.seen.argmax()) for a, b in pairs),
         standard=largest([(a.standard, b.standard) for a, b in pairs]) or 0.0,
-        over_rotated=largest([(a.over_rotated, b.over_rotated) for a, b in pairs]),
-        effect=largest([(a.over_rotated, a.standard) for a, _ in pairs]),
+        local=largest([(a.local, b.local) for a, b in pairs]),
+        effect=largest([(a.local, a.standard) for a, _ in pairs]),
         spread=float(np.mean([a.standard.std() for a, _ in pairs])),
     )

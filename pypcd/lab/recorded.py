@@ -192,7 +192,7 @@ class _Recorder(Worker):
             if setting is None:
                 return engine.row(self.llm, i), None
             rows = self.llm.pcd_logits(i)
-            return rows.standard, rows.over_rotated
+            return rows.standard, rows.local
 
         def rows(path: Path) -> Iterator[_Rows]:
             session.start(prompt, setting)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from pypcd.decode import Control, Session, parse
-from pypcd.evaluation.executors import Jobs, place_of
+from pypcd.evaluation.executors import Jobs, executor_of
 from pypcd.evaluation.plan import BASELINE, Key, Plan
 from pypcd.evaluation.run import tasks_of
 from pypcd.evaluation.tasks import GROUPS
@@ -119,7 +119,7 @@ def estimate(plan: Plan, missing: Iterable[Key], speed: Speed, jobs: Jobs = 1) -
     Args:
         jobs: as in evaluate(); each process computes what the control needs for itself.
     """
-    missing, n = list(missing), place_of(jobs).n_workers()
+    missing, n = list(missing), executor_of(jobs).n_workers()
     most = {name: plan.max_tokens or task.max_tokens for name, task in tasks_of(plan).items()}
     pooled = {name for name in plan.methods if isinstance(parse(name).rows, Control)}
 

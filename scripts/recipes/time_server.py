@@ -108,7 +108,7 @@ def main() -> None:
     n_ctx = 2 * n * (args.length + args.n_tokens + 64)
     options = ["--cache-ram", "0", "--log-verbosity", "1", "--ctx-size", str(2 * n_ctx)]
     options += ["--threads", str(args.threads), "--threads-batch", str(args.threads)] if args.threads else []
-    amx = engine.settle_amx()
+    amx = engine.configure_amx()
     options += ["--no-repack"] if amx.exists and not amx.on else []  # stock would use it wherever it was compiled
 
     def server(pcd: object = False) -> Server:

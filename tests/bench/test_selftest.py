@@ -61,7 +61,7 @@ def round_coarsely(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
         exact = logits(llm, i)
         standard = off(exact.standard)
         moved = {"standard": standard, "contrasted": exact.contrasted + (standard - exact.standard)}
-        return dataclasses.replace(exact, **moved, over_rotated=off(exact.over_rotated))
+        return dataclasses.replace(exact, **moved, local=off(exact.local))
 
     monkeypatch.setattr(selftest._engine, "row", lambda llm: off(native_row(llm)))
     monkeypatch.setattr(pypcd.Llama, "pcd_logits", rows)

@@ -23,6 +23,7 @@ from pypcd.cli import _options, _terminal, _text, info
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli.chat import COMMANDS
+from pypcd.method import rho
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
 TIMEOUT = 60  # for one expectation, on a machine that is busy
@@ -430,7 +431,7 @@ def test_a_fault_of_ours_shows_where_it_is_and_where_to_report_it(kind, where, c
 
     def ask(_):
         todo = {("kv-short", 200, i): ["greedy"] for i in range(2)}
-        return list(executors.Processes(2).ask(functools.partial(faulty, kind), todo, {}))
+        return list(executors.ProcessPool(2).ask(functools.partial(faulty, kind), todo, {}))
 
     monkeypatch.setattr(_terminal, "setup", lambda: None)
     monkeypatch.setattr(info, "run", (lambda _: faulty(kind)) if where == "here" else ask)
@@ -459,7 +460,7 @@ def test_what_the_user_or_the_system_can_mend_is_one_sentence(error, said, where
     from pypcd.evaluation import executors
 
     def fail(_):
-        raise error if where == "here" else executors.raised(executors.told(error))
+        raise error if where == "here" else executors.load_exception(executors.dump_exception(error))
 
     monkeypatch.setattr(_terminal, "setup", lambda: None)
     monkeypatch.setattr(info, "run", fail)
@@ -489,7 +490,7 @@ def test_info_json(model):
     assert (rope["base"], rope["n_rot"], rope["frequencies"]) == (10000, 16, 8)
     assert rope["turned"] == 7  # all but the fastest, which keeps its angle
     assert rope["wavelengths"][0] == pytest.approx(6.2832, abs=1e-4)
-    assert rope["wavelengths"][-1] / rope["wavelengths_over_rotated"][-1] == pytest.approx(pypcd.rho(16)[-1])
+    assert rope["wavelengths"][-1] / rope["wavelengths_over_rotated"][-1] == pytest.approx(rho(16)[-1])
     assert record["model"]["pcd"] == "yes"
     assert [c["passed"] for c in record["self_test"]["checks"]] == [True] * 4
     machine["idle_backends"] = ["CUDA"]

@@ -52,11 +52,11 @@ def test_columns_are_the_rows_of_a_fresh_evaluation(llm, vocabulary, prompt, set
         llm.eval(written)
         rows = llm.pcd_logits()
         llm.pcd = None
-        before, over, after = map(probabilities, (rows.standard, rows.over_rotated, rows.contrasted))
+        before, over, after = map(probabilities, (rows.standard, rows.local, rows.contrasted))
         assert step.index == i and len(step.candidates) >= 3
         for c in step.candidates:
             assert c.before == pytest.approx(before[c.token], abs=limit)
-            assert c.over_rotated == pytest.approx(over[c.token], abs=limit)
+            assert c.local == pytest.approx(over[c.token], abs=limit)
             assert c.after == pytest.approx(after[c.token], abs=limit)
             assert (c.rank_after is None) == (not np.isfinite(rows.contrasted[c.token])) == (c.after == 0)
             assert c.text == vocabulary.shown(c.token)
@@ -120,7 +120,7 @@ def test_steps_below_min_context_are_marked(llm, vocabulary, prompt, adaptive, r
     assert [step.below for step in steps] == ["min_context", "min_context", None, None]
     for step in steps[:2]:
         assert step.beta is None and not step.is_changed
-        assert all(c.over_rotated is None and c.after == c.before for c in step.candidates)
+        assert all(c.local is None and c.after == c.before for c in step.candidates)
         assert strength_of(step) == "no contrast: below min_context"
     for step in steps[2:]:
         assert (step.beta is None) == (relative_top == 1.0)
@@ -149,7 +149,7 @@ def test_steps_below_min_entropy_are_marked(llm, vocabulary, prompt, evaluation:
     for step in steps[1:]:
         assert step.beta is None and not step.is_changed
         assert all(c.after == c.before for c in step.candidates)
-        assert {c.over_rotated is None for c in step.candidates} == {evaluation == "alternate"}
+        assert {c.local is None for c in step.candidates} == {evaluation == "alternate"}
         assert strength_of(step) == "no contrast: below min_entropy"
 
 
@@ -166,7 +166,7 @@ HOSTILE = b"</code><script>alert(1)</script>\x1b[2J\xff\xe2\x80\xae" + "漢".enc
 
 
 def candidate(text: bytes, **changes) -> Candidate:
-    values = {"token": 7, "text": shown(text), "before": 0.25, "rank_before": 1, "over_rotated": 0.5, "after": 0.125,
+    values = {"token": 7, "text": shown(text), "before": 0.25, "rank_before": 1, "local": 0.5, "after": 0.125,
               "rank_after": 2, "is_chosen": False, "is_gold": False}  # fmt: skip
     return Candidate(**{**values, **changes})
 
@@ -177,7 +177,7 @@ STEPS = [
         shown(HOSTILE),
         (
             candidate(HOSTILE, is_chosen=True, is_gold=True, rank_before=2, rank_after=1),
-            candidate(b"ab", over_rotated=None, rank_after=None, after=0.0),
+            candidate(b"ab", local=None, rank_after=None, after=0.0),
         ),
         True,
     ),

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from reference import behind
 
 import pypcd
-from pypcd.decode import CAD, Control, Method, Plain, Session, parse
+from pypcd.decode import Control, Method, Plain, Session, parse
 from pypcd.decode.method import _place
 from pypcd.engine import token_bytes
+from pypcd.lab.methods.cad import CAD
 from pypcd.lab.methods.edits import AttentionSort, _ends, medoid, segment_spans
 from pypcd.method import contrast, entropy, log_softmax
 from pypcd.prompt import Prompt

@@ -25,7 +25,7 @@ from pypcd.config import Adaptive
 from pypcd.engine import _bindings as _native
 from pypcd.explain.page import page
 from pypcd.explain.steps import explain
-from pypcd.method import MEASURES, jsd
+from pypcd.method import MEASURES, contrast, jsd, strength
 from pypcd.vocabulary import Vocabulary
 
 Load = Callable[..., pypcd.Llama]
@@ -123,7 +123,7 @@ def test_rows_without_a_common_logit_are_not_contrasted(mask: float) -> None:
     first, second = np.array([2.0, 1.0, 0.0]), np.full(3, mask)
     check_jsd(first, second, 0.0)
     check_jsd(second, first, 0.0)
-    assert pypcd.contrast(first, second, beta=5, adaptive="jsd").tolist() == first.tolist()
+    assert contrast(first, second, beta=5, adaptive="jsd").tolist() == first.tolist()
 
 
 # -- the strength ------------------------------------------------------------------------------------------------------
@@ -133,19 +133,19 @@ def test_strength_is_beta_times_the_measure() -> None:
     first, second = np.log([3.0, 1.0]), np.log([1.0, 3.0])
     assert set(MEASURES) == set(get_args(Adaptive)) == set(_native.ADAPTIVE) - {None}
     for beta in (0.0, 0.5, 1000.0):
-        assert pypcd.strength(first, second, beta=beta) == c_strength(first, second, beta, 0) == beta
+        assert strength(first, second, beta=beta) == c_strength(first, second, beta, 0) == beta
         wanted = beta * reference.jsd(first, second)
-        assert pypcd.strength(first, second, beta=beta, adaptive="jsd") == pytest.approx(wanted)
+        assert strength(first, second, beta=beta, adaptive="jsd") == pytest.approx(wanted)
         assert c_strength(first, second, beta) == pytest.approx(wanted, abs=beta * EXACT)
     with pytest.raises(ValueError, match=r"adaptive is 'jds' \(did you mean 'jsd'\?\); allowed: 'jsd', or None"):
-        pypcd.strength(first, second, adaptive="jds")
+        strength(first, second, adaptive="jds")
 
 
 @given(seeds, sizes, spreads, st.floats(0, 1000, width=32), st.integers(1, 60))
 def test_equal_rows_give_the_plain_row(seed: int, n: int, spread: float, beta: float, gamma: int) -> None:
     first, _ = random_rows(seed, n, spread, 0.0)
     assert jsd(first, first) == pytest.approx(0.0, abs=1e-12) and c_strength(first, first, beta) == 0.0
-    got = pypcd.contrast(first, first, beta=beta, gamma=gamma, adaptive="jsd")
+    got = contrast(first, first, beta=beta, gamma=gamma, adaptive="jsd")
     kept = np.isfinite(got)
     np.testing.assert_allclose(got[kept], first[kept], rtol=1e-9)
 
@@ -154,7 +154,7 @@ def test_equal_rows_give_the_plain_row(seed: int, n: int, spread: float, beta: f
 def test_the_contrast_is_that_of_the_definition(seed: int, n: int, apart: float, beta: float, gamma: int) -> None:
     first, second = (row.astype(float) for row in random_rows(seed, n, 3.0, apart))
     wanted = reference.contrast(first, second, beta, gamma, adaptive="jsd")
-    np.testing.assert_allclose(pypcd.contrast(first, second, beta=beta, gamma=gamma, adaptive="jsd"), wanted, atol=1e-6)
+    np.testing.assert_allclose(contrast(first, second, beta=beta, gamma=gamma, adaptive="jsd"), wanted, atol=1e-6)
 
 
 # -- in the engine -----------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_rows_are_those_of_the_reference(setting: Setting, evaluation: str, tiny
     llm.eval(TOKENS[:40])
     check_rows(llm, tiny("llama"), TOKENS[:40])
     rows = llm.pcd_logits()
-    wanted = 5 * reference.jsd(rows.standard.astype(float), rows.over_rotated.astype(float))
+    wanted = 5 * reference.jsd(rows.standard.astype(float), rows.local.astype(float))
     assert rows.beta == pytest.approx(wanted, abs=5 * EXACT) and 0 < wanted < 5
     assert wanted != pytest.approx(5.0, rel=0.05), "the divergence must matter, or this test shows nothing"
 
@@ -207,9 +207,7 @@ def test_the_sampler_chooses_the_tokens_of_an_adaptive_context(tiny: Tiny, load:
     for _ in range(len(wanted)):
         llm.eval(text)
         rows = llm.pcd_logits()
-        assert rows.beta == pytest.approx(
-            pypcd.strength(rows.standard, rows.over_rotated, beta=5, adaptive="jsd"), abs=1e-5
-        )
+        assert rows.beta == pytest.approx(strength(rows.standard, rows.local, beta=5, adaptive="jsd"), abs=1e-5)
         text = [llama_cpp.llama_sampler_sample(chain, llm.ctx, -1)]
         got += text
     llama_cpp.llama_sampler_free(chain)
@@ -278,7 +276,7 @@ def test_settings_as_text() -> None:
 def test_the_control_is_adaptive_as_the_contrast_is() -> None:
     row, prior = random_rows(5, 50, 3.0, 1.0)
     for adaptive in (None, "jsd"):
-        wanted = pypcd.contrast(row, prior, beta=5, adaptive=adaptive)
+        wanted = contrast(row, prior, beta=5, adaptive=adaptive)
         got = decode.Control(beta=5, adaptive=adaptive)._contrasted(row, prior)
         assert got[np.isfinite(wanted)].tolist() == wanted[np.isfinite(wanted)].tolist()
 

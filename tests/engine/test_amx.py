@@ -37,7 +37,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     _amx._verdict.cache_clear()
-    engine.settle_amx()
+    engine.configure_amx()
 
 
 # --- the probe ---
@@ -142,7 +142,7 @@ def test_each_way_to_end_has_its_meaning(
     monkeypatch.setattr(_amx, "_SECONDS", 1.0 if "sleep" in code else 30.0)
     says(code)
     for i in range(2):
-        state = engine.settle_amx()
+        state = engine.configure_amx()
         assert (state.exists, state.on) == (True, on) and state.why.partition(";")[0] == why
         assert runs(tmp_path) == (1 if remembered else i + 1)
 
@@ -150,13 +150,13 @@ def test_each_way_to_end_has_its_meaning(
 @linux
 def test_another_file_of_ggml_is_probed_anew(says: Callable[[str], None], tmp_path: Path) -> None:
     says("os.kill(os.getpid(), 11)")
-    assert not engine.settle_amx().on
+    assert not engine.configure_amx().on
     (tmp_path / "libggml-cpu.so").write_text("built with the cure")
     says("print('right')")
-    assert engine.settle_amx().on and runs(tmp_path) == 2
+    assert engine.configure_amx().on and runs(tmp_path) == 2
     assert len(json.loads((tmp_path / "cache/pypcd/amx.json").read_text())) == 2
     os.utime(tmp_path / "libggml-cpu.so", (1, 1))
-    assert engine.settle_amx().on and runs(tmp_path) == 3
+    assert engine.configure_amx().on and runs(tmp_path) == 3
 
 
 @linux
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_read_is_no_answer(content: str, says: Callable[[s
     file.parent.mkdir(parents=True)
     file.write_bytes(content.encode("latin-1"))
     says("print('right')")
-    assert engine.settle_amx().on and runs(tmp_path) == 1
+    assert engine.configure_amx().on and runs(tmp_path) == 1
     assert list(json.loads(file.read_text()).values()) == ["right"]
     assert [path.name for path in file.parent.iterdir()] == ["amx.json"]
 
@@ -176,7 +176,7 @@ def test_where_nothing_can_be_written_it_is_probed_each_time(says: Callable[[str
     (tmp_path / "cache").write_text("a file, where a folder should be")
     says("print('right')")
     for i in range(2):
-        assert engine.settle_amx().on and runs(tmp_path) == i + 1
+        assert engine.configure_amx().on and runs(tmp_path) == i + 1
 
 
 @linux
@@ -186,7 +186,7 @@ def test_files_that_are_gone_are_forgotten(says: Callable[[str], None], tmp_path
     here = f"{tmp_path / 'probe.py'} 1 1"
     file.write_text(json.dumps({"/nowhere/libggml-cpu.so 1 1": "right", here: "right"}))
     says("print('right')")
-    engine.settle_amx()
+    engine.configure_amx()
     assert len(known := json.loads(file.read_text())) == 2 and here in known
 
 
@@ -197,7 +197,7 @@ def test_a_program_without_a_python_of_its_own_is_not_started_again(
 ) -> None:
     says("print('right')")
     monkeypatch.setattr(sys, attribute, value, raising=False)
-    state = engine.settle_amx()
+    state = engine.configure_amx()
     assert not state.on and state.why.startswith("there is no Python to run the probe with") and not runs(tmp_path)
 
 
@@ -208,7 +208,7 @@ def test_a_program_without_a_python_of_its_own_is_not_started_again(
 def test_the_variable_is_0_or_1(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYPCD_AMX", value)
     with pytest.raises(ValueError, match=f"PYPCD_AMX is {value!r}; allowed: 0 .AMX off., 1 .on.; unset"):
-        engine.settle_amx()
+        engine.configure_amx()
 
 
 @linux
@@ -218,15 +218,15 @@ def test_the_variable_is_heard_before_the_argument_and_the_probe(
 ) -> None:
     monkeypatch.setenv("PYPCD_AMX", value)
     says("print('right')")
-    assert engine.settle_amx(force=True) == (True, value == "1", f"PYPCD_AMX is {value}")
+    assert engine.configure_amx(force=True) == (True, value == "1", f"PYPCD_AMX is {value}")
     assert runs(tmp_path) == 0
 
 
 @linux
 def test_the_argument_is_heard_before_the_probe(says: Callable[[str], None], tmp_path: Path) -> None:
     says("os.kill(os.getpid(), 11)")
-    assert engine.settle_amx(force=True) == (True, True, "use_extra_bufts is True")
-    assert not engine.settle_amx().on
+    assert engine.configure_amx(force=True) == (True, True, "use_extra_bufts is True")
+    assert not engine.configure_amx().on
 
 
 def test_without_amx_nothing_is_probed(
@@ -234,7 +234,7 @@ def test_without_amx_nothing_is_probed(
 ) -> None:
     says("print('right')")
     monkeypatch.setattr(_amx._bindings, "pcd_has_amx", lambda: False)
-    state = engine.settle_amx(force=True)
+    state = engine.configure_amx(force=True)
     assert (state.exists, state.on) == (False, False) and ("this CPU has none" in state.why or "build" in state.why)
     assert runs(tmp_path) == 0
 
@@ -272,7 +272,7 @@ def test_info_says_what_is_in_force_and_where_the_remedy_is(
 BUFFERS = """
 import logging, os, sys
 import pypcd, llama_cpp
-from pypcd import _engine
+from pypcd import engine
 lines = []
 handler = logging.Handler()
 handler.emit = lambda record: lines.append(record.getMessage())
@@ -328,7 +328,7 @@ def test_until_it_is_known_to_work_amx_alone_is_left_out(coarse: Path, tmp_path:
 
 @needs_amx
 def test_where_the_probe_is_right_every_class_uses_amx(coarse: Path, tmp_path: Path) -> None:
-    state = engine.settle_amx()
+    state = engine.configure_amx()
     if not state.on:
         assert state.why.startswith("ggml's kernels for it")
         pytest.skip(f"AMX does not work here: {state.why}")
@@ -340,7 +340,7 @@ def test_where_the_probe_is_right_every_class_uses_amx(coarse: Path, tmp_path: P
 
 @needs_amx
 def test_the_argument_is_in_force_for_its_model_alone_if_it_is_false(coarse: Path) -> None:
-    engine.settle_amx()
+    engine.configure_amx()
     found = buffers(coarse, "False,pypcd")
     assert found[0] == "CPU" and set(found[1:]) & {"AMX", "CPU_REPACK"}
 

@@ -76,7 +76,7 @@ def test_rows_on_quantised_keys_are_near_the_references(mode: str, flash_attn: b
     rows, effect = llm.pcd_logits(), np.abs(standard - over).max()
     assert effect > 1
     close(rows.standard, standard, effect / 20)
-    close(rows.over_rotated, over, effect / 20)
+    close(rows.local, over, effect / 20)
 
 
 def n_nodes(llm: pypcd.Llama, pcd: Any) -> int:

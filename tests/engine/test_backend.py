@@ -268,7 +268,7 @@ def look(path: Path, setting: dict[str, Any] | None, kv: str, work: str, **optio
             got = llm.pcd_logits(i)
             assert llm.pcd is not None
             check_contrast(got, llm.pcd, seen)
-            points.append((got.standard, got.over_rotated, text))
+            points.append((got.standard, got.local, text))
     finally:
         watching.close()
         for llm in opened:

@@ -141,7 +141,7 @@ def rows(llm, n):
     if llm.pcd is None:
         return (np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), shape=(llm.n_vocab(),)).copy(),)
     got = llm.pcd_logits()
-    return got.standard, got.over_rotated
+    return got.standard, got.local
 
 
 wanted = {}

@@ -161,8 +161,8 @@ def test_every_status_but_ok_is_an_error_with_the_librarys_sentence(
 def test_a_sequence_out_of_range_is_a_value_error_even_before_pcd_was_on(llm: pypcd.Llama) -> None:
     for seq_id in (-1, 192):
         with pytest.raises(ValueError, match=f"seq_id is {seq_id}; allowed: an integer from 0 to 191"):
-            llm.pcd_for(seq_id, False)
-    llm.pcd_for(191, False)
+            llm.set_sequence_pcd(seq_id, False)
+    llm.set_sequence_pcd(191, False)
 
 
 def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
@@ -185,11 +185,11 @@ def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
         lambda: engine.pcd_logits(llm, 0),
         lambda: engine.set_exits(llm, [1]),
         lambda: engine.exit_rows(llm, 1, 0),
-        lambda: engine.find_head_order(llm),
+        lambda: engine.head_counts(llm),
         lambda: engine.init_sampler(llm, -1),
         lambda: llm.eval([1]),
-        lambda: llm.pcd_for(0, False),
-        lambda: llm.pcd_for(0, None),
+        lambda: llm.set_sequence_pcd(0, False),
+        lambda: llm.set_sequence_pcd(0, None),
     ]
     for use in uses:
         with pytest.raises(pypcd.PCDError, match="the model is closed"):

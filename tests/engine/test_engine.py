@@ -311,7 +311,7 @@ def test_quantised_weights(weight_type: str, tiny: Tiny, load: Load) -> None:
         llm.eval(TOKENS)
         rows, wanted = llm.pcd_logits(), expected(path, TOKENS, LAST, llm.pcd)
         limit = allowed_nmse(nmse(native_row(stock), wanted[0]))
-        assert nmse(rows.standard, wanted[0]) <= limit and nmse(rows.over_rotated, wanted[1]) <= limit
+        assert nmse(rows.standard, wanted[0]) <= limit and nmse(rows.local, wanted[1]) <= limit
         assert nmse(wanted[1], wanted[0]) > max(0.1, limit), "the twin must differ, or this test shows nothing"
 
 
@@ -329,7 +329,7 @@ def test_quantised_keys_turn_as_float_ones_do(n_embd: int, type_k: int, tiny: Ti
         llm.eval(TOKENS[-1:])
         rows, wanted = llm.pcd_logits(), expected(path, TOKENS, LAST, llm.pcd)
         coarse = 0.01 if type_k == llama_cpp.GGML_TYPE_Q8_0 else 0.35
-        for got, row in zip((rows.standard, rows.over_rotated), wanted):
+        for got, row in zip((rows.standard, rows.local), wanted):
             assert ((got - row) ** 2).mean() < coarse * (row**2).mean(), turned_on
         assert ((wanted[0] - wanted[1]) ** 2).mean() > 1.0 * coarse * (wanted[0] ** 2).mean()
 
@@ -355,8 +355,8 @@ def test_second_keys_may_be_coarser_than_the_first(type_k_over: str, cache: str,
         for each in (exact, plain, llm):
             each.eval(TOKENS[100:101])
         close(llm.pcd_logits().standard, native_row(plain), tolerance(path, flash_attn=flash_attn))
-        wanted = exact.pcd_logits().over_rotated
-        error = ((llm.pcd_logits().over_rotated - wanted) ** 2).mean() / (wanted**2).mean()
+        wanted = exact.pcd_logits().local
+        error = ((llm.pcd_logits().local - wanted) ** 2).mean() / (wanted**2).mean()
         assert error < COARSE[type_k_over] + (rounding(path) / wanted.std()) ** 2
         keys = exact.pcd_stats().kv_bytes / 2
         values = keys if cache == "separate" else 0
@@ -392,7 +392,7 @@ def test_without_over_rotation_both_rows_are_one(
         llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation, **setting})
         llm.eval(TOKENS)
         rows = llm.pcd_logits()
-        close(rows.standard, rows.over_rotated, rounding(tiny(arch)))
+        close(rows.standard, rows.local, rounding(tiny(arch)))
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -406,7 +406,7 @@ def test_fused_and_alternate_evaluation_give_the_same_rows_and_tokens(
         runs.append((greedy(llm, 40), llm.pcd_logits()))
     assert runs[0][0] == runs[1][0]
     close(runs[0][1].standard, runs[1][1].standard, rounding(tiny(arch)))
-    close(runs[0][1].over_rotated, runs[1][1].over_rotated, rounding(tiny(arch)))
+    close(runs[0][1].local, runs[1][1].local, rounding(tiny(arch)))
 
 
 @pytest.mark.parametrize("relative_top", [0.1, 0.3, 0.6])
@@ -430,7 +430,7 @@ def test_the_twin_is_skipped_exactly_where_a_single_token_is_plausible(
         check_contrast(rows, fused.pcd, native_row(fused, i))
         single = (rows.standard >= rows.standard.max() + np.log(relative_top)).sum() == 1
         n_single += single
-        assert (alternate.pcd_logits(i).over_rotated is None) == single
+        assert (alternate.pcd_logits(i).local is None) == single
         close(native_row(fused, i), native_row(alternate, i), contrasted(rounding(tiny("llama")), fused.pcd.beta))
     assert alternate.pcd_stats().n_skipped == n_single > 0
     assert alternate.pcd_stats().n_twins == 60 - n_single

@@ -16,7 +16,7 @@ from conftest import F32, SMALL, TOKENS, Tiny, check_rows, close, greedy, native
 from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
 
 import pypcd
-from pypcd import engine
+from pypcd import engine, method
 
 EVALUATIONS = ["fused", "alternate"]
 Load = Callable[..., pypcd.Llama]
@@ -45,7 +45,7 @@ GATE0: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-q8_0-keys": ("llama", {"type_k": llama_cpp.GGML_TYPE_Q8_0, "n_embd": 256}),
     **{f"{arch}-{kind}": (arch, {"weight_type": kind}) for arch in ("llama", "gemma3") for kind in ("Q4_0", "Q8_0")},
 }
-AMX = engine.settle_amx()
+AMX = engine.configure_amx()
 if AMX.exists and not AMX.on:  # the stock library crashes on quantised weights, and cannot leave AMX out
     GATE0 = {name: case for name, case in GATE0.items() if "weight_type" not in case[1]}
 
@@ -119,7 +119,7 @@ def test_without_transition_the_second_stream_is_stock_with_another_base(
         for start, stop in ((0, 100), (100, 101), (101, 119), (119, 120)):
             llm.eval(TOKENS[start:stop])
             stock.eval(TOKENS[start:stop])
-            close(llm.pcd_logits().over_rotated, native_row(stock), tolerance(tiny(arch)))
+            close(llm.pcd_logits().local, native_row(stock), tolerance(tiny(arch)))
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
@@ -128,7 +128,7 @@ def test_the_second_stream_is_stock_with_the_table_in_the_model(
     band: str, flash_attn: bool, tiny: Tiny, load: Load
 ) -> None:
     """A GGUF copy whose rope_freqs.weight is 1/rho, in a float16 cache as users have it."""
-    table = 1 / pypcd.rho(16, alpha=0.3, base_ratio=0.05, band=band)
+    table = 1 / method.rho(16, alpha=0.3, base_ratio=0.05, band=band)
     llm = load(
         tiny("llama"),
         {"cache": "separate", "alpha": 0.3, "base_ratio": 0.05, "band": band},
@@ -139,7 +139,7 @@ def test_the_second_stream_is_stock_with_the_table_in_the_model(
     for start, stop in ((0, 100), (100, 101), (101, 119), (119, 120)):
         llm.eval(TOKENS[start:stop])
         stock.eval(TOKENS[start:stop])
-        close(llm.pcd_logits().over_rotated, native_row(stock), tolerance(tiny("llama"), **shape(llm)))
+        close(llm.pcd_logits().local, native_row(stock), tolerance(tiny("llama"), **shape(llm)))
 
 
 def test_the_second_stream_fills_a_context_to_the_last_cell(tiny: Tiny, load: Load) -> None:

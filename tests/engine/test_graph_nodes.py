@@ -64,7 +64,7 @@ def test_the_docs_have_the_operations_that_pcd_adds(tmp_path: Path) -> None:
     if not shutil.which(compiler):
         pytest.skip(f"no C compiler {compiler!r}")
     found = graph_nodes.table(graph_nodes.run(tmp_path))
-    assert {name for name, _, _ in found} >= {"ROPE", "GET_ROWS", "CONCAT along 2", "ACC", "ARGSORT"}
+    assert {name for name, _, _ in found} >= {"ROPE", "GET_ROWS", "CONCAT along 2", "ACC"}
     assert [(f"`{name}`", modes) for name, _, modes in found] == [
         (row[0], row[1]) for row in rows_of("What PCD adds to a graph")
     ]
@@ -80,7 +80,7 @@ def test_what_a_backend_lacks_is_what_its_source_lacks(row: list[str]) -> None:
         assert lacks == "" and "return true" in body[0]
         return
     found = [name for name in operations() if not re.search(rf"case GGML_(UNARY_)?OP_{name}:", body[0])]
-    assert "ROPE" in operations() and len(operations()) > 12
+    assert "ROPE" in operations() and len(operations()) > 10
     expected = (
         [name for name in operations() if name != "MUL_MAT"]
         if lacks == "all but `MUL_MAT`"

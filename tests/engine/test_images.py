@@ -112,13 +112,13 @@ def test_a_picture_is_answered_with_pcd(cache: str, projector: Path, tiny: Tiny,
     for seed in (0, 1):
         assert answer(fused, seed) != answer(plain, seed)
         rows = fused.pcd_logits()
-        assert np.abs(rows.standard - rows.over_rotated).max() > 0.05
+        assert np.abs(rows.standard - rows.local).max() > 0.05
         check_contrast(rows, fused.pcd, native_row(fused))
         assert answer(fused, seed, pcd=False) == answer(plain, seed)
         assert answer(fused, seed, pcd={"beta": 0}) == answer(plain, seed)
         assert answer(fused, seed, pcd={"base_ratio": 1}) == answer(plain, seed)
     assert answer(alternate, 0) == answer(fused, 0)
-    close(alternate.pcd_logits().over_rotated, fused.pcd_logits().over_rotated, rounding(tiny("llama")))
+    close(alternate.pcd_logits().local, fused.pcd_logits().local, rounding(tiny("llama")))
 
 
 def test_a_projector_that_is_missing_or_damaged_is_refused_when_the_model_is_opened(

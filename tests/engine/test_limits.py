@@ -70,11 +70,11 @@ def test_the_engine_with_a_wrong_angle_or_a_wrong_cell_fails(cache: str, tiny: T
     wanted = expected(path, TOKENS, LAST, c)[1]
     llm = load(path, c)
     llm.eval(TOKENS)
-    close(llm.pcd_logits().over_rotated, wanted, tolerance(path, **shape(llm)))
+    close(llm.pcd_logits().local, wanted, tolerance(path, **shape(llm)))
     wrong = load(path, c.replace(base_ratio=1.01e-4))
     wrong.eval(TOKENS)
     with pytest.raises(AssertionError, match="largest difference"):
-        close(wrong.pcd_logits().over_rotated, wanted, tolerance(path, **shape(llm)))
+        close(wrong.pcd_logits().local, wanted, tolerance(path, **shape(llm)))
 
 
 def test_a_key_that_stock_turned_to_another_position_is_beyond_rounding(tiny: Tiny, load: Load) -> None:

@@ -64,7 +64,7 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
             other.eval(TOKENS[other.n_tokens : end])
         check_plain_as(stock, llm)
         rows = llm.pcd_logits()
-        assert rows.over_rotated is None and rows.beta is None
+        assert rows.local is None and rows.beta is None
     stats = llm.pcd_stats()
     assert stats.n_twins == stats.n_caught_up == stats.n_fallbacks == 0
     assert stats.n_tokens == stats.n_skipped == FLOOR - 10

@@ -108,7 +108,7 @@ def test_rows_are_plain_where_the_model_is_sure_and_the_references_elsewhere(
             assert np.array_equal(native_row(llm), got.standard)
             close(native_row(llm), row, rounding(path))
             if evaluation == "alternate":
-                assert got.over_rotated is None
+                assert got.local is None
         else:
             check_rows(llm, path, TOKENS[:end])
     assert 0 < n_plain < n

@@ -58,7 +58,7 @@ def test_the_first_token_decides_for_the_whole_answer(
                 close(native_row(llm), native_row(stock), rounding(path))
                 got = llm.pcd_logits()
                 assert got.beta is None and np.array_equal(got.contrasted, got.standard)
-                assert (got.over_rotated is None) == (i > 0 or evaluation == "alternate")
+                assert (got.local is None) == (i > 0 or evaluation == "alternate")
             else:
                 check_rows(llm, path, [*prompt, *answer[:i]])
             for other in (llm, stock):
@@ -151,7 +151,7 @@ def test_a_saved_state_does_not_have_the_last_answers_entropy(
         llm.n_tokens = N - 1  # as generate() does, where it evaluates a cached prompt's last token alone
         llm.eval(a[-1:])
         first = llm.pcd_logits()
-        assert first.over_rotated is not None  # evaluated as the first one of an answer
+        assert first.local is not None  # evaluated as the first one of an answer
         assert [token for token, _ in zip(llm.generate(a, temp=0.0), range(12))] == wanted
 
 

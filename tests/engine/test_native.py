@@ -78,7 +78,7 @@ def test_a_model_that_rotates_in_name_only_is_refused_and_nothing_changes(before
     assert np.array_equal(native_row(asked), native_row(never))
     if before:
         rows = asked.pcd_logits()
-        assert asked.pcd is not None and np.abs(rows.standard - rows.over_rotated).max() > 0.05
+        assert asked.pcd is not None and np.abs(rows.standard - rows.local).max() > 0.05
         check_contrast(rows, asked.pcd, native_row(asked))
 
 

@@ -120,9 +120,9 @@ def test_a_saved_state_is_the_same_here_and_there(tiny: Tiny, load: Open, rpc_se
         llm.eval([5])
         got.append(llm.pcd_logits())
         assert (got[-1].standard == unsaved.standard).all()
-    assert (got[0].over_rotated == got[1].over_rotated).all()
+    assert (got[0].local == got[1].local).all()
     # second keys are made anew, from keys that were rounded
-    assert nmse(got[0].over_rotated, unsaved.over_rotated) < 1e-4
+    assert nmse(got[0].local, unsaved.local) < 1e-4
 
 
 # -- the options -----------------------------------------------------------------------------------------------------

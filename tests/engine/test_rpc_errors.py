@@ -24,7 +24,7 @@ from rpc_servers import RPCServer, needs_rpc, running
 import pypcd
 from pypcd import library, machine
 from pypcd.cli import main
-from pypcd.remote import MAX_SERVERS, PROTOCOL, Device, greet, is_connected, parse_servers
+from pypcd.remote import MAX_SERVERS, PROTOCOL, Device, handshake, is_connected, parse_servers
 
 HELLO = struct.pack("<Q", 28) + bytes([*PROTOCOL, 0, 0]) + bytes(24)  # a server's answer to the first question
 
@@ -147,14 +147,14 @@ def test_what_is_no_server_of_this_version_is_an_exception(
 def test_devices_are_told_with_their_memory() -> None:
     devices = [struct.pack("<QQQ", 16, 5 + i, 9 + i) for i in range(2)]
     with fake(says(HELLO, struct.pack("<QI", 4, 2), *devices)) as address:
-        assert greet(address) == [(address, 5, 9), (address, 6, 10)]
+        assert handshake(address) == [(address, 5, 9), (address, 6, 10)]
 
 
 def test_a_silent_server_is_not_waited_for() -> None:
     quiet = threading.Event()
     with fake(lambda connection: quiet.wait(20)) as address:
         with pytest.raises(pypcd.RPCError, match="says nothing for 0.2 seconds; it serves one program at a time"):
-            greet(address, 0.2)
+            handshake(address, 0.2)
         quiet.set()
 
 
@@ -348,7 +348,7 @@ def test_a_server_serves_one_process_at_a_time(tiny: Tiny) -> None:
     path = tiny("llama")
     with running(1) as servers, child(path, servers) as process:
         with pytest.raises(pypcd.RPCError, match="it serves one program at a time: end the one that uses it"):
-            greet(servers[0].address, 0.5)
+            handshake(servers[0].address, 0.5)
         out, err = process.communicate("\n", timeout=60)
         assert process.returncode == 0 and "opened again\none token" in out, err
         pypcd.Llama(path, n_ctx=512, rpc_servers=servers[0].address).close()  # it is free again

@@ -452,12 +452,12 @@ def attempt(type_k_over, spare, off=False):
     if not stats.second_bytes:
         print("plain")
         return
-    rows = llm.pcd_logits().over_rotated
+    rows = llm.pcd_logits().local
     print(llm.pcd_stats().n_derived_cells - before, "derived", end=" ")
     llm.reset()
     llm.eval(text)
     fresh = llm.pcd_logits()
-    print("right" if abs(rows - fresh.over_rotated).max() < abs(fresh.standard - rows).max() / 20 else "wrong")
+    print("right" if abs(rows - fresh.local).max() < abs(fresh.standard - rows).max() / 20 else "wrong")
 
 attempt("f32", 150)
 attempt("f32", 150, off=True)

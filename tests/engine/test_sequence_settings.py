@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd import engine
+from pypcd import engine, method
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
@@ -470,54 +470,54 @@ def test_it_is_refused_below_min_context_already(base: Setting, native: Native, 
     assert decode_batch(context, both) == 0
 
 
-# --- pypcd.Llama.pcd_for ---
+# --- pypcd.Llama.set_sequence_pcd ---
 
 
 def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) -> None:
     llm, plain = load(tiny("llama"), {"beta": 1}), load(tiny("llama"), False)
-    llm.pcd_for(0, False)
+    llm.set_sequence_pcd(0, False)
     for each in (llm, plain):
         each.eval(TOKENS[:30])
     assert np.array_equal(native_row(llm), native_row(plain))
-    llm.pcd_for(0, {"beta": 3, "gamma": 4})
+    llm.set_sequence_pcd(0, {"beta": 3, "gamma": 4})
     llm.eval(TOKENS[30:31])
     rows = llm.pcd_logits()
     kept = np.isfinite(rows.contrasted)
-    wanted = pypcd.contrast(rows.standard, rows.over_rotated, beta=3, gamma=4)
+    wanted = method.contrast(rows.standard, rows.local, beta=3, gamma=4)
     assert kept.sum() == 4 and np.allclose(rows.contrasted[kept], wanted[kept], rtol=1e-5, atol=1e-5)
-    llm.pcd_for(0, None)
+    llm.set_sequence_pcd(0, None)
     llm.eval(TOKENS[31:32])
     check_rows(llm, tiny("llama"), TOKENS[:32])
     assert llm.pcd == pypcd.PCDConfig(beta=1)
     with pytest.raises(
         ValueError, match="sequence 0: alpha is 0.5, the context's is 0.2; only the context can change it"
     ):
-        llm.pcd_for(0, {"alpha": 0.5})
+        llm.set_sequence_pcd(0, {"alpha": 0.5})
     for seq_id in (200, -1, 1.0, "0"):
         with pytest.raises(ValueError, match=f"seq_id is {seq_id!r}; allowed: an integer from 0 to 191"):
-            llm.pcd_for(seq_id, True)
+            llm.set_sequence_pcd(seq_id, True)
     with pytest.raises(ValueError, match="gamma is 0; allowed"):
-        llm.pcd_for(0, "gamma=0")
+        llm.set_sequence_pcd(0, "gamma=0")
     with pytest.raises(TypeError, match="no field 'bta' .did you mean 'beta'"):
-        llm.pcd_for(0, {"bta": 1})
-    with pytest.raises(AttributeError, match="Llama.set_sequence_pcd is now Llama.pcd_for"):
+        llm.set_sequence_pcd(0, {"bta": 1})
+    with pytest.raises(AttributeError, match="Llama.set_sequence_pcd is now Llama.set_sequence_pcd"):
         llm.set_sequence_pcd(0, False)
 
 
 def test_a_sequences_setting_waits_for_pcd_and_is_judged_by_it(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
-    llm.pcd_for(0, "cautious")
-    llm.pcd_for(1, {"alpha": 0.5})
+    llm.set_sequence_pcd(0, "cautious")
+    llm.set_sequence_pcd(1, {"alpha": 0.5})
     with pytest.raises(
         ValueError, match="sequence 1: alpha is 0.5, the context's is 0.2; only the context can change it"
     ):
         llm.pcd = "paper"
     assert llm.pcd is None
-    llm.pcd_for(1, "window")
+    llm.set_sequence_pcd(1, "window")
     llm.pcd = "paper"
     llm.eval(TOKENS[:30])
     rows = llm.pcd_logits()
-    wanted = pypcd.contrast(rows.standard, rows.over_rotated, beta=1.5, relative_top=0.1)
+    wanted = method.contrast(rows.standard, rows.local, beta=1.5, relative_top=0.1)
     kept = np.isfinite(wanted)
     assert (np.isfinite(rows.contrasted) == kept).all()
     assert np.allclose(rows.contrasted[kept], wanted[kept], rtol=1e-5, atol=1e-5)
@@ -531,7 +531,7 @@ def test_a_sequences_setting_outlasts_what_generation_does_to_the_memory(arch: s
     def n_plausible() -> int:
         return int(np.isfinite(llm.pcd_logits().contrasted).sum())
 
-    llm.pcd_for(0, {"gamma": 4})
+    llm.set_sequence_pcd(0, {"gamma": 4})
     for prompt in (TOKENS[:20], [*TOKENS[:10], *TOKENS[30:40]], TOKENS[50:70], TOKENS[50:70]):
         assert len(list(itertools.islice(llm.generate(prompt, temp=0), 3))) == 3 and n_plausible() == 4
     state = llm.save_state()
@@ -549,7 +549,7 @@ def test_a_sequences_setting_outlasts_what_generation_does_to_the_memory(arch: s
 
 def test_the_setting_of_a_sequence_comes_before_that_of_a_call(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), "paper")
-    llm.pcd_for(0, {"gamma": 4})
+    llm.set_sequence_pcd(0, {"gamma": 4})
     next(llm.generate(TOKENS[:9], pcd={"gamma": 7}))
     assert np.isfinite(llm.pcd_logits().contrasted).sum() == 4
     next(llm.generate(TOKENS[:9], pcd=False))
@@ -558,14 +558,14 @@ def test_the_setting_of_a_sequence_comes_before_that_of_a_call(tiny: Tiny, load:
 
 
 def test_batching_by_hand_with_a_setting_for_each_sequence(tiny: Tiny, load: Load) -> None:
-    """The example of pcd_for's docstring."""
+    """The example of set_sequence_pcd's docstring."""
     llm = load(tiny("llama"), "paper", n_seq_max=3)
-    llm.pcd_for(1, {"beta": 1, "relative_top": 0.01})
-    llm.pcd_for(2, False)
+    llm.set_sequence_pcd(1, {"beta": 1, "relative_top": 0.01})
+    llm.set_sequence_pcd(2, False)
     assert engine.decode(llm, [(token, i, seq, i == 9) for seq in range(3) for i, token in enumerate(TOKENS[:10])])
     rows = [llm.pcd_logits(9), llm.pcd_logits(19)]
     for got, fields in zip(rows, ({}, {"beta": 1, "relative_top": 0.01})):
-        wanted = pypcd.contrast(got.standard, got.over_rotated, **fields)
+        wanted = method.contrast(got.standard, got.local, **fields)
         np.testing.assert_allclose(got.contrasted, wanted, rtol=1e-5, atol=1e-5)
     assert not np.array_equal(rows[0].contrasted, rows[1].contrasted)
     for row in (29, -1):

@@ -113,7 +113,7 @@ def test_pcds_twins_are_seen_too(tiny: Tiny, load: Load) -> None:
     standard, twin = seen["kq_soft_max-1"]
     close(standard[0, :, 0, :31], reference(path).trace(TOKENS[:31]).attention[1][:, -1], tolerance(path, of=1.0))
     assert np.abs(twin[0, :, 0, :31] - standard[0, :, 0, :31]).max() > 0.01
-    assert llm.pcd_logits().over_rotated is not None
+    assert llm.pcd_logits().local is not None
 
 
 def test_an_error_while_copying_is_raised_at_the_end(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

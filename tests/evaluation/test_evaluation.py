@@ -403,7 +403,7 @@ def test_what_a_process_said_before_it_ended_counts(ends: str, monkeypatch: pyte
     beside = Beside([*said, ("done", None)] if ends == "well" else said)
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: beside)
     todo = {("kv-short", 180, i): ["greedy"] for i in range(2)}
-    answers: Any = executors.Processes(2).ask(lambda: None, todo, {})  # type: ignore[arg-type, return-value]
+    answers: Any = executors.ProcessPool(2).ask(lambda: None, todo, {})  # type: ignore[arg-type, return-value]
     assert next(answers) == 1 and next(answers) == 2
     if ends == "well":
         assert next(answers, None) is None

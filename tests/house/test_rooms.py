@@ -19,7 +19,7 @@ FLOORS: tuple[set[str], ...] = (
     {"errors", "checks", "config", "settings", "method", "drafts", "ggml", "library", "signatures"},
     {"gguf", "remote"},
     {"engine"},
-    {"arguments", "constraint", "guards", "llama", "machine", "per_call", "sampler", "states", "threads"},
+    {"arguments", "guards", "llama", "machine", "sampler", "states", "threads"},
     {"prompt", "vocabulary", "served", "server"},
     {"decode"},
     {"bench", "evaluation", "explain"},
@@ -42,9 +42,6 @@ TOUCHES = {
 # private attributes of pypcd.Llama that pypcd may use
 OURS = {
     "_pcd_set_to": "another setting, or none, for a while and back, with a sampler's share of the work",
-    "_resolve": "what a call's own setting is, beside the one in force",
-    "_is_whole": "so that PCD is not turned off and on at each token of a whole answer",
-    "_turn": "a stream's steps are taken alone in the model",
     "_apply": "a sampler takes the contrast over",
     "_n_changes": "whether somebody else evaluated in the context",
 }

@@ -52,7 +52,7 @@ def test_the_class_that_was_imported_before_makes_a_pypcd_llama(tiny: Tiny) -> N
     assert type(llm) is pypcd.Llama and isinstance(llm, ImportedBefore) and issubclass(pypcd.Llama, ImportedBefore)
     assert llm.pcd == pypcd.PCDConfig(**PCD)
     llm.eval([1, 2, 3])
-    assert llm.pcd_logits().over_rotated is not None
+    assert llm.pcd_logits().local is not None
 
 
 def test_its_text_is_that_of_pypcd_llama_with_the_setting(tiny: Tiny) -> None:
@@ -80,7 +80,7 @@ def test_installing_again_changes_the_default_and_open_models_keep_theirs(tiny: 
     pypcd.uninstall()
     assert first.pcd == pypcd.PCDConfig(**PCD)
     first.eval([1, 2, 3])
-    assert first.pcd_logits().over_rotated is not None
+    assert first.pcd_logits().local is not None
 
 
 def test_uninstalled_it_makes_stock_objects(tiny: Tiny) -> None:

@@ -190,8 +190,8 @@ def test_a_score_is_what_pcd_logits_shows(tiny: Tiny, load: Load) -> None:
     llm.pcd = config
     llm.eval(context)
     rows = llm.pcd_logits()
-    assert rows.over_rotated is not None
-    row = 2.5 * rows.standard.astype(np.float64) - 1.5 * rows.over_rotated
+    assert rows.local is not None
+    row = 2.5 * rows.standard.astype(np.float64) - 1.5 * rows.local
     limit = 2 * contrasted(rounding(tiny("llama")) * turn(tiny("llama"), config), 1.5)
     assert value == pytest.approx(log_softmax(row)[rest[0]], abs=limit)
     cut = log_softmax(native_row(llm))

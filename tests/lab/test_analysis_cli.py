@@ -184,7 +184,7 @@ def test_nocache(capsys) -> None:
     record = json.loads(run(capsys, *options, "--method=pcd:cache=separate", "--json"))
     [check] = record["checks"]
     assert check["method"] == "pcd:cache=separate" and check["is_same"] and check["n_steps"] == 2
-    assert check["over_rotated"] < 0.05 < check["effect"]
+    assert check["local"] < 0.05 < check["effect"]
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
@@ -243,4 +243,4 @@ def test_a_model_that_cannot_run_pcd_is_refused(capsys, tmp_path) -> None:
     for args in (("lab", "salience", base), ("explain", base, "-p", "x")):
         assert main(args) == 1
         out, err = capsys.readouterr()
-        assert out == "" and "pypcd: PCD cannot run here: the architecture 'bloom'" in err
+        assert out == "" and "cannot run here: the architecture 'bloom'" in err

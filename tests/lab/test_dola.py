@@ -128,7 +128,7 @@ def test_exits_come_and_go_beside_pcd(tiny: Tiny, load: Load) -> None:
     stock.eval(TOKENS[30:31])
     for model in stock, llm:
         model.eval(TOKENS[31:32])
-    close(llm.pcd_logits().over_rotated, stock.pcd_logits().over_rotated, rounding(path))
+    close(llm.pcd_logits().local, stock.pcd_logits().local, rounding(path))
 
 
 def test_a_quantised_head_is_the_one_the_model_has(tiny: Tiny, load: Load) -> None:

@@ -21,9 +21,9 @@ def test_the_cache_changes_nothing(arch: str, tiny, load) -> None:
         assert r.refusal is None and r.n_steps <= 6 and r.is_same, r
         assert r.standard < rounding(path), r
         if r.method == "greedy":
-            assert r.over_rotated is None and r.effect is None
+            assert r.local is None and r.effect is None
         else:
-            assert r.over_rotated < rounding(path) and r.effect > 100 * r.over_rotated, r
+            assert r.local < rounding(path) and r.effect > 100 * r.local, r
     assert llm.pcd is None
 
 
@@ -36,7 +36,7 @@ def test_both_sides_are_the_references(tiny, load) -> None:
         for rows in (cached, fresh):
             standard, over = expected(path, tokens, len(tokens) - 1, setting)
             close(rows.standard, standard, tolerance(path))
-            close(rows.over_rotated, over, tolerance(path))
+            close(rows.local, over, tolerance(path))
         tokens = [*tokens, int(cached.seen.argmax())]
 
 
@@ -45,7 +45,7 @@ def test_a_broken_cache_is_noticed(tiny, load, monkeypatch) -> None:
     step = Session.step
     monkeypatch.setattr(Session, "step", lambda self, tokens: step(self, {s: t ^ 1 for s, t in tokens.items()}))
     [result] = check_cache(llm, [TOKENS[:30]], {"pcd": pypcd.PCDConfig()}, n_tokens=4)
-    assert result.standard > 0.1 and result.over_rotated > 0.1
+    assert result.standard > 0.1 and result.local > 0.1
 
 
 def test_a_method_that_a_model_cannot_run_is_named(tiny, load) -> None:

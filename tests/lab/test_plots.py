@@ -55,9 +55,9 @@ FIGURES["spectrum"] = a_spectrum
 
 
 def a_step(chosen: str = '"28"', plain: str = '"71"') -> Step:
-    def candidate(text, before, rank_before, over_rotated, after, rank_after) -> Candidate:
+    def candidate(text, before, rank_before, local, after, rank_after) -> Candidate:
         is_chosen = rank_after == 1
-        return Candidate(0, text, before, rank_before, over_rotated, after, rank_after, is_chosen, is_chosen)
+        return Candidate(0, text, before, rank_before, local, after, rank_after, is_chosen, is_chosen)
 
     return Step(
         0,

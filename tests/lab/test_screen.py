@@ -431,7 +431,7 @@ def test_recorded_rows_are_those_of_real_decoding(recorded: tuple[Directory, dic
             session.start(prompt, setting_of(name)) if token is None else session.step({0: token})
             rows = llm.pcd_logits(0)
             check_best(ids[step], rows.standard, 2 * limit)  # each of two logits may be off by it
-            twin = rows.over_rotated
+            twin = rows.local
             assert twin is not None
             for logits in (plain["logits"], made["logits"]):
                 np.testing.assert_allclose(unpacked(logits, "f4", n)[step], rows.standard[ids[step]], atol=limit)

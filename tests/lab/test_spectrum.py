@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from test_decay import rotation
 
-import pypcd
+from pypcd import method
 from pypcd.lab.spectrum import block_scores, spectrum
 
 D, N, HEADS, HEADS_KV = 12, 50, 4, 2
-THETA = pypcd.frequencies(D, 100.0)
-RHO = pypcd.rho(D, alpha=0.8, base_ratio=0.01)
+THETA = method.frequencies(D, 100.0)
+RHO = method.rho(D, alpha=0.8, base_ratio=0.01)
 
 
 def order(pairing: str, d: int = D) -> np.ndarray:

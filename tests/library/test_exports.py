@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pickle
+import pkgutil
 import re
 import typing
 from pathlib import Path
@@ -13,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import pypcd
-from pypcd import bench, decode, evaluation, lab
 
 # what stands for several types; Python gives such a thing neither a module nor a docstring, nor is a pickled one the same object
 ALIASES = {"PCDSetting"}
@@ -31,8 +31,15 @@ def test_every_public_name_has_a_docstring_of_its_own() -> None:
         assert thing.__doc__ and (not inspect.isclass(thing) or thing.__doc__ != thing.__mro__[1].__doc__), name
 
 
-PACKAGES = (pypcd, lab, evaluation, bench, decode)
-CLASSES = [getattr(package, name) for package in PACKAGES for name in package.__all__]
+MODULES = [
+    m.name
+    for m in pkgutil.walk_packages(pypcd.__path__, "pypcd.")
+    if not m.name.endswith(("__main__", "_amx_probe", ".harness"))
+]
+CLASSES = [
+    getattr(module, name) for module in map(importlib.import_module, MODULES) for name in getattr(module, "__all__", ())
+]
+CLASSES = list(dict.fromkeys(thing for thing in CLASSES if inspect.isclass(thing)))
 CLASSES = [thing for thing in CLASSES if inspect.isclass(thing) and "\nAttributes:\n" in (inspect.getdoc(thing) or "")]
 
 

@@ -36,7 +36,7 @@ def rows(llm, setting):
     llm.eval([1, *range(3, 60)])
     found = llm.pcd_logits()
     assert llm.pcd_stats().n_twins
-    return [getattr(found, name).tobytes() for name in ("standard", "over_rotated", "contrasted")]
+    return [getattr(found, name).tobytes() for name in ("standard", "local", "contrasted")]
 llm = pypcd.Llama(sys.argv[1], n_ctx=256, n_threads=1, n_threads_batch=1)
 for setting in ("paper", "cautious", "window", {"cache": "separate"}, {"evaluation": "alternate"}):
     print(hashlib.sha256(b"".join(rows(llm, setting))).hexdigest())
@@ -137,7 +137,7 @@ def test_install_after_a_framework_has_imported_the_class(tiny: Tiny) -> None:
 
 def test_its_log_is_quiet_and_a_programs_own_stays(tiny: Tiny) -> None:
     load = "llama_cpp.llama_model_load_from_file(b'nowhere.gguf', llama_cpp.llama_model_default_params())"
-    said = runs(f"import llama_cpp, pypcd; {load}; from pypcd import _engine; print(_engine.last_errors())")
+    said = runs(f"import llama_cpp, pypcd; {load}; from pypcd import engine; print(engine.last_errors())")
     assert "nowhere.gguf" in said
     own = f"""if True:
         import llama_cpp

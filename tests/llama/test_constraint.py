@@ -16,7 +16,8 @@ from conftest import Tiny
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
-from pypcd import constraint, decode, engine
+from pypcd import decode, engine
+from pypcd.llama import LEFT_PLAIN
 
 Load = Callable[..., pypcd.Llama]
 PROMPT = "The keys are red, blue and green. The first of the keys is"
@@ -113,10 +114,10 @@ def test_what_a_contrast_changes_and_that_it_is_left_out(pair: tuple[pypcd.Llama
         text = b""
         while not text.endswith(b">"):
             rows = llm.pcd_logits()
-            assert rows.over_rotated is not None
+            assert rows.local is not None
             best = np.argsort(-rows.standard)[:30]  # gamma
             row = np.full(llm.n_vocab(), -np.inf)
-            row[best] = (1 + beta) * rows.standard[best] - beta * rows.over_rotated[best]
+            row[best] = (1 + beta) * rows.standard[best] - beta * rows.local[best]
             known = [token for token, piece in enumerate(pieces) if piece and BEGUN.fullmatch(text + piece)]
             row = row if np.isfinite(row[known]).any() else rows.standard  # none of them is plausible
             chosen = max(known, key=lambda token, row=row: row[token])  # type: ignore[misc]
@@ -134,7 +135,7 @@ def test_it_is_said_once_in_each_model(pair: tuple[pypcd.Llama, pypcd.Llama], ca
         assert not caplog.messages
         for run in WAYS.values():
             run(llm)
-    assert caplog.messages == [constraint.LEFT_PLAIN]
+    assert caplog.messages == [LEFT_PLAIN]
     assert llm.pcd_stats().n_constrained == len(WAYS) and stock.pcd_stats().n_constrained == 0
 
 

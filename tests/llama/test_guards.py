@@ -44,9 +44,9 @@ USES: dict[str, str] = {  # each public method and property that needs the model
     "n_embd": "llm.n_embd()",
     "n_vocab": "llm.n_vocab()",
     "pcd": "setattr(llm, 'pcd', True)",
-    "pcd_for": "llm.pcd_for(0, {'beta': 1})",
+    "set_sequence_pcd": "llm.set_sequence_pcd(0, {'beta': 1})",
     "pcd_logits": "llm.pcd_logits()",
-    "pcd_refusal": "llm.pcd_refusal()",
+    "check_pcd": "llm.check_pcd()",
     "pcd_stats": "llm.pcd_stats()",
     "pooling_type": "llm.pooling_type()",
     "sample": "llm.sample()",
@@ -146,7 +146,7 @@ def test_two_threads_at_once_get_an_error_or_the_right_answer(tiny: Tiny) -> Non
     lines = run(
         tiny("llama"),
         """
-from pypcd import _guards; _guards._PATIENCE = 0  # else a short call is waited for
+from pypcd import guards; guards._PATIENCE = 0  # else a short call is waited for
 llm, ends = new(), []
 prompts = "abc" * 10, "xyz" * 15
 right = {p: llm(p, max_tokens=60, temperature=0)["choices"][0]["text"] for p in prompts}
@@ -216,7 +216,7 @@ def test_while_one_thread_is_at_it_another_may_tokenize_and_nothing_else(tiny: T
             lambda: llm.load_state(state),
             lambda: llm.reset(),
             lambda: llm.pcd_logits(),
-            lambda: llm.pcd_for(0, None),
+            lambda: llm.set_sequence_pcd(0, None),
             lambda: setattr(llm, "pcd", False),
             lambda: llm.close(),
         ):
@@ -303,7 +303,7 @@ def test_what_is_called_back_may_not_change_the_text(tiny: Tiny, load: Load) -> 
 
 
 def test_the_free_methods_are_methods_and_all_others_are_guarded() -> None:
-    for name in guards.FREE:
+    for name in guards.UNLOCKED:
         assert not hasattr(getattr(pypcd.Llama, name), "__wrapped__"), name
     for name in (
         "__call__",
@@ -326,7 +326,7 @@ def test_who_only_reads_does_not_end_a_stream(tiny: Tiny, load: Load, monkeypatc
     here, stream = threading.Event(), llm.generate(TOKENS[:9], temp=0)
 
     def read() -> None:
-        with llm._turn:
+        with llm._lock:
             here.set()
             llm.pcd_stats()
 

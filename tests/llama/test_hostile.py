@@ -13,6 +13,7 @@ from conftest import TOKENS, Tiny, check_rows, run_python
 from tiny_gguf import write_tiny_gguf
 
 import pypcd
+from pypcd import method
 
 Load = Callable[..., pypcd.Llama]
 NAN, INF = float("nan"), float("inf")
@@ -276,7 +277,7 @@ def test_a_closed_model_says_so(tiny: Tiny) -> None:
     next(stream)
     llm.close()
     stream.close()
-    for use in (llm.pcd_logits, llm.pcd_stats, llm.pcd_refusal, lambda: setattr(llm, "pcd", True)):
+    for use in (llm.pcd_logits, llm.pcd_stats, llm.check_pcd, lambda: setattr(llm, "pcd", True)):
         with pytest.raises(pypcd.PCDError, match="the model is closed"):
             use()
 
@@ -289,11 +290,12 @@ def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
     path = write_tiny_gguf(tmp_path / "m.gguf", "starcoder")  # rotates in name only
     llm = pypcd.Llama(path, pcd={"perturbation": "none", "window": 5, "beta": 1}, n_ctx=256, n_threads=1)
     before = llm.pcd
-    assert "no rotary positions" in (llm.pcd_refusal("paper") or "")
-    assert llm.pcd_refusal() is None  # the setting in force
+    with pytest.raises(pypcd.UnsupportedError, match="no rotary positions"):
+        llm.check_pcd("paper")
+    llm.check_pcd()
     llm.eval(TOKENS[:9])
     rows = llm.pcd_logits()
-    wanted = pypcd.contrast(rows.standard, rows.over_rotated, beta=1)
+    wanted = method.contrast(rows.standard, rows.local, beta=1)
     assert llm.pcd is before and np.allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
     llm.close()
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
-from pypcd import UnsupportedError
+from pypcd import UnsupportedError, method
 from pypcd.decode import Session
 from pypcd.settings import PRESETS
 
@@ -327,7 +327,7 @@ def test_rows_are_those_of_the_setting_they_were_evaluated_with(tiny: Tiny, load
         llm = load(tiny("llama"), base)
         llm(PROMPT, max_tokens=3, temperature=0, pcd={"beta": 1.0, "gamma": 5})
         rows = llm.pcd_logits()
-        wanted = pypcd.contrast(rows.standard, rows.over_rotated, beta=1.0, gamma=5)
+        wanted = method.contrast(rows.standard, rows.local, beta=1.0, gamma=5)
         np.testing.assert_allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
 
 

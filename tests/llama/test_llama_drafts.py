@@ -310,7 +310,7 @@ def check_row_of_the_token_just_made(llm: pypcd.Llama, path: Any, text: list[int
     got, wanted = llm.pcd_logits(), expected(path, text, len(text) - 1, llm.pcd)
     limit = tolerance(path, len(text))
     close(got.standard, wanted[0], limit)
-    close(got.over_rotated, wanted[1], limit * turn(path, llm.pcd))
+    close(got.local, wanted[1], limit * turn(path, llm.pcd))
     check_contrast(got, llm.pcd, native_row(llm, -1 - llm._n_unread))
 
 
@@ -358,11 +358,11 @@ def test_a_stream_dropped_while_another_thread_has_the_turn_changes_nothing_ther
     before = llm.n_tokens
     assert made == wanted[:2] and before > 41, "there is nothing unread"
     with ThreadPoolExecutor(1) as other:
-        other.submit(llm._turn.acquire).result()
+        other.submit(llm._lock.acquire).result()
         tokens.close()
         assert llm.n_tokens == before
         other.submit(llm.eval, T[:2]).result()
-        other.submit(llm._turn.release).result()
+        other.submit(llm._lock.release).result()
     assert llm.n_tokens == 43
     check_rows(llm, tiny("llama"), T[:40] + wanted[:1] + T[:2])
 

@@ -122,7 +122,7 @@ def test_a_sampler_left_behind_does_nothing_once_pcd_is_off(tiny: Tiny, load: Lo
 def test_a_sampler_without_a_row_samples_no_token_and_says_so(tiny: Tiny, load: Load) -> None:
     """Its sequence has PCD off, or its logits were not asked for: plain logits would pass for contrasted ones."""
     llm = load(tiny("llama"), "paper", n_seq_max=2)
-    llm.pcd_for(1, False)
+    llm.set_sequence_pcd(1, False)
     entries = [(token, i, seq, i == 9) for seq in range(2) for i, token in enumerate(TOKENS[:10])]
     for row, message in ((-1, "row -1"), (19, "row 19"), (3, "row 3"), (-5, "row -5"), (9, None), (-2, None)):
         others = llama_cpp.llama_sampler_init_top_k(5), llama_cpp.llama_sampler_init_temp(0.7)
@@ -139,7 +139,7 @@ def test_a_sampler_without_a_row_samples_no_token_and_says_so(tiny: Tiny, load: 
                 assert f"{message} of the last batch has no contrast to sample from" in engine.last_errors()
             llama_cpp.llama_sampler_free(chain)
             engine.clear(llm)
-            llm.pcd_for(1, False)
+            llm.set_sequence_pcd(1, False)
         for sampler in others:
             llama_cpp.llama_sampler_free(sampler)
     llm.reset()

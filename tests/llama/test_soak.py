@@ -31,9 +31,9 @@ def same_rows_afresh(llm: pypcd.Llama, fresh: pypcd.Llama, text: list[int], limi
     fresh.eval(text)
     got, wanted = llm.pcd_logits(), fresh.pcd_logits()
     close(got.standard, wanted.standard, limit)
-    assert got.over_rotated is not None and wanted.over_rotated is not None
-    close(got.over_rotated, wanted.over_rotated, limit)
-    assert np.abs(got.standard - got.over_rotated).max() > 0.05
+    assert got.local is not None and wanted.local is not None
+    close(got.local, wanted.local, limit)
+    assert np.abs(got.standard - got.local).max() > 0.05
 
 
 @pytest.mark.parametrize("n_layer", [1, 3], ids=["with-shifts", "without-shifts"])

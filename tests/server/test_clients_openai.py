@@ -217,7 +217,7 @@ def test_logprobs_carry_both_rows(client: Any, llm: pypcd.Llama) -> None:
         rows = llm.pcd_logits()
         for candidate in [entry, *entry.top_logprobs]:
             pcd, token = candidate.model_extra["pcd"], candidate.model_extra["id"]
-            for kind in ("standard", "over_rotated", "contrasted"):
+            for kind in ("standard", "local", "contrasted"):
                 wanted = float(log_softmax(getattr(rows, kind))[token])
                 assert (pcd[kind] is None) == (not np.isfinite(wanted))
                 assert pcd[kind] is None or abs(pcd[kind] - wanted) < limit

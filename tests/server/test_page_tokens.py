@@ -96,11 +96,11 @@ def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: Server
                 one["contrasted"] is None for one in options
             )
         else:
-            nothing = {"over_rotated": None}
+            nothing = {"local": None}
             options = [{**one, "standard": one["logprob"], "contrasted": one["logprob"], **nothing} for one in options]
         assert len(rows) == len(options)
         for option in options:
-            columns = ["standard", "over_rotated", "contrasted"]
+            columns = ["standard", "local", "contrasted"]
             assert any(
                 all(is_near(cell, option[name]) for cell, name in zip(row[1:4], columns))
                 and option["token"].strip() in row[0]

@@ -376,7 +376,7 @@ def test_candidates_come_with_both_rows(server: Server, llm: pypcd.Llama) -> Non
         rows = llm.pcd_logits()
         for candidate in [entry, *entry["top_logprobs"], *entry["pcd"]["pushed_out"]]:
             got = candidate.get("pcd", candidate)
-            wanted = {name: log_softmax(getattr(rows, name)) for name in ("standard", "over_rotated", "contrasted")}
+            wanted = {name: log_softmax(getattr(rows, name)) for name in ("standard", "local", "contrasted")}
             for name, row in wanted.items():
                 expected = float(row[candidate["id"]])
                 assert (got[name] is None) == (not np.isfinite(expected)), (name, candidate)

@@ -39,7 +39,7 @@ except pypcd.LibraryError:
         "llama-server was not built (PYPCD_SERVER=OFF); pip install . without that builds it", allow_module_level=True
     )
 
-AMX = engine.settle_amx()
+AMX = engine.configure_amx()
 OPTIONS = ["--ctx-size", "4096", "--threads", "1", "--threads-batch", "1", "--log-verbosity", "1", "--cache-ram", "0"]
 OPTIONS += ["--no-repack"] if AMX.exists and not AMX.on else []  # stock uses AMX wherever it was compiled for it
 

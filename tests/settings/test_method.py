@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import pypcd
 import pypcd.method
 from pypcd.engine import _bindings as _native
-from pypcd.method import rank
+from pypcd.method import contrast, frequencies, rank, rho
 
 n_rots = st.integers(1, 128).map(lambda n: 2 * n)
 alphas = st.floats(0, 10, width=32)
@@ -49,7 +49,7 @@ def c_contrast(
 @given(n_rots, alphas, ratios, st.sampled_from(["exponential", "none"]))
 def test_rho_is_equation_4_in_python_and_in_c(n_rot: int, alpha: float, base_ratio: float, transition: str) -> None:
     wanted = reference.rho(n_rot, alpha, base_ratio, transition)
-    got = pypcd.rho(n_rot, alpha=alpha, base_ratio=base_ratio, transition=transition)
+    got = rho(n_rot, alpha=alpha, base_ratio=base_ratio, transition=transition)
     np.testing.assert_allclose(got, wanted, rtol=1e-9)
     np.testing.assert_allclose(c_rho(n_rot, alpha, base_ratio, transition), wanted, rtol=1e-9)
     assert got[0] == pytest.approx(1)  # the fastest pair never turns more
@@ -58,32 +58,32 @@ def test_rho_is_equation_4_in_python_and_in_c(n_rot: int, alpha: float, base_rat
 
 @given(n_rots, alphas, ratios)
 def test_rho_is_1_without_over_rotation(n_rot: int, alpha: float, base_ratio: float) -> None:
-    assert pypcd.rho(n_rot, alpha=0, base_ratio=base_ratio) == pytest.approx(1)
-    assert pypcd.rho(n_rot, alpha=alpha, base_ratio=1) == pytest.approx(1)
+    assert rho(n_rot, alpha=0, base_ratio=base_ratio) == pytest.approx(1)
+    assert rho(n_rot, alpha=alpha, base_ratio=1) == pytest.approx(1)
 
 
 def test_rho_by_hand() -> None:
     t = 2 - math.exp(0.2)  # d = 4, j = 2: x = 1, ratio 1e-4^(-1/2) = 100
-    np.testing.assert_allclose(pypcd.rho(4), [1.0, t + (1 - t) * 100.0], rtol=1e-12)
-    np.testing.assert_allclose(pypcd.rho(4, transition="none"), [1.0, 100.0], rtol=1e-12)
+    np.testing.assert_allclose(rho(4), [1.0, t + (1 - t) * 100.0], rtol=1e-12)
+    np.testing.assert_allclose(rho(4, transition="none"), [1.0, 100.0], rtol=1e-12)
 
 
 def test_rho_times_theta_is_the_base_divided_for_every_base() -> None:
     for base in (500.0, 1e4, 1e6):
-        over = pypcd.rho(64, base_ratio=1e-3, transition="none") * pypcd.frequencies(64, base)
-        np.testing.assert_allclose(over, pypcd.frequencies(64, base * 1e-3), rtol=1e-12)
+        over = rho(64, base_ratio=1e-3, transition="none") * frequencies(64, base)
+        np.testing.assert_allclose(over, frequencies(64, base * 1e-3), rtol=1e-12)
 
 
 @given(n_rots, st.floats(1, 1e7))
 def test_frequencies_fall_by_a_constant_factor_from_1(n_rot: int, base: float) -> None:
-    theta = pypcd.frequencies(n_rot, base)
+    theta = frequencies(n_rot, base)
     assert len(theta) == n_rot // 2 and theta[0] == 1.0
     np.testing.assert_allclose(theta, [base ** (-2 * j / n_rot) for j in range(n_rot // 2)], rtol=1e-9)
 
 
 def test_an_unknown_transition_is_an_error() -> None:
     with pytest.raises(ValueError, match="transition is 'linear'; allowed: 'exponential', 'none'"):
-        pypcd.rho(16, transition="linear")
+        rho(16, transition="linear")
 
 
 @settings(max_examples=200)
@@ -96,7 +96,7 @@ def test_contrast_is_equation_6_with_ties_to_the_lower_id(
     kept = np.isfinite(wanted)
     if kept.sum() == 1:  # decided whatever L* says
         wanted[kept] = first[kept]
-    assert pypcd.contrast(first, second, beta=beta, gamma=gamma, relative_top=relative_top).tolist() == wanted.tolist()
+    assert contrast(first, second, beta=beta, gamma=gamma, relative_top=relative_top).tolist() == wanted.tolist()
     n, got = c_contrast(first, second, beta, gamma, relative_top)
     assert n == kept.sum()
     assert got.tolist() == wanted.tolist()  # small integers and halves are exact in float32
@@ -118,7 +118,7 @@ def test_contrast_agrees_on_ordinary_logits(
     gap = np.abs(first - first.max() - math.log(relative_top)).min() if relative_top else 1.0
     if gap < 1e-5:
         return  # on the edge of the cut float32 and float64 may differ
-    wanted = pypcd.contrast(first, second, beta=beta, gamma=gamma, relative_top=relative_top)
+    wanted = contrast(first, second, beta=beta, gamma=gamma, relative_top=relative_top)
     n, got = c_contrast(first, second, beta, gamma, relative_top)
     assert n == np.isfinite(wanted).sum() and (np.isfinite(wanted) == np.isfinite(got)).all()
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-4)
@@ -134,8 +134,8 @@ def test_without_a_second_row_the_plausible_logits_stay(rows: list[tuple[int, in
 @given(logits)
 def test_beta_0_keeps_the_order_and_gamma_1_the_best(rows: list[tuple[int, int]]) -> None:
     first, second = np.array(rows, np.float64).T
-    assert pypcd.contrast(first, second, beta=0, gamma=99).tolist() == first.tolist()
-    assert pypcd.contrast(first, second, gamma=1).argmax() == first.argmax()
+    assert contrast(first, second, beta=0, gamma=99).tolist() == first.tolist()
+    assert contrast(first, second, gamma=1).argmax() == first.argmax()
 
 
 def c_noise(seed: int, pos: int, layer: int, n_rot: int, sigma: float, band: str) -> np.ndarray:
@@ -174,7 +174,7 @@ def test_an_offset_lies_in_its_range(seed: int, pos: int, low: int, span: int) -
 def test_the_band_says_which_pairs_turn(n_rot: int, alpha: float, base_ratio: float, band: str) -> None:
     low = reference.rho(n_rot, alpha, base_ratio)
     wanted = reference.rho(n_rot, alpha, base_ratio, band=band)
-    got = pypcd.rho(n_rot, alpha=alpha, base_ratio=base_ratio, band=band)
+    got = rho(n_rot, alpha=alpha, base_ratio=base_ratio, band=band)
     np.testing.assert_allclose(got, wanted, rtol=1e-9)
     np.testing.assert_allclose(c_rho(n_rot, alpha, base_ratio, "exponential", band), wanted, rtol=1e-9)
     assert got[-1] == pytest.approx(1) if band == "high" else got.max() == pytest.approx(low.max())
@@ -199,7 +199,7 @@ def test_excluded_tokens_are_improbable_in_their_order_and_within_reach_of_a_bia
     """Of a logit_bias, which is at most 100."""
     first, second = np.random.default_rng(seed).normal(0, spread, (2, n_vocab)).astype(np.float32)
     _, got = c_contrast(first, second, beta, gamma, 0.0, BEHIND)
-    strict = pypcd.contrast(first, second, beta=beta, gamma=gamma)
+    strict = contrast(first, second, beta=beta, gamma=gamma)
     rest = ~np.isfinite(strict)
     mine = pypcd.method.put_behind(strict, first)
     np.testing.assert_allclose(got, mine, rtol=1e-5, atol=1e-3 * spread)
@@ -229,17 +229,17 @@ def test_a_masked_token_is_never_plausible_and_stays_masked(mask: float) -> None
     for gamma, wanted in ((9, [4.5, -1.5, 0.0]), (2, [4.5, -1.5, 4.5 - 60])):
         n, got = c_contrast(first, second, 2.5, gamma, 0.0, BEHIND)
         assert n == min(gamma, 3) and got[[1, 3, 4]].tolist() == wanted and (got[[0, 2]] == -np.inf).all()
-        strict = pypcd.contrast(first, second, gamma=gamma)
+        strict = contrast(first, second, gamma=gamma)
         assert strict[[1, 3]].tolist() == wanted[:2] and (strict[[0, 2]] == -np.inf).all()
         assert pypcd.method.put_behind(strict, first).tolist() == got.tolist()
     assert c_contrast(first, second, 2.5, 9, 0.9)[0] == 1  # relative to the best that is a logit
-    assert np.isfinite(pypcd.contrast(first, second, relative_top=0.9)).sum() == 1
+    assert np.isfinite(contrast(first, second, relative_top=0.9)).sum() == 1
 
 
 @pytest.mark.parametrize("unknown", MASKS, ids=str)
 def test_where_the_twin_gives_no_number_a_token_keeps_its_logit(unknown: float) -> None:
     first, second = np.array([2.0, 1.0, 0.0]), np.array([1.0, unknown, 0.0])
-    for got in (c_contrast(first, second, 2.5, 9, 0.0)[1], pypcd.contrast(first, second)):
+    for got in (c_contrast(first, second, 2.5, 9, 0.0)[1], contrast(first, second)):
         assert got.tolist() == [4.5, 1.0, 0.0]
 
 
@@ -248,7 +248,7 @@ def test_a_row_without_one_logit_stays_as_it_is(mask: float) -> None:
     row = np.full(5, mask, np.float32)
     n, got = c_contrast(row, row, 2.5, 3, 0.1, BEHIND)
     assert n == 0 and np.array_equal(got, row, equal_nan=True)
-    assert np.array_equal(pypcd.contrast(row, row, relative_top=0.1), row, equal_nan=True)
+    assert np.array_equal(contrast(row, row, relative_top=0.1), row, equal_nan=True)
 
 
 numbers = st.sampled_from([-np.inf, np.inf, np.nan, -3.4e38, 3.4e38, 0.0]) | st.floats(-50, 50, width=32)

@@ -156,7 +156,7 @@ def record(shim: Path, folder: Path) -> dict[str, list[str]]:
                 llm = pypcd.Llama(path, pcd=False, **options, **cache)
                 text = [1 + i % 300 for i in range(n)]
                 for mode, pcd, more in tries(model):
-                    if more["n"] != n or (mode and llm.pcd_refusal(pypcd.PCDConfig(**pcd))):
+                    if more["n"] != n or (mode and pypcd.engine.pcd_refusal(llm, pypcd.PCDConfig(**pcd))):
                         continue
                     given = {name: more.get(name, False) for name in ("later", "shift")}
                     for node in nodes_of(
@@ -165,14 +165,11 @@ def record(shim: Path, folder: Path) -> dict[str, list[str]]:
                         seen[node].add(mode)
                 if n == N_SHORT and model == "llama":
                     llm.pcd = False
-                    for order in engine.HEAD_ORDERS:
-                        engine.set_head_ratios(llm, 1.0, 1.5, first_layer=1, order=order)
-                        if order == "outlier":
-                            engine.find_head_order(llm)
-                        for node in nodes_of(
-                            lambda llm=llm: work(llm, [1, 2, 3, 4] * 8, False, later=False, shift=False)
-                        ):
-                            seen[node].add("heads")
+                    engine.set_head_ratios(
+                        llm, [[1.5 if il else 1.0] * n for il, n in enumerate(engine.head_counts(llm))]
+                    )
+                    for node in nodes_of(lambda llm=llm: work(llm, [1, 2, 3, 4] * 8, False, later=False, shift=False)):
+                        seen[node].add("heads")
                     engine.unset_head_ratios(llm)
                     engine.set_exits(llm, [1, 2])
                     for node in nodes_of(lambda llm=llm: work(llm, [1, 2, 3, 4] * 8, False, later=False, shift=False)):

@@ -75,7 +75,7 @@ def report(args: argparse.Namespace, results: list[CacheCheck]) -> str:
         if r.refusal is not None:
             lines.append(f"{r.method:<{width}} {r.refusal}")
             continue
-        over, effect = ("-" if value is None else f"{value:.1e}" for value in (r.over_rotated, r.effect))
+        over, effect = ("-" if value is None else f"{value:.1e}" for value in (r.local, r.effect))
         lines.append(
             f"{r.method:<{width}} {r.n_steps:>6} {f'{r.n_equal}/{r.n_steps}':>11} {r.standard:>9.1e} {over:>9} {effect:>9}"
         )

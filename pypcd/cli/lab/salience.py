@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from pypcd import UnsupportedError, plots
+from pypcd import plots
 from pypcd.cli import _loading, _options, _table, _terminal
 from pypcd.decode import Session
 from pypcd.errors import InputError
@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
     # tokens besides the prompt: its answer, and what a model may write before that
     n_ctx = max(lengths) * (2 if chosen.may_exceed else 1) + 64
     llm = _loading.open_model(args.model, n_ctx=n_ctx, **_options.machine_options(args))
-    refusal = llm.pcd_refusal(setting)
-    if refusal is not None:
-        raise UnsupportedError(f"PCD cannot run here: {refusal}")
+    llm.check_pcd(setting)
 
     tokenizer = ModelTokenizer(llm, chat=args.chat)
     asked = [(length, list(questions(chosen, args.n, length, tokenizer, args.seed))) for length in lengths]

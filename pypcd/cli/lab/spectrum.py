@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from pypcd import plots, rho
+from pypcd import plots
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.lab import figures, files
 from pypcd.lab.layers import read_layers
 from pypcd.lab.spectrum import Spectrum, spectrum
+from pypcd.method import rho
 from pypcd.prompt import Prompt, prompt_tokens
 
 

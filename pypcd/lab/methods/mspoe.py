@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
 
 from pypcd import engine
 from pypcd.checks import Choice, Integer, Number, check
@@ -19,6 +24,10 @@ if TYPE_CHECKING:
     from pypcd.llama import Llama
 
 __all__ = ["MsPoE", "parse"]
+
+Array = npt.NDArray[np.float64]
+
+_found: WeakKeyDictionary[Session, list[Array]] = WeakKeyDictionary()  # ratios of the prompt that was read last
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +58,7 @@ class MsPoE(RowSource):
     def __post_init__(self) -> None:
         check(self, min_ratio=Number(0, 1000, open_below=True), first_layer=Integer(0))
         check(self, max_ratio=Number(self.min_ratio, 1000, note="at least min_ratio"))
-        check(self, order=Choice(tuple(engine.HEAD_ORDERS)))
+        check(self, order=Choice(("static", "outlier")))
 
     @property
     def whole_prompt(self) -> bool:  # type: ignore[override]
@@ -58,9 +67,11 @@ class MsPoE(RowSource):
     def refusal(self, llm: Llama) -> str | None:
         if self.order == "outlier" and engine.is_recurrent(llm):
             return "it has a recurrent state, which cannot go back to before the prompt's last token; use ms-poe"
+        if self.order == "outlier" and engine.slides(llm):
+            return "it has sliding-window layers, where outliers among all keys are not defined; use ms-poe"
         with llm._pcd_set_to(False):
             try:
-                self._set(llm)
+                engine.set_head_ratios(llm, self._static(llm))
             except (UnsupportedError, InputError) as error:
                 return str(error)
             engine.unset_head_ratios(llm)
@@ -77,21 +88,46 @@ class MsPoE(RowSource):
             )
         session.plainly()
         session.on_finish(lambda: engine.unset_head_ratios(llm))
-        self._set(llm)
-        if self.order == "outlier" and not engine.knows_head_order(llm, self.first_layer):
-            session.clear()  # the cached prompt's order of heads, if it had one, is gone
+        ratios = self._static(llm)
+        if self.order == "outlier":
+            ratios = _found.get(session, ratios)  # of the prompt that is in the cache, if one is
+        engine.set_head_ratios(llm, ratios)
 
         def read(part: Sequence[int]) -> int:
             """Evaluate the whole prompt to find the order, then drop its last token, which is evaluated again."""
-            engine.find_head_order(llm)
-            llm.eval(tokens)
+            found = engine.evaluate_with_ratios(llm, lambda: llm.eval(tokens), self.by_outliers)
+            if not found:
+                raise UnsupportedError("no layer of this model shows its queries and keys; use ms-poe")
+            _found[session] = [found.get(il, own) for il, own in enumerate(ratios)]
             engine.rewind(llm, len(part), 0)
             return len(part)
 
         return Stream(session, session.start(tokens, kind=self, read=read if self.order == "outlier" else None))
 
-    def _set(self, llm: Llama) -> None:
-        engine.set_head_ratios(llm, self.min_ratio, self.max_ratio, first_layer=self.first_layer, order=self.order)
+    def by_outliers(self, layer: int, queries: Array, keys: Array) -> Array:
+        """The ratios of a layer's heads in the order of outliers.
+
+        Args:
+            queries: float64[n_tokens, n_heads, d] of a prompt, before rotation.
+            keys: float64[n_tokens, n_heads_kv, d], n_heads a multiple of n_heads_kv.
+        """
+        n_heads, d = queries.shape[1:]
+        scores = np.einsum("hd,nhd->hn", queries[-1], keys.repeat(n_heads // keys.shape[1], axis=1)) / math.sqrt(d)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        outliers = weights > 3 * weights.mean(axis=1, keepdims=True)
+        return self._ratios(n_heads)[np.argsort(-outliers.sum(axis=1), kind="stable")]
+
+    def _ratios(self, n_heads: int) -> Array:
+        return self.min_ratio + (self.max_ratio - self.min_ratio) * np.arange(n_heads) / max(n_heads, 1)
+
+    def _static(self, llm: Llama) -> list[Array]:
+        """The ratios of all layers' heads, the first head of each the largest."""
+        counts = engine.head_counts(llm)
+        if self.first_layer >= len(counts):
+            raise InputError(
+                f"first_layer is {self.first_layer}, allowed: 0 to {len(counts) - 1}, for this model has {len(counts)} layers"
+            )
+        return [np.ones(n) if il < self.first_layer else self._ratios(n)[::-1] for il, n in enumerate(counts)]
 
 
 def parse(words: Sequence[str], order: str = "static") -> MsPoE:

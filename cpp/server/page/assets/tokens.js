@@ -20,7 +20,7 @@ export function tokenOf(entry, n) {
     text: option.token,
     ...(isPart(option) ? {bytes: option.bytes ?? []} : {}),
     model: probability(rows ? rows.standard : option.logprob),
-    local: probability(rows?.over_rotated),
+    local: probability(rows?.local),
     pcd: probability(rows ? rows.contrasted : option.logprob),
   });
   for (const option of entry.top_logprobs ?? []) add(option, option.pcd);

@@ -84,7 +84,7 @@ def placements(llm: Llama) -> Iterator[Placement]:
     try:
         for way, setting in {OFF: None, **WAYS}.items():
             config = None if setting is None else PCDConfig(**setting)
-            if config and llm.pcd_refusal(config):
+            if config and engine.pcd_refusal(llm, config):
                 continue
             llm.reset()
             llm.pcd = config
