@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pypcd.cli import _terminal
-from pypcd.evaluation import Progress
+from pypcd.evaluation import Directory, Plan, Progress, facts
+from pypcd.evaluation.executors import Jobs
+from pypcd.gguf import resolve_model
 
-__all__ = ["Follower", "duration", "following"]
+__all__ = ["Follower", "duration", "following", "model_facts"]
 
 FIRST_SECONDS = 20.0  # of work, after which the speed is known
 _FIRST_QUESTIONS = 2  # the first one of a cell may have something to prepare
@@ -58,6 +61,12 @@ class Follower(Progress):
             f"about {duration(self.seconds + left)} for {self.n_asked:,} answers at the speed of the first "
             f"{self.seconds:.0f} s{assumed}"
         )
+
+
+def model_facts(plan: Plan, options: Mapping[str, Any], jobs: Jobs, directory: Directory) -> dict[str, Any]:
+    """facts(), with a bar while the model is hashed."""
+    with _terminal.progress(os.path.getsize(resolve_model(plan.model)), "hashing the model", unit="B") as bar:
+        return facts(plan, options, bar.update, jobs, directory)
 
 
 @contextlib.contextmanager

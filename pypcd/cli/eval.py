@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 from collections.abc import Sequence
 
@@ -18,7 +17,6 @@ from pypcd.evaluation import (
     Row,
     csv_text,
     evaluate,
-    facts,
     markdown,
     rows,
     run_options,
@@ -28,7 +26,6 @@ from pypcd.evaluation.plan import BASELINE, HALVES
 from pypcd.evaluation.stats import fewest
 from pypcd.evaluation.tasks import parts_of
 from pypcd.evaluation.tasks.everyday import SHORT, kind_of
-from pypcd.gguf import resolve_model
 from pypcd.lab.paper import (
     PAPER_TABLES,
 )
@@ -75,11 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     plan, paper = _plan(args), PAPER_TABLES.get(args.paper)
     out = Directory(args.out or f"eval-{pathlib.Path(args.model).stem}{'-quick' * args.quick}")
-    path = resolve_model(args.model)
     with _terminal.resumable(), _options.jobs(args) as jobs:
         options = run_options(plan, _options.machine_options(args), jobs)
-        with _terminal.progress(os.path.getsize(path), "hashing the model", unit="B") as bar:
-            known = facts(plan, options, bar.update, jobs)
+        known = _progress.model_facts(plan, options, jobs, out)
         with _progress.following("answering") as progress:
             outcome = evaluate(plan, out, jobs=jobs, options=options, model_facts=known, progress=progress)
 

@@ -30,7 +30,7 @@ Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 
 _UNFINISHED = "run.json.new"
 _FREE = ("tasks", "methods", "lengths")  # a run may be continued with other ones
-_PLACES = ("model", "data")  # their hashes are compared, not their paths
+_FILES = ("model", "model_mtime_ns", "data")  # hashes are compared in their place
 _BY_TASK = "data_sha256"
 _MACHINE = ("devices", "pypcd", "llama_cpp_python", "model_bytes")  # no option changes these
 
@@ -131,6 +131,10 @@ class Directory:
             os.truncate(self.samples, len(lines))  # the next one begins where the last whole one ends
         return self._records(lines)
 
+    def exists(self) -> bool:
+        """Whether there is a run."""
+        return (self.path / "run.json").exists()
+
     def facts(self) -> dict[str, Any]:
         """The plan of the run and the facts it depends on, as run.json has them.
 
@@ -138,7 +142,7 @@ class Directory:
             ValueError: the directory holds no run.
         """
         file = self.path / "run.json"
-        if not file.exists():
+        if not self.exists():
             raise InputError(f"{self.path} has no run.json, so it is not a run of pypcd eval; give another directory")
         return self._read_run(file)
 
@@ -178,7 +182,7 @@ class Directory:
                 )
         for name in dict.fromkeys([*record, *before]):
             value = record.get(name)
-            if name not in (*_FREE, *_PLACES, _BY_TASK) and before.get(name) != value:
+            if name not in (*_FREE, *_FILES, _BY_TASK) and before.get(name) != value:
                 raise InputError(
                     f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and {value!r} here; "
                     f"give {'' if name in _MACHINE else 'the same value, or '}another directory"

@@ -1,4 +1,4 @@
-"""Runs an evaluation: makes the missing answers of a plan, wherever questions are answered (_places)."""
+"""Runs an evaluation: makes the missing answers of a plan, wherever questions are answered (executors)."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def facts(
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int], object] = lambda n: None,
     jobs: Jobs = 1,
+    directory: Directory | None = None,
 ) -> dict[str, Any]:
     """What a run depends on besides its plan: hashes of model and data, versions, devices, options of the model.
 
@@ -72,13 +73,22 @@ def facts(
     Args:
         progress: called with the bytes of each part of the model's file that has been hashed.
         jobs: as in evaluate(); of a cluster the devices are its workers'.
+        directory: that of the run. If it has the hash of a file of the model's size and time of change, nothing is hashed.
 
     Raises:
         PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
     """
     place = executor_of(jobs)
     place.n_workers()  # a cluster that cannot be reached is known before a large file is hashed
-    here = _facts(plan, options or {}, lambda path: file_sha256(path, progress))
+    before = directory.facts() if directory is not None and directory.exists() else {}
+
+    def sha256(path: str) -> str:
+        stat = os.stat(path)
+        if (before.get("model_bytes"), before.get("model_mtime_ns")) == (stat.st_size, stat.st_mtime_ns):
+            return str(before["model_sha256"])
+        return file_sha256(path, progress)
+
+    here = _facts(plan, options or {}, sha256)
     if not place.is_elsewhere:
         return here
     found = place.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
@@ -88,7 +98,7 @@ def facts(
         why = why or _difference(there, found[first], (*_DEVICES, "options"), f"on worker {first}")
         if why is not None:
             raise PCDError(f"worker {worker}: {why}")
-    return {**found[first]}
+    return {**found[first], "model_mtime_ns": here["model_mtime_ns"]}
 
 
 def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str]) -> dict[str, Any]:
@@ -105,6 +115,7 @@ def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str])
     return {
         "model_sha256": sha256(path),
         "model_bytes": os.path.getsize(path),
+        "model_mtime_ns": os.stat(path).st_mtime_ns,
         "data_sha256": data,
         "options": options,
         "rope_factors": read_gguf(path).rope_factors(n_ctx),
@@ -251,7 +262,7 @@ def evaluate(
     counts, place = counts_of(plan), executor_of(jobs)
     options = run_options(plan, options or {}, place)
     with directory.locked():
-        known = facts(plan, options, jobs=place) if model_facts is None else model_facts
+        known = facts(plan, options, jobs=place, directory=directory) if model_facts is None else model_facts
         records = directory.open(plan, known)
         asked = {key[:3]: record["prompt_sha256"] for key, record in records.items() if record["prompt_sha256"]}
 

@@ -1,6 +1,6 @@
 """The laboratory: the paper's measurements, tables and baselines, and the judging of many formulas on recorded logits.
 
-The product does not import it; the commands `pypcd lab`, `eval` and `tune` do, when they need it. A module is a subject:
+The product does not import it; the commands `pypcd lab` and `eval` do, when they need it. A module is a subject:
 
     decay, claims                 the paper's simulation of attention over distance, and its claims about it
     salience, questions           how high the right answer ranks, by the length of the prompt

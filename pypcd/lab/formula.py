@@ -1,4 +1,4 @@
-"""Formulas: ways to contrast recorded rows (`_rows`), with expressions where PCDConfig has numbers.
+"""Formulas: ways to contrast recorded rows (`recorded`), with expressions where PCDConfig has numbers.
 
     pcd:window:beta=5*jsd:relative_top=0.1          the strength follows how much the rows disagree (AdaCAD's idea)
     pcd:window:beta=2.5:where=rank>1                only where L*'s best token is another than L's
@@ -7,7 +7,7 @@
 An expression has numbers, + - * / **, comparisons, `and`, `or`, `not`, the functions in FUNCTIONS, and these names. Of a
 step: those in NAMES. Of each token at a step: `l` and `s`, its log-probabilities under L and L* (natural logarithms).
 
-With a strength that is a number this is `_method.contrast`, but for tokens masked in L*, whose logit is compared with the
+With a strength that is a number this is `method.contrast`, but for tokens masked in L*, whose logit is compared with the
 others' after normalisation. Knows nothing of models.
 """
 

@@ -1,7 +1,7 @@
 """Records, for questions whose right answer is known, the rows L and L* at each step of that answer.
 
 Greedy decoding answers right if at each step the best token of the contrasted row is the right answer's next one. So once
-the rows along the right answer are known, any formula that contrasts them is judged without decoding again (`_screen`).
+the rows along the right answer are known, any formula that contrasts them is judged without decoding again (`screen`).
 
 The right answer is read by the model token by token, all in one batch for each *view*: a setting of PCD reduced to what
 makes L* (window, rotation, cache). How the answer is spelled in tokens is the model's own where greedy decoding wrote it;
@@ -67,9 +67,7 @@ def record(
     k: int = 64,
     jobs: Jobs = 1,
     options: Mapping[str, Any] | None = None,
-    model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
-    only: Callable[[Key], bool] | None = None,
 ) -> Outcome:
     """Record what a directory does not have yet; like evaluate(), it goes on after a stop.
 
@@ -79,7 +77,6 @@ def record(
     Args:
         plan: its methods are settings of PCD, which are reduced to their views.
         k: how many tokens of each row are kept, the most probable ones of L.
-        only: which of the plan's questions and views are wanted now; None: all.
 
     Raises:
         ValueError: a method is no PCD setting, or a task has no single right text; and as evaluate().
@@ -94,7 +91,7 @@ def record(
     views = [PCD(view_of(setting)).name for setting in settings if setting is not None]
     plan = dataclasses.replace(plan, methods=(BASELINE, *views))
     options = run_options(plan, options or {}, jobs)
-    known = facts(plan, options, jobs=jobs) if model_facts is None else model_facts
+    known = facts(plan, options, jobs=jobs, directory=directory)
     return evaluate(
         plan,
         directory,
@@ -103,7 +100,6 @@ def record(
         model_facts={**known, "rows": {"k": k}},
         progress=progress,
         worker=functools.partial(_Recorder, k=k),
-        only=only,
     )
 
 

@@ -12,7 +12,7 @@ answers that come right in other words.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,35 +152,22 @@ def _log_probabilities(logits: npt.NDArray[Any], lse: npt.NDArray[Any]) -> npt.N
     return np.where(np.abs(values) < 1e30, values - lse[:, None], -np.inf)
 
 
-def score(
-    records: Screen | Mapping[Key, Record],
-    formulas: Iterable[Formula],
-    *,
-    indices: Collection[int] | None = None,
-    tell: Callable[[Scored], object] = lambda scored: None,
-) -> list[Scored]:
+def score(screen: Screen, formulas: Iterable[Formula]) -> list[Scored]:
     """Judge formulas on the same questions, each against plain decoding judged in the same way.
-
-    Args:
-        indices: the questions of each cell to judge by, such as one half of them; None: all.
-        tell: called with each result.
 
     Raises:
         ValueError: a view has not been recorded, or gamma is larger than the number of recorded tokens.
         PCDError: a question could not be recorded.
     """
-    screen = records if isinstance(records, Screen) else Screen(records)
-    chosen = np.array([indices is None or index in indices for _, _, index in screen.questions])
-    masks: dict[tuple[str | None, int | None], Any] = {(None, None): chosen}
+    masks: dict[tuple[str | None, int | None], Any] = {(None, None): np.full(len(screen.questions), True)}
     for cell in screen.cells:
-        masks[cell] = chosen & np.array([question[:2] == cell for question in screen.questions])
+        masks[cell] = np.array([question[:2] == cell for question in screen.questions])
     plain, _ = screen.follow(Formula(None))
     results = []
     for formula in formulas:
         right, is_open = screen.follow(formula)
-        cells = {cell: paired(right[mask], plain[mask]) for cell, mask in masks.items() if mask.any()}
+        cells = {cell: paired(right[mask], plain[mask]) for cell, mask in masks.items()}
         results.append(Scored(formula, cells, {cell: int(is_open[masks[cell]].sum()) for cell in cells}))
-        tell(results[-1])
     return results
 
 

@@ -7,6 +7,7 @@ but for what one cannot take: lengths beyond its training, tasks whose questions
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import pathlib
 from collections.abc import Collection, Mapping, Sequence
@@ -233,8 +234,9 @@ def ask(
     """
     progress, refused = progress or Progress(), {}
     options = survey_options(plan, options or {}, jobs)
+    to_come = [missing(leg, folder) for leg in plan]
     for i, leg in enumerate(plan):
-        progress.expect(key for later in plan[i + 1 :] for key in missing(later, folder))
+        progress.expect(itertools.chain(*to_come[i + 1 :]))
         outcome = evaluate(
             leg.plan,
             leg.directory(folder),

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ import pypcd
 from pypcd import plots
 from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.errors import PCDError
-from pypcd.evaluation import ModelTokenizer, facts
+from pypcd.evaluation import ModelTokenizer
 from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import HALVES
 from pypcd.gguf import resolve_model
@@ -123,8 +122,7 @@ def _survey(args: argparse.Namespace, jobs: Jobs, name: str, model: str) -> list
             _terminal.say(f"{name} goes on: {n_all - n_left:,} of {n_all:,} answers are there")
     if args.dry_run:
         return notes
-    with _terminal.progress(os.path.getsize(resolve_model(model)), f"hashing {name}", unit="B") as bar:
-        known = facts(plan[0].plan, options, bar.update, jobs)
+    known = _progress.model_facts(plan[0].plan, options, jobs, plan[0].directory(folder))
     with _terminal.resumable(), _progress.following(name) as progress:
         refused = ask(plan, folder, jobs=jobs, options=options, model_facts=known, progress=progress)
     return [*notes, *(f"`{method}` is refused: {reason}" for method, reason in refused.items())]

@@ -5,7 +5,7 @@
         pcd:window pcd:window:beta={1,2.5,5*jsd}:relative_top={0,0.1,0.3} 'pcd:window:where=rank>1'
 
 Records the rows along the right answers once (pypcd/lab/recorded.py), a view of PCD at a time, and judges the formulas
-on them (_formula.py says what they may be). Stopped, it goes on where it was; more formulas of recorded views take
+on them (pypcd/lab/formula.py says what they may be). Stopped, it goes on where it was; more formulas of recorded views take
 milliseconds. Every formula is listed, the best first; the best of many flatters itself, so choose on one half of the
 questions (--half first) and judge on the other (--half second). --check decodes by the formulas, and shows how often the
 verdicts agree.

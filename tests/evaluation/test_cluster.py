@@ -393,7 +393,6 @@ def test_what_a_worker_cannot_do_is_its_error(cluster: Cluster, tmp_path: Path) 
 
 
 def test_rows_are_recorded_on_a_cluster_too(cluster: Cluster, tmp_path: Path) -> None:
-    """What `pypcd tune` chooses by."""
     plan = Plan("demo", ("kv-short",), ("pcd:window",), (180,), n=3)
     made = [
         record(plan, Directory(tmp_path / name), jobs=jobs, options=ONE).records

@@ -33,6 +33,7 @@ from pypcd.evaluation import (
     executors,
     facts,
     markdown,
+    run,
     run_options,
     task,
 )
@@ -302,6 +303,30 @@ def test_the_model_of_a_run_measures_nothing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(threads, "choose", lambda width, *numbers, **now: given.append(numbers) or choose(1, 1, 1))
     evaluate(dataclasses.replace(DEMO, n=1), Directory(tmp_path / "run"))
     assert given[0] == (None, None) and len(given) > 1 and set(given[1:]) == {(1, 1)}
+
+
+def test_a_model_is_hashed_again_only_if_its_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, directory = tmp_path / "model.gguf", Directory(tmp_path / "run")
+    shutil.copy(pypcd.gguf.DEMO_MODEL, model)
+    plan = Plan(str(model), ("kv-short",), ("greedy",), (180,), n=1)
+    hashed: list[str] = []
+    file_sha256 = run.file_sha256
+    monkeypatch.setattr(run, "file_sha256", lambda path, *rest: hashed.append(path) or file_sha256(path, *rest))
+    evaluate(plan, directory, options=ONE)
+    known = facts(plan, ONE, directory=directory)
+    assert hashed == [str(model)] and known["model_sha256"] == file_sha256(str(model))
+    evaluate(plan, directory, options=ONE)
+    assert len(hashed) == 1 and facts(plan, ONE) == known and len(hashed) == 2
+
+    before = os.stat(model)
+    os.utime(model, ns=(0, before.st_mtime_ns + 1))
+    evaluate(plan, directory, options=ONE)  # the same file, with another time
+    assert len(hashed) == 3
+    data = bytearray(model.read_bytes())
+    data[-1] ^= 1
+    model.write_bytes(data)
+    with pytest.raises(ValueError, match="holds another run: model_sha256 is"):
+        evaluate(plan, directory, options=ONE)
 
 
 def test_other_questions_are_another_run(finished: tuple[Directory, dict[Any, Any]], tmp_path: Path) -> None:

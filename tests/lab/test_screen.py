@@ -369,8 +369,6 @@ def test_verdicts_worked_out_by_hand() -> None:
     result = scored.cells["t", 9]
     assert (result.n, result.wins, result.losses, result.score) == (3, 1, 1, pytest.approx(100 / 3))
     assert scored.n_open == {("t", 9): 1, (None, None): 1}
-    (half,) = score(records_by_hand(), [by(beta="1")], indices=[1])
-    assert (half.cells[None, None].n, half.cells[None, None].wins) == (1, 1)
 
 
 def test_what_cannot_be_judged_is_an_error() -> None:

@@ -1,7 +1,7 @@
-"""The benchmarks by name: `_kv` (InfiniteBench), `_ruler` (RULER), `_longbench` (LongBench), `_everyday` and
-`_constrained` (ours).
+"""The benchmarks by name: `kv` (InfiniteBench), `ruler` (RULER), `longbench` (LongBench), `everyday` and
+`constrained` (ours).
 
-A benchmark is a `Task` (`_sample`): it makes questions of a length (`_size`) and scores their answers (`_metrics`).
+A benchmark is a `Task` (`sample`): it makes questions of a length (`size`) and scores their answers (`metrics`).
 Knows nothing of models except their tokenizer.
 """
 

@@ -1,6 +1,6 @@
 """Everyday questions: what a small model gets mostly right, to measure what a setting costs where people live.
 
-A question comes after examples of its kind (`_kinds`). Two ways make it long: more examples, or unrelated text (`_prose`)
+A question comes after examples of its kind (`kinds`). Two ways make it long: more examples, or unrelated text (`prose`)
 before them. Question i is the same at every length and in both ways, and so are the examples nearest to it. Questions with
 even and with odd numbers, and their examples, come from two halves of everything that can be asked: no question of one half
 is asked or shown in the other, whatever the seed.

@@ -159,7 +159,8 @@ class LongBench:
 
     @functools.cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        return _read(self.dataset, self._path)
+        stat = self._path.stat()
+        return _read(self.dataset, self._path, stat.st_size, stat.st_mtime_ns)
 
     def _sample(self, i: int, row: dict[str, Any], n_tokens: int, tokenizer: Tokenizer) -> Sample:
         before, after = _FORMATS[self.dataset].template.split("{context}")
@@ -219,8 +220,10 @@ def _find(dataset: str, path: pathlib.Path) -> pathlib.Path:
     return found[0]
 
 
-def _read(dataset: str, path: pathlib.Path) -> list[dict[str, Any]]:
-    """
+@functools.lru_cache(maxsize=len(LONGBENCH_TASKS))
+def _read(dataset: str, path: pathlib.Path, n_bytes: int, changed: int) -> list[dict[str, Any]]:
+    """The rows of a file, which is read once while it stays as it is: a run makes its tasks several times.
+
     Raises:
         ValueError: a line is not a row of LongBench; the message says which.
     """

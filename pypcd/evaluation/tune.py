@@ -1,0 +1,330 @@
+"""Finds a PCD setting that helps on long prompts and costs everyday questions nothing, or finds that none does.
+
+All settings answer the first half of the long questions, and those that gain something there answer the first half of the
+everyday questions. The best one then answers the second halves, because the best of many looks better than it is on the
+questions that it was chosen by.
+
+Everyday questions longer than the shortest of the long ones are not asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pypcd.checks import Integer
+from pypcd.config import PCDConfig
+from pypcd.errors import InputError, PCDError, UnsupportedError
+from pypcd.evaluation.executors import Jobs
+from pypcd.evaluation.plan import BASELINE, HALVES, Directory, Key, Plan
+from pypcd.evaluation.progress import Progress
+from pypcd.evaluation.run import Outcome, context_of, counts_of, evaluate, facts, run_options
+from pypcd.evaluation.stats import Paired, needed, needed_to_spare, paired
+from pypcd.evaluation.tasks import GROUPS
+from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
+
+__all__ = ["ALL", "FEW_SETTINGS", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "tune"]
+
+SETTINGS = (
+    "gentle",
+    "gentle:min_first_entropy=1.5",
+    "gentle:beta=1.5",
+    "window:beta=1:relative_top=0.3",
+    "window:beta=1:relative_top=0.1",
+    "window:beta=1.5:relative_top=0.1",
+    "window:relative_top=0.3",
+    "window:relative_top=0.1",
+    "window:window=32:relative_top=0.1",
+    "window:window=128:relative_top=0.1",
+    "window:window=256:relative_top=0.1",
+    "cautious",
+)
+"""The settings that are tried, the mild ones first: of two that do equally well, the first is taken."""
+
+FEW_SETTINGS = ("gentle", "window:beta=1:relative_top=0.3", "window:relative_top=0.1", "cautious")
+
+N_EVERYDAY = 32
+"""Everyday questions of each kind, short and in each long form: enough to show that nothing is lost where a setting changes
+about 3% of the answers."""
+
+Cell = tuple["str | None", "int | None"]
+"""A task or a group of tasks, and a length. (None, None) stands for all of them together."""
+
+ALL: Cell = (None, None)
+
+_FIRST, _SECOND = HALVES
+_GROUP_OF = {part: name for name, parts in GROUPS.items() for part in parts}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A setting compared with greedy decoding on the first half of the questions.
+
+    Attributes:
+        gain: on long questions.
+        everyday: on everyday questions; None if it was not asked any, or if greedy answers too few of them.
+    """
+
+    gain: Paired
+    everyday: Paired | None = None
+
+    @property
+    def is_eligible(self) -> bool:
+        """Whether it gains something and gets no fewer everyday questions right."""
+        return self.gain.difference > 0 and (self.everyday is None or self.everyday.difference >= 0)
+
+    @property
+    def merit(self) -> tuple[float, float]:
+        """What eligible settings are ranked by."""
+        return self.gain.difference, self.everyday.difference if self.everyday else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """The result of tuning. Settings are texts, as PCDConfig.resolve() takes them.
+
+    Attributes:
+        best: the eligible setting with the highest gain on the first half; None if no setting is eligible.
+        tried: every setting that has answered the first half of the long questions.
+        refused: settings that the model cannot run, or that left a question without an answer, with the reason.
+        gain: the best setting on the long questions of the second half, by task and length and, last, on all of them.
+        everyday: the same on everyday questions. Empty if none were asked, or if greedy answers too few of them.
+        n_judged: long questions in the second half.
+        plain_everyday: greedy's score on the first half of the everyday questions, in percent; None if none were asked.
+    """
+
+    best: str | None
+    tried: Mapping[str, Tried]
+    refused: Mapping[str, str]
+    gain: Mapping[Cell, Paired]
+    everyday: Mapping[Cell, Paired]
+    n_judged: int
+    plain_everyday: float | None = None
+
+    @property
+    def chosen_by(self) -> Tried:
+        """The best setting's figures on the first half, which are too favourable. If there is none, those of the setting
+        with the highest gain."""
+        return self.tried[self.best] if self.best else max(self.tried.values(), key=lambda tried: tried.gain.difference)
+
+    @property
+    def disagreement(self) -> float:
+        """The share of the first half's long questions on which that setting and greedy scored differently."""
+        return _disagreement(self.chosen_by.gain)
+
+    @property
+    def n_needed(self) -> int:
+        """About how many judged questions show a gain of 10 points with 80% probability, at this disagreement."""
+        return needed(self.disagreement)
+
+    @property
+    def n_everyday_needed(self) -> int | None:
+        """About how many judged everyday questions show, as often, that less than 2 points are lost if nothing is lost; None
+        if everyday questions say nothing."""
+        return needed_to_spare(_disagreement(self.everyday[ALL])) if self.everyday else None
+
+    @property
+    def gains(self) -> bool:
+        """Whether the best setting beats greedy on the second half of the long questions by more than chance."""
+        return ALL in self.gain and self.gain[ALL].is_clear and self.gain[ALL].difference > 0
+
+    @property
+    def harms(self) -> bool:
+        """Whether it gets fewer everyday questions right, in one form or in all together, by more than chance."""
+        return any(result.is_clear and result.difference < 0 for result in self.everyday.values())
+
+    @property
+    def spares(self) -> bool:
+        """Whether a loss of 2 points on everyday questions is excluded."""
+        return bool(self.everyday) and self.everyday[ALL].spares and not self.harms
+
+    @property
+    def verdict(self) -> Literal["on", "off", "unknown"]:
+        """The conclusion: the setting helps and everyday questions lose nothing, as far as they say anything ("on"); PCD is best
+        left off ("off"); or there were too few questions to tell."""
+        if self.harms or (ALL in self.gain and self.gain[ALL].is_clear and not self.gains):
+            return "off"
+        if not self.gains:
+            return "off" if self.n_judged >= self.n_needed else "unknown"
+        if self.spares or not self.everyday:
+            return "on"
+        return "off" if self.everyday[ALL].n >= (self.n_everyday_needed or 0) else "unknown"
+
+    @property
+    def config(self) -> PCDConfig | None:
+        """The setting to use; None if PCD is best left off, or if too little is known."""
+        return PCDConfig.resolve(self.best) if self.verdict == "on" else None
+
+
+def tune(
+    plan: Plan,
+    directory: str | pathlib.Path,
+    *,
+    everyday: int = N_EVERYDAY,
+    settings: Sequence[str] = SETTINGS,
+    options: Mapping[str, Any] | None = None,
+    jobs: Jobs = 1,
+    model_facts: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Choose a setting by the questions with even numbers, and judge it by those with odd numbers.
+
+    Args:
+        plan: the long questions; its methods and its half are ignored.
+        directory: for the answers, in the folders `long` and `everyday`, which are runs of evaluate(). A run that was stopped
+            continues.
+        everyday: everyday questions of each kind, short (300 tokens) and, at the plan's shortest length above that, with
+            many examples and behind unrelated text. 0: none; then nothing is known of harm.
+        settings: texts, the mildest first.
+        options, jobs, model_facts: as in evaluate().
+        progress: updated with what is to be answered, and with each answer.
+
+    Raises:
+        UnsupportedError: the model can run none of the settings.
+        PCDError: plain decoding, or the best setting on the second half, cannot answer a question.
+        ValueError, PCDError, ModelError: as evaluate().
+    """
+    _check(plan, everyday)
+    methods = tuple(f"pcd:{text}" for text in settings)
+    plan = dataclasses.replace(plan, methods=methods, half=None)
+    usual_plan = _everyday(plan, everyday) if everyday else None
+    options = run_options(plan, options or {}, jobs)
+    # one context for all questions: some models compute differently in a long one
+    options["n_ctx"] = max(context_of(asked, options) for asked in (plan, usual_plan) if asked)
+    if model_facts is None:
+        model_facts = facts(plan, options, jobs=jobs)
+    how = {"options": options, "jobs": jobs, "model_facts": model_facts, "progress": progress or Progress()}
+    long = _Questions(plan, pathlib.Path(directory, "long"), how)
+    usual = _Questions(usual_plan, pathlib.Path(directory, "everyday"), how) if usual_plan else None
+    judging = [key for side in (long, usual) if side for key in side.keys(_SECOND, methods[:1])]
+    if usual:
+        usual.try_one()
+
+    to_come = usual.keys(_FIRST, methods) if usual else []
+    found, refused = long.compare(_FIRST, methods, then=[*to_come, *judging])
+    tried = {name: Tried(found[name][ALL]) for name in methods if name in found}
+    if not tried:
+        raise UnsupportedError(f"this model can run none of the settings: {next(iter(refused.values()))}")
+    gaining = [name for name in tried if tried[name].gain.difference > 0]
+    plain = None
+    if usual and gaining:
+        found, failed = usual.compare(_FIRST, gaining, then=judging)
+        refused.update(failed)
+        plain = found[BASELINE][ALL].score
+        if plain < LEAST:
+            usual = None
+        else:
+            tried.update({name: Tried(tried[name].gain, found[name][ALL]) for name in gaining if name in found})
+
+    eligible = [name for name in tried if name not in refused and tried[name].is_eligible]
+    best = max(eligible, key=lambda name: tried[name].merit, default=None)
+    gain: dict[Cell, Paired] = {}
+    lost: dict[Cell, Paired] = {}
+    if best is not None:
+        gain = long.judge(best, then=usual.keys(_SECOND, [best]) if usual else [])
+        lost = usual.judge(best) if usual else {}
+    text = dict(zip(methods, settings))
+    return Tuned(
+        best=text[best] if best else None,
+        tried={text[name]: figures for name, figures in tried.items()},
+        refused={text[name]: why for name, why in refused.items()},
+        gain=gain,
+        everyday=lost,
+        n_judged=len(long.keys(_SECOND)),
+        plain_everyday=plain,
+    )
+
+
+def _check(plan: Plan, everyday: int) -> None:
+    Integer(0)("everyday", everyday)
+    usual = sorted(filter(kind_of, plan.tasks))
+    if usual:
+        raise InputError(f"tasks have {usual[0]}; everyday questions are asked by their number, everyday={N_EVERYDAY}")
+    for name, n in (*counts_of(plan).items(), *([("everyday", everyday)] if everyday else [])):
+        if n < 2:
+            raise InputError(f"{name} has {n} question a cell; allowed: at least 2, since half of them are for judging")
+
+
+def _everyday(plan: Plan, n: int) -> Plan:
+    """Everyday questions: short, and in both long forms at the plan's shortest length above that."""
+    long = sorted(length for length in plan.lengths if length > SHORT)[:1]
+    groups = ("everyday", "everyday-behind") if long else ("everyday",)
+    return dataclasses.replace(plan, tasks=groups, lengths=(SHORT, *long), n=n, data=None)
+
+
+class _Questions:
+    """Long questions or everyday ones, with the run that has the answers.
+
+    Args:
+        how: further arguments of evaluate().
+    """
+
+    def __init__(self, plan: Plan, path: pathlib.Path, how: Mapping[str, Any]) -> None:
+        self._plan, self._directory, self._how = plan, Directory(path), how
+        self._counts = counts_of(plan)
+
+    def keys(self, half: str, methods: Sequence[str] = ()) -> list[Key]:
+        """The answers of greedy and these methods, in the plan's order."""
+        plan = dataclasses.replace(self._plan, half=half, methods=(BASELINE, *methods))
+        keys = plan.everything(self._counts)
+        # questions behind text are long ones: below SHORT there is no room for the text
+        return [key for key in keys if not (_GROUP_OF.get(key[0]) == "everyday-behind" and key[1] <= SHORT)]
+
+    def try_one(self) -> None:
+        """Let greedy answer one question, so that a length that is too short is known now and not hours later."""
+        self._evaluate(_FIRST, (), self.keys(_FIRST)[:1])
+
+    def compare(
+        self, half: str, methods: Sequence[str], *, then: Sequence[Key] = ()
+    ) -> tuple[dict[str, dict[Cell, Paired]], dict[str, str]]:
+        """Compare greedy and these methods with greedy, in each cell and, last, in all of them together.
+
+        Args:
+            then: the answers that will be needed after these.
+
+        Returns:
+            The comparisons by method, without the methods that the model cannot run; and these, with the reason.
+
+        Raises:
+            PCDError: plain decoding cannot answer a question.
+        """
+        self._how["progress"].expect(then)
+        outcome = self._evaluate(half, methods, self.keys(half, methods))
+        refused = dict(outcome.refused)
+        for (task, length, index, name), record in outcome.records.items():
+            if record.get("error"):
+                refused.setdefault(name, f"question {index} of {task} at {length} tokens: {record['error']}")
+        if BASELINE in refused:
+            raise PCDError(f"plain decoding cannot answer {refused[BASELINE]}")
+        found: dict[str, dict[Cell, Paired]] = {}
+        for name in (BASELINE, *methods):
+            if name not in refused:
+                scores: dict[Cell, list[tuple[float, float]]] = {}
+                for task, length, index, _ in self.keys(half):
+                    mine, plain = (outcome.records[task, length, index, by]["score"] for by in (name, BASELINE))
+                    for cell in ((_GROUP_OF.get(task, task), length), ALL):
+                        scores.setdefault(cell, []).append((mine, plain))
+                scores[ALL] = scores.pop(ALL)
+                found[name] = {cell: paired(*zip(*both)) for cell, both in scores.items()}
+        return found, refused
+
+    def judge(self, method: str, *, then: Sequence[Key] = ()) -> dict[Cell, Paired]:
+        """Compare one method with greedy on the second half.
+
+        Raises:
+            PCDError: a question cannot be answered.
+        """
+        found, refused = self.compare(_SECOND, [method], then=then)
+        if method in refused:
+            raise PCDError(f"{method}, the best setting on the first half, cannot be judged: {refused[method]}")
+        return found[method]
+
+    def _evaluate(self, half: str, methods: Sequence[str], keys: Sequence[Key]) -> Outcome:
+        plan = dataclasses.replace(self._plan, half=half, methods=(BASELINE, *methods))
+        return evaluate(plan, self._directory, only=set(keys).__contains__, **self._how)
+
+
+def _disagreement(result: Paired) -> float:
+    return (result.wins + result.losses) / result.n

@@ -1,0 +1,174 @@
+"""The command tune as a user calls it: its tables, verdicts, files and advice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pypcd
+from pypcd.cli import main
+from pypcd.cli import tune as command
+from pypcd.evaluation import Paired, Plan, paired
+from pypcd.evaluation.tune import ALL, FEW_SETTINGS, SETTINGS, Tried, Tuned
+
+SETTING, OTHER = "window:relative_top=0.3", "window:relative_top=0.1"
+
+
+def pairs(wins: int, losses: int, n: int) -> Paired:
+    return paired([1.0] * wins + [0.0] * (n - wins), [0.0] * wins + [1.0] * losses + [0.0] * (n - wins - losses))
+
+
+def tuned(gain: Paired, everyday: Paired | None, *, best: bool = True, plain_everyday: float | None = 76.0) -> Tuned:
+    """A result on two tasks of long questions and two forms of everyday questions."""
+    losing = everyday and pairs(1, 40, 576)
+    tried = Tried(pairs(60, 10, 200), everyday and (pairs(3, 2, 576) if best else losing))
+    cells = {("everyday", 300): pairs(0, 0, 192), ("everyday-behind", 1024): pairs(1, 2, 192), ALL: everyday}
+    return Tuned(
+        best=SETTING if best else None,
+        tried={SETTING: tried, OTHER: Tried(pairs(80, 1, 200), losing)},
+        refused={"cautious": "this model has no rotary positions"},
+        gain={("kv", 1024): pairs(4, 1, 50), ("vt", 1024): pairs(5, 1, 50), ALL: gain} if best else {},
+        everyday=cells if everyday and best else {},  # type: ignore[arg-type]
+        n_judged=gain.n,
+        plain_everyday=plain_everyday,
+    )
+
+
+def called(result: Tuned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    """tune with that result, in an empty folder. Returns what it asked for, and the profile."""
+    asked: dict[str, Any] = {}
+
+    def made(plan: Plan, directory: Path, **how: Any) -> Tuned:
+        asked.update(plan=plan, **how)
+        return result
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "tune", made)
+    assert main(["tune", "demo", "--threads", "1", *arguments]) == 0
+    name = "demo-quick" if "--quick" in arguments else "demo"
+    return {**asked, "profile": json.loads((tmp_path / f"{name}.pcd.json").read_text())}
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+HELPS, SPARES = pairs(60, 10, 100), pairs(3, 4, 576)
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict", "words"),
+    [
+        (tuned(HELPS, SPARES), "on", ["--pcd demo.pcd.json", "pcd='demo.pcd.json'"]),
+        (tuned(HELPS, None, plain_everyday=None), "on", ["--pcd demo.pcd.json", "not known", "none were asked"]),
+        (tuned(HELPS, None, plain_everyday=7.0), "on", ["--pcd demo.pcd.json", "not known", "7%", "20%"]),
+        (tuned(HELPS, pairs(2, 20, 576)), "off", ["it loses everyday questions"]),
+        (tuned(HELPS, pairs(10, 20, 1000)), "off", ["a loss of 2 points on everyday questions is not excluded"]),
+        (tuned(pairs(3, 2, 600), SPARES), "off", ["its gain is not shown"]),
+        (tuned(pairs(3, 2, 600), SPARES, best=False), "off", ["every setting that gains loses everyday questions"]),
+        (tuned(HELPS, pairs(4, 5, 144)), "unknown", ["144", "1227", "--everyday 273"]),
+        (tuned(pairs(3, 2, 30), SPARES), "unknown", ["30", "273", "--n 546"]),
+    ],
+)
+def test_the_verdict_is_printed_and_kept(
+    result: Tuned,
+    verdict: str,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    profile = called(result, monkeypatch, tmp_path, "--everyday", "32", "--length", "1024")["profile"]
+    last = flat(capsys.readouterr().out.split("\n\n")[-1])
+    assert all(word in last for word in words) and ("leave pcd off" in last.lower()) == (verdict != "on")
+    evidence = profile["evidence"]
+    assert evidence["verdict"] == verdict == result.verdict and evidence["best"] == result.best
+    assert profile["pcd"] == (pypcd.PCDConfig.resolve(SETTING).as_dict() if verdict == "on" else None)
+    assert [cell["task"] for cell in evidence["gain"]] == (["kv", "vt", None] if result.best else [])
+    assert len(evidence["everyday"]) == (3 if result.everyday else 0)
+    assert list(evidence["tried"]) == [SETTING, OTHER] and list(evidence["refused"]) == ["cautious"]
+    assert evidence["tried"][OTHER]["gain"]["wins"] == 80
+    assert (evidence["tried"][OTHER]["everyday"] or {}).get("losses", 40) == 40
+
+
+def test_all_settings_and_the_best_ones_cells_are_in_tables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called(tuned(HELPS, SPARES), monkeypatch, tmp_path, "--everyday", "32")
+    captured = capsys.readouterr()
+    lines = [[word.strip() for word in line.split("  ") if word.strip()] for line in captured.out.splitlines()]
+    tried = [line for line in lines if line[:1] in ([SETTING], [OTHER])]
+    assert [line[1][:5] for line in tried] == ["+25.0", "+39.5"] and [line[2][:4] for line in tried] == ["+0.2", "-6.8"]
+    rows = [line for line in lines if line and " / " in line[-1] and line[0] != "tokens"]
+    assert [row[:2] for row in rows] == [
+        ["1024", "kv"],
+        ["1024", "vt"],
+        ["all long questions", "10.0"],
+        ["300", "everyday"],
+        ["1024", "everyday, behind text"],
+        ["all everyday questions", "0.7"],
+    ]
+    assert rows[2][2:4] == ["60.0", "+50.0 [+37.0, +63.0]"] and rows[5][-1] == "3 / 4"
+    assert "cautious" in captured.err and "this model has no rotary positions" in flat(captured.err)
+
+
+def test_what_is_asked_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result = tuned(HELPS, SPARES)
+    demo = called(result, monkeypatch, tmp_path)
+    assert demo["plan"].lengths == (500, 1500)
+    assert demo["plan"].tasks == ("kv-short",) and demo["everyday"] == 0  # it reads nothing else
+    assert demo["settings"] == SETTINGS
+    monkeypatch.setattr(command, "run_options", lambda *args: {})
+    monkeypatch.setattr(command._progress, "model_facts", lambda *args: {})
+    for arguments, n, everyday, lengths, settings in (
+        ([], 100, 32, (1024, 4096), SETTINGS),
+        (["--quick"], 40, 8, (1024,), FEW_SETTINGS),
+    ):
+        asked: dict[str, Any] = {}
+
+        def made(plan: Plan, directory: Path, *, asked: dict[str, Any] = asked, **how: Any) -> Tuned:
+            asked.update(plan=plan, **how)
+            return result
+
+        monkeypatch.setattr(command, "tune", made)
+        assert main(["tune", "some.gguf", *arguments]) == 0
+        assert asked["plan"].tasks == ("kv", "niah-multikey-2", "vt") and asked["plan"].lengths == lengths
+        assert (asked["plan"].n, asked["everyday"], asked["settings"]) == (n, everyday, settings)
+
+
+# -- real runs -------------------------------------------------------------------------------------------------------
+
+
+def test_tune_writes_a_profile_that_loads_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["tune", "demo", "--quick", "--length", "180,250", "--n", "6", "--threads", "1"]
+    assert main([*arguments, "--json"]) == 0
+    evidence = json.loads(capsys.readouterr().out)
+    # six questions to judge by show no gain of 10 points, whatever came out
+    assert evidence["pcd"] is None and evidence["verdict"] == "unknown" and evidence["n_judged"] == 6
+    assert evidence["n_needed"] >= 77 and evidence["n_everyday"] == 0 and list(evidence["tried"]) == list(FEW_SETTINGS)
+    assert pypcd.PCDConfig.from_profile("demo-quick.pcd.json") is None
+    assert {path.name for path in tmp_path.iterdir()} == {"tune-demo-quick", "demo-quick.pcd.json"}
+
+    before = (
+        (tmp_path / "demo-quick.pcd.json").read_bytes(),
+        (tmp_path / "tune-demo-quick/long/samples.jsonl").read_bytes(),
+    )
+    assert main(arguments) == 0
+    shown = flat(capsys.readouterr().out)
+    assert str(evidence["n_needed"]) in shown and "leave PCD off" in shown.replace("Leave", "leave")
+    after = (
+        (tmp_path / "demo-quick.pcd.json").read_bytes(),
+        (tmp_path / "tune-demo-quick/long/samples.jsonl").read_bytes(),
+    )
+    assert before == after
+    # a run with other questions needs another folder
+    assert main([*arguments, "--n", "12"]) == 1
+    assert "n is 6 there and 12 here" in flat(capsys.readouterr().err)
+    assert main([*arguments, "--profile", "nowhere/x.json"]) == 1
+    assert "nowhere" in capsys.readouterr().err

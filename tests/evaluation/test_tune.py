@@ -1,0 +1,328 @@
+"""Tuning: what it chooses, by made-up answers and real ones; its verdicts; how it goes on after a stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pypcd
+from pypcd.evaluation import Directory, Outcome, Paired, Plan, Progress, paired
+from pypcd.evaluation import tune as tuning
+from pypcd.evaluation.plan import BASELINE
+from pypcd.evaluation.tune import ALL, FEW_SETTINGS, SETTINGS, Tried, Tuned, tune
+
+ONE = {"n_threads": 1, "n_threads_batch": 1}
+
+
+def pairs(wins: int, losses: int, n: int) -> Paired:
+    return paired([1.0] * wins + [0.0] * (n - wins), [0.0] * wins + [1.0] * losses + [0.0] * (n - wins - losses))
+
+
+# -- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def judged(gain: Paired, *everyday: Paired, disagreement: float = 0.0) -> Tuned:
+    """A chosen setting with its results on the second half; everyday: each form's, and all together last."""
+    tried = {"gentle": Tried(pairs(round(100 * disagreement), 0, 100), everyday[-1] if everyday else None)}
+    cells = dict(zip([*((f"form {i}", 300) for i in range(len(everyday) - 1)), ALL], everyday))
+    return Tuned("gentle", tried, {}, {ALL: gain}, cells, gain.n)
+
+
+NOTHING = pairs(0, 0, 600)
+
+
+@pytest.mark.parametrize(
+    ("tuned", "verdict"),
+    [
+        # everyday questions say nothing
+        (judged(pairs(5, 0, 5)), "unknown"),  # p is 2/32: no five questions show anything
+        (judged(pairs(6, 0, 6)), "on"),  # 2/64
+        (judged(pairs(0, 6, 6)), "off"),  # a loss is shown as soon
+        (judged(pairs(3, 1, 76), disagreement=0.1), "unknown"),
+        (judged(pairs(3, 1, 77), disagreement=0.1), "off"),  # enough to have shown 10 points
+        (judged(pairs(3, 1, 77), disagreement=0.3), "unknown"),  # where two disagree so often, chance makes more
+        (judged(pairs(3, 1, 234), disagreement=0.3), "off"),
+        # they do
+        (judged(pairs(30, 5, 100), NOTHING), "on"),
+        (judged(pairs(30, 5, 100), pairs(0, 0, 188)), "unknown"),  # too few, though nothing was lost
+        (judged(pairs(30, 5, 100), pairs(0, 0, 189)), "on"),
+        (judged(pairs(30, 5, 100), pairs(8, 9, 600)), "on"),  # -0.2 [-1.5, +1.2]
+        (judged(pairs(30, 5, 100), pairs(4, 5, 200)), "unknown"),  # -0.5 [-3.5, +2.5]
+        (judged(pairs(30, 5, 100), pairs(9, 12, 576)), "unknown"),  # -0.5 [-2.1, +1.0], 716 are needed
+        (judged(pairs(30, 5, 100), pairs(9, 12, 800)), "on"),
+        (judged(pairs(30, 5, 100), pairs(10, 20, 1000)), "off"),  # -1.0 [-2.1, +0.1], and 589 would have been enough
+        (judged(pairs(30, 5, 100), pairs(2, 12, 600)), "off"),  # -1.7 [-3.0, -0.5]
+        (judged(pairs(30, 5, 100), pairs(0, 8, 2000), pairs(9, 8, 6000)), "off"),  # p is 0.008 in one form
+        (judged(pairs(0, 9, 100), NOTHING), "off"),
+        (judged(pairs(3, 1, 77), NOTHING, disagreement=0.1), "off"),  # nothing lost, nothing gained
+    ],
+)
+def test_what_follows_from_so_many_questions(tuned: Tuned, verdict: str) -> None:
+    assert tuned.verdict == verdict
+    assert tuned.config == (pypcd.PCDConfig.preset("gentle") if verdict == "on" else None)
+    assert verdict != "on" or tuned.gains
+
+
+@pytest.mark.parametrize(("n", "verdict"), [(76, "unknown"), (77, "off")])
+def test_where_nothing_was_chosen_the_number_of_questions_decides(n: int, verdict: str) -> None:
+    tuned = Tuned(None, {"gentle": Tried(pairs(0, 0, 20)), "window": Tried(pairs(0, 1, 20))}, {}, {}, {}, n)
+    assert tuned.verdict == verdict and tuned.config is None and tuned.chosen_by == tuned.tried["gentle"]
+
+
+def test_settings_are_different_ones_and_the_mild_come_first() -> None:
+    for texts in (SETTINGS, FEW_SETTINGS):
+        configs = [pypcd.PCDConfig.resolve(text) for text in texts]
+        assert len(set(configs)) == len(texts) and configs[0] == pypcd.PCDConfig.preset(pypcd.settings.RECOMMENDED)
+    assert set(FEW_SETTINGS) < set(SETTINGS)
+
+
+# -- choosing, by made-up answers ------------------------------------------------------------------------------------
+
+Strike = Callable[[str, str, int, int], bool]
+WIDE, NARROW = "pcd:window:relative_top=0.1", "pcd:window:window=32:relative_top=0.1"
+
+
+class World:
+    """Greedy is wrong on all long questions and right on most everyday ones. Where a setting strikes, it is the other way
+    round."""
+
+    def __init__(self, strikes: Strike) -> None:
+        self._strikes = strikes
+        self.plain_right = 0.8  # of everyday questions
+        self.answered: list[tuple[Any, ...]] = []
+        self.refused: dict[str, str] = {}
+        self.failing = ""
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tuning, "evaluate", self.evaluate)
+        monkeypatch.setattr(tuning, "facts", lambda *args, jobs: {})
+
+    def _record(self, key: Any) -> dict[str, Any]:
+        task, length, index, method = key
+        if method == self.failing:
+            return {"error": "out of memory", "score": 0.0}
+        is_right = task.startswith("everyday") and (7 * index + len(task)) % 20 < 20 * self.plain_right
+        strikes = method != BASELINE and self._strikes(method, task, length, index)
+        return {"score": float(is_right != strikes)}
+
+    def evaluate(self, plan: Plan, directory: Directory, *, only: Any, **how: Any) -> Outcome:
+        assert directory.path.name == ("everyday" if plan.tasks[0].startswith("everyday") else "long")
+        keys = [key for key in plan.everything() if only(key)]
+        self.answered += [key for key in keys if key not in self.answered]
+        how["progress"].begin(keys, keys)
+        return Outcome({key: self._record(key) for key in keys if key[3] not in self.refused}, self.refused)
+
+    def methods(self, is_everyday: bool, half: int) -> set[str]:
+        """The methods that answered questions of a kind and a half."""
+        kind = (key for key in self.answered if key[0].startswith("everyday") == is_everyday)
+        return {key[3] for key in kind if key[2] % 2 == half}
+
+
+def plan_of(n: int = 96, tasks: tuple[str, ...] = ("niah-multikey-2",), lengths: tuple[int, ...] = (1024,)) -> Plan:
+    return Plan("demo", tasks, ("greedy",), lengths, n=n)
+
+
+def windows(method: str, task: str, length: int, index: int) -> bool:
+    """The narrow window finds most and harms; the wide one finds fewer and harms nothing; others do nothing."""
+    if task.startswith("everyday"):
+        return method == NARROW and index % 16 < 2
+    return method == NARROW or (method == WIDE and index % 8 < 6)
+
+
+def test_the_highest_gain_that_costs_nothing_is_chosen_and_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World(windows)
+    world.install(monkeypatch)
+    tuned = tune(plan_of(), tmp_path, options=ONE)
+    assert f"pcd:{tuned.best}" == WIDE and list(tuned.tried) == list(SETTINGS)
+    narrow = tuned.tried[NARROW.removeprefix("pcd:")]
+    assert narrow.gain.difference == 100 > tuned.chosen_by.gain.difference == 75
+    assert narrow.everyday is not None and narrow.everyday.losses > 0
+    assert tuned.chosen_by.everyday == pairs_of_equals(576, 80.0)
+    assert tuned.verdict == "on" and tuned.config == pypcd.PCDConfig.resolve(tuned.best)
+
+    assert list(tuned.everyday) == [("everyday", 300), ("everyday", 1024), ("everyday-behind", 1024), ALL]
+    assert [result.n for result in tuned.everyday.values()] == [192, 192, 192, 576]
+    assert list(tuned.gain) == [("niah-multikey-2", 1024), ALL] and tuned.gain[ALL].n == tuned.n_judged == 48
+    assert (tuned.gain[ALL].wins, tuned.gain[ALL].losses) == (36, 0)
+    # who was asked what
+    everyone = {BASELINE, *(f"pcd:{text}" for text in SETTINGS)}
+    assert world.methods(False, 0) == everyone and world.methods(False, 1) == {BASELINE, WIDE}
+    assert world.methods(True, 0) == {BASELINE, WIDE, NARROW} and world.methods(True, 1) == {BASELINE, WIDE}
+    assert not any(task.endswith("-behind") and length == 300 for task, length, _, _ in world.answered)
+
+
+def pairs_of_equals(n: int, score: float) -> Any:
+    """n questions on which two methods agree."""
+    return Paired(n, pytest.approx(score, abs=2), 0, 0, 0.0, 0.0, 0.0, 1.0)
+
+
+@given(seed=st.integers(0, 10**6), everyday=st.sampled_from([2, 8]))
+@settings(max_examples=5, deadline=None)
+def test_what_loses_everyday_questions_is_never_chosen(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, everyday: int
+) -> None:
+    """Settings that strike at random, on long questions more often than on everyday ones."""
+
+    def strikes(method: str, task: str, length: int, index: int) -> bool:
+        rng = np.random.default_rng([seed, *method.encode(), len(task), length, index])
+        share = np.random.default_rng([seed, *method.encode()]).uniform(0, 0.6)
+        return bool(rng.uniform() < (share / 12 if task.startswith("everyday") else share))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        World(strikes).install(monkeypatch)
+        tuned = tune(plan_of(24), tmp_path_factory.mktemp("run"), options=ONE, everyday=everyday)
+    fair = [t.gain.difference for t in tuned.tried.values() if t.everyday and t.everyday.difference >= 0]
+    assert (tuned.best is not None) == any(gain > 0 for gain in fair)
+    if tuned.best is not None:
+        assert tuned.chosen_by.everyday is not None and tuned.chosen_by.everyday.difference >= 0
+        assert tuned.chosen_by.gain.difference == max(fair) > 0
+
+
+def test_of_equal_settings_the_mildest_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    World(lambda method, task, length, index: not task.startswith("everyday")).install(monkeypatch)
+    assert tune(plan_of(), tmp_path, options=ONE, everyday=2).best == SETTINGS[0]
+
+
+def test_everyday_questions_that_a_model_cannot_answer_say_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World(windows)
+    world.plain_right = 0.1
+    world.install(monkeypatch)
+    tuned = tune(plan_of(), tmp_path, options=ONE)
+    assert tuned.plain_everyday is not None and tuned.plain_everyday < 20 and not tuned.everyday
+    assert f"pcd:{tuned.best}" == NARROW  # the highest gain
+    assert tuned.verdict == "on" and tuned.n_everyday_needed is None and tuned.chosen_by.everyday is None
+    assert world.methods(True, 1) == set()
+
+
+def test_without_gain_no_everyday_questions_are_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = World(lambda *where: False)
+    world.install(monkeypatch)
+    tuned = tune(plan_of(160), tmp_path, options=ONE)
+    assert tuned.best is None and tuned.plain_everyday is None and tuned.verdict == "off" and tuned.n_judged == 80
+    assert len([key for key in world.answered if key[0].startswith("everyday")]) == 1  # that they fit is known
+    assert world.methods(False, 1) == set()
+
+
+def test_none_need_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = World(windows)
+    world.install(monkeypatch)
+    tuned = tune(plan_of(tasks=("vt", "niah-multikey-2")), tmp_path, options=ONE, everyday=0, settings=FEW_SETTINGS)
+    assert tuned.plain_everyday is None and not tuned.everyday and tuned.verdict == "on"
+    assert f"pcd:{tuned.best}" == WIDE and list(tuned.tried) == list(FEW_SETTINGS)
+    assert list(tuned.gain) == [("vt", 1024), ("niah-multikey-2", 1024), ALL] and tuned.n_judged == 96
+
+
+def test_what_a_model_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world, how = World(windows), {"options": ONE, "everyday": 2}
+    world.install(monkeypatch)
+    world.refused = {WIDE: "no window"}
+    tuned = tune(plan_of(), tmp_path / "a", **how)
+    assert tuned.refused == {WIDE.removeprefix("pcd:"): "no window"} and tuned.tried.keys().isdisjoint(tuned.refused)
+    world.refused = dict.fromkeys((f"pcd:{text}" for text in SETTINGS), "no twin")
+    with pytest.raises(pypcd.UnsupportedError, match="no twin"):
+        tune(plan_of(), tmp_path / "b", **how)
+
+    world.refused, world.failing = {}, NARROW
+    tuned = tune(plan_of(), tmp_path / "c", **how)
+    assert "out of memory" in tuned.refused[NARROW.removeprefix("pcd:")] and f"pcd:{tuned.best}" == WIDE
+    world.failing = BASELINE
+    with pytest.raises(pypcd.PCDError, match="question 0 of .*: out of memory"):
+        tune(plan_of(), tmp_path / "d", **how)
+
+
+def test_what_is_to_come_is_known_beforehand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = World(windows)
+    world.install(monkeypatch)
+    seen: list[int] = []
+    begin = Progress.begin
+
+    def counted(self: Progress, *keys: Any) -> None:
+        begin(self, *keys)
+        seen.append(self.n_answers)
+
+    monkeypatch.setattr(Progress, "begin", counted)
+    tune(plan_of(192), tmp_path, options=ONE, everyday=8)
+    n_long, n_everyday, n = 192 // 2, 8 // 2 * 36, len(SETTINGS) + 1
+    judging = 2 * (n_long + n_everyday)
+    begun = 1 + n_long * n
+    assert seen == [1, begun + n_everyday * n + judging, *[begun + n_everyday * 3 + judging] * 3]
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_tuned_by_is_refused(tmp_path: Path) -> None:
+    for plan, everyday, message in (
+        (plan_of(n=1), 8, "niah-multikey-2 has 1 question a cell; allowed: at least 2"),
+        (plan_of(), 1, "everyday has 1 question a cell; allowed: at least 2"),
+        (plan_of(), -1, "everyday is -1; allowed"),
+        (plan_of(tasks=("kv", "everyday")), 8, "everyday=32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tune(plan, tmp_path / "run", everyday=everyday)
+    assert not (tmp_path / "run").exists()
+
+
+# -- real runs -------------------------------------------------------------------------------------------------------
+
+
+def test_tuning_finds_what_helps_the_demo_model_and_goes_on_byte_for_byte(tmp_path: Path) -> None:
+    plan, progress = Plan("demo", ("kv-short",), ("greedy",), (450,), n=36), Progress()
+
+    def run(progress: Progress | None = None) -> Tuned:
+        return tune(plan, tmp_path / "run", options=ONE, everyday=0, settings=FEW_SETTINGS, progress=progress)
+
+    tuned = run(progress)
+    assert tuned.best is not None and tuned.chosen_by.gain.difference > 5 and tuned.gain[ALL].n == 18
+    assert progress.n_answers_done == progress.n_answers and progress.seconds_left == 0
+
+    answers = tmp_path / "run" / "long" / "samples.jsonl"
+    whole = answers.read_bytes()
+    assert run() == tuned and answers.read_bytes() == whole  # nothing is answered twice
+
+    def made(text: bytes) -> list[Any]:
+        return sorted(({**json.loads(line), "seconds": 0} for line in text.splitlines()), key=json.dumps)
+
+    lines = whole.splitlines(keepends=True)
+    for share in (0.4, 0.9):  # stopped within a line, of choosing and of judging
+        answers.write_bytes(b"".join(lines[: int(share * len(lines))])[:-20])
+        assert run() == tuned and made(answers.read_bytes()) == made(whole)
+
+
+def test_its_figures_are_those_of_an_evaluation(tmp_path: Path) -> None:
+    """Tuned on 12 questions, the same questions asked by evaluate() say the same."""
+    plan = Plan("demo", ("kv-short",), ("pcd:cautious",), (300,), n=12)
+    tuned = tune(plan, tmp_path / "tuned", options=ONE, everyday=0, settings=["cautious"])
+    records = pypcd.evaluation.evaluate(plan, Directory(tmp_path / "eval"), options=ONE).records
+    for half, found in ((0, tuned.tried["cautious"].gain), (1, tuned.gain.get(ALL))):
+        scores = [[records["kv-short", 300, i, by]["score"] for i in range(half, 12, 2)] for by in plan.methods[::-1]]
+        assert found in (None, paired(*scores))
+
+
+def test_a_length_too_short_for_everyday_questions_is_known_at_once(tiny: Tiny, tmp_path: Path) -> None:
+    """A random model's tokens are short: a question that is easily asked in 600 has no room in 300."""
+    plan = Plan(str(tiny("llama")), ("kv-short",), ("greedy",), (600,), n=2)
+    with pytest.raises(ValueError, match="at length 300: n_tokens is 300; allowed: at least"):
+        tune(plan, tmp_path, options={**ONE, "n_ctx": 1024}, everyday=2)
+    assert not (tmp_path / "long").exists()
+
+
+def test_where_nothing_helps_tuning_says_so(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A random model is always wrong, whatever its setting."""
+    monkeypatch.setattr(tuning, "SHORT", 560)
+    plan = Plan(str(tiny("llama")), ("kv-short",), ("greedy",), (600,), n=2, max_tokens=2)
+    how = {"options": {**ONE, "n_ctx": 1024}, "everyday": 2, "settings": FEW_SETTINGS}
+    tuned = tune(plan, tmp_path / "run", **how)
+    assert tuned.best is None and not tuned.gains and tuned.config is None and not tuned.refused
