@@ -28,6 +28,7 @@ __all__ = ["ROOT", "write"]
 ROOT = Path(__file__).resolve().parent.parent.parent
 # those outside docs/
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "cpp/README.md", "pypcd/models/README.md")
+HEADERS = ("llama-pcd.h", "llama-pcd-extras.h", "llama-pcd-bench.h")
 PACKAGES = ("pypcd", "pypcd.decode", "pypcd.evaluation", "pypcd.bench", "pypcd.lab")
 ITEM = re.compile(r" *([-*]|\d+\.) ")
 
@@ -52,8 +53,8 @@ def write(folder: Path) -> None:
     for name in PACKAGES:
         (reference / f"{name.rpartition('.')[2]}.md").write_text(package(name), encoding="utf-8")
     (reference / "commands.md").write_text(commands(), encoding="utf-8")
-    header = (ROOT / "cpp/llama-pcd.h").read_text(encoding="utf-8")
-    (reference / "c.md").write_text(c_api.page(header), encoding="utf-8")
+    headers = ((ROOT / "cpp" / name).read_text(encoding="utf-8") for name in HEADERS)
+    (reference / "c.md").write_text(c_api.page("\n".join(headers)), encoding="utf-8")
 
 
 def linked(page: Path, text: str) -> Iterator[Path]:
