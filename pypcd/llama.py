@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pypcd import engine  # first: it reports a wrong or missing library
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from pypcd import arguments, constraint, guards, machine, states, threads
+from pypcd import arguments, guards, machine, states, threads
 from pypcd.checks import Integer
 from pypcd.config import PCDConfig, PCDSetting
 from pypcd.drafts import DraftModel, Drafts
@@ -37,6 +37,19 @@ __all__ = ["Llama"]
 _T = TypeVar("_T")
 
 _SEQUENCE = Integer(0, engine.N_SEQUENCES - 1)
+
+LEFT_PLAIN = (
+    "PCD is off in answers under a grammar, a JSON schema or a forced tool, where a contrast spoils values; pcd= in the call "
+    "itself turns it on (docs/settings.md, Structured output)"
+)
+
+_GRAMMAR = list(inspect.signature(llama_cpp.Llama.generate).parameters).index("grammar") - 1  # without self
+
+
+def _has_grammar(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether these arguments of generate() have a grammar. A JSON schema and a forced tool become one on their way there; a
+    constraint that is a logits processor cannot be told from other processors."""
+    return (args[_GRAMMAR] if len(args) > _GRAMMAR else kwargs.get("grammar")) is not None
 
 
 @shows_arguments_of(llama_cpp.Llama)
@@ -384,7 +397,7 @@ class Llama(llama_cpp.Llama):
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
         is_asked = pcd is not None or self._is_asked or self._pcd is None
-        is_left_plain = not is_asked and constraint.has_grammar(args, kwargs)
+        is_left_plain = not is_asked and _has_grammar(args, kwargs)
         if is_left_plain and self._is_whole:
             self._apply(None)
         elif is_left_plain:
@@ -582,7 +595,8 @@ class Llama(llama_cpp.Llama):
         """The same generator; at its end, drafted tokens that nobody read go, and the text is that of decoding without."""
         with self._lock:
             if is_left_plain:
-                constraint.warn_once(self._n_constrained)
+                if not self._n_constrained:
+                    engine.logger.warning("%s", LEFT_PLAIN)
                 self._n_constrained += 1
             self._is_prompt = True
             if self._pcd is not None and self._pcd.min_first_entropy:

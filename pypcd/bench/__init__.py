@@ -11,7 +11,7 @@ Knows nothing of tasks or answers.
 
 from pypcd.bench.graph import GRAPH_METHODS, GraphCost, graph_costs
 from pypcd.bench.measurement import SEQUENCES, Measurement, bench, default_methods, methods_for
-from pypcd.bench.placements import Placement, left_device, placements
+from pypcd.bench.placement import Placement, left_device, placements
 from pypcd.bench.selftest import self_test
 
 __all__ = [

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pypcd import engine, llama
-from pypcd.bench.placements import OFF, is_whole, left_device, on_device
+from pypcd.bench.placement import OFF, is_whole, left_device, on_device
 from pypcd.config import PCDConfig
 from pypcd.decode import setting_of
 

@@ -25,7 +25,6 @@ from pypcd.checks import Integer
 from pypcd.config import PCDConfig
 from pypcd.decode import setting_of
 from pypcd.errors import PCDError
-from pypcd.integrations import install
 
 __all__ = ["SEQUENCES", "Measurement", "bench", "default_methods", "methods_for"]
 
@@ -286,7 +285,7 @@ class _Model:
             options = {**given, "model_path": self.llm.model_path, "n_gpu_layers": self.llm.model_params.n_gpu_layers}
             command = [sys.executable, timing.__file__, json.dumps(options)]
             # that variable would make this one pypcd's
-            env = {name: value for name, value in os.environ.items() if name != install.VARIABLE}
+            env = {name: value for name, value in os.environ.items() if name != "PYPCD"}
             self.stock = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env
             )

@@ -3,7 +3,6 @@
 
 python scripts/recipes/make_random_model.py random-1b.gguf             # 1.1B parameters, Q4_0, 620 MB
 python scripts/recipes/make_random_model.py --shape 8b random-8b.gguf  # 8B parameters, Q4_0, 4.5 GB
-python scripts/recipes/make_random_model.py --sure sure-1b.gguf        # nearly all probability on one token
 
 Needs gguf, which the extras `train` and `test` have.
 """
@@ -30,12 +29,6 @@ def main() -> None:
     parser.add_argument("out", help="the GGUF file to write")
     parser.add_argument("--shape", choices=SHAPES, default="1b", help="size of the model (default %(default)s)")
     parser.add_argument("--type", choices=TYPES, default="q4_0", help="of the weights (default %(default)s)")
-    parser.add_argument(
-        "--sure", action="store_true", help="scale the logits so that one token has nearly all the probability"
-    )
-    parser.add_argument(
-        "--n-ctx", type=int, default=131072, help="context length in the metadata (default %(default)s)"
-    )
     args = parser.parse_args()
 
     n_layer, n_embd, n_head, n_head_kv, n_ff, n_vocab = SHAPES[args.shape]
@@ -45,7 +38,7 @@ def main() -> None:
     writer = gguf.GGUFWriter(args.out, "llama")
     writer.add_name(f"random {args.shape}")
     writer.add_block_count(n_layer)
-    writer.add_context_length(args.n_ctx)
+    writer.add_context_length(131072)
     writer.add_embedding_length(n_embd)
     writer.add_feed_forward_length(n_ff)
     writer.add_head_count(n_head)
@@ -55,10 +48,10 @@ def main() -> None:
     writer.add_file_type(TYPES[args.type])
     _add_tokenizer(writer, n_vocab)
 
-    # name: rows, columns, scale of a matrix, None for a norm
-    tensors: dict[str, tuple[int, int, float] | None] = {
-        "token_embd.weight": (n_vocab, n_embd, 1.0),
-        "output.weight": (n_vocab, n_embd, 100.0 if args.sure else 1.0),
+    # name: rows and columns of a matrix, None for a norm
+    tensors: dict[str, tuple[int, int] | None] = {
+        "token_embd.weight": (n_vocab, n_embd),
+        "output.weight": (n_vocab, n_embd),
         "output_norm.weight": None,
     }
     for i in range(n_layer):
@@ -67,7 +60,7 @@ def main() -> None:
             ("attn_q", n_embd, n_embd), ("attn_k", n_kv, n_embd), ("attn_v", n_kv, n_embd), ("attn_output", n_embd, n_embd),
             ("ffn_gate", n_ff, n_embd), ("ffn_up", n_ff, n_embd), ("ffn_down", n_embd, n_ff),
         ):  # fmt: skip
-            tensors[f"blk.{i}.{name}.weight"] = (rows, columns, 1.0)
+            tensors[f"blk.{i}.{name}.weight"] = (rows, columns)
 
     # Names and shapes are written first, then each tensor as it is drawn: memory for one is enough.
     quantised = None if args.type == "f16" else gguf.GGMLQuantizationType[args.type.upper()]
@@ -75,7 +68,7 @@ def main() -> None:
         if matrix is None:
             writer.add_tensor_info(name, (n_embd,), np.dtype(np.float32), 4 * n_embd)
         elif quantised is None:
-            writer.add_tensor_info(name, matrix[:2], np.dtype(np.float16), 2 * matrix[0] * matrix[1])
+            writer.add_tensor_info(name, matrix, np.dtype(np.float16), 2 * matrix[0] * matrix[1])
         else:
             shape = (matrix[0], matrix[1] // 32 * _BLOCK[args.type][0])
             writer.add_tensor_info(name, shape, np.dtype(np.uint8), shape[0] * shape[1], raw_dtype=quantised)
@@ -90,9 +83,9 @@ def main() -> None:
 _BLOCK = {"q4_0": (18, 4.6), "q8_0": (34, 74.0)}  # bytes of 32 weights, the spread of uniform random codes
 
 
-def _draw(rng: np.random.Generator, kind: str, rows: int, columns: int, scale: float) -> np.ndarray:
-    """Weights of about scale / sqrt(columns), in blocks of 32 behind an f16 scale where quantised."""
-    scale /= columns**0.5
+def _draw(rng: np.random.Generator, kind: str, rows: int, columns: int) -> np.ndarray:
+    """Weights of about 1 / sqrt(columns), in blocks of 32 behind an f16 scale if quantised."""
+    scale = columns**-0.5
     if kind == "f16":
         return (rng.standard_normal((rows, columns), np.float32) * np.float32(scale)).astype(np.float16)
     n_bytes, spread = _BLOCK[kind]

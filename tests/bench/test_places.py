@@ -18,7 +18,7 @@ import pypcd
 from pypcd import engine
 from pypcd.bench import graph as graph_module
 from pypcd.bench import left_device, placements
-from pypcd.bench import placements as placements_module
+from pypcd.bench import placement as placements_module
 from pypcd.cli import main
 
 Load = Callable[..., pypcd.Llama]

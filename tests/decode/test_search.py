@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pypcd.decode import Beam, Greedy, Sampling
+from pypcd.decode import Greedy, Sampling
+from pypcd.lab.methods.beam import Beam
 
 N_VOCAB, END = 4, 3
 

@@ -272,7 +272,7 @@ def test_info_says_what_is_in_force_and_where_the_remedy_is(
 BUFFERS = """
 import logging, os, sys
 import pypcd, llama_cpp
-from pypcd import _engine
+from pypcd import engine
 lines = []
 handler = logging.Handler()
 handler.emit = lambda record: lines.append(record.getMessage())

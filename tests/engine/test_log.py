@@ -47,7 +47,7 @@ def test_errors_are_those_of_the_threads_own_calls() -> None:
 START = """if True:
     import _thread, functools, logging, operator, signal, sys
     import llama_cpp, pypcd
-    from pypcd import _engine
+    from pypcd import engine
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored where tests run in the background
     def open_it(**options):
         return pypcd.Llama(sys.argv[1], n_ctx=64, n_threads=1, **options)
@@ -78,14 +78,14 @@ CASES = {
     log.addHandler(Pressing())
     print(caught(llama_cpp.Llama, sys.argv[1], n_ctx=64, verbose=False))""",
     "before the first line of the callback": """
-    press_and_log = [_thread.interrupt_main, functools.partial(_engine._log._callback, 3, b"a line", None)]
+    press_and_log = [_thread.interrupt_main, functools.partial(engine._log._callback, 3, b"a line", None)]
     def both():
         list(map(operator.methodcaller("__call__"), press_and_log))  # nothing of Python's between the two
         llama_cpp.llama_max_devices()
     print(caught(both))""",
     "a callback that asks whether to go on": """
     llm = open_it()
-    _engine.set_abort(llm, lambda: signal.raise_signal(signal.SIGINT))
+    engine.set_abort(llm, lambda: signal.raise_signal(signal.SIGINT))
     print(caught(llm.eval, [3, 4, 5]))""",
 }
 
@@ -103,11 +103,11 @@ def test_what_is_raised_in_other_callbacks_goes_where_it_went() -> None:
         import ctypes, signal, sys, threading
         sys.unraisablehook = lambda unraisable: print("theirs:", unraisable.exc_type.__name__)
         import llama_cpp, pypcd
-        from pypcd import _engine
+        from pypcd import engine
         def fail():
             raise SystemExit
         ctypes.CFUNCTYPE(None)(fail)()
-        threading.Thread(target=lambda: setattr(_engine._log._here, "interrupt", KeyboardInterrupt())).start()
+        threading.Thread(target=lambda: setattr(engine._log._here, "interrupt", KeyboardInterrupt())).start()
         llama_cpp.llama_max_devices()
         print("done")"""
     done = run_python(code)

@@ -1,156 +1,45 @@
-"""scripts/consumers.py, with a fake pip: what is installed where and when, what is skipped; its table against docs/recipes.md."""
+"""noxfile.py: its table of consumers against docs/recipes.md, what a session runs, and what is skipped."""
 
 from __future__ import annotations
 
-import io
-import os
+import importlib.util
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_pip import ROOT, Project  # it puts scripts/ on the path
 
-import consumers  # isort: skip
+nox = pytest.importorskip("nox")
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for sh")
-
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "recipes.md"
-WHEEL = "pypcd-0.1.0-py3-none-any.whl"
-NEEDED = " ".join(consumers.NEEDED)
-FRESH = f"install --force-reinstall --no-deps ROOT/.cache/wheel/{WHEEL}"
-
-
-@pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    made = {
-        "one": consumers.Consumer("quick", ("one==1",)),
-        "two": consumers.Consumer("quick", ("two==2", "more==3")),
-        "three": consumers.Consumer("other", ("three==3",)),
-        "new": consumers.Consumer("quick", ("new==1",), (99, 0)),
-    }
-    monkeypatch.setattr(consumers, "CONSUMERS", made)
-    return made
-
-
-@pytest.fixture
-def ready(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """A project with the wheel of pypcd and an environment that has nothing in it yet."""
-    project.change(f".cache/wheel/{WHEEL}", "a wheel")
-    project.make_venv(".venv-quick")
-    project.change(".venv-quick/bin/pytest", f'#!/bin/sh\necho "$@" >>"{project.root}/tests"\n').chmod(0o755)
-    monkeypatch.setattr(consumers, "ROOT", project.root)
-    return project
-
-
-def prepare(ready: Project, *names: str) -> list[str]:
-    """What pip was asked."""
-    consumers.prepare(ready.root, "quick", names, io.StringIO())
-    return ready.calls()
-
-
-def wanted(*requires: str) -> list[str]:
-    return [FRESH, " ".join([f"install ROOT/.cache/wheel/{WHEEL}", NEEDED, *requires])]
-
-
-def test_words_stand_for_names_for_quick_ones_and_none_for_all(table: dict[str, Any]) -> None:
-    assert consumers.chosen([]) == ["one", "two", "three", "new"]
-    assert consumers.chosen(["quick"]) == ["one", "two", "new"]
-    assert consumers.chosen(["three", "one"]) == ["one", "three"]
-    with pytest.raises(consumers.Failed, match="the consumer is 'four'; allowed: quick, one, two, three, new"):
-        consumers.chosen(["four"])
-
-
-def test_pypcds_wheel_and_the_packages_are_installed_once(ready: Project, table: dict[str, Any]) -> None:
-    assert prepare(ready, "one") == wanted("one==1")
-    assert prepare(ready, "one") == []
-
-
-def test_what_was_asked_for_before_stays(ready: Project, table: dict[str, Any]) -> None:
-    prepare(ready, "two")
-    assert prepare(ready, "one") == wanted("one==1", "two==2", "more==3")
-    assert prepare(ready, "two") == []
-
-
-def test_another_wheel_and_another_version_are_installed(ready: Project, table: dict[str, Any]) -> None:
-    prepare(ready, "one")
-    ready.change(f".cache/wheel/{WHEEL}", "another one")
-    assert prepare(ready, "one") == wanted("one==1")
-    table["one"] = table["one"]._replace(requires=("one==2",))
-    assert prepare(ready, "one") == wanted("one==2")
-
-
-def test_without_a_wheel_it_is_said_who_makes_one(project: Project, table: dict[str, Any]) -> None:
-    with pytest.raises(consumers.Failed, match="there is no wheel of pypcd in .cache/wheel; scripts/install makes one"):
-        consumers.prepare(project.root, "quick", ["one"], io.StringIO())
-
-
-def run(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["consumers.py", *words])
-    return int(consumers.main())
-
-
-def test_tests_of_what_is_installed_run_and_the_rest_is_named(
-    ready: Project, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("quick", "--", "-k", "x", monkeypatch=monkeypatch) == 0
-    assert (ready.root / "tests").read_text() == "tests/consumers/test_one.py tests/consumers/test_two.py -k x\n"
-    version = ".".join(map(str, sys.version_info[:2]))
-    assert f"skipped: new: it needs Python 99.0, this is {version}\n" in capsys.readouterr().err
-
-
-def test_what_cannot_be_installed_is_skipped_with_pips_reason(
-    ready: Project, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ready.change("fail")  # pip says: error: it does not compile
-    assert run("one", monkeypatch=monkeypatch) == 0
-    assert capsys.readouterr().err.endswith("skipped: one: it does not compile\n")
-    assert not (ready.root / "tests").exists()
-    (ready.root / "fail").unlink()
-    ready.calls()
-    assert prepare(ready, "one") == wanted("one==1"), "half an installation is none"
-
-
-def test_what_is_missing_of_pypcd_is_no_reason_to_skip(
-    ready: Project, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (ready.root / ".cache/wheel" / WHEEL).unlink()
-    assert run("one", monkeypatch=monkeypatch) == 1
-    assert "there is no wheel of pypcd" in capsys.readouterr().err
-
-
-def test_tests_that_fail_fail(
-    ready: Project, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ready.change(".venv-quick/bin/pytest", "#!/bin/sh\nexit 1\n").chmod(0o755)
-    assert run("one", monkeypatch=monkeypatch) == 1
-    assert capsys.readouterr().err.endswith("failed: in .venv-quick\n")
-
-
-def test_a_name_that_is_not_in_the_table_is_a_mistake(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("langchian", monkeypatch=monkeypatch) == 2
-    assert "the consumer is 'langchian'; allowed: quick, guidance" in capsys.readouterr().err
-
-
-# -- the table and the page -------------------------------------------------------------------------------------------
-
 NAMED = {"webuis": ["text-generation-webui", "Open WebUI"]}  # where a page says something else than the table
+
+
+@pytest.fixture(scope="module")
+def noxfile() -> Any:
+    spec = importlib.util.spec_from_file_location("the_noxfile", ROOT / "noxfile.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def headings() -> list[str]:
     return re.findall(r"(?m)^### (.*)$", PAGE.read_text(encoding="utf-8"))
 
 
-def test_each_consumer_has_its_recipe_and_its_tests_and_no_recipe_is_without() -> None:
-    found = [name for consumer in consumers.CONSUMERS for name in NAMED.get(consumer, [consumer])]
+def test_each_consumer_has_its_recipe_and_its_tests_and_no_recipe_is_without(noxfile: Any) -> None:
+    consumers = [name for _, packages in noxfile.CONSUMERS.values() for name in packages]
+    found = [name for consumer in consumers for name in NAMED.get(consumer, [consumer])]
     assert sorted(re.sub(r"\W", "", name).lower() for name in found) == sorted(
         re.sub(r"\W", "", heading).lower() for heading in headings()
     )
-    for consumer in consumers.CONSUMERS:
-        assert (ROOT / consumers.module_of(consumer)).is_file()
+    for name in consumers:
+        assert (ROOT / f"tests/consumers/test_{name.replace('-', '_')}.py").is_file()
+    assert all((ROOT / test).is_file() for tests in noxfile.MORE_TESTS.values() for test in tests)
 
 
 def test_no_recipe_has_more_than_ten_lines() -> None:
@@ -160,13 +49,93 @@ def test_no_recipe_has_more_than_ten_lines() -> None:
         assert sum(bool(line.strip()) for line in block.splitlines()) <= 10, block
 
 
-def test_each_version_is_pinned() -> None:
-    for consumer in consumers.CONSUMERS.values():
-        assert all(re.fullmatch(r"[\w-]+(\[\w+\])?==[\d.]+", text) for text in consumer.requires)
+def test_each_version_is_pinned(noxfile: Any) -> None:
+    for _, packages in noxfile.CONSUMERS.values():
+        for requirements in packages.values():
+            assert all(re.fullmatch(r"[\w-]+(\[\w+\])?==[\d.]+", text) for text in requirements)
 
 
 def test_the_ordinary_suite_skips_them_by_name() -> None:
     code = "import sys; sys.path[:0] = sys.argv[1:]; import recipe; recipe.needs('no_such_package', 'dspy')"
-    folders = [str(ROOT / "tests" / "consumers"), str(ROOT / "tests")]
+    folders = [str(ROOT / "tests" / "consumers"), str(ROOT / "tests" / "support")]
     done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=False)
     assert "dspy is not installed; scripts/test --consumers dspy installs it" in done.stderr
+
+
+# -- sessions --------------------------------------------------------------------------------------------------------
+
+
+def listed(*words: str) -> list[str]:
+    """The sessions that nox chooses for the words behind `scripts/test --consumers`."""
+    command = [
+        sys.executable,
+        "-m",
+        "nox",
+        "--noxfile",
+        ROOT / "noxfile.py",
+        "--list",
+        "--tags",
+        *(words or ["consumers"]),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return re.findall(r"(?m)^\* ([\w-]+)", done.stdout)
+
+
+def test_words_choose_environments() -> None:
+    assert listed() == ["quick", "agents", "lm-eval", "txtai"]
+    assert listed("quick", "lm-evaluation-harness") == ["quick", "lm-eval"]
+    assert listed("dspy", "txtai") == ["agents", "txtai"]
+    assert listed("langchian") == []
+
+
+class Session:
+    """What nox gives to a session."""
+
+    def __init__(self, *posargs: str, fails: bool = False) -> None:
+        self.posargs, self.fails = list(posargs), fails
+        self.installed: list[tuple[str, ...]] = []
+        self.ran: list[tuple[str, ...]] = []
+
+    def install(self, *words: str) -> None:
+        self.installed.append(words)
+        if self.fails:
+            raise nox.command.CommandFailed
+
+    def run(self, *words: str, env: dict[str, str]) -> None:
+        self.ran.append(words)
+
+    def skip(self, why: str) -> None:
+        raise nox.sessions._SessionSkip(why)
+
+    def error(self, why: str) -> None:
+        raise nox.sessions._SessionQuit(why)
+
+
+@pytest.fixture
+def quick(noxfile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / ".cache/wheel").mkdir(parents=True)
+    (tmp_path / ".cache/wheel/pypcd-0.1.0-py3-none-any.whl").touch()
+    monkeypatch.setattr(noxfile, "ROOT", tmp_path)
+    return nox.registry.get()["quick"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="a session of its own kind")
+def test_a_session_runs_what_was_asked_for_beside_all_its_packages(quick: Any) -> None:
+    for words, modules in (((), 6), (("quick", "txtai"), 6), (("outlines", "dspy"), 1)):
+        session = Session(*words)
+        quick.func(session)
+        (command,) = session.ran
+        assert command[0] == "pytest" and len(command) == 1 + modules
+        assert "guidance==0.3.1" in session.installed[-1] and "outlines[llamacpp]==1.3.3" in session.installed[-1]
+    assert command[1:] == ("tests/consumers/test_outlines.py",)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="a session of its own kind")
+def test_what_cannot_be_installed_is_skipped_and_a_missing_wheel_is_an_error(quick: Any, tmp_path: Path) -> None:
+    with pytest.raises(nox.sessions._SessionSkip, match="pip cannot install its packages"):
+        quick.func(Session(fails=True))
+    next((tmp_path / ".cache/wheel").iterdir()).unlink()
+    with pytest.raises(
+        nox.sessions._SessionQuit, match=r"no wheel of pypcd in \.cache/wheel; scripts/install makes one"
+    ):
+        quick.func(Session())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from fake_pip import AGAIN, BUILD, FIRST, PACKAGE, REQUIRED, ROOT, Project
+
+Said = pytest.CaptureFixture[str]
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for sh")
 
@@ -18,11 +18,11 @@ def test_builds_of_llama_cpp_python_are_told_of_the_cure(project: Project, monke
     """By the variable that scikit-build-core splits at semicolons: a path may have spaces."""
     project.install()
     cure = "CMAKE_PROJECT_llama_cpp_INCLUDE=ROOT/cmake/llama-cpp-python.cmake"
-    assert set(project._lines("defines")) == {cure}
+    assert set(project.lines("defines")) == {cure}
     monkeypatch.setenv("SKBUILD_CMAKE_DEFINE", "GGML_CUDA=ON;A=b c")
     project.change("cpp/a.cpp", "y")
     project.install()
-    assert set(project._lines("defines")) == {f"GGML_CUDA=ON;A=b c;{cure}"}
+    assert set(project.lines("defines")) == {f"GGML_CUDA=ON;A=b c;{cure}"}
 
 
 def test_what_nobody_uses_is_left_out_and_the_cure_is_in(tmp_path: Path) -> None:
@@ -48,95 +48,65 @@ def test_without_amx_in_the_cpu_nothing_is_probed(project: Project, tmp_path: Pa
     project.amx("crash")
     project.install()
     project.program.CPUINFO = tmp_path / "no such file"
-    project.change("cpp/a.cpp", "y")
+    project.change(".venv/pypcd-installed.json", "")
     project.install()
-    assert project.probes() == []
+    assert project.lines("probes") == []
 
 
-def test_a_llama_cpp_python_that_works_is_probed_once(project: Project) -> None:
+@pytest.mark.parametrize("found", ["right", "none"])
+def test_a_llama_cpp_python_that_works_is_probed_once(found: str, project: Project) -> None:
     project.cpu("amx_tile amx_int8")
-    for found in ("right", "none"):
-        project.amx(found)
-        project.install()
-        assert project.calls() == [FIRST, BUILD, PACKAGE, REQUIRED]
-        assert len(probes := project.probes()) == 1
-        site = "ROOT/.venv/lib/python3.11/site-packages"
-        assert probes == [f"-I -S ROOT/pypcd/engine/_amx_probe.py {site}/llama_cpp/lib"]
-        project.change("cpp/a.cpp", found)
-        project.install()
-        assert project.probes() == [] and project.calls() == [BUILD, PACKAGE, REQUIRED]
-        shutil.rmtree(project.root / ".venv")
-        project.make_venv()
+    project.amx(found)
+    project.install()
+    assert project.lines() == [FIRST, BUILD, PACKAGE, REQUIRED]
+    site = "ROOT/.venv/lib/python3.11/site-packages"
+    assert project.lines("probes") == [f"-I -S ROOT/pypcd/_amx_probe.py {site}/llama_cpp/lib"]
+    project.change("cpp/a.cpp", found)
+    project.install()
+    assert project.lines("probes") == [] and project.lines() == [BUILD, PACKAGE, REQUIRED]
 
 
 @pytest.mark.parametrize(("found", "told"), [("crash", "crashes"), ("wrong: Q4_0, 1 tokens", "computes wrongly")])
 def test_one_that_crashes_is_built_again_once_and_pips_cache_is_left_alone(
-    found: str, told: str, project: Project
+    found: str, told: str, project: Project, capsys: Said
 ) -> None:
     project.cpu("amx_tile amx_int8")
     project.amx(found, "right")
-    said = project.install()
-    title = "1/3 llama-cpp-python 0.3.36"
-    assert f"{title}: {told} with this CPU's AMX, so it is built anew\n" in said
-    assert said.count(f"{title}: done in") == 3 and "still" not in said
-    assert project.calls() == [FIRST, *AGAIN, BUILD, PACKAGE, REQUIRED] and len(project.probes()) == 2
-    assert project.install() == "Nothing to install: .venv is up to date\n" and project.probes() == []
-
-
-def test_one_from_before_there_was_a_probe_is_probed_too(project: Project) -> None:
     project.install()
-    project.calls()
-    state = project.root / ".venv/pypcd-installed.json"
-    noted = json.loads(state.read_text(encoding="utf-8"))
-    assert noted.pop("probed") == noted["llama-cpp-python"]
-    state.write_text(json.dumps(noted), encoding="utf-8")
-    project.cpu("amx_tile amx_int8")
-    project.amx("crash", "right")
-    project.change("scripts/install.py", "new")
-    assert "1/3 llama-cpp-python 0.3.36: there already" in project.install("eval")
-    assert project.calls() == [*AGAIN, BUILD, PACKAGE, f"{REQUIRED}[eval]"]
-
-
-def test_libllama_is_built_for_the_ggml_that_was_built_again(project: Project) -> None:
-    """Also where nothing else has changed."""
+    said = capsys.readouterr().err
+    assert f"It {told} with this CPU's AMX, so it is built again\n" in said and "still" not in said
+    assert project.lines() == [FIRST, *AGAIN, BUILD, PACKAGE, REQUIRED] and len(project.lines("probes")) == 2
     project.install()
-    project.calls()
-    state = project.root / ".venv/pypcd-installed.json"
-    noted = json.loads(state.read_text(encoding="utf-8"))
-    state.write_text(json.dumps({**noted, "probed": ""}), encoding="utf-8")
+    assert capsys.readouterr().err == "Nothing to install: .venv is up to date\n" and project.lines("probes") == []
+
+
+def test_the_wheel_that_was_built_again_is_kept(project: Project) -> None:
+    """For a .venv that is made again with what pip's cache has."""
     project.cpu("amx_int8")
-    project.amx("crash", "right")
-    project.install("eval")
-    assert project.calls() == [*AGAIN, BUILD, PACKAGE, f"{REQUIRED}[eval]"]
+    project.amx("crash", "right", "crash", "right")
+    project.install()
+    project.lines()
+    project.change(".venv/pypcd-installed.json", "")
+    project.install()
+    assert project.lines() == [FIRST, AGAIN[1], BUILD, PACKAGE, REQUIRED]
 
 
-def test_where_the_cure_does_not_help_it_is_tried_once(project: Project) -> None:
+def test_where_the_cure_does_not_help_it_is_said(project: Project, capsys: Said) -> None:
     project.cpu("amx_tile amx_int8")
     project.amx("crash")
-    said = project.install()
-    assert "1/3 llama-cpp-python 0.3.36: still crashes with AMX; models will not use it\n" in said
-    project.calls()
+    project.install()
+    assert "It still crashes with AMX; models will not use it\n" in capsys.readouterr().err
+    project.lines()
     project.change("cpp/a.cpp", "y")
     project.install()
-    assert project.calls() == [BUILD, PACKAGE, REQUIRED]
+    assert project.lines() == [BUILD, PACKAGE, REQUIRED]
 
 
-def test_one_with_other_backends_is_left_alone(project: Project) -> None:
-    """Built anew without its options, it would have no GPU."""
+def test_one_with_other_backends_is_left_alone(project: Project, capsys: Said) -> None:
+    """Built again without its options, it would have no GPU."""
     project.cpu("amx_tile amx_int8")
     project.amx("crash")
     project.change(".venv/lib/python3.11/site-packages/llama_cpp/lib/libggml-cuda.so")
-    said = project.install()
-    assert "crashes with this CPU's AMX; left as it is, since it was built with libggml-cuda\n" in said
-    assert project.calls() == [FIRST, BUILD, PACKAGE, REQUIRED]
-
-
-def test_another_clone_takes_the_wheel_that_was_built_anew(project: Project) -> None:
-    project.cpu("amx_tile amx_int8")
-    project.amx("crash", "right")
     project.install()
-    again = Project(project.root.parent / "another", project.program)
-    again.cpu("amx_tile amx_int8")
-    again.amx("crash", "right")
-    again.install()
-    assert again.calls() == [FIRST, AGAIN[1], BUILD, PACKAGE, REQUIRED]
+    assert "It crashes with this CPU's AMX; left as it is, since it has libggml-cuda\n" in capsys.readouterr().err
+    assert project.lines() == [FIRST, BUILD, PACKAGE, REQUIRED]

@@ -19,7 +19,7 @@ FLOORS: tuple[set[str], ...] = (
     {"errors", "checks", "config", "settings", "method", "drafts", "ggml", "library", "signatures"},
     {"gguf", "remote"},
     {"engine"},
-    {"arguments", "constraint", "guards", "llama", "machine", "sampler", "states", "threads"},
+    {"arguments", "guards", "llama", "machine", "sampler", "states", "threads"},
     {"prompt", "vocabulary", "served", "server"},
     {"decode"},
     {"bench", "evaluation", "explain"},

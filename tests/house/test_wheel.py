@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import shutil
 import signal
@@ -33,21 +33,18 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def program() -> Any:
-    loader = importlib.machinery.SourceFileLoader("wheel_program", str(ROOT / "scripts/wheel"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec
-    module = importlib.util.module_from_spec(spec)
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    loader.exec_module(module)
-    sys.dont_write_bytecode = before
-    return module
+def make(out: Path) -> subprocess.CompletedProcess[str]:
+    """scripts/wheel, with what is installed."""
+    command, env = [ROOT / "scripts/wheel", "--out", out], {**os.environ, "PYTHON": sys.executable}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
-def wheel(program: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = program.make(ROOT, tmp_path_factory.mktemp("a dist"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("a dist")
+    done = make(out)
+    assert done.returncode == 0, done.stderr
+    (path,) = out.iterdir()
     return path
 
 
@@ -98,15 +95,28 @@ def test_type_checkers_find_what_models_take(wheel: Path) -> None:
         assert archive.read("pypcd/py.typed") == b""
 
 
-def test_a_library_for_this_cpu_alone_is_refused(program: Any) -> None:
-    program.check_flags(json.dumps([{"command": "c++ -O3 '-DX=a -march=native' -c a-march=native.cpp"}]))
-    wanted = "libllama was compiled with -march=native -mtune=native; allowed: .*; unset CFLAGS"
-    with pytest.raises(program.Failed, match=wanted):
-        program.check_flags(
-            json.dumps([{"command": "c++ -march=native -c a.cpp"}, {"command": "cc -mtune=native b.c"}])
-        )
-    with pytest.raises(program.Failed, match=r"pyproject\.toml has no repair-wheel-command"):
-        program.repair_command("[tool.cibuildwheel.macos]\nrepair-wheel-command = 'x'\n", Path("a"), Path("b"))
+@pytest.mark.parametrize(
+    ("command", "refused"), [("c++ -DX=a-march=native -c a.cpp", ""), ("c++ -march=native b.c", " -march=native")]
+)
+def test_a_library_for_this_cpu_alone_is_refused(command: str, refused: str, tmp_path: Path) -> None:
+    """In a folder of its own, with another compiler's command and no auditwheel."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/wheel", tmp_path / "scripts/wheel")
+    (tmp_path / "build/py3-none-any").mkdir(parents=True)
+    (tmp_path / "build/py3-none-any/compile_commands.json").write_text(json.dumps([{"command": command}]))
+    run = [tmp_path / "scripts/wheel"]
+    done = subprocess.run(run, env={**os.environ, "PYTHON": "/bin/true"}, capture_output=True, text=True, check=False)
+    assert done.returncode == bool(refused)
+    assert (f"libllama was compiled with{refused}; allowed: nothing" in done.stderr) == bool(refused)
+
+
+def test_it_is_made_as_cibuildwheel_makes_it() -> None:
+    said = re.search(
+        r"^repair-wheel-command = \"(auditwheel.*)\"$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert said
+    command = said[1].replace("{dest_dir}", '"$out"').replace("{wheel}", ".cache/wheel/pypcd-*.whl")
+    assert f'"$python" -m {command}\n' in (ROOT / "scripts/wheel").read_text()
 
 
 # --- an environment without a compiler ---

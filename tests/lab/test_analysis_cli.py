@@ -48,7 +48,7 @@ def test_plot_decay_prints_the_claims_and_writes_what_it_draws(capsys, tmp_path)
     names = {path.name for path in (tmp_path / "new").iterdir()}
     assert names == {"decay.png", "decay.csv", "decay.json", "decay_grid.png", "decay_grid.csv"}
     rows = read_csv(tmp_path / "new/decay.csv")
-    assert len(rows) == 512 and [float(rows[0][c]) for c in ("standard", "local", "contrasted")] == [1, 1, 1]
+    assert len(rows) == 512 and [float(rows[0][c]) for c in ("standard", "over_rotated", "contrasted")] == [1, 1, 1]
     record = json.loads((tmp_path / "new/decay.json").read_text())
     assert record == json.loads(run(capsys, *small, "--json"))
     assert len(record["grid"]) == 20 and f"{record['claims']['claimed']:.5f}" in text
@@ -243,4 +243,4 @@ def test_a_model_that_cannot_run_pcd_is_refused(capsys, tmp_path) -> None:
     for args in (("lab", "salience", base), ("explain", base, "-p", "x")):
         assert main(args) == 1
         out, err = capsys.readouterr()
-        assert out == "" and "pypcd: PCD cannot run here: the architecture 'bloom'" in err
+        assert out == "" and "cannot run here: the architecture 'bloom'" in err

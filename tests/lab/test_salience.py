@@ -84,13 +84,6 @@ def test_a_difference_of_salience_follows_the_rule_of_evaluations() -> None:
         assert interval(row, 3) == "+0.500 [+0.500, +0.500]" + (" ~" if n == 4 else "")
 
 
-def test_names_that_moved_say_where_to() -> None:
-    with pytest.raises(AttributeError, match=r"pypcd.lab.gold_rank is now pypcd.lab.rank"):
-        _ = pypcd.lab.gold_rank
-    for name in pypcd.lab.__all__:
-        assert getattr(pypcd.lab, name)
-
-
 def test_no_wrong_question_is_no_number() -> None:
     only = salience_rows(16, [[reading(0, BASELINE, 1, others=())]])[0]
     assert only.salience_wrong is None and only.salience_own_wrong is None and only.competitor_logits == ()

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pickle
+import pkgutil
 import re
 import typing
 from pathlib import Path
@@ -13,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import pypcd
-from pypcd import bench, decode, evaluation, lab
 
 # what stands for several types; Python gives such a thing neither a module nor a docstring, nor is a pickled one the same object
 ALIASES = {"PCDSetting"}
@@ -31,16 +31,22 @@ def test_every_public_name_has_a_docstring_of_its_own() -> None:
         assert thing.__doc__ and (not inspect.isclass(thing) or thing.__doc__ != thing.__mro__[1].__doc__), name
 
 
-PACKAGES = (pypcd, lab, evaluation, bench, decode)
-CLASSES = [getattr(package, name) for package in PACKAGES for name in package.__all__]
+MODULES = [
+    m.name
+    for m in pkgutil.walk_packages(pypcd.__path__, "pypcd.")
+    if not m.name.endswith(("__main__", "_amx_probe", ".harness"))
+]
+CLASSES = [
+    getattr(module, name) for module in map(importlib.import_module, MODULES) for name in getattr(module, "__all__", ())
+]
+CLASSES = list(dict.fromkeys(thing for thing in CLASSES if inspect.isclass(thing)))
 CLASSES = [thing for thing in CLASSES if inspect.isclass(thing) and "\nAttributes:\n" in (inspect.getdoc(thing) or "")]
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: f"{cls.__module__}.{cls.__name__}")
 def test_every_attribute_that_a_docstring_names_is_there(cls: type) -> None:
-    """One an entry: the reference is made of them."""
     section = inspect.getdoc(cls).partition("\nAttributes:\n")[2].partition("\n\n")[0]  # type: ignore[union-attr]
-    named = re.findall(r"^    (\S.*?): ", section, re.MULTILINE)
+    named = [name for entry in re.findall(r"^    (\S.*?): ", section, re.MULTILINE) for name in entry.split(", ")]
     known = {name for base in cls.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", {}))}
     source = inspect.getsource(cls)
     assert named and all(name in known or f"self.{name}" in source for name in named), named

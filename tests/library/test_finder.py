@@ -141,8 +141,8 @@ def test_its_log_is_quiet_and_remembered_from_the_start() -> None:
     seen = passes("""if True:
         import pypcd, llama_cpp
         llama_cpp.llama_model_load_from_file(b"nowhere.gguf", llama_cpp.llama_model_default_params())
-        from pypcd import _engine
-        print(_engine.last_errors())""")
+        from pypcd import engine
+        print(engine.last_errors())""")
     assert "nowhere.gguf" in seen
 
 
@@ -152,7 +152,7 @@ def test_threads_that_import_at_once_all_get_it(attempt: int) -> None:
     passes(f"""if True:
         import threading
         sys.setswitchinterval(1e-5)
-        statements = ["import llama_cpp", "import pypcd; pypcd.Llama", "from pypcd import _engine; _engine.rows",
+        statements = ["import llama_cpp", "import pypcd; pypcd.Llama", "from pypcd import engine; engine.rows",
                       "import pypcd; pypcd.pcd_sampler", "import pypcd.decode", "import colorsys, zipapp"]
         import pypcd
         start, failed = threading.Barrier(len(statements)), []

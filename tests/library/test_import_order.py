@@ -137,7 +137,7 @@ def test_install_after_a_framework_has_imported_the_class(tiny: Tiny) -> None:
 
 def test_its_log_is_quiet_and_a_programs_own_stays(tiny: Tiny) -> None:
     load = "llama_cpp.llama_model_load_from_file(b'nowhere.gguf', llama_cpp.llama_model_default_params())"
-    said = runs(f"import llama_cpp, pypcd; {load}; from pypcd import _engine; print(_engine.last_errors())")
+    said = runs(f"import llama_cpp, pypcd; {load}; from pypcd import engine; print(engine.last_errors())")
     assert "nowhere.gguf" in said
     own = f"""if True:
         import llama_cpp

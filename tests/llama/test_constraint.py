@@ -16,7 +16,8 @@ from conftest import Tiny
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
-from pypcd import constraint, decode, engine
+from pypcd import decode, engine
+from pypcd.llama import LEFT_PLAIN
 
 Load = Callable[..., pypcd.Llama]
 PROMPT = "The keys are red, blue and green. The first of the keys is"
@@ -134,7 +135,7 @@ def test_it_is_said_once_in_each_model(pair: tuple[pypcd.Llama, pypcd.Llama], ca
         assert not caplog.messages
         for run in WAYS.values():
             run(llm)
-    assert caplog.messages == [constraint.LEFT_PLAIN]
+    assert caplog.messages == [LEFT_PLAIN]
     assert llm.pcd_stats().n_constrained == len(WAYS) and stock.pcd_stats().n_constrained == 0
 
 

@@ -146,7 +146,7 @@ def test_two_threads_at_once_get_an_error_or_the_right_answer(tiny: Tiny) -> Non
     lines = run(
         tiny("llama"),
         """
-from pypcd import _guards; _guards._PATIENCE = 0  # else a short call is waited for
+from pypcd import guards; guards._PATIENCE = 0  # else a short call is waited for
 llm, ends = new(), []
 prompts = "abc" * 10, "xyz" * 15
 right = {p: llm(p, max_tokens=60, temperature=0)["choices"][0]["text"] for p in prompts}

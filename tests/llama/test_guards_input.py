@@ -321,10 +321,10 @@ def test_latent_keys_in_blocks_are_not_moved(tiny: Tiny) -> None:
     lines = run(
         tiny("deepseek2"),
         """
-from pypcd import _engine
+from pypcd import engine
 for kwargs in ({"type_k": 8, "type_v": 8, "flash_attn": True}, {}):
     llm = new(**kwargs); llm.eval(list(range(5, 40))); llm._ctx.kv_cache_seq_rm(0, 3, 6)
-    print(_engine.can_shift(llm)); said(lambda: llm._ctx.kv_cache_seq_shift(0, 6, -1, -3))
+    print(engine.can_shift(llm)); said(lambda: llm._ctx.kv_cache_seq_shift(0, 6, -1, -3))
     if not kwargs:
         llm.n_tokens -= 3; llm.eval([5]); print(llm.n_tokens)""",
     )

@@ -389,10 +389,10 @@ def test_it_outlives_the_thread_that_started_it() -> None:
 def test_it_ends_when_pypcd_is_killed_and_nothing_ran_between_fork_and_exec() -> None:
     code = """if True:
         import os, signal
-        from pypcd import _server
+        from pypcd import server
         forked = []
         os.register_at_fork(before=lambda: forked.append(1))  # called where Python code is to run in the child
-        with _server.Server("demo", port=0, options=["--ctx-size", "512"]).running() as server:
+        with server.Server("demo", port=0, options=["--ctx-size", "512"]).running() as server:
             server.wait_until_ready()
             print(server._process.pid, forked, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)"""

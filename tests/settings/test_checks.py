@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from pypcd import PCDConfig
 from pypcd.checks import Choice, Integer, Number, OrNone, literal
 from pypcd.cli._options import GenerationSettings, at_least
-from pypcd.decode import CAD, Beam, Control, Sampling
+from pypcd.decode import Control, Sampling
 from pypcd.evaluation import Plan
 from pypcd.evaluation.tasks.size import check_cell
 from pypcd.lab.decay import Decay
+from pypcd.lab.methods.beam import Beam
+from pypcd.lab.methods.cad import CAD
 from pypcd.lab.methods.dola import DoLa
 from pypcd.lab.methods.edits import AttentionSort, MedoidVote
 from pypcd.lab.methods.mspoe import MsPoE

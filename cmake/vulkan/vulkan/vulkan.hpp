@@ -1,6 +1,6 @@
 // Vulkan's C++ header, with VK_EXT_layer_settings where the installed one is too old to have it (before 1.3.272; Debian 12 has
 // 1.3.239). ggml-vulkan.cpp names this extension wherever it is compiled, and uses it only if Vulkan's validation was compiled in.
-// scripts/backends.py puts this folder in front of the others for such headers alone.
+// scripts/install.py puts this folder in front of the others.
 
 #pragma once
 

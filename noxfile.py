@@ -1,0 +1,94 @@
+"""Environments of nox beside .venv: the packages that docs/recipes.md is about, other versions of Python, torch.
+
+    scripts/test --consumers quick            # `nox --tags quick`: environments and packages are tags
+    .venv/bin/nox --session versions          # the tests on each Python of the list that this machine has
+
+The wheel of pypcd that scripts/install made goes into each, and the llama-cpp-python of pip's cache: nothing is compiled again.
+Environments are kept in .nox between runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_existing_virtualenvs = True
+
+# Environment: the first version of Python for it, and what is installed for each recipe, at the version that was tried. In one
+# environment are packages that can live together. The tests of "x-y" are tests/consumers/test_x_y.py.
+CONSUMERS: dict[str, tuple[tuple[int, int], dict[str, tuple[str, ...]]]] = {
+    "quick": (
+        (3, 10),
+        {
+            # guidance's extra llamacpp wants another llama-cpp-python; outlines' brings numba, without which it does not constrain
+            "guidance": ("guidance==0.3.1",),
+            "outlines": ("outlines[llamacpp]==1.3.3",),
+            "lm-format-enforcer": ("lm-format-enforcer==0.11.3",),
+            "instructor": ("instructor==1.17.0",),
+            "langchain": ("langchain-community==0.4.2", "langchain-openai==1.7.3"),
+            "webuis": (),  # text-generation-webui and Open WebUI: the requests that they send
+        },
+    ),
+    "agents": (
+        (3, 11),
+        {
+            "llama-index": ("llama-index-llms-llama-cpp==0.7.0",),
+            "haystack": ("llama-cpp-haystack==3.0.2", "haystack-ai==3.4.0"),
+            "llm": ("llm==0.32.1", "llm-gguf==0.2"),
+            "smolagents": ("smolagents[openai]==1.26.0",),
+            "litellm": ("litellm==1.106.2",),
+            "dspy": ("dspy==3.4.1",),
+        },
+    ),
+    "lm-eval": ((3, 10), {"lm-evaluation-harness": ("lm-eval==0.4.13",)}),
+    "txtai": ((3, 10), {"txtai": ("txtai==9.14.0", "torch==2.13.0")}),  # torch is named, so that one for the CPU fits
+}
+MORE_TESTS = {"lm-evaluation-harness": ["tests/integrations/test_lm_eval.py"]}
+
+
+def install(session: nox.Session, *requirements: str, extras: str = "") -> None:
+    """pypcd's wheel and more; a session whose packages pip cannot install is skipped."""
+    wheel = next((ROOT / ".cache/wheel").glob("pypcd-*.whl"), None)
+    if wheel is None:
+        session.error("there is no wheel of pypcd in .cache/wheel; scripts/install makes one")
+    try:
+        session.install("--force-reinstall", "--no-deps", str(wheel))  # of the same version, it would be left alone
+        session.install(f"{wheel}{extras}", *requirements)
+    except nox.command.CommandFailed:
+        session.skip("pip cannot install its packages; the lines above say why")
+
+
+def consumers(environment: str, first: tuple[int, int], packages: dict[str, tuple[str, ...]]) -> None:
+    @nox.session(name=environment, tags=["consumers", environment, *packages])
+    def tests(session: nox.Session) -> None:
+        """The tests of these recipes, or of those that are named behind --."""
+        if sys.version_info < first:
+            session.skip(f"it needs Python {first[0]}.{first[1]}")
+        asked = set(session.posargs)
+        names = [name for name in packages if not asked or asked & {environment, name}]
+        tools = ("pytest>=8", "hypothesis", "gguf>=0.10", "ruff==0.17.6")  # that the tests themselves need
+        install(session, *tools, *(requirement for name in packages for requirement in packages[name]))
+        modules = [f"tests/consumers/test_{name.replace('-', '_')}.py" for name in names]
+        more = [test for name in names for test in MORE_TESTS.get(name, [])]
+        session.run("pytest", *modules, *more, env={"PYPCD_CONSUMERS": "1"})
+
+
+for name, (first, packages) in CONSUMERS.items():
+    consumers(name, first, packages)
+
+
+@nox.session(python=["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"], default=False)
+def versions(session: nox.Session) -> None:
+    """The tests, or those that are named behind --."""
+    install(session, extras="[test]")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session(default=False)
+def transformers(session: nox.Session) -> None:
+    """The other side of scripts/compare_transformers: 5 GB, or 1.2 with an index in PIP_EXTRA_INDEX_URL that has torch for the CPU."""
+    session.install("torch==2.13.0", "transformers==5.17.0", "accelerate==1.15.0", "gguf>=0.17")
