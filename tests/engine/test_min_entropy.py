@@ -27,7 +27,7 @@ Load = Callable[..., pypcd.Llama]
 
 CACHES = ["rerotated", "shared", "separate"]
 WAYS = ["fused", "alternate", "auto"]
-EXACT = 1e-5  # bits: cpp/formulas/strength.h says about 1e-6 of log2(n_vocab), and n_vocab is below 2^10 here
+EXACT = 1e-5  # bits: cpp/formulas/formulas.h says about 1e-6 of log2(n_vocab), and n_vocab is below 2^10 here
 
 
 def c_entropy(row: Any) -> float:
