@@ -35,7 +35,7 @@ if not PAGE.exists():
     pytest.skip("the page lies in a checkout only", allow_module_level=True)
 SECTION = PAGE.read_text(encoding="utf-8").partition("\n## From Python and other programs\n")[2].partition("\n## ")[0]
 PROGRAMS = {
-    re.search(r"(?m)^(?:from|import) (?!os\b)(\w+)", text)[1]: text
+    re.search(r"(?m)^(?:from|import) (\w+)", text)[1]: text
     for text in re.findall(r"(?ms)^```python\n(.*?)^```", SECTION)
 }
 (LINE,) = re.findall(r"(?ms)^```sh\n(.*?)^```", SECTION)
@@ -61,12 +61,11 @@ def shell(line: str) -> Any:
 
 
 def test_there_is_a_program_for_each_client() -> None:
-    assert set(PROGRAMS) == {"openai", "anthropic", "langchain_openai", "litellm"}
+    assert set(PROGRAMS) == {"openai", "anthropic", "langchain_openai"}
     assert len({str(setting_of(text)) for text in [*PROGRAMS.values(), LINE]}) >= 4
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.filterwarnings("ignore:Item .* on TypedDict class .*ReadOnly:UserWarning")  # of pydantic, in LiteLLM
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # a program that ends need not close its client
 def test_a_program_prints_the_answer_of_llama_with_its_setting(
     server: Server,
