@@ -150,7 +150,7 @@ def cell(reading: dict[str, Any] | None, name: str, notes: list[str], limit: dic
     small = max(reading["moved"], reading["moved_far"]) < limit["moved"]
     note = ""
     if not compared:
-        note = f" ({number(notes, 'not compared with llama.cpp without PCD: ' + reading['no_oracle'])})"
+        note = f" ({number(notes, 'not compared with llama.cpp without PCD; architectures.json says why (no_oracle)')})"
     return "yes" + "*" * small + note
 
 
