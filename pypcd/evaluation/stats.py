@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from pypcd.errors import InputError
 
@@ -27,7 +26,6 @@ __all__ = [
     "needed",
     "needed_to_spare",
     "paired",
-    "paired_counts",
 ]
 
 LEVEL = 0.05
@@ -103,19 +101,6 @@ def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0,
         float(high),
         _mcnemar(wins, losses),
     )
-
-
-def paired_counts(mine: npt.NDArray[np.bool_], plain: npt.NDArray[np.bool_]) -> Paired:
-    """paired() of right and wrong answers, for thousands of methods: those with the same numbers share a result."""
-    both, wins, losses = ((a & b).sum() for a, b in ((mine, plain), (mine, ~plain), (~mine, plain)))
-    return _of_counts(len(mine), int(both), int(wins), int(losses))
-
-
-@functools.lru_cache(maxsize=100_000)
-def _of_counts(n: int, both: int, wins: int, losses: int) -> Paired:
-    left = n - both - wins - losses
-    mine = [1.0] * (both + wins) + [0.0] * (losses + left)
-    return paired(mine, [1.0] * both + [0.0] * wins + [1.0] * losses + [0.0] * left)
 
 
 @functools.cache

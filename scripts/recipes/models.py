@@ -6,7 +6,7 @@
 
 `scripts/evidence models` calls it. Each model is asked the questions of pypcd/lab/survey.py, plainly, with every preset,
 with a window with a cut, and with controls; stopped, it goes on where it was. A folder in place of a model holds answers
-that there are already (`pypcd eval --out`), or rows (screen.py) on which the presets are judged: they come into the table too.
+that there are already (`pypcd eval --out`): they come into the table too.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pypcd.evaluation.stats import _tango, fewest, interval, needed, needed_to_spare, paired, paired_counts
+from pypcd.evaluation.stats import _tango, fewest, interval, needed, needed_to_spare, paired
 
 
 def test_a_hand_worked_comparison() -> None:
@@ -137,12 +137,3 @@ def test_a_loss_that_is_there_is_seldom_excluded_and_none_mostly_is() -> None:
             mine, plain = [1] * wins + [0] * (losses + equal), [0] * wins + [1] * losses + [0] * equal
             shown[loss] += paired(mine, plain, n_bootstrap=500).spares
     assert shown[0.02] / 400 < 0.05 and 0.65 < shown[0.0] / 400 < 0.95
-
-
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30))
-def test_counts_say_what_the_answers_do(pairs: list[tuple[bool, bool]]) -> None:
-    """But for the order of the samples, and so the draws of the bootstrap."""
-    mine, plain = (np.array(side, bool) for side in zip(*pairs))
-    groups = (mine & plain, mine & ~plain, ~mine & plain, ~mine & ~plain)
-    order = np.concatenate([np.flatnonzero(group) for group in groups])
-    assert paired_counts(mine, plain) == paired(mine[order].astype(float), plain[order].astype(float))
