@@ -8,6 +8,7 @@
 #include "llama-graph.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-recurrent.h"
+#include "llama-pcd-bench.h"
 #include "llama-pcd.h"
 
 #include <array>
@@ -123,9 +124,6 @@ struct llama_pcd {
         llama_pcd_graph_callback callback = nullptr;
         void *                   data     = nullptr;
     } watch;
-
-    // tell the one who watches, if there is one; before another graph is laid out in this scheduler
-    void graph_computed(ggml_backend_sched_t sched, ggml_cgraph * gf) const;
 
     // Time spent in this folder's code while a batch is decoded. A section is ours, or llama.cpp's inside of one that is ours.
     mutable llama_pcd_stopwatch own_time;

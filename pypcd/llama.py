@@ -32,7 +32,7 @@ from pypcd.signatures import shows_arguments_of
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk  # type: ignore[import-not-found,unused-ignore]
 
-__all__ = ["LEFT_PLAIN", "Llama"]
+__all__ = ["Llama"]
 
 _T = TypeVar("_T")
 

@@ -22,6 +22,7 @@ from pypcd import cli
 ROOT = Path(__file__).resolve().parent.parent
 # those outside docs/
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "cpp/README.md", "pypcd/models/README.md")
+HEADERS = ("llama-pcd.h", "llama-pcd-extras.h", "llama-pcd-bench.h")
 PACKAGES = ("pypcd", "pypcd.decode", "pypcd.evaluation", "pypcd.bench", "pypcd.lab")
 ITEM = re.compile(r" *([-*]|\d+\.) ")
 
@@ -81,5 +82,7 @@ def reference() -> Iterator[tuple[str, str]]:
         parser, commands = cli.make_parser([*cli.COMMANDS, *cli.LAB])
         helps = {"# Commands": parser, **{f"## {name}": command for name, command in commands.items()}}
         yield "commands", "\n\n".join(f"{title}\n\n```text\n{of.format_help()}```" for title, of in helps.items())
-    header = (ROOT / "cpp/llama-pcd.h").read_text(encoding="utf-8")
-    yield "c", f"# C API\n\n`cpp/llama-pcd.h`, as it stands:\n\n```c\n{header}```"
+    parts = ["# C API"]
+    for name in HEADERS:
+        parts.append(f"## {name}\n\n```c\n{(ROOT / 'cpp' / name).read_text(encoding='utf-8')}```")
+    yield "c", "\n\n".join(parts)

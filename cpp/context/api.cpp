@@ -1,13 +1,14 @@
-// The public C API (llama-pcd.h): every extern "C" function, each behind the guard. What a function does is written in the part that
-// it calls.
+// The public C API (llama-pcd.h, llama-pcd-extras.h, llama-pcd-bench.h): every extern "C" function but the sampler's, each behind the
+// guard. What a function does is written in the part that it calls.
 
 #include "llama-pcd.h"
+#include "llama-pcd-bench.h"
+#include "llama-pcd-extras.h"
+#include "bench/measure.h"
 #include "context/context.h"
-#include "bench/cpu.h"
+#include "upstream/cpu.h"
 #include "upstream/guard.h"
-#include "formulas/math.h"
-#include "context/sampler.h"
-#include "formulas/strength.h"
+#include "formulas/formulas.h"
 
 #include <algorithm>
 #include <cmath>
@@ -213,25 +214,6 @@ const char * llama_pcd_fallback_text(int32_t reason) {
     return llama_pcd_pass::why((llama_pcd_fallback) reason);
 }
 
-llama_pcd_graph_stats llama_pcd_get_graph_stats(llama_context * ctx) {
-    return llama_pcd_guarded_value(__func__, llama_pcd_graph_stats {}, [&]() {
-        return pcd_context::made(*ctx).graph_stats();
-    });
-}
-
-void llama_pcd_watch_graphs(llama_context * ctx, llama_pcd_graph_callback callback, void * data) {
-    llama_pcd_guarded_value(__func__, false, [&]() {
-        pcd_context::made(*ctx).watch = { callback, data };
-        return true;
-    });
-}
-
-int32_t llama_pcd_fill_cells(llama_context * ctx, int32_t n) {
-    return llama_pcd_guarded_value(__func__, 0, [&]() {
-        return pcd_context::made(*ctx).fill_cells(n);
-    });
-}
-
 //
 // early exits
 //
@@ -336,20 +318,6 @@ float llama_pcd_entropy(const float * row, int32_t n_vocab) {
 }
 
 //
-// sampler
-//
-
-llama_sampler * llama_sampler_init_pcd(llama_context * ctx) {
-    return llama_pcd_guarded_value<llama_sampler *>(__func__, nullptr, [&]() {
-        return llama_pcd_sampler_make(ctx, -1);
-    });
-}
-
-void llama_sampler_pcd_set_row(llama_sampler * smpl, int32_t i) {
-    llama_pcd_sampler_set_row(smpl, i);
-}
-
-//
 // the CPU
 //
 
@@ -359,6 +327,29 @@ bool llama_pcd_has_amx(void) {
 
 void llama_pcd_set_amx(bool on) {
     llama_pcd_cpu::set_amx(on);
+}
+
+//
+// measuring
+//
+
+llama_pcd_graph_stats llama_pcd_get_graph_stats(llama_context * ctx) {
+    return llama_pcd_guarded_value(__func__, llama_pcd_graph_stats {}, [&]() {
+        return llama_pcd_stats_of(pcd_context::made(*ctx));
+    });
+}
+
+void llama_pcd_watch_graphs(llama_context * ctx, llama_pcd_graph_callback callback, void * data) {
+    llama_pcd_guarded_value(__func__, false, [&]() {
+        pcd_context::made(*ctx).watch = { callback, data };
+        return true;
+    });
+}
+
+int32_t llama_pcd_fill_cells(llama_context * ctx, int32_t n) {
+    return llama_pcd_guarded_value(__func__, 0, [&]() {
+        return pcd_context::made(*ctx).fill_cells(n);
+    });
 }
 
 int32_t llama_pcd_step_times(

@@ -1,11 +1,11 @@
 // Joins the parts of a context, and hands hooks on to them.
 
 #include "context/context.h"
+#include "bench/measure.h"
 #include "upstream/guard.h"
 
 #include "llama-model.h"
 
-#include <set>
 
 llama_pcd_context::llama_pcd_context(llama_context & lctx) :
     llama_pcd(lctx),
@@ -110,55 +110,15 @@ int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
     return decode_plain(batch);
 }
 
-// the inputs that a tensor is computed from, and that `seen` lacks
-static size_t bytes_of_inputs(const ggml_tensor * t, std::set<const ggml_tensor *> & seen) {
-    size_t res = 0;
-    for (const ggml_tensor * cur : t->src) {
-        while (cur && cur->view_src) {
-            cur = cur->view_src;
-        }
-        if (cur && (cur->flags & GGML_TENSOR_FLAG_INPUT) && seen.insert(cur).second) {
-            res += ggml_nbytes(cur);
-        }
-    }
-    return res;
-}
-
-llama_pcd_graph_stats llama_pcd_context::graph_stats() const {
-    llama_pcd_graph_stats res = {};
-    res.n_computed = n_computed;
-    res.t_graph_us = t_graph_us;
-    res.t_own_ns   = own_time.ns();
-
-    auto * last = last_graph();
-    if (!last) {
-        return res;
-    }
-
-    std::set<const ggml_tensor *> seen;
-    for (int i = 0; i < ggml_graph_n_nodes(last->get_gf()); ++i) {
-        res.bytes_in += bytes_of_inputs(ggml_graph_node(last->get_gf(), i), seen);
-    }
-    for (const ggml_tensor * t : { last->get_logits(), lctx.get_cparams().embeddings ? last->get_embd() : nullptr }) {
-        res.bytes_out += t ? ggml_nbytes(t) : 0;
-    }
-    res.n_nodes  = ggml_graph_n_nodes(last->get_gf());
-    res.n_splits = ggml_backend_sched_get_n_splits(last_sched());
-    res.n_tokens = computed.n_tokens;
-    res.n_twins  = computed.n_twins;
-
-    return res;
-}
-
 int32_t llama_pcd_context::fill_cells(int32_t n) {
-    if (!memory.can_fill(n)) {
+    if (!llama_pcd_can_fill(memory, n)) {
         return 0;
     }
     lctx.synchronize();
     lctx.get_memory()->clear(true);
     cells_loaded(-1);
 
-    const int32_t res = memory.fill(n);
+    const int32_t res = llama_pcd_fill(memory, n);
     if (core.settings.separate()) {
         core.second.set_fresh(memory.all_cells(0));
     }

@@ -33,9 +33,6 @@ struct llama_pcd_context : llama_pcd {
     // llama.cpp inside our call, becomes a line in the log and a status, and the memory is as it was.
     int decode(const llama_batch_ext & batch) noexcept;
 
-    // see llama_pcd_get_graph_stats
-    llama_pcd_graph_stats graph_stats() const;
-
     // see llama_pcd_fill_cells
     int32_t fill_cells(int32_t n);
 

@@ -1,6 +1,5 @@
-// A llama_sampler that replaces logits by the contrasted row.
+// The contrast as a llama_sampler, which replaces logits by the contrasted row; for callers who build their own chains.
 
-#include "context/sampler.h"
 #include "context/context.h"
 #include "upstream/guard.h"
 
@@ -61,11 +60,13 @@ static void sampler_apply(llama_sampler * smpl, llama_token_data_array * cur_p) 
     cur_p->sorted = false;
 }
 
+static llama_sampler * make(llama_context * ctx, int32_t row);
+
 static llama_sampler * sampler_clone(const llama_sampler * smpl) {
     const auto * self = (const llama_sampler_pcd *) smpl->ctx;
 
     return llama_pcd_guarded_value<llama_sampler *>(__func__, nullptr, [&]() {
-        return llama_pcd_sampler_make(self->lctx, self->row);
+        return make(self->lctx, self->row);
     });
 }
 
@@ -88,12 +89,18 @@ static llama_sampler_i llama_sampler_pcd_i = {
     /* .copy_state        = */ nullptr,
 };
 
-llama_sampler * llama_pcd_sampler_make(llama_context * ctx, int32_t row) {
+static llama_sampler * make(llama_context * ctx, int32_t row) {
     return llama_sampler_init(&llama_sampler_pcd_i, new llama_sampler_pcd { ctx, row });
 }
 
-void llama_pcd_sampler_set_row(llama_sampler * smpl, int32_t row) {
+llama_sampler * llama_sampler_init_pcd(llama_context * ctx) {
+    return llama_pcd_guarded_value<llama_sampler *>(__func__, nullptr, [&]() {
+        return make(ctx, -1);
+    });
+}
+
+void llama_sampler_pcd_set_row(llama_sampler * smpl, int32_t i) {
     if (smpl->iface == &llama_sampler_pcd_i) {
-        ((llama_sampler_pcd *) smpl->ctx)->row = row;
+        ((llama_sampler_pcd *) smpl->ctx)->row = i;
     }
 }

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "decode/parts.h"
+#include "decode/batch.h"
 #include "decode/streams.h"
 
 struct llama_pcd_decoder {

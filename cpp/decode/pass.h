@@ -3,10 +3,9 @@
 
 #pragma once
 
-#include "upstream/batch.h"
+#include "decode/batch.h"
 #include "keys/core.h"
 #include "upstream/outputs.h"
-#include "decode/parts.h"
 #include "decode/rows.h"
 
 // How an evaluation ended; the numbers are what llama_decode returns.

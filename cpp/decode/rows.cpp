@@ -1,9 +1,8 @@
 // Copies rows out of the context, and writes the contrast over them.
 
 #include "decode/rows.h"
-#include "formulas/math.h"
+#include "formulas/formulas.h"
 #include "upstream/outputs.h"
-#include "formulas/strength.h"
 
 #include "llama-model.h"
 

@@ -1,6 +1,7 @@
 // Finds the hidden states in a graph that knows nothing of exits, and reads them through the head.
 
 #include "extras/exits.h"
+#include "llama-pcd-extras.h"
 #include "llama-pcd.h"
 
 #include "llama-impl.h"

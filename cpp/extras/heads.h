@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include "llama-pcd-extras.h"
 #include "llama-pcd.h"
 #include "upstream/memory.h"
 #include "upstream/rotation.h"

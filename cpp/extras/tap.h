@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "llama-pcd-extras.h"
 #include "llama-pcd.h"
 #include "upstream/memory.h"
 

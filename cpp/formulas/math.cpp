@@ -1,7 +1,6 @@
 // Eq. 4, Eq. 6 and the noise, in double precision where the tables need it.
 
-#include "formulas/math.h"
-#include "formulas/strength.h"
+#include "formulas/formulas.h"
 #include "llama-pcd.h"
 
 #include <algorithm>

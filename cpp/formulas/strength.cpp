@@ -6,7 +6,7 @@
 // is negative, and equal rows have 0 exactly. CMakeLists.txt compiles this file for finite numbers: what is none is looked for in
 // integers, and taken out first.
 
-#include "formulas/strength.h"
+#include "formulas/formulas.h"
 #include "llama-pcd.h"
 
 #include <algorithm>

@@ -1,7 +1,9 @@
-// The graph that a thread builds: its inputs, and the rotations of twins.
+// The graph that a thread builds: the rotations of twins, second keys and values, and attention of standard tokens and twins side by
+// side.
 
 #include "graph/graph.h"
 
+#include "llama-impl.h"
 #include "llama-model.h"
 
 #include <algorithm>
@@ -175,4 +177,412 @@ bool llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {
         ggml_rope_set_offset(a->src[0], n_offs); // ours was built on top of the model's
     }
     return false;
+}
+
+//
+// second keys and values: which rotation a key went through, and where its copy is stored
+//
+
+// An operation behind a rotation that another rotation, of pairs by angles, may be exchanged with: one that moves numbers, or
+// multiplies a head by one number
+static bool commutes(const ggml_tensor * t) {
+    switch (t->op) {
+        case GGML_OP_VIEW:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_PERMUTE:
+        case GGML_OP_TRANSPOSE:
+        case GGML_OP_CONT:
+        case GGML_OP_CPY:
+        case GGML_OP_DUP:
+        case GGML_OP_CONCAT:
+        case GGML_OP_REPEAT:
+        case GGML_OP_SCALE:
+        case GGML_OP_RMS_NORM:
+        case GGML_OP_L2_NORM:
+            return true;
+        default:
+            return false;
+    }
+}
+
+// learned weights, one for each dimension
+static bool is_weights(const ggml_tensor * w, const ggml_tensor * key) {
+    return w->op == GGML_OP_NONE && w->type == GGML_TYPE_F32 && w->buffer && ggml_nelements(w) == key->ne[0];
+}
+
+// the rotation behind this key
+llama_pcd_rotation llama_pcd_graph::claim_rotation(const ggml_tensor * k_cur, bool hadamard) {
+    llama_pcd_rotation res;
+
+    for (auto it = rotations.rbegin(); it != rotations.rend(); ++it) {
+        ggml_tensor * weights = nullptr;
+
+        bool weighed     = false;
+        bool transformed = false;
+
+        const auto on_path = [&](const ggml_tensor * t) {
+            if (t->op == GGML_OP_MUL && !weights && is_weights(t->src[1], t)) {
+                weights = t->src[1];
+            } else if (t->op == GGML_OP_MUL_MAT && hadamard && !transformed) {
+                transformed = true; // the cache's own
+            } else {
+                weighed |= !commutes(t);
+            }
+        };
+        if (llama_pcd_descends_from(k_cur, it->out, 10, on_path)) {
+            res = *it;
+            res.weighed  = weighed;
+            res.weights  = weights;
+            res.hadamard = transformed;
+            break;
+        }
+    }
+    if (!res.out && !rotations.empty()) { // or the key shows it later than ten operations behind it
+        core->limits.hides_rotation = true;
+    }
+    rotations.clear();
+
+    return res;
+}
+
+// where the rotated dimensions start in a whole key: behind the unrotated ones where a model concatenates them (MLA)
+static int rotation_offset(const ggml_tensor * k_cur, const llama_pcd_rotation & r) {
+    for (const ggml_tensor * t = k_cur; t; t = t->src[0]) {
+        if (t == r.out) {
+            return r.offset;
+        }
+        if (t->op == GGML_OP_CONCAT && t->op_params[0] == 0) {
+            const bool behind = !llama_pcd_descends_from(t->src[0], r.out, 10) && llama_pcd_descends_from(t->src[1], r.out, 10);
+            return r.offset + (behind ? (int) t->src[0]->ne[0] : 0);
+        }
+    }
+    return r.offset;
+}
+
+// heads side by side, as the cache stores them
+static ggml_tensor * flat(ggml_context * ctx, ggml_tensor * t, int64_t i0, int64_t n) {
+    return ggml_view_2d(ctx, t, t->ne[0]*t->ne[1], n, t->nb[2], i0*t->nb[2]);
+}
+
+ggml_tensor * llama_pcd_graph::view_twins(ggml_tensor * t) const {
+    return flat(ctx, t, n_tokens - n_twin, n_twin);
+}
+
+void llama_pcd_graph::store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
+    auto * layer = core->second.find_layer(kv, il);
+    if (!layer) {
+        return;
+    }
+
+    llama_pcd_rotation r = claim_rotation(k_cur, llama_pcd::transforms_keys(kv));
+
+    r.offset = r.out ? rotation_offset(k_cur, r) : 0;
+    layer->rotation = r;
+
+    if (core->second.demand.keys && layer->k2 && layer->rotates) {
+        if (r.out) {
+            ggml_tensor * rot = r.hadamard ? input_k_rot(kv) : nullptr;
+            k_cur = core->tables.turn_key(ctx, k_cur, input_pos(inp->key_pos, "pcd_key_pos"), r, rot, llama_pcd_tables::DIFFERENCE);
+        }
+        ggml_build_forward_expand(gf, ggml_set_rows(ctx, layer->k2, flat(ctx, k_cur, 0, k_cur->ne[2]), k_idxs));
+    }
+
+    if (core->settings.separate() && layer->k2 && n_twin > 0) {
+        ggml_build_forward_expand(gf, ggml_set_rows(ctx, layer->k2, view_twins(k_cur), input_rows(kv, 1)));
+    }
+}
+
+void llama_pcd_graph::store_v(const llama_kv_cache & kv, ggml_tensor * v_cur, int32_t il) {
+    if (n_twin == 0 || !core->settings.separate()) {
+        return;
+    }
+
+    auto * layer = core->second.find_layer(kv, il);
+    if (!layer || !layer->v2) {
+        return;
+    }
+
+    ggml_tensor * v2 = layer->v2;
+
+    v_cur = view_twins(v_cur);
+
+    if (llama_pcd::v_trans(kv)) {
+        const int64_t n_embd = v_cur->ne[0];
+
+        // each element is a row of its own, and all layers are as wide as the widest
+        v_cur = ggml_cont(ctx, v_cur);
+        if (n_embd < v2->ne[0]) {
+            v_cur = ggml_pad(ctx, v_cur, v2->ne[0] - n_embd, 0, 0, 0);
+        }
+        ggml_tensor * rows = input_rows(kv, v2->ne[0]);
+
+        v_cur = ggml_reshape_2d(ctx, v_cur, 1, ggml_nelements(v_cur));
+        v2    = ggml_reshape_2d(ctx, v2,    1, ggml_nelements(v2));
+        ggml_build_forward_expand(gf, ggml_set_rows(ctx, v2, v_cur, rows));
+    } else {
+        ggml_build_forward_expand(gf, ggml_set_rows(ctx, v2, v_cur, input_rows(kv, 1)));
+    }
+}
+
+//
+// attention, where twins have second keys or look at fewer cells
+//
+
+// the same cells of second tensors
+llama_pcd_graph::attended llama_pcd_graph::second_of(const attn & args, const llama_pcd_layer & layer) const {
+    const ggml_tensor * k = args.k;
+    const ggml_tensor * v = args.v;
+
+    attended res = { args.k, args.v };
+
+    res.k = ggml_view_4d(ctx, layer.k2, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
+            ggml_row_size(layer.k2->type, k->ne[0]), layer.k2->nb[1], layer.k2->nb[2], k->view_offs/layer.k1->nb[1]*layer.k2->nb[1]);
+
+    if (core->settings.separate()) {
+        res.v = layer.v2 ?
+            ggml_view_4d(ctx, layer.v2, v->ne[0], v->ne[1], v->ne[2], v->ne[3], v->nb[1], v->nb[2], v->nb[3], v->view_offs) :
+            ggml_view_4d(ctx, res.k,    v->ne[0], v->ne[1], v->ne[2], v->ne[3], res.k->nb[1], res.k->nb[2], res.k->nb[3], 0);
+        if (!layer.v2 && ggml_is_quantized(res.k->type) && !args.gctx.cparams.flash_attn) {
+            res.v = ggml_cast(ctx, res.v, GGML_TYPE_F32); // it will be transposed, which blocks cannot be
+        }
+    }
+    return res;
+}
+
+// the cells [i0, i1) along one dimension of t
+static ggml_tensor * view_cells(ggml_context * ctx, ggml_tensor * t, int dim, int64_t i0, int64_t i1) {
+    int64_t ne[4] = { t->ne[0], t->ne[1], t->ne[2], t->ne[3] };
+    ne[dim] = i1 - i0;
+    return ggml_view_4d(ctx, t, ne[0], ne[1], ne[2], ne[3], t->nb[1], t->nb[2], t->nb[3], i0*t->nb[dim]);
+}
+
+// the cells in a range
+static ggml_tensor * build_cells(ggml_context * ctx, ggml_tensor * t, int dim, const llama_pcd_view::cell_range & cells) {
+    ggml_tensor * tail = view_cells(ctx, t, dim, cells.begin, cells.end);
+    return cells.head ? ggml_concat(ctx, view_cells(ctx, t, dim, 0, cells.head), tail, dim) : tail;
+}
+
+static bool is_transposed(const ggml_tensor * v) {
+    return v->nb[1] > v->nb[2];
+}
+
+// the rows [i0, i0 + n) of a mask or of a bias
+static ggml_tensor * view_rows(ggml_context * ctx, ggml_tensor * t, int64_t i0, int64_t n) {
+    if (!t) {
+        return nullptr;
+    }
+    const bool flat = t->ne[2] == 1 && t->ne[3] == 1;
+    return ggml_view_4d(ctx, t, t->ne[0], n, t->ne[2], t->ne[3],
+            t->nb[1], flat ? n*t->nb[1] : t->nb[2], flat ? n*t->nb[1] : t->nb[3], i0*t->nb[1]);
+}
+
+// Whether attention is two products here, around a softmax. Heads must not differ otherwise, and who watches the computation
+// (cb_eval, a tap) sees the weights of each head as llama.cpp lays them out.
+static bool multiplies(const llama_pcd_graph::attn & args) {
+    const auto & gctx = args.gctx;
+
+    const bool alike = !args.kq_b && !args.sinks && !args.v_mla && gctx.hparams.f_max_alibi_bias == 0.0f && gctx.arch != LLM_ARCH_GROK;
+
+    return alike && !gctx.cparams.flash_attn && !gctx.cparams.cb_eval && is_transposed(args.v) && args.k->ne[3] == 1;
+}
+
+// The query heads that share one head of keys, where they attend together, as rows of one product: that is so where they are more
+// than the tokens, which are the rows otherwise. A product reads its keys once for all rows. 1: they do not.
+static int64_t n_grouped(const llama_pcd_graph::attn & args, int64_t n) {
+    const int64_t n_group = args.q->ne[1]/args.k->ne[1];
+
+    return multiplies(args) && n < n_group ? n_group : 1;
+}
+
+// where a tensor is that has memory already, as that of a cache has
+static ggml_backend_buffer_type_t type_of_buffer(const ggml_tensor * t) {
+    const auto * base = t->view_src ? t->view_src : t;
+    return base->buffer ? ggml_backend_buffer_get_type(base->buffer) : nullptr;
+}
+
+// The mask of a part; the rows of grouped queries once for each head of a group. The layers of one device with this mask share it;
+// another device makes its own from the input, since what one has made would go to the others through the host at each step.
+ggml_tensor * llama_pcd_graph::build_mask(const attn & args, const part & p) {
+    const int64_t n_group = n_grouped(args, p.n);
+
+    ggml_tensor *& res = masks[{ args.kq_mask, p.i0, p.n, p.range.begin, p.range.end, n_group, type_of_buffer(args.k) }];
+    if (!res) {
+        res = build_cells(ctx, view_rows(ctx, args.kq_mask, p.i0, p.n), 0, p.range);
+        if (!ggml_is_contiguous(res)) {
+            res = ggml_cont(ctx, res);
+        }
+        if (n_group > 1) {
+            res = ggml_repeat_4d(ctx, ggml_reshape_3d(ctx, res, res->ne[0], 1, p.n), res->ne[0], n_group, p.n, 1);
+            res = ggml_reshape_2d(ctx, res, res->ne[0], n_group*p.n);
+        }
+    }
+    return res;
+}
+
+// Keys times queries. Some devices do not multiply blocks whose heads lie apart: there the keys are copied as floats, or else the
+// CPU would multiply, and all keys would be copied to it.
+static ggml_tensor * build_product(ggml_context * ctx, ggml_tensor * k, ggml_tensor * q) {
+    ggml_tensor * res = ggml_mul_mat(ctx, k, q);
+
+    ggml_backend_buffer_t buffer = k->view_src ? k->view_src->buffer : nullptr;
+    if (ggml_is_quantized(k->type) && buffer) {
+        auto * dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
+        if (dev && !ggml_backend_dev_supports_op(dev, res)) {
+            res = ggml_mul_mat(ctx, ggml_cast(ctx, k, GGML_TYPE_F32), q);
+        }
+    }
+    ggml_prec_set_acc(res, GGML_PREC_F32);
+
+    return res;
+}
+
+// The first product and the softmax: as llama.cpp does it, but the rows are the heads of a group or the tokens, whichever are more.
+ggml_tensor * llama_pcd_graph::build_weights(const attn & args, const part & p) {
+    const auto &  hparams   = args.gctx.hparams;
+    const int64_t n_head_kv = args.k->ne[1];
+    const int64_t n_group   = args.q->ne[1]/n_head_kv;
+    const bool    grouped   = n_grouped(args, p.n) > 1;
+
+    // [., heads of a group, tokens, groups]
+    ggml_tensor * q = ggml_view_4d(ctx, args.q, args.q->ne[0], n_group, p.n, n_head_kv,
+            args.q->nb[1], args.q->nb[2], n_group*args.q->nb[1], p.i0*args.q->nb[2]);
+    if (!grouped) {
+        q = ggml_permute(ctx, q, 0, 2, 1, 3);
+    }
+
+    const auto product = [&](int64_t i0, int64_t i1) {
+        return build_product(ctx, ggml_permute(ctx, view_cells(ctx, p.cells.k, 2, i0, i1), 0, 3, 1, 2), q);
+    };
+
+    ggml_tensor * cur = product(p.range.begin, p.range.end);
+    if (p.range.head) {
+        cur = ggml_concat(ctx, product(0, p.range.head), cur, 0);
+    }
+    if (hparams.attn_soft_cap) {
+        cur = ggml_tanh (ctx, ggml_scale(ctx, cur, 1.0f/hparams.f_attn_logit_softcapping));
+        cur = ggml_scale(ctx, cur, hparams.f_attn_logit_softcapping);
+    }
+    if (grouped) {
+        cur = ggml_reshape_4d(ctx, cur, cur->ne[0], n_group*p.n, 1, n_head_kv);
+    }
+    return ggml_soft_max_ext(ctx, cur, build_mask(args, p), args.kq_scale, 0.0f);
+}
+
+// the second product
+ggml_tensor * llama_pcd_graph::build_values(const attn & args, const part & p, ggml_tensor * weights) const {
+    const auto &  gctx      = args.gctx;
+    const int64_t n_head    = args.q->ne[1];
+    const int64_t n_head_kv = args.k->ne[1];
+
+    // the weights of the cells [i0, i1) begin at w0
+    const auto product = [&](int64_t i0, int64_t i1, int64_t w0) {
+        ggml_tensor * v = ggml_permute(ctx, view_cells(ctx, p.cells.v, 0, i0, i1), 0, 3, 1, 2);
+        return ggml_mul_mat(ctx, v, view_cells(ctx, weights, 0, w0, w0 + i1 - i0));
+    };
+
+    ggml_tensor * cur = product(p.range.begin, p.range.end, p.range.head);
+    if (p.range.head) {
+        cur = ggml_add(ctx, cur, product(0, p.range.head, 0));
+    }
+    if (!gctx.cparams.offload_kqv) {
+        ggml_backend_sched_set_tensor_backend(gctx.sched, cur, gctx.backend_cpu); // as llama.cpp does
+    }
+
+    const int64_t n_embd = cur->ne[0]*n_head;
+
+    if (p.n == 1) { // its heads are in order
+        return ggml_reshape_2d(ctx, cur, n_embd, 1);
+    }
+
+    cur = n_grouped(args, p.n) > 1 ?
+        ggml_permute(ctx, ggml_reshape_4d(ctx, cur, cur->ne[0], n_head/n_head_kv, p.n, n_head_kv), 0, 1, 3, 2) :
+        ggml_permute(ctx, cur, 0, 3, 1, 2);
+    return ggml_cont_2d(ctx, cur, n_embd, p.n);
+}
+
+// a part as llama.cpp does it
+ggml_tensor * llama_pcd_graph::build_mha(const attn & args, const part & p) {
+    auto cells = p.cells;
+    if (p.range.begin > 0 || p.range.end < cells.k->ne[2]) {
+        cells.k = build_cells(ctx, cells.k, 2, p.range);
+        // transposed values are put together with their dimensions in the order of memory
+        cells.v = is_transposed(cells.v) ?
+            ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, cells.v, 0, 2, 1, 3), 0, p.range), 0, 2, 1, 3) :
+            build_cells(ctx, cells.v, 2, p.range);
+    }
+    ggml_tensor * q = ggml_view_3d(ctx, args.q, args.q->ne[0], args.q->ne[1], p.n, args.q->nb[1], args.q->nb[2], p.i0*args.q->nb[2]);
+
+    splitting = true;
+    ggml_tensor * cur = args.gctx.build_attn_mha(q, cells.k, cells.v, view_rows(ctx, args.kq_b, p.i0, p.n), build_mask(args, p),
+            args.sinks, args.v_mla, args.n_kv_max, args.kq_scale, args.il);
+    splitting = false;
+
+    return cur;
+}
+
+ggml_tensor * llama_pcd_graph::build_parts(const attn & args, const std::vector<part> & parts) {
+    const bool ours = multiplies(args);
+
+    // all keys first: values that the parts share are then read twice in a row, the second time from the CPU's caches
+    std::vector<ggml_tensor *> weights;
+    for (const auto & p : parts) {
+        weights.push_back(ours ? build_weights(args, p) : nullptr);
+        if (ours) {
+            ggml_build_forward_expand(gf, weights.back());
+        }
+    }
+
+    ggml_tensor * cur = nullptr;
+    for (size_t i = 0; i < parts.size(); ++i) {
+        ggml_tensor * rows = ours ? build_values(args, parts[i], weights[i]) : build_mha(args, parts[i]);
+        cur = cur ? ggml_concat(ctx, cur, rows, 1) : rows;
+    }
+    ggml_build_forward_expand(gf, cur);
+
+    return cur;
+}
+
+ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
+    if (!builds_in(args.gctx.ctx0) || splitting) {
+        return nullptr;
+    }
+
+    // a layer that shares another's cells stores no keys: its rotation must not reach the next layer
+    rotations.clear();
+    n_attn++;
+
+    const auto * layer = n_twin > 0 ? core->second.find_layer(args.k->view_src) : nullptr;
+    if (!layer) {
+        return nullptr;
+    }
+
+    const bool separate = core->settings.separate();
+    const bool second   = layer->k2 && (separate || (core->second.demand.keys && layer->rotates && n_turned > 0));
+
+    // On the CPU flash attention passes over hidden cells, which takes less time than to leave them out.
+    const bool passes_over = args.gctx.cparams.flash_attn && ggml_backend_buffer_is_host(layer->k1->buffer);
+
+    llama_pcd_view::cell_range range = inp->visible[core->second.cache_of(*layer)];
+    if (args.kq_b) {
+        range.end = args.k->ne[2];
+    }
+    const llama_pcd_view::cell_range all = { 0, range.end, 0 };
+    if (args.kq_b || passes_over) {
+        range = all;
+    }
+    const attended first = { args.k, args.v };
+
+    // the same cells for all tokens: only a few of them gain by heads in groups
+    if (!second && range.begin == 0) {
+        return n_grouped(args, n_tokens) > 1 ? build_parts(args, { { first, all, 0, n_tokens } }) : nullptr;
+    }
+
+    // twins that look at the first keys are with the standard tokens if others look at the second ones
+    const int64_t n_last  = second && !separate ? n_turned : n_twin;
+    const int64_t n_first = n_tokens - n_last;
+
+    const part own   = { first, all, 0, n_first };
+    const part twins = { second ? second_of(args, *layer) : first, range, n_first, n_last };
+
+    return n_first > 0 ? build_parts(args, { own, twins }) : build_parts(args, { twins });
 }

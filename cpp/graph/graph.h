@@ -23,7 +23,7 @@ struct llama_pcd_graph {
     bool builds_in(const ggml_context * c) const { return core && ctx == c; }
 
     //
-    // rotation (graph/graph.cpp)
+    // rotation
     //
 
     // `cur`, which is `a` rotated by the model as r says, with a twin's rotation or noise
@@ -36,14 +36,14 @@ struct llama_pcd_graph {
     bool offset(ggml_tensor * a, int n_offs);
 
     //
-    // second keys and values (graph/store.cpp)
+    // second keys and values
     //
 
     void store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il);
     void store_v(const llama_kv_cache & kv, ggml_tensor * v_cur, int32_t il);
 
     //
-    // attention (graph/attn.cpp)
+    // attention
     //
 
     // the arguments of llm_graph_context::build_attn_mha

@@ -1,7 +1,7 @@
 // Fills the inputs from the micro-batch that is about to be computed.
 
 #include "graph/inputs.h"
-#include "formulas/math.h"
+#include "formulas/formulas.h"
 
 #include <algorithm>
 

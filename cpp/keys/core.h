@@ -6,9 +6,8 @@
 #include "twins/limits.h"
 #include "keys/second.h"
 #include "twins/sequences.h"
-#include "twins/states.h"
-#include "keys/tables.h"
 #include "twins/twins.h"
+#include "keys/tables.h"
 #include "twins/view.h"
 
 struct llama_pcd_core {

@@ -156,7 +156,7 @@ struct llama_pcd_second {
 
     bool any_stale() const;
 
-    // cache = rerotated: derive the second keys that are stale from the first (keys/derive.cpp), which no shift may be about to
+    // cache = rerotated: derive the second keys that are stale from the first, which no shift may be about to
     // move (llama_pcd::prepare); n counts the cells
     ggml_status derive(int64_t & n);
 
@@ -174,7 +174,7 @@ private:
     // allocate one part; false: no memory
     bool allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, const llama_pcd_demand & want) const;
 
-    // Turn the second keys of these cells, in pieces (keys/derive.cpp). DIFFERENCE: second keys = first keys, turned by their
+    // Turn the second keys of these cells, in pieces. DIFFERENCE: second keys = first keys, turned by their
     // position. WHOLE: second keys, turned by what is to be added to their position. The first n_done cells are done, whatever happens.
     ggml_status turn(
             const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind, size_t & n_done);

@@ -1,7 +1,7 @@
 // Writes rho into frequency factors, and keeps them on the device.
 
 #include "keys/tables.h"
-#include "formulas/math.h"
+#include "formulas/formulas.h"
 
 #include "llama-impl.h"
 #include "llama-model.h"

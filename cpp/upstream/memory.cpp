@@ -199,28 +199,6 @@ void llama_pcd_memory::remove(llama_seq_id seq_id) const {
     }
 }
 
-bool llama_pcd_memory::can_fill(int32_t n) const {
-    return n >= 0 && !recr && !kvs.empty() && std::all_of(kvs.begin(), kvs.end(), [n](const auto * kv) {
-        return !llama_pcd::borrows(*kv) && (llama_pcd::slides(*kv) || (uint32_t) n <= llama_pcd::cells(*kv).size());
-    });
-}
-
-int32_t llama_pcd_memory::fill(int32_t n) const {
-    int32_t res = 0;
-    for (auto * kv : kvs) {
-        auto & cells = llama_pcd::cells(*kv);
-
-        const int32_t n_cells = cells.size();
-        for (int32_t pos = std::max(0, n - n_cells); pos < n; ++pos) {
-            cells.pos_set(pos % n_cells, pos);
-            cells.seq_add(pos % n_cells, 0);
-        }
-        llama_pcd::head(*kv) = n % n_cells;
-        res = std::max(res, std::min(n, n_cells));
-    }
-    return res;
-}
-
 std::vector<std::vector<int32_t>> llama_pcd_memory::all_cells(llama_seq_id seq_id) const {
     std::vector<std::vector<int32_t>> res;
     for (const auto * kv : kvs) {

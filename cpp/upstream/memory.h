@@ -89,10 +89,6 @@ struct llama_pcd_memory {
     // take a whole sequence out, as seq_rm does, but without looking at the cells of others
     void remove(llama_seq_id seq_id) const;
 
-    // give sequence 0 the cells of positions 0 .. n-1 in empty memory, if that is possible; returns how many it has then
-    bool    can_fill(int32_t n) const;
-    int32_t fill    (int32_t n) const;
-
     // the cells of a sequence in each cache
     std::vector<std::vector<int32_t>> all_cells(llama_seq_id seq_id) const;
 

@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     parser, commands = make_parser([*COMMANDS, *LAB])
-    for action in parser._actions:
-        if action.help == argparse.SUPPRESS:  # the list of commands, which the help of pypcd has elsewhere
+    for action in (*parser._actions, *commands["lab"]._actions):
+        if action.help == argparse.SUPPRESS:  # the list of commands, which the help has elsewhere
             action.help = None
     for command in commands.values():
         for action in command._actions:

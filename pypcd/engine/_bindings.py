@@ -1,4 +1,4 @@
-"""The declarations of cpp/llama-pcd.h in ctypes: constants, structures, functions."""
+"""The declarations of cpp/llama-pcd*.h in ctypes: constants, structures, functions."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def round_coarsely(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
         moved = {"standard": standard, "contrasted": exact.contrasted + (standard - exact.standard)}
         return dataclasses.replace(exact, **moved, local=off(exact.local))
 
-    monkeypatch.setattr(selftest._engine, "row", lambda llm: off(native_row(llm)))
+    monkeypatch.setattr(selftest.engine, "row", lambda llm: off(native_row(llm)))
     monkeypatch.setattr(pypcd.Llama, "pcd_logits", rows)
 
 

@@ -154,6 +154,6 @@ def test_the_zsh_script_has_all_commands_and_options() -> None:
     text = script("zsh")
     assert text.startswith("#compdef pypcd")
     for command, names in options().items():
-        assert f"{command.rpartition(' ')[2]}:" in text and all(name in text for name in names)
+        assert f"\n    {command.rpartition(' ')[2]}:'" in text and all(name in text for name in names)
     if zsh := shutil.which("zsh"):
         subprocess.run([zsh, "-n", "/dev/stdin"], input=text, text=True, check=True)

@@ -17,6 +17,7 @@ import pypcd
 from pypcd.decode import Control, Method, Plain, Session, parse
 from pypcd.decode.method import _place
 from pypcd.engine import token_bytes
+from pypcd.lab.methods.beam import Beam
 from pypcd.lab.methods.cad import CAD
 from pypcd.lab.methods.edits import AttentionSort, _ends, medoid, segment_spans
 from pypcd.method import contrast, entropy, log_softmax
@@ -438,7 +439,7 @@ def shared(tiny: Tiny) -> Any:
 def test_a_name_may_have_a_part_of_each_kind() -> None:
     method = parse("rephrase + pcd:cautious:beta=2 + beam:4:length_penalty=0.5")
     assert method.rows.pcd == pypcd.PCDConfig.cautious().replace(beta=2)
-    assert method.search == pypcd.decode.Beam(4, 0.5) and method.edit is not None
+    assert method.search == Beam(4, 0.5) and method.edit is not None
     assert method.n_sequences == 9 and parse("beam:4+cad").n_sequences == 18
 
 

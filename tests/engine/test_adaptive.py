@@ -30,7 +30,7 @@ from pypcd.vocabulary import Vocabulary
 
 Load = Callable[..., pypcd.Llama]
 
-EXACT = 1e-6  # of a number between 0 and 1: cpp/formulas/strength.h says about 1e-6
+EXACT = 1e-6  # of a number between 0 and 1: cpp/formulas/formulas.h says about 1e-6
 STRONG: Setting = {"adaptive": "jsd", "beta": 5.0}
 
 

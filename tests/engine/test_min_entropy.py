@@ -14,6 +14,7 @@ from batches import Native, Setting, check_seen, decode_batch, read, set_seq
 from conftest import TOKENS, Tiny, check_rows, close, greedy, native_row, rounding
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import bits
 from test_min_context import check_plain
 
 import pypcd
@@ -26,20 +27,12 @@ Load = Callable[..., pypcd.Llama]
 
 CACHES = ["rerotated", "shared", "separate"]
 WAYS = ["fused", "alternate", "auto"]
-EXACT = 1e-5  # bits: cpp/formulas/strength.h says about 1e-6 of log2(n_vocab), and n_vocab is below 2^10 here
+EXACT = 1e-5  # bits: cpp/formulas/formulas.h says about 1e-6 of log2(n_vocab), and n_vocab is below 2^10 here
 
 
 def c_entropy(row: Any) -> float:
     row = np.ascontiguousarray(row, np.float32)
     return _native.pcd_entropy(row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), len(row))
-
-
-def bits(row: np.ndarray) -> float:
-    """By the definition, in float64."""
-    row = row.astype(float)
-    p = np.exp(row - row.max())
-    p = p[p > 0] / p.sum()
-    return float(-(p * np.log2(p)).sum())
 
 
 def between(values: list[float]) -> float:

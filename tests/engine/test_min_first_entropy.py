@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from batches import Context, Native, Setting, ask, check_seen, decode_batch, decode_in, set_seq
 from conftest import TOKENS, Tiny, check_rows, close, native_row, rounding
+from reference import bits
 from test_min_context import check_plain
-from test_min_entropy import CACHES, WAYS, bits
+from test_min_entropy import CACHES, WAYS
 
 import pypcd
 from pypcd.engine import _bindings as _native

@@ -45,9 +45,8 @@ CLASSES = [thing for thing in CLASSES if inspect.isclass(thing) and "\nAttribute
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: f"{cls.__module__}.{cls.__name__}")
 def test_every_attribute_that_a_docstring_names_is_there(cls: type) -> None:
-    """One an entry: the reference is made of them."""
     section = inspect.getdoc(cls).partition("\nAttributes:\n")[2].partition("\n\n")[0]  # type: ignore[union-attr]
-    named = re.findall(r"^    (\S.*?): ", section, re.MULTILINE)
+    named = [name for entry in re.findall(r"^    (\S.*?): ", section, re.MULTILINE) for name in entry.split(", ")]
     known = {name for base in cls.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", {}))}
     source = inspect.getsource(cls)
     assert named and all(name in known or f"self.{name}" in source for name in named), named

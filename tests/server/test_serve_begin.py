@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from conftest import native_row
+from reference import bits
 from serving import BASE, PROMPTS, SMALL, ask, complete, llm, ready  # noqa: F401
-from test_min_entropy import bits
 
 import pypcd
 from pypcd.gguf import DEMO_MODEL

@@ -521,3 +521,11 @@ def _alibi_slopes(n_head: int) -> Array:
     n = 2 ** math.floor(math.log2(n_head))
     h = np.arange(n_head)
     return np.where(h < n, 2.0 ** (-8.0 / n * (h + 1)), 2.0 ** (-4.0 / n * (2 * (h - n) + 1)))
+
+
+def bits(row: np.ndarray) -> float:
+    """The entropy of softmax(row), by its definition."""
+    row = row.astype(float)
+    p = np.exp(row - row.max())
+    p = p[p > 0] / p.sum()
+    return float(-(p * np.log2(p)).sum())

@@ -1,5 +1,5 @@
-// The formulas of the method: Eq. 4 (rho), Eq. 6 (the contrast), and the noise of its first version. Knows nothing of models,
-// graphs or contexts.
+// The formulas of the method: Eq. 4 (rho), Eq. 6 (the contrast) and its strength, and the noise of its first version. Knows nothing of
+// models, graphs or contexts.
 
 #pragma once
 
@@ -25,3 +25,18 @@ int32_t pcd_contrast(
 // see llama_pcd_noise and llama_pcd_offset
 void    pcd_noise (int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);
 int32_t pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max);
+
+//
+// What two rows say of each other, as a factor of beta (enum llama_pcd_adaptive): each measure is a function here. And what one row
+// says of how sure the model is. (formulas/strength.cpp)
+//
+
+// beta_t, from L and L* [n_vocab]; see llama_pcd_strength
+float pcd_strength(const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive);
+
+// The Jensen-Shannon divergence of softmax(L) and softmax(L*), base 2: 0 (they are alike) to 1. Of the tokens that both have a logit
+// for; 0 where there are none. To about 1e-6.
+float pcd_jsd(const float * standard, const float * over_rotated, int32_t n_vocab);
+
+// The entropy of softmax(row) in bits, of the tokens that have a logit; 0 where there are none. To about 1e-6 of log2(n_vocab).
+float pcd_entropy(const float * row, int32_t n_vocab);

@@ -1,4 +1,4 @@
-#include "bench/cpu.h"
+#include "upstream/cpu.h"
 
 #include "ggml.h"
 #include "ggml-cpp.h"
