@@ -21,10 +21,10 @@ __all__ = [
     "NOT_SHOWN",
     "Difference",
     "Paired",
-    "fewest",
     "interval",
+    "min_n_to_detect",
     "needed",
-    "needed_to_spare",
+    "noninferiority_n",
     "paired",
 ]
 
@@ -104,7 +104,7 @@ def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0,
 
 
 @functools.cache
-def fewest() -> int:
+def min_n_to_detect() -> int:
     """The smallest number of samples that can show a difference, if the method wins on all of them (Paired.is_clear)."""
     n = 1
     while not paired([1.0] * n, [0.0] * n).is_clear:
@@ -126,10 +126,10 @@ def needed(disagreement: float, *, gain: float = 0.1, power: float = 0.8) -> int
     """
     q, z_level, z_power = max(disagreement, gain), _normal(1 - LEVEL / 2), _normal(power)
     n = ((z_level * math.sqrt(q) + z_power * math.sqrt(q - gain**2)) / gain) ** 2
-    return max(fewest(), math.ceil(n))
+    return max(min_n_to_detect(), math.ceil(n))
 
 
-def needed_to_spare(disagreement: float, *, power: float = 0.8) -> int:
+def noninferiority_n(disagreement: float, *, power: float = 0.8) -> int:
     """About how many samples show that a method without any loss loses less than MARGIN points (Paired.spares).
 
     Args:

@@ -26,7 +26,7 @@ __all__ = [
     "LONG",
     "RETRIEVAL",
     "SHORT_PROMPTS",
-    "Balance",
+    "GainLoss",
     "Run",
     "balance",
     "balance_csv",
@@ -72,7 +72,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Balance:
+class GainLoss:
     """A method's gain and loss on a model: its comparison with greedy in each group that has answers."""
 
     model: str
@@ -130,7 +130,7 @@ def read_run(folder: pathlib.Path, name: str | None = None) -> Run:
     return Run(name or folder.resolve().name, tuple(methods), records, facts)
 
 
-def balance(run: Run, half: str | None = "second") -> list[Balance]:
+def balance(run: Run, half: str | None = "second") -> list[GainLoss]:
     """A row for each method that has answers, greedy first.
 
     Args:
@@ -151,7 +151,7 @@ def balance(run: Run, half: str | None = "second") -> list[Balance]:
                 means = [tuple(map(statistics.fmean, zip(*asked[question]))) for question in sorted(asked)]
                 groups[group] = paired([mine for mine, _ in means], [plain for _, plain in means])
         if groups:
-            result.append(Balance(run.name, method, groups))
+            result.append(GainLoss(run.name, method, groups))
     return result
 
 

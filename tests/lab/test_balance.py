@@ -17,7 +17,7 @@ from pypcd.lab.balance import (
     LONG,
     RETRIEVAL,
     SHORT_PROMPTS,
-    Balance,
+    GainLoss,
     Run,
     balance,
     balance_csv,
@@ -87,7 +87,7 @@ def test_more_forms_that_answer_alike_do_not_narrow_the_interval(pairs: list[tup
     """Without forms counted once, four times the same answers would look like four times the evidence."""
     forms = [("everyday-sort", 1000), ("everyday-sort", 4000), ("everyday-sort-behind", 1000), ("everyday-sort", 2000)]
 
-    def of(n: int) -> Balance:
+    def of(n: int) -> GainLoss:
         return balance(
             run_of(
                 {(*form, 2 * i + 1): (float(a), float(b), 0.0) for form in forms[:n] for i, (a, b) in enumerate(pairs)}
@@ -104,7 +104,7 @@ def test_an_answer_without_greedys_is_not_counted() -> None:
     assert [row.groups[RETRIEVAL].n for row in rows] == [1, 1, 1] and rows[1].groups[RETRIEVAL].difference == 100
 
 
-def with_losses(short: int, long: int, n: int = 400, plain: float = 1.0) -> Balance:
+def with_losses(short: int, long: int, n: int = 400, plain: float = 1.0) -> GainLoss:
     """A setting that loses so many of n questions, at each length."""
     scores = {}
     for length, losses in ((300, short), (1000, long)):

@@ -22,7 +22,7 @@ from pypcd.evaluation import GROUPS, Plan, Progress
 from pypcd.lab import survey
 from pypcd.lab.balance import LONG, RETRIEVAL, SHORT_PROMPTS, balance, controlled, group_of, read_run
 from pypcd.lab.speed import Estimate, Speed, Timing, estimate, time_answers
-from pypcd.lab.survey import Part, ask, fitting, legs, missing, names_of, survey_methods, survey_options
+from pypcd.lab.survey import EvalPart, fitting, legs, missing, names_of, survey_methods, survey_options
 from pypcd.settings import PRESETS, Preset
 
 ONE = {"n_threads": 1, "n_threads_batch": 1}
@@ -163,7 +163,7 @@ def test_a_stopped_survey_goes_on_where_it_was(tiny: Tiny, tmp_path: Path, monke
         monkeypatch.setattr(StandIn, "stop_at", stop_at)
         monkeypatch.setattr(StandIn, "asked", [])
         progress = Progress()
-        refused = ask(plan, folder, options=options, model_facts={"a": 1}, progress=progress, worker=StandIn)  # type: ignore[arg-type]
+        refused = run_survey(plan, folder, options=options, model_facts={"a": 1}, progress=progress, worker=StandIn)  # type: ignore[arg-type]
         assert refused == {"pcd:paper": "it has no rotary positions"}
         return progress
 
@@ -186,7 +186,7 @@ def test_a_stopped_survey_goes_on_where_it_was(tiny: Tiny, tmp_path: Path, monke
     )
     # other lengths and parts come on top, each in a directory of its own
     more, _ = legs(model, n=4, lengths=(700,), parts=("retrieval",))
-    ask(more, folder, options=survey_options(more, ONE), model_facts={"a": 1}, worker=StandIn)  # type: ignore[arg-type]
+    run_survey(more, folder, options=survey_options(more, ONE), model_facts={"a": 1}, worker=StandIn)  # type: ignore[arg-type]
     assert {key[1] for key in read_run(folder).records} == {300, 600, 700, 1000}
 
 
@@ -271,9 +271,11 @@ def test_the_script_on_a_real_model(
 ) -> None:
     pytest.importorskip("matplotlib")
     parts = {
-        "retrieval-pairs": Part(("kv-short",), (200, 4000), 4, max_tokens=8),
-        "everyday-short": Part(("everyday-arithmetic", "everyday-json"), (300,), 4, max_tokens=8),
-        "everyday-long": Part(("everyday-arithmetic", "everyday-arithmetic-behind"), (500,), 4, n_pool=2, max_tokens=8),
+        "retrieval-pairs": EvalPart(("kv-short",), (200, 4000), 4, max_tokens=8),
+        "everyday-short": EvalPart(("everyday-arithmetic", "everyday-json"), (300,), 4, max_tokens=8),
+        "everyday-long": EvalPart(
+            ("everyday-arithmetic", "everyday-arithmetic-behind"), (500,), 4, n_pool=2, max_tokens=8
+        ),
     }
     monkeypatch.setattr(survey, "PARTS", parts)
     monkeypatch.setattr(survey, "survey_methods", lambda: ("greedy", "pcd:window", "control"))
