@@ -52,11 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # tests of a few seconds a module, that start no server: `scripts/test fast`
 FAST_FOLDERS = {"settings", "decode"}
-FAST_MODULES = set(
-    "api auto balance constrained constraint context cpp decay docs dola explain exports gate0 host kv layers limits longbench metrics "
-    "min_context min_entropy nocache packaging places progress report rooms ruler salience sampler sequences signatures "
-    "spectrum stats study_table table tap tasks cli_tune windows".split()
-)
+FAST_MODULES = {
+    "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
+    "exports", "gate0", "host", "kv", "layers", "limits", "longbench", "metrics", "min_context", "min_entropy",
+    "nocache", "packaging", "places", "progress", "report", "rooms", "ruler", "salience", "sampler", "sequences",
+    "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks", "windows",
+}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
