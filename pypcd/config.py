@@ -1,6 +1,6 @@
 """The settings of Positional Contrastive Decoding (PCD), with their ranges. Knows nothing of models or libraries.
 
-`_settings` has the presets, and how a setting is written as text or kept in a file.
+`settings` has the presets, and how a setting is written as text or kept in a file.
 """
 
 from __future__ import annotations

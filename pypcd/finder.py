@@ -1,6 +1,6 @@
 """An import hook on sys.meta_path: a llama_cpp imported after pypcd loads pypcd's libllama.
 
-Importing pypcd imports this, and nothing that takes time. `_library` loads and checks the library, and `_install` decides
+Importing pypcd imports this, and nothing that takes time. `library` loads and checks the library, and `install` decides
 what llama_cpp.Llama is; the hook imports them when llama_cpp is imported. If it has been imported before, they do their work
 at once. `lm_eval` likewise, when lm-evaluation-harness imports its models.
 """

@@ -50,6 +50,22 @@ def pytest_configure(config: pytest.Config) -> None:
         os.sched_setaffinity(0, cores[int(worker["workerid"][2:]) % len(cores) :: worker["workercount"]])
 
 
+# tests of a few seconds a module, that start no server: `scripts/test fast`
+FAST_FOLDERS = {"settings", "decode"}
+FAST_MODULES = {
+    "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
+    "exports", "gate0", "host", "kv", "layers", "limits", "longbench", "metrics", "min_context", "min_entropy",
+    "nocache", "packaging", "places", "progress", "report", "rooms", "ruler", "salience", "sampler", "sequences",
+    "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks", "windows",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in FAST_FOLDERS or item.path.stem.partition("_")[2] in FAST_MODULES:
+            item.add_marker("fast")
+
+
 TOKENS: list[int] = [1, *np.random.default_rng(7).integers(3, 384, 119).tolist()]  # several sliding windows long
 F32 = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}  # a cache that rounds nothing
 

@@ -53,7 +53,7 @@ std::vector<llama_pcd_view::row> llama_pcd_view::list(
     std::vector<row> res;
     for (uint32_t i = n - twins.count_last(ubatch); i < n; ++i) {
         const auto & twin = *twins.at(ubatch, i);
-        res.push_back({ twin, i, ubatch.pos[i], twin.cells[k], twins.token_of(ubatch, twin),
+        res.push_back({ i, twin.parent, ubatch.pos[i], twin.window, twin.n_sink, twin.cells[k], twins.token_of(ubatch, twin),
             is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 });
     }
     return res;
@@ -74,7 +74,7 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const row & v, uint32_t j) 
     if ((int32_t) j == v.own) {
         return true;
     }
-    if (cells.is_empty(j) || !cells.seq_has(j, v.twin.parent)) {
+    if (cells.is_empty(j) || !cells.seq_has(j, v.seq_id)) {
         return false;
     }
     const llama_pos p0 = cells.pos_get(j);
@@ -89,7 +89,7 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const row & v, uint32_t j) 
         }
     }
 
-    return (p0 >= v.begin() || p0 < v.twin.n_sink) && !llama_pcd::is_masked(kv, p0, v.pos);
+    return (p0 >= v.begin() || p0 < v.n_sink) && !llama_pcd::is_masked(kv, p0, v.pos);
 }
 
 // Where both keep their keys in the cells of their tokens, a twin one position further sees what the twin before it saw, and its
@@ -97,25 +97,25 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const row & v, uint32_t j) 
 bool llama_pcd_view::sees_one_more(const llama_kv_cache & kv, const row & prev, const row & v) const {
     const auto & cells = llama_pcd::cells(kv);
 
-    return v.twin.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
-        v.twin.parent == prev.twin.parent && v.pos == prev.pos + 1 &&
-        prev.own >= 0 && cells.seq_has(prev.own, prev.twin.parent) && cells.pos_get(prev.own) == prev.pos;
+    return v.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
+        v.seq_id == prev.seq_id && v.pos == prev.pos + 1 &&
+        prev.own >= 0 && cells.seq_has(prev.own, prev.seq_id) && cells.pos_get(prev.own) == prev.pos;
 }
 
 template <typename F>
 bool llama_pcd_view::in_window(const llama_kv_cache & kv, const row & v, const F & fn) const {
-    if (v.twin.window == 0 || !causal(kv)) {
+    if (v.window == 0 || !causal(kv)) {
         return false;
     }
     const auto walk = [&](llama_pos p0, llama_pos p1) {
-        for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.twin.parent, p0, p1)) {
+        for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.seq_id, p0, p1)) {
             if ((int32_t) j != v.own && sees(kv, v, j)) {
                 fn(j);
             }
         }
     };
 
-    walk(0, std::min(v.twin.n_sink, v.begin()));
+    walk(0, std::min(v.n_sink, v.begin()));
     walk(v.begin(), v.pos + 1);
     if (v.own >= 0) {
         fn((uint32_t) v.own);
@@ -147,12 +147,12 @@ void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, con
             row[j] = llama_cast<T>(bias(kv, v, j));
         };
 
-        if (v.twin.window > 0 && causal(kv)) {
+        if (v.window > 0 && causal(kv)) {
             std::fill_n(row, n_kv, hidden);
             in_window(kv, v, show);
         } else if (v.token >= 0 && causal(kv)) {
             std::copy_n(mask + v.token*n_kv, n_kv, row);
-            for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.twin.parent, v.pos, v.pos + 1)) {
+            for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.seq_id, v.pos, v.pos + 1)) {
                 row[j] = hidden;
                 if (sees(kv, v, j)) {
                     show(j);
@@ -218,7 +218,7 @@ void llama_pcd_view::restrict(const llama_kv_cache & kv, const std::vector<row> 
 
     for (const row & v : all) {
         const bool complete = in_window(kv, v, [&](uint32_t j) {
-            if (j < range.block && (int32_t) j != v.own && cells.pos_get(j) < v.twin.n_sink) {
+            if (j < range.block && (int32_t) j != v.own && cells.pos_get(j) < v.n_sink) {
                 head = true;
             } else {
                 begin = std::min(begin, j);

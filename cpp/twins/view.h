@@ -42,19 +42,20 @@ private:
 
     // the twin at entry i of a micro-batch, as one cache sees it
     struct row {
-        const llama_pcd_twin & twin;
-
-        uint32_t  i;
-        llama_pos pos;
-        int32_t   own;   // the cell with its own keys
-        int32_t   token; // the entry of its token, where that one is in the same micro-batch; -1: it is not
+        uint32_t     i;
+        llama_seq_id seq_id; // whose cells it sees: its parent's
+        llama_pos    pos;
+        llama_pos    window;
+        llama_pos    n_sink;
+        int32_t      own;    // the cell with its own keys
+        int32_t      token;  // the entry of its token, where that one is in the same micro-batch; -1: it is not
 
         bool      is_2d;
         llama_pos x;
         llama_pos y;
 
         // the first position in its window
-        llama_pos begin() const { return twin.window == 0 || pos < twin.window ? 0 : pos - twin.window + 1; }
+        llama_pos begin() const { return window == 0 || pos < window ? 0 : pos - window + 1; }
     };
 
     bool causal(const llama_kv_cache & kv) const;

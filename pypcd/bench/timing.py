@@ -1,6 +1,6 @@
 """Times prompts and steps of one or several sequences on a llama_cpp.Llama. A step is one token of each sequence.
 
-Run as a script, it times llama-cpp-python's own library, in a process without pypcd: `_bench` sends requests on stdin,
+Run as a script, it times llama-cpp-python's own library, in a process without pypcd: `measurement` sends requests on stdin,
 one JSON object a line. So it imports nothing from pypcd.
 """
 

@@ -23,7 +23,7 @@ from pypcd.evaluation import (
     tasks_of,
 )
 from pypcd.evaluation.plan import BASELINE, HALVES
-from pypcd.evaluation.stats import fewest
+from pypcd.evaluation.stats import min_n_to_detect
 from pypcd.evaluation.tasks import parts_of
 from pypcd.evaluation.tasks.everyday import SHORT, kind_of
 from pypcd.lab.paper import (
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             together = "".join(f", {n * len(GROUPS[name])} of all of {name}" for name in names if name in GROUPS)
             more = "" if args.n else f"{_of_each(names, DEFAULT_N)} questions, "
             text += (
-                f"\n\nquick: {n} questions a cell{together}, of which at least {fewest()} must differ to show anything; "
+                f"\n\nquick: {n} questions a cell{together}, of which at least {min_n_to_detect()} must differ to show anything; "
                 f"without --quick {more}more lengths and methods are asked.\n"
             )
         columns = _table.columns()

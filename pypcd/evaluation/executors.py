@@ -1,7 +1,7 @@
 """Where questions are answered: in this process, or in several beside each other on this machine.
 
 An Executor makes what answers (a worker) where it answers, hands out questions, and gives back what comes. It knows nothing of
-models, tasks or files. A place of other machines is in _cluster.
+models, tasks or files. A place of other machines is in cluster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Work = Iterator[tuple[Key, "Record | None"]]  # None: the method is refused
 
 
 class Answerer(Protocol):
-    """What answers questions: _run.Worker."""
+    """What answers questions: run.Worker."""
 
     refused: dict[str, str]
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from pypcd.errors import InputError
 
@@ -22,12 +21,11 @@ __all__ = [
     "NOT_SHOWN",
     "Difference",
     "Paired",
-    "fewest",
     "interval",
+    "min_n_to_detect",
     "needed",
-    "needed_to_spare",
+    "noninferiority_n",
     "paired",
-    "paired_counts",
 ]
 
 LEVEL = 0.05
@@ -105,21 +103,8 @@ def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0,
     )
 
 
-def paired_counts(mine: npt.NDArray[np.bool_], plain: npt.NDArray[np.bool_]) -> Paired:
-    """paired() of right and wrong answers, for thousands of methods: those with the same numbers share a result."""
-    both, wins, losses = ((a & b).sum() for a, b in ((mine, plain), (mine, ~plain), (~mine, plain)))
-    return _of_counts(len(mine), int(both), int(wins), int(losses))
-
-
-@functools.lru_cache(maxsize=100_000)
-def _of_counts(n: int, both: int, wins: int, losses: int) -> Paired:
-    left = n - both - wins - losses
-    mine = [1.0] * (both + wins) + [0.0] * (losses + left)
-    return paired(mine, [1.0] * both + [0.0] * wins + [1.0] * losses + [0.0] * left)
-
-
 @functools.cache
-def fewest() -> int:
+def min_n_to_detect() -> int:
     """The smallest number of samples that can show a difference, if the method wins on all of them (Paired.is_clear)."""
     n = 1
     while not paired([1.0] * n, [0.0] * n).is_clear:
@@ -141,10 +126,10 @@ def needed(disagreement: float, *, gain: float = 0.1, power: float = 0.8) -> int
     """
     q, z_level, z_power = max(disagreement, gain), _normal(1 - LEVEL / 2), _normal(power)
     n = ((z_level * math.sqrt(q) + z_power * math.sqrt(q - gain**2)) / gain) ** 2
-    return max(fewest(), math.ceil(n))
+    return max(min_n_to_detect(), math.ceil(n))
 
 
-def needed_to_spare(disagreement: float, *, power: float = 0.8) -> int:
+def noninferiority_n(disagreement: float, *, power: float = 0.8) -> int:
     """About how many samples show that a method without any loss loses less than MARGIN points (Paired.spares).
 
     Args:

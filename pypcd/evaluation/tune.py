@@ -21,7 +21,7 @@ from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import BASELINE, HALVES, Directory, Key, Plan
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.run import Outcome, context_of, counts_of, evaluate, facts, run_options
-from pypcd.evaluation.stats import Paired, needed, needed_to_spare, paired
+from pypcd.evaluation.stats import Paired, needed, noninferiority_n, paired
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
 
@@ -123,7 +123,7 @@ class Tuned:
     def n_everyday_needed(self) -> int | None:
         """About how many judged everyday questions show, as often, that less than 2 points are lost if nothing is lost; None
         if everyday questions say nothing."""
-        return needed_to_spare(_disagreement(self.everyday[ALL])) if self.everyday else None
+        return noninferiority_n(_disagreement(self.everyday[ALL])) if self.everyday else None
 
     @property
     def gains(self) -> bool:

@@ -2,7 +2,7 @@
 
 Llama.__init__ is what is replaced, and nothing else: so whoever imported the class, and whenever, gets the same, and all of
 it is undone by putting that one function back. (Python cannot undo a replaced __new__: the class then takes no arguments.)
-`_finder` calls apply() when llama_cpp is imported later. Knows nothing of the frameworks.
+`finder` calls apply() when llama_cpp is imported later. Knows nothing of the frameworks.
 """
 
 from __future__ import annotations

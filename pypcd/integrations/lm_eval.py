@@ -1,7 +1,7 @@
 """The command of lm-evaluation-harness with pypcd among its models: `python -m pypcd.integrations.lm_eval --model pypcd …`.
 
 Versions after 0.4.13 find models of other packages by entry points (pyproject.toml has ours), so there `lm_eval` does too. Up to
-0.4.13 that command knows its own models alone. So when their list is imported, `_finder` has ours added, by name: nothing of it is
+0.4.13 that command knows its own models alone. So when their list is imported, `finder` has ours added, by name: nothing of it is
 imported before it is asked for.
 """
 

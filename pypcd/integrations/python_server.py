@@ -1,7 +1,7 @@
 """llama_cpp.server, the server written in Python, takes "pcd" in its requests while pypcd.install() is in force.
 
 Its module `app` takes the types of requests and the answering of errors from two others when it is imported: `adapt` imports
-it with ours in their place. (`pypcd serve` is another server, llama.cpp's own: _server.) Imported by _finder only, since it
+it with ours in their place. (`pypcd serve` is another server, llama.cpp's own: server.) Imported by finder only, since it
 needs what llama_cpp.server needs.
 """
 

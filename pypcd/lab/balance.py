@@ -12,24 +12,21 @@ import dataclasses
 import io
 import pathlib
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pypcd.decode import PCD, Control, Plain, parse
+from pypcd.decode import PCD, Control, parse
 from pypcd.errors import InputError
 from pypcd.evaluation.plan import BASELINE, Directory, Key, is_in
 from pypcd.evaluation.stats import MARGIN, Paired, interval, paired
 from pypcd.evaluation.tasks import GROUPS, TASKS
 from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
-from pypcd.lab.formula import Formula
-from pypcd.lab.screen import Screen
-from pypcd.lab.survey import survey_methods
 
 __all__ = [
     "LONG",
     "RETRIEVAL",
     "SHORT_PROMPTS",
-    "Balance",
+    "GainLoss",
     "Run",
     "balance",
     "balance_csv",
@@ -75,7 +72,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Balance:
+class GainLoss:
     """A method's gain and loss on a model: its comparison with greedy in each group that has answers."""
 
     model: str
@@ -101,11 +98,10 @@ def greedys(p: Paired) -> float:
 
 
 def read_run(folder: pathlib.Path, name: str | None = None) -> Run:
-    """All answers in a folder: a directory of an evaluation, or several below it. On recorded rows (record()), the
-    presets are judged without decoding.
+    """All answers in a folder: a directory of an evaluation, or several below it.
 
     Raises:
-        ValueError: there are none, they do not belong together, or a file is damaged.
+        ValueError: there are none, they do not belong together, they are recorded rows, or a file is damaged.
     """
     places = sorted(path.parent for path in folder.rglob("samples.jsonl"))
     if not places:
@@ -115,13 +111,13 @@ def read_run(folder: pathlib.Path, name: str | None = None) -> Run:
     methods: dict[str, None] = {}
     records: dict[Key, Mapping[str, Any]] = {}
     facts: dict[str, Any] = {}
-    n_rows = 0
     for place in places:
         directory = Directory(place)
         made, found = directory.facts(), directory.records()
         if "rows" in made:
-            found, n_rows = _judged(found, made["methods"]), n_rows + 1
-            made = {**made, "methods": list(dict.fromkeys(method for _, _, _, method in found))}
+            raise InputError(
+                f"{place} has recorded rows and no answers; give a folder that `pypcd eval` has written (--out)"
+            )
         for before in facts.values():
             for what, key in (("model", "model_sha256"), ("form of prompts", "chat")):
                 if made.get(key) != before.get(key):
@@ -131,30 +127,10 @@ def read_run(folder: pathlib.Path, name: str | None = None) -> Run:
         facts["/".join(place.relative_to(folder).parts) or place.name] = made
         methods.update(dict.fromkeys(made["methods"]))
         records.update(found)
-    notes = (_SCREENED.format(n_rows=n_rows, n=len(places)),) if n_rows else ()
-    return Run(name or folder.resolve().name, tuple(methods), records, facts, notes)
+    return Run(name or folder.resolve().name, tuple(methods), records, facts)
 
 
-_SCREENED = (
-    "judged on recorded rows in {n_rows} of {n} directories: an answer counts as right only if it is the expected text, for "
-    "greedy too"
-)
-
-
-def _judged(rows: Mapping[Key, dict[str, Any]], views: Collection[str]) -> dict[Key, dict[str, Any]]:
-    """The methods of the plan for any models, as far as their views were recorded, judged on rows."""
-    screen = Screen(rows)
-    judged: dict[Key, dict[str, Any]] = {}
-    for method in survey_methods():
-        if isinstance(parse(method).rows, (Plain, PCD)):
-            formula = Formula.parse(method)
-            if formula.view is None or PCD(formula.view).name in views:
-                right, _ = screen.follow(formula)
-                judged.update({(*q, method): {"score": float(r)} for q, r in zip(screen.questions, right)})
-    return judged
-
-
-def balance(run: Run, half: str | None = "second") -> list[Balance]:
+def balance(run: Run, half: str | None = "second") -> list[GainLoss]:
     """A row for each method that has answers, greedy first.
 
     Args:
@@ -175,7 +151,7 @@ def balance(run: Run, half: str | None = "second") -> list[Balance]:
                 means = [tuple(map(statistics.fmean, zip(*asked[question]))) for question in sorted(asked)]
                 groups[group] = paired([mine for mine, _ in means], [plain for _, plain in means])
         if groups:
-            result.append(Balance(run.name, method, groups))
+            result.append(GainLoss(run.name, method, groups))
     return result
 
 

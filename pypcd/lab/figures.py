@@ -11,7 +11,7 @@ import numpy as np
 from pypcd.errors import InputError
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import MARGIN, Paired
-from pypcd.lab.balance import LONG, RETRIEVAL, SHORT_PROMPTS, Balance, controlled, greedys
+from pypcd.lab.balance import LONG, RETRIEVAL, SHORT_PROMPTS, GainLoss, controlled, greedys
 from pypcd.lab.decay import CURVES, Curves, bins
 from pypcd.lab.salience import RANKS, SalienceRow, count_ranks
 from pypcd.lab.spectrum import Spectrum
@@ -231,7 +231,7 @@ def seeds(panels: Mapping[str, Mapping[str, Sequence[Sequence[tuple[float, float
 _FAR = -30.0, 60.0  # points: what lies further out is drawn at the edge, with its figures
 
 
-def balances(rows: Sequence[Balance]) -> Any:
+def balances(rows: Sequence[GainLoss]) -> Any:
     """Gain on long retrieval over the difference on everyday questions, short and long: a point for each setting with
     both 95% intervals, a line of panels for each model. A setting that was not asked both is left out.
 

@@ -28,13 +28,13 @@ from pypcd.settings import PRESETS
 __all__ = [
     "FAR",
     "PARTS",
-    "Leg",
-    "Part",
-    "ask",
+    "EvalJob",
+    "EvalPart",
     "fitting",
     "legs",
     "missing",
     "names_of",
+    "run_survey",
     "survey_methods",
     "survey_options",
 ]
@@ -44,7 +44,7 @@ _CONTROLLED = ("pcd", _CUT, "pcd:gentle")  # the contrasts that have a control
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class EvalPart:
     """Tasks that are asked at the same lengths.
 
     Attributes:
@@ -77,17 +77,17 @@ FAR = 2000
 
 _RETRIEVAL = (600, 2000, 6000)
 
-PARTS: Mapping[str, Part] = {
+PARTS: Mapping[str, EvalPart] = {
     # a plain model goes on writing after the number or the UUID, up to the longest answer
-    "retrieval-numbers": Part(("niah-multikey-2",), _RETRIEVAL, 150, max_tokens=40),
-    "retrieval-uuids": Part(("niah-multikey-3",), _RETRIEVAL, 150, max_tokens=48),
-    "everyday-short": Part(("everyday",), (SHORT,), 600),
-    "everyday-long": Part(("everyday", "everyday-behind"), (1000, 4000), 300, share_beyond=0.5, n_pool=4),
+    "retrieval-numbers": EvalPart(("niah-multikey-2",), _RETRIEVAL, 150, max_tokens=40),
+    "retrieval-uuids": EvalPart(("niah-multikey-3",), _RETRIEVAL, 150, max_tokens=48),
+    "everyday-short": EvalPart(("everyday",), (SHORT,), 600),
+    "everyday-long": EvalPart(("everyday", "everyday-behind"), (1000, 4000), 300, share_beyond=0.5, n_pool=4),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Leg:
+class EvalJob:
     """One part of the plan at one length, in a directory of its own."""
 
     part: str
@@ -101,9 +101,9 @@ class Leg:
         """Where the answers are, in a model's folder."""
         return Directory(folder / f"{self.part}-{self.length}")
 
-    def without(self, tasks: Collection[str]) -> Leg | None:
+    def without(self, tasks: Collection[str]) -> EvalJob | None:
         left = tuple(task for task in self.plan.tasks if task not in tasks)
-        return Leg(self.part, dataclasses.replace(self.plan, tasks=left)) if left else None
+        return EvalJob(self.part, dataclasses.replace(self.plan, tasks=left)) if left else None
 
 
 def survey_methods() -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def legs(
     lengths: Sequence[int] = (),
     n: int | None = None,
     chat: bool = False,
-) -> tuple[list[Leg], list[str]]:
+) -> tuple[list[EvalJob], list[str]]:
     """The plan for a model, and a sentence for each length that it was not trained for.
 
     Args:
@@ -179,11 +179,11 @@ def legs(
                 max_tokens=part.max_tokens,
                 half="second",
             )
-            made.append(Leg(name, plan))
+            made.append(EvalJob(name, plan))
     return made, notes
 
 
-def fitting(plan: Sequence[Leg], tokenizer: Tokenizer) -> tuple[list[Leg], list[str]]:
+def fitting(plan: Sequence[EvalJob], tokenizer: Tokenizer) -> tuple[list[EvalJob], list[str]]:
     """The plan without tasks whose questions do not fit in a length with this tokenizer, and a sentence for each."""
     made, notes = [], []
     fits: set[tuple[str, str]] = set()  # what fits in a length fits in a longer one
@@ -205,14 +205,14 @@ def fitting(plan: Sequence[Leg], tokenizer: Tokenizer) -> tuple[list[Leg], list[
     return sorted(made, key=lambda leg: list(PARTS).index(leg.part)), notes
 
 
-def missing(leg: Leg, folder: pathlib.Path) -> list[Key]:
+def missing(leg: EvalJob, folder: pathlib.Path) -> list[Key]:
     """The answers that a model's folder does not have yet."""
     records = leg.directory(folder).records()
     return [key for key in leg.plan.everything() if records.get(key, {"error": ""}).get("error") is not None]
 
 
-def ask(
-    plan: Sequence[Leg],
+def run_survey(
+    plan: Sequence[EvalJob],
     folder: pathlib.Path,
     *,
     jobs: Jobs = 1,
@@ -250,7 +250,7 @@ def ask(
     return refused
 
 
-def survey_options(plan: Sequence[Leg], options: Mapping[str, Any], jobs: Jobs = 1) -> dict[str, Any]:
+def survey_options(plan: Sequence[EvalJob], options: Mapping[str, Any], jobs: Jobs = 1) -> dict[str, Any]:
     """The options of the model, the same for all legs: one context for the longest, since some models compute differently
     in a long one."""
     n_ctx = max(context_of(leg.plan, options) for leg in plan)

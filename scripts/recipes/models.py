@@ -6,7 +6,7 @@
 
 `scripts/evidence models` calls it. Each model is asked the questions of pypcd/lab/survey.py, plainly, with every preset,
 with a window with a cut, and with controls; stopped, it goes on where it was. A folder in place of a model holds answers
-that there are already (`pypcd eval --out`), or rows (screen.py) on which the presets are judged: they come into the table too.
+that there are already (`pypcd eval --out`): they come into the table too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pypcd.gguf import resolve_model
 from pypcd.lab import figures
 from pypcd.lab.balance import Run, balance, balance_csv, balance_markdown, read_run
 from pypcd.lab.speed import Estimate, Speed, estimate, time_answers
-from pypcd.lab.survey import PARTS, Leg, ask, fitting, legs, missing, names_of, survey_options
+from pypcd.lab.survey import PARTS, EvalJob, fitting, legs, missing, names_of, run_survey, survey_options
 from pypcd.prompt import has_template
 
 
@@ -124,11 +124,11 @@ def _survey(args: argparse.Namespace, jobs: Jobs, name: str, model: str) -> list
         return notes
     known = _progress.model_facts(plan[0].plan, options, jobs, plan[0].directory(folder))
     with _terminal.resumable(), _progress.following(name) as progress:
-        refused = ask(plan, folder, jobs=jobs, options=options, model_facts=known, progress=progress)
+        refused = run_survey(plan, folder, jobs=jobs, options=options, model_facts=known, progress=progress)
     return [*notes, *(f"`{method}` is refused: {reason}" for method, reason in refused.items())]
 
 
-def hours(name: str, plan: Sequence[Leg], estimates: Sequence[Estimate]) -> str:
+def hours(name: str, plan: Sequence[EvalJob], estimates: Sequence[Estimate]) -> str:
     """The estimate as a table, a line for each part and length."""
     total = sum(estimates, Estimate())
     took = _progress.duration

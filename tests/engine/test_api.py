@@ -150,7 +150,7 @@ import pypcd
 
 llm = pypcd.Llama(sys.argv[1], n_ctx=256, n_threads=1, n_threads_batch=1, n_gpu_layers=0)
 for setting in ({}, {"cache": "shared"}, {"cache": "separate"}, {"perturbation": "none", "window": 8}):
-    refusal = pypcd.engine.pcd_refusal(llm, setting)
+    refusal = pypcd.engine.pcd_refusal(llm, pypcd.PCDConfig.resolve(setting))
     try:
         llm.pcd = setting
         assert refusal is None, refusal

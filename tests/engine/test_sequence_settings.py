@@ -500,8 +500,10 @@ def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) ->
         llm.set_sequence_pcd(0, "gamma=0")
     with pytest.raises(TypeError, match="no field 'bta' .did you mean 'beta'"):
         llm.set_sequence_pcd(0, {"bta": 1})
-    with pytest.raises(AttributeError, match="Llama.set_sequence_pcd is now Llama.set_sequence_pcd"):
-        llm.set_sequence_pcd(0, False)
+    with pytest.raises(AttributeError, match="it is now set_sequence_pcd"):
+        llm.pcd_for(0, False)
+    with pytest.raises(AttributeError, match="it is now check_pcd, which raises"):
+        llm.pcd_refusal(False)
 
 
 def test_a_sequences_setting_waits_for_pcd_and_is_judged_by_it(tiny: Tiny, load: Load) -> None:

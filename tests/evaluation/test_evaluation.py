@@ -335,7 +335,7 @@ def test_other_questions_are_another_run(finished: tuple[Directory, dict[Any, An
     shutil.copy(finished[0].path / "run.json", directory.path)
     record = {**finished[1]["kv-short", 180, 0, "greedy"], "prompt_sha256": "0" * 16}
     directory.samples.write_text(json.dumps(record) + "\n")
-    with pytest.raises(ValueError, match="has answers to another question 0 of kv-short at 180 tokens"):
+    with pytest.raises(ValueError, match="another question 0 of kv-short at 180 tokens"):
         evaluate(DEMO, directory, options=ONE)
 
 
@@ -351,7 +351,7 @@ def test_other_rows_of_a_file_are_another_run(tmp_path: Path) -> None:
     file.rename(other)
     evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
     other.write_text(json.dumps({**row, "answers": ["yes"]}) + "\n")
-    with pytest.raises(ValueError, match="there longbench-hotpotqa had other questions"):
+    with pytest.raises(ValueError, match="longbench-hotpotqa"):
         evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
 
 
@@ -408,7 +408,7 @@ def test_what_a_process_said_before_it_ended_counts(ends: str, monkeypatch: pyte
     if ends == "well":
         assert next(answers, None) is None
     else:
-        with pytest.raises(pypcd.PCDError, match="a process of the evaluation ended early, with status 0"):
+        with pytest.raises(pypcd.PCDError, match="status 0"):
             next(answers)
 
 
@@ -464,15 +464,15 @@ def test_the_pool_of_a_cell_is_evaluated_once(tmp_path: Path, monkeypatch: pytes
 
 def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match="is not empty and not a run"):
+    with pytest.raises(ValueError, match="not a run"):
         Directory(tmp_path).open(DEMO, {})
     (tmp_path / "run.json").write_text("[]")
-    with pytest.raises(ValueError, match="was not written by pypcd eval"):
+    with pytest.raises(ValueError, match="run.json"):
         Directory(tmp_path).open(DEMO, {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "samples.jsonl").write_text('{"task": 1}\n')
     (tmp_path / "other" / "run.json").write_text(json.dumps({**vars(DEMO)}))
-    with pytest.raises(ValueError, match="line 1, is damaged"):
+    with pytest.raises(ValueError, match="samples.jsonl, line 1"):
         Directory(tmp_path / "other").open(DEMO, {})
 
 

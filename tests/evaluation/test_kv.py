@@ -123,7 +123,7 @@ def test_the_authors_cells_have_75_pairs_in_4000_tokens() -> None:
         return len(KV_AUTHORS.samples(1, n_tokens, Pieces(), 0)[0].prompt.segments)
 
     assert [size(k) for k in (4000, 8000, 16000, 4096, 80)] == [75, 150, 300, 77, 2]
-    with pytest.raises(ValueError, match="n_tokens is 79; allowed: at least 80, which makes 2 pairs at 75"):
+    with pytest.raises(ValueError, match="n_tokens is 79; allowed: at least 80"):
         size(79)
 
 
@@ -136,7 +136,7 @@ def test_single_depths_can_be_asked_for(depths: list[float], n: int) -> None:
 
 
 def test_a_depth_outside_the_context_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a depth is 1\.5; allowed: from 0 \(the first pair\) to 1 \(the last\)"):
+    with pytest.raises(ValueError, match=r"a depth is 1\.5; allowed: from 0 "):
         dataclasses.replace(KV_OFFICIAL, depths=(0.5, 1.5))
 
 

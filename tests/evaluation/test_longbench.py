@@ -150,7 +150,7 @@ def test_prompts_are_cut_to_500_tokens_less_than_allowed(tmp_path: Path) -> None
         ValueError, match=r"n_tokens is 4000, but question 0 of longbench-narrativeqa takes 4\d\d\d after"
     ):
         task.samples(1, 4000, Pieces(template=400), 0)
-    with pytest.raises(ValueError, match="n_tokens is 501; allowed: at least 502, since 500 are kept"):
+    with pytest.raises(ValueError, match="n_tokens is 501; allowed: at least 502"):
         task.samples(1, 501, tokenizer, 0)
 
 
@@ -194,16 +194,14 @@ def test_rows_come_from_a_file_a_folder_or_the_archive(tmp_path: Path) -> None:
         ("musique", archive.parent),
     ):
         assert LongBench(dataset, data).samples(1, 4000, Pieces(), 0)[0].extra["id"] == "0a"
-    with pytest.raises(
-        ValueError, match=r"data.zip has no data/qasper.jsonl; give LongBench's data.zip, or qasper.jsonl from it"
-    ):
+    with pytest.raises(ValueError, match="data.zip has no data/qasper.jsonl"):
         LongBench("qasper", archive).samples(1, 4000, Pieces(), 0)
 
 
 def test_missing_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no .*nowhere; give LongBench.s qasper.jsonl"):
+    with pytest.raises(FileNotFoundError, match="nowhere; give .*qasper.jsonl"):
         LongBench("qasper", tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"qasper.jsonl or data/qasper.jsonl or data.zip is missing in"):
+    with pytest.raises(FileNotFoundError, match="qasper.jsonl or data/qasper.jsonl or data.zip"):
         LongBench("qasper", tmp_path)
 
 
@@ -213,7 +211,7 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
 def test_a_line_that_is_no_row_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "qasper.jsonl"
     path.write_text(json.dumps(_row()) + "\n\n" + line + "\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"line 3 of .*qasper.jsonl is not a row of LongBench"):
+    with pytest.raises(ValueError, match="line 3 of .*qasper.jsonl"):
         LongBench("qasper", path).samples(1, 4000, Pieces(), 0)
 
 
@@ -245,9 +243,7 @@ def test_without_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPat
         raise ConnectionError("no route")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(hf_hub_download=fail))
-    with pytest.raises(
-        PCDError, match=r"could not be downloaded .*ConnectionError.*data.zip elsewhere and give it as the"
-    ):
+    with pytest.raises(PCDError, match="ConnectionError.*data.zip"):
         LongBench("qasper").samples(1, 4000, Pieces(), 0)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(PCDError, match=r"huggingface-hub, which is not installed: pip install 'pypcd\[hub\]'"):
@@ -258,9 +254,9 @@ def test_files_that_are_not_longbenchs_are_refused(tmp_path: Path) -> None:
     broken, empty = tmp_path / "data.zip", tmp_path / "qasper.jsonl"
     broken.write_bytes(b"PK half an archive")
     empty.write_bytes(b"\n")
-    with pytest.raises(ValueError, match="data.zip is not a zip archive, or is incomplete; give LongBench's data.zip"):
+    with pytest.raises(ValueError, match="data.zip is not a zip archive"):
         LongBench("qasper", broken).samples(1, 4000, Pieces(), 0)
-    with pytest.raises(ValueError, match=r"qasper.jsonl is empty; give LongBench's data.zip, or qasper.jsonl from it"):
+    with pytest.raises(ValueError, match="qasper.jsonl is empty"):
         LongBench("qasper", empty).samples(1, 4000, Pieces(), 0)
 
 
@@ -269,7 +265,7 @@ def test_rows_of_another_task_are_refused(tmp_path: Path) -> None:
     for name in ("hotpotqa.jsonl", "rows.jsonl"):
         (tmp_path / name).write_text(json.dumps(row) + "\n")
     assert LongBench("hotpotqa", tmp_path / "rows.jsonl").n_questions == 1
-    with pytest.raises(FileNotFoundError, match="hotpotqa.jsonl has the rows of hotpotqa, not of qasper"):
+    with pytest.raises(FileNotFoundError, match="hotpotqa.jsonl .*not of qasper"):
         LongBench("qasper", tmp_path / "hotpotqa.jsonl")
-    with pytest.raises(ValueError, match="line 1 of .*rows.jsonl is a row of hotpotqa, not of qasper"):
+    with pytest.raises(ValueError, match="line 1 of .*rows.jsonl .*hotpotqa, not of qasper"):
         print(LongBench("qasper", tmp_path / "rows.jsonl").n_questions)

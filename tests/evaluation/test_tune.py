@@ -301,6 +301,22 @@ def test_tuning_finds_what_helps_the_demo_model_and_goes_on_byte_for_byte(tmp_pa
         assert run() == tuned and made(answers.read_bytes()) == made(whole)
 
 
+def test_everyday_questions_are_really_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The demo model gets none of them right; here that counts, and its prompts may be longer."""
+    monkeypatch.setattr(tuning, "SHORT", 560)
+    monkeypatch.setattr(tuning, "LEAST", 0.0)
+    plan = Plan("demo", ("kv-short",), ("greedy",), (450, 600), n=12, max_tokens=12)
+    how = {"options": ONE, "everyday": 2, "settings": ["cautious"]}
+    tuned = tune(plan, tmp_path / "run", **how)
+    assert tuned.best == "cautious" and tuned.plain_everyday is not None and tuned.n_judged == 12
+    assert [result.n for result in tuned.everyday.values()] == [12, 12, 12, 36]
+    folders = [Directory(tmp_path / "run" / name) for name in ("long", "everyday")]
+    assert [len(folder.records()) for folder in folders] == [2 * 24, 2 * 72]
+    whole = [folder.samples.read_bytes() for folder in folders]
+    assert tune(plan, tmp_path / "run", **how) == tuned
+    assert [folder.samples.read_bytes() for folder in folders] == whole
+
+
 def test_its_figures_are_those_of_an_evaluation(tmp_path: Path) -> None:
     """Tuned on 12 questions, the same questions asked by evaluate() say the same."""
     plan = Plan("demo", ("kv-short",), ("pcd:cautious",), (300,), n=12)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 from pathlib import Path
@@ -13,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pypcd.decode import PCD
-from pypcd.evaluation import GROUPS, Directory, Plan, evaluate, paired
+from pypcd.evaluation import GROUPS, Directory, Plan, paired
 from pypcd.lab.balance import (
     LONG,
     RETRIEVAL,
     SHORT_PROMPTS,
-    Balance,
+    GainLoss,
     Run,
     balance,
     balance_csv,
@@ -27,9 +25,6 @@ from pypcd.lab.balance import (
     group_of,
     read_run,
 )
-from pypcd.lab.formula import Formula
-from pypcd.lab.recorded import record
-from pypcd.lab.survey import survey_methods
 
 METHODS = ("greedy", "pcd:cautious", "control")
 
@@ -92,7 +87,7 @@ def test_more_forms_that_answer_alike_do_not_narrow_the_interval(pairs: list[tup
     """Without forms counted once, four times the same answers would look like four times the evidence."""
     forms = [("everyday-sort", 1000), ("everyday-sort", 4000), ("everyday-sort-behind", 1000), ("everyday-sort", 2000)]
 
-    def of(n: int) -> Balance:
+    def of(n: int) -> GainLoss:
         return balance(
             run_of(
                 {(*form, 2 * i + 1): (float(a), float(b), 0.0) for form in forms[:n] for i, (a, b) in enumerate(pairs)}
@@ -109,7 +104,7 @@ def test_an_answer_without_greedys_is_not_counted() -> None:
     assert [row.groups[RETRIEVAL].n for row in rows] == [1, 1, 1] and rows[1].groups[RETRIEVAL].difference == 100
 
 
-def with_losses(short: int, long: int, n: int = 400, plain: float = 1.0) -> Balance:
+def with_losses(short: int, long: int, n: int = 400, plain: float = 1.0) -> GainLoss:
     """A setting that loses so many of n questions, at each length."""
     scores = {}
     for length, losses in ((300, short), (1000, long)):
@@ -141,8 +136,8 @@ def test_tables() -> None:
     assert "| m | greedy | 50.0 of 10 |  | 8.3 of 12 |  |  |  |  |" in text
     assert "| m | `pcd:cautious` | +40.0 [+10.0, +70.0] ~ | 4 / 0 | +91.7 [" in text and "| not asked |" in text
     assert (
-        "- **m**: kv-short, 50% at 600 tokens (greedy); everyday at 300 tokens, 12 questions, of which greedy gets 8.3% "
-        "right: harm cannot be told." in text
+        "- **m**: kv-short, 50% at 600 tokens (greedy); everyday at 300 tokens, 12 questions, of which greedy gets 8.3%"
+        in text
     )
     assert "| other | greedy | 100.0 of 1 |  |  |  |  |  |  |" in text and "of the second half" in text
     table = list(csv.DictReader(io.StringIO(balance_csv([run_of(scores)]))))
@@ -173,15 +168,13 @@ def test_a_folder_is_read_with_all_runs_in_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_answers_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"has no answers; give a GGUF file, or a folder that `pypcd eval` has written"
-    ):
+    with pytest.raises(ValueError, match="has no answers"):
         read_run(tmp_path)
     (tmp_path / "samples.jsonl").write_text(json.dumps({"task": "kv"}) + "\n")
     with pytest.raises(ValueError, match=r"has no run.json"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({"tasks": [], "methods": [], "lengths": []}))
-    with pytest.raises(ValueError, match=r"samples.jsonl, line 1, is damaged"):
+    with pytest.raises(ValueError, match="samples.jsonl, line 1"):
         read_run(tmp_path)
 
 
@@ -197,34 +190,20 @@ def test_answers_that_do_not_belong_together_are_an_error(tmp_path: Path) -> Non
     add("one/b", "vt")
     assert len(read_run(tmp_path / "one").records) == 12
     add("one/c")
-    with pytest.raises(ValueError, match=r"one has some answers twice, also in .*one.c; give one of the folders in it"):
+    with pytest.raises(ValueError, match=r"twice.*one.c"):
         read_run(tmp_path / "one")
     add("two/a")
     add("two/b", "vt", model_sha256="2")
-    with pytest.raises(ValueError, match="two has answers of more than one model; give one folder for each"):
+    with pytest.raises(ValueError, match="two has .* model"):
         read_run(tmp_path / "two")
     add("three/a")
     add("three/b", "vt", chat=True)
-    with pytest.raises(ValueError, match="three has answers of more than one form of prompts"):
+    with pytest.raises(ValueError, match="three has .* prompts"):
         read_run(tmp_path / "three")
 
 
-def test_presets_are_judged_on_recorded_rows(tmp_path: Path) -> None:
-    """The demo model's verdicts on rows are those of real decoding: its answers are the expected text, or wrong."""
-    plan = Plan("demo", ("kv-short",), ("pcd:perturbation=none:window=64",), (450,), n=6)
-    options = {"n_threads": 1, "n_threads_batch": 1}
-    record(plan, Directory(tmp_path / "rows/a"), options=options)
-    run = read_run(tmp_path / "rows")
-    views = {name: Formula.parse(name).view for name in survey_methods() if name.startswith("pcd:")}
-    known = [name for name, view in views.items() if view is not None and PCD(view).name == plan.methods[1]]
-    assert run.methods == ("greedy", *known) and {"pcd:window", "pcd:window:relative_top=0.1"} <= set(known)
-    assert "pcd:cautious" not in known, "no view of over-rotation was recorded"
-    assert len(run.records) == 6 * len(run.methods)
-    assert run.notes[0].startswith("judged on recorded rows in 1 of 1 directories")
-    evaluate(dataclasses.replace(plan, methods=run.methods), Directory(tmp_path / "decoded"), options=options)
-    decoded = read_run(tmp_path / "decoded")
-    assert {key: r["score"] for key, r in decoded.records.items()} == {
-        key: r["score"] for key, r in run.records.items()
-    }
-    assert [row.groups for row in balance(run, None)] == [row.groups for row in balance(decoded, None)]
-    assert "  - judged on recorded rows in 1 of 1 directories" in balance_markdown([run])
+def test_recorded_rows_are_no_answers(tmp_path: Path) -> None:
+    Directory(tmp_path / "rows").open(Plan("x.gguf", ("kv-short",), METHODS, (600,), n=2), {"rows": {"k": 64}})
+    (tmp_path / "rows" / "samples.jsonl").touch()
+    with pytest.raises(ValueError, match="recorded rows"):
+        read_run(tmp_path)

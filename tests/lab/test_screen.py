@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -201,7 +200,7 @@ def test_an_adaptive_setting_is_a_formula_too() -> None:
     assert Formula.of(floors).where == "context>=512 and entropy>=2.5" and Formula.of(floors).config == floors
     assert dataclasses.replace(formula, where="entropy >= 2.5 and context>=512").config == floors
     assert Formula.parse(PCD(config).name) == Formula.parse(formula.name) == formula
-    with pytest.raises(ValueError, match="without adaptive and floors"):
+    with pytest.raises(ValueError, match="where=rank>1"):
         Formula.parse(f"{PCD(config).name}:where=rank>1")
 
 
@@ -305,9 +304,7 @@ def test_how_far_an_answer_is_read(name: str, answer: str, written: list[str], n
 
 def test_a_task_without_one_right_text_is_refused(tmp_path: Path) -> None:
     plan = Plan("demo", ("vt",), VIEWS[:1], (1500,), n=1)
-    with pytest.raises(
-        ValueError, match="task is 'vt', whose answers .* no single right text; allowed: tasks with one"
-    ):
+    with pytest.raises(ValueError, match="task is 'vt'.*allowed: "):
         record(plan, Directory(tmp_path / "run"), options=ONE)
 
 
@@ -374,7 +371,7 @@ def test_verdicts_worked_out_by_hand() -> None:
 def test_what_cannot_be_judged_is_an_error() -> None:
     records = records_by_hand()
     screen = Screen(records)
-    with pytest.raises(ValueError, match="there are no rows of pcd for question 0 of t at 9 tokens"):
+    with pytest.raises(ValueError, match="pcd for question 0 of t at 9 tokens"):
         screen.follow(Formula.parse("pcd:gamma=3"))
     with pytest.raises(ValueError, match="gamma is 4; allowed: up to 3"):
         screen.follow(by(gamma=4))
@@ -557,28 +554,16 @@ KV200 = ("--task=kv-short", "--length=200", "--n=1")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["demo", "pcd:window:beta=5*", *KV200],
-            r"beta is '5\*', which is not an expression; write it as 2.5 or 5\*jsd",
-        ),
-        (["demo", "pcd:window:beta=min(jsd)", *KV200], r"beta is 'min\(jsd\)'; min takes 2 values"),
-        (["demo", "pcd:windy:beta=1", *KV200], "pcd:windy:beta=1: .*allowed: .*window"),
-        (
-            ["demo", "greedy", *KV200],
-            "there is no formula with a contrast; give at least one, such as pcd:window:beta=1",
-        ),
-        (["demo", "--formulas", "{missing}", *KV200], "{missing}: No such file or directory"),
-        (["demo", "--formulas", "{binary}", *KV200], "{binary} is not a text; allowed: formulas, one a line, in UTF-8"),
-        (
-            ["{missing}", "pcd:window", *KV200],
-            "there is no model file {missing}; give the path of a .gguf file, or 'demo'",
-        ),
-        (["{binary}", "pcd:window", *KV200], "{binary} is not a GGUF file"),
-        (["demo", "pcd:window", "--task=kv-shirt", "--length=200"], "kv-shirt.*kv-short"),
-        (
-            ["demo", "pcd:window", "--task=kv-short", "--length=2x"],
-            "--length has '2x'; allowed: integers of at least 16",
-        ),
+        (["demo", "pcd:window:beta=5*", *KV200], "beta is '5*'"),
+        (["demo", "pcd:window:beta=min(jsd)", *KV200], "beta is 'min(jsd)'"),
+        (["demo", "pcd:windy:beta=1", *KV200], "windy"),
+        (["demo", "greedy", *KV200], "formula"),
+        (["demo", "--formulas", "{missing}", *KV200], "{missing}"),
+        (["demo", "--formulas", "{binary}", *KV200], "{binary}"),
+        (["{missing}", "pcd:window", *KV200], "{missing}"),
+        (["{binary}", "pcd:window", *KV200], "{binary}"),
+        (["demo", "pcd:window", "--task=kv-shirt", "--length=200"], "kv-shirt"),
+        (["demo", "pcd:window", "--task=kv-short", "--length=2x"], "--length has '2x'"),
     ],
 )
 def test_what_the_script_cannot_use_is_said_in_a_line(
@@ -590,9 +575,7 @@ def test_what_the_script_cannot_use_is_said_in_a_line(
         screen_py(*(argument.format(**places) for argument in arguments))
     lines = capsys.readouterr().err.splitlines()
     assert stopped.value.code == 2
-    assert len(lines) == 1 and re.search(
-        f"^screen: .*{said.format(**{n: re.escape(p) for n, p in places.items()})}", lines[0]
-    )
+    assert len(lines) == 1 and lines[0].startswith("screen: ") and said.format(**places) in lines[0]
 
 
 def test_expressions_that_divide_by_zero_decide_nothing() -> None:
