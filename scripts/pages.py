@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # those outside docs/
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "cpp/README.md", "pypcd/models/README.md")
 HEADERS = ("llama-pcd.h", "llama-pcd-extras.h", "llama-pcd-bench.h")
-PACKAGES = ("pypcd", "pypcd.decode", "pypcd.evaluation", "pypcd.bench", "pypcd.lab")
+PACKAGES = ("pypcd", "pypcd.decode", "pypcd.evaluation", "pypcd.bench")
 ITEM = re.compile(r" *([-*]|\d+\.) ")
 
 
