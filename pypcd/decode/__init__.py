@@ -21,14 +21,13 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pypcd.config import PCDConfig
+from pypcd.config import PCDConfig, is_profile, joined, read_values
 from pypcd.decode.method import Answer, Edit, Method
 from pypcd.decode.rows import PCD, Control, Plain, RowSource, Stream
 from pypcd.decode.search import Greedy, Sampling, Search
 from pypcd.decode.session import Session
 from pypcd.errors import InputError, did_you_mean
 from pypcd.prompt import Prompt
-from pypcd.settings import is_profile, joined, read_values
 
 __all__ = [
     "NAMES",

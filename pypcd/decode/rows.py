@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from pypcd import engine
 from pypcd.checks import Integer, check
-from pypcd.config import RANGES, PCDConfig
+from pypcd.config import PCDConfig
 from pypcd.decode.session import Logits, Rows2D, Session
+from pypcd.fields import RANGES, names
 from pypcd.method import contrast, entropy, log_softmax, put_behind
 from pypcd.prompt import Prompt, prompt_tokens
 
@@ -125,8 +126,8 @@ class PCD(RowSource):
         return Stream(session, session.start(tokens, self.pcd))
 
 
-_CONTRAST = ("beta", "gamma", "relative_top", "adaptive", "min_entropy")  # arguments of contrast()
-_OF_PCD = (*_CONTRAST, "min_context", "min_first_entropy")  # what the control has of a PCD setting
+_CONTRAST = names("contrast")  # arguments of contrast()
+_OF_PCD = names("contrast", "floor")  # what the control has of a PCD setting
 
 # of each model, the pool that was answered last and its means, by the number of steps and whether the chat template was used:
 # all controls share them, whatever their contrast

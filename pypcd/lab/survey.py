@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from pypcd.config import PRESETS
 from pypcd.decode import PCD, Control, setting_of
 from pypcd.errors import InputError
 from pypcd.evaluation.executors import Jobs
@@ -23,7 +24,6 @@ from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import SHORT
 from pypcd.evaluation.tasks.sample import Tokenizer
 from pypcd.gguf import read_gguf, resolve_model
-from pypcd.settings import PRESETS
 
 __all__ = [
     "FAR",

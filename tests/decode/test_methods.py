@@ -161,14 +161,14 @@ def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first
 
 
 def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Llama) -> None:
-    gentle = Control.of(pypcd.PCDConfig.gentle())
+    gentle = Control.of(pypcd.PCDConfig.preset("gentle"))
     assert (
         gentle
         == parse(gentle.name).rows
         == parse("control:0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25").rows
     )
     assert parse(Control(gamma=9, n_steps=4, adaptive="jsd").name).rows == Control(gamma=9, n_steps=4, adaptive="jsd")
-    assert Control.of(pypcd.PCDConfig.windowed()).name == "control"
+    assert Control.of(pypcd.PCDConfig.preset("window")).name == "control"
     pool, at = (PROMPT.replace(after="?"),), len(tokens_of(llm)) + 2  # tokens before the third row
     tokens, rows = rows_of(Method("control", Control(pool, min_context=at)), llm, 4)
     plain, plain_rows = rows_of(parse("greedy"), llm, 4)
@@ -438,7 +438,7 @@ def shared(tiny: Tiny) -> Any:
 
 def test_a_name_may_have_a_part_of_each_kind() -> None:
     method = parse("rephrase + pcd:cautious:beta=2 + beam:4:length_penalty=0.5")
-    assert method.rows.pcd == pypcd.PCDConfig.cautious().replace(beta=2)
+    assert method.rows.pcd == pypcd.PCDConfig.preset("cautious").replace(beta=2)
     assert method.search == Beam(4, 0.5) and method.edit is not None
     assert method.n_sequences == 9 and parse("beam:4+cad").n_sequences == 18
 
