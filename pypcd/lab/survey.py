@@ -112,7 +112,7 @@ def survey_methods() -> tuple[str, ...]:
     presets = [f"pcd:{name}" for name in PRESETS if name != "blog"]
     known = {PCD(setting_of(name)).name for name in presets}  # type: ignore[arg-type]  # a preset is never off
     cut = [] if PCD(setting_of(_CUT)).name in known else [_CUT]  # type: ignore[arg-type]
-    controls = (Control.of(setting_of(name)).name for name in _CONTROLLED)  # type: ignore[arg-type]
+    controls = (Control(pcd=setting_of(name)).name for name in _CONTROLLED)  # type: ignore[arg-type]
     return (BASELINE, *presets, *cut, *controls)
 
 

@@ -270,14 +270,14 @@ def test_settings_as_text() -> None:
     method = decode.parse("pcd:window:adaptive=jsd:beta=5")
     assert decode.parse(method.name).rows.pcd == config
     control = decode.parse("control:5:adaptive=jsd:relative_top=0.1").rows
-    assert (control.beta, control.adaptive, control.relative_top) == (5, "jsd", 0.1)
+    assert control.pcd == pypcd.PCDConfig(beta=5, adaptive="jsd", relative_top=0.1)
 
 
 def test_the_control_is_adaptive_as_the_contrast_is() -> None:
     row, prior = random_rows(5, 50, 3.0, 1.0)
     for adaptive in (None, "jsd"):
         wanted = contrast(row, prior, beta=5, adaptive=adaptive)
-        got = decode.Control(beta=5, adaptive=adaptive)._contrasted(row, prior)
+        got = decode.Control(pcd=pypcd.PCDConfig(beta=5, adaptive=adaptive))._contrasted(row, prior)
         assert got[np.isfinite(wanted)].tolist() == wanted[np.isfinite(wanted)].tolist()
 
 
