@@ -3,7 +3,7 @@
 include(cmake/llama-server.cmake)
 file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cpp/server/*.cpp")
 target_sources(llama-server PRIVATE ${sources})
-target_include_directories(llama-server PRIVATE cpp cpp/server)
+target_include_directories(llama-server PRIVATE cpp cpp/server "${PYPCD_FIELDS_DIR}")
 
 # The page at "/", as bytes in the executable: so it needs no key, and is there while the model loads. Browsers keep all but index.html
 # for ever, so the name of its folder says which version it is.

@@ -17,61 +17,20 @@
 #pragma once
 
 #include "llama.h"
+#include "llama-pcd-fields.h" // struct llama_pcd_params; made by cmake/fields.py
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 11
+#define LLAMA_PCD_VERSION 12
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
 
 // the most twins evaluated in one pass; further ones take further passes
 #define LLAMA_PCD_MAX_TWINS 64
-
-enum llama_pcd_cache {
-    LLAMA_PCD_CACHE_REROTATED = 0, // the twin sees the cached keys turned to theta*: second keys, same values
-    LLAMA_PCD_CACHE_SHARED    = 1, // the twin sees the cached keys as they are
-    LLAMA_PCD_CACHE_SEPARATE  = 2, // every token has its twin, which keeps keys and values of its own (Eq. 5 in every layer)
-};
-
-enum llama_pcd_evaluation {
-    LLAMA_PCD_EVALUATION_FUSED     = 0, // twins ride in the batch of their tokens: the weights are read once
-    LLAMA_PCD_EVALUATION_ALTERNATE = 1, // first the batch, then its twins, on the same cache
-    LLAMA_PCD_EVALUATION_AUTO      = 2, // alternate for a step in which every row has a cut (relative_top) or min_entropy, else fused
-};
-
-enum llama_pcd_perturbation {
-    LLAMA_PCD_PERTURBATION_OVER_ROTATION = 0,
-    LLAMA_PCD_PERTURBATION_NONE          = 1, // no rotation: the twin differs by its window alone
-    LLAMA_PCD_PERTURBATION_NOISE         = 2, // noise on cos and sin of the first component of each pair
-};
-
-// which pairs of dimensions are perturbed
-enum llama_pcd_band {
-    LLAMA_PCD_BAND_LOW  = 0, // low frequencies: Eq. 4; with noise the slower half of the pairs
-    LLAMA_PCD_BAND_HIGH = 1, // the same table in reverse order; with noise the faster half
-    LLAMA_PCD_BAND_ALL  = 2, // of both the larger; with noise all pairs
-};
-
-enum llama_pcd_transition {
-    LLAMA_PCD_TRANSITION_EXPONENTIAL = 0, // T(x) = 2 - exp(alpha x)  (Eq. 4)
-    LLAMA_PCD_TRANSITION_NONE        = 1, // T = 0, that is theta* = theta'
-};
-
-// which sequences PCD is on for
-enum llama_pcd_sequences {
-    LLAMA_PCD_SEQUENCES_ALL    = 0, // all that it was not turned off for
-    LLAMA_PCD_SEQUENCES_CHOSEN = 1, // only those with a setting of their own (llama_pcd_set_seq)
-};
-
-// what the strength of the contrast follows, step by step
-enum llama_pcd_adaptive {
-    LLAMA_PCD_ADAPTIVE_NONE = 0, // nothing: it is beta
-    LLAMA_PCD_ADAPTIVE_JSD  = 1, // beta times the Jensen-Shannon divergence (base 2, so 0 to 1) of softmax(L) and softmax(L*); AdaCAD
-};
 
 enum llama_pcd_row {
     LLAMA_PCD_ROW_STANDARD     = 0, // L
@@ -85,32 +44,6 @@ enum llama_pcd_status {
     LLAMA_PCD_UNSUPPORTED = -2, // this model or context cannot run it
     LLAMA_PCD_NO_MEMORY   = -3, // the second keys could not be allocated
     LLAMA_PCD_DISABLED    = -4, // PYPCD_DISABLE is set in the environment
-};
-
-struct llama_pcd_params {
-    int32_t cache;        // enum llama_pcd_cache
-    int32_t evaluation;   // enum llama_pcd_evaluation
-    int32_t perturbation; // enum llama_pcd_perturbation
-    int32_t transition;   // enum llama_pcd_transition
-    int32_t band;         // enum llama_pcd_band
-    int32_t type_k_over;  // enum ggml_type of the second keys; -1: that of the first
-    float   alpha;        // slope of the transition function
-    float   base_ratio;   // B'/B
-    float   beta;         // contrast intensity
-    int32_t gamma;        // keep the gamma most probable tokens
-    float   relative_top; // and of these only p(v) >= relative_top * max p; 0 keeps them all
-    int32_t window;       // the twin sees the last `window` positions, its own included; 0 sees all
-    int32_t n_sink;       // and, with a window, the first n_sink positions
-    float   noise;        // standard deviation, for LLAMA_PCD_PERTURBATION_NOISE
-    int32_t offset_min;   // and with it the twin's position is moved by a random number from offset_min
-    int32_t offset_max;   // to offset_max; 0 and 0: not at all
-    int32_t seed;         // of both
-    bool    combine;      // false leaves the standard rows in place, for llama_sampler_init_pcd()
-    int32_t sequences;    // enum llama_pcd_sequences
-    int32_t adaptive;     // enum llama_pcd_adaptive
-    int32_t min_context;  // A token whose position + 1, its own place counted, is less has no twin, and L as its row; 0: none.
-    float   min_entropy;  // nor, likewise, one where softmax(L) has less entropy, in bits; 0: none. See llama_pcd_entropy.
-    float   min_first_entropy; // nor any of an answer whose first token has less, or less than min_context. See llama_pcd_begin.
 };
 
 // why a batch, or a part of one, was evaluated in another way than llama_pcd_params.evaluation asks for

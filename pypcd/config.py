@@ -1,91 +1,100 @@
-"""The settings of Positional Contrastive Decoding (PCD), with their ranges. Knows nothing of models or libraries.
+"""A setting of Positional Contrastive Decoding (PCD): its checks, its presets, how it is written as text, and how it is kept in a file.
 
-`settings` has the presets, and how a setting is written as text or kept in a file.
+One spelling everywhere, words joined by colons (commas stand between the methods of a list):
+
+    on  off  gentle  window:relative_top=0.1  beta=1.5:window=64  tuned.json
+
+`--pcd`, `/pcd` in the chat, `pcd=` in Python and `"pcd"` in a request take it; a method has it after `pcd:`; PCDConfig.describe()
+prints it. A text is a whole setting: what it does not name is as in the preset that it begins with, or as in the paper.
+
+The fields themselves are in pypcd/fields.py. Knows nothing of models or libraries.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args
+import inspect
+import json
+import os
+import pathlib
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Union
 
-from pypcd import settings
-from pypcd.checks import Check, Choice, Integer, Number, OrNone, check
+from pypcd.checks import Integer, check, literal
 from pypcd.errors import ArgumentError, InputError, did_you_mean
-from pypcd.settings import PRESETS, Profile
+from pypcd.fields import FIELDS, OFFSET, RANGES, Fields, PCDFields
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["RANGES", "PCDConfig", "PCDFields", "PCDSetting"]
-
-Cache = Literal["rerotated", "shared", "separate"]
-Evaluation = Literal["auto", "fused", "alternate"]
-Transition = Literal["exponential", "none"]
-Perturbation = Literal["over-rotation", "noise", "none"]
-Band = Literal["low", "high", "all"]
-Sequences = Literal["all", "chosen"]
-Adaptive = Literal["jsd"]
-KeyType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-
-_OFFSET = 2**20  # positions
-
-# field -> its range; offset_max must also be at least offset_min
-RANGES: Mapping[str, Check] = {
-    "alpha": Number(0, 10),
-    "beta": Number(0, 1000),
-    "gamma": Integer(1),
-    "base_ratio": Number(0, 1, open_below=True),
-    "relative_top": Number(0, 1),
-    "cache": Choice(get_args(Cache)),
-    "evaluation": Choice(get_args(Evaluation)),
-    "transition": Choice(get_args(Transition)),
-    "perturbation": Choice(get_args(Perturbation)),
-    "window": OrNone(Integer(1)),
-    "n_sink": Integer(0),
-    "band": Choice(get_args(Band)),
-    "type_k_over": OrNone(Choice(get_args(KeyType))),
-    "noise": Number(0, 10),
-    "offset_min": Integer(-_OFFSET, _OFFSET),
-    "offset_max": Integer(-_OFFSET, _OFFSET),
-    "seed": Integer(0),
-    "sequences": Choice(get_args(Sequences)),
-    "adaptive": OrNone(Choice(get_args(Adaptive))),
-    "min_context": Integer(0),
-    "min_entropy": Number(0, 100),
-    "min_first_entropy": Number(0, 100),
-}
+__all__ = [
+    "PRESETS",
+    "RECOMMENDED",
+    "PCDConfig",
+    "PCDFields",
+    "PCDSetting",
+    "Preset",
+    "Profile",
+    "is_profile",
+    "joined",
+    "load",
+    "read_values",
+    "write_values",
+]
 
 
-class PCDFields(TypedDict, total=False):
-    """Some fields of PCDConfig, for `pcd={"beta": 1.5}`: a mapping that type checkers look into."""
-
-    alpha: float
-    beta: float
-    gamma: int
-    base_ratio: float
-    relative_top: float
-    cache: Cache
-    evaluation: Evaluation
-    transition: Transition
-    perturbation: Perturbation
-    window: int | None
-    n_sink: int
-    band: Band
-    type_k_over: KeyType | None
-    noise: float
-    offset_min: int
-    offset_max: int
-    seed: int
-    sequences: Sequences
-    adaptive: Adaptive | None
-    min_context: int
-    min_entropy: float
-    min_first_entropy: float
+# -- presets -----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class PCDConfig:
+class Preset:
+    """A setting with a name.
+
+    Attributes:
+        fields: what differs from the default of PCDConfig.
+        what: a description in one line.
+    """
+
+    fields: Mapping[str, Any]
+    what: str
+
+
+PRESETS: Mapping[str, Preset] = {
+    "paper": Preset({}, "the paper's optimum: alpha 0.2, beta 2.5, gamma 30, base_ratio 1e-4"),
+    "gentle": Preset(
+        {
+            "perturbation": "none",
+            "window": 64,
+            "beta": 0.75,
+            "relative_top": 0.3,
+            "min_first_entropy": 2.25,
+            "min_context": 300,
+        },
+        "a window, where the model is unsure how to begin its answer to a prompt of 300 tokens or more; the same as on",
+    ),
+    "cautious": Preset(
+        {"beta": 1.5, "relative_top": 0.1}, "over-rotation, milder and with a cut: beta 1.5, relative_top 0.1"
+    ),
+    "window": Preset(
+        {"perturbation": "none", "window": 64},
+        "the twin sees only the last 64 positions and the first 4; no over-rotation",
+    ),
+    "blog": Preset(
+        {"perturbation": "noise", "cache": "shared", "band": "all", "beta": 1.5, "gamma": 100},
+        "the method's first version: noise on cos and sin of all pairs, the cached keys as they are, beta 1.5, gamma 100",
+    ),
+}
+
+RECOMMENDED = "gentle"  # what True and "on" mean
+
+
+# -- the setting -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PCDConfig(Fields):
     """How the local-aware logits L* are made and how they are contrasted with the standard logits L.
 
     L* are the logits of the twin: the same token, evaluated a second time so that near text weighs more. In the paper
@@ -93,79 +102,13 @@ class PCDConfig:
     ``(1 + beta) L - beta L*`` (Eq. 6 of the paper, arXiv 2506.08371) on the plausible tokens of L; the others are
     excluded. The defaults are the paper's.
 
-    Args:
-        alpha: slope of the transition function T(x) = 2 - exp(alpha x) (Eq. 4), 0 to 10. 0 leaves L* = L.
-        beta: strength of the contrast, 0 to 1000. 0 is plain decoding among the top gamma tokens.
-        gamma: how many of the most probable tokens of L stay in play, at least 1. 1 is greedy decoding.
-        base_ratio: B'/B, the lowered RoPE base over the model's own; more than 0 and at most 1. 1 leaves L* = L.
-        relative_top: of the top gamma, keep only tokens with p(v) >= relative_top * max p, 0 to 1. 0 is the paper;
-            0.1 is the plausibility cut of contrastive decoding and DoLa.
-        cache: what the twin sees of the prompt. "rerotated": the cached keys, rotated again to theta* (Eq. 5 on the
-            shared prompt cache). These second keys make the KV cache 1.5 times as large. "shared": the cached keys as they
-            are. "separate": keys and values of a second, over-rotated evaluation of the whole prompt (Eq. 5 in every
-            layer); it takes a second prefill and twice the memory.
-        evaluation: "fused": token and twin in one batch, so the weights are read once; "alternate": one after the
-            other, without the twin when only one token is plausible; "auto": alternate for steps with a cut
-            (relative_top) or min_entropy, else fused. The logits of the two differ by rounding.
-        transition: "exponential" (Eq. 4) or "none": theta* = theta', the frequencies of the base B'.
-        perturbation: what is done to the twin's rotation. "over-rotation" (the paper); "noise" (the method's first
-            version: noise on cos and sin of the first component of each pair; with cache "shared" or "separate");
-            "none" (the twin differs only by its window; works for models without RoPE too).
-        window: the twin attends to the last `window` positions, at least 1, its own included, and to the first n_sink;
-            None: to all.
-        n_sink: how many of the first positions a twin with a window still sees, at least 0.
-        band: which frequencies are perturbed. "low" is the paper; "high": the table of Eq. 4 in reverse order; "all":
-            the larger of the two for each pair. With noise: the slower half of the pairs, the faster half, or all
-            pairs, as in the first version.
-        type_k_over: ggml type of the second keys: "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1" or "q4_0"; None:
-            the type of the cached keys.
-        noise: standard deviation of the noise, 0 to 10.
-        offset_min: with noise, the twin's position is also moved by a random number from offset_min to offset_max; from
-            -1048576 to 1048576.
-        offset_max: from offset_min to 1048576; if both are 0, the position stays.
-        seed: seed of noise and offset, at least 0. They depend only on seed, position and layer: a token evaluated
-            again gets the same ones.
-        sequences: of a context that decodes several, "all", or "chosen": only those that Llama.set_sequence_pcd gave a setting.
-        adaptive: what the strength of the contrast follows from token to token. None: nothing, it is beta. "jsd": beta
-            times the Jensen-Shannon divergence of the two distributions, softmax(L) and softmax(L*), which is 0 where
-            they are alike and 1 where they share no token (AdaCAD, arXiv 2409.07394). So it wants a larger beta.
-        min_context: decode plainly, without a twin, until there are so many tokens of context: a token's position, counted
-            from 1, must be at least this. 0: contrast from the first token on.
-        min_entropy: decode plainly where the model is sure: where softmax(L) has less entropy than this, in bits, 0 to 100.
-            0: contrast at every step.
-        min_first_entropy: decode an answer plainly to its end where the model is sure of its first token: where softmax(L)
-            has less entropy there, in bits, 0 to 100, or where it is before min_context. 0: contrast in every answer.
-
     Raises:
         ValueError: a value is out of range; the message names the field, the value and what is allowed.
     """
 
-    alpha: float = 0.2
-    beta: float = 2.5
-    gamma: int = 30
-    base_ratio: float = 1e-4
-    relative_top: float = 0.0
-    cache: Cache = "rerotated"
-    evaluation: Evaluation = "auto"
-    transition: Transition = "exponential"
-    perturbation: Perturbation = "over-rotation"
-    window: int | None = None
-    n_sink: int = 4
-    band: Band = "low"
-    type_k_over: KeyType | None = None
-    noise: float = 0.03
-    offset_min: int = 0
-    offset_max: int = 0
-    seed: int = 0
-    sequences: Sequences = "all"
-    adaptive: Adaptive | None = None
-    min_context: int = 0
-    min_entropy: float = 0.0
-    min_first_entropy: float = 0.0
-
     def __post_init__(self) -> None:
         check(self, **RANGES)
-        check(self, offset_max=Integer(self.offset_min, _OFFSET))
+        check(self, offset_max=Integer(self.offset_min, OFFSET))
         if self.perturbation == "noise" and self.cache == "rerotated":
             raise InputError(
                 "cache is 'rerotated', which rotates keys to other frequencies, but perturbation=\"noise\" has no other "
@@ -175,33 +118,6 @@ class PCDConfig:
             raise InputError(
                 'window is None, but perturbation="none" leaves the twin equal to its token without one; set window to 1 or more'
             )
-
-    # -- presets ---------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def paper(cls) -> PCDConfig:
-        """The paper's optimum: alpha 0.2, beta 2.5, gamma 30, base_ratio 1e-4."""
-        return cls.preset("paper")
-
-    @classmethod
-    def gentle(cls) -> PCDConfig:
-        """A window twin, where the model is unsure how to begin its answer to 300 tokens or more."""
-        return cls.preset("gentle")
-
-    @classmethod
-    def cautious(cls) -> PCDConfig:
-        """Over-rotation, milder and with a plausibility cut: beta 1.5, relative_top 0.1."""
-        return cls.preset("cautious")
-
-    @classmethod
-    def windowed(cls) -> PCDConfig:
-        """A twin that sees only the last 64 positions (and the first 4), without over-rotation."""
-        return cls.preset("window")
-
-    @classmethod
-    def blog(cls) -> PCDConfig:
-        """The method's first version: noise on cos and sin of all pairs, the cached keys as they are, beta 1.5, gamma 100."""
-        return cls.preset("blog")
 
     @classmethod
     def preset(cls, name: str) -> PCDConfig:
@@ -215,59 +131,55 @@ class PCDConfig:
             raise InputError(f"preset is {name!r}{near}; allowed: {', '.join(map(repr, PRESETS))}")
         return cls(**PRESETS[name].fields)
 
-    # -- making one from another -----------------------------------------------------------------------------------
-
-    def replace(self, **changes: Unpack[PCDFields]) -> PCDConfig:
-        """A copy with some fields changed.
-
-        Raises:
-            TypeError: a field does not exist; the message names the nearest.
-        """
-        names = [field.name for field in dataclasses.fields(self)]
-        for name in changes:
-            if name not in names:
-                raise ArgumentError(
-                    f"PCDConfig has no field {name!r}{did_you_mean(name, names)}; its fields: {', '.join(names)}"
-                )
-        return dataclasses.replace(self, **changes)
-
-    def repeatable(self) -> PCDConfig:
-        """The same with "fused" in place of "auto", so that a text is evaluated in one way whatever is decoded beside it."""
-        return self.replace(evaluation="fused") if self.evaluation == "auto" else self
-
     @classmethod
     def resolve(cls, setting: PCDSetting, base: PCDConfig | None = None) -> PCDConfig | None:
         """The setting that a user's `pcd=` means; None for off.
 
         Args:
-            setting: None and False are off, True is `base` or the recommended preset. A text is "on" (the recommended
-                preset), "off", a preset, values such as "beta=1.5:window=64", a preset followed by values, or the path of a
-                profile (.json, as `pypcd tune` writes it). A mapping, or values without a preset, change fields of `base` or
-                of the paper's setting.
-            base: the setting in force.
+            setting: None and False are off, True is the recommended preset. A text is "on" (the recommended preset), "off", a
+                preset, a preset followed by values, values such as "beta=1.5:window=64", which differ from the paper's, or the
+                path of a profile (.json, as `pypcd tune` writes it). A mapping changes fields of `base`.
+            base: the setting in force; None: the paper's.
 
         Raises:
             ValueError: the text is not a setting, or a value is out of range.
             TypeError: it is of another type, or a field does not exist; the message names the nearest.
             FileNotFoundError: there is no such profile.
         """
-        setting = settings.load(setting)
+        setting = load(setting)
         if setting is None or setting is False:
             return None
         if setting is True:
-            return base or cls.preset(settings.RECOMMENDED)
+            return cls.preset(RECOMMENDED)
         if isinstance(setting, PCDConfig):
             return setting
         if isinstance(setting, Profile):
             return cls._of_profile(setting)
         if isinstance(setting, str):
-            return cls._of_text(setting, base or cls())
+            return cls._of_text(setting)
         if isinstance(setting, Mapping):
             return (base or cls()).replace(**setting)
         raise ArgumentError(
             f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, text such as 'gentle' or "
             "'beta=1.5:window=64', a mapping, PCDConfig"
         )
+
+    @classmethod
+    def _of_text(cls, text: str) -> PCDConfig | None:
+        new = joined(text)
+        first, *values = words = new.split(":")
+        name = first.lower()
+        if name == "off" and not values:
+            config = None
+        elif "=" in name:
+            config = cls().replace(**read_values(words))
+        elif name == "on" or name in PRESETS:
+            config = cls.preset(RECOMMENDED if name == "on" else name).replace(**read_values(values))
+        else:
+            raise InputError(_not_a_setting(new, name))
+        if new != text.strip():  # checked last, so that the advised spelling is known to be valid
+            raise InputError(f"pcd is {text!r}; allowed: words joined by colons; write {new}")
+        return config
 
     @classmethod
     def from_profile(cls, path: str) -> PCDConfig | None:
@@ -286,24 +198,177 @@ class PCDConfig:
         except InputError as error:
             raise InputError(f"{profile.path}: {error}") from error
 
-    @classmethod
-    def _of_text(cls, text: str, base: PCDConfig) -> PCDConfig | None:
-        new = settings.joined(text)
-        fields = settings.read_text(new, base.as_dict())
-        config = None if fields is None else cls().replace(**fields)
-        if new != text.strip():  # checked last, so that the advised spelling is known to be valid
-            raise InputError(f"pcd is {text!r}; allowed: words joined by colons; write {new}")
-        return config
+    def replace(self, **changes: Unpack[PCDFields]) -> PCDConfig:
+        """A copy with some fields changed.
+
+        Raises:
+            TypeError: a field does not exist; the message names the nearest.
+        """
+        for name in changes:
+            if name not in RANGES:
+                raise ArgumentError(
+                    f"PCDConfig has no field {name!r}{did_you_mean(name, RANGES)}; its fields: {', '.join(RANGES)}"
+                )
+        return dataclasses.replace(self, **changes)
+
+    def repeatable(self) -> PCDConfig:
+        """The same with "fused" in place of "auto", so that a text is evaluated in one way whatever is decoded beside it."""
+        return self.replace(evaluation="fused") if self.evaluation == "auto" else self
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def differences(self) -> dict[str, Any]:
+        """The fields that differ from the paper's."""
+        return {field.name: value for field in FIELDS.values() if (value := getattr(self, field.name)) != field.default}
+
     def describe(self) -> str:
         """The fields that differ from the paper's, as resolve() reads them: "beta=1.5:window=64"; "paper" if none differs."""
-        fields = dataclasses.fields(self)
-        return settings.write_text(
-            {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+        return write_values(self.differences()) or "paper"
+
+
+def _arguments() -> str:
+    """What `help()` shows of the fields, from the table."""
+    lines = ["Args:"]
+    for field in FIELDS.values():
+        text = f"{field.name}: {field.what} Allowed: {field.range.allowed}."
+        lines += textwrap.wrap(text, 116, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+class _Former:
+    """A class method that has gone."""
+
+    def __init__(self, name: str, preset: str) -> None:
+        self.text = f"PCDConfig.{name} is now PCDConfig.preset({preset!r})"
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(self.text)
+
+
+if PCDConfig.__doc__:  # python -OO has none
+    PCDConfig.__doc__ = inspect.cleandoc(PCDConfig.__doc__).replace("Raises:", f"{_arguments()}\n\nRaises:")
+for _name in ("paper", "gentle", "cautious", "windowed", "blog"):
+    setattr(PCDConfig, _name, _Former(_name, _name.replace("windowed", "window")))
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+# field -> how its None is typed
+_NONE = {
+    field.name: ("none", "off") if field.is_choice else ("none", "off", "0")
+    for field in FIELDS.values()
+    if None in field.numbers
+}
+
+
+def _not_a_setting(text: str, name: str) -> str:
+    """The error message for a text whose first word is unknown."""
+    names = ["on", "off", *PRESETS]
+    if name == "pcd":
+        return f"pcd is {text!r}, which is a method's name; write {text[len('pcd:') :] or 'paper'}"
+    return (
+        f"pcd is {text!r}, which is not a setting{did_you_mean(name, names)}; allowed: {', '.join(names)}, values such as "
+        "beta=1.5:window=64, or a profile's file (.json)"
+    )
+
+
+def read_values(words: Iterable[str]) -> dict[str, Any]:
+    """Values by name, from words such as beta=1.5.
+
+    Raises:
+        ValueError: a word has no name or no value, or a name is given twice.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals or not value:
+            raise InputError(f"{word!r} is not a value; write it as name=value, such as beta=1.5")
+        if name in values:
+            raise InputError(f"{name} is given twice, {values[name]} and {value}; give it once")
+        values[name] = None if value.lower() in _NONE.get(name, ()) else literal(value)
+    return values
+
+
+def write_values(fields: Mapping[str, Any]) -> str:
+    """Values as read_values() reads them, joined by colons."""
+    return ":".join(f"{name}={value}" for name, value in fields.items())
+
+
+def joined(text: str) -> str:
+    """The words of a text joined by colons, whatever joined them: earlier versions took commas and spaces."""
+    return ":".join(re.findall(r"[^\s,:]+", re.sub(r"\s*=\s*", "=", text)))
+
+
+# -- profiles ----------------------------------------------------------------------------------------------------------
+
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """A setting in a file, with the measurements it was chosen by, as `pypcd tune` writes it.
+
+    Attributes:
+        path: the file.
+        fields: the fields of PCDConfig that it sets; None: PCD is best left off.
+        evidence: the model it was chosen with, and its results.
+    """
+
+    path: str
+    fields: Mapping[str, Any] | None
+    evidence: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Profile:
+        """
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is not a profile.
+        """
+        file = pathlib.Path(path).expanduser()
+        if not file.exists():
+            raise FileNotFoundError(f"there is no profile {file}; `pypcd tune` writes one")
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or record.get("pypcd_profile") != _VERSION or "pcd" not in record:
+            raise InputError(f"{file} is not a profile written by pypcd tune")
+        fields, evidence = record["pcd"], record.get("evidence", {})
+        if fields is not None and not isinstance(fields, dict):
+            raise InputError(f"{file} is damaged: its pcd is neither null nor a mapping")
+        if not isinstance(evidence, dict):
+            raise InputError(f"{file} is damaged: its evidence is not a mapping")
+        return cls(str(path), fields, evidence)
+
+    def write(self) -> None:
+        record = {"pypcd_profile": _VERSION, "pcd": self.fields, "evidence": self.evidence}
+        pathlib.Path(self.path).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    def remark(self, model_path: str) -> str | None:
+        """A warning if the profile was chosen with a model file of another size; else None."""
+        theirs, ours = self.evidence.get("model_bytes"), os.path.getsize(model_path)
+        if theirs in (None, ours):
+            return None
+        return (
+            f"{self.path} was chosen with another model ({self.evidence.get('model')}, {theirs} bytes; this one has {ours}) "
+            "and says nothing about this one; `pypcd tune` makes a profile for it"
         )
+
+
+def load(setting: Any) -> Any:
+    """A profile for the path of one, so that its file is read once; any other setting unchanged.
+
+    Raises:
+        FileNotFoundError, ValueError: as Profile.read().
+    """
+    return Profile.read(setting.strip()) if isinstance(setting, str) and is_profile(setting) else setting
+
+
+def is_profile(text: str) -> bool:
+    """Whether a text is the path of a profile."""
+    return text.strip().endswith(".json")
 
 
 PCDSetting = Union[None, bool, str, PCDFields, PCDConfig, Profile]

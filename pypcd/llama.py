@@ -20,13 +20,12 @@ from typing_extensions import Self
 
 from pypcd import arguments, guards, machine, states, threads
 from pypcd.checks import Integer
-from pypcd.config import PCDConfig, PCDSetting
+from pypcd.config import PCDConfig, PCDSetting, Profile, load
 from pypcd.drafts import DraftModel, Drafts
 from pypcd.engine import PCDLogits, PCDStats
 from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError
 from pypcd.gguf import resolve_model
 from pypcd.remote import Servers, parse_servers
-from pypcd.settings import Profile, load
 from pypcd.signatures import shows_arguments_of
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ class Llama(llama_cpp.Llama):
     def pcd(self) -> PCDConfig | None:
         """The PCD setting in force, None while it is off. Assign anything that the `pcd` argument takes.
 
-        While PCD is on, True leaves it as it is and a mapping changes the setting in force. The second keys (see
+        A mapping changes the setting in force; all else is a whole setting. The second keys (see
         PCDConfig.cache) stay while PCD is off, so that switching costs nothing; a setting that needs none frees them.
         A change holds whole or not at all: after an exception the former setting is in force.
         """
@@ -300,7 +299,7 @@ class Llama(llama_cpp.Llama):
 
         Args:
             seq_id: 0 to 191; higher ids are for twins.
-            setting: anything that the `pcd` argument takes; values alone change the setting in force. False: no twins
+            setting: anything that the `pcd` argument takes; a mapping changes the setting in force. False: no twins
                 for its tokens. None: it follows `llm.pcd` again.
 
         Raises:

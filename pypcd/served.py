@@ -17,10 +17,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pypcd.config import PCDConfig, PCDSetting
+from pypcd.config import PCDConfig, PCDSetting, load
 from pypcd.errors import InputError, ModelError
 from pypcd.gguf import resolve_model
-from pypcd.settings import load
 
 __all__ = ["Served", "option_of", "read", "to_ini"]
 

@@ -35,12 +35,11 @@ from pypcd import engine, machine
 from pypcd import library as library_module
 from pypcd import threads as threads_module
 from pypcd.checks import Integer, literal
-from pypcd.config import PCDConfig, PCDSetting
+from pypcd.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, load
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
 from pypcd.gguf import resolve_model
 from pypcd.remote import Device, Servers, handshake, lost_text, parse_servers
 from pypcd.served import Served, option_of, to_ini
-from pypcd.settings import PRESETS, RECOMMENDED, load
 
 __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 
@@ -93,19 +92,15 @@ def settings(
     required: bool = True,
     models: Mapping[str, tuple[PCDConfig | None, bool]] | None = None,
 ) -> str:
-    """What the executable reads from LLAMA_ARG_PCD: the setting, the presets and the names of values, as JSON.
+    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON. Of each what differs from the paper's.
 
     Args:
         config: for requests that do not say; None: PCD is off for them, and others begin with the default.
         required: whether the server ends where the model cannot run it; else PCD is off there.
         models: the same two for models that have their own, by name.
     """
-    values = {
-        field: {"null" if name is None else name: number for name, number in names.items()}
-        for field, names in engine.native_names().items()
-    }
     common = _setting(config, required)
-    record = {"version": library_module.API_VERSION, "values": values, "recommended": RECOMMENDED, **common}
+    record = {"version": library_module.API_VERSION, "recommended": RECOMMENDED, **common}
     if models:  # what differs: an environment variable has to be short
         record["models"] = {
             name: {key: value for key, value in _setting(*own).items() if value != common[key]}
@@ -120,7 +115,7 @@ def _setting(config: PCDConfig | None, required: bool) -> dict[str, Any]:
     can_turn = base.perturbation == "none" and base.cache != "separate"
     contexts = [base.replace(perturbation="over-rotation") if can_turn else base, base]
     if config is None:  # a model that cannot over-rotate has windows for those who ask
-        contexts.append(PCDConfig.windowed().replace(sequences="chosen"))
+        contexts.append(PCDConfig.preset("window").replace(sequences="chosen"))
     presets = {
         name: PCDConfig.preset(name).replace(
             evaluation=base.evaluation, type_k_over=base.type_k_over, sequences="chosen"
@@ -130,9 +125,9 @@ def _setting(config: PCDConfig | None, required: bool) -> dict[str, Any]:
     return {
         "default": config is not None,
         "required": required,
-        "setting": engine.native_fields(base),
-        "contexts": [engine.native_fields(context) for context in dict.fromkeys(contexts)],
-        "presets": {name: engine.native_fields(preset) for name, preset in presets.items()},
+        "setting": base.differences(),
+        "contexts": [context.differences() for context in dict.fromkeys(contexts)],
+        "presets": {name: preset.differences() for name, preset in presets.items()},
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ from unittest import mock
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from pypcd import cli
+from pypcd import PCDConfig, cli
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "cmake"))
+
+import fields
+
 # those outside docs/
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "cpp/README.md", "pypcd/models/README.md")
 HEADERS = ("llama-pcd.h", "llama-pcd-extras.h", "llama-pcd-bench.h")
@@ -72,17 +77,31 @@ def spaced(text: str) -> str:
     return "".join(lines)
 
 
+def setting() -> str:
+    """PCDConfig: its signature would be the code of pypcd/fields.py."""
+    methods = (name for name in vars(PCDConfig) if name[0] != "_" and callable(getattr(PCDConfig, name, None)))
+    return "\n\n".join(
+        (
+            "::: pypcd.PCDConfig\n    options: {show_signature: false, show_bases: false, members: false}",
+            "Its arguments, with defaults and ranges, are [the fields of a setting](../docs/settings.md#values).",
+            *(f"::: pypcd.PCDConfig.{name}\n    options: {{heading_level: 3}}" for name in methods),
+        )
+    )
+
+
 def reference() -> Iterator[tuple[str, str]]:
     """Pages of it, with their names."""
     for name in PACKAGES:
         names = sorted(importlib.import_module(name).__all__, key=lambda n: (not n[0].isupper() or n.isupper(), n))
         parts = [f"# {name}", f"::: {name}\n    options: {{show_root_heading: false, members: false}}"]
-        yield name.rpartition(".")[2], "\n\n".join([*parts, *(f"::: {name}.{member}" for member in names)])
+        members = (setting() if member == "PCDConfig" else f"::: {name}.{member}" for member in names)
+        yield name.rpartition(".")[2], "\n\n".join([*parts, *members])
     with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
         parser, commands = cli.make_parser([*cli.COMMANDS, *cli.LAB])
         helps = {"# Commands": parser, **{f"## {name}": command for name, command in commands.items()}}
         yield "commands", "\n\n".join(f"{title}\n\n```text\n{of.format_help()}```" for title, of in helps.items())
     parts = ["# C API"]
-    for name in HEADERS:
-        parts.append(f"## {name}\n\n```c\n{(ROOT / 'cpp' / name).read_text(encoding='utf-8')}```")
+    headers = {name: (ROOT / "cpp" / name).read_text(encoding="utf-8") for name in HEADERS}
+    for name, text in {**headers, "llama-pcd-fields.h": fields.header()}.items():
+        parts.append(f"## {name}\n\n```c\n{text}```")
     yield "c", "\n\n".join(parts)

@@ -9,6 +9,7 @@
 #include "upstream/cpu.h"
 #include "upstream/guard.h"
 #include "formulas/formulas.h"
+#include "twins/fields.h"
 
 #include <algorithm>
 #include <cmath>
@@ -51,31 +52,12 @@ int32_t llama_pcd_version(void) {
 }
 
 llama_pcd_params llama_pcd_default_params(void) {
-    return {
-        /* .cache        = */ LLAMA_PCD_CACHE_REROTATED,
-        /* .evaluation   = */ LLAMA_PCD_EVALUATION_AUTO,
-        /* .perturbation = */ LLAMA_PCD_PERTURBATION_OVER_ROTATION,
-        /* .transition   = */ LLAMA_PCD_TRANSITION_EXPONENTIAL,
-        /* .band         = */ LLAMA_PCD_BAND_LOW,
-        /* .type_k_over  = */ -1,
-        /* .alpha        = */ 0.2f,
-        /* .base_ratio   = */ 1e-4f,
-        /* .beta         = */ 2.5f,
-        /* .gamma        = */ 30,
-        /* .relative_top = */ 0.0f,
-        /* .window       = */ 0,
-        /* .n_sink       = */ 4,
-        /* .noise        = */ 0.03f,
-        /* .offset_min   = */ 0,
-        /* .offset_max   = */ 0,
-        /* .seed         = */ 0,
-        /* .combine      = */ true,
-        /* .sequences    = */ LLAMA_PCD_SEQUENCES_ALL,
-        /* .adaptive     = */ LLAMA_PCD_ADAPTIVE_NONE,
-        /* .min_context  = */ 0,
-        /* .min_entropy  = */ 0.0f,
-        /* .min_first_entropy = */ 0.0f,
-    };
+    llama_pcd_params res = {};
+    for (const auto & field : pcd_fields) {
+        field.put(res, field.default_value);
+    }
+    res.combine = true;
+    return res;
 }
 
 static int32_t check_alone(llama_context & ctx, const llama_pcd_params & params, std::string & text) {

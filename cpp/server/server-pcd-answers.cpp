@@ -16,7 +16,7 @@ json server_pcd_request::to_json() const {
         return json(false);
     }
     json res = json::object();
-    for (const auto & field : server_pcd_fields) {
+    for (const auto & field : pcd_fields) {
         if (field.is_own) {
             res[field.name] = server_pcd.value_of(field, params);
         }
@@ -40,7 +40,7 @@ json server_pcd_props() {
         return json { { "refusal", server_pcd.refusal } };
     }
     json setting = json::object();
-    for (const auto & field : server_pcd_fields) {
+    for (const auto & field : pcd_fields) {
         setting[field.name] = server_pcd.value_of(field, server_pcd.setting);
     }
     json presets = json::object();
@@ -51,6 +51,7 @@ json server_pcd_props() {
         { "default",     server_pcd.by_default },
         { "setting",     setting },
         { "presets",     presets },
+        { "recommended", server_pcd.recommended },
         { "per_request", server_pcd.own_names() },
     };
 }

@@ -38,7 +38,9 @@ void server_pcd_list(json & models, json entry, const json & told) {
     };
     entry["aliases"] = json::array();
     entry.erase("pcd");
-    add(":pcd");
+    if (pcd.at("presets").contains(pcd.at("recommended").get<std::string>())) {
+        add(":pcd");
+    }
     for (const auto & [preset, values] : pcd.at("presets").items()) {
         add(":pcd-" + preset);
     }

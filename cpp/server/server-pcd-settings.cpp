@@ -10,31 +10,6 @@
 
 using json = common_json;
 
-const std::array<server_pcd_field, 22> server_pcd_fields = {{
-    { "beta",         nullptr,                         &llama_pcd_params::beta,         true  },
-    { "gamma",        &llama_pcd_params::gamma,        nullptr,                         true  },
-    { "relative_top", nullptr,                         &llama_pcd_params::relative_top, true  },
-    { "adaptive",     &llama_pcd_params::adaptive,     nullptr,                         true  },
-    { "min_context",  &llama_pcd_params::min_context,  nullptr,                         true  },
-    { "min_entropy",  nullptr,                         &llama_pcd_params::min_entropy,  true  },
-    { "min_first_entropy", nullptr, &llama_pcd_params::min_first_entropy, true },
-    { "window",       &llama_pcd_params::window,       nullptr,                         true  },
-    { "n_sink",       &llama_pcd_params::n_sink,       nullptr,                         true  },
-    { "perturbation", &llama_pcd_params::perturbation, nullptr,                         true  }, // to none
-    { "alpha",        nullptr,                         &llama_pcd_params::alpha,        false },
-    { "base_ratio",   nullptr,                         &llama_pcd_params::base_ratio,   false },
-    { "cache",        &llama_pcd_params::cache,        nullptr,                         false },
-    { "evaluation",   &llama_pcd_params::evaluation,   nullptr,                         false },
-    { "transition",   &llama_pcd_params::transition,   nullptr,                         false },
-    { "band",         &llama_pcd_params::band,         nullptr,                         false },
-    { "type_k_over",  &llama_pcd_params::type_k_over,  nullptr,                         false },
-    { "noise",        nullptr,                         &llama_pcd_params::noise,        false },
-    { "offset_min",   &llama_pcd_params::offset_min,   nullptr,                         false },
-    { "offset_max",   &llama_pcd_params::offset_max,   nullptr,                         false },
-    { "seed",         &llama_pcd_params::seed,         nullptr,                         false },
-    { "sequences",    &llama_pcd_params::sequences,    nullptr,                         false },
-}};
-
 server_pcd_settings server_pcd;
 
 static const char * const EXAMPLE = "\"window:relative_top=0.1\"";
@@ -43,15 +18,33 @@ static std::string join(const std::vector<std::string> & words) {
     return string_join(words, ", ");
 }
 
+// the number that a value stands for
+static double number_of(const pcd_field & field, const json & value) {
+    std::vector<std::string> allowed;
+    for (const auto & [number, text] : field.names) {
+        if (text ? value.is_string() && value.get<std::string>() == text : value.is_null()) {
+            return number;
+        }
+        allowed.push_back(text ? json(text).dump_safe() : "null");
+    }
+    if (!field.is_choice()) {
+        const bool is_typed = field.number ? value.is_number() : value.is_number_integer();
+        const double number = is_typed ? value.get<double>() : NAN;
+        if (field.number ? std::isfinite((float) number) : std::abs(number) <= INT32_MAX) {
+            return number;
+        }
+        allowed.insert(allowed.begin(), field.number ? "a number" : "an integer");
+    }
+    throw std::invalid_argument(std::string(field.name) + " is " + value.dump_safe() + "; allowed: " + join(allowed));
+}
+
+// a setting that `pypcd serve` gave: what differs from the paper's
 static llama_pcd_params params_of(const json & given) {
     llama_pcd_params res = llama_pcd_default_params();
 
-    for (const auto & field : server_pcd_fields) {
-        const json & value = given.at(field.name);
-        if (field.integer) {
-            res.*field.integer = value.get<int32_t>();
-        } else {
-            res.*field.number = value.get<float>();
+    for (const auto & field : pcd_fields) {
+        if (given.contains(field.name)) {
+            field.put(res, number_of(field, given.at(field.name)));
         }
     }
     return res;
@@ -70,11 +63,11 @@ void server_pcd_settings::read(const json & all, const std::set<std::string> & n
             }
         }
     }
-    values      = all.at("values");
     recommended = all.at("recommended").get<std::string>();
     by_default = given.at("default").get<bool>();
     required   = given.at("required").get<bool>();
     setting    = params_of(given.at("setting"));
+    paper      = params_of(given.at("presets").at("paper"));
 
     for (const auto & cur : given.at("contexts")) {
         contexts.push_back(params_of(cur));
@@ -85,23 +78,20 @@ void server_pcd_settings::read(const json & all, const std::set<std::string> & n
     is_given = true;
 }
 
-bool server_pcd_settings::is_own(const server_pcd_field & field) const {
-    const bool follows_keys = field.integer == &llama_pcd_params::window || field.integer == &llama_pcd_params::n_sink ||
-        field.integer == &llama_pcd_params::perturbation;
-
-    return field.is_own && !(follows_keys && context.cache == LLAMA_PCD_CACHE_SEPARATE);
+bool server_pcd_settings::is_own(const pcd_field & field) const {
+    return field.is_own && !(field.is_of_twin && context.cache == LLAMA_PCD_CACHE_SEPARATE); // there second keys follow the twin's view
 }
 
-bool server_pcd_settings::can_have(const server_pcd_field & field, double number) const {
-    if (field.integer == &llama_pcd_params::perturbation && is_own(field)) {
+bool server_pcd_settings::can_have(const pcd_field & field, double number) const {
+    if (field.is(&llama_pcd_params::perturbation) && is_own(field)) {
         return number == LLAMA_PCD_PERTURBATION_NONE || number == context.perturbation;
     }
-    return is_own(field) || (field.integer ? number == setting.*field.integer : (float) number == setting.*field.number);
+    return is_own(field) || (field.integer ? number : (float) number) == field.get(setting);
 }
 
 std::vector<std::string> server_pcd_settings::own_names() const {
     std::vector<std::string> res;
-    for (const auto & field : server_pcd_fields) {
+    for (const auto & field : pcd_fields) {
         if (is_own(field)) {
             res.push_back(field.name);
         }
@@ -109,67 +99,32 @@ std::vector<std::string> server_pcd_settings::own_names() const {
     return res;
 }
 
-json server_pcd_settings::value_of(const server_pcd_field & field, const llama_pcd_params & p) const {
+json server_pcd_settings::value_of(const pcd_field & field, const llama_pcd_params & p) const {
     if (field.number) {
         return json(std::stod(string_format("%.7g", p.*field.number))); // 0.1, not 0.10000000149
     }
-    if (values.contains(field.name)) {
-        for (const auto & [name, number] : values.at(field.name).items()) {
-            if (number.get<int32_t>() == p.*field.integer) {
-                return name == "null" ? json(nullptr) : json(name);
-            }
+    for (const auto & [number, text] : field.names) {
+        if (number == p.*field.integer) {
+            return text ? json(text) : json(nullptr);
         }
     }
     return json(p.*field.integer);
 }
 
-// the number that a value stands for
-static double number_of(const server_pcd_field & field, const json & value, const json & values) {
-    const std::string refused = std::string(field.name) + " is " + value.dump_safe() + "; allowed: ";
-
-    std::vector<std::string> names;
-    if (values.contains(field.name)) {
-        const json & named = values.at(field.name);
-        for (const auto & [name, number] : named.items()) {
-            if (value.is_null() ? name == "null" : value.is_string() && value.get<std::string>() == name && name != "null") {
-                return number.get<double>();
-            }
-            names.push_back(name == "null" ? name : "\"" + name + "\"");
-        }
-    }
-    const bool is_enum = std::any_of(names.begin(), names.end(), [](const auto & name) { return name != "null"; });
-
-    if (!is_enum && (field.number ? value.is_number() : value.is_number_integer())) {
-        const double res = value.get<double>();
-        if (field.number ? std::isfinite((float) res) : std::abs(res) <= INT32_MAX) {
-            return res;
-        }
-    }
-    if (!is_enum) {
-        names.insert(names.begin(), field.number ? "a number" : "an integer");
-    }
-    throw std::invalid_argument(refused + join(names));
-}
-
 llama_pcd_params server_pcd_settings::fields(const json & given, llama_pcd_params base) const {
     for (const auto & [name, value] : given.items()) {
-        const auto field = std::find_if(
-                server_pcd_fields.begin(), server_pcd_fields.end(), [&n = name](const auto & cur) { return cur.name == n; });
-        if (field == server_pcd_fields.end()) {
+        const auto field = std::find_if(pcd_fields.begin(), pcd_fields.end(), [&n = name](const auto & cur) { return cur.name == n; });
+        if (field == pcd_fields.end()) {
             throw std::invalid_argument("there is no field " + json(name).dump_safe() + "; a request may change " + join(own_names()));
         }
-        const double number = number_of(*field, value, values);
+        const double number = number_of(*field, value);
         if (!can_have(*field, number)) {
-            const bool turns = field->integer == &llama_pcd_params::perturbation;
+            const bool turns = field->is(&llama_pcd_params::perturbation);
             throw std::invalid_argument(name + " is " + value.dump_safe() + ", this server's is " +
                     value_of(*field, turns ? context : setting).dump_safe() + ", which only `pypcd serve --pcd` can change; "
                     "a request may change " + join(own_names()));
         }
-        if (field->integer) {
-            base.*field->integer = (int32_t) number;
-        } else {
-            base.*field->number = (float) number;
-        }
+        field->put(base, number);
     }
     return base;
 }
@@ -193,6 +148,12 @@ static std::string lower(std::string text) {
     return text;
 }
 
+static bool can_be_none(const std::string & name) {
+    return std::any_of(pcd_fields.begin(), pcd_fields.end(), [&](const auto & field) {
+        return field.name == name && field.is_optional();
+    });
+}
+
 // a value as it is typed: a number if it reads as one
 static json literal(const std::string & text, bool can_be_null) {
     const std::string word = lower(text);
@@ -210,12 +171,10 @@ static json literal(const std::string & text, bool can_be_null) {
     return is_whole && std::abs(number) < 1e15 ? json((int64_t) number) : json(number);
 }
 
-llama_pcd_params server_pcd_settings::on() const {
-    return by_default ? setting : preset(recommended);
-}
-
-std::optional<llama_pcd_params> server_pcd_settings::text(const std::string & given, llama_pcd_params base) const {
+std::optional<llama_pcd_params> server_pcd_settings::text(const std::string & given) const {
     const std::string words = string_strip(given);
+
+    llama_pcd_params base = paper;
 
     json values_given = json::object();
     for (size_t start = 0, end = 0; end != std::string::npos; start = end + 1) {
@@ -240,7 +199,7 @@ std::optional<llama_pcd_params> server_pcd_settings::text(const std::string & gi
         if (values_given.contains(name)) {
             throw std::invalid_argument("it is " + json(given).dump_safe() + ", where " + name + " is given twice; give it once");
         }
-        values_given[name] = literal(word.substr(equal + 1), values.contains(name) && values.at(name).contains("null"));
+        values_given[name] = literal(word.substr(equal + 1), can_be_none(name));
     }
     return fields(values_given, base);
 }

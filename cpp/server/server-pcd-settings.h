@@ -4,35 +4,25 @@
 #pragma once
 
 #include "json.h"
-#include "llama-pcd.h"
+#include "twins/fields.h"
 
-#include <array>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-struct server_pcd_field {
-    const char * name;
-    int32_t llama_pcd_params::* integer;
-    float   llama_pcd_params::* number;
-    bool                        is_own; // a sequence can have another value than its context
-};
-
-extern const std::array<server_pcd_field, 22> server_pcd_fields;
-
 // Requests are read by many threads, so all but is_on stays as it is while they come.
 struct server_pcd_settings {
     bool is_given   = false; // LLAMA_ARG_PCD is set
     bool by_default = false; // for requests that say nothing
     bool required   = true;  // false: where PCD cannot run, the server goes on without it
-    common_json values;      // names of values: field -> name -> number; the name "null" is JSON's null
 
-    llama_pcd_params setting = {};           // where a body's fields start
+    llama_pcd_params setting = {};           // the server's, which an object of fields changes
+    llama_pcd_params paper   = {};           // where a text begins that names no preset
     std::vector<llama_pcd_params> contexts;  // what the context may be set to; the first that runs is
     std::vector<std::pair<std::string, llama_pcd_params>> presets;
-    std::string recommended;                 // the one that "on" means
+    std::string recommended;                 // the one that "on" and true mean
 
     // since the context was made
     bool        is_on = false;  // in the context
@@ -42,17 +32,16 @@ struct server_pcd_settings {
 
     void read(const common_json & given, const std::set<std::string> & names); // for the model of one of these names
 
-    bool is_own  (const server_pcd_field & field) const;                // a request may change it
-    bool can_have(const server_pcd_field & field, double number) const; // and to this value
+    bool is_own  (const pcd_field & field) const;                // a request may change it
+    bool can_have(const pcd_field & field, double number) const; // and to this value
 
-    common_json      value_of(const server_pcd_field & field, const llama_pcd_params & p) const;
+    common_json      value_of(const pcd_field & field, const llama_pcd_params & p) const;
     llama_pcd_params fields  (const common_json & given, llama_pcd_params base) const;
     llama_pcd_params preset  (const std::string & name, const std::string & given = "") const; // given: for an error, what has it in it
 
-    llama_pcd_params on() const; // for requests that say "true": the server's setting, or the recommended preset where that is off
-
-    // as pypcd.Llama(pcd=TEXT) reads it (pypcd/settings.py): "gentle", "window:relative_top=0.1", "beta=1.5"; nothing: off
-    std::optional<llama_pcd_params> text(const std::string & given, llama_pcd_params base) const;
+    // What a text means, as in Python (pypcd/config.py): "gentle", "window:relative_top=0.1", "beta=1.5"; nothing: off. What it does
+    // not name is as in its preset, or as in the paper.
+    std::optional<llama_pcd_params> text(const std::string & given) const;
 
     std::vector<std::string> own_names() const;
 };

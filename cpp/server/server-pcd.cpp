@@ -172,7 +172,7 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
 
     field = "model";
     if (const std::string suffix = suffix_of(body); !suffix.empty()) {
-        res = { true, suffix == "pcd" ? server_pcd.on() : server_pcd.preset(suffix.substr(4)) };
+        res = { true, server_pcd.preset(suffix == "pcd" ? server_pcd.recommended : suffix.substr(4)) };
     }
 
     field = "pcd";
@@ -187,7 +187,7 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
     const json & given = body.at("pcd");
 
     if (given == json(true)) {
-        return { true, res.on ? res.params : server_pcd.on() };
+        return { true, server_pcd.preset(server_pcd.recommended, "true") };
     }
     if (given == json(false)) {
         return { false, res.params };
@@ -196,7 +196,7 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
         return { true, server_pcd.fields(given, res.params) };
     }
     if (given.is_string()) {
-        const auto params = server_pcd.text(given.get<std::string>(), res.params);
+        const auto params = server_pcd.text(given.get<std::string>());
         return { params.has_value(), params.value_or(llama_pcd_params {}) };
     }
     throw std::invalid_argument("it is " + given.dump_safe() + "; allowed: true, false, a preset's name, an object");

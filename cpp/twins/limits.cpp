@@ -118,11 +118,6 @@ std::string llama_pcd_limits::check_type(const llama_pcd_params & p) const {
     const ggml_type type = (ggml_type) p.type_k_over;
     const auto & hparams = memory.lctx.get_model().hparams;
 
-    if (type != GGML_TYPE_F32 && type != GGML_TYPE_F16 && type != GGML_TYPE_BF16 && type != GGML_TYPE_Q8_0 &&
-        type != GGML_TYPE_Q5_1 && type != GGML_TYPE_Q5_0 && type != GGML_TYPE_Q4_1 && type != GGML_TYPE_Q4_0) {
-        return format("type_k_over is %s; allowed: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0", ggml_type_name(type));
-    }
-
     for (const auto * kv : memory.kvs) {
         for (const uint32_t il : kv->get_layer_ids()) {
             if (hparams.n_head_kv(il) > 0 && hparams.n_embd_head_k(il) % ggml_blck_size(type) != 0) {

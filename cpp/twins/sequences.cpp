@@ -2,6 +2,8 @@
 
 #include "twins/sequences.h"
 
+#include "twins/fields.h"
+
 #include "llama-impl.h"
 
 #include <iterator>
@@ -13,21 +15,14 @@
 llama_pcd_params llama_pcd_seqs::merged(const own_setting & own, const llama_pcd_params & p) {
     llama_pcd_params res = p;
 
-    res.beta         = own.params.beta;
-    res.gamma        = own.params.gamma;
-    res.relative_top = own.params.relative_top;
-    res.window       = own.params.window;
-    res.n_sink       = own.params.n_sink;
-    res.adaptive     = own.params.adaptive;
-    res.min_context  = own.params.min_context;
-    res.min_entropy  = own.params.min_entropy;
-    res.combine      = own.params.combine && p.combine;
+    const bool turns = own.params.perturbation == LLAMA_PCD_PERTURBATION_NONE;
 
-    res.min_first_entropy = own.params.min_first_entropy;
-
-    if (own.params.perturbation == LLAMA_PCD_PERTURBATION_NONE) {
-        res.perturbation = LLAMA_PCD_PERTURBATION_NONE;
+    for (const auto & field : pcd_fields) {
+        if (field.is_own && (turns || !field.is(&llama_pcd_params::perturbation))) {
+            field.put(res, field.get(own.params));
+        }
     }
+    res.combine = own.params.combine && p.combine;
     return res;
 }
 
@@ -99,8 +94,7 @@ llama_pcd_seq llama_pcd_seqs::setting_of(llama_seq_id seq_id, const llama_pcd_pa
     const bool is_on = has ? it->second.setting->on : p.sequences == LLAMA_PCD_SEQUENCES_ALL;
     const auto cur   = has ? merged(*it->second.setting, p) : p;
 
-    return { is_on, cur.combine, cur.perturbation, cur.window, cur.n_sink, cur.beta, cur.gamma, cur.relative_top,
-        cur.adaptive, cur.min_context, cur.min_entropy, cur.min_first_entropy };
+    return { cur, is_on };
 }
 
 //

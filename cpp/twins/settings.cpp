@@ -2,99 +2,47 @@
 
 #include "twins/settings.h"
 
+#include "twins/fields.h"
+
 #include "llama-impl.h"
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <map>
 
-static constexpr int32_t OFFSET_MAX = 1 << 20;
-
-static bool is_in(float x, float lo, float hi) {
-    return std::isfinite(x) && x >= lo && x <= hi;
-}
-
-// the fields that are enums, and what their values are called
-struct pcd_enum {
-    const char *              name;
-    int32_t llama_pcd_params::* field;
-    std::vector<const char *> values;
-
-    std::string text(const llama_pcd_params & p) const { return values.at(p.*field); }
-};
-
-static const pcd_enum CACHE        = { "cache",        &llama_pcd_params::cache,        { "rerotated", "shared", "separate" } };
-static const pcd_enum EVALUATION   = { "evaluation",   &llama_pcd_params::evaluation,   { "fused", "alternate", "auto" } };
-static const pcd_enum PERTURBATION = { "perturbation", &llama_pcd_params::perturbation, { "over-rotation", "none", "noise" } };
-static const pcd_enum TRANSITION   = { "transition",   &llama_pcd_params::transition,   { "exponential", "none" } };
-static const pcd_enum BAND         = { "band",         &llama_pcd_params::band,         { "low", "high", "all" } };
-static const pcd_enum ADAPTIVE     = { "adaptive",     &llama_pcd_params::adaptive,     { "none", "jsd" } };
-static const pcd_enum SEQUENCES    = { "sequences",    &llama_pcd_params::sequences,    { "all", "chosen" } };
-
-// which enum field has a value that its type does not have; empty: none
-static std::string check_enums(const llama_pcd_params & p) {
-    for (const auto * cur : { &CACHE, &EVALUATION, &PERTURBATION, &TRANSITION, &BAND, &ADAPTIVE, &SEQUENCES }) {
-        const int32_t value = p.*cur->field;
-        if (value < 0 || value >= (int32_t) cur->values.size()) {
-            return format("%s is %d, not an enum llama_pcd_%s", cur->name, value, cur->name);
+// what is allowed, in words
+static std::string range_of(const pcd_field & field) {
+    if (field.is_choice()) {
+        std::string res;
+        for (const auto & cur : field.names) {
+            res += format("%s%d (%s)", res.empty() ? "" : ", ", cur.number, cur.text ? cur.text : "none");
         }
+        return res;
     }
-    if (p.type_k_over < -1 || p.type_k_over >= GGML_TYPE_COUNT) {
-        return format("type_k_over is %d, not an enum ggml_type, nor -1", p.type_k_over);
+    if (field.integer && field.high == INT32_MAX) {
+        return format("at least %d", (int32_t) field.low);
     }
-    return {};
+    const char * form = field.is_open ? "more than %.7g and at most %.7g" : "%.7g to %.7g";
+    return format(form, field.low, field.high);
 }
 
-static std::string check_numbers(const llama_pcd_params & p) {
-    if (!is_in(p.alpha, 0.0f, 10.0f)) {
-        return format("alpha is %g, allowed: 0 to 10", p.alpha);
+static bool is_in_range(const pcd_field & field, double value) {
+    const auto has = [&](const auto & cur) { return cur.number == value; };
+    if (field.is_choice()) {
+        return std::any_of(field.names.begin(), field.names.end(), has);
     }
-    if (!is_in(p.base_ratio, 0.0f, 1.0f) || p.base_ratio == 0.0f) {
-        return format("base_ratio is %g, allowed: more than 0 and at most 1", p.base_ratio);
-    }
-    if (!is_in(p.beta, 0.0f, 1000.0f)) {
-        return format("beta is %g, allowed: 0 to 1000", p.beta);
-    }
-    if (p.gamma < 1) {
-        return format("gamma is %d, allowed: at least 1", p.gamma);
-    }
-    if (!is_in(p.relative_top, 0.0f, 1.0f)) {
-        return format("relative_top is %g, allowed: 0 to 1", p.relative_top);
-    }
-    if (p.window < 0) {
-        return format("window is %d, allowed: 0 (off) or more", p.window);
-    }
-    if (p.n_sink < 0) {
-        return format("n_sink is %d, allowed: 0 or more", p.n_sink);
-    }
-    if (p.min_context < 0) {
-        return format("min_context is %d, allowed: 0 or more", p.min_context);
-    }
-    if (!is_in(p.min_entropy, 0.0f, 100.0f)) {
-        return format("min_entropy is %g, allowed: 0 to 100", p.min_entropy);
-    }
-    if (!is_in(p.min_first_entropy, 0.0f, 100.0f)) {
-        return format("min_first_entropy is %g, allowed: 0 to 100", p.min_first_entropy);
-    }
-    if (!is_in(p.noise, 0.0f, 10.0f)) {
-        return format("noise is %g, allowed: 0 to 10", p.noise);
-    }
-    if (p.offset_min < -OFFSET_MAX || p.offset_max > OFFSET_MAX || p.offset_min > p.offset_max) {
-        return format("offset_min, offset_max are %d, %d, allowed: -%d to %d, the smaller one first",
-                p.offset_min, p.offset_max, OFFSET_MAX, OFFSET_MAX);
-    }
-    return {};
+    return std::isfinite(value) && value >= field.low && value <= field.high && !(field.is_open && value == field.low);
 }
 
 std::string llama_pcd_settings::check_range(const llama_pcd_params & p) {
-    std::string err = check_enums(p);
-    if (err.empty()) {
-        err = check_numbers(p);
+    for (const auto & field : pcd_fields) {
+        if (!is_in_range(field, field.get(p))) {
+            return format("%s is %.7g, allowed: %s", field.name, field.get(p), range_of(field).c_str());
+        }
     }
-    if (!err.empty()) {
-        return err;
+    if (p.offset_min > p.offset_max) {
+        return format("offset_max is %d, allowed: at least offset_min, %d", p.offset_max, p.offset_min);
     }
-
     if (p.perturbation == LLAMA_PCD_PERTURBATION_NOISE && p.cache == LLAMA_PCD_CACHE_REROTATED) {
         return "cache \"rerotated\" turns keys to other frequencies, and perturbation \"noise\" has none; "
             "use cache \"shared\" or \"separate\"";
@@ -121,38 +69,45 @@ bool llama_pcd_settings::same_topology(const llama_pcd_params & a, const llama_p
     return a.cache == b.cache && a.perturbation == b.perturbation && offsets(a) == offsets(b);
 }
 
-static std::string text(const std::string & value) { return "\"" + value + "\""; }
-static std::string text(int32_t             value) { return std::to_string(value); }
-static std::string text(float               value) { return format("%.7g", value); }
+// a value for people
+static std::string text(const pcd_field & field, const llama_pcd_params & p) {
+    const double value = field.get(p);
+    for (const auto & [number, name] : field.names) {
+        if (number == value) {
+            return name ? "\"" + std::string(name) + "\"" : "none";
+        }
+    }
+    return format(field.integer ? "%.0f" : "%.7g", value);
+}
 
 std::string llama_pcd_settings::find_difference(const llama_pcd_params & own, const llama_pcd_params & p) {
     const bool rotates  = llama_pcd_settings::rotates(own);
     const bool noise    = own.perturbation == LLAMA_PCD_PERTURBATION_NOISE;
     const bool plain    = own.perturbation == LLAMA_PCD_PERTURBATION_NONE; // its twins see the first keys
     const bool separate = llama_pcd_settings::separate(own) || llama_pcd_settings::separate(p);
-    const bool second   = rotates && own.cache != LLAMA_PCD_CACHE_SHARED;
 
-    std::string res;
-
-    const auto same = [&](const char * name, const auto & a, const auto & b, bool used) {
-        if (used && a != b && res.empty()) {
-            res = std::string(name) + " is " + text(a) + ", the context's is " + text(b);
-        }
+    // where these matter to its twins; all others always do
+    const std::map<std::string, bool> used = {
+        { "cache",       !plain || separate },
+        { "transition",  rotates },
+        { "band",        !plain },
+        { "alpha",       rotates },
+        { "base_ratio",  rotates },
+        { "type_k_over", rotates && own.cache != LLAMA_PCD_CACHE_SHARED },
+        { "noise",       noise },
+        { "offset_min",  noise },
+        { "offset_max",  noise },
+        { "seed",        noise },
+        { "sequences",   false },
     };
-    const auto same_enum = [&](const pcd_enum & e, bool used) { same(e.name, e.text(own), e.text(p), used); };
+    for (const auto & field : pcd_fields) {
+        const auto it      = used.find(field.name);
+        const bool is_used = it == used.end() || it->second;
+        const bool is_own  = field.is(&llama_pcd_params::perturbation) ? plain && !separate : field.is_own;
 
-    same_enum(EVALUATION, true);
-    same_enum(CACHE,        !plain || separate);
-    same_enum(PERTURBATION, !plain || separate);
-    same_enum(TRANSITION,   rotates);
-    same_enum(BAND,         !plain);
-    same("alpha",       own.alpha,       p.alpha,       rotates);
-    same("base_ratio",  own.base_ratio,  p.base_ratio,  rotates);
-    same("type_k_over", own.type_k_over, p.type_k_over, second);
-    same("noise",       own.noise,       p.noise,       noise);
-    same("offset_min",  own.offset_min,  p.offset_min,  noise);
-    same("offset_max",  own.offset_max,  p.offset_max,  noise);
-    same("seed",        own.seed,        p.seed,        noise);
-
-    return res;
+        if (is_used && !is_own && field.get(own) != field.get(p)) {
+            return std::string(field.name) + " is " + text(field, own) + ", the context's is " + text(field, p);
+        }
+    }
+    return {};
 }

@@ -6,20 +6,9 @@
 
 #include <string>
 
-// what one sequence may have of its own: its twins' view and perturbation, and how their rows are contrasted
-struct llama_pcd_seq {
-    bool    on;
-    bool    combine;
-    int32_t perturbation; // the context's, or none
-    int32_t window;
-    int32_t n_sink;
-    float   beta;
-    int32_t gamma;
-    float   relative_top;
-    int32_t adaptive;
-    int32_t min_context;
-    float   min_entropy;
-    float   min_first_entropy;
+// the setting of one sequence
+struct llama_pcd_seq : llama_pcd_params {
+    bool on;
 
     // whether a token at this position is early: its row is L, without a twin
     bool is_early(int32_t pos) const { return pos < min_context - 1; }

@@ -42,7 +42,7 @@ class Conversation:
         self.draft: str | None = None
         self.attached: list[str] = []
         self.figures: list[Figures] = []
-        self._last_on = llm.pcd  # the setting that values alone change after PCD was switched off
+        self._last_on = llm.pcd  # the setting that a mapping changes after PCD was switched off
         chat_formatter(llm)  # raises now if the template is broken
 
     def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
@@ -66,7 +66,7 @@ class Conversation:
     @property
     def compared(self) -> tuple[PCDConfig, None]:
         """The settings that compare() compares: the one in force (or the last one that was, or gentle), and None: off."""
-        return self.llm.pcd or self._last_on or PCDConfig.gentle(), None
+        return self.llm.pcd or self._last_on or PCDConfig.preset("gentle"), None
 
     def compare(
         self, stopped: Callable[[], bool] = never, look: Callable[[int, str], object] = ignore
@@ -110,7 +110,7 @@ class Conversation:
         return f"{path} ({n} tokens) goes in front of your next message; Enter sends it alone"
 
     def set_pcd(self, setting: PCDSetting) -> None:
-        """Put a setting in force, as --pcd does; but values alone change the setting in force, or the last one that was."""
+        """Put a setting in force, as --pcd does. A mapping changes the setting in force, or the last one that was."""
         self.llm.pcd = PCDConfig.resolve(setting, self._last_on)
         self._last_on = self.llm.pcd or self._last_on
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from pypcd.checks import Integer, Number, literal
 from pypcd.cli import _terminal
-from pypcd.config import PCDConfig
+from pypcd.config import PRESETS, PCDConfig, Profile, load, write_values
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import resolve_model
 from pypcd.remote import parse_servers
-from pypcd.settings import PRESETS, Profile, load, write_text
 
 if TYPE_CHECKING:
     from pypcd.evaluation import Cluster
@@ -100,7 +99,7 @@ def describe_pcd(config: PCDConfig | None) -> str:
         start = PCDConfig.preset(name).as_dict()
         changed = {field: value for field, value in fields.items() if value != start[field]}
         is_other = "perturbation" in changed  # another kind of twin: its preset would mislead
-        texts.append((is_other, len(changed), f"{name}:{write_text(changed)}" if changed else name))
+        texts.append((is_other, len(changed), f"{name}:{write_values(changed)}" if changed else name))
     return min(texts, key=lambda text: text[:2])[-1]
 
 

@@ -13,15 +13,15 @@ from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._terminal import say
 from pypcd.cli._text import sentence, wrap
+from pypcd.config import load
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import has_template
-from pypcd.settings import load
 
 # command -> (its argument, what it does)
 COMMANDS = {
     "help": ("", "this list"),
-    "pcd": ("on|off|beta=…", "switch PCD, change its values, or name a preset; alone: show it"),
+    "pcd": ("on|off|beta=…", "switch PCD, or give it another setting; alone: show it"),
     "compare": ("", "answer the last message with PCD (gentle, if none was on) and without, side by side"),
     "regen": ("", "answer the last message again"),
     "undo": ("", "take back the last turn"),

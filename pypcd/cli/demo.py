@@ -131,7 +131,7 @@ def first_wrong(session: Session, vocabulary: Vocabulary, sample: Sample) -> Ste
     """PCD's first step at which greedy decoding would go wrong; None if PCD goes wrong before, or if both have the whole
     answer."""
     tokens = prompt_tokens(session.llm, sample.prompt)
-    for step in explain(session, tokens, PCDConfig.paper(), vocabulary, n_top=4, gold=sample.answers[0]):
+    for step in explain(session, tokens, PCDConfig.preset("paper"), vocabulary, n_top=4, gold=sample.answers[0]):
         if not any(c.is_gold for c in step.candidates):
             return None
         if not min(step.candidates, key=lambda c: c.rank_before).is_gold:

@@ -124,7 +124,7 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
             "wavelengths": before.tolist(),
             "wavelengths_over_rotated": (before / turned).tolist(),
         }
-    for name, config in (("pcd", PCDConfig()), ("window", PCDConfig.windowed())):
+    for name, config in (("pcd", PCDConfig()), ("window", PCDConfig.preset("window"))):
         facts[name] = engine.pcd_refusal(llm, config) or "yes"
     return facts
 

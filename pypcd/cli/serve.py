@@ -15,9 +15,9 @@ from typing import Any
 from pypcd import served
 from pypcd.cli import _options, _terminal
 from pypcd.cli._text import sentence
+from pypcd.config import load
 from pypcd.errors import MENDABLE, PCDError
 from pypcd.server import OptionError, Server, show_options
-from pypcd.settings import load
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 

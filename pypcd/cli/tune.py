@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pypcd.cli import _options, _progress, _table, _terminal, _text
+from pypcd.config import Profile
 from pypcd.errors import InputError
 from pypcd.evaluation import Directory, Paired, Plan, run_options
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import MARGIN, NOT_SHOWN, interval
 from pypcd.evaluation.tasks.everyday import LEAST
 from pypcd.evaluation.tune import ALL, FEW_SETTINGS, N_EVERYDAY, SETTINGS, Cell, Tuned, tune
-from pypcd.settings import Profile
 
 DEFAULT_TASKS = "kv,niah-multikey-2,vt"
 DEFAULT_LENGTHS, DEFAULT_N = "1k,4k", 100

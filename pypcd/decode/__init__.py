@@ -21,14 +21,13 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pypcd.config import PCDConfig
+from pypcd.config import PCDConfig, is_profile, joined, read_values
 from pypcd.decode.method import Answer, Edit, Method
-from pypcd.decode.rows import PCD, Control, Plain, RowSource, Stream
+from pypcd.decode.rows import OF_CONTROL, PCD, Control, Plain, RowSource, Stream
 from pypcd.decode.search import Greedy, Sampling, Search
 from pypcd.decode.session import Session
 from pypcd.errors import InputError, did_you_mean
 from pypcd.prompt import Prompt
-from pypcd.settings import is_profile, joined, read_values
 
 __all__ = [
     "NAMES",
@@ -67,6 +66,17 @@ def values_of(make: Any, words: Sequence[str], first: str = "") -> Any:
     return make(**read_values(word if "=" in word else f"{first}={word}" for word in words))
 
 
+def _control(words: Sequence[str]) -> Control:
+    values = read_values(word if "=" in word else f"beta={word}" for word in words)
+    for name in values:
+        if name not in OF_CONTROL:
+            raise InputError(
+                f"Control has no value {name!r}{did_you_mean(name, OF_CONTROL)}; it has: {', '.join(OF_CONTROL)}"
+            )
+    n_steps = values.pop("n_steps", Control.n_steps)
+    return Control(pcd=PCDConfig(**values), n_steps=n_steps)
+
+
 def _pcd(words: Sequence[str]) -> PCD:
     if any(is_profile(word) for word in words):
         raise InputError(
@@ -103,7 +113,7 @@ _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "greedy": ("search", _without_values(Greedy)),
     "sample": ("search", lambda words: values_of(Sampling, words, "temperature")),
     "pcd": ("rows", _pcd),
-    "control": ("rows", lambda words: values_of(Control, words, "beta")),
+    "control": ("rows", _control),
     "beam": ("search", _lab("beam:parse")),
     "cad": ("rows", _lab("cad:parse")),
     "dola": ("rows", _lab("dola:parse")),

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from pypcd import engine
 from pypcd.checks import Integer, check
-from pypcd.config import RANGES, PCDConfig
+from pypcd.config import PCDConfig, write_values
 from pypcd.decode.session import Logits, Rows2D, Session
+from pypcd.fields import names
 from pypcd.method import contrast, entropy, log_softmax, put_behind
 from pypcd.prompt import Prompt, prompt_tokens
 
@@ -125,8 +126,8 @@ class PCD(RowSource):
         return Stream(session, session.start(tokens, self.pcd))
 
 
-_CONTRAST = ("beta", "gamma", "relative_top", "adaptive", "min_entropy")  # arguments of contrast()
-_OF_PCD = (*_CONTRAST, "min_context", "min_first_entropy")  # what the control has of a PCD setting
+_CONTRAST = names("contrast")  # arguments of contrast()
+OF_CONTROL = (*names("contrast", "floor"), "n_steps")  # the control's values: of a PCD setting, and its own
 
 # of each model, the pool that was answered last and its means, by the number of steps and whether the chat template was used:
 # all controls share them, whatever their contrast
@@ -143,35 +144,24 @@ class Control(RowSource):
 
     Args:
         pool: other prompts of the same kind; each is answered once, greedily and without PCD.
-        beta: as in PCDConfig; so are gamma, relative_top, adaptive, min_entropy, min_context and min_first_entropy.
+        pcd: how it contrasts, and where; what else a setting has is left out.
         n_steps: how many tokens of each answer are used; later steps use the mean of the last one.
     """
 
     pool: tuple[Prompt, ...] = ()
-    beta: float = 2.5
-    gamma: int = 30
-    relative_top: float = 0.0
+    pcd: PCDConfig = dataclasses.field(default_factory=PCDConfig)
     n_steps: int = 32
-    adaptive: str | None = None
-    min_entropy: float = 0.0
-    min_context: int = 0
-    min_first_entropy: float = 0.0
 
     def __post_init__(self) -> None:
-        check(self, **{name: RANGES[name] for name in _OF_PCD}, n_steps=Integer(1))
-
-    @classmethod
-    def of(cls, setting: PCDConfig) -> Control:
-        """The control of a setting: it contrasts in the same way, where the setting does."""
-        return cls(**{name: getattr(setting, name) for name in _OF_PCD})
+        check(self, n_steps=Integer(1))
+        used = {name: value for name, value in self.pcd.differences().items() if name in OF_CONTROL}
+        object.__setattr__(self, "pcd", PCDConfig(**used))
 
     @property
     def name(self) -> str:
         """The method's name, the same for equal controls: "control:beta=1.5", "control" for the default."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "pool"}
-        default = Control()
-        words = [f"{name}={value}" for name, value in values.items() if value != getattr(default, name)]
-        return ":".join(["control", *words])
+        values = {**self.pcd.differences(), **({} if self.n_steps == Control.n_steps else {"n_steps": self.n_steps})}
+        return f"control:{write_values(values)}" if values else "control"
 
     def refusal(self, llm: Llama) -> str | None:
         return None if self.pool else "the control needs other prompts of the same kind, but has none"
@@ -183,7 +173,7 @@ class Control(RowSource):
             return Stream(session, first)
 
         def change(t: int, rows: Rows2D) -> Rows2D:
-            if len(tokens) + t < self.min_context:
+            if len(tokens) + t < self.pcd.min_context:
                 return rows
             prior = means[min(t, len(means) - 1)]
             return np.stack([self._contrasted(log_softmax(row), prior) for row in rows]).astype(np.float32)
@@ -192,11 +182,11 @@ class Control(RowSource):
 
     def _is_left(self, n_prompt: int, first: Logits) -> bool:
         """Whether the whole answer is plain decoding's."""
-        least = self.min_first_entropy
-        return least > 0.0 and (n_prompt < self.min_context or entropy(first) < least)
+        least = self.pcd.min_first_entropy
+        return least > 0.0 and (n_prompt < self.pcd.min_context or entropy(first) < least)
 
     def _contrasted(self, row: npt.NDArray[np.float64], prior: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        kept = contrast(row, prior, **{name: getattr(self, name) for name in _CONTRAST})
+        kept = contrast(row, prior, **{name: getattr(self.pcd, name) for name in _CONTRAST})
         return put_behind(kept, row)
 
     def with_pool(self, prompts: tuple[Prompt, ...]) -> Control:

@@ -1,4 +1,4 @@
-"""The declarations of cpp/llama-pcd*.h in ctypes: constants, structures, functions."""
+"""The declarations of cpp/llama-pcd*.h in ctypes: constants, structures, functions. The fields of a setting are pypcd/fields.py's."""
 
 from __future__ import annotations
 
@@ -7,58 +7,20 @@ from typing import Any
 
 import llama_cpp
 
+from pypcd.fields import FIELDS
+
 lib = llama_cpp.llama_cpp._lib
 
 OK, INVALID, UNSUPPORTED, NO_MEMORY, DISABLED = 0, -1, -2, -3, -4
 ROW_STANDARD, ROW_OVER_ROTATED, ROW_CONTRASTED = 0, 1, 2
-
-CACHE = {"rerotated": 0, "shared": 1, "separate": 2}
-EVALUATION = {"fused": 0, "alternate": 1, "auto": 2}
-PERTURBATION = {"over-rotation": 0, "none": 1, "noise": 2}
-TRANSITION = {"exponential": 0, "none": 1}
-BAND = {"low": 0, "high": 1, "all": 2}
-SEQUENCES = {"all": 0, "chosen": 1}
-ADAPTIVE = {None: 0, "jsd": 1}
-TYPE_K_OVER = {  # enum ggml_type
-    None: -1,
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "bf16": 30,
-}
 
 
 class Params(ctypes.Structure):
     """struct llama_pcd_params"""
 
     _fields_ = [
-        ("cache", ctypes.c_int32),
-        ("evaluation", ctypes.c_int32),
-        ("perturbation", ctypes.c_int32),
-        ("transition", ctypes.c_int32),
-        ("band", ctypes.c_int32),
-        ("type_k_over", ctypes.c_int32),
-        ("alpha", ctypes.c_float),
-        ("base_ratio", ctypes.c_float),
-        ("beta", ctypes.c_float),
-        ("gamma", ctypes.c_int32),
-        ("relative_top", ctypes.c_float),
-        ("window", ctypes.c_int32),
-        ("n_sink", ctypes.c_int32),
-        ("noise", ctypes.c_float),
-        ("offset_min", ctypes.c_int32),
-        ("offset_max", ctypes.c_int32),
-        ("seed", ctypes.c_int32),
+        *((field.name, ctypes.c_float if field.is_float else ctypes.c_int32) for field in FIELDS.values()),
         ("combine", ctypes.c_bool),
-        ("sequences", ctypes.c_int32),
-        ("adaptive", ctypes.c_int32),
-        ("min_context", ctypes.c_int32),
-        ("min_entropy", ctypes.c_float),
-        ("min_first_entropy", ctypes.c_float),
     ]
 
 

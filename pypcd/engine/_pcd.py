@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import llama_cpp
@@ -20,6 +20,7 @@ from pypcd.config import PCDConfig
 from pypcd.engine import _bindings
 from pypcd.engine._calls import ask, call, context
 from pypcd.errors import InputError, PCDError, UnsupportedError
+from pypcd.fields import FIELDS
 
 __all__ = [
     "N_SEQUENCES",
@@ -27,8 +28,6 @@ __all__ = [
     "PCDStats",
     "in_force",
     "init_sampler",
-    "native_fields",
-    "native_names",
     "native_params",
     "pcd_logits",
     "pcd_refusal",
@@ -115,52 +114,10 @@ class PCDStats:
 
 def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Params:
     """A setting as the library's struct; combine=False leaves the contrast to a sampler."""
-    params = _bindings.pcd_default_params()
-    params.cache = _bindings.CACHE[config.cache]
-    params.evaluation = _bindings.EVALUATION[config.evaluation]
-    params.perturbation = _bindings.PERTURBATION[config.perturbation]
-    params.transition = _bindings.TRANSITION[config.transition]
-    params.alpha = config.alpha
-    params.base_ratio = config.base_ratio
-    params.beta = config.beta
-    params.gamma = config.gamma
-    params.relative_top = config.relative_top
-    params.window = config.window or 0
-    params.n_sink = config.n_sink
-    params.band = _bindings.BAND[config.band]
-    params.type_k_over = _bindings.TYPE_K_OVER[config.type_k_over]
-    params.noise = config.noise
-    params.offset_min = config.offset_min
-    params.offset_max = config.offset_max
-    params.seed = config.seed
-    params.combine = combine
-    params.sequences = _bindings.SEQUENCES[config.sequences]
-    params.adaptive = _bindings.ADAPTIVE[config.adaptive]
-    params.min_context = config.min_context
-    params.min_entropy = config.min_entropy
-    params.min_first_entropy = config.min_first_entropy
+    params = _bindings.Params(combine=combine)
+    for field in FIELDS.values():
+        setattr(params, field.name, field.to_number(getattr(config, field.name)))
     return params
-
-
-def native_fields(config: PCDConfig) -> dict[str, float]:
-    """A setting as the library has it, every field a number."""
-    params = native_params(config)
-    return {field.name: getattr(params, field.name) for field in dataclasses.fields(config)}
-
-
-def native_names() -> dict[str, Mapping[Any, int]]:
-    """What stands for which number in the fields that are not only numbers."""
-    return {
-        "cache": _bindings.CACHE,
-        "evaluation": _bindings.EVALUATION,
-        "perturbation": _bindings.PERTURBATION,
-        "transition": _bindings.TRANSITION,
-        "band": _bindings.BAND,
-        "type_k_over": _bindings.TYPE_K_OVER,
-        "sequences": _bindings.SEQUENCES,
-        "adaptive": _bindings.ADAPTIVE,
-        "window": {None: 0},
-    }
 
 
 def set_pcd(llm: llama_cpp.Llama, config: PCDConfig | None, *, combine: bool = True) -> str | None:
@@ -199,18 +156,20 @@ def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig | None) -> str | None:
     return None if status == _bindings.OK else text
 
 
+def _numbers(params: _bindings.Params) -> list[float]:
+    return [getattr(params, field.name) for field in FIELDS.values()]
+
+
 def in_force(llm: llama_cpp.Llama, *known: PCDConfig | None) -> tuple[PCDConfig | None, bool]:
     """What the library has in force: the setting, None while PCD is off, and whether rows are contrasted (or left to a
     sampler). If it is one of `known`, that one is returned, since the library has floats of 32 bits."""
     params = _bindings.Params()
     if not _bindings.pcd_get(context(llm), ctypes.byref(params)):
         return None, True
-    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(PCDConfig)}
     for config in known:
-        if config is not None and native_fields(config) == values:
+        if config is not None and _numbers(native_params(config)) == _numbers(params):
             return config, params.combine
-    for name, numbers in native_names().items():
-        values[name] = {number: word for word, number in numbers.items()}.get(values[name], values[name])
+    values = {field.name: field.to_value(getattr(params, field.name)) for field in FIELDS.values()}
     floats = {name: float(str(np.float32(value))) for name, value in values.items() if isinstance(value, float)}
     return PCDConfig(**{**values, **floats}), params.combine
 

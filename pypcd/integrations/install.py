@@ -14,8 +14,7 @@ import sys
 import warnings
 from typing import Any, Callable
 
-from pypcd import settings
-from pypcd.config import PCDConfig, PCDSetting
+from pypcd.config import PCDConfig, PCDSetting, load
 from pypcd.errors import InputError, UnsupportedError
 
 __all__ = ["VARIABLE", "apply", "install", "is_installed", "read_environment", "uninstall"]
@@ -63,7 +62,7 @@ def install(pcd: PCDSetting = "gentle") -> None:
 
 def _choose(pcd: PCDSetting) -> None:
     global _setting
-    setting = settings.load(pcd)  # a profile is read once
+    setting = load(pcd)  # a profile is read once
     PCDConfig.resolve(setting)
     _setting = False if setting is None else setting
 

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Callable, Optional, Union
 from fastapi.exceptions import RequestValidationError  # type: ignore[import-not-found,unused-ignore]
 from pydantic import BeforeValidator, Field, create_model  # type: ignore[import-not-found,unused-ignore]
 
-from pypcd import settings
-from pypcd.config import PCDConfig
+from pypcd.config import PCDConfig, is_profile
 from pypcd.errors import InputError, PCDError, UnsupportedError
 from pypcd.llama import Llama
 
@@ -52,7 +51,7 @@ def adapt(app: Any, execute: Callable[[], None]) -> None:
 
 
 def _checked(value: Any) -> Any:
-    if isinstance(value, str) and settings.is_profile(value):
+    if isinstance(value, str) and is_profile(value):
         raise InputError(f"pcd is {value!r}, a file; allowed in a request: true, false, presets and values")
     try:
         PCDConfig.resolve(value)

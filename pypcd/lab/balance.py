@@ -161,7 +161,7 @@ def controlled(method: str, methods: Iterable[str]) -> tuple[str, ...]:
     if not isinstance(control, Control):
         return ()
     found = {name: parse(name).rows for name in methods}
-    return tuple(name for name, rows in found.items() if isinstance(rows, PCD) and Control.of(rows.pcd) == control)
+    return tuple(name for name, rows in found.items() if isinstance(rows, PCD) and Control(pcd=rows.pcd) == control)
 
 
 def group_of(task: str, length: int) -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.checks import Choice, Integer, Number, check
-from pypcd.config import RANGES
+from pypcd.fields import RANGES
 from pypcd.method import frequencies, rho
 
 __all__ = ["CURVES", "GRID", "Curves", "Decay", "Rates", "bins", "envelope", "grid", "log_rate", "power_rate", "scores"]

@@ -36,6 +36,7 @@ from pypcd.evaluation.plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.run import Outcome, Record, Worker, evaluate, facts, run_options, tasks_of
 from pypcd.evaluation.tasks.sample import Sample, Task
+from pypcd.fields import names
 from pypcd.method import jsd, rank
 from pypcd.prompt import prompt_tokens
 
@@ -47,17 +48,13 @@ Path = tuple[int, ...]
 RIGHT, OPEN = "right", "open"  # where a token may lead, besides to a node; what leads nowhere is wrong
 SCALARS = ("lse", "entropy", "lse_s", "entropy_s", "top_s", "jsd", "rank", "rank_back")  # see compared()
 
-# fields of PCDConfig that do not change L*: they combine it with L, or say where and how it is computed
-_FLOORS = ("min_context", "min_entropy", "min_first_entropy")
-_COMBINING = ("beta", "gamma", "relative_top", "adaptive", *_FLOORS, "evaluation", "sequences")
 _N_LEADS, _LEAD = 8, 0.05  # signs among so many best first tokens, with so much of the best one's probability, may lead
 _PART = 32  # tokens of a batch: their twins take cells of the context too
 
 
 def view_of(config: PCDConfig) -> PCDConfig:
     """The view of a setting: only what makes L*."""
-    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config)}
-    return config.replace(**{name: defaults[name] for name in _COMBINING})
+    return PCDConfig(**{name: getattr(config, name) for name in names("twin")})
 
 
 def record(

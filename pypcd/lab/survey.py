@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from pypcd.config import PRESETS
 from pypcd.decode import PCD, Control, setting_of
 from pypcd.errors import InputError
 from pypcd.evaluation.executors import Jobs
@@ -23,7 +24,6 @@ from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import SHORT
 from pypcd.evaluation.tasks.sample import Tokenizer
 from pypcd.gguf import read_gguf, resolve_model
-from pypcd.settings import PRESETS
 
 __all__ = [
     "FAR",
@@ -112,7 +112,7 @@ def survey_methods() -> tuple[str, ...]:
     presets = [f"pcd:{name}" for name in PRESETS if name != "blog"]
     known = {PCD(setting_of(name)).name for name in presets}  # type: ignore[arg-type]  # a preset is never off
     cut = [] if PCD(setting_of(_CUT)).name in known else [_CUT]  # type: ignore[arg-type]
-    controls = (Control.of(setting_of(name)).name for name in _CONTROLLED)  # type: ignore[arg-type]
+    controls = (Control(pcd=setting_of(name)).name for name in _CONTROLLED)  # type: ignore[arg-type]
     return (BASELINE, *presets, *cut, *controls)
 
 

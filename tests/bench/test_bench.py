@@ -238,7 +238,7 @@ def test_methods_are_settings_and_the_benchmarks_own() -> None:
     names = ["two-rows", "pcd:cautious", "pcd:cache=separate:type_k_over=q8_0", "stock"]
     methods = methods_for(names)
     assert list(methods) == ["greedy", *names]
-    assert methods["pcd:cautious"] == PCDConfig.cautious()
+    assert methods["pcd:cautious"] == PCDConfig.preset("cautious")
     assert methods["pcd:cache=separate:type_k_over=q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
     assert methods["greedy"] is methods["stock"] is methods["two-rows"] is None
     for name, message in (

@@ -226,13 +226,13 @@ def test_read_refuses_what_is_no_text(session, tmp_path):
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ("on", pypcd.PCDConfig.gentle()),
+        ("on", pypcd.PCDConfig.preset("gentle")),
         ("paper", pypcd.PCDConfig()),
         ("off", None),
-        ("cautious", pypcd.PCDConfig.cautious()),
+        ("cautious", pypcd.PCDConfig.preset("cautious")),
         ("beta=1.5:window=64", pypcd.PCDConfig(beta=1.5, window=64)),
         ("beta=1.5:gamma=10", pypcd.PCDConfig(beta=1.5, gamma=10)),
-        ("window:window=8", pypcd.PCDConfig.windowed().replace(window=8)),
+        ("window:window=8", pypcd.PCDConfig.preset("window").replace(window=8)),
         ("window=none:cache=shared", pypcd.PCDConfig(cache="shared")),
     ],
 )
@@ -240,16 +240,14 @@ def test_pcd_settings(text, expected):
     assert pypcd.PCDConfig.resolve(text) == expected
 
 
-def test_pcd_values_alone_build_on_the_last_setting(session, llm):
-    for text in ("beta=1.5", "off", "gamma=10"):
-        session.set_pcd(text)
+def test_a_mapping_changes_the_last_setting(session, llm):
+    for setting in ("beta=1.5", "off", {"gamma": 10}):
+        session.set_pcd(setting)
     assert llm.pcd == pypcd.PCDConfig(beta=1.5, gamma=10)
-    session.set_pcd("on")  # as --pcd on
-    assert llm.pcd == pypcd.PCDConfig.gentle()
 
 
-@pytest.mark.parametrize("text", ["on", "off", "cautious", "window"])
-def test_a_named_pcd_setting_is_what_it_is_on_the_command_line(text, session, llm):
+@pytest.mark.parametrize("text", ["on", "off", "cautious", "window", "gamma=10", "paper:window=8"])
+def test_a_text_is_what_it_is_on_the_command_line(text, session, llm):
     """For any setting that was in force before."""
     for before in ("cautious", "off", "beta=0.5"):
         session.set_pcd(before)
@@ -599,8 +597,8 @@ def test_chat_in_a_terminal(model, tmp_path):
     child.sendline('"""two')
     child.expect(r"\.\.\. ")
     enter('lines"""', r"8 tokens \|")
-    enter("/pcd relative_top=0", r"PCD gentle:relative_top=0.0")
-    enter("/pcd paper:beta=1.5", r"PCD paper:beta=1.5")
+    enter("/pcd gentle:relative_top=0", r"PCD gentle:relative_top=0.0")
+    enter("/pcd beta=1.5", r"PCD paper:beta=1.5")
     enter("/pcd off", "PCD off")
     enter("/pcd betta=2", "did you mean 'beta'")
     enter(

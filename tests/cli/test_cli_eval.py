@@ -17,9 +17,9 @@ from pypcd import decode
 from pypcd.cli import eval as eval_command
 from pypcd.cli import main
 from pypcd.cli._table import aligned
+from pypcd.config import Profile
 from pypcd.evaluation import GROUPS, TASKS, Plan
 from pypcd.lab.paper import PAPER_TABLES
-from pypcd.settings import Profile
 
 DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
 

@@ -125,7 +125,7 @@ def test_an_example_shows_the_rows_where_greedy_first_goes_wrong(llm: pypcd.Llam
         prompt = llm.tokenize(sample.prompt.text.encode(), special=False)
         llm.reset()
         llm.eval(prompt[:-1])  # second keys that are made afterwards, from rounded keys, are other ones
-        llm.pcd = pypcd.PCDConfig.paper().repeatable()
+        llm.pcd = pypcd.PCDConfig.preset("paper").repeatable()
         for token in (*prompt[-1:], *plain[: step.index]):
             llm.eval([token])
         rows = llm.pcd_logits()

@@ -119,7 +119,7 @@ def test_cad_without_a_context_says_so(llm: pypcd.Llama) -> None:
 
 def test_the_control_subtracts_the_mean_of_other_prompts(tiny: Tiny, llm: pypcd.Llama) -> None:
     pool = tuple(PROMPT.replace(after=f". What is {i:02d}?") for i in range(3))
-    control = Control(pool, beta=1.5, gamma=10, relative_top=0.01, n_steps=2)
+    control = Control(pool, pypcd.PCDConfig(beta=1.5, gamma=10, relative_top=0.01), n_steps=2)
     _, rows = rows_of(Method("control", control), llm, 3)
     ref = reference(tiny("llama"), cpu_rounding=True)
 
@@ -151,7 +151,7 @@ def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first
     pool = tuple(PROMPT.replace(after=f". What is {i:02d}?") for i in range(3))
     plain_tokens, plain = rows_of(parse("greedy"), llm, 3)
     first = entropy(plain[0])
-    control = Control(pool, min_first_entropy=first * (1.001 if sure else 0.999))
+    control = Control(pool, pypcd.PCDConfig(min_first_entropy=first * (1.001 if sure else 0.999)))
     tokens, rows = rows_of(Method("control", control), llm, 3)
     if sure:
         assert tokens == plain_tokens and all(np.array_equal(a, b) for a, b in zip(rows, plain))
@@ -161,16 +161,17 @@ def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first
 
 
 def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Llama) -> None:
-    gentle = Control.of(pypcd.PCDConfig.gentle())
+    gentle = Control(pcd=pypcd.PCDConfig.preset("gentle"))
     assert (
         gentle
         == parse(gentle.name).rows
         == parse("control:0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25").rows
     )
-    assert parse(Control(gamma=9, n_steps=4, adaptive="jsd").name).rows == Control(gamma=9, n_steps=4, adaptive="jsd")
-    assert Control.of(pypcd.PCDConfig.windowed()).name == "control"
+    control = Control(pcd=pypcd.PCDConfig(gamma=9, adaptive="jsd", alpha=0.5, n_sink=8), n_steps=4)
+    assert parse(control.name).rows == control and "alpha" not in control.name
+    assert Control(pcd=pypcd.PCDConfig.preset("window")).name == "control"
     pool, at = (PROMPT.replace(after="?"),), len(tokens_of(llm)) + 2  # tokens before the third row
-    tokens, rows = rows_of(Method("control", Control(pool, min_context=at)), llm, 4)
+    tokens, rows = rows_of(Method("control", Control(pool, pypcd.PCDConfig(min_context=at))), llm, 4)
     plain, plain_rows = rows_of(parse("greedy"), llm, 4)
     assert tokens[:2] == plain[:2] and all(np.array_equal(a, b) for a, b in zip(rows[:2], plain_rows[:2]))
     prior = Control(pool).means(Session(llm), False)[2]
@@ -185,7 +186,10 @@ def test_controls_of_one_pool_share_its_answers(llm: pypcd.Llama, monkeypatch: p
     monkeypatch.setattr(Session, "start", lambda *args, **kwargs: begun.append(args) or start(*args, **kwargs))
     session, pools = Session(llm), [(PROMPT.replace(after=after), PROMPT) for after in ("?", ", ")]
     first = Control(pools[0]).means(session, False)
-    assert len(begun) == 2 and Control(pools[0], beta=1).with_pool(pools[0]).means(session, False) is first
+    assert (
+        len(begun) == 2
+        and Control(pools[0], pypcd.PCDConfig(beta=1)).with_pool(pools[0]).means(session, False) is first
+    )
     assert np.array_equal(Control(pools[0], n_steps=2).means(session, False), first[:2]) and len(begun) == 4
     assert not np.array_equal(Control(pools[1]).means(session, False), first) and len(begun) == 6
     assert np.array_equal(Control(pools[0]).means(session, False), first) and len(begun) == 8
@@ -438,7 +442,7 @@ def shared(tiny: Tiny) -> Any:
 
 def test_a_name_may_have_a_part_of_each_kind() -> None:
     method = parse("rephrase + pcd:cautious:beta=2 + beam:4:length_penalty=0.5")
-    assert method.rows.pcd == pypcd.PCDConfig.cautious().replace(beta=2)
+    assert method.rows.pcd == pypcd.PCDConfig.preset("cautious").replace(beta=2)
     assert method.search == Beam(4, 0.5) and method.edit is not None
     assert method.n_sequences == 9 and parse("beam:4+cad").n_sequences == 18
 

@@ -21,10 +21,10 @@ from test_sampler import chain_of
 import pypcd
 from pypcd import decode
 from pypcd.cli.explain import table
-from pypcd.config import Adaptive
 from pypcd.engine import _bindings as _native
 from pypcd.explain.page import page
 from pypcd.explain.steps import explain
+from pypcd.fields import FIELDS, Adaptive
 from pypcd.method import MEASURES, contrast, jsd, strength
 from pypcd.vocabulary import Vocabulary
 
@@ -131,7 +131,7 @@ def test_rows_without_a_common_logit_are_not_contrasted(mask: float) -> None:
 
 def test_strength_is_beta_times_the_measure() -> None:
     first, second = np.log([3.0, 1.0]), np.log([1.0, 3.0])
-    assert set(MEASURES) == set(get_args(Adaptive)) == set(_native.ADAPTIVE) - {None}
+    assert set(MEASURES) == set(get_args(Adaptive)) == set(FIELDS["adaptive"].numbers) - {None}
     for beta in (0.0, 0.5, 1000.0):
         assert strength(first, second, beta=beta) == c_strength(first, second, beta, 0) == beta
         wanted = beta * reference.jsd(first, second)
@@ -239,7 +239,7 @@ def test_a_value_that_is_none_is_refused(native: Native) -> None:
     params.adaptive = 2
     for call in (_native.pcd_set, _native.pcd_check):
         assert call(context.ctx, ctypes.byref(params), error, 500) == _native.INVALID
-        assert error.value.decode() == "adaptive is 2, not an enum llama_pcd_adaptive"
+        assert error.value.decode() == "adaptive is 2, allowed: 0 (none), 1 (jsd)"
     with pytest.raises(ValueError, match="adaptive is 'JSD'; allowed: 'jsd'"):
         pypcd.PCDConfig(adaptive="JSD")
 
@@ -270,14 +270,14 @@ def test_settings_as_text() -> None:
     method = decode.parse("pcd:window:adaptive=jsd:beta=5")
     assert decode.parse(method.name).rows.pcd == config
     control = decode.parse("control:5:adaptive=jsd:relative_top=0.1").rows
-    assert (control.beta, control.adaptive, control.relative_top) == (5, "jsd", 0.1)
+    assert control.pcd == pypcd.PCDConfig(beta=5, adaptive="jsd", relative_top=0.1)
 
 
 def test_the_control_is_adaptive_as_the_contrast_is() -> None:
     row, prior = random_rows(5, 50, 3.0, 1.0)
     for adaptive in (None, "jsd"):
         wanted = contrast(row, prior, beta=5, adaptive=adaptive)
-        got = decode.Control(beta=5, adaptive=adaptive)._contrasted(row, prior)
+        got = decode.Control(pcd=pypcd.PCDConfig(beta=5, adaptive=adaptive))._contrasted(row, prior)
         assert got[np.isfinite(wanted)].tolist() == wanted[np.isfinite(wanted)].tolist()
 
 

@@ -272,7 +272,7 @@ def test_the_library_refuses_them_too(native: Native) -> None:
     context, params, error = native("llama"), _native.pcd_default_params(), ctypes.create_string_buffer(500)
     params.min_context = -1
     assert _native.pcd_set(context.ctx, ctypes.byref(params), error, 500) == _native.INVALID
-    assert error.value.decode() == "min_context is -1, allowed: 0 or more"
+    assert error.value.decode() == "min_context is -1, allowed: at least 0"
 
 
 def test_after_a_decode_that_failed_there_are_no_rows(native: Native) -> None:

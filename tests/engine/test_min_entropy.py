@@ -236,7 +236,7 @@ def test_a_setting_with_floors_is_a_formula() -> None:
         {"min_context": 512, "min_entropy": 2, "min_first_entropy": 1},
         {"min_context": 512, "min_entropy": 2},
     ):
-        config = pypcd.PCDConfig.windowed().replace(beta=1, **fields)
+        config = pypcd.PCDConfig.preset("window").replace(beta=1, **fields)
         formula = Formula.of(config)
         assert formula.config == config and Formula.parse(formula.name) == formula
     assert Formula.of(config).where == "context>=512 and entropy>=2"
@@ -247,5 +247,5 @@ def test_a_setting_with_floors_is_a_formula() -> None:
         ("first>=0 and context-step>=9", None),
         ("first>=1 and context>=9", None),
     ):
-        formula = Formula(pypcd.PCDConfig.windowed(), "1", 30, "0", where)
-        assert formula.config == (fields and pypcd.PCDConfig.windowed().replace(beta=1, **fields))
+        formula = Formula(pypcd.PCDConfig.preset("window"), "1", 30, "0", where)
+        assert formula.config == (fields and pypcd.PCDConfig.preset("window").replace(beta=1, **fields))

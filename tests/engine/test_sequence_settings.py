@@ -121,7 +121,7 @@ def test_only_chosen_sequences_have_pcd_where_the_context_says_so(native: Native
         ({}, {"base_ratio": 0.01}, "base_ratio is 0.01, the context's is 0.0001; only the context can change it"),
         ({}, {"transition": "none"}, 'transition is "none", the context\'s is "exponential"; only the context'),
         ({}, {"band": "high"}, 'band is "high", the context\'s is "low"; only the context can change it'),
-        ({}, {"type_k_over": "f16"}, "type_k_over is 1, the context's is -1; only the context can change it"),
+        ({}, {"type_k_over": "f16"}, 'type_k_over is "f16", the context\'s is none; only the context can change it'),
         (
             {"cache": "shared"},
             {"cache": "shared", "perturbation": "noise"},
@@ -179,7 +179,7 @@ def test_what_only_the_context_can_change_is_refused_before_and_after(
         (0, {"beta": -1.0}, "beta is -1, allowed: 0 to 1000"),
         (0, {"perturbation": 1}, 'perturbation "none" without a window leaves the twin equal to its token'),
         (0, {"alpha": -1.0}, "alpha is -1, allowed: 0 to 10"),
-        (0, {"sequences": 2}, "sequences is 2, not an enum llama_pcd_sequences"),
+        (0, {"sequences": 2}, "sequences is 2, allowed: 0 (all), 1 (chosen)"),
     ],
     ids=str,
 )
@@ -200,7 +200,7 @@ def native_params() -> Any:
 
 def test_what_a_sequences_twins_do_not_use_may_differ(native: Native) -> None:
     """Such as alpha beside perturbation="none": presets need not be written anew for each context."""
-    for base in ({"alpha": 0.5}, {"cache": "shared"}, dict(pypcd.PCDConfig.blog().as_dict())):
+    for base in ({"alpha": 0.5}, {"cache": "shared"}, dict(pypcd.PCDConfig.preset("blog").as_dict())):
         context = native("llama", base)
         assert set_seq(context, 0, {"perturbation": "none", "window": 64}) == OK
     assert set_seq(native("llama", {"seed": 3, "noise": 1.0}), 0, {}) == OK

@@ -10,6 +10,7 @@ import itertools
 import pathlib
 import re
 import shlex
+import sys
 
 import pytest
 
@@ -17,6 +18,10 @@ import pypcd.method
 from pypcd import PCDConfig, cli, decode, evaluation
 
 ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "cmake"))
+
+import fields
+
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     *(ROOT / name for name in ("cpp/README.md", "pypcd/models/README.md")),
@@ -197,6 +202,11 @@ def table(page: str, first: str) -> list[dict[str, str]]:
 FIELDS = table("docs/settings.md", "field")
 
 
+def test_the_table_of_fields_is_the_one_that_is_made() -> None:
+    text = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    assert text == fields.page(text), "python cmake/fields.py --docs mends it"
+
+
 def test_every_field_is_named_with_its_default_and_its_cost() -> None:
     defaults = PCDConfig().as_dict()
     assert [row["field"] for row in FIELDS] == list(defaults)
@@ -222,12 +232,12 @@ def takes(field: str, value: object) -> bool:
 @pytest.mark.parametrize("row", FIELDS, ids=lambda row: row["field"])
 def test_every_range_is_what_is_checked(row: dict[str, str]) -> None:
     field, allowed = row["field"], row["allowed"]
-    or_none = allowed.startswith("None, or ")
+    or_none = allowed.endswith(", or None")
     assert or_none == (PCDConfig().as_dict()[field] is None)
-    allowed = allowed.removeprefix("None, or ")
+    allowed = allowed.removesuffix(", or None")
 
-    number = re.fullmatch(r"a number, (more than )?([\d.-]+) to ([\d.-]+)", allowed)
-    integer = re.fullmatch(r"an integer, (?:at least (-?\d+)|(-?\d+) to (-?\d+))", allowed)
+    number = re.fullmatch(r"(?:from|(more than)) ([\d.]+) (?:to|and at most) ([\d.]+)", allowed)
+    integer = re.fullmatch(r"an integer (?:of at least (\d+)|from (-?\d+) to (-?\d+))", allowed)
     if number:
         low, high = float(number[2]), float(number[3])
         assert takes(field, low) == (not number[1]) and takes(field, high) and takes(field, low + (high - low) / 3)

@@ -309,7 +309,7 @@ def test_the_environment_installs_it(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("value", ["1", "True", "on"])
 def test_on_in_the_environment_is_the_recommended_preset(value: str, tiny: Tiny) -> None:
-    assert runs(OPEN, tiny("llama"), PYPCD=value) == f"{pypcd.PCDConfig.gentle()}\n"
+    assert runs(OPEN, tiny("llama"), PYPCD=value) == f"{pypcd.PCDConfig.preset('gentle')}\n"
 
 
 @pytest.mark.parametrize("value", ["", "0", "off", "Off", "false", " "])

@@ -205,7 +205,7 @@ def test_an_adaptive_setting_is_a_formula_too() -> None:
 
 
 def test_settings_and_formulas() -> None:
-    assert Formula.parse("pcd:cautious").config == pypcd.PCDConfig.cautious()
+    assert Formula.parse("pcd:cautious").config == pypcd.PCDConfig.preset("cautious")
     assert Formula.parse("greedy").config is None and Formula.parse("pcd:beta=entropy").config is None
     assert all(Formula.parse(f"pcd:where={text}").config is None for text in ("jsd>0.3", "context>=jsd", "5"))
     for where in ("context>=9 and context>=5", "entropy>=2 or context>=9", "context>=9 and rank>1", "context>=1.5"):

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pypcd
+from pypcd.config import PRESETS, Preset
 from pypcd.errors import ModelError
 from pypcd.evaluation import GROUPS, Plan, Progress
 from pypcd.lab import survey
 from pypcd.lab.balance import LONG, RETRIEVAL, SHORT_PROMPTS, balance, controlled, group_of, read_run
 from pypcd.lab.speed import Estimate, Speed, Timing, estimate, time_answers
 from pypcd.lab.survey import EvalPart, fitting, legs, missing, names_of, run_survey, survey_methods, survey_options
-from pypcd.settings import PRESETS, Preset
 
 ONE = {"n_threads": 1, "n_threads_batch": 1}
 SCRIPT = Path(__file__).parents[2] / "scripts/recipes/models.py"

@@ -408,4 +408,4 @@ def test_a_zero_in_that_variable_leaves_pcd_on(tiny: Tiny) -> None:
         tiny("llama"),
         PYPCD_DISABLE="0",
     )
-    assert done.stdout == f"{pypcd.PCDConfig.gentle().describe()}\n" and done.stderr == ""
+    assert done.stdout == f"{pypcd.PCDConfig.preset('gentle').describe()}\n" and done.stderr == ""

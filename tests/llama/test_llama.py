@@ -22,8 +22,8 @@ from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 from pypcd import UnsupportedError, method
+from pypcd.config import PRESETS
 from pypcd.decode import Session
-from pypcd.settings import PRESETS
 
 Load = Callable[..., pypcd.Llama]
 T = TOKENS

@@ -30,8 +30,8 @@ import pypcd
 from pypcd import PCDConfig
 from pypcd import server as server_module
 from pypcd.cli import main
+from pypcd.config import PRESETS
 from pypcd.gguf import DEMO_MODEL
-from pypcd.settings import PRESETS
 
 try:
     server_module.executable()
@@ -349,18 +349,13 @@ def test_without_the_executable_the_remedy_is_named(
 def test_the_settings_have_every_field_preset_and_name(name: str | None) -> None:
     config = None if name is None else PCDConfig.preset(name)
     given = json.loads(server_module.settings(config))
-    fields = set(PCDConfig().as_dict())
     assert given["default"] == (config is not None)
-    assert list(given["presets"]) == list(PRESETS)
-    for setting in (given["setting"], *given["contexts"], *given["presets"].values()):
-        assert set(setting) == fields
-        assert all(isinstance(value, (int, float)) for value in setting.values())
-    wanted = (config or PCDConfig()).as_dict()
-    for field, numbers in given["values"].items():
-        named = "null" if wanted[field] is None else wanted[field]
-        if field != "sequences" and named in numbers:
-            assert given["setting"][field] == numbers[named], field
-    assert given["setting"] in given["contexts"]
+    assert list(given["presets"]) == list(PRESETS) and given["recommended"] in PRESETS
+    of_computing = {"evaluation": "auto", "type_k_over": None, "sequences": "all"}
+    for preset, fields in given["presets"].items():
+        assert PCDConfig(**fields).replace(**of_computing) == PCDConfig.preset(preset)
+    assert PCDConfig(**given["setting"]) == (config or PCDConfig()).replace(sequences="chosen")
+    assert given["setting"] in given["contexts"] and "alpha" not in given["setting"]
 
 
 @needs_server

@@ -79,7 +79,7 @@ def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: Server
     text, _ = question(12)
     chat.pcd(label)
     answer = chat.ask(text)
-    setting = {"server's": True, "^window": "window", "^off": False}[label]
+    setting = {"server's": {}, "^window": "window", "^off": False}[label]
     wanted = complete(served, prompt_of(served, text), pcd=setting, n_probs=N_PROBS)["completion_probabilities"]
     tokens = chat.tokens(answer)
     expect(tokens).to_have_count(len(wanted))
@@ -89,7 +89,7 @@ def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: Server
         assert headers[:4] == (["Token", "Model", "Local", "PCD"]), headers
         rows = table(dialog)
         options = wanted[i]["top_logprobs"]
-        if setting:
+        if setting is not False:
             pushed_out = wanted[i]["pcd"]["pushed_out"]
             options = [{**option, **option["pcd"]} for option in options] + pushed_out
             assert sum("taken out" in " ".join(row) for row in rows) == sum(
@@ -211,7 +211,7 @@ def others(dialog: Locator) -> Locator:
 def test_going_on_with_another_candidate_and_back(chat: Chat, served: Server, label: str) -> None:
     """From the token that was chosen anyway the same answer follows, to the letter."""
     chat.pcd(label)
-    setting = {"server's": True, "^gentle": "gentle", "^off": False}[label]
+    setting = {"server's": {}, "^gentle": "gentle", "^off": False}[label]
     answer = chat.ask("Hello")
     first = chat.copied(answer)
     prompt = prompt_of(served, "Hello")

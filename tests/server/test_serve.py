@@ -32,8 +32,8 @@ from serving import (
 
 import pypcd
 from pypcd import PCDConfig
+from pypcd.config import PRESETS
 from pypcd.server import Server
-from pypcd.settings import PRESETS
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Serv
     assert timings["pcd_constrained"] == timings["predicted_n"]
     assert not {"pcd_constrained", "pcd_twins"} & set(without)
     assert with_pcd["pcd_twins"] == with_pcd["predicted_n"] and "pcd_constrained" not in with_pcd
-    for asked in ({"pcd": True}, {"model": "demo:pcd"}, {"model": "demo:pcd-cautious"}):
+    for asked in ({"pcd": {}}, {"pcd": True}, {"model": "demo:pcd"}, {"model": "demo:pcd-cautious"}):
         timings = constrained(server, path, body, **asked)[1]
         assert (
             timings["pcd_twins"] + timings["pcd_skipped"] == timings["predicted_n"] and "pcd_constrained" not in timings
@@ -205,7 +205,7 @@ def test_a_grammar_that_begins_later_leaves_the_setting(server: Server, llm: pyp
     """tool_choice "auto" makes such a grammar: until the model calls a tool, it writes as it likes."""
     later = {"grammar": RULES, "grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "<never written>"}]}
     answer = complete(server, PROMPTS[0], **later)
-    is_greedy(llm, PROMPTS[0], True, answer["tokens"])
+    is_greedy(llm, PROMPTS[0], {}, answer["tokens"])
     assert answer["timings"]["pcd_twins"] > 0 and "pcd_constrained" not in answer["timings"]
 
 
@@ -240,12 +240,15 @@ def test_the_body_comes_before_the_suffix_and_that_before_the_server(server: Ser
     assert of(server, model="demo:pcd-cautious", pcd="window")["window"] == 64
     changed = of(server, model="demo:pcd-cautious", pcd={"gamma": 5})
     assert changed["beta"] == 1.5 and changed["gamma"] == 5
-    assert of(server, pcd=True)["beta"] == of(server, model="demo:pcd")["beta"] == 2.5, "the server's"
-    for asked in ({"pcd": True}, {"pcd": "on"}, {"model": "demo:pcd"}, {"model": "demo:pcd", "pcd": True}):
-        assert of(off, **asked) == of(off, pcd="gentle"), "the recommended preset, where the server is off"
+    assert (
+        of(server, pcd={})["beta"] == 2.5 and of(server, model="demo:pcd-cautious", pcd="beta=3")["relative_top"] == 0
+    )
+    for asked in ({"pcd": True}, {"pcd": "on"}, {"model": "demo:pcd"}, {"model": "demo:pcd-paper", "pcd": True}):
+        for at in (server, off):
+            assert of(at, **asked) == of(at, pcd="gentle"), "the recommended preset, whatever holds without it"
     assert of(off, pcd="paper")["beta"] == 2.5
     assert of(off, pcd={"adaptive": "jsd", "window": None})["adaptive"] == "jsd"
-    assert of(server, pcd="off") is False and of(server, pcd="on") == of(server, pcd="gentle")
+    assert of(server, pcd="off") is False
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "blog"])

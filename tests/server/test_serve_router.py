@@ -24,9 +24,9 @@ from serving import BASE, PROMPTS, SECONDS, SMALL, ask, complete, is_greedy, rea
 
 import pypcd
 from pypcd import PCDConfig, machine, served
+from pypcd.config import PRESETS
 from pypcd.gguf import DEMO_MODEL
 from pypcd.server import OptionError, Server
-from pypcd.settings import PRESETS
 
 WINDOW = "window:evaluation=fused:window=4:n_sink=0"
 RUNS = [name for name in PRESETS if name != "blog"]  # noise is the whole server's

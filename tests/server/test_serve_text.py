@@ -10,10 +10,9 @@ from serving import BASE, PROMPTS, complete, is_greedy, llm, ready, refused, ser
 
 import pypcd
 from pypcd import PCDConfig
+from pypcd.config import PRESETS
 from pypcd.server import Server
-from pypcd.settings import PRESETS
 
-SERVERS = PCDConfig.resolve(BASE)
 OWN = (
     "beta",
     "gamma",
@@ -57,7 +56,7 @@ def text(rng: random.Random) -> str:
 def meant(given: str) -> Any:
     """What pypcd.Llama makes of it: a setting, False, or the exception."""
     try:
-        return PCDConfig.resolve(given, SERVERS) or False
+        return PCDConfig.resolve(given) or False
     except (ValueError, TypeError) as error:
         return error
 
@@ -89,22 +88,38 @@ def test_an_answer_is_that_of_llama_with_the_same_text(
     llm: pypcd.Llama,  # noqa: F811
 ) -> None:
     for prompt in PROMPTS:
-        fields = PCDConfig.resolve(given, SERVERS).replace(evaluation="fused").as_dict()
+        fields = PCDConfig.resolve(given).as_dict()
         is_greedy(llm, prompt, fields, complete(server, prompt, pcd=given)["tokens"])
 
 
-def test_values_alone_change_the_servers_setting_and_a_preset_does_not() -> None:
-    with ready(pcd="gentle", parallel=1) as gentle:
+def test_a_text_is_a_whole_setting_and_an_object_a_change() -> None:
+    with ready(pcd="window:beta=0.5", parallel=1) as made:
 
         def beta_and_window(**fields: Any) -> tuple[float, Any]:
-            got = complete(gentle, "a", n_predict=1, **fields)["generation_settings"]["pcd"]
+            got = complete(made, "a", n_predict=1, **fields)["generation_settings"]["pcd"]
             return got["beta"], got["window"]
 
-        assert beta_and_window(pcd="beta=2") == (2, PRESETS["gentle"].fields["window"])
-        assert beta_and_window(pcd=True) == (0.75, 64) and beta_and_window(model="demo:pcd") == (0.75, 64)
+        assert beta_and_window() == beta_and_window(pcd={}) == (0.5, 64)
+        assert beta_and_window(pcd={"beta": 2}) == (2, 64)
+        assert beta_and_window(pcd="beta=2") == (2, None) and beta_and_window(pcd="gamma=5") == (2.5, None)
+        gentle = PRESETS["gentle"].fields
+        for asked in ({"pcd": True}, {"pcd": "on"}, {"model": "demo:pcd"}):
+            assert beta_and_window(**asked) == (gentle["beta"], gentle["window"])
         assert beta_and_window(pcd="on:beta=3") == (3, 64) and beta_and_window(pcd="paper") == (2.5, None)
         assert beta_and_window(pcd="paper:window=8") == (2.5, 8)
-        assert beta_and_window(pcd="gamma=3", model="demo:pcd-cautious") == (1.5, None)
+        assert beta_and_window(pcd="gamma=3", model="demo:pcd-cautious") == (2.5, None)
+        assert beta_and_window(pcd={"gamma": 3}, model="demo:pcd-cautious") == (1.5, None)
+
+
+def test_a_text_that_means_another_rotation_is_refused_and_an_object_is_not() -> None:
+    with ready(pcd="alpha=0.3:cache=shared:evaluation=alternate", parallel=1) as made:
+        for given in ("beta=1.5", "gamma=5", "paper"):
+            said = refused(made, pcd=given)
+            assert said.startswith("Field 'pcd': ") and ("only" in said or "alpha" in said), said
+        own = complete(made, "a", n_predict=1, pcd={"beta": 1.5})["generation_settings"]["pcd"]
+        assert (own["beta"], own["window"]) == (1.5, None)
+        own = complete(made, "a", n_predict=1, pcd="perturbation=none:window=8")["generation_settings"]["pcd"]
+        assert (own["beta"], own["window"], own["perturbation"]) == (2.5, 8, "none")
 
 
 @pytest.mark.parametrize(

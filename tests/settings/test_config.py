@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pathlib
 import pickle
 import re
 from typing import get_args
@@ -14,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd import PCDConfig, config
+from pypcd import PCDConfig, fields
+from pypcd.checks import Choice, Integer, Number, OrNone
 from pypcd.engine import _bindings as _native
 from pypcd.engine._pcd import native_params
+from pypcd.fields import FIELDS, Fields, PCDFields
 
 configs = st.builds(
     PCDConfig,
@@ -26,13 +29,13 @@ configs = st.builds(
     base_ratio=st.floats(0, 1, exclude_min=True),
     relative_top=st.floats(0, 1),
     cache=st.sampled_from(["shared", "separate"]),
-    evaluation=st.sampled_from(get_args(config.Evaluation)),
-    transition=st.sampled_from(get_args(config.Transition)),
+    evaluation=st.sampled_from(get_args(fields.Evaluation)),
+    transition=st.sampled_from(get_args(fields.Transition)),
     window=st.none() | st.integers(1, 2**31 - 1),
     n_sink=st.integers(0, 2**31 - 1),
     perturbation=st.sampled_from(["over-rotation", "noise"]),
-    band=st.sampled_from(get_args(config.Band)),
-    type_k_over=st.none() | st.sampled_from(get_args(config.KeyType)),
+    band=st.sampled_from(get_args(fields.Band)),
+    type_k_over=st.none() | st.sampled_from(get_args(fields.KeyType)),
     noise=st.floats(0, 10),
     offset_min=st.integers(-(2**20), 0),
     offset_max=st.integers(0, 2**20),
@@ -51,7 +54,7 @@ def test_the_default_is_the_papers_optimum() -> None:
         "over-rotation",
         None,
     )
-    assert c == PCDConfig.paper() == PCDConfig.preset("paper")
+    assert c == PCDConfig.preset("paper")
 
 
 def test_the_library_has_the_same_defaults() -> None:
@@ -63,23 +66,49 @@ def test_the_library_has_the_same_defaults() -> None:
 @given(configs)
 def test_every_field_reaches_the_library(c: PCDConfig) -> None:
     params = native_params(c)
-    for field in dataclasses.fields(PCDConfig):
-        value, native = getattr(c, field.name), getattr(params, field.name)
-        if isinstance(value, str) or field.name == "type_k_over":
-            assert getattr(_native, field.name.upper())[value] == native
-        elif isinstance(value, float):
+    for name, field in FIELDS.items():
+        value, native = getattr(c, name), getattr(params, name)
+        if isinstance(value, float):
             assert np.float32(value) == native
         else:
-            assert (value or 0) == native
+            assert field.numbers.get(value, value) == native
+        assert field.is_float or field.to_value(native) == value
 
 
-def test_every_field_has_a_range() -> None:
-    assert list(config.RANGES) == [field.name for field in dataclasses.fields(PCDConfig)]
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def test_type_checkers_are_told_the_same_fields_twice() -> None:
+    """The one thing that a field of the table needs beside it: a line in PCDFields."""
+    told = {name: getattr(kind, "__forward_arg__", kind) for name, kind in PCDFields.__annotations__.items()}
+    assert told == Fields.__annotations__ and list(told) == list(FIELDS)
+
+
+@pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)
+def test_a_fields_numbers_are_those_of_what_is_allowed(field: fields.Field) -> None:
+    kind = field.range.kind if isinstance(field.range, OrNone) else field.range
+    assert (None in field.numbers) == isinstance(field.range, OrNone)
+    assert set(field.numbers) - {None} == set(kind.names if isinstance(kind, Choice) else ())
+    assert len(set(field.numbers.values())) == len(field.numbers)
+    assert field.range(field.name, field.default) == field.default
+    assert field.what.endswith(".") and "|" not in field.what + field.cost  # they stand in a table
+
+
+def test_the_names_of_a_choice_are_those_of_its_type() -> None:
+    for name, kind in Fields.__annotations__.items():
+        names = get_args(getattr(fields, kind.partition(" |")[0], None))
+        assert set(names) == set(FIELDS[name].numbers) - {None}, name
 
 
 def test_the_docstring_documents_every_field() -> None:
-    for field in dataclasses.fields(PCDConfig):
-        assert re.search(rf"^ +{field.name}: ", inspect.getdoc(PCDConfig) or "", re.MULTILINE), field.name
+    doc = inspect.getdoc(PCDConfig) or ""
+    for name, field in FIELDS.items():
+        assert re.search(rf"^    {name}: ", doc, re.MULTILINE), name
+        assert field.what in re.sub(r"\s+", " ", doc)
+    assert doc.index("Args:") < doc.index("Raises:") and max(map(len, doc.splitlines())) <= 120
+
+
+# -- the setting -------------------------------------------------------------------------------------------------------
 
 
 def test_a_config_is_a_frozen_hashable_value() -> None:
@@ -97,25 +126,38 @@ def test_a_config_survives_dict_and_pickle(c: PCDConfig) -> None:
 
 
 def test_presets() -> None:
-    assert PCDConfig.preset("cautious") == PCDConfig.cautious() == PCDConfig(beta=1.5, relative_top=0.1)
-    assert PCDConfig.preset("window") == PCDConfig.windowed() == PCDConfig(perturbation="none", window=64)
-    assert PCDConfig.preset("blog") == PCDConfig.blog()
-    assert (PCDConfig.blog().noise, PCDConfig.blog().beta, PCDConfig.blog().gamma) == (0.03, 1.5, 100)
+    assert PCDConfig.preset("paper") == PCDConfig()
+    assert PCDConfig.preset("cautious") == PCDConfig(beta=1.5, relative_top=0.1)
+    assert PCDConfig.preset("window") == PCDConfig(perturbation="none", window=64)
+    blog = PCDConfig.preset("blog")
+    assert (blog.noise, blog.beta, blog.gamma) == (0.03, 1.5, 100)
+
+
+@pytest.mark.parametrize(
+    ("former", "preset"),
+    [("paper", "paper"), ("gentle", "gentle"), ("cautious", "cautious"), ("windowed", "window"), ("blog", "blog")],
+)
+def test_the_former_class_methods_name_the_new_one(former: str, preset: str) -> None:
+    for of in (PCDConfig, PCDConfig()):
+        with pytest.raises(AttributeError, match=re.escape(f"PCDConfig.{former} is now PCDConfig.preset({preset!r})")):
+            getattr(of, former)
+    assert PCDConfig.preset(preset) == PCDConfig.resolve(preset)
 
 
 def test_key_types_are_ggmls() -> None:
     import gguf
 
-    for name, number in _native.TYPE_K_OVER.items():
+    for name, number in FIELDS["type_k_over"].numbers.items():
         assert name is None or gguf.GGMLQuantizationType[name.upper()] == number
 
 
 def test_what_pcd_accepts() -> None:
     base = PCDConfig(beta=7)
     assert PCDConfig.resolve(None) is PCDConfig.resolve(False) is PCDConfig.resolve(False, base) is None
-    assert PCDConfig.resolve(True) == PCDConfig.resolve("on", base) == PCDConfig.gentle()
+    assert PCDConfig.resolve(True) == PCDConfig.resolve("on", base) == PCDConfig.preset("gentle")
+    assert PCDConfig.resolve(True, base) == PCDConfig.preset("gentle")
     assert PCDConfig.resolve({}) == PCDConfig.resolve("paper", base) == PCDConfig()
-    assert PCDConfig.resolve(True, base) == base
+    assert PCDConfig.resolve({}, base) == base
     assert PCDConfig.resolve({"gamma": 5}, base) == PCDConfig(beta=7, gamma=5)
     assert PCDConfig.resolve(PCDConfig(gamma=3), base) == PCDConfig(gamma=3)
 
@@ -134,3 +176,22 @@ def test_replace_checks_the_new_value() -> None:
     assert PCDConfig().replace(beta=1).beta == 1.0
     with pytest.raises(ValueError, match="beta is -1"):
         pypcd.PCDConfig().replace(beta=-1)
+
+
+def test_the_servers_page_asks_for_numbers_that_are_allowed() -> None:
+    page = pathlib.Path(__file__).parents[2] / "cpp/server/page/assets/settings.js"
+    if not page.exists():
+        pytest.skip("it lies in a checkout only")
+    rows = re.findall(
+        r'^  (\w+): {label: "[^"]*\(\1\)", min: (\d+),(?: max: (\d+),)? step: ("any"|1),',
+        page.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert len(rows) > 5
+    for name, low, high, step in rows:
+        field = FIELDS[name]
+        kind = field.range.kind if isinstance(field.range, OrNone) else field.range
+        assert isinstance(kind, (Integer, Number)) and field.own, name
+        assert int(low) == min([kind.low, *field.numbers.values()]), name  # 0 where None is meant
+        assert not high or int(high) == kind.high, name
+        assert field.is_float == (step != "1"), name

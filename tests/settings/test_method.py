@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import pypcd
 import pypcd.method
 from pypcd.engine import _bindings as _native
+from pypcd.fields import FIELDS
 from pypcd.method import contrast, frequencies, rank, rho
 
 n_rots = st.integers(1, 128).map(lambda n: 2 * n)
@@ -27,7 +28,9 @@ logits = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=1,
 def c_rho(n_rot: int, alpha: float, base_ratio: float, transition: str, band: str = "low") -> np.ndarray:
     out = np.full(n_rot // 2, np.nan)
     pointer = out.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
-    _native.pcd_rho(n_rot, alpha, base_ratio, _native.TRANSITION[transition], _native.BAND[band], pointer)
+    _native.pcd_rho(
+        n_rot, alpha, base_ratio, FIELDS["transition"].numbers[transition], FIELDS["band"].numbers[band], pointer
+    )
     return out
 
 
@@ -141,7 +144,7 @@ def test_beta_0_keeps_the_order_and_gamma_1_the_best(rows: list[tuple[int, int]]
 def c_noise(seed: int, pos: int, layer: int, n_rot: int, sigma: float, band: str) -> np.ndarray:
     out = np.full((2, n_rot // 2), np.nan, np.float32)
     pointers = [row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for row in out]
-    _native.pcd_noise(seed, pos, layer, n_rot, sigma, _native.BAND[band], *pointers)
+    _native.pcd_noise(seed, pos, layer, n_rot, sigma, FIELDS["band"].numbers[band], *pointers)
     return out
 
 

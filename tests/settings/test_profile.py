@@ -10,8 +10,8 @@ import pytest
 
 import pypcd
 from pypcd import PCDConfig
+from pypcd.config import Profile
 from pypcd.gguf import resolve_model
-from pypcd.settings import Profile
 
 
 def test_a_profile_is_a_setting(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pypcd
 from pypcd import PCDConfig
 from pypcd.cli import _options, main
 from pypcd.cli._conversation import Conversation
+from pypcd.config import PRESETS, Profile, read_values
 from pypcd.decode import PCD, parse, setting_of
-from pypcd.settings import PRESETS, Profile
 
 windows = st.builds(
     PCDConfig,
@@ -36,8 +36,8 @@ separators = st.sampled_from([",", " ", ", ", " , ", "  ", "\t"])
 
 @given(anything, anything)
 def test_what_describe_prints_is_the_setting_when_it_is_pasted(c: PCDConfig, other: PCDConfig) -> None:
-    assert PCDConfig.resolve(c.describe()) == c
-    assert PCDConfig.resolve(f" {c.describe()}\n") == c
+    assert PCDConfig.resolve(c.describe()) == PCDConfig.resolve(c.describe(), other) == c
+    assert PCDConfig.resolve(f" {c.describe()}\n", other) == c
     assert not re.search(r"[\s,+]", c.describe())  # as a method's name it may stand in a list, and beside another part
     shown = _options.describe_pcd(c)  # what the chat shows
     assert PCDConfig.resolve(shown) == PCDConfig.resolve(shown, other) == c
@@ -134,31 +134,33 @@ def test_what_is_not_a_setting_is_answered_with_what_is(text: str, message: str)
         PCDConfig.resolve(text)
 
 
-def test_values_change_the_setting_in_force_and_words_do_not() -> None:
+@given(anything, st.sampled_from([None, "on", *PRESETS]), st.sampled_from(["beta=1.5", "gamma=5:min_context=3"]))
+def test_a_text_means_the_same_whatever_is_in_force(base: PCDConfig, first: str | None, values: str) -> None:
+    text = f"{first}:{values}" if first else values
+    start = PCDConfig.resolve(first) if first else PCDConfig()
+    typed = read_values(values.split(":"))
+    assert PCDConfig.resolve(text, base) == PCDConfig.resolve(text) == start.replace(**typed)  # type: ignore[union-attr]
+    assert PCDConfig.resolve(typed, base) == base.replace(**typed)
+
+
+def test_a_text_is_a_whole_setting_and_a_mapping_a_change() -> None:
     base = PCDConfig(beta=7, window=64)
-    assert PCDConfig.resolve("gamma=5", base) == PCDConfig.resolve({"gamma": 5}, base) == base.replace(gamma=5)
-    assert PCDConfig.resolve("window=off:type_k_over=none", base) == PCDConfig(beta=7)
-    assert PCDConfig.resolve("paper", base) == PCDConfig()
-    for text in ("on", "ON"):
-        assert PCDConfig.resolve(text, base) == PCDConfig.gentle()
-    assert PCDConfig.resolve("paper:gamma=5", base) == PCDConfig(gamma=5)
-    assert PCDConfig.resolve("cautious:beta=2", base) == PCDConfig.cautious().replace(beta=2)
+    assert PCDConfig.resolve({"gamma": 5}, base) == base.replace(gamma=5)
+    assert PCDConfig.resolve("gamma=5", base) == PCDConfig.resolve("paper:gamma=5", base) == PCDConfig(gamma=5)
+    assert PCDConfig.resolve("window=off:type_k_over=none", base) == PCDConfig.resolve("paper", base) == PCDConfig()
+    for text in ("on", "ON", True):
+        assert PCDConfig.resolve(text, base) == PCDConfig.preset("gentle")
+    assert PCDConfig.resolve("cautious:beta=2", base) == PCDConfig.preset("cautious").replace(beta=2)
     assert PCDConfig.resolve("off", base) is None
 
 
 def test_the_table_of_presets_is_what_the_class_offers() -> None:
-    made = {
-        "paper": PCDConfig.paper(),
-        "gentle": PCDConfig.gentle(),
-        "cautious": PCDConfig.cautious(),
-        "window": PCDConfig.windowed(),
-        "blog": PCDConfig.blog(),
-    }
-    assert list(PRESETS) == list(made)
-    for name, config in made.items():
-        assert PCDConfig.preset(name) == PCDConfig.resolve(name) == PCDConfig(**PRESETS[name].fields) == config
+    assert list(PRESETS) == ["paper", "gentle", "cautious", "window", "blog"]
+    for name, preset in PRESETS.items():
+        config = PCDConfig.preset(name)
+        assert config == PCDConfig.resolve(name) == PCDConfig(**preset.fields)
         assert _options.describe_pcd(config) == name
-        assert "\n" not in PRESETS[name].what
+        assert "\n" not in preset.what
     assert _options.describe_pcd(None) == "off"
     for shown in (
         "paper:beta=1.5",
@@ -168,7 +170,7 @@ def test_the_table_of_presets_is_what_the_class_offers() -> None:
         "blog:gamma=30",
     ):
         assert _options.describe_pcd(PCDConfig.resolve(shown)) == shown
-    likest = PCDConfig.windowed().replace(beta=1.5, relative_top=0.1)  # cautious, but for its kind of twin
+    likest = PCDConfig.preset("window").replace(beta=1.5, relative_top=0.1)  # cautious, but for its kind of twin
     assert "perturbation" not in _options.describe_pcd(likest)
     with pytest.raises(ValueError, match="preset is 'windw' .did you mean 'window'.*allowed: 'paper'"):
         PCDConfig.preset("windw")
@@ -188,15 +190,17 @@ def test_a_setting_is_not_found_in_other_methods(name: str) -> None:
 
 def test_python_takes_what_the_command_line_does(llm: pypcd.Llama) -> None:
     llm.pcd = "cautious:beta=2"
-    assert llm.pcd == PCDConfig.cautious().replace(beta=2)
+    assert llm.pcd == PCDConfig.preset("cautious").replace(beta=2)
+    llm.pcd = {"gamma": 7}
+    assert llm.pcd == PCDConfig.preset("cautious").replace(beta=2, gamma=7)
     llm.pcd = "gamma=7"
-    assert llm.pcd == PCDConfig.cautious().replace(beta=2, gamma=7)
+    assert llm.pcd == PCDConfig(gamma=7)
     llm.pcd = "off"
     assert llm.pcd is None
     with pytest.raises(ValueError, match="write beta=1.5:window=64$"):
         llm("x", pcd="beta=1.5,window=64")
     Conversation(llm).set_pcd("window:relative_top=0.1")
-    assert llm.pcd == PCDConfig.windowed().replace(relative_top=0.1)
+    assert llm.pcd == PCDConfig.preset("window").replace(relative_top=0.1)
 
 
 # -- profiles ----------------------------------------------------------------------------------------------------------

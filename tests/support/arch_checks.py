@@ -30,10 +30,10 @@ import llama_cpp
 import numpy as np
 from limits import allowed_nmse, two_shapes
 
-from pypcd.config import Cache
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 from pypcd.engine._pcd import native_params
+from pypcd.fields import Cache
 
 WINDOW = {"perturbation": "none", "window": 12}
 READINGS: dict[str, dict[str, Any]] = {**{cache: {"cache": cache} for cache in get_args(Cache)}, "window": WINDOW}

@@ -36,7 +36,8 @@ BASE = "paper:evaluation=fused"  # "auto" goes by time
 PROMPTS = ["The keys are red, blue and green. The first one is", '{"a": 1, "b": 2}\nWhat is b?', "1 2 3 4 5 6 7"]
 SETTINGS: dict[str, Any] = {
     "plain": False,
-    "server's": True,
+    "server's": {},
+    "recommended": True,
     "preset": "cautious",
     "window": {"perturbation": "none", "window": 4, "n_sink": 0, "beta": 4.0},
     "fields": {"beta": 1.0, "relative_top": 0.05, "gamma": 8},
@@ -99,9 +100,8 @@ def refused(server: Server, **fields: Any) -> str:
 
 def in_python(setting: Any) -> Any:
     """What pypcd.Llama takes for a request's setting."""
-    if isinstance(setting, str):
-        return PCDConfig.preset(setting).replace(evaluation="fused")
-    return PCDConfig.resolve(setting, PCDConfig.resolve(BASE))
+    config = PCDConfig.resolve(setting, PCDConfig.resolve(BASE))
+    return config and config.repeatable()
 
 
 def is_greedy(llm: pypcd.Llama, prompt: str, setting: Any, tokens: list[int], *, ends: bool = True) -> None:

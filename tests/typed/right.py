@@ -28,7 +28,7 @@ stock: llama_cpp.Llama = llm
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 
-gentle = pypcd.PCDConfig.gentle()
+gentle = pypcd.PCDConfig.preset("gentle")
 milder = gentle.replace(beta=0.5, window=None, cache="shared")
 for setting in (None, False, True, "on", gentle, milder):
     llm.pcd = setting

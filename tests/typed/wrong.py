@@ -25,7 +25,7 @@ pypcd.PCDConfig(bta=1.5)  # wrong
 pypcd.PCDConfig(beta="1.5")  # wrong
 pypcd.PCDConfig(band="lwo")  # wrong
 pypcd.PCDConfig().replace(bta=1.5)  # wrong
-pypcd.PCDConfig.gentel()  # wrong
+pypcd.PCDConfig.gentle()  # wrong
 pypcd.PCDConfig().beta = 1.5  # wrong
 
 llm.pcd = 3.5  # wrong

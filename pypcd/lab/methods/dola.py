@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from pypcd import engine
 from pypcd.checks import Integer, check
-from pypcd.config import RANGES
 from pypcd.decode import values_of
 from pypcd.decode.rows import RowSource, Stream
 from pypcd.decode.session import Rows2D, Session
 from pypcd.errors import InputError, UnsupportedError
+from pypcd.fields import RANGES
 from pypcd.method import log_softmax, put_behind
 from pypcd.prompt import Prompt
 

@@ -56,9 +56,9 @@ export function choiceOf(settings, pcd) {
   return settings.setting === "on" || values.includes(settings.setting) ? settings.setting : values[0];
 }
 
-/** Settings for an answer with PCD, where none was chosen: the server's, or gentle where that is off. */
+/** Settings for an answer with PCD, where none was chosen: the server's, or the recommended preset if that is off. */
 export const turnedOn = (settings, pcd) =>
-  pcdOf(settings, pcd) ? settings : {...settings, setting: !pcd.default && "gentle" in pcd.presets ? "gentle" : "on"};
+  pcdOf(settings, pcd) ? settings : {...settings, setting: !pcd.default && pcd.recommended in pcd.presets ? pcd.recommended : "on"};
 
 /** The field "pcd" of a request: false, or all that a request may change. */
 export function pcdOf(settings, pcd) {

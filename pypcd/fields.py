@@ -1,0 +1,321 @@
+"""The fields of a setting of Positional Contrastive Decoding (PCD), each stated once: type, default, range, and what it does.
+
+All else that lists them is made from this table: what PCDConfig checks and `help()` shows of it; the C struct with its enums, defaults
+and ranges (`cmake/fields.py`) and the same struct in ctypes; what a request to `pypcd serve` may change; the table in
+docs/settings.md. PCDFields repeats names and types for type checkers, which read but do not run this; a test compares the two.
+
+To add one: a line in Fields and one in PCDFields, the formula (in `cpp/` and, for the tests, in numpy), and a test of it. Then
+`python cmake/fields.py --docs` writes the table in the docs.
+
+Knows nothing of what a setting is used for. CMake runs it, so it needs the standard library alone.
+"""
+
+# ruff: noqa: RUF009  _field() makes a dataclasses.field
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, Union, get_args
+
+from pypcd.checks import Check, Choice, Integer, Number, OrNone
+
+__all__ = ["FIELDS", "OFFSET", "RANGES", "Field", "Fields", "PCDFields", "names"]
+
+# each in the order of its numbers in C
+Cache = Literal["rerotated", "shared", "separate"]
+Evaluation = Literal["fused", "alternate", "auto"]
+Transition = Literal["exponential", "none"]
+Perturbation = Literal["over-rotation", "none", "noise"]
+Band = Literal["low", "high", "all"]
+Sequences = Literal["all", "chosen"]
+Adaptive = Literal["jsd"]
+KeyType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+_GGML = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}  # enum ggml_type
+
+OFFSET = 2**20  # positions
+
+Range = Union[Number, Integer, Choice, OrNone]
+Part = Literal["twin", "contrast", "floor", "work"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """What is known of a field.
+
+    Attributes:
+        name: as in PCDConfig, in C and in a text.
+        default: the paper's value.
+        range: what is allowed.
+        part: "twin": it makes L*. "contrast": it is an argument of pypcd.contrast(), which makes one row of L and L*. "floor": it says
+            which tokens are contrasted at all. "work": how the twins are evaluated, or for whom.
+        what: what it does, in sentences.
+        cost: what it costs.
+        own: whether a sequence can have another value than its context.
+        more: the heading of docs/settings.md that says more.
+        numbers: the numbers that stand for names, or for None, in C.
+    """
+
+    name: str
+    default: Any
+    range: Range
+    part: Part
+    what: str
+    cost: str
+    own: bool
+    more: str
+    numbers: Mapping[Any, int]
+
+    @property
+    def is_float(self) -> bool:
+        return isinstance(self.default, float)
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether its values are names."""
+        return any(isinstance(name, str) for name in self.numbers)
+
+    def to_number(self, value: Any) -> Any:
+        """A value as C has it."""
+        return self.numbers.get(value, value)
+
+    def to_value(self, number: Any) -> Any:
+        """What a number of C's means."""
+        return {number: value for value, number in self.numbers.items()}.get(number, number)
+
+
+def _field(
+    default: Any,
+    allowed: Range,
+    part: Part,
+    what: str,
+    *,
+    cost: str = "nothing",
+    own: bool = False,
+    more: str = "",
+    numbers: Mapping[Any, int] | None = None,
+) -> Any:
+    if numbers is None and isinstance(allowed, Choice):
+        numbers = {name: number for number, name in enumerate(allowed.names)}
+    known = Field("", default, allowed, part, what, cost, own, more, numbers or {})
+    return dataclasses.field(default=default, metadata={"field": known})
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """The table. Its order is that of the docs and of the struct in C."""
+
+    alpha: float = _field(
+        0.2,
+        Number(0, 10),
+        "twin",
+        "The slope of the transition T(x) = 2 - exp(alpha x) from the model's own to faster frequencies (Eq. 4). A larger one "
+        "over-rotates more; 0 leaves `L* = L`.",
+        cost="nothing; after a change the second keys (see `cache`) are derived again, once, of all tokens",
+    )
+    beta: float = _field(
+        2.5,
+        Number(0, 1000),
+        "contrast",
+        "The strength of the contrast (Eq. 6). 0 is plain decoding.",
+        own=True,
+    )
+    gamma: int = _field(
+        30,
+        Integer(1),
+        "contrast",
+        "How many of the most probable tokens of `L` stay in play. 1 is plain, greedy decoding.",
+        own=True,
+    )
+    base_ratio: float = _field(
+        1e-4,
+        Number(0, 1, open_below=True),
+        "twin",
+        "The lowered RoPE base over the model's own, B'/B (Eq. 4): how far the slow frequencies are over-rotated. 1 leaves `L* = L`.",
+        cost="as `alpha`",
+    )
+    relative_top: float = _field(
+        0.0,
+        Number(0, 1),
+        "contrast",
+        "A plausibility cut: keep only tokens with at least this share of the highest probability, as contrastive decoding and DoLa "
+        "do. The paper has none.",
+        cost="nothing; saves time, since `evaluation=auto` skips twins that cannot change the outcome",
+        own=True,
+    )
+    cache: Cache = _field(
+        "rerotated",
+        Choice(get_args(Cache)),
+        "twin",
+        "What the twin sees of the prompt. rerotated: the cached keys, rotated again to the over-rotated frequencies. shared: the "
+        "cached keys as they are. separate: keys and values of a second, over-rotated evaluation of the whole prompt.",
+        cost="memory for keys and values: 1.5 times with rerotated, twice with separate, none with shared; separate also evaluates "
+        "each prompt twice",
+        more="The readings of L*",
+    )
+    evaluation: Evaluation = _field(
+        "auto",
+        Choice(get_args(Evaluation)),
+        "work",
+        "fused: token and twin in one batch. alternate: one after the other, and no twin if a single token is plausible. auto: "
+        "alternate with a cut (`relative_top`) or `min_entropy`, else fused. A prompt is always fused.",
+        cost="fused reads the weights once, alternate twice for each twin; with `relative_top=0.1` alternate saves most if the model "
+        "is sure",
+        more="Fused or alternate",
+    )
+    transition: Transition = _field(
+        "exponential",
+        Choice(get_args(Transition)),
+        "twin",
+        "How the two tables of frequencies are blended. exponential: Eq. 4. none: all of them have the base B'.",
+    )
+    perturbation: Perturbation = _field(
+        "over-rotation",
+        Choice(get_args(Perturbation)),
+        "twin",
+        "What is done to the twin's rotation. over-rotation: the paper. none: the twin differs by its window alone, which works "
+        "without RoPE too. noise (the method's first version): on cos and sin, with `cache` shared or separate.",
+        cost="none needs no second keys, and so no memory",
+        own=True,
+    )
+    window: int | None = _field(
+        None,
+        OrNone(Integer(1)),
+        "twin",
+        "The twin sees the last so many positions, its own included. None: all.",
+        cost="saves time: the twin's attention no longer grows with the context",
+        own=True,
+        numbers={None: 0},
+    )
+    n_sink: int = _field(
+        4,
+        Integer(0),
+        "twin",
+        "How many of the first positions a twin with a window sees too.",
+        cost="above 0, with flash attention on a GPU, a copy of as many keys and values as the window has, at each step; else nothing "
+        "to speak of",
+        own=True,
+    )
+    band: Band = _field(
+        "low",
+        Choice(get_args(Band)),
+        "twin",
+        "Which frequencies are perturbed. low: the paper. high: the table of Eq. 4 in reverse order. all: of both the larger. With "
+        "noise: the slower half of the pairs, the faster half, all.",
+    )
+    type_k_over: KeyType | None = _field(
+        None,
+        OrNone(Choice(get_args(KeyType))),
+        "twin",
+        "The type of the second keys. None: that of the cached keys. Types in blocks, those with a q, need a head size that is a multiple of 32.",
+        cost="memory: with f16 keys and values q8_0 takes 1.27 times in all instead of 1.5, q4_0 1.14",
+        numbers={None: -1, **_GGML},
+    )
+    noise: float = _field(
+        0.03,
+        Number(0, 10),
+        "twin",
+        "With `perturbation=noise`: its standard deviation.",
+    )
+    offset_min: int = _field(
+        0,
+        Integer(-OFFSET, OFFSET),
+        "twin",
+        "With `perturbation=noise`: the twin's position is also moved, by a random number from `offset_min` to `offset_max`.",
+    )
+    offset_max: int = _field(
+        0,
+        Integer(-OFFSET, OFFSET),
+        "twin",
+        "It is at least `offset_min`. If both are 0, the position stays.",
+    )
+    seed: int = _field(
+        0,
+        Integer(0),
+        "twin",
+        "The seed of noise and offset, which depend on seed, position and layer alone: they are the same again each time.",
+    )
+    sequences: Sequences = _field(
+        "all",
+        Choice(get_args(Sequences)),
+        "work",
+        "For batches of several sequences. chosen: PCD is off for those that `Llama.set_sequence_pcd` gave no setting.",
+        more="One sequence",
+    )
+    adaptive: Adaptive | None = _field(
+        None,
+        OrNone(Choice(get_args(Adaptive))),
+        "contrast",
+        "What the strength of the contrast follows from token to token. None: it is `beta`. jsd: `beta` times the Jensen-Shannon "
+        "divergence of softmax(`L`) and softmax(`L*`), 0 to 1, as in AdaCAD.",
+        cost="at 131,072 tokens of vocabulary 0.2 to 0.3 ms a step",
+        own=True,
+        more="How strong",
+        numbers={None: 0, **{name: number for number, name in enumerate(get_args(Adaptive), 1)}},
+    )
+    min_context: int = _field(
+        0,
+        Integer(0),
+        "floor",
+        "Decode plainly until there are so many tokens of context. 0: contrast from the first token on.",
+        cost="nothing; saves the twins of short texts",
+        own=True,
+        more="From when on",
+    )
+    min_entropy: float = _field(
+        0.0,
+        Number(0, 100),
+        "contrast",
+        "Decode plainly if the model is sure: if softmax(`L`) has less entropy than this, in bits. 0: contrast at every step.",
+        cost="nothing to speak of; with `alternate` it saves the twins of sure steps",
+        own=True,
+        more="Where the model is sure",
+    )
+    min_first_entropy: float = _field(
+        0.0,
+        Number(0, 100),
+        "floor",
+        "Decode a whole answer plainly if the model is sure of its first token: if softmax(`L`) has less entropy there, in bits. An "
+        "answer that begins before `min_context` is plain too. 0: contrast in every answer.",
+        cost="nothing; it saves the twins of such answers",
+        own=True,
+        more="Where the model is sure",
+    )
+
+
+class PCDFields(TypedDict, total=False):
+    """Some fields of PCDConfig, for `pcd={"beta": 1.5}`: a mapping that type checkers look into."""
+
+    alpha: float
+    beta: float
+    gamma: int
+    base_ratio: float
+    relative_top: float
+    cache: Cache
+    evaluation: Evaluation
+    transition: Transition
+    perturbation: Perturbation
+    window: int | None
+    n_sink: int
+    band: Band
+    type_k_over: KeyType | None
+    noise: float
+    offset_min: int
+    offset_max: int
+    seed: int
+    sequences: Sequences
+    adaptive: Adaptive | None
+    min_context: int
+    min_entropy: float
+    min_first_entropy: float
+
+
+FIELDS: Mapping[str, Field] = {
+    one.name: dataclasses.replace(one.metadata["field"], name=one.name) for one in dataclasses.fields(Fields)
+}
+RANGES: Mapping[str, Check] = {name: field.range for name, field in FIELDS.items()}
+
+
+def names(*parts: Part) -> tuple[str, ...]:
+    """The fields of some parts; see Field.part."""
+    return tuple(name for name, field in FIELDS.items() if field.part in parts)
