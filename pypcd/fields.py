@@ -47,7 +47,7 @@ class Field:
         name: as in PCDConfig, in C and in a text.
         default: the paper's value.
         range: what is allowed.
-        part: "twin": it makes L*. "contrast": it is an argument of pypcd.contrast(), which makes one row of L and L*. "floor": it says
+        part: "twin": it makes L*. "contrast": it is an argument of pypcd.method.contrast(), which makes one row of L and L*. "floor": it says
             which tokens are contrasted at all. "work": how the twins are evaluated, or for whom.
         what: what it does, in sentences.
         cost: what it costs.

@@ -95,7 +95,7 @@ def test_it_is_plain_and_the_calls_own_setting_wins(way: str, pair: tuple[pypcd.
     plain, contrasted = run(stock), run(stock, pcd=SETTING)
     assert plain != contrasted, "or this shows nothing"
     assert run(llm) == plain and llm.pcd_stats().n_constrained == 1
-    for setting in (True, SETTING, llm.pcd):
+    for setting in (SETTING, llm.pcd):
         assert run(llm, pcd=setting) == contrasted
     for setting in (False, {"beta": 0.0}, {"gamma": 1}):
         assert run(llm, pcd=setting) == plain
@@ -159,7 +159,7 @@ def test_a_stream_leaves_other_calls_their_setting(pair: tuple[pypcd.Llama, pypc
     assert llm.pcd == pypcd.PCDConfig(**SETTING)
     text += said(stream)
     assert text == plain and llm.pcd == pypcd.PCDConfig(**SETTING)
-    asked = llm(PROMPT, grammar=grammar(), stream=True, pcd=True, **ALL)
+    asked = llm(PROMPT, grammar=grammar(), stream=True, pcd=SETTING, **ALL)
     assert said(asked) == said(stock(PROMPT, grammar=grammar(), pcd=SETTING, **ALL))
 
 

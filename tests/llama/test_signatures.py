@@ -408,9 +408,3 @@ def test_what_a_type_checker_misses_or_says_of_right_lines_is_told(tmp_path: Pat
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_fields_that_type_checkers_know_are_those_of_a_setting() -> None:
-    fields = pypcd.PCDConfig.__annotations__
-    known = {name: hint.__forward_arg__ for name, hint in pypcd.PCDFields.__annotations__.items()}
-    assert known == fields and not pypcd.PCDFields.__required_keys__
