@@ -314,9 +314,11 @@ class Llama(llama_cpp.Llama):
             engine.set_sequence_pcd(self, seq_id, self._resolve(setting))
         self._requires_eval = True  # the present logits were made under the old setting
 
-    def __getattr__(self, name: str) -> Any:
-        new = {"pcd_for": "set_sequence_pcd", "pcd_refusal": "check_pcd, which raises UnsupportedError"}.get(name)
-        raise AttributeError(f"'Llama' has no attribute {name!r}" + (f"; it is now {new}" if new else ""))
+    if not TYPE_CHECKING:  # unseen by type checkers, to which any name would be an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            new = {"pcd_for": "set_sequence_pcd", "pcd_refusal": "check_pcd, which raises UnsupportedError"}.get(name)
+            raise AttributeError(f"'Llama' has no attribute {name!r}" + (f"; it is now {new}" if new else ""))
 
     # -- generation ------------------------------------------------------------------------------------------------
 
