@@ -157,8 +157,8 @@ def test_the_prompt_says_what_is_in_force_and_on_means_the_recommended_preset(ch
             ("/pcd on", "gentle"),
             ("/pcd paper", "paper"),
             ("/pcd beta=1", r"paper\W+beta=1.0\W?"),
-            ("/pcd gamma=9", r"paper\W+beta=1.0\Wgamma=9\W?"),
-            ("/pcd window=64", "custom"),  # too long for a prompt
+            ("/pcd gamma=9", r"paper\W+gamma=9\W?"),
+            ("/pcd beta=1:gamma=9:window=64", "custom"),  # too long for a prompt
             ("/pcd window:relative_top=0.1", "window:relative_top=0.1"),  # what README advises to try
             ("/pcd on", "gentle"),
         ):

@@ -295,7 +295,7 @@ def test_a_forced_call_is_greedy_under_its_grammar(caller: Any, llm: pypcd.Llama
 
 
 def test_a_forced_call_is_plain_unless_its_request_asks(caller: Any) -> None:
-    plain, by_default, on = (forced(caller, setting) for setting in (False, None, True))
+    plain, by_default, on = (forced(caller, setting) for setting in (False, None, "cautious"))
     (call,), (same,) = (answer.choices[0].message.tool_calls for answer in (plain, by_default))
     assert same.function == call.function
     counts = by_default.model_extra["timings"]
