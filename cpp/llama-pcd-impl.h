@@ -92,7 +92,7 @@ struct llama_pcd {
 
     // llama.cpp has one scheduler, whose memory is the last graph's. Graphs of twins alone, which take turns with its own, keep a
     // small scheduler of their own, so that each graph is used again.
-    struct kept_graphs {
+    struct cached_graphs {
         ggml_backend_sched_ptr              sched;
         std::array<llm_graph_result_ptr, 2> results;
         llm_graph_result *                  active = nullptr;
@@ -100,12 +100,12 @@ struct llama_pcd {
         uint32_t made_for = 0; // n_schedulers at that time; no scheduler: there was no memory
     };
 
-    kept_graphs kept;
+    cached_graphs cached;
 
     uint32_t n_schedulers = 1; // of llama.cpp's so far: it makes another when its graphs become larger or others
 
-    void   drop_kept() { kept = {}; computed = {}; }
-    size_t kept_bytes() const;
+    void   drop_cached() { cached = {}; computed = {}; }
+    size_t cached_bytes() const;
 
     // reserve memory for the graphs again: later, before the next one is computed, or now, by building the largest ones.
     // `undo` runs if that throws.
@@ -138,12 +138,12 @@ struct llama_pcd {
 
     // what was computed last, and in which graphs: null are llama.cpp's own
     struct {
-        const kept_graphs * in       = nullptr;
+        const cached_graphs * in       = nullptr;
         uint32_t            n_tokens = 0;
         uint32_t            n_twins  = 0;
     } computed;
 
-    const kept_graphs * swapped_in = nullptr; // what llama.cpp works with now
+    const cached_graphs * swapped_in = nullptr; // what llama.cpp works with now
 
     // the graph that was computed last, and its scheduler; null: none since graphs were last reset
     llm_graph_result *   last_graph() const { return computed.in ? computed.in->active : lctx.gf_res_prev_active; }
@@ -156,11 +156,11 @@ struct llama_pcd {
     bool nested = false; // inside our own call of llama_context::decode
 
     // What llama.cpp puts off until it decodes: a new scheduler, moved positions. It builds graphs for all of the context's sequences
-    // then, in its own scheduler: so before there are twins, whose ids some of these may have, and before graphs are kept.
+    // then, in its own scheduler: so before there are twins, whose ids some of these may have, and before graphs are cached.
     void prepare();
 
     // as llama.cpp does it, without our hook; in graphs of their own, unless there is no memory for them
-    int decode_plain(const llama_batch_ext & batch, kept_graphs * own = nullptr);
+    int decode_plain(const llama_batch_ext & batch, cached_graphs * own = nullptr);
 
     //
     // private members of llama.cpp
@@ -222,17 +222,17 @@ struct llama_pcd {
 private:
     // while it lives, llama.cpp works with these graphs
     struct swapped {
-        swapped(llama_pcd & pcd, kept_graphs & own);
+        swapped(llama_pcd & pcd, cached_graphs & own);
         ~swapped();
 
     private:
         llama_pcd   & pcd;
-        kept_graphs & own;
+        cached_graphs & own;
 
         void swap() const;
     };
 
-    bool make_kept(kept_graphs & own, uint32_t n_tokens);
+    bool make_cached(cached_graphs & own, uint32_t n_tokens);
 };
 
 // ggml lays a graph out in memory as it did the last one with as many nodes and leafs, whatever they do: a tensor of one may then
@@ -266,6 +266,9 @@ ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llam
 
 // llama_context::graph_max_nodes: room for the nodes that we add; llama.cpp asks when it makes a scheduler
 uint32_t llama_pcd_max_nodes(const llama_context & lctx);
+
+// llama_memory_seq_rm, after a removal (recurrent memory may refuse): settings go with a whole sequence; true
+bool llama_pcd_seq_removed(llama_memory_i & memory, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
 
 // llama-model.cpp, make_cpu_buft_list: weights are not kept in this buffer type
 bool llama_pcd_skips_buft(ggml_backend_buffer_type_t buft);

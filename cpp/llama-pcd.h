@@ -34,7 +34,7 @@ extern "C" {
 
 enum llama_pcd_row {
     LLAMA_PCD_ROW_STANDARD     = 0, // L
-    LLAMA_PCD_ROW_OVER_ROTATED = 1, // L*
+    LLAMA_PCD_ROW_LOCAL = 1, // L*
     LLAMA_PCD_ROW_CONTRASTED   = 2, // L~, with -inf outside the plausible tokens
 };
 
@@ -51,7 +51,7 @@ enum llama_pcd_fallback {
     LLAMA_PCD_FALLBACK_NONE    = 0,
     LLAMA_PCD_FALLBACK_NO_ROOM = 1, // no free cells for twins beside their tokens: each twin before its token, in the same cell
     LLAMA_PCD_FALLBACK_NARROW  = 2, // n_batch, n_ubatch or n_outputs_max has no room for a token and its twin: one after the other
-    LLAMA_PCD_FALLBACK_DEALT   = 3, // the memory dealt the batch out in an order that twins cannot be in: one after the other
+    LLAMA_PCD_FALLBACK_SPLIT   = 3, // sliding-window memory took the tokens in another order (split_equal): one after the other
     LLAMA_PCD_FALLBACK_SLIDES  = 4, // sliding-window layers forget what a later twin would see: at once, or before its token
     LLAMA_PCD_FALLBACK_PICTURE = 5, // cache = separate: embeddings are not kept for a later evaluation: at once
 };
@@ -69,7 +69,7 @@ struct llama_pcd_stats {
     int64_t n_fused;       // batches that were evaluated together with their twins, as a whole or in parts: each part counts
     int64_t n_alternate;   // the same, twins after the batch, where one was needed
     int64_t n_sequential;  // the same, each twin before its token
-    int64_t n_streams;     // batches with a second stream (cache = separate)
+    int64_t n_separate;    // batches decoded with cache = separate
     int64_t n_fallbacks;   // of all these, how many were asked for in another way
     int64_t last_fallback; // enum llama_pcd_fallback: why the last of them was
     int64_t state_bytes;   // of the states that recurrent layers keep for twins
@@ -173,7 +173,7 @@ LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min
 // plausible and gets -INFINITY (where nothing else is left the row stays as it is, and 0 is returned). In L* it says nothing of its
 // token, which keeps L.
 LLAMA_API int32_t llama_pcd_contrast(
-        const float * standard, const float * over_rotated, int32_t n_vocab,
+        const float * standard, const float * local, int32_t n_vocab,
         float beta, int32_t gamma, float relative_top, float behind, float * out);
 
 // The strength beta_t of Eq. 6 for L and L* [n_vocab]: beta, or what a measure (enum llama_pcd_adaptive) makes of it.
@@ -182,7 +182,7 @@ LLAMA_API int32_t llama_pcd_contrast(
 // a row does not change it. It is over the vocabulary, not the plausible tokens alone, where it would be another measure: that L*
 // puts its weight elsewhere counts too.
 LLAMA_API float llama_pcd_strength(
-        const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive);
+        const float * standard, const float * local, int32_t n_vocab, float beta, int32_t adaptive);
 
 // The entropy of softmax(row) in bits, 0 to log2(n_vocab), over the tokens that have a logit; 0 where none has one.
 LLAMA_API float llama_pcd_entropy(const float * row, int32_t n_vocab);

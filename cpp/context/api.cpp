@@ -184,7 +184,7 @@ llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
             res = pcd->core.stats;
             res.second_bytes = pcd->core.second.n_bytes();
             res.state_bytes  = pcd->core.states.n_bytes;
-            res.graph_bytes  = pcd->kept_bytes();
+            res.graph_bytes  = pcd->cached_bytes();
             res.row_bytes    = pcd->decoder.rows.n_bytes();
         }
         res.kv_bytes = llama_pcd_memory(*ctx).n_bytes();
@@ -281,17 +281,17 @@ int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t 
 }
 
 int32_t llama_pcd_contrast(
-        const float * standard, const float * over_rotated, int32_t n_vocab,
+        const float * standard, const float * local, int32_t n_vocab,
         float beta, int32_t gamma, float relative_top, float behind, float * out) {
     return llama_pcd_guarded_value(__func__, 0, [&]() {
         const pcd_contrast_params params = { beta, LLAMA_PCD_ADAPTIVE_NONE, gamma, relative_top };
-        return pcd_contrast(standard, over_rotated, n_vocab, params, behind, out);
+        return pcd_contrast(standard, local, n_vocab, params, behind, out);
     });
 }
 
-float llama_pcd_strength(const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive) {
+float llama_pcd_strength(const float * standard, const float * local, int32_t n_vocab, float beta, int32_t adaptive) {
     return llama_pcd_guarded_value(__func__, NAN, [&]() {
-        return pcd_strength(standard, over_rotated, n_vocab, beta, adaptive);
+        return pcd_strength(standard, local, n_vocab, beta, adaptive);
     });
 }
 

@@ -90,6 +90,13 @@ ggml_tensor * llama_pcd_build_attn(
     return llama_pcd_graph::current().build_attn({ gctx, q, k, v, kq_b, kq_mask, sinks, v_mla, n_kv_max, kq_scale, il });
 }
 
+bool llama_pcd_seq_removed(llama_memory_i & memory, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    if (memory.pcd && p0 < 0 && p1 < 0) {
+        memory.pcd->seq_removed(seq_id);
+    }
+    return true;
+}
+
 bool llama_pcd_skips_buft(ggml_backend_buffer_type_t buft) {
     return llama_pcd_cpu::skips(buft);
 }

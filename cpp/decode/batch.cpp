@@ -61,7 +61,7 @@ bool llama_pcd_parts::fits(const count & n, size_t n_room, bool together) const 
     const bool separate = core.settings.separate();
 
     // find_slot gives away cells that are masked for the first new position of their sequence. No twin in the same micro-batch sees
-    // them, but one that is placed in a later micro-batch than its token may. Twins of a second stream see each other.
+    // them, but one that is placed in a later micro-batch than its token may. With cache = separate twins see each other.
     const size_t n_pass = core.memory.slides() || separate ? cparams.n_ubatch : cparams.n_batch;
 
     if (!together) {

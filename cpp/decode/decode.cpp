@@ -11,7 +11,7 @@
 using outcome = llama_pcd_outcome;
 
 llama_pcd_decoder::llama_pcd_decoder(llama_pcd_core & core) :
-    rows(core.pcd.lctx, core.stats), core(core), parts(core, rows), pass(core, rows), streams(core, rows, pass) {}
+    rows(core.pcd.lctx, core.stats), core(core), parts(core, rows), pass(core, rows), catch_up(core, rows, pass) {}
 
 outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     llama_pcd_request req = { batch, {} };
@@ -169,7 +169,7 @@ llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_pcd_request & req) 
     const bool   alternates = core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE;
 
     if (core.settings.separate()) {
-        const auto reason = !alternates ? LLAMA_PCD_FALLBACK_NONE : streams.too_late(req.batch);
+        const auto reason = !alternates ? LLAMA_PCD_FALLBACK_NONE : catch_up.too_late(req.batch);
         if (alternates && reason == LLAMA_PCD_FALLBACK_NONE && has_room_after(req.batch)) {
             return way::ALTERNATE;
         }
@@ -218,8 +218,8 @@ outcome llama_pcd_decoder::evaluate(const llama_pcd_request & req) {
         if (!separate || how == way::ALTERNATE) {
             return outcome::DONE;
         }
-        core.stats.n_streams++;
-        return streams.catch_up_before(req);
+        core.stats.n_separate++;
+        return catch_up.before(req);
     };
 
     outcome res = begin(choose(req));
@@ -285,7 +285,7 @@ outcome llama_pcd_decoder::evaluate_part(const llama_pcd_request & req, const ll
             return res;
         }
         if (core.memory.slides()) {
-            reason = how == way::FUSED ? LLAMA_PCD_FALLBACK_DEALT : LLAMA_PCD_FALLBACK_SLIDES;
+            reason = how == way::FUSED ? LLAMA_PCD_FALLBACK_SPLIT : LLAMA_PCD_FALLBACK_SLIDES;
         }
     } else if (core.memory.n_room(2) >= 2) {
         reason = LLAMA_PCD_FALLBACK_NARROW;
@@ -321,7 +321,7 @@ outcome llama_pcd_decoder::fused(const llama_pcd_request & req, const llama_pcd_
     for (size_t i = cur.r0; i < cur.r1; ++i) {
         rows.take_standard(i, rows.out_ids[i] - cur.i0);
     }
-    rows.take_over_rotated(twins);
+    rows.take_local(twins);
     llama_pcd_outputs_hide(lctx, twins.first, twins.all.size());
 
     return outcome::DONE;
@@ -330,7 +330,7 @@ outcome llama_pcd_decoder::fused(const llama_pcd_request & req, const llama_pcd_
 outcome llama_pcd_decoder::alternate(const llama_pcd_request & req, const llama_pcd_part & cur) {
     const llama_batch_ext tokens = llama_pcd_batch_part(req.batch, cur.i0, cur.i1);
 
-    const llama_pcd_kept_states kept(core.states, tokens);
+    const llama_pcd_saved_states saved(core.states, tokens);
 
     outcome res = pass.run(tokens);
     if (res != outcome::DONE) {
@@ -353,7 +353,7 @@ outcome llama_pcd_decoder::alternate(const llama_pcd_request & req, const llama_
     if (!todo.empty() || separate) {
         backup.copy_rows();
     }
-    res = separate ? streams.catch_up_after(req, todo) : run_twins_of(req.batch, todo);
+    res = separate ? catch_up.after(req, todo) : run_twins_of(req.batch, todo);
 
     backup.restore();
 
@@ -396,7 +396,7 @@ outcome llama_pcd_decoder::sequential(const llama_pcd_request & req, const llama
 
     const llama_batch_ext tokens = llama_pcd_batch_part(req.batch, cur.i0, cur.i1);
 
-    const llama_pcd_kept_states kept(core.states, tokens);
+    const llama_pcd_saved_states saved(core.states, tokens);
 
     llama_pcd_outputs all;
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "decode/batch.h"
-#include "decode/streams.h"
+#include "decode/catch_up.h"
 
 struct llama_pcd_decoder {
     explicit llama_pcd_decoder(llama_pcd_core & core);
@@ -24,7 +24,7 @@ private:
     llama_pcd_core  & core;
     llama_pcd_parts   parts;
     llama_pcd_pass    pass;
-    llama_pcd_streams streams;
+    llama_pcd_catch_up catch_up;
 
     enum class verdict {
         FINE,

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <set>
 
-llama_pcd_kept_states::llama_pcd_kept_states(llama_pcd_states & states, const llama_batch_ext & tokens) : states(states) {
+llama_pcd_saved_states::llama_pcd_saved_states(llama_pcd_states & states, const llama_batch_ext & tokens) : states(states) {
     std::set<llama_seq_id> seqs;
     for (const auto & token : tokens.tokens) {
         seqs.insert(token.seq_ids.begin(), token.seq_ids.end());
@@ -35,7 +35,7 @@ llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, llama_pcd_t
     // twins alone have graphs of their own, which take turns with their tokens'
     const bool alone = !twins.together && batch.tokens.size() <= LLAMA_PCD_MAX_TWINS;
 
-    const auto res = (llama_pcd_outcome) core.pcd.decode_plain(batch, alone ? &core.pcd.kept : nullptr);
+    const auto res = (llama_pcd_outcome) core.pcd.decode_plain(batch, alone ? &core.pcd.cached : nullptr);
 
     if (res == llama_pcd_outcome::DONE && core.settings.separate() && !twins.misplaced) {
         core.second.set_fresh(twins.cells(core.memory.kvs.size()));
@@ -58,7 +58,7 @@ llama_pcd_outcome llama_pcd_pass::run_alone(const llama_batch_ext & alone, llama
     }
     llama_pcd::n_queued_tokens(core.pcd.lctx) = 0; // they are not the caller's tokens
     llama_pcd_outputs_wait(core.pcd.lctx);
-    rows.take_over_rotated(twins);
+    rows.take_local(twins);
 
     return res;
 }
@@ -70,7 +70,7 @@ llama_pcd_twins llama_pcd_pass::add_twins(
     res.together = res.first > 0;
 
     std::vector<llama_pcd_pair> order = pairs;
-    if (!core.settings.separate()) { // in a second stream they are alike
+    if (!core.settings.separate()) { // there they are alike
         std::stable_partition(order.begin(), order.end(), [&](const auto & cur) {
             return rows.contrasts[cur.row].perturbation == LLAMA_PCD_PERTURBATION_NONE;
         });
@@ -128,7 +128,7 @@ const char * llama_pcd_pass::why(llama_pcd_fallback reason) {
             return "no free cells for twins beside their tokens, so each twin is evaluated before its token; use a larger n_ctx";
         case LLAMA_PCD_FALLBACK_NARROW:
             return "no room for a token and its twin in one pass, so one is evaluated after the other; use a larger n_batch and n_ubatch";
-        case LLAMA_PCD_FALLBACK_DEALT:
+        case LLAMA_PCD_FALLBACK_SPLIT:
             return "the memory deals the batch out in an order that twins cannot be in, so each is evaluated before its token; "
                 "use swa_full = true";
         case LLAMA_PCD_FALLBACK_SLIDES:

@@ -20,9 +20,9 @@ enum class llama_pcd_outcome : int {
 };
 
 // The states that recurrent layers have before these tokens, kept to go back to as long as this lives.
-struct llama_pcd_kept_states {
-    llama_pcd_kept_states(llama_pcd_states & states, const llama_batch_ext & tokens);
-    ~llama_pcd_kept_states() { states.drop(); }
+struct llama_pcd_saved_states {
+    llama_pcd_saved_states(llama_pcd_states & states, const llama_batch_ext & tokens);
+    ~llama_pcd_saved_states() { states.drop(); }
 
 private:
     llama_pcd_states & states;

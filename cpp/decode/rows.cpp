@@ -28,12 +28,12 @@ static void free_memory(std::vector<T> & v) {
 void llama_pcd_rows::trim() {
     forget();
     free_memory(standard);
-    free_memory(over_rotated);
+    free_memory(local);
     free_memory(contrasted);
 }
 
 size_t llama_pcd_rows::n_bytes() const {
-    size_t res = standard.capacity() + over_rotated.capacity();
+    size_t res = standard.capacity() + local.capacity();
     for (const auto & row : contrasted) {
         res += row.capacity();
     }
@@ -48,14 +48,14 @@ void llama_pcd_rows::count() const {
 void llama_pcd_rows::reserve() {
     const size_t n = n_vocab();
 
-    for (auto * cur : { &standard, &over_rotated }) {
+    for (auto * cur : { &standard, &local }) {
         if (cur->capacity() > 64*n && cur->capacity() > 4*size()*n) {
             free_memory(*cur); // a long prompt's rows are not kept for single tokens
         }
         cur->resize(size()*n);
     }
     contrasted.assign(size(), {});
-    has_over_rotated.assign(size(), false);
+    has_local.assign(size(), false);
     strengths.assign(size(), NAN);
     entropies.assign(size(), NAN);
 }
@@ -74,14 +74,14 @@ void llama_pcd_rows::take_standard(size_t i, int32_t batch_index) {
     entropies[i] = NAN;
 }
 
-void llama_pcd_rows::take_over_rotated(const llama_pcd_twins & twins) {
+void llama_pcd_rows::take_local(const llama_pcd_twins & twins) {
     for (size_t k = 0; k < twins.all.size(); ++k) {
         const size_t i = twins.all[k].row;
         if (i == llama_pcd_twin::NO_ROW) {
             continue;
         }
-        std::copy_n(llama_pcd_outputs_row(lctx, twins.first + k), n_vocab(), over_rotated.begin() + i*n_vocab());
-        has_over_rotated[i] = true;
+        std::copy_n(llama_pcd_outputs_row(lctx, twins.first + k), n_vocab(), local.begin() + i*n_vocab());
+        has_local[i] = true;
         stats.n_twins++;
     }
 }
@@ -116,7 +116,7 @@ int32_t llama_pcd_rows::contrast(size_t i, float behind, float * dst) {
         std::copy_n(standard_row(i), n_vocab(), dst);
         return 1;
     }
-    return pcd_contrast(standard_row(i), over_rotated_row(i), n_vocab(), params_of(contrasts[i]), behind, dst, &strengths[i]);
+    return pcd_contrast(standard_row(i), local_row(i), n_vocab(), params_of(contrasts[i]), behind, dst, &strengths[i]);
 }
 
 void llama_pcd_rows::show() {
@@ -141,7 +141,7 @@ int32_t llama_pcd_rows::resolve_plain(int32_t i) const {
 
 const float * llama_pcd_rows::get(int32_t i, int32_t which) {
     const int32_t plain = resolve_plain(i);
-    if (plain >= 0 && which != LLAMA_PCD_ROW_OVER_ROTATED) {
+    if (plain >= 0 && which != LLAMA_PCD_ROW_LOCAL) {
         llama_pcd_outputs_wait(lctx);
         return llama_pcd_outputs_row(lctx, plain);
     }
@@ -154,8 +154,8 @@ const float * llama_pcd_rows::get(int32_t i, int32_t which) {
     switch (which) {
         case LLAMA_PCD_ROW_STANDARD:
             return standard_row(row);
-        case LLAMA_PCD_ROW_OVER_ROTATED:
-            return over_rotated_row(row);
+        case LLAMA_PCD_ROW_LOCAL:
+            return local_row(row);
         case LLAMA_PCD_ROW_CONTRASTED:
             if (contrasted[row].empty()) {
                 contrasted[row].resize(n_vocab());

@@ -47,7 +47,7 @@ struct llama_pcd_rows {
 
     // copy row i from an entry of the batch that was just decoded; the rows of its twins
     void take_standard    (size_t i, int32_t batch_index);
-    void take_over_rotated(const llama_pcd_twins & twins);
+    void take_local(const llama_pcd_twins & twins);
 
     // whether the contrast can change the outcome of row i, whose standard row is there
     bool needs_twin(size_t i);
@@ -74,8 +74,8 @@ private:
 
     // [size()][n_vocab]
     std::vector<float> standard;
-    std::vector<float> over_rotated;
-    std::vector<bool>  has_over_rotated;
+    std::vector<float> local;
+    std::vector<bool>  has_local;
     std::vector<float> strengths; // of the rows that were contrasted
     std::vector<float> entropies; // of each row's present L; NaN: not known yet
 
@@ -86,7 +86,7 @@ private:
     size_t n_vocab() const;
 
     const float * standard_row    (size_t i) const { return standard.data() + i*n_vocab(); }
-    const float * over_rotated_row(size_t i) const { return has_over_rotated[i] ? over_rotated.data() + i*n_vocab() : nullptr; }
+    const float * local_row(size_t i) const { return has_local[i] ? local.data() + i*n_vocab() : nullptr; }
 
     // whether a floor of entropy leaves the row plain
     bool sure(size_t i);

@@ -19,7 +19,7 @@ struct pcd_contrast_params {
 // Eq. 6: L~ = (1 + beta_t) L - beta_t L* on the plausible tokens of L; see llama_pcd_contrast. Returns how many are plausible. The
 // strength beta_t goes to *strength, NaN where nothing is contrasted.
 int32_t pcd_contrast(
-        const float * standard, const float * over_rotated, int32_t n_vocab,
+        const float * standard, const float * local, int32_t n_vocab,
         const pcd_contrast_params & params, float behind, float * out, float * strength = nullptr);
 
 // see llama_pcd_noise and llama_pcd_offset
@@ -32,11 +32,11 @@ int32_t pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset
 //
 
 // beta_t, from L and L* [n_vocab]; see llama_pcd_strength
-float pcd_strength(const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive);
+float pcd_strength(const float * standard, const float * local, int32_t n_vocab, float beta, int32_t adaptive);
 
 // The Jensen-Shannon divergence of softmax(L) and softmax(L*), base 2: 0 (they are alike) to 1. Of the tokens that both have a logit
 // for; 0 where there are none. To about 1e-6.
-float pcd_jsd(const float * standard, const float * over_rotated, int32_t n_vocab);
+float pcd_jsd(const float * standard, const float * local, int32_t n_vocab);
 
 // The entropy of softmax(row) in bits, of the tokens that have a logit; 0 where there are none. To about 1e-6 of log2(n_vocab).
 float pcd_entropy(const float * row, int32_t n_vocab);

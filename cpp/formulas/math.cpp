@@ -131,8 +131,8 @@ static pcd_plausible plausible(const float * standard, int32_t n_vocab, int32_t 
 }
 
 // L* that is no logit says nothing about a token
-static float eq6(float logit, float over_rotated, float beta) {
-    return is_logit(over_rotated) ? (1.0f + beta)*logit - beta*over_rotated : logit;
+static float eq6(float logit, float local, float beta) {
+    return is_logit(local) ? (1.0f + beta)*logit - beta*local : logit;
 }
 
 // The tokens that are not plausible: the first of them, whose logit is `next`, at `first`, the others as far behind it as in L. But
@@ -159,7 +159,7 @@ static void put_behind(const float * standard, int32_t n_vocab, float next, floa
 }
 
 int32_t pcd_contrast(
-        const float * standard, const float * over_rotated, int32_t n_vocab,
+        const float * standard, const float * local, int32_t n_vocab,
         const pcd_contrast_params & params, float behind, float * out, float * strength) {
     const auto [top, next] = plausible(standard, n_vocab, params.gamma, params.relative_top);
 
@@ -175,13 +175,13 @@ int32_t pcd_contrast(
     }
 
     // a single plausible token is decided whatever L* says: its logit stays
-    const bool  contrasts = over_rotated && top.size() > 1;
-    const float beta      = contrasts ? pcd_strength(standard, over_rotated, n_vocab, params.beta, params.adaptive) : 0.0f;
+    const bool  contrasts = local && top.size() > 1;
+    const float beta      = contrasts ? pcd_strength(standard, local, n_vocab, params.beta, params.adaptive) : 0.0f;
 
     if (strength && contrasts) {
         *strength = beta;
     }
-    const auto value = [&](const pcd_candidate & c) { return contrasts ? eq6(c.logit, over_rotated[c.id], beta) : c.logit; };
+    const auto value = [&](const pcd_candidate & c) { return contrasts ? eq6(c.logit, local[c.id], beta) : c.logit; };
 
     float best = value(top[0]);
     for (const auto & c : top) {

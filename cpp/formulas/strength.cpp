@@ -197,16 +197,16 @@ static float jsd(const float * a, const float * b, int32_t n) {
 }
 #endif
 
-float pcd_jsd(const float * standard, const float * over_rotated, int32_t n_vocab) {
-    const float res = jsd(standard, over_rotated, n_vocab);
+float pcd_jsd(const float * standard, const float * local, int32_t n_vocab) {
+    const float res = jsd(standard, local, n_vocab);
     if (res >= 0.0f) {
         return res;
     }
     std::vector<float> a, b;
     for (int32_t v = 0; v < n_vocab; ++v) {
-        if (is_logit(standard[v]) && is_logit(over_rotated[v])) {
+        if (is_logit(standard[v]) && is_logit(local[v])) {
             a.push_back(standard[v]);
-            b.push_back(over_rotated[v]);
+            b.push_back(local[v]);
         }
     }
     return a.empty() ? 0.0f : jsd(a.data(), b.data(), (int32_t) a.size());
@@ -223,10 +223,10 @@ float pcd_entropy(const float * row, int32_t n_vocab) {
     return known.empty() ? 0.0f : entropy(known.data(), (int32_t) known.size());
 }
 
-float pcd_strength(const float * standard, const float * over_rotated, int32_t n_vocab, float beta, int32_t adaptive) {
+float pcd_strength(const float * standard, const float * local, int32_t n_vocab, float beta, int32_t adaptive) {
     switch (adaptive) {
         case LLAMA_PCD_ADAPTIVE_JSD:
-            return beta == 0.0f ? 0.0f : beta*pcd_jsd(standard, over_rotated, n_vocab);
+            return beta == 0.0f ? 0.0f : beta*pcd_jsd(standard, local, n_vocab);
         default:
             return beta;
     }

@@ -32,9 +32,9 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
         core->twins->misplaced = true;
         n_twin = 0;
     }
-    const uint32_t n_turned = n_twin > 0 ? core->twins->count_perturbed(ubatch) : 0;
+    const uint32_t n_perturbed = n_twin > 0 ? core->twins->count_perturbed(ubatch) : 0;
 
-    auto inp = std::make_unique<llm_graph_input_pcd>(*core, ubatch.n_tokens, n_twin, n_turned, gctx.hparams.n_pos_per_embd());
+    auto inp = std::make_unique<llm_graph_input_pcd>(*core, ubatch.n_tokens, n_twin, n_perturbed, gctx.hparams.n_pos_per_embd());
 
     graph.core     = core;
     graph.inp      = inp.get();
@@ -42,7 +42,7 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     graph.gf       = gctx.gf;
     graph.n_tokens = ubatch.n_tokens;
     graph.n_twin   = n_twin;
-    graph.n_turned = n_turned;
+    graph.n_perturbed = n_perturbed;
 
     inp->look(ubatch);
     gctx.res->add_input(std::move(inp));
@@ -96,19 +96,20 @@ ggml_tensor * llama_pcd_graph::input_rows(const llama_kv_cache & kv, int64_t n_e
 ggml_tensor * llama_pcd_graph::build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r) {
     const int64_t n_half = r.n_dims/2;
     const int64_t n_head = a->ne[1];
-    const int64_t i0     = n_tokens - n_turned;
+    const int64_t i0     = n_tokens - n_perturbed;
 
-    ggml_tensor * noise = input(inp->noise[{ n_attn, r.n_dims }], GGML_TYPE_F32, n_half, "pcd_noise", 2, n_turned);
+    ggml_tensor * noise = input(inp->noise[{ n_attn, r.n_dims }], GGML_TYPE_F32, n_half, "pcd_noise", 2, n_perturbed);
 
     // pairs are neighbours, or half the rotated dimensions apart
     const bool   pairs  = r.mode == GGML_ROPE_TYPE_NORMAL;
     const size_t stride = pairs ? 2*a->nb[0] : a->nb[0];
 
     const auto component = [&](size_t offs) {
-        return ggml_cont(ctx, ggml_view_4d(ctx, a, 1, n_half, n_head, n_turned, stride, a->nb[1], a->nb[2], i0*a->nb[2] + offs*a->nb[0]));
+        return ggml_cont(ctx, ggml_view_4d(ctx, a, 1, n_half, n_head, n_perturbed, stride, a->nb[1], a->nb[2],
+                                           i0*a->nb[2] + offs*a->nb[0]));
     };
     const auto part = [&](int64_t k) {
-        return ggml_view_4d(ctx, noise, 1, n_half, 1, n_turned, noise->nb[0], noise->nb[1], noise->nb[2], k*noise->nb[1]);
+        return ggml_view_4d(ctx, noise, 1, n_half, 1, n_perturbed, noise->nb[0], noise->nb[1], noise->nb[2], k*noise->nb[1]);
     };
 
     ggml_tensor * delta = ggml_sub(ctx,
@@ -132,11 +133,11 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml
 
     const auto & settings = core->settings;
 
-    if (n_turned > 0 && settings.rotates()) {
+    if (n_perturbed > 0 && settings.rotates()) {
         cur = r.turn(ctx, cur, input_pos(inp->twin_pos, "pcd_twin_pos"),
                 core->tables.table(llama_pcd_tables::DIFFERENCE, r.factors, r.n_dims), 0);
     }
-    if (n_turned > 0 && settings.params.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
+    if (n_perturbed > 0 && settings.params.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
         if (llama_pcd_settings::offsets(settings.params)) {
             cur = r.turn(ctx, cur, input_pos(inp->offsets, "pcd_offsets"), r.factors, 0);
         }
@@ -173,7 +174,7 @@ bool llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {
     if (a->op != GGML_OP_ROPE) {
         return true; // noise, which is refused for such a model: this graph is never computed
     }
-    if (n_turned > 0 && core->settings.rotates()) {
+    if (n_perturbed > 0 && core->settings.rotates()) {
         ggml_rope_set_offset(a->src[0], n_offs); // ours was built on top of the model's
     }
     return false;
@@ -557,7 +558,7 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     }
 
     const bool separate = core->settings.separate();
-    const bool second   = layer->k2 && (separate || (core->second.demand.keys && layer->rotates && n_turned > 0));
+    const bool second   = layer->k2 && (separate || (core->second.demand.keys && layer->rotates && n_perturbed > 0));
 
     // On the CPU flash attention passes over hidden cells, which takes less time than to leave them out.
     const bool passes_over = args.gctx.cparams.flash_attn && ggml_backend_buffer_is_host(layer->k1->buffer);
@@ -578,7 +579,7 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     }
 
     // twins that look at the first keys are with the standard tokens if others look at the second ones
-    const int64_t n_last  = second && !separate ? n_turned : n_twin;
+    const int64_t n_last  = second && !separate ? n_perturbed : n_twin;
     const int64_t n_first = n_tokens - n_last;
 
     const part own   = { first, all, 0, n_first };

@@ -1,10 +1,10 @@
 // What PCD adds to the graph that is being built. See graph/inputs.h for what changes from one use to the next.
 //
-//   rotation   a twin's q and k are turned a second time, by their position with the table theta* - theta; standard tokens by
+//   rotation   a twin's q and k are rotated a second time, by their position with the table theta* - theta; standard tokens by
 //              0, which is the identity. So one batch carries both on every backend. Or noise is added to them.
-//   keys       rerotated: beside each stored key its copy turned the same way (standard tokens by their position, twins by 0:
-//              theirs are turned already). separate: a twin's own keys and values, in the cell of its token.
-//   attention  where there are second keys: standard tokens and twins that are not turned attend with (q, K, V), the others with
+//   keys       rerotated: beside each stored key its copy rotated the same way (standard tokens by their position, twins by 0:
+//              theirs are rotated already). separate: a twin's own keys and values, in the cell of its token.
+//   attention  where there are second keys: standard tokens and twins that are not perturbed attend with (q, K, V), the others with
 //              (q*, K*, V or V*).
 
 #pragma once
@@ -74,7 +74,7 @@ private:
 
     uint32_t n_tokens = 0;
     uint32_t n_twin   = 0; // the last tokens
-    uint32_t n_turned = 0; // the last of these: rotated or given noise
+    uint32_t n_perturbed = 0; // the last of these: rotated or given noise
     int32_t  n_attn   = 0; // attentions built so far: the layer, where each has one
 
     std::vector<llama_pcd_rotation> rotations; // built and not yet claimed by a layer

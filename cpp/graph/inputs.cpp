@@ -36,7 +36,7 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     }
     auto & twins = *core.twins;
 
-    if (twins.count(ubatch) != n_twin || twins.count_perturbed(ubatch) != n_turned || is_misplaced(core, ubatch)) {
+    if (twins.count(ubatch) != n_twin || twins.count_perturbed(ubatch) != n_perturbed || is_misplaced(core, ubatch)) {
         return false;
     }
     core.view.place(twins, ubatch);
@@ -100,7 +100,7 @@ void llm_graph_input_pcd::set_offsets(const llama_ubatch & ubatch) const {
 
     std::vector<int32_t> data(n_tokens*n_pos, 0);
 
-    for (uint32_t i = n_tokens - n_turned; i < n_tokens; ++i) {
+    for (uint32_t i = n_tokens - n_perturbed; i < n_tokens; ++i) {
         for (uint32_t j = 0; j < std::min(n_pos, 3u); ++j) {
             data[j*n_tokens + i] = pcd_offset(p.seed, ubatch.pos[i], p.offset_min, p.offset_max);
         }
@@ -119,9 +119,9 @@ void llm_graph_input_pcd::set_noise(const llama_ubatch & ubatch) const {
         const auto [layer, n_dims] = key;
 
         std::vector<float> data(ggml_nelements(t));
-        for (uint32_t i = 0; i < n_turned; ++i) {
+        for (uint32_t i = 0; i < n_perturbed; ++i) {
             float * cur = data.data() + (size_t) i*2*(n_dims/2);
-            pcd_noise(p.seed, ubatch.pos[n_tokens - n_turned + i], layer, n_dims, p.noise, p.band, cur, cur + n_dims/2);
+            pcd_noise(p.seed, ubatch.pos[n_tokens - n_perturbed + i], layer, n_dims, p.noise, p.band, cur, cur + n_dims/2);
         }
 
         set_data(t, data.data());

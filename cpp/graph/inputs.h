@@ -11,8 +11,8 @@
 
 class llm_graph_input_pcd : public llm_graph_input_i {
 public:
-    llm_graph_input_pcd(llama_pcd_core & core, uint32_t n_tokens, uint32_t n_twin, uint32_t n_turned, uint32_t n_pos) :
-        core(core), generation(core.pcd.generation), n_tokens(n_tokens), n_twin(n_twin), n_turned(n_turned), n_pos(n_pos) {}
+    llm_graph_input_pcd(llama_pcd_core & core, uint32_t n_tokens, uint32_t n_twin, uint32_t n_perturbed, uint32_t n_pos) :
+        core(core), generation(core.pcd.generation), n_tokens(n_tokens), n_twin(n_twin), n_perturbed(n_perturbed), n_pos(n_pos) {}
 
     // Whether twins cannot be evaluated in this micro-batch. Attention is split, so all of them have to come after the standard tokens, and
     // those that are perturbed last. And where a batch does not fit as it is, sliding-window memory deals it out anew, so that each
@@ -31,14 +31,14 @@ public:
     const uint32_t generation;
     const uint32_t n_tokens;
     const uint32_t n_twin;
-    const uint32_t n_turned;
+    const uint32_t n_perturbed;
     const uint32_t n_pos;
 
     ggml_tensor * twin_pos = nullptr; // I32 [n_tokens*n_pos] the position of a twin that is turned, 0 for others
     ggml_tensor * key_pos  = nullptr; // I32 [n_tokens*n_pos] the position of a standard token, 0 for a twin
     ggml_tensor * offsets  = nullptr; // I32 [n_tokens*n_pos] by how much the position of such a twin is moved
 
-    std::map<std::pair<int32_t, int32_t>, ggml_tensor *> noise; // (layer, n_dims) -> F32 [n_dims/2, 2, n_turned]
+    std::map<std::pair<int32_t, int32_t>, ggml_tensor *> noise; // (layer, n_dims) -> F32 [n_dims/2, 2, n_perturbed]
 
     std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> k_rot;
 

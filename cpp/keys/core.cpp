@@ -49,7 +49,7 @@ void llama_pcd_core::probe() {
     pcd.build_graph();
 
     limits.has_graph   = true;
-    limits.weighs_keys = second.weighs_keys();
+    limits.has_weighed_keys = second.has_weighed_keys();
 }
 
 int32_t llama_pcd_core::check(const llama_pcd_params & p, const std::string & taken, std::string & err) {
@@ -118,7 +118,7 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
             pcd.reset_graphs();
         }
         if (p.evaluation != old.evaluation) {
-            pcd.drop_kept(); // other graphs take turns now
+            pcd.drop_cached(); // other graphs take turns now
         }
 
         settings.params = p;

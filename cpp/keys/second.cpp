@@ -66,9 +66,9 @@ llama_pcd_second::llama_pcd_second(
 // The type of a layer's second keys or values; GGML_TYPE_COUNT: none are wanted.
 static ggml_type type_for(const llama_pcd_demand & want, const llama_pcd_layer & layer, llama_pcd_kv::part part) {
     if (part == llama_pcd_kv::VALUES) {
-        return want.stream && layer.v1 ? layer.v1->type : GGML_TYPE_COUNT;
+        return want.separate && layer.v1 ? layer.v1->type : GGML_TYPE_COUNT;
     }
-    if (!want.stream && !(want.keys && layer.rotates)) {
+    if (!want.separate && !(want.keys && layer.rotates)) {
         return GGML_TYPE_COUNT;
     }
     return want.type < 0 ? layer.k1->type : (ggml_type) want.type;
@@ -167,15 +167,15 @@ bool llama_pcd_second::allocate(const llama_pcd_params & p, changes & done, std:
     if (!ok) {
         const bool beside = std::any_of(done.begin(), done.end(), [](const auto & cur) { return !cur.former.empty(); });
         err = format("the second keys%s need another %.0f MiB%s; use a smaller n_ctx, %scache=\"shared\" or perturbation=\"none\" "
-                "with a window", want.stream ? " and values" : "", n_wanted/1024.0/1024.0,
+                "with a window", want.separate ? " and values" : "", n_wanted/1024.0/1024.0,
                 beside ? " beside those in force; turn PCD off before this change, which then frees them" : "",
-                want.stream ? "cache=\"rerotated\", " : "");
+                want.separate ? "cache=\"rerotated\", " : "");
     }
     return ok;
 }
 
 void llama_pcd_second::keep(changes & done) {
-    if (demand.keys || demand.stream) {
+    if (demand.keys || demand.separate) {
         if (!done.empty() || !llama_pcd_settings::same_second(settings.params, from)) {
             for (auto & cur : kvs) {
                 cur.stale.set_all();
@@ -258,7 +258,7 @@ size_t llama_pcd_second::cache_of(const llama_pcd_layer & layer) const {
     return i;
 }
 
-bool llama_pcd_second::weighs_keys() const {
+bool llama_pcd_second::has_weighed_keys() const {
     bool res = false;
     for (const auto & cur : kvs) {
         for (const auto & layer : cur.layers) {
@@ -350,7 +350,7 @@ void llama_pcd_second::keys_shift(const llama_kv_cache & kv) {
 }
 
 //
-// second keys that are turned in memory, by a small graph of its own: derived from the first keys, or shifted with them
+// second keys that are rotated in memory, by a small graph of its own: derived from the first keys, or shifted with them
 //
 
 // in pieces: a whole layer at once would need as much scratch memory again

@@ -1,7 +1,7 @@
 // What PCD keeps beside the KV caches, in the same cells: second keys and, for cache = separate, second values; and which of them
 // are stale, cell by cell. Knows nothing of batches: only cells.
 //
-//   rerotated   the keys turned to theta*. They follow from the first keys, so what is stale is derived from them.
+//   rerotated   the keys rotated to theta*. They follow from the first keys, so what is stale is derived from them.
 //   separate    the keys and values of the twins. Where they are stale, the twin has to be evaluated again.
 
 #pragma once
@@ -55,9 +55,9 @@ private:
 
 // what settings have kept beside the caches
 struct llama_pcd_demand {
-    bool    keys   = false; // rerotated: the second keys of layers that rotate
-    bool    stream = false; // separate: second keys and values of all layers
-    int32_t type   = -1;    // of these keys; -1: that of the first ones
+    bool    keys     = false; // rerotated: the second keys of layers that rotate
+    bool    separate = false; // second keys and values of all layers
+    int32_t type     = -1;    // of these keys; -1: that of the first ones
 };
 
 // the second keys of one cache, or its second values
@@ -99,7 +99,7 @@ struct llama_pcd_second {
     // the index of the cache that a layer belongs to
     size_t cache_of(const llama_pcd_layer & layer) const;
 
-    bool weighs_keys() const; // see llama_pcd_rotation::weighed
+    bool has_weighed_keys() const; // see llama_pcd_rotation::weighed
 
     //
     // other settings
@@ -118,7 +118,7 @@ struct llama_pcd_second {
     using changes = std::vector<change>;
 
     // Allocate what p needs and is not there; what serves p too stays. Second keys that do not serve it (of another type) stay until
-    // keep(), so that undo() cannot fail; while PCD is off they are freed first, unless they are a second stream, which may still serve.
+    // keep(), so that undo() cannot fail; while PCD is off they are freed first, unless they are separate, which may still serve.
     bool allocate(const llama_pcd_params & p, changes & done, std::string & err);
 
     // The settings are in force. If they need second keys, what was made for others is stale, and what they do not need is freed.
@@ -174,7 +174,7 @@ private:
     // allocate one part; false: no memory
     bool allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, const llama_pcd_demand & want) const;
 
-    // Turn the second keys of these cells, in pieces. DIFFERENCE: second keys = first keys, turned by their
+    // Rotate the second keys of these cells, in pieces. DIFFERENCE: second keys = first keys, rotated by their
     // position. WHOLE: second keys, turned by what is to be added to their position. The first n_done cells are done, whatever happens.
     ggml_status turn(
             const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind, size_t & n_done);

@@ -61,7 +61,7 @@ void server_pcd_counts::count(llama_context * ctx, int32_t i, const server_pcd_r
     if (!llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_STANDARD)) {
         return;
     }
-    ++(llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_OVER_ROTATED) ? n_twins : n_skipped);
+    ++(llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_LOCAL) ? n_twins : n_skipped);
     n_contrasted += !std::isnan(llama_pcd_get_strength_ith(ctx, i));
 }
 
@@ -100,7 +100,7 @@ static double log_sum(const float * row, int32_t n) {
 
 void server_pcd_probs::read(llama_context * ctx, int32_t i, const std::vector<llama_token> & ids, size_t n) {
     const float * l     = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_STANDARD);
-    const float * l_ovr = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_OVER_ROTATED);
+    const float * l_ovr = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_LOCAL);
     const float * l_con = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_CONTRASTED);
     if (!l || !l_con) {
         return;

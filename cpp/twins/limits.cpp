@@ -85,8 +85,8 @@ std::string llama_pcd_limits::check_model(const llama_pcd_params & p) const {
     if (llama_model_has_encoder(&model)) {
         return arch + "has an encoder, and a twin cannot attend to it";
     }
-    if (weighs_keys && llama_pcd_settings::rerotated(p)) {
-        return arch + "changes its keys after rotating them, so a stored key cannot be turned further; "
+    if (has_weighed_keys && llama_pcd_settings::rerotated(p)) {
+        return arch + "changes its keys after rotating them, so a stored key cannot be rotated further; "
             "use cache=\"shared\" or \"separate\"";
     }
     if (model.arch == LLM_ARCH_COGVLM && separate) {

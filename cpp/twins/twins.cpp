@@ -157,7 +157,7 @@ void llama_pcd_states::copy(llama_seq_id from, llama_seq_id to) const {
 void llama_pcd_states::branch(llama_seq_id parent, llama_seq_id twin) const {
     if (memory.recr) {
         const auto it = std::find(saved.begin(), saved.end(), parent);
-        copy(it == saved.end() ? parent : kept(it - saved.begin()), twin);
+        copy(it == saved.end() ? parent : backup(it - saved.begin()), twin);
     }
 }
 
@@ -165,21 +165,21 @@ void llama_pcd_states::save(const std::vector<llama_seq_id> & seqs) {
     if (memory.recr && seqs.size() <= ids.n_max) {
         saved = seqs;
         for (size_t i = 0; i < saved.size(); ++i) {
-            copy(saved[i], kept(i));
+            copy(saved[i], backup(i));
         }
     }
 }
 
 bool llama_pcd_states::restore() const {
     for (size_t i = 0; i < saved.size(); ++i) {
-        copy(kept(i), saved[i]);
+        copy(backup(i), saved[i]);
     }
     return !saved.empty();
 }
 
 void llama_pcd_states::drop() {
     for (size_t i = 0; i < saved.size(); ++i) {
-        memory.recr->seq_rm(kept(i), -1, -1);
+        memory.recr->seq_rm(backup(i), -1, -1);
     }
     saved.clear();
 }

@@ -95,9 +95,9 @@ private:
     const llama_pcd_memory   & memory;
     const llama_pcd_twin_ids & ids;
 
-    std::vector<llama_seq_id> saved; // the i-th one's state is kept by kept(i)
+    std::vector<llama_seq_id> saved; // the i-th one's state is kept by backup(i)
 
-    llama_seq_id kept(size_t i) const { return ids.first + 1 + (llama_seq_id) i; }
+    llama_seq_id backup(size_t i) const { return ids.first + 1 + (llama_seq_id) i; }
 
     void copy(llama_seq_id from, llama_seq_id to) const;
 };

@@ -194,7 +194,7 @@ void llama_pcd_view::mask(
 std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_pcd_twins & twins, const llama_ubatch & ubatch) const {
     const uint32_t n_twin = twins.count(ubatch);
 
-    // a twin without a window may see every cell; with a second stream there may be many twins
+    // a twin without a window may see every cell; with cache = separate there may be many twins
     const bool windows = n_twin <= LLAMA_PCD_MAX_TWINS &&
         std::all_of(twins.all.begin(), twins.all.end(), [](const auto & twin) { return twin.window > 0; });
 

@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <stdexcept>
 
-static constexpr uint32_t N_RESERVED = 8; // tokens that kept graphs have memory for from the first
+static constexpr uint32_t N_RESERVED = 8; // tokens that cached graphs have memory for from the first
 
 void llama_pcd::reset_graphs() {
     lctx.gf_res_prev_active = nullptr;
     generation++;
-    drop_kept();
+    drop_cached();
 }
 
 void llama_pcd::reserve_now(const std::function<void()> & undo) {
@@ -43,7 +43,7 @@ void llama_pcd::prepare() {
     lctx.memory_update(false);
 }
 
-int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
+int llama_pcd::decode_plain(const llama_batch_ext & batch, cached_graphs * own) {
     struct guard {
         explicit guard(bool & flag) : flag(flag) { flag = true; }
         ~guard() { flag = false; }
@@ -56,7 +56,7 @@ int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
     if (!own) {
         return lctx.decode(batch);
     }
-    if (!make_kept(*own, batch.tokens.size())) {
+    if (!make_cached(*own, batch.tokens.size())) {
         return lctx.decode(batch);
     }
     const swapped swap(*this, *own);
@@ -67,7 +67,7 @@ int llama_pcd::decode_plain(const llama_batch_ext & batch, kept_graphs * own) {
 // graphs that take turns
 //
 
-llama_pcd::swapped::swapped(llama_pcd & pcd, kept_graphs & own) : pcd(pcd), own(own) {
+llama_pcd::swapped::swapped(llama_pcd & pcd, cached_graphs & own) : pcd(pcd), own(own) {
     swap();
     pcd.swapped_in = &own;
 }
@@ -96,7 +96,7 @@ bool llama_pcd_forget_layout(ggml_backend_sched_t sched) {
     return ggml_backend_sched_reserve(sched, gf);
 }
 
-bool llama_pcd::make_kept(kept_graphs & own, uint32_t n_tokens) {
+bool llama_pcd::make_cached(cached_graphs & own, uint32_t n_tokens) {
     if (own.made_for == n_schedulers) {
         return own.sched != nullptr;
     }
@@ -121,10 +121,10 @@ bool llama_pcd::make_kept(kept_graphs & own, uint32_t n_tokens) {
     return done;
 }
 
-size_t llama_pcd::kept_bytes() const {
+size_t llama_pcd::cached_bytes() const {
     size_t res = 0;
     for (auto * backend : lctx.backend_ptrs) {
-        res += kept.sched ? ggml_backend_sched_get_buffer_size(kept.sched.get(), backend) : 0;
+        res += cached.sched ? ggml_backend_sched_get_buffer_size(cached.sched.get(), backend) : 0;
     }
     return res;
 }

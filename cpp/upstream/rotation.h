@@ -30,7 +30,7 @@ struct llama_pcd_rotation {
     float beta_fast  = 0.0f;
     float beta_slow  = 0.0f;
 
-    // `a` turned by pos with these frequency factors, otherwise as this rotation does it
+    // `a` rotated by pos with these frequency factors, otherwise as this rotation does it
     ggml_tensor * turn(ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, ggml_tensor * factors, int offset) const;
 };
 

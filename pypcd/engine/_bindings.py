@@ -12,7 +12,7 @@ from pypcd.fields import FIELDS
 lib = llama_cpp.llama_cpp._lib
 
 OK, INVALID, UNSUPPORTED, NO_MEMORY, DISABLED = 0, -1, -2, -3, -4
-ROW_STANDARD, ROW_OVER_ROTATED, ROW_CONTRASTED = 0, 1, 2
+ROW_STANDARD, ROW_LOCAL, ROW_CONTRASTED = 0, 1, 2
 
 
 class Params(ctypes.Structure):
@@ -39,7 +39,7 @@ class Stats(ctypes.Structure):
         ("n_fused", ctypes.c_int64),
         ("n_alternate", ctypes.c_int64),
         ("n_sequential", ctypes.c_int64),
-        ("n_streams", ctypes.c_int64),
+        ("n_separate", ctypes.c_int64),
         ("n_fallbacks", ctypes.c_int64),
         ("last_fallback", ctypes.c_int64),
         ("state_bytes", ctypes.c_int64),

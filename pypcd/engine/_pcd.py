@@ -79,7 +79,7 @@ class PCDStats:
             evaluated in parts counts once for each part, here and below.
         n_alternate: batches whose twins were evaluated after them, as evaluation="alternate" asks.
         n_sequential: batches whose twins were evaluated one at a time, each before its token.
-        n_streams: batches evaluated with cache="separate".
+        n_separate: batches evaluated with cache="separate".
         n_fallbacks: how many of all these were evaluated in another way than `evaluation` asks for.
         last_fallback: why the last of them was, in a sentence; empty if there was none.
         state_bytes: memory of the states that recurrent layers of hybrid models keep for twins.
@@ -100,7 +100,7 @@ class PCDStats:
     n_fused: int
     n_alternate: int
     n_sequential: int
-    n_streams: int
+    n_separate: int
     n_fallbacks: int
     last_fallback: str
     state_bytes: int
@@ -222,7 +222,7 @@ def pcd_logits(llm: llama_cpp.Llama, i: int) -> PCDLogits:
         PCDError: the last evaluation was without PCD, or there was none.
     """
     standard, local, contrasted = (
-        _row(llm, i, which) for which in (_bindings.ROW_STANDARD, _bindings.ROW_OVER_ROTATED, _bindings.ROW_CONTRASTED)
+        _row(llm, i, which) for which in (_bindings.ROW_STANDARD, _bindings.ROW_LOCAL, _bindings.ROW_CONTRASTED)
     )
     if standard is None or contrasted is None:
         raise PCDError(

@@ -68,7 +68,7 @@ def test_settings_go_with_a_sequence_only_if_it_goes(arch: str, native: Native) 
     removed = llama_cpp.llama_memory_seq_rm(context.memory, -1, -1, -1)
     assert removed == (arch == "llama")
     decode_in([context], TOKENS[:9], seq=1)
-    has_twin = bool(_native.pcd_get_logits_ith(context.ctx, -1, _native.ROW_OVER_ROTATED))
+    has_twin = bool(_native.pcd_get_logits_ith(context.ctx, -1, _native.ROW_LOCAL))
     assert has_twin == removed
 
 
@@ -166,7 +166,7 @@ HIDDEN = (
     'use perturbation="none" with a window'
 )
 CHANGED = (
-    'changes its keys after rotating them, so a stored key cannot be turned further; use cache="shared" or "separate"'
+    'changes its keys after rotating them, so a stored key cannot be rotated further; use cache="shared" or "separate"'
 )
 
 

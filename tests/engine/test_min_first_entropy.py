@@ -269,7 +269,7 @@ def test_tokens_taken_back_in_one_sequence_and_a_shift_in_another_do_not_mix(
     _native.pcd_begin(context.ctx, 0, N - 1)
     shift(context, 1, 10)
     assert decode_batch(context, [(unsure[-1], N - 1, [0], True), (TOKENS[3], N - 6, [1], True)]) == 0
-    assert _native.pcd_get_logits_ith(context.ctx, 0, _native.ROW_OVER_ROTATED)  # the first row of another answer
+    assert _native.pcd_get_logits_ith(context.ctx, 0, _native.ROW_LOCAL)  # the first row of another answer
     assert not is_plain(context, 1)
 
 

@@ -127,7 +127,7 @@ def test_a_limit_of_outputs_holds_for_the_callers_own(limit: int, cache: str, na
             same_rows(context, other, i)
     stats = stats_of(context)
     assert (stats.n_sequential, stats.n_fallbacks) == (0, 0)
-    assert stats.n_fused + stats.n_streams == 2
+    assert stats.n_fused + stats.n_separate == 2
 
 
 @pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])

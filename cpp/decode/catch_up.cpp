@@ -1,19 +1,19 @@
-// Finds out which twins of a second stream are missing, and evaluates them.
+// cache = separate: finds out which twins are missing, and evaluates them.
 
-#include "decode/streams.h"
+#include "decode/catch_up.h"
 
 #include "llama-impl.h"
 
 #include <algorithm>
 
-llama_pcd_fallback llama_pcd_streams::too_late(const llama_batch_ext & batch) const {
+llama_pcd_fallback llama_pcd_catch_up::too_late(const llama_batch_ext & batch) const {
     if (core.memory.slides()) {
         return LLAMA_PCD_FALLBACK_SLIDES;
     }
     return batch.tokens[0].id == LLAMA_TOKEN_NULL ? LLAMA_PCD_FALLBACK_PICTURE : LLAMA_PCD_FALLBACK_NONE;
 }
 
-llama_pcd_outcome llama_pcd_streams::catch_up_before(const llama_pcd_request & req) {
+llama_pcd_outcome llama_pcd_catch_up::before(const llama_pcd_request & req) {
     std::map<llama_seq_id, llama_pos> begin; // of each sequence in this batch
     for (size_t i = 0; i < req.size(); ++i) {
         if (req.has_twin[i]) {
@@ -33,7 +33,7 @@ llama_pcd_outcome llama_pcd_streams::catch_up_before(const llama_pcd_request & r
 // what is missing
 //
 
-bool llama_pcd_streams::find_missing(llama_seq_id parent, llama_pos end, tokens_at & res) const {
+bool llama_pcd_catch_up::find_missing(llama_seq_id parent, llama_pos end, tokens_at & res) const {
     for (auto & cur : core.second.kvs) {
         const auto & cells = llama_pcd::cells(*cur.kv);
 
@@ -71,7 +71,7 @@ static llama_pos begin_of(const llama_batch_ext & batch, llama_seq_id parent) {
     return it == batch.tokens.end() ? 0 : it->pos[0];
 }
 
-llama_pcd_outcome llama_pcd_streams::catch_up(const llama_batch_ext & batch, llama_seq_id parent, llama_pos end, const rows_at & wanted) {
+llama_pcd_outcome llama_pcd_catch_up::catch_up(const llama_batch_ext & batch, llama_seq_id parent, llama_pos end, const rows_at & wanted) {
     const auto & cparams = core.pcd.lctx.get_cparams();
 
     tokens_at missing;
@@ -117,7 +117,7 @@ llama_pcd_outcome llama_pcd_streams::catch_up(const llama_batch_ext & batch, lla
     return llama_pcd_outcome::DONE;
 }
 
-llama_pcd_outcome llama_pcd_streams::catch_up_after(const llama_pcd_request & req, const std::vector<size_t> & todo) {
+llama_pcd_outcome llama_pcd_catch_up::after(const llama_pcd_request & req, const std::vector<size_t> & todo) {
     std::map<llama_seq_id, llama_pos> end; // of each sequence in this batch
     std::map<llama_seq_id, rows_at>   wanted;
 
