@@ -47,7 +47,7 @@ def header() -> str:
 
 
 def table() -> str:
-    """The rows of the array in cpp/twins/fields.h."""
+    """The rows of the array pcd_fields in cpp/twins/settings.h."""
     return "// Made by cmake/fields.py from pypcd/fields.py\n" + "".join(f"{row(field)}\n" for field in FIELDS.values())
 
 

@@ -8,7 +8,7 @@
 #include "llama-graph.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-recurrent.h"
-#include "llama-pcd-bench.h"
+#include "llama-pcd-extras.h"
 #include "llama-pcd.h"
 
 #include <array>
@@ -39,6 +39,15 @@ private:
 
     clock::time_point        start;
     std::chrono::nanoseconds total { 0 };
+};
+
+// a flag that is set as long as this lives
+struct llama_pcd_while {
+    explicit llama_pcd_while(bool & flag) : flag(flag) { flag = true; }
+    ~llama_pcd_while() { flag = false; }
+
+private:
+    bool & flag;
 };
 
 // What hangs on a context (cparams.pcd), empty until something of ours is first turned on.
@@ -233,6 +242,22 @@ private:
     };
 
     bool make_cached(cached_graphs & own, uint32_t n_tokens);
+};
+
+// Goes with a graph that was built for a context with parts of ours: it is not used again for others.
+class llm_graph_input_of_pcd : public llm_graph_input_i {
+public:
+    explicit llm_graph_input_of_pcd(const llama_pcd & pcd) : pcd(pcd), generation(pcd.generation) {}
+
+    void set_input(const llama_ubatch * /*ubatch*/) override {}
+
+    bool can_reuse(const llm_graph_params & params) override {
+        return params.cparams.pcd.get() == &pcd && pcd.generation == generation;
+    }
+
+    const llama_pcd & pcd;
+
+    const uint32_t generation;
 };
 
 // ggml lays a graph out in memory as it did the last one with as many nodes and leafs, whatever they do: a tensor of one may then

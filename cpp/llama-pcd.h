@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 12
+#define LLAMA_PCD_VERSION 13
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -33,9 +33,9 @@ extern "C" {
 #define LLAMA_PCD_MAX_TWINS 64
 
 enum llama_pcd_row {
-    LLAMA_PCD_ROW_STANDARD     = 0, // L
-    LLAMA_PCD_ROW_LOCAL = 1, // L*
-    LLAMA_PCD_ROW_CONTRASTED   = 2, // L~, with -inf outside the plausible tokens
+    LLAMA_PCD_ROW_STANDARD   = 0, // L
+    LLAMA_PCD_ROW_LOCAL      = 1, // L*
+    LLAMA_PCD_ROW_CONTRASTED = 2, // L~, with -inf outside the plausible tokens
 };
 
 enum llama_pcd_status {
@@ -51,9 +51,8 @@ enum llama_pcd_fallback {
     LLAMA_PCD_FALLBACK_NONE    = 0,
     LLAMA_PCD_FALLBACK_NO_ROOM = 1, // no free cells for twins beside their tokens: each twin before its token, in the same cell
     LLAMA_PCD_FALLBACK_NARROW  = 2, // n_batch, n_ubatch or n_outputs_max has no room for a token and its twin: one after the other
-    LLAMA_PCD_FALLBACK_SPLIT   = 3, // sliding-window memory took the tokens in another order (split_equal): one after the other
-    LLAMA_PCD_FALLBACK_SLIDES  = 4, // sliding-window layers forget what a later twin would see: at once, or before its token
-    LLAMA_PCD_FALLBACK_PICTURE = 5, // cache = separate: embeddings are not kept for a later evaluation: at once
+    LLAMA_PCD_FALLBACK_SLIDES  = 3, // sliding-window layers forget what a later twin would see, or their memory took the tokens in another
+                                    // order (split_equal): each twin before its token
 };
 
 struct llama_pcd_stats {

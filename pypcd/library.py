@@ -27,7 +27,7 @@ from pypcd.errors import LibraryError
 
 __all__ = ["API_VERSION", "check", "load", "pinned_version", "prepare_mtmd"]
 
-API_VERSION = 12  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
+API_VERSION = 13  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
 
 _VARIABLE = "LLAMA_CPP_LIB_PATH"  # where llama_cpp looks for libllama; read once, when it is imported
 

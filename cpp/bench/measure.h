@@ -1,9 +1,15 @@
-// What is measured, and not needed to decode: the graphs that are computed, and a cache that is filled without evaluating anything.
+// What is measured, and not needed to decode: the graphs that are computed, a cache that is filled without evaluating anything, and how
+// long a step takes with a number of threads.
 
 #pragma once
 
-#include "llama-pcd-bench.h"
+#include "llama-pcd-extras.h"
 #include "upstream/memory.h"
+
+#include "ggml-backend.h"
+
+#include <cstdint>
+#include <vector>
 
 // see llama_pcd_get_graph_stats
 llama_pcd_graph_stats llama_pcd_stats_of(const llama_pcd & pcd);
@@ -14,3 +20,19 @@ void llama_pcd_graph_computed(const llama_pcd & pcd, ggml_backend_sched_t sched,
 // give sequence 0 the cells of positions 0 .. n-1 in empty memory, if that is possible; returns how many it has then
 bool    llama_pcd_can_fill(const llama_pcd_memory & memory, int32_t n);
 int32_t llama_pcd_fill    (const llama_pcd_memory & memory, int32_t n);
+
+namespace llama_pcd_cpu {
+
+// AMX is ggml's: compiled into it, and given by this CPU and system
+bool has_amx();
+
+// for all models that are loaded from now on; off at first, because broken kernels crash
+void set_amx(bool on);
+
+bool skips(ggml_backend_buffer_type_t buft);
+
+// Microseconds that a chain of matrix products, [n_embd x n_embd] by [n_embd x n_tokens], takes with each of these numbers of
+// threads: the mean of what fits into min_us, at least one, in turns.
+std::vector<double> step_times(const std::vector<int32_t> & n_threads, int64_t n_embd, int64_t n_tokens, int64_t min_us);
+
+} // namespace llama_pcd_cpu

@@ -1,15 +1,12 @@
-// The public C API (llama-pcd.h, llama-pcd-extras.h, llama-pcd-bench.h): every extern "C" function but the sampler's, each behind the
-// guard. What a function does is written in the part that it calls.
+// The public C API (llama-pcd.h, llama-pcd-extras.h): every extern "C" function but the sampler's, each behind the guard. What a
+// function does is written in the part that it calls.
 
 #include "llama-pcd.h"
-#include "llama-pcd-bench.h"
 #include "llama-pcd-extras.h"
 #include "bench/measure.h"
 #include "context/context.h"
-#include "upstream/cpu.h"
-#include "upstream/guard.h"
 #include "formulas/formulas.h"
-#include "twins/fields.h"
+#include "twins/settings.h"
 
 #include <algorithm>
 #include <cmath>
@@ -85,8 +82,9 @@ int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char
         auto * pcd = pcd_context::of(*ctx);
 
         if (!params) {
-            if (pcd) {
+            if (pcd && pcd->core.settings.on) {
                 pcd->core.settings.on = false;
+                pcd->reset_graphs(); // they have the operations of PCD
             }
             return LLAMA_PCD_OK;
         }

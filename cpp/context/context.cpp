@@ -2,7 +2,6 @@
 
 #include "context/context.h"
 #include "bench/measure.h"
-#include "upstream/guard.h"
 
 #include "llama-model.h"
 
@@ -49,24 +48,24 @@ std::string llama_pcd_context::taken() const {
 int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
     llama_pcd_memory::ends before;
 
-    llama_pcd_seqs::answers answers; // as they were
+    llama_pcd_seqs::state sequences; // as they were
     bool kept = false;
 
     int  res       = (int) llama_pcd_outcome::BROKEN;
     char text[100] = {}; // a long line would be put together in memory, which may be what is missing
 
     const bool done = llama_pcd_guarded(text, sizeof(text), [&]() {
-        answers = core.sequences.save_answers();
-        kept    = true;
-        before  = memory.ends_of(batch);
-        res     = decode_unguarded(batch);
+        sequences = core.sequences.save();
+        kept      = true;
+        before    = memory.ends_of(batch);
+        res       = decode_unguarded(batch);
     });
     if (!done) {
         llama_pcd_guarded(nullptr, 0, [&]() { recover(before); });
         llama_pcd_guarded(nullptr, 0, [&]() { LLAMA_LOG_ERROR("PCD: decoding failed: %s\n", text); });
     }
     if (res != 0 && kept) {
-        core.sequences.restore(answers);
+        core.sequences.restore(sequences);
     }
     return res;
 }
@@ -85,13 +84,7 @@ void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
 int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
     exits.forget();
 
-    const bool on = core.settings.on;
-
-    if (graphs_on != on) { // a graph built without PCD does not know that it cannot serve one with it
-        graphs_on = on;
-        reset_graphs();
-    }
-    if (on) {
+    if (core.settings.on) {
         const section ours(*this, true);
         return (int) decoder.decode(batch);
     }

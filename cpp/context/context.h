@@ -4,9 +4,48 @@
 #pragma once
 
 #include "decode/decode.h"
-#include "extras/exits.h"
-#include "extras/heads.h"
-#include "extras/tap.h"
+#include "extras/extras.h"
+
+#include "llama-impl.h"
+
+#include <cstdio>
+#include <exception>
+
+//
+// the one guard between C++ and C: no exception of ours reaches a caller
+//
+
+// run fn; if it throws, write what it says into text[n_text] (null: nowhere) and return false
+template <typename F>
+bool llama_pcd_guarded(char * text, size_t n_text, const F & fn) noexcept {
+    const auto failed = [&](const char * what) {
+        if (text && n_text > 0) {
+            snprintf(text, n_text, "%s", what);
+        }
+        return false;
+    };
+    try {
+        fn();
+        return true;
+    } catch (const std::exception & e) {
+        return failed(e.what());
+    } catch (...) {
+        return failed("unknown exception");
+    }
+}
+
+// run fn for its value; if it throws, log a line in the name of `caller` and return `failed`
+template <typename T, typename F>
+T llama_pcd_guarded_value(const char * caller, T failed, const F & fn) noexcept {
+    char text[256] = {};
+    T    res       = failed;
+
+    if (!llama_pcd_guarded(text, sizeof(text), [&]() { res = fn(); })) {
+        llama_pcd_guarded(nullptr, 0, [&]() { LLAMA_LOG_ERROR("%s: %s\n", caller, text); }); // the log needs memory too
+        return failed;
+    }
+    return res;
+}
 
 struct llama_pcd_context : llama_pcd {
     explicit llama_pcd_context(llama_context & lctx);
@@ -64,7 +103,6 @@ struct llama_pcd_context : llama_pcd {
     void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
 
 private:
-    bool graphs_on  = false; // what the last graphs were built for
     bool last_mixed = false; // the last graph that was begun is not llama.cpp's own
 
     int  decode_unguarded(const llama_batch_ext & batch);

@@ -3,8 +3,7 @@
 
 #include "context/context.h"
 #include "bench/measure.h"
-#include "upstream/cpu.h"
-#include "extras/heads.h"
+#include "extras/extras.h"
 #include "graph/graph.h"
 #include "llama-pcd-rope.h"
 
@@ -121,18 +120,20 @@ static llama_pcd_rotation rotation_of(
     return r;
 }
 
+static ggml_tensor * rotated(ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, const llama_pcd_rotation & r, float attn_factor) {
+    if (ggml_tensor * cur = llama_pcd_heads::rotated(ctx, a, pos, r, attn_factor)) {
+        return cur;
+    }
+    return llama_pcd_graph::current().rotated(ctx, r.build(ctx, a, pos, r.factors, attn_factor), a, r);
+}
+
 ggml_tensor * llama_pcd_rope_ext(
         ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c,
         int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale,
         float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
     const llama_pcd_rotation r = rotation_of(c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, beta_fast, beta_slow);
 
-    if (ggml_tensor * cur = llama_pcd_heads::rotated(ctx, a, b, r, attn_factor)) {
-        return cur;
-    }
-
-    return llama_pcd_graph::current().rotated(ctx, ggml_rope_ext(ctx, a, b, c, n_dims, mode, n_ctx_orig,
-            freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), a, r);
+    return rotated(ctx, a, b, r, attn_factor);
 }
 
 ggml_tensor * llama_pcd_rope_multi(
@@ -143,10 +144,7 @@ ggml_tensor * llama_pcd_rope_multi(
     r.multi = true;
     std::copy(sections, sections + GGML_MROPE_SECTIONS, r.sections);
 
-    llama_pcd_heads::rotated(ctx, a, b, r, attn_factor); // refuses it
-
-    return llama_pcd_graph::current().rotated(ctx, ggml_rope_multi(ctx, a, b, c, n_dims, sections, mode, n_ctx_orig,
-            freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow), a, r);
+    return rotated(ctx, a, b, r, attn_factor);
 }
 
 ggml_tensor * llama_pcd_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, int n_dims, int mode) {

@@ -1,7 +1,6 @@
 // The contrast as a llama_sampler, which replaces logits by the contrasted row; for callers who build their own chains.
 
 #include "context/context.h"
-#include "upstream/guard.h"
 
 struct llama_sampler_pcd {
     llama_context * lctx;

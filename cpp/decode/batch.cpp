@@ -80,11 +80,6 @@ bool llama_pcd_parts::fits(const count & n, size_t n_room, bool together) const 
 }
 
 llama_pcd_part llama_pcd_parts::next(const llama_pcd_request & req, size_t i0, bool together, size_t n_max) const {
-    const bool separate = core.settings.separate();
-
-    if (separate && !together) { // its twins come after the batch, as far as they are missing
-        return { 0, req.size(), 0, rows.size(), {} };
-    }
     const auto & memory = core.memory;
     const bool   embd   = core.pcd.lctx.get_cparams().embeddings;
     const size_t n_room = memory.n_room(2*req.size());
@@ -94,7 +89,7 @@ llama_pcd_part llama_pcd_parts::next(const llama_pcd_request & req, size_t i0, b
 
     llama_pcd_part res = { i0, i0, rows.first_from(i0), rows.first_from(i0), {} };
 
-    for (count n; res.i1 < req.size(); ++res.i1) {
+    for (count n; res.i1 < req.size() && res.fits; ++res.i1) {
         const auto & token = req.batch.tokens[res.i1];
 
         std::bitset<LLAMA_MAX_SEQ> own;
@@ -119,23 +114,16 @@ llama_pcd_part llama_pcd_parts::next(const llama_pcd_request & req, size_t i0, b
             (!(has_twin && (seen & own).any()) && (seen | own).count() <= core.ids.n_max);
 
         if (n.n_tokens > n_max || !has_state || !fits(n, n_room, together)) {
-            break;
+            if (res.i1 > i0) {
+                break;
+            }
+            res.fits = false;
         }
         seen |= own;
         if (req.has_twin[res.i1]) {
             res.pairs.push_back({ res.i1, has_row ? res.r1 : llama_pcd_twin::NO_ROW });
         }
         res.r1 += has_row;
-    }
-
-    if (res.i1 == i0) {
-        const bool has_row = rows.find(i0) < rows.size();
-        res.i1 += 1;
-        res.r1 += has_row;
-        if (req.has_twin[i0]) {
-            res.pairs.push_back({ i0, has_row ? res.r0 : llama_pcd_twin::NO_ROW });
-        }
-        res.fits = false;
     }
     return res;
 }

@@ -11,7 +11,7 @@
 using outcome = llama_pcd_outcome;
 
 llama_pcd_decoder::llama_pcd_decoder(llama_pcd_core & core) :
-    rows(core.pcd.lctx, core.stats), core(core), parts(core, rows), pass(core, rows), catch_up(core, rows, pass) {}
+    rows(core.pcd.lctx, core.stats), core(core), parts(core, rows), pass(core, rows) {}
 
 outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     llama_pcd_request req = { batch, {} };
@@ -132,11 +132,7 @@ std::string llama_pcd_decoder::refusal(const llama_pcd_request & req) const {
     std::string reason = rows.size() > 0 ? core.limits.conflict() : "";
 
     if (reason.empty() && (rows.size() > 0 || core.settings.separate())) {
-        const llama_seq_id id = core.ids.find_taken(core.memory); // by a copy, or a loaded state
-        if (id >= 0) {
-            reason = format("sequence %d has tokens, and the ids from %d on are for twins (llama_memory_seq_rm takes it out of memory)",
-                    id, core.ids.first);
-        }
+        reason = core.ids.find_taken(core.memory); // by a copy, or a loaded state
     }
     for (const auto * ids : { &rows.out_ids, &rows.plain_ids }) {
         for (size_t i = 0; i < ids->size() && reason.empty(); ++i) {
@@ -147,7 +143,7 @@ std::string llama_pcd_decoder::refusal(const llama_pcd_request & req) const {
 }
 
 outcome llama_pcd_decoder::refresh_second_keys() {
-    if (!core.second.demand.keys || !core.second.any_stale()) {
+    if (!core.settings.rerotated() || !core.second.any_stale()) {
         return outcome::DONE;
     }
     const int64_t     n_before = core.stats.n_derived_cells;
@@ -165,18 +161,10 @@ outcome llama_pcd_decoder::refresh_second_keys() {
 //
 
 llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_pcd_request & req) {
-    const auto & contrasts  = rows.contrasts;
-    const bool   alternates = core.settings.params.evaluation == LLAMA_PCD_EVALUATION_ALTERNATE;
+    const auto & contrasts = rows.contrasts;
 
     if (core.settings.separate()) {
-        const auto reason = !alternates ? LLAMA_PCD_FALLBACK_NONE : catch_up.too_late(req.batch);
-        if (alternates && reason == LLAMA_PCD_FALLBACK_NONE && has_room_after(req.batch)) {
-            return way::ALTERNATE;
-        }
-        if (alternates) {
-            pass.note_fallback(reason == LLAMA_PCD_FALLBACK_NONE ? LLAMA_PCD_FALLBACK_NO_ROOM : reason);
-        }
-        return way::FUSED;
+        return way::FUSED; // twins are for the twins behind them, too
     }
     if (std::all_of(contrasts.begin(), contrasts.end(), [](const auto & cur) { return cur.gamma == 1; })) {
         return way::ALTERNATE; // none of its rows needs a twin
@@ -186,11 +174,6 @@ llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_pcd_request & req) 
         case LLAMA_PCD_EVALUATION_ALTERNATE: return way::ALTERNATE;
         default:                             return fuses(req.batch) ? way::FUSED : way::ALTERNATE;
     }
-}
-
-bool llama_pcd_decoder::has_room_after(const llama_batch_ext & batch) const {
-    const size_t n = batch.tokens.size() + 1;
-    return core.memory.n_room(n) >= n;
 }
 
 // In a prompt a twin is one token more. In a step it is left out, if twins come later, where its row turns out not to need it; a floor
@@ -210,31 +193,21 @@ outcome llama_pcd_decoder::evaluate(const llama_pcd_request & req) {
 
     llama_pcd_outputs all;
 
-    way    how   = way::FUSED;
-    size_t n_max = SIZE_MAX; // tokens of a part
+    const way how = choose(req);
 
-    const auto begin = [&](way chosen) {
-        how = chosen;
-        if (!separate || how == way::ALTERNATE) {
-            return outcome::DONE;
-        }
+    size_t  n_max = SIZE_MAX; // tokens of a part
+    outcome res   = outcome::DONE;
+
+    if (separate) {
         core.stats.n_separate++;
-        return catch_up.before(req);
-    };
-
-    outcome res = begin(choose(req));
-
+        res = catch_up(req);
+    }
     for (size_t done = 0; done < req.size() && res == outcome::DONE; ) {
         const auto cur   = parts.next(req, done, how == way::FUSED, n_max);
         const bool whole = cur.i1 - cur.i0 == req.size();
 
         res = evaluate_part(req, cur, how);
 
-        if (res == outcome::NO_ROOM && separate && how == way::ALTERNATE) {
-            pass.note_fallback(LLAMA_PCD_FALLBACK_NO_ROOM);
-            res = begin(way::FUSED);
-            continue;
-        }
         if (res == outcome::NO_ROOM && separate && cur.fits && core.pcd.lctx.get_cparams().causal_attn) {
             n_max = (cur.i1 - cur.i0)/2; // no room beside the twins in a sliding-window cache: fewer, in the end in turn
             res   = outcome::DONE;
@@ -263,7 +236,7 @@ outcome llama_pcd_decoder::evaluate_part(const llama_pcd_request & req, const ll
 
     const bool separate = core.settings.separate();
 
-    if (cur.pairs.empty() && !(separate && how == way::ALTERNATE)) {
+    if (cur.pairs.empty()) {
         return pass.run(llama_pcd_batch_part(req.batch, cur.i0, cur.i1));
     }
 
@@ -285,7 +258,7 @@ outcome llama_pcd_decoder::evaluate_part(const llama_pcd_request & req, const ll
             return res;
         }
         if (core.memory.slides()) {
-            reason = how == way::FUSED ? LLAMA_PCD_FALLBACK_SPLIT : LLAMA_PCD_FALLBACK_SLIDES;
+            reason = LLAMA_PCD_FALLBACK_SLIDES;
         }
     } else if (core.memory.n_room(2) >= 2) {
         reason = LLAMA_PCD_FALLBACK_NARROW;
@@ -337,7 +310,7 @@ outcome llama_pcd_decoder::alternate(const llama_pcd_request & req, const llama_
         return res;
     }
 
-    llama_pcd_outputs_backup backup(core.pcd.lctx);
+    const llama_pcd_timings timings(core.pcd.lctx);
 
     std::vector<size_t> todo;
     for (size_t i = cur.r0; i < cur.r1; ++i) {
@@ -348,14 +321,15 @@ outcome llama_pcd_decoder::alternate(const llama_pcd_request & req, const llama_
             core.stats.n_skipped++;
         }
     }
-    const bool separate = core.settings.separate();
-
-    if (!todo.empty() || separate) {
-        backup.copy_rows();
+    if (!todo.empty()) { // what is decoded next overwrites the rows
+        llama_pcd_outputs all;
+        all.take(core.pcd.lctx, 0, tokens.tokens.size());
+        res = run_twins_of(req.batch, todo);
+        if (!all.put(core.pcd.lctx)) {
+            res = outcome::BROKEN;
+        }
     }
-    res = separate ? catch_up.after(req, todo) : run_twins_of(req.batch, todo);
-
-    backup.restore();
+    timings.count();
 
     if (res != outcome::DONE) {
         pass.take_back(tokens, tokens.tokens.size()); // a token without its twin is not evaluated
@@ -441,4 +415,89 @@ outcome llama_pcd_decoder::sequential(const llama_pcd_request & req, const llama
     }
 
     return all.put(lctx) ? outcome::DONE : outcome::BROKEN;
+}
+
+//
+// cache = separate: twins of tokens that are in memory already
+//
+
+bool llama_pcd_decoder::find_missing(llama_seq_id parent, llama_pos end, tokens_at & res) const {
+    for (auto & cur : core.second.kvs) {
+        const auto & cells = llama_pcd::cells(*cur.kv);
+
+        for (const uint32_t j : cur.stale.list(cells)) {
+            if (!cells.seq_has(j, parent) || cells.pos_get(j) >= end ||
+                    llama_pcd::is_masked(*cur.kv, cells.pos_get(j), end - 1)) {
+                continue;
+            }
+            const llama_token token = cells.ext_get(j).tok;
+            if (token == LLAMA_TOKEN_NULL) {
+                LLAMA_LOG_ERROR("%s: cache = separate has to evaluate position %d of sequence %d again, but does not know its token "
+                        "(a state was loaded, or it is a part of an image); evaluate the prompt again\n",
+                        __func__, cells.pos_get(j), parent);
+                return false;
+            }
+            res[cells.pos_get(j)] = token;
+        }
+    }
+
+    const auto & memory = core.memory;
+    if (!res.empty() && (!memory.has_all_before(parent, res.begin()->first, end) ||
+            memory.forgets(std::min<size_t>(res.size(), memory.n_room(core.pcd.lctx.n_ubatch())), parent, res.begin()->first))) {
+        LLAMA_LOG_ERROR("%s: cache = separate has to evaluate position %d of sequence %d again, but sliding-window layers may have "
+                "forgotten what is before it; evaluate the prompt again (in a context with swa_full = true, if it is to happen later)\n",
+                __func__, res.begin()->first, parent);
+        return false;
+    }
+    return true;
+}
+
+outcome llama_pcd_decoder::catch_up(const llama_pcd_request & req) {
+    std::map<llama_seq_id, llama_pos> begin; // of each sequence in this batch
+    for (size_t i = 0; i < req.size(); ++i) {
+        if (req.has_twin[i]) {
+            begin.emplace(llama_pcd_parent_of(req.batch.tokens[i]), req.batch.tokens[i].pos[0]);
+        }
+    }
+    outcome res = outcome::DONE;
+    for (auto it = begin.begin(); it != begin.end() && res == outcome::DONE; ++it) {
+        res = catch_up(req.batch, it->first, it->second);
+    }
+    return res;
+}
+
+outcome llama_pcd_decoder::catch_up(const llama_batch_ext & batch, llama_seq_id parent, llama_pos end) {
+    const auto & cparams = core.pcd.lctx.get_cparams();
+
+    tokens_at missing;
+    if (!find_missing(parent, end, missing)) {
+        return outcome::INVALID;
+    }
+
+    for (auto it = missing.begin(); it != missing.end(); ) {
+        const size_t n_max = std::min(core.memory.n_room(cparams.n_ubatch), cparams.embeddings ? cparams.n_outputs_max : UINT32_MAX);
+        if (n_max == 0) {
+            return outcome::NO_ROOM;
+        }
+
+        llama_batch_ext alone = llama_pcd_batch_like(batch);
+        llama_pcd_twins twins;
+
+        // a run of neighbours: upstream refuses gaps
+        for (llama_pos p = it->first; it != missing.end() && it->first == p && alone.tokens.size() < n_max; ++it, ++p) {
+            llama_batch_ext::token token;
+            token.id  = it->second;
+            token.pos = { p, p, p, 0 };
+
+            pass.add_twin(alone, twins, batch, token, parent, -1, llama_pcd_twin::NO_ROW);
+        }
+
+        const outcome res = pass.run_alone(alone, twins);
+        if (res != outcome::DONE) {
+            return res;
+        }
+        core.stats.n_caught_up += twins.all.size();
+    }
+
+    return outcome::DONE;
 }

@@ -4,7 +4,9 @@
 #pragma once
 
 #include "decode/batch.h"
-#include "decode/catch_up.h"
+#include "decode/pass.h"
+
+#include <map>
 
 struct llama_pcd_decoder {
     explicit llama_pcd_decoder(llama_pcd_core & core);
@@ -21,10 +23,9 @@ private:
         ALTERNATE, // the batch first, then the twins that can still change an outcome
     };
 
-    llama_pcd_core  & core;
-    llama_pcd_parts   parts;
-    llama_pcd_pass    pass;
-    llama_pcd_catch_up catch_up;
+    llama_pcd_core & core;
+    llama_pcd_parts  parts;
+    llama_pcd_pass   pass;
 
     enum class verdict {
         FINE,
@@ -42,9 +43,6 @@ private:
 
     way choose(const llama_pcd_request & req);
 
-    // whether a twin fits behind the batch
-    bool has_room_after(const llama_batch_ext & batch) const;
-
     // evaluation = auto: whether a batch and its twins go together
     bool fuses(const llama_batch_ext & batch) const;
 
@@ -57,4 +55,26 @@ private:
     llama_pcd_outcome sequential(const llama_pcd_request & req, const llama_pcd_part & cur);
 
     llama_pcd_outcome run_twins_of(const llama_batch_ext & batch, const std::vector<size_t> & todo);
+
+    //
+    // cache = separate: every token has a twin that attends to the twins before it, and whose keys and values are a second evaluation
+    // of the whole prompt
+    //
+    // A twin takes a cell while it is evaluated, like any other token, but its keys and values go to the second ones of its token's
+    // cell. So whatever happens to cells (seq_rm, seq_cp, reuse of a prefix) happens to both.
+    //
+    // Twins are evaluated with their tokens, whether rows need them yet or not. From then on their keys and values are what llama.cpp's
+    // own are: a K-shift rotates them, and what is removed from the text leaves the rest as it was made.
+    //
+    // Which cells lack them is written down (llama_pcd_kv::stale). If some do (decoded with PCD off, a state was loaded, other
+    // settings), their twins are evaluated before they are needed, from the tokens that are in the cells then.
+    //
+
+    // before the batch: evaluate the twins that are missing of the tokens that it continues; those of one sequence before `end`
+    llama_pcd_outcome catch_up(const llama_pcd_request & req);
+    llama_pcd_outcome catch_up(const llama_batch_ext & batch, llama_seq_id parent, llama_pos end);
+
+    // which tokens these are; false: it cannot be done, and the log says why
+    using tokens_at = std::map<llama_pos, llama_token>;
+    bool find_missing(llama_seq_id parent, llama_pos end, tokens_at & res) const;
 };

@@ -128,14 +128,9 @@ const char * llama_pcd_pass::why(llama_pcd_fallback reason) {
             return "no free cells for twins beside their tokens, so each twin is evaluated before its token; use a larger n_ctx";
         case LLAMA_PCD_FALLBACK_NARROW:
             return "no room for a token and its twin in one pass, so one is evaluated after the other; use a larger n_batch and n_ubatch";
-        case LLAMA_PCD_FALLBACK_SPLIT:
-            return "the memory deals the batch out in an order that twins cannot be in, so each is evaluated before its token; "
-                "use swa_full = true";
         case LLAMA_PCD_FALLBACK_SLIDES:
-            return "sliding-window layers forget what a later twin would see, so twins are not evaluated after their tokens; "
-                "use swa_full = true or evaluation=\"fused\"";
-        case LLAMA_PCD_FALLBACK_PICTURE:
-            return "embeddings are not kept for a later evaluation, so their twins are evaluated at once";
+            return "sliding-window layers forget what a twin would see behind its token, or deal the batch out in an order that twins "
+                "cannot be in, so each twin is evaluated before its token; use swa_full = true";
         default:
             return "";
     }

@@ -1,6 +1,6 @@
 // Finds the hidden states in a graph that knows nothing of exits, and reads them through the head.
 
-#include "extras/exits.h"
+#include "extras/extras.h"
 #include "llama-pcd-extras.h"
 #include "llama-pcd.h"
 
@@ -11,22 +11,9 @@
 #include <iterator>
 #include <unordered_map>
 
-// goes with a graph, to say that it has exits and where
-class llm_graph_input_exits : public llm_graph_input_i {
-public:
-    llm_graph_input_exits(const llama_pcd & pcd, ggml_tensor * logits) : pcd(pcd), generation(pcd.generation), logits(logits) {}
-
-    void set_input(const llama_ubatch * ubatch) override {
-        GGML_UNUSED(ubatch);
-    }
-
-    bool can_reuse(const llm_graph_params & params) override {
-        return params.cparams.pcd.get() == &pcd && pcd.generation == generation;
-    }
-
-    const llama_pcd & pcd;
-
-    const uint32_t generation;
+// says that a graph has exits, and where
+struct llm_graph_input_exits : llm_graph_input_of_pcd {
+    llm_graph_input_exits(const llama_pcd & pcd, ggml_tensor * logits) : llm_graph_input_of_pcd(pcd), logits(logits) {}
 
     ggml_tensor * logits; // [n_vocab, n_outputs*n_layers], all rows of the first layer first
 };

@@ -1,6 +1,6 @@
 // Keeps ratios of heads and their tables, and rotates head by head.
 
-#include "extras/heads.h"
+#include "extras/extras.h"
 
 #include "llama-impl.h"
 #include "llama-model.h"
@@ -188,7 +188,7 @@ bool llama_pcd_heads::scales(int32_t il) const {
 }
 
 void llama_pcd_heads::write(const table & entry) const {
-    const auto own = llama_pcd_own_factors(entry.factors, entry.t->ne[0]);
+    const auto own = llama_pcd_own_factors(entry.factors, entry.values.t->ne[0]);
 
     std::vector<float> data;
     for (const float r : cur.ratios[entry.il]) {
@@ -196,59 +196,27 @@ void llama_pcd_heads::write(const table & entry) const {
             data.push_back(f*r);
         }
     }
-    ggml_backend_tensor_set(entry.t, data.data(), 0, data.size()*sizeof(float));
+    entry.values.write(data);
 }
 
 ggml_tensor * llama_pcd_heads::find_table(int32_t il, ggml_tensor * factors, int n_dims) {
     for (const auto & entry : cur.tables) {
-        if (entry.il == il && entry.factors == factors && entry.t->ne[0] == n_dims/2) {
-            return entry.t;
+        if (entry.il == il && entry.factors == factors && entry.values.t->ne[0] == n_dims/2) {
+            return entry.values.t;
         }
     }
 
-    ggml_backend_buffer_type_t buft = factors && factors->buffer ?
-        ggml_backend_buffer_get_type(factors->buffer) : ggml_backend_dev_buffer_type(pcd.lctx.get_model().dev_layer(il));
+    const auto & model = pcd.lctx.get_model();
 
-    ggml_init_params ip = { ggml_tensor_overhead(), nullptr, true };
+    cur.tables.push_back({ il, factors, llama_pcd_table(model, il, factors, n_dims/2, cur.ratios[il].size(), "pcd_head_factors") });
+    write(cur.tables.back());
 
-    table entry;
-    entry.il      = il;
-    entry.factors = factors;
-    entry.ctx.reset(ggml_init(ip));
-    entry.t = ggml_new_tensor_2d(entry.ctx.get(), GGML_TYPE_F32, n_dims/2, cur.ratios[il].size());
-    ggml_set_name(entry.t, "pcd_head_factors");
-    entry.buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(entry.ctx.get(), buft));
-    if (!entry.buf) {
-        throw std::runtime_error("pcd: no memory for the frequency factors of each head");
-    }
-    write(entry);
-    cur.tables.push_back(std::move(entry));
-
-    return cur.tables.back().t;
+    return cur.tables.back().values.t;
 }
 
 //
 // the graph
 //
-
-// goes with a graph, to say whether it is of these ratios
-class llm_graph_input_heads : public llm_graph_input_i {
-public:
-    explicit llm_graph_input_heads(const llama_pcd_heads & heads) : heads(heads), generation(heads.pcd.generation) {}
-
-    void set_input(const llama_ubatch * ubatch) override {
-        GGML_UNUSED(ubatch);
-    }
-
-    bool can_reuse(const llm_graph_params & params) override {
-        return params.cparams.pcd.get() == &heads.pcd && heads.pcd.generation == generation;
-    }
-
-private:
-    const llama_pcd_heads & heads;
-
-    const uint32_t generation;
-};
 
 struct pcd_heads_graph {
     llama_pcd_heads * heads = nullptr;
@@ -278,7 +246,7 @@ void llama_pcd_heads::begin(const llm_graph_context & gctx, llama_pcd_heads * he
         graph.gf       = gctx.gf;
         graph.n_tokens = gctx.n_tokens;
 
-        gctx.res->add_input(std::make_unique<llm_graph_input_heads>(*heads));
+        gctx.res->add_input(std::make_unique<llm_graph_input_of_pcd>(heads->pcd));
     }
 }
 
@@ -308,10 +276,9 @@ static ggml_tensor * build_rotations(
 
     std::vector<ggml_tensor *> parts;
     for (int64_t h = 0; h < a->ne[1]; ++h) {
-        parts.push_back(ggml_rope_ext(ctx,
+        parts.push_back(r.build(ctx,
                 ggml_view_3d(ctx, a, a->ne[0], 1, a->ne[2], a->nb[1], a->nb[2], h*a->nb[1]), pos,
-                ggml_view_1d(ctx, factors, factors->ne[0], h*n_each*factors->nb[1]),
-                r.n_dims, r.mode, r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor, attn_factor, r.beta_fast, r.beta_slow));
+                ggml_view_1d(ctx, factors, factors->ne[0], h*n_each*factors->nb[1]), attn_factor));
     }
     // neighbours first, so that no head is copied more than log2(n_head) times
     while (parts.size() > 1) {

@@ -1,6 +1,6 @@
 // Chooses tensors by name, and converts them to floats.
 
-#include "extras/tap.h"
+#include "extras/extras.h"
 
 #include "llama-impl.h"
 #include "llama-model.h"

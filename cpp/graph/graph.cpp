@@ -135,7 +135,7 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml
 
     if (n_perturbed > 0 && settings.rotates()) {
         cur = r.turn(ctx, cur, input_pos(inp->twin_pos, "pcd_twin_pos"),
-                core->tables.table(llama_pcd_tables::DIFFERENCE, r.factors, r.n_dims), 0);
+                core->tables.table(llama_pcd_tables::DIFFERENCE, r.factors, r.n_dims/2), 0);
     }
     if (n_perturbed > 0 && settings.params.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
         if (llama_pcd_settings::offsets(settings.params)) {
@@ -280,7 +280,7 @@ void llama_pcd_graph::store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, gg
     r.offset = r.out ? rotation_offset(k_cur, r) : 0;
     layer->rotation = r;
 
-    if (core->second.demand.keys && layer->k2 && layer->rotates) {
+    if (core->settings.rerotated() && layer->k2 && layer->rotates) {
         if (r.out) {
             ggml_tensor * rot = r.hadamard ? input_k_rot(kv) : nullptr;
             k_cur = core->tables.turn_key(ctx, k_cur, input_pos(inp->key_pos, "pcd_key_pos"), r, rot, llama_pcd_tables::DIFFERENCE);
@@ -513,12 +513,10 @@ ggml_tensor * llama_pcd_graph::build_mha(const attn & args, const part & p) {
     }
     ggml_tensor * q = ggml_view_3d(ctx, args.q, args.q->ne[0], args.q->ne[1], p.n, args.q->nb[1], args.q->nb[2], p.i0*args.q->nb[2]);
 
-    splitting = true;
-    ggml_tensor * cur = args.gctx.build_attn_mha(q, cells.k, cells.v, view_rows(ctx, args.kq_b, p.i0, p.n), build_mask(args, p),
-            args.sinks, args.v_mla, args.n_kv_max, args.kq_scale, args.il);
-    splitting = false;
+    const llama_pcd_while inside(splitting);
 
-    return cur;
+    return args.gctx.build_attn_mha(q, cells.k, cells.v, view_rows(ctx, args.kq_b, p.i0, p.n), build_mask(args, p),
+            args.sinks, args.v_mla, args.n_kv_max, args.kq_scale, args.il);
 }
 
 ggml_tensor * llama_pcd_graph::build_parts(const attn & args, const std::vector<part> & parts) {
@@ -558,12 +556,12 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     }
 
     const bool separate = core->settings.separate();
-    const bool second   = layer->k2 && (separate || (core->second.demand.keys && layer->rotates && n_perturbed > 0));
+    const bool second   = layer->k2 && (separate || (core->settings.rerotated() && layer->rotates && n_perturbed > 0));
 
     // On the CPU flash attention passes over hidden cells, which takes less time than to leave them out.
     const bool passes_over = args.gctx.cparams.flash_attn && ggml_backend_buffer_is_host(layer->k1->buffer);
 
-    llama_pcd_view::cell_range range = inp->visible[core->second.cache_of(*layer)];
+    llama_pcd_view::cell_range range = inp->visible[layer->i_cache];
     if (args.kq_b) {
         range.end = args.k->ne[2];
     }

@@ -1,6 +1,6 @@
 // Fills the inputs from the micro-batch that is about to be computed.
 
-#include "graph/inputs.h"
+#include "graph/graph.h"
 #include "formulas/formulas.h"
 
 #include <algorithm>
@@ -28,8 +28,7 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
 
     const llama_pcd::section ours(core.pcd, true);
 
-    const bool same = params.cparams.pcd.get() == &core.pcd && core.settings.on && core.pcd.generation == generation &&
-        ubatch.n_tokens == n_tokens;
+    const bool same = llm_graph_input_of_pcd::can_reuse(params) && core.settings.on && ubatch.n_tokens == n_tokens;
 
     if (!same || !core.twins) {
         return same && n_twin == 0;

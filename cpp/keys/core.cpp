@@ -39,12 +39,7 @@ bool llama_pcd_core::make_room(std::string & err) {
 }
 
 void llama_pcd_core::probe() {
-    struct guard {
-        explicit guard(bool & flag) : flag(flag) { flag = true; }
-        ~guard() { flag = false; }
-
-        bool & flag;
-    } const inside(probing);
+    const llama_pcd_while inside(probing);
 
     pcd.build_graph();
 
@@ -58,11 +53,9 @@ int32_t llama_pcd_core::check(const llama_pcd_params & p, const std::string & ta
         probe();
         status = limits.check(p, taken, err);
     }
-    const llama_seq_id id = ids.find_taken(memory);
-    if (status == LLAMA_PCD_OK && id >= 0) {
-        err = format("sequence %d has tokens, and the ids from %d on are for PCD's twins; "
-                "take it out of memory first (llama_memory_seq_rm)", id, ids.first);
-        return LLAMA_PCD_UNSUPPORTED;
+    if (status == LLAMA_PCD_OK) {
+        err    = ids.find_taken(memory);
+        status = err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
     }
     return status;
 }
@@ -77,74 +70,38 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
         return LLAMA_PCD_NO_MEMORY;
     }
 
-    const auto   old         = settings.params;
-    const auto   old_demand  = second.demand;
-    const bool   was_on      = settings.on;
-    const bool   other_table = !llama_pcd_settings::same_table(p, old);
-    const size_t n_tables    = tables.size();
+    auto tensors = second.allocate(p, err);
+    if (!tensors) {
+        return LLAMA_PCD_NO_MEMORY;
+    }
+    const bool changed = *tensors != second.in_force();
+    const bool other   = !llama_pcd_settings::same_table(p, settings.params);
 
-    // made before anything changes, since making them may fail
-    const auto old_tables = other_table ? tables.contents_for(old) : llama_pcd_tables::contents {};
-    const auto new_tables = other_table ? tables.contents_for(p)   : llama_pcd_tables::contents {};
+    llama_pcd_settings next = settings;
+    next.params = p;
+    next.on     = true;
 
-    llama_pcd_second::changes done;
-
-    bool reserve = !has_reserved;
-
-    const auto undo = [&]() {
-        settings.params = old;
-        settings.on     = was_on;
-        second.demand   = old_demand;
-        second.undo(done);
-        tables.write(old_tables);
-        tables.cut(n_tables);
-        if (reserve) {
-            pcd.reserve_later();
+    // what is in force for what is to be: nothing in this can fail
+    const auto swap = [&]() noexcept {
+        std::swap(settings, next);
+        second.swap(*tensors);
+        if (other) {
+            tables.forget();
         }
         pcd.reset_graphs();
     };
 
-    const auto change = [&]() {
-        const bool fits = second.allocate(p, done, err);
-
-        reserve |= !done.empty();
-        if (!fits) {
-            return false;
-        }
-
-        second.demand = second.demand_of(p);
-
-        if (reserve || second.demand.keys != old_demand.keys || !llama_pcd_settings::same_topology(p, old)) {
-            pcd.reset_graphs();
-        }
-        if (p.evaluation != old.evaluation) {
-            pcd.drop_cached(); // other graphs take turns now
-        }
-
-        settings.params = p;
-        settings.on     = true;
-
-        tables.write(new_tables);
-
-        if (reserve) {
-            pcd.reserve_now([]() {}); // all is undone below
-        }
-        return true;
-    };
-
-    try {
-        if (!change()) {
-            undo();
-            return LLAMA_PCD_NO_MEMORY;
-        }
-    } catch (...) {
-        undo();
-        throw;
+    swap();
+    if (changed || !has_reserved) {
+        pcd.reserve_now([&]() {
+            swap();
+            pcd.reserve_later();
+        });
     }
     has_reserved = true;
 
     sequences.confirm();
-    second.keep(done);
+    second.keep(changed);
 
     return LLAMA_PCD_OK;
 }

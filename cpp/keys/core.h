@@ -5,10 +5,9 @@
 
 #include "twins/limits.h"
 #include "keys/second.h"
-#include "twins/sequences.h"
+#include "twins/settings.h"
 #include "twins/twins.h"
 #include "keys/tables.h"
-#include "twins/view.h"
 
 struct llama_pcd_core {
     llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory);

@@ -10,11 +10,15 @@
 #include "keys/tables.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 struct llama_pcd_layer {
+    size_t        i_cache;
     uint32_t      il;
     bool          rotates; // the model rotates this layer's keys
     ggml_tensor * k1;
@@ -53,39 +57,23 @@ private:
     uint32_t first = 0; // none before it is
 };
 
-// what settings have kept beside the caches
-struct llama_pcd_demand {
-    bool    keys     = false; // rerotated: the second keys of layers that rotate
-    bool    separate = false; // second keys and values of all layers
-    int32_t type     = -1;    // of these keys; -1: that of the first ones
-};
-
 // the second keys of one cache, or its second values
 struct llama_pcd_tensors {
     std::vector<ggml_tensor *> of; // of each layer; null: none
 
     std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs; // one for each kind of memory
-
-    bool empty() const { return ctxs_bufs.empty(); }
 };
 
 // what is kept beside one KV cache
 struct llama_pcd_kv {
-    enum part { KEYS, VALUES, N_PARTS };
-
-    explicit llama_pcd_kv(llama_kv_cache & kv);
+    llama_pcd_kv(llama_kv_cache & kv, size_t index);
 
     llama_kv_cache * kv;
 
     std::vector<llama_pcd_layer> layers;
 
-    llama_pcd_tensors parts[N_PARTS];
-
     llama_pcd_stale       stale;
     std::vector<uint32_t> placed; // cells of the micro-batch that is being computed
-
-    // give each layer its tensors
-    void link();
 };
 
 struct llama_pcd_second {
@@ -96,40 +84,31 @@ struct llama_pcd_second {
     llama_pcd_layer * find_layer(const llama_kv_cache & kv, int32_t il);
     llama_pcd_layer * find_layer(const ggml_tensor * k1);
 
-    // the index of the cache that a layer belongs to
-    size_t cache_of(const llama_pcd_layer & layer) const;
-
     bool has_weighed_keys() const; // see llama_pcd_rotation::weighed
 
     //
     // other settings
     //
 
-    llama_pcd_demand demand; // of the settings in force
+    // the tensors of each cache; null: it has none
+    enum { KEYS, VALUES, N_KINDS };
+    using tensors = std::vector<std::array<std::shared_ptr<llama_pcd_tensors>, N_KINDS>>;
 
-    llama_pcd_demand demand_of(const llama_pcd_params & p) const;
+    // What parameters p need: what is there and serves them, else it is allocated. None: there is no memory. Nothing in force changes.
+    // But while PCD is off, second keys of another type are freed first, unless they are separate, which may still serve.
+    std::optional<tensors> allocate(const llama_pcd_params & p, std::string & err);
 
-    // what was put in the place of other tensors, or of none
-    struct change {
-        llama_pcd_kv *     cur;
-        llama_pcd_kv::part part;
-        llama_pcd_tensors  former;
-    };
-    using changes = std::vector<change>;
+    // exchange all tensors for others
+    void swap(tensors & other) noexcept;
 
-    // Allocate what p needs and is not there; what serves p too stays. Second keys that do not serve it (of another type) stay until
-    // keep(), so that undo() cannot fail; while PCD is off they are freed first, unless they are separate, which may still serve.
-    bool allocate(const llama_pcd_params & p, changes & done, std::string & err);
-
-    // The settings are in force. If they need second keys, what was made for others is stale, and what they do not need is freed.
-    // Else all stays for the settings before them.
-    void keep(changes & done);
-
-    // everything as it was
-    void undo(changes & done) noexcept;
+    // The settings are in force, with others of these tensors (changed) or not. If they need second keys, what was made for other
+    // settings is stale, and what they do not need is freed. Else all stays for the settings before them. This cannot fail.
+    void keep(bool changed);
 
     // free what the settings in force do not need
     void trim();
+
+    const tensors & in_force() const { return all; }
 
     size_t n_bytes() const;
     void   add_bytes(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const;
@@ -169,10 +148,10 @@ private:
 
     llama_pcd_params from = {}; // what the tensors were made for
 
-    llama_pcd_kv * find(const llama_kv_cache & kv);
+    tensors all;
 
-    // allocate one part; false: no memory
-    bool allocate(llama_pcd_kv & cur, llama_pcd_kv::part part, const llama_pcd_demand & want) const;
+    void link(); // show them to the layers
+    void drop(size_t i, int kind);
 
     // Rotate the second keys of these cells, in pieces. DIFFERENCE: second keys = first keys, rotated by their
     // position. WHOLE: second keys, turned by what is to be added to their position. The first n_done cells are done, whatever happens.

@@ -9,32 +9,22 @@
 #include "upstream/rotation.h"
 #include "twins/settings.h"
 
-#include "ggml-cpp.h"
-
 #include <vector>
 
 struct llama_pcd_tables {
     enum table_kind {
         DIFFERENCE, // theta* - theta
         WHOLE,      // theta*
+        INVERSE,    // 1/w for learned weights w
     };
 
     llama_pcd_tables(const llama_model & model, const llama_pcd_settings & settings) : model(model), settings(settings) {}
 
-    ggml_tensor * table(table_kind kind, ggml_tensor * factors, int n_dims);
+    // n numbers for the model's own frequency factors (null: it has none), or for weights
+    ggml_tensor * table(table_kind kind, ggml_tensor * source, int64_t n);
 
-    // 1/w for learned weights w
-    ggml_tensor * inverse(ggml_tensor * weights);
-
-    // what all tables hold with these parameters; filling them with it, which cannot fail
-    using contents = std::vector<std::vector<float>>;
-
-    contents contents_for(const llama_pcd_params & p) const;
-    void     write(const contents & data);
-
-    // forget the tables that came after the first n
-    size_t size() const { return tables.size(); }
-    void   cut(size_t n) { tables.resize(n); }
+    // other frequencies are in force: graphs that are built from now on get tables of them
+    void forget() { tables.clear(); }
 
     // turn a whole key, as it is stored, by pos with a table; hadamard: the transform of the cache, null if it has none
     ggml_tensor * turn_key(ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos,
@@ -42,21 +32,15 @@ struct llama_pcd_tables {
 
 private:
     struct entry {
-        table_kind    kind    = WHOLE;
-        ggml_tensor * factors = nullptr; // or weights
-        ggml_tensor * t       = nullptr;
-
-        ggml_context_ptr        ctx;
-        ggml_backend_buffer_ptr buf;
+        table_kind      kind;
+        ggml_tensor *   source;
+        llama_pcd_table table;
     };
 
     const llama_model        & model;
     const llama_pcd_settings & settings;
 
     std::vector<entry> tables;
-    std::vector<entry> inverses;
 
-    static entry make(ggml_tensor * factors, int64_t n, ggml_backend_buffer_type_t buft, const char * name);
-
-    static std::vector<float> content_of(const entry & cur, const llama_pcd_params & p);
+    std::vector<float> content_of(table_kind kind, const ggml_tensor * source, int64_t n) const;
 };

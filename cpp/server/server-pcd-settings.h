@@ -4,7 +4,7 @@
 #pragma once
 
 #include "json.h"
-#include "twins/fields.h"
+#include "twins/settings.h"
 
 #include <optional>
 #include <set>

@@ -129,39 +129,33 @@ std::string llama_pcd_limits::check_type(const llama_pcd_params & p) const {
     return {};
 }
 
+// the first sentence that one of these finds; empty: none
+template <typename ... F>
+static std::string first_of(const F & ... find) {
+    std::string res;
+    ((res.empty() ? (void) (res = find()) : (void) 0), ...);
+    return res;
+}
+
 int32_t llama_pcd_limits::check(const llama_pcd_params & p, const std::string & taken, std::string & err) const {
-    err = llama_pcd_settings::check_range(p);
-    if (err.empty()) {
-        err = sequences.check(p);
-    }
+    err = first_of([&]() { return llama_pcd_settings::check_range(p); }, [&]() { return sequences.check(p); });
     if (!err.empty()) {
         return LLAMA_PCD_INVALID;
     }
 
     const bool borrows = std::any_of(memory.kvs.begin(), memory.kvs.end(), [](const auto * kv) { return llama_pcd::borrows(*kv); });
+    const bool drafts  = borrows || memory.lctx.get_cparams().ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT;
+    const bool typed   = p.type_k_over >= 0 && (llama_pcd_settings::rerotated(p) || llama_pcd_settings::separate(p));
 
-    err = check_memory(p);
-    if (err.empty()) {
-        err = check_model(p);
-    }
-    if (err.empty()) {
-        err = check_streams();
-    }
-    if (err.empty()) {
-        err = taken;
-    }
-    if (err.empty() && (borrows || memory.lctx.get_cparams().ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT)) {
-        err = "this context drafts for another one and shares its KV cache";
-    }
-    if (err.empty()) {
-        err = conflict();
-    }
-    if (err.empty()) {
-        err = check_seqs(p);
-    }
-    if (err.empty() && p.type_k_over >= 0 && (llama_pcd_settings::rerotated(p) || llama_pcd_settings::separate(p))) {
-        err = check_type(p);
-    }
+    err = first_of(
+            [&]() { return check_memory(p); },
+            [&]() { return check_model(p); },
+            [&]() { return check_streams(); },
+            [&]() { return taken; },
+            [&]() { return std::string(drafts ? "this context drafts for another one and shares its KV cache" : ""); },
+            [&]() { return conflict(); },
+            [&]() { return check_seqs(p); },
+            [&]() { return typed ? check_type(p) : ""; });
 
     return err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "upstream/memory.h"
-#include "twins/sequences.h"
+#include "twins/settings.h"
 
 #include <string>
 

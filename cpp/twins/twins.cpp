@@ -16,15 +16,16 @@ llama_pcd_twin_ids::llama_pcd_twin_ids(const llama_pcd_memory & memory) :
     }
 }
 
-llama_seq_id llama_pcd_twin_ids::find_taken(const llama_pcd_memory & memory) const {
+std::string llama_pcd_twin_ids::find_taken(const llama_pcd_memory & memory) const {
     for (const auto * kv : memory.kvs) {
         for (llama_seq_id s = first; s < LLAMA_MAX_SEQ; ++s) {
             if (!llama_pcd::cells(*kv).seq_pos_get(s).empty()) {
-                return s;
+                return format("sequence %d has tokens, and the ids from %d on are for PCD's twins (llama_memory_seq_rm takes it out of "
+                        "memory)", s, first);
             }
         }
     }
-    return -1;
+    return {};
 }
 
 const llama_pcd_twin * llama_pcd_twins::at(const llama_ubatch & ubatch, uint32_t i) const {

@@ -1,6 +1,6 @@
 // Places twins in cells, and decides cell by cell what they see.
 
-#include "twins/view.h"
+#include "twins/twins.h"
 
 #include "llama-impl.h"
 
@@ -92,16 +92,6 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const row & v, uint32_t j) 
     return (p0 >= v.begin() || p0 < v.n_sink) && !llama_pcd::is_masked(kv, p0, v.pos);
 }
 
-// Where both keep their keys in the cells of their tokens, a twin one position further sees what the twin before it saw, and its
-// own cell. So the rows of a long prompt need not each go through all cells.
-bool llama_pcd_view::sees_one_more(const llama_kv_cache & kv, const row & prev, const row & v) const {
-    const auto & cells = llama_pcd::cells(kv);
-
-    return v.window == 0 && !llama_pcd::has_swa_type(kv) && !llama_pcd::hparams(kv).use_alibi && !v.is_2d &&
-        v.seq_id == prev.seq_id && v.pos == prev.pos + 1 &&
-        prev.own >= 0 && cells.seq_has(prev.own, prev.seq_id) && cells.pos_get(prev.own) == prev.pos;
-}
-
 template <typename F>
 bool llama_pcd_view::in_window(const llama_kv_cache & kv, const row & v, const F & fn) const {
     if (v.window == 0 || !causal(kv)) {
@@ -138,8 +128,6 @@ template <typename T>
 void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<row> & all) const {
     const T hidden = llama_cast<T>(-INFINITY);
 
-    const row * prev = nullptr;
-
     for (const row & v : all) {
         T * row = mask + v.i*n_kv;
 
@@ -161,9 +149,6 @@ void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, con
             if (v.own >= 0) {
                 show(v.own);
             }
-        } else if (prev && v.own >= 0 && sees_one_more(kv, *prev, v)) {
-            std::copy_n(mask + prev->i*n_kv, n_kv, row);
-            show(v.own);
         } else {
             std::fill_n(row, n_kv, hidden);
             for (int64_t j = 0; j < n_kv; ++j) {
@@ -172,7 +157,6 @@ void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, con
                 }
             }
         }
-        prev = &v;
     }
 }
 

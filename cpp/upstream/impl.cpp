@@ -44,19 +44,10 @@ void llama_pcd::prepare() {
 }
 
 int llama_pcd::decode_plain(const llama_batch_ext & batch, cached_graphs * own) {
-    struct guard {
-        explicit guard(bool & flag) : flag(flag) { flag = true; }
-        ~guard() { flag = false; }
+    const llama_pcd_while inside(nested);
+    const section         theirs(*this, false);
 
-        bool & flag;
-    } const inside(nested);
-
-    const section theirs(*this, false);
-
-    if (!own) {
-        return lctx.decode(batch);
-    }
-    if (!make_cached(*own, batch.tokens.size())) {
+    if (!own || !make_cached(*own, batch.tokens.size())) {
         return lctx.decode(batch);
     }
     const swapped swap(*this, *own);

@@ -10,7 +10,7 @@
 #include <bitset>
 #include <typeinfo>
 
-std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos) {
+std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos, bool shift) {
     const auto & cells = llama_pcd::cells(kv);
     const size_t n     = idxs.size();
 
@@ -19,8 +19,8 @@ std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std
         if (cells.is_empty(idxs[i])) {
             continue;
         }
-        res[i] = cells.pos_get(idxs[i]);
-        if (n_pos == 4) {
+        res[i] = shift ? cells.get_shift(idxs[i]) : cells.pos_get(idxs[i]);
+        if (n_pos == 4 && !shift) {
             res[1*n + i] = cells.ext_get(idxs[i]).y;
             res[2*n + i] = cells.ext_get(idxs[i]).x;
         }
@@ -113,16 +113,6 @@ uint32_t llama_pcd_memory::n_room(uint32_t n_max) const {
         res = std::min(res, n);
     }
     return res;
-}
-
-bool llama_pcd_memory::forgets(size_t n) const {
-    return std::any_of(kvs.begin(), kvs.end(), [n](const auto * kv) {
-        const auto & cells = llama_pcd::cells(*kv);
-        const size_t used  = cells.get_used();
-
-        return llama_pcd::slides(*kv) &&
-            (cells.used_max_p1() != used || llama_pcd::head(*kv) != used || used + n > cells.size());
-    });
 }
 
 bool llama_pcd_memory::forgets(size_t n, llama_seq_id seq_id, llama_pos pos) const {

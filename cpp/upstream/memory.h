@@ -41,8 +41,9 @@ private:
     }
 };
 
-// the positions of these cells as a rotation takes them, n_pos for each (M-RoPE: 4); 0 where a cell is empty
-std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos);
+// The positions of these cells as a rotation takes them, n_pos for each (M-RoPE: 4), or what is still to be added to them (shift); 0 where
+// a cell is empty
+std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos, bool shift);
 
 // the first of a sequence's positions that a token at `pos` sees in a cache with a sliding window
 llama_pos llama_pcd_first_seen(const llama_kv_cache & kv, llama_pos pos);
@@ -74,11 +75,8 @@ struct llama_pcd_memory {
     // than n_max.
     uint32_t n_room(uint32_t n_max = UINT32_MAX) const;
 
-    // Whether a sliding-window cache may give away cells that fell out of the window when n more are placed: it does so as
-    // soon as its search does not start behind all that is in use, even where other cells are free.
-    bool forgets(size_t n) const;
-
-    // the same, exactly: whether placing n more takes a cell that a token of a sequence at position pos still sees
+    // Whether placing n more takes a cell that a token of a sequence at position pos still sees. A sliding-window cache gives away cells
+    // that fell out of the window as soon as its search does not start behind all that is in use, even where other cells are free.
     bool forgets(size_t n, llama_seq_id seq_id, llama_pos pos) const;
 
     // the last positions of a batch's sequences, as they are now; and forgetting all after them, where that is possible

@@ -138,42 +138,18 @@ bool llama_pcd_outputs::put(llama_context & lctx) const {
 }
 
 //
-// backup
+// timings
 //
 
-llama_pcd_outputs_backup::llama_pcd_outputs_backup(llama_context & lctx) :
+llama_pcd_timings::llama_pcd_timings(llama_context & lctx) :
     lctx(lctx),
     n_queued_tokens(llama_pcd::n_queued_tokens(lctx)),
     t_compute_start_us(llama_pcd::t_compute_start_us(lctx)) {
-    llama_pcd::n_queued_tokens(lctx) = 0; // counted when they are put back
+    llama_pcd::n_queued_tokens(lctx) = 0; // counted later
     llama_pcd_outputs_wait(lctx);
-
-    n_outputs  = llama_pcd::n_outputs(lctx);
-    output_ids = llama_pcd::output_ids(lctx);
 }
 
-void llama_pcd_outputs_backup::copy_rows() {
-    const float * src_logits = llama_pcd::logits(lctx);
-    const float * src_embd   = llama_pcd::embd(lctx);
-
-    has_rows = true;
-    logits.assign(src_logits, src_logits + n_outputs*n_vocab_of(lctx));
-    embd  .assign(src_embd,   src_embd   + n_outputs*n_embd_of(lctx));
-    for (uint32_t i = 0; i < n_outputs; ++i) {
-        sampled.take(lctx, i);
-    }
-}
-
-void llama_pcd_outputs_backup::restore() {
-    if (has_rows) {
-        llama_pcd::output_reserve(lctx, n_outputs); // fewer rows lie in another layout
-        std::copy(logits.begin(), logits.end(), llama_pcd::logits(lctx));
-        std::copy(embd.begin(),   embd.end(),   llama_pcd::embd(lctx));
-        sampled.put(lctx, n_outputs);
-    }
-
-    llama_pcd::n_outputs(lctx)          = n_outputs;
-    llama_pcd::output_ids(lctx)         = output_ids;
+void llama_pcd_timings::count() const {
     llama_pcd::n_queued_tokens(lctx)    = n_queued_tokens;
     llama_pcd::t_compute_start_us(lctx) = t_compute_start_us;
 

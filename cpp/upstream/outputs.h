@@ -37,7 +37,7 @@ private:
 // the caller has none
 void llama_pcd_outputs_forget(llama_context & lctx);
 
-// the outputs of a batch that is decoded in parts
+// the outputs of a batch, as far as it is decoded: in parts, or before its twins
 struct llama_pcd_outputs {
     // those of entries [i0, i1) of the batch, which were the part just decoded; call before anything else is
     void take(llama_context & lctx, size_t i0, size_t i1);
@@ -52,25 +52,15 @@ private:
     llama_pcd_sampled   sampled;
 };
 
-// outputs and timings as they are now, to be put back after more was decoded, whose time counts with theirs
-struct llama_pcd_outputs_backup {
-    explicit llama_pcd_outputs_backup(llama_context & lctx); // waits for them
+// The timings of the tokens that were just decoded, to be counted after more was decoded, whose time counts with theirs. Waits for them.
+struct llama_pcd_timings {
+    explicit llama_pcd_timings(llama_context & lctx);
 
-    void copy_rows(); // save the rows too: what is decoded next overwrites them
-    void restore();
+    void count() const;
 
 private:
     llama_context & lctx;
 
     const int64_t n_queued_tokens;
     const int64_t t_compute_start_us;
-
-    uint32_t             n_outputs;
-    std::vector<int32_t> output_ids;
-
-    bool has_rows = false;
-
-    std::vector<float> logits;
-    std::vector<float> embd;
-    llama_pcd_sampled  sampled;
 };

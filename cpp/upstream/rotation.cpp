@@ -6,23 +6,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 #include <string>
+
+ggml_tensor * llama_pcd_rotation::build(
+        ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, ggml_tensor * factors, float attn_factor) const {
+    if (!multi) {
+        return ggml_rope_ext(ctx, a, pos, factors, n_dims, mode, n_ctx_orig,
+                freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow);
+    }
+    int sections_in[GGML_MROPE_SECTIONS];
+    std::copy(sections, sections + GGML_MROPE_SECTIONS, sections_in);
+
+    return ggml_rope_multi(ctx, a, pos, factors, n_dims, sections_in, mode, n_ctx_orig,
+            freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow);
+}
 
 ggml_tensor * llama_pcd_rotation::turn(
         ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, ggml_tensor * factors, int offset) const {
-    // with YaRN ggml scales the magnitude in every rotation; the model's own one did it already
-    const float attn_factor = ext_factor == 0.0f ? 1.0f : 1.0f/(1.0f + 0.1f*logf(1.0f/freq_scale));
-
-    ggml_tensor * res;
-    if (multi) {
-        int sections_in[GGML_MROPE_SECTIONS];
-        std::copy(sections, sections + GGML_MROPE_SECTIONS, sections_in);
-        res = ggml_rope_multi(ctx, a, pos, factors, n_dims, sections_in, mode, n_ctx_orig,
-                freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow);
-    } else {
-        res = ggml_rope_ext(ctx, a, pos, factors, n_dims, mode, n_ctx_orig,
-                freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow);
-    }
+    // with YaRN ggml scales the magnitude in every rotation
+    ggml_tensor * res = build(ctx, a, pos, factors, ext_factor == 0.0f ? 1.0f : 1.0f/(1.0f + 0.1f*logf(1.0f/freq_scale)));
 
     return offset > 0 ? ggml_rope_set_offset(res, offset) : res;
 }
@@ -54,6 +57,20 @@ std::vector<float> llama_pcd_own_factors(const ggml_tensor * factors, int64_t n)
         ggml_backend_tensor_get(factors, res.data(), 0, n*sizeof(float));
     }
     return res;
+}
+
+llama_pcd_table::llama_pcd_table(
+        const llama_model & model, int il, const ggml_tensor * factors, int64_t n0, int64_t n1, const char * name) :
+    ctx(ggml_init({ ggml_tensor_overhead(), nullptr, true })) {
+    const bool beside = factors && factors->buffer;
+
+    t = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, n0, n1);
+    ggml_set_name(t, name);
+    buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(
+            ctx.get(), beside ? ggml_backend_buffer_get_type(factors->buffer) : ggml_backend_dev_buffer_type(model.dev_layer(il))));
+    if (!buf) {
+        throw std::runtime_error(std::string("pcd: no memory for the tensor ") + name);
+    }
 }
 
 bool llama_pcd_on_cann(const llama_model & model) {

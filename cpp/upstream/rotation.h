@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "ggml-cpp.h"
 #include "ggml.h"
 
 #include <cstdint>
@@ -30,7 +31,10 @@ struct llama_pcd_rotation {
     float beta_fast  = 0.0f;
     float beta_slow  = 0.0f;
 
-    // `a` rotated by pos with these frequency factors, otherwise as this rotation does it
+    // `a` rotated by pos with these frequency factors, otherwise as this rotation does it; attn_factor: what the magnitude is scaled by
+    ggml_tensor * build(ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, ggml_tensor * factors, float attn_factor) const;
+
+    // the same behind this rotation, which scaled the magnitude already, from another dimension on
     ggml_tensor * turn(ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, ggml_tensor * factors, int offset) const;
 };
 
@@ -39,8 +43,21 @@ struct llama_pcd_rotation {
 bool llama_pcd_descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth,
         const std::function<void(const ggml_tensor *)> & on_path = {});
 
-// the first n of a model's own frequency factors, 1 where it has none
+// the first n of a model's own frequency factors (or other numbers), 1 where it has none
 std::vector<float> llama_pcd_own_factors(const ggml_tensor * factors, int64_t n);
+
+// A table on the device: [n0, n1] floats beside a model's own frequency factors, or, if it has none (null), where a layer lives
+struct llama_pcd_table {
+    llama_pcd_table(const llama_model & model, int il, const ggml_tensor * factors, int64_t n0, int64_t n1, const char * name);
+
+    void write(const std::vector<float> & data) const { ggml_backend_tensor_set(t, data.data(), 0, data.size()*sizeof(float)); }
+
+    ggml_tensor * t;
+
+private:
+    ggml_context_ptr        ctx;
+    ggml_backend_buffer_ptr buf;
+};
 
 // whether this model is on a backend that uses the table of a graph's first rotation for the later ones too
 bool llama_pcd_on_cann(const llama_model & model);

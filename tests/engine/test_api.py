@@ -54,7 +54,7 @@ def test_nor_one_that_was_copied_there_while_pcd_is_on(native: Native) -> None:
     before = context.span(), context.span(200)
     _log.clear_errors()
     assert decode_batch(context, [(7, 9, [0], True)]) == -1
-    assert "sequence 200 has tokens, and the ids from 192 on are for twins" in _log.last_errors()
+    assert "sequence 200 has tokens, and the ids from 192 on are for PCD's twins" in _log.last_errors()
     assert (context.span(), context.span(200)) == before
     assert llama_cpp.llama_memory_seq_rm(context.memory, 200, -1, -1)
     assert decode_batch(context, [(7, 9, [0], True)]) == 0

@@ -143,8 +143,7 @@ def n_reused(context: Any) -> int:
 
 
 ALTERNATING: list[tuple[str, dict[str, Any]]] = [
-    *((arch, setting) for arch in ("llama", "gemma3") for setting in ({}, {"cache": "shared"}, {"window": 20})),
-    ("llama", {"cache": "separate"}),
+    (arch, setting) for arch in ("llama", "gemma3") for setting in ({}, {"cache": "shared"}, {"window": 20})
 ]
 
 

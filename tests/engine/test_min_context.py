@@ -39,7 +39,7 @@ def check_plain(context: Any, seen: np.ndarray, i: int = -1) -> None:
 def check_plain_as(stock: pypcd.Llama, llm: pypcd.Llama) -> None:
     """Plain, and stock's to the bit; but for rounding if a second stream was evaluated beside it."""
     check_plain(llm, native_row(llm))
-    if llm.pcd.cache == "separate" and llm.pcd.evaluation != "alternate":
+    if llm.pcd.cache == "separate":
         close(native_row(llm), native_row(stock), rounding(Path(llm.model_path)))
     else:
         assert np.array_equal(native_row(llm), native_row(stock))

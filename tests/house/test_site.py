@@ -66,7 +66,7 @@ def test_all_public_names_and_commands_are_in_the_reference(site: dict[str, str]
     for name in (*cli.COMMANDS, *cli.LAB):
         assert f"\n## {name}\n" in commands and f"usage: pypcd {name}" in commands
     assert max(map(len, commands.splitlines())) <= 80
-    for name in ("llama-pcd.h", "llama-pcd-extras.h", "llama-pcd-bench.h"):
+    for name in ("llama-pcd.h", "llama-pcd-extras.h"):
         assert (ROOT / "cpp" / name).read_text(encoding="utf-8") in site["reference/c.md"]
 
 

@@ -37,7 +37,6 @@ WAYS: dict[str, tuple[str, Setting, dict[str, Any]]] = {
     "sequential": ("gemma3", {}, {**SHORT_SLIDING, "n_ubatch": 1}),
     "streams": ("llama", {"cache": "separate"}, {}),
     "streams-in-parts": ("llama", {"cache": "separate"}, {"n_ubatch": 5}),
-    "streams-alternate": ("llama", {"cache": "separate", "evaluation": "alternate"}, {}),
     "streams-sliding": ("gemma3", {"cache": "separate"}, SHORT_SLIDING),
 }
 
