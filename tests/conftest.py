@@ -35,6 +35,7 @@ settings.register_profile("pypcd", deadline=None, database=None)  # these two co
 settings.load_profile("pypcd")
 
 Tiny = Callable[..., Path]
+Load = Callable[..., pypcd.Llama]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
-    "exports", "gate0", "host", "kv", "layers", "limits", "longbench", "metrics", "min_context", "min_entropy",
+    "exports", "floors", "gate0", "host", "kv", "layers", "limits", "longbench", "metrics",
     "nocache", "packaging", "places", "progress", "report", "rooms", "ruler", "salience", "sampler", "sequences",
     "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks", "windows",
 }  # fmt: skip

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, check_rows, close, native_row, rounding
+from conftest import TOKENS, Load, Tiny, check_rows, close, native_row, rounding
 from own_process import run
 
-import pypcd
-
-Load = Callable[..., pypcd.Llama]
 ALPHA, SCALE = 6.0, 0.5
 Q, DOWN, EMBD = "blk.0.attn_q.weight", "blk.1.ffn_down.weight", "token_embd.weight"
 SHAPES: dict[str, tuple[int, ...]] = {  # of numpy: rows, columns

@@ -5,19 +5,17 @@ from __future__ import annotations
 import ctypes
 import itertools
 import sys
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import pytest
 from batches import Native, ask, decode_batch, same_rows, set_seq
-from conftest import TOKENS, Tiny, check_rows, greedy, run_python
+from conftest import TOKENS, Load, Tiny, check_rows, greedy, run_python
 from tiny_gguf import HYBRID_ARCHS
 
 import pypcd
 from pypcd.decode import Session
 from pypcd.engine import _bindings as _native
-
-Load = Callable[..., pypcd.Llama]
 
 # --- the tokens ---
 
@@ -32,6 +30,7 @@ Load = Callable[..., pypcd.Llama]
         {"cache": "separate", "relative_top": 0.3},
         {"perturbation": "none", "window": 20, "relative_top": 0.3},
         {"gamma": 1},
+        {"adaptive": "jsd", "beta": 5.0},
     ],
     ids=str,
 )

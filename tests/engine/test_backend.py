@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, check_contrast, expected, greedy, native_row, run_python
+from conftest import TOKENS, Load, Tiny, check_contrast, expected, greedy, native_row, run_python
 from limits import nmse
 from test_gate0 import STOCK
 from tiny_gguf import HYBRID_ARCHS, ROPE_ARCHS
@@ -110,7 +110,6 @@ def servers() -> Iterator[None]:
 # --- the work: what is evaluated, and which rows are compared: the model, their text, their index ---
 
 PROMPT = 100
-Open = Callable[..., pypcd.Llama]
 Looked = Iterator[tuple[pypcd.Llama, list[int], int]]
 
 
@@ -120,7 +119,7 @@ def steps(llm: pypcd.Llama) -> Looked:
         yield llm, TOKENS[: n + 1], -1
 
 
-def prompt_and_steps(load: Open) -> Looked:
+def prompt_and_steps(load: Load) -> Looked:
     """The prompt takes four batches."""
     llm = load()
     llm.eval(TOKENS[:PROMPT])
@@ -128,14 +127,14 @@ def prompt_and_steps(load: Open) -> Looked:
     yield from steps(llm)
 
 
-def every_row(load: Open) -> Looked:
+def every_row(load: Load) -> Looked:
     llm = load(n_batch=64, logits_all=True)
     llm.eval(TOKENS[:PROMPT])
     for i in range(0, PROMPT - 64, 5):  # of the last batch
         yield llm, TOKENS[: 64 + i + 1], i
 
 
-def shifted(load: Open) -> Looked:
+def shifted(load: Load) -> Looked:
     """All cells moved by 37 positions: rows that depend only on distances stay."""
     llm = load()
     llm.eval(TOKENS[:PROMPT])
@@ -144,14 +143,14 @@ def shifted(load: Open) -> Looked:
     yield from steps(llm)
 
 
-def restored(load: Open) -> Looked:
+def restored(load: Load) -> Looked:
     first, llm = load(), load()
     first.eval(TOKENS[:PROMPT])
     llm.load_state(first.save_state())
     yield from steps(llm)
 
 
-def sequences(load: Open) -> Looked:
+def sequences(load: Load) -> Looked:
     """Three texts in one batch, the first two with a common beginning; then a token of each, twice."""
     llm = load(n_seq_max=3, n_batch=192)
     texts = [TOKENS[:80], TOKENS[:20] + TOKENS[60:100], TOKENS[40:117]]

@@ -9,14 +9,12 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, native_row, rounding
+from conftest import TOKENS, Load, Tiny, close, native_row, rounding
 
 import pypcd
 from pypcd import engine
 from pypcd.engine import _bindings
 from pypcd.engine._calls import ask, call
-
-Load = Callable[..., pypcd.Llama]
 
 
 @pytest.fixture

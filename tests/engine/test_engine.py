@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 from conftest import (
     TOKENS,
+    Load,
     Tiny,
     check_contrast,
     check_rows,
@@ -29,7 +30,6 @@ from pypcd.engine import _bindings as _native
 
 CACHES, EVALUATIONS = ["rerotated", "shared", "separate"], ["fused", "alternate"]
 LAST = len(TOKENS) - 1
-Load = Callable[..., pypcd.Llama]
 SCALED: dict[str, tuple[str, dict[str, Any]]] = {
     "rope_freqs": ("llama", {"rope_freqs": (1, 2, 3, 4, 5, 6, 7, 8)}),
     "yarn": ("llama", {"yarn": (4.0, 64)}),

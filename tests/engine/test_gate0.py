@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import F32, SMALL, TOKENS, Tiny, check_rows, close, greedy, native_row, run_python, shape, tolerance
+from conftest import F32, SMALL, TOKENS, Load, Tiny, check_rows, close, greedy, native_row, run_python, shape, tolerance
 from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
 
 import pypcd
 from pypcd import engine, method
 
 EVALUATIONS = ["fused", "alternate"]
-Load = Callable[..., pypcd.Llama]
 
 # --- gate 0: off is stock, and settings without effect change nothing ---
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import arch_checks
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, expected, native_row, reference, rounding, shape, tolerance
+from conftest import TOKENS, Load, Tiny, close, expected, native_row, reference, rounding, shape, tolerance
 from limits import EPSILON, FACTOR, FLOOR, allowed, allowed_nmse
 from reference import rho
 from tiny_gguf import ROPE_ARCHS
@@ -18,7 +17,6 @@ import pypcd
 
 LAST = len(TOKENS) - 1
 CACHES = ["rerotated", "shared", "separate"]
-Load = Callable[..., pypcd.Llama]
 
 
 def table(n_rot: int, base_ratio: float = 1e-4) -> np.ndarray:

@@ -6,19 +6,17 @@ import itertools
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 from batches import TWINS, WAYS, Context, Native, Rows, Setting, ask, check_row, decode_in, same_rows
-from conftest import TOKENS, Tiny, check_contrast, close, contrasted, native_row
+from conftest import TOKENS, Load, Tiny, check_contrast, close, contrasted, native_row
 
 import pypcd
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
-
-Load = Callable[..., pypcd.Llama]
 
 # --- odd models ---
 

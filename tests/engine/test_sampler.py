@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 from batches import decode_batch, set_seq
-from conftest import TOKENS, Tiny, check_rows, native_row
+from conftest import TOKENS, Load, Tiny, check_rows, native_row
 
 import pypcd
 from pypcd import engine
 from pypcd.engine import _bindings as _native
-
-Load = Callable[..., pypcd.Llama]
 
 
 def chain_of(*samplers: Any) -> Any:
@@ -46,6 +44,7 @@ def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list
         {"gamma": 1},
         {"min_context": 50},
         {"min_entropy": 5.5},
+        {"adaptive": "jsd", "beta": 5.0},
     ],
     ids=str,
 )

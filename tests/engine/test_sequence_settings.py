@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 from batches import Context, Native, Setting, ask, check_seen, decode_batch, decode_in, same_rows, set_seq
-from conftest import TOKENS, Tiny, check_rows, close, native_row
+from conftest import TOKENS, Load, Tiny, check_rows, close, native_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,6 @@ from pypcd import engine, method
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
-Load = Callable[..., pypcd.Llama]
 OK = (_native.OK, "")
 MANY = {"n_seq_max": 64, "n_ctx": 1024}
 

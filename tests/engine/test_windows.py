@@ -7,8 +7,8 @@ from typing import Any
 import llama_cpp
 import pytest
 from batches import Native, Setting, ask, decode_batch, decode_in, set_seq
-from conftest import TOKENS, Tiny, check_rows, close, tolerance, turn
-from test_engine import EVALUATIONS, SCALED, Load
+from conftest import TOKENS, Load, Tiny, check_rows, close, tolerance, turn
+from test_engine import EVALUATIONS, SCALED
 from tiny_gguf import HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
