@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
-    "exports", "floors", "gate0", "host", "kv", "layers", "limits", "longbench", "metrics",
+    "exports", "floors", "gate0", "graphs", "kv", "layers", "limits", "longbench", "metrics",
     "nocache", "packaging", "places", "progress", "report", "rooms", "ruler", "salience", "sampler", "sequences",
     "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks", "windows",
 }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import llama_cpp
@@ -395,20 +394,6 @@ def test_without_over_rotation_both_rows_are_one(
         close(rows.standard, rows.local, rounding(tiny(arch)))
 
 
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("arch", ["llama", "qwen2vl", "smollm3", "stablelm"])
-def test_fused_and_alternate_evaluation_give_the_same_rows_and_tokens(
-    arch: str, cache: str, tiny: Tiny, load: Load
-) -> None:
-    runs = []
-    for evaluation in EVALUATIONS:
-        llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation})
-        runs.append((greedy(llm, 40), llm.pcd_logits()))
-    assert runs[0][0] == runs[1][0]
-    close(runs[0][1].standard, runs[1][1].standard, rounding(tiny(arch)))
-    close(runs[0][1].local, runs[1][1].local, rounding(tiny(arch)))
-
-
 @pytest.mark.parametrize("relative_top", [0.1, 0.3, 0.6])
 def test_the_twin_is_skipped_exactly_where_a_single_token_is_plausible(
     relative_top: float, tiny: Tiny, load: Load
@@ -487,38 +472,3 @@ def test_low_level_callers_see_contrasted_rows_for_the_tokens_they_marked(
         assert _native.pcd_get_logits_ith(llm.ctx, 5, 0) or 5 not in marked
         assert not _native.pcd_get_logits_ith(llm.ctx, 30, 0)
         assert not _native.pcd_get_logits_ith(llm.ctx, -len(marked) - 1, 0)
-
-
-@pytest.mark.parametrize("evaluation", [0, 1])
-def test_the_twins_of_several_sequences_see_their_own_sequence(evaluation: int, tiny: Tiny, load: Load) -> None:
-    path, one, two = tiny("qwen2"), TOKENS[:40], TOKENS[:20] + TOKENS[60:90]
-    llm = load(path, False)
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_seq_max, params.kv_unified = 256, 2, True
-    params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
-    params.flash_attn_type, params.n_threads = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, 1
-    ctx = llama_cpp._internals.LlamaContext(model=llm._model, params=params, verbose=False)
-    setting = _native.pcd_default_params()
-    setting.evaluation = evaluation
-    assert _native.pcd_set(ctx.ctx, ctypes.byref(setting), None, 0) == _native.OK
-    batch = llama_cpp._internals.LlamaBatch(n_tokens=128, embd=0, n_seq_max=2, verbose=False)
-
-    batch.set_batch(TOKENS[:20], 0, False)  # a common prefix, then each its own
-    ctx.decode(batch)
-    llama_cpp.llama_memory_seq_cp(llama_cpp.llama_get_memory(ctx.ctx), 0, 1, -1, -1)
-    rest = [(0, i, t) for i, t in enumerate(one)][20:] + [(1, i, t) for i, t in enumerate(two)][20:]
-    rest.sort(key=lambda entry: entry[1])  # interleaved
-    batch.reset()
-    b = batch.batch
-    b.n_tokens = len(rest)
-    for k, (seq, position, token) in enumerate(rest):
-        b.token[k], b.pos[k], b.n_seq_id[k], b.logits[k] = token, position, 1, 1
-        b.seq_id[k][0] = seq
-    ctx.decode(batch)
-    for k, (seq, position, _) in enumerate(rest):
-        if position % 7 == 0 or position > 37:
-            wanted = expected(path, (one, two)[seq], position, pypcd.PCDConfig())
-            for which in (_native.ROW_STANDARD, _native.ROW_LOCAL):
-                got = _native.pcd_get_logits_ith(ctx.ctx, k, which)
-                close(np.ctypeslib.as_array(got, shape=(384,)), wanted[which], tolerance(path))
-    ctx.close()

@@ -222,7 +222,7 @@ def same_rows(a: Context, b: Context | Rows, i: int = -1) -> None:
     assert np.abs(rows[0] - rows[1]).max() > 0.05, "the twin must differ, or this test shows nothing"
 
 
-def check_row(context: Context, stock: Context, other: Context, i: int = -1) -> None:
-    """L equals stock's, L* that of another context with PCD."""
+def check_row(context: Context, stock: Context, other: Context | Rows, i: int = -1) -> None:
+    """L equals stock's, L* that of another context with PCD, or an earlier one."""
     close(context.rows(i)[0], stock.seen(i), context.limit)
     same_rows(context, other, i)
