@@ -57,7 +57,7 @@ FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
     "exports", "floors", "gate0", "graphs", "kv", "layers", "limits", "longbench", "metrics",
     "nocache", "packaging", "places", "progress", "report", "rooms", "ruler", "salience", "sampler", "sequences",
-    "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks", "windows",
+    "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks",
 }  # fmt: skip
 
 

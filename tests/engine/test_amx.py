@@ -25,6 +25,7 @@ from pypcd.engine import _amx, _amx_probe, _bindings
 LIB = Path(llama_cpp.__file__).parent / "lib"
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ggml uses AMX on Linux only")
 HAS_AMX = _bindings.pcd_has_amx()
+Says = Callable[[str], None]
 needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this CPU or this build of ggml has no AMX")
 
 
@@ -89,7 +90,7 @@ def test_the_probe_answers_and_says_nothing_else(capfd: pytest.CaptureFixture[st
 
 
 @pytest.fixture
-def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
     """Has a script in the probe's place; each run leaves a line in `runs`. There is AMX, whatever this CPU has."""
     monkeypatch.setattr(_amx._bindings, "pcd_has_amx", lambda: True)
     monkeypatch.setattr(_amx, "_folder", lambda: tmp_path)
@@ -135,7 +136,7 @@ def test_each_way_to_end_has_its_meaning(
     on: bool,
     why: str,
     remembered: bool,
-    says: Callable[[str], None],
+    says: Says,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -148,7 +149,7 @@ def test_each_way_to_end_has_its_meaning(
 
 
 @linux
-def test_another_file_of_ggml_is_probed_anew(says: Callable[[str], None], tmp_path: Path) -> None:
+def test_another_file_of_ggml_is_probed_anew(says: Says, tmp_path: Path) -> None:
     says("os.kill(os.getpid(), 11)")
     assert not engine.configure_amx().on
     (tmp_path / "libggml-cpu.so").write_text("built with the cure")
@@ -161,7 +162,7 @@ def test_another_file_of_ggml_is_probed_anew(says: Callable[[str], None], tmp_pa
 
 @linux
 @pytest.mark.parametrize("content", ["", '{"/a/li', "[]", "null", '{"x": 3}', "\xff\xfe"])
-def test_a_file_that_cannot_be_read_is_no_answer(content: str, says: Callable[[str], None], tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_no_answer(content: str, says: Says, tmp_path: Path) -> None:
     file = tmp_path / "cache/pypcd/amx.json"
     file.parent.mkdir(parents=True)
     file.write_bytes(content.encode("latin-1"))
@@ -172,7 +173,7 @@ def test_a_file_that_cannot_be_read_is_no_answer(content: str, says: Callable[[s
 
 
 @linux
-def test_where_nothing_can_be_written_it_is_probed_each_time(says: Callable[[str], None], tmp_path: Path) -> None:
+def test_where_nothing_can_be_written_it_is_probed_each_time(says: Says, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, where a folder should be")
     says("print('right')")
     for i in range(2):
@@ -180,7 +181,7 @@ def test_where_nothing_can_be_written_it_is_probed_each_time(says: Callable[[str
 
 
 @linux
-def test_files_that_are_gone_are_forgotten(says: Callable[[str], None], tmp_path: Path) -> None:
+def test_files_that_are_gone_are_forgotten(says: Says, tmp_path: Path) -> None:
     file = tmp_path / "cache/pypcd/amx.json"
     file.parent.mkdir(parents=True)
     here = f"{tmp_path / 'probe.py'} 1 1"
@@ -193,7 +194,7 @@ def test_files_that_are_gone_are_forgotten(says: Callable[[str], None], tmp_path
 @linux
 @pytest.mark.parametrize(("attribute", "value"), [("executable", None), ("executable", ""), ("frozen", True)])
 def test_a_program_without_a_python_of_its_own_is_not_started_again(
-    attribute: str, value: Any, says: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    attribute: str, value: Any, says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says("print('right')")
     monkeypatch.setattr(sys, attribute, value, raising=False)
@@ -214,7 +215,7 @@ def test_the_variable_is_0_or_1(value: str, monkeypatch: pytest.MonkeyPatch) -> 
 @linux
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_the_variable_is_heard_before_the_argument_and_the_probe(
-    value: str, says: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    value: str, says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYPCD_AMX", value)
     says("print('right')")
@@ -223,15 +224,13 @@ def test_the_variable_is_heard_before_the_argument_and_the_probe(
 
 
 @linux
-def test_the_argument_is_heard_before_the_probe(says: Callable[[str], None], tmp_path: Path) -> None:
+def test_the_argument_is_heard_before_the_probe(says: Says, tmp_path: Path) -> None:
     says("os.kill(os.getpid(), 11)")
     assert engine.configure_amx(force=True) == (True, True, "use_extra_bufts is True")
     assert not engine.configure_amx().on
 
 
-def test_without_amx_nothing_is_probed(
-    says: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_amx_nothing_is_probed(says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     says("print('right')")
     monkeypatch.setattr(_amx._bindings, "pcd_has_amx", lambda: False)
     state = engine.configure_amx(force=True)
@@ -250,7 +249,7 @@ def test_without_amx_nothing_is_probed(
 def test_info_says_what_is_in_force_and_where_the_remedy_is(
     code: str,
     text: str,
-    says: Callable[[str], None],
+    says: Says,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

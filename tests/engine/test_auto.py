@@ -9,7 +9,7 @@ from typing import Any
 import llama_cpp
 import pytest
 from batches import OK, Native, decode_batch, same_rows, set_seq, turn_on
-from conftest import TOKENS, Load, Tiny, check_rows, greedy, run_python
+from conftest import TOKENS, Load, Tiny, greedy, run_python
 from tiny_gguf import HYBRID_ARCHS
 
 import pypcd
@@ -112,16 +112,6 @@ def test_equal_seeds_give_equal_texts(setting: dict[str, Any], tiny: Tiny, load:
         assert answer() == first
 
 
-@pytest.mark.parametrize("setting", [{}, {"cache": "shared"}, {"window": 20}], ids=str)
-def test_rows_are_the_references_whichever_way_a_step_goes(setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
-    path = tiny("llama")
-    llm = load(path, setting)
-    llm.eval(TOKENS[:60])
-    for n in range(61, 72):
-        llm.eval(TOKENS[n - 1 : n])
-        check_rows(llm, path, TOKENS[:n])
-
-
 def test_what_has_to_be_repeatable_is_fused(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), None)
     session = Session(llm)
@@ -134,10 +124,6 @@ def test_what_has_to_be_repeatable_is_fused(tiny: Tiny, load: Load) -> None:
 
 
 # --- graphs that take turns ---
-
-
-def n_reused(context: Any) -> int:
-    return llama_cpp.llama_perf_context(context.ctx).n_reused
 
 
 ALTERNATING: list[tuple[str, dict[str, Any]]] = [
@@ -153,10 +139,10 @@ def test_alternating_uses_both_graphs_again(arch: str, setting: dict[str, Any], 
     context.decode(TOKENS[:40])
     for token in TOKENS[40:42]:
         context.decode([token])
-    before = n_reused(context)
+    before = context.n_reused
     for token in TOKENS[42:62]:
         context.decode([token])
-    assert n_reused(context) - before == 40
+    assert context.n_reused - before == 40
 
 
 def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Native) -> None:
@@ -189,12 +175,12 @@ def test_second_keys_that_are_derived_leave_the_kept_graphs_alone(native: Native
         for token in TOKENS[20:24]:
             one.decode([token])
         state = one.save(0)
-        before = n_reused(one), one.stats.n_derived
+        before = one.n_reused, one.stats.n_derived
         one.restore(state, 1)
         for token in TOKENS[24:28]:
             one.decode([token])
         assert one.stats.n_derived == before[1] + 1
-        assert n_reused(one) - before[0] == (7 if one is context else 3)
+        assert one.n_reused - before[0] == (7 if one is context else 3)
     same_rows(context, fused)
 
 

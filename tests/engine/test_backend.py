@@ -14,7 +14,6 @@ makes its table from them. Heads have 64 dimensions: CUDA has no flash attention
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import itertools
 import json
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 import numpy as np
 import pytest
+from batches import decode_batch
 from conftest import TOKENS, Load, Tiny, check_contrast, expected, greedy, native_row, run_python
 from limits import nmse
 from test_gate0 import STOCK
@@ -154,23 +154,13 @@ def sequences(load: Load) -> Looked:
     """Three texts in one batch, the first two with a common beginning; then a token of each, twice."""
     llm = load(n_seq_max=3, n_batch=192)
     texts = [TOKENS[:80], TOKENS[:20] + TOKENS[60:100], TOKENS[40:117]]
-    decode(llm, [(token, n, [0, 1], False) for n, token in enumerate(TOKENS[:20])])
+    assert decode_batch(llm, [(token, n, [0, 1], False) for n, token in enumerate(TOKENS[:20])]) == 0
     parts = [(s, n) for s, text in enumerate(texts) for n in range(0 if s == 2 else 20, len(text) - 2)]
-    decode(llm, [(texts[s][n], n, [s], False) for s, n in parts])
+    assert decode_batch(llm, [(texts[s][n], n, [s], False) for s, n in parts]) == 0
     for n in (-2, -1):
-        decode(llm, [(text[n], len(text) + n, [s], True) for s, text in enumerate(texts)])
+        assert decode_batch(llm, [(text[n], len(text) + n, [s], True) for s, text in enumerate(texts)]) == 0
         for s, text in enumerate(texts):
             yield llm, text[: len(text) + n + 1], s
-
-
-def decode(llm: pypcd.Llama, entries: list[tuple[int, int, list[int], bool]]) -> None:
-    """llama_decode of (token, position, sequences, whether its logits are wanted)."""
-    n, int32 = len(entries), ctypes.c_int32
-    tokens, positions, seqs, wanted = zip(*entries)
-    pointers = (ctypes.POINTER(int32) * n)(*((int32 * len(s))(*s) for s in seqs))
-    counts, flags = (int32 * n)(*map(len, seqs)), (ctypes.c_int8 * n)(*wanted)
-    batch = llama_cpp.llama_batch(n, (int32 * n)(*tokens), None, (int32 * n)(*positions), counts, pointers, flags)
-    assert llama_cpp.llama_decode(llm.ctx, batch) == 0
 
 
 WORK = {work.__name__.replace("_", "-"): work for work in (prompt_and_steps, every_row, shifted, restored, sequences)}

@@ -7,6 +7,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
+from batches import CACHES, EVALUATIONS
 from conftest import (
     TOKENS,
     Load,
@@ -21,13 +22,11 @@ from conftest import (
     rounding,
     tolerance,
 )
-from limits import allowed_nmse, nmse
 from tiny_gguf import ATTENTION_ARCHS, HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
 from pypcd.engine import _bindings as _native
 
-CACHES, EVALUATIONS = ["rerotated", "shared", "separate"], ["fused", "alternate"]
 LAST = len(TOKENS) - 1
 SCALED: dict[str, tuple[str, dict[str, Any]]] = {
     "rope_freqs": ("llama", {"rope_freqs": (1, 2, 3, 4, 5, 6, 7, 8)}),
@@ -102,29 +101,26 @@ def test_a_models_own_frequencies_are_multiplied_not_replaced(name: str, cache: 
         check_rows(llm, path, TOKENS)
 
 
+CONTEXT = {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}
+ROTATIONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *((arch, {}, CONTEXT) for arch in ("llama", "qwen2", "gemma3")),  # a base and a scale that the user sets
+    *(
+        ("qwen3", {"alpha": alpha, "base_ratio": base_ratio}, {})
+        for alpha, base_ratio in ((0.05, 1e-4), (0.2, 0.5), (0.69, 1e-6), (2.0, 0.01), (10.0, 0.9))
+    ),
+    *((arch, {"transition": "none", "base_ratio": 0.01}, {}) for arch in ("llama", "stablelm", "gemma2")),
+    *(("qwen3", {"band": band, "base_ratio": 0.01}, {}) for band in ("high", "all")),
+]
+
+
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma3"])
-def test_rho_composes_with_a_base_and_a_scale_the_user_sets(arch: str, cache: str, tiny: Tiny, load: Load) -> None:
-    override = {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}
-    llm = load(tiny(arch), {"cache": cache}, **override)
+@pytest.mark.parametrize(("arch", "setting", "context"), ROTATIONS, ids=str)
+def test_any_rotation_is_the_references(
+    arch: str, setting: dict[str, Any], context: dict[str, Any], cache: str, tiny: Tiny, load: Load
+) -> None:
+    llm = load(tiny(arch), {**setting, "cache": cache}, **context)
     llm.eval(TOKENS)
-    check_rows(llm, tiny(arch), TOKENS, **override)
-
-
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize(("alpha", "base_ratio"), [(0.05, 1e-4), (0.2, 0.5), (0.69, 1e-6), (2.0, 0.01), (10.0, 0.9)])
-def test_any_alpha_and_base_ratio(alpha: float, base_ratio: float, cache: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("qwen3"), {"alpha": alpha, "base_ratio": base_ratio, "cache": cache})
-    llm.eval(TOKENS[:60])
-    check_rows(llm, tiny("qwen3"), TOKENS[:60], moved=0.01)
-
-
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("arch", ["llama", "stablelm", "gemma2"])
-def test_without_transition_theta_is_that_of_another_base(arch: str, cache: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny(arch), {"transition": "none", "base_ratio": 0.01, "cache": cache})
-    llm.eval(TOKENS)
-    check_rows(llm, tiny(arch), TOKENS)
+    check_rows(llm, tiny(arch), TOKENS, moved=0.01, **context)
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
@@ -148,6 +144,20 @@ def test_a_window_hides_the_middle_from_the_twin(
     llm = load(tiny(arch), {**setting, "evaluation": evaluation}, n_batch=48)
     llm.eval(TOKENS)
     check_rows(llm, tiny(arch), TOKENS)
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("name", [*ROPE_ARCHS, *HYBRID_ARCHS, *SCALED])
+def test_rows_with_a_window_are_the_references(
+    name: str, evaluation: str, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    arch, kwargs = SCALED.get(name, (name, {}))
+    path = tiny(arch, **kwargs)
+    llm = load(path, {"window": 20, "evaluation": evaluation}, n_batch=32, flash_attn=flash_attn)
+    for first, last in ((0, 100), (100, 101), (101, 102)):
+        llm.eval(TOKENS[first:last])
+        check_rows(llm, path, TOKENS[:last])
 
 
 LONG = (TOKENS * 7)[:800]
@@ -181,14 +191,6 @@ def test_a_window_far_into_a_text_looks_at_its_own_cells_alone(
     llm.n_tokens = 5
     llm.eval(text[5:n])
     check_rows(llm, path, text, at=n - 1)
-
-
-@pytest.mark.parametrize("band", ["high", "all"])
-@pytest.mark.parametrize("cache", CACHES)
-def test_other_bands_turn_other_pairs(cache: str, band: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("qwen3"), {"cache": cache, "band": band, "base_ratio": 0.01})
-    llm.eval(TOKENS)
-    check_rows(llm, tiny("qwen3"), TOKENS)
 
 
 NOISES: list[dict[str, Any]] = [
@@ -283,35 +285,6 @@ def test_rows_far_apart_keep_their_own_view_of_a_short_sliding_cache(
     llm.eval(tokens[first:])
     for row in range(0, n_batch, max(5, n_batch // 8)):
         check_rows(llm, tiny("gemma3"), tokens, row, first + row)
-
-
-@pytest.mark.parametrize("flash_attn", [False, True])
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("arch", ROPE_ARCHS)
-def test_a_float16_cache_with_and_without_flash_attention(
-    arch: str, evaluation: str, flash_attn: bool, tiny: Tiny, load: Load
-) -> None:
-    """Rounding to float16 moves these peaked logits by hundredths; a wrong angle moves them by tenths."""
-    for cache in CACHES:
-        llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation}, f16=True, flash_attn=flash_attn)
-        llm.eval(TOKENS)
-        check_rows(llm, tiny(arch), TOKENS, moved=0.3)
-
-
-@pytest.mark.parametrize("weight_type", ["F16", "Q8_0", "Q4_0"])
-def test_quantised_weights(weight_type: str, tiny: Tiny, load: Load) -> None:
-    """The weights are the same; the difference is how ggml rounds the activations that it multiplies them with: in stock's
-    row too."""
-    path = tiny("llama", weight_type=weight_type)
-    stock = load(path, False)
-    stock.eval(TOKENS)
-    for cache in CACHES:
-        llm = load(path, {"cache": cache})
-        llm.eval(TOKENS)
-        rows, wanted = llm.pcd_logits(), expected(path, TOKENS, LAST, llm.pcd)
-        limit = allowed_nmse(nmse(native_row(stock), wanted[0]))
-        assert nmse(rows.standard, wanted[0]) <= limit and nmse(rows.local, wanted[1]) <= limit
-        assert nmse(wanted[1], wanted[0]) > max(0.1, limit), "the twin must differ, or this test shows nothing"
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def set_seq(context: Context, seq: int, setting: Setting | None) -> tuple[int, s
     return _native.pcd_set_seq(context.ctx, seq, params, error, 500), error.value.decode()
 
 
-def decode_batch(context: Context, entries: Sequence[tuple[int, int, list[int], bool]]) -> int:
+def decode_batch(context: Context | pypcd.Llama, entries: Sequence[tuple[int, int, list[int], bool]]) -> int:
     """(token, position, sequences, whether its logits are wanted)"""
     n, int32 = len(entries), ctypes.c_int32
     tokens, positions, sequences, wanted = zip(*entries)
@@ -215,10 +215,10 @@ def check_seen(context: Context, i: int, setting: Setting) -> None:
 Native = Callable[..., Context]
 
 
-def same_rows(a: Context, b: Context | Rows, i: int = -1) -> None:
+def same_rows(a: Context, b: Context | Rows, i: int = -1, limit: float | None = None) -> None:
     """L and L* of row i equal those of another context with PCD, or earlier ones."""
     rows = a.rows(i)
-    close(rows, b.rows(i) if isinstance(b, Context) else b, a.limit)
+    close(rows, b.rows(i) if isinstance(b, Context) else b, a.limit if limit is None else limit)
     assert np.abs(rows[0] - rows[1]).max() > 0.05, "the twin must differ, or this test shows nothing"
 
 
