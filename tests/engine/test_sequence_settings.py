@@ -473,6 +473,11 @@ def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) ->
         llm.set_sequence_pcd(0, "gamma=0")
     with pytest.raises(TypeError, match="'bta'"):
         llm.set_sequence_pcd(0, {"bta": 1})
+    llm.pcd = False
+    llm.set_sequence_pcd(0, {"alpha": 0.5})  # it waits for PCD, which judges it
+    with pytest.raises(ValueError, match="sequence 0: alpha is 0.5"):
+        llm.pcd = "paper"
+    assert llm.pcd is None
     with pytest.raises(AttributeError, match="set_sequence_pcd"):
         llm.pcd_for(0, False)
     with pytest.raises(AttributeError, match="check_pcd"):

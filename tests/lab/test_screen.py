@@ -204,6 +204,24 @@ def test_an_adaptive_setting_is_a_formula_too() -> None:
         Formula.parse(f"{PCD(config).name}:where=rank>1")
 
 
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        ("context>=9 and entropy>=2", {"min_context": 9, "min_entropy": 2}),
+        ("entropy>=.5", {"min_entropy": 0.5}),
+        ("first>=0 and context>=9", {"min_context": 9}),
+        ("first>=1. and context-step>=9", {"min_context": 9, "min_first_entropy": 1.0}),
+        ("first>=0 and context-step>=9", None),
+        ("first>=1 and context>=9", None),
+    ],
+)
+def test_floors_are_formulas(where: str, fields: dict[str, Any] | None) -> None:
+    config = fields and WINDOW.replace(beta=1, **fields)
+    assert Formula(WINDOW, "1", 30, "0", where).config == config
+    if config:
+        assert Formula.of(config).config == config and Formula.parse(Formula.of(config).name) == Formula.of(config)
+
+
 def test_settings_and_formulas() -> None:
     assert Formula.parse("pcd:cautious").config == pypcd.PCDConfig.preset("cautious")
     assert Formula.parse("greedy").config is None and Formula.parse("pcd:beta=entropy").config is None
