@@ -55,7 +55,7 @@ FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
     "exports", "gate0", "host", "kv", "layers", "limits", "longbench", "metrics", "min_context", "min_entropy",
-    "nocache", "packaging", "places", "progress", "report", "rooms", "ruler", "salience", "sampler", "sequences",
+    "nocache", "packaging", "places", "progress", "report", "import_layers", "ruler", "salience", "sampler", "sequences",
     "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks", "windows",
 }  # fmt: skip
 

@@ -54,6 +54,8 @@ def test_a_refusal_names_options_and_no_function_of_c() -> None:
     with running("--no-kv-unified", pcd="cautious", pcd_required=False) as apart:
         for said in (refused(apart, pcd="paper"), *apart.refusals().values()):
             assert "--kv-unified" in said and not any(name in said for name in C_NAMES)
+        assert "--kv-unified" in refused(apart, model="demo:pcd")
+        assert complete(apart, "a", model="demo:pcd", pcd=False, n_predict=1)["tokens"]  # before the name
 
 
 NOTHING: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The package's layers ("rooms"): nothing imports upwards, and only the engine touches libllama."""
+"""The package's layers: nothing imports upwards, and only the engine touches libllama."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(pypcd.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 
 # the layers, lowest first; a module may import from its own layer and those below
-FLOORS: tuple[set[str], ...] = (
+LAYERS: tuple[set[str], ...] = (
     {"errors", "checks", "fields", "config", "method", "drafts", "ggml", "library", "signatures"},
     {"gguf", "remote"},
     {"engine"},
@@ -27,7 +27,7 @@ FLOORS: tuple[set[str], ...] = (
     {"integrations", "lab"},
     {"cli"},
 )
-FLOOR_OF = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
+LAYER_OF = {part: i for i, parts in enumerate(LAYERS) for part in parts}
 FRONT = {
     "__init__",
     "__main__",
@@ -47,7 +47,7 @@ OURS = {
 }
 
 
-def room_of(path: Path) -> str:
+def part_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return parts[0]
 
@@ -71,18 +71,18 @@ def where(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
 
 
-def test_every_module_is_in_a_room() -> None:
-    assert {room_of(path) for path in FILES} <= set(FLOOR_OF) | FRONT
+def test_every_module_is_in_a_layer() -> None:
+    assert {part_of(path) for path in FILES} <= set(LAYER_OF) | FRONT
 
 
 def test_nothing_is_imported_upwards() -> None:
     wrong = []
     for path in FILES:
-        room = room_of(path)
+        part = part_of(path)
         for line, name in imported(ast.parse(path.read_text(encoding="utf-8"))):
             target = name.split(".")[1]
             target = pypcd._HOME_OF.get(target, target).partition(".")[0]
-            if room not in FRONT and target != "__version__" and FLOOR_OF[target] > FLOOR_OF[room]:
+            if part not in FRONT and target != "__version__" and LAYER_OF[target] > LAYER_OF[part]:
                 wrong.append(f"{where(path, line)} imports {name}")
     assert not wrong
 
@@ -92,7 +92,7 @@ def test_the_engines_modules_are_its_own() -> None:
         f"{where(path, line)} imports {name}"
         for path in FILES
         for line, name in imported(ast.parse(path.read_text(encoding="utf-8")))
-        if name.startswith("pypcd.engine.") and room_of(path) != "engine"
+        if name.startswith("pypcd.engine.") and part_of(path) != "engine"
     ]
     assert not wrong
 
@@ -124,7 +124,7 @@ def test_the_engine_alone_touches_the_library() -> None:
     wrong = [
         f"{where(path, line)} touches {name}"
         for path in FILES
-        if room_of(path) != "engine" and path.name not in TOUCHES
+        if part_of(path) != "engine" and path.name not in TOUCHES
         for line, name in touched(path)
     ]
     assert not wrong
@@ -166,7 +166,7 @@ def test_what_pypcd_raises_is_of_its_own_kinds() -> None:
 
 
 def test_what_the_engine_offers_is_used() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in FILES if room_of(path) != "engine")
+    text = "".join(path.read_text(encoding="utf-8") for path in FILES if part_of(path) != "engine")
     names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module == "pypcd.engine":
