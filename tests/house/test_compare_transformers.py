@@ -157,14 +157,6 @@ def test_mistakes_are_told_in_one_sentence(
     assert said.startswith("compare_transformers: ") and message in said and not out
 
 
-@pytest.mark.parametrize("option", ["--n-tokens=1", "--rounds=0", "--threads=0", "--dtype=int8"])
-def test_options_out_of_range_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        program.parse(["demo", option])
-    assert stop.value.code == 2
-    assert "error: argument " + option.partition("=")[0] in capsys.readouterr().err
-
-
 # -- with torch ------------------------------------------------------------------------------------------------------
 
 

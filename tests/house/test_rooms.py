@@ -148,9 +148,9 @@ def test_what_pypcd_raises_is_of_its_own_kinds() -> None:
 
 
 def test_what_the_engine_offers_is_used() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in FILES if room_of(path) != "engine")
-    names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(ast.parse(text)):
+    nodes = [node for path in FILES if room_of(path) != "engine" for node in ast.walk(TREES[path])]
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "pypcd.engine":
             names |= {alias.name for alias in node.names}
     assert not set(engine.__all__) - names

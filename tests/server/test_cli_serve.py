@@ -199,17 +199,6 @@ def test_a_model_that_cannot_run_pcd_is_served_plainly_and_says_why(tiny: Tiny) 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_address_may_be_written_as_in_a_url() -> None:
-    with socket.socket(socket.AF_INET6) as probe:
-        try:
-            probe.bind(("::1", 0))
-        except OSError:
-            pytest.skip("there is no IPv6: on a machine with it, this runs")
-    for host in ("::1", "[::1]"):
-        made = server_module.Server("demo", port=0, host=host)
-        assert made.url == f"http://[::1]:{made.port}" and made.command[made.command.index("--host") + 1] == "::1"
-
-
 def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The status and the sentence of a command that must not start a server."""
     try:

@@ -51,6 +51,13 @@ def paste(chat: Chat, text: str) -> None:
     chat.page.keyboard.press("ControlOrMeta+v")
 
 
+def choose(chat: Chat, button: str, path: Path) -> None:
+    """Give a file to the button that asks for one."""
+    with chat.page.expect_file_chooser() as chooser:
+        chat.button(button).click()
+    chooser.value.set_files(path)
+
+
 def removers(chat: Chat) -> Any:
     return chat.page.get_by_role("button", name=re.compile("^Remove "))
 
@@ -141,9 +148,7 @@ def test_files_are_dropped_attached_and_removed(chat: Chat, script: Script, serv
         expect(chat.button(f"Remove {name}")).to_be_visible()
     chat.button("Remove no.py").click()
     (tmp_path / "three.csv").write_text("a,b\n1,2\n")
-    with chat.page.expect_file_chooser() as chooser:
-        chat.button("Attach a text file").click()
-    chooser.value.set_files(tmp_path / "three.csv")
+    choose(chat, "Attach a text file", tmp_path / "three.csv")
     expect(removers(chat)).to_have_count(3)
     chat.told("x", text="What is in them?")
     prompt = script.streams[-1].body["prompt"]
@@ -172,9 +177,7 @@ def test_a_file_is_taken_out_of_a_question(chat: Chat, script: Script) -> None:
 
 def test_what_is_no_text_is_refused_with_a_sentence(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)
-    with chat.page.expect_file_chooser() as chooser:
-        chat.button("Attach a text file").click()
-    chooser.value.set_files(tmp_path / "picture.png")
+    choose(chat, "Attach a text file", tmp_path / "picture.png")
     expect(chat.alert).to_contain_text("picture.png")
     expect(removers(chat)).to_have_count(0)
 
@@ -270,10 +273,8 @@ def exported(chat: Chat, path: Path) -> dict[str, Any]:
 
 
 def load(chat: Chat, path: Path) -> None:
-    nav = menu(chat)
-    with chat.page.expect_file_chooser() as chooser:
-        chat.button("Import", nav).click()
-    chooser.value.set_files(path)
+    menu(chat)
+    choose(chat, "Import", path)
 
 
 def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, script: Script, tmp_path: Path) -> None:

@@ -145,10 +145,12 @@ def test_it_listens_on_several_addresses(both: str) -> None:
         for address in server.hosts:
             assert status_at(address, server.port, f"[{address}]" if ":" in address else address) == 200
             assert status_at(address, server.port, "evil.example") == 403
-        with pytest.raises(OSError, match=rf"port is {server.port}, which {server.hosts[0]} cannot listen on"):
-            Server("demo", host=server.hosts[0], port=server.port)
-        with pytest.raises(OSError, match=rf"port is {server.port}, which {server.hosts[1]} cannot listen on"):
-            Server("demo", host=server.hosts[1], port=server.port)
+        for address in server.hosts:
+            with pytest.raises(OSError, match=rf"port is {server.port}, which {address} cannot listen on"):
+                Server("demo", host=address, port=server.port)
+    for host in ("::1", "[::1]") if "::1" in both else ():  # as in a URL
+        made = Server("demo", port=0, host=host)
+        assert made.url == f"http://[::1]:{made.port}" and made.command[made.command.index("--host") + 1] == "::1"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere 127.0.0.2 need not be this machine's")
