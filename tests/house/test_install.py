@@ -280,12 +280,6 @@ def test_one_with_other_backends_is_left_alone(project: Project, capsys: Said) -
 
 # -- a build that is stopped -----------------------------------------------------------------------------------------
 
-HEEDING = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # it is ignored where a shell runs these tests in the background
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_it_and_what_it_started(number: signal.Signals, project: Project) -> None:
@@ -294,7 +288,7 @@ def test_ctrl_c_ends_it_and_what_it_started(number: signal.Signals, project: Pro
         shutil.copy(ROOT / "scripts" / name, project.root / "scripts" / name)
     project.change("hang")
     process = subprocess.Popen(
-        [sys.executable, "-c", HEEDING, project.root / "scripts/install", "test"],
+        [project.root / "scripts/install", "test"],
         env={**os.environ, "PYTHON": sys.executable},
         stderr=subprocess.PIPE,
         text=True,

@@ -186,9 +186,12 @@ class LiteLLM:
         return error.message
 
 
+class Refused(Exception):
+    """A status that curl was given, other than 200."""
+
+
 class Curl:
-    class refused(Exception):
-        pass
+    refused = Refused
 
     def __init__(self, server: Server) -> None:
         if not shutil.which("curl"):
@@ -201,7 +204,7 @@ class Curl:
         command += ["-d", json.dumps(body)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         if done.stderr != "200":
-            raise self.refused(done.stdout)
+            raise Refused(done.stdout)
         return done.stdout
 
     def ask(self, prompt: str, setting: Any = None, model: str = "demo") -> Answer:
