@@ -360,6 +360,7 @@ def test_what_a_process_said_before_it_ended_counts(ends: str, monkeypatch: pyte
     said = [("refused", {}), ("answer", 1), ("done", None), ("refused", {}), ("answer", 2), ("done", None)]
     beside = Mock(exitcode=0)  # in multiprocessing's place: its processes, and its queues
     beside.Queue.return_value = beside.Process.return_value = beside
+    beside.is_alive.return_value = True
 
     def heard() -> Iterator[Any]:
         *first, last = said if ends == "well" else said[:-1]

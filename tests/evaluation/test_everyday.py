@@ -428,17 +428,9 @@ def test_the_right_answer_scores_and_near_misses_do_not(made: Everyday, seed: in
         going_on = f"{sample.gold}\n\n{question}{its_answer}"
         assert made.score(going_on, sample) == 1.0
         assert made.score(f"\n {answer} \n", sample) == 1.0
-        for wrong in (
-            answer[:-1],
-            answer + ".",
-            answer + " " + answer,
-            answer.swapcase(),
-            "",
-            "x" + answer,
-            f"x\n{answer}",
-        ):
-            if wrong != answer:  # digits have no case
-                assert made.score(wrong, sample) == 0.0, wrong
+        near = {answer[:-1], f"{answer}.", f"{answer} {answer}", answer.swapcase(), "", f"x{answer}", f"x\n{answer}"}
+        for wrong in near - {answer}:  # digits have no case
+            assert made.score(wrong, sample) == 0.0, wrong
 
 
 def test_lines_are_all_needed_and_no_more() -> None:

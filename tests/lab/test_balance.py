@@ -171,37 +171,31 @@ def test_a_folder_is_read_with_all_runs_in_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_answers_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "rows").mkdir()
+    empty: dict[str, Any] = {"tasks": [], "methods": [], "lengths": []}
     Directory(tmp_path / "rows").open(Plan("x.gguf", ("kv-short",), METHODS, (600,), n=2), {"rows": {"k": 64}})
-    for folder, file, text, named in (
-        (tmp_path / "none", None, "", "has no answers"),
-        (tmp_path / "one", "samples.jsonl", json.dumps({"task": "kv"}) + "\n", "has no run.json"),
-        (
-            tmp_path / "one",
-            "run.json",
-            json.dumps({"tasks": [], "methods": [], "lengths": []}),
-            "samples.jsonl, line 1",
-        ),
-        (tmp_path / "rows", "samples.jsonl", "", "recorded rows"),
+    for name, file, text, named in (
+        ("none", "notes.txt", "", "has no answers"),
+        ("one", "samples.jsonl", json.dumps({"task": "kv"}) + "\n", "has no run.json"),
+        ("one", "run.json", json.dumps(empty), "samples.jsonl, line 1"),
+        ("rows", "samples.jsonl", "", "recorded rows"),
     ):
-        folder.mkdir(exist_ok=True)
-        if file:
-            (folder / file).write_text(text)
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / file).write_text(text)
         with pytest.raises(ValueError, match=named):
-            read_run(folder)
+            read_run(tmp_path / name)
 
 
 def test_answers_that_do_not_belong_together_are_an_error(tmp_path: Path) -> None:
-    add(tmp_path / "one/a")
-    add(tmp_path / "one/b", "vt")
-    assert len(read_run(tmp_path / "one").records) == 12
-    other: tuple[dict[str, Any], ...] = (
-        {"task": "kv-short"},
-        {"task": "vt", "model_sha256": "2"},
-        {"task": "vt", "chat": True},
-    )
-    for i, (more, named) in enumerate(zip(other, (r"twice.*0.c", "1 has .* model", "2 has .* prompts"))):
-        add(tmp_path / str(i) / "a")
-        add(tmp_path / str(i) / "c", **more)
+    add(tmp_path / "right/a")
+    add(tmp_path / "right/b", "vt")
+    assert len(read_run(tmp_path / "right").records) == 12
+    cases: dict[str, tuple[dict[str, Any], str]] = {
+        "again": ({"task": "kv-short"}, "twice.*again.b"),
+        "other": ({"task": "vt", "model_sha256": "2"}, "other has .* model"),
+        "chat": ({"task": "vt", "chat": True}, "chat has .* prompts"),
+    }
+    for name, (more, named) in cases.items():
+        add(tmp_path / name / "a")
+        add(tmp_path / name / "b", **more)
         with pytest.raises(ValueError, match=named):
-            read_run(tmp_path / str(i))
+            read_run(tmp_path / name)
