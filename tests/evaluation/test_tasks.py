@@ -45,15 +45,15 @@ def test_tasks_of_one_text_say_so(name: str) -> None:
 # -- what holds for every task that makes its questions ----------------------------------------------------------------
 
 
-@settings(max_examples=40)
-@given(st.sampled_from(GENERATED), st.integers(1, 4), st.integers(2300, 2700), st.integers(0, 9), st.integers(0, 9))
+@pytest.mark.parametrize("name", GENERATED)
+@settings(max_examples=3)
+@given(n=st.integers(2, 4), n_tokens=st.integers(2300, 2700), seed=st.integers(0, 9), more=st.integers(1, 9))
 def test_a_seed_gives_the_same_questions_and_another_seed_others(
-    name: str, n: int, n_tokens: int, a: int, b: int
+    name: str, n: int, n_tokens: int, seed: int, more: int
 ) -> None:
-    first, again, other = (task(name).samples(n, n_tokens, Words(), seed) for seed in (a, a, b))
-    assert first == again and (first == other) == (a == b)
-    assert [sample.index for sample in first] == list(range(n)) and len({sample.prompt for sample in first}) == n
-    assert a == b or not {sample.prompt for sample in first} & {sample.prompt for sample in other}
+    first, again, other = (task(name).samples(n, n_tokens, Words(), s) for s in (seed, seed, seed + more))
+    assert first == again and [sample.index for sample in first] == list(range(n))
+    assert len({sample.prompt for sample in (*first, *other)}) == 2 * n
 
 
 @pytest.mark.parametrize("name", GENERATED)
