@@ -267,6 +267,26 @@ def test_the_demo_model_answers_in_a_narrow_window(chat: Chat, tmp_path: Path) -
         assert value and value[1] in terminal.text().split("Enter sends it alone")[-1]
 
 
+def test_a_terminal_that_cannot_move_its_cursor_has_the_same_chat(chat: Chat, tmp_path: Path) -> None:
+    with chat("--max-tokens=0", "--n-ctx=16384", columns=40, TERM="dumb") as terminal:
+        terminal.send('"""two\r')
+        terminal.wait(lambda t: t.text().rstrip().endswith("..."))
+        terminal.send('lines"""\r')
+        terminal.wait(lambda t: len(t.text().partition('lines"""')[2].split()) > 5)
+        terminal.send("\x03")
+        terminal.prompt(2)
+        question, answer = saved(terminal, tmp_path / "talk.json")
+        assert question["content"] == "two\nlines" and len(answer["content"]) > 5
+        terminal.enter("/set max_tokens 8")
+        terminal.enter("/compare")
+        gentle, off = (terminal.text().index(f"--- PCD {name} ---") for name in ("gentle", "off"))
+        assert gentle < off
+        n = terminal.text().count(">>>")
+        terminal.send("\x03")
+        terminal.prompt(n + 1)
+        assert "Ctrl-D or /exit leaves" in terminal.text() and terminal.leave() == 0
+
+
 # -- columns, without a terminal -------------------------------------------------------------------------------------
 
 LEFT, RIGHT = "word " * 30 + "\n漢字" * 20, "x" * 200

@@ -7,7 +7,6 @@ import functools
 import inspect
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -47,49 +46,34 @@ def made(*args: Any, **kwargs: Any) -> Any:
 
 
 def test_the_class_that_was_imported_before_makes_a_pypcd_llama(tiny: Tiny) -> None:
+    """With the rows and the text of pypcd.Llama with that setting."""
     pypcd.install(PCD)
     llm = made(tiny("llama"))
     assert type(llm) is pypcd.Llama and isinstance(llm, ImportedBefore) and issubclass(pypcd.Llama, ImportedBefore)
     assert llm.pcd == pypcd.PCDConfig(**PCD)
-    llm.eval([1, 2, 3])
-    assert llm.pcd_logits().local is not None
-
-
-def test_its_text_is_that_of_pypcd_llama_with_the_setting(tiny: Tiny) -> None:
-    pypcd.install(PCD)
     answers = []
-    for llm in (made(tiny("llama")), pypcd.Llama(tiny("llama"), pcd=PCD, **SMALL), pypcd.Llama(tiny("llama"), **SMALL)):
-        answers.append([token for token, _ in zip(llm.generate([1, 5, 7], temp=0), range(20))])
-    assert answers[0] == answers[1] != answers[2]
-
-
-def test_gentle_is_the_default(tiny: Tiny) -> None:
-    pypcd.install()
-    assert made(tiny("llama")).pcd == pypcd.PCDConfig.resolve("gentle")
+    for each in (llm, pypcd.Llama(tiny("llama"), pcd=PCD, **SMALL), pypcd.Llama(tiny("llama"), **SMALL)):
+        answers.append([token for token, _ in zip(each.generate([1, 5, 7], temp=0), range(20))])
+    assert answers[0] == answers[1] != answers[2] and llm.pcd_logits().local is not None
 
 
 def test_installing_again_changes_the_default_and_open_models_keep_theirs(tiny: Tiny) -> None:
+    pypcd.uninstall()
+    pypcd.install()
+    assert made(tiny("llama")).pcd == pypcd.PCDConfig.resolve("gentle")
     pypcd.install(PCD)
     first = made(tiny("llama"))
     pypcd.install("window")
-    second = made(tiny("llama"))
+    assert made(tiny("llama")).pcd == pypcd.PCDConfig.resolve("window")
     pypcd.install(False)
     third = made(tiny("llama"))
-    assert (first.pcd, second.pcd) == (pypcd.PCDConfig(**PCD), pypcd.PCDConfig.resolve("window"))
     assert type(third) is pypcd.Llama and third.pcd is None
-    pypcd.uninstall()
-    assert first.pcd == pypcd.PCDConfig(**PCD)
+    for _ in range(2):
+        pypcd.uninstall()
+    stock = made(tiny("llama"), gpu=True)
+    assert type(stock) is ImportedBefore and not hasattr(stock, "pcd")
     first.eval([1, 2, 3])
-    assert first.pcd_logits().local is not None
-
-
-def test_uninstalled_it_makes_stock_objects(tiny: Tiny) -> None:
-    pypcd.uninstall()
-    pypcd.install(PCD)
-    pypcd.uninstall()
-    pypcd.uninstall()
-    llm = made(tiny("llama"), gpu=True)
-    assert type(llm) is ImportedBefore and not hasattr(llm, "pcd")
+    assert first.pcd == pypcd.PCDConfig(**PCD) and first.pcd_logits().local is not None
 
 
 def test_a_pcd_of_the_callers_comes_first(tiny: Tiny) -> None:
@@ -133,41 +117,27 @@ def test_class_methods_make_one_too(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
 
 def test_unknown_keywords_are_one_warning_that_names_them(tiny: Tiny) -> None:
     pypcd.install(PCD)
-    with pytest.warns(UserWarning, match="Llama has no argument 'gpu', 'n_ctxx'; ignored") as seen:
+    with pytest.warns(UserWarning, match="'gpu', 'n_ctxx'; ignored") as seen:
         llm = made(tiny("llama"), gpu=True, n_ctxx=3)
     assert len(seen) == 1 and seen[0].filename == __file__ and llm.pcd == pypcd.PCDConfig(**PCD)
     with pytest.raises(TypeError, match="Llama has no argument 'gpu'"):
         pypcd.Llama(tiny("llama"), gpu=True)
-
-
-def test_what_llama_cpp_had_once_is_silent_where_it_changes_nothing(tiny: Tiny) -> None:
-    pypcd.install(PCD)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        made(tiny("llama"), n_parts=-1, f16_kv=True, mul_mat_q=True)
     with pytest.warns(UserWarning, match="no argument 'f16_kv'"):
         made(tiny("llama"), f16_kv=False)
+    with warnings.catch_warnings():  # what llama_cpp had once, and changes nothing; a tokenizer alone
+        warnings.simplefilter("error")
+        made(tiny("llama"), n_parts=-1, f16_kv=True, mul_mat_q=True)
+        assert made(tiny("llama"), vocab_only=True).tokenize(b"a")
 
 
 # --- models and classes that decode plainly ---
 
 
-def test_an_embedding_model_decodes_plainly_and_says_so(tiny: Tiny) -> None:
-    pypcd.install(PCD)
+def test_a_model_for_embeddings_or_that_cannot_run_it_decodes_plainly_and_says_so(tiny: Tiny) -> None:
+    pypcd.install("paper")
     with pytest.warns(UserWarning, match="gguf decodes plainly: it is opened for embeddings"):
         llm = made(tiny("llama"), embedding=True)
     assert type(llm) is pypcd.Llama and llm.pcd is None and len(llm.embed("a"))
-
-
-def test_a_tokenizer_alone_is_no_reason_to_warn(tiny: Tiny) -> None:
-    pypcd.install(PCD)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert made(tiny("llama"), vocab_only=True).tokenize(b"a")
-
-
-def test_a_model_that_cannot_run_it_says_why(tiny: Tiny) -> None:
-    pypcd.install("paper")
     with pytest.warns(UserWarning, match=r"gguf decodes plainly: PCD \(paper\) cannot run here: ") as seen:
         llm = made(tiny("mamba"))
     assert llm.pcd is None and seen[0].filename == __file__
@@ -260,37 +230,26 @@ def test_install_imports_neither_llama_cpp_nor_numpy() -> None:
     assert runs(code) == "set()\n"
 
 
-@pytest.mark.parametrize("calls", ["install('window')", "install(); pypcd.install('window')"])
-def test_it_may_come_before_llama_cpp(calls: str, tiny: Tiny) -> None:
-    code = f"""if True:
-        import sys, pypcd
-        pypcd.{calls}
-        from llama_cpp import Llama
-        llm = Llama(sys.argv[1], n_ctx=256, n_threads=1)
-        print(type(llm).__module__, llm.pcd == pypcd.PCDConfig.resolve("window"))"""
-    assert runs(code, tiny("llama")) == "pypcd.llama True\n"
-
-
 @pytest.mark.parametrize(
-    "first", ["pypcd.Llama", "from pypcd import Llama", "pypcd.pcd_sampler", "import pypcd.engine"]
+    ("before", "variable"),
+    [
+        ("pypcd.install('window')", ""),
+        ("pypcd.install(); pypcd.install('window')", ""),
+        ("pypcd.install('window'); from pypcd import Llama", ""),
+        ("pypcd.install('window'); pypcd.pcd_sampler", ""),
+        ("pypcd.install('window'); import pypcd.engine", ""),
+        ("pypcd.Llama", "window"),
+    ],
 )
-def test_so_may_what_imports_llama_cpp_in_pypcd(first: str, tiny: Tiny) -> None:
+def test_it_may_come_before_llama_cpp_and_before_what_imports_that(before: str, variable: str, tiny: Tiny) -> None:
     code = f"""if True:
         import inspect, sys, pypcd
-        pypcd.install("window")
-        {first}
+        {before}
         import llama_cpp
-        print(llama_cpp.Llama(sys.argv[1], n_ctx=256, n_threads=1).pcd == pypcd.PCDConfig.resolve("window"))
+        llm = llama_cpp.Llama(sys.argv[1], n_ctx=256, n_threads=1)
+        print(type(llm).__module__, llm.pcd == pypcd.PCDConfig.resolve("window"))
         print(inspect.signature(llama_cpp.Llama) == inspect.signature(pypcd.Llama))"""
-    assert runs(code, tiny("llama")) == "True\nTrue\n"
-    assert runs(code.replace('pypcd.install("window")', "pass"), tiny("llama"), PYPCD="window") == "True\nTrue\n"
-
-
-def test_a_wrong_one_is_refused_before_llama_cpp_is_imported() -> None:
-    done = run_python("import pypcd; pypcd.install('gentel')")
-    assert (
-        "InputError: pcd is 'gentel', which is not a setting (did you mean 'gentle'?)" in done.stderr.splitlines()[-1]
-    )
+    assert runs(code, tiny("llama"), PYPCD=variable) == "pypcd.llama True\nTrue\n"
 
 
 # --- the environment variable, where pypcd is imported ---
@@ -303,37 +262,23 @@ OPEN = """if True:
     print(getattr(llm, "pcd", "stock"))"""
 
 
-def test_the_environment_installs_it(tiny: Tiny) -> None:
-    assert runs(OPEN, tiny("llama"), PYPCD="window") == f"{pypcd.PCDConfig.resolve('window')}\n"
-
-
-@pytest.mark.parametrize("value", ["1", "True", "on"])
-def test_on_in_the_environment_is_the_recommended_preset(value: str, tiny: Tiny) -> None:
-    assert runs(OPEN, tiny("llama"), PYPCD=value) == f"{pypcd.PCDConfig.preset('gentle')}\n"
-
-
-@pytest.mark.parametrize("value", ["", "0", "off", "Off", "false", " "])
-def test_off_in_the_environment_is_nothing(value: str, tiny: Tiny) -> None:
-    assert runs(OPEN, tiny("llama"), PYPCD=value) == "stock\n"
-
-
-def test_what_the_program_says_comes_before_the_environment(tiny: Tiny) -> None:
-    said = runs(OPEN.replace("pass", "pypcd.install('gentle')"), tiny("llama"), PYPCD="window")
-    assert said == f"{pypcd.PCDConfig.resolve('gentle')}\n"
-    said = runs(OPEN.replace("pass", "pypcd.uninstall()"), tiny("llama"), PYPCD="window")
-    assert said == "stock\n"
-
-
-@pytest.mark.parametrize("value", ["2", "gentel", "beta=x", "bta=2", "nowhere.json"])
-def test_a_wrong_value_is_one_sentence_when_llama_cpp_is_imported(value: str) -> None:
-    done = run_python("import pypcd; print('fine'); import llama_cpp", PYPCD=value)
-    assert done.returncode == 1 and done.stdout == "fine\n"
-    last = done.stderr.splitlines()[-1]
-    assert (
-        last.startswith("pypcd.errors.InputError: the environment variable PYPCD cannot be used: ")
-        and "unset it" in last
-    )
-    assert done.stderr.count("Traceback") == 1
+@pytest.mark.parametrize(
+    ("value", "statement", "setting"),
+    [
+        ("window", "pass", "window"),
+        ("1", "pass", "gentle"),
+        ("True", "pass", "gentle"),
+        ("", "pass", None),
+        ("0", "pass", None),
+        ("Off", "pass", None),
+        (" ", "pass", None),
+        ("window", "pypcd.install('gentle')", "gentle"),  # what the program says comes first
+        ("window", "pypcd.uninstall()", None),
+    ],
+)
+def test_the_environment_installs_it(value: str, statement: str, setting: str | None, tiny: Tiny) -> None:
+    wanted = pypcd.PCDConfig.resolve(setting) if setting else "stock"
+    assert runs(OPEN.replace("pass", statement), tiny("llama"), PYPCD=value) == f"{wanted}\n"
 
 
 # --- in programs that know nothing of pypcd, by the file that Python runs when it starts ---
@@ -379,7 +324,10 @@ IS_THERE = """if True:
     print(*(type(finder).__module__ for finder in sys.meta_path if 'pypcd' in type(finder).__module__))"""
 
 
-def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(python: Path) -> None:
+def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(python: Path, tmp_path: Path) -> None:
+    """Whatever a program is called, and whatever its arguments are."""
+    program = tmp_path / "lm_eval"
+    program.write_text(IS_THERE)
     for value, seen in (
         ("", "\n\n"),
         ("off", "\n\n"),
@@ -388,22 +336,8 @@ def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(python: Pa
         ("gentle", "pypcd pypcd.finder\npypcd.finder\n"),
         ("nonsense", "pypcd pypcd.finder\npypcd.finder\n"),
     ):
-        done = starts(python, IS_THERE, PYPCD=value)
+        done = starts(python, f"import runpy; runpy.run_path({str(program)!r})", "--model", "pypcd", PYPCD=value)
         assert (done.returncode, done.stdout, done.stderr) == (0, seen, "")
-
-
-@pytest.mark.parametrize(
-    "words", [["install", "lm_eval"], ["uninstall", "lm-eval"], ["lm_eval"], ["--model", "pypcd"]], ids=" ".join
-)
-def test_unset_it_does_nothing_in_any_program(words: list[str], python: Path, tmp_path: Path) -> None:
-    """Whatever a program is called, and whatever its arguments are."""
-    program = tmp_path / "lm_eval"
-    program.write_text(IS_THERE)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYPCD")}
-    done = subprocess.run(
-        [python, program, *words], env=environment, text=True, capture_output=True, check=True, timeout=60
-    )
-    assert (done.stdout, done.stderr) == ("\n\n", "")
 
 
 @pytest.mark.parametrize(("value", "seen"), [("window", "window"), ("off", None), ("", None)])
@@ -412,10 +346,13 @@ def test_a_program_that_does_not_know_pypcd(value: str, seen: str | None, python
     assert done.stderr == "" and done.stdout == f"{pypcd.PCDConfig.resolve(seen) if seen else 'stock'}\n"
 
 
-def test_a_wrong_value_ends_such_a_program_with_one_sentence(python: Path) -> None:
-    done = starts(python, "import llama_cpp", PYPCD="gentel")
-    assert done.stderr.count("Traceback") == 1
-    assert re.match(
-        r"pypcd.errors.InputError: the environment variable PYPCD cannot be used: pcd is 'gentel'.*allowed: on, off, .*; or unset it",
-        done.stderr.splitlines()[-1],
-    )
+@pytest.mark.parametrize("value", ["gentel", "bta=2", "nowhere.json"])
+def test_a_wrong_value_is_one_sentence_when_llama_cpp_is_imported(value: str, python: Path) -> None:
+    """Whether the program knows pypcd or not."""
+    for done in (
+        run_python("import pypcd; print('fine'); import llama_cpp", PYPCD=value),
+        starts(python, "print('fine'); import llama_cpp", PYPCD=value),
+    ):
+        assert (done.returncode, done.stdout, done.stderr.count("Traceback")) == (1, "fine\n", 1)
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("pypcd.errors.InputError: the environment variable PYPCD ") and "unset it" in last
