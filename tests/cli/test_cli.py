@@ -368,13 +368,11 @@ def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model, comman
             assert off == llm.detokenize(tokens).decode("utf-8", "replace") + "\n"
 
 
-def test_generate(model):
-    done = pypcd_command(
-        "generate", model, "--threads=1", "--max-tokens=6", "--json", "--pcd=beta=1.5", stdin="hello\n"
-    )
-    record = json.loads(done.stdout)
+def test_generate_reads_its_prompt_from_a_pipe_too(model):
+    command = ("generate", model, "--threads=1", "--max-tokens=6", "--pcd=beta=1.5")
+    record = json.loads(pypcd_command(*command, "--json", stdin="hello\n").stdout)
     assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
-    plain = pypcd_command("generate", model, "--threads=1", "--max-tokens=6", "--pcd=beta=1.5", "-p", "hello")
+    plain = pypcd_command(*command, "-p", "hello")
     assert plain.stdout == record["text"] + "\n"
     assert plain.stderr.count("\n") == 1 and "PCD paper:beta=1.5 | cut at max_tokens" in plain.stderr
 

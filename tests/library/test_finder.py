@@ -83,37 +83,24 @@ def test_what_llama_cpp_itself_lacks_is_not_called_a_missing_llama_cpp() -> None
     assert re.match("ModuleNotFoundError.*typing_extensions", done.stderr.splitlines()[-1]), done.stderr
 
 
-def test_an_import_that_failed_leaves_no_trace_and_may_be_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("path", "message"), [("/nowhere", "unset it"), (STOCK, "has no PCD hooks")])
+def test_an_import_that_failed_leaves_no_trace_and_may_be_tried_again(path: str, message: str) -> None:
     passes(
         f"""if True:
         import os, pypcd
-        for _ in range(2):
-            try:
-                import llama_cpp
-            except ImportError as error:
-                assert isinstance(error, pypcd.LibraryError) and "unset it" in str(error), error
-            else:
-                raise AssertionError("it loaded")
-            assert "llama_cpp" not in sys.modules and os.environ["LLAMA_CPP_LIB_PATH"] == {str(tmp_path)!r}
-        del os.environ["LLAMA_CPP_LIB_PATH"]
-        import llama_cpp
-        {IS_OURS}""",
-        LLAMA_CPP_LIB_PATH=str(tmp_path),
-    )
-
-
-def test_a_stock_library_is_refused_however_often_it_is_asked_for() -> None:
-    passes(
-        """if True:
-        import pypcd
         for statement in ("import llama_cpp", "pypcd.Llama", "import llama_cpp", "from pypcd import pcd_sampler"):
             try:
                 exec(statement)
             except ImportError as error:
-                assert isinstance(error, pypcd.LibraryError) and "has no PCD hooks" in str(error), error
+                assert isinstance(error, pypcd.LibraryError) and {message!r} in str(error), error
             else:
-                raise AssertionError(f"{statement} went well")""",
-        LLAMA_CPP_LIB_PATH=STOCK,
+                raise AssertionError(statement + " went well")
+            assert "llama_cpp" not in sys.modules and os.environ["LLAMA_CPP_LIB_PATH"] == {path!r}
+        if {path!r} == "/nowhere":  # a library that was loaded stays
+            os.environ["LLAMA_CPP_LIB_PATH"] = ""
+            import llama_cpp
+            {IS_OURS}""",
+        LLAMA_CPP_LIB_PATH=path,
     )
 
 

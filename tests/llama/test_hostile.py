@@ -113,15 +113,6 @@ def test_what_cannot_run_pcd_says_why_and_still_runs_without(
         assert len(list(zip(range(3), llm.generate(TOKENS[:10], temp=0)))) == 3
 
 
-def test_a_refused_setting_leaves_the_one_in_force(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("bloom"), {"perturbation": "none", "window": 10})
-    with pytest.raises(pypcd.UnsupportedError):
-        llm.pcd = "paper"
-    assert llm.pcd == pypcd.PCDConfig(perturbation="none", window=10)
-    llm.eval(TOKENS[:30])
-    check_rows(llm, tiny("bloom"), TOKENS[:30])
-
-
 # --- calls ---
 
 
@@ -180,11 +171,7 @@ def test_rows_are_not_to_be_had_of_an_evaluation_without_pcd(tiny: Tiny, load: L
             llm.pcd_logits()
 
 
-def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from pypcd.cli import main
-
+def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", "starcoder")  # rotates in name only
     llm = pypcd.Llama(path, pcd={"perturbation": "none", "window": 5, "beta": 1}, n_ctx=256, n_threads=1)
     before = llm.pcd
@@ -196,16 +183,6 @@ def test_a_refusal_that_only_a_graph_can_show_is_known_beforehand(
     wanted = method.contrast(rows.standard, rows.local, beta=1)
     assert llm.pcd is before and np.allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
     llm.close()
-
-    generate = ["generate", str(path), "-p", "abc", "--max-tokens", "2", "--threads", "1"]
-    assert main([*generate, "--pcd", "paper"]) == 1
-    assert "PCD cannot run here: the architecture 'starcoder' has no rotary positions" in capsys.readouterr().err
-    assert main([*generate, "--pcd", "window"]) == 0  # it needs none
-    assert "| PCD window |" in capsys.readouterr().err
-    options = ["--length", "16", "--method", "pcd,pcd:window", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
-    assert main(["bench", str(path), *options]) == 0
-    out, err = capsys.readouterr()
-    assert "pcd:window" in out and "pcd " not in out and "cannot run pcd;" in err
 
 
 @pytest.mark.parametrize(
