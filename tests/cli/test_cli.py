@@ -368,13 +368,16 @@ def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model, comman
             assert off == llm.detokenize(tokens).decode("utf-8", "replace") + "\n"
 
 
-def test_generate_reads_its_prompt_from_a_pipe_too(model):
+def test_generate_reads_its_prompt_from_a_pipe_too(model, capsys, monkeypatch):
+    from pypcd.cli import main
+
     command = ("generate", model, "--threads=1", "--max-tokens=6", "--pcd=beta=1.5")
     record = json.loads(pypcd_command(*command, "--json", stdin="hello\n").stdout)
     assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
-    plain = pypcd_command(*command, "-p", "hello")
-    assert plain.stdout == record["text"] + "\n"
-    assert plain.stderr.count("\n") == 1 and "PCD paper:beta=1.5 | cut at max_tokens" in plain.stderr
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    assert main([*command, "-p", "hello"]) == 0
+    out, err = capsys.readouterr()
+    assert out == record["text"] + "\n" and err.count("\n") == 1 and "PCD paper:beta=1.5 | cut at max_tokens" in err
 
 
 def faulty(kind: str) -> None:
@@ -440,10 +443,12 @@ def test_what_the_user_or_the_system_can_mend_is_one_sentence(error, said, where
     assert text.count("\n") == 1 and said.rpartition(": ")[2] in text
 
 
-def test_info_json(model):
-    done = pypcd_command("info", model, "--json")
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
+def test_info(model, capsys, monkeypatch):
+    from pypcd.cli import main
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    assert main(["info", model, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
     assert Path(record["library"]["libllama"]).exists() and record["machine"]["backends"]
     machine = record["machine"]
     assert set(machine["idle_backends"]) < set(machine["backends"])
@@ -458,12 +463,6 @@ def test_info_json(model):
     assert [c["passed"] for c in record["self_test"]["checks"]] == [True] * 4
     machine["idle_backends"] = ["CUDA"]
     assert re.search(r"(?m)^no CUDA device +found: there is none, or its driver is missing", info.report(record))
-
-
-def test_info_text(model, capsys, monkeypatch):
-    from pypcd.cli import main
-
-    monkeypatch.setattr(_terminal, "setup", lambda: None)
     assert main(["info", model]) == 0
     text = capsys.readouterr().out
     assert "of 8 frequencies" in text and text.count("PASS") == 4 and re.search(r"up to \d\.\de-0\d", text)

@@ -15,6 +15,7 @@ from pypcd.cli import eval as eval_command
 from pypcd.cli import main
 from pypcd.cli._table import aligned
 from pypcd.evaluation import GROUPS, TASKS, Plan
+from pypcd.evaluation.tasks.kv import KV_SHORT
 from pypcd.lab.paper import PAPER_TABLES
 
 DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
@@ -22,15 +23,11 @@ DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--
 
 def question(tmp_path: Path) -> tuple[Path, str, str]:
     """A context, a question about it, and the right answer, for the demo model."""
-    pairs = [
-        (f"{i:04x}-{i * 7919 % 65536:04x}", f"{i * 104729 % 65536:04x}-{i * 1299709 % 65536:04x}") for i in range(1, 9)
-    ]
-    body = ", ".join(f'"{key}": "{value}"' for key, value in pairs)
+    sample = next(iter(KV_SHORT.questions(1, 8)))
+    text, key, rest = sample.prompt.text.partition("Key: ")
     context = tmp_path / "context.txt"
-    context.write_text(
-        "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{" + body + "}\n"
-    )
-    return context, f'Key: "{pairs[5][0]}"\nThe value associated with the specified key is: ', pairs[5][1]
+    context.write_text(text)
+    return context, key + rest, sample.answers[0]
 
 
 # -- answer ----------------------------------------------------------------------------------------------------------

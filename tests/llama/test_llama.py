@@ -441,20 +441,7 @@ def test_a_pickled_model_comes_back_with_its_setting(tiny: Tiny, load: Load) -> 
         )
 
 
-def test_from_pretrained_passes_pcd_on(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, load: Load) -> None:
-    path = tiny("llama")
-
-    class FileSystem:
-        def ls(self, repo_id: str, recursive: bool = False) -> list[str]:
-            return [f"{repo_id}/{path.name}", f"{repo_id}/README.md"]
-
-    hub = types.SimpleNamespace(
-        HfFileSystem=FileSystem, hf_hub_download=lambda **kwargs: str(path.parent / kwargs["filename"])
-    )
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    monkeypatch.setitem(
-        sys.modules, "huggingface_hub.utils", types.SimpleNamespace(validate_repo_id=lambda repo_id: None)
-    )
+def test_from_pretrained_passes_pcd_on(hub: None) -> None:
     llm = pypcd.Llama.from_pretrained("someone/something", "*.gguf", pcd={"beta": 2}, n_ctx=256)
     with contextlib.closing(llm):
         assert isinstance(llm, pypcd.Llama) and llm.pcd == pypcd.PCDConfig(beta=2) and llm.n_ctx() == 256

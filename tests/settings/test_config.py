@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[str, list[Any]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_bad_value_is_refused_with_what_is_allowed(name: str) -> None:
     allowed, values = REFUSED[name]
-    with pytest.raises(ValueError, match=f"^{name} is {re.escape(repr(values[0]))}.*; allowed: {allowed}"):
+    with pytest.raises(ValueError, match=f"^{name} is {re.escape(repr(values[0]))}.*; allowed: {allowed}(?![0-9])"):
         PCDConfig(**{name: values[0]})
     for value in values:
         for make in (lambda **fields: PCDConfig(**fields), lambda **fields: PCDConfig.resolve(fields)):
