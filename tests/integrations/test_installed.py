@@ -5,12 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import os
 import pickle
 import shutil
-import subprocess
-import sys
-import venv
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +18,6 @@ from conftest import run_python
 from llama_cpp import Llama as ImportedBefore
 
 import pypcd
-from pypcd import library
 
 ROOT = Path(__file__).resolve().parents[2]
 Tiny = Callable[..., Path]
@@ -263,38 +258,11 @@ def test_the_environment_installs_it(value: str, statement: str, setting: str | 
 # --- in programs that know nothing of pypcd, by the file that Python runs when it starts ---
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with this one's packages, and pypcd.pth where the wheel puts it."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False, symlinks=os.name != "nt")
-    path = next(folder.glob("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-    done = subprocess.run(
-        [path, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        text=True,
-        capture_output=True,
-        check=True,
-    )
-    site = Path(done.stdout.strip())
-    (site / "others.pth").write_text("\n".join(p for p in sys.path if p) + "\n", encoding="utf-8")
-    shutil.copy(ROOT / "cmake/pypcd.pth", site)
-    beside, *others = library.library_dirs()
-    if not beside.exists():  # a source checkout: its library is where this Python's packages are
-        (site / "pypcd").mkdir()
-        (site / "pypcd/lib").symlink_to(next(path for path in others if path.exists()))
-    return path
-
-
-def starts(python: Path, code: str, *args: Any, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        [python, "-c", code, *map(str, args)],
-        env={**env, **environment},
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
+@pytest.fixture
+def start(tmp_path: Path) -> str:
+    """Lines that run pypcd.pth as Python does when it starts."""
+    shutil.copy(ROOT / "cmake/pypcd.pth", tmp_path)
+    return f"import site; site.addsitedir({str(tmp_path)!r})\n"
 
 
 IS_THERE = """if True:
@@ -303,35 +271,25 @@ IS_THERE = """if True:
     print(*(type(finder).__module__ for finder in sys.meta_path if 'pypcd' in type(finder).__module__))"""
 
 
-def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(python: Path, tmp_path: Path) -> None:
-    """Whatever a program is called, and whatever its arguments are."""
-    program = tmp_path / "lm_eval"
-    program.write_text(IS_THERE)
-    for value, seen in (
-        ("", "\n\n"),
-        ("off", "\n\n"),
-        ("no", "\n\n"),
-        (" 0", "\n\n"),
-        ("gentle", "pypcd pypcd.finder\npypcd.finder\n"),
-        ("nonsense", "pypcd pypcd.finder\npypcd.finder\n"),
-    ):
-        done = starts(python, f"import runpy; runpy.run_path({str(program)!r})", "--model", "pypcd", PYPCD=value)
-        assert (done.returncode, done.stdout, done.stderr) == (0, seen, "")
+def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(start: str) -> None:
+    """Whatever a program's arguments are."""
+    for value in ("", "off", "no", " 0"):
+        assert runs(start + IS_THERE, "--model", "pypcd", PYPCD=value) == "\n\n"
+    for value in ("gentle", "nonsense"):
+        assert runs(start + IS_THERE, PYPCD=value) == "pypcd pypcd.finder\npypcd.finder\n"
 
 
-@pytest.mark.parametrize(("value", "seen"), [("window", "window"), ("off", None), ("", None)])
-def test_a_program_that_does_not_know_pypcd(value: str, seen: str | None, python: Path, tiny: Tiny) -> None:
-    done = starts(python, OPEN.replace(", pypcd", ""), tiny("llama"), PYPCD=value)
-    assert done.stderr == "" and done.stdout == f"{pypcd.PCDConfig.resolve(seen) if seen else 'stock'}\n"
+@pytest.mark.parametrize(("value", "seen"), [("window", "window"), ("off", None)])
+def test_a_program_that_does_not_know_pypcd(value: str, seen: str | None, start: str, tiny: Tiny) -> None:
+    said = runs(start + OPEN.replace(", pypcd", ""), tiny("llama"), PYPCD=value)
+    assert said == f"{pypcd.PCDConfig.resolve(seen) if seen else 'stock'}\n"
 
 
 @pytest.mark.parametrize("value", ["gentel", "bta=2", "nowhere.json"])
-def test_a_wrong_value_is_one_sentence_when_llama_cpp_is_imported(value: str, python: Path) -> None:
+def test_a_wrong_value_is_one_sentence_when_llama_cpp_is_imported(value: str, start: str) -> None:
     """Whether the program knows pypcd or not."""
-    for done in (
-        run_python("import pypcd; print('fine'); import llama_cpp", PYPCD=value),
-        starts(python, "print('fine'); import llama_cpp", PYPCD=value),
-    ):
+    for first in ("import pypcd\n", start):
+        done = run_python(f"{first}print('fine')\nimport llama_cpp", PYPCD=value)
         assert (done.returncode, done.stdout, done.stderr.count("Traceback")) == (1, "fine\n", 1)
         last = done.stderr.splitlines()[-1]
         assert last.startswith("pypcd.errors.InputError: the environment variable PYPCD ") and "unset it" in last

@@ -194,17 +194,9 @@ def test_a_logits_processors_exception_arrives(tiny: Tiny, load: Load) -> None:
     only = llama_cpp.LogitsProcessorList([lambda tokens, scores: one.tolist()])
     assert list(itertools.islice(llm.generate([1, 2], temp=0, logits_processor=only), 3)) == [300] * 3
 
-
-def test_it_arrives_from_a_stream_beside_which_somebody_samples(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
     calls = itertools.count()
-
-    def fails_later(tokens: Any, scores: Any) -> Any:
-        if next(calls):
-            raise KeyError("mine")
-        return scores
-
-    stream = llm.generate(TOKENS[:5], temp=0, logits_processor=llama_cpp.LogitsProcessorList([fails_later]))
+    later = llama_cpp.LogitsProcessorList([lambda tokens, scores: fails(tokens, scores) if next(calls) else scores])
+    stream = llm.generate(TOKENS[:5], temp=0, logits_processor=later)
     next(stream)
     llm.sample(temp=0)  # has processors of its own: none
     with pytest.raises(KeyError, match="mine"):
