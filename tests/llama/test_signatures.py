@@ -104,28 +104,6 @@ def test_what_is_passed_on_is_shown_where_it_is_passed() -> None:
     assert list(found) == own + [p.name for p in init] and list(found.values())[len(own) :] == init
 
 
-CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-    ("__init__", ("model.gguf",), {"n_ctx": 64, "pcd": "gentle", "type_k": 8}),
-    ("__call__", ("Once", None, 8), {"temperature": 0, "pcd": True}),
-    ("create_completion", ([1, 2],), {"stream": True}),
-    ("create_chat_completion", ([], None), {"tools": [], "pcd": {"beta": 1}}),
-    ("generate", ([1], 40, 0.95), {"temp": 0.0}),
-    ("sample", (40,), {"idx": 3}),
-    ("embed", ("a", True), {}),
-    ("from_pretrained", ("owner/name", "*.gguf"), {"local_dir": "x", "n_ctx": 64, "pcd": True}),
-]
-
-
-@pytest.mark.parametrize(("name", "args", "kwargs"), CALLS)
-def test_real_calls_fit_and_misspelt_ones_do_not(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    signature = inspect.signature(getattr(pypcd.Llama, name))
-    object_first = () if name == "from_pretrained" else (None,)
-    bound = signature.bind(*object_first, *args, **kwargs)
-    assert set(kwargs) <= set(bound.arguments)
-    with pytest.raises(TypeError, match="n_ctxx"):
-        signature.bind(*object_first, *args, **kwargs, n_ctxx=3)
-
-
 def test_hints_can_be_evaluated() -> None:
     for name in OURS:
         hints, theirs = (typing.get_type_hints(getattr(cls, name)) for cls in (pypcd.Llama, llama_cpp.Llama))
