@@ -22,7 +22,6 @@ import pypcd  # it chooses the library that llama_cpp loads, so it comes first
 import llama_cpp
 import numpy as np
 import pytest
-from fake_pip import program, project  # noqa: F401  fixtures
 from hypothesis import settings
 from limits import EPSILON, allowed, two_shapes
 from preload import SANITIZED, preload  # noqa: F401  a fixture, and what tests import from here
@@ -31,7 +30,9 @@ from reference import Noise, Reference, behind, contrast, rho
 from rpc_servers import rpc_servers  # noqa: F401  a fixture
 from tiny_gguf import write_tiny_gguf
 
-pytest.register_assert_rewrite("browser", "clients", "serving")  # shared by tests, and their messages are read
+pytest.register_assert_rewrite(
+    "browser", "clients", "fake_pip", "serving"
+)  # shared by tests, and their messages are read
 settings.register_profile("pypcd", deadline=None, database=None)  # these two cores may be shared
 settings.load_profile("pypcd")
 
@@ -56,7 +57,7 @@ FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
     "exports", "gate0", "host", "kv", "layers", "limits", "longbench", "metrics", "min_context", "min_entropy",
-    "nocache", "packaging", "places", "progress", "report", "rooms", "ruler", "salience", "sampler", "sequences",
+    "nocache", "packaging", "places", "progress", "report", "import_layers", "ruler", "salience", "sampler", "sequences",
     "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks", "windows",
 }  # fmt: skip
 
