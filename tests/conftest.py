@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,21 @@ def load() -> Iterator[Callable[..., pypcd.Llama]]:
     yield make
     for llm in opened:
         llm.close()
+
+
+@pytest.fixture
+def hub(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A huggingface_hub whose repositories have one tiny model each."""
+
+    class Hub(types.ModuleType):
+        HfFileSystem = staticmethod(
+            lambda: types.SimpleNamespace(ls=lambda name, **_: [f"{name}/m.gguf", f"{name}/a.md"])
+        )
+        hf_hub_download = staticmethod(lambda **_: str(tiny("llama")))
+        validate_repo_id = staticmethod(lambda _: None)
+
+    for name in ("huggingface_hub", "huggingface_hub.utils"):
+        monkeypatch.setitem(sys.modules, name, Hub(name))
 
 
 @pytest.fixture
