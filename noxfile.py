@@ -90,5 +90,6 @@ def versions(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def transformers(session: nox.Session) -> None:
-    """The other side of scripts/compare_transformers: 5 GB, or 1.2 with an index in PIP_EXTRA_INDEX_URL that has torch for the CPU."""
-    session.install("torch==2.13.0", "transformers==5.17.0", "accelerate==1.15.0", "gguf>=0.17")
+    """scripts/recipes/compare_transformers.py: 5 GB, or 1.2 with an index in PIP_EXTRA_INDEX_URL that has torch for the CPU."""
+    install(session, "torch==2.13.0", "transformers==5.17.0", "accelerate==1.15.0", "gguf>=0.17")
+    session.run("python", "scripts/recipes/compare_transformers.py", *session.posargs)

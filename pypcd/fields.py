@@ -5,7 +5,8 @@ and ranges (`cmake/fields.py`) and the same struct in ctypes; what a request to 
 docs/settings.md. PCDFields repeats names and types for type checkers, which read but do not run this; a test compares the two.
 
 To add one: a line in Fields and one in PCDFields, the formula (in `cpp/` and, for the tests, in numpy), and a test of it. Then
-`python cmake/fields.py --docs` writes the table in the docs.
+`python cmake/fields.py --docs` writes the table in the docs. As the struct in C changes, LLAMA_PCD_VERSION and library.API_VERSION are
+raised by one. If the field changes what twins see, `cpp/twins/settings.cpp` has to know (same_table, find_difference).
 
 Knows nothing of what a setting is used for. CMake runs it, so it needs the standard library alone.
 """
@@ -48,7 +49,7 @@ class Field:
         default: the paper's value.
         range: what is allowed.
         part: "twin": it makes L*. "contrast": it is an argument of pypcd.method.contrast(), which makes one row of L and L*. "floor": it says
-            which tokens are contrasted at all. "work": how the twins are evaluated, or for whom.
+            which tokens are contrasted at all (so does min_entropy, which contrast() applies). "work": how the twins are evaluated, or for whom.
         what: what it does, in sentences.
         cost: what it costs.
         own: whether a sequence can have another value than its context.
@@ -158,8 +159,7 @@ class Fields:
         Choice(get_args(Evaluation)),
         "work",
         "fused: token and twin in one batch. alternate: one after the other, and no twin if a single token is plausible. auto: "
-        "alternate with a cut (`relative_top`) or `min_entropy`, else fused. A prompt is always fused, and so is "
-        "`cache=separate`.",
+        "alternate with a cut (`relative_top`) or `min_entropy`, else fused; prompts and cache=separate always fused.",
         cost="fused reads the weights once, alternate twice for each twin; with `relative_top=0.1` alternate saves most if the model "
         "is sure",
         more="Fused or alternate",

@@ -117,17 +117,21 @@ class Llama(llama_cpp.Llama):
     ) -> None:
         arguments.check_keywords(kwargs)
         self._lock = guards.ModelLock(self)
+        # the setting
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler does the contrast
+        self._call_has_pcd = False  # the setting in force is that of the call itself
+        # the cache and its rows
         self._n_changes = 0  # of the cache, by eval() and load_state()
-        self._drafts: Drafts | None = None
-        self._n_read: int | None = None  # in a step with drafted tokens: how many tokens of the text are certain
-        self._n_unread = 0  # rows of the last evaluation behind the one that was sampled from
-        self._n_shown: int | None = None  # how many tokens a logits processor sees; None: all
         self._is_prompt = False  # the next evaluation is that of generate()'s prompt
         self._is_restored = False  # by load_state: then there are no logits of the last token
+        # drafted tokens
+        self._drafts: Drafts | None = None
+        self._n_certain: int | None = None  # in a step with drafted tokens: how many tokens of the text are certain
+        self._n_unread = 0  # rows of the last evaluation behind the one that was sampled from
+        # logits processors, grammars
         self._processors: guards.Processors | None = None  # those of the sampler
-        self._is_asked = False  # the setting in force is that of the call itself
+        self._n_shown: int | None = None  # how many tokens a logits processor sees; None: all
         self._is_whole = False  # within a call that returns a whole answer
         self._n_constrained = 0  # answers left plain under a grammar
         pcd = load(pcd)  # a profile is read once
@@ -271,13 +275,13 @@ class Llama(llama_cpp.Llama):
         if setting is None:
             yield
             return
-        before, was_asked = (self._pcd, self._combines), self._is_asked
+        before, was_asked = (self._pcd, self._combines), self._call_has_pcd
         self._apply(self._resolve(setting))
-        self._is_asked = True
+        self._call_has_pcd = True
         try:
             yield
         finally:
-            self._is_asked = was_asked
+            self._call_has_pcd = was_asked
             if engine.is_open(self):
                 self._apply(*before)
 
@@ -397,13 +401,13 @@ class Llama(llama_cpp.Llama):
             raise PCDError(
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
-        is_asked = pcd is not None or self._is_asked or self._pcd is None
+        is_asked = pcd is not None or self._call_has_pcd or self._pcd is None
         is_left_plain = not is_asked and _has_grammar(args, kwargs)
         if is_left_plain and self._is_whole:
             self._apply(None)
         elif is_left_plain:
             pcd = False
-        tokens = self._certain(super().generate(*args, **kwargs), is_left_plain)
+        tokens = self._text_of(super().generate(*args, **kwargs), is_left_plain)
         return tokens if pcd is None else self._steps(pcd, tokens)
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -448,7 +452,7 @@ class Llama(llama_cpp.Llama):
                 super().eval(tokens[n_head:])
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {engine.reason()}") from error
-        self._n_read, self._n_unread = n_past + 1 if is_step and len(tokens) > 1 else None, 0
+        self._n_certain, self._n_unread = n_past + 1 if is_step and len(tokens) > 1 else None, 0
         self._is_restored = self._is_restored and not tokens
         if is_step and self._drafts is not None:
             engine.synchronize(self)
@@ -473,7 +477,7 @@ class Llama(llama_cpp.Llama):
     def reset(self) -> None:
         """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""
         self._lock.check_outside("reset", "generate")
-        self._n_read, self._n_unread = None, 0
+        self._n_certain, self._n_unread = None, 0
         if not (self._is_recurrent or self._is_hybrid):
             super().reset()
             return
@@ -504,7 +508,7 @@ class Llama(llama_cpp.Llama):
         self._lock.check_outside("load_state")
         state = states.fitted(self.model_path, self._fingerprint, state, len(self.input_ids), self.n_ctx(), self.scores)
         self._n_changes += 1
-        self._n_read, self._n_unread, self._is_restored = None, 0, True
+        self._n_certain, self._n_unread, self._is_restored = None, 0, True
         engine.clear_errors()
         try:
             super().load_state(state)
@@ -564,9 +568,9 @@ class Llama(llama_cpp.Llama):
                 else "only the last token has some, unless logits_all=True"
             )
             raise PCDError(f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): {remedy}")
-        if idx is not None and self._n_read is not None:
-            self._n_read = self._n_shown = idx + 1
-            self._n_unread = self.n_tokens - self._n_read
+        if idx is not None and self._n_certain is not None:
+            self._n_certain = self._n_shown = idx + 1
+            self._n_unread = self.n_tokens - self._n_certain
         before, sampler, processors = self._lock.in_callback, self._sampler, self._processors
         self._lock.in_callback = "sample"
         if before != "generate":
@@ -592,7 +596,7 @@ class Llama(llama_cpp.Llama):
     def _input_ids(self) -> npt.NDArray[np.intc]:
         return self.input_ids[: self.n_tokens if self._n_shown is None else self._n_shown]
 
-    def _certain(self, tokens: Generator[_T, Any, None], is_left_plain: bool) -> Generator[_T, Any, None]:
+    def _text_of(self, tokens: Generator[_T, Any, None], is_left_plain: bool) -> Generator[_T, Any, None]:
         """The same generator; at its end, drafted tokens that nobody read go, and the text is that of decoding without."""
         with self._lock:
             if is_left_plain:
@@ -611,8 +615,8 @@ class Llama(llama_cpp.Llama):
                     self._forget_unread()
 
     def _forget_unread(self) -> None:
-        if self._n_read is not None and self._n_read < self.n_tokens and engine.is_open(self):
-            self.n_tokens = self._n_read
+        if self._n_certain is not None and self._n_certain < self.n_tokens and engine.is_open(self):
+            self.n_tokens = self._n_certain
             self._requires_eval = True
             engine.rewind(self, self.n_tokens)
 

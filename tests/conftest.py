@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ import pypcd  # it chooses the library that llama_cpp loads, so it comes first
 import llama_cpp
 import numpy as np
 import pytest
-from fake_pip import program, project  # noqa: F401  fixtures
 from hypothesis import settings
 from limits import EPSILON, allowed, two_shapes
 from preload import SANITIZED, preload  # noqa: F401  a fixture, and what tests import from here
@@ -30,11 +30,14 @@ from reference import Noise, Reference, behind, contrast, rho
 from rpc_servers import rpc_servers  # noqa: F401  a fixture
 from tiny_gguf import write_tiny_gguf
 
-pytest.register_assert_rewrite("browser", "clients", "serving")  # shared by tests, and their messages are read
+pytest.register_assert_rewrite(
+    "browser", "clients", "fake_pip", "serving"
+)  # shared by tests, and their messages are read
 settings.register_profile("pypcd", deadline=None, database=None)  # these two cores may be shared
 settings.load_profile("pypcd")
 
 Tiny = Callable[..., Path]
+Load = Callable[..., pypcd.Llama]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,9 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
 FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
-    "exports", "gate0", "host", "kv", "layers", "limits", "longbench", "metrics", "min_context", "min_entropy",
-    "nocache", "packaging", "places", "progress", "report", "rooms", "ruler", "salience", "sampler", "sequences",
-    "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks", "windows",
+    "exports", "floors", "gate0", "graphs", "kv", "layers", "limits", "longbench", "metrics",
+    "nocache", "packaging", "places", "progress", "report", "import_layers", "ruler", "salience", "sampler", "sequences",
+    "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks",
 }  # fmt: skip
 
 
@@ -108,6 +111,21 @@ def load() -> Iterator[Callable[..., pypcd.Llama]]:
     yield make
     for llm in opened:
         llm.close()
+
+
+@pytest.fixture
+def hub(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A huggingface_hub whose repositories have one tiny model each."""
+
+    class Hub(types.ModuleType):
+        HfFileSystem = staticmethod(
+            lambda: types.SimpleNamespace(ls=lambda name, **_: [f"{name}/m.gguf", f"{name}/a.md"])
+        )
+        hf_hub_download = staticmethod(lambda **_: str(tiny("llama")))
+        validate_repo_id = staticmethod(lambda _: None)
+
+    for name in ("huggingface_hub", "huggingface_hub.utils"):
+        monkeypatch.setitem(sys.modules, name, Hub(name))
 
 
 @pytest.fixture

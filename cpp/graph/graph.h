@@ -24,9 +24,9 @@ public:
         llm_graph_input_of_pcd(core.pcd), core(core), n_tokens(n_tokens), n_twin(n_twin), n_perturbed(n_perturbed), n_pos(n_pos) {}
 
     // Whether twins cannot be evaluated in this micro-batch. Attention is split, so all of them have to come after the standard tokens, and
-    // those that are perturbed last. And where a batch does not fit as it is, sliding-window memory deals it out anew, so that each
-    // sequence gets as many tokens in a micro-batch: then a twin may come before the tokens that it should see. (With a second
-    // stream that does not matter: twins see twins.)
+    // those that are perturbed last. If a batch does not fit as it is, sliding-window memory splits it anew (split_equal), so that each
+    // sequence gets as many tokens in a micro-batch: then a twin may come before the tokens that it should see. (With
+    // cache = separate that does not matter: twins see twins.)
     static bool is_misplaced(const llama_pcd_core & core, const llama_ubatch & ubatch);
 
     // choose the cells of a graph that is begun, whose twins are placed

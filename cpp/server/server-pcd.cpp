@@ -199,7 +199,7 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
         const auto params = server_pcd.text(given.get<std::string>());
         return { params.has_value(), params.value_or(llama_pcd_params {}) };
     }
-    throw std::invalid_argument("it is " + given.dump_safe() + "; allowed: true, false, a preset's name, an object");
+    throw std::invalid_argument("it is " + given.dump_safe() + "; allowed: true, false, a setting as text, an object");
 }
 
 static bool asks(const json & body) {
@@ -230,8 +230,9 @@ server_pcd_request server_pcd_of(const json & body, bool constrained) {
     const char * field = "pcd";
     try {
         if (!server_pcd.is_given || !server_pcd.refusal.empty()) {
-            if (asks(body) || !suffix_of(body).empty()) {
-                field = asks(body) ? "pcd" : "model";
+            const bool has_field = body.contains("pcd") && !body.at("pcd").is_null(); // it comes before the model's name
+            if (has_field ? asks(body) : !suffix_of(body).empty()) {
+                field = has_field ? "pcd" : "model";
                 throw std::invalid_argument(server_pcd.is_given ? server_pcd.refusal :
                         "this server was started without settings for PCD; `pypcd serve` has them");
             }

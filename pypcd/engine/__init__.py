@@ -1,10 +1,10 @@
 """Everything that touches libllama; the rest of pypcd goes through this package.
 
-    _engine.decode(llm, entries)      evaluate a batch; its logits are rows(llm, n)
-    _engine.rewind(llm, n_past)       forget a position and all after it
-    _engine.is_end(llm, token)        whether a token ends an answer
-    _engine.set_pcd(llm, config)      put a setting in force, or raise an exception that says why not
-    with _engine.tap(llm, ["l_out"])  collect intermediate tensors by name
+    engine.decode(llm, entries)       evaluate a batch; its logits are rows(llm, n)
+    engine.rewind(llm, n_past)       forget a position and all after it
+    engine.is_end(llm, token)        whether a token ends an answer
+    engine.set_pcd(llm, config)      put a setting in force, or raise an exception that says why not
+    with engine.tap(llm, ["l_out"])  collect intermediate tensors by name
 
 All functions take the llama_cpp.Llama that owns the model and the context. Only this package looks inside one, calls
 functions of the library and turns their status into exceptions. Knows nothing of prompts, answers, methods or the

@@ -26,6 +26,7 @@ __all__ = [
     "N_SEQUENCES",
     "PCDLogits",
     "PCDStats",
+    "begin_answer",
     "in_force",
     "init_sampler",
     "native_params",

@@ -80,7 +80,7 @@ class RemoteDevices:
         devices: what each of them has.
 
     Args:
-        addresses: as _remote.parse_servers() gives them.
+        addresses: as remote.parse_servers() gives them.
 
     Raises:
         RPCError: a server cannot be used.

@@ -39,29 +39,9 @@ QUESTION = 'Key: "{key}"\nThe value associated with the specified key is:'
 ENDINGS = [QUESTION.split("{key}")[1] + tail for tail in (" ", "")]
 # Matched before anything else, longest first (GGUF's "user defined" tokens), so no merge rules are needed for them.
 WORDS = [
-    '{"',
-    '": "',
-    '", "',
-    '"}',
-    'Key: "',
-    "Extract",
-    "The",
-    " the",
-    " value",
-    " corresponding",
-    " to",
-    " specified",
-    " key",
-    " in",
-    " JSON",
-    "JSON",
-    " object",
-    " below",
-    " data",
-    " associated",
-    " with",
-    " is",
-]
+    '{"', '": "', '", "', '"}', 'Key: "', "Extract", "The", " the", " value", " corresponding", " to", " specified", " key",
+    " in", " JSON", "JSON", " object", " below", " data", " associated", " with", " is",
+]  # fmt: skip
 HEX = "0123456789abcdef"
 
 

@@ -43,11 +43,6 @@ def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> No
         assert (row.prefill_ratio is not None) == (row.method in ("greedy", "pcd"))
 
 
-def test_an_answer_that_is_contrasted_is_what_is_timed(model: Path) -> None:
-    rows = measure(model, methods_for(["pcd:min_first_entropy=100:evaluation=fused"]))
-    assert [row.twins for row in rows if row.method != "greedy"] == [1.0]
-
-
 def test_several_sequences_are_measured_after_one_each_number_with_a_context_of_its_own(model: Path) -> None:
     methods = methods_for(["stock", "two-rows", "pcd", "pcd:cache=separate"])
     rows = measure(model, methods, 64, 100, sequences=[3, 1, 3])
@@ -63,18 +58,12 @@ def test_several_sequences_are_measured_after_one_each_number_with_a_context_of_
     assert all(row.two_rows_ratio is None for row in measure(model, methods_for(["pcd"]), sequences=[2]))
 
 
-def test_more_sequences_than_a_batch_has_twins_for(model: Path) -> None:
+def test_more_sequences_than_a_batch_has_twins_for_and_more_than_there_are(model: Path) -> None:
     rows = measure(model, methods_for(["pcd:cache=shared"]), sequences=[70])
-    assert [(row.method, row.n_sequences, row.twins) for row in rows] == [
-        ("greedy", 70, 0),
-        ("pcd:cache=shared", 70, 1),
-    ]
-
-
-@pytest.mark.parametrize("n", [0, 193, 1.5, True])
-def test_a_number_of_sequences_out_of_range_is_refused(model: Path, n: Any) -> None:
-    with pytest.raises(ValueError, match="sequences is .*; allowed: an integer from 1 to 192"):
-        measure(model, {"greedy": None}, sequences=[n])
+    assert [(row.n_sequences, row.twins) for row in rows] == [(70, 0), (70, 1)]
+    for n in (0, 193, 1.5, True):
+        with pytest.raises(ValueError, match="sequences is .*; allowed: an integer from 1 to 192"):
+            measure(model, {"greedy": None}, sequences=[n])  # type: ignore[list-item]
 
 
 def test_a_model_with_a_recurrent_state_goes_back_to_where_it_was_filled(tmp_path: Path) -> None:
@@ -181,22 +170,21 @@ def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path)
     )
 
 
-def test_a_model_sure_of_its_tokens_needs_no_twins_with_a_cut(model: Path) -> None:
+def test_a_cut_saves_twins_and_an_answer_that_is_contrasted_is_what_is_timed(model: Path) -> None:
     sure = PCDConfig(evaluation="alternate", relative_top=1.0)  # only the most probable token is plausible
-    assert measure(model, {"greedy": None, "sure": sure})[1].twins == 0
+    rows = measure(model, {**methods_for(["pcd:min_first_entropy=100:evaluation=fused"]), "sure": sure})
+    assert [row.twins for row in rows] == [0, 1, 0]
 
 
 def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "text.txt"
-    path.write_text("some words")
     options = ["bench", str(model), "--length", "64", "--method", "pcd:window", *QUICK, "--text"]
-    assert main([*options, str(path)]) == 0
-    assert "window" in capsys.readouterr().out
-    path.write_text("")
-    assert main([*options, str(path)]) == 1
-    assert "is empty" in capsys.readouterr().err
+    for text, status in (("some words", 0), ("", 1)):
+        path.write_text(text)
+        assert main([*options, str(path)]) == status
+        out, err = capsys.readouterr()
+        assert ("window" in out) == bool(text) == (str(path) not in err)
     assert main([*options, str(tmp_path / "none.txt")]) == 1
-    assert "No such file" in capsys.readouterr().err
 
 
 def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,33 +193,24 @@ def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyP
         measure(model, methods_for(["stock"]))
 
 
-def former_modes() -> dict[str, PCDConfig | None]:
-    """The values that --mode took, and the methods they meant."""
-    known: dict[str, PCDConfig | None] = {"plain": None, "two-rows": None, "stock": None}
-    for name, config in (
-        ("rerotated", PCDConfig()),
-        ("shared", PCDConfig(cache="shared")),
-        ("separate", PCDConfig(cache="separate")),
-        ("window", PCDConfig(perturbation="none", window=64)),
-        ("noise", PCDConfig(perturbation="noise", cache="shared", band="all", beta=1.5, gamma=100)),
-    ):
-        known[name] = config
-        known[f"{name}-alternate"] = config.replace(evaluation="alternate")
-        known[f"{name}-cautious"] = config.replace(evaluation="alternate", relative_top=0.1)
-        if config.window is None:
-            known[f"{name}-w4096"] = config.replace(window=4096)
-        if name in ("rerotated", "separate"):
-            known[f"{name}-q8_0"] = config.replace(type_k_over="q8_0")
-            known[f"{name}-q4_0"] = config.replace(type_k_over="q4_0")
-    return known
-
-
-def test_prompts_are_timed_of_the_methods_that_read_them_in_a_way_of_their_own() -> None:
-    """The same as the former rule by name: modes without a dash, since the part after a dash does not change the prefill."""
-    former = former_modes()
-    for name, config in former.items():
-        is_timed = measurement._reads_as_itself("greedy" if name == "plain" else name, config)
-        assert is_timed == ("-" not in name and name != "stock"), name
+@pytest.mark.parametrize(
+    ("name", "is_timed"),
+    [
+        ("greedy", True),
+        ("stock", False),
+        ("two-rows", False),
+        ("pcd", True),
+        ("pcd:cache=separate", True),
+        ("pcd:window", True),
+        ("pcd:perturbation=noise:cache=shared:band=all:beta=1.5:gamma=100", True),
+        ("pcd:evaluation=alternate", False),
+        ("pcd:window=4096", False),
+        ("pcd:cache=separate:type_k_over=q4_0", False),
+        ("pcd:relative_top=0.1", False),
+    ],
+)
+def test_prompts_are_timed_of_the_methods_that_read_them_in_a_way_of_their_own(name: str, is_timed: bool) -> None:
+    assert measurement._reads_as_itself(name, methods_for([name])[name]) == is_timed
 
 
 def test_methods_are_settings_and_the_benchmarks_own() -> None:
@@ -241,26 +220,15 @@ def test_methods_are_settings_and_the_benchmarks_own() -> None:
     assert methods["pcd:cautious"] == PCDConfig.preset("cautious")
     assert methods["pcd:cache=separate:type_k_over=q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
     assert methods["greedy"] is methods["stock"] is methods["two-rows"] is None
-    for name, message in (
-        ("fast", "method is 'fast'; allowed: greedy, pcd, two-rows, stock; pcd with any setting"),
-        ("plain", "method is 'plain' .write greedy."),
-        ("beam", "method is 'beam'; allowed: greedy, pcd, two-rows, stock"),
-        ("stok", "did you mean 'stock'"),
-        ("pcd:betta=1", "did you mean 'beta'"),
+    for name, remedy in (
+        ("fast", "'fast'"),
+        ("plain", "greedy"),
+        ("beam", "'beam'"),
+        ("stok", "'stock'"),
+        ("pcd:betta=1", "'beta'"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=remedy):
             methods_for([name])
-    assert set(default_methods()) - {"stock"} == {
-        "two-rows",
-        "pcd",
-        "pcd:cache=shared",
-        "pcd:cache=separate",
-        "pcd:window",
-        "pcd:evaluation=fused",
-        "pcd:evaluation=alternate",
-        "pcd:relative_top=0.1",
-        "pcd:evaluation=alternate:relative_top=0.1",
-    }
     assert len(methods_for(default_methods())) == len(default_methods()) + 1
 
 
@@ -291,27 +259,22 @@ def test_the_table_of_several_sequences_is_readable_in_80_columns(
 
 
 @pytest.mark.parametrize(
-    ("options", "status"),
+    "options",
     [
-        (["--length", "x"], 1),
-        (["--length", "3"], 1),
-        (["--method", "fast"], 1),
-        (["--sequences", "0"], 1),
-        (["--sequences", "1,,4"], 1),
-        (["--sequences", "200"], 1),
-        (["--sequences", "many"], 1),
-        (["--rounds", "0"], 2),
-        (["--n-tokens", "1"], 2),
-        (["--threads", "-1"], 2),
+        ["--length", "x"],
+        ["--length", "3"],
+        ["--sequences", "1,,4"],
+        ["--sequences", "200"],
+        ["--rounds", "0"],
+        ["--n-tokens", "1"],
+        ["--threads", "-1"],
     ],
 )
-def test_bad_options_are_refused(
-    model: Path, options: list[str], status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_options_are_refused(model: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        assert main(["bench", str(model), *options]) == status
+        assert main(["bench", str(model), *options]) == 1
     except SystemExit as exit:  # argparse's own way
-        assert exit.code == status
+        assert exit.code == 2
     assert "allowed" in capsys.readouterr().err
 
 
@@ -367,29 +330,23 @@ def test_the_table_of_host_work_is_readable_in_80_columns(
     options = ["--cells", "32k,64", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
     assert main(["bench", str(model), "--graph", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80 and ", 1 threads, flash attention on; " in " ".join(lines)
-    assert lines.index("64 cells") < lines.index("32768 cells")
-    assert all(any(word in line for line in lines) for word in ("nodes", "splits", "reused", "added", "KiB"))
+    assert max(map(len, lines)) <= 80 and lines.index("64 cells") < lines.index("32768 cells")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        (["--cells", "x"], "--cells has 'x'; allowed: integers of at least 16, such as 512,2k"),
-        (["--method", "two-rows"], "method is 'two-rows'"),
-        (["--length", "512"], "--length is 512; allowed: without --graph"),
-        (["--sequences", "1"], "--sequences is 1; allowed: without --graph"),
-        (["--text", "a.txt"], "--text is a.txt; allowed: without --graph, which fills its cells without a text"),
-        (["--prompt", "16"], "use --cells for the number of used cells"),
+        (["--graph", "--cells", "x"], "'x'"),
+        (["--graph", "--method", "two-rows"], "two-rows"),
+        (["--graph", "--length", "512"], "--length"),
+        (["--graph", "--sequences", "1"], "--sequences"),
+        (["--graph", "--text", "a.txt"], "--text"),
+        (["--graph", "--prompt", "16"], "--cells"),
+        (["--cells", "64"], "--length"),
     ],
 )
 def test_what_host_work_is_not_measured_for(
-    options: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], named: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", str(model), "--graph", *options]) == 1
-    assert message in capsys.readouterr().err
-
-
-def test_used_cells_are_for_host_work_alone(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", str(model), "--cells", "64"]) == 1
-    assert "--cells is 64; allowed: beside --graph; use --length" in capsys.readouterr().err
+    assert main(["bench", str(model), *options]) == 1
+    assert named in capsys.readouterr().err

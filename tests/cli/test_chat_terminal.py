@@ -164,20 +164,16 @@ def test_the_prompt_says_what_is_in_force_and_on_means_the_recommended_preset(ch
         ):
             terminal.enter(command)
             assert re.fullmatch(f"{name} >>>", terminal.text().rstrip().split("\n")[-1])
-    with chat("--pcd=window") as terminal:
-        assert terminal.text().rstrip().endswith("window >>>")
 
 
 def test_a_chat_starts_plainly_and_its_first_lines_say_how_to_turn_it_on(chat: Chat) -> None:
     with chat() as terminal:
         head, hint, prompt = terminal.text().strip().split("\n")
-        assert "| PCD off |" in head and hint == "PCD is off; /pcd window:relative_top=0.1 turns it on"
-        assert prompt.rstrip() == "off >>>"
+        assert "| PCD off |" in head and prompt.rstrip() == "off >>>"
         terminal.enter(hint.partition("; ")[2].partition(" turns")[0])
         assert terminal.text().rstrip().endswith("window:relative_top=0.1 >>>")
-    for setting in ("off", "gentle"):
-        with chat(f"--pcd={setting}") as terminal:
-            assert "PCD is off" not in terminal.text()
+    with chat("--pcd=window") as terminal:
+        assert "PCD is off" not in terminal.text() and terminal.text().rstrip().endswith("window >>>")
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------
@@ -190,8 +186,8 @@ def answer_rows(terminal: Terminal, question: str) -> list[str]:
     return lines[first : next(i for i, line in enumerate(lines) if i > first and " tok/s" in line)]
 
 
-@pytest.mark.parametrize("columns", [40, 100])
-def test_answers_wrap_between_words(columns: int, chat: Chat, tmp_path: Path) -> None:
+def test_answers_wrap_between_words(chat: Chat, tmp_path: Path) -> None:
+    columns = 40
     with chat("--max-tokens=300", "--pcd=cautious", columns=columns) as terminal:
         terminal.enter("hello")
         rows = answer_rows(terminal, "hello")
@@ -242,20 +238,6 @@ def test_compare_of_long_answers_on_a_low_screen_ends_with_all_of_both(chat: Cha
     assert len(columns) > 15 and len(right) > 150
 
 
-def test_compare_in_a_narrow_window_streams_one_under_the_other(chat: Chat) -> None:
-    with chat("--max-tokens=60", columns=40) as terminal:
-        terminal.enter("hello")
-        begin = len(terminal.raw)
-        terminal.enter("/compare")
-        text = terminal.text().split("/compare")[1]
-        raw = terminal.raw[begin:]
-    lines = text.split("\n")
-    titles = [i for i, line in enumerate(lines) if line.startswith("---")]
-    assert [lines[i] for i in titles] == ["--- PCD gentle ---", "--- PCD off ---"]
-    assert lines[titles[1] - 1] == "" and lines[titles[0] + 1] and lines[titles[1] + 1]
-    assert "\x1b[J" not in raw.split("--- PCD off")[0].split("--- PCD gentle")[1]  # nothing is drawn over
-
-
 def test_the_demo_model_answers_in_a_narrow_window(chat: Chat, tmp_path: Path) -> None:
     asked = [sys.executable, "-m", "pypcd", "demo", "--question", "1"]
     question = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
@@ -265,6 +247,26 @@ def test_the_demo_model_answers_in_a_narrow_window(chat: Chat, tmp_path: Path) -
         terminal.enter("")
         value = re.search(r"the right value is (\S+),", question.stderr)
         assert value and value[1] in terminal.text().split("Enter sends it alone")[-1]
+
+
+def test_a_terminal_that_cannot_move_its_cursor_has_the_same_chat(chat: Chat, tmp_path: Path) -> None:
+    with chat("--max-tokens=0", "--n-ctx=16384", columns=40, TERM="dumb") as terminal:
+        terminal.send('"""two\r')
+        terminal.wait(lambda t: t.text().rstrip().endswith("..."))
+        terminal.send('lines"""\r')
+        terminal.wait(lambda t: len(t.text().partition('lines"""')[2].split()) > 5)
+        terminal.send("\x03")
+        terminal.prompt(2)
+        question, answer = saved(terminal, tmp_path / "talk.json")
+        assert question["content"] == "two\nlines" and len(answer["content"]) > 5
+        terminal.enter("/set max_tokens 8")
+        terminal.enter("/compare")
+        gentle, off = (terminal.text().index(f"--- PCD {name} ---") for name in ("gentle", "off"))
+        assert gentle < off
+        n = terminal.text().count(">>>")
+        terminal.send("\x03")
+        terminal.prompt(n + 1)
+        assert "Ctrl-D or /exit leaves" in terminal.text() and terminal.leave() == 0
 
 
 # -- columns, without a terminal -------------------------------------------------------------------------------------

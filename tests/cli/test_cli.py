@@ -1,4 +1,4 @@
-"""The command line: through a pseudo-terminal, through pipes, and the session's logic by itself."""
+"""chat, generate and info: a conversation's logic by itself, then the commands in this process and through pipes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +17,10 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd import errors
-from pypcd.cli import COMMANDS as COMMAND_NAMES
 from pypcd.cli import _options, _terminal, _text, info
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._generation import ContextFull, Figures, Generation
-from pypcd.cli.chat import COMMANDS
+from pypcd.cli.chat import COMMANDS, Chat
 from pypcd.method import rho
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
@@ -70,7 +68,7 @@ def ask(session: Conversation, text: str) -> str:
 # -- the session, without a terminal ---------------------------------------------------------------------------------
 
 
-def test_turns_build_on_each_other_and_reuse_the_prompt(session):
+def test_turns_build_on_each_other_and_reuse_the_prompt(session, llm):
     first = ask(session, "one")
     ask(session, "two")
     assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2
@@ -78,16 +76,12 @@ def test_turns_build_on_each_other_and_reuse_the_prompt(session):
     assert session.figures[0].cached_tokens == 0
     assert session.figures[1].cached_tokens > 5
     assert [f.completion_tokens for f in session.figures] == [12, 12]
-
-
-def test_an_answer_is_what_create_chat_completion_gives(session, llm):
-    text = ask(session, "hello")
     llm.reset()
     reply = llm.create_chat_completion(
-        [{"role": "user", "content": "hello"}], temperature=0, max_tokens=12, repeat_penalty=1.0
+        [{"role": "user", "content": "one"}], temperature=0, max_tokens=12, repeat_penalty=1.0
     )
     # llama_cpp drops what is not UTF-8
-    assert reply["choices"][0]["message"]["content"] == text.replace("\ufffd", "")
+    assert reply["choices"][0]["message"]["content"] == first.replace("\ufffd", "")
 
 
 def test_regen_and_undo(session):
@@ -134,9 +128,12 @@ def test_a_full_context_loses_nothing(session, tmp_path):
     ask(session, "one")
     kept = list(session.messages)
     long = tmp_path / "long.txt"
+    long.write_bytes(b"ab\0c")
+    with pytest.raises(ValueError, match="not a text file"):
+        session.read(str(long))
     long.write_text("ba " * 600)
     assert "tokens" in session.read(str(long))
-    with pytest.raises(ContextFull, match=r"tokens do not fit in the context of \d+.*/undo.*--n-ctx"):
+    with pytest.raises(ContextFull, match=r"/undo.*--n-ctx"):
         list(session.send("what is it?"))
     assert session.messages == kept
     assert session.draft.startswith("ba ba") and session.draft.endswith("\n\nwhat is it?")
@@ -193,6 +190,9 @@ def test_save_and_load(session, llm, tmp_path):
         with pytest.raises((ValueError, TypeError)):
             other.load(str(path))
         assert other.messages == session.messages
+    path.write_text('{"pypcd_session": 1, "settings": null, "system": null, "messages": null, "pcd": null}')
+    other.load(str(path))
+    assert other.messages == []
 
 
 def test_system_message_and_template_errors(session, llm):
@@ -212,62 +212,13 @@ def test_system_message_and_template_errors(session, llm):
         llm.metadata["tokenizer.chat_template"] = before
 
 
-def test_read_refuses_what_is_no_text(session, tmp_path):
-    (tmp_path / "b.bin").write_bytes(b"ab\0c")
-    with pytest.raises(ValueError, match="not a text file"):
-        session.read(str(tmp_path / "b.bin"))
-    with pytest.raises(FileNotFoundError):
-        session.read(str(tmp_path / "none"))
-
-
 # -- settings --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("on", pypcd.PCDConfig.preset("gentle")),
-        ("paper", pypcd.PCDConfig()),
-        ("off", None),
-        ("cautious", pypcd.PCDConfig.preset("cautious")),
-        ("beta=1.5:window=64", pypcd.PCDConfig(beta=1.5, window=64)),
-        ("beta=1.5:gamma=10", pypcd.PCDConfig(beta=1.5, gamma=10)),
-        ("window:window=8", pypcd.PCDConfig.preset("window").replace(window=8)),
-        ("window=none:cache=shared", pypcd.PCDConfig(cache="shared")),
-    ],
-)
-def test_pcd_settings(text, expected):
-    assert pypcd.PCDConfig.resolve(text) == expected
 
 
 def test_a_mapping_changes_the_last_setting(session, llm):
     for setting in ("beta=1.5", "off", {"gamma": 10}):
         session.set_pcd(setting)
     assert llm.pcd == pypcd.PCDConfig(beta=1.5, gamma=10)
-
-
-@pytest.mark.parametrize("text", ["on", "off", "cautious", "window", "gamma=10", "paper:window=8"])
-def test_a_text_is_what_it_is_on_the_command_line(text, session, llm):
-    """For any setting that was in force before."""
-    for before in ("cautious", "off", "beta=0.5"):
-        session.set_pcd(before)
-        session.set_pcd(text)
-        assert llm.pcd == _options.pcd_setting(text, llm.model_path)
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("onn", "did you mean 'on'"),
-        ("betta=1", "did you mean 'beta'"),
-        ("beta=-1", "beta is -1"),
-        ("beta=", "name=value"),
-        ("", "allowed: on, off"),
-    ],
-)
-def test_wrong_pcd_settings(text, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        pypcd.PCDConfig.resolve(text)
 
 
 def test_sampling_settings():
@@ -278,10 +229,10 @@ def test_sampling_settings():
     assert sampling.seed is None
     for name, text, message in (
         ("temprature", "1", "did you mean 'temperature'"),
-        ("temperature", "hot", "temperature is 'hot', not a number; allowed"),
-        ("temperature", "nan", "allowed"),
-        ("top_p", "2", "from 0 to 1"),
-        ("top_k", "1.5", "integer"),
+        ("temperature", "hot", "temperature is 'hot'"),
+        ("temperature", "nan", "temperature is nan"),
+        ("top_p", "2", "top_p is 2"),
+        ("top_k", "1.5", "top_k is 1.5"),
     ):
         with pytest.raises(ValueError, match=message):
             sampling.set(name, text)
@@ -293,6 +244,59 @@ def test_a_seed_makes_a_warm_answer_repeatable(session):
 
 
 # -- the terminal ----------------------------------------------------------------------------------------------------
+
+
+# lines of a chat, and what each is answered with on stderr, in this order
+TALK = [
+    ("/help", *(f"/{name}" for name in COMMANDS)),
+    ("hello", r"12 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/512 \| PCD off \| cut at max_tokens"),
+    ("/pcd gentle", "PCD gentle"),
+    ("/regen", r"PCD gentle, from 300 tokens on \| cut at max_tokens"),
+    ("two", r"12 tokens \|"),
+    ("/pcd gentle:relative_top=0", "PCD gentle:relative_top=0.0"),
+    ("/pcd beta=1.5", "PCD paper:beta=1.5"),
+    ("/pcd off", "PCD off"),
+    ("/pcd betta=2", "did you mean 'beta'"),
+    ("/compare", r"12 tokens \|.*PCD paper:beta=1.5", r"12 tokens \|.*PCD off"),
+    ("/regen", r"12 tokens \|.*PCD off"),
+    ("/undo", "two"),
+    ("/system be kind", "be kind"),
+    ("/system", "be kind"),
+    ("/set", "temperature=0"),
+    ("/set top_k 5", "top_k is 5"),
+    ("/set tpo_k 5", "did you mean 'top_k'"),
+    ("/set top_k", "/set NAME VALUE"),
+    ("/save", "needs a file name"),
+    ("/save talk.json", "saved to"),
+    ("/read nowhere", "nowhere: No such file"),
+    ("/read notes.txt", "in front of your next message"),
+    ("what is it", "--n-ctx"),
+    ("/clear", "forgotten"),
+    ("/load talk.json", "1 turns from"),
+    ("/stats", "4 answers", "twins"),
+    ("/cmopare", "did you mean 'compare'"),
+    ("//exit is a message", r"12 tokens \|"),
+]
+
+
+def test_each_command_of_the_chat_does_what_it_says(session, llm, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([line for line, *_ in TALK] + ["/bye", "not read"])))
+    (tmp_path / "notes.txt").write_text("bababa\n" * 400)
+    llm.pcd = False
+    chat = Chat(session)
+    assert chat.run() == 1, "a program should hear of the unknown command"
+    out, said = capsys.readouterr()
+    for line, *patterns in TALK:
+        for pattern in patterns:
+            found = re.search(pattern, said)
+            assert found, (line, said)
+            said = said[found.end() :]
+    assert re.search(r"PCD paper:beta=1.5 +\| PCD off", out)
+    assert [m["content"] for m in session.messages[::2]] == ["hello", "/exit is a message"]
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert [m["role"] for m in saved["messages"]] == ["user", "assistant"]
+    assert saved["system"] == "be kind" and saved["settings"]["top_k"] == 5
 
 
 def test_model_output_cannot_drive_the_terminal():
@@ -315,17 +319,19 @@ def test_no_colour_but_on_a_terminal(monkeypatch):
 # -- the commands, through pipes -------------------------------------------------------------------------------------
 
 
+LONG = "hello " * 120  # gentle contrasts nothing below 300 tokens
+HINT = "PCD is off; --pcd window:relative_top=0.1 turns it on\n"
+
+
 def test_piped_chat_answers_line_by_line(model):
-    done = pypcd_command(
-        "chat", model, "--threads=1", "--max-tokens=5", "--json", stdin='hello\n\n"""two\nlines"""\n/nope\n/compare\n'
-    )
-    records = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [r.get("message") for r in records] == ["hello", "two\nlines", None]
-    assert records[0]["completion_tokens"] == 5 and records[0]["pcd"] is None
-    assert [r["pcd"] is None for r in records[2]["compare"]] == [False, True]
-    assert "no command /nope" in done.stderr
-    assert done.returncode == 1  # a program should hear of the unknown command
-    assert ">>>" not in done.stdout + done.stderr
+    lines = f'{LONG}\n\n"""two\nlines"""\n/pcd window:relative_top=0.1\n/regen\n/compare\n'
+    done = pypcd_command("chat", model, "--threads=1", "--max-tokens=5", "--n-ctx=2048", "--json", stdin=lines)
+    assert done.returncode == 0 and ">>>" not in done.stdout + done.stderr and done.stderr.count(HINT) == 1
+    *records, compared = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [r["message"] for r in records] == [LONG, *["two\nlines"] * 2]
+    assert [r["pcd"] and r["pcd"]["window"] for r in records] == [None, None, 64]
+    assert records[0]["completion_tokens"] == 5
+    assert [r["pcd"] is None for r in compared["compare"]] == [False, True]
 
 
 def test_one_shot_chat_without_template(tmp_path):
@@ -341,13 +347,7 @@ def test_one_shot_chat_without_template(tmp_path):
     assert done.stderr.splitlines()[-1].startswith("pypcd: PCD cannot run here: the architecture 'mamba'")
 
 
-LONG = "hello " * 120  # gentle contrasts nothing below 300 tokens
-HINT = "PCD is off; --pcd window:relative_top=0.1 turns it on\n"
-
-
-@pytest.mark.parametrize(
-    "command", [("generate",), ("generate", "--json"), ("chat",), ("chat", "--json")], ids=" ".join
-)
+@pytest.mark.parametrize("command", [("generate",), ("chat", "--json")], ids=" ".join)
 def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model, command):
     def run(*setting: str) -> tuple[str, str]:
         done = pypcd_command(*command, model, "-p", LONG, "--threads=1", "--max-tokens=12", "--n-ctx=2048", *setting)
@@ -362,51 +362,22 @@ def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model, comman
     assert gentle != off != advised, "or this shows nothing"
     assert err.count(HINT) == 1 and err.replace(HINT, "").count("\n") == said_off.count("\n")
     assert "PCD is off" not in said_off + said_gentle
+    if command == ("generate",):
+        with pypcd.Llama(model, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1) as llm:
+            tokens = [t for t, _ in zip(llm.generate(llm.tokenize(LONG.encode(), special=True), temp=0), range(12))]
+            assert off == llm.detokenize(tokens).decode("utf-8", "replace") + "\n"
 
 
-def test_generate_without_a_setting_writes_what_plain_decoding_does(model):
-    done = pypcd_command("generate", model, "-p", LONG, "--threads=1", "--max-tokens=12", "--n-ctx=2048")
-    with pypcd.Llama(model, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1) as llm:
-        tokens = [t for t, _ in zip(llm.generate(llm.tokenize(LONG.encode(), special=True), temp=0), range(12))]
-        assert done.stdout == llm.detokenize(tokens).decode("utf-8", "replace") + "\n"
-
-
-def test_lines_from_a_pipe_are_answered_plainly_and_can_turn_it_on(model):
-    lines = f"{LONG}\n/pcd window:relative_top=0.1\n/regen\n"
-    done = pypcd_command("chat", model, "--threads=1", "--max-tokens=5", "--n-ctx=2048", "--json", stdin=lines)
-    records = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [record["pcd"] is None for record in records] == [True, False] and records[1]["pcd"]["window"] == 64
-    assert done.stderr.count(HINT) == 1
-
-
-def test_generate(model):
-    done = pypcd_command(
-        "generate", model, "--threads=1", "--max-tokens=6", "--json", "--pcd=beta=1.5", stdin="hello\n"
-    )
-    record = json.loads(done.stdout)
-    assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
-    plain = pypcd_command("generate", model, "--threads=1", "--max-tokens=6", "--pcd=beta=1.5", "-p", "hello")
-    assert plain.stdout == record["text"] + "\n"
-    assert plain.stderr.count("\n") == 1 and "PCD paper:beta=1.5 | cut at max_tokens" in plain.stderr
-
-
-@pytest.mark.parametrize(
-    "args, message",
-    [
-        (("chat", "none.gguf"), "there is no model file none.gguf"),
-        (("generate", "none.gguf", "-p", ""), "the prompt is empty"),
-        (("generate", "none.gguf", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
-        (("generate", "none.gguf", "-p", "x", "--temp", "hot"), "temperature is 'hot', not a number"),
-        (("info", __file__), "is not a GGUF file"),
-    ],
-)
-def test_errors_are_one_sentence_and_status_1(args, message, capsys, monkeypatch):
+def test_generate_reads_its_prompt_from_a_pipe_too(model, capsys, monkeypatch):
     from pypcd.cli import main
 
+    command = ("generate", model, "--threads=1", "--max-tokens=6", "--pcd=beta=1.5")
+    record = json.loads(pypcd_command(*command, "--json", stdin="hello\n").stdout)
+    assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
     monkeypatch.setattr(_terminal, "setup", lambda: None)
-    assert main(args) == 1
+    assert main([*command, "-p", "hello"]) == 0
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("pypcd: ") and message in err and err.count("\n") == 1
+    assert out == record["text"] + "\n" and err.count("\n") == 1 and "PCD paper:beta=1.5 | cut at max_tokens" in err
 
 
 def faulty(kind: str) -> None:
@@ -421,8 +392,13 @@ def faulty(kind: str) -> None:
     }[kind]()
 
 
-@pytest.mark.parametrize("kind", ["TypeError", "ValueError", "KeyError", "numpy", "RuntimeError"])
-@pytest.mark.parametrize("where", ["here", "in a process beside"])
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        *((kind, "here") for kind in ("TypeError", "ValueError", "KeyError", "numpy", "RuntimeError")),
+        ("numpy", "in a process beside"),
+    ],
+)
 def test_a_fault_of_ours_shows_where_it_is_and_where_to_report_it(kind, where, capsys, monkeypatch):
     from pypcd.cli import info, main
     from pypcd.evaluation import executors
@@ -467,18 +443,12 @@ def test_what_the_user_or_the_system_can_mend_is_one_sentence(error, said, where
     assert text.count("\n") == 1 and said.rpartition(": ")[2] in text
 
 
-def test_generate_says_what_to_do_about_a_long_prompt(model, capsys, monkeypatch):
+def test_info(model, capsys, monkeypatch):
     from pypcd.cli import main
 
     monkeypatch.setattr(_terminal, "setup", lambda: None)
-    assert main(["generate", model, "-p", "ba " * 600, "--n-ctx=256"]) == 1
-    assert "larger --n-ctx" in capsys.readouterr().err
-
-
-def test_info_json(model):
-    done = pypcd_command("info", model, "--json")
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
+    assert main(["info", model, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
     assert Path(record["library"]["libllama"]).exists() and record["machine"]["backends"]
     machine = record["machine"]
     assert set(machine["idle_backends"]) < set(machine["backends"])
@@ -493,26 +463,15 @@ def test_info_json(model):
     assert [c["passed"] for c in record["self_test"]["checks"]] == [True] * 4
     machine["idle_backends"] = ["CUDA"]
     assert re.search(r"(?m)^no CUDA device +found: there is none, or its driver is missing", info.report(record))
-
-
-def test_info_text(model, llm, capsys, monkeypatch):
-    from pypcd.cli import main
-
-    monkeypatch.setattr(_terminal, "setup", lambda: None)
     assert main(["info", model]) == 0
     text = capsys.readouterr().out
-    assert "of 8 frequencies by more than 1%" in text and text.count("PASS") == 4
-    assert re.search(
-        r"self-test +\S+ \(differences in standard deviations of the logits; rounding here: up to \d\.\de-0\d\)", text
-    )
+    assert "of 8 frequencies" in text and text.count("PASS") == 4 and re.search(r"up to \d\.\de-0\d", text)
 
 
 def test_disabled_pcd_is_said_not_measured(model):
     off = {"PYPCD_DISABLE": "1"}
     info = pypcd_command("info", model, **off)
     assert info.returncode == 0 and "skipped        PYPCD_DISABLE is set in the environment" in info.stdout
-    demo = pypcd_command("demo", "--n=2", **off)
-    assert (demo.returncode, demo.stdout) == (1, "") and "PYPCD_DISABLE is set" in demo.stderr
     options = ("--length=16", "--method=pcd:cache=shared", "--n-tokens=2", "--rounds=1", "--threads=1")
     bench = pypcd_command("bench", model, *options, **off)
     assert "greedy" in bench.stdout and "shared" not in bench.stdout
@@ -530,36 +489,6 @@ def test_closed_streams_give_no_traceback(model, closed):
         assert "Traceback" not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("command", COMMAND_NAMES)
-def test_help_needs_no_more_than_ascii(command):
-    done = pypcd_command(command, "--help", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-    assert done.returncode == 0 and done.stdout.startswith("usage: pypcd")
-
-
-def test_a_session_without_settings_is_loaded(session, tmp_path):
-    path = tmp_path / "s.json"
-    path.write_text('{"pypcd_session": 1, "settings": null, "system": null, "messages": null, "pcd": null}')
-    assert session.load(str(path)).startswith("0 turns")
-
-
-# -- a pseudo-terminal -----------------------------------------------------------------------------------------------
-
-
-def start_chat(model: str, *args: str, columns: int = 120):
-    pexpect = pytest.importorskip("pexpect")
-    child = pexpect.spawn(
-        sys.executable, ["-m", "pypcd", "chat", model, "--threads=1", *args], env={**ENV, "COLUMNS": str(columns)},
-        dimensions=(50, columns), encoding="utf-8", codec_errors="replace", timeout=TIMEOUT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore Ctrl-C
-    )  # fmt: skip
-    child.delaybeforesend = 0.05
-    child.expect(">>> ")
-    return child
-
-
-pty = pytest.mark.filterwarnings("ignore:.*forkpty:DeprecationWarning")  # Python 3.12 warns of threads, llama.cpp's
-
-
 @pytest.mark.parametrize(
     "n_prompt, setting, waits",
     [
@@ -572,97 +501,3 @@ pty = pytest.mark.filterwarnings("ignore:.*forkpty:DeprecationWarning")  # Pytho
 def test_the_line_below_an_answer_says_where_pcd_waited(n_prompt, setting, waits):
     figures = Figures(512, pypcd.PCDConfig.resolve(setting), n_prompt, completion_tokens=5)
     assert (", from 300 tokens on" in figures.line()) == waits
-
-
-@pty
-def test_chat_in_a_terminal(model, tmp_path):
-    child = start_chat(model, "--max-tokens=8", "--n-ctx=256")
-
-    def enter(text: str, *expected: str) -> None:
-        child.sendline(text)
-        for pattern in expected:
-            child.expect(pattern)
-        child.expect("\n[^\n]*>>> ")
-
-    notes, talk = tmp_path / "notes.txt", tmp_path / "talk.json"
-    notes.write_text("bababa\n" * 200)
-
-    enter("/help", *(f"/{name}" for name in COMMANDS), "Ctrl-C")
-    enter(
-        "hello",
-        r"8 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/256 \| PCD off \| cut at max_tokens",
-    )
-    enter("/pcd gentle", "PCD gentle")
-    enter("/regen", r"PCD gentle, from 300 tokens on \| cut at max_tokens")
-    child.sendline('"""two')
-    child.expect(r"\.\.\. ")
-    enter('lines"""', r"8 tokens \|")
-    enter("/pcd gentle:relative_top=0", r"PCD gentle:relative_top=0.0")
-    enter("/pcd beta=1.5", r"PCD paper:beta=1.5")
-    enter("/pcd off", "PCD off")
-    enter("/pcd betta=2", "did you mean 'beta'")
-    enter(
-        "/compare", r"PCD paper:beta=1.5 +\| PCD off", "--- [|] ---", r"8 tokens \|.*PCD paper", r"8 tokens \|.*PCD off"
-    )
-    enter("/regen", r"8 tokens \|.*PCD off")
-    enter("/undo", "taken back: two")
-    enter("/system be kind", "system message: be kind")
-    enter("/system", "system message: be kind")
-    enter("/set", "temperature=0")
-    enter("/set top_k 5", "top_k is 5")
-    enter("/set tpo_k 5", "did you mean 'top_k'")
-    enter("/set top_k", "/set NAME VALUE")
-    enter("/save", "needs a file name")
-    enter(f"/save {talk}", "saved to")
-    enter("/read /nowhere", "/nowhere: No such file")
-    enter(f"/read {notes}", "goes in front of ")  # the line may be broken behind it
-    enter("what is it", r"context is full.*--n-ctx")
-    enter("/clear", "forgotten")
-    enter(f"/load {talk}", "1 turns from")
-    enter("/stats", "4 answers", "twins")
-    enter("/cmopare", "did you mean 'compare'")
-    child.sendintr()
-    child.expect("Ctrl-D or /exit leaves")
-    child.expect(">>> ")
-    child.sendline("/exit")
-    child.expect(_eof())
-    child.close()
-    assert child.exitstatus == 0
-
-    saved = json.loads(talk.read_text())
-    assert [m["role"] for m in saved["messages"]] == ["user", "assistant"]
-    assert saved["system"] == "be kind" and saved["settings"]["top_k"] == 5
-
-
-@pty
-def test_ctrl_c_keeps_the_turn_and_ctrl_d_leaves_a_narrow_terminal(model, tmp_path):
-    child = start_chat(model, "--max-tokens=0", "--n-ctx=16384", columns=40)
-    talk = tmp_path / "talk.json"
-    child.sendline("hello")
-    child.expect("hello\r\n")
-    child.expect(r"\S{3}")  # the answer streams
-    child.sendintr()
-    child.expect("stopped")
-    child.expect(">>> ")
-    child.sendline(f"/save {talk}")
-    child.expect("saved")
-    child.expect("\n[^\n]*>>> ")
-    question, answer = json.loads(talk.read_text())["messages"]
-    assert question["content"] == "hello" and len(answer["content"]) >= 3
-
-    child.sendline("/set max_tokens 8")
-    child.expect("max_tokens is 8")
-    child.sendline("/compare")
-    child.expect("--- PCD gentle ---")  # stacked
-    child.expect("--- PCD off ---")
-    child.expect(">>> ")
-    child.sendeof()
-    child.expect(_eof())
-    child.close()
-    assert child.exitstatus == 0
-
-
-def _eof():
-    import pexpect
-
-    return pexpect.EOF

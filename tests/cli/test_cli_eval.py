@@ -1,4 +1,4 @@
-"""The commands answer and eval as a user calls them, also by mistake."""
+"""The commands answer and eval as a user calls them; their mistakes are in test_cli_start.py."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import argparse
 import csv
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import pypcd
 from pypcd import decode
 from pypcd.cli import eval as eval_command
 from pypcd.cli import main
 from pypcd.cli._table import aligned
-from pypcd.config import Profile
 from pypcd.evaluation import GROUPS, TASKS, Plan
+from pypcd.evaluation.tasks.kv import KV_SHORT
 from pypcd.lab.paper import PAPER_TABLES
 
 DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
@@ -26,15 +23,11 @@ DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--
 
 def question(tmp_path: Path) -> tuple[Path, str, str]:
     """A context, a question about it, and the right answer, for the demo model."""
-    pairs = [
-        (f"{i:04x}-{i * 7919 % 65536:04x}", f"{i * 104729 % 65536:04x}-{i * 1299709 % 65536:04x}") for i in range(1, 9)
-    ]
-    body = ", ".join(f'"{key}": "{value}"' for key, value in pairs)
+    sample = next(iter(KV_SHORT.questions(1, 8)))
+    text, key, rest = sample.prompt.text.partition("Key: ")
     context = tmp_path / "context.txt"
-    context.write_text(
-        "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{" + body + "}\n"
-    )
-    return context, f'Key: "{pairs[5][0]}"\nThe value associated with the specified key is: ', pairs[5][1]
+    context.write_text(text)
+    return context, key + rest, sample.answers[0]
 
 
 # -- answer ----------------------------------------------------------------------------------------------------------
@@ -67,22 +60,6 @@ def test_answer_goes_on_after_a_method_that_cannot_run(tmp_path: Path, capsys: p
     captured = capsys.readouterr()
     assert "cad: the prompt has no context to leave out; give it one (--context" in captured.err
     assert "--- greedy ---" in captured.out
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--method", "beem"], "did you mean 'beam'"),
-        (["--method", ""], "--method is empty"),
-        (["--method", "segr"], "the prompt has 0 segments"),
-        (["--method", "cad"], "no context to leave out"),
-        (["--context", "nowhere.txt"], "nowhere.txt: No such file or directory"),
-        (["--n-ctx", "256", "-p", "x" * 900], "the prompt has"),
-    ],
-)
-def test_answer_says_what_is_wrong(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["answer", "demo", "-p", "why", "--threads", "1", *args]) == 1
-    assert message in capsys.readouterr().err
 
 
 # -- eval ------------------------------------------------------------------------------------------------------------
@@ -137,8 +114,6 @@ def test_a_quick_eval_asks_less_and_says_so(
     )
     plan = json.loads(capsys.readouterr().out)["plan"]  # options given by name take precedence
     assert (plan["n"], plan["lengths"], plan["methods"]) == (2, [250], ["greedy", "pcd"])
-    assert main(["eval", "demo", "--quick", "--paper", "table1"]) == 1
-    assert "--quick and --paper choose lengths and methods; give one of them" in capsys.readouterr().err
 
 
 def planned(*args: str) -> Plan:
@@ -166,28 +141,8 @@ def planned(*args: str) -> Plan:
 def test_how_much_is_asked_by_default(args: str, n: int, lengths: tuple[int, ...], n_methods: int) -> None:
     plan = planned(*args.split())
     assert (plan.n, plan.lengths, len(plan.methods)) == (n, lengths, n_methods)
-
-
-def test_groups_stand_for_their_tasks() -> None:
-    assert planned("--task", "everyday,everyday-behind").tasks == GROUPS["everyday"] + GROUPS["everyday-behind"]
-
-
-def test_help_says_how_much_is_asked_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["eval", "--help"])
-    said = capsys.readouterr().out
-    assert f"questions a cell ({planned().n}; everyday: {planned('--task', 'everyday').n} a task)" in said
-    quick = planned("--quick"), planned("--quick", "--task", "everyday")
-    assert quick[0].lengths == quick[1].lengths == (1024,) and len(quick[0].methods) == len(quick[1].methods)
-    assert f"{quick[0].n} (everyday: {quick[1].n}) questions, {len(quick[0].methods)} methods, 1k only" in said
-
-
-def test_groups_beside_other_tasks_need_a_number_of_questions(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "demo", "--task", "kv-short,everyday", "--length", "200"]) == 1
-    assert (
-        "--task has everyday and kv-short, which are asked 25 and 300 questions of each task unless --n says how many; "
-        "give --n, or ask them in two runs"
-    ) in capsys.readouterr().err
+    if args == "--task everyday,everyday-behind":
+        assert plan.tasks == GROUPS["everyday"] + GROUPS["everyday-behind"]
 
 
 def test_eval_asks_one_half_and_then_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,51 +152,6 @@ def test_eval_asks_one_half_and_then_the_other(tmp_path: Path, capsys: pytest.Ca
         assert main([*command, "--half", half]) == 0
         assert [row["n"] for row in json.loads(capsys.readouterr().out)["rows"]] == [n, n]
     assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 2 * 3
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--task", "kw"], "kw"),
-        (["--method", "pdc"], "did you mean"),
-        (["--length", "abc"], "--length has 'abc'"),
-        (["--length", "20"], "n_tokens is 20; allowed: at least"),
-        (["--task", "kv-short", "--method", "pcd:beta=-1"], "beta is -1; allowed"),
-    ],
-)
-def test_eval_says_what_is_wrong(
-    args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*DEMO, "--out", str(tmp_path / "run"), *args]) == 1
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
-    assert not (tmp_path / "run" / "samples.jsonl").exists()
-
-
-def test_eval_of_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(tmp_path / "no.gguf"), "--out", str(tmp_path / "run")]) == 1
-    assert "there is no model file" in capsys.readouterr().err
-
-
-# -- profiles --------------------------------------------------------------------------------------------------------
-
-
-def test_a_profile_is_a_setting_of_llama_and_of_the_command_line(tmp_path: Path) -> None:
-    config, path = pypcd.PCDConfig(beta=1.25, window=32), tmp_path / "tuned.json"
-    Profile(str(path), config.as_dict(), {}).write()
-    llm = pypcd.Llama("demo", pcd=str(path), n_ctx=256, n_threads=1)
-    assert llm.pcd == config
-    llm.close()
-    command = [sys.executable, "-m", "pypcd", "generate", "demo", "-p", "x", "--pcd", str(path), "--max-tokens", "2"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout)["pcd"]["beta"] == 1.25
-
-
-def test_a_profile_of_another_model_is_remarked_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profile = tmp_path / "other.json"
-    Profile(str(profile), {"beta": 1.5}, {"model": "big.gguf", "model_bytes": 3}).write()
-    assert main(["generate", "demo", "-p", "x", "--max-tokens", "1", "--threads", "1", "--pcd", str(profile)]) == 0
-    assert "was chosen with another model (big.gguf, 3 bytes" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_the_list_cuts_no_name_in_two(capsys: pytest.CaptureFixture[str]) -> None:

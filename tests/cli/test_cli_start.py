@@ -1,9 +1,10 @@
-"""How a command starts: its imports, the error for a misspelt one, and shell completion."""
+"""How a command starts: its imports, help, what is said of a mistake, and shell completion."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -74,6 +75,42 @@ def test_what_is_misspelt_is_said_with_what_was_meant(
     assert leaving.value.code == 2 and out == "" and message in err
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("chat none.gguf", "there is no model file none.gguf"),
+        ("generate none.gguf -p ''", "the prompt is empty"),
+        ("generate none.gguf -p x --pcd betta=1", "did you mean 'beta'"),
+        ("generate none.gguf -p x --temp hot", "temperature is 'hot'"),
+        ("generate demo -p '{long}' --n-ctx 256", "--n-ctx"),
+        ("info {self}", "is not a GGUF file"),
+        ("answer demo -p why --method beem", "did you mean 'beam'"),
+        ("answer demo -p why --method ''", "--method is empty"),
+        ("answer demo -p why --method segr", "the prompt has 0 segments"),
+        ("answer demo -p why --method cad", "--context"),
+        ("answer demo -p why --context nowhere.txt", "nowhere.txt: No such file or directory"),
+        ("answer demo --n-ctx 256 -p '{long}'", "the prompt has"),
+        ("eval none.gguf", "there is no model file"),
+        ("eval demo --task kw", "kw"),
+        ("eval demo --method pdc", "did you mean"),
+        ("eval demo --length abc", "--length has 'abc'"),
+        ("eval demo --task kv-short --length 20", "n_tokens is 20; allowed: at least"),
+        ("eval demo --task kv-short --length 250 --method pcd:beta=-1", "beta is -1"),
+        ("eval demo --quick --paper table1", "--quick and --paper"),
+        ("eval demo --task kv-short,everyday --length 200", "give --n"),
+    ],
+)
+def test_what_the_user_can_mend_is_said(
+    command: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command.format(long="ba " * 900, self=Path(__file__).resolve().as_posix()))
+    assert main(words) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and message in err and "Traceback" not in err
+    assert not list(tmp_path.rglob("samples.jsonl"))
+
+
 def test_a_library_that_is_not_pypcds_is_one_sentence() -> None:
     stock = str(Path(llama_cpp.__file__).parent / "lib")
     code = "import runpy; runpy.run_module('pypcd', run_name='__main__', alter_sys=True)"
@@ -86,11 +123,15 @@ def test_a_library_that_is_not_pypcds_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS, *LAB])
-def test_help_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_a_screen_and_any_encoding(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
-        main([*command.split(), "--help"] if command else ["--help"])
-    lines = capsys.readouterr().out.splitlines()
+        main([*command.split(), "--help"])
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert text.startswith("usage: pypcd") and text.isascii()
     assert len(lines) <= (25 if command else 28) and max(map(len, lines)) <= 80
     if not command:  # each command is one line
         first = lines.index("commands:") + 1

@@ -37,7 +37,9 @@ def tuned(gain: Paired, everyday: Paired | None, *, best: bool = True, plain_eve
     )
 
 
-def called(result: Tuned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+def called(
+    result: Tuned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str, model: str = "demo"
+) -> dict[str, Any]:
     """tune with that result, in an empty folder. Returns what it asked for, and the profile."""
     asked: dict[str, Any] = {}
 
@@ -47,9 +49,9 @@ def called(result: Tuned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *argu
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "tune", made)
-    assert main(["tune", "demo", "--threads", "1", *arguments]) == 0
-    name = "demo-quick" if "--quick" in arguments else "demo"
-    return {**asked, "profile": json.loads((tmp_path / f"{name}.pcd.json").read_text())}
+    assert main(["tune", model, "--threads", "1", *arguments]) == 0
+    (profile,) = tmp_path.glob("*.pcd.json")
+    return {**asked, "profile": json.loads(profile.read_text())}
 
 
 def flat(text: str) -> str:
@@ -115,28 +117,30 @@ def test_all_settings_and_the_best_ones_cells_are_in_tables(
     assert "cautious" in captured.err and "this model has no rotary positions" in flat(captured.err)
 
 
-def test_what_is_asked_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    result = tuned(HELPS, SPARES)
-    demo = called(result, monkeypatch, tmp_path)
-    assert demo["plan"].lengths == (500, 1500)
-    assert demo["plan"].tasks == ("kv-short",) and demo["everyday"] == 0  # it reads nothing else
-    assert demo["settings"] == SETTINGS
+@pytest.mark.parametrize(
+    ("model", "arguments", "tasks", "n", "everyday", "lengths", "settings"),
+    [
+        ("demo", [], ("kv-short",), 100, 0, (500, 1500), SETTINGS),  # it reads nothing else
+        ("some.gguf", [], ("kv", "niah-multikey-2", "vt"), 100, 32, (1024, 4096), SETTINGS),
+        ("some.gguf", ["--quick"], ("kv", "niah-multikey-2", "vt"), 40, 8, (1024,), FEW_SETTINGS),
+    ],
+)
+def test_what_is_asked_by_default(
+    model: str,
+    arguments: list[str],
+    tasks: tuple[str, ...],
+    n: int,
+    everyday: int,
+    lengths: tuple[int, ...],
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     monkeypatch.setattr(command, "run_options", lambda *args: {})
     monkeypatch.setattr(command._progress, "model_facts", lambda *args: {})
-    for arguments, n, everyday, lengths, settings in (
-        ([], 100, 32, (1024, 4096), SETTINGS),
-        (["--quick"], 40, 8, (1024,), FEW_SETTINGS),
-    ):
-        asked: dict[str, Any] = {}
-
-        def made(plan: Plan, directory: Path, *, asked: dict[str, Any] = asked, **how: Any) -> Tuned:
-            asked.update(plan=plan, **how)
-            return result
-
-        monkeypatch.setattr(command, "tune", made)
-        assert main(["tune", "some.gguf", *arguments]) == 0
-        assert asked["plan"].tasks == ("kv", "niah-multikey-2", "vt") and asked["plan"].lengths == lengths
-        assert (asked["plan"].n, asked["everyday"], asked["settings"]) == (n, everyday, settings)
+    asked = called(tuned(HELPS, SPARES), monkeypatch, tmp_path, *arguments, model=model)
+    assert (asked["plan"].tasks, asked["plan"].lengths, asked["plan"].n) == (tasks, lengths, n)
+    assert (asked["everyday"], asked["settings"]) == (everyday, settings)
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------

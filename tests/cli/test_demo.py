@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from typing import Any
@@ -16,7 +17,6 @@ from pypcd.decode import Session
 from pypcd.evaluation import Directory, ModelTokenizer, Plan, Sample, evaluate, task
 from pypcd.evaluation.run import Worker
 from pypcd.evaluation.tasks.kv import KV_SHORT
-from pypcd.gguf import DEMO_MODEL, resolve_model
 from pypcd.vocabulary import Vocabulary
 
 PAIRS = (16, 40, 80, 120)
@@ -67,48 +67,24 @@ def test_the_controls_pool_is_of_other_questions_of_the_next_seed() -> None:
     worker.close()
 
 
-def test_demo_names_the_model_that_ships() -> None:
-    assert resolve_model("demo") == str(DEMO_MODEL)
-    assert DEMO_MODEL.stat().st_size < 10e6
-
-
-def test_the_models_card_says_first_what_was_planted() -> None:
-    first = DEMO_MODEL.with_name("README.md").read_text(encoding="utf-8").splitlines()[0].lower()
-    assert "planted" in first
-
-
 def generated(llm: pypcd.Llama, sample: Sample, pcd: bool) -> list[int]:
-    llm.pcd = None
     llm.reset()
     prompt = llm.tokenize(sample.prompt.text.encode(), special=False)
-    tokens = []
-    for token in llm.generate(prompt, temp=0.0, pcd=pcd):
-        if token == llm.token_eos() or len(tokens) > 20:
-            break
-        tokens.append(token)
-    return tokens
+    ends = {llm.token_eos()}
+    return list(
+        itertools.islice(itertools.takewhile(lambda t: t not in ends, llm.generate(prompt, temp=0.0, pcd=pcd)), 21)
+    )
 
 
 def text(llm: pypcd.Llama, tokens: list[int]) -> str:
     return llm.detokenize(tokens).decode("utf-8", "replace").strip()
 
 
-def test_plain_answers_are_those_of_plain_generation(
-    llm: pypcd.Llama, samples: list[Sample], answers: dict[Any, Any]
-) -> None:
-    for sample in samples:
-        answer = answers[sample.index, "greedy"]
-        assert text(llm, generated(llm, sample, False)).startswith(answer) and answer
-
-
-def test_pcd_answers_are_those_of_a_generation_with_pcd(
-    llm: pypcd.Llama, samples: list[Sample], answers: dict[Any, Any]
-) -> None:
-    assert text(llm, generated(llm, samples[0], True)).startswith(answers[0, "pcd"])
-
-
-def test_every_question_is_answered_by_every_method(answers: dict[Any, Any]) -> None:
+def test_answers_are_those_of_llama(llm: pypcd.Llama, samples: list[Sample], answers: dict[Any, Any]) -> None:
     assert set(answers) == {(i, method) for i in range(4) for method in demo.METHODS.values()}
+    for sample, pcd in (*((sample, False) for sample in samples), (samples[0], True)):
+        answer = answers[sample.index, "pcd" if pcd else "greedy"]
+        assert answer and text(llm, generated(llm, sample, pcd)).startswith(answer)
 
 
 def test_an_example_shows_the_rows_where_greedy_first_goes_wrong(llm: pypcd.Llama) -> None:
@@ -142,13 +118,14 @@ def test_the_command_prints_figures_that_add_up(
 ) -> None:
     monkeypatch.setattr(demo, "LENGTHS", (120,))
     monkeypatch.setattr(demo, "N_POOL", 2)
-    assert main(["demo", "--n", "3", "--threads", "1", "--json"]) == 0
-    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert main(["demo", "--n", "3", "--threads", "1", "--pcd", "beta=0:gamma=30", "--json"]) == 0
+    *cells, yours = json.loads(capsys.readouterr().out)["cells"]
     assert [cell["method"] for cell in cells] == list(demo.METHODS)
     for cell in cells:
         assert cell["n"] == 3
         assert cell["difference"] == pytest.approx(100 * (cell["wins"] - cell["losses"]) / 3)
         assert cell["score"] == pytest.approx(cells[0]["score"] + cell["difference"])
+    assert (yours["method"], yours["wins"], yours["losses"]) == ("yours", 0, 0)  # beta 0 is plain
 
     assert main(["demo", "--n", "3", "--threads", "1"]) == 0
     out = capsys.readouterr().out
@@ -176,22 +153,6 @@ def test_no_more_examples_are_worked_out_than_are_shown(
     assert sum(step is not None for step in found) == 2 and found[-1] is not None
 
 
-def test_a_setting_of_ones_own_is_asked_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "LENGTHS", (120,))
-    monkeypatch.setattr(demo, "N_POOL", 2)
-    assert main(["demo", "--n", "4", "--threads", "1", "--pcd", "beta=0:gamma=30", "--json"]) == 0
-    cells = {cell["method"]: cell for cell in json.loads(capsys.readouterr().out)["cells"]}
-    assert (cells["yours"]["wins"], cells["yours"]["losses"]) == (0, 0)  # beta 0 is plain
-
-
-def test_too_few_questions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["demo", "--n", "1"])
-    assert "--n: '1'; allowed: an integer of at least 2" in capsys.readouterr().err
-
-
 def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--n", "3", "--question", "5"]) == 0
     out, err = capsys.readouterr()
@@ -200,3 +161,17 @@ def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str])
     assert wanted.answers[0] in err
     assert main(["demo", "--n", "3", "--question", "13"]) == 1
     assert "--question is 13; allowed: 1 to 12" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["demo", "--n", "1"])
+    assert "--n: '1'; allowed: an integer of at least 2" in capsys.readouterr().err
+
+
+def test_where_pcd_is_disabled_there_is_no_demo(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "LENGTHS", (120,))
+    monkeypatch.setattr(demo, "METHODS", {"greedy": "greedy", "PCD": "pcd"})
+    monkeypatch.setenv("PYPCD_DISABLE", "1")
+    assert main(["demo", "--n", "2", "--threads", "1"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "PYPCD_DISABLE is set" in err

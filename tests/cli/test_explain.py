@@ -111,46 +111,38 @@ def test_a_right_answer_that_no_candidate_begins_is_listed_below(llm, vocabulary
     assert gold is step.candidates[-1] and gold.rank_before > 1
 
 
-@pytest.mark.parametrize("adaptive", [None, "jsd"])
-@pytest.mark.parametrize("relative_top", [0.0, 1.0])
-def test_steps_below_min_context_are_marked(llm, vocabulary, prompt, adaptive, relative_top) -> None:
-    """Not those that are plain because one token alone is plausible, as all are with a cut of 1."""
-    setting = pypcd.PCDConfig(min_context=len(prompt) + 2, adaptive=adaptive, relative_top=relative_top)
-    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=4))
-    assert [step.below for step in steps] == ["min_context", "min_context", None, None]
-    for step in steps[:2]:
-        assert step.beta is None and not step.is_changed
-        assert all(c.local is None and c.after == c.before for c in step.candidates)
-        assert strength_of(step) == "no contrast: below min_context"
-    for step in steps[2:]:
-        assert (step.beta is None) == (relative_top == 1.0)
-        assert "min_context" not in strength_of(step)
-    assert page({}, "q", steps).count("no contrast: below min_context") == 2
-    assert [step.as_dict()["below"] for step in steps] == ["min_context", "min_context", None, None]
+PLAIN_TWICE = ["min_context", "min_context", None, None]
 
 
 @pytest.mark.parametrize("evaluation", ["fused", "alternate"])
-def test_why_a_whole_answer_is_plain(llm, vocabulary, prompt, evaluation) -> None:
-    for fields, below in (
-        ({"min_context": len(prompt) + 1, "min_first_entropy": 1e-9}, "min_context"),
-        ({"min_context": len(prompt), "min_first_entropy": 100}, "min_first_entropy"),
-        ({"min_context": len(prompt), "min_first_entropy": 1e-9}, None),
-    ):
-        setting = pypcd.PCDConfig(evaluation=evaluation, **fields)
-        steps = explain(Session(llm), prompt, setting, vocabulary, n_tokens=3)
-        assert [step.below for step in steps] == [below] * 3
-
-
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
-def test_steps_below_min_entropy_are_marked(llm, vocabulary, prompt, evaluation: str) -> None:
-    setting = pypcd.PCDConfig(min_entropy=100, min_context=len(prompt) + 1, evaluation=evaluation)
-    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=3))
-    assert [step.below for step in steps] == ["min_context", "min_entropy", "min_entropy"]
-    for step in steps[1:]:
-        assert step.beta is None and not step.is_changed
-        assert all(c.after == c.before for c in step.candidates)
-        assert {c.local is None for c in step.candidates} == {evaluation == "alternate"}
-        assert strength_of(step) == "no contrast: below min_entropy"
+@pytest.mark.parametrize(
+    ("n_more", "fields", "below"),
+    [
+        (2, {}, PLAIN_TWICE),
+        (2, {"adaptive": "jsd"}, PLAIN_TWICE),
+        (2, {"relative_top": 1.0}, PLAIN_TWICE),  # the others are plain because one token alone is plausible
+        (1, {"min_entropy": 100}, ["min_context", "min_entropy", "min_entropy"]),
+        (1, {"min_first_entropy": 1e-9}, ["min_context"] * 3),
+        (0, {"min_first_entropy": 100}, ["min_first_entropy"] * 3),
+        (0, {"min_first_entropy": 1e-9}, [None] * 3),
+    ],
+)
+def test_steps_without_a_contrast_say_which_floor_they_are_below(
+    llm, vocabulary, prompt, evaluation, n_more, fields, below
+) -> None:
+    setting = pypcd.PCDConfig(evaluation=evaluation, min_context=len(prompt) + n_more, **fields)
+    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=len(below)))
+    assert [step.below for step in steps] == below == [step.as_dict()["below"] for step in steps]
+    for step in steps:
+        if step.below:
+            assert step.beta is None and not step.is_changed and all(c.after == c.before for c in step.candidates)
+            assert strength_of(step) == f"no contrast: below {step.below}"
+        else:
+            assert (step.beta is None) == (setting.relative_top == 1.0) and "min_context" not in strength_of(step)
+        if "min_first_entropy" not in fields and step.below:
+            without = step.below == "min_context" or evaluation == "alternate"
+            assert {c.local is None for c in step.candidates} == {without}
+    assert page({}, "q", steps).count("no contrast: below min_context") == below.count("min_context")
 
 
 def test_wrong_arguments(llm, vocabulary, prompt) -> None:

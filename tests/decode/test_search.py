@@ -62,29 +62,25 @@ def unseen(token: int, row: np.ndarray) -> None:
     pass
 
 
-@given(seed=st.integers(0, 10**6), penalty=st.sampled_from([0.0, 0.5, 1.0, 2.0]))
-def test_wide_enough_beams_find_what_exhaustive_search_finds(seed: int, penalty: float) -> None:
-    max_tokens = 3  # at most 27 beams are alive before the last token
-    found = Beam(27, penalty).run(Table(seed), max_tokens, is_end, unseen)  # type: ignore[arg-type]
-    table = Table(seed)
-    best = max(every_answer(max_tokens), key=lambda tokens: log_p(table, tokens) / len(tokens) ** penalty)
-    assert tuple(found) == tuple(token for token in best if token != END)
+def never(tokens: Any) -> bool:
+    return False
 
 
 def has_two_ones(tokens: Any) -> bool:
     return list(tokens).count(1) == 2
 
 
-@given(seed=st.integers(0, 10**6), penalty=st.sampled_from([0.0, 0.5, 1.0, 2.0]))
-def test_beams_end_where_an_answer_is_over(seed: int, penalty: float) -> None:
-    """Against exhaustive search: an answer ends with its second 1, which is part of it."""
-    found = Beam(27, penalty).run(Table(seed), 3, is_end, unseen, has_two_ones)  # type: ignore[arg-type]
-    table = Table(seed)
-    all_of_them = {
-        t[: i + 1] for t in every_answer(3) for i in range(len(t)) if i + 1 == len(t) or has_two_ones(t[: i + 1])
-    }
-    whole = [t for t in all_of_them if not any(has_two_ones(t[:i]) for i in range(len(t)))]
-    best = max(whole, key=lambda tokens: log_p(table, tokens) / len(tokens) ** penalty)
+@given(
+    seed=st.integers(0, 10**6),
+    penalty=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    is_over=st.sampled_from([never, has_two_ones]),
+)
+def test_wide_enough_beams_find_what_exhaustive_search_finds(seed: int, penalty: float, is_over: Any) -> None:
+    """Also if an answer ends with its second 1, which is part of it."""
+    found = Beam(27, penalty).run(Table(seed), 3, is_end, unseen, is_over)  # type: ignore[arg-type]
+    table = Table(seed)  # at most 27 beams are alive before the last of three tokens
+    ended = {next((t[:i] for i in range(len(t)) if is_over(t[:i])), t) for t in every_answer(3)}
+    best = max(ended, key=lambda tokens: log_p(table, tokens) / len(tokens) ** penalty)
     assert tuple(found) == tuple(token for token in best if token != END)
 
 
@@ -95,15 +91,6 @@ def test_one_by_one_ends_where_an_answer_is_over(seed: int) -> None:
         found = search.run(Table(seed), 12, is_end, unseen, has_two_ones)  # type: ignore[arg-type]
         places = [i + 1 for i in range(len(longest)) if has_two_ones(longest[: i + 1])]
         assert found == longest[: places[0] if places else None]
-
-
-@given(seed=st.integers(0, 10**6))
-def test_two_beams_never_end_below_greedy_by_plain_sums(seed: int) -> None:
-    """If greedy's answer runs to the limit as the beams do, theirs is at least as probable, among those they keep."""
-    table = Table(seed)
-    greedy = Greedy().run(table, 1, is_end, unseen)  # type: ignore[arg-type]
-    beams = Beam(2, 0.0).run(Table(seed), 1, is_end, unseen)  # type: ignore[arg-type]
-    assert greedy == beams  # one token: the most probable one
 
 
 def test_beams_prefer_two_good_tokens_to_one_better_and_one_bad() -> None:
@@ -157,22 +144,23 @@ def test_other_prompts_draw_other_numbers() -> None:
         def row(self, tokens: tuple[int, ...]) -> np.ndarray:
             return np.log(np.array([0.25, 0.25, 0.25, 0.25 + 1e-6 * self.seed])).astype(np.float32)
 
-    drawn = [Sampling(1.0, 0, 1.0, seed=5).run(Prompted(i), 1, lambda t: False, unseen)[0] for i in range(200)]  # type: ignore[arg-type]
-    assert min(np.bincount(drawn, minlength=4)) > 20
-    again = [Sampling(1.0, 0, 1.0, seed=5).run(Prompted(i), 1, lambda t: False, unseen)[0] for i in range(200)]  # type: ignore[arg-type]
-    assert drawn == again
+    def draw() -> list[int]:
+        return [Sampling(1.0, 0, 1.0, seed=5).run(Prompted(i), 1, lambda t: False, unseen)[0] for i in range(200)]  # type: ignore[arg-type]
+
+    drawn = draw()
+    assert min(np.bincount(drawn, minlength=4)) > 20 and drawn == draw()
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Beam(1), "n is 1; allowed: an integer from 2 to 31"),
+        (lambda: Beam(1), "n is 1"),
         (lambda: Beam(32), "n is 32"),
-        (lambda: Beam(2, 11), "length_penalty is 11"),
-        (lambda: Sampling(temperature=0), "temperature is 0"),
-        (lambda: Sampling(top_p=0), "top_p is 0"),
-        (lambda: Sampling(top_k=-1), "top_k is -1"),
-        (lambda: Sampling(seed=-1), "seed is -1"),
+        (lambda: Beam(2, 11), "length_penalty"),
+        (lambda: Sampling(temperature=0), "temperature"),
+        (lambda: Sampling(top_p=0), "top_p"),
+        (lambda: Sampling(top_k=-1), "top_k"),
+        (lambda: Sampling(seed=-1), "seed"),
     ],
 )
 def test_values_out_of_range_are_named(make: Any, message: str) -> None:

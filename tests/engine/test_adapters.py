@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, check_rows, close, native_row, rounding
+from conftest import TOKENS, Load, Tiny, check_rows, close, native_row, rounding
 from own_process import run
 
-import pypcd
-
-Load = Callable[..., pypcd.Llama]
 ALPHA, SCALE = 6.0, 0.5
 Q, DOWN, EMBD = "blk.0.attn_q.weight", "blk.1.ffn_down.weight", "token_embd.weight"
 SHAPES: dict[str, tuple[int, ...]] = {  # of numpy: rows, columns
@@ -109,36 +106,27 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_lora_that_does_not_fit_is_refused(name: str, tmp_path: Path, tiny: Tiny) -> None:
+def test_a_lora_that_does_not_fit_is_missing_or_is_damaged_is_refused(tmp_path: Path, tiny: Tiny) -> None:
     """In a process: stock llama_cpp opens the model and ends at the first token."""
-    kwargs, message = WRONG[name]
-    write_lora(tmp_path / "lora.gguf", **kwargs)
-    [line] = run(tiny("llama"), f"said(lambda: new(lora_path={str(tmp_path / 'lora.gguf')!r})('abc', max_tokens=2))")
-    assert re.match(f"ModelError: the LoRA .* {message}", line), line
-
-
-def test_a_lora_file_that_is_missing_or_damaged_is_refused(tmp_path: Path, tiny: Tiny) -> None:
+    wanted = {}
+    for name, (kwargs, message) in WRONG.items():
+        write_lora(tmp_path / f"{name}.gguf", **kwargs)
+        wanted[tmp_path / f"{name}.gguf"] = f"ModelError: the LoRA .* {message}"
     write_lora(tmp_path / "lora.gguf")
-    data = (tmp_path / "lora.gguf").read_bytes()
-    for name, content in {"cut": data[:-400], "head": data[:150], "text": b"<html>", "empty": b""}.items():
-        (tmp_path / f"{name}.gguf").write_bytes(content)
-    names = ["cut", "head", "text", "empty", "nowhere"]
-    tries = [str(tmp_path / f"{name}.gguf") for name in names] + [str(tmp_path), str(tiny("llama"))]
-    lines = run(
-        tiny("llama"), "\n".join(f"said(lambda: new(lora_path={path!r})('abc', max_tokens=2))" for path in tries)
-    )
-    for line, message in zip(
-        lines,
-        [
-            "ModelError: the LoRA .*cut.gguf cannot be used with .*: .*not within the file bounds",
-            "ModelError: the LoRA .*head.gguf is not a GGUF file, or is damaged",
-            "ModelError: the LoRA .*text.gguf is not a GGUF file, or is damaged",
-            "ModelError: the LoRA .*empty.gguf is not a GGUF file, or is damaged",
-            "FileNotFoundError: there is no LoRA file .*nowhere.gguf",
-            "ModelError: the LoRA .* is a folder; allowed: a GGUF file",
-            "ModelError: the LoRA .* has general.type None",
-        ],
+    data, damaged = (tmp_path / "lora.gguf").read_bytes(), "is not a GGUF file, or is damaged"
+    for name, content, message in (
+        ("cut", data[:-400], "cannot be used with .*: .*not within the file bounds"),
+        ("head", data[:150], damaged),
+        ("text", b"<html>", damaged),
+        ("nothing", b"", damaged),
     ):
+        (tmp_path / f"{name}.gguf").write_bytes(content)
+        wanted[tmp_path / f"{name}.gguf"] = f"ModelError: the LoRA .*{name}.gguf {message}"
+    wanted[tmp_path / "nowhere.gguf"] = "FileNotFoundError: there is no LoRA file .*nowhere.gguf"
+    wanted[tmp_path] = "ModelError: the LoRA .* is a folder"
+    wanted[tiny("llama")] = "ModelError: the LoRA .* has general.type None"
+    tries = [f"said(lambda: new(lora_path={str(path)!r})('abc', max_tokens=2))" for path in wanted]
+    lines = run(tiny("llama"), "\n".join(tries))
+    assert len(lines) == len(wanted)
+    for line, message in zip(lines, wanted.values()):
         assert re.match(message, line), line
-    assert len(lines) == len(tries)

@@ -8,14 +8,14 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
-from batches import Native, ask, decode_batch, decode_in, read, set_seq
+from batches import OK, Native, ask, decode_batch, decode_in, read, turn_off, turn_on
 from conftest import TOKENS, Tiny, run_python
 from preload import needs_preload
 
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
-ON = (_native.OK, "")
+ON = OK
 
 
 # -- sequence ids of twins ---------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def test_a_text_in_a_twins_sequence_is_not_lost(arch: str, native: Native) -> No
     decode_in((context, stock), TOKENS[9:10])
     assert np.array_equal(context.seen(), stock.seen())
     assert llama_cpp.llama_memory_seq_rm(context.memory, 200, -1, -1)
-    assert ask(context, {}) == ON
+    turn_on(context, {})
 
 
 def test_nor_one_that_was_copied_there_while_pcd_is_on(native: Native) -> None:
@@ -58,18 +58,6 @@ def test_nor_one_that_was_copied_there_while_pcd_is_on(native: Native) -> None:
     assert (context.span(), context.span(200)) == before
     assert llama_cpp.llama_memory_seq_rm(context.memory, 200, -1, -1)
     assert decode_batch(context, [(7, 9, [0], True)]) == 0
-
-
-@pytest.mark.parametrize("arch", ["llama", "lfm2"])
-def test_settings_go_with_a_sequence_only_if_it_goes(arch: str, native: Native) -> None:
-    """Recurrent memory cannot remove all sequences by one call."""
-    context = native(arch, {}, n_seq_max=2)
-    assert set_seq(context, 1, None) == ON
-    removed = llama_cpp.llama_memory_seq_rm(context.memory, -1, -1, -1)
-    assert removed == (arch == "llama")
-    decode_in([context], TOKENS[:9], seq=1)
-    has_twin = bool(_native.pcd_get_logits_ith(context.ctx, -1, _native.ROW_LOCAL))
-    assert has_twin == removed
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -97,33 +85,24 @@ def test_the_rows_of_a_long_prompt_are_freed(native: Native) -> None:
     row = 4 * context.n_vocab
 
     def row_bytes() -> int:
-        return _native.pcd_get_stats(context.ctx).row_bytes
+        return context.stats.row_bytes
 
     decode_in([context], TOKENS[:n], out=range(n))
     assert row_bytes() >= 2 * n * row
-    assert _native.pcd_set(context.ctx, None, None, 0) == _native.OK
+    turn_off(context)
     assert context.rows(5) and row_bytes() >= 2 * n * row, "rows live until the next decode"
     decode_in([context], TOKENS[n : n + 1])
     assert row_bytes() == 0
-    assert ask(context, {}) == ON
+    turn_on(context, {})
     decode_in([context], TOKENS[:n], n + 1, out=range(n))
     _native.pcd_trim(context.ctx)
     assert context.rows(5) and row_bytes() >= 2 * n * row
-    assert _native.pcd_set(context.ctx, None, None, 0) == _native.OK
+    turn_off(context)
     _native.pcd_trim(context.ctx)
     assert row_bytes() == 0 and not _native.pcd_get_logits_ith(context.ctx, 5, _native.ROW_STANDARD)
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("n_threads", "good"), [(0, False), (1, True), (512, True), (513, False), (100_000, False)])
-def test_numbers_of_threads(n_threads: int, good: bool) -> None:
-    """More than ggml has room for end the process."""
-    error, us = ctypes.create_string_buffer(200), (ctypes.c_double * 1)()
-    status = _native.pcd_step_times((ctypes.c_int32 * 1)(n_threads), 1, 32, 1, 1, us, error, 200)
-    said = f"n_threads[0] is {n_threads}; allowed: 1 to 512".encode()
-    assert (status, error.value) == ((_native.OK, b"") if good else (_native.INVALID, said))
 
 
 def test_an_offset_between_limits_that_are_turned_around_is_none() -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, check_rows, close, expected
+from conftest import TOKENS, Load, Tiny, check_rows, close, expected
 
 import pypcd
 from pypcd import engine
-
-Load = Callable[..., pypcd.Llama]
 
 TEXT = (TOKENS * 9)[:1000]
 MODES: dict[str, dict[str, Any]] = {

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import sys
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import pytest
-from batches import Native, ask, decode_batch, same_rows, set_seq
-from conftest import TOKENS, Tiny, check_rows, greedy, run_python
+from batches import OK, Native, decode_batch, same_rows, set_seq, turn_on
+from conftest import TOKENS, Load, Tiny, greedy, run_python
 from tiny_gguf import HYBRID_ARCHS
 
 import pypcd
 from pypcd.decode import Session
 from pypcd.engine import _bindings as _native
-
-Load = Callable[..., pypcd.Llama]
 
 # --- the tokens ---
 
@@ -32,6 +29,7 @@ Load = Callable[..., pypcd.Llama]
         {"cache": "separate", "relative_top": 0.3},
         {"perturbation": "none", "window": 20, "relative_top": 0.3},
         {"gamma": 1},
+        {"adaptive": "jsd", "beta": 5.0},
     ],
     ids=str,
 )
@@ -68,7 +66,7 @@ def test_auto_alternates_where_a_step_may_need_no_twin(setting: dict[str, Any], 
     counts = []
     for tokens in (TOKENS[:30], *([token] for token in TOKENS[30:34])):
         context.decode(tokens, out=[len(tokens) - 1])
-        stats = _native.pcd_get_stats(context.ctx)
+        stats = context.stats
         counts.append((stats.n_fused, stats.n_alternate))
     wanted = [(1 + i, 0) if fuses else (1, i) for i in range(5)]
     assert counts == (wanted if setting != {"gamma": 1} else [(0, i) for i in range(1, 6)])
@@ -81,15 +79,15 @@ def test_one_row_that_needs_its_twin_fuses_a_step_for_all(native: Native) -> Non
         context.decode(TOKENS[:20], seq=seq, out=[])
 
     def step(pos: int, *rows: int) -> tuple[int, int]:
-        before = _native.pcd_get_stats(context.ctx)
+        before = context.stats
         assert decode_batch(context, [(TOKENS[pos], pos, [seq], seq in rows) for seq in range(4)]) == 0
-        after = _native.pcd_get_stats(context.ctx)
+        after = context.stats
         return after.n_fused - before.n_fused, after.n_alternate - before.n_alternate
 
     assert step(20, 0, 1, 2, 3) == (0, 1)
     assert step(21, 0, 1) == (0, 1)
     assert step(22, 0) == (1, 0)
-    assert set_seq(context, 2, {}) == (_native.OK, "")
+    assert set_seq(context, 2, {}) == OK
     assert step(23, 0, 1, 2, 3) == (1, 0)
     assert step(24, 0, 1, 3) == (0, 1)
 
@@ -114,16 +112,6 @@ def test_equal_seeds_give_equal_texts(setting: dict[str, Any], tiny: Tiny, load:
         assert answer() == first
 
 
-@pytest.mark.parametrize("setting", [{}, {"cache": "shared"}, {"window": 20}], ids=str)
-def test_rows_are_the_references_whichever_way_a_step_goes(setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
-    path = tiny("llama")
-    llm = load(path, setting)
-    llm.eval(TOKENS[:60])
-    for n in range(61, 72):
-        llm.eval(TOKENS[n - 1 : n])
-        check_rows(llm, path, TOKENS[:n])
-
-
 def test_what_has_to_be_repeatable_is_fused(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), None)
     session = Session(llm)
@@ -138,10 +126,6 @@ def test_what_has_to_be_repeatable_is_fused(tiny: Tiny, load: Load) -> None:
 # --- graphs that take turns ---
 
 
-def n_reused(context: Any) -> int:
-    return llama_cpp.llama_perf_context(context.ctx).n_reused
-
-
 ALTERNATING: list[tuple[str, dict[str, Any]]] = [
     (arch, setting) for arch in ("llama", "gemma3") for setting in ({}, {"cache": "shared"}, {"window": 20})
 ]
@@ -154,31 +138,31 @@ def test_alternating_uses_both_graphs_again(arch: str, setting: dict[str, Any], 
     context.decode(TOKENS[:40])
     for token in TOKENS[40:42]:
         context.decode([token])
-    before = n_reused(context)
+    before = context.n_reused
     for token in TOKENS[42:62]:
         context.decode([token])
-    assert n_reused(context) - before == 40
+    assert context.n_reused - before == 40
 
 
 def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Native) -> None:
     def graph_bytes() -> int:
-        return _native.pcd_get_stats(context.ctx).graph_bytes
+        return context.stats.graph_bytes
 
     context = native("llama", {"evaluation": "fused"})
     for token in TOKENS[:9]:
         context.decode([token])
     assert graph_bytes() == 0
-    assert ask(context, {"evaluation": "auto", **CUT}) == (_native.OK, "")
+    turn_on(context, {"evaluation": "auto", **CUT})
     context.decode(TOKENS[:90])  # a prompt takes no turns
     assert graph_bytes() == 0
     one_row = 4 * (context.n_vocab + 256 * 4 * 8)  # logits, and generously what a twin takes
     for evaluation in ("alternate", "auto"):
-        assert ask(context, {"evaluation": evaluation, **FLOOR}) == (_native.OK, "")
+        turn_on(context, {"evaluation": evaluation, **FLOOR})
         assert graph_bytes() == 0
         for token in TOKENS[:9]:
             context.decode([token])
         assert 0 < graph_bytes() < 16 * one_row
-    assert ask(context, {"evaluation": "fused"}) == (_native.OK, "")
+    turn_on(context, {"evaluation": "fused"})
     assert graph_bytes() == 0
 
 
@@ -189,15 +173,13 @@ def test_second_keys_that_are_derived_leave_the_kept_graphs_alone(native: Native
         one.decode(TOKENS[:20])
         for token in TOKENS[20:24]:
             one.decode([token])
-        size = llama_cpp.llama_state_seq_get_size(one.ctx, 0)
-        state = (ctypes.c_uint8 * size)()
-        assert llama_cpp.llama_state_seq_get_data(one.ctx, state, size, 0) == size
-        before = n_reused(one), _native.pcd_get_stats(one.ctx).n_derived
-        assert llama_cpp.llama_state_seq_set_data(one.ctx, state, size, 1) == size
+        state = one.save(0)
+        before = one.n_reused, one.stats.n_derived
+        one.restore(state, 1)
         for token in TOKENS[24:28]:
             one.decode([token])
-        assert _native.pcd_get_stats(one.ctx).n_derived == before[1] + 1
-        assert n_reused(one) - before[0] == (7 if one is context else 3)
+        assert one.stats.n_derived == before[1] + 1
+        assert one.n_reused - before[0] == (7 if one is context else 3)
     same_rows(context, fused)
 
 
@@ -252,7 +234,7 @@ def test_kept_graphs_outlive_nothing_that_they_depend_on(native: Native) -> None
 
     def both(setting: dict[str, Any]) -> None:
         for context, evaluation in ((turns, "alternate"), (fused, "fused")):
-            assert ask(context, {**setting, "evaluation": evaluation}) == (_native.OK, "")
+            turn_on(context, {**setting, "evaluation": evaluation})
 
     for context in (turns, fused):
         context.decode(TOKENS[:30])

@@ -14,7 +14,6 @@ makes its table from them. Heads have 64 dimensions: CUDA has no flash attention
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import itertools
 import json
@@ -26,7 +25,8 @@ from typing import Any, NamedTuple
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, check_contrast, expected, greedy, native_row, run_python
+from batches import decode_batch
+from conftest import TOKENS, Load, Tiny, check_contrast, expected, greedy, native_row, run_python
 from limits import nmse
 from test_gate0 import STOCK
 from tiny_gguf import HYBRID_ARCHS, ROPE_ARCHS
@@ -110,7 +110,6 @@ def servers() -> Iterator[None]:
 # --- the work: what is evaluated, and which rows are compared: the model, their text, their index ---
 
 PROMPT = 100
-Open = Callable[..., pypcd.Llama]
 Looked = Iterator[tuple[pypcd.Llama, list[int], int]]
 
 
@@ -120,7 +119,7 @@ def steps(llm: pypcd.Llama) -> Looked:
         yield llm, TOKENS[: n + 1], -1
 
 
-def prompt_and_steps(load: Open) -> Looked:
+def prompt_and_steps(load: Load) -> Looked:
     """The prompt takes four batches."""
     llm = load()
     llm.eval(TOKENS[:PROMPT])
@@ -128,14 +127,14 @@ def prompt_and_steps(load: Open) -> Looked:
     yield from steps(llm)
 
 
-def every_row(load: Open) -> Looked:
+def every_row(load: Load) -> Looked:
     llm = load(n_batch=64, logits_all=True)
     llm.eval(TOKENS[:PROMPT])
     for i in range(0, PROMPT - 64, 5):  # of the last batch
         yield llm, TOKENS[: 64 + i + 1], i
 
 
-def shifted(load: Open) -> Looked:
+def shifted(load: Load) -> Looked:
     """All cells moved by 37 positions: rows that depend only on distances stay."""
     llm = load()
     llm.eval(TOKENS[:PROMPT])
@@ -144,34 +143,24 @@ def shifted(load: Open) -> Looked:
     yield from steps(llm)
 
 
-def restored(load: Open) -> Looked:
+def restored(load: Load) -> Looked:
     first, llm = load(), load()
     first.eval(TOKENS[:PROMPT])
     llm.load_state(first.save_state())
     yield from steps(llm)
 
 
-def sequences(load: Open) -> Looked:
+def sequences(load: Load) -> Looked:
     """Three texts in one batch, the first two with a common beginning; then a token of each, twice."""
     llm = load(n_seq_max=3, n_batch=192)
     texts = [TOKENS[:80], TOKENS[:20] + TOKENS[60:100], TOKENS[40:117]]
-    decode(llm, [(token, n, [0, 1], False) for n, token in enumerate(TOKENS[:20])])
+    assert decode_batch(llm, [(token, n, [0, 1], False) for n, token in enumerate(TOKENS[:20])]) == 0
     parts = [(s, n) for s, text in enumerate(texts) for n in range(0 if s == 2 else 20, len(text) - 2)]
-    decode(llm, [(texts[s][n], n, [s], False) for s, n in parts])
+    assert decode_batch(llm, [(texts[s][n], n, [s], False) for s, n in parts]) == 0
     for n in (-2, -1):
-        decode(llm, [(text[n], len(text) + n, [s], True) for s, text in enumerate(texts)])
+        assert decode_batch(llm, [(text[n], len(text) + n, [s], True) for s, text in enumerate(texts)]) == 0
         for s, text in enumerate(texts):
             yield llm, text[: len(text) + n + 1], s
-
-
-def decode(llm: pypcd.Llama, entries: list[tuple[int, int, list[int], bool]]) -> None:
-    """llama_decode of (token, position, sequences, whether its logits are wanted)."""
-    n, int32 = len(entries), ctypes.c_int32
-    tokens, positions, seqs, wanted = zip(*entries)
-    pointers = (ctypes.POINTER(int32) * n)(*((int32 * len(s))(*s) for s in seqs))
-    counts, flags = (int32 * n)(*map(len, seqs)), (ctypes.c_int8 * n)(*wanted)
-    batch = llama_cpp.llama_batch(n, (int32 * n)(*tokens), None, (int32 * n)(*positions), counts, pointers, flags)
-    assert llama_cpp.llama_decode(llm.ctx, batch) == 0
 
 
 WORK = {work.__name__.replace("_", "-"): work for work in (prompt_and_steps, every_row, shifted, restored, sequences)}
@@ -351,14 +340,6 @@ def test_rows_are_the_references_as_far_as_plain_rows_are(
     case: Case, tiny: Tiny, record_property: Callable[[str, object], None]
 ) -> None:
     check_rows(case, tiny, record_property)
-
-
-@pytest.mark.few
-def test_the_few_are_a_part_in_which_each_setting_is_seen_with_each_model_cache_and_evaluation() -> None:
-    assert FEW < set(EVERY) and len(FEW) < len(EVERY) / 4
-    for fields in (("model", "setting"), ("setting", "kv", "evaluation"), ("work", "setting"), ("model", "kv")):
-        of_few, of_every = ({tuple(getattr(case, f) for f in fields) for case in some} for some in (FEW, EVERY))
-        assert of_few == of_every
 
 
 @pytest.mark.few

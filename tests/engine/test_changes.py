@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from batches import Native, Setting, ask, decode_in
+from batches import Native, Setting, ask, decode_in, turn_off, turn_on
 from conftest import TOKENS, Tiny, check_rows, run_python
 from preload import needs_preload
 
@@ -54,13 +53,13 @@ def test_the_setting_in_force_is_the_librarys(tiny: Tiny, load: Any) -> None:
     llm = load(tiny("llama"), "beta=1.7:alpha=0.15:window=40")
     assert llm.pcd == pypcd.PCDConfig(beta=1.7, alpha=0.15, window=40)
     for setting in KINDS[1:]:
-        assert ask(llm, setting) == (_native.OK, "")
+        turn_on(llm, setting)
         assert llm.pcd == pypcd.PCDConfig(**setting)
         if "type_k_over" not in (setting or {}):
             llm.reset()
             llm.eval(TOKENS[:20])
             check_rows(llm, tiny("llama"), TOKENS[:20])
-    assert _native.pcd_set(llm.ctx, None, None, 0) == _native.OK
+    turn_off(llm)
     assert llm.pcd is None
     llm.pcd = "paper"  # what was in force before is not: this is a change
     llm.eval(TOKENS[20:21])
@@ -87,15 +86,15 @@ def test_a_check_changes_nothing(arch: str, native: Native) -> None:
             continue
         for each in (context, alone):
             if setting is None:
-                assert _native.pcd_set(each.ctx, None, None, 0) == _native.OK
+                turn_off(each)
             else:
-                assert ask(each, setting) == (_native.OK, "")
+                turn_on(each, setting)
         decode_in((context, alone), TOKENS[:12], 0)
-        before = read_back(context), bytes(_native.pcd_get_stats(context.ctx))
+        before = read_back(context), bytes(context.stats)
         for other in KINDS[1:]:
             status, text = ask(context, other, _native.pcd_check)
             assert (status == _native.OK) == (text == "") == ((arch, other.get("cache")) != ("lfm2", "separate"))
-            assert (read_back(context), bytes(_native.pcd_get_stats(context.ctx))) == before
+            assert (read_back(context), bytes(context.stats)) == before
             assert before[0] == fields(setting)
         decode_in((context, alone), TOKENS[12:13], 12)
         assert np.array_equal(context.seen(), alone.seen())
@@ -197,7 +196,3 @@ def test_whichever_allocation_fails_a_change_holds_whole_or_not_at_all(
     settings = repr((before, pypcd.PCDConfig(**after).as_dict()))
     done = run_python(FAILING, tiny("llama"), preload, settings, LD_PRELOAD=str(preload))
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
-
-
-def test_kinds_differ() -> None:
-    assert all(a != b for a, b in itertools.combinations(map(fields, KINDS), 2))

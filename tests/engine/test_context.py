@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, native_row, rounding
+from conftest import TOKENS, Load, Tiny, close, native_row, rounding
 
 import pypcd
 from pypcd import engine
 from pypcd.engine import _bindings
 from pypcd.engine._calls import ask, call
-
-Load = Callable[..., pypcd.Llama]
 
 
 @pytest.fixture
@@ -197,9 +193,3 @@ def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
     engine.set_exits(llm, ())  # already removed before the clean-up
     engine.unset_head_ratios(llm)
     engine.set_abort(llm, None)
-
-
-def test_the_bindings_are_those_of_the_header() -> None:
-    assert _bindings.lib is llama_cpp.llama_cpp._lib
-    for name in ("pcd_set", "pcd_check", "pcd_set_exits", "pcd_set_tap", "pcd_set_head_ratios"):
-        assert getattr(_bindings, name).restype is ctypes.c_int32

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
+from batches import CACHES, EVALUATIONS
 from conftest import (
     TOKENS,
+    Load,
     Tiny,
     check_contrast,
     check_rows,
@@ -21,15 +22,12 @@ from conftest import (
     rounding,
     tolerance,
 )
-from limits import allowed_nmse, nmse
 from tiny_gguf import ATTENTION_ARCHS, HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
 from pypcd.engine import _bindings as _native
 
-CACHES, EVALUATIONS = ["rerotated", "shared", "separate"], ["fused", "alternate"]
 LAST = len(TOKENS) - 1
-Load = Callable[..., pypcd.Llama]
 SCALED: dict[str, tuple[str, dict[str, Any]]] = {
     "rope_freqs": ("llama", {"rope_freqs": (1, 2, 3, 4, 5, 6, 7, 8)}),
     "yarn": ("llama", {"yarn": (4.0, 64)}),
@@ -103,29 +101,26 @@ def test_a_models_own_frequencies_are_multiplied_not_replaced(name: str, cache: 
         check_rows(llm, path, TOKENS)
 
 
+CONTEXT = {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}
+ROTATIONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *((arch, {}, CONTEXT) for arch in ("llama", "qwen2", "gemma3")),  # a base and a scale that the user sets
+    *(
+        ("qwen3", {"alpha": alpha, "base_ratio": base_ratio}, {})
+        for alpha, base_ratio in ((0.05, 1e-4), (0.2, 0.5), (0.69, 1e-6), (2.0, 0.01), (10.0, 0.9))
+    ),
+    *((arch, {"transition": "none", "base_ratio": 0.01}, {}) for arch in ("llama", "stablelm", "gemma2")),
+    *(("qwen3", {"band": band, "base_ratio": 0.01}, {}) for band in ("high", "all")),
+]
+
+
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma3"])
-def test_rho_composes_with_a_base_and_a_scale_the_user_sets(arch: str, cache: str, tiny: Tiny, load: Load) -> None:
-    override = {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}
-    llm = load(tiny(arch), {"cache": cache}, **override)
+@pytest.mark.parametrize(("arch", "setting", "context"), ROTATIONS, ids=str)
+def test_any_rotation_is_the_references(
+    arch: str, setting: dict[str, Any], context: dict[str, Any], cache: str, tiny: Tiny, load: Load
+) -> None:
+    llm = load(tiny(arch), {**setting, "cache": cache}, **context)
     llm.eval(TOKENS)
-    check_rows(llm, tiny(arch), TOKENS, **override)
-
-
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize(("alpha", "base_ratio"), [(0.05, 1e-4), (0.2, 0.5), (0.69, 1e-6), (2.0, 0.01), (10.0, 0.9)])
-def test_any_alpha_and_base_ratio(alpha: float, base_ratio: float, cache: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("qwen3"), {"alpha": alpha, "base_ratio": base_ratio, "cache": cache})
-    llm.eval(TOKENS[:60])
-    check_rows(llm, tiny("qwen3"), TOKENS[:60], moved=0.01)
-
-
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("arch", ["llama", "stablelm", "gemma2"])
-def test_without_transition_theta_is_that_of_another_base(arch: str, cache: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny(arch), {"transition": "none", "base_ratio": 0.01, "cache": cache})
-    llm.eval(TOKENS)
-    check_rows(llm, tiny(arch), TOKENS)
+    check_rows(llm, tiny(arch), TOKENS, moved=0.01, **context)
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
@@ -149,6 +144,20 @@ def test_a_window_hides_the_middle_from_the_twin(
     llm = load(tiny(arch), {**setting, "evaluation": evaluation}, n_batch=48)
     llm.eval(TOKENS)
     check_rows(llm, tiny(arch), TOKENS)
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("name", [*ROPE_ARCHS, *HYBRID_ARCHS, *SCALED])
+def test_rows_with_a_window_are_the_references(
+    name: str, evaluation: str, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    arch, kwargs = SCALED.get(name, (name, {}))
+    path = tiny(arch, **kwargs)
+    llm = load(path, {"window": 20, "evaluation": evaluation}, n_batch=32, flash_attn=flash_attn)
+    for first, last in ((0, 100), (100, 101), (101, 102)):
+        llm.eval(TOKENS[first:last])
+        check_rows(llm, path, TOKENS[:last])
 
 
 LONG = (TOKENS * 7)[:800]
@@ -182,14 +191,6 @@ def test_a_window_far_into_a_text_looks_at_its_own_cells_alone(
     llm.n_tokens = 5
     llm.eval(text[5:n])
     check_rows(llm, path, text, at=n - 1)
-
-
-@pytest.mark.parametrize("band", ["high", "all"])
-@pytest.mark.parametrize("cache", CACHES)
-def test_other_bands_turn_other_pairs(cache: str, band: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("qwen3"), {"cache": cache, "band": band, "base_ratio": 0.01})
-    llm.eval(TOKENS)
-    check_rows(llm, tiny("qwen3"), TOKENS)
 
 
 NOISES: list[dict[str, Any]] = [
@@ -286,35 +287,6 @@ def test_rows_far_apart_keep_their_own_view_of_a_short_sliding_cache(
         check_rows(llm, tiny("gemma3"), tokens, row, first + row)
 
 
-@pytest.mark.parametrize("flash_attn", [False, True])
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("arch", ROPE_ARCHS)
-def test_a_float16_cache_with_and_without_flash_attention(
-    arch: str, evaluation: str, flash_attn: bool, tiny: Tiny, load: Load
-) -> None:
-    """Rounding to float16 moves these peaked logits by hundredths; a wrong angle moves them by tenths."""
-    for cache in CACHES:
-        llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation}, f16=True, flash_attn=flash_attn)
-        llm.eval(TOKENS)
-        check_rows(llm, tiny(arch), TOKENS, moved=0.3)
-
-
-@pytest.mark.parametrize("weight_type", ["F16", "Q8_0", "Q4_0"])
-def test_quantised_weights(weight_type: str, tiny: Tiny, load: Load) -> None:
-    """The weights are the same; the difference is how ggml rounds the activations that it multiplies them with: in stock's
-    row too."""
-    path = tiny("llama", weight_type=weight_type)
-    stock = load(path, False)
-    stock.eval(TOKENS)
-    for cache in CACHES:
-        llm = load(path, {"cache": cache})
-        llm.eval(TOKENS)
-        rows, wanted = llm.pcd_logits(), expected(path, TOKENS, LAST, llm.pcd)
-        limit = allowed_nmse(nmse(native_row(stock), wanted[0]))
-        assert nmse(rows.standard, wanted[0]) <= limit and nmse(rows.local, wanted[1]) <= limit
-        assert nmse(wanted[1], wanted[0]) > max(0.1, limit), "the twin must differ, or this test shows nothing"
-
-
 @pytest.mark.parametrize(
     ("n_embd", "type_k"),
     [(128, llama_cpp.GGML_TYPE_Q8_0), (256, llama_cpp.GGML_TYPE_Q8_0), (256, llama_cpp.GGML_TYPE_Q4_0)],
@@ -395,20 +367,6 @@ def test_without_over_rotation_both_rows_are_one(
         close(rows.standard, rows.local, rounding(tiny(arch)))
 
 
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("arch", ["llama", "qwen2vl", "smollm3", "stablelm"])
-def test_fused_and_alternate_evaluation_give_the_same_rows_and_tokens(
-    arch: str, cache: str, tiny: Tiny, load: Load
-) -> None:
-    runs = []
-    for evaluation in EVALUATIONS:
-        llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation})
-        runs.append((greedy(llm, 40), llm.pcd_logits()))
-    assert runs[0][0] == runs[1][0]
-    close(runs[0][1].standard, runs[1][1].standard, rounding(tiny(arch)))
-    close(runs[0][1].local, runs[1][1].local, rounding(tiny(arch)))
-
-
 @pytest.mark.parametrize("relative_top", [0.1, 0.3, 0.6])
 def test_the_twin_is_skipped_exactly_where_a_single_token_is_plausible(
     relative_top: float, tiny: Tiny, load: Load
@@ -487,38 +445,3 @@ def test_low_level_callers_see_contrasted_rows_for_the_tokens_they_marked(
         assert _native.pcd_get_logits_ith(llm.ctx, 5, 0) or 5 not in marked
         assert not _native.pcd_get_logits_ith(llm.ctx, 30, 0)
         assert not _native.pcd_get_logits_ith(llm.ctx, -len(marked) - 1, 0)
-
-
-@pytest.mark.parametrize("evaluation", [0, 1])
-def test_the_twins_of_several_sequences_see_their_own_sequence(evaluation: int, tiny: Tiny, load: Load) -> None:
-    path, one, two = tiny("qwen2"), TOKENS[:40], TOKENS[:20] + TOKENS[60:90]
-    llm = load(path, False)
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_seq_max, params.kv_unified = 256, 2, True
-    params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
-    params.flash_attn_type, params.n_threads = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, 1
-    ctx = llama_cpp._internals.LlamaContext(model=llm._model, params=params, verbose=False)
-    setting = _native.pcd_default_params()
-    setting.evaluation = evaluation
-    assert _native.pcd_set(ctx.ctx, ctypes.byref(setting), None, 0) == _native.OK
-    batch = llama_cpp._internals.LlamaBatch(n_tokens=128, embd=0, n_seq_max=2, verbose=False)
-
-    batch.set_batch(TOKENS[:20], 0, False)  # a common prefix, then each its own
-    ctx.decode(batch)
-    llama_cpp.llama_memory_seq_cp(llama_cpp.llama_get_memory(ctx.ctx), 0, 1, -1, -1)
-    rest = [(0, i, t) for i, t in enumerate(one)][20:] + [(1, i, t) for i, t in enumerate(two)][20:]
-    rest.sort(key=lambda entry: entry[1])  # interleaved
-    batch.reset()
-    b = batch.batch
-    b.n_tokens = len(rest)
-    for k, (seq, position, token) in enumerate(rest):
-        b.token[k], b.pos[k], b.n_seq_id[k], b.logits[k] = token, position, 1, 1
-        b.seq_id[k][0] = seq
-    ctx.decode(batch)
-    for k, (seq, position, _) in enumerate(rest):
-        if position % 7 == 0 or position > 37:
-            wanted = expected(path, (one, two)[seq], position, pypcd.PCDConfig())
-            for which in (_native.ROW_STANDARD, _native.ROW_LOCAL):
-                got = _native.pcd_get_logits_ith(ctx.ctx, k, which)
-                close(np.ctypeslib.as_array(got, shape=(384,)), wanted[which], tolerance(path))
-    ctx.close()

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import F32, SMALL, TOKENS, Tiny, check_rows, close, greedy, native_row, run_python, shape, tolerance
+from batches import EVALUATIONS
+from conftest import F32, SMALL, TOKENS, Load, Tiny, close, greedy, native_row, run_python, shape, tolerance
 from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
 
 import pypcd
 from pypcd import engine, method
-
-EVALUATIONS = ["fused", "alternate"]
-Load = Callable[..., pypcd.Llama]
 
 # --- gate 0: off is stock, and settings without effect change nothing ---
 
@@ -140,16 +138,3 @@ def test_the_second_stream_is_stock_with_the_table_in_the_model(
         llm.eval(TOKENS[start:stop])
         stock.eval(TOKENS[start:stop])
         close(llm.pcd_logits().local, native_row(stock), tolerance(tiny("llama"), **shape(llm)))
-
-
-def test_the_second_stream_fills_a_context_to_the_last_cell(tiny: Tiny, load: Load) -> None:
-    tokens = (TOKENS * 3)[:256]
-    for evaluation in EVALUATIONS:
-        llm = load(tiny("llama"), {"cache": "separate", "evaluation": evaluation}, n_ctx=256, n_batch=256)
-        llm.eval(tokens[:250])
-        for n in range(251, 257):
-            llm.eval(tokens[n - 1 : n])
-        check_rows(llm, tiny("llama"), tokens)
-        llm.reset()
-        llm.eval(tokens)  # at once
-        check_rows(llm, tiny("llama"), tokens)

@@ -9,20 +9,18 @@ import re
 import struct
 import sys
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from conftest import Tiny, check_contrast, close, native_row, rounding, run_python
+from conftest import Load, Tiny, check_contrast, close, native_row, rounding, run_python
 from llama_cpp.llama_chat_format import Llava15ChatHandler
 from own_process import run
 
 import pypcd
 
-Load = Callable[..., pypcd.Llama]
 N_EMBD, N_FF, SIZE, PATCH = 32, 64, 28, 7
 
 

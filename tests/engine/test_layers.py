@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, reference, tolerance
+from conftest import TOKENS, Load, Tiny, close, reference, tolerance
 
 import pypcd
 from pypcd.lab.layers import read_layers
 from pypcd.lab.spectrum import block_scores
-
-Load = Callable[..., pypcd.Llama]
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma2"])

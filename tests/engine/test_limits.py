@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import arch_checks
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, expected, native_row, reference, rounding, shape, tolerance
-from limits import EPSILON, FACTOR, FLOOR, allowed, allowed_nmse
+from batches import CACHES
+from conftest import TOKENS, Load, Tiny, close, expected, native_row, reference, rounding, shape, tolerance
 from reference import rho
 from tiny_gguf import ROPE_ARCHS
 
 import pypcd
 
 LAST = len(TOKENS) - 1
-CACHES = ["rerotated", "shared", "separate"]
-Load = Callable[..., pypcd.Llama]
 
 
 def table(n_rot: int, base_ratio: float = 1e-4) -> np.ndarray:
@@ -27,13 +22,6 @@ def table(n_rot: int, base_ratio: float = 1e-4) -> np.ndarray:
 
 def apart(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max())
-
-
-def test_a_limit_is_never_zero_and_grows_with_what_stock_differs_by() -> None:
-    assert allowed(0.0, 10.0) == FACTOR * FLOOR * EPSILON * 10.0
-    assert allowed(1e-3, 10.0) == FACTOR * 1e-3
-    assert allowed_nmse(0.0) == pytest.approx(allowed(0.0, 1.0) ** 2)
-    assert allowed_nmse(1e-6) == pytest.approx(allowed(1e-3, 1.0) ** 2)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -118,17 +106,3 @@ def test_a_twin_that_is_not_its_token_is_no_identity(reading: str, model: arch_c
     error = max(arch_checks.nmse(context.row(i, 1), context.row(i, 0)) for i in arch_checks.TWINS_AT)
     context.close()
     assert error > 100 * model.rounding
-
-
-def test_every_number_of_an_architecture_has_its_limit() -> None:
-    good: dict[str, Any] = {"moved": 1e-2, "moved_far": 1e-2, "oracle": 1e-6, "relative": 1e-6}
-    good.update(dict.fromkeys(("standard", "identity", "alternate", "later"), 1e-9))
-    assert arch_checks.faults(good, rounding=1e-9) == []
-    for name in ("standard", "identity", "alternate", "later"):
-        assert arch_checks.faults({**good, name: 2e-9}, rounding=1e-9) == [name]
-    for name in ("oracle", "relative"):
-        assert arch_checks.faults({**good, name: 2e-5}, rounding=1e-9) == [name]
-        assert arch_checks.faults({**good, name: 2e-5}, rounding=2e-5) == []
-    small = {**good, "moved": 0.0, "moved_far": 1e-8, "oracle": 0.0, "relative": 0.0}
-    assert arch_checks.faults(small, rounding=1e-9) == []
-    assert arch_checks.faults({**small, "moved_far": 0.0}, rounding=1e-9) == ["moved"]

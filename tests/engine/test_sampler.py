@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 from batches import decode_batch, set_seq
-from conftest import TOKENS, Tiny, check_rows, native_row
+from conftest import TOKENS, Load, Tiny, check_rows, native_row
 
 import pypcd
 from pypcd import engine
 from pypcd.engine import _bindings as _native
-
-Load = Callable[..., pypcd.Llama]
 
 
 def chain_of(*samplers: Any) -> Any:
@@ -46,6 +44,7 @@ def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list
         {"gamma": 1},
         {"min_context": 50},
         {"min_entropy": 5.5},
+        {"adaptive": "jsd", "beta": 5.0},
     ],
     ids=str,
 )
@@ -64,24 +63,21 @@ def test_the_sampler_chooses_the_tokens_of_a_contrasting_context(
     llama_cpp.llama_sampler_free(copy)
 
 
-def test_the_context_keeps_its_standard_logits_until_pcd_is_assigned_anew(tiny: Tiny, load: Load) -> None:
-    path = tiny("llama")
-    llm = load(path, "paper")
-    sampler = pypcd.pcd_sampler(llm)
-    llm.eval(TOKENS[:40])
-    assert np.array_equal(native_row(llm), llm.pcd_logits().standard)
-    llm.pcd = {"beta": 1}
-    llm.eval(TOKENS[40:41])
-    check_rows(llm, path, TOKENS[:41])  # which looks at what a caller sees
-    llama_cpp.llama_sampler_free(sampler)
-
-
-def test_assigning_the_same_setting_gives_the_work_back_to_the_context(tiny: Tiny, load: Load) -> None:
+@pytest.mark.parametrize("setting", ["paper", {"beta": 1}], ids=["same", "other"])
+def test_the_context_leaves_its_rows_plain_until_pcd_is_assigned_anew(setting: Any, tiny: Tiny, load: Load) -> None:
+    """To the same setting or another one. Generation refuses to be plain meanwhile, but a call may have its own setting."""
     llm = load(tiny("llama"), "paper")
     llama_cpp.llama_sampler_free(pypcd.pcd_sampler(llm))
-    llm.pcd = "paper"
-    llm.eval(TOKENS[:41])
-    check_rows(llm, tiny("llama"), TOKENS[:41])
+    with pytest.raises(pypcd.PCDError, match="assign llm.pcd again"):
+        next(llm.generate(TOKENS[:5]))
+    next(llm.generate(TOKENS[:5], pcd={"beta": 1}))
+    llm.reset()
+    llm.eval(TOKENS[:40])
+    assert np.array_equal(native_row(llm), llm.pcd_logits().standard)
+    llm.pcd = setting
+    llm.eval(TOKENS[40:41])
+    check_rows(llm, tiny("llama"), TOKENS[:41])  # which looks at what a caller sees
+    next(llm.generate(TOKENS[:5]))
 
 
 def test_a_sampler_reads_the_row_it_was_made_for(tiny: Tiny, load: Load) -> None:
@@ -163,17 +159,3 @@ def test_one_sequence_may_leave_its_contrast_to_a_sampler(native: Any) -> None:
         already = row in (9, -2)
         assert (f"the context has contrasted row {row} already" in (engine.last_errors() or "")) == already
         llama_cpp.llama_sampler_free(chain)
-
-
-def test_generation_refuses_to_be_plain_while_a_sampler_does_the_contrast(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), "paper")
-    sampler = pypcd.pcd_sampler(llm)
-    with pytest.raises(pypcd.PCDError, match="assign llm.pcd again"):
-        next(llm.generate(TOKENS[:5]))
-    next(llm.generate(TOKENS[:5], pcd={"beta": 1}))  # this call's own setting, by the context
-    llm.reset()
-    llm.eval(TOKENS[:5])
-    assert np.array_equal(native_row(llm), llm.pcd_logits().standard)  # and the sampler's work again
-    llm.pcd = llm.pcd
-    next(llm.generate(TOKENS[:5]))
-    llama_cpp.llama_sampler_free(sampler)

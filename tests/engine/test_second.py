@@ -13,40 +13,34 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from batches import WAYS, Context, Native, Setting, ask, check_row, decode_in, same_rows
+from batches import (
+    OK,
+    WAYS,
+    Abort,
+    Context,
+    Native,
+    Setting,
+    check_row,
+    decode_batch,
+    decode_in,
+    same_rows,
+    set_seq,
+    turn_off,
+    turn_on,
+)
 from conftest import SANITIZED, TOKENS, Tiny, close, expected, run_python, tolerance, turn
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import pypcd
 from pypcd.engine import _bindings as _native
-from pypcd.engine._pcd import native_params
 
 SEQUENCES = {"n_seq_max": 4, "n_ctx": 1024, "n_batch": 1024, "n_ubatch": 64}
 
 
-def turn_off(context: Context) -> None:
-    assert _native.pcd_set(context.ctx, None, None, 0) == _native.OK
-
-
-def turn_on(context: Context, setting: Setting | None = None) -> None:
-    assert ask(context, setting or {}) == (_native.OK, "")
-
-
 def derived(context: Context) -> int:
     """Of how many cells the second keys were derived so far."""
-    return _native.pcd_get_stats(context.ctx).n_derived_cells
-
-
-def save(context: Context, seq: int) -> Any:
-    size = llama_cpp.llama_state_seq_get_size(context.ctx, seq)
-    state = (ctypes.c_uint8 * size)()
-    assert llama_cpp.llama_state_seq_get_data(context.ctx, state, size, seq) == size
-    return state
-
-
-def restore(context: Context, seq: int, state: Any) -> None:
-    assert llama_cpp.llama_state_seq_set_data(context.ctx, state, len(state), seq) == len(state)
+    return context.stats.n_derived_cells
 
 
 # --- which cells are derived ---
@@ -65,39 +59,19 @@ def test_a_token_decoded_with_pcd_off_costs_one_cell(arch: str, native: Native) 
         decode_in((context, fresh, stock), TOKENS[n + 1 : n + 2])
         assert derived(context) - before == n_caches
         check_row(context, stock, fresh)
-    assert _native.pcd_get_stats(context.ctx).n_derived == 2
+    assert context.stats.n_derived == 2
     assert derived(fresh) == 0
 
 
-def test_a_whole_text_decoded_with_pcd_off_is_derived_once(native: Native) -> None:
-    """In one piece after the other, and sequences side by side."""
-    context, fresh, stock = native("llama", **SEQUENCES), native("llama", {}, **SEQUENCES), native("llama", **SEQUENCES)
-    for seq, start in ((0, 0), (2, 30)):
-        decode_in((context, fresh, stock), TOKENS[start : start + 40], out=[], seq=seq)
-    turn_on(context)
-    assert derived(context) == 0
-    for n, seq in enumerate((0, 2, 0)):
-        decode_in((context, fresh, stock), TOKENS[70 + n : 71 + n], seq=seq)
-        assert derived(context) == 80
-        check_row(context, stock, fresh)
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_restoring_a_sequence_derives_its_cells_alone(whole: bool, native: Native) -> None:
+def test_restoring_everything_derives_all_cells(native: Native) -> None:
     context, fresh, stock = (native("llama", on, **SEQUENCES) for on in ({}, {}, None))
     decode_in((context, fresh, stock), TOKENS[:50])
     decode_in((context, fresh, stock), TOKENS[50:80], seq=1)
-    if whole:
-        size = llama_cpp.llama_state_get_size(stock.ctx)
-        state = (ctypes.c_uint8 * size)()
-        assert llama_cpp.llama_state_get_data(stock.ctx, state, size) == size
-        assert llama_cpp.llama_state_set_data(context.ctx, state, size) == size
-    else:
-        restore(context, 1, save(stock, 1))
+    context.restore(stock.save())
     assert derived(context) == 0
     for n, seq in enumerate((1, 0)):
         decode_in((context, fresh, stock), TOKENS[90 + n : 91 + n], seq=seq)
-        assert derived(context) == (80 if whole else 30)
+        assert derived(context) == 80
         check_row(context, stock, fresh)
 
 
@@ -122,54 +96,26 @@ def test_a_shift_derives_what_moved(native: Native) -> None:
     check_row(context, stock, later)
 
 
-def test_another_table_derives_all_and_the_same_one_nothing(native: Native) -> None:
-    context, fresh = native("llama", {}, **SEQUENCES), native("llama", {"alpha": 0.3}, **SEQUENCES)
-    decode_in((context, fresh), TOKENS[:50])
-    turn_on(context, {"alpha": 0.3})
-    decode_in((context, fresh), TOKENS[50:51])
-    same_rows(context, fresh)
-    assert derived(context) == 50
+def test_what_is_no_part_of_the_table_derives_nothing(native: Native) -> None:
+    context = native("llama", {"alpha": 0.3}, **SEQUENCES)
+    decode_in([context], TOKENS[:50])
     turn_on(context, {"alpha": 0.3, "beta": 1.0, "gamma": 5, "window": 20, "evaluation": "alternate"})
-    decode_in([context], TOKENS[51:52])
-    assert derived(context) == 50
-
-
-def test_copies_and_emptied_cells_cost_nothing(native: Native) -> None:
-    context, fresh, stock = (native("llama", on, **SEQUENCES) for on in ({}, {}, None))
-    decode_in((context, fresh, stock), TOKENS[:40])
-    llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, 0, 30)
-    decode_in([context], TOKENS[60:63], seq=1)
+    decode_in([context], TOKENS[50:51])
     assert derived(context) == 0
-    turn_off(context)
-    decode_in([context], TOKENS[63:80], seq=1)
-    llama_cpp.llama_memory_seq_rm(context.memory, 1, -1, -1)  # nobody asks for these any more
-    turn_on(context)
-    decode_in((context, fresh, stock), TOKENS[40:70], out=[29])  # in the same cells
-    assert derived(context) == 0
-    check_row(context, stock, fresh)
 
 
 @pytest.mark.parametrize("way", [way for way, (_, setting, _) in WAYS.items() if "cache" not in setting])
 def test_a_decode_that_was_cut_off_leaves_its_cells_to_be_derived(way: str, native: Native) -> None:
     """Whether or not the callback cut off the part that had stored them."""
     arch, setting, params = WAYS[way]
-    left = [10**6]
-
-    @llama_cpp.ggml_abort_callback
-    def abort(_: Any) -> bool:
-        left[0] -= 1
-        return left[0] < 0
-
     context, fresh, stock = native(arch, setting, **params), native(arch, setting, **params), native(arch, **params)
     decode_in((context, fresh, stock), TOKENS[:20])
-    llama_cpp.llama_set_abort_callback(context.ctx, abort, None)
-    assert context.decode(TOKENS[20:30]) == 0
-    n_steps = 10**6 - left[0]
-    for part in (0, 1, 2, 3):
+    abort = Abort(context)
+    assert abort.decode(sys.maxsize, TOKENS[20:30]) == 0
+    n_nodes = abort.n
+    for part in range(4):
         llama_cpp.llama_memory_seq_rm(context.memory, 0, 20, -1)
-        left[0] = n_steps * part // 4
-        assert context.decode(TOKENS[20:30]) == 2
-        left[0] = 10**6
+        assert abort.decode(n_nodes * part // 4, TOKENS[20:30]) == 2
         kept = min(context.span()[1] + 1, 29)  # parts that were finished may stay
         llama_cpp.llama_memory_seq_rm(context.memory, 0, kept, -1)
         decode_in([context], TOKENS[kept:30])
@@ -256,12 +202,12 @@ class Texts:
             self.decode(
                 seq, 1, False
             )  # a shift that is not applied yet would be lost: llama.cpp saves the keys as they are
-            self.saved = save(self.context, seq), [token for token, _ in self.text[seq]], self.start[seq]
+            self.saved = self.context.save(seq), [token for token, _ in self.text[seq]], self.start[seq]
 
     def load(self, seq: int) -> None:
         if self.saved:
             state, tokens, self.start[seq] = self.saved
-            restore(self.context, seq, state)
+            self.context.restore(state, seq)
             self.text[seq] = [(token, next(self.cells)) for token in tokens]
             self.stale |= {cell for _, cell in self.text[seq]}
 
@@ -275,6 +221,10 @@ class Texts:
 @pytest.mark.parametrize("setting", [{}, {"window": 9, "n_sink": 0}], ids=["all", "window"])
 @settings(max_examples=60)
 @given(ops=st.lists(OPS, min_size=2, max_size=14))
+@example(ops=[("decode", 0, 40, False), ("decode", 2, 40, False)])  # texts that PCD was off for
+@example(ops=[("decode", 1, 30, True), ("save", 1), ("decode", 0, 30, True), ("load", 1)])
+@example(ops=[("decode", 0, 40, True), ("table", 0.1), ("decode", 0, 1, True), ("table", 0.1)])
+@example(ops=[("decode", 0, 40, True), ("cp", 0, 1), ("decode", 1, 9, False), ("rm", 1, 0)])  # nobody asks for these
 def test_any_edits_leave_the_rows_of_a_fresh_context_and_derive_no_cell_too_many(
     setting: Setting, ops: list[Op], tiny: Tiny
 ) -> None:
@@ -294,7 +244,7 @@ def test_any_edits_leave_the_rows_of_a_fresh_context_and_derive_no_cell_too_many
 
 def bytes_of(context: Context) -> tuple[int, int]:
     """Of the second keys and values, and of the first."""
-    stats = _native.pcd_get_stats(context.ctx)
+    stats = context.stats
     return stats.second_bytes, stats.kv_bytes
 
 
@@ -342,7 +292,7 @@ def test_a_setting_in_between_costs_only_its_own_tokens(cache: str, native: Nati
         turn_on(context, {"cache": cache})
         decode_in((context, fresh, stock), TOKENS[42 + 3 * n : 43 + 3 * n])
         check_row(context, stock, fresh)
-    stats = _native.pcd_get_stats(context.ctx)
+    stats = context.stats
     assert (stats.n_derived_cells, stats.n_caught_up) == ((6, 0) if cache == "rerotated" else (0, 6))
 
 
@@ -419,7 +369,7 @@ def test_llama_cpps_own_list_of_memory_has_the_second_keys(arch: str, native: Na
             continue  # refused beside recurrent layers
         turn_on(context, setting)
         _native.pcd_trim(context.ctx)
-        states = int(_native.pcd_get_stats(context.ctx).state_bytes)  # of recurrent layers, for twins
+        states = int(context.stats.state_bytes)  # of recurrent layers, for twins
         assert breakdown(context) == own + bytes_of(context)[0] + states
         assert (bytes_of(context)[0] > 0) == (setting != {"cache": "shared"})
 
@@ -507,25 +457,9 @@ MIXED: list[tuple[str, Setting, dict[str, Any]]] = [
 ]
 
 
-def set_sequence(context: Context, seq: int, setting: Setting) -> None:
-    error = ctypes.create_string_buffer(500)
-    params = native_params(pypcd.PCDConfig(**setting))
-    assert _native.pcd_set_seq(context.ctx, seq, ctypes.byref(params), error, 500) == _native.OK, error.value
-
-
 def decode_each(context: Context, tokens: dict[int, int], at: dict[int, int]) -> None:
     """One token of each of these sequences, in one batch."""
-    n, int32 = len(tokens), ctypes.c_int32
-    batch = llama_cpp.llama_batch(
-        n,
-        (int32 * n)(*tokens.values()),
-        None,
-        (int32 * n)(*(at[seq] for seq in tokens)),
-        (int32 * n)(*[1] * n),
-        (ctypes.POINTER(int32) * n)(*((int32 * 1)(seq) for seq in tokens)),
-        (ctypes.c_int8 * n)(*[1] * n),
-    )
-    assert llama_cpp.llama_decode(context.ctx, batch) == 0
+    assert decode_batch(context, [(token, at[seq], [seq], True) for seq, token in tokens.items()]) == 0
 
 
 @pytest.mark.parametrize(("arch", "setting", "params"), MIXED, ids=str)
@@ -540,7 +474,7 @@ def test_a_window_twin_rides_beside_turned_ones(
     at = dict.fromkeys(plain, n)
     for seq, own in plain.items():
         if own is WINDOW:
-            set_sequence(together, seq, {**WINDOW, "evaluation": setting.get("evaluation", "auto")})
+            assert set_seq(together, seq, {**WINDOW, "evaluation": setting.get("evaluation", "auto")}) == OK
         text = (TOKENS * 4)[20 * seq : 20 * seq + n]
         decode_in([together], text, out=[], seq=seq)
         decode_in([alone[seq]], text, out=[])
@@ -558,7 +492,7 @@ def test_a_window_twin_rides_beside_turned_ones(
 def test_rows_of_turned_and_unturned_twins_are_the_references(setting: Setting, native: Native, tiny: Tiny) -> None:
     path = tiny("llama")
     context, texts = native("llama", setting, **SEQUENCES), {seq: TOKENS[25 * seq : 25 * seq + 40] for seq in range(3)}
-    set_sequence(context, 1, WINDOW)
+    assert set_seq(context, 1, WINDOW) == OK
     for seq, text in texts.items():
         decode_in([context], text[:-1], out=[], seq=seq)
     decode_each(context, {seq: text[-1] for seq, text in texts.items()}, dict.fromkeys(texts, 39))
@@ -576,15 +510,15 @@ def test_a_twin_that_is_not_turned_costs_no_graph(native: Native) -> None:
     context = native("llama", {"evaluation": "fused"}, **SEQUENCES)
     at = dict.fromkeys(range(4), 0)
     for seq in (1, 3):
-        set_sequence(context, seq, {**WINDOW, "evaluation": "fused"})
+        assert set_seq(context, seq, {**WINDOW, "evaluation": "fused"}) == OK
 
     def built(steps: list[list[int]]) -> int:
-        before = llama_cpp.llama_perf_context(context.ctx).n_reused
+        before = context.n_reused
         for seqs in steps:
             decode_each(context, {seq: TOKENS[at[seq]] for seq in seqs}, at)
             for seq in seqs:
                 at[seq] += 1
-        return len(steps) - (llama_cpp.llama_perf_context(context.ctx).n_reused - before)
+        return len(steps) - (context.n_reused - before)
 
     assert built([[0, 1], [0, 1], [2, 3], [1, 2], [3, 0]]) == 1
     assert built([[0, 2], [1, 3], [0, 1]]) == 3

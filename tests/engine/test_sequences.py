@@ -5,24 +5,25 @@ Batches are passed to llama_decode directly."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
 import pytest
 from batches import (
+    CACHES,
+    EVALUATIONS,
+    OK,
     SHORT_SLIDING,
     Context,
     Native,
     Setting,
-    ask,
     check_row,
-    check_seen,
     decode_batch,
     decode_in,
     same_rows,
     set_seq,
+    turn_on,
 )
 from conftest import TOKENS, close
 from tiny_gguf import write_tiny_gguf
@@ -33,8 +34,8 @@ from pypcd.engine import _log
 # --- several sequences ---
 
 
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
-@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_each_sequence_of_a_batch_has_its_own_twin(arch: str, cache: str, evaluation: str, native: Native) -> None:
     """Three texts in one batch, the first two with a common beginning, give the rows of three contexts."""
@@ -53,59 +54,41 @@ def test_each_sequence_of_a_batch_has_its_own_twin(arch: str, cache: str, evalua
         assert decode_batch(together, batch) == decode_batch(stock, batch) == 0
         for s, context in enumerate(alone):
             decode_in([context], [batch[s][0]])
-            check_row_at(together, s, stock, context)
+            check_row(together, stock, context.rows(), s)
 
 
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("cache", ["rerotated", "separate"])
-def test_pcd_is_on_for_some_sequences_and_off_for_others(cache: str, evaluation: str, native: Native) -> None:
-    setting, params = {"cache": cache, "evaluation": evaluation}, {"n_seq_max": 3, "n_ctx": 512}
-    together, stock, alone = native("llama", setting, **params), native("llama", **params), native("llama", setting)
-    texts = [TOKENS[:30], TOKENS[30:60], TOKENS[60:90]]
-    assert set_seq(together, 1, None) == (_native.OK, "")
-    assert set_seq(together, 2, {**setting, "beta": 1.0, "gamma": 5}) == (_native.OK, "")
-    for step in range(2):
-        for context in (together, stock):
-            assert decode_batch(context, batch_of(texts, 0 if step == 0 else 25, 25 if step == 0 else 30)) == 0
-    assert np.array_equal(together.seen(9), stock.seen(9))  # of sequence 1: plain
-    assert not _native.pcd_get_logits_ith(together.ctx, 9, 0)
-    decode_in([alone], texts[2])
-    check_row_at(together, 14, stock, alone)
-    check_seen(together, 14, {"beta": 1.0, "gamma": 5})
-
-    _native.pcd_unset_seq(together.ctx, -1)  # its second keys, or its second stream, are made now
+def test_a_sequence_that_gets_pcd_later_has_its_second_keys_or_stream_then(
+    cache: str, evaluation: str, native: Native
+) -> None:
+    setting = {"cache": cache, "evaluation": evaluation}
+    together, stock = native("llama", setting, n_seq_max=2), native("llama", n_seq_max=2)
+    alone, texts = native("llama", setting), [TOKENS[:30], TOKENS[30:60]]
+    assert set_seq(together, 1, None) == OK
     for context in (together, stock):
-        assert decode_batch(context, [(TOKENS[100], 30, [1], True)]) == 0
-    other = native("llama", setting)
-    decode_in([other], texts[1])
-    decode_in([other], TOKENS[100:101])
-    check_row_at(together, 0, stock, other)
-
-
-def batch_of(texts: Sequence[list[int]], start: int, stop: int) -> list[tuple[int, int, list[int], bool]]:
-    return [
-        (t, start + p, [s], p == stop - start - 1)
-        for s, text in enumerate(texts)
-        for p, t in enumerate(text[start:stop])
-    ]
-
-
-def check_row_at(context: Context, i: int, stock: Context, alone: Context) -> None:
-    close(context.rows(i)[0], stock.seen(i), context.limit)
-    same_rows(context, alone.rows(), i)
+        assert decode_batch(context, [(t, p, [s], p == 29) for s in range(2) for p, t in enumerate(texts[s])]) == 0
+    _native.pcd_unset_seq(together.ctx, -1)
+    decode_in((together, stock), TOKENS[100:101], seq=1)
+    decode_in([alone], texts[1])
+    decode_in([alone], TOKENS[100:101])
+    check_row(together, stock, alone)
 
 
 # --- the second stream ---
 
 
-def test_after_a_state_was_loaded_the_second_stream_needs_to_know_the_tokens(native: Native) -> None:
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("seq", [None, 0], ids=["whole", "sequence"])
+def test_after_a_state_was_loaded_the_second_stream_needs_to_know_the_tokens(
+    seq: int | None, later: bool, native: Native
+) -> None:
+    """They are unknown, not 0; with PCD turned on before the state was loaded, and after."""
     setting = {"cache": "separate"}
-    context, fresh, stock = native("llama", setting), native("llama", setting), native("llama")
+    context, fresh, stock = native("llama", None if later else setting), native("llama", setting), native("llama")
     decode_in((context, fresh, stock), TOKENS[:30])
-    size = llama_cpp.llama_state_get_size(stock.ctx)
-    state = (ctypes.c_uint8 * size)()
-    assert llama_cpp.llama_state_get_data(stock.ctx, state, size) == size
-    assert llama_cpp.llama_state_set_data(context.ctx, state, size) == size
+    context.restore(stock.save(seq), seq)
+    turn_on(context, setting)
     _log.clear_errors()
     assert context.decode(TOKENS[30:31]) == -1
     assert "position 0 of sequence 0 again, but does not know its token" in _log.last_errors()
@@ -114,7 +97,7 @@ def test_after_a_state_was_loaded_the_second_stream_needs_to_know_the_tokens(nat
     assert _native.pcd_set_tokens(context.ctx, 0, tokens, 30) == 30
     decode_in((context, fresh, stock), TOKENS[30:31])
     check_row(context, stock, fresh)
-    assert _native.pcd_get_stats(context.ctx).n_caught_up == 30
+    assert context.stats.n_caught_up == 30
 
 
 def test_a_row_that_needs_no_twin_has_a_second_stream_too(native: Native) -> None:
@@ -123,12 +106,12 @@ def test_a_row_that_needs_no_twin_has_a_second_stream_too(native: Native) -> Non
     decode_in((context, other), TOKENS[:40])
     for n in range(40, 50):
         decode_in((context, other), TOKENS[n : n + 1])
-    stats = _native.pcd_get_stats(context.ctx)
+    stats = context.stats
     assert (stats.n_twins, stats.n_skipped, stats.n_caught_up) == (11, 0, 0)
-    assert ask(context, {**setting, "relative_top": 0}) == (_native.OK, "")
+    turn_on(context, {**setting, "relative_top": 0})
     decode_in((context, other), TOKENS[50:51])
     same_rows(context, other)
-    stats = _native.pcd_get_stats(context.ctx)
+    stats = context.stats
     assert (stats.n_twins, stats.n_caught_up) == (12, 0)
 
 
@@ -162,26 +145,10 @@ def test_the_second_stream_is_what_stock_makes_of_the_same_edits_at_its_frequenc
     for n in range(40, 60):
         decode_in(each, TOKENS[n : n + 1])
     if "relative_top" in setting:
-        assert ask(context, over) == (_native.OK, "")
+        turn_on(context, over)
     decode_in(each, TOKENS[60:61])
     close(context.rows(), (plain.seen(), local.seen()), context.limit)
     assert np.abs(plain.seen() - local.seen()).max() > 0.05
-
-
-def test_the_tokens_of_a_loaded_sequence_are_unknown_not_zero(native: Native) -> None:
-    """With PCD turned on before the state was loaded, and after."""
-    for later in (False, True):
-        setting = {"cache": "separate"}
-        stock, context = native("llama"), native("llama", None if later else setting)
-        decode_in([stock], TOKENS[:30])
-        size = llama_cpp.llama_state_seq_get_size(stock.ctx, 0)
-        state = (ctypes.c_uint8 * size)()
-        assert llama_cpp.llama_state_seq_get_data(stock.ctx, state, size, 0) == size
-        assert llama_cpp.llama_state_seq_set_data(context.ctx, state, size, 0) == size
-        assert ask(context, setting) == (_native.OK, "")
-        _log.clear_errors()
-        assert context.decode(TOKENS[30:31]) == -1
-        assert "does not know its token" in _log.last_errors()
 
 
 def test_a_second_stream_is_not_made_up_where_a_short_cache_has_wrapped(native: Native) -> None:
@@ -190,13 +157,13 @@ def test_a_second_stream_is_not_made_up_where_a_short_cache_has_wrapped(native: 
     for i in range(0, 512, 32):
         decode_in([context], tokens[i : i + 32])
     assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 468, -1)
-    assert ask(context, {"cache": "separate"}) == (_native.OK, "")
+    turn_on(context, {"cache": "separate"})
     _log.clear_errors()
     assert context.decode(tokens[468:469]) == -1
     assert "sliding-window layers may have forgotten" in _log.last_errors()
 
 
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
 def test_another_sequences_edits_cost_no_second_stream(evaluation: str, native: Native) -> None:
     setting, params = {"cache": "separate", "evaluation": evaluation}, {"n_seq_max": 2, "swa_full": True}
     context, alone = native("gemma3", setting, **params), native("gemma3", setting)
@@ -259,7 +226,7 @@ def test_layers_that_do_not_rotate_have_second_keys_of_another_type_too(
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
     context = Context(model, path, None, type_k=getattr(llama_cpp, f"GGML_TYPE_{type_k}"))
     decode_in([context], TOKENS[:40])
-    assert ask(context, {"type_k_over": type_k_over}) == (_native.OK, "")
+    turn_on(context, {"type_k_over": type_k_over})
     decode_in([context], TOKENS[40:41])
     standard, over = context.rows()
     assert np.isfinite(over).all() and np.abs(standard - over).max() > 0.05

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import SMALL, TOKENS, Tiny, close, native_row, reference, rounding, shape, tolerance
+from conftest import SMALL, TOKENS, Load, Tiny, close, native_row, reference, rounding, shape, tolerance
 
 import pypcd
 from pypcd.engine import tap
-
-Load = Callable[..., pypcd.Llama]
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])

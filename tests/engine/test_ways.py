@@ -13,13 +13,28 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from batches import SHORT_SLIDING, Context, Native, Rows, Setting, ask, decode_in, same_rows
-from conftest import SANITIZED, TOKENS, Tiny, close, run_python
+from batches import (
+    CACHES,
+    EVALUATIONS,
+    SHORT_SLIDING,
+    Abort,
+    Context,
+    Native,
+    Rows,
+    Setting,
+    ask,
+    decode_batch,
+    decode_in,
+    same_rows,
+    set_seq,
+    turn_on,
+)
+from conftest import SANITIZED, TOKENS, Tiny, close, contrasted, run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_sequences import decode_batch, set_seq
 from tiny_gguf import write_tiny_gguf
 
+import pypcd
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
@@ -31,10 +46,6 @@ SLIDING = ("gemma3", {**SHORT_SLIDING, "n_ubatch": 128})
 def text_of(seq: int, n: int) -> list[int]:
     """Another text for each sequence."""
     return [int(t) for t in np.random.default_rng(seq).integers(3, 384, n)]
-
-
-def stats_of(context: Context) -> Any:
-    return _native.pcd_get_stats(context.ctx)
 
 
 def rows_alone(context: Context, texts: Sequence[list[int]], first: int) -> list[list[Rows]]:
@@ -51,26 +62,17 @@ def rows_alone(context: Context, texts: Sequence[list[int]], first: int) -> list
     return res
 
 
-def _row(context: Context, i: int) -> Any:
-    """L of row i, whose twin was not needed."""
-    return np.ctypeslib.as_array(_native.pcd_get_logits_ith(context.ctx, i, 0), shape=(context.n_vocab,)).copy()
-
-
-def reused(context: Context) -> int:
-    return int(llama_cpp.llama_perf_context(context.ctx).n_reused)
-
-
 # --- fused, whatever the limits ---
 
 
-@pytest.mark.parametrize("n", [1, 3, 64, 100])
+@pytest.mark.parametrize("n", [1, 3, 64, 70])
 @pytest.mark.parametrize("model", [("llama", {}), LFM2, SLIDING, ("gemma3", {"swa_full": True})], ids=lambda m: m[0])
 def test_a_step_of_n_sequences_is_fused_and_its_graph_used_again(
     model: tuple[str, dict[str, Any]], n: int, native: Native
 ) -> None:
     """With as many outputs as a server asks for: one for each sequence. The texts are longer than a sliding window."""
     arch, params = model
-    n_first, n_steps = 40, 4
+    n_first, n_steps = 24, 4
     texts = [text_of(s, n_first + n_steps) for s in range(n)]
     wide = {**params, "n_ctx": max(256, 64 * n), "n_ubatch": 128}
     together = native(arch, {"evaluation": "fused"}, **{**wide, "n_seq_max": n, "n_outputs_max": n})
@@ -84,15 +86,15 @@ def test_a_step_of_n_sequences_is_fused_and_its_graph_used_again(
         )
         for s in range(n):
             same_rows(together, expected[s][k], s)
-    stats, n_parts = stats_of(together), -(-n // 64)
+    stats, n_parts = together.stats, -(-n // 64)
     assert (stats.n_tokens, stats.n_twins) == (n * n_steps, n * n_steps)
     if n_parts == 1 or arch != "lfm2":  # states of two parts lie in different places, which graphs have built in
-        assert reused(together) >= n_parts * n_steps - 2  # not the first one, nor one that has more cells than before
+        assert together.n_reused >= n_parts * n_steps - 2  # not the first one, nor one that has more cells than before
     assert (stats.n_fused, stats.n_fallbacks) == (n_parts * n_steps, 0)
 
 
 @pytest.mark.parametrize("n", [1, 4])
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
 def test_more_than_64_rows_of_one_text_are_evaluated_in_parts(n: int, evaluation: str, native: Native) -> None:
     """Such as all rows of a prompt. The caller sees the rows of one batch, plain ones too."""
     params: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 5}
@@ -114,23 +116,25 @@ def test_more_than_64_rows_of_one_text_are_evaluated_in_parts(n: int, evaluation
         assert (context.seen(i) is None) == (stock.seen(i) is None) == (not batch[i][3])
         if batch[i][3]:
             close(context.seen(i), stock.seen(i), context.limit)
-    assert stats_of(context).n_fallbacks == 0
+    assert context.stats.n_fallbacks == 0
 
 
+@pytest.mark.parametrize("limit", [1, 3, 7])
 @pytest.mark.parametrize("cache", ["rerotated", "separate"])
-@pytest.mark.parametrize("limit", [1, 2, 7])
-def test_a_limit_of_outputs_holds_for_the_callers_own(limit: int, cache: str, native: Native) -> None:
-    context, other = native("llama", {"cache": cache}, n_outputs_max=limit), native("llama", {"cache": cache})
-    for start in (0, 30):
-        decode_in((context, other), TOKENS[start : start + 30], out=range(30 - limit, 30))
-        for i in range(30 - limit, 30):
-            same_rows(context, other, i)
-    stats = stats_of(context)
-    assert (stats.n_sequential, stats.n_fallbacks) == (0, 0)
-    assert stats.n_fused + stats.n_separate == 2
+@pytest.mark.parametrize("evaluation", [*EVALUATIONS, "auto"])
+def test_a_limit_of_outputs_holds_for_the_callers_own(evaluation: str, cache: str, limit: int, native: Native) -> None:
+    setting = {"evaluation": evaluation, "cache": cache}
+    limited, free = native("llama", setting, n_outputs_max=limit), native("llama", setting)
+    for start, stop in ((0, 30), (30, 30 + limit), (30 + limit, 60)):
+        out = range(stop - start - limit, stop - start)
+        decode_in((limited, free), TOKENS[start:stop], out=out)
+        for i in out:
+            same_rows(limited, free, i)
+            close(limited.seen(i), free.seen(i), contrasted(free.limit, pypcd.PCDConfig().beta))
+    assert (limited.stats.n_sequential, limited.stats.n_fallbacks) == (0, 0)
 
 
-@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("put_off", ["shift", "scheduler"])
 def test_what_llama_cpp_puts_off_is_done_before_there_are_twins(put_off: str, cache: str, native: Native) -> None:
     """It builds graphs for all of a context's sequences then."""
@@ -145,7 +149,7 @@ def test_what_llama_cpp_puts_off_is_done_before_there_are_twins(put_off: str, ca
             assert llama_cpp.llama_set_adapter_cvec(one.ctx, None, 0, one.n_embd, 0, 0) == 0
     decode_in((context, few), TOKENS[30:31])
     same_rows(context, few)
-    assert (stats_of(context).n_sequential, stats_of(context).n_fallbacks) == (0, 0)
+    assert (context.stats.n_sequential, context.stats.n_fallbacks) == (0, 0)
 
 
 # --- all sequences, interleaved ---
@@ -211,12 +215,12 @@ def test_a_hybrid_keeps_the_callers_sequences_and_shows_what_twins_states_take(n
     context, stock = native("lfm2", n_seq_max=3), native("lfm2", n_seq_max=3)
     for s in range(3):
         decode_in((context, stock), text_of(s, 10), seq=s)
-    assert ask(context, {}) == (_native.OK, "")  # the states there are stay
+    turn_on(context, {})  # the states there are stay
     for s in range(3):
         decode_in((context, stock), text_of(s + 5, 2), seq=s)
         close(context.rows()[0], stock.seen(), context.limit)
-    assert stats_of(context).state_bytes > 0
-    assert stats_of(native("llama", {})).state_bytes == 0
+    assert context.stats.state_bytes > 0
+    assert native("llama", {}).stats.state_bytes == 0
     _log.clear_errors()
     assert context.decode([9], 0, seq=3) == -1
     assert "sequence id 3: ids from 3 on belong to PCD's twins" in _log.last_errors()
@@ -238,7 +242,7 @@ def test_a_hybrid_has_more_sequences_in_a_batch_than_states_for_twins(native: Na
     batch = [(5 + s, 0, [s], True) for s in range(n)]
     assert decode_batch(plain, batch) == decode_batch(stock, batch) == 0
     for s in range(n):
-        close(_row(plain, s), stock.seen(s), plain.limit)
+        close(plain.row(s), stock.seen(s), plain.limit)
     shared, alone = native("lfm2", {}, **params), native("lfm2", {})
     for p, token in enumerate(TOKENS[:20]):
         wanted = p > 15
@@ -257,11 +261,9 @@ def test_states_of_a_hybrid_are_saved_and_loaded_with_and_without_room_for_twins
     decode_in((stock, context), TOKENS[:20])
     decode_in((stock, context), TOKENS[30:40], seq=1)
     for source in (context, stock):  # into one with room, and into one without
-        size = llama_cpp.llama_state_get_size(source.ctx)
-        state = (ctypes.c_uint8 * size)()
-        assert llama_cpp.llama_state_get_data(source.ctx, state, size) == size
+        state = source.save()
         for target in (fresh, native("lfm2", n_seq_max=2)):
-            assert llama_cpp.llama_state_set_data(target.ctx, state, size) == size
+            target.restore(state)
             assert (target.span(0), target.span(1)) == (source.span(0), source.span(1))
     decode_in((context, fresh, stock), TOKENS[50:52], seq=1)
     same_rows(fresh, context)
@@ -271,13 +273,13 @@ def test_states_of_a_hybrid_are_saved_and_loaded_with_and_without_room_for_twins
 # --- no other way without a word ---
 
 
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
 def test_a_fallback_is_counted_and_said_once(evaluation: str, native: Native, caplog: pytest.LogCaptureFixture) -> None:
     context = native("llama", {"evaluation": evaluation})
     decode_in([context], (TOKENS * 3)[:253])
     for n in range(3):
         decode_in([context], TOKENS[n : n + 1])
-    stats = stats_of(context)
+    stats = context.stats
     assert (stats.n_fused + stats.n_alternate, stats.n_sequential, stats.n_fallbacks) == (3, 1, 1)
     assert stats.last_fallback == NO_ROOM
     warned = [r for r in caplog.records if r.levelname == "WARNING"]
@@ -289,7 +291,7 @@ def test_a_context_too_narrow_for_a_twin_says_so_once(native: Native, caplog: py
     for n in range(8):
         decode_in((context, wide), TOKENS[n : n + 1])
     same_rows(context, wide)
-    stats = stats_of(context)
+    stats = context.stats
     assert (stats.n_fused, stats.n_sequential, stats.n_fallbacks, stats.last_fallback) == (0, 8, 8, NARROW)
     warned = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert len(warned) == 1 and "use a larger n_batch and n_ubatch" in warned[0]
@@ -311,25 +313,6 @@ def test_pypcd_shows_which_way_was_taken_and_adds_no_sequence_for_a_hybrid(tiny:
 
 
 # --- failures ---
-
-
-class Abort:
-    """Stops the evaluation at a node of a graph; counts them until then."""
-
-    def __init__(self, context: Context) -> None:
-        self.n, self.stop_at, self.context = 0, sys.maxsize, context
-        self.callback = llama_cpp.ggml_abort_callback(self._stops)
-        llama_cpp.llama_set_abort_callback(context.ctx, self.callback, ctypes.c_void_p(0))
-
-    def _stops(self, _: Any) -> bool:
-        self.n += 1
-        return self.n > self.stop_at
-
-    def decode(self, at: int, *args: Any, **kwargs: Any) -> int:
-        self.n, self.stop_at = 0, at
-        res = self.context.decode(*args, **kwargs)
-        self.stop_at = sys.maxsize
-        return res
 
 
 # the others are refused, the same, or (gemma3, separate) evaluated at once
@@ -414,7 +397,7 @@ assert row(0) == expected, "the memory is not as it was"
 
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer's allocator ends a process that runs out of memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
 def test_no_exception_leaves_llama_decode_where_memory_runs_out(evaluation: str, tmp_path: Any) -> None:
     """Rows for 900 tokens of a vocabulary of 10496 do not fit: a status, a line in the log, and the memory as it was."""
     path = write_tiny_gguf(tmp_path / "m.gguf", "llama", n_vocab=10496)

@@ -1,5 +1,7 @@
 """Questions on a Dask cluster: the same tables as in one process, whatever is lost on the way."""
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 import dataclasses
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import DEMO, ONE, Records, finished, lines, python_path, tables, wait_until, without_time
 
 import pypcd
 from pypcd.cli import main
@@ -40,29 +43,13 @@ from pypcd.lab.recorded import (
 )
 
 distributed = pytest.importorskip("distributed")
-
-DEMO = Plan("demo", ("kv-short",), ("greedy", "pcd", "control"), (180, 280), n=4)
-LONGER = dataclasses.replace(DEMO, n=40)  # for runs that are stopped: they must not be through before that
-ONE = {"n_threads": 1, "n_threads_batch": 1}
 KILLER = ("kv-short", 280, 1)  # the question that workers below die of
 
 
-def tables(plan: Plan, records: Mapping[Any, Any]) -> str:
-    return markdown(plan, records, {"kv-short": "accuracy"}, {}) + csv_text(plan, records)
-
-
-def without_time(records: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
-    return {key: {k: v for k, v in record.items() if k != "seconds"} for key, record in records.items()}
-
-
-def lines(directory: Directory) -> list[Any]:
-    return [json.loads(line) for line in directory.samples.read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+def expected(finished: tuple[Directory, Records]) -> Records:
     """The records of one process."""
-    return evaluate(DEMO, Directory(tmp_path_factory.mktemp("run") / "one"), options=ONE).records
+    return finished[1]
 
 
 def started(n: int, **options: Any) -> Any:
@@ -96,17 +83,15 @@ def mortal() -> Iterator[Cluster]:
 # -- the same tables ---------------------------------------------------------------------------------------------------
 
 
-def test_processes_of_this_machine_make_the_same_tables(expected: dict[Any, Any], tmp_path: Path) -> None:
+def test_processes_of_this_machine_make_the_same_tables(expected: Records, tmp_path: Path) -> None:
     directory = Directory(tmp_path / "run")
     with Cluster("local:2") as local:
         made = evaluate(DEMO, directory, jobs=local, options=ONE).records
     assert without_time(made) == without_time(expected) and tables(DEMO, made) == tables(DEMO, expected)
     assert len(lines(directory)) == len(expected)
-    beside = evaluate(DEMO, Directory(tmp_path / "beside"), jobs=2, options=ONE).records
-    assert tables(DEMO, beside) == tables(DEMO, made)
 
 
-def test_a_run_goes_on_elsewhere(cluster: Cluster, expected: dict[Any, Any], tmp_path: Path) -> None:
+def test_a_run_goes_on_elsewhere(cluster: Cluster, expected: Records, tmp_path: Path) -> None:
     """Begun in this process, it ends on the cluster, and the other way round."""
     directory = Directory(tmp_path / "run")
     for jobs, n in ((1, 8), (cluster, 16), (1, 24)):
@@ -127,13 +112,6 @@ class Told(Worker):
 
 def is_open() -> bool:
     return at_work._open is not None
-
-
-def wait_until(seconds: float, condition: Any) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(condition())
 
 
 def test_a_process_opens_its_model_once_and_closes_it(cluster: Cluster, tmp_path: Path) -> None:
@@ -201,7 +179,7 @@ class Killed(Worker):
 
 
 def test_a_worker_that_is_killed_loses_nothing(
-    mortal: Cluster, expected: dict[Any, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    mortal: Cluster, expected: Records, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory, before = Directory(tmp_path / "run"), set(mortal._workers())
     worker = functools.partial(Killed, file=str(tmp_path / "killed"), always=False)
@@ -210,45 +188,35 @@ def test_a_worker_that_is_killed_loses_nothing(
     assert tables(DEMO, made) == tables(DEMO, expected) and len(lines(directory)) == len(expected)
     gone = before - set(mortal._workers())
     assert len(gone) == 1
-    assert f"worker {gone.pop()} is gone; what it was asked is asked again elsewhere" in caplog.text
+    assert f"worker {gone.pop()} is gone" in caplog.text
 
 
 def test_a_question_that_ends_every_worker_is_the_only_one_without_an_answer(
-    mortal: Cluster, expected: dict[Any, Any], tmp_path: Path
+    mortal: Cluster, expected: Records, tmp_path: Path
 ) -> None:
     directory = Directory(tmp_path / "run")
     worker = functools.partial(Killed, file=str(tmp_path / "killed"), always=True)
     made = evaluate(DEMO, directory, jobs=mortal, options=ONE, worker=worker).records
     failed = {key for key, record in made.items() if record.get("error")}
     assert failed == {(*KILLER, method) for method in DEMO.methods}
-    assert {made[key]["error"] for key in failed} == {
-        "every worker that was asked it ended (4 of them); their logs say why"
-    }
+    assert all("every worker" in made[key]["error"] for key in failed)
     others = {key: record for key, record in made.items() if key not in failed}
     assert without_time(others) == without_time({key: expected[key] for key in others})
-    assert "- pcd: 1, such as kv-short, 280 tokens, question 1: every worker" in tables(DEMO, made)
+    assert "kv-short, 280 tokens, question 1: every worker" in tables(DEMO, made)
     again = evaluate(DEMO, directory, options=ONE).records  # asked again, by workers that live
     assert tables(DEMO, again) == tables(DEMO, expected)
-
-
-def script(*words: str) -> list[str]:
-    return [sys.executable, "-m", *words]
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **more}
 
 
 @pytest.fixture
 def by_hand(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A scheduler and a worker as docs/evaluate.md starts them."""
     file, quiet = tmp_path / "scheduler.json", {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    where = {"env": environment(), "cwd": tmp_path, **quiet}
+    where, module = {"env": python_path(), "cwd": tmp_path, **quiet}, [sys.executable, "-m"]
     words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
-    scheduler = subprocess.Popen(script("distributed.cli.dask_scheduler", *words), **where)
+    scheduler = subprocess.Popen([*module, "distributed.cli.dask_scheduler", *words], **where)
     words = ["--scheduler-file", str(file), "--nthreads", "1", "--memory-limit", "0", "--no-dashboard", "--no-nanny"]
     assert wait_until(60, file.exists)
-    worker = subprocess.Popen(script("distributed.cli.dask_worker", *words), **where)
+    worker = subprocess.Popen([*module, "distributed.cli.dask_worker", *words], **where)
     try:
         yield {"file": str(file), "scheduler": scheduler, "worker": worker}
     finally:
@@ -257,9 +225,7 @@ def by_hand(tmp_path: Path) -> Iterator[dict[str, Any]]:
             process.wait()
 
 
-def test_a_lost_scheduler_keeps_what_was_answered(
-    by_hand: dict[str, Any], expected: dict[Any, Any], tmp_path: Path
-) -> None:
+def test_a_lost_scheduler_keeps_what_was_answered(by_hand: dict[str, Any], expected: Records, tmp_path: Path) -> None:
     directory, known = Directory(tmp_path / "run"), []
 
     def lose(progress: Any) -> None:
@@ -284,58 +250,9 @@ def test_no_worker_is_left(by_hand: dict[str, Any], tmp_path: Path, monkeypatch:
     with Cluster(by_hand["file"]) as cluster:
         cluster._client.wait_for_workers(1, timeout=60)
         worker = functools.partial(Killed, file=str(tmp_path / "killed"), always=False)
-        with pytest.raises(pypcd.PCDError, match="has had no workers for 3 s; start some: dask worker tcp://127.0.0.1"):
+        with pytest.raises(pypcd.PCDError, match="dask worker tcp://127.0.0.1"):
             evaluate(DEMO, directory, jobs=cluster, options=ONE, worker=worker)
     assert 0 < len(lines(directory)) < len(list(DEMO.everything()))
-
-
-def command(out: Path, cluster: str, n: int = 4) -> list[str]:
-    words = ["eval", "demo", "--task", "kv-short", "--method", "pcd,control", "--length", "180,280", "--n", str(n)]
-    return script("pypcd", *words, "--threads", "1", "--cluster", cluster, "--out", str(out))
-
-
-def processes_of(mark: str) -> list[str]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (folder / "environ").read_bytes():
-                found.append(folder.name)
-        except OSError:  # ended meanwhile
-            continue
-    return found
-
-
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_command_leaves_no_process_behind_and_goes_on(how: signal.Signals, tmp_path: Path) -> None:
-    out, mark, n = tmp_path / "run", str(tmp_path), LONGER.n
-    env = environment(PYPCD_TEST_RUN=mark)
-    expected = evaluate(LONGER, Directory(tmp_path / "one"), options=ONE).records
-    process = subprocess.Popen(
-        command(out, "local:2", n),
-        env=env,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  in the background Ctrl-C is ignored
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert wait_until(120, lambda: (out / "samples.jsonl").exists() or process.poll() is not None)
-        assert process.poll() is None and len(processes_of(mark)) >= 3
-        os.killpg(process.pid, how) if how == signal.SIGINT else process.kill()  # Ctrl-C reaches the whole group
-        said = process.communicate(timeout=60)[1]
-        assert wait_until(60, lambda: not processes_of(mark)), said
-    finally:
-        process.kill()
-    if how == signal.SIGINT:
-        assert process.returncode == 130
-        assert "stopped; run the same command again to go on" in said and "Traceback" not in said
-    assert len((out / "samples.jsonl").read_text().splitlines()) < len(expected)
-    done = subprocess.run(command(out, "local:2", n), env=env, capture_output=True, text=True, timeout=300, check=True)
-    assert (out / "summary.md").read_text() == done.stdout == markdown(LONGER, expected, {"kv-short": "accuracy"}, {})
-    assert (out / "summary.csv").read_text() == csv_text(LONGER, expected)
-    assert len((out / "samples.jsonl").read_text().splitlines()) == len(expected)
 
 
 def test_ctrl_c_leaves_the_workers_of_others_without_a_model(cluster: Cluster, tmp_path: Path) -> None:
@@ -354,40 +271,27 @@ def test_ctrl_c_leaves_the_workers_of_others_without_a_model(cluster: Cluster, t
 
 @pytest.mark.parametrize("address", ["local:0", "local:129", "local:two", "local:", "local", "tcp://host", "host", ""])
 def test_an_address_is_a_schedulers(address: str) -> None:
-    with pytest.raises(ValueError, match=f"cluster is '{address}'; allowed: .*local:"):
+    with pytest.raises(ValueError, match=f"cluster is '{address}'"):
         Cluster(address)
 
 
-def test_a_scheduler_that_is_not_there_is_told_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    began = time.monotonic()
-    assert main(["eval", "demo", "--n", "1", "--cluster", "127.0.0.1:1", "--out", str(tmp_path / "run")]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "no Dask scheduler answers at 127.0.0.1:1" in said and "start one: dask scheduler; and workers: dask" in said
-    assert "Traceback" not in said and time.monotonic() - began < 60 and not (tmp_path / "run").exists()
-    assert main(["eval", "demo", "--n", "1", "--cluster", "nowhere.json", "--out", str(tmp_path / "run")]) == 1
-    assert "there is no scheduler file nowhere.json; `dask scheduler" in capsys.readouterr().err
-
-
-def test_what_listens_but_is_no_scheduler_is_told_of(tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_what_is_no_scheduler_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    began, file, run = time.monotonic(), tmp_path / "scheduler.json", tmp_path / "run"
     with socket.create_server(("127.0.0.1", 0)) as silent:  # which never says a word
         port = silent.getsockname()[1]
-        with (
-            Cluster(f"127.0.0.1:{port}") as cluster,
-            pytest.raises(pypcd.PCDError, match="no Dask scheduler answers at"),
-        ):
-            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
-    file = tmp_path / "scheduler.json"
-    for text in ("{}", "{"):
-        file.write_text(text)
-        with Cluster(str(file)) as cluster, pytest.raises(pypcd.PCDError, match="no Dask scheduler answers at .*json"):
-            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+        for address, text in (("127.0.0.1:1", ""), (f"127.0.0.1:{port}", ""), (str(file), "{}"), (str(file), "{")):
+            file.write_text(text)
+            with Cluster(address) as cluster, pytest.raises(pypcd.PCDError, match=f"no Dask scheduler .* {address}"):
+                evaluate(DEMO, Directory(run), jobs=cluster, options=ONE)
     assert time.monotonic() - began < 60
+    assert main(["eval", "demo", "--n", "1", "--cluster", "nowhere.json", "--out", str(tmp_path / "other")]) == 1
+    said = capsys.readouterr().err
+    assert "nowhere.json" in said and "dask scheduler" in said and not (tmp_path / "other").exists()
 
 
 def test_what_a_worker_cannot_do_is_its_error(cluster: Cluster, tmp_path: Path) -> None:
     directory = Directory(tmp_path / "run")
-    with pytest.raises(ValueError, match="worker tcp://.*: kv-short at length 30: n_tokens is 30; allowed: at least"):
+    with pytest.raises(ValueError, match="worker tcp://.*: kv-short at length 30: n_tokens is 30"):
         evaluate(dataclasses.replace(DEMO, lengths=(180, 30)), directory, options=ONE, jobs=cluster)
     assert not directory.samples.exists()
 
@@ -404,30 +308,27 @@ def test_rows_are_recorded_on_a_cluster_too(cluster: Cluster, tmp_path: Path) ->
 def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert main(["eval", "demo", "--n", "1", "--cluster", "local:2"]) == 1
-    assert "a cluster needs the package distributed, which is not installed: pip install 'pypcd[cluster]'" in (
-        capsys.readouterr().err
-    )
+    assert "pip install 'pypcd[cluster]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["eval", "tune"])
-def test_processes_and_a_cluster_are_two_ways(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_and_a_cluster_are_two_ways(name: str) -> None:
     with pytest.raises(SystemExit):
         main([name, "demo", "--jobs", "2", "--cluster", "local:2"])
-    assert "argument --cluster: not allowed with argument --jobs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "remedy"),
     [
-        ({"threads_per_worker": 2}, "has 2 threads; allowed: 1, .*--nthreads 1"),
-        ({"memory_limit": "8 GiB"}, "its memory limit is 8.0 GiB, .*--memory-limit 0"),
+        ({"threads_per_worker": 2}, "--nthreads 1"),
+        ({"memory_limit": "8 GiB"}, "--memory-limit 0"),
     ],
 )
-def test_a_worker_has_one_thread_and_all_memory(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_worker_has_one_thread_and_all_memory(options: dict[str, Any], remedy: str, tmp_path: Path) -> None:
     with (
         started(1, processes=False, protocol="tcp://", **options) as other,
         Cluster(other.scheduler_address) as cluster,
-        pytest.raises(pypcd.PCDError, match=message),
+        pytest.raises(pypcd.PCDError, match=remedy),
     ):
         evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     assert not (tmp_path / "run" / "samples.jsonl").exists()
@@ -449,8 +350,8 @@ def test_a_worker_with_another_model_is_named(
         return everywhere(call)
 
     monkeypatch.setattr(cluster, "everywhere", meanwhile)
-    found = {"removed": "there is no model file .*", "longer": "model_bytes is .*", "changed": "model_sha256 is '.*"}
-    with pytest.raises(pypcd.PCDError, match=found[change] + "; copy .*there, to the same path") as error:
+    found = {"removed": "there is no model file", "longer": "model_bytes", "changed": "model_sha256"}
+    with pytest.raises(pypcd.PCDError, match=found[change]) as error:
         evaluate(dataclasses.replace(DEMO, model=str(model)), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     assert any(str(error.value).startswith(f"worker {worker}: ") for worker in cluster._workers())
 
@@ -463,11 +364,9 @@ def test_a_worker_with_another_version_is_named(cluster: Cluster, tmp_path: Path
     here, other = pypcd.__version__, cluster._workers()[1]
     cluster._client.run(set_version, "0.0.9", workers=[other])
     try:
-        with pytest.raises(pypcd.PCDError, match=f"worker {other}: pypcd is '0.0.9' there, but '{here}' here; install"):
-            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
-        known = facts(DEMO, ONE)  # a worker that comes later is not among those that were looked at
-        with pytest.raises(pypcd.PCDError, match=f"worker {other}: pypcd is '0.0.9' there"):
-            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, model_facts=known)
+        for known in (None, facts(DEMO, ONE)):  # a worker that comes later is not among those that were looked at
+            with pytest.raises(pypcd.PCDError, match=f"worker {other}: pypcd is '0.0.9' there, but '{here}'"):
+                evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, model_facts=known)
     finally:
         cluster._client.run(set_version, here, workers=[other])
     assert not (tmp_path / "run" / "samples.jsonl").exists()
@@ -487,8 +386,9 @@ def test_the_workers_of_a_run_have_devices_of_one_kind(cluster: Cluster, tmp_pat
     own = cluster._client.run(run._devices, on_gpu=False)[first]
     cluster._client.run(set_devices, "abacus", workers=[other])
     try:
-        message = f"worker {other}: devices is \\['abacus'\\] there, but .* on worker {first}; start the workers of a run on machines of one"
-        with pytest.raises(pypcd.PCDError, match=message):
+        with pytest.raises(
+            pypcd.PCDError, match=f"worker {other}: devices is .*abacus.* there, but .* on worker {first}"
+        ):
             facts(DEMO, ONE, jobs=cluster)
         cluster._client.run(set_devices, "abacus")
         known = facts(DEMO, ONE, jobs=cluster)
@@ -506,14 +406,11 @@ def test_a_worker_without_pypcd_is_named(tmp_path: Path) -> None:
     with started(0) as other, Cluster(other.scheduler_address) as cluster:
         words = [sys.executable, "-c", code, other.scheduler_address, "--nthreads", "1", "--memory-limit", "0"]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen([*words, "--no-nanny", "--no-dashboard"], env=environment(), cwd=tmp_path, **quiet)
+        process = subprocess.Popen([*words, "--no-nanny", "--no-dashboard"], env=python_path(), cwd=tmp_path, **quiet)
         try:
             cluster._client.wait_for_workers(1, timeout=60)
             (worker,) = cluster._workers()
-            message = (
-                f"worker {worker} cannot do what it is asked .*it has no pypcd or another version: install the same"
-            )
-            with pytest.raises(pypcd.PCDError, match=message):
+            with pytest.raises(pypcd.PCDError, match=f"worker {worker} .* no pypcd"):
                 evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
         finally:
             process.kill()

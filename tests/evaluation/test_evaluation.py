@@ -1,8 +1,11 @@
 """Runs: resumed after any kill they end the same; tables against records worked out by hand."""
 
+# ruff: noqa: F401, F811  fixtures are imported
+
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
@@ -13,13 +16,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from conftest import Tiny
+from runs import (
+    DEMO,
+    ONE,
+    Records,
+    command,
+    cut_copy,
+    finished,
+    lines,
+    processes_of,
+    python_path,
+    tables,
+    wait_until,
+    without_time,
+)
 
 import pypcd
 from pypcd import engine, machine, threads
@@ -43,28 +61,14 @@ from pypcd.vocabulary import Vocabulary
 
 Load = Callable[..., pypcd.Llama]
 
-DEMO = Plan("demo", ("kv-short",), ("greedy", "pcd", "control"), (180, 280), n=4)
-ONE = {"n_threads": 1, "n_threads_batch": 1}
-
-
-def without_time(records: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
-    return {key: {k: v for k, v in record.items() if k != "seconds"} for key, record in records.items()}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Directory, dict[Any, Any]]:
-    directory = Directory(tmp_path_factory.mktemp("run") / "finished")
-    return directory, evaluate(DEMO, directory, options=ONE).records
-
 
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_holds_every_sample_once(finished: tuple[Directory, dict[Any, Any]]) -> None:
+def test_a_run_holds_every_sample_once(finished: tuple[Directory, Records]) -> None:
     directory, records = finished
     assert sorted(records) == sorted(DEMO.everything())
-    lines = directory.samples.read_text().splitlines()
-    assert len(lines) == len(records) == 2 * 4 * 3
+    assert len(lines(directory)) == len(records) == 2 * 4 * 3
     record = records["kv-short", 280, 1, "greedy"]
     assert record["prediction"].strip() == record["answers"][0] if record["score"] else True
     assert record["n_prompt"] <= 280 and record["depth"] == pytest.approx(0.25, abs=0.1)
@@ -72,17 +76,17 @@ def test_a_run_holds_every_sample_once(finished: tuple[Directory, dict[Any, Any]
     assert run["seed"] == 0 and len(run["model_sha256"]) == 64 and run["pypcd"] == pypcd.__version__
 
 
-def test_a_part_of_a_run_is_that_part_of_the_whole(finished: tuple[Directory, dict[Any, Any]], tmp_path: Path) -> None:
+def test_a_part_of_a_run_is_that_part_of_the_whole(finished: tuple[Directory, Records], tmp_path: Path) -> None:
     some = {("kv-short", 280, 1, "greedy"), ("kv-short", 280, 1, "pcd"), ("kv-short", 180, 3, "greedy")}
     directory, progress = Directory(tmp_path / "run"), Progress()
     outcome = evaluate(DEMO, directory, options=ONE, progress=progress, only=lambda key: key in some)
     whole = {key: record for key, record in finished[1].items() if key in some}
     assert set(outcome.records) == some and without_time(outcome.records) == without_time(whole)
     assert progress.n_answers == progress.n_answers_done == 3
-    assert len(directory.samples.read_text().splitlines()) == 3
+    assert len(lines(directory)) == 3
 
 
-def test_a_finished_run_is_not_answered_again(finished: tuple[Directory, dict[Any, Any]]) -> None:
+def test_a_finished_run_is_not_answered_again(finished: tuple[Directory, Records]) -> None:
     directory, records = finished
     size, done = directory.samples.stat().st_size, Progress()
     again = evaluate(DEMO, directory, options=ONE, progress=done)
@@ -91,105 +95,88 @@ def test_a_finished_run_is_not_answered_again(finished: tuple[Directory, dict[An
     assert done.n_questions_done == done.n_questions == 2 * 4
 
 
-@pytest.mark.parametrize("cut", [0.0, 0.3, 0.55, 0.999])
-def test_a_run_cut_anywhere_ends_the_same(
-    cut: float, finished: tuple[Directory, dict[Any, Any]], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.55, 0.999])
+def test_a_run_cut_anywhere_ends_the_same(share: float, finished: tuple[Directory, Records], tmp_path: Path) -> None:
     directory, records = finished
-    data = directory.samples.read_bytes()
-    copy = Directory(tmp_path / "run")
-    copy.path.mkdir()
-    (copy.path / "run.json").write_bytes((directory.path / "run.json").read_bytes())
-    copy.samples.write_bytes(data[: int(cut * len(data))])
-    again = evaluate(DEMO, copy, options=ONE)
-    assert without_time(again.records) == without_time(records)
-    assert len(copy.samples.read_text().splitlines()) == len(records)
-    assert markdown(DEMO, again.records, {"kv-short": "accuracy"}, {}) == markdown(
-        DEMO, records, {"kv-short": "accuracy"}, {}
-    )
+    copy = cut_copy(directory, tmp_path / "run", share)
+    assert without_time(evaluate(DEMO, copy, options=ONE).records) == without_time(records)
+    assert len(lines(copy)) == len(records)
 
 
 def test_killed_at_random_points_a_run_ends_with_the_same_bytes(
-    finished: tuple[Directory, dict[Any, Any]], tmp_path: Path
+    finished: tuple[Directory, Records], tmp_path: Path
 ) -> None:
     _, records = finished
-    out, rng = tmp_path / "run", random.Random(1)
-    command = [sys.executable, "-m", "pypcd", "eval", "demo", "--task", "kv-short", "--method", "pcd,control"]
-    command += ["--length", "180,280", "--n", "4", "--threads", "1", "--out", str(out)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    kills = 0
-    while kills < 4:
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            before = time.monotonic()
-            # wait for the first answers, then for any moment after
-            while process.poll() is None and time.monotonic() - before < 60:
-                if (out / "samples.jsonl").exists():
-                    time.sleep(rng.uniform(0.0, 0.4))
-                    break
-                time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
-        kills += 1
-    finally_done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
-    text = markdown(DEMO, records, {"kv-short": _metric()}, {})
-    assert (out / "summary.md").read_text() == text == finally_done.stdout
-    assert (out / "summary.csv").read_text() == csv_text(DEMO, records)
-    assert len((out / "samples.jsonl").read_text().splitlines()) == len(records)
+    out, rng, env = tmp_path / "run", random.Random(1), python_path()
+    for _ in range(4):
+        with subprocess.Popen(command(out), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            wait_until(60, lambda: (out / "samples.jsonl").exists() or process.poll() is not None)
+            time.sleep(rng.uniform(0.0, 0.4))  # the first answers are there; any moment after
+            process.kill()
+    done = subprocess.run(command(out), env=env, capture_output=True, text=True, timeout=300, check=True)
+    assert (out / "summary.md").read_text() == done.stdout
+    assert done.stdout + (out / "summary.csv").read_text() == tables(DEMO, records)
+    assert len(lines(Directory(out))) == len(records)
 
 
-def _metric() -> str:
-    return task("kv-short").metric
-
-
-def test_processes_beside_each_other_answer_the_same(
-    finished: tuple[Directory, dict[Any, Any]], tmp_path: Path
-) -> None:
+def test_processes_beside_each_other_answer_the_same(finished: tuple[Directory, Records], tmp_path: Path) -> None:
     beside = evaluate(DEMO, Directory(tmp_path / "run"), jobs=2, options=ONE)
     assert without_time(beside.records) == without_time(finished[1])
 
 
 def test_an_error_in_a_process_comes_back(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="n_ctx"):
-        evaluate(DEMO, Directory(tmp_path / "run"), jobs=2, options={**ONE, "n_ctx": -3})
+    """By its text, since not every exception can be pickled."""
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(200))
+    for model, n_ctx, error, named in (("demo", -3, ValueError, "n_ctx"), (str(broken), 512, pypcd.ModelError, "load")):
+        plan, options = dataclasses.replace(DEMO, model=model), {**ONE, "n_ctx": n_ctx}
+        with pytest.raises(error, match=named):
+            evaluate(plan, Directory(tmp_path / "run"), jobs=2, options=options)
 
 
-def test_whatever_goes_wrong_in_a_process_is_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error's text is sent, since not every exception can be pickled."""
-    with pytest.raises(pypcd.ModelError, match="cannot load"):
-        broken = tmp_path / "broken.gguf"
-        broken.write_bytes(b"GGUF" + bytes(200))
-        evaluate(dataclasses.replace(DEMO, model=str(broken)), Directory(tmp_path / "run"), jobs=2, options=ONE)
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Records]:
+    """For commands that are stopped: they must not be through before that."""
+    plan = dataclasses.replace(DEMO, n=40)
+    return plan, evaluate(plan, Directory(tmp_path_factory.mktemp("run") / "longer"), options=ONE).records
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_a_killed_run_leaves_no_process_behind(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    command = [sys.executable, "-m", "pypcd", "eval", "demo", "--task", "kv-short", "--length", "250", "--n", "500"]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYPCD_TEST_RUN": str(out)}
-    with subprocess.Popen(
-        [*command, "--threads", "1", "--jobs", "2", "--out", str(out)],
+@pytest.mark.parametrize(
+    ("beside", "how"),
+    [("--jobs=2", signal.SIGKILL), ("--cluster=local:2", signal.SIGKILL), ("--cluster=local:2", signal.SIGINT)],
+)
+def test_a_stopped_command_leaves_no_process_behind_and_goes_on(
+    beside: str, how: signal.Signals, longer: tuple[Plan, Records], tmp_path: Path
+) -> None:
+    if "cluster" in beside:
+        pytest.importorskip("distributed")
+    (plan, expected), out, mark = longer, tmp_path / "run", str(tmp_path)
+    words, env = command(out, beside, n=plan.n), python_path(PYPCD_TEST_RUN=mark)
+    process = subprocess.Popen(
+        words,
         env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        while not (out / "samples.jsonl").exists():
-            time.sleep(0.05)
-        assert len(_processes_of(out)) >= 3
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  in the background Ctrl-C is ignored
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert wait_until(120, lambda: (out / "samples.jsonl").exists() or process.poll() is not None)
+        assert process.poll() is None and len(processes_of(mark)) >= 3
+        os.killpg(process.pid, how) if how == signal.SIGINT else process.kill()  # Ctrl-C reaches the whole group
+        said = process.communicate(timeout=60)[1]
+        assert wait_until(60, lambda: not processes_of(mark)), said
+    finally:
         process.kill()
-    deadline = time.monotonic() + 30
-    while _processes_of(out) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not _processes_of(out)
-
-
-def _processes_of(out: Path) -> list[str]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(out).encode() in (folder / "environ").read_bytes():
-                found.append(folder.name)
-        except OSError:  # ended meanwhile
-            continue
-    return found
+    if how == signal.SIGINT:
+        assert process.returncode == 130 and "Traceback" not in said
+    assert len((out / "samples.jsonl").read_text().splitlines()) < len(expected)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=True)
+    assert (out / "summary.md").read_text() == done.stdout
+    assert done.stdout + (out / "summary.csv").read_text() == tables(plan, expected)
+    assert len(lines(Directory(out))) == len(expected)
 
 
 def test_a_question_that_cannot_be_answered_does_not_end_the_run(tmp_path: Path) -> None:
@@ -218,7 +205,7 @@ def test_a_kill_before_the_first_line_leaves_a_directory_that_can_be_used(tmp_pa
 
 
 def test_a_run_may_be_continued_with_more_methods_and_lengths(
-    finished: tuple[Directory, dict[Any, Any]], tmp_path: Path
+    finished: tuple[Directory, Records], tmp_path: Path
 ) -> None:
     small = Plan("demo", ("kv-short",), ("greedy",), (180,), n=4)
     directory = Directory(tmp_path / "run")
@@ -241,22 +228,22 @@ def test_a_method_that_wants_the_whole_prompt_at_once_gets_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"seed": 1}, "seed is 0 there and 1 here"), ({"n": 5}, "n is 4 there"), ({"chat": True}, "chat is False there")],
+    ("changes", "options", "named"),
+    [
+        ({"seed": 1}, {}, "seed is 0 there and 1 here"),
+        ({"n": 5}, {}, "n is 4"),
+        ({"chat": True}, {}, "chat is False"),
+        ({}, {"n_ubatch": 64}, "options is .* there and .*'n_ubatch': 64"),
+    ],
 )
 def test_another_run_is_not_mixed_in(
-    changes: dict[str, Any], message: str, finished: tuple[Directory, dict[Any, Any]]
+    changes: dict[str, Any], options: dict[str, Any], named: str, finished: tuple[Directory, Records]
 ) -> None:
     before = finished[0].samples.read_bytes()
-    with pytest.raises(ValueError, match=message):
-        evaluate(dataclasses.replace(DEMO, **changes), finished[0], options=ONE)
-    assert finished[0].samples.read_bytes() == before
-
-
-def test_other_options_of_the_model_are_another_run(finished: tuple[Directory, dict[Any, Any]]) -> None:
     evaluate(DEMO, finished[0], options={**ONE, "n_threads": 2})  # rows do not depend on threads (test_threads.py)
-    with pytest.raises(ValueError, match="options is .* there and .*'n_ubatch': 64"):
-        evaluate(DEMO, finished[0], options={**ONE, "n_ubatch": 64})
+    with pytest.raises(ValueError, match=named):
+        evaluate(dataclasses.replace(DEMO, **changes), finished[0], options={**ONE, **options})
+    assert finished[0].samples.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -329,7 +316,7 @@ def test_a_model_is_hashed_again_only_if_its_file_has_changed(tmp_path: Path, mo
         evaluate(plan, directory, options=ONE)
 
 
-def test_other_questions_are_another_run(finished: tuple[Directory, dict[Any, Any]], tmp_path: Path) -> None:
+def test_other_questions_are_another_run(finished: tuple[Directory, Records], tmp_path: Path) -> None:
     directory = Directory(tmp_path / "run")
     directory.path.mkdir()
     shutil.copy(finished[0].path / "run.json", directory.path)
@@ -367,40 +354,23 @@ def test_a_task_from_a_file_has_as_many_questions_as_there_are(tmp_path: Path) -
     assert "## longbench-qasper (F1, 3 questions)" in text and "## kv-short (x)" in text
 
 
-class Beside:
-    """In multiprocessing's place: processes that answer their questions, and queues. What the last one says, it says and
-    ends while its parent has just found nothing."""
-
-    def __init__(self, says: list[Any]) -> None:
-        self.said, self.last = says[:-1], says[-1:]
-        self.alive = True
-        self.exitcode = 0
-
-    def Queue(self) -> Beside:
-        return self
-
-    def Process(self, **_: Any) -> Beside:
-        return self
-
-    def start(self) -> None: ...
-    def put(self, item: Any) -> None: ...
-    def terminate(self) -> None: ...
-    def join(self) -> None: ...
-
-    def is_alive(self) -> bool:
-        return self.alive
-
-    def get(self, timeout: float) -> Any:
-        if self.said:
-            return self.said.pop(0)
-        self.said, self.last, self.alive = self.last, [], False
-        raise queue.Empty
-
-
 @pytest.mark.parametrize("ends", ["well", "early"])
 def test_what_a_process_said_before_it_ended_counts(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [("refused", {}), ("answer", 1), ("done", None), ("refused", {}), ("answer", 2)]
-    beside = Beside([*said, ("done", None)] if ends == "well" else said)
+    """What the last process says, it says and ends while its parent has just found nothing."""
+    said = [("refused", {}), ("answer", 1), ("done", None), ("refused", {}), ("answer", 2), ("done", None)]
+    beside = Mock(exitcode=0)  # in multiprocessing's place: its processes, and its queues
+    beside.Queue.return_value = beside.Process.return_value = beside
+    beside.is_alive.return_value = True
+
+    def heard() -> Iterator[Any]:
+        *first, last = said if ends == "well" else said[:-1]
+        yield from first
+        beside.is_alive.return_value = False
+        yield queue.Empty
+        yield last
+        yield from itertools.repeat(queue.Empty)
+
+    beside.get.side_effect = heard()
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: beside)
     todo = {("kv-short", 180, i): ["greedy"] for i in range(2)}
     answers: Any = executors.ProcessPool(2).ask(lambda: None, todo, {})  # type: ignore[arg-type, return-value]
@@ -415,16 +385,10 @@ def test_what_a_process_said_before_it_ended_counts(ends: str, monkeypatch: pyte
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_length_that_is_too_short_is_known_before_anything_is_answered(jobs: int, tmp_path: Path) -> None:
     directory = Directory(tmp_path / "run")
-    with pytest.raises(ValueError, match="n_tokens is 30; allowed: at least"):
+    with pytest.raises(ValueError, match="kv-short at length 30: n_tokens is 30; allowed: at least"):
         evaluate(dataclasses.replace(DEMO, lengths=(180, 30)), directory, options=ONE, jobs=jobs)
     assert not directory.samples.exists()
-
-
-def test_a_plan_that_came_to_nothing_binds_nobody(tmp_path: Path) -> None:
-    directory = Directory(tmp_path / "run")
-    with pytest.raises(ValueError, match="kv-short at length 30"):
-        evaluate(dataclasses.replace(DEMO, lengths=(30,)), directory, options=ONE)
-    plan = Plan("demo", ("kv-short",), ("greedy",), (180,), n=2)
+    plan = Plan("demo", ("kv-short",), ("greedy",), (180,), n=2)  # another run, which the refused one does not bind
     assert len(evaluate(plan, directory, options=ONE).records) == 2
 
 
@@ -477,65 +441,59 @@ def test_what_is_no_run_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tasks": ()}, "tasks is empty"),
-        ({"n": 0}, "n is 0; allowed"),
-        ({"seed": -1}, "seed is -1; allowed"),
-    ],
+    ("changes", "named"),
+    [({"tasks": ()}, "tasks"), ({"n": 0}, "n is 0"), ({"seed": -1}, "seed"), ({"half": "third"}, "'first', 'second'")],
 )
-def test_plans_are_checked(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Plan(**{"model": "demo", "tasks": ("kv",), "methods": ("pcd",), "lengths": (100,), **changes})
-
-
-def test_greedy_is_always_there() -> None:
-    assert Plan("demo", ("kv",), ("pcd", "pcd"), (100,)).methods == ("greedy", "pcd")
+def test_plans_are_checked_and_have_greedy(changes: dict[str, Any], named: str) -> None:
+    fields: dict[str, Any] = {"model": "demo", "tasks": ("kv",), "methods": ("pcd", "pcd"), "lengths": (100,)}
+    assert Plan(**fields).methods == ("greedy", "pcd")
+    with pytest.raises(ValueError, match=named):
+        Plan(**{**fields, **changes})
 
 
 # -- gold tokens -----------------------------------------------------------------------------------------------------
 
 
-def test_gold_is_ranked_where_the_answer_leaves_it(tiny: Tiny, load: Load) -> None:
+@pytest.fixture
+def follow(tiny: Tiny, load: Load) -> Callable[..., int | None]:
+    """The rank of a right answer, if each token of an answer has the logit 5 and `above` tokens in all have more than 0."""
     llm = load(tiny("llama"), False)  # a token for each byte
     vocabulary = Vocabulary(llm)
 
-    def follow(answer: str, gold: str, above: int = 2) -> int | None:
-        result = Gold(vocabulary, gold)
-        tokens = llm.tokenize(answer.encode(), add_bos=False, special=False)
-        for token in tokens:
+    def rank(answer: str, gold: str, *, above: int = 1, ended: bool = False, **ends: str) -> int | None:
+        result = Gold(vocabulary, gold, **ends)
+        for token in [*llm.tokenize(answer.encode(), add_bos=False, special=False), *[llm.token_eos()] * ended]:
             row = np.zeros(llm.n_vocab(), np.float32)
-            row[token] = 5.0
-            for other in range(300, 300 + above - 1):
-                row[other] = 1.0
+            row[token], row[300 : 300 + above - 1] = 5.0, 1.0
             result.look(token, row)
         return result.rank
 
-    assert follow("abX", "abc") == 3  # the chosen token and one more are above
-    assert follow("abc", "abc") == 1
-    assert follow("abcd", "abc") == 1
-    assert follow("ab", "abc") is None
-    assert follow('": abc', "abc") == 1  # what the paper's authors skip
-    assert follow("-abc", "abc") == 3
+    return rank
 
 
-def test_gold_is_complete_with_what_ends_it(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)  # a token for each byte
-    vocabulary, end = Vocabulary(llm), llm.token_eos()
+def test_gold_is_ranked_at_the_token_that_leaves_it(follow: Callable[..., int | None]) -> None:
+    assert follow("abX", "abc", above=2) == 3  # the chosen token and one more are above
+    assert follow("abc", "abc", above=2) == 1
+    assert follow("abcd", "abc", above=2) == 1
+    assert follow("ab", "abc", above=2) is None
+    assert follow('": abc', "abc", above=2) == 1  # what the paper's authors skip
+    assert follow("-abc", "abc", above=2) == 3
 
-    def follow(answer: str, ended: bool = False, **ends: str) -> int | None:
-        result = Gold(vocabulary, " abc", **ends)
-        for token in [*llm.tokenize(answer.encode(), add_bos=False, special=False), *[end] * ended]:
-            row = np.zeros(llm.n_vocab(), np.float32)
-            row[token] = 5.0
-            result.look(token, row)
-        return result.rank
 
-    line = {"end": "\n\n", "stop": "\n"}
-    assert follow("abc", **line) is None and follow("abc\n", **line) == 1 and follow("abc\n\n", **line) == 1
-    assert follow("abc,", **line) == 2  # right so far, but it does not end
-    assert follow("abc", ended=True, **line) == 1 and follow("ab", ended=True, **line) == 2
-    lines = {"end": "\n\n", "stop": "\n\n"}
-    assert follow("abc\n", ended=True, **lines) == 1 and follow("abc\n", ended=True, **line) == 1
-    assert follow("abc\n", **lines) is None and follow("abc\nd", **lines) == 2 and follow("abc\n\n", **lines) == 1
-    assert follow("abc,") == 1  # a task that does not say what ends an answer
+def test_gold_is_complete_with_what_ends_it(follow: Callable[..., int | None]) -> None:
+    line, lines = {"end": "\n\n", "stop": "\n"}, {"end": "\n\n", "stop": "\n\n"}
+    for answer, ends, ended, rank in (
+        ("abc", line, False, None),
+        ("abc\n", line, False, 1),
+        ("abc\n\n", line, False, 1),
+        ("abc,", line, False, 2),  # right so far, but it does not end
+        ("abc", line, True, 1),
+        ("ab", line, True, 2),
+        ("abc\n", line, True, 1),
+        ("abc\n", lines, True, 1),
+        ("abc\n", lines, False, None),
+        ("abc\nd", lines, False, 2),
+        ("abc\n\n", lines, False, 1),
+        ("abc,", {}, False, 1),  # a task that does not say what ends an answer
+    ):
+        assert follow(answer, " abc", ended=ended, **ends) == rank, (answer, ends, ended)

@@ -23,14 +23,21 @@ def _asked(text: str) -> tuple[str, str]:
     return match.group(1), match.group(2)
 
 
-@pytest.mark.parametrize("kv", [KV_OFFICIAL, KV_SHORT])
-def test_the_prompt_is_infinitebenchs(kv: KV) -> None:
+OFFICIAL = "Extract the value corresponding to the specified key in the JSON object below."
+AUTHORS = "Given the JSON object below, extract and return only the value corresponding to the specified key."
+AUTHORS_END = ". Return only the value and do not include any additional text in your response:"
+
+
+@pytest.mark.parametrize(
+    ("kv", "begin", "end", "max_tokens"),
+    [(KV_OFFICIAL, OFFICIAL, "", 50), (KV_SHORT, OFFICIAL, "", None), (KV_AUTHORS, AUTHORS, AUTHORS_END, 100)],
+)
+def test_the_prompt_is_infinitebenchs_or_the_authors(kv: KV, begin: str, end: str, max_tokens: int | None) -> None:
+    assert max_tokens in (None, kv.max_tokens)
     for sample in kv.questions(3, 20):
         context, key = _asked(sample.prompt.text)
         assert sample.prompt.text == (
-            "Extract the value corresponding to the specified key in the JSON object below.\n\n"
-            f"JSON data:\n{context}\n\n"
-            f'\nKey: "{key}"\nThe value associated with the specified key is: '
+            f'{begin}\n\nJSON data:\n{context}\n\n\nKey: "{key}"\nThe value associated with the specified key is: {end}'
         )
         assert not sample.prompt.answer_prefix and not sample.prompt.shots
         pairs = json.loads(context)
@@ -39,35 +46,14 @@ def test_the_prompt_is_infinitebenchs(kv: KV) -> None:
         assert list(pairs.values())[-1] == sample.extra["nearest"]
 
 
-def test_the_authors_prompt_is_theirs() -> None:
-    for sample in KV_AUTHORS.questions(3, 20):
-        context, key = _asked(sample.prompt.text)
-        assert sample.prompt.text == (
-            "Given the JSON object below, extract and return only the value corresponding to the specified key.\n\n"
-            f"JSON data:\n{context}\n\n"
-            f'\nKey: "{key}"\nThe value associated with the specified key is: '
-            ". Return only the value and do not include any additional text in your response:"
-        )
-        assert sample.answers == (json.loads(context)[key],)
+UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+SHORT = "[0-9a-f]{4}-[0-9a-f]{4}"  # what the demo model reads
 
 
-def test_the_longest_answers_are_the_published_ones() -> None:
-    assert (KV_OFFICIAL.max_tokens, KV_AUTHORS.max_tokens) == (50, 100)
-
-
-@pytest.mark.parametrize("kv", [KV_OFFICIAL, KV_AUTHORS])
-def test_keys_and_values_are_random_uuids(kv: KV) -> None:
-    uuid4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+@pytest.mark.parametrize(("kv", "form"), [(KV_OFFICIAL, UUID4), (KV_AUTHORS, UUID4), (KV_SHORT, SHORT)])
+def test_keys_and_values_are_random_uuids(kv: KV, form: str) -> None:
     for sample in kv.questions(2, 30):
-        assert all(re.fullmatch(f'"{uuid4}": "{uuid4}"', pair) for pair in sample.prompt.segments)
-
-
-def test_short_identifiers_are_what_the_demo_model_reads() -> None:
-    for sample in KV_SHORT.questions(2, 30):
-        assert all(
-            re.fullmatch('"[0-9a-f]{4}-[0-9a-f]{4}": "[0-9a-f]{4}-[0-9a-f]{4}"', pair)
-            for pair in sample.prompt.segments
-        )
+        assert all(re.fullmatch(f'"{form}": "{form}"', pair) for pair in sample.prompt.segments)
 
 
 def test_pairs_may_change_places() -> None:
@@ -92,30 +78,11 @@ def test_a_cell_is_as_long_as_allowed_and_one_pair_more_would_not_fit(
     assert any(tokenizer.count(sample.prompt) + kv.max_tokens > n_tokens for sample in larger)
 
 
-@given(SIZED, st.integers(1, 12), st.integers(2, 40), st.integers(0, 99))
-def test_the_answer_stands_in_its_context_once_and_at_its_depth(kv: KV, n: int, n_pairs: int, seed: int) -> None:
-    for sample in kv.questions(n, n_pairs, seed):
-        (answer,) = sample.answers
-        assert sample.prompt.context.count(answer) == 1
-        assert sample.depth is not None
-        at = round(sample.depth * (n_pairs - 1))
-        assert sample.prompt.segments[at].endswith(f': "{answer}"')
-
-
 @given(st.integers(1, 40), st.integers(2, 60))
 def test_the_depth_sweeps_a_cell_evenly(n: int, n_pairs: int) -> None:
     places = [round((sample.depth or 0.0) * (n_pairs - 1)) for sample in KV_SHORT.questions(n, n_pairs)]
     assert places == [min(int(i * n_pairs / n), n_pairs) for i in range(n)]
     assert places[0] == 0 and places[-1] >= (n - 1) * n_pairs / n - 1
-
-
-@given(SIZED, st.integers(0, 9), st.integers(0, 9))
-def test_a_seed_gives_the_same_questions_and_another_seed_others(kv: KV, a: int, b: int) -> None:
-    first, again, other = (kv.samples(3, 500, Pieces(), seed) for seed in (a, a, b))
-    assert first == again
-    assert (first == other) == (a == b)
-    if a != b:
-        assert not {s.answers for s in first} & {s.answers for s in other}
 
 
 def test_the_authors_cells_have_75_pairs_in_4000_tokens() -> None:
@@ -138,16 +105,6 @@ def test_single_depths_can_be_asked_for(depths: list[float], n: int) -> None:
 def test_a_depth_outside_the_context_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a depth is 1\.5; allowed: from 0 "):
         dataclasses.replace(KV_OFFICIAL, depths=(0.5, 1.5))
-
-
-@given(SIZED, st.integers(1, 4))
-def test_too_few_tokens_are_refused_with_how_many_are_needed(kv: KV, n: int) -> None:
-    with pytest.raises(ValueError, match="n_tokens is 60; allowed: at least") as error:
-        kv.samples(n, 60, Pieces(), 0)
-    needed = int(re.findall(r"at least (\d+)", str(error.value))[0])
-    assert len(kv.samples(n, needed, Pieces(), 0)) == n
-    with pytest.raises(ValueError, match=f"n_tokens is {needed - 1}; allowed: at least {needed}"):
-        kv.samples(n, needed - 1, Pieces(), 0)
 
 
 @pytest.mark.parametrize(("n", "n_tokens", "message"), [(0, 500, "n is 0"), (1, -3, "n_tokens is -3")])

@@ -94,26 +94,21 @@ class Bar:
         pass
 
 
-def test_how_long_it_takes_is_said_once_where_no_terminal_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("methods", "lengths", "n", "said"),
+    [
+        # 200 questions of 2.75 s per 1000 tokens, and the pools: 275 + 1100 + 30 + 120 s
+        (METHODS, (1000, 4000), 100, ["about 25 min for 600 answers"]),
+        (("greedy",), (1000,), 12, []),  # a short run
+    ],
+)
+def test_how_long_it_takes_is_said_once_if_there_is_no_terminal(
+    methods: tuple[str, ...], lengths: tuple[int, ...], n: int, said: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, clock = Plan("m", ("kv",), METHODS, (1000, 4000), n=100), Clock()
-    progress = Follower(Bar(), "answering")
+    clock, progress = Clock(), Follower(Bar(), "answering")
     progress._clock = clock
-    follow(plan, progress, clock)
-    # 200 questions of 2.75 s per 1000 tokens, and the pools: 275 + 1100 + 30 + 120 s
-    assert (
-        capsys.readouterr().err
-        == "about 25 min for 600 answers at the speed of the first 36 s, if longer prompts take longer in proportion\n"
-    )
-
-
-def test_nothing_is_said_of_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
-    plan, clock = Plan("m", ("kv",), ("greedy",), (1000,), n=12), Clock()
-    progress = Follower(Bar(), "answering")
-    progress._clock = clock
-    follow(plan, progress, clock)
-    assert capsys.readouterr().err == ""
+    follow(Plan("m", ("kv",), methods, lengths, n=n), progress, clock)
+    assert [line.partition(" at the speed")[0] for line in capsys.readouterr().err.splitlines()] == said
 
 
 @pytest.mark.parametrize(

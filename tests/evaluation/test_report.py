@@ -67,12 +67,6 @@ def test_a_half_is_said_and_counted() -> None:
     assert "3 questions a cell, the first half of 5, seed 0" in text and "## kv (accuracy)\n" in text
 
 
-def test_an_interval_that_spans_zero_is_said_to() -> None:
-    plan = Plan("m.gguf", ("kv",), ("greedy", "pcd"), (100,), n=20)
-    records = made_up(plan, lambda method, i: float(i % 2 == 0 or (method == "pcd" and i == 1)))
-    assert "+5.0 [+0.0, +15.0] ~" in markdown(plan, records, {"kv": "accuracy"}, {})
-
-
 def test_fractions_are_compared_too() -> None:
     result = paired([0.5, 1.0, 0.25, 0.0], [0.25, 0.5, 0.5, 0.0])
     assert (result.wins, result.losses, result.difference, result.score) == (2, 1, 12.5, 43.75)

@@ -52,12 +52,16 @@ def test_the_chain_is_in_order_and_leads_to_the_references(n: int, n_tokens: int
             assert all(sample.prompt.context.count(f"VAR {answer} = ") == 1 for answer in sample.answers)
 
 
+def _chain(sample: Sample) -> list[str]:
+    """The lines that lead to the answers."""
+    names = sample.answers
+    return [f"VAR {names[0]} = {_asked_value(sample)}", *(f"VAR {b} = VAR {a} " for a, b in zip(names, names[1:]))]
+
+
 def test_variable_tracking_is_rulers() -> None:
     for sample in VT().samples(3, 1500, Pieces(), 0):
         prompt, value = sample.prompt, _asked_value(sample)
-        lines = [f"VAR {sample.answers[0]} = {value}"]
-        lines += [f"VAR {b} = VAR {a} " for a, b in zip(sample.answers, sample.answers[1:])]
-        assert [s for s in prompt.segments if s != NOISE] == lines
+        assert [s for s in prompt.segments if s != NOISE] == _chain(sample)
         question = (
             "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
             + "\n".join(prompt.segments)
@@ -104,9 +108,7 @@ def test_the_example_is_as_long_as_500_tokens_allow_and_keeps_its_places() -> No
 def test_the_authors_variable_tracking_is_theirs() -> None:
     for sample in VTAuthors().samples(3, 2200, Pieces(), 0):
         prompt, value = sample.prompt, _asked_value(sample)
-        lines = [f"VAR {sample.answers[0]} = {value}"]
-        lines += [f"VAR {b} = VAR {a} " for a, b in zip(sample.answers, sample.answers[1:])]
-        assert [s for s in prompt.segments if s != NOISE + "\n"] == lines
+        assert [s for s in prompt.segments if s != NOISE + "\n"] == _chain(sample)
         assert prompt.text == (
             "\n\nMemorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
             + " ".join(prompt.segments)
@@ -200,38 +202,6 @@ def test_a_cell_is_as_long_as_allowed(name: str, n: int, n_tokens: int, seed: in
     longest = max(samples[0].prompt.segments, key=lambda s: len(tokenizer.encode(s)))
     assert max(lengths) + 3 * len(tokenizer.encode(longest)) > n_tokens  # nearly full: other draws differ a little
     assert len({len(sample.prompt.segments) for sample in samples}) == 1
-
-
-@few
-@given(st.sampled_from(NIAHS), st.integers(1, 5), st.integers(700, 1500), st.integers(0, 99))
-def test_the_needle_stands_in_its_haystack_once_and_at_its_depth(name: str, n: int, n_tokens: int, seed: int) -> None:
-    for sample in task(name).samples(n, n_tokens, Pieces(), seed):
-        (answer,) = sample.answers
-        assert sample.prompt.context.count(answer) == 1
-        at = round((sample.depth or 0.0) * (len(sample.prompt.segments) - 1))
-        assert answer in sample.prompt.segments[at]
-        assert 0 <= (sample.depth or 0.0) < 1
-
-
-@few
-@given(st.sampled_from(ALL), st.integers(0, 9), st.integers(0, 9))
-def test_a_seed_gives_the_same_questions_and_another_seed_others(name: str, a: int, b: int) -> None:
-    first, again, other = (task(name).samples(3, 2000, Pieces(), seed) for seed in (a, a, b))
-    assert first == again
-    if a != b:
-        assert not {s.answers for s in first} & {s.answers for s in other}
-    assert len({s.answers for s in first}) == 3
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_too_few_tokens_are_refused_with_how_many_are_needed(name: str) -> None:
-    made = task(name)
-    with pytest.raises(ValueError, match="n_tokens is 9; allowed: at least") as error:
-        made.samples(2, 9, Pieces(), 0)
-    needed = int(re.findall(r"at least (\d+)", str(error.value))[0])
-    assert len(made.samples(2, needed, Pieces(), 0)) == 2
-    with pytest.raises(ValueError, match=f"allowed: at least {needed}"):
-        made.samples(2, needed - 1, Pieces(), 0)
 
 
 def test_scores_are_recall_and_f1() -> None:

@@ -47,7 +47,7 @@ def test_labels_break_and_parts_stand_below_one_another() -> None:
 
 
 @pytest.mark.parametrize("summary", SUMMARIES, ids=lambda path: path.parent.name)
-@pytest.mark.parametrize("width", [None, 120, 80, 60, 40])
+@pytest.mark.parametrize("width", [None, 80, 40])
 def test_runs_of_the_evidence_fit_and_lose_nothing(summary: Path, width: int | None) -> None:
     markdown = summary.read_text(encoding="utf-8")
     shown = aligned(markdown, width)

@@ -42,13 +42,6 @@ def test_each_consumer_has_its_recipe_and_its_tests_and_no_recipe_is_without(nox
     assert all((ROOT / test).is_file() for tests in noxfile.MORE_TESTS.values() for test in tests)
 
 
-def test_no_recipe_has_more_than_ten_lines() -> None:
-    blocks = re.findall(r"(?ms)^```\w+\n(.*?)^```", PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) >= len(headings())
-    for block in blocks:
-        assert sum(bool(line.strip()) for line in block.splitlines()) <= 10, block
-
-
 def test_each_version_is_pinned(noxfile: Any) -> None:
     for _, packages in noxfile.CONSUMERS.values():
         for requirements in packages.values():
@@ -67,25 +60,15 @@ def test_the_ordinary_suite_skips_them_by_name() -> None:
 
 def listed(*words: str) -> list[str]:
     """The sessions that nox chooses for the words behind `scripts/test --consumers`."""
-    command = [
-        sys.executable,
-        "-m",
-        "nox",
-        "--noxfile",
-        ROOT / "noxfile.py",
-        "--list",
-        "--tags",
-        *(words or ["consumers"]),
-    ]
+    command = [sys.executable, "-m", "nox", "--noxfile", ROOT / "noxfile.py", "--list", "--tags"]
+    command += words or ["consumers"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return re.findall(r"(?m)^\* ([\w-]+)", done.stdout)
 
 
 def test_words_choose_environments() -> None:
     assert listed() == ["quick", "agents", "lm-eval", "txtai"]
-    assert listed("quick", "lm-evaluation-harness") == ["quick", "lm-eval"]
-    assert listed("dspy", "txtai") == ["agents", "txtai"]
-    assert listed("langchian") == []
+    assert listed("dspy", "lm-evaluation-harness") == ["agents", "lm-eval"]
 
 
 class Session:

@@ -14,7 +14,6 @@ import sys
 
 import pytest
 
-import pypcd.method
 from pypcd import PCDConfig, cli, decode, evaluation
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -43,13 +42,7 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
     return found + [("", m[0]) for m in re.finditer(r"(?m)(?:^ {4,}\S.*\n?)+", text)]
 
 
-# -- README -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_readme_has_the_two_commands() -> None:
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    assert any(line.startswith("    scripts/demo  ") and "#" in line for line in lines)
-    assert any(line.startswith("    scripts/test  ") and "#" in line for line in lines)
+# -- links ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_readme_leads_to_every_page() -> None:
@@ -59,9 +52,6 @@ def test_the_readme_leads_to_every_page() -> None:
     near = files[ROOT / "README.md"]
     far = set().union(*(files.get(page, set()) for page in near))
     assert set(PAGES) - {ROOT / "README.md"} <= near | far
-
-
-# -- links ------------------------------------------------------------------------------------------------------------
 
 
 def anchors(page: pathlib.Path) -> set[str]:
@@ -89,8 +79,12 @@ def test_links_lead_somewhere(page: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_scripts_that_are_named_exist(page: pathlib.Path) -> None:
-    for name in re.findall(r"(?<![\w/])scripts/[\w./]*\w", page.read_text(encoding="utf-8")):
+def test_files_that_are_named_exist(page: pathlib.Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"(?<![\w/])scripts/[\w./]*\w", text)
+    if page.name == "tour.md":
+        named += re.findall(r"`((?:pypcd|cpp|tests|docs)/[\w./-]*)`", text)
+    for name in named:
         assert (ROOT / name).exists(), name
 
 
@@ -126,10 +120,7 @@ COMMANDS = [(name_of(page), line) for page in PAGES for line in dict.fromkeys(co
 
 
 def test_commands_are_found() -> None:
-    found = {page for page, _ in COMMANDS}
-    assert found >= {"README.md", "docs/settings.md", "docs/cost.md", "docs/lab/evidence.md", "docs/evaluate.md"}
-    assert len(COMMANDS) >= 40
-    assert any("--picture docs/one_answer.png" in line for page, line in COMMANDS if page == "README.md")
+    assert len(COMMANDS) >= 40 and "README.md" in {page for page, _ in COMMANDS}
 
 
 @pytest.mark.parametrize("page, line", COMMANDS)
@@ -207,15 +198,6 @@ def test_the_table_of_fields_is_the_one_that_is_made() -> None:
     assert text == fields.page(text), "python cmake/fields.py --docs mends it"
 
 
-def test_every_field_is_named_with_its_default_and_its_cost() -> None:
-    defaults = PCDConfig().as_dict()
-    assert [row["field"] for row in FIELDS] == list(defaults)
-    for row in FIELDS:
-        default = None if row["default"] == "None" else literal(row["default"])
-        assert default == defaults[row["field"]], row["field"]
-        assert row["what it does"] and row["what it costs"]
-
-
 LAST = 2**31 - 1
 
 
@@ -265,33 +247,6 @@ def test_presets_have_the_values_of_the_table() -> None:
     with pytest.raises(ValueError) as error:
         PCDConfig.preset("!")
     assert set(re.findall(r"\w+", str(error.value).partition("allowed: ")[2])) == set(rows)
-
-
-# -- docs/tour.md -----------------------------------------------------------------------------------------------------
-
-
-def test_the_tour_names_what_is_there() -> None:
-    text = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
-    named = re.findall(r"`((?:pypcd|cpp|scripts|tests|docs)/[\w./-]*)`", text)
-    for _, block in code_blocks(text):
-        for line in block.splitlines():
-            indent = len(line) - len(line.lstrip())
-            folder = {4: "", 6: "pypcd/"}[indent]
-            for word in itertools.takewhile(lambda word: re.search(r"(/|\.py|\.txt)$", word), line.split()):
-                named.append(folder + word)
-    assert len(named) > 30
-    for name in named:
-        path = ROOT / name
-        assert path.is_dir() if name.endswith("/") else path.is_file(), f"{name} is not there"
-    for name in ("rho", "contrast"):
-        assert callable(getattr(pypcd.method, name))
-
-
-def test_the_tour_leaves_nothing_out() -> None:
-    text = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
-    for path in sorted((ROOT / "pypcd").iterdir()):
-        if path.suffix == ".py" and not path.name.startswith("__") or (path / "__init__.py").exists():
-            assert re.search(rf"\b{path.name}\b", text), f"docs/tour.md has nothing on pypcd/{path.name}"
 
 
 # -- docs/troubleshooting.md ------------------------------------------------------------------------------------------

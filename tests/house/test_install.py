@@ -1,4 +1,5 @@
-"""scripts/install.py, with a fake pip in .venv: what it builds when, what it says, and what is left of a build that is stopped."""
+"""scripts/install.py, with a fake pip in .venv: what it builds when, what it says, what is left of a build that is stopped, and the
+cure where llama-cpp-python crashes with a CPU's AMX."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_pip import BUILD, FIRST, PACKAGE, REQUIRED, ROOT, TOOLS, Project
+from fake_pip import AGAIN, BUILD, FIRST, PACKAGE, REQUIRED, ROOT, TOOLS, Project
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,6 +22,7 @@ else:
     import tomli as tomllib
 
 
+pytest_plugins = ["fake_pip"]  # fixtures
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the scripts are for sh")
 
 Said = pytest.CaptureFixture[str]
@@ -56,24 +58,28 @@ def test_another_extra_builds_nothing_and_those_before_stay(project: Project) ->
     assert project.lines() == [PACKAGE, f"{REQUIRED}[eval,plot,test]"]
 
 
-@pytest.mark.parametrize(
-    "name", ["cpp/a.cpp", "cpp/patches/new.patch", "cmake/pin.py", "pypcd/__init__.py", "CMakeLists.txt"]
-)
-def test_a_change_builds_libllama_again(name: str, project: Project) -> None:
-    project.install()
-    project.lines()
-    project.change(name, "y")
-    project.install()
-    assert project.lines() == [BUILD, PACKAGE, REQUIRED]
+SITE = ".venv/lib/python3.11/site-packages"
+BUILDS: dict[str, list[str]] = {  # what a change of a file makes pip do
+    "cpp/a.cpp": [BUILD, PACKAGE, REQUIRED],
+    "cpp/patches/new.patch": [BUILD, PACKAGE, REQUIRED],
+    "cmake/pin.py": [BUILD, PACKAGE, REQUIRED],
+    "pypcd/__init__.py": [BUILD, PACKAGE, REQUIRED],
+    "CMakeLists.txt": [BUILD, PACKAGE, REQUIRED],
+    "pypcd/__pycache__/a.pyc": [],  # it is not in the wheel, nor are these
+    "pypcd/lib/libllama.so": [],
+    "tests/test_a.py": [],
+    "README.md": [],
+    # the package was replaced, perhaps by one of the same version: a llama-cpp-python for a GPU, say
+    f"{SITE}/llama_cpp_python-0.3.36.dist-info/RECORD": [FIRST, BUILD, PACKAGE, REQUIRED],
+    f"{SITE}/pypcd-0.1.0.dist-info/RECORD": [FIRST, BUILD, PACKAGE, REQUIRED],
+}
 
 
-def test_what_is_not_in_the_wheel_builds_nothing(project: Project) -> None:
-    project.install()
-    project.lines()
-    for name in ("pypcd/__pycache__/a.pyc", "pypcd/lib/libllama.so", "tests/test_a.py", "README.md"):
-        project.change(name, "y")
-    project.install()
-    assert project.lines() == []
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_change_builds_what_depends_on_it(name: str, installed: Project) -> None:
+    installed.change(name, "other")
+    installed.install()
+    assert installed.lines() == BUILDS[name]
 
 
 def test_files_that_change_names_or_ends_are_others(project: Project) -> None:
@@ -86,22 +92,10 @@ def test_files_that_change_names_or_ends_are_others(project: Project) -> None:
     assert len({*seen, environment.now()["sources"]}) == 4
 
 
-@pytest.mark.parametrize("package", ["llama_cpp_python-0.3.36", "pypcd-0.1.0"])
-def test_packages_that_somebody_replaced_are_looked_at_again(package: str, project: Project) -> None:
-    """The version may be the same: a llama-cpp-python for a GPU, say."""
-    project.install()
-    project.lines()
-    (project.root / f".venv/lib/python3.11/site-packages/{package}.dist-info/RECORD").write_text("other files")
-    project.install()
-    assert project.lines() == [FIRST, BUILD, PACKAGE, REQUIRED]
-
-
-def test_a_source_of_ones_own_is_always_built(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.install()
-    project.lines()
+def test_a_source_of_ones_own_is_always_built(installed: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYPCD_LLAMA_CPP_SOURCE", "/some/llama.cpp")
-    project.install()
-    assert project.lines() == [BUILD, PACKAGE, REQUIRED]
+    installed.install()
+    assert installed.lines() == [BUILD, PACKAGE, REQUIRED]
 
 
 def test_after_a_failure_everything_is_tried_again(project: Project, capsys: Said) -> None:
@@ -151,14 +145,12 @@ def test_a_stopped_environment_is_not_taken_for_a_whole_one(project: Project, mo
     assert not (project.root / ".venv").exists()
 
 
-def test_what_was_noted_may_be_cut_off(project: Project) -> None:
-    project.install()
-    project.lines()
-    note = project.root / ".venv/pypcd-installed.json"
-    assert json.loads(note.read_text(encoding="utf-8"))["folder"] == str(project.root)
+def test_what_was_noted_may_be_cut_off(installed: Project) -> None:
+    note = installed.root / ".venv/pypcd-installed.json"
+    assert json.loads(note.read_text(encoding="utf-8"))["folder"] == str(installed.root)
     note.write_text('{"folder": ')
-    project.install()
-    assert BUILD in project.lines()
+    installed.install()
+    assert BUILD in installed.lines()
 
 
 # -- what is missing or wrong ----------------------------------------------------------------------------------------
@@ -197,13 +189,96 @@ def test_without_cmake_pip_brings_it(project: Project, monkeypatch: pytest.Monke
     assert project.lines()[0] == f"{TOOLS} cmake ninja llama-cpp-python==0.3.36"
 
 
-# -- a build that is stopped -----------------------------------------------------------------------------------------
+# -- AMX -------------------------------------------------------------------------------------------------------------
 
-HEEDING = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # it is ignored where a shell runs these tests in the background
-os.execv(sys.argv[1], sys.argv[1:])
-"""
+
+def test_builds_of_llama_cpp_python_are_told_of_the_cure(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the variable that scikit-build-core splits at semicolons: a path may have spaces."""
+    project.install()
+    cure = "CMAKE_PROJECT_llama_cpp_INCLUDE=ROOT/cmake/llama-cpp-python.cmake"
+    assert set(project.lines("defines")) == {cure}
+    monkeypatch.setenv("SKBUILD_CMAKE_DEFINE", "GGML_CUDA=ON;A=b c")
+    project.change("cpp/a.cpp", "y")
+    project.install()
+    assert set(project.lines("defines")) == {f"GGML_CUDA=ON;A=b c;{cure}"}
+
+
+def test_what_nobody_uses_is_left_out_and_the_cure_is_in(tmp_path: Path) -> None:
+    """In projects of the names and with the commands of llama-cpp-python, llama.cpp and ggml."""
+    lines = {
+        "": 'project(llama_cpp CXX)\nset(LLAMA_BUILD_COMMON ON CACHE BOOL "" FORCE)\nadd_subdirectory(vendor)',
+        "vendor": 'project("llama.cpp" CXX)\noption(LLAMA_BUILD_COMMON "" ON)\nadd_subdirectory(ggml)\n'
+        'message("common is ${LLAMA_BUILD_COMMON}")',
+        "vendor/ggml": 'project("ggml" CXX)\nadd_subdirectory(src)\nmessage("the cure is ${PYPCD_AMX_CURE}")',
+        "vendor/ggml/src": 'file(WRITE "${CMAKE_CURRENT_SOURCE_DIR}/ggml-cpu/amx/mmq.cpp" "")',
+    }
+    for folder, text in lines.items():
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "CMakeLists.txt").write_text(f"cmake_minimum_required(VERSION 3.21)\n{text}\n")
+    include = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={ROOT / 'cmake/llama-cpp-python.cmake'}"
+    command = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", include]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"common is OFF", "the cure is -fno-tree-dse;-fno-dse"} <= set(done.stderr.splitlines())
+
+
+def test_without_amx_in_the_cpu_nothing_is_probed(project: Project, tmp_path: Path) -> None:
+    project.amx("crash")
+    project.install()
+    project.program.CPUINFO = tmp_path / "no such file"
+    project.change(".venv/pypcd-installed.json", "")
+    project.install()
+    assert project.lines("probes") == []
+
+
+@pytest.mark.parametrize(
+    ("found", "told", "is_built_again"),
+    [
+        (["right"], "", False),
+        (["none"], "", False),
+        (["crash", "right"], "It crashes with this CPU's AMX, so it is built again\n", True),
+        (["wrong: Q4_0, 1 tokens", "right"], "It computes wrongly with this CPU's AMX, so it is built again\n", True),
+        (["crash"], "It still crashes with AMX; models will not use it\n", True),
+    ],
+)
+def test_a_llama_cpp_python_is_probed_and_built_again_once_if_it_fails(
+    found: list[str], told: str, is_built_again: bool, project: Project, capsys: Said
+) -> None:
+    project.cpu("amx_tile amx_int8")
+    project.amx(*found)
+    project.install()
+    said = capsys.readouterr().err
+    assert told in said and ("still" in said) == (found == ["crash"])
+    assert project.lines() == [FIRST, *(AGAIN if is_built_again else []), BUILD, PACKAGE, REQUIRED]
+    probe = f"-I -S ROOT/pypcd/_amx_probe.py ROOT/{SITE}/llama_cpp/lib"
+    assert project.lines("probes") == [probe] * (1 + is_built_again)
+    project.change("cpp/a.cpp", "y")
+    project.install()
+    assert project.lines("probes") == [] and project.lines() == [BUILD, PACKAGE, REQUIRED]
+
+
+def test_the_wheel_that_was_built_again_is_kept(project: Project) -> None:
+    """For a .venv that is made again with what pip's cache has."""
+    project.cpu("amx_int8")
+    project.amx("crash", "right", "crash", "right")
+    project.install()
+    project.lines()
+    project.change(".venv/pypcd-installed.json", "")
+    project.install()
+    assert project.lines() == [FIRST, AGAIN[1], BUILD, PACKAGE, REQUIRED]
+
+
+def test_one_with_other_backends_is_left_alone(project: Project, capsys: Said) -> None:
+    """Built again without its options, it would have no GPU."""
+    project.cpu("amx_tile amx_int8")
+    project.amx("crash")
+    project.change(".venv/lib/python3.11/site-packages/llama_cpp/lib/libggml-cuda.so")
+    project.install()
+    assert "It crashes with this CPU's AMX; left as it is, since it has libggml-cuda\n" in capsys.readouterr().err
+    assert project.lines() == [FIRST, BUILD, PACKAGE, REQUIRED]
+
+
+# -- a build that is stopped -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -213,7 +288,7 @@ def test_ctrl_c_ends_it_and_what_it_started(number: signal.Signals, project: Pro
         shutil.copy(ROOT / "scripts" / name, project.root / "scripts" / name)
     project.change("hang")
     process = subprocess.Popen(
-        [sys.executable, "-c", HEEDING, project.root / "scripts/install", "test"],
+        [project.root / "scripts/install", "test"],
         env={**os.environ, "PYTHON": sys.executable},
         stderr=subprocess.PIPE,
         text=True,

@@ -1,9 +1,12 @@
-"""scripts/recipes that time something: what they time is what they say. Times themselves are not looked at."""
+"""scripts/recipes: what those that time something time is what they say (times themselves are not looked at), and the tables of
+what tests/engine/test_backend.py wrote down."""
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Callable
@@ -14,6 +17,7 @@ from conftest import Tiny
 import pypcd
 from pypcd import server
 
+ROOT = Path(__file__).parents[2]
 Recipe = Callable[..., dict[str, Any]]
 
 
@@ -22,7 +26,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """Runs a script with some arguments, in this process."""
 
     def run(name: str, *arguments: object) -> dict[str, Any]:
-        path = Path(__file__).parents[2] / "scripts/recipes" / name
+        path = ROOT / "scripts/recipes" / name
         monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
         return runpy.run_path(str(path), run_name="__main__")
 
@@ -61,3 +65,22 @@ def test_requests_are_timed_beside_others(beside: str, recipe: Recipe, capsys: p
     ours = ["2 with --pcd off", "2 with PCD"]
     assert names == (["2 to stock", *ours, '2 with "pcd": false'] if beside == "stock" else ["4 with --pcd off", *ours])
     assert "(1.00, 1.00 to 1.00)" in rows[0]
+
+
+def test_groups_have_their_worst_and_what_failed_is_named(tmp_path: Path) -> None:
+    good: dict[str, Any] = {"setting": "rerotated", "kv": "f16", "work": "steps", "placement": "gpu", "model": "llama"}
+    good.update(
+        standard=1e-6, plain=1e-6, over=6e-6, plain_over=2e-6, effect=0.5, outcome="passed", test="t[1]", why=""
+    )
+    good.update(left={}, splits=[2, 3])
+    bad = {**good, "left": {"ACC of node": 2}, "splits": [2, 14], "over": 0.25, "outcome": "failed", "test": "t[2]"}
+    bad["why"] = "E  assert 1\nE  AssertionError: L*"
+    crashed = {"test": "t[3]", "outcome": "failed", "why": "worker 'gw0' crashed while running 't[3]'"}
+    again = {**good, "test": "t[2]", "outcome": "failed"}  # done twice: the last one counts
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in (good, again, bad, crashed)))
+    command = [sys.executable, ROOT / "scripts/recipes/rows_table.py", file]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "## Rows: 3 cases, 2 failed" in said
+    assert "| rerotated | 2 | 1 | 1e-06 | 1 | 0.25 | 1.25e+05 | 0.5 | 1 | 2 / 14 |" in said
+    assert "- t[2]: failed; E  AssertionError: L*\n- t[3]: failed; worker 'gw0' crashed" in said

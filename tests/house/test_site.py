@@ -61,11 +61,9 @@ def test_pages_lie_as_in_the_repository_with_what_they_link_to(site: dict[str, s
 def test_all_public_names_and_commands_are_in_the_reference(site: dict[str, str]) -> None:
     page = site["reference/pypcd.md"]
     assert sorted(re.findall(r"^::: pypcd\.([A-Za-z]\w*)$", page, re.MULTILINE)) == sorted(pypcd.__all__)
-    assert "::: pypcd.PCDConfig.resolve\n" in page and "PCDConfig.gentle" not in page
     commands = site["reference/commands.md"]
     for name in (*cli.COMMANDS, *cli.LAB):
         assert f"\n## {name}\n" in commands and f"usage: pypcd {name}" in commands
-    assert max(map(len, commands.splitlines())) <= 80
     for name in ("llama-pcd.h", "llama-pcd-extras.h"):
         assert (ROOT / "cpp" / name).read_text(encoding="utf-8") in site["reference/c.md"]
 

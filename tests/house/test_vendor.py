@@ -46,12 +46,3 @@ def test_they_are_as_released(tmp_path: Path) -> None:
                 released = next(member for member in members if member.name.partition("/")[2] == there)
                 file = members.extractfile(released)
                 assert file and (VENDOR / name / here).read_bytes() == file.read(), f"{name}/{here}"
-
-
-def test_the_page_and_its_modules_name_only_what_is_there() -> None:
-    for path in PAGE.rglob("*"):
-        if path.suffix not in (".js", ".mjs", ".html") or (VENDOR in path.parents and path.suffix == ".mjs"):
-            continue
-        text = path.read_text(encoding="utf-8")
-        for name in re.findall(r"""from ?"(\.[^"]*)"|(?:src|href)="(assets/[^"]*)\"""", text):
-            assert (path.parent / (name[0] or name[1])).is_file(), f"{path.name} names {name}"

@@ -81,25 +81,19 @@ def greedy_pairs(llm: pypcd.Llama, n: int = 6, **kwargs: Any) -> list[Pair]:
 # -- plain -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen2", "gpt2"])
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_plain_scores_are_those_of_stocks_rows(n: int, arch: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny(arch), False, n_seq_max=5)
-    pairs = [*PAIRS, *greedy_pairs(llm)]
-    wanted, got = stock_scores(llm, pairs), scores(llm, pairs, n=n)
-    limit = rounding(tiny(arch))
-    for (value, greedy), (ours, is_greedy), (_, rest) in zip(wanted, got, pairs):
-        assert ours == pytest.approx(value, abs=2 * limit * len(rest))
-        assert is_greedy == greedy
-    assert {greedy for _, greedy in got} == {True, False}
-
-
-@pytest.mark.parametrize("arch", ["mamba", "lfm2"])
-def test_a_recurrent_state_takes_one_text_at_a_time(arch: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny(arch), False)
-    wanted, got = stock_scores(llm, PAIRS), scores(llm, PAIRS, n=1)
-    for (value, _), (ours, _), (_, rest) in zip(wanted, got, PAIRS):
-        assert ours == pytest.approx(value, abs=2 * rounding(tiny(arch)) * len(rest))
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen2", "gpt2", "mamba", "lfm2"])
+def test_plain_scores_are_those_of_stocks_rows(arch: str, tiny: Tiny, load: Load) -> None:
+    """Whatever is beside them; a recurrent state takes one text at a time."""
+    recurrent = arch in ("mamba", "lfm2")
+    llm = load(tiny(arch), False, n_seq_max=1 if recurrent else 5)
+    pairs = PAIRS if recurrent else [*PAIRS, *greedy_pairs(llm)]
+    wanted, limit = stock_scores(llm, pairs), rounding(tiny(arch))
+    for n in (1,) if recurrent else (1, 2, 4):
+        got = scores(llm, pairs, n=n)
+        for (value, greedy), (ours, is_greedy), (_, rest) in zip(wanted, got, pairs):
+            assert ours == pytest.approx(value, abs=2 * limit * len(rest))
+            assert is_greedy == greedy or recurrent
+        assert recurrent or {greedy for _, greedy in got} == {True, False}
 
 
 def test_what_contexts_begin_with_is_read_once(tiny: Tiny, load: Load) -> None:
@@ -157,10 +151,11 @@ def wanted_row(path: Path, tokens: list[int], config: PCDConfig) -> np.ndarray:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_scores_are_the_references_contrast_without_a_cut(setting: str, tiny: Tiny, load: Load) -> None:
+    """And the same one by one and together."""
     path, config = tiny("llama"), PCDConfig.resolve(setting)
     assert config is not None
     llm = load(path, False, n_seq_max=5)
-    plain, got = scores(llm, PAIRS), scores(llm, PAIRS, config)
+    plain, got, alone = scores(llm, PAIRS), scores(llm, PAIRS, config), scores(llm, PAIRS, config, 1)
     limit = 2 * contrasted(tolerance(path) * turn(path, config), config.beta)
     apart = 0.0
     for (context, rest), (value, _), (without, _) in zip(PAIRS, got, plain):
@@ -169,17 +164,9 @@ def test_scores_are_the_references_contrast_without_a_cut(setting: str, tiny: Ti
         assert value == pytest.approx(sum(row[token] for row, token in zip(rows, rest)), abs=limit * len(rest))
         apart = max(apart, abs(value - without))
     assert apart > limit * 10, "PCD must change a score, or this test shows nothing"
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_one_by_one_and_together_are_the_same(setting: str, tiny: Tiny, load: Load) -> None:
-    path, config = tiny("llama"), PCDConfig.resolve(setting)
-    assert config is not None
-    alone, together = (scores(load(path, False, n_seq_max=5), PAIRS, config, n) for n in (1, 4))
     limit = 2 * contrasted(rounding(path) * turn(path, config), config.beta)
-    for (one, is_one), (other, is_other), (_, rest) in zip(alone, together, PAIRS):
-        assert one == pytest.approx(other, abs=limit * len(rest))
-        assert is_one == is_other
+    for (value, is_greedy), (one, is_one), (_, rest) in zip(got, alone, PAIRS):
+        assert one == pytest.approx(value, abs=limit * len(rest)) and is_one == is_greedy
 
 
 def test_a_score_is_what_pcd_logits_shows(tiny: Tiny, load: Load) -> None:

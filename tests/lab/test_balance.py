@@ -135,10 +135,7 @@ def test_tables() -> None:
     text = balance_markdown([run_of(scores), run_of({("vt", 600, 1): (1, 1, 1)}, "other")])
     assert "| m | greedy | 50.0 of 10 |  | 8.3 of 12 |  |  |  |  |" in text
     assert "| m | `pcd:cautious` | +40.0 [+10.0, +70.0] ~ | 4 / 0 | +91.7 [" in text and "| not asked |" in text
-    assert (
-        "- **m**: kv-short, 50% at 600 tokens (greedy); everyday at 300 tokens, 12 questions, of which greedy gets 8.3%"
-        in text
-    )
+    assert "kv-short, 50% at 600 tokens (greedy)" in text and "12 questions, of which greedy gets 8.3%" in text
     assert "| other | greedy | 100.0 of 1 |  |  |  |  |  |  |" in text and "of the second half" in text
     table = list(csv.DictReader(io.StringIO(balance_csv([run_of(scores)]))))
     [line] = [row for row in table if (row["method"], row["group"]) == ("pcd:cautious", RETRIEVAL)]
@@ -149,13 +146,19 @@ def test_tables() -> None:
     assert "| m | `control`, of `pcd:window` | -100.0 [" in shown and "| m | `control:1` | -100.0 [" in shown
 
 
+def add(folder: Path, task: str = "kv-short", *, length: int = 600, n: int = 2, **facts: Any) -> Directory:
+    """A run in which every question is answered: greedy and the control are right."""
+    plan = Plan("x.gguf", (task,), METHODS, (length,), n=n, half=facts.pop("half", None), chat=facts.pop("chat", False))
+    directory = Directory(folder)
+    directory.open(plan, {"model_sha256": "1", **facts})
+    for answer in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
+        directory.append(answer)
+    return directory
+
+
 def test_a_folder_is_read_with_all_runs_in_it(tmp_path: Path) -> None:
     for name, task, length in (("a", "kv-short", 600), ("b", "everyday", 300)):
-        plan = Plan("x.gguf", (task,), METHODS, (length,), n=4, half="second")
-        directory = Directory(tmp_path / "m" / name)
-        directory.open(plan, {"model_sha256": "1"})
-        for answer in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
-            directory.append(answer)
+        directory = add(tmp_path / "m" / name, task, length=length, n=4, half="second")
         with directory.samples.open("a") as file:
             file.write('{"task": "kv-sh')  # as it is while the run goes on
     before = directory.samples.read_bytes()
@@ -168,42 +171,31 @@ def test_a_folder_is_read_with_all_runs_in_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_answers_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no answers"):
-        read_run(tmp_path)
-    (tmp_path / "samples.jsonl").write_text(json.dumps({"task": "kv"}) + "\n")
-    with pytest.raises(ValueError, match=r"has no run.json"):
-        read_run(tmp_path)
-    (tmp_path / "run.json").write_text(json.dumps({"tasks": [], "methods": [], "lengths": []}))
-    with pytest.raises(ValueError, match="samples.jsonl, line 1"):
-        read_run(tmp_path)
+    empty: dict[str, Any] = {"tasks": [], "methods": [], "lengths": []}
+    Directory(tmp_path / "rows").open(Plan("x.gguf", ("kv-short",), METHODS, (600,), n=2), {"rows": {"k": 64}})
+    for name, file, text, named in (
+        ("none", "notes.txt", "", "has no answers"),
+        ("one", "samples.jsonl", json.dumps({"task": "kv"}) + "\n", "has no run.json"),
+        ("one", "run.json", json.dumps(empty), "samples.jsonl, line 1"),
+        ("rows", "samples.jsonl", "", "recorded rows"),
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / file).write_text(text)
+        with pytest.raises(ValueError, match=named):
+            read_run(tmp_path / name)
 
 
 def test_answers_that_do_not_belong_together_are_an_error(tmp_path: Path) -> None:
-    def add(name: str, task: str = "kv-short", **facts: Any) -> None:
-        plan = Plan("x.gguf", (task,), METHODS, (600,), n=2, chat=facts.pop("chat", False))
-        directory = Directory(tmp_path / name)
-        directory.open(plan, {"model_sha256": "1", **facts})
-        for answer in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
-            directory.append(answer)
-
-    add("one/a")
-    add("one/b", "vt")
-    assert len(read_run(tmp_path / "one").records) == 12
-    add("one/c")
-    with pytest.raises(ValueError, match=r"twice.*one.c"):
-        read_run(tmp_path / "one")
-    add("two/a")
-    add("two/b", "vt", model_sha256="2")
-    with pytest.raises(ValueError, match="two has .* model"):
-        read_run(tmp_path / "two")
-    add("three/a")
-    add("three/b", "vt", chat=True)
-    with pytest.raises(ValueError, match="three has .* prompts"):
-        read_run(tmp_path / "three")
-
-
-def test_recorded_rows_are_no_answers(tmp_path: Path) -> None:
-    Directory(tmp_path / "rows").open(Plan("x.gguf", ("kv-short",), METHODS, (600,), n=2), {"rows": {"k": 64}})
-    (tmp_path / "rows" / "samples.jsonl").touch()
-    with pytest.raises(ValueError, match="recorded rows"):
-        read_run(tmp_path)
+    add(tmp_path / "right/a")
+    add(tmp_path / "right/b", "vt")
+    assert len(read_run(tmp_path / "right").records) == 12
+    cases: dict[str, tuple[dict[str, Any], str]] = {
+        "again": ({"task": "kv-short"}, "twice.*again.b"),
+        "other": ({"task": "vt", "model_sha256": "2"}, "other has .* model"),
+        "chat": ({"task": "vt", "chat": True}, "chat has .* prompts"),
+    }
+    for name, (more, named) in cases.items():
+        add(tmp_path / name / "a")
+        add(tmp_path / name / "b", **more)
+        with pytest.raises(ValueError, match=named):
+            read_run(tmp_path / name)

@@ -184,19 +184,20 @@ def test_what_is_claimed_and_what_is_measured_at_the_papers_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change",
     [
-        ({"base": 1.0}, r"base is 1.0; allowed: more than 1"),
-        ({"over_base": 1e7}, r"over_base is 10000000.0; allowed: more than 1 and at most 1e\+06; at most the base"),
-        ({"alpha": -1}, "alpha is -1; allowed: from 0 to 10"),
-        ({"beta": math.nan}, "beta is nan; allowed"),
-        ({"d": 7}, "d is 7; allowed: an even integer"),
-        ({"length": 3}, "length is 3; allowed: an integer from 16"),
-        ({"transition": "linear"}, "transition is 'linear'; allowed: 'exponential', 'none'"),
-        ({"vectors": "ones"}, "vectors is 'ones'; allowed: 'equal', 'gaussian', 'bound'"),
-        ({"seed": -1}, "seed is -1; allowed"),
+        {"base": 1.0},
+        {"over_base": 1e7},
+        {"alpha": -1},
+        {"beta": math.nan},
+        {"d": 7},
+        {"length": 3},
+        {"transition": "linear"},
+        {"vectors": "ones"},
+        {"seed": -1},
     ],
 )
-def test_wrong_settings(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_wrong_settings(change: dict) -> None:
+    [(name, value)] = change.items()
+    with pytest.raises(ValueError, match=f"{name} is {value!r}; allowed"):
         PAPER.replace(**change)

@@ -221,33 +221,33 @@ def test_exits_of_scaled_heads_are_theirs(tiny: Tiny, load: Load) -> None:
 # --- what is refused ---
 
 
-def test_values_out_of_range_and_models_that_cannot(tiny: Tiny, load: Load) -> None:
+def test_values_out_of_range_are_named(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
-    for values, sentence in (
-        ([0.0] * 12, "a ratio is 0, allowed: more than 0 and at most 1000"),
-        ([1.0] * 11 + [1001.0], "a ratio is 1001, allowed"),
+    for values, named in (
+        ([0.0] * 12, "a ratio is 0"),
+        ([1.0] * 11 + [1001.0], "a ratio is 1001"),
         ([float("nan")] * 12, "a ratio is nan"),
-        ([1.0] * 11, "11 ratios are given; allowed: 12, one for each query head of each layer"),
+        ([1.0] * 11, "11 ratios are given; allowed: 12"),
     ):
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(ValueError, match=named):
             engine.set_head_ratios(llm, [values])  # type: ignore[list-item]
-    with pytest.raises(pypcd.UnsupportedError, match="first_layer is 3, allowed: 0 to 2, for this model has 3 layers"):
-        decode.parse("ms-poe:first_layer=3").generate(llm, "one")
-    for arch, order, sentence in (
-        ("gpt2", "static", "the architecture 'gpt2' has no rotary positions to scale"),
-        ("bloom", "static", "has no rotary positions"),
-        ("mamba", "static", "has no rotary positions"),
-        ("starcoder", "static", "no rotary positions to scale"),
+
+
+@pytest.mark.parametrize(
+    ("arch", "order", "named"),
+    [
+        *((arch, "static", "no rotary positions") for arch in ("gpt2", "bloom", "mamba", "starcoder")),
         ("qwen2vl", "static", "M-RoPE"),
         ("deepseek2", "static", "MLA"),
-        ("gemma3", "outlier", "has sliding-window layers"),
-    ):
-        other = load(tiny(arch), False)
-        assert sentence in (MsPoE(1.2, 1.8, 0, order).refusal(other) or ""), arch
-        stock = load(tiny(arch), False)
-        for model in other, stock:
-            model.eval(TOKENS[:20])
-        assert np.array_equal(native_row(other), native_row(stock)), "a refusal leaves the model as it was"
+        ("gemma3", "outlier", "sliding-window"),
+    ],
+)
+def test_a_refusal_leaves_the_model_as_it_was(arch: str, order: str, named: str, tiny: Tiny, load: Load) -> None:
+    stock, other = load(tiny(arch), False), load(tiny(arch), False)
+    assert named in (MsPoE(1.2, 1.8, 0, order).refusal(other) or "")
+    for model in other, stock:
+        model.eval(TOKENS[:20])
+    assert np.array_equal(native_row(other), native_row(stock))
 
 
 def test_ratios_of_one_layer_are_changed_in_place(tiny: Tiny, load: Load) -> None:
@@ -255,19 +255,16 @@ def test_ratios_of_one_layer_are_changed_in_place(tiny: Tiny, load: Load) -> Non
     error = ctypes.create_string_buffer(200)
 
     def change(il: int, *values: float) -> str:
-        status = _native.pcd_set_layer_ratios(
-            llm.ctx, il, (ctypes.c_float * len(values))(*values), len(values), error, 200
-        )
+        array = (ctypes.c_float * len(values))(*values)
+        status = _native.pcd_set_layer_ratios(llm.ctx, il, array, len(values), error, 200)
         assert (status == _native.OK) == (not error.value)
         return error.value.decode()
 
-    assert change(2, 1, 2, 3, 4).startswith("layer 2 has no ratios to be changed; set some first")
+    assert "layer 2" in change(2, 1, 2, 3, 4)  # nothing has been set yet
     set_ratios(llm)
-    assert change(1, 1, 2, 3, 4).startswith("layer 1 has no ratios") and change(3, 1, 2, 3, 4).startswith(
-        "layer 3 has no"
-    )
-    assert change(2, 1, 2, 3) == "3 ratios are given; allowed: 4, one for each query head of layer 2"
-    assert change(2, 1, 2, 3, -4).startswith("a ratio is -4, allowed")
+    for il in (1, 3):
+        assert f"layer {il} has no ratios" in change(il, 1, 2, 3, 4)
+    assert "3 ratios are given; allowed: 4" in change(2, 1, 2, 3) and "a ratio is -4" in change(2, 1, 2, 3, -4)
     assert change(2, 1, 2, 3, 4) == "" and ratios(llm, 2).tolist() == [1, 2, 3, 4]
     other = load(tiny("llama"), False)
     engine.set_head_ratios(other, [np.ones(8), np.arange(1, 5)])
@@ -339,27 +336,6 @@ def test_the_method_answers_as_the_reference(name: str, tiny: Tiny, load: Load) 
     assert third.n_evaluated == n_prompt and third.tokens == answer.tokens
 
 
-def greedy_rows(session: Session) -> list[np.ndarray]:
-    rows: list[np.ndarray] = []
-    Method("greedy").generate(session, "one two three", max_tokens=5, look=lambda token, row: rows.append(row))
-    return rows
-
-
-@pytest.mark.parametrize("name", ["ms-poe", "ms-poe-outlier"])
-def test_afterwards_rows_are_stock_even_after_an_error(name: str, tiny: Tiny, load: Load) -> None:
-    path = tiny("llama", n_layer=4)
-    llm, fresh = load(path, False), load(path, False)
-    session = Session(llm)
-
-    def fail(token: int, row: np.ndarray) -> None:
-        raise KeyError("stop")
-
-    with pytest.raises(KeyError):
-        decode.parse(name).generate(session, "one two three", look=fail)
-    assert (ratios(llm, 3) == 1).all()
-    assert np.array_equal(greedy_rows(session), greedy_rows(Session(fresh)))
-
-
 def test_a_prompt_in_the_cache_keeps_its_order_whatever_is_set_meanwhile(tiny: Tiny, load: Load) -> None:
     path = tiny("llama", n_layer=4)
     llm, method = load(path, False), decode.parse("ms-poe-outlier")
@@ -394,25 +370,29 @@ def test_beams_share_the_prompt_and_its_order(name: str, tiny: Tiny, load: Load)
     assert score(beam.tokens) >= score(greedy.tokens) - 1e-4
 
 
-def test_the_method_says_what_it_cannot_do(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama", n_layer=4), False, n_batch=64, n_ubatch=16)
-    with pytest.raises(ValueError, match="allowed: at most 16 with order='outlier'.*n_ubatch of 1?[0-9][0-9] or more"):
-        decode.parse("ms-poe-outlier").generate(llm, "a b c d e f g h i j k l m n o p q r s t u v w x y z")
-    decode.parse("ms-poe").generate(llm, "a b c d e f g h i j k l m n o p q r s t u v w x y z", max_tokens=2)
-    with pytest.raises(
-        pypcd.UnsupportedError, match="ms-poe cannot run on this model: the architecture 'gpt2' has no rotary"
-    ):
-        decode.parse("ms-poe").generate(load(tiny("gpt2"), False), "one")
-    with pytest.raises(pypcd.UnsupportedError, match="first_layer is 9, allowed: 0 to 3"):
-        decode.parse("ms-poe:first_layer=9").generate(llm, "one")
-    for name, sentence in (
-        ("ms-poe:min_ratio=0", "min_ratio is 0; allowed: more than 0"),
-        ("ms-poe:max_ratio=1", "max_ratio is 1; allowed: from 1.2 to 1000; at least min_ratio"),
-        ("ms-poe:first_layer=-1", "first_layer is -1; allowed"),
-        ("ms-poe:order=outlier", "MsPoE has no value 'order'"),
-        ("ms-poe:ratio=2", "did you mean"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            decode.parse(name)
-    with pytest.raises(ValueError, match="order is 'random'; allowed: 'static', 'outlier'"):
+@pytest.mark.parametrize(
+    ("name", "arch", "error", "named"),
+    [
+        ("ms-poe-outlier", "llama", ValueError, "at most 16 .*n_ubatch"),
+        ("ms-poe", "gpt2", pypcd.UnsupportedError, "no rotary"),
+        ("ms-poe:first_layer=9", "llama", pypcd.UnsupportedError, "first_layer is 9, allowed: 0 to 3"),
+        ("ms-poe:min_ratio=0", "llama", ValueError, "min_ratio is 0"),
+        ("ms-poe:max_ratio=1", "llama", ValueError, "max_ratio is 1; .* min_ratio"),
+        ("ms-poe:first_layer=-1", "llama", ValueError, "first_layer is -1"),
+        ("ms-poe:order=outlier", "llama", ValueError, "'order'"),
+        ("ms-poe:ratio=2", "llama", ValueError, "did you mean"),
+    ],
+)
+def test_the_method_says_what_it_cannot_do(
+    name: str, arch: str, error: type[Exception], named: str, tiny: Tiny, load: Load
+) -> None:
+    llm, text = load(tiny(arch, n_layer=4), False, n_batch=64, n_ubatch=16), "a b c d e f g h i j k l m n o p q r s"
+    with pytest.raises(error, match=named):
+        decode.parse(name).generate(llm, text)
+    if arch == "llama":  # a prompt of several batches is no matter with the static order
+        decode.parse("ms-poe").generate(llm, text, max_tokens=2)
+
+
+def test_an_order_is_static_or_of_outliers() -> None:
+    with pytest.raises(ValueError, match="'static', 'outlier'"):
         MsPoE(order="random")

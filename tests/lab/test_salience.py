@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from conftest import F32, SMALL, contrasted, rounding_of
@@ -106,7 +104,7 @@ def test_first_tokens_are_those_that_the_text_begins_with(llm, vocabulary, answe
 
 
 def test_an_answer_without_text_is_an_error(vocabulary) -> None:
-    with pytest.raises(ValueError, match="no token begins any of the answers .*; each needs a letter or a digit"):
+    with pytest.raises(ValueError, match="no token begins any of the answers"):
         vocabulary.first_tokens(["", '"'])
 
 
@@ -252,8 +250,9 @@ def test_a_model_that_writes_only_marks_comes_to_an_end() -> None:
     assert plain.n_skipped == 8 and plain.rank == 2
 
 
-def test_several_answers_may_begin_differently() -> None:
-    rows = {"plain": [[0, 1, 3, 2, 2]]}
-    for answers, rank in itertools.product([("c", "a"), ("a", "c")], [2]):
-        [[plain]] = measure(Scripted(rows), [(Prompt(after="q"), answers)], {BASELINE: None}, Letters())
-        assert (plain.rank, plain.gold) == (rank, "c")
+@pytest.mark.parametrize("answers", [("c", "a"), ("a", "c")])
+def test_several_answers_may_begin_differently(answers: tuple[str, str]) -> None:
+    [[plain]] = measure(
+        Scripted({"plain": [[0, 1, 3, 2, 2]]}), [(Prompt(after="q"), answers)], {BASELINE: None}, Letters()
+    )
+    assert (plain.rank, plain.gold) == (2, "c")

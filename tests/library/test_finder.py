@@ -1,4 +1,4 @@
-"""import pypcd: it imports nothing heavy, and a llama_cpp imported later has pypcd's library. One process per test."""
+"""import pypcd first: it imports nothing heavy, and a llama_cpp imported later has pypcd's library. One process per case."""
 
 from __future__ import annotations
 
@@ -28,11 +28,8 @@ def test_import_pypcd_imports_nothing_else() -> None:
     seen = passes("before = set(sys.modules); import pypcd; print(*sorted(set(sys.modules) - before))").split()
     assert [name for name in seen if "pypcd" in name] == ["pypcd", "pypcd.finder"]
     assert not {"llama_cpp", "numpy", "ctypes", "importlib.metadata", "jinja2", "gguf", "tqdm"} & set(seen)
-
-
-def test_neither_do_settings_errors_and_the_method() -> None:
+    # neither do settings, errors and the method
     code = "import pypcd; pypcd.PCDConfig(); pypcd.LibraryError; pypcd.PCDError; print('llama_cpp' in sys.modules)"
-    assert passes(code) == "False\n"
     assert passes(code, LLAMA_CPP_LIB_PATH="/nowhere") == "False\n"
 
 
@@ -50,44 +47,27 @@ def test_neither_do_settings_errors_and_the_method() -> None:
         "import importlib, pypcd; importlib.import_module('llama_cpp')",
         "import importlib, pypcd, llama_cpp; importlib.reload(llama_cpp)",
         "import importlib, pypcd; importlib.reload(pypcd); import llama_cpp",
+        "import pypcd, llama_cpp\n[sys.modules.pop(n) for n in [*sys.modules] if n.startswith('llama_cpp')]\nimport llama_cpp",
     ],
 )
 def test_llama_cpp_afterwards_has_pypcds_library(code: str) -> None:
     passes(f"{code}\nimport os; {IS_OURS} assert 'LLAMA_CPP_LIB_PATH' not in os.environ")
 
 
-def test_a_second_import_has_it_too() -> None:
+def test_looking_for_it_loads_nothing_and_what_was_imported_is_a_module_like_any_other() -> None:
     passes(f"""if True:
-        import pypcd, llama_cpp
-        for name in [name for name in sys.modules if name.partition(".")[0] == "llama_cpp"]:
-            del sys.modules[name]
-        import llama_cpp
-        {IS_OURS}""")
-
-
-def test_looking_for_it_loads_nothing() -> None:
-    passes(f"""if True:
-        import importlib.util, pypcd
+        import importlib.machinery, importlib.util, inspect, pypcd
         spec = importlib.util.find_spec("llama_cpp")
         assert spec.origin == {llama_cpp.__file__!r} == spec.loader.get_filename("llama_cpp"), spec
         assert spec.loader.is_package("llama_cpp") and "llama_cpp" not in sys.modules
         assert "pypcd.library" not in sys.modules
         import llama_cpp
-        {IS_OURS}""")
-
-
-def test_what_was_imported_is_a_module_like_any_other() -> None:
-    passes("""if True:
-        import importlib.machinery, importlib.util, inspect, pypcd, llama_cpp
+        {IS_OURS}
         assert type(llama_cpp.__loader__) is importlib.machinery.SourceFileLoader
         assert llama_cpp.__spec__.loader is llama_cpp.__loader__
         assert importlib.util.find_spec("llama_cpp") is llama_cpp.__spec__
         assert "__version__" in inspect.getsource(llama_cpp)""")
-
-
-def test_other_modules_are_left_to_the_other_finders() -> None:
-    assert finder._finder.find_spec("json") is None
-    assert finder._finder.find_spec("llama_cpp.llama") is None
+    assert finder._finder.find_spec("json") is None is finder._finder.find_spec("llama_cpp.llama")
 
 
 def test_without_llama_cpp_it_finds_nothing_and_pypcd_says_so() -> None:
@@ -96,54 +76,29 @@ def test_without_llama_cpp_it_finds_nothing_and_pypcd_says_so() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")
     done = run_python(code.format("pypcd; pypcd.Llama"))
     assert "LibraryError: llama-cpp-python is not installed" in done.stderr.splitlines()[-1]
-
-
-def test_what_llama_cpp_itself_lacks_is_not_called_a_missing_llama_cpp() -> None:
     done = run_python("import sys; sys.modules['typing_extensions'] = None; import pypcd; pypcd.Llama")
-    assert re.match("ModuleNotFoundError.*typing_extensions", done.stderr.splitlines()[-1]), done.stderr
+    assert re.match("ModuleNotFoundError.*typing_extensions", done.stderr.splitlines()[-1]), "what llama_cpp lacks"
 
 
-def test_an_import_that_failed_leaves_no_trace_and_may_be_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("path", "message"), [("/nowhere", "unset it"), (STOCK, "has no PCD hooks")])
+def test_an_import_that_failed_leaves_no_trace_and_may_be_tried_again(path: str, message: str) -> None:
     passes(
         f"""if True:
         import os, pypcd
-        for _ in range(2):
-            try:
-                import llama_cpp
-            except ImportError as error:
-                assert isinstance(error, pypcd.LibraryError) and "unset it" in str(error), error
-            else:
-                raise AssertionError("it loaded")
-            assert "llama_cpp" not in sys.modules and os.environ["LLAMA_CPP_LIB_PATH"] == {str(tmp_path)!r}
-        del os.environ["LLAMA_CPP_LIB_PATH"]
-        import llama_cpp
-        {IS_OURS}""",
-        LLAMA_CPP_LIB_PATH=str(tmp_path),
-    )
-
-
-def test_a_stock_library_is_refused_however_often_it_is_asked_for() -> None:
-    passes(
-        """if True:
-        import pypcd
         for statement in ("import llama_cpp", "pypcd.Llama", "import llama_cpp", "from pypcd import pcd_sampler"):
             try:
                 exec(statement)
             except ImportError as error:
-                assert isinstance(error, pypcd.LibraryError) and "has no PCD hooks" in str(error), error
+                assert isinstance(error, pypcd.LibraryError) and {message!r} in str(error), error
             else:
-                raise AssertionError(f"{statement} went well")""",
-        LLAMA_CPP_LIB_PATH=STOCK,
+                raise AssertionError(statement + " went well")
+            assert "llama_cpp" not in sys.modules and os.environ["LLAMA_CPP_LIB_PATH"] == {path!r}
+        if {path!r} == "/nowhere":  # a library that was loaded stays
+            os.environ["LLAMA_CPP_LIB_PATH"] = ""
+            import llama_cpp
+            {IS_OURS}""",
+        LLAMA_CPP_LIB_PATH=path,
     )
-
-
-def test_its_log_is_quiet_and_remembered_from_the_start() -> None:
-    seen = passes("""if True:
-        import pypcd, llama_cpp
-        llama_cpp.llama_model_load_from_file(b"nowhere.gguf", llama_cpp.llama_model_default_params())
-        from pypcd import engine
-        print(engine.last_errors())""")
-    assert "nowhere.gguf" in seen
 
 
 @pytest.mark.parametrize("attempt", range(3))

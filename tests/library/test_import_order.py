@@ -41,14 +41,12 @@ llm = pypcd.Llama(sys.argv[1], n_ctx=256, n_threads=1, n_threads_batch=1)
 for setting in ("paper", "cautious", "window", {"cache": "separate"}, {"evaluation": "alternate"}):
     print(hashlib.sha256(b"".join(rows(llm, setting))).hexdigest())
 """
-SORTED = """
-import sys
 
-import llama_cpp
-import numpy as np
-import pypcd
-from llama_cpp import Llama, llama_decode
-"""
+
+@pytest.fixture(scope="module")
+def wanted(tiny: Tiny) -> str:
+    """The rows of a process that imports pypcd first."""
+    return runs("import pypcd, llama_cpp" + ROWS, tiny("llama"))
 
 
 @pytest.mark.parametrize(
@@ -61,25 +59,29 @@ from llama_cpp import Llama, llama_decode
         "import llama_cpp\nllama_cpp.llama_backend_init()\nllama_cpp.llama_numa_init(0)\nimport pypcd",
         "import llama_cpp, sys\nllama_cpp.Llama(sys.argv[1], verbose=False).close()\nimport pypcd",
         "import llama_cpp, sys\nx = [llama_cpp.Llama(sys.argv[1], verbose=False)]\nx.append(x)\ndel x\nimport pypcd",
-        SORTED,
+        "import sys\nimport llama_cpp\nimport numpy as np\nimport pypcd",  # sorted by name
     ],
 )
-def test_the_rows_are_those_of_the_other_order(first: str, tiny: Tiny) -> None:
-    wanted = runs("import pypcd, llama_cpp" + ROWS, tiny("llama"))
+def test_the_rows_are_those_of_the_other_order(first: str, wanted: str, tiny: Tiny) -> None:
     assert len(set(wanted.split())) > 3 and runs(first + "\n" + ROWS, tiny("llama")) == wanted
 
 
-def test_names_imported_before_decode_with_twins(tiny: Tiny) -> None:
-    """As guidance does it: through the C API, on a model's context."""
-    assert (
-        runs(
-            """if True:
+def test_what_was_imported_before_decodes_with_twins_and_samples(tiny: Tiny) -> None:
+    """As guidance does it: names of the C API and of the class, and a sampler that the stock library made."""
+    said = runs(
+        """if True:
         import sys
+        import llama_cpp
         import numpy as np
         from llama_cpp import Llama, llama_batch_free, llama_batch_init, llama_decode, llama_get_logits, llama_n_ctx
+        from llama_cpp import llama_sampler_chain_add, llama_sampler_free, llama_sampler_sample
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_k(5))
+        llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
         import pypcd
-        llm = pypcd.Llama(sys.argv[1], pcd={"gamma": 5}, n_ctx=256, n_threads=1)
-        assert isinstance(llm, Llama)
+        pypcd.install({"gamma": 5, "beta": 4})
+        llm = Llama(sys.argv[1], n_ctx=256, n_threads=1)
+        assert type(llm) is pypcd.Llama and isinstance(llm, Llama)
         batch = llama_batch_init(4, 0, 1)
         batch.n_tokens = 4
         for i in range(4):
@@ -90,11 +92,12 @@ def test_names_imported_before_decode_with_twins(tiny: Tiny) -> None:
         contrasted = llm.pcd_logits().contrasted
         kept = np.isfinite(contrasted)
         assert kept.sum() == 5 and np.array_equal(row[kept], contrasted[kept]) and llama_n_ctx(llm.ctx) == 256
+        assert llama_sampler_sample(chain, llm.ctx, -1) == contrasted.argmax()
+        llama_sampler_free(chain)
         print(llm.pcd_stats().n_twins)""",
-            tiny("llama"),
-        )
-        == "1\n"
+        tiny("llama"),
     )
+    assert said == "1\n"
 
 
 @linux
@@ -116,21 +119,6 @@ def test_every_function_is_pypcds() -> None:
         assert vars(llama_cpp.llama_cpp).keys() >= before.keys() and llama_cpp.llama_cpp._lib is before["_lib"] is ext._lib
         assert lib._name == {str(OURS / "libllama.so")!r} and lib.llama_pcd_version
         print(len(functions) > 200)""")
-        == "True\n"
-    )
-
-
-def test_install_after_a_framework_has_imported_the_class(tiny: Tiny) -> None:
-    assert (
-        runs(
-            """if True:
-        import sys
-        from llama_cpp import Llama
-        import pypcd
-        pypcd.install("window")
-        print(Llama(sys.argv[1], n_ctx=256, n_threads=1).pcd == pypcd.PCDConfig.resolve("window"))""",
-            tiny("llama"),
-        )
         == "True\n"
     )
 
@@ -205,19 +193,15 @@ llama_cpp.llama_model_free(m)
     assert f"{path} is open; import pypcd before" in said
 
 
-def test_pictures_that_were_imported_before_are_a_reason() -> None:
+def test_a_library_that_cannot_be_replaced_is_kept_with_the_reason() -> None:
     said = refusal("import llama_cpp.mtmd_cpp")
     assert "llama_cpp.mtmd_cpp, which uses it too, has been imported; import pypcd before" in said
-
-
-def test_a_library_that_the_environment_names_is_kept() -> None:
     said = refusal("", LLAMA_CPP_LIB_PATH=str(PACKAGE / "lib"))
     assert "has no PCD hooks" in said and "unset LLAMA_CPP_LIB_PATH, which named another library" in said
 
 
-def test_the_environment_may_name_pypcds_and_the_order_is_nothing(tiny: Tiny) -> None:
+def test_the_environment_may_name_pypcds_and_the_order_is_nothing(wanted: str, tiny: Tiny) -> None:
     code = "import llama_cpp, sys\nstock = llama_cpp.Llama(sys.argv[1], verbose=False)\nimport pypcd" + ROWS
-    wanted = runs("import pypcd, llama_cpp" + ROWS, tiny("llama"))
     assert runs(code, tiny("llama"), LLAMA_CPP_LIB_PATH=str(OURS)) == wanted
 
 
@@ -243,21 +227,3 @@ def test_pictures_elsewhere_than_on_linux_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(library.LibraryError, match="llama_cpp was imported before pypcd; import pypcd first"):
         library.prepare_mtmd()
-
-
-def test_a_sampler_of_the_stock_library_works_on(tiny: Tiny) -> None:
-    """It calls functions of the library that made it, which stays loaded."""
-    code = """if True:
-        import sys
-        import llama_cpp
-        from llama_cpp import llama_sampler_chain_add, llama_sampler_free, llama_sampler_sample
-        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-        llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_top_k(5))
-        llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
-        import pypcd
-        llm = pypcd.Llama(sys.argv[1], pcd="beta=4", n_ctx=256, n_threads=1)
-        llm.eval([1, 2, 3, 4, 5])
-        assert llama_sampler_sample(chain, llm.ctx, -1) == llm.pcd_logits().contrasted.argmax()
-        llama_sampler_free(chain)
-        print("fine")"""
-    assert runs(code, tiny("llama")) == "fine\n"

@@ -82,7 +82,7 @@ WAYS: dict[str, Callable[..., str]] = {
 def pair(tiny: Tiny, load: Load) -> tuple[pypcd.Llama, pypcd.Llama]:
     """A model with PCD on, and one with it off."""
     path = tiny("llama", chat_template=CHAT_TEMPLATE)
-    return load(path, SETTING), load(path, False)
+    return load(path, SETTING), load(path, False, n_seq_max=5)
 
 
 # -- the default ------------------------------------------------------------------------------------------------------
@@ -101,6 +101,10 @@ def test_it_is_plain_and_the_calls_own_setting_wins(way: str, pair: tuple[pypcd.
         assert run(llm, pcd=setting) == plain
     assert llm.pcd_stats().n_constrained == 1
     assert run(llm) == plain and llm.pcd_stats().n_constrained == 2
+    if way.startswith("json"):
+        for text in (plain, contrasted):
+            value = json.loads(text)
+            assert list(value) == ["key"] and re.fullmatch("[a-z]{12}", value["key"])
     assert llm.pcd == pypcd.PCDConfig(**SETTING)
 
 
@@ -139,24 +143,14 @@ def test_it_is_said_once_in_each_model(pair: tuple[pypcd.Llama, pypcd.Llama], ca
     assert llm.pcd_stats().n_constrained == len(WAYS) and stock.pcd_stats().n_constrained == 0
 
 
-def test_other_answers_are_contrasted_as_before(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
-    llm, stock = pair
-    for kwargs in (ALL, {**ALL, "grammar": None}):
-        plain, contrasted = said(stock(PROMPT, **kwargs)), said(stock(PROMPT, **kwargs, pcd=SETTING))
-        assert said(llm(PROMPT, **kwargs)) == contrasted != plain
-    assert said(llm.create_chat_completion(MESSAGES, **ALL)) == said(
-        stock.create_chat_completion(MESSAGES, **ALL, pcd=SETTING)
-    )
-    assert llm.pcd_stats().n_constrained == 0
-
-
 def test_a_stream_leaves_other_calls_their_setting(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
     """Between two steps of an answer that is left plain the model's setting holds."""
     llm, stock = pair
     plain = said(stock(PROMPT, grammar=grammar(), **ALL))
     stream = llm(PROMPT, grammar=grammar(), stream=True, **ALL)
+    assert llm.pcd_stats().n_constrained == 0, "answers count when they begin"
     text = said(next(stream))
-    assert llm.pcd == pypcd.PCDConfig(**SETTING)
+    assert llm.pcd == pypcd.PCDConfig(**SETTING) and llm.pcd_stats().n_constrained == 1
     text += said(stream)
     assert text == plain and llm.pcd == pypcd.PCDConfig(**SETTING)
     asked = llm(PROMPT, grammar=grammar(), stream=True, pcd=SETTING, **ALL)
@@ -185,24 +179,8 @@ def test_a_whole_answer_turns_it_off_and_on_once(
     assert llm.pcd == config
 
 
-def test_answers_count_when_they_begin(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
-    llm, _ = pair
-    tokens = llm.generate([1, 2], grammar=grammar())
-    assert llm.pcd_stats().n_constrained == 0
-    next(tokens)
-    assert llm.pcd_stats().n_constrained == 1
-
-
-def test_a_call_inside_one_with_a_setting_is_of_that_call(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
-    """create_chat_completion calls create_completion, which calls generate: the setting was asked for once."""
-    llm, stock = pair
-    first = WAYS["json"](llm, pcd=SETTING)
-    assert first == WAYS["json"](stock, pcd=SETTING) and llm.pcd_stats().n_constrained == 0
-    assert WAYS["json"](llm) == WAYS["json"](stock), "and it ends with that call"
-
-
-def test_a_logits_processor_is_not_seen(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
-    """It may be anything: pcd=False says that it is a constraint."""
+def test_other_answers_are_contrasted_as_before(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+    """Also with a logits processor, which may be anything: pcd=False says that it is a constraint."""
     llm, stock = pair
     allowed = np.array([bool(re.fullmatch(rb"[a-z]", engine.token_bytes(llm, t))) for t in range(llm.n_vocab())])
 
@@ -210,11 +188,13 @@ def test_a_logits_processor_is_not_seen(pair: tuple[pypcd.Llama, pypcd.Llama]) -
         row[~allowed] = -np.inf
         return row
 
-    def run(llm: pypcd.Llama, **kwargs: Any) -> str:
-        return said(llm(PROMPT, logits_processor=llama_cpp.LogitsProcessorList([letters]), **ALL, **kwargs))
-
-    plain = run(stock)
-    assert run(llm, pcd=False) == plain != run(llm) == run(stock, pcd=SETTING)
+    for kwargs in ({}, {"grammar": None}, {"logits_processor": llama_cpp.LogitsProcessorList([letters])}):
+        plain, contrasted = (said(stock(PROMPT, **ALL, **kwargs, pcd=pcd)) for pcd in (False, SETTING))
+        assert (
+            said(llm(PROMPT, **ALL, **kwargs)) == contrasted != plain == said(llm(PROMPT, **ALL, **kwargs, pcd=False))
+        )
+    chat = said(stock.create_chat_completion(MESSAGES, **ALL, pcd=SETTING))
+    assert said(llm.create_chat_completion(MESSAGES, **ALL)) == chat
     assert llm.pcd_stats().n_constrained == 0
 
 
@@ -241,33 +221,17 @@ def test_a_grammar_masks_what_it_does_not_allow(tiny: Tiny, load: Load) -> None:
         token for token in range(llm.n_vocab()) if engine.is_end(llm, token)
     ]
     assert np.isfinite(row).all(), "the given row stays"
-
-
-def test_a_grammar_that_cannot_be_read_is_refused(tiny: Tiny, load: Load) -> None:
     with pytest.raises(ValueError, match="the grammar is not valid"):
-        engine.Grammar(load(tiny("llama"), False), "root ::= nothing-like-it")
+        engine.Grammar(llm, "root ::= nothing-like-it")
 
 
 @pytest.mark.parametrize("name", ["greedy", "pcd:perturbation=none:window=8:beta=3.0"])
 def test_methods_answer_under_a_grammar_as_llama_does(name: str, pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
     _, stock = pair
-    method = decode.parse(name)
-    answer = method.generate(stock, PROMPT, max_tokens=40, grammar=LETTERS)
-    assert FORM.fullmatch(answer.text)
-    prompt = stock.tokenize(PROMPT.encode(), special=False)
-    assert answer.n_prompt == len(prompt)
+    answer = decode.parse(name).generate(stock, PROMPT, max_tokens=40, grammar=LETTERS)
+    assert FORM.fullmatch(answer.text) and answer.n_prompt == len(stock.tokenize(PROMPT.encode(), special=False))
     assert answer.text == said(stock(PROMPT, grammar=grammar(), **ALL, pcd=SETTING if name != "greedy" else False))
     sampled = decode.parse("sample:temperature=2.0" + ("" if name == "greedy" else f"+{name}"))
     assert FORM.fullmatch(sampled.generate(stock, PROMPT, max_tokens=40, grammar=LETTERS).text)
-
-
-def test_beam_search_is_refused_under_a_grammar(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False, n_seq_max=5)
     with pytest.raises(pypcd.UnsupportedError, match="one answer at a time"):
-        decode.parse("beam:2").generate(llm, PROMPT, max_tokens=5, grammar=LETTERS)
-
-
-def test_json_is_what_the_schema_says(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
-    for setting in (None, SETTING):
-        value = json.loads(WAYS["json"](pair[0], pcd=setting))
-        assert list(value) == ["key"] and re.fullmatch("[a-z]{12}", value["key"])
+        decode.parse("beam:2").generate(stock, PROMPT, max_tokens=5, grammar=LETTERS)

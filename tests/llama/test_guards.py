@@ -4,7 +4,6 @@ runs in one of its own."""
 from __future__ import annotations
 
 import concurrent.futures
-import inspect
 import itertools
 import multiprocessing
 import operator
@@ -300,24 +299,6 @@ def test_what_is_called_back_may_not_change_the_text(tiny: Tiny, load: Load) -> 
         with pytest.raises(pypcd.PCDError, match="from inside of generate"):
             ask(use, stops=True)
         assert llm("abc", max_tokens=9, temperature=0)["choices"][0]["text"] == alone
-
-
-def test_the_free_methods_are_methods_and_all_others_are_guarded() -> None:
-    for name in guards.UNLOCKED:
-        assert not hasattr(getattr(pypcd.Llama, name), "__wrapped__"), name
-    for name in (
-        "__call__",
-        "create_embedding",
-        "embed",
-        "eval",
-        "generate",
-        "pcd_stats",
-        "reset",
-        "sample",
-        "save_state",
-    ):
-        assert hasattr(getattr(pypcd.Llama, name), "__wrapped__"), name
-    assert "tokens" in inspect.signature(pypcd.Llama.eval).parameters
 
 
 def test_who_only_reads_does_not_end_a_stream(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

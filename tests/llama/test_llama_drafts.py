@@ -449,7 +449,7 @@ def test_a_model_that_cannot_go_back_does_without(arch: str, tiny: Tiny, load: L
     assert llm.draft_model is None and generated(llm, T[:30], 20) == wanted
 
 
-def test_the_draft_model_is_kept(tiny: Tiny, load: Load) -> None:
+def test_the_draft_model_is_kept_and_its_error_comes_through(tiny: Tiny, load: Load) -> None:
     mine = Knowing([1, 2])
     llm = load(tiny("llama"), "paper", draft_model=mine)
     assert llm.draft_model.model is mine
@@ -457,18 +457,14 @@ def test_the_draft_model_is_kept(tiny: Tiny, load: Load) -> None:
     assert llm.draft_model.model is mine
     with contextlib.closing(pickle.loads(pickle.dumps(llm))) as twin:
         assert twin.draft_model.model.text == [1, 2] and twin.pcd == llm.pcd
+
+    def broken(input_ids: Any, /, **kwargs: Any) -> Any:
+        raise RuntimeError("out of guesses")
+
+    llm.draft_model = broken
+    with pytest.raises(RuntimeError, match="out of guesses"):
+        generated(llm, T[:30], 5)
     llm.draft_model = None
     assert llm.draft_model is None and len(generated(llm, T[:30], 5)) == 5
     with pytest.raises(ValueError, match="logits_all=False"):
         load(tiny("llama"), "paper", draft_model=mine)(PROMPT, logprobs=1)
-
-
-def test_a_draft_models_own_error_comes_through(tiny: Tiny, load: Load) -> None:
-    def broken(input_ids: Any, /, **kwargs: Any) -> Any:
-        raise RuntimeError("out of guesses")
-
-    llm = load(tiny("llama"), "paper", draft_model=broken)
-    with pytest.raises(RuntimeError, match="out of guesses"):
-        generated(llm, T[:30], 5)
-    llm.draft_model = None
-    assert len(generated(llm, T[:30], 5)) == 5

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from typing import Any
 
 import pytest
 from conftest import Tiny
+from serving import SECONDS, within
 
 import pypcd
 from pypcd import PCDConfig
@@ -33,22 +33,12 @@ from pypcd.cli import main
 from pypcd.config import PRESETS
 from pypcd.gguf import DEMO_MODEL
 
-try:
-    server_module.executable()
-    BUILT = True
-except pypcd.LibraryError:
-    BUILT = False
-needs_server = pytest.mark.skipif(
-    not BUILT, reason="llama-server was not built (PYPCD_SERVER=OFF); pip install . without that builds it"
-)
-
-SMALL = ["--", "--ctx-size", "512", "--threads", "1", "--threads-batch", "1"]
-SECONDS = 60
+OPTIONS = ["--ctx-size", "512", "--threads", "1", "--threads-batch", "1"]
 
 
 @contextlib.contextmanager
 def serving(*args: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "pypcd", "serve", *args, "--port", "0", *SMALL]
+    command = [sys.executable, "-m", "pypcd", "serve", *args, "--port", "0", "--", *OPTIONS]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "80"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process: subprocess.Popen[str] = subprocess.Popen(command, env=env, **pipes)  # type: ignore[call-overload]
@@ -67,123 +57,105 @@ def greeting(process: subprocess.Popen[str]) -> dict[str, str]:
     return {"head": lines[0], **{line.split()[0]: line.split(None, 1)[1].strip() for line in lines[1:]}}
 
 
-def gone(port: int) -> bool:
-    """Whether nobody listens there any more, within some seconds."""
-    for _ in range(SECONDS * 10):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return True
-        time.sleep(0.1)
-    return False
+def ended(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> str:
+    """Ends it by a signal: it ends well and writes nothing more to its output; what it wrote to its errors."""
+    process.send_signal(number)
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (0, "")
+    return err
+
+
+def post(url: str, body: str | None = None, **fields: Any) -> Any:
+    """An answer; a GET if there is nothing to send."""
+    data = (body or json.dumps(fields)).encode() if body or fields else None
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+        return json.load(answer)
+
+
+def tried(line: str) -> str:
+    """What the model says to the line to try, sent without curl."""
+    words = shlex.split(line)
+    assert words[0] == "curl"
+    return post(words[2], words[4])["choices"][0]["message"]["content"]
+
+
+def is_gone(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 # -- it works ---------------------------------------------------------------------------------------------------------
 
 
-@needs_server
 def test_of_several_models_it_says_what_each_does(tiny: Tiny) -> None:
     mamba = tiny("mamba")
     with serving("demo=cautious", str(mamba)) as process:
         assert process.stdout
         lines = [process.stdout.readline() for _ in range(6)]
-        assert lines[0] == "2 models | Ctrl-C to end\n"
-        width = max(len(mamba.stem), 4)
-        assert lines[1] == f"  {'demo':<{width}}  PCD cautious where a request does not say\n"
-        assert lines[2] == f"  {mamba.stem:<{width}}  PCD off where a request does not say\n"
-        words = shlex.split(lines[5])[1:]
-        request = urllib.request.Request(words[2], words[4].encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            assert json.load(answer)["choices"][0]["message"]["content"]
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, out) == (0, "")
+        assert lines[0].startswith("2 models | ")
+        assert lines[1].split()[:3] == ["demo", "PCD", "cautious"] and lines[2].split()[:3] == [
+            mamba.stem,
+            "PCD",
+            "off",
+        ]
+        assert tried(lines[5].split(None, 1)[1])
+        err = ended(process)
     assert err.startswith(f"pypcd: {mamba.stem}: PCD cannot run here: ") and err.count("\n") == 1
 
 
-@needs_server
 def test_a_folders_models_are_loaded_when_they_are_asked_for(tiny: Tiny, tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copy(tiny("llama"), tmp_path / f"{name}.gguf")
     with serving(str(tmp_path), "--pcd", "cautious") as process:
         assert process.stdout
         lines = [process.stdout.readline() for _ in range(6)]
-        assert lines[1:3] == [
-            f"  {name}  PCD cautious where a request does not say; loaded when it is asked for\n" for name in "ab"
-        ]
+        assert [line.split()[:3] for line in lines[1:3]] == [[name, "PCD", "cautious"] for name in "ab"]
+        assert all("loaded when it is asked for" in line for line in lines[1:3])
         address = lines[3].split()[1]
         for name in ("b", "a:pcd-window"):
-            body = json.dumps({"model": name, "prompt": "a", "n_predict": 1}).encode()
-            with urllib.request.urlopen(address + "completion", body, timeout=SECONDS) as answer:
-                assert json.load(answer)["model"] == name[0]
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, out, err) == (0, "", "")
+            assert post(address + "completion", model=name, prompt="a", n_predict=1)["model"] == name[0]
+        assert ended(process) == ""
 
 
-@needs_server
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
     with serving("demo", "--pcd", "cautious") as process:
         said = greeting(process)
         assert said["head"].startswith("demo | PCD cautious where a request does not say")
-        words = shlex.split(said["try"])
-        assert words[0] == "curl" and words[2] == said["OpenAI"] + "/chat/completions"
-        assert json.loads(words[4])["model"] == "demo:pcd-cautious"
-        request = urllib.request.Request(words[2], words[4].encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            assert json.load(answer)["choices"][0]["message"]["content"]
+        assert shlex.split(said["try"])[2] == said["OpenAI"] + "/chat/completions"
+        assert '"demo:pcd-cautious"' in said["try"] and tried(said["try"])
         with urllib.request.urlopen(said["page"], timeout=SECONDS) as answer:
             assert b"<title>" in answer.read()
-        process.send_signal(number)
-        out, err = process.communicate(timeout=SECONDS)
-        assert (process.returncode, out, err) == (0, "", "")
-        assert gone(int(said["page"].rsplit(":", 1)[1].strip("/")))
+        assert ended(process, number) == ""
+        assert within(lambda: is_gone(int(said["page"].rsplit(":", 1)[1].strip("/"))))
 
 
-HINT = (
-    'pypcd: PCD is off; "pcd": "window:relative_top=0.1" in a request turns it on for that one, --pcd SETTING for all\n'
-)
-
-
-@needs_server
 def test_pcd_is_off_until_a_request_asks_and_one_line_says_how() -> None:
     with serving("demo", "--parallel", "1") as process:  # gentle contrasts nothing below 300 tokens
         said = greeting(process)
         assert said["head"].startswith("demo | PCD off where a request does not say")
-
-        def ask(path: str, **body: object) -> Any:
-            data = json.dumps(body).encode() if body else None
-            with urllib.request.urlopen(said["page"] + path, data, timeout=SECONDS) as answer:
-                return json.load(answer)
-
         prompt = "".join(random.Random(0).choices("abcdef0123456789 ", k=600))
         fields = {"prompt": prompt, "n_predict": 12, "temperature": 0, "return_tokens": True}
-        plain, off, gentle = (ask("completion", **fields, **pcd) for pcd in ({}, {"pcd": False}, {"pcd": "gentle"}))
+        settings: tuple[dict[str, Any], ...] = ({}, {"pcd": False}, {"pcd": "gentle"})
+        plain, off, gentle = (post(said["page"] + "completion", **fields, **setting) for setting in settings)
         assert plain["generation_settings"]["pcd"] is False and "pcd_twins" not in plain["timings"]
         assert gentle["tokens_evaluated"] > 300 and gentle["timings"]["pcd_twins"] > 0
         assert plain["tokens"] == off["tokens"] != gentle["tokens"]
-
-        props, models = ask("props")["pcd"], [entry["id"] for entry in ask("v1/models")["data"]]
-        assert props["default"] is False and {"gentle", "window"} <= set(props["presets"]) and props["per_request"]
-        assert {"demo", "demo:pcd-gentle", "demo:pcd-window"} <= set(models)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=SECONDS)
+        err = ended(process)
+    assert re.fullmatch('pypcd: PCD is off; "pcd": .* --pcd SETTING .*\n', err)
     with pypcd.Llama("demo", pcd=False, n_ctx=512, n_threads=1, n_threads_batch=1) as llm:
         tokens = [token for token, _ in zip(llm.generate(llm.tokenize(prompt.encode()), temp=0), range(12))]
     assert plain["tokens"] == tokens
-    assert (process.returncode, out, err) == (0, "", HINT)
 
 
-@needs_server
-@pytest.mark.parametrize("args", [["demo", "--pcd", "off"], ["demo=off"], ["demo=gentle"]], ids=" ".join)
+@pytest.mark.parametrize("args", [["demo", "--pcd", "off"], ["demo=gentle"]], ids=" ".join)
 def test_who_chose_a_setting_is_not_told_how(args: list[str]) -> None:
     with serving(*args) as process:
         greeting(process)
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=SECONDS) == ("", "")
+        assert ended(process) == ""
 
 
-@needs_server
 def test_it_ends_in_the_middle_of_an_answer() -> None:
     with serving("demo", "--parallel", "1") as process:
         said = greeting(process)
@@ -196,27 +168,13 @@ def test_it_ends_in_the_middle_of_an_answer() -> None:
                 stream.read()
 
 
-@needs_server
-def test_the_server_goes_with_the_command(tmp_path: Path) -> None:
-    if sys.platform != "linux":
-        pytest.skip("Linux alone can promise that")
-    with serving("demo") as process:
-        port = int(greeting(process)["page"].rsplit(":", 1)[1].strip("/"))
-        process.kill()
-        process.wait(SECONDS)
-        assert gone(port)
-
-
-@needs_server
 def test_another_address_without_a_key_is_warned_of() -> None:
     with serving("demo", "--pcd", "off", "--host", "0.0.0.0") as process:
         greeting(process)
-        process.send_signal(signal.SIGINT)
-        warning = process.communicate(timeout=SECONDS)[1]
-    assert warning == "pypcd: anybody who reaches 0.0.0.0 can use this server; --api-key KEY keeps others out\n"
+        warning = ended(process)
+    assert "0.0.0.0" in warning and "--api-key KEY" in warning and warning.count("\n") == 1
 
 
-@needs_server
 def test_a_key_is_asked_for_and_not_shown() -> None:
     with serving("demo", "--api-key", "secret", "--pcd", "off") as process:
         said = greeting(process)
@@ -228,34 +186,17 @@ def test_a_key_is_asked_for_and_not_shown() -> None:
     assert "secret" not in str(command), "other users of the machine can read a command line"
 
 
-@needs_server
 def test_a_model_that_cannot_run_pcd_is_served_plainly_and_says_why(tiny: Tiny) -> None:
     with serving(str(tiny("mamba"))) as process:
         said = greeting(process)
         assert ":pcd" not in said["try"] and "| PCD off where" in said["head"]
-        request = urllib.request.Request(
-            said["page"] + "completion", b'{"prompt": "a", "n_predict": 1, "pcd": true}', method="POST"
-        )
         with pytest.raises(urllib.error.HTTPError, match="400") as error:
-            urllib.request.urlopen(request, timeout=SECONDS)
+            post(said["page"] + "completion", prompt="a", n_predict=1, pcd=True)
         assert "Field 'pcd': PCD cannot run here: " in json.load(error.value)["error"]["message"]
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=SECONDS)[1].startswith("pypcd: PCD cannot run here: ")
+        assert ended(process).startswith("pypcd: PCD cannot run here: ")
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
-
-
-@needs_server
-def test_an_address_may_be_written_as_in_a_url() -> None:
-    with socket.socket(socket.AF_INET6) as probe:
-        try:
-            probe.bind(("::1", 0))
-        except OSError:
-            pytest.skip("there is no IPv6: on a machine with it, this runs")
-    for host in ("::1", "[::1]"):
-        made = server_module.Server("demo", port=0, host=host)
-        assert made.url == f"http://[::1]:{made.port}" and made.command[made.command.index("--host") + 1] == "::1"
 
 
 def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -269,68 +210,57 @@ def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     return int(status), err
 
 
-@needs_server
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("line", "word"),
     [
-        (["nosuch.gguf"], "pypcd: there is no model file nosuch.gguf; "),
-        (["demo", "--pcd", "cautius"], "pypcd: pcd is 'cautius', which is not a setting (did you mean 'cautious'?)"),
-        (["demo", "--port", "70000"], "pypcd: port is 70000; allowed: an integer from 0 to 65535"),
-        (["demo", "--parallel", "192"], "pypcd: parallel is 192; allowed: an integer from 1 to 191"),
-        (["demo", "--host", "300.1.1.1"], "pypcd: host is '300.1.1.1', which is no address of this machine"),
-        (["demo", "--port", "0", "--", "--nosuch"], "pypcd: llama-server: invalid argument: --nosuch; "),
-        (["demo", "--port", "0", "--", "-t", "x"], 'pypcd: llama-server: error while handling argument "-t"'),
-        (["demo", "--pot", "1"], "pypcd serve: error: there is no option --pot (did you mean '--port'?)"),
-        (["demo", "--parallel", "x"], "argument --parallel: 'x'; allowed: an integer of at least 1"),
-        (["demo", "other"], "pypcd: there is no model file other; "),
-        (["demo", "demo=off"], "pypcd: two models are called 'demo': "),
-        (["demo=cautius"], "pypcd: demo: pcd is 'cautius', which is not a setting (did you mean 'cautious'?)"),
-        (["nosuch.ini"], "pypcd: there is no file of models nosuch.ini; "),
-        (["x.ini=off"], "pypcd: x.ini has a setting behind it, 'off'; in a file of models each has its own, pcd = "),
-        ([str(Path(__file__).parent)], " is a folder without a .gguf file; "),
-        (
-            ["demo", "--", "--models-dir", "x"],
-            "pypcd: --models-dir stands behind --; give the folder or the file as MODEL",
-        ),
-        (["demo", "--", "--host", "0.0.0.0"], "pypcd: --host stands behind --; before it pypcd sees it too: "),
-        (["demo", "--", "--port", "9000"], "pypcd: --port stands behind --; before it pypcd sees it too: "),
-        (["demo", "--", "-np", "2"], "pypcd: -np stands behind --; before it pypcd sees it too: "),
-        (
-            ["a,b.gguf"],
-            "pypcd: a model is called 'a,b'; a name may not have a comma in it, which llama-server reads as two; ",
-        ),
-        (["demo", "a,b.gguf"], "pypcd: a model is called 'a,b'; "),
-        (["demo", "--host", "192.0.2.1"], "pypcd: host is '192.0.2.1', which is no address of this machine"),
-        (["demo", "--threads", "1"], "'pypcd serve --help' lists the options; llama-server's own stand behind --"),
-        (["demo", "--port", "1", "other"], "pypcd serve: error: unexpected argument 'other'"),
+        ("nosuch.gguf", "nosuch.gguf"),
+        ("demo --pcd cautius", "did you mean 'cautious'"),
+        ("demo --port 70000", "port is 70000"),
+        ("demo --parallel 192", "parallel is 192"),
+        ("demo --parallel x", "--parallel: 'x'"),
+        ("demo --host 300.1.1.1", "300.1.1.1"),
+        ("demo --host 192.0.2.1", "192.0.2.1"),
+        ("demo --port 0 -- --nosuch", "--nosuch"),
+        ("demo --port 0 -- -t x", '"-t"'),
+        ("demo --pot 1", "did you mean '--port'"),
+        ("demo --threads 1", "stand behind --"),
+        ("demo --port 1 other", "'other'"),
+        ("demo other", "no model file other"),
+        ("demo demo=off", "two models are called 'demo'"),
+        ("demo=cautius", "did you mean 'cautious'"),
+        ("nosuch.ini", "nosuch.ini"),
+        ("x.ini=off", "x.ini has a setting behind it, 'off'"),
+        ("empty", "a folder without a .gguf file"),
+        ("demo -- --models-dir x", "--models-dir stands behind --"),
+        ("demo -- --host 0.0.0.0", "--host stands behind --"),
+        ("demo -- --port 9000", "--port stands behind --"),
+        ("demo -- -np 2", "-np stands behind --"),
+        ("a,b.gguf", "'a,b'"),
+        ("demo a,b.gguf", "'a,b'"),
     ],
 )
 def test_a_mistake_is_one_sentence(
-    args: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, word: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(DEMO_MODEL, "a,b.gguf")
-    status, said = fails(*args, capsys=capsys)
-    assert status == 2 and message in said
-    assert said.count("\n") == 1 or said.startswith("usage: ")
+    Path("empty").mkdir()
+    status, said = fails(*line.split(), capsys=capsys)
+    assert status == 2 and word in said
+    assert said.startswith("pypcd: ") and said.count("\n") == 1 or said.startswith("usage: ")
 
 
-@needs_server
 def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         status, said = fails("demo", "--port", str(port), capsys=capsys)
-    assert status == 2
-    assert re.fullmatch(
-        rf"pypcd: port is {port}, which 127\.0\.0\.1 cannot listen on: .*; give another one, or 0 .*\n", said
-    )
+    assert status == 2 and f"port is {port}, which 127.0.0.1 cannot listen on" in said
 
 
-@needs_server
 def test_a_model_or_setting_that_does_not_run_is_status_1(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = fails(str(tiny("mamba")), "--pcd", "paper", "--port", "0", *SMALL, capsys=capsys)
+    status, said = fails(str(tiny("mamba")), "--pcd", "paper", "--port", "0", "--", *OPTIONS, capsys=capsys)
     assert status == 1 and "mamba" in said and "PCD cannot run here: " in said and said.count("\n") == 1
 
 
@@ -358,19 +288,17 @@ def test_the_settings_have_every_field_preset_and_name(name: str | None) -> None
     assert given["setting"] in given["contexts"] and "alpha" not in given["setting"]
 
 
-@needs_server
 def test_how_much_is_loaded_is_known() -> None:
     lines: list[str] = []
-    with server_module.Server("demo", port=0, options=SMALL[1:], log=lines.append).running() as server:
+    with server_module.Server("demo", port=0, options=OPTIONS, log=lines.append).running() as server:
         assert server.wait_until_ready() and server.loaded == 100
     assert lines and not any(line.startswith("loaded") for line in lines)
 
 
-@needs_server
 def test_it_outlives_the_thread_that_started_it() -> None:
     """Linux ties a process to the thread that started it, if it is to end with its parent."""
     with contextlib.ExitStack() as stack:
-        server = server_module.Server("demo", port=0, options=SMALL[1:])
+        server = server_module.Server("demo", port=0, options=OPTIONS)
         starting = threading.Thread(target=lambda: stack.enter_context(server.running()))
         starting.start()
         starting.join()
@@ -379,7 +307,6 @@ def test_it_outlives_the_thread_that_started_it() -> None:
             assert answer.status == 200
 
 
-@needs_server
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing ties it to pypcd")
 def test_it_ends_when_pypcd_is_killed_and_nothing_ran_between_fork_and_exec() -> None:
     code = """if True:
@@ -400,7 +327,6 @@ def test_it_ends_when_pypcd_is_killed_and_nothing_ran_between_fork_and_exec() ->
         assert waiting.poll(SECONDS * 1000), "llama-server goes on"
 
 
-@needs_server
 def test_a_program_that_cannot_be_started_is_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     server = server_module.Server("demo", port=0)
     monkeypatch.setattr(server_module, "_tied", lambda command: ["/nowhere/llama-server"])
@@ -408,7 +334,6 @@ def test_a_program_that_cannot_be_started_is_an_exception(monkeypatch: pytest.Mo
         pass
 
 
-@needs_server
 def test_a_users_option_replaces_ours() -> None:
     command = server_module.Server("demo", port=0, options=["-c", "512", "--cors-origins", "*"]).command
     assert "--ctx-size" not in command and command.count("--cors-origins") == 1

@@ -1,6 +1,4 @@
-"""The programs in docs/serve.md and the line that `pypcd serve` prints, run as they stand; curl as a client."""
-
-# ruff: noqa: F401, F811  fixtures are imported
+"""The programs in docs/serve.md and the line that `pypcd serve` prints, run as they stand."""
 
 from __future__ import annotations
 
@@ -14,21 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clients import (
-    check_alone_and_at_once,
-    collected,
-    llm,
-    loop,
-    offline,
-    package,
-    said,
-    server,
-)
-from serving import N
+from clients import package, said
 from test_cli_serve import greeting, serving
 
 import pypcd
 from pypcd.server import Server
+
+pytest_plugins = ["serving", "clients"]  # fixtures
+pytestmark = pytest.mark.usefixtures("offline", "loop", "collected")
 
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 if not PAGE.exists():
@@ -60,11 +51,6 @@ def shell(line: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_there_is_a_program_for_each_client() -> None:
-    assert set(PROGRAMS) == {"openai", "anthropic", "langchain_openai"}
-    assert len({str(setting_of(text)) for text in [*PROGRAMS.values(), LINE]}) >= 4
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # a program that ends need not close its client
 def test_a_program_prints_the_answer_of_llama_with_its_setting(
@@ -90,8 +76,7 @@ def test_the_line_of_the_page_gives_the_answer_of_llama(server: Server, llm: pyp
 
 
 @needs_curl
-@pytest.mark.parametrize("key", [None, "secret"])
-@pytest.mark.parametrize("setting", [None, "gentle"])
+@pytest.mark.parametrize(("key", "setting"), [(None, None), ("secret", "gentle")])
 def test_the_line_that_serve_prints_works(key: str | None, setting: str | None) -> None:
     with serving("demo", *(["--pcd", setting] if setting else []), *(["--api-key", key] if key else [])) as process:
         line = greeting(process)["try"]
@@ -102,35 +87,3 @@ def test_the_line_that_serve_prints_works(key: str | None, setting: str | None) 
     assert answer["choices"][0]["message"]["content"]
     counts = [answer["timings"].get(f"pcd_{name}", 0) for name in ("twins", "skipped")]
     assert sum(counts) == (answer["usage"]["completion_tokens"] if setting else 0)
-
-
-@needs_curl
-def test_answers_to_curl_are_those_of_llama_alone_and_8_at_once(
-    server: Server,
-    llm: pypcd.Llama,
-) -> None:
-    def ask(prompt: str, setting: Any) -> tuple[str, bool]:
-        body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": N, "temperature": 0, "pcd": setting}
-        command = ["curl", "-s", f"{server.url}/v1/chat/completions", "-d", json.dumps(body)]
-        (choice,) = json.loads(subprocess.run(command, capture_output=True, timeout=60, check=True).stdout)["choices"]
-        return choice["message"]["content"], choice["finish_reason"] == "stop"
-
-    check_alone_and_at_once(llm, ask)
-
-
-@needs_curl
-def test_curl_streams_and_sees_a_400(server: Server, llm: pypcd.Llama) -> None:
-    body = {"prompt": QUESTION, "max_tokens": N, "temperature": 0, "pcd": "cautious", "stream": True}
-    command = ["curl", "-sN", f"{server.url}/v1/completions", "-d", json.dumps(body)]
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
-    assert lines[-2] == "data: [DONE]"
-    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    said(llm, QUESTION, "cautious", "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]))
-    refused = subprocess.run(
-        ["curl", "-s", "-w", "%{http_code}", f"{server.url}/v1/completions", "-d", json.dumps({**body, "pcd": "x"})],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-    assert refused.endswith("400") and "Field 'pcd': it is" in refused

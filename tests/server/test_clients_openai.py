@@ -1,6 +1,5 @@
-"""The openai package with `pypcd serve`: what it asks, streams and refuses, against pypcd.Llama with the same setting."""
-
-# ruff: noqa: F401, F811  fixtures are imported
+"""What the openai package has beside test_clients.py: asyncio, the Responses API, logprobs, tools and schemas, against pypcd.Llama
+with the same setting; and that the oracle of these tests sees another answer."""
 
 from __future__ import annotations
 
@@ -17,27 +16,22 @@ from clients import (
     LOOK_UP,
     OPENS,
     SETTINGS,
+    STRONG,
     brace,
     check_alone_and_at_once,
     check_call,
-    collected,
-    llm,
-    offline,
     package,
     said,
-    server,
-    staying_here,
-    tools,
 )
 from conftest import contrasted, rounding_of
-from serving import PROMPTS, SMALL, N, ask, in_python, log_softmax, ready
+from serving import PROMPTS, SMALL, N, in_python, log_softmax, ready
 
 import pypcd
 from pypcd.server import Server
 
+pytest_plugins = ["serving", "clients"]  # fixtures
+pytestmark = pytest.mark.usefixtures("offline", "collected")
 openai = package("openai")
-
-STRONG = {"beta": 30.0}
 
 
 def connected(server: Server, key: str = "none") -> Any:
@@ -68,10 +62,6 @@ def told(choice: Any) -> tuple[str, bool]:
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_chats_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:
-    check_alone_and_at_once(llm, lambda prompt, setting: told(chat(client, prompt, setting).choices[0]))
-
-
 def test_another_setting_or_another_end_is_seen(client: Any, llm: pypcd.Llama) -> None:
     text, ended = told(chat(client, PROMPTS[0], STRONG).choices[0])
     said(llm, PROMPTS[0], STRONG, text, ended=ended)
@@ -86,30 +76,6 @@ def test_another_setting_or_another_end_is_seen(client: Any, llm: pypcd.Llama) -
     for setting, said_instead, more, why in wrong:
         with pytest.raises(AssertionError, match=why):
             said(llm, PROMPTS[0], setting, said_instead, **more)
-
-
-def test_a_request_to_another_machine_would_be_seen() -> None:
-    for place in ("192.0.2.1", "example.org"):
-        away = openai.OpenAI(base_url=f"http://{place}/v1", api_key="none", max_retries=0)
-        with away, pytest.raises(AssertionError, match="would have left this machine"), staying_here():
-            assert cannot_connect(away)
-
-
-def cannot_connect(client: Any) -> bool:
-    try:
-        chat(client, "a")
-    except openai.APIConnectionError:
-        return True
-    return False
-
-
-def test_completions_are_those_of_llama_alone_and_8_at_once(client: Any, llm: pypcd.Llama) -> None:
-    def ask(prompt: str, setting: Any) -> tuple[str, bool]:
-        given = {"model": "demo", "prompt": prompt, "max_tokens": N, "temperature": 0}
-        choice = client.completions.create(**given, extra_body={"pcd": setting}).choices[0]
-        return choice.text, choice.finish_reason == "stop"
-
-    check_alone_and_at_once(llm, ask)
 
 
 def test_an_asyncio_client_streams_8_at_once(server: Server, llm: pypcd.Llama) -> None:
@@ -138,18 +104,6 @@ def test_a_conversation_has_its_setting(client: Any, llm: pypcd.Llama) -> None:
     ]
     text, ended = told(chat(client, "", STRONG, messages=turns).choices[0])
     said(llm, "\n".join(turn["content"] for turn in turns), STRONG, text, ended=ended)
-
-
-def test_the_models_name_chooses_and_the_body_comes_first(client: Any, llm: pypcd.Llama) -> None:
-    names = [model.id for model in client.models.list()]
-    assert names[:2] == ["demo", "demo:pcd"] and "demo:pcd-cautious" in names
-    for name in names[1:]:
-        setting = True if name == "demo:pcd" else name.partition(":pcd-")[2]
-        text, ended = told(chat(client, PROMPTS[0], model=name).choices[0])
-        said(llm, PROMPTS[0], setting, text, ended=ended)
-    plain = told(chat(client, PROMPTS[0], False, model="demo:pcd-cautious").choices[0])
-    assert plain == told(chat(client, PROMPTS[0], False).choices[0])
-    assert plain != told(chat(client, PROMPTS[0], model="demo:pcd-cautious").choices[0])
 
 
 @pytest.mark.parametrize("name", ["plain", "preset", "unsure"])
@@ -282,16 +236,16 @@ def check_forced(llm: pypcd.Llama, setting: Any, answer: Any) -> dict[str, Any]:
     return arguments
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_forced_call_is_greedy_under_its_grammar(caller: Any, llm: pypcd.Llama, name: str) -> None:
-    arguments = check_forced(llm, SETTINGS[name], forced(caller, SETTINGS[name]))
-    calls = [
-        chunk.choices[0].delta.tool_calls[0]
-        for chunk in chat(caller, PROMPTS[0], SETTINGS[name], **CALLED, stream=True)
-        if chunk.choices[0].delta.tool_calls
-    ]
-    assert [call.function.name for call in calls if call.function.name] == ["look_up"] and len(calls) > 2
-    assert json.loads("".join(call.function.arguments or "" for call in calls)) == arguments
+def test_forced_calls_8_at_once_are_greedy_under_their_grammar(caller: Any, llm: pypcd.Llama) -> None:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda setting: forced(caller, setting), SETTINGS.values()))
+    made = [check_forced(llm, setting, answer) for setting, answer in zip(SETTINGS.values(), answers)]
+    assert len({str(arguments) for arguments in made}) >= 2, "the settings must differ, or this shows nothing"
+    for setting, arguments in zip(SETTINGS.values(), made):
+        chunks = chat(caller, PROMPTS[0], setting, **CALLED, stream=True)
+        calls = [chunk.choices[0].delta.tool_calls[0] for chunk in chunks if chunk.choices[0].delta.tool_calls]
+        assert [call.function.name for call in calls if call.function.name] == ["look_up"] and len(calls) > 2
+        assert json.loads("".join(call.function.arguments or "" for call in calls)) == arguments
 
 
 def test_a_forced_call_is_plain_unless_its_request_asks(caller: Any) -> None:
@@ -309,13 +263,6 @@ def test_a_call_that_the_model_may_make_has_the_servers_setting(caller: Any) -> 
     assert rules["grammar"] == "" or rules["grammar_lazy"]
     counts = answer.model_extra["timings"]
     assert counts["pcd_twins"] == 1 and "pcd_constrained" not in counts
-
-
-def test_forced_calls_8_at_once_have_a_setting_each(caller: Any, llm: pypcd.Llama) -> None:
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda setting: forced(caller, setting), SETTINGS.values()))
-    made = [check_forced(llm, setting, answer) for setting, answer in zip(SETTINGS.values(), answers)]
-    assert len({str(arguments) for arguments in made}) >= 2, "the settings must differ, or this shows nothing"
 
 
 def test_a_result_of_a_tool_is_read(caller: Any) -> None:
@@ -343,7 +290,7 @@ def test_responses_call_tools(caller: Any) -> None:
         assert "".join(parts) == call.arguments == done[0].arguments and len(parts) > 2
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["plain", "server's", "window", "adaptive"])
 def test_a_schema_holds_and_is_greedy_under_its_grammar(client: Any, llm: pypcd.Llama, name: str) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "entry", "schema": LOOK_UP["parameters"]}}
     more = {"response_format": form, "max_tokens": 200, "extra_body": {"verbose": True}}
@@ -357,76 +304,18 @@ def test_a_schema_holds_and_is_greedy_under_its_grammar(client: Any, llm: pypcd.
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
 
 
-def test_what_llama_server_leaves_out(client: Any, caller: Any, server: Server) -> None:
-    plain = told(chat(client, PROMPTS[0], "cautious").choices[0])
-    assert ask(server, "/props")[1]["chat_template_caps"]["supports_tools"] is False
-    more = {"tools": [TOOL], "tool_choice": "required"}
-    assert told(chat(client, PROMPTS[0], "cautious", **more).choices[0]) == plain, "the template has no place for tools"
-
-    named = {"tool_choice": {"type": "function", "function": {"name": "look_up"}}}
-    inside = {"extra_body": {"verbose": True}, "tools": [TOOL], "max_tokens": 1}
-    grammars = [
-        chat(caller, PROMPTS[0], **inside, **choice).model_extra["__verbose"]["generation_settings"]["grammar"]
-        for choice in (named, {"tool_choice": "auto"}, {"tool_choice": "required"})
-    ]
-    assert grammars[0] == grammars[1] != grammars[2]
-
-    form = {"type": "json_schema", "name": "entry", "schema": LOOK_UP["parameters"]}
-    assert respond(client, PROMPTS[0], "cautious", text={"format": form}).output_text == plain[0]
-    body = {"response_format": {"type": "json_schema", "json_schema": form}, "pcd": "cautious"}
-    given = {"model": "demo", "input": PROMPTS[0], "max_output_tokens": 200, "temperature": 0}
-    check_call("look_up", json.loads(client.responses.create(**given, extra_body=body).output_text))
-    answer = client.responses.create(**given, extra_body={"logprobs": True, "top_logprobs": 2, "pcd": "cautious"})
-    assert not answer.output[0].content[0].logprobs
-
-
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"pcd": {"beta": -1}}, "Field 'pcd': beta is -1, allowed: 0 to 1000"),
-        ({"pcd": "cautius"}, "Field 'pcd': it is \"cautius\"; allowed: true, false"),
-        ({"pcd": {"alpha": 0.3}}, "Field 'pcd': alpha is 0.3, this server's is 0.2"),
-        ({"model": "demo:pcd-x"}, "Field 'model': it is \"x\"; allowed: "),
-    ],
-)
-def test_a_wrong_setting_is_a_bad_request_with_the_sentence(client: Any, body: Any, message: str) -> None:
-    asking = [
-        lambda: chat(client, "a", extra_body=body),
-        lambda: list(chat(client, "a", extra_body=body, stream=True)),
-        lambda: client.completions.create(model="demo", prompt="a", extra_body=body),
-        lambda: client.responses.create(model="demo", input="a", extra_body=body),
-    ]
-    for one in asking:
-        with pytest.raises(openai.BadRequestError) as error:
-            one()
-        assert message in error.value.body["message"] and error.value.type == "invalid_request_error"
-
-
-def test_other_refusals_are_the_servers(client: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="exceeds the available context size") as error:
-        chat(client, "a " * 4000, "cautious")
-    assert error.value.type == "exceed_context_size_error"
-    with pytest.raises(openai.BadRequestError, match="Field 'n'"):
-        chat(client, "a", n=9)
-    with pytest.raises(openai.InternalServerError, match="does not support embeddings"):
-        client.embeddings.create(model="demo", input="a")
-
-
-def test_a_wrong_key_is_an_authentication_error() -> None:
-    with ready(parallel=1, api_key="k") as locked, connected(locked, "k") as right, connected(locked, "x") as wrong:
-        assert chat(right, "a", "cautious").choices[0].message.content
-        with pytest.raises(openai.AuthenticationError):
-            chat(wrong, "a")
-
-
 def test_a_server_of_embeddings_gives_them_and_refuses_pcd() -> None:
+    def embedded(client: Any) -> list[list[float]]:
+        return [entry.embedding for entry in client.embeddings.create(model="demo", input=["red", "blue"]).data]
+
     options = [*SMALL, "--embeddings", "--pooling", "mean"]
     with ready(parallel=1, options=options) as pooling, connected(pooling) as client:
-        vectors = [entry.embedding for entry in client.embeddings.create(model="demo", input=["red", "blue"]).data]
+        vectors = embedded(client)
         assert len(vectors) == 2 and vectors[0] != vectors[1]
         assert np.isclose(np.linalg.norm(vectors[0]), 1.0, atol=1e-3)
         with pytest.raises(openai.BadRequestError, match="this context pools embeddings and computes no logits"):
             chat(client, "a", True)
+        assert embedded(client) == vectors

@@ -1,37 +1,22 @@
 """The page in Chromium: the talk. Answers against the server's own, streaming, stop, edit, retry, errors, the key."""
 
-# ruff: noqa: F401, F811  fixtures are imported
-
 from __future__ import annotations
 
 import json
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser import (
-    ENDLESS,
-    Chat,
-    Open,
-    Script,
-    ask,
-    chromium,
-    complete,
-    event,
-    expect,
-    means,
-    open_page,
-    prompt_of,
-    script,
-    serve,
-    served,
-)
+from browser import ENDLESS, Chat, Open, Script, ask, complete, event, expect, means, prompt_of, serve
 from conftest import Tiny
 from serving import PROMPTS
 from tiny_gguf import CHAT_TEMPLATE
 
 from pypcd.server import Server
+
+pytest_plugins = ["browser"]  # fixtures
 
 LONG = 1500  # tokens: more than an answer has by the time it is stopped
 
@@ -39,8 +24,8 @@ LONG = 1500  # tokens: more than an answer has by the time it is stopped
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_answers_are_those_of_the_server_turn_by_turn(open_page: Open, served: Server) -> None:
-    chat, texts = open_page(), []
+def test_answers_are_those_of_the_server_turn_by_turn(chat: Chat, served: Server) -> None:
+    texts: list[str] = []
     for text in ("Hello", "2ac0-51f3 and what?"):
         texts.append(text)
         said = chat.copied(chat.ask(text))
@@ -51,9 +36,7 @@ def test_answers_are_those_of_the_server_turn_by_turn(open_page: Open, served: S
     assert [chat.copied(one) for one in chat.answers.all()] == texts[1::2]
 
 
-def test_an_answer_appears_as_it_comes(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_an_answer_appears_as_it_comes(chat: Chat, script: Script) -> None:
     chat.send("Tell me")
     expect(chat.questions).to_contain_text("Tell me")
     expect(chat.answers).to_have_attribute("aria-busy", "true")
@@ -73,39 +56,27 @@ def test_an_answer_appears_as_it_comes(open_page: Open, script: Script) -> None:
     assert chat.copied(answer) == said
 
 
-def test_events_may_be_cut_anywhere(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    chat.send("Tell me")
+def test_events_may_be_cut_anywhere(chat: Chat, script: Script) -> None:
     text = "Zoë says: 🎉 naïve"
     data = b"data: " + json.dumps(event(text), ensure_ascii=False).encode() + b"\r\n\r\n"
-    stream = script.next(chat)
-    for i in range(len(data)):
-        stream.say(data[i : i + 1])
-    stream.end()
-    expect(chat.finished()).to_contain_text(text)
+    expect(chat.told(*(data[i : i + 1] for i in range(len(data))))).to_contain_text(text)
 
 
-@pytest.mark.parametrize("keys", ["Enter", "button"])
-def test_what_sends_and_what_does_not(open_page: Open, script: Script, keys: str) -> None:
-    chat = open_page()
-    chat.play(script)
-    chat.message.press_sequentially("one")
-    chat.message.press("Shift+Enter")
-    chat.message.press_sequentially("two")
-    assert not script.streams
-    if keys == "Enter":
-        chat.message.press("Enter")
-    else:
-        chat.button("Send").click()
-    script.next(chat).end()
-    chat.finished()
-    assert chat.copied(chat.questions) == "one\ntwo"
+def test_what_sends_and_what_does_not(chat: Chat, script: Script) -> None:
+    for n, send in enumerate((lambda: chat.message.press("Enter"), lambda: chat.button("Send").click()), start=1):
+        chat.message.press_sequentially("one")
+        chat.message.press("Shift+Enter")
+        chat.message.press_sequentially("two")
+        assert len(script.streams) == n - 1
+        send()
+        script.next(chat).end()
+        chat.finished()
+        assert chat.copied(chat.questions.last) == "one\ntwo"
     chat.message.press("Enter")  # nothing is written
     chat.send("   \n ")
     chat.page.wait_for_timeout(100)
-    expect(chat.answers).to_have_count(1)
-    assert len(script.streams) == 1
+    expect(chat.answers).to_have_count(2)
+    assert len(script.streams) == 2
 
 
 def test_bytes_that_are_no_text(open_page: Open, tiny: Tiny) -> None:
@@ -122,10 +93,8 @@ def test_bytes_that_are_no_text(open_page: Open, tiny: Tiny) -> None:
             expect(answer).to_contain_text(f"{wanted['tokens_predicted']} tokens")
 
 
-def test_reasoning_is_folded(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    answer = chat.told(script, "<think>", "A plan.", "</think>", "\n\nThe answer.")
+def test_reasoning_is_folded(chat: Chat, script: Script) -> None:
+    answer = chat.told("<think>", "A plan.", "</think>", "\n\nThe answer.")
     expect(answer.get_by_text("The answer.")).to_be_visible()
     folded = answer.get_by_role("group").filter(has_text="Reasoning")
     expect(folded).not_to_have_attribute("open", "")
@@ -155,32 +124,22 @@ def test_a_model_that_is_being_loaded_is_waited_for(open_page: Open) -> None:
 # -- what is asked for ------------------------------------------------------------------------------------------------
 
 
-def asked(chat: Chat, script: Script, text: str = "Say") -> dict[str, Any]:
-    """What the page sends for a question; the answer is empty."""
-    chat.send(text)
-    stream = script.next(chat)
-    stream.say("x").end()
-    chat.finished()
-    return stream.body
+def asked(chat: Chat, text: str = "Say") -> dict[str, Any]:
+    """What the page sends for a question."""
+    chat.told("x", text=text)
+    return chat.script.streams[-1].body
 
 
-def test_settings_reach_the_server(open_page: Open, script: Script, served: Server) -> None:
-    chat = open_page(greedy=False)
-    chat.play(script)
-    chat.set(temperature=0.25, top_p=0.5, longest_answer=17, seed=42, system_message="Be brief.")
-    body = asked(chat, script, "Why?")
-    wanted = {"temperature": 0.25, "top_p": 0.5, "n_predict": 17, "seed": 42, "stream": True}
+def test_settings_reach_the_server(chat: Chat, script: Script, served: Server) -> None:
+    chat.set(temperature=0.33, top_p=0.975, longest_answer=17, seed=42, system_message="Be brief.")
+    body = asked(chat, "Why?")
+    wanted = {"temperature": 0.33, "top_p": 0.975, "n_predict": 17, "seed": 42, "stream": True}
     assert {name: body[name] for name in wanted} == wanted
     assert body["prompt"] == prompt_of(served, "Why?", system="Be brief.")
     assert body["n_probs"] > 0
 
 
-def test_any_number_in_its_range_is_taken_and_another_stays_to_be_mended(open_page: Open, script: Script) -> None:
-    chat = open_page(greedy=False)
-    chat.play(script)
-    chat.set(temperature=0.33, top_p=0.975)
-    body = asked(chat, script)
-    assert (body["temperature"], body["top_p"]) == (0.33, 0.975)
+def test_a_number_out_of_range_stays_to_be_mended(chat: Chat, script: Script) -> None:
     chat.set(top_p=7, stays=True)
     dialog = chat.named("dialog", "Settings")
     chat.button("Done", dialog).click()
@@ -189,27 +148,24 @@ def test_any_number_in_its_range_is_taken_and_another_stays_to_be_mended(open_pa
     dialog.get_by_label("Top p").fill("0.5")
     chat.button("Done", dialog).click()
     expect(dialog).to_be_hidden()
-    assert asked(chat, script)["top_p"] == 0.5
+    assert asked(chat)["top_p"] == 0.5
 
 
-def test_the_pcd_of_an_answer_is_chosen(open_page: Open, script: Script, served: Server) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_the_pcd_of_an_answer_is_chosen(chat: Chat, script: Script, served: Server) -> None:
     for label, wanted in (("^off", False), ("^gentle", "gentle"), ("^window", "window"), ("server's", None)):
         chat.pcd(label)
-        assert means(served, asked(chat, script).get("pcd")) == means(served, wanted), label
+        assert means(served, asked(chat).get("pcd")) == means(served, wanted), label
 
 
-def test_every_preset_that_runs_is_offered(open_page: Open, served: Server) -> None:
-    labels = open_page().named("combobox", "PCD").locator("option").all_inner_texts()
+def test_every_preset_that_runs_is_offered(chat: Chat, served: Server) -> None:
+    labels = chat.named("combobox", "PCD").locator("option").all_inner_texts()
     presets = ask(served, "/props")[1]["pcd"]["presets"]
     for preset in presets:
         assert sum(label.startswith(preset) for label in labels) == 1, (preset, labels)
     assert len(labels) == len(presets) + 3  # the server's setting, off, custom
 
 
-def test_pcd_of_ones_own(open_page: Open, served: Server) -> None:
-    chat = open_page()
+def test_pcd_of_ones_own(chat: Chat, served: Server) -> None:
     chat.pcd("^custom")
     chat.set(beta=30, relative_top=0.01)
     said = chat.copied(chat.ask(PROMPTS[0]))
@@ -237,12 +193,9 @@ def test_stop_keeps_what_was_written_and_frees_the_server(open_page: Open) -> No
         chat.ask("And now?")
 
 
-def test_stop_ends_the_request(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_stop_ends_the_request(chat: Chat, script: Script) -> None:
     for n in range(2):  # with the button, and with the key
-        chat.send("Hello")
-        stream = script.next(chat).say("half an")
+        stream = chat.begin("Hello").say("half an")
         expect(chat.answers.last).to_contain_text("half an")
         if n == 0:
             chat.button("Stop").click()
@@ -255,8 +208,7 @@ def test_stop_ends_the_request(open_page: Open, script: Script) -> None:
     expect(chat.alert).to_have_count(0)
 
 
-def test_an_edited_question_is_answered_anew(open_page: Open, served: Server) -> None:
-    chat = open_page()
+def test_an_edited_question_is_answered_anew(chat: Chat, served: Server) -> None:
     chat.ask("One")
     chat.ask("Two")
     chat.button("Edit", chat.questions.first).click()
@@ -275,13 +227,11 @@ def test_an_edited_question_is_answered_anew(open_page: Open, served: Server) ->
     assert said == complete(served, prompt_of(served, "Three"))["content"]
 
 
-def test_versions(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    chat.told(script, "first")
+def test_versions(chat: Chat, script: Script) -> None:
+    chat.told("first")
     expect(chat.button("Next version")).to_have_count(0)
     for n, word in enumerate(("second", "third"), start=2):
-        expect(chat.retold(script, word)).to_contain_text(f"{n} of {n}")
+        expect(chat.retold(word)).to_contain_text(f"{n} of {n}")
         assert chat.copied(chat.answers) == word
     assert script.streams[0].body["prompt"] == script.streams[2].body["prompt"]
     chat.button("Previous version").click()
@@ -297,10 +247,8 @@ def test_versions(open_page: Open, script: Script) -> None:
     chat.finished()
 
 
-def test_impatience_starts_one_answer(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    chat.told(script, "first")
+def test_impatience_starts_one_answer(chat: Chat, script: Script) -> None:
+    chat.told("first")
     chat.button("Retry", chat.answers).evaluate("button => { for (let n = 0; n < 5; ++n) button.click() }")
     stream = script.next(chat)
     chat.message.fill("And?")
@@ -313,13 +261,9 @@ def test_impatience_starts_one_answer(open_page: Open, script: Script) -> None:
     assert len(script.streams) == 2
 
 
-def test_code_is_copied_as_it_was_written(open_page: Open, script: Script) -> None:
+def test_code_is_copied_as_it_was_written(chat: Chat, script: Script) -> None:
     text = "Look:\n\n```python\nif a < b:\n\tprint('&amp;')\n```\n\n* one\n* two\n"
-    chat = open_page()
-    chat.play(script)
-    chat.send("Say")
-    script.next(chat).say(*text.splitlines(keepends=True)).end()
-    answer = chat.finished()
+    answer = chat.told(*text.splitlines(keepends=True))
     expect(answer.locator("pre")).to_have_text("if a < b:\n\tprint('&amp;')\n")
     assert chat.copied(answer) == text
 
@@ -328,71 +272,48 @@ def test_code_is_copied_as_it_was_written(open_page: Open, script: Script) -> No
 
 
 ERROR = json.dumps({"error": {"code": 500, "message": "The cat sat on the keys.", "type": "server_error"}}).encode()
+INNER = json.dumps(json.loads(ERROR)["error"]).encode()
+ODD = [{"id": "x", "top_logprobs": 7, "pcd": []}, None]
 
 
-def broken(stream: Script.Stream, how: str) -> None:
-    if how == "status":
-        stream.fail(500, ERROR)
-    elif how == "no JSON":
-        stream.fail(502, b"<html><h1>Bad gateway</h1></html>")
-    elif how == "event":
-        stream.say(b"data: " + ERROR + b"\n\n").just_end()
-    elif how == "error event":
-        stream.say(b"error: " + json.dumps(json.loads(ERROR)["error"]).encode() + b"\n\n").just_end()
-    elif how == "malformed":
-        stream.say(b'data: {"content": "ha\n\n').just_end()
-    elif how == "not an object":
-        stream.say(b"data: 7\n\n", b"data: null\n\n").just_end()
-    elif how == "not what a token is":
-        stream.say({"completion_probabilities": [{"id": "x", "top_logprobs": 7, "pcd": []}, None]}).just_end()
-    elif how == "no end":
-        stream.just_end()
-    elif how == "broken off":
-        stream.break_off()
+BROKEN: dict[str, tuple[Callable[[Script.Stream], Any], str]] = {
+    "status": (lambda stream: stream.fail(500, ERROR), "The cat sat on the keys"),
+    "no JSON": (lambda stream: stream.fail(502, b"<html><h1>Bad gateway</h1></html>"), "Bad gateway|502"),
+    "event": (lambda stream: stream.say(b"data: " + ERROR + b"\n\n").just_end(), "The cat sat on the keys"),
+    "error event": (lambda stream: stream.say(b"error: " + INNER + b"\n\n").just_end(), "The cat sat on the keys"),
+    "malformed": (lambda stream: stream.say(b'data: {"content": "ha\n\n').just_end(), "."),
+    "not an object": (lambda stream: stream.say(b"data: 7\n\n", b"data: null\n\n").just_end(), "."),
+    "not what a token is": (lambda stream: stream.say({"completion_probabilities": ODD}).just_end(), "."),
+    "no end": (lambda stream: stream.just_end(), "broke off"),
+    "broken off": (lambda stream: stream.break_off(), "."),
+}
+ALLOWED = {
+    **dict.fromkeys(("status", "no JSON"), "the server responded with a status of 50[02]"),
+    "broken off": "ERR_INCOMPLETE_CHUNKED_ENCODING",
+}
 
 
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        ("status", "The cat sat on the keys"),
-        ("no JSON", "Bad gateway|502"),
-        ("event", "The cat sat on the keys"),
-        ("error event", "The cat sat on the keys"),
-        ("malformed", "."),
-        ("not an object", "."),
-        ("not what a token is", "."),
-        ("no end", "broke off"),
-        ("broken off", "."),
-    ],
-)
-def test_an_error_is_told_and_the_next_answer_comes(open_page: Open, script: Script, how: str, told: str) -> None:
-    chat = open_page()
-    chat.play(script)
-    chat.send("Say")
-    stream = script.next(chat)
-    if how not in ("status", "no JSON"):
+@pytest.mark.parametrize("how", BROKEN)
+def test_an_error_is_told_and_the_next_answer_comes(chat: Chat, script: Script, how: str) -> None:
+    end, told = BROKEN[how]
+    has_begun = how not in ("status", "no JSON")
+    stream = chat.begin()
+    if has_begun:
         stream.say("half an")
         expect(chat.answers).to_contain_text("half an")  # it has come before the end does
-    broken(stream, how)
+    end(stream)
     expect(chat.alert).to_contain_text(re.compile(told))
-    assert not re.search(
-        "undefined|JSON|null|not a function", chat.alert.inner_text()
-    )  # a sentence, not an exception's
+    assert not re.search("undefined|JSON|null|not a function", chat.alert.inner_text()), "no sentence"
     expect(chat.button("Send")).to_be_visible()
-    if how not in ("status", "no JSON"):
+    if has_begun:
         expect(chat.answers).to_contain_text("half an")
-    if how in ("status", "no JSON"):
-        chat.watch.allow("the server responded with a status of 50[02]")
-    if how == "broken off":
-        chat.watch.allow("ERR_INCOMPLETE_CHUNKED_ENCODING")
-    chat.send("Again")
-    script.next(chat).say("whole").end()
-    expect(chat.finished()).to_contain_text("whole")
+    if how in ALLOWED:
+        chat.watch.allow(ALLOWED[how])
+    expect(chat.told("whole", text="Again")).to_contain_text("whole")
     expect(chat.alert).to_have_count(0)
 
 
-def test_a_refused_setting_is_told_in_the_servers_words(open_page: Open) -> None:
-    chat = open_page()
+def test_a_refused_setting_is_told_in_the_servers_words(chat: Chat) -> None:
     chat.pcd("^custom")
     chat.set(window=100_000_000_000)
     chat.send("Hello")
@@ -402,17 +323,7 @@ def test_a_refused_setting_is_told_in_the_servers_words(open_page: Open) -> None
     assert chat.copied(chat.ask("Hello"))
 
 
-def test_a_server_that_is_gone_is_told(open_page: Open) -> None:
-    with serve(parallel=1) as server:
-        chat = open_page(server)
-        chat.ask("Hello")
-    chat.send("Are you there?")
-    expect(chat.alert).to_contain_text("does not answer")
-    chat.watch.allow("ERR_CONNECTION_REFUSED")
-
-
-def test_a_question_that_is_too_long_is_told(open_page: Open) -> None:
-    chat = open_page()
+def test_a_question_that_is_too_long_is_told(chat: Chat) -> None:
     chat.set(longest_answer=4)
     n_ctx = ask(chat.server, "/props")[1]["default_generation_settings"]["n_ctx"]
     chat.send("7 " * 1900)

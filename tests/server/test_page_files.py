@@ -1,7 +1,5 @@
 """The page in Chromium: files, long pastes, how much room there is; conversations that are kept, exported and imported."""
 
-# ruff: noqa: F401, F811  fixtures are imported
-
 from __future__ import annotations
 
 import json
@@ -10,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, ask, chromium, complete, expect, open_page, prompt_of, question, script, served
+from browser import Chat, Open, Script, ask, complete, expect, prompt_of, question
 
 from pypcd.server import Server
+
+pytest_plugins = ["browser"]  # fixtures
 
 DROP = """([element, files]) => {
   const transfer = new DataTransfer();
@@ -51,10 +51,11 @@ def paste(chat: Chat, text: str) -> None:
     chat.page.keyboard.press("ControlOrMeta+v")
 
 
-def attached(chat: Chat) -> list[str]:
-    """The names of the files that go with the next message."""
-    names = [one.get_attribute("aria-label") or one.inner_text() for one in removers(chat).all()]
-    return [name.removeprefix("Remove ").strip() for name in names]
+def choose(chat: Chat, button: str, path: Path) -> None:
+    """Give a file to the button that asks for one."""
+    with chat.page.expect_file_chooser() as chooser:
+        chat.button(button).click()
+    chooser.value.set_files(path)
 
 
 def removers(chat: Chat) -> Any:
@@ -72,8 +73,7 @@ def long_question(server: Server, n_tokens: int) -> tuple[str, str]:
     return question(n)
 
 
-def test_a_paste_of_2000_tokens(open_page: Open, served: Server) -> None:
-    chat = open_page()
+def test_a_paste_of_2000_tokens(chat: Chat, served: Server) -> None:
     text, _ = long_question(served, 2000)
     n = count(served, text)
     assert n > 1900
@@ -95,17 +95,12 @@ def test_a_paste_of_2000_tokens(open_page: Open, served: Server) -> None:
     assert abs(used - (wanted["tokens_evaluated"] + len(wanted["tokens"]))) <= 2
 
 
-def test_progress_of_reading(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    chat.send("Say")
-    stream = script.next(chat)
+def test_progress_of_reading(chat: Chat, script: Script) -> None:
+    stream = chat.begin("Say")
     bar = chat.named("progressbar", "Reading")
     total = 200_000
-    for done in (
-        10_000,
-        50_000,
-    ):  # 100 tokens per second: the page counts on between reports, so little that it does not matter here
+    # 100 tokens per second: the page counts on between reports, so little that it does not matter here
+    for done in (10_000, 50_000):
         progress = {"total": total, "cache": 0, "processed": done, "time_ms": 10 * done}
         stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": progress})
         expect(chat.page.get_by_text(re.compile(r"about \d+ s left"))).to_be_visible()
@@ -131,8 +126,7 @@ def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
         assert set(report) == {"total", "cache", "processed", "time_ms"}
 
 
-def test_the_count_follows_what_is_written(open_page: Open, served: Server) -> None:
-    chat = open_page()
+def test_the_count_follows_what_is_written(chat: Chat, served: Server) -> None:
     counts = []
     for text in ("", "Hello", "Hello and 12 tokens more or less of some words"):
         chat.message.fill(text)
@@ -145,28 +139,19 @@ def test_the_count_follows_what_is_written(open_page: Open, served: Server) -> N
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_are_dropped_attached_and_removed(
-    open_page: Open, script: Script, served: Server, tmp_path: Path
-) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_files_are_dropped_attached_and_removed(chat: Chat, script: Script, served: Server, tmp_path: Path) -> None:
     drop(
         chat, ("one.txt", "text/plain", "first file"), ("two.md", "text/markdown", "# second"), ("no.py", "", "print()")
     )
     expect(removers(chat)).to_have_count(3)
-    assert attached(chat) == ["one.txt", "two.md", "no.py"]
+    for name in ("one.txt", "two.md"):
+        expect(chat.button(f"Remove {name}")).to_be_visible()
     chat.button("Remove no.py").click()
     (tmp_path / "three.csv").write_text("a,b\n1,2\n")
-    with chat.page.expect_file_chooser() as chooser:
-        chat.button("Attach a text file").click()
-    chooser.value.set_files(tmp_path / "three.csv")
+    choose(chat, "Attach a text file", tmp_path / "three.csv")
     expect(removers(chat)).to_have_count(3)
-    chat.message.fill("What is in them?")
-    chat.message.press("Enter")
-    stream = script.next(chat).say("x")
-    stream.end()
-    chat.finished()
-    prompt = stream.body["prompt"]
+    chat.told("x", text="What is in them?")
+    prompt = script.streams[-1].body["prompt"]
     places = [prompt.index(text) for text in ("one.txt", "first file", "# second", "a,b\n1,2", "What is in them?")]
     assert places == sorted(places) and "print()" not in prompt
     for name in ("one.txt", "two.md", "three.csv"):
@@ -174,37 +159,30 @@ def test_files_are_dropped_attached_and_removed(
     expect(removers(chat)).to_have_count(0)
 
 
-def test_a_file_is_taken_out_of_a_question(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_a_file_is_taken_out_of_a_question(chat: Chat, script: Script) -> None:
     drop(chat, ("one.txt", "text/plain", "first file"), ("two.txt", "text/plain", "second file"))
     expect(removers(chat)).to_have_count(2)
-    chat.told(script, "x")
+    chat.told("x")
     chat.button("Edit", chat.questions).click()
     chat.button("Remove one.txt", chat.questions).click()
     expect(removers(chat)).to_have_count(1)
     chat.button("Send again").click()
-    stream = script.next(chat).say("y")
-    stream.end()
+    script.next(chat).say("y").end()
     chat.finished()
-    assert "second file" in stream.body["prompt"] and "first file" not in stream.body["prompt"]
+    prompt = script.streams[-1].body["prompt"]
+    assert "second file" in prompt and "first file" not in prompt
     chat.button("Previous version", chat.questions).click()
     expect(chat.questions).to_contain_text("one.txt")  # the other version has it still
 
 
-def test_what_is_no_text_is_refused_with_a_sentence(open_page: Open, tmp_path: Path) -> None:
-    chat = open_page()
+def test_what_is_no_text_is_refused_with_a_sentence(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)
-    with chat.page.expect_file_chooser() as chooser:
-        chat.button("Attach a text file").click()
-    chooser.value.set_files(tmp_path / "picture.png")
+    choose(chat, "Attach a text file", tmp_path / "picture.png")
     expect(chat.alert).to_contain_text("picture.png")
     expect(removers(chat)).to_have_count(0)
 
 
-def test_a_hostile_name_and_a_hostile_file(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_a_hostile_name_and_a_hostile_file(chat: Chat, script: Script) -> None:
     name = "<img src=x onerror=window.ran=1>" + "x" * 300 + ".txt"
     drop(chat, (name, "text/plain", "</textarea><script>window.ran=1</script>\u202e"))
     expect(removers(chat)).to_have_count(1)
@@ -216,8 +194,7 @@ def test_a_hostile_name_and_a_hostile_file(open_page: Open, script: Script) -> N
     assert not chat.questions.locator("img, script").count() and chat.widest() == 0
 
 
-def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file(open_page: Open) -> None:
-    chat = open_page()
+def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file(chat: Chat) -> None:
     paste(chat, "short")
     expect(chat.message).to_have_value("short")
     paste(chat, "long " * 500)
@@ -236,16 +213,14 @@ def menu(chat: Chat) -> Any:
     return nav
 
 
-def talk(chat: Chat, script: Script, *pairs: tuple[str, str]) -> None:
+def talk(chat: Chat, *pairs: tuple[str, str]) -> None:
     for text, answer in pairs:
-        chat.told(script, *re.findall(r"\s?\S+", answer), text=text)
+        chat.told(*re.findall(r"\s?\S+", answer), text=text)
 
 
-def test_a_talk_is_there_again_after_a_reload(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    talk(chat, script, ("First?", "one **two**"), ("Second?", "three"))
-    chat.retold(script, "four")
+def test_a_talk_is_there_again_after_a_reload(chat: Chat, script: Script) -> None:
+    talk(chat, ("First?", "one **two**"), ("Second?", "three"))
+    chat.retold("four")
     chat.go()
     expect(chat.answers).to_have_count(2)
     expect(chat.answers.first.locator("strong")).to_have_text("two")
@@ -253,7 +228,7 @@ def test_a_talk_is_there_again_after_a_reload(open_page: Open, script: Script) -
     chat.button("Previous version").click()
     assert chat.copied(chat.answers.last) == "three"
     expect(chat.tokens(chat.answers.first)).to_have_count(2)
-    talk(chat, script, ("Third?", "five"))
+    talk(chat, ("Third?", "five"))
     assert "three" in script.streams[-1].body["prompt"]
 
 
@@ -270,13 +245,11 @@ def test_settings_stay_after_a_reload(open_page: Open) -> None:
         expect(dialog.get_by_label(name, exact=True)).to_have_value(value)
 
 
-def test_conversations_are_made_found_and_deleted(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    talk(chat, script, ("About cats", "meow"))
+def test_conversations_are_made_found_and_deleted(chat: Chat, script: Script) -> None:
+    talk(chat, ("About cats", "meow"))
     chat.button("New conversation", menu(chat)).click()
     expect(chat.answers).to_have_count(0)
-    talk(chat, script, ("About dogs", "woof"))
+    talk(chat, ("About dogs", "woof"))
     assert "cats" not in script.streams[-1].body["prompt"]
     chat.button("About cats", menu(chat)).click()
     expect(chat.answers).to_contain_text("meow")
@@ -300,19 +273,15 @@ def exported(chat: Chat, path: Path) -> dict[str, Any]:
 
 
 def load(chat: Chat, path: Path) -> None:
-    nav = menu(chat)
-    with chat.page.expect_file_chooser() as chooser:
-        chat.button("Import", nav).click()
-    chooser.value.set_files(path)
+    menu(chat)
+    choose(chat, "Import", path)
 
 
-def test_export_and_import_give_the_same_talk(open_page: Open, script: Script, tmp_path: Path) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, script: Script, tmp_path: Path) -> None:
     drop(chat, ("notes.txt", "text/plain", "some notes"))
-    talk(chat, script, ("About cats", "meow `x` 🎉"), ("And?", "purr"))
+    talk(chat, ("About cats", "meow `x` 🎉"), ("And?", "purr"))
     chat.button("New conversation", menu(chat)).click()
-    talk(chat, script, ("About dogs", "woof"))
+    talk(chat, ("About dogs", "woof"))
     first = exported(chat, tmp_path / "talks.json")
     other = open_page()  # another browser, as it were
     load(other, tmp_path / "talks.json")
@@ -359,24 +328,19 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_is_refused_with_a_sentence(open_page: Open, script: Script, tmp_path: Path, name: str) -> None:
-    chat = open_page()
-    chat.play(script)
-    talk(chat, script, ("About cats", "meow"))
-    (tmp_path / "wrong.json").write_bytes(WRONG[name])
-    load(chat, tmp_path / "wrong.json")
-    expect(chat.alert).to_contain_text("wrong.json")
-    chat.go()
-    expect(chat.answers).to_contain_text("meow")
+def test_a_wrong_file_is_refused_with_a_sentence(chat: Chat, script: Script, tmp_path: Path) -> None:
+    talk(chat, ("About cats", "meow"))
+    for name, content in WRONG.items():
+        path = tmp_path / f"{name}.json"
+        path.write_bytes(content)
+        load(chat, path)
+        expect(chat.alert).to_contain_text(path.name)
+        chat.go()
+        expect(chat.answers).to_contain_text("meow")
 
 
-def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(
-    open_page: Open, script: Script, tmp_path: Path
-) -> None:
-    chat = open_page()
-    chat.play(script)
-    talk(chat, script, ("About cats", "meow"))
+def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, script: Script, tmp_path: Path) -> None:
+    talk(chat, ("About cats", "meow"))
     file = exported(chat, tmp_path / "talks.json")
     good = file["conversations"][0]
     text = "<img src=x onerror=window.ran=1>"
@@ -450,25 +414,22 @@ def test_two_pages_at_once(open_page: Open, script: Script, served: Server) -> N
 def test_two_pages_of_one_talk_lose_nothing(open_page: Open, script: Script, tmp_path: Path) -> None:
     one = open_page()
     one.play(script)
-    talk(one, script, ("About cats", "meow"))
+    talk(one, ("About cats", "meow"))
     two = one.again()
     expect(two.answers).to_have_count(1)
-    talk(one, script, ("From one", "first"))
-    talk(two, script, ("From two", "second"))
+    talk(one, ("From one", "first"))
+    talk(two, ("From two", "second"))
     three = one.again()
     found = exported(three, tmp_path / "talks.json")
     texts = {message["text"] for talked in found["conversations"] for message in talked["messages"]}
     assert {"About cats", "meow", "From one", "first", "From two", "second"} <= texts
 
 
-def test_an_answer_that_a_reload_cuts_off(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    chat.send("Say")
-    stream = script.next(chat).say("half", " an")
+def test_an_answer_that_a_reload_cuts_off(chat: Chat, script: Script) -> None:
+    stream = chat.begin("Say").say("half", " an")
     expect(chat.answers).to_contain_text("half an")
     chat.go()
     chat.until(stream.is_left.is_set)
     expect(chat.questions).to_have_count(1)
     expect(chat.button("Send")).to_be_visible()
-    talk(chat, script, ("Again", "whole"))
+    talk(chat, ("Again", "whole"))

@@ -4,8 +4,6 @@ A page that ran something, loaded something or ran into its content security pol
 that the watch sees such things. (What is in files: test_page_files.)
 """
 
-# ruff: noqa: F401, F811  fixtures are imported
-
 from __future__ import annotations
 
 import json
@@ -13,11 +11,13 @@ import re
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, chromium, event, expect, open_page, script, served
+from browser import Chat, Open, Script, event, expect
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pypcd import server
+
+pytest_plugins = ["browser"]  # fixtures
 
 # -- the watch --------------------------------------------------------------------------------------------------------
 
@@ -61,9 +61,8 @@ TRIES = [
 
 def test_the_policy_refuses(open_page: Open) -> None:
     chat = open_page(greedy=False)
-    chat.watch.allow(
-        "^policy: ", "^console: error: ", "^request: http://127.0.0.1:9/x.png"
-    )  # each is told more than once
+    # each is told more than once
+    chat.watch.allow("^policy: ", "^console: error: ", "^request: http://127.0.0.1:9/x.png")
     for tried, pattern in TRIES:
         n = len(chat.watch.faults)
         chat.page.evaluate(f"try {{ {tried} }} catch {{}}")  # some are refused by an exception as well
@@ -105,28 +104,9 @@ HOSTILE = {
 
 # All that an answer may be made of.
 MADE_OF = {
-    *(
-        "a",
-        "b",
-        "blockquote",
-        "br",
-        "button",
-        "code",
-        "del",
-        "details",
-        "div",
-        "em",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "hr",
-        "li",
-    ),
-    *("ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul"),
-}
+    "a", "b", "blockquote", "br", "button", "code", "del", "details", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr",
+    "li", "ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul",
+}  # fmt: skip
 
 LOOK = """article => {
   const all = [...article.querySelectorAll('*')];
@@ -153,43 +133,36 @@ def is_harmless(chat: Chat, article: Any) -> dict[str, Any]:
     return found
 
 
-def test_what_a_model_writes_is_never_run_or_loaded(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_what_a_model_writes_is_never_run_or_loaded(chat: Chat, script: Script) -> None:
     for name, text in HOSTILE.items():
         say = chat.retold if chat.answers.count() else chat.told  # all in one talk would be longer than the context
-        answer = say(script, text[: len(text) // 2], text[len(text) // 2 :])
+        answer = say(text[: len(text) // 2], text[len(text) // 2 :])
         found = is_harmless(chat, answer)
         assert chat.copied(answer) == text, name
         if name == "good links":
             assert {"https://example.com/", "https://example.org/"} <= {href for href, _, _ in found["links"]}
-    answer = chat.retold(script, *HOSTILE.values())
+    answer = chat.retold(*HOSTILE.values())
     chat.tokens(answer)
     is_harmless(chat, answer)
     expect(chat.button("Settings")).to_be_visible()  # nothing lies over the page
     chat.button("Settings").click()
 
 
-def test_a_hostile_token_is_harmless_in_its_table(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_a_hostile_token_is_harmless_in_its_table(chat: Chat, script: Script) -> None:
     text = HOSTILE["img"]
     options = [
         {"id": n, "token": one, "bytes": [*one.encode()], "logprob": -1.0 - n}
         for n, one in enumerate([text, HOSTILE["script"]])
     ]
-    chat.send("Say")
-    script.next(chat).say(event(text, 0, top_logprobs=options)).end()
+    chat.begin("Say").say(event(text, 0, top_logprobs=options)).end()
     dialog = chat.open_token(chat.tokens(chat.finished()).first)
     expect(dialog).to_contain_text("onerror")
     assert not {"img", "script"} & set(dialog.evaluate(LOOK)["tags"])
 
 
-def test_what_a_user_writes_is_harmless_too(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_what_a_user_writes_is_harmless_too(chat: Chat, script: Script) -> None:
     text = "\n".join(HOSTILE[name] for name in ("script", "img", "svg", "links", "form", "lit"))
-    chat.told(script, "x", text=text)
+    chat.told("x", text=text)
     is_harmless(chat, chat.questions)
     assert chat.copied(chat.questions) == text
     chat.button("Conversations").click()  # its beginning is the title
@@ -199,11 +172,8 @@ def test_what_a_user_writes_is_harmless_too(open_page: Open, script: Script) -> 
     assert not listed.locator("img, script, svg[onload]").count()
 
 
-def test_what_a_server_says_is_harmless(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    chat.send("Say")
-    script.next(chat).fail(400, json.dumps({"error": {"message": HOSTILE["img"] + HOSTILE["script"]}}).encode())
+def test_what_a_server_says_is_harmless(chat: Chat, script: Script) -> None:
+    chat.begin("Say").fail(400, json.dumps({"error": {"message": HOSTILE["img"] + HOSTILE["script"]}}).encode())
     chat.watch.allow("the server responded with a status of 400")
     expect(chat.alert).to_contain_text("onerror")
     assert not chat.alert.locator("img, script").count()
@@ -234,15 +204,13 @@ NESTED = {
 }
 
 
-def test_nesting_without_end_is_shown_and_the_page_stays_alive(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_nesting_without_end_is_shown_and_the_page_stays_alive(chat: Chat, script: Script) -> None:
     for name, text in NESTED.items():
-        answer = (chat.retold if chat.answers.count() else chat.told)(script, text)
+        answer = (chat.retold if chat.answers.count() else chat.told)(text)
         is_harmless(chat, answer)
         assert chat.copied(answer) == text, name
         assert chat.widest() == 0, name
-    assert "fine" in chat.copied(chat.retold(script, "fine"))
+    assert "fine" in chat.copied(chat.retold("fine"))
 
 
 PIECES = st.sampled_from(
@@ -252,15 +220,13 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-def test_no_mixture_of_them_does_harm(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    chat.told(script, "x")
+def test_no_mixture_of_them_does_harm(chat: Chat, script: Script) -> None:
+    chat.told("x")
 
     @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(PIECES, min_size=1, max_size=60))
     def check(pieces: list[str]) -> None:
-        answer = chat.retold(script, *pieces)
+        answer = chat.retold(*pieces)
         is_harmless(chat, answer)
         chat.watch.check()
         assert chat.copied(answer) == "".join(pieces)
@@ -268,9 +234,8 @@ def test_no_mixture_of_them_does_harm(open_page: Open, script: Script) -> None:
     check()
 
 
-def test_nothing_is_asked_of_anybody_else(open_page: Open, served: server.Server) -> None:
+def test_nothing_is_asked_of_anybody_else(chat: Chat, served: server.Server) -> None:
     """A whole talk: each request goes to the server, and its answer may not be kept by anybody between."""
-    chat = open_page()
     chat.ask("Hello")
     chat.tokens(chat.answers)
     chat.go()
@@ -284,63 +249,9 @@ def test_nothing_is_asked_of_anybody_else(open_page: Open, served: server.Server
 # -- marks ------------------------------------------------------------------------------------------------------------
 
 TEXTS = [
-    " the",
-    "word",
-    "a",
-    "x",
-    "é",
-    "it's",
-    "lt",
-    "amp",
-    "www",
-    "ample",
-    "org",
-    "com",
-    "https",
-    "javascript:",
-    "mailto:",
-]
-TEXTS += [
-    "\n",
-    "\n\n",
-    "*",
-    "**",
-    "_",
-    "`",
-    "```",
-    "[",
-    "](",
-    "](https://ex",
-    ")",
-    "!",
-    "![",
-    "https://",
-    ".",
-    "/",
-    "@",
-    "&",
-    ";",
-]
-TEXTS += [
-    "<",
-    ">",
-    "</",
-    "#",
-    " ",
-    "  ",
-    "- ",
-    "1",
-    "> ",
-    "|",
-    "\n|-|-|\n",
-    "~~",
-    "\\",
-    "'",
-    "\n---\n",
-    ":",
-    "]: ",
-    "]",
-    "a@b.",
+    *["word", "a", "x", "é", "it's", "lt", "amp", "www", "ample", "org", "com", "https", "javascript:", "mailto:"],
+    *[" the", " ", "  ", "\n", "\n\n", "- ", "> ", "\n---\n", "\n|-|-|\n", "]: ", "a@b.", "](https://ex", "https://"],
+    *["**", "~~", "```", "](", "![", "</", *"*_`[]()!./@&;<>#1|\\':"],
 ]
 COMPARE = """
 async cases => {

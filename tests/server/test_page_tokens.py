@@ -3,8 +3,6 @@
 What is shown is held to the server's own numbers for the same prompt (n_probs).
 """
 
-# ruff: noqa: F401, F811  fixtures are imported
-
 from __future__ import annotations
 
 import math
@@ -12,25 +10,12 @@ import re
 from typing import Any
 
 import pytest
-from browser import (
-    Chat,
-    Open,
-    Script,
-    ask,
-    chromium,
-    complete,
-    event,
-    expect,
-    open_page,
-    prompt_of,
-    question,
-    script,
-    serve,
-    served,
-)
+from browser import Chat, Open, Script, ask, candidates, complete, event, expect, prompt_of, question, serve
 from playwright.sync_api import Locator
 
 from pypcd.server import Server
+
+pytest_plugins = ["browser"]  # fixtures
 
 N_PROBS = 8
 HALF_A_DIGIT = 0.0501  # per cent: numbers are shown with one decimal
@@ -57,6 +42,13 @@ def table(dialog: Locator) -> list[list[str]]:
     return [row.get_by_role("rowheader").or_(row.get_by_role("cell")).all_inner_texts() for row in rows]
 
 
+def go_on(chat: Chat, i: int, name: str) -> Script.Stream:
+    """Go on with another candidate in place of the last answer's i-th token; the answer that the test makes up."""
+    dialog = chat.open_token(chat.tokens(chat.answers.last).nth(i))
+    dialog.get_by_role("button", name=re.compile(f"^Go on with.*{name}")).click()
+    return chat.script.next(chat)
+
+
 def is_changed(entry: dict[str, Any]) -> bool:
     """Whether the model alone would most probably have said another token, and PCD put this one first."""
     if entry["pcd"]["strength"] is None:
@@ -64,11 +56,6 @@ def is_changed(entry: dict[str, Any]) -> bool:
     options = [*entry["top_logprobs"], *({**out, "pcd": out} for out in entry["pcd"]["pushed_out"])]
     alone = max(options, key=lambda option: option["pcd"]["standard"])
     return alone["id"] != entry["id"]
-
-
-@pytest.fixture
-def chat(open_page: Open) -> Chat:
-    return open_page()
 
 
 # -- the numbers ------------------------------------------------------------------------------------------------------
@@ -88,18 +75,14 @@ def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: Server
         headers = [one.strip() for one in dialog.get_by_role("columnheader").all_inner_texts()]
         assert headers[:4] == (["Token", "Model", "Local", "PCD"]), headers
         rows = table(dialog)
-        options = wanted[i]["top_logprobs"]
+        told = wanted[i]["top_logprobs"]
         if setting is not False:
-            pushed_out = wanted[i]["pcd"]["pushed_out"]
-            options = [{**option, **option["pcd"]} for option in options] + pushed_out
-            assert sum("taken out" in " ".join(row) for row in rows) == sum(
-                one["contrasted"] is None for one in options
-            )
+            told = [{**one, **one["pcd"]} for one in told] + wanted[i]["pcd"]["pushed_out"]
+            assert sum("taken out" in " ".join(row) for row in rows) == sum(one["contrasted"] is None for one in told)
         else:
-            nothing = {"local": None}
-            options = [{**one, "standard": one["logprob"], "contrasted": one["logprob"], **nothing} for one in options]
-        assert len(rows) == len(options)
-        for option in options:
+            told = [{**one, "standard": one["logprob"], "contrasted": one["logprob"], "local": None} for one in told]
+        assert len(rows) == len(told)
+        for option in told:
             columns = ["standard", "local", "contrasted"]
             assert any(
                 all(is_near(cell, option[name]) for cell, name in zip(row[1:4], columns))
@@ -130,11 +113,8 @@ def test_what_pcd_changed_is_marked_and_counted(chat: Chat, served: Server) -> N
 
 
 def test_tokens_are_the_text(chat: Chat, script: Script) -> None:
-    chat.play(script)
-    chat.send("Say")
     words = ["Two", " words", ",", "\n", "\n", "* a", " list", " ", "  ", "<b>", " **", "bold", "**", "é", " \u202e?"]
-    script.next(chat).say(*words).end()
-    answer = chat.finished()
+    answer = chat.told(*words)
     assert chat.copied(answer) == "".join(words)
     tokens = chat.tokens(answer)
     expect(tokens).to_have_count(len(words))
@@ -149,22 +129,16 @@ def test_tokens_are_the_text(chat: Chat, script: Script) -> None:
 
 def test_a_character_of_several_tokens(chat: Chat, script: Script) -> None:
     """Behind it the text goes on from its letters, since the three tokens before the last one are not known."""
-    chat.play(script)
-    chat.send("Say")
     whole = {**event("🎉", 13), "tokens": [10, 11, 12, 13]}  # the server tells it with its last token
-    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2)]
-    stream = script.next(chat)
-    stream.say("a ", whole, *(event(" w1", 1, top_logprobs=options) for _ in range(2))).end()
-    answer = chat.finished()
+    answer = chat.told("a ", whole, *(event(" w1", 1, top_logprobs=candidates(1, 2)) for _ in range(2)))
+    prompt = script.streams[0].body["prompt"]
     assert chat.copied(answer) == "a 🎉 w1 w1"
     expect(answer).to_contain_text("7 tokens")
     expect(chat.tokens(answer)).to_have_count(4)
     for i, kept in ((2, []), (3, [1])):
-        dialog = chat.open_token(chat.tokens(answer).nth(i))
-        dialog.get_by_role("button", name=re.compile("^Go on with.*w2")).click()
-        other = script.next(chat).say(" end")
+        other = go_on(chat, i, "w2").say(" end")
         other.end()
-        assert other.body["prompt"] == [stream.body["prompt"] + "a 🎉", *kept, 2]
+        assert other.body["prompt"] == [prompt + "a 🎉", *kept, 2]
         answer = chat.finished()
         assert chat.copied(answer) == "a 🎉" + " w1" * len(kept) + " w2 end"
         chat.button("Previous version", answer).click()
@@ -255,43 +229,29 @@ def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served
 
 
 def test_a_branch_asks_for_its_tokens_and_no_others(chat: Chat, script: Script) -> None:
-    chat.play(script)
-    chat.send("Say")
-    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2, 3)]
-    stream = script.next(chat)
-    for n in (1, 2, 1):
-        stream.say(event(f" w{n}", n, top_logprobs=options))
+    chat.told(*(event(f" w{n}", n, top_logprobs=candidates(1, 2, 3)) for n in (1, 2, 1)))
+    stream = go_on(chat, 1, "w3").say(" end")
     stream.end()
-    prompt = stream.body["prompt"]
-    dialog = chat.open_token(chat.tokens(chat.finished()).nth(1))
-    dialog.get_by_role("button", name=re.compile("^Go on with.*w3")).click()
-    stream = script.next(chat).say(" end")
-    stream.end()
-    assert stream.body["prompt"] == [prompt, 1, 3]
+    assert stream.body["prompt"] == [script.streams[0].body["prompt"], 1, 3]
     answer = chat.finished()
     assert chat.copied(answer) == " w1 w3 end"
     # what stays, and the token that was chosen by hand, can be opened too
     tokens = chat.tokens(answer)
     expect(tokens).to_have_count(3)
-    rows = table(chat.open_token(tokens.nth(1)))
-    assert len(rows) == 3
+    assert len(table(chat.open_token(tokens.nth(1)))) == 3
 
 
 @pytest.mark.parametrize("contrasted", [False, True])
 def test_a_branch_keeps_what_an_answers_first_token_decided(chat: Chat, script: Script, contrasted: bool) -> None:
     """min_first_entropy: the twin of the first token may be made before it is known that none is needed."""
-    chat.play(script)
     chat.pcd("^gentle")
-    chat.send("Say")
-    stream = script.next(chat)
+    stream = chat.begin()
     counts = {"pcd_twins": 3, "pcd_contrasted": 2} if contrasted else {"pcd_twins": 1, "pcd_contrasted": 0}
     timings = {"prompt_n": 9, "cache_n": 0, "predicted_n": 3, "predicted_per_second": 9.0, **counts}
-    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2)]
-    stream.say(*(event(" w1", 1, top_logprobs=options) for _ in range(3))).end(timings=timings)
+    stream.say(*(event(" w1", 1, top_logprobs=candidates(1, 2)) for _ in range(3))).end(timings=timings)
+    chat.finished()
     assert stream.body["pcd"]["min_first_entropy"] > 0
-    dialog = chat.open_token(chat.tokens(chat.finished()).nth(1))
-    dialog.get_by_role("button", name=re.compile("^Go on with.*w2")).click()
-    other = script.next(chat).say(" end")
+    other = go_on(chat, 1, "w2").say(" end")
     other.end()
     assert other.body["pcd"] == ({**stream.body["pcd"], "min_first_entropy": 0} if contrasted else False)
 
@@ -312,20 +272,13 @@ def test_the_server_counts_one_twin_at_most_where_the_first_token_was_sure() -> 
 
 def test_a_branch_is_drawn_as_its_answer_was(chat: Chat, script: Script) -> None:
     """Whatever is set by then: sampling, system message, PCD."""
-    chat.play(script)
     chat.set(temperature=0.3, top_p=0.6, seed=7, system_message="Be brief.")
     chat.pcd("^window")
-    chat.send("Say")
-    stream = script.next(chat)
-    options = [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in (1, 2)]
-    stream.say(event(" w1", 1, top_logprobs=options)).end()
-    chat.finished()
-    before = stream.body
+    chat.told(event(" w1", 1, top_logprobs=candidates(1, 2)))
+    before = script.streams[0].body
     chat.set(temperature=0.9, top_p=0.1, seed=8, system_message="Be long.")
     chat.pcd("^off")
-    dialog = chat.open_token(chat.tokens(chat.answers).first)
-    dialog.get_by_role("button", name=re.compile("^Go on with.*w2")).click()
-    stream = script.next(chat).say(" end")
+    stream = go_on(chat, 0, "w2").say(" end")
     stream.end()
     for name in ("temperature", "top_p", "seed", "pcd", "model"):
         assert stream.body[name] == before[name], name
@@ -370,42 +323,39 @@ def test_compare(chat: Chat, served: Server, taken: str) -> None:
     assert more == complete(served, prompt_of(served, text, texts[taken], "More"))["content"]
 
 
+def compared(chat: Chat) -> list[Script.Stream]:
+    """Both sides of a comparison whose answers the test makes up, the plain one first."""
+    chat.message.fill("Say")
+    chat.button("Compare").click()
+    return sorted((chat.script.next(chat) for _ in range(2)), key=lambda stream: bool(stream.body["pcd"]))
+
+
 def test_compare_is_with_gentle_where_the_server_is_off(open_page: Open, script: Script) -> None:
     with serve(pcd=False) as server:
         chat = open_page(server)
         chat.play(script)
-        chat.message.fill("Say")
-        chat.button("Compare").click()
-        streams = [script.next(chat).say("x") for _ in range(2)]
+        streams = compared(chat)
         for stream in streams:
-            stream.end()
+            stream.say("x").end()
         gentle = ask(server, "/props")[1]["pcd"]["presets"]["gentle"]
-        assert sorted((stream.body["pcd"] for stream in streams), key=bool) == [False, gentle]
+        assert [stream.body["pcd"] for stream in streams] == [False, gentle]
         expect(chat.named("group", "Comparison")).to_contain_text(re.compile("gentle"))
 
 
 def test_stop_ends_both_sides(chat: Chat, script: Script) -> None:
-    chat.play(script)
-    chat.message.fill("Say")
-    chat.button("Compare").click()
-    streams = [script.next(chat).say("half") for _ in range(2)]
-    assert [stream.body["pcd"] is False for stream in sorted(streams, key=lambda s: bool(s.body["pcd"]))] == [
-        True,
-        False,
-    ]
+    streams = compared(chat)
+    assert [stream.body["pcd"] is False for stream in streams] == [True, False]
     assert len({(stream.body["prompt"], stream.body["seed"]) for stream in streams}) == 1
-    group = chat.named("group", "Comparison")
-    expect(group.get_by_text("half")).to_have_count(2)
+    for stream in streams:
+        stream.say("half")
+    expect(chat.named("group", "Comparison").get_by_text("half")).to_have_count(2)
     chat.button("Stop").click()
     chat.until(lambda: all(stream.is_left.is_set() for stream in streams))
     expect(chat.button("Send")).to_be_visible()
 
 
 def test_one_side_may_fail(chat: Chat, script: Script) -> None:
-    chat.play(script)
-    chat.message.fill("Say")
-    chat.button("Compare").click()
-    first, second = (script.next(chat) for _ in range(2))
+    first, second = compared(chat)
     first.fail(400, b'{"error": {"code": 400, "message": "No room.", "type": "x"}}')
     chat.watch.allow("the server responded with a status of 400")
     second.say("whole").end()

@@ -5,8 +5,6 @@ PYPCD_PAGE_PICTURES names a folder for pictures of the views, for people to look
     PYPCD_PAGE_PICTURES=build/page scripts/test tests/server/test_page_views.py
 """
 
-# ruff: noqa: F401, F811  fixtures are imported
-
 from __future__ import annotations
 
 import os
@@ -15,7 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browser import ENDLESS, Chat, Open, Script, chromium, expect, open_page, question, script, serve, served
+from browser import Chat, Open, Script, candidates, event, expect, question
+
+pytest_plugins = ["browser"]  # fixtures
 
 PICTURES = os.environ.get("PYPCD_PAGE_PICTURES")
 
@@ -63,7 +63,7 @@ def views(chat: Chat, script: Script) -> Iterator[str]:
     yield "compare"
     chat.button("Go on with this", group).last.click()
     chat.play(script)
-    chat.told(script, *re.findall(r"\s*\S+|\s+$", MARKDOWN), text="Show what you can.")
+    chat.told(*re.findall(r"\s*\S+|\s+$", MARKDOWN), text="Show what you can.")
     yield "markdown"
     chat.button("Edit", chat.questions.last).click()
     yield "editing"
@@ -76,8 +76,7 @@ def views(chat: Chat, script: Script) -> Iterator[str]:
     expect(chat.named("navigation", "Conversations")).to_be_visible()
     yield "conversations"
     page.keyboard.press("Escape")
-    chat.send("Read this.")
-    stream = script.next(chat)
+    stream = chat.begin("Read this.")
     report = {"total": 200_000, "cache": 0, "processed": 51_200, "time_ms": 60_000}
     stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": report})
     expect(chat.named("progressbar", "Reading")).to_be_visible()
@@ -138,7 +137,7 @@ def test_colours_follow_the_system_or_the_choice(open_page: Open) -> None:
 def test_text_of_twice_the_size_fits(open_page: Open, script: Script) -> None:
     chat = open_page(viewport={"width": 640, "height": 400})  # 1280 x 800 at 200 %
     chat.play(script)
-    chat.told(script, MARKDOWN)
+    chat.told(MARKDOWN)
     assert chat.widest() == 0
     expect(chat.message).to_be_in_viewport()
 
@@ -161,57 +160,55 @@ def tabbed(chat: Chat, name: str, key: str = "Tab", most: int = 60) -> None:
     raise AssertionError(f"{name} is not reached")
 
 
-def test_a_whole_talk_by_keyboard_alone(open_page: Open) -> None:
-    with serve(*ENDLESS) as server:
-        chat = open_page(server, greedy=False)
-        keys = chat.page.keyboard
-        tabbed(chat, "Settings")
-        keys.press("Enter")
-        dialog = chat.named("dialog", "Settings")
-        expect(dialog).to_be_visible()
-        assert dialog.evaluate("dialog => dialog.contains(document.activeElement)")
-        tabbed(chat, "Temperature")
-        keys.press("ControlOrMeta+a")
-        keys.type("0.25")
-        keys.press("Escape")
-        expect(dialog).to_be_hidden()
-        assert chat.page.evaluate(FOCUSED) == "Settings"
-        tabbed(chat, "PCD")
-        keys.press("End")
-        expect(chat.named("combobox", "PCD")).to_have_value("custom")
-        keys.press("Home")
-        expect(chat.named("combobox", "PCD")).to_have_value("server")
-        tabbed(chat, "Message")
-        keys.type("Hello")
-        with chat.page.expect_request("**/completion") as asked:
-            keys.press("Enter")
-        assert asked.value.post_data_json["temperature"] == 0.25
-        expect(chat.answers).to_have_count(1)
-        tabbed(chat, "Stop", most=5)
-        keys.press("Enter")
-        answer = chat.finished()
-        tabbed(chat, "Tokens", "Shift+Tab")
-        keys.press("Space")
-        expect(chat.button("Tokens", answer)).to_have_attribute("aria-pressed", "true")
-        for _ in range(20):
-            keys.press("Shift+Tab")
-            if chat.page.evaluate("document.activeElement.closest('[role=group]') !== null"):
-                break
-        keys.press("ArrowRight")
-        keys.press("Enter")
-        dialog = chat.named("dialog", "Token")
-        expect(dialog).to_be_visible()
-        tabbed(chat, "Go on with")
-        keys.press("Enter")
-        expect(dialog).to_be_hidden()
-        expect(chat.answers).to_contain_text(re.compile(r"2 of 2"))
-        assert chat.copied(chat.finished())
+def test_a_whole_talk_by_keyboard_alone(chat: Chat, script: Script) -> None:
+    keys = chat.page.keyboard
+    tabbed(chat, "Settings")
+    keys.press("Enter")
+    dialog = chat.named("dialog", "Settings")
+    expect(dialog).to_be_visible()
+    assert dialog.evaluate("dialog => dialog.contains(document.activeElement)")
+    tabbed(chat, "Temperature")
+    keys.press("ControlOrMeta+a")
+    keys.type("0.25")
+    keys.press("Escape")
+    expect(dialog).to_be_hidden()
+    assert chat.page.evaluate(FOCUSED) == "Settings"
+    tabbed(chat, "PCD")
+    keys.press("End")
+    expect(chat.named("combobox", "PCD")).to_have_value("custom")
+    keys.press("Home")
+    expect(chat.named("combobox", "PCD")).to_have_value("server")
+    tabbed(chat, "Message")
+    keys.type("Hello")
+    keys.press("Enter")
+    stream = script.next(chat)
+    assert stream.body["temperature"] == 0.25
+    stream.say(*(event(" w1", 1, top_logprobs=candidates(1, 2)) for _ in range(3)))
+    expect(chat.answers).to_contain_text("w1 w1 w1")
+    tabbed(chat, "Stop", most=5)
+    keys.press("Enter")
+    answer = chat.finished()
+    tabbed(chat, "Tokens", "Shift+Tab")
+    keys.press("Space")
+    expect(chat.button("Tokens", answer)).to_have_attribute("aria-pressed", "true")
+    for _ in range(20):
+        keys.press("Shift+Tab")
+        if chat.page.evaluate("document.activeElement.closest('[role=group]') !== null"):
+            break
+    keys.press("ArrowRight")
+    keys.press("Enter")
+    dialog = chat.named("dialog", "Token")
+    expect(dialog).to_be_visible()
+    tabbed(chat, "Go on with")
+    keys.press("Enter")
+    expect(dialog).to_be_hidden()
+    script.next(chat).say(" end").end()
+    assert chat.copied(chat.finished()) == " w1 w2 end"
+    expect(chat.answers).to_contain_text(re.compile(r"2 of 2"))
 
 
-def test_the_focus_is_never_lost(open_page: Open, script: Script) -> None:
+def test_the_focus_is_never_lost(chat: Chat, script: Script) -> None:
     """Where what had the focus goes away, the focus is not nowhere: a keyboard's user would begin at the top again."""
-    chat = open_page()
-    chat.play(script)
 
     def is_somewhere() -> bool:
         return bool(chat.page.evaluate("document.activeElement !== document.body"))
@@ -244,10 +241,8 @@ def test_the_focus_is_never_lost(open_page: Open, script: Script) -> None:
 # -- with a screen reader ---------------------------------------------------------------------------------------------
 
 
-def test_the_page_has_a_structure(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
-    chat.told(script, "x")
+def test_the_page_has_a_structure(chat: Chat, script: Script) -> None:
+    chat.told("x")
     for role in ("banner", "main"):
         expect(chat.page.get_by_role(role)).to_have_count(1)  # type: ignore[arg-type]
     expect(chat.page.get_by_role("heading", level=1)).to_have_count(1)
@@ -260,9 +255,7 @@ def test_the_page_has_a_structure(open_page: Open, script: Script) -> None:
     assert names == []
 
 
-def test_a_screen_reader_hears_the_beginning_and_the_end_and_not_each_token(open_page: Open, script: Script) -> None:
-    chat = open_page()
-    chat.play(script)
+def test_a_screen_reader_hears_the_beginning_and_the_end_and_not_each_token(chat: Chat, script: Script) -> None:
     chat.page.evaluate(
         """() => { window.heard = [];
           const live = '[role=status], [role=alert], [role=log], [aria-live]:not([aria-live=off])';
@@ -271,8 +264,7 @@ def test_a_screen_reader_hears_the_beginning_and_the_end_and_not_each_token(open
             if (region && !region.closest('[aria-busy=true]')) heard.push(region.textContent.trim());
           } }).observe(document.body, {subtree: true, childList: true, characterData: true}) }"""
     )
-    chat.send("Say")
-    stream = script.next(chat)
+    stream = chat.begin("Say")
     for word in [f" word{n}" for n in range(30)]:
         stream.say(word)
     expect(chat.answers).to_contain_text("word29")

@@ -1,14 +1,12 @@
 """llama-server with PCD: each request's answer against pypcd.Llama with the same setting, alone and several at once."""
 
-# ruff: noqa: F401, F811  fixtures are imported
-
 from __future__ import annotations
 
 import concurrent.futures
 import http.client
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,22 +16,22 @@ from serving import (
     BASE,
     MESSAGES,
     PROMPTS,
+    ROUTES,
     SETTINGS,
-    N,
     ask,
     complete,
     is_greedy,
-    llm,
     log_softmax,
     ready,
     refused,
-    server,
 )
 
 import pypcd
 from pypcd import PCDConfig
 from pypcd.config import PRESETS
 from pypcd.server import Server
+
+pytest_plugins = ["serving"]  # fixtures
 
 
 @pytest.fixture(scope="module")
@@ -80,31 +78,6 @@ def test_what_was_cached_under_another_setting_serves_the_next(server: Server, l
     assert answer["timings"]["cache_n"] > 0
 
 
-def test_several_answers_to_one_prompt(server: Server, llm: pypcd.Llama) -> None:
-    body = {"prompt": PROMPTS[0], "max_tokens": N, "temperature": 0, "n": 3, "pcd": "cautious"}
-    status, answer = ask(server, "/v1/completions", body)
-    texts = [choice["text"] for choice in answer["choices"]]
-    assert status == 200 and len(texts) == 3
-    alone = complete(server, PROMPTS[0], pcd="cautious")
-    is_greedy(llm, PROMPTS[0], "cautious", alone["tokens"])
-    assert set(texts) == {alone["content"]}
-
-
-def test_a_setting_ends_with_its_request(server: Server, llm: pypcd.Llama) -> None:
-    with_pcd = complete(server, PROMPTS[0], pcd={"beta": 30.0}, id_slot=1)["tokens"]
-    plain = complete(server, PROMPTS[0], pcd=False, id_slot=1)["tokens"]
-    assert with_pcd != plain
-    is_greedy(llm, PROMPTS[0], False, plain)
-
-
-def test_streams_have_the_same_text(server: Server) -> None:
-    body = {"prompt": PROMPTS[0], "n_predict": N, "temperature": 0, "pcd": "cautious", "stream": True}
-    status, text = ask(server, "/completion", body)
-    parts = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-    assert status == 200
-    assert "".join(part["content"] for part in parts) == complete(server, PROMPTS[0], pcd="cautious")["content"]
-
-
 def test_a_connection_stays_after_a_stream(server: Server) -> None:
     body = json.dumps({"prompt": PROMPTS[0], "n_predict": 4, "stream": True})
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
@@ -117,28 +90,22 @@ def test_a_connection_stays_after_a_stream(server: Server) -> None:
     connection.close()
 
 
-ROUTES: dict[str, Any] = {
-    "/v1/completions": ({"prompt": PROMPTS[0], "max_tokens": N}, lambda a: a["choices"][0]["text"]),
-    "/v1/chat/completions": (
-        {"messages": MESSAGES, "max_tokens": N},
-        lambda a: a["choices"][0]["message"]["content"],
-    ),
-    "/v1/responses": (
-        {"input": MESSAGES[0]["content"], "max_output_tokens": N},
-        lambda a: a["output"][0]["content"][0]["text"],
-    ),
-    "/v1/messages": ({"messages": MESSAGES, "max_tokens": N}, lambda a: a["content"][0]["text"]),
+TEXT_OF: dict[str, Callable[[Any], str]] = {
+    "/v1/completions": lambda answer: answer["choices"][0]["text"],
+    "/v1/chat/completions": lambda answer: answer["choices"][0]["message"]["content"],
+    "/v1/responses": lambda answer: answer["output"][0]["content"][0]["text"],
+    "/v1/messages": lambda answer: answer["content"][0]["text"],
 }
 
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_every_route_takes_the_field_and_the_suffix(server: Server, path: str) -> None:
-    body, text_of = ROUTES[path]
+    body = ROUTES[path]
 
     def said(**fields: Any) -> str:
         status, answer = ask(server, path, {"temperature": 0, **body, **fields})
         assert status == 200, answer
-        return text_of(answer)
+        return TEXT_OF[path](answer)
 
     strong = {"beta": 30.0}
     plain, on, cautious = said(pcd=False), said(pcd=strong), said(pcd="cautious")
@@ -188,10 +155,10 @@ def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Serv
     assert not {"pcd_constrained", "pcd_twins"} & set(without)
     assert with_pcd["pcd_twins"] == with_pcd["predicted_n"] and "pcd_constrained" not in with_pcd
     for asked in ({"pcd": {}}, {"pcd": True}, {"model": "demo:pcd"}, {"model": "demo:pcd-cautious"}):
-        timings = constrained(server, path, body, **asked)[1]
-        assert (
-            timings["pcd_twins"] + timings["pcd_skipped"] == timings["predicted_n"] and "pcd_constrained" not in timings
-        )
+        text, timings = constrained(server, path, body, **asked)
+        assert timings["pcd_twins"] + timings["pcd_skipped"] == timings["predicted_n"]
+        assert "pcd_constrained" not in timings
+        assert re.fullmatch("[a-z]{8}", text) if "grammar" in body else re.fullmatch("[a-z]{12}", json.loads(text)["a"])
     text, timings = constrained(server, path, body, pcd={"beta": 0.0})
     assert text == plain and timings["pcd_twins"] > 0
 
@@ -209,16 +176,21 @@ def test_a_grammar_that_begins_later_leaves_the_setting(server: Server, llm: pyp
     assert answer["timings"]["pcd_twins"] > 0 and "pcd_constrained" not in answer["timings"]
 
 
-def test_metrics_count_what_a_grammar_left_plain(server: Server) -> None:
-    def counted() -> float:
-        lines = ask(server, "/metrics")[1].splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith("llamacpp:pcd_constrained_total "))
+def counter(server: Server, name: str) -> float:
+    lines = ask(server, "/metrics")[1].splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:pcd_{name}_total "))
 
-    before = counted()
+
+def params_of(server: Server, slot: int) -> dict[str, Any]:
+    """What the last request of a slot asked for."""
+    return next(one["params"] for one in ask(server, "/slots")[1] if one["id"] == slot)
+
+
+def test_metrics_count_what_a_grammar_left_plain(server: Server) -> None:
+    before = counter(server, "constrained")
     n = complete(server, PROMPTS[0], grammar=RULES, id_slot=2)["timings"]["pcd_constrained"]
-    assert n > 0 and counted() == before + n
-    slot = next(slot for slot in ask(server, "/slots")[1] if slot["id"] == 2)
-    assert slot["params"]["pcd"] is False
+    assert n > 0 and counter(server, "constrained") == before + n
+    assert params_of(server, 2)["pcd"] is False
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -259,40 +231,48 @@ def test_presets_are_those_of_python(off: Server, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("setting", "word"),
     [
-        ({"beta": "x"}, "Field 'pcd': beta is \"x\"; allowed: a number"),
-        ({"beta": -1}, "Field 'pcd': beta is -1, allowed: 0 to 1000"),
-        ({"beta": 1e300}, "Field 'pcd': beta is 1e+300; allowed: a number"),
-        ({"beta": True}, "Field 'pcd': beta is true; allowed: a number"),
-        ({"beta": None}, "Field 'pcd': beta is null; allowed: a number"),
-        ({"gamma": 0}, "Field 'pcd': gamma is 0, allowed: at least 1"),
-        ({"gamma": 1.5}, "Field 'pcd': gamma is 1.5; allowed: an integer"),
-        ({"gamma": 2**40}, "Field 'pcd': gamma is 1099511627776; allowed: an integer"),
-        ({"window": "all"}, "Field 'pcd': window is \"all\"; allowed: an integer, null"),
-        ({"adaptive": "kl"}, 'Field \'pcd\': adaptive is "kl"; allowed: null, "jsd"'),
-        ({"perturbation": "none"}, "Field 'pcd': perturbation \"none\" without a window"),
-        ({"perturbation": "noise"}, 'Field \'pcd\': perturbation is "noise", this server\'s is "over-rotation"'),
-        ({"alpha": 0.3}, "Field 'pcd': alpha is 0.3, this server's is 0.2, which only `pypcd serve --pcd` can change"),
-        ({"cache": "separate"}, 'Field \'pcd\': cache is "separate", this server\'s is "rerotated"'),
-        ({"bta": 1}, "Field 'pcd': there is no field \"bta\"; a request may change beta, gamma, relative_top"),
-        ("cautius", 'Field \'pcd\': it is "cautius"; allowed: true, false, "paper"'),
-        ("blog", "Field 'pcd': it is \"blog\", a preset that only `pypcd serve --pcd` can put in force"),
-        (3, "Field 'pcd': it is 3; allowed: true, false"),
-        ([], "Field 'pcd': it is []; allowed: true, false"),
+        ({"beta": "x"}, 'beta is "x"'),
+        ({"beta": -1}, "beta is -1"),
+        ({"beta": 1e300}, "beta is 1e+300"),
+        ({"beta": True}, "beta is true"),
+        ({"beta": None}, "beta is null"),
+        ({"gamma": 0}, "gamma is 0"),
+        ({"gamma": 1.5}, "gamma is 1.5"),
+        ({"gamma": 2**40}, "gamma is 1099511627776"),
+        ({"window": "all"}, 'window is "all"'),
+        ({"adaptive": "kl"}, 'adaptive is "kl"'),
+        ({"perturbation": "none"}, "window"),
+        ({"perturbation": "noise"}, 'perturbation is "noise", this server\'s is "over-rotation"'),
+        ({"alpha": 0.3}, "alpha is 0.3, this server's is 0.2, which only `pypcd serve --pcd` can change"),
+        ({"cache": "separate"}, 'cache is "separate", this server\'s is "rerotated"'),
+        ({"bta": 1}, 'there is no field "bta"; a request may change beta, gamma, relative_top'),
+        (3, "it is 3"),
+        ([], "it is []"),
+        ("cautius", 'it is "cautius"; allowed: true, false, "paper"'),
+        ("tuned.json", 'it is "tuned.json"'),
+        ("blog", "`pypcd serve --pcd`"),
+        ("blog:beta=1", "`pypcd serve --pcd`"),
+        ("beta=x", 'beta is "x"'),
+        ("alpha=0.3", "alpha is 0.3, this server's is 0.2"),
+        ("beta=1:beta=2", "beta is given twice"),
+        ("beta=1:off", '"off" in it is no value'),
+        ("window: beta=1", '" beta=1" in it is no value'),
+        ("beta=1,gamma=3", '"beta=1,gamma=3" in it is no value'),
+        ("x" * 200000, "allowed: "),
+        ("beta=1:" * 5000, "give it once"),
     ],
+    ids=lambda value: str(value)[:20],
 )
-def test_what_a_request_may_not_have_is_refused_with_a_sentence(server: Server, setting: Any, message: str) -> None:
-    assert message in refused(server, pcd=setting)
-    assert "llama_pcd" not in refused(server, pcd=setting)
+def test_what_a_request_may_not_have_is_refused_with_a_sentence(server: Server, setting: Any, word: str) -> None:
+    said = refused(server, pcd=setting)
+    assert said.startswith("Field 'pcd': ") and word in said and "llama_pcd" not in said
     assert complete(server, "a", n_predict=1)["tokens"]
 
 
-def test_a_wrong_suffix_names_the_field_model(server: Server) -> None:
+def test_a_wrong_suffix_names_the_field_model_and_a_refused_stream_is_a_plain_400(server: Server) -> None:
     assert "Field 'model': it is \"x\"; allowed: " in refused(server, model="demo:pcd-x")
-
-
-def test_a_refused_stream_is_a_plain_400(server: Server) -> None:
     for setting in ({"beta": -1}, "x"):
         assert "Field 'pcd'" in refused(server, pcd=setting, stream=True)
 
@@ -305,11 +285,6 @@ def test_a_refusal_ends_nobody_elses_answer(server: Server, llm: pypcd.Llama) ->
             list(pool.map(lambda setting: refused(server, pcd=setting), wrong))
         for prompt, answer in zip(PROMPTS, answers):
             is_greedy(llm, prompt, "cautious", answer.result()["tokens"])
-
-
-def test_backend_sampling_gives_way(off: Server) -> None:
-    a, b = (complete(off, PROMPTS[0], pcd="cautious", backend_sampling=on)["content"] for on in (True, False))
-    assert a == b
 
 
 # -- what the server says ---------------------------------------------------------------------------------------------
@@ -350,27 +325,18 @@ def test_props_name_every_field(server: Server, off: Server) -> None:
 
 
 def test_slots_and_metrics_say_what_pcd_did(server: Server) -> None:
-    def counter(name: str) -> float:
-        lines = ask(server, "/metrics")[1].splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:{name} "))
-
-    names = ("pcd_twins", "pcd_skipped", "pcd_contrasted")
-    before = [counter(f"{name}_total") for name in names]
+    names = ("twins", "skipped", "contrasted")
+    before = [counter(server, name) for name in names]
     timings = complete(server, PROMPTS[2], pcd={"min_context": 20, "min_entropy": 1.0}, id_slot=3)["timings"]
-    after = [counter(f"{name}_total") for name in names]
     assert timings["pcd_twins"] > 0 and timings["pcd_skipped"] > 0
-    assert [b - a for a, b in zip(before, after)] == [timings[name] for name in names]
-    slot = next(slot for slot in ask(server, "/slots")[1] if slot["id"] == 3)
-    assert slot["params"]["pcd"]["min_entropy"] == 1.0
+    assert [counter(server, name) - b for name, b in zip(names, before)] == [timings[f"pcd_{name}"] for name in names]
+    assert params_of(server, 3)["pcd"]["min_entropy"] == 1.0
 
 
 def test_candidates_come_with_both_rows(server: Server, llm: pypcd.Llama) -> None:
     answer = complete(server, PROMPTS[0], pcd={"gamma": 3}, n_predict=3, n_probs=6)
     llm.pcd = PCDConfig.resolve({"gamma": 3}, PCDConfig.resolve(BASE))
     text = llm.tokenize(PROMPTS[0].encode())
-    llm.reset()
-    llm._ctx.kv_cache_clear()
-    llm.eval(text)
     limit = 10 * contrasted(rounding_of(llm, text), 2.5)  # the angles of L* are larger
     llm.reset()
     llm._ctx.kv_cache_clear()
@@ -384,9 +350,7 @@ def test_candidates_come_with_both_rows(server: Server, llm: pypcd.Llama) -> Non
                 expected = float(row[candidate["id"]])
                 assert (got[name] is None) == (not np.isfinite(expected)), (name, candidate)
                 assert got[name] is None or abs(got[name] - expected) < limit, (name, candidate)
-        seen = {candidate["id"] for candidate in entry["top_logprobs"]} | {
-            candidate["id"] for candidate in entry["pcd"]["pushed_out"]
-        }
+        seen = {candidate["id"] for candidate in [*entry["top_logprobs"], *entry["pcd"]["pushed_out"]]}
         assert set(np.argsort(rows.standard)[::-1][:6].tolist()) <= seen
         assert entry["pcd"]["strength"] == pytest.approx(2.5)
         llm.eval([entry["id"]])

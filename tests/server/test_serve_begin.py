@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from conftest import native_row
 from reference import bits
-from serving import BASE, PROMPTS, SMALL, ask, complete, llm, ready  # noqa: F401
+from serving import BASE, PROMPTS, SMALL, ask, complete, ready
 
 import pypcd
 from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server
+
+pytest_plugins = ["serving"]  # fixtures
 
 STRONG = {"perturbation": "none", "window": 4, "n_sink": 0, "beta": 4.0, "gamma": 384, "relative_top": 0.0}
 N_PAIRS = 200
@@ -35,7 +37,7 @@ def server(saves: Path) -> Iterator[Server]:
         yield made
 
 
-def entropy_behind(llm: pypcd.Llama, tokens: list[int]) -> float:  # noqa: F811
+def entropy_behind(llm: pypcd.Llama, tokens: list[int]) -> float:
     llm.pcd = False
     llm.reset()
     llm._ctx.kv_cache_clear()
@@ -55,7 +57,7 @@ def told(found: dict[str, Any]) -> tuple[list[int], list[int]]:
 Pair = tuple[list[int], list[int], float, bool]
 
 
-def pairs(llm: pypcd.Llama, server: Server, n: int, seed: int) -> Iterator[Pair]:  # noqa: F811
+def pairs(llm: pypcd.Llama, server: Server, n: int, seed: int) -> Iterator[Pair]:
     """A prompt, the same with the first tokens of its answer, a floor, and whether the answer to the second one is contrasted."""
     rng = random.Random(seed)
     text = llm.tokenize((" ".join(PROMPTS) * 3).encode(), add_bos=False)
@@ -73,7 +75,7 @@ def pairs(llm: pypcd.Llama, server: Server, n: int, seed: int) -> Iterator[Pair]
         yield prompt, goes_on, floor, after >= floor
 
 
-def test_the_cache_changes_no_answer(server: Server, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_the_cache_changes_no_answer(server: Server, llm: pypcd.Llama) -> None:
     n_other = 0  # of those whose decision is not that of the answer in the slot
     for prompt, goes_on, floor, is_contrasted in pairs(llm, server, N_PAIRS, 1):
         cached = answer(server, goes_on, floor, id_slot=0)
@@ -85,7 +87,7 @@ def test_the_cache_changes_no_answer(server: Server, llm: pypcd.Llama) -> None: 
     assert n_other >= N_PAIRS // 8, "or this shows nothing"
 
 
-def test_each_of_several_answers_begins_there(server: Server, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_each_of_several_answers_begins_there(server: Server, llm: pypcd.Llama) -> None:
     contrasted = set()
     for _, goes_on, floor, is_contrasted in pairs(llm, server, 12, 2):
         body = {"prompt": goes_on, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "n": 3, "id_slot": 0}
@@ -97,7 +99,7 @@ def test_each_of_several_answers_begins_there(server: Server, llm: pypcd.Llama) 
     assert contrasted == {False, True}
 
 
-def test_a_slot_that_was_saved_or_shifted_holds_no_decision(saves: Path, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_a_slot_that_was_saved_or_shifted_holds_no_decision(saves: Path, llm: pypcd.Llama) -> None:
     options = [*SMALL, "--slot-save-path", f"{saves}/", "--context-shift"]
     options[options.index("8192")] = "1024"  # 512 each
     with ready(pcd=BASE, parallel=2, options=options) as server:
@@ -112,7 +114,7 @@ def test_a_slot_that_was_saved_or_shifted_holds_no_decision(saves: Path, llm: py
             assert told(answer(server, goes_on, floor, id_slot=0)) == alone
 
 
-def test_drafted_tokens_begin_no_answer(server: Server, llm: pypcd.Llama) -> None:  # noqa: F811
+def test_drafted_tokens_begin_no_answer(server: Server, llm: pypcd.Llama) -> None:
     drafts = ["--model-draft", str(DEMO_MODEL), "--spec-type", "draft-simple"]
     n_drafted = 0
     with ready(pcd=BASE, parallel=2, options=[*SMALL, *drafts]) as drafting:

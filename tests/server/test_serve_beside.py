@@ -1,23 +1,21 @@
 """llama-server's own features beside PCD: each works with it, and gives what the same requests give one after the other."""
 
-# ruff: noqa: F401, F811  fixtures are imported
-
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, llm, ready
+from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused, within
 
 import pypcd
 from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server
+
+pytest_plugins = ["serving"]  # fixtures
 
 STRONG = {"beta": 30.0}
 
@@ -27,47 +25,11 @@ def saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("slots")
 
 
-@pytest.fixture(scope="module")
-def server(saves: Path) -> Iterator[Server]:
-    options = [*SMALL, "--slot-save-path", f"{saves}/", "--context-shift"]
-    options[options.index("8192")] = "2304"  # 768 each
-    with ready(pcd=BASE, parallel=3, options=options) as made:
-        yield made
-
-
 def running(*options: str, pcd: Any = BASE, parallel: int = 2) -> contextlib.AbstractContextManager[Server]:
     return ready(pcd=pcd, parallel=parallel, options=[*SMALL, *options])
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_grammar_and_a_schema_hold(server: Server) -> None:
-    assert set(complete(server, PROMPTS[0], pcd=STRONG, grammar='root ::= "x" [0-9]+')["content"][1:]) <= set(
-        "0123456789"
-    )
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    text = complete(server, PROMPTS[0], pcd=STRONG, json_schema=schema, n_predict=40)["content"]
-    assert list(json.loads(text)) == ["a"]
-
-
-def test_a_logit_bias_reaches_what_the_contrast_took_out(server: Server) -> None:
-    out = complete(server, PROMPTS[0], pcd={"gamma": 2}, n_predict=1, n_probs=6)["completion_probabilities"][0]
-    token = next(entry["id"] for entry in out["top_logprobs"] if entry["pcd"]["contrasted"] is None)
-    answer = complete(server, PROMPTS[0], pcd={"gamma": 2}, n_predict=3, logit_bias=[[token, 100.0]])
-    assert answer["tokens"] == [token] * 3
-    never = complete(server, PROMPTS[0], pcd={"gamma": 2}, n_predict=3, logit_bias=[[out["id"], False]])
-    assert out["id"] not in never["tokens"]
-
-
-def test_a_seed_repeats_an_answer_and_a_stop_ends_it(server: Server) -> None:
-    drawn = {"temperature": 1.5, "pcd": {"relative_top": 0.01}, "cache_prompt": False}
-    same = [complete(server, PROMPTS[1], seed=5, id_slot=0, **drawn)["content"] for _ in range(2)]
-    others = {complete(server, PROMPTS[1], seed=seed, id_slot=0, **drawn)["content"] for seed in range(6)}
-    assert same[0] == same[1] and len(others) > 1
-    text = complete(server, PROMPTS[0], pcd=STRONG)["content"]
-    answer = complete(server, PROMPTS[0], pcd=STRONG, stop=[text[3:6]])
-    assert answer["content"] == text[: text.index(text[3:6])] and answer["stop_type"] == "word"
 
 
 def test_probabilities_after_sampling(server: Server) -> None:
@@ -80,37 +42,28 @@ def test_probabilities_after_sampling(server: Server) -> None:
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_saved_slot_goes_on(server: Server, llm: pypcd.Llama) -> None:
+@pytest.mark.parametrize("pcd", [BASE, "paper:cache=separate:evaluation=fused"])  # the second has a second stream
+def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(pcd: str, saves: Path, llm: pypcd.Llama) -> None:
     text = " ".join(PROMPTS)
-    for setting in (STRONG, False):
-        first = complete(server, text, pcd=setting, id_slot=0, n_predict=8)
-        assert ask(server, "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
-        complete(server, "another text", pcd=setting, id_slot=0)
-        assert ask(server, "/slots/0?action=restore", {"filename": "a.bin"})[0] == 200
-        again = complete(server, text, pcd=setting, id_slot=0, n_predict=8)
-        assert again["tokens"] == first["tokens"] and again["timings"]["cache_n"] > 0
-        is_greedy(llm, text, setting, again["tokens"])
+    with running("--slot-save-path", f"{saves}/", pcd=pcd) as server:
+        for asked in ({}, {"pcd": False}):
+            first = complete(server, text, id_slot=0, n_predict=8, **asked)
+            assert ask(server, "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
+            complete(server, "another text", id_slot=0, pcd=False)
+            assert ask(server, "/slots/0?action=restore", {"filename": "a.bin"})[0] == 200
+            again = complete(server, text, id_slot=0, n_predict=8, **asked)
+            assert again["tokens"] == first["tokens"] and again["timings"]["cache_n"] > 0
+            is_greedy(llm, text, asked.get("pcd", pypcd.PCDConfig.resolve(pcd)), again["tokens"])
+        if "separate" in pcd:
+            assert "window is 4" in refused(server, pcd={"window": 4})
 
 
-def test_a_context_that_shifts_goes_on(server: Server) -> None:
+def test_a_context_that_shifts_goes_on() -> None:
     long = " ".join(f"{i} is {i * i}." for i in range(90))
-    answer = complete(server, long, pcd={"beta": 1.0}, n_predict=400, ignore_eos=True, cache_prompt=False)
+    with running("--context-shift", "--ctx-size", "1536") as server:  # 768 each
+        answer = complete(server, long, pcd={"beta": 1.0}, n_predict=400, ignore_eos=True)
     assert answer["tokens_predicted"] == 400 and answer["timings"]["pcd_twins"] > 0
     assert answer["tokens_evaluated"] + 400 > 768, "nothing was shifted"
-
-
-def test_a_second_stream_follows_saved_slots_and_the_prompt_cache(saves: Path, llm: pypcd.Llama) -> None:
-    setting = "paper:cache=separate:evaluation=fused"
-    with running("--slot-save-path", f"{saves}/", pcd=setting) as server:
-        text = " ".join(PROMPTS)
-        first = complete(server, text, id_slot=0, n_predict=8)
-        assert ask(server, "/slots/0?action=save", {"filename": "b.bin"})[0] == 200
-        complete(server, "another text", id_slot=0, pcd=False)
-        assert ask(server, "/slots/0?action=restore", {"filename": "b.bin"})[0] == 200
-        again = complete(server, text, id_slot=0, n_predict=8)
-        assert again["tokens"] == first["tokens"]
-        is_greedy(llm, text, pypcd.PCDConfig.resolve(setting), again["tokens"])
-        assert "window is 4" in ask(server, "/completion", {"prompt": "a", "pcd": {"window": 4}})[1]["error"]["message"]
 
 
 # -- speculation ------------------------------------------------------------------------------------------------------
@@ -147,23 +100,10 @@ def test_the_first_request_with_pcd_leaves_a_running_one_alone(llm: pypcd.Llama)
             is_greedy(llm, prompt, False, answer.result()["tokens"], ends=False)
 
 
-def test_a_server_of_embeddings_refuses_pcd_alone() -> None:
-    with running("--embeddings", "--pooling", "mean", pcd=False) as server:
-        alone = ask(server, "/embedding", {"content": PROMPTS[0]})[1]
-        status, answer = ask(server, "/completion", {"prompt": PROMPTS[0], "n_predict": 4, "pcd": True})
-        assert status == 400 and "this context pools embeddings and computes no logits" in answer["error"]["message"]
-        assert ask(server, "/embedding", {"content": PROMPTS[0]})[1] == alone
-
-
 def test_it_sleeps_and_wakes_with_its_settings(llm: pypcd.Llama) -> None:
     with running("--sleep-idle-seconds", "1") as server:
         first = complete(server, PROMPTS[0], pcd=STRONG)["tokens"]
-        for _ in range(100):
-            if ask(server, "/props")[1]["is_sleeping"]:
-                break
-            time.sleep(0.1)
-        else:
-            pytest.fail("it does not sleep")
+        assert within(lambda: ask(server, "/props")[1]["is_sleeping"])
         assert complete(server, PROMPTS[0], pcd=STRONG)["tokens"] == first
 
 

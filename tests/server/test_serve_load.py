@@ -2,8 +2,6 @@
 
 scripts/soak runs it for minutes."""
 
-# ruff: noqa: F401, F811  fixtures are imported
-
 from __future__ import annotations
 
 import concurrent.futures
@@ -18,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import BASE, SMALL, ask, complete, is_greedy, llm, ready
+from serving import BASE, SMALL, ask, complete, is_greedy, ready, within
 
 import pypcd
 from pypcd.server import Server
+
+pytest_plugins = ["serving"]  # fixtures
 
 SECONDS = float(os.environ.get("PYPCD_LOAD_SECONDS", "6"))
 N_CLIENTS = int(os.environ.get("PYPCD_LOAD_CLIENTS", "16"))
@@ -91,12 +91,7 @@ def test_every_answer_is_its_own_memory_is_flat_and_no_slot_stays_busy(llm: pypc
         answers = [answer for client in clients for answer in client.answers]
         assert len(answers) > N_CLIENTS
         assert min(sum(client.n_left for client in clients), sum(client.n_refused for client in clients)) > 0
-        for _ in range(100):
-            if not any(slot["is_processing"] for slot in ask(server, "/slots")[1]):
-                break
-            time.sleep(0.1)
-        else:
-            pytest.fail("a slot stays busy")
+        assert within(lambda: not any(slot["is_processing"] for slot in ask(server, "/slots")[1])), "a slot stays busy"
         status, metrics = ask(server, "/metrics")
         assert status == 200 and "llamacpp:requests_deferred 0\n" in metrics
     print(
@@ -117,20 +112,18 @@ def test_every_answer_is_its_own_memory_is_flat_and_no_slot_stays_busy(llm: pypc
 # -- mutated bodies ---------------------------------------------------------------------------------------------------
 
 N_BODIES = int(os.environ.get("PYPCD_LOAD_BODIES", "200"))
+HI = [{"role": "user", "content": "hi"}]
+COMPLETION = {
+    "prompt": "a b",
+    "n_predict": 2,
+    "temperature": 0,
+    "n_probs": 2,
+    "stop": ["x"],
+    "pcd": "cautious",
+    "seed": 1,
+}
 RIGHT: dict[str, dict[str, Any]] = {
-    "/completion": {
-        "prompt": "a b",
-        "n_predict": 2,
-        "temperature": 0,
-        "n_probs": 2,
-        "stop": ["x"],
-        "logit_bias": [[5, 1.0]],
-        "pcd": "cautious",
-        "seed": 1,
-        "stream": False,
-        "samplers": ["top_k"],
-        "id_slot": -1,
-    },
+    "/completion": {**COMPLETION, "logit_bias": [[5, 1.0]], "stream": False, "samplers": ["top_k"], "id_slot": -1},
     "/v1/completions": {
         "prompt": "a b",
         "max_tokens": 2,
@@ -140,13 +133,13 @@ RIGHT: dict[str, dict[str, Any]] = {
         "pcd": {"beta": 1.5},
     },
     "/v1/chat/completions": {
-        "messages": [{"role": "user", "content": "hi"}],
+        "messages": HI,
         "max_tokens": 2,
         "pcd": True,
         "model": "demo:pcd-gentle",
+        "tools": [],
         "logprobs": True,
         "top_logprobs": 2,
-        "tools": [],
         "response_format": {"type": "json_object"},
     },
     "/v1/responses": {
@@ -155,45 +148,17 @@ RIGHT: dict[str, dict[str, Any]] = {
         "pcd": {"window": 8, "adaptive": None},
         "instructions": "x",
     },
-    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "pcd": False, "system": "x"},
+    "/v1/messages": {"messages": HI, "max_tokens": 2, "pcd": False, "system": "x"},
 }
-LLAMA_CPPS = (
-    r"json\.exception|^Failed to parse |' is required$"  # what it tells as a fault of its own; test_serve_stock.py
-)
+# what it tells as a fault of its own; test_serve_stock.py
+LLAMA_CPPS = r"json\.exception|^Failed to parse |' is required$"
 DEEP: Any = 1
 for _ in range(200):
     DEEP = [DEEP]
 ODD: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    3,
-    1e308,
-    -1e308,
-    2**63,
-    2**70,
-    0.5,
-    "",
-    "x",
-    "NaN",
-    "off",
-    "pcd",
-    "x" * 20000,
-]
-ODD += [
-    "\U0001f600",
-    "\u00e4\u0000b",
-    [],
-    [1, [2, [3]]],
-    {},
-    {"a": {"b": [1]}},
-    [None],
-    ["a"],
-    {"beta": [1]},
-    {"": 1},
-    DEEP,
+    *(None, True, False, 0, -1, 3, 1e308, -1e308, 2**63, 2**70, 0.5),
+    *("", "x", "NaN", "off", "pcd", "x" * 20000, "\U0001f600", "\u00e4\u0000b"),
+    *([], [1, [2, [3]]], {}, {"a": {"b": [1]}}, [None], ["a"], {"beta": [1]}, {"": 1}, DEEP),
 ]
 
 

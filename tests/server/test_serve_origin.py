@@ -31,58 +31,46 @@ def refused(answer: tuple[int, Any], *words: str) -> None:
     assert all(word in said["error"]["message"] for word in (*words, "allowed: ", "--cors-origins")), said
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "1e.2e"]
-)
-def test_a_name_that_was_made_to_lead_here_is_refused(server: Server, host: str) -> None:
-    named = host.format(port=server.port)
-    for path, body in (("/v1/models", None), ("/slots", None), ("/", None), ("/completion", BODY)):
-        refused(ask(server, path, body, Host=named), "Host is", named.split(":")[0])
+REFUSED = [
+    *({"Host": host} for host in ("evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "1e.2e")),
+    {"Host": "localhost.evil.example"},  # names that were made to lead here
+    *({"Origin": origin} for origin in ("http://evil.example", "https://evil.example:8080", "null", "file://")),
+    {"Origin": "http://localhost.evil.example"},
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},  # a picture
+]
+ANSWERED = [
+    *({"Host": host} for host in ("127.0.0.1:{port}", "127.0.0.1", "localhost:{port}", "LOCALHOST", "me.localhost")),
+    *({"Host": host} for host in ("[::1]:{port}", "192.168.1.7:8080")),
+    *({"Origin": origin} for origin in ("http://localhost:3000", "http://127.0.0.1:{port}", "http://[::1]:1")),
+    {"Origin": "http://192.168.1.7:8080", "Host": "192.168.1.7:8080"},
+    {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"},
+    {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"},
+]
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1:{port}",
-        "127.0.0.1",
-        "localhost:{port}",
-        "LOCALHOST",
-        "[::1]:{port}",
-        "192.168.1.7:8080",
-        "me.localhost",
-    ],
-)
-def test_addresses_and_localhost_are_answered(server: Server, host: str) -> None:
-    assert ask(server, "/v1/models", Host=host.format(port=server.port))[0] == 200
+def at(server: Server, headers: dict[str, str]) -> dict[str, str]:
+    return {name: value.format(port=server.port) for name, value in headers.items()}
 
 
-@pytest.mark.parametrize(
-    "origin", ["http://evil.example", "https://evil.example:8080", "null", "file://", "http://localhost.evil.example"]
-)
-def test_a_page_of_another_site_is_refused(server: Server, origin: str) -> None:
-    refused(ask(server, "/completion", BODY, Origin=origin), "Origin is", origin)
-    plain = {"Content-Type": "text/plain", "Origin": origin}  # which a browser sends without asking first
-    refused(ask(server, "/completion", json.dumps(BODY).encode(), **plain), "Origin is", origin)
+@pytest.mark.parametrize("headers", REFUSED, ids=lambda headers: " ".join(headers.values()))
+def test_another_sites_page_is_refused(server: Server, headers: dict[str, str]) -> None:
+    sent, (name, value) = at(server, headers), next(iter(headers.items()))
+    words = name, value.partition(":{port}")[0]
+    for path in ("/props", "/slots", *(("/", "/v1/models") if name == "Host" else ())):
+        refused(ask(server, path, **sent), *words)
+    refused(ask(server, "/completion", BODY, **sent), *words)
+    plain = {"Content-Type": "text/plain", **sent}  # which a browser sends without asking first
+    refused(ask(server, "/completion", json.dumps(BODY).encode(), **plain), *words)
 
 
-def test_a_picture_of_another_site_is_refused_and_a_link_is_followed(server: Server) -> None:
-    foreign = {"Sec-Fetch-Site": "cross-site"}
-    for path in ("/props", "/slots"):
-        refused(ask(server, path, **foreign, **{"Sec-Fetch-Mode": "no-cors"}), "Sec-Fetch-Site")
-    assert ask(server, "/", **foreign, **{"Sec-Fetch-Mode": "navigate"})[0] == 200
-    assert ask(server, "/props", **{"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"})[0] == 200
-    headers = {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}
-    assert ask(server, "/props", **headers)[0] == 200
+@pytest.mark.parametrize("headers", ANSWERED, ids=lambda headers: " ".join(headers.values()))
+def test_this_machines_and_the_servers_own_pages_are_answered(server: Server, headers: dict[str, str]) -> None:
+    assert ask(server, "/v1/models", **at(server, headers))[0] == 200
+    assert ask(server, "/completion", BODY, **at(server, headers))[0] == 200
 
 
-@pytest.mark.parametrize(
-    "origin", ["http://localhost:3000", "http://127.0.0.1:{port}", "http://[::1]:1", "http://192.168.1.7:8080"]
-)
-def test_pages_of_this_machine_and_of_the_server_are_answered(server: Server, origin: str) -> None:
-    headers = {"Origin": origin.format(port=server.port)}
-    if "192" in origin:
-        headers["Host"] = "192.168.1.7:8080"
-    assert ask(server, "/completion", BODY, **headers)[0] == 200
+def test_a_link_of_another_site_is_followed(server: Server) -> None:
+    assert ask(server, "/", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})[0] == 200
 
 
 def test_origins_that_were_given_and_a_key_open_it() -> None:

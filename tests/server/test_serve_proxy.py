@@ -1,6 +1,4 @@
-"""Two servers behind one address: a proxy of a few lines, which is written here, and nginx with the file that the docs show."""
-
-# ruff: noqa: F401, F811  fixtures are imported
+"""Two servers behind one address: nginx, with the file that the docs show."""
 
 from __future__ import annotations
 
@@ -21,11 +19,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import BASE, PROMPTS, SECONDS, SMALL, N, Quiet, ask, is_greedy, listening, llm, within
+from serving import BASE, PROMPTS, SECONDS, SMALL, N, Quiet, ask, is_greedy, listening, within
 
 import pypcd
+from pypcd import machine
 from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server
+
+pytest_plugins = ["serving"]  # fixtures
 
 CONF = Path(__file__).parents[2] / "docs" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/bin")
@@ -34,7 +35,7 @@ OTHER_KEY = {"Authorization": "Bearer other"}
 SETTINGS: list[Any] = [False, True, "cautious", {"beta": 8.0}]
 ENDLESS = {"prompt": "a", "n_predict": -1, "ignore_eos": True}
 
-needs_nginx = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     NGINX is None, reason="nginx is not installed: apt install nginx-light, or brew install nginx"
 )
 
@@ -59,73 +60,10 @@ def servers(keys: Path) -> Iterator[list[Server]]:
         yield [one, other]
 
 
-# -- proxies ----------------------------------------------------------------------------------------------------------
-
-
-class Proxy:
-    """What any reverse proxy does: to the server with the fewest requests under way, on to the next one if nothing was answered,
-    and the connection cut where an answer breaks off."""
-
-    port: int  # where it listens
-
-    def __init__(self, servers: list[Server]) -> None:
-        self.loads = {server.port: 0 for server in servers}
-        self.lock = threading.Lock()
-        proxy = self
-
-        class Handler(Quiet):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                proxy.answer(self, self.rfile.read(int(self.headers["Content-Length"])))
-
-            def do_GET(self) -> None:
-                proxy.answer(self, None)
-
-        self.handler = Handler
-
-    def answer(self, to: http.server.BaseHTTPRequestHandler, body: bytes | None) -> None:
-        to.close_connection = True
-        for port in sorted(self.loads, key=lambda port: self.loads[port]):
-            with self.lock:
-                self.loads[port] += 1
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-            try:
-                connection.request(to.command, to.path, body, dict(to.headers))
-                response = connection.getresponse()
-                to.send_response(response.status)
-                to.send_header("Content-Type", response.headers["Content-Type"])
-                to.send_header("Transfer-Encoding", "chunked")
-                to.end_headers()
-                while part := response.read1(65536):
-                    to.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
-                to.wfile.write(b"0\r\n\r\n")
-            except (http.client.IncompleteRead, BrokenPipeError):
-                return  # in the middle
-            except (OSError, http.client.HTTPException):
-                continue
-            else:
-                return
-            finally:
-                connection.close()
-                with self.lock:
-                    self.loads[port] -= 1
-        to.send_error(502)
-
-
-@contextlib.contextmanager
-def in_python(servers: list[Server], _: Path) -> Iterator[Any]:
-    proxy = Proxy(servers)
-    with listening(proxy.handler) as proxy.port:
-        yield proxy
-
-
 @contextlib.contextmanager
 def nginx(servers: list[Server], folder: Path, change: Callable[[str], str] = lambda conf: conf) -> Iterator[Any]:
     """With the docs' file, but for its three ports."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = machine.free_port("127.0.0.1", 0)
     conf = change(CONF.read_text(encoding="utf-8"))
     for old, new in ((8080, port), *zip((8081, 8082), (server.port for server in servers))):
         assert conf.count(f"127.0.0.1:{old}") == 1
@@ -150,9 +88,9 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture(params=[in_python, pytest.param(nginx, marks=needs_nginx)])
-def proxy(request: pytest.FixtureRequest, servers: list[Server], tmp_path: Path) -> Iterator[Any]:
-    with request.param(servers, tmp_path) as made:
+@pytest.fixture
+def proxy(servers: list[Server], tmp_path: Path) -> Iterator[Any]:
+    with nginx(servers, tmp_path) as made:
         yield made
 
 
@@ -243,7 +181,6 @@ def test_one_is_killed_and_the_other_goes_on(
         assert within(gets_some)
 
 
-@needs_nginx
 def test_nginx_holds_nothing_back(tmp_path: Path) -> None:
     """In place of a server: what writes one event, and the next one only when that has arrived."""
     arrived = threading.Event()
@@ -267,7 +204,6 @@ def test_nginx_holds_nothing_back(tmp_path: Path) -> None:
             connection.close()
 
 
-@needs_nginx
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes: run it on Linux or a Mac")
 def test_nginx_passes_over_a_server_that_still_loads(keys: Path, tmp_path: Path) -> None:
     slow = shutil.copy(DEMO_MODEL, tmp_path / "slow.gguf")
@@ -281,7 +217,6 @@ def test_nginx_passes_over_a_server_that_still_loads(keys: Path, tmp_path: Path)
             assert ask(proxy, "/completion", {"prompt": "a", "n_predict": 1}, **KEY)[0] == 200
 
 
-@needs_nginx
 def test_requests_of_one_key_go_to_one_server_whose_cache_they_find(servers: list[Server], tmp_path: Path) -> None:
     """The docs' other line, instead of least_conn."""
 

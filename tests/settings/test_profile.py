@@ -1,15 +1,18 @@
-"""Profiles: Llama and the command line load what tune writes."""
+"""Profiles: Llama and the command line load what tune writes, once for each use."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pypcd
 from pypcd import PCDConfig
+from pypcd.cli import main
 from pypcd.config import Profile
 from pypcd.gguf import resolve_model
 
@@ -21,10 +24,9 @@ def test_a_profile_is_a_setting(tmp_path: Path) -> None:
 
 
 def test_a_profile_may_say_off(tmp_path: Path) -> None:
-    Profile(str(tmp_path / "off.json"), None, {}).write()
-    assert Profile.read(tmp_path / "off.json").fields is None
-    assert PCDConfig.resolve(str(tmp_path / "off.json")) is None
-    assert PCDConfig.from_profile(str(tmp_path / "off.json")) is None
+    path = str(tmp_path / "off.json")
+    Profile(path, None, {}).write()
+    assert Profile.read(path).fields is PCDConfig.resolve(path) is PCDConfig.from_profile(path) is None
 
 
 @pytest.mark.parametrize(
@@ -35,33 +37,62 @@ def test_a_profile_may_say_off(tmp_path: Path) -> None:
         ('{"pypcd_profile": 2, "pcd": null}', "is not a profile written by pypcd tune"),
         ('{"pypcd_profile": 1, "pcd": 3}', "is damaged"),
         ('{"pypcd_profile": 1, "pcd": null, "evidence": []}', "is damaged"),
-        ('{"pypcd_profile": 1, "pcd": {"beta": -1}}', "beta is -1; allowed"),
-        ('{"pypcd_profile": 1, "pcd": {"betta": 1}}', "did you mean 'beta'"),
+        ('{"pypcd_profile": 1, "pcd": {"beta": -1}}', "beta is -1"),
+        ('{"pypcd_profile": 1, "pcd": {"betta": 1}}', "betta"),
     ],
 )
 def test_what_is_no_profile_is_said_to_be_none(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
+    with pytest.raises(FileNotFoundError, match="p.json.*pypcd tune"):
+        PCDConfig.resolve(str(path))
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         PCDConfig.resolve(str(path))
 
 
-def test_a_missing_profile_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no profile .*p.json; `pypcd tune` writes one"):
-        PCDConfig.resolve(str(tmp_path / "p.json"))
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that are read as text, in order."""
+    paths: list[Path] = []
+    read_text = Path.read_text
+
+    def counted(self: Path, *args: Any, **kwargs: Any) -> str:
+        paths.append(self)
+        return read_text(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    return paths
 
 
-def test_a_profile_of_another_model_is_used_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_use_reads_it_once_and_warns_once_if_it_is_of_another_model(
+    reads: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     size = os.path.getsize(resolve_model("demo"))
-    for n, name in ((size, "same.json"), (size + 1, "other.json")):
-        Profile(str(tmp_path / name), {"beta": 1.5}, {"model": "big.gguf", "model_bytes": n}).write()
-    assert Profile.read(tmp_path / "same.json").remark(resolve_model("demo")) is None
-    with contextlib.closing(pypcd.Llama("demo", pcd=str(tmp_path / "same.json"), n_ctx=64)) as llm:
-        llm("x", max_tokens=1, pcd=str(tmp_path / "same.json"))
-        assert not caplog.records
-        llm("x", max_tokens=1, pcd=str(tmp_path / "other.json"))
-        assert f"big.gguf, {size + 1} bytes; this one has {size}" in caplog.text
-    caplog.clear()
-    with contextlib.closing(pypcd.Llama("demo", pcd=str(tmp_path / "other.json"), n_ctx=64)) as llm:
-        assert llm.pcd == PCDConfig(beta=1.5)
-    assert "was chosen with another model" in caplog.text
+    same, other = str(tmp_path / "same.json"), str(tmp_path / "other, by me.json")
+    for n, path in ((size, same), (size + 1, other)):
+        Profile(path, {"beta": 1.5}, {"model": "big.gguf", "model_bytes": n}).write()
+    assert Profile.read(same).remark(resolve_model("demo")) is None
+    with contextlib.closing(pypcd.Llama("demo", n_ctx=256, n_threads=1)) as llm:
+        uses = {
+            "argument": lambda path: pypcd.Llama("demo", pcd=path, n_ctx=64, n_threads=1).close(),
+            "assignment": lambda path: setattr(llm, "pcd", path),
+            "call": lambda path: llm("x", max_tokens=1, pcd=path),
+            "stream": lambda path: list(llm("x", max_tokens=2, stream=True, pcd=path)),
+            "generate": lambda path: next(llm.generate([1, 2], pcd=path)),
+        }
+        for path, n_warnings in ((same, 0), (other, 1)):
+            for name, use in uses.items():
+                reads.clear()
+                caplog.clear()
+                llm.pcd = False
+                use(path)
+                assert reads.count(Path(path)) == 1, name
+                assert caplog.text.count(f"big.gguf, {size + 1} bytes; this one has {size}") == n_warnings, name
+            llm.pcd = path
+            assert llm.pcd == PCDConfig(beta=1.5)
+    reads.clear()
+    command = ["generate", "demo", "-p", "x", "--max-tokens", "1", "--threads", "1", "--json", "--pcd", other]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert reads.count(Path(other)) == 1 and json.loads(out)["pcd"]["beta"] == 1.5
+    assert err.replace("\n", " ").count("was chosen with another model (big.gguf") == 1

@@ -1,11 +1,9 @@
-"""Settings as text: what is printed can be pasted, old spellings name the new one, profiles are read once."""
+"""Settings as text: what is printed can be pasted, and an old spelling names the new one."""
 
 from __future__ import annotations
 
 import contextlib
-import pathlib
 import re
-from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -16,7 +14,7 @@ import pypcd
 from pypcd import PCDConfig
 from pypcd.cli import _options, main
 from pypcd.cli._conversation import Conversation
-from pypcd.config import PRESETS, Profile, read_values
+from pypcd.config import PRESETS, read_values
 from pypcd.decode import PCD, parse, setting_of
 
 windows = st.builds(
@@ -119,7 +117,10 @@ def test_a_comma_within_a_method_is_explained() -> None:
             "pcd is 'cautius', which is not a setting .did you mean 'cautious'.*on, off, paper, gentle, cautious",
         ),
         ("pcd:cautious", "pcd is 'pcd:cautious', which is a method's name; write cautious"),
+        ("", "allowed: on, off"),
+        ("onn", "did you mean 'on'"),
         ("off:beta=1", "which is not a setting"),
+        ("beta=", "name=value"),
         ("beta=1:beta=2", "beta is given twice, 1 and 2"),
         ("beta=1:window", "'window' is not a value; write it as name=value"),
         ("=1", "'=1' is not a value"),
@@ -145,22 +146,25 @@ def test_a_text_means_the_same_whatever_is_in_force(base: PCDConfig, first: str 
 
 def test_a_text_is_a_whole_setting_and_a_mapping_a_change() -> None:
     base = PCDConfig(beta=7, window=64)
+    assert PCDConfig.resolve(None) is PCDConfig.resolve(False) is PCDConfig.resolve(False, base) is None
+    assert PCDConfig.resolve({}) == PCDConfig() and PCDConfig.resolve({}, base) == base
     assert PCDConfig.resolve({"gamma": 5}, base) == base.replace(gamma=5)
+    assert PCDConfig.resolve(PCDConfig(gamma=3), base) == PCDConfig(gamma=3)
     assert PCDConfig.resolve("gamma=5", base) == PCDConfig.resolve("paper:gamma=5", base) == PCDConfig(gamma=5)
     assert PCDConfig.resolve("window=off:type_k_over=none", base) == PCDConfig.resolve("paper", base) == PCDConfig()
+    assert PCDConfig.resolve("window=none:cache=shared") == PCDConfig(cache="shared")
     for text in ("on", "ON", True):
-        assert PCDConfig.resolve(text, base) == PCDConfig.preset("gentle")
+        assert PCDConfig.resolve(text, base) == PCDConfig.resolve(text) == PCDConfig.preset("gentle")
     assert PCDConfig.resolve("cautious:beta=2", base) == PCDConfig.preset("cautious").replace(beta=2)
     assert PCDConfig.resolve("off", base) is None
 
 
-def test_the_table_of_presets_is_what_the_class_offers() -> None:
+def test_a_setting_is_shown_as_the_nearest_preset_and_what_differs() -> None:
+    assert PCDConfig(beta=1.5, window=64).describe() == "beta=1.5:window=64"
     assert list(PRESETS) == ["paper", "gentle", "cautious", "window", "blog"]
-    for name, preset in PRESETS.items():
-        config = PCDConfig.preset(name)
-        assert config == PCDConfig.resolve(name) == PCDConfig(**preset.fields)
-        assert _options.describe_pcd(config) == name
-        assert "\n" not in preset.what
+    for name in PRESETS:
+        assert PCDConfig.preset(name) == PCDConfig.resolve(name)
+        assert _options.describe_pcd(PCDConfig.preset(name)) == name
     assert _options.describe_pcd(None) == "off"
     for shown in (
         "paper:beta=1.5",
@@ -172,7 +176,7 @@ def test_the_table_of_presets_is_what_the_class_offers() -> None:
         assert _options.describe_pcd(PCDConfig.resolve(shown)) == shown
     likest = PCDConfig.preset("window").replace(beta=1.5, relative_top=0.1)  # cautious, but for its kind of twin
     assert "perturbation" not in _options.describe_pcd(likest)
-    with pytest.raises(ValueError, match="preset is 'windw' .did you mean 'window'.*allowed: 'paper'"):
+    with pytest.raises(ValueError, match="did you mean 'window'"):
         PCDConfig.preset("windw")
 
 
@@ -188,70 +192,17 @@ def test_a_setting_is_not_found_in_other_methods(name: str) -> None:
     assert setting_of("greedy") is None
 
 
-def test_python_takes_what_the_command_line_does(llm: pypcd.Llama) -> None:
-    llm.pcd = "cautious:beta=2"
-    assert llm.pcd == PCDConfig.preset("cautious").replace(beta=2)
-    llm.pcd = {"gamma": 7}
-    assert llm.pcd == PCDConfig.preset("cautious").replace(beta=2, gamma=7)
-    llm.pcd = "gamma=7"
-    assert llm.pcd == PCDConfig(gamma=7)
-    llm.pcd = "off"
-    assert llm.pcd is None
-    with pytest.raises(ValueError, match="write beta=1.5:window=64$"):
-        llm("x", pcd="beta=1.5,window=64")
-    Conversation(llm).set_pcd("window:relative_top=0.1")
-    assert llm.pcd == PCDConfig.preset("window").replace(relative_top=0.1)
-
-
-# -- profiles ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def llm() -> Any:
+def test_llama_and_the_chat_take_the_same() -> None:
     with contextlib.closing(pypcd.Llama("demo", n_ctx=256, n_threads=1)) as llm:
-        yield llm
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[pathlib.Path]:
-    """The files that are read as text, in order."""
-    paths: list[pathlib.Path] = []
-    read_text = pathlib.Path.read_text
-
-    def counted(self: pathlib.Path, *args: Any, **kwargs: Any) -> str:
-        paths.append(self)
-        return read_text(self, *args, **kwargs)
-
-    monkeypatch.setattr(pathlib.Path, "read_text", counted)
-    return paths
-
-
-def test_a_profile_is_read_once_for_each_use(
-    llm: pypcd.Llama, reads: list[pathlib.Path], tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "tuned, by me.json"
-    Profile(str(path), {"beta": 1.5}, {"model": "big.gguf", "model_bytes": 3}).write()
-    uses = {
-        "argument": lambda: pypcd.Llama("demo", pcd=str(path), n_ctx=64, n_threads=1).close(),
-        "assignment": lambda: setattr(llm, "pcd", str(path)),
-        "call": lambda: llm("x", max_tokens=1, pcd=str(path)),
-        "stream": lambda: list(llm("x", max_tokens=2, stream=True, pcd=str(path))),
-        "generate": lambda: next(llm.generate([1, 2], pcd=str(path))),
-    }
-    for name, use in uses.items():
-        reads.clear()
-        caplog.clear()
-        llm.pcd = False
-        use()
-        assert reads.count(path) == 1, name
-        assert caplog.text.count("was chosen with another model") == 1, name
-
-
-def test_the_command_line_reads_a_profile_once(
-    reads: list[pathlib.Path], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "tuned.json"
-    Profile(str(path), {"beta": 1.5}, {"model": "big.gguf", "model_bytes": 3}).write()
-    assert main(["generate", "demo", "-p", "x", "--max-tokens", "1", "--threads", "1", "--pcd", str(path)]) == 0
-    assert reads.count(path) == 1
-    assert capsys.readouterr().err.replace("\n", " ").count("was chosen with another model") == 1
+        llm.pcd = "cautious:beta=2"
+        assert llm.pcd == PCDConfig.preset("cautious").replace(beta=2)
+        llm.pcd = {"gamma": 7}
+        assert llm.pcd == PCDConfig.preset("cautious").replace(beta=2, gamma=7)
+        with pytest.raises(ValueError, match="write beta=1.5:window=64$"):
+            llm("x", pcd="beta=1.5,window=64")
+        for text in ("gamma=7", "window:relative_top=0.1", "off"):
+            llm.pcd = text
+            assert llm.pcd == PCDConfig.resolve(text)
+            llm.pcd = "cautious"
+            Conversation(llm).set_pcd(text)
+            assert llm.pcd == PCDConfig.resolve(text) == _options.pcd_setting(text, llm.model_path)

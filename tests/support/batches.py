@@ -5,6 +5,8 @@ The expected rows come from the same library with PCD off, from a float32 cache,
 from __future__ import annotations
 
 import ctypes
+import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -18,6 +20,8 @@ import pypcd
 from pypcd.engine import _bindings as _native
 from pypcd.engine._pcd import native_params
 
+CACHES, EVALUATIONS = ["rerotated", "shared", "separate"], ["fused", "alternate"]
+OK = (_native.OK, "")
 Setting = dict[str, Any]
 Rows = tuple[np.ndarray, np.ndarray]
 
@@ -55,12 +59,21 @@ class Context:
         self.n_embd = llama_cpp.llama_model_n_embd(model)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         if pcd is not None:
-            assert ask(self, pcd) == (_native.OK, "")
+            turn_on(self, pcd)
 
     @property
     def limit(self) -> float:
         """How much its rows may differ from those of the same work in another shape."""
         return rounding(self.path)
+
+    @property
+    def stats(self) -> Any:
+        return _native.pcd_get_stats(self.ctx)
+
+    @property
+    def n_reused(self) -> int:
+        """How often a graph was used again."""
+        return int(llama_cpp.llama_perf_context(self.ctx).n_reused)
 
     def decode(self, tokens: Any, at: Any = None, *, out: Any = None, seq: int = 0, call: Any = None) -> int:
         """Tokens or embeddings from position `at` on, by default after all others, with the last one's logits."""
@@ -82,9 +95,16 @@ class Context:
 
     def rows(self, i: int = -1) -> Rows:
         """L and L*."""
-        standard, over = (read(_native.pcd_get_logits_ith(self.ctx, i, which), self.n_vocab) for which in range(2))
+        standard, over = (self.row(i, which) for which in (_native.ROW_STANDARD, _native.ROW_LOCAL))
         assert standard is not None and over is not None
         return standard, over
+
+    def row(self, i: int = -1, which: int = _native.ROW_STANDARD) -> np.ndarray | None:
+        return read(_native.pcd_get_logits_ith(self.ctx, i, which), self.n_vocab)
+
+    def is_plain(self, i: int = -1) -> bool:
+        """Row i has no contrast."""
+        return math.isnan(_native.pcd_get_strength_ith(self.ctx, i))
 
     def seen(self, i: int = -1) -> np.ndarray | None:
         return read(llama_cpp.llama_get_logits_ith(self.ctx, i), self.n_vocab)
@@ -96,6 +116,41 @@ class Context:
         """The first and the last position in memory; -1 if there are none."""
         ends = llama_cpp.llama_memory_seq_pos_min, llama_cpp.llama_memory_seq_pos_max
         return ends[0](self.memory, seq), ends[1](self.memory, seq)
+
+    def save(self, seq: int | None = None) -> Any:
+        """The state of a sequence, or of all of them."""
+        sized, get, of = (
+            (llama_cpp.llama_state_get_size, llama_cpp.llama_state_get_data, ())
+            if seq is None
+            else (llama_cpp.llama_state_seq_get_size, llama_cpp.llama_state_seq_get_data, (seq,))
+        )
+        size = sized(self.ctx, *of)
+        state = (ctypes.c_uint8 * size)()
+        assert get(self.ctx, state, size, *of) == size
+        return state
+
+    def restore(self, state: Any, seq: int | None = None) -> None:
+        call, of = (llama_cpp.llama_state_set_data, ()) if seq is None else (llama_cpp.llama_state_seq_set_data, (seq,))
+        assert call(self.ctx, state, len(state), *of) == len(state)
+
+
+class Abort:
+    """Stops evaluations of a context at a node of a graph, and counts the nodes until then."""
+
+    def __init__(self, context: Context) -> None:
+        self.n, self.stop_at, self.context = 0, sys.maxsize, context
+        self.callback = llama_cpp.ggml_abort_callback(self._stops)
+        llama_cpp.llama_set_abort_callback(context.ctx, self.callback, ctypes.c_void_p(0))
+
+    def _stops(self, _: Any) -> bool:
+        self.n += 1
+        return self.n > self.stop_at
+
+    def decode(self, stop_at: int, *args: Any, **kwargs: Any) -> int:
+        self.n, self.stop_at = 0, stop_at
+        status = self.context.decode(*args, **kwargs)
+        self.stop_at = sys.maxsize
+        return status
 
 
 def read(pointer: Any, n: int) -> np.ndarray | None:
@@ -112,6 +167,14 @@ def ask(context: Context | pypcd.Llama, setting: Setting, call: Any = _native.pc
     return call(context.ctx, ctypes.byref(params), error, 500), error.value.decode()
 
 
+def turn_on(context: Context, setting: Setting | None = None) -> None:
+    assert ask(context, setting or {}) == OK
+
+
+def turn_off(context: Context) -> None:
+    assert _native.pcd_set(context.ctx, None, None, 0) == _native.OK
+
+
 def set_seq(context: Context, seq: int, setting: Setting | None) -> tuple[int, str]:
     """llama_pcd_set_seq; a `combine` that is not in PCDConfig may be among the fields."""
     error, params = ctypes.create_string_buffer(500), None
@@ -122,7 +185,7 @@ def set_seq(context: Context, seq: int, setting: Setting | None) -> tuple[int, s
     return _native.pcd_set_seq(context.ctx, seq, params, error, 500), error.value.decode()
 
 
-def decode_batch(context: Context, entries: Sequence[tuple[int, int, list[int], bool]]) -> int:
+def decode_batch(context: Context | pypcd.Llama, entries: Sequence[tuple[int, int, list[int], bool]]) -> int:
     """(token, position, sequences, whether its logits are wanted)"""
     n, int32 = len(entries), ctypes.c_int32
     tokens, positions, sequences, wanted = zip(*entries)
@@ -151,14 +214,14 @@ def check_seen(context: Context, i: int, setting: Setting) -> None:
 Native = Callable[..., Context]
 
 
-def same_rows(a: Context, b: Context | Rows, i: int = -1) -> None:
+def same_rows(a: Context, b: Context | Rows, i: int = -1, limit: float | None = None) -> None:
     """L and L* of row i equal those of another context with PCD, or earlier ones."""
     rows = a.rows(i)
-    close(rows, b.rows(i) if isinstance(b, Context) else b, a.limit)
+    close(rows, b.rows(i) if isinstance(b, Context) else b, a.limit if limit is None else limit)
     assert np.abs(rows[0] - rows[1]).max() > 0.05, "the twin must differ, or this test shows nothing"
 
 
-def check_row(context: Context, stock: Context, other: Context, i: int = -1) -> None:
-    """L equals stock's, L* that of another context with PCD."""
+def check_row(context: Context, stock: Context, other: Context | Rows, i: int = -1) -> None:
+    """L equals stock's, L* that of another context with PCD, or an earlier one."""
     close(context.rows(i)[0], stock.seen(i), context.limit)
     same_rows(context, other, i)

@@ -79,6 +79,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def script() -> Iterator[Script]:
+    """Answers that the test makes up."""
     made = Script()
     with listening(made.handler) as port:
         made.url = f"http://127.0.0.1:{port}"
@@ -162,8 +163,19 @@ def open_page(chromium: Browser, served: Server) -> Iterator[Open]:
             context.close()
 
 
+@pytest.fixture
+def chat(open_page: Open, request: pytest.FixtureRequest) -> Chat:
+    """One open page. If the test takes `script` too, the answers are the script's."""
+    made = open_page()
+    if "script" in request.fixturenames:
+        made.play(request.getfixturevalue("script"))
+    return made
+
+
 class Chat:
     """One open page. Names of things are those that the page tells to a screen reader."""
+
+    script: Any = None  # the Script by which its answers are made up
 
     def __init__(self, page: Page, watch: Watch, server: Server) -> None:
         self.page, self.watch, self.server = page, watch, server
@@ -185,6 +197,7 @@ class Chat:
     def again(self) -> Chat:
         """Another page of the same browser."""
         other = Chat(self.page.context.new_page(), self.watch, self.server)
+        other.script = self.script
         other.go()
         return other
 
@@ -226,18 +239,23 @@ class Chat:
         expect(self.answers).to_have_count(n + 1)
         return self.finished()
 
-    def told(self, script: Script, *words: str | bytes | dict[str, Any], text: str = "Say") -> Locator:
+    def begin(self, text: str = "Say") -> Script.Stream:
+        """Send; the answer that the test makes up."""
+        self.send(text)
+        return self.script.next(self)
+
+    def told(self, *words: str | bytes | dict[str, Any], text: str = "Say") -> Locator:
         """Ask, have these words answered, and wait for the end."""
         self.send(text)
-        return self._told(script, *words)
+        return self._told(*words)
 
-    def retold(self, script: Script, *words: str | bytes | dict[str, Any]) -> Locator:
+    def retold(self, *words: str | bytes | dict[str, Any]) -> Locator:
         """Another version of the last answer."""
         self.button("Retry", self.answers.last).click()
-        return self._told(script, *words)
+        return self._told(*words)
 
-    def _told(self, script: Script, *words: str | bytes | dict[str, Any]) -> Locator:
-        stream = script.next(self)
+    def _told(self, *words: str | bytes | dict[str, Any]) -> Locator:
+        stream = self.script.next(self)
         expect(self.button("Stop")).to_be_visible()
         stream.say(*words).end()
         return self.finished()
@@ -287,6 +305,7 @@ class Chat:
         def elsewhere(route: Route) -> None:
             route.continue_(url=script.url + urlsplit(route.request.url).path)
 
+        self.script = script
         self.page.context.route("**/completion", elsewhere)
 
     def axe(self) -> list[str]:
@@ -421,6 +440,11 @@ def event(text: str, token_id: int = 300, **fields: Any) -> dict[str, Any]:
     option = {"id": token_id, "token": text, "bytes": [*text.encode()], "logprob": -0.1}
     token = {**option, "top_logprobs": [option], **fields}
     return {"content": text, "tokens": [token_id], "stop": False, "completion_probabilities": [token]}
+
+
+def candidates(*ids: int) -> list[dict[str, Any]]:
+    """For an event's `top_logprobs`: the texts are " w1" and so on."""
+    return [{"id": n, "token": f" w{n}", "bytes": [*f" w{n}".encode()], "logprob": -float(n)} for n in ids]
 
 
 def question(n_pairs: int, seed: int = 0) -> tuple[str, str]:

@@ -5,8 +5,6 @@ Each test asks through one client's package and gives the text to `said`, which 
 setting. Knows nothing of any one client.
 """
 
-# ruff: noqa: F401, F811  fixtures are imported
-
 from __future__ import annotations
 
 import asyncio
@@ -25,7 +23,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 from conftest import contrasted, native_row, rounding_of
-from serving import BASE, PROMPTS, SETTINGS, SMALL, N, in_python, llm, ready, server
+from serving import BASE, PROMPTS, SETTINGS, SMALL, N, in_python, ready
 
 import pypcd
 from pypcd.server import Server
@@ -86,13 +84,14 @@ def staying_here() -> Iterator[None]:
     assert not tried, f"a request would have left this machine: {tried}"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def offline() -> Iterator[None]:
+    """A test that stays on this machine."""
     with staying_here():
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(scope="module")
 def loop() -> Iterator[None]:
     """An event loop of this thread: LiteLLM makes one where there is none, and leaves it open."""
     made = asyncio.new_event_loop()
@@ -102,7 +101,7 @@ def loop() -> Iterator[None]:
     made.close()
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(scope="module")
 def collected() -> Iterator[None]:
     """Clients that nobody closed are closed here: collected in a later test, their sockets would warn, and it would fail."""
     yield
@@ -215,18 +214,20 @@ def best_of(
 
 
 Ask = Callable[[str, Any], "tuple[str, bool | None]"]
+STRONG = {"beta": 30.0}
 JOBS = [(prompt, setting) for prompt in PROMPTS for setting in SETTINGS.values()]
 
 
-def check_alone_and_at_once(llm: pypcd.Llama, ask: Ask) -> None:
-    """Answers that `ask` gets, each prompt with each setting, one after the other and 8 at once, are pypcd.Llama's.
+def check_alone_and_at_once(llm: pypcd.Llama, ask: Ask, ask_at_once: Ask | None = None) -> None:
+    """Answers to each prompt with each setting, one after the other and 8 at once, are pypcd.Llama's.
 
     Args:
         ask: takes a prompt and a setting; gives a text of N tokens at most, and whether it ended.
+        ask_at_once: the same in another way, by which 8 are asked at once.
     """
     alone = [ask(*job) for job in JOBS]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        at_once = list(pool.map(lambda job: ask(*job), JOBS))
+        at_once = list(pool.map(lambda job: (ask_at_once or ask)(*job), JOBS))
     for job, answers in zip(JOBS, zip(alone, at_once)):
         for text, ended in dict.fromkeys(answers):  # one, where no rounding decided
             said(llm, *job, text, ended=ended)

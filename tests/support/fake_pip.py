@@ -1,4 +1,4 @@
-"""A project folder with a fake pip in its .venv, for the tests of scripts/install.py; conftest has the fixtures."""
+"""A project folder with a fake pip in its .venv, for the tests of scripts/install.py."""
 
 from __future__ import annotations
 
@@ -140,3 +140,11 @@ def project(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pr
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(program, "CPUINFO", program.CPUINFO)
     return Project(tmp_path / "père noël" / "pypcd", program)
+
+
+@pytest.fixture
+def installed(project: Project) -> Project:
+    """The project after its first run; what pip was told then is forgotten."""
+    project.install()
+    project.lines()
+    return project

@@ -39,3 +39,9 @@ class Pieces:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(self._pieces[token] for token in tokens)
+
+
+class Words(Pieces):
+    """Pieces as a released model has them: words with the space before them, single digits, signs in a row."""
+
+    pattern = r" ?[^\W\d]{1,7}|\d| ?[^\w\s]{1,3}|\s"

@@ -46,6 +46,23 @@ SETTINGS: dict[str, Any] = {
     "unsure": {"min_entropy": 2.0},
 }
 MESSAGES = [{"role": "user", "content": "What is red?"}]
+ROUTES: dict[str, dict[str, Any]] = {  # those that answer, and what they need
+    "/v1/completions": {"prompt": PROMPTS[0], "max_tokens": N},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": N},
+    "/v1/responses": {"input": MESSAGES[0]["content"], "max_output_tokens": N},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": N},
+}
+MUTE_ROUTES: dict[str, dict[str, Any]] = {  # those that decode nothing
+    "/tokenize": {"content": "a"},
+    "/detokenize": {"tokens": [5]},
+    "/apply-template": {"messages": MESSAGES},
+    "/embedding": {"content": "a"},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/chat/completions/input_tokens": {"messages": MESSAGES},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/props": {},
+}
 SECONDS = 60  # for something to come about
 
 

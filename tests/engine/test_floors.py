@@ -1,0 +1,641 @@
+"""Floors: plain decoding, and no twin, below min_context, min_entropy or min_first_entropy; the contrast as ever elsewhere.
+
+Plain rows are held to the library with PCD off, to the bit if a batch has no twin; contrasted ones to the reference,
+entropies to float64."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from batches import (
+    CACHES,
+    EVALUATIONS,
+    OK,
+    SHORT_SLIDING,
+    Context,
+    Native,
+    Setting,
+    check_seen,
+    decode_batch,
+    decode_in,
+    read,
+    same_rows,
+    set_seq,
+    turn_off,
+    turn_on,
+)
+from conftest import TOKENS, Load, Tiny, check_rows, close, greedy, native_row, rounding
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reference import bits
+
+import pypcd
+from pypcd import decode, engine
+from pypcd.engine import _bindings as _native
+from pypcd.method import contrast, entropy
+
+WAYS = [*EVALUATIONS, "auto"]
+FLOOR = 24  # of min_context
+N = 20  # tokens of a prompt
+EXACT = 1e-5  # bits: cpp/formulas/formulas.h says about 1e-6 of log2(n_vocab), and n_vocab is below 2^10 here
+
+
+def check_plain(context: Any, seen: np.ndarray, i: int = -1) -> None:
+    """Row i is L, and says so."""
+    standard, over, contrasted = (_native.pcd_get_logits_ith(context.ctx, i, which) for which in range(3))
+    n = len(seen)
+    assert np.array_equal(read(standard, n), seen) and np.array_equal(read(contrasted, n), seen) and not over
+    assert math.isnan(_native.pcd_get_strength_ith(context.ctx, i))
+
+
+def check_plain_as(stock: pypcd.Llama, llm: pypcd.Llama) -> None:
+    """Plain, and stock's to the bit; but for rounding if a second stream was evaluated beside it."""
+    check_plain(llm, native_row(llm))
+    if llm.pcd.cache == "separate":
+        close(native_row(llm), native_row(stock), rounding(Path(llm.model_path)))
+    else:
+        assert np.array_equal(native_row(llm), native_row(stock))
+
+
+def eval_to(end: int, *models: pypcd.Llama) -> None:
+    for llm in models:
+        llm.eval(TOKENS[llm.n_tokens : end])
+
+
+# -- min_context -------------------------------------------------------------------------------------------------------
+
+
+# separate is refused beside recurrent layers; with sliding ones it has a test of its own
+@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize(
+    ("arch", "cache"), [*(("llama", cache) for cache in CACHES), *itertools.product(("gemma3", "lfm2"), CACHES[:2])]
+)
+def test_rows_are_plain_to_the_bit_before_and_the_references_after(
+    arch: str, cache: str, evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    """A token's position, counted from 1, is what counts: that of the row at FLOOR - 1 is enough."""
+    path = tiny(arch)
+    llm, stock = load(path, {"cache": cache, "evaluation": evaluation, "min_context": FLOOR}), load(path, False)
+    for end in range(10, FLOOR):
+        eval_to(end, llm, stock)
+        check_plain_as(stock, llm)
+        rows = llm.pcd_logits()
+        assert rows.local is None and rows.beta is None
+    stats = llm.pcd_stats()
+    assert stats.n_twins == stats.n_caught_up == stats.n_fallbacks == 0
+    assert stats.n_tokens == stats.n_skipped == FLOOR - 10
+    for end in (FLOOR, FLOOR + 1, FLOOR + 8):
+        eval_to(end, llm)
+        check_rows(llm, path, TOKENS[:end])
+    assert llm.pcd_stats().n_twins == 3 and llm.pcd_stats().n_skipped == FLOOR - 10
+    assert llm.pcd_stats().n_caught_up == 0
+
+
+@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_prompt_that_crosses_it(cache: str, evaluation: str, tiny: Tiny, load: Load) -> None:
+    path, setting = tiny("llama"), {"cache": cache, "evaluation": evaluation, "min_context": FLOOR}
+    for n_batch in (64, 16):
+        llm, stock = (load(path, pcd, logits_all=True, n_batch=n_batch) for pcd in (setting, False))
+        eval_to(40, llm, stock)
+        for i in range(-8, 0):  # of the last batch
+            check_rows(llm, path, TOKENS[:40], i, 40 + i)
+        if n_batch == 64:
+            for i in range(FLOOR - 1):
+                check_plain(llm, native_row(llm, i), i)
+        close(np.array(llm.scores)[: FLOOR - 1], np.array(stock.scores)[: FLOOR - 1], rounding(path))
+        assert llm.pcd_stats().n_skipped == FLOOR - 1 and llm.pcd_stats().n_tokens == 40
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_rewind_goes_back_below_it_and_so_does_a_state(cache: str, tiny: Tiny, load: Load) -> None:
+    path, setting = tiny("llama"), {"cache": cache, "min_context": FLOOR}
+    llm, other, stock = load(path, setting), load(path, setting), load(path, False)
+    eval_to(30, llm)
+    check_rows(llm, path, TOKENS[:30])
+    engine.rewind(llm, 0)
+    llm.n_tokens = 0
+    eval_to(20, llm, stock)
+    assert np.array_equal(native_row(llm), native_row(stock))
+    other.load_state(llm.save_state())
+    eval_to(40, llm)
+    check_rows(llm, path, TOKENS[:40])
+    eval_to(22, other)
+    check_plain(other, native_row(other))
+    eval_to(30, other)
+    check_rows(other, path, TOKENS[:30])
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_drafted_tokens_change_nothing(cache: str, tiny: Tiny, load: Load) -> None:
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    path, setting = tiny("llama"), {"cache": cache, "min_context": 50}
+    wanted, plain = greedy(load(path, setting), 30), greedy(load(path, False), 30)
+    drafted = load(path, setting, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=3))
+    assert greedy(drafted, 30) == wanted != plain and wanted[:9] == plain[:9]
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    floor=st.integers(1, 60),
+    sizes=st.lists(st.integers(1, 17), min_size=2, max_size=6),
+    cache=st.sampled_from(CACHES),
+    evaluation=st.sampled_from(WAYS),
+)
+def test_however_a_text_is_cut_into_batches(
+    floor: int, sizes: list[int], cache: str, evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    path = tiny("llama")
+    llm, stock = load(path, {"cache": cache, "evaluation": evaluation, "min_context": floor}), load(path, False)
+    for end in itertools.accumulate(sizes):
+        eval_to(end, llm, stock)
+        if end < floor:
+            check_plain_as(stock, llm)
+        else:
+            check_rows(llm, path, TOKENS[:end], moved=0.0)
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_tokens_that_are_left_plain_have_a_second_stream(arch: str, evaluation: str, native: Native) -> None:
+    setting = {"cache": "separate", "evaluation": evaluation}
+    params = SHORT_SLIDING if arch == "gemma3" else {}
+    context, other, stock = (native(arch, s, **params) for s in ({**setting, "min_context": FLOOR}, setting, None))
+    decode_in((context, other, stock), TOKENS[:10])
+    check_plain(context, context.seen())
+    close(context.seen(), stock.seen(), context.limit)
+    decode_in((context, other), TOKENS[10:60])
+    same_rows(context, other)
+    stats = context.stats
+    assert (stats.n_skipped, stats.n_caught_up, stats.n_fallbacks) == (1, 0, other.stats.n_fallbacks)
+
+
+def test_embeddings_that_are_left_plain_have_a_second_stream(native: Native) -> None:
+    """Of a picture, say: only tokens are written down, so it could not be made later."""
+    setting = {"cache": "separate", "min_context": FLOOR}
+    context, other = native("llama", setting), native("llama", {"cache": "separate"})
+    embeddings = np.random.default_rng(1).normal(0, 0.1, (8, context.n_embd)).astype(np.float32)
+    for part in (TOKENS[:5], embeddings, TOKENS[5:8]):
+        decode_in((context, other), part)
+        check_plain(context, context.seen())
+    assert (context.stats.n_fallbacks, context.stats.n_caught_up) == (0, 0)
+    decode_in((context, other), TOKENS[8:30])
+    same_rows(context, other)
+
+
+def test_after_a_decode_that_failed_there_are_no_rows(native: Native) -> None:
+    context = native("llama", {"min_context": 30})
+    decode_in([context], TOKENS[:5])
+    assert context.row() is not None
+    assert context.decode([10**6]) != 0  # no such token
+    assert context.row() is None
+
+
+# -- min_entropy -------------------------------------------------------------------------------------------------------
+
+
+def c_entropy(row: Any) -> float:
+    row = np.ascontiguousarray(row, np.float32)
+    return _native.pcd_entropy(row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), len(row))
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        ([0.0] * 8, 3.0),
+        ([5.0] * 1024, 10.0),
+        ([0.0], 0.0),
+        ([100.0, 0.0, 0.0], 0.0),
+        (np.log([0.5, 0.25, 0.25]), 1.5),
+        ([1.0, 1.0, -np.inf, np.nan, -3e38], 1.0),  # what is no logit does not count
+        ([-np.inf, np.nan], 0.0),
+        ([0.0, 0.0] + [-9e29] * 1000, 1.0),  # hardly a logit
+    ],
+)
+def test_entropies_worked_by_hand(row: Any, wanted: float) -> None:
+    assert entropy(row) == pytest.approx(wanted, abs=1e-9)
+    assert c_entropy(row) == pytest.approx(wanted, abs=EXACT)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 900), st.floats(0, 30), st.floats(-100, 100))
+def test_entropies_of_random_rows(seed: int, n: int, spread: float, constant: float) -> None:
+    """Between 0 and log2(n), the same for a row moved by a constant."""
+    row = np.random.default_rng(seed).normal(0, spread, n).astype(np.float32)
+    assert entropy(row) == pytest.approx(bits(row), abs=1e-9)
+    assert c_entropy(row) == pytest.approx(bits(row), abs=EXACT)
+    assert 0.0 <= c_entropy(row) <= math.log2(n) + EXACT
+    rounding = 2 * float(np.abs(row).max() + abs(constant)) * 2**-23 * 10  # of the row that is moved, in bits
+    assert c_entropy(row + np.float32(constant)) == pytest.approx(bits(row), abs=EXACT + rounding)
+
+
+def between(values: list[float]) -> float:
+    """A number that about half of the values are below of, and none is near."""
+    ordered = sorted(values)
+    i = max(range(len(ordered) // 4, 3 * len(ordered) // 4), key=lambda i: ordered[i + 1] - ordered[i])
+    assert ordered[i + 1] - ordered[i] > 1e-3
+    return (ordered[i] + ordered[i + 1]) / 2
+
+
+@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_rows_are_plain_if_their_entropy_is_low_and_the_references_if_not(
+    cache: str, evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    path, n = tiny("llama"), 20
+    stock, rows = load(path, False), []
+    for end in range(20, 20 + n):
+        eval_to(end, stock)
+        rows.append(native_row(stock))
+    least = between([bits(row) for row in rows])
+    llm = load(path, {"cache": cache, "evaluation": evaluation, "min_entropy": least})
+    n_plain = 0
+    for end, row in zip(range(20, 20 + n), rows):
+        eval_to(end, llm)
+        if bits(row) < least:
+            n_plain += 1
+            got = llm.pcd_logits()
+            assert got.beta is None and np.array_equal(got.contrasted, got.standard)
+            assert np.array_equal(native_row(llm), got.standard)
+            close(native_row(llm), row, rounding(path))
+            if evaluation == "alternate" and cache != "separate":
+                assert got.local is None and (cache == "separate" or np.array_equal(native_row(llm), row))
+        else:
+            check_rows(llm, path, TOKENS[:end])
+    assert 0 < n_plain < n
+    stats = llm.pcd_stats()
+    if evaluation == "alternate" and cache != "separate":
+        assert (stats.n_twins, stats.n_skipped) == (n - n_plain, n_plain)
+    if evaluation == "fused":
+        assert stats.n_twins == n
+
+
+@pytest.mark.parametrize("combine", [True, False])
+@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, combine: bool, native: Native) -> None:
+    """As guesses of a draft model are. With combine = false all of them read plain, and the contrast is asked for."""
+    stock, n = native("llama"), 20
+    entries = [(TOKENS[p], p, [0], p >= 10) for p in range(10 + n)]
+    assert decode_batch(stock, entries) == 0
+    plain = [stock.seen(10 + i) for i in range(n)]
+    least = between([bits(row) for row in plain])
+    setting: Setting = {"cache": cache, "evaluation": evaluation, "min_entropy": least}
+    context = native("llama", setting)
+    assert set_seq(context, 0, {**setting, "combine": combine}) == OK
+    assert decode_batch(context, entries) == 0
+    for i, row in enumerate(plain, 10):
+        contrasted = context.row(i, _native.ROW_CONTRASTED)
+        assert contrasted is not None
+        sure = bits(row) < least
+        if sure:
+            assert context.is_plain(i)
+            close(contrasted, row, context.limit)
+        else:
+            assert _native.pcd_get_strength_ith(context.ctx, i) == 2.5 and np.isfinite(contrasted).sum() == 30
+        if sure or not combine:
+            close(context.seen(i), row, context.limit)
+        else:
+            check_seen(context, i, {})
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 8), st.sampled_from([None, "jsd"]))
+def test_the_formula_in_numpy_and_the_control_contrast_the_same_rows(
+    seed: int, least: float, adaptive: str | None
+) -> None:
+    random = np.random.default_rng(seed)
+    row, other = random.normal(0, 3, 200), random.normal(0, 3, 200)
+    fields: dict[str, Any] = {"beta": 1.5, "gamma": 20, "adaptive": adaptive}
+    got, always = contrast(row, other, min_entropy=least, **fields), contrast(row, other, **fields)
+    assert np.array_equal(got, row if bits(row) < least else always)
+    control = decode.Control(pcd=pypcd.PCDConfig(min_entropy=least, **fields))
+    assert decode.parse(control.name).rows == control
+    kept = np.isfinite(got)
+    assert np.array_equal(control._contrasted(row, other)[kept], got[kept])
+
+
+# -- several sequences -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_each_sequence_has_its_own(cache: str, evaluation: str, native: Native) -> None:
+    base: Setting = {"cache": cache, "evaluation": evaluation}
+    own = [*({"min_context": floor} for floor in (0, 8, 11, 100)), {"min_entropy": 100.0}, {"min_entropy": 1e-6}]
+    sequences = range(len(own))
+    together, stock = (native("llama", pcd, n_seq_max=len(own)) for pcd in (base, None))
+    alone = native("llama", base)
+    for seq, floor in enumerate(own):
+        assert set_seq(together, seq, {**base, **floor, "beta": 1.0}) == OK
+    texts = [[TOKENS[(11 * seq + 7 * i) % 120] for i in range(12)] for seq in sequences]
+    for part in (range(9), range(9, 10), range(10, 11), range(11, 12)):
+        entries = [(texts[s][p], p, [s], p == part[-1]) for s in sequences for p in part]
+        assert decode_batch(together, entries) == decode_batch(stock, entries) == 0
+        wanted = [i for i, entry in enumerate(entries) if entry[3]]
+        for seq, i in enumerate(wanted):
+            if own[seq].get("min_entropy") == 100:
+                assert together.is_plain(i)
+                close(together.seen(i), stock.seen(i), together.limit)
+            elif part[-1] + 1 < own[seq].get("min_context", 0):
+                check_plain(together, together.seen(i), i)
+                check_plain(together, together.seen(i), seq - len(own))
+                close(together.seen(i), stock.seen(i), together.limit)
+            else:
+                llama_cpp.llama_memory_clear(alone.memory, True)
+                decode_in([alone], texts[seq][: part[-1] + 1])
+                same_rows(together, alone.rows(), i)
+                check_seen(together, i, {"beta": 1.0})
+
+
+# -- min_first_entropy: the first token's row decides for the answer -----------------------------------------------------
+
+Unlike = tuple[list[int], list[int], float]
+
+
+def entropy_after(load: Load, path: Path, tokens: list[int]) -> float:
+    stock = load(path, False)
+    stock.eval(tokens)
+    return bits(native_row(stock))
+
+
+@pytest.fixture
+def unlike(tiny: Tiny, load: Load) -> Unlike:
+    """Two prompts, a number of bits that the first row of the one is below of and that of the other above, and no row near."""
+    found = sorted((entropy_after(load, tiny("llama"), TOKENS[i : i + N]), i) for i in range(0, 80, 5))
+    (low, i), (high, j) = found[0], found[-1]
+    assert high - low > 1e-3
+    return list(TOKENS[i : i + N]), list(TOKENS[j : j + N]), (low + high) / 2
+
+
+def answer_to(llm: pypcd.Llama, prompt: list[int], **kwargs: Any) -> list[int]:
+    return list(itertools.islice(llm.generate(prompt, temp=0.0, **kwargs), 12))
+
+
+def read_prompt(context: Context, prompt: list[int], seqs: tuple[int, ...] = (0,)) -> None:
+    assert decode_batch(context, [(token, p, [*seqs], p == N - 1) for p, token in enumerate(prompt)]) == 0
+
+
+def step(context: Context, p: int, *seqs: int) -> None:
+    assert decode_batch(context, [(TOKENS[p + 40 * seq], p, [seq], True) for seq in seqs]) == 0
+
+
+@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_the_first_token_decides_for_the_whole_answer(
+    cache: str, evaluation: str, unlike: Unlike, tiny: Tiny, load: Load
+) -> None:
+    sure, unsure, least = unlike
+    path, answer = tiny("llama"), list(TOKENS[100:110])
+    llm, stock = load(path, {"cache": cache, "evaluation": evaluation, "min_first_entropy": least}), load(path, False)
+    for prompt in (sure, unsure, sure):
+        for other in (llm, stock):
+            other.reset()
+            other.eval(prompt)
+        for i in range(len(answer) + 1):
+            if prompt is sure:
+                close(native_row(llm), native_row(stock), rounding(path))
+                got = llm.pcd_logits()
+                assert got.beta is None and np.array_equal(got.contrasted, got.standard)
+                assert (got.local is None) == (i > 0 or (evaluation == "alternate" and cache != "separate"))
+            else:
+                check_rows(llm, path, [*prompt, *answer[:i]])
+            for other in (llm, stock):
+                other.eval(answer[i : i + 1])
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_plain_answer_takes_no_twins(cache: str, unlike: Unlike, tiny: Tiny, load: Load) -> None:
+    """Not even while cells are rows for both: only the first token's is evaluated, and with alternate none."""
+    for evaluation, n_twins in (("fused", 1), ("alternate", 0)):
+        llm = load(tiny("llama"), {"cache": cache, "evaluation": evaluation, "min_first_entropy": 100.0})
+        llm.eval(unlike[0])
+        before = llm.pcd_stats()
+        for token in TOKENS[:10]:
+            llm.eval([token])
+        after = llm.pcd_stats()
+        assert after.n_twins == before.n_twins and after.n_skipped == before.n_skipped + 10
+        if cache != "separate":
+            assert before.n_twins == n_twins
+
+
+@pytest.mark.parametrize("name", ["min_entropy", "min_first_entropy"])
+def test_a_floor_below_every_entropy_contrasts_everywhere(name: str, tiny: Tiny, load: Load) -> None:
+    always, low, off = (greedy(load(tiny("llama"), pcd)) for pcd in ({}, {name: 1e-9}, False))
+    assert always == low != off
+
+
+def test_what_is_decoded_does_not_depend_on_how_it_is_asked_for(unlike: Unlike, tiny: Tiny, load: Load) -> None:
+    """A prompt whose rows are all asked for, a long prompt in parts, a stream, a second answer to the same prompt."""
+    sure, unsure, least = unlike
+    path, setting = tiny("llama"), {"min_first_entropy": least, "evaluation": "fused"}
+    for prompt in (sure, unsure):
+        wanted = answer_to(load(path, False if prompt is sure else {"evaluation": "fused"}), prompt)
+        for kwargs in ({}, {"logits_all": True}, {"n_batch": 8}):
+            llm = load(path, setting, **kwargs)
+            for _ in range(2):  # the second time only the prompt's last token is evaluated
+                assert answer_to(llm, prompt) == wanted
+        assert answer_to(load(path, False), prompt, pcd=setting) == wanted
+
+
+def test_a_prompt_that_is_the_beginning_of_the_last_answer_has_an_answer_of_its_own(tiny: Tiny, load: Load) -> None:
+    """Only its last token is evaluated, where it would be the next one of the answer before."""
+    path, stock = tiny("llama"), load(tiny("llama"), False)
+    found = []
+    for i in range(0, 80, 5):
+        short = list(TOKENS[i : i + N])
+        long = [*short, next(iter(stock.generate(short, temp=0.0)))]
+        found.append((*(entropy_after(load, path, prompt) for prompt in (short, long)), short, long))
+    for sign in (1, -1):  # a sure answer goes before an unsure one, and the other way round
+        low, high, short, long = max(found, key=lambda f: sign * (f[1] - f[0]))
+        assert sign * (high - low) > 1e-3
+        for kwargs in ({}, {"logits_all": True}):
+            setting = {"min_first_entropy": (low + high) / 2, "evaluation": "fused", "gamma": 1000}
+            answers = []
+            for prompts in ([long], [short, long]):
+                llm = load(path, setting, **kwargs)
+                for prompt in prompts:
+                    steps = zip(llm.generate(prompt, temp=0.0), range(5))
+                    next(steps)
+                    answers.append(llm.pcd_logits().beta)
+                    if prompt is short:  # its first token is followed by another, so that it is in the cache
+                        llm.eval(long[-1:])
+            assert answers[0] == answers[2] and (answers[0] is None) == (sign < 0)
+
+
+def test_a_saved_state_does_not_have_the_last_answers_entropy(unlike: Unlike, tiny: Tiny, load: Load) -> None:
+    for a, b in (unlike[:2], unlike[1::-1]):
+        llm = load(tiny("llama"), {"min_first_entropy": unlike[2], "evaluation": "fused"})
+        wanted = answer_to(llm, a)
+        state = llm.save_state()
+        answer_to(llm, b[2:])
+        llm.load_state(state)
+        llm.n_tokens = N - 1  # as generate() does, where it evaluates a cached prompt's last token alone
+        llm.eval(a[-1:])
+        assert llm.pcd_logits().local is not None  # evaluated as the first one of an answer
+        assert answer_to(llm, a) == wanted
+
+
+def test_asking_for_all_rows_without_pcd_makes_nothing_of_pcd(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False, logits_all=True)
+    llm.eval(TOKENS[:10])
+    _native.pcd_begin(llm.ctx, 0, 10)
+    llm.eval(TOKENS[10:12])
+    assert _native.pcd_get_graph_stats(llm.ctx).n_computed == 0  # which counts from when PCD is made in a context
+
+
+def test_an_answer_before_min_context_stays_plain_to_its_end(tiny: Tiny, load: Load) -> None:
+    setting = {"min_first_entropy": 1e-9, "min_context": N + 3}
+    llm, stock = load(tiny("llama"), setting), load(tiny("llama"), False)
+    for end in (N, *range(N + 1, N + 10)):
+        eval_to(end, llm, stock)
+        check_plain(llm, native_row(stock))
+    eval_to(N + 14, llm)  # text: what follows is another answer
+    check_rows(llm, tiny("llama"), TOKENS[: N + 14])
+
+
+def test_tokens_that_are_taken_back_do_not_begin_an_answer(unlike: Unlike, native: Native) -> None:
+    sure, unsure, least = unlike
+    context = native("llama", {"min_first_entropy": least})
+    for prompt in (sure, unsure):
+        read_prompt(context, prompt)
+        at = N
+        for n_right in (2, 0, 1):  # of two drafted tokens, so many were right
+            assert decode_batch(context, [(TOKENS[at + i], at + i, [0], True) for i in range(3)]) == 0
+            assert [context.is_plain(i) for i in range(3)] == [prompt is sure] * 3
+            at += 1 + n_right
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, at, -1)
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
+
+
+def test_copies_of_a_sequence_go_on_with_its_answer(unlike: Unlike, native: Native) -> None:
+    sure, unsure, least = unlike
+    context = native("llama", {"min_first_entropy": least}, n_seq_max=3)
+    for prompt in (sure, unsure):
+        llama_cpp.llama_memory_clear(context.memory, True)
+        read_prompt(context, prompt)
+        llama_cpp.llama_memory_seq_cp(context.memory, 0, 2, -1, -1)
+        step(context, N, 0, 2)
+        assert context.is_plain(0) == context.is_plain(1) == (prompt is sure)
+        llama_cpp.llama_memory_seq_keep(context.memory, 2)
+        step(context, N + 1, 2)
+        assert context.is_plain(0) == (prompt is sure)
+
+
+def shift(context: Context, seq: int, n: int) -> None:
+    """As servers do where the context is full: n tokens behind the first two go."""
+    llama_cpp.llama_memory_seq_rm(context.memory, seq, 2, 2 + n)
+    llama_cpp.llama_memory_seq_add(context.memory, seq, 2 + n, -1, -n)
+
+
+def test_a_prompt_that_sequences_share_begins_the_answers_of_all(unlike: Unlike, native: Native) -> None:
+    sure, unsure, least = unlike
+    setting = {"beta": 2.0, "evaluation": "fused"}
+    for prompt in (sure, unsure):
+        context = native("llama", setting, n_seq_max=3)
+        for seq in (1, 2):
+            assert set_seq(context, seq, {**setting, "min_first_entropy": least}) == OK
+        read_prompt(context, prompt, (0, 1, 2))
+        step(context, N, 0, 1, 2)
+        assert [context.is_plain(i) for i in range(3)] == [False, prompt is sure, prompt is sure]
+
+
+@pytest.mark.parametrize("n", [10, N - 1, N, N + 2])  # from N - 1 on the answer's first token is at position 0, or gone
+def test_a_context_shift_goes_on_with_the_answer(n: int, unlike: Unlike, native: Native) -> None:
+    sure, unsure, least = unlike
+    for prompt in (sure, unsure):
+        context = native("llama", {"min_first_entropy": least, "min_context": 5})
+        read_prompt(context, prompt)
+        for p in range(N, N + 12):
+            step(context, p, 0)
+        shift(context, 0, n)
+        n_free = 256 - (N + 12 - n)
+        assert decode_batch(context, [(TOKENS[i % 99], N + 12 - n + i, [0], True) for i in range(n_free + 1)]) != 0
+        for p in range(N + 12 - n, N + 16 - n):
+            step(context, p, 0)
+            assert context.is_plain(0) == (prompt is sure)
+
+
+def test_tokens_taken_back_in_one_sequence_and_a_shift_in_another_do_not_mix(unlike: Unlike, native: Native) -> None:
+    sure, unsure, least = unlike
+    context = native("llama", {"min_first_entropy": least, "evaluation": "fused"}, n_seq_max=2)
+    read_prompt(context, sure)
+    read_prompt(context, unsure, (1,))
+    for p in range(N, N + 4):
+        step(context, p, 0, 1)
+    llama_cpp.llama_memory_seq_rm(context.memory, 0, N - 1, -1)
+    _native.pcd_begin(context.ctx, 0, N - 1)
+    shift(context, 1, 10)
+    assert decode_batch(context, [(unsure[-1], N - 1, [0], True), (TOKENS[3], N - 6, [1], True)]) == 0
+    assert context.row(0, _native.ROW_LOCAL) is not None  # the first row of another answer
+    assert not context.is_plain(1)
+
+
+def test_only_a_caller_knows_that_an_answer_is_given_anew(unlike: Unlike, native: Native) -> None:
+    """The prompt's last token, taken back and read again, may be a drafted token as well."""
+    sure, _, least = unlike
+    context = native("llama", {"min_first_entropy": least, "evaluation": "fused"})
+    read_prompt(context, sure)
+    for begins in (False, True):
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, N - 1, -1)
+        if begins:
+            _native.pcd_begin(context.ctx, 0, N - 1)
+        n_twins = context.stats.n_twins
+        assert decode_batch(context, [(sure[-1], N - 1, [0], True)]) == 0
+        assert context.is_plain(0) and context.stats.n_twins == n_twins + begins
+
+
+@pytest.mark.parametrize("evaluation", WAYS)
+def test_each_sequence_has_an_answer_of_its_own(evaluation: str, unlike: Unlike, native: Native) -> None:
+    sure, unsure, least = unlike
+    base: Setting = {"evaluation": evaluation}
+    context, stock = native("llama", base, n_seq_max=3), native("llama", n_seq_max=3)
+    for seq, own in enumerate((least, least, 0.0)):
+        assert set_seq(context, seq, {**base, "min_first_entropy": own, "beta": 1.0}) == OK
+    prompts = [sure, unsure, sure]
+    entries = [(prompts[s][p], p, [s], p == N - 1) for s in range(3) for p in range(N)]
+    assert decode_batch(context, entries) == decode_batch(stock, entries) == 0
+    for p in range(N, N + 4):
+        for each in (context, stock):
+            step(each, p, 0, 1, 2)
+        close(context.seen(0), stock.seen(0), context.limit)
+        assert context.is_plain(0)
+        for i in (1, 2):
+            check_seen(context, i, {"beta": 1.0})
+
+
+def test_what_another_sequence_decodes_with_pcd_off_leaves_an_answer_alone(unlike: Unlike, native: Native) -> None:
+    """And its own tokens end it."""
+    sure, _, least = unlike
+    setting, params = {"min_first_entropy": least}, {"n_seq_max": 2}
+    context, alone = native("llama", setting, **params), native("llama", setting, **params)
+    decode_in((context, alone), sure)
+    for token in TOKENS[100:106]:
+        decode_in((context, alone), [token])
+        check_plain(context, context.seen())
+        close(context.seen(), alone.seen(), context.limit)
+        turn_off(context)
+        assert context.decode([token], seq=1) == 0
+        turn_on(context, setting)
+    n_twins = context.stats.n_twins
+    turn_off(context)
+    assert context.decode(TOKENS[20:30]) == 0
+    turn_on(context, setting)
+    decode_in([context], TOKENS[30:31])  # another answer's first token, of which it asks
+    assert context.stats.n_twins == n_twins + 1
+
+
+def test_a_batch_that_fails_changes_nothing(unlike: Unlike, native: Native) -> None:
+    sure, _, least = unlike
+    context = native("llama", {"min_first_entropy": least})
+    read_prompt(context, sure)
+    token = TOKENS[0]
+    assert decode_batch(context, [(token, N, [0], True), (token, N + 7, [0], False), (10**9, N + 1, [0], True)]) != 0
+    assert decode_batch(context, [(token, N, [0], True)]) == 0
+    assert context.is_plain(0)
