@@ -42,7 +42,7 @@ enum llama_pcd_status {
     LLAMA_PCD_OK          =  0,
     LLAMA_PCD_INVALID     = -1, // a parameter is out of range
     LLAMA_PCD_UNSUPPORTED = -2, // this model or context cannot run it
-    LLAMA_PCD_NO_MEMORY   = -3, // the second keys could not be allocated
+    LLAMA_PCD_NO_MEMORY   = -3, // what it needs could not be allocated, or another exception was caught
     LLAMA_PCD_DISABLED    = -4, // PYPCD_DISABLE is set in the environment
 };
 
@@ -190,8 +190,8 @@ LLAMA_API float llama_pcd_entropy(const float * row, int32_t n_vocab);
 // with combine = false so that the contrast is not applied twice. It reads the last output row unless told another; an index
 // means what llama_get_logits_ith()'s does. Where PCD is on but that row has no contrast, plain logits would pass for contrasted
 // ones: then the log says so, and all that is left to choose is LLAMA_TOKEN_NULL (-1), which llama_decode() refuses. (llama.cpp's
-// grammar sampler, further on in the same chain, ends the process at that token.) A row with less than min_context or
-// min_entropy is plain, as its setting asks for.
+// grammar sampler, further on in the same chain, ends the process at that token.) A row below min_context,
+// min_entropy or min_first_entropy is plain, as its setting asks for.
 LLAMA_API struct llama_sampler * llama_sampler_init_pcd(struct llama_context * ctx);
 LLAMA_API void                   llama_sampler_pcd_set_row(struct llama_sampler * smpl, int32_t i);
 

@@ -159,7 +159,7 @@ class Fields:
         Choice(get_args(Evaluation)),
         "work",
         "fused: token and twin in one batch. alternate: one after the other, and no twin if a single token is plausible. auto: "
-        "alternate with a cut (`relative_top`) or `min_entropy`, else fused; prompts and cache=separate always fused.",
+        "alternate with a cut (`relative_top`) or `min_entropy`, else fused; a prompt always fused. cache=separate is always fused.",
         cost="fused reads the weights once, alternate twice for each twin; with `relative_top=0.1` alternate saves most if the model "
         "is sure",
         more="Fused or alternate",

@@ -60,7 +60,7 @@ llama_pcd_params llama_pcd_default_params(void) {
 static int32_t check_alone(llama_context & ctx, const llama_pcd_params & params, std::string & text) {
     const llama_pcd_memory    memory(ctx);
     const llama_pcd_settings  settings;
-    const llama_pcd_seqs sequences(settings);
+    const llama_pcd_seq_table sequences(settings);
 
     return llama_pcd_limits(memory, sequences).check(params, {}, text);
 }

@@ -48,7 +48,7 @@ std::string llama_pcd_context::taken() const {
 int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
     llama_pcd_memory::ends before;
 
-    llama_pcd_seqs::state sequences; // as they were
+    llama_pcd_seq_table::state sequences; // as they were
     bool kept = false;
 
     int  res       = (int) llama_pcd_outcome::BROKEN;
@@ -91,7 +91,7 @@ int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
     decoder.rows.trim();
     for (const auto & token : batch.tokens) {
         for (const llama_seq_id s : token.seq_ids) {
-            core.sequences.read(s, token.pos[0], false);
+            core.sequences.note_token(s, token.pos[0], false);
         }
     }
 

@@ -1,5 +1,9 @@
 // What hangs on a context: PCD, early exits, ratios of heads and the tap, side by side. Knows which of them exclude each other,
 // and nothing of how they work.
+//
+// llama.cpp's structs point to a `llama_pcd`, whose virtual functions are the hooks; `llama_pcd_context` is what it is. That owns the
+// `llama_pcd_core`, which has all that lasts from batch to batch (settings, second keys, ids of twins), and the `llama_pcd_decoder`,
+// which evaluates a batch.
 
 #pragma once
 

@@ -18,10 +18,10 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
 
     rows.forget();
 
-    const verdict is_fine = read(req);
-    if (is_fine != verdict::FINE) {
+    const verdict found = read(req);
+    if (found != verdict::FINE) {
         rows.forget();
-        return is_fine == verdict::REFUSED ? outcome::INVALID : pass.run(batch);
+        return found == verdict::REFUSED ? outcome::INVALID : pass.run(batch);
     }
     const std::string reason = refusal(req);
     if (!reason.empty()) {
@@ -70,7 +70,7 @@ llama_pcd_decoder::verdict llama_pcd_decoder::read(llama_pcd_request & req) {
     const bool   separate = core.settings.separate();
 
     if (req.size() == 0 || req.size() > lctx.n_batch() || req.size() > core.memory.n_free_cells()) {
-        return verdict::LLAMAS;
+        return verdict::UPSTREAM;
     }
     req.has_twin.resize(req.size());
 
@@ -85,11 +85,11 @@ llama_pcd_decoder::verdict llama_pcd_decoder::read(llama_pcd_request & req) {
                 return verdict::REFUSED;
             }
             if (s < 0 || s >= req.batch.n_seq_max) {
-                return verdict::LLAMAS;
+                return verdict::UPSTREAM;
             }
         }
         if (token.seq_ids.empty()) {
-            return verdict::LLAMAS;
+            return verdict::UPSTREAM;
         }
         const auto parent  = llama_pcd_parent_of(token);
         const auto setting = core.sequences.setting_of(parent);
@@ -98,7 +98,7 @@ llama_pcd_decoder::verdict llama_pcd_decoder::read(llama_pcd_request & req) {
 
         bool is_first = false; // of an answer
         for (llama_seq_id s : token.seq_ids) {
-            is_first |= core.sequences.read(s, pos, asked) && s == parent;
+            is_first |= core.sequences.note_token(s, pos, asked) && s == parent;
         }
         const bool plain = setting.is_early(pos) || core.sequences.is_sure(parent, setting);
 

@@ -29,8 +29,8 @@ private:
 
     enum class verdict {
         FINE,
-        REFUSED, // here, with a line in the log
-        LLAMAS,  // llama.cpp will refuse it: in its own words, and before anything has changed
+        REFUSED,  // here, with a line in the log
+        UPSTREAM, // llama.cpp will refuse it: in its own words, and before anything has changed
     };
 
     // which rows a batch asks for, and which of its tokens have twins

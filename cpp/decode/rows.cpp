@@ -13,7 +13,7 @@ size_t llama_pcd_rows::n_vocab() const {
     return lctx.get_model().vocab.n_tokens();
 }
 
-void llama_pcd_rows::add(int32_t batch_index, const llama_pcd_seq & contrast, int32_t first) {
+void llama_pcd_rows::add(int32_t batch_index, const llama_pcd_seq_setting & contrast, int32_t first) {
     out_ids.push_back(batch_index);
     contrasts.push_back(contrast);
     firsts.push_back(first);
@@ -86,7 +86,7 @@ void llama_pcd_rows::take_local(const llama_pcd_twins & twins) {
     }
 }
 
-static pcd_contrast_params params_of(const llama_pcd_seq & c) {
+static pcd_contrast_params params_of(const llama_pcd_seq_setting & c) {
     return { c.beta, c.adaptive, c.gamma, c.relative_top };
 }
 

@@ -13,7 +13,7 @@ struct llama_pcd_rows {
     llama_pcd_rows(llama_context & lctx, llama_pcd_stats & stats) : lctx(lctx), stats(stats) {}
 
     std::vector<int32_t>       out_ids;   // batch index of each row, ascending
-    std::vector<llama_pcd_seq> contrasts; // as they were
+    std::vector<llama_pcd_seq_setting> contrasts; // as they were
 
     std::vector<int32_t> plain_ids; // batch index of each row that stays as llama.cpp wrote it, ascending
 
@@ -27,7 +27,7 @@ struct llama_pcd_rows {
     size_t n_bytes() const;
 
     // first: the row of the first token of its answer, if that is in this batch, be it this one; else -1
-    void add(int32_t batch_index, const llama_pcd_seq & contrast, int32_t first);
+    void add(int32_t batch_index, const llama_pcd_seq_setting & contrast, int32_t first);
     void add_plain(int32_t batch_index) { plain_ids.push_back(batch_index); }
 
     // whether row i is that of an answer's first token, whose entropy matters: to its own sequence, or another one it is in
@@ -46,8 +46,8 @@ struct llama_pcd_rows {
     size_t find(int32_t batch_index) const;
 
     // copy row i from an entry of the batch that was just decoded; the rows of its twins
-    void take_standard    (size_t i, int32_t batch_index);
-    void take_local(const llama_pcd_twins & twins);
+    void take_standard(size_t i, int32_t batch_index);
+    void take_local   (const llama_pcd_twins & twins);
 
     // whether the contrast can change the outcome of row i, whose standard row is there
     bool needs_twin(size_t i);

@@ -17,7 +17,7 @@ struct llama_pcd_core {
     const llama_pcd_memory & memory;
 
     llama_pcd_settings  settings;
-    llama_pcd_seqs sequences;
+    llama_pcd_seq_table sequences;
     llama_pcd_limits    limits;
     llama_pcd_tables    tables;
     llama_pcd_second    second;

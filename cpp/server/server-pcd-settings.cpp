@@ -119,9 +119,9 @@ llama_pcd_params server_pcd_settings::fields(const json & given, llama_pcd_param
         }
         const double number = number_of(*field, value);
         if (!can_have(*field, number)) {
-            const bool turns = field->is(&llama_pcd_params::perturbation);
+            const bool is_perturbation = field->is(&llama_pcd_params::perturbation);
             throw std::invalid_argument(name + " is " + value.dump_safe() + ", this server's is " +
-                    value_of(*field, turns ? context : setting).dump_safe() + ", which only `pypcd serve --pcd` can change; "
+                    value_of(*field, is_perturbation ? context : setting).dump_safe() + ", which only `pypcd serve --pcd` can change; "
                     "a request may change " + join(own_names()));
         }
         field->put(base, number);

@@ -8,7 +8,7 @@
 #include <string>
 
 struct llama_pcd_limits {
-    llama_pcd_limits(const llama_pcd_memory & memory, const llama_pcd_seqs & sequences) :
+    llama_pcd_limits(const llama_pcd_memory & memory, const llama_pcd_seq_table & sequences) :
         memory(memory), sequences(sequences) {}
 
     // what only a graph shows
@@ -30,7 +30,7 @@ struct llama_pcd_limits {
 
 private:
     const llama_pcd_memory    & memory;
-    const llama_pcd_seqs & sequences;
+    const llama_pcd_seq_table & sequences;
 
     std::string check_memory (const llama_pcd_params & p) const;
     std::string check_model  (const llama_pcd_params & p) const;

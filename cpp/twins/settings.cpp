@@ -112,13 +112,13 @@ std::string llama_pcd_settings::find_difference(const llama_pcd_params & own, co
 // settings
 //
 
-llama_pcd_params llama_pcd_seqs::merged(const own_setting & own, const llama_pcd_params & p) {
+llama_pcd_params llama_pcd_seq_table::merged(const own_setting & own, const llama_pcd_params & p) {
     llama_pcd_params res = p;
 
-    const bool turns = own.params.perturbation == LLAMA_PCD_PERTURBATION_NONE;
+    const bool to_none = own.params.perturbation == LLAMA_PCD_PERTURBATION_NONE;
 
     for (const auto & field : pcd_fields) {
-        if (field.is_own && (turns || !field.is(&llama_pcd_params::perturbation))) {
+        if (field.is_own && (to_none || !field.is(&llama_pcd_params::perturbation))) {
             field.put(res, field.get(own.params));
         }
     }
@@ -126,7 +126,7 @@ llama_pcd_params llama_pcd_seqs::merged(const own_setting & own, const llama_pcd
     return res;
 }
 
-std::string llama_pcd_seqs::check(llama_seq_id seq_id, const own_setting & own, const llama_pcd_params & p) {
+std::string llama_pcd_seq_table::check(llama_seq_id seq_id, const own_setting & own, const llama_pcd_params & p) {
     if (!own.on) {
         return {};
     }
@@ -142,7 +142,7 @@ std::string llama_pcd_seqs::check(llama_seq_id seq_id, const own_setting & own, 
     return err.empty() ? "" : format("sequence %d: ", seq_id) + err;
 }
 
-std::string llama_pcd_seqs::check(const llama_pcd_params & p) const {
+std::string llama_pcd_seq_table::check(const llama_pcd_params & p) const {
     for (const auto & [seq_id, cur] : all) {
         const std::string err = cur.setting ? check(seq_id, *cur.setting, p) : "";
         if (!err.empty()) {
@@ -152,7 +152,7 @@ std::string llama_pcd_seqs::check(const llama_pcd_params & p) const {
     return {};
 }
 
-void llama_pcd_seqs::confirm() {
+void llama_pcd_seq_table::confirm() {
     for (auto & [_, cur] : all) {
         if (cur.setting) {
             cur.setting->confirmed = true;
@@ -160,7 +160,7 @@ void llama_pcd_seqs::confirm() {
     }
 }
 
-int32_t llama_pcd_seqs::set(llama_seq_id seq_id, const llama_pcd_params * p, llama_seq_id end, std::string & err) {
+int32_t llama_pcd_seq_table::set(llama_seq_id seq_id, const llama_pcd_params * p, llama_seq_id end, std::string & err) {
     if (seq_id < 0 || seq_id >= end) {
         err = format("seq_id is %d, allowed: 0 to %d", seq_id, end - 1);
         return LLAMA_PCD_INVALID;
@@ -180,7 +180,7 @@ int32_t llama_pcd_seqs::set(llama_seq_id seq_id, const llama_pcd_params * p, lla
     return LLAMA_PCD_OK;
 }
 
-void llama_pcd_seqs::unset(llama_seq_id seq_id) {
+void llama_pcd_seq_table::unset(llama_seq_id seq_id) {
     for (auto & [id, cur] : all) {
         if (seq_id < 0 || id == seq_id) {
             cur.setting.reset();
@@ -188,7 +188,7 @@ void llama_pcd_seqs::unset(llama_seq_id seq_id) {
     }
 }
 
-llama_pcd_seq llama_pcd_seqs::setting_of(llama_seq_id seq_id, const llama_pcd_params & p) const {
+llama_pcd_seq_setting llama_pcd_seq_table::setting_of(llama_seq_id seq_id, const llama_pcd_params & p) const {
     const auto it    = all.find(seq_id);
     const bool has   = it != all.end() && it->second.setting;
     const bool is_on = has ? it->second.setting->on : p.sequences == LLAMA_PCD_SEQUENCES_ALL;
@@ -201,16 +201,16 @@ llama_pcd_seq llama_pcd_seqs::setting_of(llama_seq_id seq_id, const llama_pcd_pa
 // answers
 //
 
-const llama_pcd_seqs::answer * llama_pcd_seqs::answer_of(llama_seq_id seq_id) const {
+const llama_pcd_seq_table::answer * llama_pcd_seq_table::answer_of(llama_seq_id seq_id) const {
     const auto it = all.find(seq_id);
     return it != all.end() && it->second.current ? &*it->second.current : nullptr;
 }
 
-void llama_pcd_seqs::begin(llama_seq_id seq_id, llama_pos pos) {
+void llama_pcd_seq_table::begin(llama_seq_id seq_id, llama_pos pos) {
     all[seq_id].current = answer { pos };
 }
 
-bool llama_pcd_seqs::read(llama_seq_id seq_id, llama_pos pos, bool asked) {
+bool llama_pcd_seq_table::note_token(llama_seq_id seq_id, llama_pos pos, bool asked) {
     const auto * cur = answer_of(seq_id);
 
     if (cur && !cur->begun && pos < cur->first) {
@@ -227,21 +227,21 @@ bool llama_pcd_seqs::read(llama_seq_id seq_id, llama_pos pos, bool asked) {
     return true;
 }
 
-void llama_pcd_seqs::put_entropy(llama_seq_id seq_id, float entropy) {
+void llama_pcd_seq_table::put_entropy(llama_seq_id seq_id, float entropy) {
     auto & cur = all[seq_id].current;
     if (cur) {
         cur->entropy = entropy;
     }
 }
 
-bool llama_pcd_seqs::is_sure(llama_seq_id seq_id, const llama_pcd_seq & setting) const {
+bool llama_pcd_seq_table::is_sure(llama_seq_id seq_id, const llama_pcd_seq_setting & setting) const {
     const auto * cur = answer_of(seq_id);
 
     return cur && cur->begun && setting.min_first_entropy > 0.0f &&
         (setting.is_early(cur->first) || cur->entropy < setting.min_first_entropy);
 }
 
-void llama_pcd_seqs::forget_answer(llama_seq_id seq_id) {
+void llama_pcd_seq_table::forget_answer(llama_seq_id seq_id) {
     for (auto & [id, cur] : all) {
         if (seq_id < 0 || id == seq_id) {
             cur.current.reset();
@@ -253,7 +253,7 @@ void llama_pcd_seqs::forget_answer(llama_seq_id seq_id) {
 // the memory was edited
 //
 
-void llama_pcd_seqs::remove(llama_seq_id seq_id) {
+void llama_pcd_seq_table::remove(llama_seq_id seq_id) {
     if (seq_id < 0) {
         all.clear();
     } else {
@@ -261,7 +261,7 @@ void llama_pcd_seqs::remove(llama_seq_id seq_id) {
     }
 }
 
-void llama_pcd_seqs::copy(llama_seq_id src, llama_seq_id dst) {
+void llama_pcd_seq_table::copy(llama_seq_id src, llama_seq_id dst) {
     const auto it = all.find(src);
     if (it == all.end()) {
         all.erase(dst);
@@ -271,7 +271,7 @@ void llama_pcd_seqs::copy(llama_seq_id src, llama_seq_id dst) {
     }
 }
 
-void llama_pcd_seqs::keep(llama_seq_id seq_id) {
+void llama_pcd_seq_table::keep(llama_seq_id seq_id) {
     for (auto it = all.begin(); it != all.end(); ) {
         it = it->first == seq_id ? std::next(it) : all.erase(it);
     }

@@ -58,7 +58,7 @@ inline const std::vector<pcd_field> pcd_fields = {
 };
 
 // the setting of one sequence
-struct llama_pcd_seq : llama_pcd_params {
+struct llama_pcd_seq_setting : llama_pcd_params {
     bool on;
 
     // whether a token at this position is early: its row is L, without a twin
@@ -98,8 +98,8 @@ struct llama_pcd_settings {
     static std::string find_difference(const llama_pcd_params & own, const llama_pcd_params & p);
 };
 
-struct llama_pcd_seqs {
-    explicit llama_pcd_seqs(const llama_pcd_settings & context) : context(context) {}
+struct llama_pcd_seq_table {
+    explicit llama_pcd_seq_table(const llama_pcd_settings & context) : context(context) {}
 
     //
     // settings
@@ -115,10 +115,10 @@ struct llama_pcd_seqs {
     // that was checked for the parameters now in force
     void confirm();
 
-    llama_pcd_seq setting_of(llama_seq_id seq_id) const { return setting_of(seq_id, context.params); }
+    llama_pcd_seq_setting setting_of(llama_seq_id seq_id) const { return setting_of(seq_id, context.params); }
 
     // the same, if the context's parameters were p
-    llama_pcd_seq setting_of(llama_seq_id seq_id, const llama_pcd_params & p) const;
+    llama_pcd_seq_setting setting_of(llama_seq_id seq_id, const llama_pcd_params & p) const;
 
     //
     // answers
@@ -128,13 +128,13 @@ struct llama_pcd_seqs {
     void begin(llama_seq_id seq_id, llama_pos pos);
 
     // a token comes; asked: for its row. True: that is the first row of an answer.
-    bool read(llama_seq_id seq_id, llama_pos pos, bool asked);
+    bool note_token(llama_seq_id seq_id, llama_pos pos, bool asked);
 
     // the entropy of softmax(L) there, in bits
     void put_entropy(llama_seq_id seq_id, float entropy);
 
     // whether the model was so sure at the first row of the answer that the rows behind it are left plain
-    bool is_sure(llama_seq_id seq_id, const llama_pcd_seq & setting) const;
+    bool is_sure(llama_seq_id seq_id, const llama_pcd_seq_setting & setting) const;
 
     // a state was loaded (-1: all sequences), which does not say where its answer began
     void forget_answer(llama_seq_id seq_id);
