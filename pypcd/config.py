@@ -20,10 +20,10 @@ import pathlib
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from pypcd.checks import Integer, check, literal
-from pypcd.errors import ArgumentError, InputError, did_you_mean
+from pypcd.errors import ArgumentError, InputError, did_you_mean, rename
 from pypcd.fields import FIELDS, OFFSET, RANGES, Fields, PCDFields
 
 if TYPE_CHECKING:
@@ -236,20 +236,10 @@ def _arguments() -> str:
     return "\n".join(lines)
 
 
-class _Former:
-    """A class method that has gone."""
-
-    def __init__(self, name: str, preset: str) -> None:
-        self.text = f"PCDConfig.{name} is now PCDConfig.preset({preset!r})"
-
-    def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(self.text)
-
-
 if PCDConfig.__doc__:  # python -OO has none
     PCDConfig.__doc__ = inspect.cleandoc(PCDConfig.__doc__).replace("Raises:", f"{_arguments()}\n\nRaises:")
-for _name in ("paper", "gentle", "cautious", "windowed", "blog"):
-    setattr(PCDConfig, _name, _Former(_name, _name.replace("windowed", "window")))
+rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "gentle", "cautious", "blog")})
+rename(PCDConfig, {"windowed": "preset('window')"})
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

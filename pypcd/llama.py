@@ -23,7 +23,7 @@ from pypcd.checks import Integer
 from pypcd.config import PCDConfig, PCDSetting, Profile, load
 from pypcd.drafts import DraftModel, Drafts
 from pypcd.engine import PCDLogits, PCDStats
-from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError
+from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError, rename
 from pypcd.gguf import resolve_model
 from pypcd.remote import Servers, parse_servers
 from pypcd.signatures import shows_arguments_of
@@ -317,12 +317,6 @@ class Llama(llama_cpp.Llama):
         else:
             engine.set_sequence_pcd(self, seq_id, self._resolve(setting))
         self._requires_eval = True  # the present logits were made under the old setting
-
-    if not TYPE_CHECKING:  # unseen by type checkers, to which any name would be an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            new = {"pcd_for": "set_sequence_pcd", "pcd_refusal": "check_pcd, which raises UnsupportedError"}.get(name)
-            raise AttributeError(f"'Llama' has no attribute {name!r}" + (f"; it is now {new}" if new else ""))
 
     # -- generation ------------------------------------------------------------------------------------------------
 
@@ -674,3 +668,6 @@ class Llama(llama_cpp.Llama):
             "use_extra_bufts": self._use_extra_bufts,
             "rpc_servers": self._rpc_servers,
         }
+
+
+rename(Llama, {"pcd_for": "set_sequence_pcd", "pcd_refusal": "check_pcd, which raises UnsupportedError"})

@@ -43,7 +43,7 @@ void llama_pcd_core::probe() {
 
     pcd.build_graph();
 
-    limits.has_graph   = true;
+    limits.has_graph        = true;
     limits.has_weighed_keys = second.has_weighed_keys();
 }
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pypcd.config import PCDConfig
 from pypcd.engine import _bindings
 from pypcd.engine._calls import ask, call, context
-from pypcd.errors import InputError, PCDError, UnsupportedError
+from pypcd.errors import InputError, PCDError, UnsupportedError, rename
 from pypcd.fields import FIELDS
 
 __all__ = [
@@ -108,6 +108,10 @@ class PCDStats:
     graph_bytes: int
     row_bytes: int
     n_constrained: int = 0
+
+
+rename(PCDLogits, {"over_rotated": "local"})
+rename(PCDStats, {"n_streams": "n_separate"})
 
 
 # -- the setting -----------------------------------------------------------------------------------------------------
