@@ -12,11 +12,11 @@ struct llama_pcd_limits {
         memory(memory), sequences(sequences) {}
 
     // what only a graph shows
-    bool has_graph     = false; // one was built, so the rest is known
-    bool has_rotations = false; // some layer rotates
-    bool offsets_pairs = false; // a rotation does not start at the first dimension of its tensor
-    bool has_weighed_keys   = false; // see llama_pcd_rotation::weighed
-    bool hides_rotation = false; // a query or a key is rotated where we do not see it, so that its twin's would not be
+    bool has_graph        = false; // one was built, so the rest is known
+    bool has_rotations    = false; // some layer rotates
+    bool offsets_pairs    = false; // a rotation does not start at the first dimension of its tensor
+    bool has_weighed_keys = false; // see llama_pcd_rotation::weighed
+    bool hides_rotation   = false; // a query or a key is rotated where we do not see it, so that its twin's would not be
 
     // whether p can run, and with it what sequences have of their own; taken: what else is on in this context that PCD cannot be
     // beside, in a sentence, or empty
