@@ -3,7 +3,7 @@
     python tests/typed/check.py     # with mypy and basedpyright in that Python's environment
 
 Each has to report the lines that are marked as wrong, and no other. stubtest then compares the stub with what inspect finds at
-run time.
+run time, but for the former names in former.txt.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> int:
             raise SystemExit("the installed pypcd has no llama.pyi; run scripts/install")
         wanted = marked(folder)
         wrong = [*differences("mypy", mypy(folder), wanted), *differences("pyright", pyright(folder), wanted)]
-        stubtest = run(["mypy.stubtest", "pypcd.llama"], folder)
+        stubtest = run(["mypy.stubtest", "--allowlist", str(HERE / "former.txt"), "pypcd.llama"], folder)
     print(*wrong, sep="\n", end="\n" if wrong else "")
     print(stubtest.stdout + stubtest.stderr, end="")
     if not wrong and stubtest.returncode == 0:
