@@ -9,7 +9,7 @@ B the RoPE base, d the number of rotated dimensions of a head, L and L* the logi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,12 @@ __all__ = [
     "frequencies",
     "jsd",
     "log_softmax",
+    "plausible",
     "put_behind",
     "rank",
     "rho",
     "strength",
+    "tilt",
 ]
 
 Array = npt.NDArray[np.float64]
@@ -100,23 +102,46 @@ def contrast(
     Returns:
         float64[n_vocab]
     """
-    first, second = np.asarray(standard, np.float64), np.asarray(local, np.float64)
+    first = np.asarray(standard)
     if min_entropy > 0.0 and entropy(first) < min_entropy:
-        return first
-    row = np.where(_is_logit(first), first, -np.inf)
-    kept = np.argsort(-row, kind="stable")[:gamma]
-    kept = kept[row[kept] > -np.inf]
+        return first.astype(np.float64)
+    kept = plausible(first, gamma=gamma, relative_top=relative_top)
     if not len(kept):
-        return first
-    if relative_top > 0.0:
-        kept = kept[first[kept] >= first[kept[0]] + np.log(relative_top)]
+        return first.astype(np.float64)
+    return tilt(first, local, kept, 0.0 if len(kept) == 1 else strength(first, local, beta=beta, adaptive=adaptive))
+
+
+def tilt(standard: npt.ArrayLike, local: npt.ArrayLike, kept: npt.NDArray[np.intp], beta: float) -> Array:
+    """(1 + beta) L - beta L* on the tokens `kept`, -inf elsewhere; what is no logit in L* keeps L.
+
+    Returns:
+        float64[n_vocab]
+    """
+    first, second = np.asarray(standard), np.asarray(local)
     result = np.full(first.shape, -np.inf)
     result[kept] = first[kept]
-    if len(kept) > 1:
-        beta = strength(first, second, beta=beta, adaptive=adaptive)
-        kept = kept[_is_logit(second[kept])]
-        result[kept] = (1.0 + beta) * first[kept] - beta * second[kept]
+    kept = kept[_is_logit(second[kept])]
+    result[kept] = (1.0 + beta) * result[kept] - beta * second[kept].astype(np.float64)
     return result
+
+
+def plausible(standard: npt.ArrayLike, *, gamma: int = 30, relative_top: float = 0.0) -> npt.NDArray[np.intp]:
+    """The tokens that contrast() does not exclude, in the order of their ids; none if all are masked.
+
+    Args:
+        standard: L, float[n_vocab].
+        gamma: as in PCDConfig; so is relative_top.
+    """
+    first = np.asarray(standard)
+    row = np.where(_is_logit(first), first, -np.inf)
+    least = np.partition(row, -gamma)[-gamma] if gamma < len(row) else -np.inf
+    above, equal = np.flatnonzero(row > least), np.flatnonzero(row == least)
+    kept = np.sort(np.concatenate([above, equal[: max(gamma - len(above), 0)]]))
+    kept = kept[row[kept] > -np.inf]
+    if relative_top > 0.0 and len(kept):
+        logits = row[kept].astype(np.float64)
+        kept = kept[logits >= logits.max() + np.log(relative_top)]
+    return kept
 
 
 def strength(standard: npt.ArrayLike, local: npt.ArrayLike, *, beta: float = 2.5, adaptive: str | None = None) -> float:
@@ -162,7 +187,7 @@ def entropy(logits: npt.ArrayLike) -> float:
 MEASURES: Mapping[str, Callable[[npt.ArrayLike, npt.ArrayLike], float]] = {"jsd": jsd}
 
 
-def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> Array:
+def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> npt.NDArray[np.floating[Any]]:
     """Put excluded tokens (-inf) about 60 behind the best one, in the order of the standard logits, as the engine does.
 
     They stay improbable (150,000 of them have less than 1e-7 of the probability at temperature 2), but each has a rank,
@@ -170,9 +195,11 @@ def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> Array:
     for what is more than 30 behind the first of them: that is pressed together, so that none is 39 behind it.
 
     Returns:
-        float64[n_vocab]; tokens masked in the standard logits stay at -inf.
+        float[n_vocab], as wide as the standard logits; tokens masked in these stay at -inf.
     """
-    first, row = np.asarray(standard, np.float64), np.asarray(contrasted, np.float64)
+    first = np.asarray(standard)
+    first = first if first.dtype.kind == "f" else first.astype(np.float64)
+    row = np.asarray(contrasted, first.dtype)
     kept, rest = np.isfinite(row), ~np.isfinite(row) & _is_logit(first)
     if not kept.any() or not rest.any():
         return row
@@ -184,7 +211,7 @@ def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> Array:
     return result
 
 
-def _is_logit(values: Array) -> npt.NDArray[np.bool_]:
+def _is_logit(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return np.abs(values) < 1e30  # False for NaN
 
 

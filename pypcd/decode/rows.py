@@ -187,7 +187,7 @@ class Control(RowSource):
 
     def _contrasted(self, row: npt.NDArray[np.float64], prior: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         kept = contrast(row, prior, **{name: getattr(self.pcd, name) for name in _CONTRAST})
-        return put_behind(kept, row)
+        return put_behind(kept, row).astype(np.float64)
 
     def with_pool(self, prompts: tuple[Prompt, ...]) -> Control:
         return dataclasses.replace(self, pool=prompts)
