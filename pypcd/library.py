@@ -1,5 +1,8 @@
 """Which libllama this process runs: loads pypcd's in place of the stock one, and checks what was loaded.
 
+Where pypcd's is not installed, or does not fit what is, the stock one stays, and the engine is "stock" (pypcd/engine/_stock.py); the
+environment variable PYPCD_ENGINE asks for one of the two.
+
 The engine imports llama_cpp, so this has to happen before. Whether the installed llama-cpp-python and its ggml are those
 that pypcd's libllama was built for is checked before it is loaded: with others it might load, and compute nonsense. Where
 llama_cpp was imported first, its functions are pointed at pypcd's library. Of these, knows only those for the version and
@@ -13,6 +16,7 @@ import functools
 import gc
 import importlib.metadata
 import json
+import logging
 import os
 import pathlib
 import re
@@ -23,13 +27,73 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from pypcd import ggml
-from pypcd.errors import LibraryError
+from pypcd.errors import InputError, LibraryError
 
-__all__ = ["API_VERSION", "check", "load", "pinned_version", "prepare_mtmd"]
+__all__ = ["API_VERSION", "NOT_INSTALLED", "check", "load", "pinned_version", "prepare_mtmd", "why_stock"]
 
 API_VERSION = 13  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
 
+NOT_INSTALLED = (
+    "llama-cpp-python is not installed; pypcd is built on it: pip install llama-cpp-python, which takes a C++ compiler and CMake, or a "
+    "wheel that its authors offer (https://github.com/abetlen/llama-cpp-python#installation)"
+)
+
 _VARIABLE = "LLAMA_CPP_LIB_PATH"  # where llama_cpp looks for libllama; read once, when it is imported
+_ENGINE = "PYPCD_ENGINE"
+
+_logger = logging.getLogger("pypcd")
+_why_stock = ""
+
+
+def why_stock() -> str:
+    """Why the engine is "stock", in a sentence; empty if it is "native"."""
+    return _why_stock
+
+
+def _wanted() -> str:
+    """The engine that the environment asks for; empty if it does not.
+
+    Raises:
+        ValueError: there is no such engine.
+    """
+    text = os.environ.get(_ENGINE, "").strip().lower()
+    if text not in ("", "native", "stock"):
+        raise InputError(
+            f"the environment variable {_ENGINE} is {text!r}; allowed: native, stock; unset, what is installed decides"
+        )
+    return text
+
+
+def _take_stock(why: str) -> None:
+    global _why_stock
+    _why_stock = why
+
+
+def _fits(llama_cpp: pathlib.Path, version: str | None) -> bool:
+    """Whether pypcd's library is installed, for the llama-cpp-python of this folder and version; if not, the stock one stays.
+
+    Raises:
+        LibraryError: it does not, and the environment asks for the native engine.
+    """
+    wanted = _wanted()
+    if wanted == "stock":
+        _take_stock(f"{_ENGINE} is stock; unset it")
+        return False
+    if wanted != "native" and _installed() is None:
+        _take_stock("pypcd is installed without its native part; docs/install.md says how to get it")
+        return False
+    try:
+        folder = _library_dir()
+        if version is not None:
+            _check_version(version)
+        _check_ggml(llama_cpp / "lib", folder)
+    except LibraryError as error:
+        if wanted == "native":
+            raise
+        _take_stock(str(error))
+        _logger.warning("pypcd's own libllama is not used, so only settings with a window alone can run: %s", error)
+        return False
+    return True
 
 
 def library_dirs() -> list[pathlib.Path]:
@@ -39,10 +103,14 @@ def library_dirs() -> list[pathlib.Path]:
     return [here, *(pathlib.Path(path) / "pypcd" / "lib" for path in sites)]
 
 
+def _installed() -> pathlib.Path | None:
+    return next((path for path in library_dirs() if any(path.glob("*llama.*"))), None)
+
+
 def _library_dir() -> pathlib.Path:
-    for path in library_dirs():
-        if any(path.glob("*llama.*")):
-            return path
+    found = _installed()
+    if found is not None:
+        return found
     raise LibraryError(
         f"pypcd's libllama was not found; looked in {', '.join(map(str, library_dirs()))}; "
         "install the package with 'pip install .' (a source checkout alone has no library)"
@@ -64,23 +132,29 @@ def _preload_ggml(lib: pathlib.Path) -> None:
 
 
 def load(module: Any, execute: Callable[[], None]) -> None:
-    """Execute llama_cpp so that it loads pypcd's library.
+    """Execute llama_cpp so that it loads pypcd's library, or the stock one.
 
     Args:
         module: llama_cpp, about to be executed.
         execute: executes it.
 
     Raises:
-        LibraryError: pypcd's library is missing or does not load, LLAMA_CPP_LIB_PATH names another one, or the installed
-            llama-cpp-python is not the one that it was built for.
+        LibraryError: the library does not load; or PYPCD_ENGINE is native, and pypcd's library is missing, LLAMA_CPP_LIB_PATH names another
+            one, or the installed llama-cpp-python is not the one that it was built for.
     """
     before = os.environ.get(_VARIABLE)
-    path = before or str(_library_dir())
     package = pathlib.Path(module.__file__)
     found = re.search(r"^__version__ = \"(.*)\"$", package.read_text(encoding="utf-8"), re.MULTILINE)
-    if found:
-        _check_version(found[1])
-    if not before or (pathlib.Path(path) / "ggml.json").exists():
+    if not before and not _fits(package.parent, found and found[1]):
+        try:
+            execute()
+        except (OSError, RuntimeError) as error:
+            raise LibraryError(f"libllama cannot be loaded: {error}; reinstall llama-cpp-python") from error
+        return
+    path = before or str(_library_dir())
+    if before and (pathlib.Path(path) / "ggml.json").exists():
+        if found:
+            _check_version(found[1])
         _check_ggml(package.parent / "lib", pathlib.Path(path))
     try:
         _preload_ggml(package.parent / "lib")
@@ -104,21 +178,23 @@ def load(module: Any, execute: Callable[[], None]) -> None:
 
 
 def check() -> None:
-    """Import llama_cpp, and see to it that it has pypcd's library.
+    """Import llama_cpp, and see to it that it has pypcd's library, if that is installed and fits.
 
     Raises:
-        LibraryError: it is not installed, or has another library that cannot be replaced.
+        LibraryError: it is not installed; or it has another library, and pypcd's is to take its place but cannot.
     """
     try:
         import llama_cpp
     except ModuleNotFoundError as error:
         if error.name != "llama_cpp":
             raise
-        raise LibraryError(
-            "llama-cpp-python is not installed; pypcd is built on it: pip install llama-cpp-python"
-        ) from None
+        raise LibraryError(NOT_INSTALLED) from None
     module = llama_cpp.llama_cpp
+    if _why_stock:
+        return
     if not _has_hooks(module._lib) and getattr(module, "_override_base_path", None) is None:
+        if not _fits(pathlib.Path(llama_cpp.__file__).parent, llama_cpp.__version__):
+            return
         _replace(llama_cpp)
     _check(llama_cpp, f"unset {_VARIABLE}, which named another library when llama_cpp was imported")
 
@@ -129,12 +205,18 @@ def _has_hooks(lib: ctypes.CDLL) -> bool:
 
 def _check(llama_cpp: Any, remedy: str) -> None:
     lib = llama_cpp.llama_cpp._lib
+    wanted = _wanted()
+    if wanted == "stock":
+        _take_stock(f"{_ENGINE} is stock; unset it")
+        return
     try:
         version = lib.llama_pcd_version
     except AttributeError:
-        raise LibraryError(
-            f"the loaded {pathlib.Path(lib._name).name} has no PCD hooks ({lib._name}); {remedy}"
-        ) from None
+        why = f"the loaded {pathlib.Path(lib._name).name} has no PCD hooks ({lib._name}); {remedy}"
+        if wanted == "native":
+            raise LibraryError(why) from None
+        _take_stock(why)
+        return
     version.restype = ctypes.c_int32
     if version() != API_VERSION:
         raise LibraryError(
@@ -169,7 +251,8 @@ def _replace(llama_cpp: Any) -> None:
     if in_use := next(_in_use(), None):
         raise LibraryError(
             f"the loaded {pathlib.Path(lib._name).name} has no PCD hooks ({lib._name}) and cannot be replaced now: {in_use}; "
-            f"import pypcd before llama_cpp, or at least before a model is opened, or set {_VARIABLE}={folder}"
+            f"import pypcd before llama_cpp, or at least before a model is opened, or set {_VARIABLE}={folder}; or {_ENGINE}=stock, "
+            "for settings with a window alone"
         )
     try:
         _preload_ggml(package / "lib")

@@ -8,9 +8,9 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pypcd import engine  # first: it reports a wrong or missing library
+from pypcd import engine as lib  # first: it reports a wrong or missing library
 
 # isort: split
 import llama_cpp
@@ -35,7 +35,7 @@ __all__ = ["Llama"]
 
 _T = TypeVar("_T")
 
-_SEQUENCE = Integer(0, engine.N_SEQUENCES - 1)
+_SEQUENCE = Integer(0, lib.N_SEQUENCES - 1)
 
 LEFT_PLAIN = (
     "PCD is off in answers under a grammar, a JSON schema or a forced tool, where a contrast spoils values; pcd= in the call "
@@ -64,6 +64,9 @@ class Llama(llama_cpp.Llama):
         pcd: True for the recommended preset, text such as "gentle", "beta=1.5:window=64" or a profile's file (.json), a
             mapping of changed fields, a PCDConfig, or False. Answers under a grammar, a JSON schema or a forced tool are plain
             all the same, unless their own call has `pcd`.
+        engine: what evaluates the second time. "native": pypcd's own libllama, which runs all settings. "stock": any libllama,
+            for settings that need a window alone (perturbation="none"), among them "gentle" and "window". None: the native one if
+            this process has it.
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
             share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
@@ -93,7 +96,8 @@ class Llama(llama_cpp.Llama):
         ModelError: the file is not a GGUF, is damaged, or does not fit in memory.
         UnsupportedError: this model cannot run the requested PCD setting; the message says why and what works.
         RPCError: a server cannot be reached, is no such server, has another version, or serves another process.
-        LibraryError: there are servers, but neither pypcd nor llama-cpp-python was built with ggml's RPC.
+        LibraryError: there are servers, but neither pypcd nor llama-cpp-python was built with ggml's RPC; or the native engine is asked
+            for, and this process has another libllama.
         TypeError: an unknown keyword argument; the message names the nearest.
         ValueError: a setting is out of range.
     """
@@ -103,6 +107,7 @@ class Llama(llama_cpp.Llama):
         model_path: str | os.PathLike[str],
         *,
         pcd: PCDSetting = False,
+        engine: Literal["native", "stock"] | None = None,
         n_seq_max: int = 1,
         use_extra_bufts: bool | None = None,
         rpc_servers: Servers = None,
@@ -136,16 +141,17 @@ class Llama(llama_cpp.Llama):
         self._n_constrained = 0  # answers left plain under a grammar
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
-        self._n_seq_max = Integer(1, engine.N_SEQUENCES)("n_seq_max", n_seq_max)
+        self._n_seq_max = Integer(1, lib.N_SEQUENCES)("n_seq_max", n_seq_max)
         self._rpc_servers, servers = rpc_servers, parse_servers(rpc_servers)
+        self._engine = lib.choose_engine(engine)
         path = resolve_model(model_path)
-        engine.clear_errors()
+        lib.clear_errors()
 
         self._use_extra_bufts = use_extra_bufts
         if use_extra_bufts is not False:
-            engine.configure_amx(force=use_extra_bufts is not None)
+            lib.configure_amx(force=use_extra_bufts is not None)
 
-        self._remote = engine.RemoteDevices(servers) if servers else None
+        self._remote = lib.RemoteDevices(servers) if servers else None
         remote = self._remote.devices if self._remote else []
         gpu = machine.has_gpu({"rpc_servers": servers})
         if n_gpu_layers is None:
@@ -166,9 +172,10 @@ class Llama(llama_cpp.Llama):
             except PCDError:
                 raise
             except (ValueError, RuntimeError) as error:
-                raise ModelError(f"cannot load {path}: {engine.last_errors() or error}") from error
-            engine.guard_handles(self)
+                raise ModelError(f"cannot load {path}: {lib.last_errors() or error}") from error
+            lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
             self._fingerprint = states.fingerprint(path)
+            self._keeps_state = lib.is_recurrent(self)
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self.pcd = config
@@ -195,8 +202,13 @@ class Llama(llama_cpp.Llama):
     @property
     def context_params(self) -> Any:
         # embedding=True asks for all sequence ids there are, but some are for twins (the second evaluations of PCD)
-        of_stock = min(self._context_params.n_seq_max, engine.N_SEQUENCES)
-        self._context_params.n_seq_max = max(self._n_seq_max, of_stock)
+        params = self._context_params
+        if self._engine == "stock" and not params.embeddings:
+            params.n_seq_max = self._n_seq_max + lib.n_twins(
+                self._n_seq_max, min(params.n_batch, params.n_ctx or params.n_batch)
+            )
+        else:
+            params.n_seq_max = max(self._n_seq_max, min(params.n_seq_max, lib.N_SEQUENCES))
         return self._context_params
 
     @context_params.setter
@@ -214,7 +226,7 @@ class Llama(llama_cpp.Llama):
         PCDConfig.cache) stay while PCD is off, so that switching costs nothing; a setting that needs none frees them.
         A change holds whole or not at all: after an exception the former setting is in force.
         """
-        if engine.is_open(self):
+        if lib.is_open(self):
             self._read_back()
         return self._pcd
 
@@ -224,7 +236,7 @@ class Llama(llama_cpp.Llama):
         self._forget_unread()  # its logits are not the new setting's
         self._apply(config)
         if self._pcd is not None:
-            engine.trim_pcd(self)
+            lib.trim_pcd(self)
 
     def _resolve(self, setting: PCDSetting) -> PCDConfig | None:
         setting = load(setting)
@@ -234,7 +246,7 @@ class Llama(llama_cpp.Llama):
 
     def _warn_profile_mismatch(self, setting: PCDSetting) -> None:
         if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
-            engine.logger.warning("%s", text)
+            lib.logger.warning("%s", text)
 
     def check_pcd(self, setting: PCDSetting = True) -> None:
         """Check that this model and context can run a setting. The setting in force stays.
@@ -246,7 +258,7 @@ class Llama(llama_cpp.Llama):
             ValueError, TypeError, FileNotFoundError: it is not a setting.
         """
         config = PCDConfig.resolve(setting, self._pcd)
-        refusal = engine.pcd_refusal(self, config)
+        refusal = lib.pcd_refusal(self, config)
         if config is not None and refusal is not None:
             raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {refusal}")
 
@@ -256,16 +268,16 @@ class Llama(llama_cpp.Llama):
         if config == self._pcd and combine == self._combines:
             return
         try:
-            disabled = engine.set_pcd(self, config, combine=combine)
+            disabled = lib.set_pcd(self, config, combine=combine)
         finally:
             self._read_back(config)
         if disabled:
-            engine.logger.warning("PCD stays off: %s", disabled)
+            lib.logger.warning("PCD stays off: %s", disabled)
 
     def _read_back(self, config: PCDConfig | None = None) -> None:
         """The library knows what is in force, whatever an exception left undone."""
         before = self._pcd, self._combines
-        self._pcd, self._combines = engine.in_force(self, config, self._pcd)
+        self._pcd, self._combines = lib.in_force(self, config, self._pcd)
         if (self._pcd, self._combines) != before:
             self._requires_eval = True  # the present logits were made under the old setting
 
@@ -282,7 +294,7 @@ class Llama(llama_cpp.Llama):
             yield
         finally:
             self._call_has_pcd = was_asked
-            if engine.is_open(self):
+            if lib.is_open(self):
                 self._apply(*before)
 
     def set_sequence_pcd(self, seq_id: int, setting: PCDSetting) -> None:
@@ -313,9 +325,9 @@ class Llama(llama_cpp.Llama):
         """
         seq_id = _SEQUENCE("seq_id", seq_id)
         if setting is None:
-            engine.unset_sequence_pcd(self, seq_id)
+            lib.unset_sequence_pcd(self, seq_id)
         else:
-            engine.set_sequence_pcd(self, seq_id, self._resolve(setting))
+            lib.set_sequence_pcd(self, seq_id, self._resolve(setting))
         self._requires_eval = True  # the present logits were made under the old setting
 
     # -- generation ------------------------------------------------------------------------------------------------
@@ -362,7 +374,7 @@ class Llama(llama_cpp.Llama):
             return function(*args, **kwargs)
         finally:
             self._is_whole = was_whole
-            if self.pcd is not before and engine.is_open(self):
+            if self.pcd is not before and lib.is_open(self):
                 self._apply(before)
 
     def _steps(self, setting: PCDSetting, iterator: Iterator[_T]) -> Generator[_T, Any, None]:
@@ -415,7 +427,7 @@ class Llama(llama_cpp.Llama):
             UnsupportedError: the model has an encoder.
         """
         self._lock.check_outside("eval", "generate")
-        engine.check_decoder(self)
+        lib.check_decoder(self)
         tokens = list(tokens)
         self._n_changes += 1
         if not self._lock.in_callback:  # a stream that lies open, or was dropped while another thread had the turn
@@ -434,27 +446,29 @@ class Llama(llama_cpp.Llama):
         is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1 and not is_step)
         if self._pcd is not None and tokens and is_prompt:
             # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
-            engine.begin_answer(self, n_past + len(tokens) - 1)
-        engine.clear_errors()
+            lib.begin_answer(self, n_past + len(tokens) - 1)
+        lib.clear_errors()
         try:
             if n_head:
-                with engine.suspended(self):
+                with lib.suspended(self):
                     super().eval(tokens[:n_head])
             if is_step and not (n_head or self._logits_all):
                 self._eval_with_all_rows(tokens)
             else:
                 super().eval(tokens[n_head:])
+        except PCDError:
+            raise
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
-            raise PCDError(f"{error}: {engine.reason()}") from error
+            raise PCDError(f"{error}: {lib.reason()}") from error
         self._n_certain, self._n_unread = n_past + 1 if is_step and len(tokens) > 1 else None, 0
         self._is_restored = self._is_restored and not tokens
         if is_step and self._drafts is not None:
-            engine.synchronize(self)
+            lib.synchronize(self)
             self._drafts.note(len(tokens), time.perf_counter() - started)
 
     def _eval_with_all_rows(self, tokens: list[int]) -> None:
         """llama_cpp.Llama.eval with a row for each token, as with logits_all, but without a copy in `scores`."""
-        engine.rewind(self, self.n_tokens)
+        lib.rewind(self, self.n_tokens)
         self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=True)
         self._ctx.decode(self._batch)
         self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
@@ -472,19 +486,19 @@ class Llama(llama_cpp.Llama):
         """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""
         self._lock.check_outside("reset", "generate")
         self._n_certain, self._n_unread = None, 0
-        if not (self._is_recurrent or self._is_hybrid):
+        if not self._keeps_state:
             super().reset()
             return
         self.n_tokens, self._requires_eval = 0, True
         for seq_id in range(self._n_seq_max):  # llama_cpp's clears the memory, which forgets them
-            engine.rewind(self, 0, seq_id)
+            lib.rewind(self, 0, seq_id)
 
     def _renew_threads(self) -> None:
         """Other numbers of threads, where none were given and the machine has become busy, or idle."""
         best = threads.choose(self._width, *self._n_threads, now=self._threads)
         if best[:2] != self._threads[:2]:
-            engine.set_threads(self, best.decode, best.batch)
-            engine.logger.info("%d threads, %d for prompts; %s", *best)
+            lib.set_threads(self, best.decode, best.batch)
+            lib.logger.info("%d threads, %d for prompts; %s", *best)
             self.n_threads = self.context_params.n_threads = best.decode
             self.n_threads_batch = self.context_params.n_threads_batch = best.batch
         self._threads = best
@@ -503,13 +517,13 @@ class Llama(llama_cpp.Llama):
         state = states.fitted(self.model_path, self._fingerprint, state, len(self.input_ids), self.n_ctx(), self.scores)
         self._n_changes += 1
         self._n_certain, self._n_unread, self._is_restored = None, 0, True
-        engine.clear_errors()
+        lib.clear_errors()
         try:
             super().load_state(state)
         except RuntimeError as error:
-            engine.clear(self)
-            raise PCDError(f"the state cannot be restored, and the context is empty now: {engine.reason()}") from error
-        engine.set_tokens(self, self.input_ids[: self.n_tokens].tolist())
+            lib.clear(self)
+            raise PCDError(f"the state cannot be restored, and the context is empty now: {lib.reason()}") from error
+        lib.set_tokens(self, self.input_ids[: self.n_tokens].tolist())
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""
@@ -517,6 +531,11 @@ class Llama(llama_cpp.Llama):
         self._n_changes += 1
         with self._pcd_set_to(False):
             return super().embed(*args, **kwargs)
+
+    @property
+    def engine(self) -> str:
+        """What evaluates the second time: "native" or "stock"."""
+        return self._engine
 
     @property
     def n_seq_max(self) -> int:
@@ -535,8 +554,8 @@ class Llama(llama_cpp.Llama):
     def draft_model(self, model: DraftModel | None) -> None:
         if isinstance(model, Drafts):
             model = model.model
-        if model is not None and engine.is_recurrent(self):
-            engine.logger.warning(
+        if model is not None and lib.is_recurrent(self):
+            lib.logger.warning(
                 "draft_model is not used: this model has recurrent layers, which cannot go back where a guess was wrong"
             )
             model = None
@@ -555,7 +574,7 @@ class Llama(llama_cpp.Llama):
             states.evaluate_last(self)
         idx = kwargs.get("idx")
         at = -1 if idx is None else idx - self.n_tokens
-        if not (self.n_tokens and engine.has_row(self, at)):
+        if not (self.n_tokens and lib.has_row(self, at)):
             remedy = (
                 "evaluate tokens first"
                 if idx is None or not self.n_tokens
@@ -582,7 +601,7 @@ class Llama(llama_cpp.Llama):
         processors = kwargs.get("logits_processor")
         self._processors = None if processors is None else guards.Processors(processors)
         if kwargs.get("grammar") is not None:
-            engine.check_grammar(self, kwargs["grammar"])
+            lib.check_grammar(self, kwargs["grammar"])
         kwargs["logits_processor"] = self._processors
         return super()._init_sampler(*args, **kwargs)
 
@@ -595,7 +614,7 @@ class Llama(llama_cpp.Llama):
         with self._lock:
             if is_left_plain:
                 if not self._n_constrained:
-                    engine.logger.warning("%s", LEFT_PLAIN)
+                    lib.logger.warning("%s", LEFT_PLAIN)
                 self._n_constrained += 1
             self._is_prompt = True
             if self._pcd is not None and self._pcd.min_first_entropy:
@@ -609,10 +628,10 @@ class Llama(llama_cpp.Llama):
                     self._forget_unread()
 
     def _forget_unread(self) -> None:
-        if self._n_certain is not None and self._n_certain < self.n_tokens and engine.is_open(self):
+        if self._n_certain is not None and self._n_certain < self.n_tokens and lib.is_open(self):
             self.n_tokens = self._n_certain
             self._requires_eval = True
-            engine.rewind(self, self.n_tokens)
+            lib.rewind(self, self.n_tokens)
 
     # -- looking inside --------------------------------------------------------------------------------------------
 
@@ -626,11 +645,11 @@ class Llama(llama_cpp.Llama):
         Raises:
             PCDError: the last evaluation was without PCD, or there was none.
         """
-        return engine.pcd_logits(self, i - self._n_unread if i < 0 else i)
+        return lib.pcd_logits(self, i - self._n_unread if i < 0 else i)
 
     def pcd_stats(self) -> PCDStats:
         """What PCD has done in this context so far."""
-        return dataclasses.replace(engine.pcd_stats(self), n_constrained=self._n_constrained)
+        return dataclasses.replace(lib.pcd_stats(self), n_constrained=self._n_constrained)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -646,9 +665,9 @@ class Llama(llama_cpp.Llama):
             PCDError: a call is under way, in another thread or around this one.
         """
         if hasattr(self, "_stack"):  # missing if __init__ raised early
-            with self._lock.ending() if engine.is_open(self) else contextlib.nullcontext():
+            with self._lock.ending() if lib.is_open(self) else contextlib.nullcontext():
                 super().close()
-                engine.invalidate_handles(self)
+                lib.invalidate_handles(self)
 
     def __enter__(self) -> Self:
         _ = self.ctx  # a closed one says so
@@ -664,6 +683,7 @@ class Llama(llama_cpp.Llama):
             "n_threads_batch": self._n_threads[1],
             "draft_model": self._drafts and self._drafts.model,
             "pcd": self._pcd,
+            "engine": self._engine,
             "n_seq_max": self._n_seq_max,
             "use_extra_bufts": self._use_extra_bufts,
             "rpc_servers": self._rpc_servers,

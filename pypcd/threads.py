@@ -81,6 +81,8 @@ def best_threads(width: int, now: Threads | None = None) -> Threads:
     n = machine.n_cores()
     if n == 1:
         return Threads(1, 1, "one core")
+    if not engine.is_native():
+        return _usual()
     with _lock:  # two measurements at the same time would measure each other
         when, known = _measured.get((n, width), (0.0, None))
         if known is None or time.monotonic() - when > _SECONDS:

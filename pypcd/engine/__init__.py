@@ -17,6 +17,7 @@ library.check()  # first: it reports a wrong or missing library
 
 # isort: split
 from pypcd.engine._amx import configure_amx, install_amx
+from pypcd.engine._bindings import is_native
 from pypcd.engine._context import (
     can_shift,
     clear,
@@ -45,7 +46,7 @@ from pypcd.engine._grammar import Grammar, check_grammar
 from pypcd.engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
 from pypcd.engine._handles import guard_handles, invalidate_handles, is_open
 from pypcd.engine._heads import evaluate_with_ratios, head_counts, set_head_ratios, unset_head_ratios
-from pypcd.engine._log import clear_errors, install, last_errors, logger, reason
+from pypcd.engine._log import clear_errors, install, last_errors, logger, raise_interrupt, reason
 from pypcd.engine._model import (
     check_decoder,
     detokenize,
@@ -64,11 +65,12 @@ from pypcd.engine._model import (
 )
 from pypcd.engine._pcd import (
     N_SEQUENCES,
-    PCDLogits,
-    PCDStats,
     begin_answer,
+    choose_engine,
     in_force,
     init_sampler,
+    n_twins,
+    open_stock,
     pcd_logits,
     pcd_refusal,
     pcd_stats,
@@ -79,7 +81,9 @@ from pypcd.engine._pcd import (
     trim_pcd,
     unset_sequence_pcd,
 )
+from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.engine._rpc import RemoteDevices, check_rpc_server, rpc_library, run_rpc_server
+from pypcd.engine._stock import watch
 from pypcd.engine._tap import tap
 
 __all__ = [
@@ -97,6 +101,7 @@ __all__ = [
     "check_decoder",
     "check_grammar",
     "check_rpc_server",
+    "choose_engine",
     "clear",
     "clear_errors",
     "configure_amx",
@@ -118,6 +123,7 @@ __all__ = [
     "init_sampler",
     "invalidate_handles",
     "is_end",
+    "is_native",
     "is_open",
     "is_recurrent",
     "last_errors",
@@ -127,6 +133,8 @@ __all__ = [
     "n_ctx_train",
     "n_layer",
     "n_parameters",
+    "n_twins",
+    "open_stock",
     "pcd_logits",
     "pcd_refusal",
     "pcd_stats",
@@ -163,4 +171,5 @@ __all__ = [
 ]
 
 install()  # llama.cpp's log callback, before anything is logged
+watch(raise_interrupt)
 install_amx()  # what was found out earlier, for every model of this process

@@ -56,6 +56,8 @@ def install_amx() -> None:
         ValueError: PYPCD_AMX has another value than 0 and 1.
     """
     forced = _forced()
+    if not _bindings.is_native():
+        return  # llama.cpp decides by itself
     _bindings.pcd_set_amx(_read().get(_key()) == _RIGHT if forced is None else forced)
 
 
@@ -67,6 +69,8 @@ def configure_amx(force: bool = False) -> AMX:
     """
     with _lock:
         state = _state(force)
+        if not _bindings.is_native():
+            return state
         _bindings.pcd_set_amx(state.on)
     if state.exists and not state.on:
         _say_once(state.why)
@@ -80,6 +84,8 @@ def _say_once(why: str) -> None:
 
 def _state(force: bool) -> AMX:
     forced = _forced()
+    if not _bindings.is_native():
+        return AMX(False, False, "this libllama decides by itself")
     if not _bindings.pcd_has_amx():
         return AMX(False, False, _why_none())
     if forced is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import functools
+from typing import Any, NoReturn
 
 import llama_cpp
 
+from pypcd import library
+from pypcd.errors import UnsupportedError
 from pypcd.fields import FIELDS
 
 lib = llama_cpp.llama_cpp._lib
@@ -79,11 +82,30 @@ _ctx_p = ctypes.c_void_p
 _float_p = ctypes.POINTER(ctypes.c_float)
 
 
+def is_native() -> bool:
+    """Whether the library of this process is pypcd's own."""
+    return hasattr(lib, "llama_pcd_version")
+
+
+def only_native(what: str) -> str:
+    """The sentence for what any other libllama cannot do."""
+    if library.why_stock():
+        return f"{what} needs pypcd's own libllama, and this process has {lib._name}: {library.why_stock()}"
+    return f'{what} needs the native engine; open the model without engine="stock"'
+
+
 def _bind(name: str, restype: Any, *argtypes: Any) -> Any:
+    """A function of the library; in another library than pypcd's, one that says what it needs."""
+    if not is_native():
+        return functools.partial(_missing, name)
     function = getattr(lib, name)
     function.restype = restype
     function.argtypes = list(argtypes)
     return function
+
+
+def _missing(name: str, *_: object) -> NoReturn:
+    raise UnsupportedError(only_native(name))
 
 
 pcd_default_params = _bind("llama_pcd_default_params", Params)

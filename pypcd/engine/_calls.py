@@ -10,7 +10,7 @@ import llama_cpp
 from pypcd.engine import _bindings
 from pypcd.errors import InputError, UnsupportedError
 
-__all__ = ["ask", "call", "context", "memory", "model", "vocabulary"]
+__all__ = ["ask", "call", "context", "memory", "model", "stock", "vocabulary"]
 
 
 def context(llm: llama_cpp.Llama) -> Any:
@@ -20,6 +20,15 @@ def context(llm: llama_cpp.Llama) -> Any:
         PCDError: the model is closed, or another process's.
     """
     return llm._ctx.ctx
+
+
+def stock(llm: llama_cpp.Llama) -> Any:
+    """The engine "stock" of a model; None if its engine is "native".
+
+    Raises:
+        PCDError: the model is closed.
+    """
+    return getattr(llm._ctx, "stock", None)
 
 
 def memory(llm: llama_cpp.Llama) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.engine import _log
-from pypcd.engine._calls import context, memory
+from pypcd.engine._calls import context, memory, stock
 from pypcd.engine._handles import check_shift, is_open, shifts
 from pypcd.errors import PCDError
 
@@ -50,7 +50,8 @@ def decode(llm: llama_cpp.Llama, entries: Sequence[tuple[int, int, int, bool]]) 
             batch.token[i], batch.pos[i], batch.logits[i] = token, pos, wanted
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
         _log.clear_errors()
-        status = llama_cpp.llama_decode(context(llm), batch)
+        twins = stock(llm)
+        status = twins.decode(batch) if twins else llama_cpp.llama_decode(context(llm), batch)
     finally:
         llama_cpp.llama_batch_free(batch)
     if status not in (0, 1):
@@ -80,6 +81,10 @@ def rows(llm: llama_cpp.Llama, n: int) -> npt.NDArray[np.float32]:
 
 def _view(llm: llama_cpp.Llama, i: int) -> npt.NDArray[np.float32]:
     """The library's own memory, which the next evaluation overwrites."""
+    twins = stock(llm)
+    kept = twins.row(i) if twins else None
+    if kept is not None:
+        return kept  # type: ignore[no-any-return]
     pointer = llama_cpp.llama_get_logits_ith(context(llm), i)
     if not pointer:
         raise PCDError(f"there are no logits for row {i}: evaluate tokens first, and request their logits")
@@ -104,11 +109,15 @@ def clear(llm: llama_cpp.Llama) -> None:
     """Forget all sequences, and the tokens that llama_cpp.Llama remembers."""
     llm.reset()
     llama_cpp.llama_memory_clear(memory(llm), True)
+    if twins := stock(llm):
+        twins.forget_answers()
 
 
 def copy_sequence(llm: llama_cpp.Llama, source: int, target: int) -> None:
     """Make one sequence continue another. In the cache they share their common part."""
     llama_cpp.llama_memory_seq_cp(memory(llm), source, target, -1, -1)
+    if twins := stock(llm):
+        twins.copy_answer(source, target)
 
 
 def synchronize(llm: llama_cpp.Llama) -> None:

@@ -8,6 +8,7 @@ this costs a test per call. Knows nothing of threads.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import llama_cpp
 from llama_cpp import _internals
 
 from pypcd.engine._log import reason
+from pypcd.engine._stock import Stock
 from pypcd.errors import InputError, ModelError, PCDError
 
 __all__ = ["guard_handles", "invalidate_handles", "is_open"]
@@ -61,7 +63,23 @@ class _Model(_internals.LlamaModel):
 
 
 class _Context(_internals.LlamaContext):
-    """A context whose keys are moved only where llama.cpp can."""
+    """A context whose keys are moved only where llama.cpp can, and whose batches have twins.
+
+    Attributes:
+        stock: what evaluates them, if the library does not.
+    """
+
+    stock: Stock | None = None
+
+    def decode(self, batch: _internals.LlamaBatch) -> None:
+        if self.stock is None:
+            super().decode(batch)
+        elif (status := self.stock.decode(batch.batch)) != 0:
+            raise RuntimeError(f"llama_decode returned {status}")
+
+    def get_logits(self) -> Any:
+        rows = None if self.stock is None else self.stock.rows()
+        return super().get_logits() if rows is None else rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     def kv_cache_seq_shift(self, seq_id: int, p0: int, p1: int, shift: int) -> None:
         check_shift(self)
@@ -110,8 +128,11 @@ def is_open(llm: llama_cpp.Llama) -> bool:
     return not isinstance(getattr(llm, "_ctx", None), (_Gone, type(None)))
 
 
-def guard_handles(llm: llama_cpp.Llama) -> None:
+def guard_handles(llm: llama_cpp.Llama, stock: Stock | None = None) -> None:
     """Once a model is open: check what is asked of it.
+
+    Args:
+        stock: what evaluates the twins, if the library does not.
 
     Raises:
         ModelError: its LoRA was not read, which llama_cpp does not see.
@@ -120,6 +141,7 @@ def guard_handles(llm: llama_cpp.Llama) -> None:
         raise ModelError(f"the LoRA {llm.lora_path} cannot be used with {llm.model_path}: {reason()}")
     for name, of in _CLASSES.items():
         getattr(llm, name).__class__ = of
+    vars(llm._ctx)["stock"] = stock
     _open.add(llm)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Callable
 import llama_cpp
 from llama_cpp._logger import llama_log_callback
 
-__all__ = ["clear_errors", "install", "last_errors", "logger", "reason"]
+__all__ = ["clear_errors", "install", "last_errors", "logger", "raise_interrupt", "reason"]
 
 logger = logging.getLogger("pypcd")
 
@@ -54,13 +54,17 @@ def install() -> None:
         logging.ERROR
     )  # as llama_cpp.Llama(verbose=False) does, but from the start
     in_force, data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
-    llama_cpp.llama_log_get(ctypes.byref(in_force), ctypes.byref(data))
-    if _address(in_force) == _address(llama_log_callback):  # else the program has set one of its own
+    if hasattr(llama_cpp, "llama_log_get"):  # llama-cpp-python 0.3.17 and newer
+        llama_cpp.llama_log_get(ctypes.byref(in_force), ctypes.byref(data))
+        is_own = _address(in_force) != _address(llama_log_callback)
+    else:
+        is_own = False
+    if not is_own:  # else the program has set one of its own
         llama_cpp.llama_log_set(_callback, ctypes.c_void_p(0))
     lib = llama_cpp.llama_cpp._lib
     for function in list(vars(lib).values()):
         if isinstance(function, lib._FuncPtr):
-            function.errcheck = _raise_interrupt
+            function.errcheck = raise_interrupt
     sys.unraisablehook = functools.partial(_keep_interrupt, sys.unraisablehook)
 
 
@@ -78,7 +82,7 @@ def _keep_interrupt(others: Callable[[Any], Any], unraisable: Any) -> None:
         _here.interrupt = error
 
 
-def _raise_interrupt(result: Any, function: Any, args: Any) -> Any:
+def raise_interrupt(result: Any, function: Any, args: Any) -> Any:
     """ctypes calls this after each call into the library."""
     error = _here.interrupt
     if error is not None:

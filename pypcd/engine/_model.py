@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -55,8 +56,11 @@ def slides(llm: llama_cpp.Llama) -> bool:
 
 def is_recurrent(llm: llama_cpp.Llama) -> bool:
     """Whether some layers have a recurrent state, which cannot go back to an earlier position."""
-    of = llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid
-    return any(is_so(model(llm)) for is_so in of)
+    if llama_cpp.llama_model_is_recurrent(model(llm)):
+        return True
+    if hasattr(llama_cpp, "llama_model_is_hybrid"):  # llama-cpp-python 0.3.17 and newer
+        return bool(llama_cpp.llama_model_is_hybrid(model(llm)))
+    return any(re.search(r"\.(ssm|shortconv|wkv|kda)\.", key) for key in llm.metadata)
 
 
 def n_layer(llm: llama_cpp.Llama) -> int:

@@ -17,7 +17,7 @@ import pypcd
 from pypcd import PCDConfig
 from pypcd.bench import self_test, selftest
 from pypcd.cli import _terminal, main
-from pypcd.engine import _pcd
+from pypcd.engine import _native
 
 Load = Callable[..., pypcd.Llama]
 ARCH_MODELS = sorted(Path(os.environ["PYPCD_ARCH_MODELS"]).glob("*.gguf")) if "PYPCD_ARCH_MODELS" in os.environ else []
@@ -44,8 +44,8 @@ def failed(result: dict[str, Any]) -> list[str]:
 
 def break_it(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library computes the twins of another setting."""
-    native = _pcd.native_params
-    monkeypatch.setattr(_pcd, "native_params", lambda c, **more: native(FAULTS[fault](c), **more))
+    native = _native.native_params
+    monkeypatch.setattr(_native, "native_params", lambda c, **more: native(FAULTS[fault](c), **more))
 
 
 def round_coarsely(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +67,11 @@ def round_coarsely(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pypcd.Llama, "pcd_logits", rows)
 
 
+@pytest.mark.parametrize("engine", ["native", "stock"])
 @pytest.mark.parametrize("weight_type", ["F32", "Q4_0"])
 @pytest.mark.parametrize("arch", ATTENTION_ARCHS)
-def test_it_passes_on_every_kind_of_model(arch: str, weight_type: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny(arch, weight_type=weight_type), False, f16=True)
+def test_it_passes_on_every_kind_of_model(arch: str, weight_type: str, engine: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny(arch, weight_type=weight_type), False, f16=True, engine=engine)
     assert failed(self_test(llm)) == [] and llm.pcd is None
 
 

@@ -177,9 +177,17 @@ class Case(NamedTuple):
     evaluation: str
     work: str = STEPS
     placement: str = HERE
+    engine: str = "native"
 
 
 def cases() -> Iterator[Case]:
+    for case in native_cases():
+        yield case
+        if case.setting == "window" and case.model not in HYBRID_ARCHS:
+            yield case._replace(engine="stock")
+
+
+def native_cases() -> Iterator[Case]:
     for placement in PLACEMENTS:
         for model in MODELS if placement != "keys-in-ram" else ("llama",):
             readings = SETTINGS if model == "llama" else ["window"] if model == "bloom" else READINGS
@@ -300,14 +308,14 @@ def check_rows(case: Case, tiny: Tiny, note: Callable[[str, object], None]) -> N
     """L and L* of a case are the reference's, and nothing of PCD's left the device where everything lies; `note` gets the figures."""
     path, llama = (tiny(**{**SHAPE, **MODELS[name]}) for name in (case.model, "llama"))
     setting = {**SETTINGS[case.setting], "evaluation": case.evaluation}
-    rows = look(path, setting, case.kv, case.work, **PLACEMENTS[case.placement])
+    rows = look(path, setting, case.kv, case.work, engine=case.engine, **PLACEMENTS[case.placement])
     standard, over = wanted(path, case, rows.texts)
     assert rows.over is not None
 
     # second keys may be coarser than the cache: plain rows then are those of a cache as coarse
     coarse = "type_k_over" in setting and case.kv.startswith("f16")
     kv = {"f16": "q8_0-keys", "f16-flash": "q8_0-flash"}[case.kv] if coarse else case.kv
-    like = case._replace(setting="window", evaluation="fused")  # what plain rows do not depend on
+    like = case._replace(setting="window", evaluation="fused", engine="native")  # what plain rows do not depend on
     plain = plain_error(path, like, llama)
     plain_over = plain_error(path, like._replace(kv=kv), llama)
     errors, effect = (nmse(rows.standard, standard), nmse(rows.over, over)), nmse(over, standard)

@@ -15,7 +15,7 @@ from preload import needs_preload
 
 import pypcd
 from pypcd.engine import _bindings as _native
-from pypcd.engine._pcd import native_params
+from pypcd.engine._native import native_params
 
 KINDS: list[Setting | None] = [
     None,

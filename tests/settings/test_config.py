@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pypcd import PCDConfig, fields
 from pypcd.checks import Choice, Integer, Number, OrNone
 from pypcd.engine import _bindings as _native
-from pypcd.engine._pcd import native_params
+from pypcd.engine._native import native_params
 from pypcd.fields import FIELDS, Fields, PCDFields
 
 configs = st.builds(

@@ -32,7 +32,7 @@ from limits import allowed_nmse, two_shapes
 
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
-from pypcd.engine._pcd import native_params
+from pypcd.engine._native import native_params
 from pypcd.fields import Cache
 
 WINDOW = {"perturbation": "none", "window": 12}

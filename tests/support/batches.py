@@ -18,7 +18,7 @@ from reference import behind, contrast
 
 import pypcd
 from pypcd.engine import _bindings as _native
-from pypcd.engine._pcd import native_params
+from pypcd.engine._native import native_params
 
 CACHES, EVALUATIONS = ["rerotated", "shared", "separate"], ["fused", "alternate"]
 OK = (_native.OK, "")

@@ -18,6 +18,7 @@ pypcd.Llama("model.gguf", pcd={"bta": 1.5})  # wrong
 pypcd.Llama("model.gguf", pcd={"beta": "1.5"})  # wrong
 pypcd.Llama("model.gguf", pcd={"cache": "sharde"})  # wrong
 pypcd.Llama("model.gguf", gpu=True)  # wrong
+pypcd.Llama("model.gguf", engine="stok")  # wrong
 pypcd.Llama.from_pretrained("owner/model")  # wrong
 pypcd.Llama.from_pretrained("owner/model", "*.gguf", n_ctxx=3)  # wrong
 

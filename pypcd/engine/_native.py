@@ -1,0 +1,118 @@
+"""PCD in a context by pypcd's own libllama (cpp/llama-pcd.h): llama_decode itself evaluates twins and contrasts rows."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pypcd.config import PCDConfig
+from pypcd.engine import _bindings
+from pypcd.engine._calls import ask, call, context
+from pypcd.engine._results import PCDLogits, PCDStats, no_rows
+from pypcd.errors import InputError, UnsupportedError
+from pypcd.fields import FIELDS
+
+__all__ = ["Native", "native_params"]
+
+
+def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Params:
+    """A setting as the library's struct; combine=False leaves the contrast to a sampler."""
+    params = _bindings.Params(combine=combine)
+    for field in FIELDS.values():
+        setattr(params, field.name, field.to_number(getattr(config, field.name)))
+    return params
+
+
+def _numbers(params: _bindings.Params) -> list[float]:
+    return [getattr(params, field.name) for field in FIELDS.values()]
+
+
+class Native:
+    """PCD in the context of one model. It has no state of its own: the library has it all."""
+
+    def __init__(self, llm: llama_cpp.Llama) -> None:
+        self._llm = llm
+
+    def set(self, config: PCDConfig | None, combine: bool) -> str | None:
+        params = None if config is None else ctypes.byref(native_params(config, combine=combine))
+        status, text = ask(_bindings.pcd_set, self._llm, params)
+        if status == _bindings.DISABLED:
+            return text
+        if status == _bindings.INVALID:
+            raise InputError(text)
+        if status != _bindings.OK:
+            assert config is not None  # turning PCD off cannot fail
+            raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {text}")
+        return None
+
+    def trim(self) -> None:
+        _bindings.pcd_trim(context(self._llm))
+
+    def refusal(self, config: PCDConfig) -> str | None:
+        status, text = ask(_bindings.pcd_check, self._llm, ctypes.byref(native_params(config)))
+        return None if status == _bindings.OK else text
+
+    def in_force(self, known: Sequence[PCDConfig | None]) -> tuple[PCDConfig | None, bool]:
+        """If it is one of `known`, that one is returned, since the library has floats of 32 bits."""
+        params = _bindings.Params()
+        if not _bindings.pcd_get(context(self._llm), ctypes.byref(params)):
+            return None, True
+        for config in known:
+            if config is not None and _numbers(native_params(config)) == _numbers(params):
+                return config, params.combine
+        values = {field.name: field.to_value(getattr(params, field.name)) for field in FIELDS.values()}
+        floats = {name: float(str(np.float32(value))) for name, value in values.items() if isinstance(value, float)}
+        return PCDConfig(**{**values, **floats}), params.combine
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        _bindings.pcd_suspend(context(self._llm), True)
+        try:
+            yield
+        finally:
+            _bindings.pcd_suspend(context(self._llm), False)
+
+    def set_sequence(self, seq_id: int, config: PCDConfig | None) -> None:
+        params = None if config is None else ctypes.byref(native_params(config))
+        call(_bindings.pcd_set_seq, self._llm, seq_id, params)
+
+    def unset_sequence(self, seq_id: int) -> None:
+        _bindings.pcd_unset_seq(context(self._llm), seq_id)
+
+    def begin_answer(self, pos: int, seq_id: int) -> None:
+        _bindings.pcd_begin(context(self._llm), seq_id, pos)
+
+    def set_tokens(self, tokens: Sequence[int], seq_id: int) -> None:
+        array = (ctypes.c_int32 * len(tokens))(*tokens)
+        _bindings.pcd_set_tokens(context(self._llm), seq_id, array, len(tokens))
+
+    def logits(self, i: int) -> PCDLogits:
+        standard, local, contrasted = (
+            self._row(i, which) for which in (_bindings.ROW_STANDARD, _bindings.ROW_LOCAL, _bindings.ROW_CONTRASTED)
+        )
+        if standard is None or contrasted is None:
+            raise no_rows(i)
+        beta = float(_bindings.pcd_get_strength_ith(context(self._llm), i))
+        return PCDLogits(standard, local, contrasted, None if math.isnan(beta) else beta)
+
+    def _row(self, i: int, which: int) -> npt.NDArray[np.float32] | None:
+        pointer = _bindings.pcd_get_logits_ith(context(self._llm), i, which)
+        return np.ctypeslib.as_array(pointer, shape=(self._llm.n_vocab(),)).copy() if pointer else None
+
+    def stats(self) -> PCDStats:
+        stats = _bindings.pcd_get_stats(context(self._llm))
+        values = {name: getattr(stats, name) for name, *_ in _bindings.Stats._fields_}
+        values["last_fallback"] = _bindings.pcd_fallback_text(stats.last_fallback).decode()
+        return PCDStats(**values)
+
+    def init_sampler(self, row: int) -> Any:
+        sampler = _bindings.sampler_init_pcd(context(self._llm))
+        _bindings.sampler_pcd_set_row(sampler, row)
+        return sampler

@@ -1,0 +1,89 @@
+"""What PCD says of a context: the logits behind a contrast, and counts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from pypcd.errors import PCDError, rename
+
+__all__ = ["PCDLogits", "PCDStats", "no_rows"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PCDLogits:
+    """The logits behind one contrasted distribution, each float32[n_vocab].
+
+    Attributes:
+        standard: L.
+        local: L*, the twin's; None if it could not change the result and was not evaluated.
+        contrasted: L~ (Eq. 6), -inf outside the plausible tokens; L where a floor leaves the token plain.
+        beta: the strength of this contrast, PCDConfig.beta or what `adaptive` made of it; None if nothing was contrasted,
+            since only one token is plausible, or a floor (min_context, min_entropy, min_first_entropy) leaves it plain.
+    """
+
+    standard: npt.NDArray[np.float32]
+    local: npt.NDArray[np.float32] | None
+    contrasted: npt.NDArray[np.float32]
+    beta: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PCDStats:
+    """What PCD has done in a context so far. Second keys and values are those that only twins see (PCDConfig.cache).
+
+    Attributes:
+        n_tokens: tokens whose logits were requested while PCD was on.
+        n_twins: twins evaluated for them.
+        n_skipped: twins that were not needed, since only one token was plausible, or a floor (min_context, min_entropy,
+            min_first_entropy) left the token plain.
+        n_derived: how many times the second keys were computed again from the first.
+        n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
+        second_bytes: memory of the second keys and values.
+        kv_bytes: memory of the model's own keys and values.
+        n_derived_cells: of how many tokens, counted in each cache; a model with sliding-window layers has two caches.
+        n_fused: batches that were evaluated together with their twins, as evaluation="fused" asks. A batch that was
+            evaluated in parts counts once for each part, here and below.
+        n_alternate: batches whose twins were evaluated after them, as evaluation="alternate" asks.
+        n_sequential: batches whose twins were evaluated one at a time, each before its token.
+        n_separate: batches evaluated with cache="separate".
+        n_fallbacks: how many of all these were evaluated in another way than `evaluation` asks for.
+        last_fallback: why the last of them was, in a sentence; empty if there was none.
+        state_bytes: memory of the states that recurrent layers of hybrid models keep for twins.
+        graph_bytes: compute memory of the graphs of twins that are evaluated after their tokens.
+        row_bytes: memory of the rows L, L* and L~ of the last evaluation; freed by the next one, if that is plain.
+        n_constrained: answers of generate() that were left plain since they are under a grammar, a JSON schema or a forced tool,
+            and their call did not ask for PCD.
+    """
+
+    n_tokens: int = 0
+    n_twins: int = 0
+    n_skipped: int = 0
+    n_derived: int = 0
+    n_caught_up: int = 0
+    second_bytes: int = 0
+    kv_bytes: int = 0
+    n_derived_cells: int = 0
+    n_fused: int = 0
+    n_alternate: int = 0
+    n_sequential: int = 0
+    n_separate: int = 0
+    n_fallbacks: int = 0
+    last_fallback: str = ""
+    state_bytes: int = 0
+    graph_bytes: int = 0
+    row_bytes: int = 0
+    n_constrained: int = 0
+
+
+rename(PCDLogits, {"over_rotated": "local"})
+rename(PCDStats, {"n_streams": "n_separate"})
+
+
+def no_rows(i: int) -> PCDError:
+    return PCDError(
+        f"there are no PCD logits for row {i}: evaluate tokens first, with pcd=True; of a batch, only tokens whose logits were "
+        "requested have them"
+    )

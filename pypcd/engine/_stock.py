@@ -1,0 +1,553 @@
+"""PCD on any libllama: twins with a window, made of functions that llama.cpp itself has, and the contrast in numpy.
+
+In a KV cache that all sequences share (kv_unified), llama_memory_seq_cp gives cells to another sequence without a copy. So a
+twin is its token in a sequence of its own, which has been given the first n_sink cells of the text and the last ones before
+the token's position p:
+
+    seq_cp(text, twin, 0, n_sink);  seq_cp(text, twin, p + 1 - window, p)
+    decode(token, at p, in twin)    # L*; behind the text's own token ("alternate"), or in one batch with it ("fused")
+    seq_rm(twin)                    # the memory is as it is without PCD
+
+Nothing is left between two calls, so prefixes, saved states and rewinds are as they are in llama.cpp. What this cannot do is in
+needs(), and what it cannot do in a context is told to Stock.
+
+Batches that come through engine.decode() or a pypcd.Llama's methods pass through Stock.decode(). Those that others give to
+llama_decode are noticed when the function returns (watch()).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pypcd import method
+from pypcd.config import PCDConfig
+from pypcd.engine import _log
+from pypcd.engine._bindings import only_native
+from pypcd.engine._results import PCDLogits, PCDStats, no_rows
+from pypcd.errors import PCDError, UnsupportedError
+
+__all__ = ["Stock", "n_twins", "needs", "watch"]
+
+_N_TWINS = 16  # at most, in one batch
+_NO_ROOM = "no free cells for twins beside their tokens: each twin before its token, in the same cell"
+
+Logits = npt.NDArray[np.float32]  # [n_vocab]
+
+
+_contexts: weakref.WeakValueDictionary[int, Stock] = weakref.WeakValueDictionary()
+
+
+def _address(ctx: Any) -> int:
+    return int(getattr(ctx, "value", ctx) or 0)
+
+
+def watch(check: Callable[[Any, Any, Any], Any]) -> None:
+    """Have twins evaluated for whoever calls llama_cpp.llama_decode.
+
+    Args:
+        check: what ctypes calls after each call of a function, `errcheck`; it is called before.
+    """
+
+    def decoded(result: int, function: Any, args: Sequence[Any]) -> int:
+        check(result, function, args)
+        twins = _contexts.get(_address(args[0])) if result == 0 else None
+        return result if twins is None else twins.decoded(args[1])
+
+    llama_cpp.llama_decode.errcheck = decoded
+
+
+def n_twins(n_seq_max: int, n_batch: int) -> int:
+    """How many sequences to open a context with for twins, beside those of the caller; llama.cpp has at most n_batch."""
+    return max(min(_N_TWINS, n_batch - n_seq_max), 0)
+
+
+def needs(config: PCDConfig) -> str | None:
+    """What of a setting only pypcd's own libllama can do, in a few words; None if any libllama can do it all."""
+    if config.perturbation != "none":
+        return f'perturbation="{config.perturbation}"'
+    if config.cache == "separate":
+        return 'cache="separate"'
+    if config.sequences == "chosen":
+        return 'sequences="chosen"'
+    if config.window == 1 and config.n_sink:
+        return "a window of 1 with n_sink above 0"  # llama.cpp wants a sequence's last position to be the one before
+    return None
+
+
+@dataclasses.dataclass
+class _Answer:
+    """Where an answer begins in a sequence: the position of the token with its first row, and that row's entropy in bits
+    (None: it is not decoded yet)."""
+
+    first: int
+    entropy: float | None = None
+
+
+@dataclasses.dataclass
+class _Row:
+    """The logits of a token.
+
+    Attributes:
+        standard: L.
+        local: L*, if there was a twin.
+        kept: the plausible tokens, once they are needed.
+        contrasted: L~.
+        shown: L~ as callers see it, where what is not plausible is far behind.
+        beta: the strength of the contrast, if there was one.
+    """
+
+    standard: Logits
+    local: Logits | None = None
+    kept: npt.NDArray[np.intp] | None = None
+    contrasted: Logits | None = None
+    shown: Logits | None = None
+    beta: float | None = None
+
+    @functools.cached_property
+    def entropy(self) -> float:
+        return method.entropy(self.standard)
+
+
+@dataclasses.dataclass
+class _Token:
+    """A token of a batch.
+
+    Attributes:
+        index: in the caller's batch.
+        asked: whether its row is.
+        early: whether min_context, or its answer's first row, leaves it plain.
+        first: the token with the first row of its answer, if that is in the same batch.
+        row: once it is evaluated.
+    """
+
+    index: int
+    token: int
+    pos: int
+    seqs: list[int]
+    asked: bool
+    early: bool = False
+    first: _Token | None = None
+    row: _Row | None = None
+
+    @property
+    def parent(self) -> int:
+        """The sequence whose cells its twin sees."""
+        return min(self.seqs)
+
+    def known(self) -> _Row:
+        assert self.row is not None
+        return self.row
+
+
+class Stock:
+    """PCD in one context.
+
+    Args:
+        ctx: the llama_context.
+        model: its llama_model.
+        n_seq_max: the sequences of the caller; those above are for twins.
+        refusal: why there can be no twin in this context, in a sentence; None if there can.
+    """
+
+    def __init__(self, ctx: Any, model: Any, n_seq_max: int, refusal: str | None) -> None:
+        self._ctx, self._refusal = ctx, refusal
+        self._twin_seqs = range(n_seq_max, int(llama_cpp.llama_n_seq_max(ctx)))
+        self._memory = llama_cpp.llama_get_memory(ctx)
+        self._n_vocab = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
+        self._n_batch = int(llama_cpp.llama_n_batch(ctx))
+        self._is_suspended = self._is_evaluating = False
+        self._answers: dict[int, _Answer] = {}
+        self._asked: list[_Token] = []  # those of the last batch, if PCD was on
+        self._is_theirs = True  # llama.cpp has this batch's rows, under its indices
+        self._counts = dict.fromkeys(
+            ("n_tokens", "n_twins", "n_skipped", "n_fused", "n_alternate", "n_sequential", "n_fallbacks"), 0
+        )
+        self._config: PCDConfig | None = None
+        _contexts[_address(ctx)] = self
+
+    # -- the setting ---------------------------------------------------------------------------------------------------
+
+    def set(self, config: PCDConfig | None, combine: bool) -> str | None:
+        if config is not None and os.environ.get("PYPCD_DISABLE", "") not in ("", "0"):
+            self._config = None
+            return "PYPCD_DISABLE is set in the environment"
+        refusal = None if config is None else self.refusal(config)
+        if config is not None and refusal is not None:
+            raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {refusal}")
+        if not combine:
+            raise UnsupportedError(only_native("a sampler that contrasts"))
+        self._config = config
+        return None
+
+    def trim(self) -> None:
+        if self._config is None:
+            self._asked = []
+
+    def refusal(self, config: PCDConfig) -> str | None:
+        what = needs(config)
+        return only_native(what) if what else self._refusal
+
+    def in_force(self, known: Sequence[PCDConfig | None]) -> tuple[PCDConfig | None, bool]:
+        return self._config, True
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        self._is_suspended = True
+        try:
+            yield
+        finally:
+            self._is_suspended = False
+
+    def set_sequence(self, seq_id: int, config: PCDConfig | None) -> None:
+        raise UnsupportedError(only_native("a setting for one sequence"))
+
+    def unset_sequence(self, seq_id: int) -> None:
+        pass  # it follows the context already
+
+    def set_tokens(self, tokens: Sequence[int], seq_id: int) -> None:
+        self.forget_answers(seq_id)
+
+    def stats(self) -> PCDStats:
+        rows = [one.row for one in self._asked if one.row is not None]
+        arrays = [array for row in rows for array in (row.standard, row.local, row.contrasted, row.shown)]
+        return PCDStats(
+            **self._counts,
+            last_fallback=_NO_ROOM if self._counts["n_fallbacks"] else "",
+            row_bytes=sum(array.nbytes for array in arrays if array is not None),
+        )
+
+    def init_sampler(self, row: int) -> Any:
+        raise UnsupportedError(only_native("a sampler that contrasts"))
+
+    # -- answers (min_first_entropy), by the rules of llama_pcd_begin() in cpp/llama-pcd.h -----------------------------
+
+    def begin_answer(self, pos: int, seq: int) -> None:
+        self._answers[seq] = _Answer(pos)
+
+    def forget_answers(self, seq: int | None = None) -> None:
+        for known in list(self._answers) if seq is None else [seq]:
+            self._answers.pop(known, None)
+
+    def copy_answer(self, source: int, target: int) -> None:
+        self.forget_answers(target)
+        if source in self._answers:
+            self._answers[target] = dataclasses.replace(self._answers[source])
+
+    def _begins(self, seq: int, pos: int, asked: bool) -> bool:
+        """Note a token; returns whether its row begins an answer."""
+        answer = self._answers.get(seq)
+        begun = answer is not None and answer.entropy is not None
+        if answer is not None and not begun and pos < answer.first:
+            return False  # text before the position that was named
+        if not asked:
+            self.forget_answers(seq)
+        elif not begun:
+            self._answers[seq] = _Answer(pos, math.inf)
+        return asked and not begun
+
+    def _is_early(self, config: PCDConfig, seq: int, pos: int) -> bool:
+        if pos + 1 < config.min_context:
+            return True
+        answer = self._answers.get(seq)
+        if answer is None or answer.entropy is None or not config.min_first_entropy:
+            return False
+        return answer.first + 1 < config.min_context or answer.entropy < config.min_first_entropy
+
+    # -- decoding ------------------------------------------------------------------------------------------------------
+
+    def decode(self, batch: Any) -> int:
+        """llama_decode, with the twins of the rows that are asked for.
+
+        Returns:
+            Its status. If a twin cannot be evaluated, its token goes, and those of the same batch that come after it.
+        """
+        return self._decode(batch, is_evaluated=False)
+
+    def decoded(self, batch: Any) -> int:
+        """The same for a batch that somebody else has just given to llama_decode."""
+        return 0 if self._is_evaluating else self._decode(batch, is_evaluated=True)
+
+    def _decode(self, batch: Any, is_evaluated: bool) -> int:
+        self._asked, self._is_theirs = [], True
+        config = self._config
+        if config is None or not batch.token:  # off, or a picture
+            self._answers.clear()
+            return 0 if is_evaluated else self._evaluate(batch)
+        tokens = self._read(config, batch, is_evaluated)
+        asked = [one for one in tokens if one.asked]
+        if all(one.early for one in asked):
+            status = 0 if is_evaluated else self._evaluate(batch)
+            self._counts["n_skipped"] += len(asked)
+        elif self._fuses(config, tokens) and not is_evaluated:
+            status = self._fused(config, batch, tokens)
+        else:
+            status = self._alternate(config, batch, tokens, is_evaluated)
+        if status != 0:
+            return status
+        self._counts["n_tokens"] += len(asked)
+        self._asked = asked
+        for one in asked:
+            if one.first is one and one.row is not None:
+                for seq in one.seqs:
+                    self._answers[seq].entropy = one.row.entropy
+        return 0
+
+    def _read(self, config: PCDConfig, batch: Any, is_evaluated: bool) -> list[_Token]:
+        n = batch.n_tokens
+        begin = 0  # of a batch without positions: behind its sequence
+        if not batch.pos:
+            end = llama_cpp.llama_memory_seq_pos_max(self._memory, batch.seq_id[0][0] if batch.seq_id else 0) + 1
+            begin = end - n if is_evaluated else end
+        tokens: list[_Token] = []
+        firsts: dict[int, _Token] = {}
+        for i in range(n):
+            seqs = [batch.seq_id[i][k] for k in range(batch.n_seq_id[i])] if batch.seq_id else [0]
+            asked = bool(batch.logits[i]) if batch.logits else i == n - 1
+            pos = batch.pos[i] if batch.pos else begin + i
+            one = _Token(i, batch.token[i], pos, seqs, asked and not self._is_suspended)
+            for seq in seqs:
+                if self._begins(seq, one.pos, one.asked):
+                    firsts[seq] = one
+            one.early, one.first = self._is_early(config, one.parent, one.pos), firsts.get(one.parent)
+            tokens.append(one)
+        highest = max((seq for one in tokens for seq in one.seqs), default=0)
+        if self._twin_seqs and highest >= self._twin_seqs[0]:
+            if is_evaluated:
+                self._take_back(tokens)
+            raise self._taken(highest)
+        return tokens
+
+    def _fuses(self, config: PCDConfig, tokens: Sequence[_Token]) -> bool:
+        """Whether tokens and twins go in one batch: each token is a step of a text, and its twin is needed or asked for."""
+        n = len(tokens)
+        if any(one.early or not one.asked for one in tokens) or len({one.parent for one in tokens}) < n:
+            return False
+        if config.gamma == 1 or n > len(self._twin_seqs) or 2 * n > self._n_batch:
+            return False
+        if config.evaluation == "auto":
+            begins = config.min_first_entropy and any(one.first is one for one in tokens)
+            return not (config.relative_top or config.min_entropy or begins)
+        return config.evaluation == "fused"
+
+    def _fused(self, config: PCDConfig, batch: Any, tokens: Sequence[_Token]) -> int:
+        n = len(tokens)
+        with self._twins_of(config, tokens) as twins:
+            status = self._evaluate_tokens([*twins, *tokens])
+        if status == 1:  # no free cells for all of them
+            return self._alternate(config, batch, tokens, False)
+        if status == 0:
+            self._counts["n_fused"] += 1
+            self._counts["n_twins"] += n
+            for k, one in enumerate(tokens):
+                one.row = _Row(self._copy(n + k), self._copy(k))
+            for k, one in enumerate(tokens):  # it is found under its index and, counted from the end, behind the twins
+                self._view(k)[:] = self._view(n + k)[:] = self._shown(config, one)
+        return status
+
+    def _alternate(self, config: PCDConfig, batch: Any, tokens: Sequence[_Token], is_evaluated: bool) -> int:
+        """A batch, and then the twins that are needed."""
+        self._counts["n_alternate"] += 1
+        status = 0 if is_evaluated else self._evaluate(batch)
+        if status != 0:
+            return status
+        places = {one.index: one for one in tokens if one.asked}  # of rows in llama.cpp's memory
+        asked = list(places.values())
+        for one in asked:
+            one.row = _Row(self._copy(one.index))
+        n_needed = sum(self._needs_twin(config, one) for one in asked)
+        self._counts["n_skipped"] += len(asked) - n_needed
+        if n_needed:
+            status = -1
+            try:
+                status, places = self._add_twins(config, batch, tokens, places)
+            finally:
+                if status != 0:
+                    self._take_back(tokens)
+            if status != 0:
+                return status
+        for one in asked:
+            self._shown(config, one)
+        for place, one in places.items():
+            self._view(place)[:] = self._shown(config, one)
+        return 0
+
+    def _add_twins(
+        self, config: PCDConfig, batch: Any, tokens: Sequence[_Token], places: dict[int, _Token]
+    ) -> tuple[int, dict[int, _Token]]:
+        """The twins of a batch. Returns the status, and where llama.cpp has rows for which tokens then.
+
+        The twins' rows take the place of those before. Each keeps its rank among them, since all that were asked for get one. If they
+        are too many for one batch, their tokens are evaluated once more, for the rows.
+        """
+        asked, n = list(places.values()), len(self._twin_seqs)
+        status = 0
+        for k in range(0, len(asked), n):
+            status = status or self._evaluate_twins(config, asked[k : k + n])
+        if status == 1:  # no free cells
+            self._is_theirs = len(tokens) == 1
+            return self._in_turn(config, tokens), {-1: tokens[-1]} if tokens[-1].asked else {}
+        if status == 0 and len(asked) > n:
+            self._take_back(tokens)
+            return self._evaluate(batch), places
+        self._is_theirs = len(asked) == len(tokens)
+        return status, dict(enumerate(asked))
+
+    def _evaluate_twins(self, config: PCDConfig, tokens: Sequence[_Token]) -> int:
+        """The twins of tokens that are in memory."""
+        with self._twins_of(config, tokens) as twins:
+            status = self._evaluate_tokens(twins)
+        if status == 0:
+            self._counts["n_twins"] += len(tokens)
+            for k, one in enumerate(tokens):
+                one.known().local = self._copy(k)
+        return status
+
+    def _in_turn(self, config: PCDConfig, tokens: Sequence[_Token]) -> int:
+        """The same in a memory that is full: each token gives its cell to its twin, and is evaluated again."""
+        begin = next(k for k, one in enumerate(tokens) if one.asked)
+        self._take_back(tokens[begin:])
+        self._counts["n_sequential"] += 1
+        self._counts["n_fallbacks"] += 1
+        for one in tokens[begin:]:
+            status = self._evaluate_twins(config, [one]) if one.asked else 0
+            status = status or self._evaluate_tokens([one])
+            if status != 0:
+                return status
+        return 0
+
+    @contextlib.contextmanager
+    def _twins_of(self, config: PCDConfig, tokens: Sequence[_Token]) -> Iterator[list[_Token]]:
+        """A block with the twins of some tokens: each in a sequence that has the cells it sees. Nothing of it is left behind."""
+        assert config.window is not None
+        seqs = self._twin_seqs[: len(tokens)]
+        for seq in seqs:
+            if llama_cpp.llama_memory_seq_pos_max(self._memory, seq) >= 0:
+                raise self._taken(seq)
+        try:
+            for one, seq in zip(tokens, seqs):
+                near = max(one.pos + 1 - config.window, 0)
+                for begin, end in ((0, min(config.n_sink, near)), (near, one.pos)):
+                    if begin < end:
+                        llama_cpp.llama_memory_seq_cp(self._memory, one.parent, seq, begin, end)
+            yield [dataclasses.replace(one, seqs=[seq], asked=True) for one, seq in zip(tokens, seqs)]
+        finally:
+            for seq in seqs:
+                llama_cpp.llama_memory_seq_rm(self._memory, seq, -1, -1)
+
+    def _taken(self, seq: int) -> UnsupportedError:
+        return UnsupportedError(
+            f"sequence {seq} has tokens, but ids from {self._twin_seqs[0]} on belong to PCD's twins; open the model with a larger "
+            "n_seq_max"
+        )
+
+    def _take_back(self, tokens: Sequence[_Token]) -> None:
+        for one in tokens:
+            for seq in one.seqs:
+                llama_cpp.llama_memory_seq_rm(self._memory, seq, one.pos, -1)
+
+    def _evaluate(self, batch: Any) -> int:
+        self._is_evaluating = True
+        try:
+            return int(llama_cpp.llama_decode(self._ctx, batch))
+        finally:
+            self._is_evaluating = False
+
+    def _evaluate_tokens(self, tokens: Sequence[_Token]) -> int:
+        with _batch(tokens) as batch:
+            return self._evaluate(batch)
+
+    # -- the contrast --------------------------------------------------------------------------------------------------
+
+    def _is_plain(self, config: PCDConfig, one: _Token) -> bool:
+        """Whether a floor leaves a row plain."""
+        if one.early or (config.min_entropy and one.known().entropy < config.min_entropy):
+            return True
+        first = one.first and one.first.row
+        return bool(config.min_first_entropy and first and first.entropy < config.min_first_entropy)
+
+    def _needs_twin(self, config: PCDConfig, one: _Token) -> bool:
+        return len(self._kept(config, one.known())) > 1 and not self._is_plain(config, one)
+
+    def _kept(self, config: PCDConfig, row: _Row) -> npt.NDArray[np.intp]:
+        if row.kept is None:
+            row.kept = method.plausible(row.standard, gamma=config.gamma, relative_top=config.relative_top)
+        return row.kept
+
+    def _shown(self, config: PCDConfig, one: _Token) -> Logits:
+        """What callers see of a row."""
+        row = one.known()
+        if row.shown is None:
+            kept = self._kept(config, row)
+            if not len(kept) or self._is_plain(config, one):
+                row.contrasted = row.shown = row.standard
+                return row.shown
+            if len(kept) > 1 and row.local is not None:
+                row.beta = method.strength(row.standard, row.local, beta=config.beta, adaptive=config.adaptive)
+            local = row.standard if row.local is None else row.local
+            row.contrasted = method.tilt(row.standard, local, kept, row.beta or 0.0).astype(np.float32)
+            row.shown = method.put_behind(row.contrasted, row.standard).astype(np.float32)
+        return row.shown
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def logits(self, i: int) -> PCDLogits:
+        """As engine.pcd_logits()."""
+        one = self._find(i)
+        if one is None:
+            raise no_rows(i)
+        row = one.row or _Row(self._copy(one.index))
+        contrasted = row.standard if row.contrasted is None else row.contrasted
+        return PCDLogits(row.standard, row.local, contrasted, row.beta)
+
+    def row(self, i: int) -> Logits | None:
+        """What callers see of entry i of the last batch, if llama.cpp has no row under this index."""
+        one = None if self._is_theirs else self._find(i)
+        return one.row.shown if one is not None and one.row is not None else None
+
+    def rows(self) -> Logits | None:
+        """All rows of the last batch that were asked for, [n, n_vocab], if llama.cpp has not these."""
+        if self._is_theirs:
+            return None
+        return np.stack([row for row in (one.known().shown for one in self._asked) if row is not None])
+
+    def _find(self, i: int) -> _Token | None:
+        if i < 0:
+            return self._asked[i] if -i <= len(self._asked) else None
+        return next((one for one in self._asked if one.index == i), None)
+
+    def _copy(self, i: int) -> Logits:
+        return self._view(i).copy()
+
+    def _view(self, i: int) -> Logits:
+        """llama.cpp's own memory, which the next evaluation overwrites."""
+        pointer = llama_cpp.llama_get_logits_ith(self._ctx, i)
+        if not pointer:
+            raise PCDError(f"llama.cpp has no logits for row {i}: {_log.reason()}")
+        return np.ctypeslib.as_array(pointer, shape=(self._n_vocab,))
+
+
+@contextlib.contextmanager
+def _batch(tokens: Sequence[_Token]) -> Iterator[Any]:
+    """A llama_batch of tokens."""
+    batch = llama_cpp.llama_batch_init(len(tokens), 0, max(len(one.seqs) for one in tokens))
+    try:
+        batch.n_tokens = len(tokens)
+        for i, one in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = one.token, one.pos, one.asked
+            batch.n_seq_id[i] = len(one.seqs)
+            for k, seq in enumerate(one.seqs):
+                batch.seq_id[i][k] = seq
+        yield batch
+    finally:
+        llama_cpp.llama_batch_free(batch)

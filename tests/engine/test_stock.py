@@ -1,0 +1,436 @@
+"""The engine "stock": PCD from functions that every libllama has, against the float64 reference, pypcd's own engine and plain rows.
+
+With the stock library in place of pypcd's (`scripts/test --versions`), all but what is compared with pypcd's engine runs on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import (
+    TOKENS,
+    Load,
+    Tiny,
+    check_contrast,
+    check_rows,
+    close,
+    contrasted,
+    expected,
+    native_row,
+    rounding,
+    tolerance,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_gguf import ATTENTION_ARCHS, HYBRID_ARCHS
+
+import pypcd
+from pypcd import engine
+
+beside_native = pytest.mark.skipif(not engine.is_native(), reason="this process has the stock library")
+WINDOW: dict[str, Any] = {"perturbation": "none", "window": 20}
+PROMPT = 60
+N = llama_cpp.llama_max_parallel_sequences()
+
+
+def seqs_in_memory(llm: pypcd.Llama) -> list[int]:
+    memory = llama_cpp.llama_get_memory(llm.ctx)
+    n = llama_cpp.llama_n_seq_max(llm.ctx)
+    return [seq for seq in range(n) if llama_cpp.llama_memory_seq_pos_max(memory, seq) >= 0]
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("evaluation", ["auto", "fused", "alternate"])
+@pytest.mark.parametrize("arch", ATTENTION_ARCHS)
+def test_rows_are_those_of_the_reference(arch: str, evaluation: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny(arch), {**WINDOW, "evaluation": evaluation}, engine="stock")
+    llm.eval(TOKENS[:PROMPT])
+    check_rows(llm, tiny(arch), TOKENS[:PROMPT])
+    for n in range(PROMPT, PROMPT + 4):
+        llm.eval(TOKENS[n : n + 1])
+        check_rows(llm, tiny(arch), TOKENS[: n + 1])
+        assert np.array_equal(native_row(llm, 0), native_row(llm)), "the index of a step's row is 0, or -1"
+    assert seqs_in_memory(llm) == [0]
+    stats = llm.pcd_stats()
+    assert (stats.n_tokens, stats.n_twins, stats.n_skipped) == (5, 5, 0)
+    assert (stats.n_fused, stats.n_alternate) == ((0, 5) if evaluation == "alternate" else (4, 1))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 19, 20, 21, 24, 25, 40])
+@pytest.mark.parametrize(("window", "n_sink"), [(2, 4), (20, 0), (20, 4), (20, 30), (1, 0), (200, 4)])
+def test_a_twin_sees_its_window_and_the_first_positions(
+    n: int, window: int, n_sink: int, tiny: Tiny, load: Load
+) -> None:
+    llm = load(tiny("llama"), {"perturbation": "none", "window": window, "n_sink": n_sink}, engine="stock")
+    llm.eval(TOKENS[:n])
+    check_rows(llm, tiny("llama"), TOKENS[:n], moved=0.0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"flash_attn": True, "f16": True}, {"f16": True}, {"n_batch": 7}, {"n_ubatch": 16}]
+)
+def test_rows_with_other_caches_and_batches(options: dict[str, Any], tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), WINDOW, engine="stock", **options)
+    llm.eval(TOKENS[:PROMPT])
+    check_rows(llm, tiny("llama"), TOKENS[:PROMPT])
+    llm.eval(TOKENS[PROMPT : PROMPT + 1])
+    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+
+
+def test_every_row_of_a_prompt(tiny: Tiny, load: Load) -> None:
+    """More rows than there are twins in a batch: llama.cpp's own memory has the last of them, `scores` and pcd_logits all."""
+    llm = load(tiny("llama"), WINDOW, engine="stock", logits_all=True)
+    llm.eval(TOKENS[:PROMPT])
+    for i in (0, 1, 15, 16, 37, PROMPT - 1):
+        got = llm.pcd_logits(i)
+        assert np.array_equal(llm.scores[i], engine.row(llm, i))
+        check_contrast(got, llm.pcd, llm.scores[i])
+    for i in range(PROMPT):
+        standard, local = expected(tiny("llama"), TOKENS[:PROMPT], i, llm.pcd)
+        limit = tolerance(tiny("llama"), PROMPT)
+        close(llm.pcd_logits(i).standard, standard, limit)
+        close(llm.pcd_logits(i).local, local, limit)
+
+
+@beside_native
+def test_several_sequences_at_once(tiny: Tiny, load: Load) -> None:
+    """As beam search decodes: each twin sees the cells of its own text."""
+    rows = []
+    for name in ("stock", "native"):
+        llm = load(tiny("llama"), WINDOW, engine=name, n_seq_max=3)
+        llm.eval(TOKENS[:40])
+        for seq in (1, 2):
+            engine.copy_sequence(llm, 0, seq)
+        for step in range(3):
+            assert engine.decode(llm, [(TOKENS[50 + 7 * seq + step], 40 + step, seq, True) for seq in range(3)])
+        rows.append([engine.pcd_logits(llm, i) for i in range(3)])
+        assert np.array_equal(engine.rows(llm, 3)[1], native_row(llm, -2))
+        assert seqs_in_memory(llm) == [0, 1, 2]
+    limit = rounding(tiny("llama"))
+    for ours, theirs in zip(*rows):
+        close(ours.standard, theirs.standard, limit)
+        close(ours.local, theirs.local, limit)
+
+
+# -- the same work as the native engine, whatever is done ------------------------------------------------------------
+
+SETTINGS: list[Any] = [
+    False,
+    WINDOW,
+    {**WINDOW, "evaluation": "fused"},
+    {**WINDOW, "evaluation": "alternate", "relative_top": 0.3},
+    {**WINDOW, "min_context": 30},
+    {**WINDOW, "min_first_entropy": 8.0},
+    {**WINDOW, "min_entropy": 8.0},
+    {**WINDOW, "adaptive": "jsd", "beta": 5.0},
+    {"perturbation": "none", "window": 5, "n_sink": 1, "gamma": 1},
+]
+deeds = st.one_of(
+    st.tuples(st.just("eval"), st.integers(1, 40)),
+    st.tuples(st.just("eval"), st.just(1)),
+    st.tuples(st.just("rewind"), st.integers(1, 30)),
+    st.tuples(st.just("set"), st.integers(0, len(SETTINGS) - 1)),
+    st.tuples(st.just("state"), st.just(0)),
+    st.tuples(st.just("reset"), st.just(0)),
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny: Tiny) -> Any:
+    yield from opened(tiny, "stock", "native")
+
+
+@pytest.fixture(scope="module")
+def stock(tiny: Tiny) -> Any:
+    yield from opened(tiny, "stock", "stock")
+
+
+def opened(tiny: Tiny, *engines: str) -> Any:
+    both = []
+    try:
+        for name in engines:
+            more = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32, "flash_attn": False}
+            both.append(pypcd.Llama(tiny("llama"), engine=name, n_ctx=256, n_batch=64, n_threads=1, **more))
+        yield both
+    finally:
+        for llm in both:
+            llm.close()
+
+
+@beside_native
+@settings(max_examples=150)
+@given(todo=st.lists(deeds, min_size=3, max_size=12))
+def test_whatever_is_done_rows_are_those_of_the_native_engine(
+    todo: list[tuple[str, int]], pair: Any, tiny: Tiny
+) -> None:
+    limit = rounding(tiny("llama"))
+    for llm in pair:
+        engine.clear(llm)
+        llm.pcd = WINDOW
+    config = pypcd.PCDConfig.resolve(WINDOW)
+    for what, n in todo:
+        for llm in pair:
+            if what == "eval" and llm.n_tokens + n <= 256:
+                llm.eval(TOKENS[llm.n_tokens % 60 :][:n])
+            elif what == "rewind":
+                llm.n_tokens = max(llm.n_tokens - n, 0)
+            elif what == "set":
+                llm.pcd = False
+                llm.pcd = SETTINGS[n]
+            elif what == "state":
+                llm.load_state(llm.save_state())
+            elif what == "reset":
+                llm.reset()
+        ours, theirs = pair
+        config = ours.pcd
+        assert config == theirs.pcd and ours.n_tokens == theirs.n_tokens
+        if what != "eval" or not ours.n_tokens:
+            continue
+        close(native_row(ours), native_row(theirs), contrasted(limit, config.beta if config else 0.0) + limit)
+        if config is None:
+            continue
+        mine, other = ours.pcd_logits(), theirs.pcd_logits()
+        close(mine.standard, other.standard, limit)
+        assert (mine.beta is None) == (other.beta is None)
+        if mine.beta is not None:
+            close(mine.local, other.local, limit)
+
+
+@settings(max_examples=60)
+@given(
+    todo=st.lists(deeds, min_size=3, max_size=12),
+    setting=st.sampled_from([WINDOW, {**WINDOW, "evaluation": "alternate"}]),
+)
+def test_whatever_was_done_rows_are_those_of_a_fresh_context(
+    todo: list[tuple[str, int]], setting: Any, stock: Any, tiny: Tiny
+) -> None:
+    llm, fresh = stock
+    engine.clear(llm)
+    for what, n in todo:
+        if what == "eval" and llm.n_tokens + n <= 255:
+            llm.eval(TOKENS[llm.n_tokens % 60 :][:n])
+        elif what == "rewind":
+            llm.n_tokens = max(llm.n_tokens - n, 0)
+        elif what == "set":
+            llm.pcd = False
+            llm.pcd = SETTINGS[n]
+        elif what == "state":
+            llm.load_state(llm.save_state())
+        elif what == "reset":
+            llm.reset()
+    for one in (llm, fresh):
+        one.pcd = False
+        one.pcd = setting
+    llm.eval([5])
+    text = llm.input_ids[: llm.n_tokens].tolist()
+    engine.clear(fresh)
+    fresh.eval(text)
+    limit = rounding(tiny("llama"))
+    close(llm.pcd_logits().standard, fresh.pcd_logits().standard, limit)
+    close(llm.pcd_logits().local, fresh.pcd_logits().local, limit)
+    assert seqs_in_memory(llm) == [0]
+
+
+# -- plain is plain --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [False, {**WINDOW, "min_context": 200}, {**WINDOW, "min_entropy": 99.0}, {**WINDOW, "min_first_entropy": 99.0}],
+)
+def test_what_a_floor_leaves_plain_is_plain_to_the_bit(setting: Any, tiny: Tiny, load: Load) -> None:
+    plain, llm = (load(tiny("llama"), pcd, engine="stock") for pcd in (False, setting))
+    for tokens in (TOKENS[:PROMPT], *([token] for token in TOKENS[PROMPT : PROMPT + 5])):
+        plain.eval(tokens)
+        llm.eval(tokens)
+        assert np.array_equal(native_row(llm), native_row(plain))
+    assert llm.pcd_stats().n_twins == 0
+    assert bytes(llm.save_state().llama_state) == bytes(plain.save_state().llama_state)
+
+
+def test_the_memory_is_as_without_pcd(tiny: Tiny, load: Load) -> None:
+    """A state has the text's cells and nothing of a twin; whoever loads it goes on as if there had been none."""
+    plain, llm = (load(tiny("llama"), pcd, engine="stock") for pcd in (False, WINDOW))
+    for one in (plain, llm):
+        one.eval(TOKENS[:PROMPT])
+    assert bytes(llm.save_state().llama_state) == bytes(plain.save_state().llama_state)
+    for one in (plain, llm):
+        one.eval(TOKENS[PROMPT : PROMPT + 1])
+    assert len(llm.save_state().llama_state) == len(plain.save_state().llama_state)
+
+
+@beside_native
+def test_tokens_and_drafted_tokens_are_those_of_the_native_engine(tiny: Tiny, load: Load) -> None:
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    def answer(name: str, **more: Any) -> list[int]:
+        llm = load(tiny("llama"), WINDOW, engine=name, **more)
+        found = []
+        for token in llm.generate(TOKENS[:40] * 2, temp=0.0):
+            found.append(token)
+            if len(found) == 30:
+                return found
+        return found
+
+    own = answer("native")
+    assert answer("stock") == own
+    assert answer("stock", draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4)) == own
+
+
+# -- the end of the context ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [256, 255])
+@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
+def test_the_last_position_has_its_twin(evaluation: str, n: int, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {**WINDOW, "evaluation": evaluation}, engine="stock")
+    text = (TOKENS * 3)[:n]
+    llm.eval(text[:-1])
+    llm.eval(text[-1:])
+    check_rows(llm, tiny("llama"), text)
+    stats = llm.pcd_stats()
+    assert (stats.n_fallbacks > 0) == ("cell" in stats.last_fallback)
+    whole = load(tiny("llama"), {**WINDOW, "evaluation": evaluation}, engine="stock")
+    whole.eval(text)
+    check_rows(whole, tiny("llama"), text)
+
+
+# -- what it cannot do, said ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ("paper", 'perturbation="over-rotation"'),
+        ("blog", 'perturbation="noise"'),
+        ({**WINDOW, "cache": "separate"}, 'cache="separate"'),
+        ({**WINDOW, "sequences": "chosen"}, 'sequences="chosen"'),
+        ({"perturbation": "none", "window": 1}, "a window of 1"),
+    ],
+)
+def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), WINDOW, engine="stock")
+    before = llm.pcd
+    for attempt in (lambda: setattr(llm, "pcd", False) or setattr(llm, "pcd", setting), lambda: llm.check_pcd(setting)):
+        with pytest.raises(pypcd.UnsupportedError, match=f"{what}.* needs (the native engine|pypcd's own libllama)"):
+            attempt()
+    llm.pcd = before
+    with pytest.raises(pypcd.UnsupportedError, match="a setting for one sequence needs"):
+        llm.set_sequence_pcd(0, {"beta": 1})
+    with pytest.raises(pypcd.UnsupportedError, match="a sampler that contrasts needs"):
+        pypcd.pcd_sampler(llm)
+    assert llm.pcd == before
+    llm.eval(TOKENS[:30])
+    check_rows(llm, tiny("llama"), TOKENS[:30])
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "why"),
+    [
+        (HYBRID_ARCHS[0], {}, "recurrent layers"),
+        ("gemma3", {"swa_full": False}, "swa_full=True"),
+        ("llama", {"embedding": True}, "embeddings"),
+        ("llama", {"n_seq_max": 192, "n_batch": 192}, "leaves no sequence for a twin"),
+        ("llama", {"n_seq_max": 191, "n_batch": 192}, None),
+    ],
+)
+def test_contexts_that_can_have_no_twins_are_refused(
+    arch: str, options: dict[str, Any], why: str | None, tiny: Tiny, load: Load
+) -> None:
+    llm = load(tiny(arch), False, engine="stock", **options)
+    if why is None:
+        llm.check_pcd(WINDOW)
+        return
+    with pytest.raises(pypcd.UnsupportedError, match=why):
+        llm.pcd = WINDOW
+    assert llm.pcd is None
+
+
+def test_an_engine_that_does_not_exist(tiny: Tiny) -> None:
+    with pytest.raises(ValueError, match="engine is 'stok'.*'stock'"):
+        pypcd.Llama(tiny("llama"), engine="stok")
+
+
+def test_an_evaluation_that_is_stopped_leaves_nothing_behind(tiny: Tiny, load: Load) -> None:
+    """Ctrl-C between a token and its twin: the token goes, and the text goes on as if it had not been."""
+    llm = load(tiny("llama"), {**WINDOW, "evaluation": "alternate"}, engine="stock")
+    llm.eval(TOKENS[:PROMPT])
+    evaluate, calls = llm._ctx.stock._evaluate, []
+
+    def stop(batch: Any) -> int:
+        calls.append(batch.n_tokens)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return evaluate(batch)
+
+    llm._ctx.stock._evaluate = stop
+    with pytest.raises(KeyboardInterrupt):
+        llm.eval(TOKENS[PROMPT : PROMPT + 1])
+    assert calls == [1, 1] and llm.n_tokens == PROMPT
+    memory = llama_cpp.llama_get_memory(llm.ctx)
+    assert llama_cpp.llama_memory_seq_pos_max(memory, 0) == PROMPT - 1 and seqs_in_memory(llm) == [0]
+    llm._ctx.stock._evaluate = evaluate
+    llm.eval(TOKENS[PROMPT : PROMPT + 1])
+    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+
+
+# -- llama_decode, called by others ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_asked", [1, 5, 40])
+def test_batches_of_others_are_contrasted_too(n_asked: int, tiny: Tiny, load: Load) -> None:
+    """Under the same indices, also where more rows are asked for than there are twins in a batch."""
+    llm = load(tiny("llama"), WINDOW, engine="stock")
+    batch = llama_cpp.llama_batch_init(64, 0, 1)
+    try:
+        batch.n_tokens = PROMPT
+        for i, token in enumerate(TOKENS[:PROMPT]):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, i, i >= PROMPT - n_asked
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        assert llama_cpp.llama_decode(llm.ctx, batch) == 0
+    finally:
+        llama_cpp.llama_batch_free(batch)
+    for k in range(1, n_asked + 1, 7):
+        check_rows(llm, tiny("llama"), TOKENS[: PROMPT - k + 1], row=-k)
+    assert llm.pcd_stats().n_tokens == n_asked and seqs_in_memory(llm) == [0]
+    assert np.array_equal(engine.row(llm, PROMPT - 1), native_row(llm))
+    one = (llama_cpp.llama_token * 1)(TOKENS[PROMPT])
+    assert llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(one, 1)) == 0
+    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+
+
+def test_a_batch_of_others_that_fails_is_left_alone(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), WINDOW, engine="stock")
+    llm.eval(TOKENS[:40])
+    one = (llama_cpp.llama_token * 1)(100000)
+    assert llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(one, 1)) == -1
+    llm.eval(TOKENS[40:41])
+    check_rows(llm, tiny("llama"), TOKENS[:41])
+
+
+def test_sequences_that_are_twins_are_not_the_callers(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), WINDOW, engine="stock", n_seq_max=2)
+    llm.eval(TOKENS[:PROMPT])
+    assert engine.decode(llm, [(5, 0, 1, True)])
+    for setting in (WINDOW, False):
+        llm.pcd = setting
+        if setting:
+            with pytest.raises(
+                pypcd.UnsupportedError, match="sequence 2 has tokens, but ids from 2 on belong to PCD's twins"
+            ):
+                engine.decode(llm, [(5, 0, 2, True)])
+            assert seqs_in_memory(llm) == [0, 1]
+        else:
+            assert engine.decode(llm, [(5, 0, 2, True)])
+    llm.pcd = WINDOW
+    with pytest.raises(pypcd.UnsupportedError, match="sequence 2 has tokens"):
+        llm.eval(TOKENS[PROMPT : PROMPT + 1])
+    assert seqs_in_memory(llm) == [0, 1, 2]
+    engine.rewind(llm, 0, 2)
+    llm.eval(TOKENS[PROMPT : PROMPT + 1])
+    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])

@@ -1,0 +1,119 @@
+"""Which engine a process has: pypcd's own libllama if it is installed and fits, else the stock one, and the reason said."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+from conftest import Tiny, run_python
+from test_library import PACKAGE, copy, linux, replace  # noqa: F401  a fixture
+
+import pypcd
+
+STOCK = str(PACKAGE / "lib")
+OPEN = """
+def said(call):
+    try:
+        return call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+def opened(**more):
+    return pypcd.Llama(sys.argv[1], n_ctx=256, n_threads=1, **more)
+llm = opened(pcd={"perturbation": "none", "window": 8})
+llm.eval(list(range(5, 45)))
+print(llm.engine, llm.pcd_stats().n_twins, llm.pcd_logits().local is not None)
+"""
+
+
+def runs(code: str, *args: Any, engine: str = "", quiet: bool = True, **environment: str) -> list[str]:
+    done = run_python("import sys\n" + code, *args, PYPCD_ENGINE=engine, **environment)
+    assert done.returncode == 0 and (not quiet or done.stderr == ""), done.stderr
+    return [*done.stdout.splitlines(), *done.stderr.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("first", "engine", "lib", "name"),
+    [
+        ("import pypcd", "", "", "native"),
+        ("import pypcd", "native", "", "native"),
+        ("import pypcd", "stock", "", "stock"),
+        ("import pypcd", " Stock ", "", "stock"),
+        ("import pypcd", "", STOCK, "stock"),
+        ("import llama_cpp, pypcd", "", "", "native"),
+        ("import llama_cpp, pypcd", "stock", "", "stock"),
+        ("import llama_cpp, pypcd", "", STOCK, "stock"),
+        ("import llama_cpp, pypcd\nllm = llama_cpp.Llama(sys.argv[1], verbose=False)", "stock", "", "stock"),
+    ],
+)
+def test_what_is_installed_or_the_environment_decides(first: str, engine: str, lib: str, name: str, tiny: Tiny) -> None:
+    environment = {"LLAMA_CPP_LIB_PATH": lib} if lib else {}
+    assert runs(first + OPEN, tiny("llama"), engine=engine, **environment) == [f"{name} 1 True"]
+
+
+def test_a_process_with_the_native_library_has_both(tiny: Tiny) -> None:
+    more = "print([opened(engine=name, pcd='window').engine for name in (None, 'native', 'stock')])"
+    assert runs("import pypcd" + OPEN + more, tiny("llama"))[1:] == ["['native', 'native', 'stock']"]
+
+
+def test_a_process_with_the_stock_library_says_what_the_other_is_needed_for(tiny: Tiny) -> None:
+    more = """
+print(said(lambda: opened(engine="native")))
+print(said(lambda: opened(pcd="paper")))
+print(said(lambda: pypcd.pcd_sampler(llm)))
+print(said(lambda: llm.set_sequence_pcd(0, {"beta": 1})))
+from pypcd import engine
+with_tap = lambda: engine.tap(llm, ["l_out"]).__enter__()
+print(said(with_tap))
+print(said(lambda: engine.set_exits(llm, [0])))
+"""
+    said = runs("import pypcd" + OPEN + more, tiny("llama"), engine="stock")[1:]
+    errors = ['LibraryError: engine="native"', *["UnsupportedError: "] * 5]
+    assert [line.startswith(start) for line, start in zip(said, errors)] == [True] * 6, said
+    assert all(line.endswith("libllama.so: PYPCD_ENGINE is stock; unset it") for line in said), said
+    assert all("needs pypcd's own libllama" in line for line in said), said
+
+
+def test_there_is_no_other_engine() -> None:
+    (line,) = runs("import pypcd\ntry: pypcd.Llama\nexcept ValueError as error: print(error)", engine="stok")
+    assert (
+        line
+        == "the environment variable PYPCD_ENGINE is 'stok'; allowed: native, stock; unset, what is installed decides"
+    )
+
+
+@linux
+def test_one_that_does_not_fit_is_left_with_a_warning(copy: Path, tiny: Tiny) -> None:  # noqa: F811
+    replace(copy / "__init__.py", llama_cpp.__version__.encode(), b"9.9.99"[: len(llama_cpp.__version__)])
+    code = "sys.path.insert(0, sys.argv[2])\nimport pypcd" + OPEN
+    out, warning = runs(code, tiny("llama"), copy.parent, quiet=False)
+    assert out == "stock 1 True"
+    assert warning.startswith(
+        "pypcd's own libllama is not used, so only settings with a window alone can run: pypcd was built for"
+    )
+
+
+def test_without_one_the_stock_one_is_taken_in_silence(tiny: Tiny, tmp_path: Path) -> None:
+    """As pypcd is installed from its wheel without a native part."""
+    shutil.copytree(
+        Path(pypcd.__file__).parent, tmp_path / "pypcd", ignore=shutil.ignore_patterns("lib", "bin", "__pycache__")
+    )
+    code = (
+        "sys.path.insert(0, sys.argv[2])\nfrom pypcd import library\nlibrary.library_dirs = lambda: []\nimport pypcd"
+        + OPEN
+    )
+    assert runs(code, tiny("llama"), tmp_path) == ["stock 1 True"]
+    code = code.replace(OPEN, "\ntry: pypcd.Llama\nexcept ImportError as error: print(type(error).__name__, error)")
+    (said,) = runs(code, tiny("llama"), tmp_path, engine="native")
+    assert said.startswith("LibraryError pypcd's libllama was not found")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="llama_cpp finds its library elsewhere")
+def test_a_stock_library_that_does_not_load_is_one_sentence(copy: Path) -> None:  # noqa: F811
+    (copy / "lib/libllama.so").unlink()
+    code = "sys.path.insert(0, sys.argv[1])\nimport pypcd\ntry: pypcd.Llama\nexcept ImportError as error: print(type(error).__name__, error)"
+    (said,) = runs(code, copy.parent, engine="stock")
+    assert said.startswith("LibraryError libllama cannot be loaded: ") and said.endswith("reinstall llama-cpp-python")
