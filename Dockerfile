@@ -14,7 +14,7 @@ ENV CMAKE_ARGS="-DGGML_NATIVE=OFF -DCMAKE_PROJECT_llama_cpp_INCLUDE=/src/cmake/l
 # first what changes seldom: llama-cpp-python, of the version that pyproject.toml pins
 COPY pyproject.toml ./
 COPY cmake cmake
-RUN sed -n '/^requires = /{s/.*\[//;s/\].*//;s/[" ]//g;s/,/\n/g;p}' pyproject.toml > /requires.txt \
+RUN sed -n '/^\(native-\)\{0,1\}requires = /{s/.*\[//;s/\].*//;s/[" ]//g;s/,/\n/g;p}' pyproject.toml > /requires.txt \
     && pip wheel --wheel-dir /wheels --requirement /requires.txt cmake ninja \
     && pip install --no-index --find-links /wheels --requirement /requires.txt cmake ninja
 COPY . .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ def dynamic_metadata(
     pin = re.search(r'"(llama-cpp-python==[^"]+)"', text)
     if field != "dependencies" or pin is None:
         raise ValueError(f"cmake/pin.py provides the dependencies from pyproject.toml's pin, not {field!r}")
+    if os.environ.get("PYPCD_BUILDS_NATIVE") == "0":  # cmake/backend.py says so
+        llama = "llama-cpp-python>=0.3.36"
+    else:
+        llama = pin.group(1)
     # All that pypcd/ imports but for extras, and nothing else. What the command line alone needs is no extra: pip installs extras only where
     # they are asked for, and `pip install .` is to give a `pypcd` whose every command runs, on its default tasks.
     return [
-        pin.group(1),
+        llama,
         "numpy>=1.24",
         "jinja2>=2.11.3",  # chat templates
         "typing_extensions>=4.5",

@@ -74,6 +74,11 @@ def executable() -> pathlib.Path:
     for path in places:
         if path.is_file():
             return path
+    if not any((folder / "ggml.json").exists() for folder in library_module.library_dirs()):
+        raise LibraryError(
+            "llama-server belongs to pypcd's native part, which is not installed; docs/install.md says how to get it. What serves "
+            "without it: pip install 'llama-cpp-python[server]', and then PYPCD=gentle python -m llama_cpp.server --model MODEL"
+        )
     raise LibraryError(
         f"llama-server was not found; looked for {', '.join(map(str, dict.fromkeys(places)))}; it is part of pypcd unless it was "
         "built with -C cmake.define.PYPCD_SERVER=OFF: install pypcd without that"

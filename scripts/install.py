@@ -60,10 +60,10 @@ class Failed(Exception):
 
 
 def build_requirements(pyproject: str) -> list[str]:
-    found = re.search(r"^requires = \[(.*)\]$", pyproject, re.MULTILINE)
-    requirements = re.findall(r'"([^"]+)"', found[1]) if found else []
+    found = re.findall(r"^(?:native-)?requires = \[(.*)\]$", pyproject, re.MULTILINE)
+    requirements = re.findall(r'"([^"]+)"', ", ".join(found))
     if not any(name.startswith("llama-cpp-python==") for name in requirements):
-        raise Failed("pyproject.toml has no line requires = [...] with llama-cpp-python==VERSION")
+        raise Failed("pyproject.toml has no line native-requires = [...] with llama-cpp-python==VERSION")
     return requirements
 
 

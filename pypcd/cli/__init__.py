@@ -18,6 +18,7 @@ from pypcd import __version__
 from pypcd.cli import _terminal
 from pypcd.cli._text import sentence
 from pypcd.errors import MENDABLE, did_you_mean
+from pypcd.library import NOT_INSTALLED
 
 __all__ = ["COMMANDS", "LAB", "main", "make_parser", "module_of"]
 
@@ -111,8 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (*MENDABLE, OSError, MemoryError) as error:
         print(f"pypcd: {sentence(error)}", file=sys.stderr)
         return 1
-    except Exception:  # noqa: BLE001  as Python would show it, and then what to do about it
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001
+        if isinstance(error, ModuleNotFoundError) and error.name == "llama_cpp":
+            print(f"pypcd: {NOT_INSTALLED}", file=sys.stderr)
+            return 1
+        traceback.print_exc()  # as Python would show it, and then what to do about it
         print(
             "pypcd: this is a fault of pypcd's own; please report the lines above, with what `pypcd info` prints, as an issue "
             "on the page of pypcd's repository",

@@ -31,7 +31,8 @@ Said = pytest.CaptureFixture[str]
 def test_the_pin_and_the_extras_are_pyprojects(program: Any) -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     project = tomllib.loads(text)
-    assert program.build_requirements(text) == project["build-system"]["requires"]
+    wanted = [*project["build-system"]["requires"], *project["tool"]["pypcd"]["native-requires"]]
+    assert program.build_requirements(text) == wanted
     assert program.known_extras(text) == list(project["project"]["optional-dependencies"])
     for broken in ("", 'requires = ["pip"]\n'):
         with pytest.raises(program.Failed, match=r"pyproject\.toml"):

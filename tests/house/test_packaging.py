@@ -188,7 +188,10 @@ def test_the_build_has_what_pyproject_asks_for(path: Path) -> None:
         rest.partition(">")[0] for name, rest in instructions(path) if name == "RUN" and rest.startswith("sed")
     )
     done = subprocess.run(["sh", "-c", command], cwd=ROOT, text=True, capture_output=True, check=True)
-    assert done.stdout.split() == PYPROJECT["build-system"]["requires"]
+    assert done.stdout.split() == [
+        *PYPROJECT["build-system"]["requires"],
+        *PYPROJECT["tool"]["pypcd"]["native-requires"],
+    ]
     sources = [word for name, rest in instructions(path) if name == "COPY" for word in rest.split()[:-1]]
     assert sources == ["pyproject.toml", "cmake", "."]
 

@@ -236,3 +236,79 @@ def test_pip_refuses_another_llama_cpp_python(environment: Environment, wheel: P
     said = environment.run(*pip, wheel, status=1)
     pin = importlib.metadata.version("llama-cpp-python")
     assert f"No matching distribution found for llama-cpp-python=={pin}" in said
+
+
+# --- without a native part ---
+
+
+@pytest.fixture(scope="module")
+def pure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pure")
+    env = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(
+        [ROOT / "scripts/wheel", "--pure", "--out", out], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def pure_environment(pure: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    made = Environment(tmp_path_factory.mktemp("a pure") / "environment")
+    made.run("python", "-m", "pip", "install", "--no-compile", "--no-index", "--find-links", packages, pure)
+    return made
+
+
+def test_the_pure_wheel_is_for_any_machine_and_a_range_of_versions(pure: Path) -> None:
+    assert re.fullmatch(r"pypcd-[\d.]+-py3-none-any\.whl", pure.name)
+    with zipfile.ZipFile(pure) as archive:
+        names = set(archive.namelist())
+        assert not [name for name in names if name.startswith(("pypcd/lib/", "pypcd/bin/")) or name.endswith(".so")]
+        assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "pypcd").rglob("*.py")} <= names
+        assert archive.read("pypcd.pth") == (ROOT / "cmake/pypcd.pth").read_bytes()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        required = re.findall(r"^Requires-Dist: (.*)$", archive.read(metadata).decode(), re.MULTILINE)
+    native = {Requirement(line).name: line for line in importlib.metadata.requires("pypcd") or []}
+    for line in required:
+        if not line.startswith("llama-cpp-python>="):
+            assert native[Requirement(line).name], line
+    assert Requirement(next(line for line in required if line.startswith("llama-cpp"))).specifier.contains(
+        importlib.metadata.version("llama-cpp-python")
+    )
+
+
+def test_the_pure_one_answers_with_the_stock_library(pure_environment: Environment) -> None:
+    said = pure_environment.run("pypcd", "info", "demo")
+    assert "engine         stock: " in said and said.count("PASS") == 4 and "FAIL" not in said
+    assert "PCD window     yes" in said and "PCD            no: " in said
+    answer = ("pypcd", "generate", "demo", "-p", "The value of", "--max-tokens", "4", "--pcd")
+    assert "PCD window" in pure_environment.run(*answer, "window")
+    assert "installed without its native part; docs/install.md" in pure_environment.run(*answer, "paper", status=1)
+
+
+def test_the_pure_one_says_what_serves(pure_environment: Environment) -> None:
+    said = pure_environment.run("pypcd", "serve", "demo", status=2)
+    assert "native part, which is not installed" in said and "PYPCD=gentle python -m llama_cpp.server" in said
+
+
+def test_programs_get_pcd_from_the_pure_one(pure_environment: Environment) -> None:
+    code = """if True:
+        import llama_cpp, pathlib, sys
+        import pypcd
+        llm = llama_cpp.Llama(str(pathlib.Path(pypcd.__file__).parent / "models/demo.gguf"), n_ctx=512, verbose=False)
+        llm("ab " * 150, max_tokens=4)
+        print(type(llm).__module__, llm.engine, llm.pcd == pypcd.PCDConfig.preset("window"), llm.pcd_stats().n_twins > 0)"""
+    pure_environment.variables["PYPCD"] = "window"
+    try:
+        assert pure_environment.run("python", "-c", code) == "pypcd.llama stock True True\n"
+    finally:
+        del pure_environment.variables["PYPCD"]
+
+
+def test_without_llama_cpp_python_it_says_what_to_install(pure: Path, packages: Path, tmp_path: Path) -> None:
+    made = Environment(tmp_path / "environment")
+    others = [path for path in packages.iterdir() if not path.name.startswith("llama_cpp_python")]
+    made.run("python", "-m", "pip", "install", "--no-compile", "--no-index", "--no-deps", *others, pure)
+    said = made.run("pypcd", "chat", "demo", status=1)
+    assert said.startswith("pypcd: llama-cpp-python is not installed;") and said.count("\n") == 1

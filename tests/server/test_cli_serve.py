@@ -269,6 +269,10 @@ def test_without_the_executable_the_remedy_is_named(
 ) -> None:
     monkeypatch.setattr("pypcd.library.library_dirs", lambda: [tmp_path / "lib"])
     status, said = fails("demo", "--port", "0", capsys=capsys)
+    assert status == 2 and "native part, which is not installed" in said and "python -m llama_cpp.server" in said
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/ggml.json").touch()
+    status, said = fails("demo", "--port", "0", capsys=capsys)
     assert status == 2 and "llama-server was not found" in said and "PYPCD_SERVER=OFF" in said
 
 
