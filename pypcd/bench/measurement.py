@@ -14,8 +14,8 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -41,7 +41,8 @@ class Measurement:
     """One method at one context length and number of sequences.
 
     Attributes:
-        method: "greedy", "two-rows", "stock" or "pcd:...", as given.
+        method: "greedy", "two-rows", "stock" or "pcd:...", as given, and its engine behind it if there are several.
+        engine: of the context that it ran in; "stock" as a method is llama_cpp.Llama.
         n_sequences: sequences decoded in one batch.
         n_past: tokens of each of them in the cache.
         flash_attn: whether it ran with flash attention, the faster of the two for it.
@@ -51,10 +52,12 @@ class Measurement:
         two_rows_ratio: time of a step divided by two-rows', median of rounds; None without two-rows.
         twins: twins (PCD's second evaluations of a token) per token.
         prefill_ratio: time of fresh prompts divided by greedy's; None if it was not measured.
-        kv_bytes: bytes of the context's keys and values, including the second ones that only twins see.
+        kv_bytes: bytes of the context's keys and values, including the second ones that only twins see; 0 in the engine "stock",
+            which does not know.
     """
 
     method: str
+    engine: str
     n_sequences: int
     n_past: int
     flash_attn: bool
@@ -108,12 +111,32 @@ def _keeps_second(config: PCDConfig | None) -> bool:
     return config.cache == "separate" or config.perturbation == "over-rotation"
 
 
-def _second(config: PCDConfig | None) -> tuple[str, str | None, bool]:
-    """The second keys that a setting needs. Settings with different ones get separate contexts, since each switch would
-    make them again. Settings without any run in the first context."""
-    if config is None or not _keeps_second(config):
-        return ("rerotated", None, False)
-    return (config.cache, config.type_k_over, config.window is not None)  # behind a window there may be none
+class _Work(NamedTuple):
+    """What is timed: a setting, in an engine (None: the one that pypcd.Llama takes by itself)."""
+
+    config: PCDConfig | None
+    engine: str | None = None
+
+    @property
+    def place(self) -> _Place:
+        """The context that it runs in. Settings with different second keys get separate ones, since each switch would make them
+        again. Settings without any run in the engine's first."""
+        if self.config is None or not _keeps_second(self.config):
+            return (self.engine, "rerotated", None, False)
+        config = self.config  # behind a window there may be no second keys
+        return (self.engine, config.cache, config.type_k_over, config.window is not None)
+
+
+_Place = tuple[Optional[str], str, Optional[str], bool]
+
+
+def _works(methods: Mapping[str, PCDConfig | None], engines: Sequence[str | None]) -> dict[str, _Work]:
+    """What is timed, by its name; plain decoding in the first engine alone."""
+    works: dict[str, _Work] = {}
+    for name, config in methods.items():
+        for one in engines[:1] if config is None else engines:
+            works[name if len(engines) == 1 or config is None else f"{name} ({one})"] = _Work(config, one)
+    return works
 
 
 def bench(
@@ -127,6 +150,7 @@ def bench(
     rounds: int = 5,
     n_prefill: int = 512,
     flash_attn: Sequence[bool] = (False, True),
+    engines: Sequence[str | None] = (None,),
     progress: Callable[[str], None] = lambda text: None,
     **kwargs: Any,
 ) -> Iterator[Measurement]:
@@ -144,6 +168,7 @@ def bench(
         n_prefill: tokens of the prompts whose prefill is timed, all sequences together. Each has at most the shortest
             length.
         flash_attn: settings to try; each method is reported with its faster one.
+        engines: those of pypcd.Llama; if they are several, each PCD setting is measured in each, as "NAME (ENGINE)".
         kwargs: passed to pypcd.Llama.
 
     Raises:
@@ -152,7 +177,7 @@ def bench(
     for n in sorted({SEQUENCES("sequences", n) for n in sequences}):
         able = {name: config for name, config in methods.items() if n == 1 or name != STOCK}
         plan = _Plan(n, n_tokens, rounds, n_prefill, flash_attn, progress)
-        yield from plan.measure(model, able, sorted(set(lengths)), text, kwargs)
+        yield from plan.measure(model, _works(able, engines), sorted(set(lengths)), text, kwargs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,25 +194,28 @@ class _Plan:
     def measure(
         self,
         model: str,
-        methods: dict[str, PCDConfig | None],
+        works: dict[str, _Work],
         lengths: Sequence[int],
         text: str,
         kwargs: dict[str, Any],
     ) -> Iterator[Measurement]:
         n_ctx = self.n * (lengths[-1] + self.n_tokens + 8)
-        models: dict[tuple[bool, tuple[str, str | None, bool]], _Model] = {}
+        models: dict[tuple[bool, _Place], _Model] = {}
+        plain = works[GREEDY].place
         try:
             for fa in self.flash_attn:
-                for second in dict.fromkeys(map(_second, methods.values())):
+                for place in dict.fromkeys(work.place for work in works.values()):
                     self.progress(f"loading, flash attention {'on' if fa else 'off'}")
-                    stock = STOCK in methods and second == _second(None)
-                    models[fa, second] = _Model(model, self.n, stock, n_ctx=n_ctx, flash_attn=fa, **kwargs)
-            methods = {
-                name: config
-                for name, config in methods.items()
-                if engine.pcd_refusal(models[self.flash_attn[0], _second(config)].llm, config) is None
+                    stock = STOCK in works and place == plain
+                    models[fa, place] = _Model(
+                        model, self.n, stock, n_ctx=n_ctx, flash_attn=fa, engine=place[0], **kwargs
+                    )
+            works = {
+                name: work
+                for name, work in works.items()
+                if engine.pcd_refusal(models[self.flash_attn[0], work.place].llm, work.config) is None
             }
-            first = models[self.flash_attn[0], _second(None)]
+            first = models[self.flash_attn[0], plain]
             stream = _stream(first.llm, text, lengths[-1] + self.n)
             prefill: dict[str, float] = {}
             for n_past in lengths:
@@ -196,21 +224,21 @@ class _Plan:
                 for m in models.values():
                     m.fill(texts)
                 tokens = first.texts.continuations(self.n_tokens + timing.WARM_UP)
-                best = self._faster(models, methods, tokens, n_past)
+                best = self._faster(models, works, tokens, n_past)
                 if not prefill:
-                    at = {name: models[best[GREEDY].flash_attn, _second(config)] for name, config in methods.items()}
-                    prefill = self._prefill_ratios(at, methods, texts)
+                    at = {name: models[best[GREEDY].flash_attn, work.place] for name, work in works.items()}
+                    prefill = self._prefill_ratios(at, works, texts)
                     for m in set(at.values()):
                         m.fill(texts)
-                yield from self._rounds(best, methods, tokens, n_past, prefill)
+                yield from self._rounds(best, works, tokens, n_past, prefill)
         finally:
             for m in models.values():
                 m.close()
 
     def _faster(
         self,
-        models: dict[tuple[bool, tuple[str, str | None, bool]], _Model],
-        methods: dict[str, PCDConfig | None],
+        models: dict[tuple[bool, _Place], _Model],
+        works: dict[str, _Work],
         tokens: Sequence[Sequence[int]],
         n_past: int,
     ) -> dict[str, _Model]:
@@ -218,29 +246,30 @@ class _Plan:
         self.progress(f"{self._of(n_past)}: which flash attention setting is faster")
         few = [text[: timing.WARM_UP + max(2, self.n_tokens // 4)] for text in tokens]
         best: dict[str, _Model] = {}
-        for name, config in methods.items():
-            ways = [models[fa, _second(config)] for fa in self.flash_attn]
-            best[name] = min(ways, key=lambda m: m.time(name, config, few)[0]) if len(ways) > 1 else ways[0]
+        for name, work in works.items():
+            ways = [models[fa, work.place] for fa in self.flash_attn]
+            best[name] = min(ways, key=lambda m: m.time(name, work.config, few)[0]) if len(ways) > 1 else ways[0]
         return best
 
     def _rounds(
         self,
         best: dict[str, _Model],
-        methods: dict[str, PCDConfig | None],
+        works: dict[str, _Work],
         tokens: Sequence[Sequence[int]],
         n_past: int,
         prefill: dict[str, float],
     ) -> Iterator[Measurement]:
-        times: dict[str, list[float]] = {name: [] for name in methods}
+        times: dict[str, list[float]] = {name: [] for name in works}
         twins: dict[str, float] = {}
         for i in range(self.rounds):
-            for name, config in methods.items():
+            for name, (config, _) in works.items():
                 self.progress(f"{self._of(n_past)}, round {i + 1} of {self.rounds}, {name}")
                 seconds, twins[name] = best[name].time(name, config, tokens)
                 times[name].append(seconds)
-        for name, config in methods.items():
+        for name, work in works.items():
             yield Measurement(
                 method=name,
+                engine=best[name].llm.engine,
                 n_sequences=self.n,
                 n_past=n_past,
                 flash_attn=best[name].flash_attn,
@@ -249,18 +278,18 @@ class _Plan:
                 two_rows_ratio=_median_ratio(times[name], times[TWO_ROWS]) if TWO_ROWS in times else None,
                 twins=twins[name],
                 prefill_ratio=prefill.get(name),
-                kv_bytes=best[name].kv_bytes(config),
+                kv_bytes=best[name].kv_bytes(work.config),
             )
 
     def _prefill_ratios(
         self,
         models: dict[str, _Model],
-        methods: dict[str, PCDConfig | None],
+        works: dict[str, _Work],
         texts: Sequence[Sequence[int]],
         rounds: int = 3,
     ) -> dict[str, float]:
         prompts = [text[: max(1, self.n_prefill // self.n)] for text in texts]  # fill() may keep the first
-        timed = {name: config for name, config in methods.items() if _reads_as_itself(name, config)}
+        timed = {name: work.config for name, work in works.items() if _reads_as_itself(name, work.config)}
         times: dict[str, list[float]] = {name: [] for name in timed}
         for i in range(rounds):
             for name, config in timed.items():

@@ -10,6 +10,7 @@ import ctypes
 import json
 import sys
 import time
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ class Texts:
         self.n, self.n_past = n, 0
         self._first: Tokens = []  # the tokens of sequence 0
         self._llm, self._ctx = llm, llm._ctx.ctx
+        self._evaluate: Any = llm._ctx.decode  # a pypcd.Llama's puts twins into the same batch
         self._memory = llama_cpp.llama_get_memory(self._ctx)
         model = llm._model.model
         # a recurrent state cannot go back to an earlier token: the states after fill() are kept, and loaded
@@ -74,7 +76,7 @@ class Texts:
         found = [self._next]
         for i in range(n_tokens - 1):
             self._decode([(token, self.n_past + i, seq, True) for seq, token in enumerate(found[-1])])
-            found.append(self._most_probable(range(self.n)))
+            found.append(self._most_probable(self.n))
         self._rewind()
         return [list(tokens) for tokens in zip(*found)]
 
@@ -99,7 +101,7 @@ class Texts:
         for first in range(0, len(entries), self._llm.n_batch):
             part = entries[first : first + self._llm.n_batch]
             seconds += self._decode(part)
-            self._next += self._most_probable([i for i, entry in enumerate(part) if entry[-1]])
+            self._next += self._most_probable(sum(entry[-1] for entry in part))
         return seconds
 
     def _decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> float:
@@ -110,11 +112,9 @@ class Texts:
             for i, (token, position, seq, wanted) in enumerate(entries):
                 batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
                 batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
-            rows = [i for i, entry in enumerate(entries) if entry[-1]]
+            rows = range(-sum(entry[-1] for entry in entries), 0)
             start = time.perf_counter()
-            status = llama_cpp.llama_decode(self._ctx, batch)
-            if status != 0:
-                raise RuntimeError(f"llama_decode returned {status}")
+            self._evaluate(types.SimpleNamespace(batch=batch))
             for i in rows:
                 llama_cpp.llama_get_logits_ith(self._ctx, i)
             if not rows:
@@ -123,9 +123,10 @@ class Texts:
         finally:
             llama_cpp.llama_batch_free(batch)
 
-    def _most_probable(self, rows: Sequence[int]) -> list[int]:
+    def _most_probable(self, n: int) -> list[int]:
+        """Of the last n rows."""
         n_vocab = self._llm.n_vocab()
-        pointers = [llama_cpp.llama_get_logits_ith(self._ctx, i) for i in rows]
+        pointers = [llama_cpp.llama_get_logits_ith(self._ctx, i) for i in range(-n, 0)]
         return [int(np.ctypeslib.as_array(pointer, shape=(n_vocab,)).argmax()) for pointer in pointers]
 
     def _rewind(self) -> None:

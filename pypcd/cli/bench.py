@@ -16,6 +16,7 @@ from pypcd import machine
 from pypcd.bench import SEQUENCES, Measurement, bench, default_methods, methods_for
 from pypcd.cli import _graph, _options, _table, _terminal
 from pypcd.config import PCDConfig
+from pypcd.engine import choose_engine
 from pypcd.errors import InputError
 from pypcd.gguf import resolve_model
 from pypcd.threads import choose, width_of
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--length", metavar="N,...", help="tokens in the context (default 512,2048)")
     add("--sequences", metavar="N,...", help="texts decoded in one batch (default 1)")
+    add("--engine", metavar="NAME,...", help="native, stock, or both (default: as in chat)")
     add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING, two-rows, stock (llama_cpp)")
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
     add(
@@ -59,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         if args.method and "stock" in names:
             raise InputError("--method has stock, which computes on this machine alone; leave it out beside --rpc")
         names = [name for name in names if name != "stock"]
+    engines = [None] if args.engine is None else [choose_engine(name) for name in _options.names(args.engine)]
     methods = methods_for(names)
     text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
     if args.text and not text:
@@ -76,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         n_prefill=args.prompt or 512,
         flash_attn=flash_attn,
+        engines=engines,
         progress=_progress,
         **options,
     )
@@ -85,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print("" if rows else _header(args, threads), _text(together), sep="\n", flush=True)
         rows += together
-    _warn_profile_mismatch(methods, rows)
+    _note_missing(methods, rows)
     if args.json:
         record = {"model": args.model, "n_threads": threads, "gpu": machine.has_gpu()}
         print(json.dumps({**record, "measurements": [dataclasses.asdict(row) for row in rows]}, indent=2))
@@ -113,7 +117,7 @@ def _text(rows: Sequence[Measurement]) -> str:
             _ratio(row.two_rows_ratio),
             f"{row.twins:.2f}",
             _ratio(row.prefill_ratio),
-            f"{row.kv_bytes / 2**20:.1f}",
+            f"{row.kv_bytes / 2**20:.1f}" if row.kv_bytes else "-",  # the stock engine does not know
         )
         for row in rows
     ]
@@ -125,9 +129,8 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
-def _warn_profile_mismatch(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement]) -> None:
-    """Name the methods that are missing."""
-    measured = {row.method for row in rows}
+def _note_missing(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement]) -> None:
+    measured = {row.method.partition(" (")[0] for row in rows}
     for name in (name for name in methods if name not in measured):
         if name == "stock":
             _terminal.note("stock is measured with one sequence only")

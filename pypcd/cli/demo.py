@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pypcd import Llama, PCDConfig, PCDError
+from pypcd import Llama, PCDConfig, PCDError, library
 from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.decode import PCD as PCDRows
 from pypcd.decode import Session
@@ -30,10 +30,11 @@ LENGTHS = (240, 530, 1010, 1490)  # tokens with which this model reads 16, 40, 8
 N_POOL = 12  # further questions, which the control (the contrast without positions) takes its prior from
 N_EXAMPLES = 3
 
-PCD, CONTROL = "PCD", "control"
+PCD, WINDOW, CONTROL = "PCD", "window", "control"
 YOURS = "yours"  # the setting of --pcd
-METHODS = {BASELINE: BASELINE, PCD: "pcd", "window": "pcd:window", CONTROL: "control"}
-TITLES = {PCD: "PCD (paper)", "window": "window twin", YOURS: "yours (--pcd)"}
+METHODS = {BASELINE: BASELINE, PCD: "pcd", WINDOW: "pcd:window", CONTROL: "control"}
+PRESET_OF = {PCD: "paper", WINDOW: "window"}
+TITLES = {PCD: "PCD (paper)", WINDOW: "window twin", YOURS: "yours (--pcd)"}
 
 Records = Mapping[Key, Mapping[str, Any]]
 
@@ -49,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     methods = dict(METHODS)
+    if library.why_stock():  # over-rotation needs the native engine
+        del methods[PCD]
     if args.pcd is not None:
         config = _options.pcd_setting(args.pcd, "demo")
         methods[YOURS] = BASELINE if config is None else PCDRows(config).name
@@ -72,10 +75,13 @@ def run(args: argparse.Namespace) -> int:
     print("pypcd's demo model looks up values in a JSON object. A pull towards the last value was planted in it:")
     print("a test case for the failure that PCD is made for. It is not evidence about any other model.\n")
     llm = Llama("demo", n_ctx=2048, **options)
-    for text in itertools.islice(_examples(llm, plan, outcome.records), N_EXAMPLES):
+    shown = PCD if PCD in methods else WINDOW
+    for text in itertools.islice(_examples(llm, plan, outcome.records, shown), N_EXAMPLES):
         print(text)
     _print_table(cells, args.n)
-    print("try one: pypcd demo --question K | pypcd generate demo --pcd paper (or off)")
+    if PCD not in methods:
+        print(f"The paper's setting was left out, since it needs pypcd's own libllama: {library.why_stock()}.")
+    print(f"try one: pypcd demo --question K | pypcd generate demo --pcd {PRESET_OF[shown]} (or off)")
     return 0
 
 
@@ -102,24 +108,26 @@ def _cells(plan: Plan, records: Records, methods: Mapping[str, str]) -> Iterator
             yield n_tokens, name, of_method[length, method]
 
 
-def _examples(llm: Llama, plan: Plan, records: Records) -> Iterator[str]:
-    """Questions that greedy decoding gets wrong, at the token where it first goes wrong; first N_EXAMPLES that PCD gets right."""
+def _examples(llm: Llama, plan: Plan, records: Records, shown: str) -> Iterator[str]:
+    """Questions that greedy decoding gets wrong, at the token where it first goes wrong; first N_EXAMPLES that the method `shown` gets
+    right."""
+    preset = PRESET_OF[shown]
     numbered = [(length, index) for length in plan.lengths for index in range(plan.n)]
 
     def is_right(question: tuple[int, int], method: str) -> bool:
         return records[(TASK, *question, method)]["score"] == 1
 
     wrong = [question for question in numbered if not is_right(question, BASELINE)]
-    gained = [question for question in wrong if is_right(question, METHODS[PCD])]
-    others = [question for question in wrong if not is_right(question, METHODS[PCD])]
+    gained = [question for question in wrong if is_right(question, METHODS[shown])]
+    others = [question for question in wrong if not is_right(question, METHODS[shown])]
     session, vocabulary = Session(llm), Vocabulary(llm)
     for question in (*gained[:: max(1, len(gained) // N_EXAMPLES)], *others):
         length, index = question
         sample = _samples(llm, plan, length)[index]
-        step = first_wrong(session, vocabulary, sample)
+        step = first_wrong(session, vocabulary, sample, preset)
         if step is None:
             continue
-        plain, pcd = (records[(TASK, *question, method)]["prediction"].strip() for method in (BASELINE, METHODS[PCD]))
+        plain, pcd = (records[(TASK, *question, method)]["prediction"].strip() for method in (BASELINE, METHODS[shown]))
         yield (
             f"question {numbered.index(question) + 1}: the right value is {sample.answers[0]}, the last one is "
             f"{sample.extra['nearest']}\n  greedy answers {plain!r}, PCD {pcd!r}; where greedy first goes wrong:\n"
@@ -127,11 +135,11 @@ def _examples(llm: Llama, plan: Plan, records: Records) -> Iterator[str]:
         )
 
 
-def first_wrong(session: Session, vocabulary: Vocabulary, sample: Sample) -> Step | None:
+def first_wrong(session: Session, vocabulary: Vocabulary, sample: Sample, preset: str) -> Step | None:
     """PCD's first step at which greedy decoding would go wrong; None if PCD goes wrong before, or if both have the whole
     answer."""
     tokens = prompt_tokens(session.llm, sample.prompt)
-    for step in explain(session, tokens, PCDConfig.preset("paper"), vocabulary, n_top=4, gold=sample.answers[0]):
+    for step in explain(session, tokens, PCDConfig.preset(preset), vocabulary, n_top=4, gold=sample.answers[0]):
         if not any(c.is_gold for c in step.candidates):
             return None
         if not min(step.candidates, key=lambda c: c.rank_before).is_gold:

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             record["model"] = model_facts(llm)
         if not args.no_test:
             record["self_test"] = self_test(llm)
-            if path:
+            if path and engine.is_native():
                 record["placements"] = [dataclasses.asdict(found) for found in placements(llm)]
     if args.json:
         print(json.dumps(record, ensure_ascii=False))
@@ -60,7 +60,8 @@ def library_facts() -> dict[str, Any]:
         "llama_cpp_python": llama_cpp.__version__,
         "built_for": library.pinned_version(),
         "libllama": engine.library_path(),
-        "pcd_hooks": True,  # importing the engine has checked it
+        "engine": "stock" if library.why_stock() else "native",
+        "why_stock": library.why_stock(),
         "pcd_interface": library.API_VERSION,
     }
 
@@ -138,7 +139,7 @@ def report(record: dict[str, Any]) -> str:
     rows = [
         ("pypcd", f"{lib['pypcd']}, on llama-cpp-python {lib['llama_cpp_python']}"),
         ("library", lib["libllama"]),
-        ("PCD hooks", f"present, interface {lib['pcd_interface']}"),
+        ("engine", _engine_text(lib)),
         ("system", f"{machine['system']}, {machine['memory'] / gib:.1f} GiB"),
         ("threads", f"{machine['threads']}, {machine['threads_batch']} for prompts; {machine['threads_why']}"),
         ("backends", ", ".join(machine["backends"]) or "unknown"),
@@ -195,6 +196,12 @@ def _places(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
         text = f"{way['way']}: {way['n_on_cpu']} of {way['n_nodes']}, {way['n_splits']} splits{more}"
         lines.append(("", text))
     return lines
+
+
+def _engine_text(lib: dict[str, Any]) -> str:
+    if lib["engine"] == "native":
+        return f"native: all settings; PCD interface {lib['pcd_interface']}"
+    return f"stock: settings with a window alone, such as gentle and window ({lib['why_stock']})"
 
 
 def _yes(answer: str) -> str:

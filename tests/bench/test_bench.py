@@ -25,10 +25,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measure(
-    model: Path, methods: dict[str, PCDConfig | None], *lengths: int, sequences: Sequence[int] = (1,)
+    model: Path, methods: dict[str, PCDConfig | None], *lengths: int, sequences: Sequence[int] = (1,), **more: Any
 ) -> list[Measurement]:
     options = {"n_tokens": 2, "rounds": 2, "flash_attn": (False,), "n_threads": 1, "n_threads_batch": 1}
-    return list(bench(str(model), methods, lengths or (16,), sequences=sequences, **options))
+    return list(bench(str(model), methods, lengths or (16,), sequences=sequences, **options, **more))
 
 
 def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> None:
@@ -350,3 +350,14 @@ def test_what_host_work_is_not_measured_for(
 ) -> None:
     assert main(["bench", str(model), *options]) == 1
     assert named in capsys.readouterr().err
+
+
+def test_both_engines_side_by_side(model: Path) -> None:
+    rows = measure(model, methods_for(["two-rows", "pcd:window", "pcd"]), 64, engines=("native", "stock"))
+    assert [(row.method, row.engine, row.twins) for row in rows] == [
+        ("greedy", "native", 0),
+        ("two-rows", "native", 0),
+        ("pcd:window (native)", "native", 1),
+        ("pcd:window (stock)", "stock", 1),
+        ("pcd (native)", "native", 1),  # which the other cannot run
+    ]

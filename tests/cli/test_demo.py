@@ -91,7 +91,7 @@ def test_an_example_shows_the_rows_where_greedy_first_goes_wrong(llm: pypcd.Llam
     """Against the rows of plain generation: right up to this token, and wrong with it."""
     found = 0
     for sample in task(demo.TASK).samples(12, demo.LENGTHS[1], ModelTokenizer(llm), 0):
-        step = demo.first_wrong(Session(llm), Vocabulary(llm), sample)
+        step = demo.first_wrong(Session(llm), Vocabulary(llm), sample, "paper")
         if step is None:
             continue
         found += 1
