@@ -17,6 +17,10 @@ from scikit_build_core.build import *
 
 Settings = dict[str, Any]  # those of `-C`
 
+# pip tells its hooks of this folder, and every pip that a build starts would look for other packages' backends in it
+for name in ("_PYPROJECT_HOOKS_BACKEND_PATH", "PEP517_BACKEND_PATH"):  # newer and older ones
+    os.environ.pop(name, None)
+
 
 def _is_native(settings: Settings | None) -> bool:
     """Whether the native part is built, which pin.py is told too: scikit-build-core shows it no settings."""
