@@ -1,9 +1,11 @@
 """Environments of nox beside .venv: the packages that docs/recipes.md is about, other versions of Python, torch.
 
     scripts/test --consumers quick            # `nox --tags quick`: environments and packages are tags
+    scripts/test --stock                      # the engine "stock" on several versions of llama-cpp-python
     .venv/bin/nox --session versions          # the tests on each Python of the list that this machine has
 
-The wheel of pypcd that scripts/install made goes into each, and the llama-cpp-python of pip's cache: nothing is compiled again.
+The wheel of pypcd that scripts/install made goes into each, and the llama-cpp-python of pip's cache: nothing is compiled again. For
+`stock` the wheel has no native part, and each llama-cpp-python is compiled once, into .cache.
 Environments are kept in .nox between runs.
 """
 
@@ -50,6 +52,13 @@ CONSUMERS: dict[str, tuple[tuple[int, int], dict[str, tuple[str, ...]]]] = {
 MORE_TESTS = {"lm-evaluation-harness": ["tests/integrations/test_lm_eval.py"]}
 
 
+LLAMA_CPP_PYTHON = (
+    "0.3.16",
+    "0.3.28",
+    "0.3.36",
+)  # for the engine "stock": the oldest that it runs on, and the pinned one
+
+
 def install(session: nox.Session, *requirements: str, extras: str = "") -> None:
     """pypcd's wheel and more; a session whose packages pip cannot install is skipped."""
     wheel = next((ROOT / ".cache/wheel").glob("pypcd-*.whl"), None)
@@ -86,6 +95,33 @@ def versions(session: nox.Session) -> None:
     """The tests, or those that are named behind --."""
     install(session, extras="[test]")
     session.run("pytest", *session.posargs)
+
+
+@nox.session(default=False)
+@nox.parametrize("version", LLAMA_CPP_PYTHON)
+def stock(session: nox.Session, version: str) -> None:
+    """Rows of the engine "stock", and what a user does first, on a llama-cpp-python as pip installs it."""
+    kept = ROOT / ".cache/llama-cpp-python/stock"
+    if not list(kept.glob(f"llama_cpp_python-{version}-*.whl")):
+        parts = (
+            "LLAVA_BUILD",
+            "LLAMA_BUILD_TOOLS",
+            "LLAMA_BUILD_EXAMPLES",
+            "LLAMA_BUILD_TESTS",
+            "LLAMA_BUILD_SERVER",
+            "LLAMA_CURL",
+        )
+        env = {"CMAKE_ARGS": " ".join(f"-D{part}=OFF" for part in parts)}
+        session.run_install(
+            "pip", "wheel", "--no-deps", "--wheel-dir", str(kept), f"llama-cpp-python=={version}", env=env
+        )
+    (llama,) = kept.glob(f"llama_cpp_python-{version}-*.whl")
+    out = session.create_tmp()
+    session.run_install("pip", "wheel", "--no-deps", "--wheel-dir", out, ".", "-C", "wheel.cmake=false")
+    (wheel,) = Path(out).glob("pypcd-*.whl")
+    session.install(str(llama), str(wheel), "pytest>=8", "hypothesis", "gguf>=0.10", "pyyaml")
+    session.run("pypcd", "info", "demo", env={"PYPCD_ENGINE": ""})
+    session.run("pytest", "tests/engine/test_stock.py", *session.posargs, env={"PYPCD_ENGINE": "stock"})
 
 
 @nox.session(default=False)

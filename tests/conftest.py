@@ -164,12 +164,19 @@ def _stock(
     p.n_gpu_layers = 0
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), p)
     assert model, path
-    flash = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attn else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
     try:
         cache = {} if f16 else F32
-        return two_shapes(model, TEXTS[-1][:n], **{"flash_attn_type": flash, **cache, **dict(params)})
+        return two_shapes(model, TEXTS[-1][:n], **{**flash(flash_attn), **cache, **dict(params)})
     finally:
         llama_cpp.llama_model_free(model)
+
+
+def flash(is_on: bool) -> dict[str, Any]:
+    """The context's parameter for flash attention, by its name in this version."""
+    if not hasattr(llama_cpp, "LLAMA_FLASH_ATTN_TYPE_ENABLED"):  # before llama-cpp-python 0.3.17
+        return {"flash_attn": is_on}
+    names = "DISABLED", "ENABLED"
+    return {"flash_attn_type": getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{names[is_on]}")}
 
 
 def rounding(path: Path, **params: Any) -> float:
@@ -277,7 +284,7 @@ def shape(llm: pypcd.Llama) -> dict[str, bool]:
     p = llm.context_params
     return {
         "f16": p.type_k == llama_cpp.GGML_TYPE_F16,
-        "flash_attn": p.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        "flash_attn": all(getattr(p, name) == value for name, value in flash(True).items()),
     }
 
 

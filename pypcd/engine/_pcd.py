@@ -42,7 +42,7 @@ __all__ = [
     "unset_sequence_pcd",
 ]
 
-N_SEQUENCES = 192  # sequences for callers; higher ids are for twins
+N_SEQUENCES = min(192, int(llama_cpp.llama_max_parallel_sequences()))  # sequences for callers; higher ids are for twins
 _ENGINE = OrNone(Choice(("native", "stock")))
 
 

@@ -68,8 +68,9 @@ def watch(check: Callable[[Any, Any, Any], Any]) -> None:
 
 
 def n_twins(n_seq_max: int, n_batch: int) -> int:
-    """How many sequences to open a context with for twins, beside those of the caller; llama.cpp has at most n_batch."""
-    return max(min(_N_TWINS, n_batch - n_seq_max), 0)
+    """How many sequences to open a context with for twins, beside those of the caller; llama.cpp has at most n_batch, and 64 or 256."""
+    most = min(n_batch, int(llama_cpp.llama_max_parallel_sequences()))
+    return max(min(_N_TWINS, most - n_seq_max), 0)
 
 
 def needs(config: PCDConfig) -> str | None:

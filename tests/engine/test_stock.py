@@ -1,10 +1,11 @@
 """The engine "stock": PCD from functions that every libllama has, against the float64 reference, pypcd's own engine and plain rows.
 
-With the stock library in place of pypcd's (`scripts/test --versions`), all but what is compared with pypcd's engine runs on it.
+With the stock library in place of pypcd's (`scripts/test --stock`), all but what is compared with pypcd's engine runs on it.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import llama_cpp
@@ -42,11 +43,25 @@ def seqs_in_memory(llm: pypcd.Llama) -> list[int]:
     return [seq for seq in range(n) if llama_cpp.llama_memory_seq_pos_max(memory, seq) >= 0]
 
 
+def cells(llm: pypcd.Llama) -> bytes:
+    """What the memory has of sequence 0."""
+    size = llama_cpp.llama_state_seq_get_size(llm.ctx, 0)
+    state = (ctypes.c_uint8 * size)()
+    assert llama_cpp.llama_state_seq_get_data(llm.ctx, state, size, 0) == size
+    return bytes(state)
+
+
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
+# what ends the process without PCD too, and what llama.cpp read otherwise then
+UNKNOWN = {"0.3.16": {"gemma3", "smollm3", "hunyuan-dense", "lfm2"}, "0.3.28": {"gemma3"}}.get(
+    llama_cpp.__version__, set()
+)
+
+
 @pytest.mark.parametrize("evaluation", ["auto", "fused", "alternate"])
-@pytest.mark.parametrize("arch", ATTENTION_ARCHS)
+@pytest.mark.parametrize("arch", [arch for arch in ATTENTION_ARCHS if arch not in UNKNOWN])
 def test_rows_are_those_of_the_reference(arch: str, evaluation: str, tiny: Tiny, load: Load) -> None:
     llm = load(tiny(arch), {**WINDOW, "evaluation": evaluation}, engine="stock")
     llm.eval(TOKENS[:PROMPT])
@@ -250,7 +265,7 @@ def test_what_a_floor_leaves_plain_is_plain_to_the_bit(setting: Any, tiny: Tiny,
         llm.eval(tokens)
         assert np.array_equal(native_row(llm), native_row(plain))
     assert llm.pcd_stats().n_twins == 0
-    assert bytes(llm.save_state().llama_state) == bytes(plain.save_state().llama_state)
+    assert cells(llm) == cells(plain)
 
 
 def test_the_memory_is_as_without_pcd(tiny: Tiny, load: Load) -> None:
@@ -258,10 +273,10 @@ def test_the_memory_is_as_without_pcd(tiny: Tiny, load: Load) -> None:
     plain, llm = (load(tiny("llama"), pcd, engine="stock") for pcd in (False, WINDOW))
     for one in (plain, llm):
         one.eval(TOKENS[:PROMPT])
-    assert bytes(llm.save_state().llama_state) == bytes(plain.save_state().llama_state)
+    assert cells(llm) == cells(plain)
     for one in (plain, llm):
         one.eval(TOKENS[PROMPT : PROMPT + 1])
-    assert len(llm.save_state().llama_state) == len(plain.save_state().llama_state)
+    assert len(cells(llm)) == len(cells(plain))
 
 
 @beside_native
@@ -332,11 +347,11 @@ def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: st
 @pytest.mark.parametrize(
     ("arch", "options", "why"),
     [
-        (HYBRID_ARCHS[0], {}, "recurrent layers"),
-        ("gemma3", {"swa_full": False}, "swa_full=True"),
+        *([] if HYBRID_ARCHS[0] in UNKNOWN else [(HYBRID_ARCHS[0], {}, "recurrent layers")]),
+        ("gemma2", {"swa_full": False}, "swa_full=True"),
         ("llama", {"embedding": True}, "embeddings"),
-        ("llama", {"n_seq_max": 192, "n_batch": 192}, "leaves no sequence for a twin"),
-        ("llama", {"n_seq_max": 191, "n_batch": 192}, None),
+        ("llama", {"n_seq_max": 50, "n_batch": 50}, "leaves no sequence for a twin"),
+        ("llama", {"n_seq_max": 49, "n_batch": 50}, None),
     ],
 )
 def test_contexts_that_can_have_no_twins_are_refused(
