@@ -76,6 +76,7 @@ def _fits(llama_cpp: pathlib.Path, version: str | None) -> bool:
         LibraryError: it does not, and the environment asks for the native engine.
     """
     wanted = _wanted()
+    _take_stock("")  # an import that failed may be tried again
     if wanted == "stock":
         _take_stock(f"{_ENGINE} is stock; unset it")
         return False

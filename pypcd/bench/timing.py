@@ -38,7 +38,8 @@ class Texts:
         self._memory = llama_cpp.llama_get_memory(self._ctx)
         model = llm._model.model
         # a recurrent state cannot go back to an earlier token: the states after fill() are kept, and loaded
-        self._keeps = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
+        kinds = ("llama_model_is_recurrent", "llama_model_is_hybrid")  # the second since llama-cpp-python 0.3.17
+        self._keeps = any(getattr(llama_cpp, kind)(model) for kind in kinds if hasattr(llama_cpp, kind))
         self._kept: list[Any] = []
         self._next: list[int] = []
 

@@ -60,7 +60,7 @@ def library_facts() -> dict[str, Any]:
         "llama_cpp_python": llama_cpp.__version__,
         "built_for": library.pinned_version(),
         "libllama": engine.library_path(),
-        "engine": "stock" if library.why_stock() else "native",
+        "engine": engine.choose_engine(None),
         "why_stock": library.why_stock(),
         "pcd_interface": library.API_VERSION,
     }

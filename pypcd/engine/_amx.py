@@ -67,10 +67,10 @@ def configure_amx(force: bool = False) -> AMX:
     Args:
         force: on, whatever the probe says.
     """
+    if not _bindings.is_native():
+        return AMX(False, False, "this libllama decides by itself")
     with _lock:
         state = _state(force)
-        if not _bindings.is_native():
-            return state
         _bindings.pcd_set_amx(state.on)
     if state.exists and not state.on:
         _say_once(state.why)
@@ -84,8 +84,6 @@ def _say_once(why: str) -> None:
 
 def _state(force: bool) -> AMX:
     forced = _forced()
-    if not _bindings.is_native():
-        return AMX(False, False, "this libllama decides by itself")
     if not _bindings.pcd_has_amx():
         return AMX(False, False, _why_none())
     if forced is not None:
