@@ -34,7 +34,6 @@ from pypcd import engine
 beside_native = pytest.mark.skipif(not engine.is_native(), reason="this process has the stock library")
 WINDOW: dict[str, Any] = {"perturbation": "none", "window": 20}
 PROMPT = 60
-N = llama_cpp.llama_max_parallel_sequences()
 
 
 def seqs_in_memory(llm: pypcd.Llama) -> list[int]:
@@ -177,6 +176,20 @@ def opened(tiny: Tiny, *engines: str) -> Any:
             llm.close()
 
 
+def do(llm: pypcd.Llama, what: str, n: int, n_ctx: int = 256) -> None:
+    if what == "eval" and llm.n_tokens + n <= n_ctx:
+        llm.eval(TOKENS[llm.n_tokens % 60 :][:n])
+    elif what == "rewind":
+        llm.n_tokens = max(llm.n_tokens - n, 0)
+    elif what == "set":
+        llm.pcd = False
+        llm.pcd = SETTINGS[n]
+    elif what == "state":
+        llm.load_state(llm.save_state())
+    elif what == "reset":
+        llm.reset()
+
+
 @beside_native
 @settings(max_examples=150)
 @given(todo=st.lists(deeds, min_size=3, max_size=12))
@@ -187,20 +200,9 @@ def test_whatever_is_done_rows_are_those_of_the_native_engine(
     for llm in pair:
         engine.clear(llm)
         llm.pcd = WINDOW
-    config = pypcd.PCDConfig.resolve(WINDOW)
     for what, n in todo:
         for llm in pair:
-            if what == "eval" and llm.n_tokens + n <= 256:
-                llm.eval(TOKENS[llm.n_tokens % 60 :][:n])
-            elif what == "rewind":
-                llm.n_tokens = max(llm.n_tokens - n, 0)
-            elif what == "set":
-                llm.pcd = False
-                llm.pcd = SETTINGS[n]
-            elif what == "state":
-                llm.load_state(llm.save_state())
-            elif what == "reset":
-                llm.reset()
+            do(llm, what, n)
         ours, theirs = pair
         config = ours.pcd
         assert config == theirs.pcd and ours.n_tokens == theirs.n_tokens
@@ -227,17 +229,7 @@ def test_whatever_was_done_rows_are_those_of_a_fresh_context(
     llm, fresh = stock
     engine.clear(llm)
     for what, n in todo:
-        if what == "eval" and llm.n_tokens + n <= 255:
-            llm.eval(TOKENS[llm.n_tokens % 60 :][:n])
-        elif what == "rewind":
-            llm.n_tokens = max(llm.n_tokens - n, 0)
-        elif what == "set":
-            llm.pcd = False
-            llm.pcd = SETTINGS[n]
-        elif what == "state":
-            llm.load_state(llm.save_state())
-        elif what == "reset":
-            llm.reset()
+        do(llm, what, n, n_ctx=255)  # and one more below
     for one in (llm, fresh):
         one.pcd = False
         one.pcd = setting

@@ -184,6 +184,12 @@ class Environment:
         return said
 
 
+def installed(folder: Path, wheel: Path, packages: Path) -> Environment:
+    made = Environment(folder)
+    made.run("python", "-m", "pip", "install", "--no-compile", "--no-index", "--find-links", packages, wheel)
+    return made
+
+
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wheels of all that pypcd requires, as this environment has them; not pypcd's own."""
@@ -195,9 +201,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    made = Environment(tmp_path_factory.mktemp("a fresh") / "environment")
-    made.run("python", "-m", "pip", "install", "--no-compile", "--no-index", "--find-links", packages, wheel)
-    return made
+    return installed(tmp_path_factory.mktemp("a fresh") / "environment", wheel, packages)
 
 
 def test_it_answers(environment: Environment) -> None:
@@ -255,9 +259,7 @@ def pure(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pure_environment(pure: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    made = Environment(tmp_path_factory.mktemp("a pure") / "environment")
-    made.run("python", "-m", "pip", "install", "--no-compile", "--no-index", "--find-links", packages, pure)
-    return made
+    return installed(tmp_path_factory.mktemp("a pure") / "environment", pure, packages)
 
 
 def test_the_pure_wheel_is_for_any_machine_and_a_range_of_versions(pure: Path) -> None:
