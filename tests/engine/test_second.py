@@ -386,8 +386,8 @@ llm.eval(text)
 
 def attempt(type_k_over, spare, off=False):
     used = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) * 1024
-    resource.setrlimit(resource.RLIMIT_AS, (used + spare * 2**20, resource.RLIM_INFINITY))
     before = llm.pcd_stats().n_derived_cells
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare * 2**20, resource.RLIM_INFINITY))
     if off:
         llm.pcd = False
     try:
@@ -395,6 +395,7 @@ def attempt(type_k_over, spare, off=False):
     except pypcd.UnsupportedError as error:
         parts = str(error).split(":", 1)[1].split(";")
         print(parts[0].strip(), "|", *(part.strip() for part in parts[1:] if "turn PCD off" in part))
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # ggml aborts if a scheduler does not fit
     stats = llm.pcd_stats()
     text.append(len(text))
     llm.eval(text[-1:])
@@ -409,9 +410,9 @@ def attempt(type_k_over, spare, off=False):
     fresh = llm.pcd_logits()
     print("right" if abs(rows - fresh.local).max() < abs(fresh.standard - rows).max() / 20 else "wrong")
 
-attempt("f32", 150)
-attempt("f32", 150, off=True)
-attempt("f16", 120)
+attempt("f32", 180)
+attempt("f32", 180, off=True)
+attempt("f16", 150)
 attempt("f32", 50)
 attempt("f32", 20, off=True)
 """
@@ -422,7 +423,7 @@ attempt("f32", 20, off=True)
 def test_second_keys_of_another_type_fit_beside_the_former_ones_or_these_stay(tiny: Tiny) -> None:
     """Unless PCD is off: then the former ones are freed first, and a failure leaves it off."""
     result = run_python(SQUEEZED, tiny("llama", n_embd=512))  # 3 layers, 65536 cells, 2 heads of 128
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     refused = "the second keys need another 192 MiB"
     beside = f"{refused} beside those in force | turn PCD off before this change, which then frees them"
     assert result.stdout.splitlines() == [
