@@ -23,9 +23,10 @@ __all__ = ["check_call", "check_keywords", "check_opening", "unknown_keywords"]
 # that change nothing
 _FORMER = {"mul_mat_q": (True, None), "n_parts": (-1, None), "f16_kv": (True, None)}
 
+_N_BATCH = inspect.signature(llama_cpp.Llama.__init__).parameters["n_batch"].default
 _KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
 
-_OURS = ["pcd", "n_seq_max", "rpc_servers", "use_extra_bufts"]
+_OURS = ["pcd", "engine", "n_seq_max", "rpc_servers", "use_extra_bufts"]
 
 
 def unknown_keywords(kwargs: dict[str, Any]) -> list[str]:
@@ -57,8 +58,8 @@ _OPENING: dict[str, Any] = {
 }
 
 
-def check_opening(path: str, kwargs: Mapping[str, Any]) -> None:
-    """The keywords of llama_cpp.Llama(path, ...), and the files among them.
+def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
+    """The keywords of llama_cpp.Llama(path, ...), and the files among them. llama.cpp wants room for a row of each sequence in a batch.
 
     Raises:
         ValueError: a value is out of range.
@@ -68,6 +69,9 @@ def check_opening(path: str, kwargs: Mapping[str, Any]) -> None:
     for name, check in _OPENING.items():
         if name in kwargs:
             check(name, kwargs[name])
+    n_batch = kwargs.get("n_batch", _N_BATCH)
+    if n_seq_max > n_batch:
+        raise InputError(f"n_seq_max is {n_seq_max}, and n_batch {n_batch}; allowed: n_seq_max of at most n_batch")
     for name in ("type_k", "type_v"):
         if kwargs.get(name) not in (None, *_CACHE_TYPES.values()):
             allowed = ", ".join(f"{number} ({kind})" for kind, number in _CACHE_TYPES.items())

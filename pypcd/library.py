@@ -233,7 +233,7 @@ _replaced = False  # the stock library was loaded first
 
 
 def _replace(llama_cpp: Any) -> None:
-    """Point the functions of a llama_cpp that was imported before pypcd at pypcd's library.
+    """Point the functions of a llama_cpp that was imported before pypcd at pypcd's library, which fits it.
 
     Each is an object of ctypes that holds an address. Whoever imported one by name has the same object, so the address is
     changed in place. The stock library stays loaded: a sampler that it made calls functions of its own.
@@ -242,13 +242,10 @@ def _replace(llama_cpp: Any) -> None:
     without being mapped (use_mmap=False, or not on Linux), and libraries of others that link to libllama.
 
     Raises:
-        LibraryError: a model is open, or something that is installed does not fit.
+        LibraryError: a model is open, or pypcd's library is of another version of pypcd.
     """
     global _replaced
-    lib, package = llama_cpp.llama_cpp._lib, pathlib.Path(llama_cpp.__file__).parent
-    _check_version(llama_cpp.__version__)
-    folder = _library_dir()
-    _check_ggml(package / "lib", folder)
+    lib, package, folder = llama_cpp.llama_cpp._lib, pathlib.Path(llama_cpp.__file__).parent, _library_dir()
     if in_use := next(_in_use(), None):
         raise LibraryError(
             f"the loaded {pathlib.Path(lib._name).name} has no PCD hooks ({lib._name}) and cannot be replaced now: {in_use}; "

@@ -67,8 +67,8 @@ class Llama(llama_cpp.Llama):
         engine: what evaluates the second time. "native": pypcd's own libllama, which runs all settings. "stock": any libllama,
             for settings that need a window alone (perturbation="none"), among them "gentle" and "window". None: the native one if
             this process has it.
-        n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192. They
-            share n_ctx.
+        n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192, at most
+            n_batch. They share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
             probe has found that they work (some compilers break them). True forces AMX on, also for stock models that are
             opened next.
@@ -165,7 +165,7 @@ class Llama(llama_cpp.Llama):
         self._threads = threads.choose(self._width, *self._n_threads)
         kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
 
-        arguments.check_opening(path, kwargs)
+        arguments.check_opening(path, kwargs, self._n_seq_max)
         try:
             try:
                 super().__init__(path, **kwargs)

@@ -100,13 +100,18 @@ SMALL: dict[str, Any] = {
 }
 
 
+on_stock = pytest.mark.engine("stock")
+
+
 @pytest.fixture
-def load() -> Iterator[Callable[..., pypcd.Llama]]:
+def load(request: pytest.FixtureRequest) -> Iterator[Callable[..., pypcd.Llama]]:
     """pypcd.Llama of small dimensions, closed after the test; `f16` for llama.cpp's default cache."""
     opened = []
+    marked = request.node.get_closest_marker("engine")
+    given = {"engine": marked.args[0]} if marked else {}
 
     def make(path: Path, pcd: Any = "paper", *, f16: bool = False, **kwargs: Any) -> pypcd.Llama:
-        opened.append(pypcd.Llama(path, pcd=pcd, **{**SMALL, **({} if f16 else F32), **kwargs}))
+        opened.append(pypcd.Llama(path, pcd=pcd, **{**SMALL, **({} if f16 else F32), **given, **kwargs}))
         return opened[-1]
 
     yield make

@@ -53,7 +53,7 @@ def _address(ctx: Any) -> int:
 
 
 def watch(check: Callable[[Any, Any, Any], Any]) -> None:
-    """Have twins evaluated for whoever calls llama_cpp.llama_decode.
+    """Have twins evaluated for whoever calls llama_cpp.llama_decode, and rows forgotten when a state is restored.
 
     Args:
         check: what ctypes calls after each call of a function, `errcheck`; it is called before.
@@ -64,7 +64,14 @@ def watch(check: Callable[[Any, Any, Any], Any]) -> None:
         twins = _contexts.get(_address(args[0])) if result == 0 else None
         return result if twins is None else twins.decoded(args[1])
 
+    def restored(result: int, function: Any, args: Sequence[Any]) -> int:
+        if twins := _contexts.get(_address(args[0])):
+            twins.forget()
+        return result
+
     llama_cpp.llama_decode.errcheck = decoded
+    for name in ("llama_state_set_data", "llama_state_load_file"):
+        getattr(llama_cpp, name).errcheck = restored
 
 
 def n_twins(n_seq_max: int, n_batch: int) -> int:
@@ -218,6 +225,11 @@ class Stock:
 
     def set_tokens(self, tokens: Sequence[int], seq_id: int) -> None:
         self.forget_answers(seq_id)
+
+    def forget(self) -> None:
+        """The context has another text now, of which nothing is known."""
+        self._asked, self._is_theirs = [], True
+        self.forget_answers()
 
     def stats(self) -> PCDStats:
         rows = [one.row for one in self._asked if one.row is not None]

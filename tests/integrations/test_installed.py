@@ -73,10 +73,26 @@ def test_installing_again_changes_the_default_and_open_models_keep_theirs(tiny: 
     assert first.pcd == pypcd.PCDConfig(**PCD) and first.pcd_logits().local is not None
 
 
+def test_on_a_stock_library_it_makes_one_with_the_engine_stock(tiny: Tiny) -> None:
+    code = """if True:
+        import sys, pypcd
+        from llama_cpp import Llama
+        pypcd.install("window:window=6:gamma=5")
+        llm = Llama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False)
+        print(llm.engine, ascii(llm("some words that are many tokens", max_tokens=12, temperature=0)["choices"][0]["text"]))"""
+    said = []
+    for engine in ("native", "stock"):
+        done = run_python(code, tiny("llama"), PYPCD_ENGINE=engine)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.split(maxsplit=1))
+    assert [name for name, _ in said] == ["native", "stock"] and said[0][1] == said[1][1]
+
+
 def test_a_pcd_of_the_callers_comes_first(tiny: Tiny) -> None:
     pypcd.install(PCD)
     assert made(tiny("llama"), pcd="window").pcd == pypcd.PCDConfig.resolve("window")
     assert made(tiny("llama"), pcd=False).pcd is None
+    assert made(tiny("llama"), pcd="window", engine="stock").engine == "stock"
     assert made(tiny("llama"), pcd=None).pcd == pypcd.PCDConfig(**PCD)
     with pytest.raises(ValueError, match="pcd is 'widow', which is not a setting"):
         made(tiny("llama"), pcd="widow")

@@ -169,10 +169,13 @@ def samples(folder: Path, task: str) -> list[dict[str, Any]]:
 
 
 @real
-@pytest.mark.parametrize("pcd", ["off", "window:relative_top=0.1"])
-def test_the_command(pcd: str, tasks: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pcd", "engine"), [("off", "native"), ("window:relative_top=0.1", "native"), ("window:relative_top=0.1", "stock")]
+)
+def test_the_command(pcd: str, engine: str, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it logs is what pypcd.Llama computes for the same texts."""
     out = tmp_path / "out"
+    monkeypatch.setenv("PYPCD_ENGINE", engine)  # of the command
     words = ["--model", "pypcd", "--model_args", model_args(path="demo", pcd=pcd), "--tasks"]
     words += ["our_choices,our_words,our_perplexity", "--log_samples", "--output_path", str(out), "--batch_size", "4"]
     done = harness(tasks, *words)

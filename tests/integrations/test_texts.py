@@ -10,7 +10,7 @@ from typing import Any, Callable
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, contrasted, expected, native_row, rounding, tolerance, turn
+from conftest import TOKENS, Tiny, contrasted, expected, native_row, on_stock, rounding, tolerance, turn
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import contrast
@@ -44,6 +44,8 @@ SETTINGS = [
     "window=8:perturbation=none:beta=0.75:relative_top=0.3",
     "adaptive=jsd:relative_top=0.1",
 ]
+
+STOCK = pytest.param("window:window=4:gamma=3", id="stock", marks=on_stock)
 
 
 def scores(
@@ -149,7 +151,7 @@ def wanted_row(path: Path, tokens: list[int], config: PCDConfig) -> np.ndarray:
     return log_softmax(contrast(first, second, config.beta, len(first), 0.0, config.adaptive))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", [*SETTINGS, pytest.param(SETTINGS[3], id="stock", marks=on_stock)])
 def test_scores_are_the_references_contrast_without_a_cut(setting: str, tiny: Tiny, load: Load) -> None:
     """And the same one by one and together."""
     path, config = tiny("llama"), PCDConfig.resolve(setting)
@@ -186,7 +188,7 @@ def test_a_score_is_what_pcd_logits_shows(tiny: Tiny, load: Load) -> None:
     assert cut[outside].max() < -55 < log_softmax(row)[outside].min(), "what the cut does to a text"
 
 
-@pytest.mark.parametrize("setting", ["beta=2.5:gamma=4", "beta=4:relative_top=0.9", "window:window=4:gamma=3"])
+@pytest.mark.parametrize("setting", ["beta=2.5:gamma=4", "beta=4:relative_top=0.9", "window:window=4:gamma=3", STOCK])
 def test_greedy_means_what_generation_writes_with_its_cut(setting: str, tiny: Tiny, load: Load) -> None:
     """The best token of the whole row is often another one, which the cut excludes."""
     config = PCDConfig.resolve(setting)
@@ -291,7 +293,7 @@ def answers(llm: pypcd.Llama, config: PCDConfig | None = None, n: int = 3, **kwa
 
 
 @pytest.mark.parametrize(
-    "setting", [None, "beta=1.5", "window:window=4:beta=4", "cache=separate:min_first_entropy=6.3"]
+    "setting", [None, "beta=1.5", "window:window=4:beta=4", "cache=separate:min_first_entropy=6.3", STOCK]
 )
 def test_answers_are_pypcd_llamas(setting: str | None, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False, n_seq_max=4)

@@ -236,6 +236,7 @@ llm.tokenizer_ = llm.tokenizer(); print(np.allclose(llm.embed(["abc", "abcd"])[0
 OPENING: list[tuple[dict[str, Any], str]] = [
     ({"n_batch": -5}, "n_batch is -5; allowed: an integer of at least 1"),
     ({"n_batch": 0}, "n_batch is 0; allowed"),
+    ({"n_seq_max": 65, "n_batch": 64}, "n_seq_max is 65, and n_batch 64; allowed: n_seq_max of at most n_batch"),
     ({"n_ubatch": -1}, "n_ubatch is -1; allowed: an integer of at least 0"),
     ({"n_threads": 100000}, "n_threads is 100000; allowed: an integer from -1 to 512"),
     ({"n_threads_batch": 513}, "n_threads_batch is 513; allowed"),

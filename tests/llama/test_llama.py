@@ -14,7 +14,7 @@ from typing import Any, Callable
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import F32, TOKENS, Tiny, check_rows, contrasted, expected, native_row, rounding
+from conftest import F32, TOKENS, Tiny, check_rows, contrasted, expected, native_row, on_stock, rounding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE
@@ -27,7 +27,14 @@ from pypcd.decode import Session
 Load = Callable[..., pypcd.Llama]
 T = TOKENS
 MODES = [{"cache": c, "evaluation": e} for c in ("rerotated", "shared", "separate") for e in ("fused", "alternate")]
-modes = pytest.mark.parametrize("mode", MODES, ids=["-".join(m.values()) for m in MODES])
+STOCK = [{"perturbation": "none", "window": 12, "evaluation": e} for e in ("fused", "alternate")]
+modes = pytest.mark.parametrize(
+    "mode",
+    [
+        *(pytest.param(m, id="-".join(m.values())) for m in MODES),
+        *(pytest.param(m, id=f"stock-{m['evaluation']}", marks=on_stock) for m in STOCK),
+    ],
+)
 
 # --- history leaves no trace ---
 
@@ -70,6 +77,7 @@ def test_pcd_may_be_turned_on_off_and_on_again_behind_a_prompt(mode: dict[str, s
         check_rows(llm, path, T[:56])
 
 
+EVERYWHERE: list[dict[str, Any]] = [{"beta": 0.5}, {"gamma": 3}, {"window": 5}, {"n_sink": 9}, {"evaluation": "alternate"}]
 CHANGES = [
     {"beta": 0.5},
     {"gamma": 3},
@@ -94,7 +102,8 @@ def test_a_changed_setting_holds_from_the_next_token_on_and_back(mode: dict[str,
     llm, n = load(tiny("llama"), mode), 30
     llm.eval(T[:n])
     before = llm.pcd
-    for change in CHANGES:
+    changes = CHANGES if llm.engine == "native" else [{**mode, **change} for change in EVERYWHERE]
+    for change in changes:
         for setting in (change, before):
             llm.pcd = setting
             for _ in range(2):

@@ -24,6 +24,7 @@ from conftest import (
     contrasted,
     expected,
     native_row,
+    on_stock,
     rounding,
     tolerance,
     turn,
@@ -46,7 +47,9 @@ MODES: list[Any] = [
     "window",
     False,
 ]
-modes = pytest.mark.parametrize("mode", MODES, ids=str)
+STOCK = pytest.param("window", id="stock-window", marks=on_stock)
+modes = pytest.mark.parametrize("mode", [*MODES, STOCK], ids=str)
+native_modes = pytest.mark.parametrize("mode", MODES, ids=str)  # swa_full=False is refused on stock
 PROMPT = "the first words of a prompt"
 
 
@@ -272,7 +275,7 @@ def test_values_copied_from_a_prompt_are_those_without(setting: Any, how_many: s
 
 
 @pytest.mark.parametrize("swa_full", [True, False])
-@modes
+@native_modes
 def test_wrong_guesses_leave_no_trace(mode: Any, swa_full: bool, tiny: Tiny, load: Load, eager: None) -> None:
     """Of a drafted text every row is that of a fresh evaluation; pcd_logits() is that of the token just made."""
     arch = "llama" if swa_full else "gemma3"
@@ -294,7 +297,7 @@ def test_wrong_guesses_leave_no_trace(mode: Any, swa_full: bool, tiny: Tiny, loa
         close(native_row(llm), expected(tiny(arch), text[:88] + T[:3], 90, pypcd.PCDConfig())[0], tolerance(tiny(arch)))
 
 
-@modes
+@native_modes
 def test_a_cache_that_forgets_keeps_what_a_wrong_guess_needs(mode: Any, tiny: Tiny, load: Load, eager: None) -> None:
     """Sliding windows of 16 in 256 cells, all of them in use."""
     llm = load(tiny("gemma3"), mode, swa_full=False, n_ctx=1024, n_batch=32, n_ubatch=32)
@@ -405,7 +408,7 @@ def test_a_ram_cache_gives_the_answers_without(tiny: Tiny, load: Load, eager: No
 # --- what is evaluated ---
 
 
-@pytest.mark.parametrize("mode", [m for m in MODES if m], ids=str)
+@pytest.mark.parametrize("mode", [*(m for m in MODES if m), STOCK], ids=str)
 def test_the_tokens_of_a_prompt_get_no_twins(mode: Any, tiny: Tiny, load: Load, monkeypatch: Any, eager: None) -> None:
     llm = load(tiny("llama"), mode)
     wanted = generated(llm, T[:110], 30)
