@@ -121,7 +121,8 @@ def stock(session: nox.Session, version: str) -> None:
     (wheel,) = Path(out).glob("pypcd-*.whl")
     session.install(str(llama), str(wheel), "pytest>=8", "hypothesis", "gguf>=0.10", "pyyaml")
     session.run("pypcd", "info", "demo", env={"PYPCD_ENGINE": ""})
-    session.run("pytest", "tests/engine/test_stock.py", *session.posargs, env={"PYPCD_ENGINE": "stock"})
+    tests = session.posargs or ["tests/engine/test_stock.py", "tests/llama", "tests/integrations/test_texts.py"]
+    session.run("pytest", "-m", "engine", *tests, env={"PYPCD_ENGINE": "stock"})
 
 
 @nox.session(default=False)

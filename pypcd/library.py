@@ -182,7 +182,7 @@ def check() -> None:
     """Import llama_cpp, and see to it that it has pypcd's library, if that is installed and fits.
 
     Raises:
-        LibraryError: it is not installed; or it has another library, and pypcd's is to take its place but cannot.
+        LibraryError: it is not installed, or too old; or it has another library, and pypcd's is to take its place but cannot.
     """
     try:
         import llama_cpp
@@ -190,14 +190,39 @@ def check() -> None:
         if error.name != "llama_cpp":
             raise
         raise LibraryError(NOT_INSTALLED) from None
-    module = llama_cpp.llama_cpp
+    if not _why_stock:
+        _look(llama_cpp)
     if _why_stock:
-        return
+        _check_calls(llama_cpp)
+
+
+def _look(llama_cpp: Any) -> None:
+    """Which library llama_cpp has, or gets."""
+    module = llama_cpp.llama_cpp
     if not _has_hooks(module._lib) and getattr(module, "_override_base_path", None) is None:
         if not _fits(pathlib.Path(llama_cpp.__file__).parent, llama_cpp.__version__):
             return
         _replace(llama_cpp)
     _check(llama_cpp, f"unset {_VARIABLE}, which named another library when llama_cpp was imported")
+
+
+# what engine/_stock.py is made of
+_CALLS = (
+    "llama_batch_free", "llama_batch_init", "llama_decode", "llama_get_logits_ith", "llama_get_memory", "llama_max_parallel_sequences",
+    "llama_memory_seq_cp", "llama_memory_seq_pos_max", "llama_memory_seq_rm", "llama_model_get_vocab", "llama_n_batch",
+    "llama_n_seq_max", "llama_vocab_n_tokens",
+)  # fmt: skip
+
+
+def _check_calls(llama_cpp: Any) -> None:
+    missing = [name for name in _CALLS if not hasattr(llama_cpp, name)]
+    if "kv_unified" not in dict(llama_cpp.llama_context_params._fields_):
+        missing.append("kv_unified")
+    if missing:
+        raise LibraryError(
+            f"llama-cpp-python {llama_cpp.__version__} has no {missing[0]}, which pypcd needs; pypcd is tested with 0.3.16 and newer: "
+            "pip install --upgrade llama-cpp-python"
+        )
 
 
 def _has_hooks(lib: ctypes.CDLL) -> bool:

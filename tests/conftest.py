@@ -100,6 +100,11 @@ SMALL: dict[str, Any] = {
 }
 
 
+# what ends the process without PCD too, and what llama.cpp read otherwise then
+UNKNOWN = {"0.3.16": {"gemma3", "smollm3", "hunyuan-dense", "lfm2"}, "0.3.28": {"gemma3"}}.get(
+    llama_cpp.__version__, set()
+)
+
 on_stock = pytest.mark.engine("stock")
 
 

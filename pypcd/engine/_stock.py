@@ -41,6 +41,8 @@ __all__ = ["Stock", "n_twins", "needs", "watch"]
 
 _N_TWINS = 16  # at most, in one batch
 _NO_ROOM = "no free cells for twins beside their tokens: each twin before its token, in the same cell"
+# what gives a context another text; the last two are former names, which llama-cpp-python 0.3.16 calls
+_RESTORE = "llama_state_set_data", "llama_state_load_file", "llama_set_state_data", "llama_load_session_file"
 
 Logits = npt.NDArray[np.float32]  # [n_vocab]
 
@@ -70,8 +72,9 @@ def watch(check: Callable[[Any, Any, Any], Any]) -> None:
         return result
 
     llama_cpp.llama_decode.errcheck = decoded
-    for name in ("llama_state_set_data", "llama_state_load_file"):
-        getattr(llama_cpp, name).errcheck = restored
+    for name in _RESTORE:
+        if function := getattr(llama_cpp, name, None):
+            function.errcheck = restored
 
 
 def n_twins(n_seq_max: int, n_batch: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import (
     TOKENS,
+    UNKNOWN,
     Load,
     Tiny,
     check_contrast,
@@ -21,6 +22,7 @@ from conftest import (
     contrasted,
     expected,
     native_row,
+    on_stock,
     rounding,
     tolerance,
 )
@@ -31,6 +33,7 @@ from tiny_gguf import ATTENTION_ARCHS, HYBRID_ARCHS
 import pypcd
 from pypcd import engine
 
+pytestmark = on_stock
 beside_native = pytest.mark.skipif(not engine.is_native(), reason="this process has the stock library")
 WINDOW: dict[str, Any] = {"perturbation": "none", "window": 20}
 PROMPT = 60
@@ -53,16 +56,10 @@ def cells(llm: pypcd.Llama) -> bytes:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-# what ends the process without PCD too, and what llama.cpp read otherwise then
-UNKNOWN = {"0.3.16": {"gemma3", "smollm3", "hunyuan-dense", "lfm2"}, "0.3.28": {"gemma3"}}.get(
-    llama_cpp.__version__, set()
-)
-
-
 @pytest.mark.parametrize("evaluation", ["auto", "fused", "alternate"])
 @pytest.mark.parametrize("arch", [arch for arch in ATTENTION_ARCHS if arch not in UNKNOWN])
 def test_rows_are_those_of_the_reference(arch: str, evaluation: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny(arch), {**WINDOW, "evaluation": evaluation}, engine="stock")
+    llm = load(tiny(arch), {**WINDOW, "evaluation": evaluation})
     llm.eval(TOKENS[:PROMPT])
     check_rows(llm, tiny(arch), TOKENS[:PROMPT])
     for n in range(PROMPT, PROMPT + 4):
@@ -80,7 +77,7 @@ def test_rows_are_those_of_the_reference(arch: str, evaluation: str, tiny: Tiny,
 def test_a_twin_sees_its_window_and_the_first_positions(
     n: int, window: int, n_sink: int, tiny: Tiny, load: Load
 ) -> None:
-    llm = load(tiny("llama"), {"perturbation": "none", "window": window, "n_sink": n_sink}, engine="stock")
+    llm = load(tiny("llama"), {"perturbation": "none", "window": window, "n_sink": n_sink})
     llm.eval(TOKENS[:n])
     check_rows(llm, tiny("llama"), TOKENS[:n], moved=0.0)
 
@@ -89,7 +86,7 @@ def test_a_twin_sees_its_window_and_the_first_positions(
     "options", [{"flash_attn": True, "f16": True}, {"f16": True}, {"n_batch": 7}, {"n_ubatch": 16}]
 )
 def test_rows_with_other_caches_and_batches(options: dict[str, Any], tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), WINDOW, engine="stock", **options)
+    llm = load(tiny("llama"), WINDOW, **options)
     llm.eval(TOKENS[:PROMPT])
     check_rows(llm, tiny("llama"), TOKENS[:PROMPT])
     llm.eval(TOKENS[PROMPT : PROMPT + 1])
@@ -98,7 +95,7 @@ def test_rows_with_other_caches_and_batches(options: dict[str, Any], tiny: Tiny,
 
 def test_every_row_of_a_prompt(tiny: Tiny, load: Load) -> None:
     """More rows than there are twins in a batch: llama.cpp's own memory has the last of them, `scores` and pcd_logits all."""
-    llm = load(tiny("llama"), WINDOW, engine="stock", logits_all=True)
+    llm = load(tiny("llama"), WINDOW, logits_all=True)
     llm.eval(TOKENS[:PROMPT])
     for i in (0, 1, 15, 16, 37, PROMPT - 1):
         got = llm.pcd_logits(i)
@@ -251,7 +248,7 @@ def test_whatever_was_done_rows_are_those_of_a_fresh_context(
     [False, {**WINDOW, "min_context": 200}, {**WINDOW, "min_entropy": 99.0}, {**WINDOW, "min_first_entropy": 99.0}],
 )
 def test_what_a_floor_leaves_plain_is_plain_to_the_bit(setting: Any, tiny: Tiny, load: Load) -> None:
-    plain, llm = (load(tiny("llama"), pcd, engine="stock") for pcd in (False, setting))
+    plain, llm = (load(tiny("llama"), pcd) for pcd in (False, setting))
     for tokens in (TOKENS[:PROMPT], *([token] for token in TOKENS[PROMPT : PROMPT + 5])):
         plain.eval(tokens)
         llm.eval(tokens)
@@ -262,7 +259,7 @@ def test_what_a_floor_leaves_plain_is_plain_to_the_bit(setting: Any, tiny: Tiny,
 
 def test_the_memory_is_as_without_pcd(tiny: Tiny, load: Load) -> None:
     """A state has the text's cells and nothing of a twin; whoever loads it goes on as if there had been none."""
-    plain, llm = (load(tiny("llama"), pcd, engine="stock") for pcd in (False, WINDOW))
+    plain, llm = (load(tiny("llama"), pcd) for pcd in (False, WINDOW))
     for one in (plain, llm):
         one.eval(TOKENS[:PROMPT])
     assert cells(llm) == cells(plain)
@@ -295,14 +292,14 @@ def test_tokens_and_drafted_tokens_are_those_of_the_native_engine(tiny: Tiny, lo
 @pytest.mark.parametrize("n", [256, 255])
 @pytest.mark.parametrize("evaluation", ["fused", "alternate"])
 def test_the_last_position_has_its_twin(evaluation: str, n: int, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), {**WINDOW, "evaluation": evaluation}, engine="stock")
+    llm = load(tiny("llama"), {**WINDOW, "evaluation": evaluation})
     text = (TOKENS * 3)[:n]
     llm.eval(text[:-1])
     llm.eval(text[-1:])
     check_rows(llm, tiny("llama"), text)
     stats = llm.pcd_stats()
     assert (stats.n_fallbacks > 0) == ("cell" in stats.last_fallback)
-    whole = load(tiny("llama"), {**WINDOW, "evaluation": evaluation}, engine="stock")
+    whole = load(tiny("llama"), {**WINDOW, "evaluation": evaluation})
     whole.eval(text)
     check_rows(whole, tiny("llama"), text)
 
@@ -321,7 +318,7 @@ def test_the_last_position_has_its_twin(evaluation: str, n: int, tiny: Tiny, loa
     ],
 )
 def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), WINDOW, engine="stock")
+    llm = load(tiny("llama"), WINDOW)
     before = llm.pcd
     for attempt in (lambda: setattr(llm, "pcd", False) or setattr(llm, "pcd", setting), lambda: llm.check_pcd(setting)):
         with pytest.raises(pypcd.UnsupportedError, match=f"{what}.* needs (the native engine|pypcd's own libllama)"):
@@ -349,7 +346,7 @@ def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: st
 def test_contexts_that_can_have_no_twins_are_refused(
     arch: str, options: dict[str, Any], why: str | None, tiny: Tiny, load: Load
 ) -> None:
-    llm = load(tiny(arch), False, engine="stock", **options)
+    llm = load(tiny(arch), False, **options)
     if why is None:
         llm.check_pcd(WINDOW)
         return
@@ -365,7 +362,7 @@ def test_an_engine_that_does_not_exist(tiny: Tiny) -> None:
 
 def test_an_evaluation_that_is_stopped_leaves_nothing_behind(tiny: Tiny, load: Load) -> None:
     """Ctrl-C between a token and its twin: the token goes, and the text goes on as if it had not been."""
-    llm = load(tiny("llama"), {**WINDOW, "evaluation": "alternate"}, engine="stock")
+    llm = load(tiny("llama"), {**WINDOW, "evaluation": "alternate"})
     llm.eval(TOKENS[:PROMPT])
     evaluate, calls = llm._ctx.stock._evaluate, []
 
@@ -392,7 +389,7 @@ def test_an_evaluation_that_is_stopped_leaves_nothing_behind(tiny: Tiny, load: L
 @pytest.mark.parametrize("n_asked", [1, 5, 40])
 def test_batches_of_others_are_contrasted_too(n_asked: int, tiny: Tiny, load: Load) -> None:
     """Under the same indices, also where more rows are asked for than there are twins in a batch."""
-    llm = load(tiny("llama"), WINDOW, engine="stock")
+    llm = load(tiny("llama"), WINDOW)
     batch = llama_cpp.llama_batch_init(64, 0, 1)
     try:
         batch.n_tokens = PROMPT
@@ -412,7 +409,7 @@ def test_batches_of_others_are_contrasted_too(n_asked: int, tiny: Tiny, load: Lo
 
 
 def test_a_batch_of_others_that_fails_is_left_alone(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), WINDOW, engine="stock")
+    llm = load(tiny("llama"), WINDOW)
     llm.eval(TOKENS[:40])
     one = (llama_cpp.llama_token * 1)(100000)
     assert llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(one, 1)) == -1
@@ -421,7 +418,7 @@ def test_a_batch_of_others_that_fails_is_left_alone(tiny: Tiny, load: Load) -> N
 
 
 def test_sequences_that_are_twins_are_not_the_callers(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), WINDOW, engine="stock", n_seq_max=2)
+    llm = load(tiny("llama"), WINDOW, n_seq_max=2)
     llm.eval(TOKENS[:PROMPT])
     assert engine.decode(llm, [(5, 0, 1, True)])
     for setting in (WINDOW, False):

@@ -243,7 +243,7 @@ def test_answers_are_those_of_the_native_engine(
 
 def test_what_needs_the_native_part_is_a_400_that_says_so(stock_server: Server) -> None:
     status, answer = stock_server.post("/v1/completions", prompt="a", pcd="paper")
-    assert status == 400 and "perturbation=\"over-rotation\" needs pypcd's own libllama" in answer["error"]["message"]
+    assert status == 400 and 'perturbation="over-rotation" needs pypcd\'s own libllama' in answer["error"]["message"]
     assert stock_server.complete(), "it serves on"
 
 

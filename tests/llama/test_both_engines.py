@@ -9,7 +9,7 @@ from typing import Any, Callable
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Load, Tiny, native_row, run_python, tolerance
+from conftest import TOKENS, Load, Tiny, native_row, tolerance
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from tiny_gguf import CHAT_TEMPLATE
 
@@ -113,7 +113,14 @@ CALLS: dict[str, tuple[Callable[[pypcd.Llama], Any], dict[str, Any]]] = {
 SETTINGS: list[dict[str, Any]] = [
     {"perturbation": "none", "window": 12, "beta": 1.5},
     {"perturbation": "none", "window": 12, "relative_top": 0.3, "min_context": 60, "min_entropy": 7.5},
-    {"perturbation": "none", "window": 20, "gamma": 5, "adaptive": "jsd", "min_first_entropy": 5.0, "evaluation": "alternate"},
+    {
+        "perturbation": "none",
+        "window": 20,
+        "gamma": 5,
+        "adaptive": "jsd",
+        "min_first_entropy": 5.0,
+        "evaluation": "alternate",
+    },
 ]
 
 

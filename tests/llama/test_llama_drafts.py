@@ -17,6 +17,7 @@ from conftest import (
     F32,
     SMALL,
     TOKENS,
+    UNKNOWN,
     Tiny,
     check_contrast,
     check_rows,
@@ -89,7 +90,7 @@ def spied(llm: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @modes
 def test_drafted_tokens_are_those_of_decoding_without(mode: Any, tiny: Tiny, load: Load, eager: None) -> None:
-    for arch in ("llama", "gemma3"):
+    for arch in sorted({"llama", "gemma3"} - UNKNOWN):
         plain, n = load(tiny(arch), mode), 60
         wanted = generated(plain, T[:40], n)
         for wrong in ((), (41, 42, 50, 57, 58, 59, 60, 75), range(999)):
