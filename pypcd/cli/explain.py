@@ -19,7 +19,7 @@ from pypcd.explain.steps import Candidate, Step, explain, strength_of
 from pypcd.prompt import Prompt, prompt_tokens
 from pypcd.vocabulary import Vocabulary, shown
 
-LEGEND = "> chosen   * leads to the right answer   L: the model   L*: over-rotated   PCD: after the contrast"
+LEGEND = "> chosen   * leads to the right answer   L: the model   L*: local-aware   PCD: after the contrast"
 STRENGTH = "   beta: how strong the contrast is"
 
 

@@ -49,8 +49,9 @@ def rpc_library() -> pathlib.Path | None:
         if (folder / _NAME).is_file():
             return folder / _NAME
     raise LibraryError(
-        "this pypcd was built without ggml's RPC, which other machines need (on Windows, or with -C "
-        "cmake.define.PYPCD_RPC=OFF); install pypcd without that, or a llama-cpp-python built with CMAKE_ARGS=-DGGML_RPC=ON"
+        "neither this pypcd nor this llama-cpp-python was built with ggml's RPC, which other machines need; install pypcd with its "
+        "native part (not on Windows, nor with -C cmake.define.PYPCD_RPC=OFF), or a llama-cpp-python built with "
+        "CMAKE_ARGS=-DGGML_RPC=ON"
     )
 
 

@@ -36,7 +36,7 @@ h2 { font-size: 1em; margin: 0; }
 """
 
 _LEGEND = (
-    "L: the model's own probabilities. L*: those of the local-aware, over-rotated evaluation. PCD: after the contrast. "
+    "L: the model's own probabilities. L*: those of the local-aware evaluation. PCD: after the contrast. "
     "&#9654; the token that was written; &#9733; on the way to the right answer; underlined: plain decoding would have "
     "written another token."
 )
