@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import random
 import re
 import runpy
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from pypcd.evaluation.tasks.sample import Sample
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NIAHS = ["niah-single-1", "niah-multikey-2", "niah-multikey-3"]
-ALL = ["vt", "vt-authors", *NIAHS]
+ALL = ["vt", "vt-authors", *NIAHS, "niah-multivalue", "niah-multiquery", "cwe", "fwe"]
 
 few = settings(max_examples=25)
 
@@ -175,6 +177,137 @@ def test_needles_in_a_haystack_are_rulers(name: str, what: str, key: str, value:
             assert all(pairs) and len(set(others)) == len(others)
 
 
+@few
+@given(
+    st.sampled_from(["niah-multivalue", "niah-multiquery"]),
+    st.integers(1, 4),
+    st.integers(900, 1600),
+    st.integers(0, 99),
+)
+def test_needles_with_several_answers_are_rulers(name: str, n: int, n_tokens: int, seed: int) -> None:
+    """The numbers that a reader of the text finds for the keys of the question are the answers, key by key."""
+    for sample in task(name).samples(n, n_tokens, Pieces(), seed):
+        prompt, answers = sample.prompt, sample.answers
+        (query,) = re.findall(r"\nWhat are all the special magic numbers for (.*) mentioned in", prompt.after)
+        assert prompt.text == (
+            "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
+            "I will quiz you about the numbers afterwards.\n"
+            + "\n".join(prompt.segments)
+            + f"\nWhat are all the special magic numbers for {query} mentioned in the provided text?"
+        )
+        assert prompt.answer_prefix == f" The special magic numbers for {query} mentioned in the provided text are"
+        found = re.findall(r"^One of the special magic numbers for (.*) is: (\d{7})\.$", prompt.context, re.MULTILINE)
+        assert [s for s in prompt.segments if not s.startswith("One of")] == [NOISE] * (len(prompt.segments) - 4)
+        assert prompt.segments[-1] == NOISE
+        keys = [query] if name == "niah-multivalue" else re.split(", and |, ", query)
+        assert len(set(keys)) == len(keys) == (1 if name == "niah-multivalue" else 4)
+        assert answers == tuple(number for key in keys for other, number in found if other == key)
+        assert len(found) == len(set(answers)) == 4 and sample.depth is None
+        assert sample.gold == " {}, {}, {}, and {}".format(*answers)
+
+
+def test_a_questions_keys_are_in_another_order_than_their_needles() -> None:
+    places = set()
+    for sample in task("niah-multiquery").samples(40, 900, Pieces(), 0):
+        places.add(tuple(sorted(range(4), key=[sample.prompt.context.index(a) for a in sample.answers].__getitem__)))
+    assert len(places) > 12  # of 24 orders
+
+
+def _counted(listed: str) -> collections.Counter[str]:
+    """How often a numbered list has each word; its numbers count up from 1."""
+    entries = re.findall(r"(\d+)\. (\D+)(?: |$)", listed)
+    assert [int(number) for number, _ in entries] == list(range(1, len(entries) + 1))
+    assert " ".join(f"{number}. {word}" for number, word in entries) == listed
+    return collections.Counter(word for _, word in entries)
+
+
+@few
+@given(st.integers(1, 3), st.sampled_from([1400, 2000, 4095, 4096, 5000]), st.integers(0, 99))
+def test_common_words_are_those_that_stand_most_often(n: int, n_tokens: int, seed: int) -> None:
+    often, seldom, example_often, example_seldom = (6, 1, 3, 1) if n_tokens < 4096 else (30, 3, 10, 3)
+    for sample in task("cwe").samples(n, n_tokens, Pieces(), seed):
+        counts = _counted(sample.prompt.context)
+        assert {word for word, _ in counts.most_common(10)} == set(sample.answers) and len(sample.answers) == 10
+        assert set(counts.values()) == {often, seldom} and list(counts.values()).count(often) == 10
+        assert [s for s in sample.prompt.segments[:60] if not s.endswith(sample.answers)]  # they are mixed
+
+        template = (
+            "Below is a numbered list of words. In these words, some appear more often than others. "
+            "Memorize the ones that appear most often.\n{}\n"
+            "Question: What are the 10 most common words in the above list?"
+        )
+        prefix = " Answer: The top 10 words that appear most often in the list are:"
+        question = template.format(sample.prompt.context)
+        assert sample.prompt.answer_prefix == prefix and not sample.prompt.shots
+        assert sample.prompt.text.endswith(question)
+        example = sample.prompt.text[: -len(question)]
+        first, second = (re.escape(part) for part in template.split("{}"))
+        parts = re.fullmatch(f"{first}(.*){second}{re.escape(prefix)} (.*)\n", example)
+        assert parts
+        shown, answer = (_counted(part) for part in parts.groups())
+        assert {word for word, _ in shown.most_common(10)} == set(answer) and len(answer) == 10
+        assert set(shown.values()) == {example_often, example_seldom}
+        assert len(shown) == (20 if n_tokens < 4096 else 40)
+        assert _counted(sample.gold[1:]) == collections.Counter(sample.answers)
+
+
+def test_more_words_than_there_are_have_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"adjective": ["old", "new"], "noun": [*map(str.upper, "abcdefghijklmnopqrstuvwxyz")], "verb": ["go"]}
+    monkeypatch.setattr(ruler, "_words", lambda *kinds: [word for kind in kinds for word in known[kind]])
+    all_words = {word for words in known.values() for word in words}
+    for n_words in (len(all_words), len(all_words) + 1):
+        listed, common = ruler._word_list(random.Random(0), n_words, 30, 3)
+        assert len(set(listed)) == n_words and len(listed) == 30 * 10 + 3 * (n_words - 10)
+        assert set(common) < set(listed)
+        assert set(listed) == all_words or all(re.fullmatch("(old|new)-[A-Z]", word) for word in listed)
+
+
+@few
+@given(st.integers(1, 3), st.integers(600, 5000), st.integers(0, 99))
+def test_frequent_words_are_those_that_stand_most_often(n: int, n_tokens: int, seed: int) -> None:
+    for sample in task("fwe").samples(n, n_tokens, Pieces(), seed):
+        prompt = sample.prompt
+        assert prompt.text == (
+            "Read the following coded text and track the frequency of each coded word. "
+            f"Find the three most frequently appeared coded words. {prompt.context}\n"
+            "Question: Do not provide any explanation. Please ignore the dots '....'. "
+            "What are the three most frequently appeared words in the above coded text?"
+        )
+        assert prompt.answer_prefix == (
+            " Answer: According to the coded text above, the three most frequently appeared words are:"
+        )
+        words = prompt.context.split(" ")
+        (dots, n_dots), *ranked = collections.Counter(words).most_common()
+        assert dots == "..." and n_dots > ranked[0][1]
+        assert all(re.fullmatch("[a-z]{6}", word) for word, _ in ranked)
+        assert tuple(word for word, _ in ranked[:3]) == sample.answers  # the most frequent first
+        assert ranked[0][1] > ranked[1][1] > ranked[2][1] > ranked[3][1]
+        assert words != sorted(words, key=words.index)  # they are mixed
+
+
+def test_frequencies_follow_the_zeta_distribution() -> None:
+    (sample,) = task("fwe").samples(1, 20_000, Pieces(), 0)
+    counts = [count for _, count in collections.Counter(sample.prompt.segments).most_common()]
+    share = [
+        Fraction(36, 60),
+        Fraction(36, 240),
+        Fraction(36, 540),
+        Fraction(36, 960),
+    ]  # 1 / k^2, with pi^2 / 6 of 1.67
+    for count, wanted in zip(counts, share):
+        assert count / sum(counts) == pytest.approx(float(wanted), rel=0.05)
+    assert len(counts) < (20_000 - 50) // 50 and counts[-1] == 1
+
+
+def test_no_number_of_coded_words_makes_the_fourth_rank_a_tie() -> None:
+    for n_words in range(ruler.FEWEST_CODED, 2000):
+        (sample,) = ruler.FWE()._questions(1, n_words, 5 + n_words % 10, 0)
+        counts = sorted(collections.Counter(sample.prompt.segments).values(), reverse=True)
+        assert counts[0] > counts[1] > counts[2] > counts[3] > counts[4]
+    (sample,) = ruler.FWE()._questions(1, 42, 10, 0)
+    assert sorted(collections.Counter(sample.prompt.segments).values(), reverse=True)[3:] == [1, 1]
+
+
 def test_names_are_distinct_and_none_is_the_keyword() -> None:
     for seed in range(100):
         assert len(set(ruler._names(random.Random(seed), 1))) == 5
@@ -188,7 +321,7 @@ def test_names_are_distinct_and_none_is_the_keyword() -> None:
 
 
 def test_the_longest_answers_are_the_published_ones() -> None:
-    assert [task(name).max_tokens for name in ALL] == [30, 300, 128, 128, 128]
+    assert [task(name).max_tokens for name in ALL] == [30, 300, 128, 128, 128, 128, 128, 120, 50]
 
 
 @few
@@ -199,8 +332,9 @@ def test_a_cell_is_as_long_as_allowed(name: str, n: int, n_tokens: int, seed: in
     assert [sample.index for sample in samples] == list(range(n))
     lengths = [tokenizer.count(sample.prompt) + made.max_tokens for sample in samples]
     assert max(lengths) <= n_tokens
-    longest = max(samples[0].prompt.segments, key=lambda s: len(tokenizer.encode(s)))
-    assert max(lengths) + 3 * len(tokenizer.encode(longest)) > n_tokens  # nearly full: other draws differ a little
+    longest = max(len(tokenizer.encode(segment)) for segment in samples[0].prompt.segments)
+    more = n_tokens // 20 if name == "cwe" else 3 * max(longest, 20)  # other draws differ a little, of many words more
+    assert max(lengths) + more > n_tokens
     assert len({len(sample.prompt.segments) for sample in samples}) == 1
 
 
@@ -212,6 +346,12 @@ def test_scores_are_recall_and_f1() -> None:
     needle = task("niah-multikey-3").samples(1, 900, Pieces(), 0)[0]
     assert task("niah-multikey-3").score(f" {needle.answers[0].upper()}.", needle) == 1.0
     assert task("niah-multikey-3").score(f"{d}{e}", needle) == 0.0
+    for name, of in (("niah-multivalue", 4), ("niah-multiquery", 4), ("cwe", 10), ("fwe", 3)):
+        made = task(name)
+        (sample,) = made.samples(1, 1400, Pieces(), 0)
+        assert len(sample.answers) == of and made.metric == "recall"
+        assert made.score(sample.gold, sample) == 1.0 and made.score("nothing of that", sample) == 0.0
+        assert made.score(f"{sample.answers[-1].upper()}\n{sample.answers[0]}", sample) == pytest.approx(2 / of)
 
 
 def test_tasks_of_eval_and_tune_need_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pypcd.evaluation.tasks.constrained import CONSTRAINED, Objects
 from pypcd.evaluation.tasks.everyday import EVERYDAY
 from pypcd.evaluation.tasks.kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
 from pypcd.evaluation.tasks.longbench import LONGBENCH_TASKS, LongBench
-from pypcd.evaluation.tasks.ruler import NIAH, VT, VTAuthors
+from pypcd.evaluation.tasks.ruler import CWE, FWE, NIAH, VT, VTAuthors
 from pypcd.evaluation.tasks.sample import Task
 
 __all__ = ["GROUPS", "TASKS", "parts_of", "task"]
@@ -32,6 +32,10 @@ _GENERATED: dict[str, Task] = {
         NIAH("niah-single-1", "noise", "words", "numbers"),
         NIAH("niah-multikey-2", "needles", "words", "numbers"),
         NIAH("niah-multikey-3", "needles", "uuids", "uuids"),
+        NIAH("niah-multivalue", "noise", "words", "numbers", n_values=4),
+        NIAH("niah-multiquery", "noise", "words", "numbers", n_queries=4),
+        CWE(),
+        FWE(),
     )
 }
 

@@ -1,16 +1,18 @@
-"""RULER's variable tracking and needles in a haystack: those of its tasks that need no download.
+"""RULER's variable tracking, needles in a haystack, and common and frequent words: the tasks that need no download.
 
 RULER (arXiv 2404.06654; github.com/NVIDIA/RULER, scripts/data/synthetic): constants.py has the templates,
-variable_tracking.py and niah.py make the questions, synthetic.yaml has the settings; scripts/eval/synthetic has the
-metric. `vt-authors` is the variant of PCD's authors (github.com/ZackZikaiXiao/Long_Contrastive_Decoding,
-benchmark/super_retrieval). Two things differ from RULER's own files: random choices come from Python's `random` with our
-seed, and all questions of a task at one length have the same number of sentences, while RULER shortens single ones.
+variable_tracking.py, niah.py, common_words_extraction.py and freq_words_extraction.py make the questions, synthetic.yaml
+has the settings; scripts/eval/synthetic has the metric. `vt-authors` is the variant of PCD's authors
+(github.com/ZackZikaiXiao/Long_Contrastive_Decoding, benchmark/super_retrieval). Two things differ from RULER's own files:
+random choices come from Python's `random` with our seed, and all questions of a task at one length have the same number
+of sentences or words, while RULER shortens single ones. `ruler_files` has the questions that RULER itself made.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
 import string
 import uuid
@@ -22,7 +24,7 @@ from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tasks.size import check_cell, fill
 from pypcd.prompt import Prompt
 
-__all__ = ["NIAH", "VT", "VTAuthors"]
+__all__ = ["CWE", "FWE", "NIAH", "VT", "VTAuthors", "listed", "numbered"]
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
@@ -131,16 +133,23 @@ class VTAuthors:
             yield Sample(i, prompt, names, gold=", ".join(names))  # as in the example turn
 
 
-Kind = Literal["words", "numbers", "uuids"]
+Kind = Literal["words", "numbers", "uuids", "coded"]
 
 
 @dataclasses.dataclass(frozen=True)
 class NIAH:
-    """One needle (the sentence to find) in a haystack of one repeated noise sentence or of other needles; never last.
+    """Needles (the sentences to find) in a haystack of one repeated noise sentence or of other needles; never last.
 
     Numbers have seven digits; UUIDs are random ones of version 4. A word is an adjective and a noun of the package
     wonderwords with a hyphen between them, each drawn with equal probability from the sorted list; another version of
-    these lists makes other questions. No two needles share a key or a value.
+    these lists makes other questions. No two needles share a value, and only the n_values needles of one key share it.
+
+    RULER's niah_multivalue and niah_multiquery have a haystack of essays, which it downloads. Ours have the noise
+    sentence in their place, as niah_single_1 has it.
+
+    Attributes:
+        n_values: needles for each key that the question names; each has a value of its own.
+        n_queries: keys that the question names.
     """
 
     name: str
@@ -148,40 +157,173 @@ class NIAH:
     keys: Kind
     values: Kind
     max_tokens: int = 128
+    n_values: int = 1
+    n_queries: int = 1
 
     metric = "recall"
-    one_text = True
+    stop = ""
+    may_exceed = False
+    n_questions = None
+
+    @property
+    def one_text(self) -> bool:
+        return self._n_needles == 1
+
+    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+        check_cell(n, n_tokens)
+        return fill(lambda size: self._questions(n, size, seed), self._n_needles, n_tokens, self.max_tokens, tokenizer)
+
+    def score(self, prediction: str, sample: Sample) -> float:
+        return recall(prediction, sample.answers)
+
+    @property
+    def _n_needles(self) -> int:
+        """How many needles the question is about."""
+        return self.n_queries * self.n_values
+
+    def _questions(self, n: int, n_sentences: int, seed: int) -> Iterator[Sample]:
+        # published figures are on these questions: seeding and order of draws must not change
+        rng = random.Random(f"{self.name} {seed} {n_sentences}")
+        one = self._n_needles == 1  # RULER's template is in the singular then
+        a, what, are, are_all = ("A", self.values[:-1], "is", "is") if one else ("Some", self.values, "are", "are all")
+        n_others = n_sentences if self.haystack == "needles" else 0
+        for i in range(n):
+            keys = _distinct(rng, self.keys, self.n_queries + n_others)
+            values = _distinct(rng, self.values, self._n_needles + n_others)
+            asked = keys[: self.n_queries]
+            pairs = list(zip([*(key for key in asked for _ in range(self.n_values)), *keys[self.n_queries :]], values))
+            wanted, others = pairs[: self._n_needles], pairs[self._n_needles :]
+            rng.shuffle(wanted)
+            needles = self._sentences(wanted)
+            segments = _hidden(rng, self._sentences(others) or [NOISE] * n_sentences, needles)
+            query = listed(asked)
+            prompt = Prompt(
+                before=f"{a} special magic {what} {are} hidden within the following text. Make sure to memorize it. "
+                f"I will quiz you about the {what} afterwards.\n",
+                segments=segments,
+                joiner="\n",
+                after=f"\nWhat {are_all} the special magic {what} for {query} mentioned in the provided text?",
+                answer_prefix=f" The special magic {what} for {query} mentioned in the provided text {are}",
+            )
+            answers = tuple(value for key in asked for other, value in wanted if other == key)
+            depth = segments.index(needles[0]) / n_sentences if one else None
+            yield Sample(i, prompt, answers, depth, gold=f" {listed(answers)}")
+
+    def _sentences(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        return [f"One of the special magic {self.values} for {key} is: {value}." for key, value in pairs]
+
+
+N_COMMON = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class CWE:
+    """Common words extraction: the ten words that a numbered list has most often, after one worked example.
+
+    In the question each common word stands 30 times and each other word 3 times; below 4096 tokens 6 times and once. The
+    words are the nouns, adjectives and verbs of wonderwords. If a list needs more words than there are, about 8,000, RULER
+    takes all of its words from a file of its own. Ours are then an adjective and a noun with a hyphen, like a needle's.
+    """
+
+    name: str = "cwe"
+    max_tokens: int = 120
+
+    metric = "recall"
+    one_text = False
     stop = ""
     may_exceed = False
     n_questions = None
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
-        return fill(lambda size: self._questions(n, size, seed), 1, n_tokens, self.max_tokens, tokenizer)
+        return fill(
+            lambda size: self._questions(n, size, n_tokens, seed), N_COMMON + 1, n_tokens, self.max_tokens, tokenizer
+        )
 
     def score(self, prediction: str, sample: Sample) -> float:
         return recall(prediction, sample.answers)
 
-    def _questions(self, n: int, n_sentences: int, seed: int) -> Iterator[Sample]:
-        rng = random.Random(f"{self.name} {seed} {n_sentences}")
-        what = self.values[:-1]  # RULER's template in the singular, since the question is about one value
+    def _questions(self, n: int, n_words: int, n_tokens: int, seed: int) -> Iterator[Sample]:
+        rng = random.Random(f"cwe {seed} {n_words}")
+        n_example_words, example_repeats, repeats = (20, (3, 1), (6, 1)) if n_tokens < 4096 else (40, (10, 3), (30, 3))
+        before = (
+            "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones that "
+            "appear most often.\n"
+        )
+        after = "\nQuestion: What are the 10 most common words in the above list?"
+        answer_prefix = " Answer: The top 10 words that appear most often in the list are:"
         for i in range(n):
-            n_needles = n_sentences if self.haystack == "needles" else 0
-            keys, values = (_distinct(rng, kind, 1 + n_needles) for kind in (self.keys, self.values))
-            needle, *others = (
-                f"One of the special magic {self.values} for {key} is: {value}." for key, value in zip(keys, values)
-            )
-            sentences = others or [NOISE] * n_sentences
-            at = rng.randrange(n_sentences)
+            example, in_example = _word_list(rng, n_example_words, *example_repeats)
+            words, common = _word_list(rng, n_words, *repeats)
+            shown = f"{before}{' '.join(numbered(example))}{after}{answer_prefix} {' '.join(numbered(in_example))}\n"
+            prompt = Prompt(shown + before, numbered(words), " ", after, answer_prefix)
+            yield Sample(i, prompt, common, gold=" " + " ".join(numbered(common)))  # as in the example
+
+
+ALPHA = 2.0
+ZETA_OF_ALPHA = math.pi**2 / 6
+
+FEWEST_CODED = 74
+"""With fewer, the fourth and the fifth rank may be equally frequent: with 42, for example, both words stand once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FWE:
+    """Frequent words extraction: the three most frequent of the coded words, which are six random letters each.
+
+    Of n words, the one of rank k stands n * k**-2 / zeta(2) times, rounded down (a Zeta distribution with alpha 2). Rank 1
+    is "...", which the question says to ignore, so that ranks 2 to 4 are the answers. There is one rank for each 50 tokens
+    of the prompt, as in RULER, but here at least ten.
+    """
+
+    name: str = "fwe"
+    max_tokens: int = 50
+
+    metric = "recall"
+    one_text = False
+    stop = ""
+    may_exceed = False
+    n_questions = None
+
+    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+        check_cell(n, n_tokens)
+        n_ranks = max(10, (n_tokens - self.max_tokens) // 50)
+        return fill(
+            lambda size: self._questions(n, size, n_ranks, seed), FEWEST_CODED, n_tokens, self.max_tokens, tokenizer
+        )
+
+    def score(self, prediction: str, sample: Sample) -> float:
+        return recall(prediction, sample.answers)
+
+    def _questions(self, n: int, n_words: int, n_ranks: int, seed: int) -> Iterator[Sample]:
+        rng = random.Random(f"fwe {seed} {n_words}")
+        counts = [int(n_words * rank**-ALPHA / ZETA_OF_ALPHA) for rank in range(1, n_ranks + 1)]
+        counts = [count for count in counts if count]
+        for i in range(n):
+            ranked = ["...", *_distinct(rng, "coded", len(counts) - 1)]
+            words = [word for word, count in zip(ranked, counts) for _ in range(count)]
+            rng.shuffle(words)
             prompt = Prompt(
-                before=f"A special magic {what} is hidden within the following text. Make sure to memorize it. "
-                f"I will quiz you about the {what} afterwards.\n",
-                segments=(*sentences[:at], needle, *sentences[at:]),
-                joiner="\n",
-                after=f"\nWhat is the special magic {what} for {keys[0]} mentioned in the provided text?",
-                answer_prefix=f" The special magic {what} for {keys[0]} mentioned in the provided text is",
+                before="Read the following coded text and track the frequency of each coded word. Find the three most "
+                "frequently appeared coded words. ",
+                segments=tuple(words),
+                joiner=" ",
+                after="\nQuestion: Do not provide any explanation. Please ignore the dots '....'. What are the three most "
+                "frequently appeared words in the above coded text?",
+                answer_prefix=" Answer: According to the coded text above, the three most frequently appeared words are:",
             )
-            yield Sample(i, prompt, (values[0],), at / n_sentences, gold=f" {values[0]}")
+            answers = tuple(ranked[1:4])
+            yield Sample(i, prompt, answers, gold=f" {listed(answers)}")
+
+
+def listed(items: Sequence[str]) -> str:
+    """Items as RULER lists the keys of a question: a comma stands before "and" also if there are two."""
+    *most, last = items
+    return f"{', '.join(most)}, and {last}" if most else last
+
+
+def numbered(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{i}. {word}" for i, word in enumerate(words, 1))
 
 
 def _tracking(value: int, assigned: str = "assigned") -> tuple[str, str, str]:
@@ -244,15 +386,27 @@ def _drawn(rng: random.Random, kind: Kind) -> str:
         return str(rng.randint(10**6, 10**7 - 1))
     if kind == "uuids":
         return str(uuid.UUID(int=rng.getrandbits(128), version=4))
-    adjectives, nouns = _words()
-    return f"{rng.choice(adjectives)}-{rng.choice(nouns)}"
+    if kind == "coded":
+        return "".join(rng.choices(string.ascii_lowercase, k=6))
+    return f"{rng.choice(_words('adjective'))}-{rng.choice(_words('noun'))}"
+
+
+def _word_list(
+    rng: random.Random, n_words: int, common_repeats: int, other_repeats: int
+) -> tuple[list[str], tuple[str, ...]]:
+    """A list of n_words different words in any order, and those of them that it repeats most often."""
+    known = _words("adjective", "noun", "verb")
+    drawn = rng.sample(known, n_words) if n_words <= len(known) else _distinct(rng, "words", n_words)
+    common, others = drawn[:N_COMMON], drawn[N_COMMON:]
+    words = common * common_repeats + others * other_repeats
+    rng.shuffle(words)
+    return words, tuple(common)
 
 
 @functools.cache
-def _words() -> tuple[list[str], list[str]]:
-    """All adjectives and nouns of wonderwords."""
+def _words(*categories: str) -> list[str]:
+    """All words of wonderwords in these categories."""
     import wonderwords  # type: ignore[import-untyped]  # here, since its lists take a while to load
 
     words = wonderwords.RandomWord()
-    adjectives, nouns = (sorted(set(words.filter(include_categories=[k]))) for k in ("adjective", "noun"))
-    return adjectives, nouns
+    return sorted({word for category in categories for word in words.filter(include_categories=[category])})
