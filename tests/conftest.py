@@ -59,7 +59,7 @@ FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
     "exports", "floors", "gate0", "graphs", "kv", "layers", "limits", "longbench", "metrics",
-    "nocache", "packaging", "places", "progress", "report", "import_layers", "ruler", "salience", "sampler", "sequences",
+    "nocache", "packaging", "places", "progress", "report", "import_layers", "ruler", "ruler_files", "salience", "sampler", "sequences",
     "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks",
 }  # fmt: skip
 

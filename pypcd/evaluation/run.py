@@ -19,8 +19,10 @@ from pypcd.evaluation.executors import Jobs, Record, Work, executor_of, failed_r
 from pypcd.evaluation.gold import Gold
 from pypcd.evaluation.plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation.progress import Progress
+from pypcd.evaluation.tasks import FROM_FILES
 from pypcd.evaluation.tasks import task as task_named
 from pypcd.evaluation.tasks.longbench import LongBench
+from pypcd.evaluation.tasks.ruler_files import RulerFile
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 from pypcd.evaluation.tokenizer import ModelTokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
@@ -111,7 +113,9 @@ def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str])
     options = {name: value for name, value in options.items() if name not in no_matter}
     if not machine.has_gpu(options):
         options.pop("n_gpu_layers", None)
-    data = {name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, LongBench)}
+    data = {
+        name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, (LongBench, RulerFile))
+    }
     return {
         "model_sha256": sha256(path),
         "model_bytes": os.path.getsize(path),
@@ -300,7 +304,7 @@ def tasks_of(plan: Plan) -> dict[str, Task]:
     Raises:
         ValueError, FileNotFoundError: as task().
     """
-    return {name: task_named(name, data=plan.data if name.startswith("longbench-") else None) for name in plan.tasks}
+    return {name: task_named(name, data=plan.data if name in FROM_FILES else None) for name in plan.tasks}
 
 
 def counts_of(plan: Plan) -> dict[str, int]:

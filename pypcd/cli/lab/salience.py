@@ -16,6 +16,7 @@ from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import NOT_SHOWN, interval
+from pypcd.evaluation.tasks import FROM_FILES
 from pypcd.lab import figures, files
 from pypcd.lab.questions import questions
 from pypcd.lab.salience import RANKS, Reading, SalienceRow, Settings, count_ranks, measure, salience_rows
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length", metavar="N,...", default="512,1k,2k", help="tokens of a prompt (default %(default)s)")
     add("--n", metavar="N", type=_options.at_least(1), default=50, help="questions a length (default %(default)s)")
     add("--pcd", metavar="SETTING", default="paper", help="a preset, or beta=1.5:window=64 ... (default %(default)s)")
-    add("--data", metavar="PATH", help="where the questions of longbench-... are")
+    add("--data", metavar="PATH", help="where the questions of longbench-... and ruler-... are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     _options.add_machine(parser)
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
     name = args.task or _options.default_task(args.model)
-    chosen = task(name, data=args.data if name.startswith("longbench-") else None)
+    chosen = task(name, data=args.data if name in FROM_FILES else None)
     setting = _options.pcd_setting(args.pcd, args.model)
     if setting is None:
         raise InputError("--pcd is off, and plain decoding is measured anyway; allowed: on, a preset, or values")

@@ -1,5 +1,5 @@
-"""The benchmarks by name: `kv` (InfiniteBench), `ruler` (RULER), `longbench` (LongBench), `everyday` and
-`constrained` (ours).
+"""The benchmarks by name: `kv` (InfiniteBench), `ruler` and `ruler_files` (RULER), `longbench` (LongBench), `everyday`
+and `constrained` (ours).
 
 A benchmark is a `Task` (`sample`): it makes questions of a length (`size`) and scores their answers (`metrics`).
 Knows nothing of models except their tokenizer.
@@ -17,9 +17,10 @@ from pypcd.evaluation.tasks.everyday import EVERYDAY
 from pypcd.evaluation.tasks.kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
 from pypcd.evaluation.tasks.longbench import LONGBENCH_TASKS, LongBench
 from pypcd.evaluation.tasks.ruler import CWE, FWE, NIAH, VT, VTAuthors
+from pypcd.evaluation.tasks.ruler_files import RULER_TASKS, RulerFile
 from pypcd.evaluation.tasks.sample import Task
 
-__all__ = ["GROUPS", "TASKS", "parts_of", "task"]
+__all__ = ["FROM_FILES", "GROUPS", "TASKS", "parts_of", "task"]
 
 _GENERATED: dict[str, Task] = {
     made.name: made
@@ -40,13 +41,17 @@ _GENERATED: dict[str, Task] = {
 }
 
 _WITH_DATA: dict[str, Callable[[str | pathlib.Path | None], Task]] = {
-    f"longbench-{dataset}": functools.partial(LongBench, dataset) for dataset in LONGBENCH_TASKS
+    **{f"longbench-{dataset}": functools.partial(LongBench, dataset) for dataset in LONGBENCH_TASKS},
+    **{f"ruler-{ruler_task}": functools.partial(RulerFile, ruler_task) for ruler_task in RULER_TASKS},
 }
 
 _GENERATED.update((made.name, made) for made in EVERYDAY)
 _GENERATED.update((made.name, made) for made in CONSTRAINED)
 
 TASKS = (*_GENERATED, *_WITH_DATA)
+
+FROM_FILES = tuple(_WITH_DATA)
+"""The tasks that take data."""
 
 GROUPS = {
     "everyday": tuple(made.name for made in EVERYDAY if made.way == "shots"),
@@ -67,10 +72,11 @@ def task(name: str, *, data: str | pathlib.Path | None = None) -> Task:
 
     Args:
         data: where the rows of a LongBench task are: its .jsonl file, a folder with it, or data.zip. None: they are
-            downloaded from the Hugging Face hub.
+            downloaded from the Hugging Face hub. For a task of RULER's own files: its file, or a folder with it.
 
     Raises:
-        ValueError: there is no such task, it is a group, or data is given for a task that generates its questions.
+        ValueError: there is no such task, it is a group, data is given for a task that generates its questions, or it
+            is None for a task of RULER's own files.
         FileNotFoundError: data does not contain the task.
     """
     if name in _WITH_DATA:

@@ -10,9 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import pathlib
-import random
 import re
 import zipfile
 from collections.abc import Callable, Sequence
@@ -21,6 +19,7 @@ from typing import Any
 from pypcd.errors import InputError, PCDError
 from pypcd.evaluation.tasks.extras import require
 from pypcd.evaluation.tasks.metrics import qa_f1, qa_f1_zh
+from pypcd.evaluation.tasks.rows import drawn, read_rows
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tasks.size import check_cell
 from pypcd.prompt import Prompt
@@ -136,11 +135,8 @@ class LongBench:
             raise InputError(
                 f"n_tokens is {n_tokens}; allowed: at least {KEPT + 2}, since {KEPT} are kept for the template and the answer"
             )
-        rows = self._rows
-        if n > len(rows):
-            raise InputError(f"n is {n}; allowed: 1 to {len(rows)}, the questions of {self.name}")
-        chosen = sorted(random.Random(f"{self.name} {seed}").sample(range(len(rows)), n))
-        return [self._sample(i, rows[at], n_tokens, tokenizer) for i, at in enumerate(chosen)]
+        chosen = drawn(self._rows, n, self.name, seed)
+        return [self._sample(i, row, n_tokens, tokenizer) for i, row in enumerate(chosen)]
 
     def score(self, prediction: str, sample: Sample) -> float:
         return _FORMATS[self.dataset].score(prediction, sample.answers)
@@ -227,31 +223,23 @@ def _read(dataset: str, path: pathlib.Path, n_bytes: int, changed: int) -> list[
     Raises:
         ValueError: a line is not a row of LongBench; the message says which.
     """
-    rows = []
-    for k, line in enumerate(_content(dataset, path).split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            answers = row["answers"]
-            texts = (row["context"], row["input"], *answers)
-            other = row.get("dataset", dataset)
-            ok = isinstance(answers, list) and bool(answers) and all(isinstance(text, str) for text in texts)
-        except (ValueError, KeyError, TypeError):
-            ok = False
-        if not ok:
-            raise InputError(
-                f"line {k} of {path} is not a row of LongBench; allowed: a JSON object with context, input and a list of "
-                "answers"
-            )
+    right = "a row of LongBench; allowed: a JSON object with context, input and a list of answers"
+    rows = read_rows(_content(dataset, path), path, _is_row, right)
+    for k, row in rows:
+        other = row.get("dataset", dataset)
         if other != dataset and other in LONGBENCH_TASKS:
             raise InputError(
                 f"line {k} of {path} is a row of {other}, not of {dataset}; give {dataset}.jsonl, or a folder with both"
             )
-        rows.append(row)
     if not rows:
         raise InputError(f"{path} is empty; give LongBench's data.zip, or {dataset}.jsonl from it")
-    return rows
+    return [row for _, row in rows]
+
+
+def _is_row(row: Any) -> bool:
+    answers = row["answers"]
+    texts = (row["context"], row["input"], *answers)
+    return isinstance(answers, list) and bool(answers) and all(isinstance(text, str) for text in texts)
 
 
 def _content(dataset: str, path: pathlib.Path) -> bytes:

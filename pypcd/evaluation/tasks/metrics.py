@@ -12,7 +12,7 @@ from typing import Any
 
 from pypcd.evaluation.tasks.extras import require
 
-__all__ = ["KV_SEPARATORS", "list_f1", "qa_f1", "qa_f1_zh", "recall", "word_match"]
+__all__ = ["KV_SEPARATORS", "any_match", "list_f1", "qa_f1", "qa_f1_zh", "recall", "word_match"]
 
 KV_SEPARATORS = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
 
@@ -31,6 +31,11 @@ def recall(prediction: str, references: Sequence[str]) -> float:
     """RULER's string_match_all: the share of the references found anywhere in the prediction, upper or lower case."""
     prediction = _without_control_characters(prediction).lower()
     return sum(reference.lower() in prediction for reference in references) / len(references)
+
+
+def any_match(prediction: str, references: Sequence[str]) -> float:
+    """RULER's string_match_part: 1 if one of the references is found anywhere in the prediction, upper or lower case."""
+    return float(recall(prediction, references) > 0)
 
 
 def list_f1(prediction: str, references: Sequence[str]) -> float:
