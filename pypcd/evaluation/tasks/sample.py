@@ -75,7 +75,7 @@ class Task(Protocol):
         max_tokens: the longest answer.
         stop: the text that ends an answer, besides the model's own end token; "" if none does.
         n_questions: how many there are; None if they are generated.
-        may_exceed: whether prompts may have more than n_tokens, since a publication fixes their size in another way.
+        may_exceed: whether prompts may have more than n_tokens, since a publication or a file fixes their size.
         one_text: whether each question has one text that is right, an answer is right or wrong, and no grammar constrains it.
     """
 
@@ -103,8 +103,8 @@ class Task(Protocol):
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         """n questions whose prompts, with their answers, are as long as possible without exceeding n_tokens.
 
-        The same arguments give the same questions; a tokenizer decides only how long they are. If a publication fixes
-        the size in another way, the task's docstring says so.
+        The same arguments give the same questions; a tokenizer decides only how long they are. If a publication
+        or a file fixes the size in another way, the task's docstring says so.
 
         Raises:
             ValueError: n_tokens is too short for a question; the message says how many are needed.
