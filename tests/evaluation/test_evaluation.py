@@ -354,6 +354,24 @@ def test_a_task_from_a_file_has_as_many_questions_as_there_are(tmp_path: Path) -
     assert "## longbench-qasper (F1, 3 questions)" in text and "## kv-short (x)" in text
 
 
+def test_questions_that_ruler_made_may_have_twice_the_length(tmp_path: Path) -> None:
+    which = "Answer the question based on the given documents."
+    documents = "\n\n".join(f"Document {k}:\nBats\nA bat is no bird." for k in range(60))
+    text = f"{which}\n\nThe following are given documents.\n\n{documents}\n\n{which}\n\nQuestion: Is it a bird?"
+    row = {"input": text, "outputs": ["no"], "answer_prefix": " Answer:"}
+    file = tmp_path / "qa_1" / "validation.jsonl"
+    file.parent.mkdir()
+    file.write_text((json.dumps(row) + "\n") * 2)
+    plan = Plan("demo", ("ruler-qa_1",), ("greedy",), (64,), n=5, data=str(tmp_path), max_tokens=2)
+    with pytest.raises(ValueError, match="ruler-qa_1 at length 64: .* allowed: ") as error:
+        evaluate(plan, Directory(tmp_path / "first"), options=ONE)
+    least = int(str(error.value).partition("allowed: ")[2].split()[0])
+    assert least > 300  # more than a context is larger than its longest prompt
+    outcome = evaluate(dataclasses.replace(plan, lengths=(least,)), Directory(tmp_path / "run"), options=ONE)
+    assert len(outcome.records) == 2 and not any("error" in record for record in outcome.records.values())
+    assert {record["n_prompt"] > 1.9 * least for record in outcome.records.values()} == {True}
+
+
 @pytest.mark.parametrize("ends", ["well", "early"])
 def test_what_a_process_said_before_it_ended_counts(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the last process says, it says and ends while its parent has just found nothing."""
