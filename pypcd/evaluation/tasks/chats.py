@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pypcd.evaluation.tasks import words as w
 from pypcd.evaluation.tasks.metrics import first_named
-from pypcd.evaluation.tasks.people import JOBS
+from pypcd.evaluation.tasks.people import JOBS, a_or_an
 from pypcd.evaluation.tasks.prose import sentences
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tasks.size import check_cell, fill
@@ -29,7 +30,8 @@ class _Topic:
 
     Attributes:
         asked, answered: how the user and the assistant begin.
-        details, steps: what they go on with; see _filled().
+        details, steps: forms of the sentences that they go on with, filled with _WORDS; without details the user goes on with
+            unrelated text (`prose`).
     """
 
     asked: tuple[str, ...]
@@ -47,19 +49,22 @@ _TOPICS = (
         ),
         ("Gladly. Here is what I would do.", "Of course. Take your time, and go step by step."),
         (
-            "There is still some {food} in the cupboard.",
-            "I do not like {food} very much.",
-            "The {food} has to be used today.",
-            "Last time I burnt the {food}.",
-            "I have no {food}, and the shop is closed.",
+            "There is some {side} left, and a bit of {taste}.",
+            "I do not want to use the {vegetable} without {taste}.",
+            "Last time I burnt the {vegetable} and forgot the {taste}.",
+            "I could buy {vegetable} or {vegetable} on the way home.",
+            "My family likes {side} with {taste}.",
+            "We had {side} with {vegetable} only last week.",
+            "I have {vegetable} and {vegetable}, but hardly any {taste}.",
         ),
         (
-            "Wash the {food} and dry it with a clean cloth.",
-            "Fry the {food} slowly in a large pan.",
-            "Add a little {food} before you serve it.",
-            "If there is no {food}, take some {food} instead.",
-            "Put the {food} aside until the {food} is done.",
-            "Mix the {food} with the {food} in a bowl.",
+            "Fry the {vegetable} slowly in a large pan, with a little {taste}.",
+            "Cook the {side} while the {vegetable} and the {vegetable} are in the oven.",
+            "Taste the {side}, and add {taste} if you like.",
+            "If there is no {taste}, take {taste} instead.",
+            "Mix the {vegetable} with the {vegetable} in a bowl.",
+            "Serve the {side} with the {vegetable}, and keep the rest for the next day.",
+            "Do not cook the {vegetable} as long as the {vegetable}.",
         ),
     ),
     _Topic(
@@ -70,19 +75,20 @@ _TOPICS = (
         ),
         ("Go from room to room.", "Start with what is quick to do, and then go on like this."),
         (
-            "There is a lot of dust in the {room}.",
-            "Somebody left old newspapers in the {room}.",
-            "The {room} is the worst of all.",
-            "I have not been in the {room} for a week.",
-            "The window of the {room} does not close.",
+            "Somebody left {stuff} and {stuff} in the {room}.",
+            "In the {room} there are {stuff} on every chair.",
+            "I never know where to put the {stuff} from the {room}.",
+            "I have not been in the {room} for a week, and the {room} is no better.",
+            "The {room} is full of {stuff}, and so is the {room}.",
         ),
         (
-            "Open the window of the {room} and let some air in.",
-            "Sweep the floor of the {room} with care.",
-            "Carry what is not needed from the {room} to the {room}.",
+            "Open the window of the {room}, and then sort the {stuff} there.",
+            "Carry the {stuff} from the {room} to the {room}.",
+            "Throw away the {stuff} that nobody needs, above all those in the {room}.",
+            "Sweep the {room} before you go on to the {room}.",
+            "Put the {stuff} next to the {stuff}, so that you find them again.",
             "Leave the {room} for the end, when the {room} is done.",
-            "Wipe the shelves in the {room} with a wet cloth.",
-            "Have a rest before you go from the {room} to the {room}.",
+            "Ask somebody to help with the {stuff} in the {room}.",
         ),
     ),
     _Topic(
@@ -93,19 +99,19 @@ _TOPICS = (
         ),
         ("A garden needs patience. This is what I suggest.", "Let me tell you what has worked for others."),
         (
-            "The soil where the {plant} stood is dry.",
-            "Snails ate the {plant} last summer.",
-            "I tried {plant} once, without success.",
-            "There is a sunny place for {plant} at the wall.",
-            "Friends gave me some seeds of {plant}.",
+            "Last year I had {vegetable} next to the {vegetable}.",
+            "The snails went for my {vegetable}, but not for my {vegetable}.",
+            "A friend gave me seeds of {vegetable} and of {vegetable}.",
+            "After the {weather} I found the {vegetable} in a bad state.",
+            "I am not sure whether {vegetable} can stand {weather}.",
         ),
         (
-            "Give the {plant} water in the evening, not at noon.",
-            "Do not put {plant} next to {plant}.",
-            "Let the {plant} grow until the leaves are large.",
-            "Take the weeds away around the {plant}.",
-            "Cover the {plant} when the nights are cold.",
-            "After the {plant} you can grow {plant} in the same place.",
+            "Do not put {vegetable} next to {vegetable}.",
+            "After the {vegetable} you can grow {vegetable} in the same place.",
+            "Cover the {vegetable} if there is {weather}.",
+            "Give the {vegetable} more room than the {vegetable}.",
+            "Wait until the {weather} is over before you plant {vegetable}.",
+            "Take the weeds away around the {vegetable} and the {vegetable}.",
         ),
     ),
     _Topic(
@@ -117,22 +123,24 @@ _TOPICS = (
         ("Thank you, I like to read that.", "That sounds like a full day."),
         (),
         (
-            "What you write about the town is easy to picture.",
-            "I would keep the part with the {weather}.",
-            "The {weather} gives the page a calm mood.",
-            "You might say more about the {weather} and how it felt.",
-            "Perhaps begin with the {weather}, and end with the way home.",
-            "A few words on the smell of the {weather} would be welcome.",
+            "I would keep the part with the {weather}, and shorten the one with the {weather}.",
+            "The {weather} gives the page a calm mood, after so much {weather}.",
+            "You might say more about the {weather} than about the {weather}.",
+            "Perhaps begin with the {weather}, and end with the {weather}.",
+            "A few words on the smell of {weather} would be welcome, or on the sound of {weather}.",
+            "It reads as if {weather} and {weather} came on the same day.",
         ),
     ),
 )
 
-_FILLERS = {
-    "food": tuple(food for food in w.FOODS if food not in ("chicken", "orange")),
+_WORDS = {
     "room": w.ROOMS,
-    "plant": w.VEGETABLES,
+    "side": ("bread", "couscous", "pasta", "polenta", "quinoa", "rice"),
+    "stuff": ("bags", "books", "bottles", "boxes", "cables", "cups", "cushions", "newspapers", "plates", "shoes", "toys", "towels"),
+    "taste": ("butter", "cheese", "ginger", "honey", "lemon juice", "oil", "pepper", "salt", "sugar", "vinegar"),
+    "vegetable": w.VEGETABLES,
     "weather": w.WEATHER,
-}
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +149,8 @@ class _Said:
 
     Attributes:
         said: how the user says it; others: how the user says it of somebody else.
+        begun: the beginning of an answer.
+        article: whether the value has "a" or "an" before it in an answer.
     """
 
     name: str
@@ -149,14 +159,20 @@ class _Said:
     others: tuple[str, ...]
     questions: tuple[str, ...]
     begun: str
+    article: bool = False
 
 
 _SAID = (
     _Said(
         "name",
         w.NAMES,
-        ("My name is {}.", "I am called {}, by the way.", "You can call me {}.", "Before I go on: my name is {}."),
-        ("My neighbour is called {}.", "The name of my neighbour is {}."),
+        (
+            "My name is {value}.",
+            "I am called {value}, by the way.",
+            "You can call me {value}, that is my name.",
+            "Before I go on: my name is {value}.",
+        ),
+        ("My neighbour is called {value}.", "The name of my neighbour is {value}."),
         ("What is my name?", "Do you remember what I am called?"),
         "Your name is",
     ),
@@ -164,25 +180,29 @@ _SAID = (
         "bought",
         w.BELONGINGS,
         (
-            "This morning I bought a new {}.",
-            "I have just bought a {}.",
-            "In town I bought myself a {}.",
-            "Yesterday I went out and bought a {}.",
+            "This morning I bought {a} {value}.",
+            "I have just bought {a} {value}.",
+            "In town I bought myself {a} {value}.",
+            "Yesterday I went out and bought {a} {value}.",
         ),
-        ("My neighbour bought a {} some time ago.", "My neighbour wanted to sell me a {}, but I said no."),
+        (
+            "My neighbour bought {a} {value} some time ago.",
+            "My neighbour wanted to sell me {a} {value}, but I said no.",
+        ),
         ("What have I bought?", "I told you that I bought something. What was it?"),
-        "You have bought a",
+        "You have bought",
+        article=True,
     ),
     _Said(
         "city",
         w.CITIES,
         (
-            "Next week I am going to {}.",
-            "I have a train ticket to {} for next week.",
-            "Soon I shall travel to {}.",
-            "My next journey is to {}.",
+            "Next week I am going to {value}.",
+            "I have a train ticket to {value} for next week.",
+            "Soon I shall travel to {value}.",
+            "My next journey is to {value}.",
         ),
-        ("My neighbour has just come back from {}.", "My neighbour grew up in {}."),
+        ("My neighbour has just come back from {value}.", "My neighbour grew up in {value}."),
         ("Which city am I going to travel to?", "I told you about a journey. Which city am I going to?"),
         "The city that you are going to is",
     ),
@@ -190,12 +210,12 @@ _SAID = (
         "guests",
         tuple(map(str, range(11, 60))),
         (
-            "I have invited {} guests for my birthday.",
-            "For my birthday there will be {} guests.",
-            "On my birthday I expect {} guests.",
-            "I am having {} guests for my birthday.",
+            "I have invited {value} guests for my birthday.",
+            "For my birthday there will be {value} guests.",
+            "On my birthday I expect {value} guests.",
+            "I am having {value} guests for my birthday.",
         ),
-        ("My neighbour had {} guests last year.", "The party of my neighbour, long ago, had {} guests."),
+        ("My neighbour had {value} guests last year.", "The party of my neighbour, long ago, had {value} guests."),
         ("How many guests will there be on my birthday?", "How many guests do I expect on my birthday?"),
         "The number of guests on your birthday is",
     ),
@@ -203,12 +223,12 @@ _SAID = (
         "day",
         w.DAYS,
         (
-            "I have to see the dentist on {}.",
-            "My appointment with the dentist is on {}.",
-            "On {} I shall be at the dentist.",
-            "The dentist can see me on {}.",
+            "I have to see the dentist on {value}.",
+            "My appointment with the dentist is on {value}.",
+            "On {value} I shall be at the dentist.",
+            "The dentist can see me on {value}.",
         ),
-        ("My neighbour goes swimming every {}.", "My neighbour always works on {}."),
+        ("My neighbour goes swimming every {value}.", "My neighbour always works on {value}."),
         ("On which day do I see the dentist?", "When is my appointment with the dentist?"),
         "Your appointment with the dentist is on",
     ),
@@ -216,12 +236,12 @@ _SAID = (
         "instrument",
         w.INSTRUMENTS,
         (
-            "I am learning to play the {}.",
-            "Since last month I have had lessons on the {}.",
-            "These days I practise the {} every evening.",
-            "I have begun to learn the {}.",
+            "I am learning to play the {value}.",
+            "Since last month I have had lessons on the {value}.",
+            "I am a beginner on the {value} and practise every evening.",
+            "I have begun to learn the {value}.",
         ),
-        ("My neighbour plays the {} very loudly.", "My neighbour used to play the {}."),
+        ("My neighbour plays the {value} very loudly.", "My neighbour used to play the {value}."),
         ("Which instrument am I learning?", "What instrument did I say that I am learning?"),
         "The instrument that you are learning is the",
     ),
@@ -229,16 +249,19 @@ _SAID = (
         "job",
         JOBS,
         (
-            "I work as the only {} of this place.",
-            "In my life I have always been the {} of the village.",
-            "People know me as the {} of our village.",
-            "My work is that of the village {}.",
+            "I work as {a} {value}.",
+            "By profession I am {a} {value}.",
+            "I am {a} {value} and come home late.",
+            "I earn my living as {a} {value}.",
         ),
-        ("My neighbour works as a kind of {}.", "My neighbour dreams of being a {} one day."),
+        ("My neighbour works as {a} {value}.", "My neighbour dreams of being {a} {value} one day."),
         ("What do I work as?", "What is my profession?"),
-        "You work as the village",
+        "You work as",
+        article=True,
     ),
 )
+
+_TRIES = 20  # to fill a form as it was not filled before
 
 _OPENERS = (
     "One more thing: {}",
@@ -304,7 +327,9 @@ class Chat:
                 answer_prefix=begun,
             )
             depth = at / max(len(shots) - 1, 1) if self.what == "earlier" else None
-            yield Sample(i, prompt, (answer,), depth, {**known, "others": tuple(sorted(others))}, f" {answer}", ".")
+            article = f" {a_or_an(answer)}" if self.what == "earlier" and said.article else ""
+            extra = {**known, "others": tuple(sorted(others))}
+            yield Sample(i, prompt, (answer,), depth, extra, gold=f"{article} {answer}", end=".")
 
 
 def _said(rng: random.Random) -> tuple[_Said, list[str]]:
@@ -324,26 +349,38 @@ def _conversation(
     ]
     at, elsewhere = rng.sample(range(n_turns), 2)
     texts = [[rng.choice(begun)] for topic in topics for begun in (topic.asked, topic.answered)]
-    texts[2 * at].insert(rng.randint(0, 1), rng.choice(said.said).format(value))
-    texts[2 * elsewhere].insert(rng.randint(0, 1), rng.choice(said.others).format(other))
+    told = [(2 * at, said.said, value, rng.random()), (2 * elsewhere, said.others, other, rng.random())]
+    told_as = [rng.choice(forms).format(a=a_or_an(text), value=text) for _, forms, text, _ in told]
     streams = [
-        _filled(forms, random.Random(f"{rng.random()} {i}")) if forms else sentences(random.Random(rng.random()))
+        _filled(forms, random.Random(rng.random())) if forms else sentences(random.Random(rng.random()))
         for topic in topics
-        for i, forms in enumerate((topic.details, topic.steps))
+        for forms in (topic.details, topic.steps)
     ]
     for j in range(size):
         texts[j % len(texts)].append(next(streams[j % len(texts)]))
+    for (turn, _, _, where), sentence in zip(told, told_as):
+        texts[turn].insert(1 + int(where * len(texts[turn])), sentence)
     turns = [" ".join(text) for text in texts]
     return tuple((f"{question}\n", answer) for question, answer in zip(turns[::2], turns[1::2])), at
 
 
 def _filled(forms: Sequence[str], rng: random.Random) -> Iterator[str]:
-    """Sentences of these forms without end, each with different words."""
+    """Sentences of these forms without end; one comes again only if others are hard to find."""
+    seen: set[str] = set()
     while True:
-        form = rng.choice(forms)
-        kind = form[form.index("{") + 1 : form.index("}")]
-        words = rng.sample(_FILLERS[kind], form.count("{"))
-        yield form.replace(f"{{{kind}}}", "{}").format(*words)
+        for _ in range(_TRIES):
+            used: set[str] = set()
+
+            def word(match: re.Match[str], used: set[str] = used) -> str:
+                chosen = rng.choice([word for word in _WORDS[match[1]] if word not in used])
+                used.add(chosen)
+                return chosen
+
+            sentence = re.sub(r"\{(\w+)\}", word, rng.choice(forms))
+            if sentence not in seen:
+                break
+        seen.add(sentence)
+        yield sentence
 
 
 CHATS = (Chat("known"), Chat("earlier"))

@@ -91,6 +91,8 @@ def _bare(sentence: str) -> str:
 
 def _number(text: str) -> float | None:
     try:
+        if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+            return float(text.replace(",", ""))
         return float(text.replace(",", "."))
     except ValueError:  # a time of day, or a date
         return None

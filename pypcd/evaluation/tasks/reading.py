@@ -435,15 +435,14 @@ _ABOUT = ("Quote the sentence about {}.", "Which sentence of the text mentions {
 def _quote(rng: random.Random, size: int) -> Text:
     told = random.Random(rng.random())
     names = rng.sample(w.NAMES, MOST_PEOPLE)
-    way = rng.choice((0, 1, -1))
-    lines: list[str] = []
-    while len(lines) < size:
-        name = names[len(lines) // 3] if len(lines) % 3 == 1 and len(lines) // 3 < len(names) else ""
-        line = sentence_about(name or told.choice(_NOBODY), told)
-        if line not in lines:
-            lines.append(line)
+    way = rng.choice((0, 1, -1))  # 0: by a name; else the sentence after or before another one
+    drawn: dict[str, None] = {}  # sentences, all different
+    while len(drawn) < size:
+        i, part = divmod(len(drawn), 3)
+        drawn[sentence_about(names[i] if part == 1 and i < len(names) else told.choice(_NOBODY), told)] = None
+    lines = list(drawn)
     if way:
-        at = rng.choice([i for i in range(size) if i % 5 and i < size])  # with the sentence before it, in one paragraph
+        at = rng.choice([i for i in range(size) if i % 5])  # with the sentence before it, in one paragraph
         here, asked = (at, at - 1) if way == 1 else (at - 1, at)
         question = rng.choice(_BEFORE_OR_AFTER[way]).format(lines[asked])
     else:
@@ -485,44 +484,40 @@ _HAPPENED = (
     "The next one in the {room} was {name}, who {past} {a} {thing}.",
     "Then it was {name} who {past} {a} {thing} in the {room}.",
 )
-_FIRST_ROOM = (
-    "In which room of the old house was {} first?",
-    "Which room of the old house was the first that {} was in?",
+_WHICH_ROOM = (
+    "In which room of the old house did {name} do something {end}?",
+    "Which room of the old house was the {end} in which {name} did something?",
 )
-_LAST_ROOM = ("In which room of the old house was {} last?", "Which room of the old house was the last that {} was in?")
+_WHICH_ONE = ("Who was the {end} to do something in the {room}?", "Who of the four did something in the {room} {end}?")
 N_EVENTS = 10
 
 
 def _story(rng: random.Random, size: int) -> Text:
     way = rng.choice(("who", "where", "first room", "last room", "first one", "last one"))
     names, rooms = rng.sample(w.NAMES, 4), rng.sample(w.ROOMS, 5)
+    end, _, of = way.partition(" ")  # which end, and of what
     while True:
         events = [(rng.choice(names), *event, rng.choice(rooms)) for event in rng.sample(_EVENTS, N_EVENTS)]
         i = rng.randrange(N_EVENTS)
         name, base, past, _, thing, room = events[i]
-        in_room, of_name = [e[0] for e in events if e[5] == room], [e[5] for e in events if e[0] == name]
-        place = {"first": 0, "last": -1}.get(way.split()[0], 0)
-        same = in_room if way.endswith("one") else of_name
-        turn = [j for j, e in enumerate(events) if (e[5] == room if way.endswith("one") else e[0] == name)].index(i)
-        if way in ("who", "where") or (same[0] != same[-1] and turn == (0 if place == 0 else len(same) - 1)):
+        same = [j for j, event in enumerate(events) if (event[-1] == room if of == "one" else event[0] == name)]
+        ends = [events[j][0 if of == "one" else -1] for j in (same[0], same[-1])]
+        if not of or (i == same[0 if end == "first" else -1] and ends[0] != ends[1]):
             break
     if way == "who":
-        question = rng.choice((f"Who {past} the {thing}?", f"Which of the four {past} the {thing}?"))
-        begun = f"The one who {past} the {thing} was"
+        question = rng.choice(("Who {past} the {thing}?", "Who of the four {past} the {thing}?"))
+        begun = "The one who {past} the {thing} was"
     elif way == "where":
-        question = rng.choice(
-            (f"In which room did {name} {base} the {thing}?", f"Where did {name} {base} the {thing}?")
-        )
-        begun = f"{name} {past} the {thing} in the"
-    elif way.endswith("room"):
-        question = rng.choice(_FIRST_ROOM if place == 0 else _LAST_ROOM).format(name)
-        begun = f"The {way} that {name} was in is the"
+        question = rng.choice(("In which room did {name} {base} the {thing}?", "Where did {name} {base} the {thing}?"))
+        begun = "{name} {past} the {thing} in the"
+    elif of == "room":
+        question = rng.choice(_WHICH_ROOM)
+        begun = "The {end} room in which {name} did something is the"
     else:
-        question = rng.choice(
-            (f"Who was the {way.split()[0]} to be in the {room}?", f"Who was in the {room} {way.split()[0]}?")
-        )
-        begun = f"The {way} in the {room} was"
-    answer = name if way == "who" or way.endswith("one") else room
+        question = rng.choice(_WHICH_ONE)
+        begun = "The {end} one who did something in the {room} was"
+    asked = {"name": name, "base": base, "past": past, "thing": thing, "room": room, "end": end}
+    answer = name if way == "who" or of == "one" else room
     told = [
         f"{', '.join(names[:-1])} and {names[-1]} spent that day in an old house.",
         *(
@@ -538,8 +533,8 @@ def _story(rng: random.Random, size: int) -> Text:
         "The text tells of one day in a small town, in the order in which things happened. Read it, and answer the question below it.",
         paragraphs(lines).split("\n\n"),
         places[1 + i] // 5,
-        question,
-        begun,
+        question.format(**asked),
+        begun.format(**asked),
         answer,
         f" {answer}",
         [other for other in (w.NAMES if answer in w.NAMES else w.ROOMS) if other != answer],
