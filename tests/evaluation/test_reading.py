@@ -40,17 +40,17 @@ def found(text: str, values: tuple[str, ...]) -> list[str]:
 # -- the answers, found again ----------------------------------------------------------------------------------------
 
 ABOUT = {  # what a question has, and all that its answer can be
-    "live|home": w.CITIES,
+    r"\blive\b|home": w.CITIES,
     "profession|do for a living": tuple(w.PROFESSIONS),
-    "born|birth": tuple(map(str, range(1900, 2030))),
+    r"\bborn\b|birth": tuple(map(str, range(1900, 2030))),
     "animal": w.ANIMALS,
     "instrument": w.INSTRUMENTS,
     "choir": w.DAYS,
 }
 MARKS = {  # of a mention that is no answer
     "rumour": r"mistaken|error|wrong|misprint|correct|made that up|mixed up",
-    "earlier": r"\bago\b|As a child|At school|another choir",
-    "other person": r"A cousin of|not related|a different person",
+    "earlier": r"\bago\b|As a child [A-Z]\w+ [A-Z]\w+ kept|At school|another choir",
+    "other person": r"A cousin of|not related|not to be confused",
     "wish": r"dreamed|wanted to|thought of|would have liked",
 }
 

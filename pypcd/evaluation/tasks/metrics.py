@@ -86,7 +86,7 @@ def same_sentence(prediction: str, answer: str) -> float:
 
 
 def _bare(sentence: str) -> str:
-    return " ".join(sentence.split()).rstrip(".!? ").strip("' ")
+    return " ".join(sentence.split()).strip("' ").rstrip(".!? ")
 
 
 def _number(text: str) -> float | None:

@@ -86,7 +86,7 @@ ATTRIBUTES = (
             ("rumour", "It was said in the street that {name} works as {a} {value}, and that was wrong."),
             ("rumour", "The telephone book calls {name} {a} {value}, which is a misprint."),
             ("earlier", "Long ago, before the present job, {name} worked as {a} {value}."),
-            ("other person", "{namesake}, a different person, works as {a} {value}."),
+            ("other person", "{namesake}, not to be confused with {name}, works as {a} {value}."),
             ("other person", "A cousin of {name} works as {a} {value}."),
             ("wish", "As a child {name} wanted to become {a} {value}, but that never happened."),
         ),
