@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pypcd.evaluation.tasks import words as w
-from pypcd.evaluation.tasks.metrics import first_named
+from pypcd.evaluation.tasks.metrics import first_named, wrong_values
 from pypcd.evaluation.tasks.people import JOBS, a_or_an
 from pypcd.evaluation.tasks.prose import sentences
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
@@ -116,6 +116,29 @@ _TOPICS = (
     ),
     _Topic(
         (
+            "My old bicycle makes strange noises. What can it be?",
+            "I want to repair my bicycle myself. Where do I begin?",
+            "How do I get a bicycle ready that nobody has used for years?",
+        ),
+        ("That can be done at home, with a little patience.", "Most of it needs no workshop."),
+        (
+            "The {part} was replaced last year, but not the {part}.",
+            "I hear a noise from the {part} when I touch the {part}.",
+            "After the {weather} the {part} got rusty.",
+            "The {part} looks good to me, and the {part} does not.",
+            "I am not sure what the {part} has to do with the {part}.",
+        ),
+        (
+            "Clean the {part} first, and then look at the {part}.",
+            "Put a drop of oil between the {part} and the {part}.",
+            "Do not touch the {part} before the {part} is in order.",
+            "Look at the {part} again after a short ride in {weather}.",
+            "If the {part} is worn, replace it together with the {part}.",
+            "Ask in a shop about the {part} and the {part}.",
+        ),
+    ),
+    _Topic(
+        (
             "I went for a walk today and want to tell you about it.",
             "I am writing down what I saw in town. May I show it to you?",
             "Here is a page of my diary. What do you think of it?",
@@ -134,6 +157,7 @@ _TOPICS = (
 )
 
 _WORDS = {
+    "part": ("brake", "chain", "gear", "handlebar", "lever", "pedal", "rim", "saddle", "spoke", "stand", "tyre", "valve"),
     "room": w.ROOMS,
     "side": ("bread", "couscous", "pasta", "polenta", "quinoa", "rice"),
     "stuff": ("bags", "books", "bottles", "boxes", "cables", "cups", "cushions", "newspapers", "plates", "shoes", "toys", "towels"),
@@ -307,7 +331,8 @@ class Chat:
         facts: list[Sequence[str]] = []
         for i in range(n):
             rng = random.Random(f"chat {seed} {i}")
-            said, (value, other) = _said(rng)
+            said = rng.choice(_SAID)
+            value, other = rng.sample(said.values, 2)
             shots, at = _conversation(rng, size, said, value, other)
             known = {"said": said.name, "other": other, "spelt": ""}
             if self.what == "known":
@@ -318,9 +343,6 @@ class Chat:
                 wrong += {"day": w.DAYS, "month": w.MONTHS, "colour": w.COLOURS, "capital": w.CITIES}.get(group, ())
             else:
                 question, begun, answer, wrong = rng.choice(said.questions), said.begun, value, list(said.values)
-            others = {text for text in wrong if text != answer and text.lower() not in f"{question} {begun}".lower()}
-            if answer.isdecimal():
-                others = set()  # every other number is a wrong answer
             prompt = Prompt(
                 shots=shots,
                 after=rng.choice(_OPENERS).format(question) + "\n",
@@ -328,25 +350,17 @@ class Chat:
             )
             depth = at / max(len(shots) - 1, 1) if self.what == "earlier" else None
             article = f" {a_or_an(answer)}" if self.what == "earlier" and said.article else ""
-            extra = {**known, "others": tuple(sorted(others))}
+            extra = {**known, "others": wrong_values(wrong, answer, f"{question} {begun}")}
             yield Sample(i, prompt, (answer,), depth, extra, gold=f"{article} {answer}", end=".")
-
-
-def _said(rng: random.Random) -> tuple[_Said, list[str]]:
-    """What the user says, the value, and the same kind of thing about somebody else."""
-    said = rng.choice(_SAID)
-    return said, rng.sample(said.values, 2)
 
 
 def _conversation(
     rng: random.Random, size: int, said: _Said, value: str, other: str
 ) -> tuple[tuple[tuple[str, str], ...], int]:
-    """The turns before the last question, and in which of them the user says the value."""
+    """The turns before the last question, and in which of them the user says the value. In another one the user says the other
+    value, of somebody else."""
     n_turns = rng.randint(2, 5)
-    topics = [
-        *rng.sample(_TOPICS, min(n_turns, len(_TOPICS))),
-        *rng.sample(_TOPICS[:3], max(0, n_turns - len(_TOPICS))),
-    ]
+    topics = rng.sample(_TOPICS, n_turns)
     at, elsewhere = rng.sample(range(n_turns), 2)
     texts = [[rng.choice(begun)] for topic in topics for begun in (topic.asked, topic.answered)]
     told = [(2 * at, said.said, value, rng.random()), (2 * elsewhere, said.others, other, rng.random())]

@@ -12,7 +12,17 @@ from typing import Any
 
 from pypcd.evaluation.tasks.extras import require
 
-__all__ = ["KV_SEPARATORS", "first_named", "list_f1", "qa_f1", "qa_f1_zh", "recall", "same_sentence", "word_match"]
+__all__ = [
+    "KV_SEPARATORS",
+    "first_named",
+    "list_f1",
+    "qa_f1",
+    "qa_f1_zh",
+    "recall",
+    "same_sentence",
+    "word_match",
+    "wrong_values",
+]
 
 KV_SEPARATORS = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
 
@@ -76,6 +86,20 @@ def first_named(prediction: str, answer: str, others: Sequence[str] = (), spelt:
     if is_number and given != spelt.casefold():
         return float(_number(given) == _number(answer))
     return float(given in (answer.casefold(), spelt.casefold()))
+
+
+def wrong_values(values: Iterable[str], answer: str, question: str) -> tuple[str, ...]:
+    """The others of first_named(): the values but for the answer and those that the question itself names. If the answer is a
+    number there are none, since every other number is wrong."""
+    if answer[:1].isdigit():
+        return ()
+    return tuple(
+        sorted(
+            value
+            for value in {*values}
+            if value != answer and not re.search(rf"(?<!\w){re.escape(value)}(?!\w)", question, re.IGNORECASE)
+        )
+    )
 
 
 def same_sentence(prediction: str, answer: str) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pypcd.evaluation.tasks import words as w
-from pypcd.evaluation.tasks.metrics import first_named, same_sentence
+from pypcd.evaluation.tasks.metrics import first_named, same_sentence, wrong_values
 from pypcd.evaluation.tasks.people import ATTRIBUTES, Attribute, a_or_an
 from pypcd.evaluation.tasks.prose import paragraphs, sentence_about, sentences
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
@@ -38,7 +38,7 @@ class Text:
         at: the part that has the answer; None if several are needed.
         begun: the beginning of the answer.
         gold: the answer as it follows that beginning.
-        others: wrong answers of the same kind; the first one named in an answer counts.
+        others: all answers of the same kind; the first one that is named counts. Numbers need none.
         known: further facts for Sample.extra.
     """
 
@@ -93,7 +93,6 @@ class Reading:
     def _questions(self, n: int, size: int, seed: int) -> Iterator[Sample]:
         for i in range(n):
             text = self.draw(random.Random(f"{self.name} {seed} {i}"), size)
-            named = text.question + text.begun  # a value that the question itself names is not an answer to it
             prompt = Prompt(
                 before=f"{text.before}\n\n",
                 segments=tuple(text.parts),
@@ -106,7 +105,7 @@ class Reading:
                 prompt,
                 (text.answer,),
                 None if text.at is None else text.at / max(len(text.parts) - 1, 1),
-                {**text.known, "others": tuple(other for other in text.others if other not in named)},
+                {**text.known, "others": wrong_values(text.others, text.answer, f"{text.question} {text.begun}")},
                 gold=text.gold,
                 end='"' if text.begun == QUOTED else ".",
             )
@@ -210,7 +209,7 @@ def _prose(rng: random.Random, size: int, *, conflict: bool = False) -> Text:
         begun,
         value,
         attribute.gold(value),
-        [other for other in attribute.values if other != value],
+        attribute.values,
         known,
     )
 
@@ -284,7 +283,7 @@ def _hops(rng: random.Random, size: int) -> Text:
         f"The firm that {people[0].name} works for has its offices in",
         cities[0],
         f" {cities[0]}",
-        [city for city in w.CITIES if city != cities[0]],
+        w.CITIES,
         {"name": people[0].name, "firm": firms[0], "at": at},
     )
 
@@ -302,7 +301,7 @@ class _List:
         title: what the list is.
         keys: draws a key.
         value: draws a value as it stands in the list.
-        others: wrong answers of the same kind; numbers need none.
+        others: all values, if they are no numbers.
     """
 
     title: str
@@ -415,7 +414,7 @@ def _keys(rng: random.Random, size: int) -> Text:
         begun,
         answer,
         f" {answer}",
-        [other for other in made.others if other != answer],
+        made.others,
         {"key": keys[0]},
     )
 
@@ -537,7 +536,7 @@ def _story(rng: random.Random, size: int) -> Text:
         begun.format(**asked),
         answer,
         f" {answer}",
-        [other for other in (w.NAMES if answer in w.NAMES else w.ROOMS) if other != answer],
+        w.NAMES if answer in w.NAMES else w.ROOMS,
         {"way": way, "name": name, "room": room, "thing": thing},
     )
 
