@@ -8,6 +8,8 @@ at every length.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,7 @@ from pypcd.evaluation.tasks.metrics import first_named, wrong_values
 from pypcd.evaluation.tasks.people import JOBS, a_or_an
 from pypcd.evaluation.tasks.prose import sentences
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import check_cell, fill
+from pypcd.evaluation.tasks.size import check_cell, largest
 from pypcd.prompt import Prompt
 
 __all__ = ["CHATS", "Chat"]
@@ -285,6 +287,9 @@ _SAID = (
     ),
 )
 
+_GROUPS = {"capital": w.CITIES, "colour": w.COLOURS, "day": w.DAYS, "month": w.MONTHS}
+"""More wrong answers of some groups of general knowledge."""
+
 _TRIES = 20  # to fill a form as it was not filled before
 
 _OPENERS = (
@@ -319,39 +324,50 @@ class Chat:
         return f"chat-{self.what}"
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        """The size is the number of sentences in the earlier turns, besides the beginnings of the turns."""
         check_cell(n, n_tokens)
-        return fill(lambda size: self._questions(n, size, seed), 2, n_tokens, self.max_tokens, tokenizer)
+        made: list[Sample] = []
+        size = 0
+        for i in range(n):
+            size = largest(
+                lambda size, i=i: self._sample(i, size, seed),  # type: ignore[misc]
+                0,
+                n_tokens,
+                self.max_tokens,
+                tokenizer,
+                near=size,
+            )
+            made.append(self._sample(i, size, seed))
+        return made
 
     def score(self, prediction: str, sample: Sample) -> float:
         """1 if the answer's first line names the right answer before any wrong one."""
         return first_named(prediction, sample.answers[0], sample.extra["others"], sample.extra["spelt"])
 
-    def _questions(self, n: int, size: int, seed: int) -> Iterator[Sample]:
-        facts: list[Sequence[str]] = []
-        for i in range(n):
-            rng = random.Random(f"chat {seed} {i}")
-            said = rng.choice(_SAID)
-            value, other = rng.sample(said.values, 2)
-            shots, at = _conversation(rng, size, said, value, other)
-            known = {"said": said.name, "other": other, "spelt": ""}
-            if self.what == "known":
-                if not facts:  # each fact is asked once before one is asked again
-                    facts = random.Random(f"chat-known {seed} {i}").sample(w.KNOWN, len(w.KNOWN))
-                question, begun, answer, known["spelt"], group = facts.pop()
-                wrong = [fact[2] for fact in w.KNOWN if fact[4] == group]
-                wrong += {"day": w.DAYS, "month": w.MONTHS, "colour": w.COLOURS, "capital": w.CITIES}.get(group, ())
-            else:
-                question, begun, answer, wrong = rng.choice(said.questions), said.begun, value, list(said.values)
-            prompt = Prompt(
-                shots=shots,
-                after=rng.choice(_OPENERS).format(question) + "\n",
-                answer_prefix=begun,
-            )
-            depth = at / max(len(shots) - 1, 1) if self.what == "earlier" else None
-            article = f" {a_or_an(answer)}" if self.what == "earlier" and said.article else ""
-            extra = {**known, "others": wrong_values(wrong, answer, f"{question} {begun}")}
-            yield Sample(i, prompt, (answer,), depth, extra, gold=f"{article} {answer}", end=".")
+    def _sample(self, i: int, size: int, seed: int) -> Sample:
+        """A conversation with this number of sentences in the earlier turns, besides the beginnings of the turns."""
+        rng = random.Random(f"chat {seed} {i}")
+        said = rng.choice(_SAID)
+        value, other = rng.sample(said.values, 2)
+        shots, at = _conversation(rng, size, said, value, other)
+        if self.what == "known":
+            question, begun, answer, spelt, group = _fact(i, seed)
+            wrong = {fact[2] for fact in w.KNOWN if fact[4] == group}.union(_GROUPS.get(group, ()))
+            gold, depth = f" {answer}", None
+        else:
+            question, begun, answer, spelt = rng.choice(said.questions), said.begun, value, ""
+            wrong = set(said.values)
+            gold = f" {a_or_an(value)} {value}" if said.article else f" {value}"
+            depth = at / (len(shots) - 1)
+        prompt = Prompt(shots=shots, after=rng.choice(_OPENERS).format(question) + "\n", answer_prefix=begun)
+        others = wrong_values(wrong, answer, f"{question} {begun}")
+        extra = {"said": said.name, "other": other, "spelt": spelt, "others": others}
+        return Sample(i, prompt, (answer,), depth, extra, gold=gold, end=".")
+
+
+def _fact(i: int, seed: int) -> tuple[str, str, str, str, str]:
+    """The fact that question i asks for: each is asked for once before one is asked for again."""
+    turn, place = divmod(i, len(w.KNOWN))
+    return random.Random(f"chat-known {seed} {turn}").sample(w.KNOWN, len(w.KNOWN))[place]
 
 
 def _conversation(
@@ -383,18 +399,19 @@ def _filled(forms: Sequence[str], rng: random.Random) -> Iterator[str]:
     seen: set[str] = set()
     while True:
         for _ in range(_TRIES):
-            used: set[str] = set()
-
-            def word(match: re.Match[str], used: set[str] = used) -> str:
-                chosen = rng.choice([word for word in _WORDS[match[1]] if word not in used])
-                used.add(chosen)
-                return chosen
-
-            sentence = re.sub(r"\{(\w+)\}", word, rng.choice(forms))
+            sentence = rng.choice(_all_of(rng.choice(forms)))
             if sentence not in seen:
                 break
         seen.add(sentence)
         yield sentence
+
+
+@functools.cache
+def _all_of(form: str) -> tuple[str, ...]:
+    """All sentences of a form; no word stands in one twice."""
+    open_form, kinds = re.sub(r"\{\w+\}", "{}", form), re.findall(r"\{(\w+)\}", form)
+    filled = itertools.product(*(_WORDS[kind] for kind in kinds))
+    return tuple(open_form.format(*words) for words in filled if len(set(words)) == len(words))
 
 
 CHATS = (Chat("known"), Chat("earlier"))

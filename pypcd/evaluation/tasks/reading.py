@@ -329,18 +329,8 @@ def _dish(rng: random.Random) -> str:
 
 
 _SPECIES = (
-    "common",
-    "dwarf",
-    "great",
-    "lesser",
-    "mountain",
-    "northern",
-    "red-eyed",
-    "river",
-    "southern",
-    "spotted",
-    "striped",
-)
+    "common", "dwarf", "great", "lesser", "mountain", "northern", "red-eyed", "river", "southern", "spotted", "striped",
+)  # fmt: skip
 
 _LISTS = (
     _List(
