@@ -340,7 +340,7 @@ KNOWN = (
         "",
         "young",
     ),
-    ("Which insects make honey?", "Honey is made by", "bees", "", "maker"),
+    ("Which insects make honey?", "Honey is made by", "bees", "honeybees", "maker"),
     (
         'Which animal gives us wool and says "baa"?',
         'The animal that gives us wool and says "baa" is the',
@@ -348,13 +348,7 @@ KNOWN = (
         "",
         "maker",
     ),
-    (
-        "Which birds lay the eggs that people mostly eat for breakfast?",
-        "The eggs that people mostly eat for breakfast are laid by",
-        "chickens",
-        "hens",
-        "maker",
-    ),
+    ('Which animal says "meow"?', 'The animal that says "meow" is the', "cat", "", "animal"),
     ("Which land animal has a trunk?", "The land animal that has a trunk is the", "elephant", "", "animal"),
     (
         "Which animal has a very long neck and is the tallest of all?",
