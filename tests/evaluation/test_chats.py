@@ -33,7 +33,7 @@ ABOUT = {  # what a question is about, what the user says then, and all that the
     r"guests": (r"\bI have invited|[Mm]y birthday", tuple(map(str, range(100)))),
     r"dentist": (r"dentist", w.DAYS),
     r"instrument": (r"\bI (?:am learning|am a beginner|have begun)|I have had lessons", w.INSTRUMENTS),
-    r"profession|work as": (r"\bI (?:work as|am an? \w+ and|earn)|By profession", w.PROFESSIONS),
+    r"profession|work as": (r"\bI (?:work as|am a \w+ and|earn)|By profession", w.PROFESSIONS),
 }
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pypcd.evaluation.tasks import words as w
 from pypcd.evaluation.tasks.metrics import first_named, wrong_values
-from pypcd.evaluation.tasks.people import JOBS, a_or_an
+from pypcd.evaluation.tasks.people import JOBS
 from pypcd.evaluation.tasks.prose import sentences
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tasks.size import check_cell, largest
@@ -176,7 +176,6 @@ class _Said:
     Attributes:
         said: how the user says it; others: how the user says it of somebody else.
         begun: the beginning of an answer.
-        article: whether the value has "a" or "an" before it in an answer.
     """
 
     name: str
@@ -185,7 +184,6 @@ class _Said:
     others: tuple[str, ...]
     questions: tuple[str, ...]
     begun: str
-    article: bool = False
 
 
 _SAID = (
@@ -206,18 +204,17 @@ _SAID = (
         "bought",
         w.BELONGINGS,
         (
-            "This morning I bought {a} {value}.",
-            "I have just bought {a} {value}.",
-            "In town I bought myself {a} {value}.",
-            "Yesterday I went out and bought {a} {value}.",
+            "This morning I bought a {value}.",
+            "I have just bought a {value}.",
+            "In town I bought myself a {value}.",
+            "Yesterday I went out and bought a {value}.",
         ),
         (
-            "My neighbour bought {a} {value} some time ago.",
-            "My neighbour wanted to sell me {a} {value}, but I said no.",
+            "My neighbour bought a {value} some time ago.",
+            "My neighbour wanted to sell me a {value}, but I said no.",
         ),
         ("What have I bought?", "I told you that I bought something. What was it?"),
-        "You have bought",
-        article=True,
+        "You have bought a",
     ),
     _Said(
         "city",
@@ -275,15 +272,14 @@ _SAID = (
         "job",
         JOBS,
         (
-            "I work as {a} {value}.",
-            "By profession I am {a} {value}.",
-            "I am {a} {value} and come home late.",
-            "I earn my living as {a} {value}.",
+            "I work as a {value}.",
+            "By profession I am a {value}.",
+            "I am a {value} and come home late.",
+            "I earn my living as a {value}.",
         ),
-        ("My neighbour works as {a} {value}.", "My neighbour dreams of being {a} {value} one day."),
+        ("My neighbour works as a {value}.", "My neighbour dreams of being a {value} one day."),
         ("What do I work as?", "What is my profession?"),
-        "You work as",
-        article=True,
+        "You work as a",
     ),
 )
 
@@ -352,16 +348,15 @@ class Chat:
         if self.what == "known":
             question, begun, answer, spelt, group = _fact(i, seed)
             wrong = {fact[2] for fact in w.KNOWN if fact[4] == group}.union(_GROUPS.get(group, ()))
-            gold, depth = f" {answer}", None
+            depth = None
         else:
             question, begun, answer, spelt = rng.choice(said.questions), said.begun, value, ""
             wrong = set(said.values)
-            gold = f" {a_or_an(value)} {value}" if said.article else f" {value}"
             depth = at / (len(shots) - 1)
         prompt = Prompt(shots=shots, after=rng.choice(_OPENERS).format(question) + "\n", answer_prefix=begun)
         others = wrong_values(wrong, answer, f"{question} {begun}")
         extra = {"said": said.name, "other": other, "spelt": spelt, "others": others}
-        return Sample(i, prompt, (answer,), depth, extra, gold=gold, end=".")
+        return Sample(i, prompt, (answer,), depth, extra, gold=f" {answer}", end=".")
 
 
 def _fact(i: int, seed: int) -> tuple[str, str, str, str, str]:
@@ -380,7 +375,7 @@ def _conversation(
     at, elsewhere = rng.sample(range(n_turns), 2)
     texts = [[rng.choice(begun)] for topic in topics for begun in (topic.asked, topic.answered)]
     told = [(2 * at, said.said, value, rng.random()), (2 * elsewhere, said.others, other, rng.random())]
-    told_as = [rng.choice(forms).format(a=a_or_an(text), value=text) for _, forms, text, _ in told]
+    told_as = [rng.choice(forms).format(value=text) for _, forms, text, _ in told]
     streams = [
         _filled(forms, random.Random(rng.random())) if forms else sentences(random.Random(rng.random()))
         for topic in topics

@@ -8,11 +8,7 @@ import random
 
 from pypcd.evaluation.tasks import words as w
 
-__all__ = ["ATTRIBUTES", "JOBS", "Attribute", "a_or_an"]
-
-
-def a_or_an(word: str) -> str:
-    return "an" if word[0] in "aeiou" else "a"
+__all__ = ["ATTRIBUTES", "JOBS", "Attribute"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +22,6 @@ class Attribute:
         begun: the beginning of an answer.
         conflicts: why another value is not the answer, and a sentence that mentions it; {namesake} is another person with the
             same first name.
-        article: whether the value has "a" or "an" before it in an answer.
     """
 
     name: str
@@ -35,18 +30,14 @@ class Attribute:
     questions: tuple[str, ...]
     begun: str
     conflicts: tuple[tuple[str, str], ...]
-    article: bool = False
 
     def said(self, who: str, value: str, rng: random.Random) -> str:
-        return rng.choice(self.statements).format(who=who, value=value, a=a_or_an(value))
-
-    def gold(self, value: str) -> str:
-        return f" {a_or_an(value)} {value}" if self.article else f" {value}"
+        return rng.choice(self.statements).format(who=who, value=value)
 
 
 _ELSEWHERE = ("baker", "carpenter", "driver", "gardener", "librarian", "nurse", "student", "teacher")
-JOBS = tuple(job for job in w.PROFESSIONS if job not in _ELSEWHERE)
-"""Professions that unrelated text (`prose`) does not mention."""
+JOBS = tuple(job for job in w.PROFESSIONS if job not in _ELSEWHERE and job[0] not in "aeiou")
+"""Professions that unrelated text (`prose`) does not mention, and that "a" stands before."""
 
 ATTRIBUTES = (
     Attribute(
@@ -74,23 +65,22 @@ ATTRIBUTES = (
         "job",
         JOBS,
         (
-            "{who} works as {a} {value}.",
-            "By profession {who} is {a} {value}.",
-            "{who} earns a living as {a} {value}.",
-            "{who} is {a} {value} and likes the work.",
-            "If you need {a} {value}, ask {who}, who does that for a living.",
+            "{who} works as a {value}.",
+            "By profession {who} is a {value}.",
+            "{who} earns a living as a {value}.",
+            "{who} is a {value} and likes the work.",
+            "If you need a {value}, ask {who}, who does that for a living.",
         ),
         ("What is the profession of {name}?", "What does {name} do for a living?"),
-        "{name} works as",
+        "{name} works as a",
         (
-            ("rumour", "It was said in the street that {name} works as {a} {value}, and that was wrong."),
-            ("rumour", "The telephone book calls {name} {a} {value}, which is a misprint."),
-            ("earlier", "Long ago, before the present job, {name} worked as {a} {value}."),
-            ("other person", "{namesake}, not to be confused with {name}, works as {a} {value}."),
-            ("other person", "A cousin of {name} works as {a} {value}."),
-            ("wish", "As a child {name} wanted to become {a} {value}, but that never happened."),
+            ("rumour", "It was said in the street that {name} works as a {value}, and that was wrong."),
+            ("rumour", "The telephone book calls {name} a {value}, which is a misprint."),
+            ("earlier", "Long ago, before the present job, {name} worked as a {value}."),
+            ("other person", "{namesake}, not to be confused with {name}, works as a {value}."),
+            ("other person", "A cousin of {name} works as a {value}."),
+            ("wish", "As a child {name} wanted to become a {value}, but that never happened."),
         ),
-        article=True,
     ),
     Attribute(
         "born",

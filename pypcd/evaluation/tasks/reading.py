@@ -15,7 +15,7 @@ from typing import Any
 
 from pypcd.evaluation.tasks import words as w
 from pypcd.evaluation.tasks.metrics import first_named, same_sentence, wrong_values
-from pypcd.evaluation.tasks.people import ATTRIBUTES, Attribute, a_or_an
+from pypcd.evaluation.tasks.people import ATTRIBUTES, Attribute
 from pypcd.evaluation.tasks.prose import paragraphs, sentence_about, sentences
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tasks.size import check_cell, fill
@@ -193,7 +193,7 @@ def _prose(rng: random.Random, size: int, *, conflict: bool = False) -> Text:
         wrong = rng.choice([other for other in attribute.values if other != value])
         kind, form = rng.choice(attribute.conflicts)
         namesake = rng.choice([last for last in _LAST_NAMES if last != person.last])
-        later = form.format(name=person.name, namesake=f"{person.first} {namesake}", a=a_or_an(wrong), value=wrong)
+        later = form.format(name=person.name, namesake=f"{person.first} {namesake}", value=wrong)
         known.update(conflict=wrong, why=kind)
 
     def about_others() -> Iterator[list[str]]:
@@ -208,7 +208,7 @@ def _prose(rng: random.Random, size: int, *, conflict: bool = False) -> Text:
         question,
         begun,
         value,
-        attribute.gold(value),
+        f" {value}",
         attribute.values,
         known,
     )

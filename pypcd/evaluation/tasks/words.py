@@ -218,7 +218,7 @@ LISTS = _split("ages cities colors costs files items lines names numbers points 
 
 BELONGINGS = _split(
     "bell blanket broom bucket candle clock drum guitar hammer jacket ladder lamp mirror pillow rope scarf shovel tent "
-    "umbrella vase wagon wheel"
+    "vase wagon wheel"
 )
 
 PETS = _split("cat chicken donkey duck goat horse lizard mouse parrot pig pigeon rabbit sheep snake turtle")
