@@ -63,7 +63,10 @@ def test_a_seed_gives_the_same_questions_and_another_seed_others(
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_too_few_tokens_are_refused_with_how_many_are_needed(name: str) -> None:
-    made, n = task(name), 1 if name.startswith(("everyday", "constrained")) else 2  # whose questions differ in size
+    made, n = (
+        task(name),
+        1 if name.startswith(("everyday", "constrained", "chat")) else 2,
+    )  # whose questions differ in size
     with pytest.raises(ValueError, match="n_tokens is 9; allowed: at least") as error:
         made.samples(n, 9, Words(), 0)
     needed = int(re.findall(r"at least (\d+)", str(error.value))[0])

@@ -1,5 +1,5 @@
-"""The benchmarks by name: `kv` (InfiniteBench), `ruler` and `ruler_files` (RULER), `longbench` (LongBench), `everyday`
-and `constrained` (ours).
+"""The benchmarks by name: `kv` (InfiniteBench), `ruler` and `ruler_files` (RULER), `longbench` (LongBench), `everyday`,
+`constrained`, `reading` and `chats` (ours).
 
 A benchmark is a `Task` (`sample`): it makes questions of a length (`size`) and scores their answers (`metrics`).
 Knows nothing of models except their tokenizer.
@@ -12,10 +12,12 @@ import pathlib
 from collections.abc import Callable, Iterable
 
 from pypcd.errors import InputError, did_you_mean
+from pypcd.evaluation.tasks.chats import CHATS
 from pypcd.evaluation.tasks.constrained import CONSTRAINED, Objects
 from pypcd.evaluation.tasks.everyday import EVERYDAY
 from pypcd.evaluation.tasks.kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
 from pypcd.evaluation.tasks.longbench import LONGBENCH_TASKS, LongBench
+from pypcd.evaluation.tasks.reading import READING
 from pypcd.evaluation.tasks.ruler import CWE, FWE, NIAH, VT, VTAuthors
 from pypcd.evaluation.tasks.ruler_files import RULER_TASKS, RulerFile
 from pypcd.evaluation.tasks.sample import Task
@@ -47,6 +49,7 @@ _WITH_DATA: dict[str, Callable[[str | pathlib.Path | None], Task]] = {
 
 _GENERATED.update((made.name, made) for made in EVERYDAY)
 _GENERATED.update((made.name, made) for made in CONSTRAINED)
+_GENERATED.update((made.name, made) for made in (*READING, *CHATS))
 
 TASKS = (*_GENERATED, *_WITH_DATA)
 
@@ -58,6 +61,8 @@ GROUPS = {
     "everyday-behind": tuple(made.name for made in EVERYDAY if made.way == "behind"),
     "constrained": tuple(made.name for made in CONSTRAINED if isinstance(made, Objects) and not made.shown),
     "constrained-shown": tuple(made.name for made in CONSTRAINED if isinstance(made, Objects) and made.shown),
+    "reading": tuple(made.name for made in READING),
+    "chats": tuple(made.name for made in CHATS),
 }
 """Names that stand for several tasks, which are asked separately and also counted together."""
 

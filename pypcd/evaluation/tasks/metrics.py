@@ -1,4 +1,4 @@
-"""The benchmarks' metrics on one answer, 0 to 1, as their public code computes them."""
+"""The metrics on one answer, 0 to 1. Those of published benchmarks are computed as in their public code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from typing import Any
 
 from pypcd.evaluation.tasks.extras import require
 
-__all__ = ["KV_SEPARATORS", "any_match", "list_f1", "qa_f1", "qa_f1_zh", "recall", "word_match"]
+__all__ = [
+    "KV_SEPARATORS",
+    "any_match",
+    "first_named",
+    "list_f1",
+    "qa_f1",
+    "qa_f1_zh",
+    "recall",
+    "same_sentence",
+    "word_match",
+    "wrong_values",
+]
 
 KV_SEPARATORS = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
 
@@ -60,6 +71,61 @@ def qa_f1_zh(prediction: str, answers: Sequence[str]) -> float:
         PCDError: jieba is not installed.
     """
     return max(_bag_f1(_chinese_words(prediction), _chinese_words(answer)) for answer in answers)
+
+
+def first_named(prediction: str, answer: str, others: Sequence[str] = (), spelt: str = "") -> float:
+    """1 if the prediction's first line names the answer, and none of the others before it; upper or lower case.
+
+    Only whole words count. If the answer is a number, every other number is one of the others.
+
+    Args:
+        spelt: a number in words, which is right too.
+    """
+    line = prediction.strip().split("\n")[0]
+    texts = sorted(filter(None, (answer, spelt, *others)), key=len, reverse=True)
+    is_number = answer[:1].isdigit()
+    number = r"\d+(?:[.,:]\d+)*|" if is_number else ""
+    found = re.search(rf"(?<!\w)(?:{number}{'|'.join(map(re.escape, texts))})(?!\w)", line, re.IGNORECASE)
+    if found is None:
+        return 0.0
+    given = found[0].casefold()
+    if is_number and given != spelt.casefold():
+        return float(_number(given) == _number(answer))
+    return float(given in (answer.casefold(), spelt.casefold()))
+
+
+def wrong_values(values: Iterable[str], answer: str, question: str) -> tuple[str, ...]:
+    """The others of first_named(): the values but for the answer and those that the question itself names. If the answer is a
+    number there are none, since every other number is wrong."""
+    if answer[:1].isdigit():
+        return ()
+    return tuple(
+        sorted(
+            value
+            for value in {*values}
+            if value != answer and not re.search(rf"(?<!\w){re.escape(value)}(?!\w)", question, re.IGNORECASE)
+        )
+    )
+
+
+def same_sentence(prediction: str, answer: str) -> float:
+    """1 if the prediction's first line, up to a closing quotation mark, is the answer; white space and the mark at the end of
+    the sentence do not count."""
+    parts = (_bare(part) for part in re.split('["\u201c\u201d\u00ab\u00bb]', prediction.strip().split("\n")[0]))
+    return float(next(filter(None, parts), "") == _bare(answer))
+
+
+def _bare(sentence: str) -> str:
+    return " ".join(sentence.split()).strip("' ").rstrip(".!? ")
+
+
+def _number(text: str) -> float | None:
+    try:
+        if re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+            return float(text.replace(",", ""))
+        return float(text.replace(",", "."))
+    except ValueError:  # a time of day, or a date
+        return None
 
 
 def _without_control_characters(prediction: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-__all__ = ["paragraphs", "sentences"]
+__all__ = ["paragraphs", "sentence_about", "sentences"]
 
 _WHO = (
     "the baker", "the old gardener", "a young teacher", "the postman", "our neighbour", "the librarian", "a tired driver",
@@ -47,6 +47,18 @@ def sentences(rng: random.Random) -> Iterator[str]:
             yield f"{where[0].upper()}{where[1:]} {who} {did}, and {other} {rng.choice(_DID)}."
         else:
             yield f"{who[0].upper()}{who[1:]} {did} {when}. {rng.choice(_REMARKS)}"
+
+
+def sentence_about(who: str, rng: random.Random) -> str:
+    """One sentence about somebody, in one of four forms."""
+    did, where, when = (rng.choice(words) for words in (_DID, _WHERE, _WHEN))
+    forms = (
+        f"{when[0].upper()}{when[1:]} {who} {did} {where}.",
+        f"{where[0].upper()}{where[1:]} {who} {did} {when}.",
+        f"{who[0].upper()}{who[1:]} {did} {where} {when}.",
+        f"{when[0].upper()}{when[1:]} {who} was {where} and {did}.",
+    )
+    return rng.choice(forms)
 
 
 def paragraphs(sentences: list[str], n_sentences: int = 5) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "ADJECTIVES",
     "ANIMALS",
+    "BELONGINGS",
     "BLAME",
     "CAPITALS",
     "CITIES",
@@ -12,14 +13,18 @@ __all__ = [
     "CONTINENTS",
     "COUNTED",
     "DAYS",
+    "FIRMS",
     "FOODS",
     "GLAD",
+    "INSTRUMENTS",
+    "KNOWN",
     "LAST_NAMES",
     "LISTS",
     "MONTHS",
     "NAMES",
     "OPPOSITES",
     "PAST",
+    "PETS",
     "PLURALS",
     "PRAISE",
     "PROFESSIONS",
@@ -27,8 +32,12 @@ __all__ = [
     "REVIEWED",
     "ROOMS",
     "SORRY",
+    "STREETS",
     "THINGS",
     "VARIABLES",
+    "VEGETABLES",
+    "WEATHER",
+    "WILD_ANIMALS",
 ]
 
 
@@ -206,3 +215,206 @@ REPORTS = {
 VARIABLES = _split("age count index length level number price score size speed total value weight width year")
 
 LISTS = _split("ages cities colors costs files items lines names numbers points prices rows scores users values words")
+
+BELONGINGS = _split(
+    "bell blanket broom bucket candle clock drum guitar hammer jacket ladder lamp mirror pillow rope scarf shovel tent "
+    "vase wagon wheel"
+)
+
+PETS = _split("cat chicken donkey duck goat horse lizard mouse parrot pig pigeon rabbit sheep snake turtle")
+
+VEGETABLES = _split(
+    "beans cabbage carrots celery cucumbers garlic lentils lettuce onions peas pumpkins radishes spinach tomatoes"
+)
+
+WEATHER = _split("breeze dew drizzle fog frost hail heat mist rain snow storm sunshine thunder wind")
+
+WILD_ANIMALS = _split(
+    "bear crow deer duck eagle fox frog goat goose hawk lizard monkey owl parrot pigeon seal snake swan turtle wolf"
+)
+
+INSTRUMENTS = _split("accordion cello clarinet drums flute guitar harp oboe organ piano saxophone trumpet violin")
+
+STREETS = _split(
+    "Abbey Acorn Apple Beech Birch Bridge Brook Castle Cedar Chapel Cherry Chestnut Church Copper Elm Falcon Garden Harbour "
+    "Hazel Ivy Kingfisher Linden Maple Market Meadow Mill Moss Museum Oak Orchard Poplar Priory Queen Raven Rose Sandy School "
+    "Silver Spring Station Swan Temple Thistle Valley Willow Windmill"
+)
+
+FIRMS = (
+    "Amberfield Printing", "Bluebird Books", "Brightwater Shipping", "Cloverleaf Foods", "Copperhill Tools",
+    "Eastgate Insurance", "Evergreen Paper", "Fairwind Travel", "Goldcrest Watches", "Greystone Cement", "Highmoor Wool",
+    "Ironbridge Steel", "Lakeside Dairy", "Larkspur Textiles", "Moonlight Films", "Northstar Software", "Oakfield Furniture",
+    "Pinecone Toys", "Quickstep Shoes", "Redwood Timber", "Riverbend Ceramics", "Seagull Ferries", "Silverline Trams",
+    "Stonebridge Glass", "Summerhill Tea", "Sunrise Solar", "Thornbury Bicycles", "Westport Freight", "Whitecliff Salt",
+    "Wildflower Honey",
+)  # fmt: skip
+
+KNOWN = (
+    ("What is the capital of France?", "The capital of France is", "Paris", "", "capital"),
+    ("What is the capital of Italy?", "The capital of Italy is", "Rome", "", "capital"),
+    ("What is the capital of Spain?", "The capital of Spain is", "Madrid", "", "capital"),
+    ("What is the capital of Germany?", "The capital of Germany is", "Berlin", "", "capital"),
+    ("What is the capital of Japan?", "The capital of Japan is", "Tokyo", "", "capital"),
+    ("What is the capital of Greece?", "The capital of Greece is", "Athens", "", "capital"),
+    ("What is the capital of Portugal?", "The capital of Portugal is", "Lisbon", "", "capital"),
+    ("What is the capital of Austria?", "The capital of Austria is", "Vienna", "", "capital"),
+    ("What is the capital of Poland?", "The capital of Poland is", "Warsaw", "", "capital"),
+    ("What is the capital of Russia?", "The capital of Russia is", "Moscow", "", "capital"),
+    ("What is the capital of Egypt?", "The capital of Egypt is", "Cairo", "", "capital"),
+    ("What is the capital of Ireland?", "The capital of Ireland is", "Dublin", "", "capital"),
+    ("What is the capital of Norway?", "The capital of Norway is", "Oslo", "", "capital"),
+    ("What is the capital of Sweden?", "The capital of Sweden is", "Stockholm", "", "capital"),
+    ("What is the capital of Denmark?", "The capital of Denmark is", "Copenhagen", "", "capital"),
+    ("What is the capital of Finland?", "The capital of Finland is", "Helsinki", "", "capital"),
+    ("What is the capital of Hungary?", "The capital of Hungary is", "Budapest", "", "capital"),
+    ("What is the capital of Canada?", "The capital of Canada is", "Ottawa", "", "capital"),
+    ("What is the capital of China?", "The capital of China is", "Beijing", "", "capital"),
+    ("What is the capital of Cuba?", "The capital of Cuba is", "Havana", "", "capital"),
+    ("What is the capital of Peru?", "The capital of Peru is", "Lima", "", "capital"),
+    ("What is the capital of Kenya?", "The capital of Kenya is", "Nairobi", "", "capital"),
+    ("What is the capital of Thailand?", "The capital of Thailand is", "Bangkok", "", "capital"),
+    ("What is the capital of the United Kingdom?", "The capital of the United Kingdom is", "London", "", "capital"),
+    ("How many months does a year have?", "The number of months in a year is", "12", "twelve", "number"),
+    ("How many days does a week have?", "The number of days in a week is", "7", "seven", "number"),
+    ("How many hours does a day have?", "The number of hours in a day is", "24", "twenty-four", "number"),
+    ("How many minutes does an hour have?", "The number of minutes in an hour is", "60", "sixty", "number"),
+    ("How many seconds does a minute have?", "The number of seconds in a minute is", "60", "sixty", "number"),
+    ("How many legs does a spider have?", "The number of legs of a spider is", "8", "eight", "number"),
+    ("How many legs does an insect have?", "The number of legs of an insect is", "6", "six", "number"),
+    ("How many legs does a dog have?", "The number of legs of a dog is", "4", "four", "number"),
+    ("How many sides does a triangle have?", "The number of sides of a triangle is", "3", "three", "number"),
+    ("How many sides does a hexagon have?", "The number of sides of a hexagon is", "6", "six", "number"),
+    (
+        "How many letters does the English alphabet have?",
+        "The number of letters in the English alphabet is",
+        "26",
+        "twenty-six",
+        "number",
+    ),
+    ("How many centimetres make a metre?", "The number of centimetres in a metre is", "100", "hundred", "number"),
+    ("How many metres make a kilometre?", "The number of metres in a kilometre is", "1000", "thousand", "number"),
+    ("How many eggs are in a dozen?", "The number of eggs in a dozen is", "12", "twelve", "number"),
+    ("How many wheels does a bicycle have?", "The number of wheels of a bicycle is", "2", "two", "number"),
+    ("How many strings does a violin have?", "The number of strings of a violin is", "4", "four", "number"),
+    ("How much is seven times eight?", "Seven times eight is", "56", "fifty-six", "number"),
+    ("How much is twenty minus five?", "Twenty minus five is", "15", "fifteen", "number"),
+    ("What is the opposite of hot?", "The opposite of hot is", "cold", "", "opposite"),
+    ("What is the opposite of north?", "The opposite of north is", "south", "", "opposite"),
+    ("What is the opposite of left?", "The opposite of left is", "right", "", "opposite"),
+    ("What is the opposite of up?", "The opposite of up is", "down", "", "opposite"),
+    ("What is the opposite of day?", "The opposite of day is", "night", "", "opposite"),
+    ("What is the opposite of yes?", "The opposite of yes is", "no", "", "opposite"),
+    ("What is the opposite of full?", "The opposite of full is", "empty", "", "opposite"),
+    ("What is the opposite of east?", "The opposite of east is", "west", "", "opposite"),
+    ("What is the opposite of true?", "The opposite of true is", "false", "", "opposite"),
+    ("What is the opposite of wet?", "The opposite of wet is", "dry", "", "opposite"),
+    ("Which day comes after Monday?", "The day after Monday is", "Tuesday", "", "day"),
+    ("Which day comes after Wednesday?", "The day after Wednesday is", "Thursday", "", "day"),
+    ("Which day comes after Friday?", "The day after Friday is", "Saturday", "", "day"),
+    ("Which day comes before Monday?", "The day before Monday is", "Sunday", "", "day"),
+    ("What is the first month of the year?", "The first month of the year is", "January", "", "month"),
+    ("What is the last month of the year?", "The last month of the year is", "December", "", "month"),
+    ("Which month comes after June?", "The month after June is", "July", "", "month"),
+    ("Which month comes before October?", "The month before October is", "September", "", "month"),
+    ("Which is the shortest month of the year?", "The shortest month of the year is", "February", "", "month"),
+    ("What colour is fresh snow?", "The colour of fresh snow is", "white", "", "colour"),
+    ("What colour is a ripe banana?", "The colour of a ripe banana is", "yellow", "", "colour"),
+    ("What colour is human blood?", "The colour of human blood is", "red", "", "colour"),
+    ("What colour is fresh grass?", "The colour of fresh grass is", "green", "", "colour"),
+    (
+        "Which colour do blue and yellow paint give when they are mixed?",
+        "Blue and yellow paint, when they are mixed, give",
+        "green",
+        "",
+        "colour",
+    ),
+    ("What is a young dog called?", "A young dog is called a", "puppy", "", "young"),
+    ("What is a young cat called?", "A young cat is called a", "kitten", "", "young"),
+    ("What is a young cow called?", "A young cow is called a", "calf", "", "young"),
+    ("What is a young sheep called?", "A young sheep is called a", "lamb", "", "young"),
+    (
+        "What is a young frog called, while it still has a tail and gills?",
+        "A young frog with a tail and gills is called a",
+        "tadpole",
+        "",
+        "young",
+    ),
+    ("Which insects make honey?", "Honey is made by", "bees", "honeybees", "maker"),
+    (
+        'Which animal gives us wool and says "baa"?',
+        'The animal that gives us wool and says "baa" is the',
+        "sheep",
+        "",
+        "maker",
+    ),
+    ('Which animal says "meow"?', 'The animal that says "meow" is the', "cat", "", "animal"),
+    ("Which land animal has a trunk?", "The land animal that has a trunk is the", "elephant", "", "animal"),
+    (
+        "Which animal has a very long neck and is the tallest of all?",
+        "The tallest animal is the",
+        "giraffe",
+        "",
+        "animal",
+    ),
+    (
+        "Which African animal looks like a horse with black and white stripes?",
+        "The African animal with black and white stripes is the",
+        "zebra",
+        "",
+        "animal",
+    ),
+    ("On which planet do we live?", "The planet that we live on is", "Earth", "", "planet"),
+    ("Which planet is nearest to the sun?", "The planet nearest to the sun is", "Mercury", "", "planet"),
+    (
+        "Which is the largest planet of the solar system?",
+        "The largest planet of the solar system is",
+        "Jupiter",
+        "",
+        "planet",
+    ),
+    ("Which planet is called the red planet?", "The red planet is", "Mars", "", "planet"),
+    ("On which continent is France?", "France is on the continent of", "Europe", "", "continent"),
+    ("On which continent is Kenya?", "Kenya is on the continent of", "Africa", "", "continent"),
+    ("On which continent is China?", "China is on the continent of", "Asia", "", "continent"),
+    ("Which language do most people in Brazil speak?", "Most people in Brazil speak", "Portuguese", "", "language"),
+    ("Which language do most people in Mexico speak?", "Most people in Mexico speak", "Spanish", "", "language"),
+    ("Which language do most people in Germany speak?", "Most people in Germany speak", "German", "", "language"),
+    ("Which language do most people in Italy speak?", "Most people in Italy speak", "Italian", "", "language"),
+    (
+        'Who wrote the play "Romeo and Juliet"?',
+        'The play "Romeo and Juliet" was written by William',
+        "Shakespeare",
+        "",
+        "author",
+    ),
+    ('Who painted the "Mona Lisa"?', 'The "Mona Lisa" was painted by Leonardo da', "Vinci", "", "author"),
+    (
+        "Which scientist found the theory of relativity?",
+        "The theory of relativity was found by Albert",
+        "Einstein",
+        "",
+        "author",
+    ),
+    ('What is the past tense of the verb "go"?', 'The past tense of the verb "go" is', "went", "", "word"),
+    ('What is the plural of the noun "child"?', 'The plural of the noun "child" is', "children", "", "word"),
+    ('What is the plural of the noun "mouse", the animal?', 'The plural of the noun "mouse" is', "mice", "", "word"),
+    ("What does water become when it freezes?", "When it freezes, water becomes", "ice", "", "thing"),
+    (
+        "In which season does it snow most, in the north of Europe?",
+        "In the north of Europe it snows most in",
+        "winter",
+        "",
+        "thing",
+    ),
+    ("With which organ do we see?", "The organ that we see with is the", "eye", "eyes", "thing"),
+    (
+        "Which gas do we need from the air to live?",
+        "The gas that we need from the air to live is",
+        "oxygen",
+        "",
+        "thing",
+    ),
+)
+"""Questions of general knowledge: a question, the beginning of its answer, the answer, another form of it or "", and a group.
+The other answers of a group are wrong ones."""
