@@ -21,6 +21,7 @@ _LEGEND = """\
 {n} questions a cell{half}, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions,
 with its 95% bootstrap interval; ~ marks one that spans zero or has p of 0.05 or more: no difference shown. p: exact
 McNemar, for graded scores the sign test. Wins and losses: questions on which the method, on which greedy scored higher.
+Spoilt: questions that greedy has right and the method has not, of those that greedy has right, and in percent.
 MRR: mean reciprocal rank of the gold token where an answer first leaves it, of all and of wrong answers."""
 
 
@@ -150,8 +151,8 @@ def _section(title: str, name: str, table: Sequence[Row]) -> list[str]:
     return [
         f"## {title}",
         "",
-        "| tokens | method | score | difference | p | wins / losses | MRR | MRR, wrong |",
-        "| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |",
+        "| tokens | method | score | difference | p | wins / losses | spoilt | MRR | MRR, wrong |",
+        "| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
         *(_line(row) for row in table if row.task == name),
         "",
     ]
@@ -161,9 +162,9 @@ def _line(row: Row) -> str:
     p = row.paired
     cells = [str(row.length), row.method, f"{p.score:.1f}"]
     if row.method == BASELINE:
-        cells += ["", "", ""]
+        cells += [""] * 4
     else:
-        cells += [interval(p), _p(p.p), f"{p.wins} / {p.losses}"]
+        cells += [interval(p), _p(p.p), f"{p.wins} / {p.losses}", f"{p.spoilt} of {p.right}, {p.regression:.1f}"]
     cells += ["" if mrr is None else f"{mrr:.3f}" for mrr in (row.mrr, row.mrr_wrong)]
     return "| " + " | ".join(cells) + " |"
 

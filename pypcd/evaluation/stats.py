@@ -49,6 +49,8 @@ class Paired:
         low: the lower end of the difference's 95% bootstrap interval, in points.
         high: the upper end.
         p: exact two-sided McNemar p, or the sign test for scores between 0 and 1; 1 if the two never disagree.
+        right: number of samples on which the baseline is right (its score is 1).
+        spoilt: how many of these the method has not right.
     """
 
     n: int
@@ -59,6 +61,14 @@ class Paired:
     low: float
     high: float
     p: float
+    right: int
+    spoilt: int
+
+    @property
+    def regression(self) -> float:
+        """How much of what was right is spoilt, in percent; 0 if nothing was right. On questions whose context has nothing to do with
+        them this is neutral regression (arXiv 2604.16686)."""
+        return 100 * self.spoilt / self.right if self.right else 0.0
 
     @property
     def is_clear(self) -> bool:
@@ -100,6 +110,8 @@ def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0,
         float(low),
         float(high),
         _mcnemar(wins, losses),
+        int((b >= 1).sum()),
+        int(((b >= 1) & (a < 1)).sum()),
     )
 
 

@@ -35,7 +35,7 @@ def test_tables_against_hand_worked_records() -> None:
     assert pcd.paired.p == pytest.approx(2 / 2**5)
     assert (greedy.mrr, greedy.mrr_wrong, pcd.mrr) == (0.625, 0.25, 0.8125)
     text = markdown(plan, records, {"kv": "accuracy"}, {})
-    assert "| 100 | pcd | 75.0 | +25.0 [+10.0, +45.0] ~ | 0.062 | 5 / 0 | 0.812 | 0.250 |" in text
+    assert "| 100 | pcd | 75.0 | +25.0 [+10.0, +45.0] ~ | 0.062 | 5 / 0 | 0 of 10, 0.0 | 0.812 | 0.250 |" in text
     table = list(csv.DictReader(io.StringIO(csv_text(plan, records))))
     assert [row["method"] for row in table] == ["greedy", "pcd"] and float(table[1]["score"]) == 75.0
     bands = by_depth(plan, records, "kv", 100)
@@ -54,7 +54,7 @@ def test_a_group_is_counted_over_all_of_its_questions() -> None:
     assert (pcd.paired.wins, pcd.paired.losses, pcd.paired.difference) == (0, 36, -75.0)
     text = markdown(plan, records, metrics, {})
     assert text.index("## everyday (accuracy, its 12 tasks together)") < text.index("## everyday-facts (accuracy)")
-    assert "| 100 | pcd | 25.0 | -75.0 [" in text
+    assert "| 100 | pcd | 25.0 | -75.0 [" in text and "| 0 / 36 | 36 of 48, 75.0 |" in text
     some = Plan("m.gguf", parts[1:], ("greedy", "pcd"), (100,), n=4)
     assert "everyday" not in {row.task for row in rows(some, records)}
 

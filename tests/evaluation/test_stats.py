@@ -15,12 +15,20 @@ def test_a_hand_worked_comparison() -> None:
     assert (result.n, result.score, result.wins, result.losses, result.difference) == (10, 60.0, 5, 1, 40.0)
     assert result.p == pytest.approx(2 * (1 + 6) / 2**6)  # two-sided binomial tail of 1 in 6
     assert -20 <= result.low < 40 < result.high <= 100
+    assert (result.right, result.spoilt, result.regression) == (2, 1, 50.0)
 
 
 def test_equal_outcomes_differ_in_nothing() -> None:
     result = paired([True, False, True], [True, False, True])
     assert (result.wins, result.losses, result.low, result.high, result.p) == (0, 0, 0.0, 0.0, 1.0)
     assert not result.is_clear
+
+
+def test_what_was_right_and_is_spoilt() -> None:
+    """Also where a score is a fraction; what was wrong before cannot be spoilt."""
+    result = paired([1, 0.5, 0, 0.5, 1, 0], [1, 1, 1, 0.75, 0, 0])
+    assert (result.right, result.spoilt) == (3, 2) and result.regression == pytest.approx(200 / 3)
+    assert paired([0.5, 0], [0.75, 0]).regression == 0.0  # nothing was right
 
 
 def test_a_large_one_sided_gain_is_clear() -> None:
