@@ -11,7 +11,7 @@ chooses tokens from them. A name is one part, or several joined by "+"; its valu
     dola-low  dola-high  dola:16:18:20:relative_top=0.1
     ms-poe  ms-poe-outlier  ms-poe:max_ratio=1.6:first_layer=0
     self-extend:4:width=512
-    rephrase  segr  segr-ends  segr-vote:5                            edit: how the prompt is changed
+    recite  replay:4  rephrase  segr  segr-ends  segr-vote:5          edit: how the prompt is changed
 """
 
 from __future__ import annotations
@@ -126,6 +126,8 @@ _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "segr-ends": ("edit", _lab("edits:parse_sort", ends=True)),
     "segr-vote": ("edit", _lab("edits:parse_vote")),
     "rephrase": ("edit", _lab("edits:parse_rephrase")),
+    "recite": ("edit", _lab("recite:parse")),
+    "replay": ("edit", _lab("replay:parse")),
 }
 
 NAMES = tuple(_PARTS)

@@ -18,17 +18,19 @@ from pypcd.prompt import Prompt, has_template, prompt_tokens
 if TYPE_CHECKING:
     from pypcd.llama import Llama
 
-__all__ = ["Answer", "Edit", "Method"]
+__all__ = ["Answer", "Answering", "Edit", "Method"]
+
+
+class Answering(Protocol):
+    """Answers a prompt, by the same method without its edit; in as many tokens as the method's answer has, or max_tokens."""
+
+    def __call__(self, prompt: Prompt, max_tokens: int | None = None) -> str: ...
 
 
 class Edit(Protocol):
-    """Changes a prompt before it is answered.
+    """Changes a prompt before it is answered."""
 
-    Args of edit:
-        answer: answers a prompt without this edit.
-    """
-
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt: ...
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +129,10 @@ class Method:
 
         before, start = session.n_evaluated, time.perf_counter()
         if self.edit is not None:
-            plain = dataclasses.replace(self, edit=None)
+            plain, longest = dataclasses.replace(self, edit=None), max_tokens
 
-            def answer(asked: Prompt) -> str:
-                return plain.generate(session, asked, max_tokens=max_tokens, chat=chat).text
+            def answer(prompt: Prompt, max_tokens: int | None = None) -> str:
+                return plain.generate(session, prompt, max_tokens=max_tokens or longest, chat=chat).text
 
             prompt = self.edit.edit(session, prompt, chat=chat, answer=answer)
         tokens = prompt_tokens(session.llm, prompt, chat=chat)

@@ -20,7 +20,8 @@ from pypcd.decode.method import _place
 from pypcd.engine import token_bytes
 from pypcd.lab.methods.beam import Beam
 from pypcd.lab.methods.cad import CAD
-from pypcd.lab.methods.edits import AttentionSort, _ends, medoid, segment_spans
+from pypcd.lab.methods.edits import AttentionSort, _ends, attention, medoid, segment_spans
+from pypcd.lab.methods.recite import Recite
 from pypcd.method import contrast, entropy, log_softmax
 from pypcd.prompt import Prompt
 
@@ -357,18 +358,69 @@ def test_the_best_segments_go_to_the_ends(order: list[int]) -> None:
     assert sorted(_ends(order)) == sorted(order)
 
 
+def attended(path: Any, llm: pypcd.Llama, n_last: int) -> np.ndarray:
+    """What each segment gets of the attention of the prompt's last tokens, by the reference."""
+    tokens = tokens_of(llm)
+    rows = np.mean([w[:, -n_last:].mean(axis=(0, 1)) for w in reference(path).trace(tokens).attention], axis=0)
+    return np.array([rows[first:last].sum() for first, last in segment_spans(llm, PROMPT, tokens)])
+
+
+@pytest.mark.parametrize("n_last", [1, 2, 8])
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_segments_are_sorted_by_the_attention_they_get(flash_attn: bool, tiny: Tiny, load: Load) -> None:
+def test_the_attention_that_segments_get(flash_attn: bool, n_last: int, tiny: Tiny, load: Load) -> None:
     path = tiny("llama")
     llm = load(path, False, flash_attn=flash_attn)
-    tokens = tokens_of(llm)
-    last_row = np.mean([w[:, -1].mean(axis=0) for w in reference(path).trace(tokens).attention], axis=0)
-    spans = segment_spans(llm, PROMPT, tokens)
-    wanted = np.array([last_row[first:last].sum() for first, last in spans])
-    close(AttentionSort.scores(Session(llm), PROMPT, chat=False), wanted, tolerance(path, of=1.0, **shape(llm)))
-    once = AttentionSort(rounds=1).edit(Session(llm), PROMPT, chat=False, answer=lambda prompt: "")
-    assert list(once.segments) == [PROMPT.segments[i] for i in np.argsort(wanted)]
-    assert once.segments != PROMPT.segments
+    found = attention(Session(llm), PROMPT, False, n_last)
+    close(found, attended(path, llm, n_last), tolerance(path, of=1.0, **shape(llm)))
+
+
+def test_segments_are_sorted_by_the_attention_they_get(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    once = AttentionSort(rounds=1).edit(Session(llm), PROMPT, chat=False, answer=never)
+    order = np.argsort(attended(tiny("llama"), llm, 1))
+    assert list(once.segments) == [PROMPT.segments[i] for i in order] and once.segments != PROMPT.segments
+
+
+def test_the_segments_with_most_attention_are_repeated(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    edited = parse("replay:3").edit.edit(Session(llm), PROMPT, chat=False, answer=never)  # type: ignore[union-attr]
+    best = sorted(np.argsort(attended(tiny("llama"), llm, 8))[-3:])
+    before, again, after = edited.after.partition(", ".join(PROMPT.segments[i] for i in best))
+    assert again and before.strip() == "The most relevant parts again:" and after == "\n" + PROMPT.after
+    assert edited.replace(after=PROMPT.after) == PROMPT
+    whole = parse("replay:12").edit.edit(Session(llm), PROMPT, chat=False, answer=never)  # type: ignore[union-attr]
+    assert whole == PROMPT, "it has 12 segments"
+
+
+def test_what_is_recited_becomes_the_context(llm: pypcd.Llama) -> None:
+    asked: list[tuple[Prompt, int | None]] = []
+
+    def answer(prompt: Prompt, max_tokens: int | None = None) -> str:
+        asked.append((prompt, max_tokens))
+        return " 05=35, as it stands\nin the text \n\nAnd more."
+
+    prompt = PROMPT.replace(shots=(("1+1?", " 2"),))
+    edited = Recite(7).edit(Session(llm), prompt, chat=False, answer=answer)
+    assert edited == prompt.replace(segments=("05=35, as it stands\nin the text",))
+    ((first, n),) = asked
+    assert n == 7 and first.text == PROMPT.text + Recite().request and not (first.shots or first.answer_prefix)
+    silent = Recite().edit(Session(llm), prompt, chat=False, answer=lambda prompt, max_tokens=None: " \n\n ")
+    assert silent == prompt
+    alone = Prompt(after="a question alone")
+    assert Recite().edit(Session(llm), alone, chat=False, answer=never) == alone
+
+
+def test_reciting_takes_two_answers_of_the_same_rows(llm: pypcd.Llama) -> None:
+    setting = "pcd:window=9:perturbation=none"
+    first = PROMPT.replace(after=PROMPT.after + Recite().request, answer_prefix="")
+    said = parse(setting).generate(llm, first, max_tokens=12).text.strip().partition("\n\n")[0].strip()
+    wanted = parse(setting).generate(llm, PROMPT.replace(segments=(said,)), max_tokens=4)
+    found = parse(f"recite:12+{setting}").generate(llm, PROMPT, max_tokens=4)
+    assert said and found.tokens == wanted.tokens and found.n_prompt == wanted.n_prompt
+
+
+def never(prompt: Prompt, max_tokens: int | None = None) -> str:
+    raise AssertionError("this edit asks nothing")
 
 
 def test_the_medoid_is_the_answer_most_like_the_others() -> None:

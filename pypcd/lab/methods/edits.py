@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from pypcd.checks import Integer, check
 from pypcd.decode import values_of
+from pypcd.decode.method import Answering
 from pypcd.decode.session import Session
 from pypcd.engine import tap, token_bytes
 from pypcd.errors import InputError, PCDError
@@ -36,7 +37,7 @@ class Rephrase:
 
     request: str = " Please repeat the relevant content before analysis."
 
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
         return prompt.replace(after=prompt.after + self.request)
 
 
@@ -63,10 +64,10 @@ class AttentionSort:
     def __post_init__(self) -> None:
         check(self, rounds=Integer(1, 100))
 
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
         _check_segments(prompt)
         for _ in range(self.rounds):
-            scores = self.scores(session, prompt, chat)
+            scores = attention(session, prompt, chat)
             order = [int(i) for i in np.argsort(scores, kind="stable")]
             order = _ends(order) if self.ends else order
             if order == list(range(len(order))):
@@ -74,21 +75,32 @@ class AttentionSort:
             prompt = prompt.replace(segments=tuple(prompt.segments[i] for i in order))
         return prompt
 
-    @staticmethod
-    def scores(session: Session, prompt: Prompt, chat: bool) -> npt.NDArray[np.float64]:
-        """Attention of the prompt's last token to each segment, float64[n_segments]."""
-        tokens = prompt_tokens(session.llm, prompt, chat=chat)
-        spans = segment_spans(session.llm, prompt, tokens)
-        session.start(tokens)
-        session.finish()
-        with tap(session.llm, ["kq_soft_max"]) as tensors:
-            session.start(tokens)  # the last token alone; the others are in the cache, each in the cell of its position
-        rows = [w[0, :, 0, : len(tokens)].mean(axis=0) for parts in tensors.values() for w in parts]
-        rows = [row for row in rows if len(row) == len(tokens)]  # without sliding-window caches that dropped some
-        if not rows:
-            raise PCDError("this model's graph has no attention weights to sort segments by; use another method")
-        mean = np.asarray(np.mean(rows, axis=0), np.float64)
-        return np.array([mean[first:last].sum() for first, last in spans])
+
+def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> npt.NDArray[np.float64]:
+    """The attention of a prompt's last n_last tokens to each segment, averaged over them, layers and heads; float64[n_segments].
+
+    Raises:
+        PCDError: the model's graph has no attention weights, or its tokenizer changes the text.
+    """
+    tokens = prompt_tokens(session.llm, prompt, chat=chat)
+    spans = segment_spans(session.llm, prompt, tokens)
+    begin = max(len(tokens) - n_last + 1, 1)
+    session.start(tokens[:begin])
+    session.finish()
+    with tap(session.llm, ["kq_soft_max"]) as tensors:
+        session.start(
+            tokens[:begin]
+        )  # the last of them alone; the others are in the cache, each in the cell of its position
+        if begin < len(tokens):
+            session.write(tokens[begin:])
+    found = [
+        row for parts in tensors.values() for w in parts for row in w[0, :, : n_last or 1, : len(tokens)].mean(axis=0)
+    ]
+    rows = [row for row in found if len(row) == len(tokens)]  # without sliding-window caches that dropped some
+    if not rows:
+        raise PCDError("this model's graph has no attention weights to rank segments by; use another method")
+    mean = np.asarray(np.mean(rows, axis=0), np.float64)
+    return np.array([mean[first:last].sum() for first, last in spans])
 
 
 def _ends(ascending: Sequence[int]) -> list[int]:
@@ -121,7 +133,7 @@ class MedoidVote:
     def __post_init__(self) -> None:
         check(self, n=Integer(3, 100), seed=Integer(0))
 
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Callable[[Prompt], str]) -> Prompt:
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
         _check_segments(prompt)
         rng = random.Random(f"{self.seed} {prompt.text}")  # other orders for each question
         prompts = [
