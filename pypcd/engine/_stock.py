@@ -58,7 +58,7 @@ def watch(check: Callable[[Any, Any, Any], Any]) -> None:
     """Have twins evaluated for whoever calls llama_cpp.llama_decode, and rows forgotten when a state is restored.
 
     Args:
-        check: what ctypes calls after each call of a function, `errcheck`; it is called before.
+        check: what ctypes calls after each call of a function, `errcheck`; it is called too.
     """
 
     def decoded(result: int, function: Any, args: Sequence[Any]) -> int:
@@ -69,6 +69,7 @@ def watch(check: Callable[[Any, Any, Any], Any]) -> None:
     def restored(result: int, function: Any, args: Sequence[Any]) -> int:
         if twins := _contexts.get(_address(args[0])):
             twins.forget()
+        check(result, function, args)
         return result
 
     llama_cpp.llama_decode.errcheck = decoded
