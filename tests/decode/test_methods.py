@@ -365,11 +365,11 @@ def attended(path: Any, llm: pypcd.Llama, n_last: int) -> np.ndarray:
     return np.array([rows[first:last].sum() for first, last in segment_spans(llm, PROMPT, tokens)])
 
 
-@pytest.mark.parametrize("n_last", [1, 2, 8])
+@pytest.mark.parametrize(("n_last", "n_batch"), [(1, 64), (2, 64), (8, 64), (8, 3)])
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_the_attention_that_segments_get(flash_attn: bool, n_last: int, tiny: Tiny, load: Load) -> None:
+def test_the_attention_that_segments_get(flash_attn: bool, n_last: int, n_batch: int, tiny: Tiny, load: Load) -> None:
     path = tiny("llama")
-    llm = load(path, False, flash_attn=flash_attn)
+    llm = load(path, False, flash_attn=flash_attn, n_batch=n_batch)
     found = attention(Session(llm), PROMPT, False, n_last)
     close(found, attended(path, llm, n_last), tolerance(path, of=1.0, **shape(llm)))
 

@@ -90,12 +90,10 @@ def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> 
     with tap(session.llm, ["kq_soft_max"]) as tensors:
         session.start(
             tokens[:begin]
-        )  # the last of them alone; the others are in the cache, each in the cell of its position
-        if begin < len(tokens):
-            session.write(tokens[begin:])
-    found = [
-        row for parts in tensors.values() for w in parts for row in w[0, :, : n_last or 1, : len(tokens)].mean(axis=0)
-    ]
+        )  # the last of them alone; the others are in the cache, each in its position's cell
+        for i in range(begin, len(tokens), session.llm.n_batch):
+            session.write(tokens[i : i + session.llm.n_batch])
+    found = [row for parts in tensors.values() for w in parts for row in w[0, :, :n_last, : len(tokens)].mean(axis=0)]
     rows = [row for row in found if len(row) == len(tokens)]  # without sliding-window caches that dropped some
     if not rows:
         raise PCDError("this model's graph has no attention weights to rank segments by; use another method")
