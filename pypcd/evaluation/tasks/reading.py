@@ -151,6 +151,17 @@ def _said(person: _Person, attributes: Sequence[Attribute], rng: random.Random) 
     return said
 
 
+def _around(others: Iterator[list[str]], unrelated: Iterator[str], n: int, rng: random.Random) -> list[list[str]]:
+    """n sentences in paragraphs in any order: most of them the others while there are some, the rest unrelated text."""
+    blocks: list[list[str]] = []
+    while n > 0:
+        other = next(others, None) if rng.random() < 0.7 else None
+        blocks.append((other or list(itertools.islice(unrelated, rng.randint(2, 4))))[:n])
+        n -= len(blocks[-1])
+    rng.shuffle(blocks)
+    return blocks
+
+
 def _among(
     asked: list[str], others: Iterator[list[str]], size: int, rng: random.Random, later: str = ""
 ) -> tuple[list[str], int]:
@@ -163,17 +174,12 @@ def _among(
         The paragraphs, and which is the asked one.
     """
     unrelated = sentences(random.Random(rng.random()))
-    n, blocks = len(asked), []
+    n = len(asked)
     second: list[str] = []
     if later:
         second = [*itertools.islice(unrelated, rng.randint(0, min(2, max(0, size - n - 1)))), later]
         n += len(second)
-    while n < size:
-        other = next(others, None) if rng.random() < 0.7 else None
-        block = (other or list(itertools.islice(unrelated, rng.randint(2, 4))))[: size - n]
-        blocks.append(block)
-        n += len(block)
-    rng.shuffle(blocks)
+    blocks = _around(others, unrelated, size - n, rng)
     at = rng.randint(0, len(blocks))
     blocks.insert(at, asked)
     if second:
@@ -259,15 +265,8 @@ def _hops(rng: random.Random, size: int) -> Text:
 
     both = works(0), has_seat(0)
     unrelated = sentences(random.Random(rng.random()))
-    n = sum(map(len, both))
-    blocks: list[list[str]] = []
-    waiting = iter([block for i in range(1, len(people)) for block in (works(i), has_seat(i))])
-    while n < size:
-        other = next(waiting, None) if rng.random() < 0.7 else None
-        block = (other or list(itertools.islice(unrelated, rng.randint(2, 4))))[: size - n]
-        blocks.append(block)
-        n += len(block)
-    rng.shuffle(blocks)
+    others = [block for i in range(1, len(people)) for block in (works(i), has_seat(i))]
+    blocks = _around(iter(others), unrelated, size - sum(map(len, both)), rng)
     third = len(blocks) // 3
     first, last = both[::-1] if firm_first else both
     early = rng.randint(0, third)
