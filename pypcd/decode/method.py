@@ -128,15 +128,10 @@ class Method:
             raise UnsupportedError(f"{self.name} cannot run under a grammar, which follows one answer at a time")
 
         before, start = session.n_evaluated, time.perf_counter()
-        if self.edit is not None:
-            plain, longest = dataclasses.replace(self, edit=None), max_tokens
+        plain, longest = dataclasses.replace(self, edit=None), max_tokens
 
-            def answer(prompt: Prompt, max_tokens: int | None = None) -> str:
-                return plain.generate(session, prompt, max_tokens=max_tokens or longest, chat=chat).text
-
-            prompt = self.edit.edit(session, prompt, chat=chat, answer=answer)
-        tokens = prompt_tokens(session.llm, prompt, chat=chat)
-        room = session.llm.n_ctx() - len(tokens)
+        def answer(prompt: Prompt, max_tokens: int | None = None) -> str:
+            return plain.generate(session, prompt, max_tokens=max_tokens or longest, chat=chat).text
 
         def text_of(tokens: Sequence[int]) -> bytes:
             return b"".join(token_bytes(session.llm, token) for token in tokens)
@@ -145,6 +140,9 @@ class Method:
             return bool(stop) and _place(text_of(tokens), stop) is not None
 
         try:
+            prompt = self.edit.edit(session, prompt, chat=chat, answer=answer) if self.edit else prompt
+            tokens = prompt_tokens(session.llm, prompt, chat=chat)
+            room = session.llm.n_ctx() - len(tokens)
             stream = self.rows.open(session, prompt, tokens, chat=chat)
             stream = Constrained(stream, grammar) if grammar else stream
             chosen = self.search.run(stream, min(max_tokens, room), session.is_end, look, is_over)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Logits", "Rows2D", "Session"]
 
+_PART = object()  # the kind of a prompt's beginning, which the next prompts may build on
+
 Logits = npt.NDArray[np.float32]  # [n_vocab]
 Rows2D = npt.NDArray[np.float32]  # [n_sequences, n_vocab]
 
@@ -82,7 +84,9 @@ class Session:
             )
         self._set_pcd_aside()
         is_mine = self._n_changes == llm._n_changes  # no other code has evaluated in this context
-        if not (is_mine and kind == self._kind and tokens == self._prompt and self._rewind()):
+        if self._kind is _PART and kind is None and is_mine:
+            self._go_on(tokens)
+        elif not (is_mine and kind == self._kind and tokens == self._prompt and self._rewind()):
             self.clear()
             llm.pcd = None
             self._n_prompt = (read or self._read)(tokens[:-1])
@@ -91,6 +95,28 @@ class Session:
         llm.pcd = setting and setting.repeatable()
         self._n_past = {0: self._n_prompt}
         return self.step({0: tokens[-1]})[0]
+
+    def back(self, n: int) -> None:
+        """Forget all but the first n tokens of the prompt that was started. Until the answer is finished, prompts that begin
+        with some of them keep these."""
+        tokens = self._prompt[:n]
+        self.drop([seq for seq in self._n_past if seq])
+        if not engine.rewind(self.llm, n, 0):
+            self.clear()
+            self._read(tokens)
+            self.n_evaluated += n
+        self._prompt, self._kind, self._n_past = tokens, _PART, {0: n}
+
+    def _go_on(self, tokens: list[int]) -> None:
+        """Evaluate a prompt without its last token, from where it differs from what back() has left."""
+        n = 0
+        while n < min(len(self._prompt), len(tokens) - 1) and self._prompt[n] == tokens[n]:
+            n += 1
+        self.back(n)
+        self.llm.pcd = None
+        self._extend(0, tokens[n:-1])
+        self._n_prompt = len(tokens) - 1
+        self.n_evaluated += len(tokens) - n
 
     def step(self, tokens: Mapping[int, int]) -> Rows2D:
         """Give sequences their next tokens, all in one batch.
@@ -118,13 +144,16 @@ class Session:
         """
         self.drop([seq])
         self._n_past[seq] = 0
-        n_batch = self.llm.n_batch
-        for i in range(0, len(tokens) - 1, n_batch):
-            part = tokens[i : min(i + n_batch, len(tokens) - 1)]
-            self.decode([(token, i + j, seq, False) for j, token in enumerate(part)])
-        self._n_past[seq] = len(tokens) - 1
+        self._extend(seq, tokens[:-1])
         self.n_evaluated += len(tokens)
         return self.step({seq: tokens[-1]})[0]
+
+    def _extend(self, seq: int, tokens: Sequence[int]) -> None:
+        """Evaluate more tokens of a sequence, without their logits."""
+        for i in range(0, len(tokens), self.llm.n_batch):
+            part, n_past = tokens[i : i + self.llm.n_batch], self._n_past[seq]
+            self.decode([(token, n_past + j, seq, False) for j, token in enumerate(part)])
+            self._n_past[seq] = n_past + len(part)
 
     def fork(self, pairs: Mapping[int, int]) -> None:
         """Make sequences continue others: target -> source. In the cache they share their common part."""
@@ -158,7 +187,7 @@ class Session:
     def finish(self) -> None:
         """Restore the model to its state after evaluating the prompt, with its own PCD setting."""
         try:
-            if self._prompt and not self._rewind():
+            if self._kind is _PART or (self._prompt and not self._rewind()):
                 self.clear()
             if self._kind is not None:
                 self.llm.reset()  # so that plain decoding does not reuse these keys

@@ -239,6 +239,7 @@ def test_beams_carry_the_rows_that_one_answer_has(rows: str, llm: pypcd.Llama) -
 
 def test_methods_share_a_prompt_and_do_not_depend_on_their_order(llm: pypcd.Llama) -> None:
     names = ["greedy", "pcd", "beam:3+pcd", "pcd:cache=separate", "self-extend:2:width=32", "cad", "pcd:alpha=0.4"]
+    names += ["replay:3", "recite:4+pcd", "segr:2"]
 
     def answers(order: list[str]) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
         session, rows = Session(llm), {name: [] for name in order}
@@ -257,7 +258,37 @@ def test_methods_share_a_prompt_and_do_not_depend_on_their_order(llm: pypcd.Llam
     assert first["self-extend:2:width=32"].n_evaluated == first["greedy"].n_prompt
 
 
-OWN_ROWS = ["pcd:cache=separate", "self-extend:2:width=16", "ms-poe", "ms-poe-outlier", "dola-low", "cad"]
+@pytest.mark.parametrize("n_batch", [512, 16])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
+def test_an_edited_prompt_builds_on_the_keys_of_the_first(arch: str, n_batch: int, tiny: Tiny, load: Load) -> None:
+    """The rows are those of the whole edited prompt, which the reference evaluates; only what differs is evaluated anew."""
+    path = tiny(arch)
+    llm = load(path, False, n_batch=n_batch)
+    session, seen = Session(llm), list[np.ndarray]()
+    edited = parse("replay:3").edit.edit(session, PROMPT, chat=False, answer=never)  # type: ignore[union-attr]
+    session.finish()
+    tokens, first = tokens_of(llm, edited), tokens_of(llm)
+    common = next(i for i, (a, b) in enumerate(zip(tokens, first)) if a != b)
+    answer = parse("replay:3").generate(session, PROMPT, max_tokens=3, look=lambda _, row: seen.append(row.copy()))
+    assert answer.n_prompt == len(tokens)
+    if arch != "lfm2":  # whose state cannot go back, so that all is evaluated again
+        assert answer.n_evaluated == len(first) + len(tokens) - common
+    wanted = reference(path, cpu_rounding=True)
+    for i, row in enumerate(seen):
+        close(row, wanted.standard([*tokens, *answer.tokens[:i]])[-1], tolerance(path))
+    assert parse("greedy").generate(session, PROMPT, max_tokens=1).n_evaluated == len(first), "these keys are not kept"
+
+
+OWN_ROWS = [
+    "replay:3",
+    "recite:4",
+    "pcd:cache=separate",
+    "self-extend:2:width=16",
+    "ms-poe",
+    "ms-poe-outlier",
+    "dola-low",
+    "cad",
+]
 
 
 @pytest.mark.parametrize(

@@ -84,13 +84,10 @@ def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> 
     """
     tokens = prompt_tokens(session.llm, prompt, chat=chat)
     spans = segment_spans(session.llm, prompt, tokens)
-    begin = max(len(tokens) - n_last + 1, 1)
-    session.start(tokens[:begin])
-    session.finish()
+    begin = max(len(tokens) - n_last, 0)
+    session.start(tokens)
+    session.back(begin)
     with tap(session.llm, ["kq_soft_max"]) as tensors:
-        session.start(
-            tokens[:begin]
-        )  # the last of them alone; the others are in the cache, each in its position's cell
         for i in range(begin, len(tokens), session.llm.n_batch):
             session.write(tokens[i : i + session.llm.n_batch])
     found = [row for parts in tensors.values() for w in parts for row in w[0, :, :n_last, : len(tokens)].mean(axis=0)]

@@ -9,7 +9,7 @@ from pypcd.checks import Integer, check
 from pypcd.decode import values_of
 from pypcd.decode.method import Answering
 from pypcd.decode.session import Session
-from pypcd.prompt import Prompt
+from pypcd.prompt import Prompt, prompt_tokens
 
 __all__ = ["Recite", "parse"]
 
@@ -40,6 +40,9 @@ class Recite:
     def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
         if not prompt.segments:
             return prompt
+        tokens = prompt_tokens(session.llm, prompt, chat=chat)
+        session.start(tokens)
+        session.back(len(tokens) - 1)  # the first call builds on the prompt
         asked = prompt.replace(after=prompt.after + self.request, answer_prefix="", shots=())
         passage = answer(asked, self.n_tokens).strip().partition("\n\n")[0].strip()
         return prompt.replace(segments=(passage,)) if passage else prompt
