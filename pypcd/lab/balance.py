@@ -1,7 +1,7 @@
-"""What a setting gains on long retrieval against what it costs on everyday questions, from the answers of evaluations.
+"""What a method gains on questions about a text against what it costs on all others, from the answers of evaluations.
 
-Three groups of questions: long retrieval (needles, key-value pairs, variables), everyday questions in short prompts, and
-everyday questions in long ones. Knows nothing of models; the directories may come from any `pypcd eval`.
+Questions about a text are long retrieval (needles, key-value pairs, variables) and reading; the others are everyday questions
+in short and in long prompts, and chats. Knows nothing of models; the directories may come from any `pypcd eval`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from pypcd.evaluation.tasks import GROUPS, TASKS
 from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
 
 __all__ = [
+    "CHATS",
     "LONG",
+    "READING",
     "RETRIEVAL",
     "SHORT_PROMPTS",
     "GainLoss",
@@ -35,20 +37,28 @@ __all__ = [
     "read_run",
 ]
 
-RETRIEVAL, SHORT_PROMPTS, LONG = "retrieval", "everyday, short", "everyday, long"
-"""The three groups of questions."""
+RETRIEVAL, READING = "retrieval", "reading"
+SHORT_PROMPTS, LONG, CHATS = "everyday, short", "everyday, long", "chats"
+"""The groups of questions."""
 
-_FIND = frozenset(task for task in TASKS if task.startswith(("kv", "niah-", "vt")))
+_ABOUT_A_TEXT, _OTHERS = (RETRIEVAL, READING), (SHORT_PROMPTS, LONG, CHATS)
+
+_TASKS = {
+    RETRIEVAL: frozenset(task for task in TASKS if task.startswith(("kv", "niah-", "vt"))),
+    READING: frozenset(GROUPS["reading"]),
+    CHATS: frozenset(GROUPS["chats"]),
+}
 
 _LEGEND = f"""\
-Questions of the {{half}} half, for each model the same ones for all settings. Greedy: its score in % and the number of
-questions. Settings: difference to greedy in points with its 95% bootstrap interval over questions; ~ marks no difference
-shown (the interval spans zero, or p is 0.05 or more). Wins / losses: questions on which the setting, on which greedy scored
+Questions of the {{half}} half, for each model the same ones for all methods. Greedy: its score in % and the number of
+questions. Methods: difference to greedy in points with its 95% bootstrap interval over questions (~ marks no difference
+shown: the interval spans zero, or p is 0.05 or more), and wins / losses: questions on which the method, on which greedy scored
 higher. An everyday question that was asked in several forms (at several lengths, after examples and behind text) counts
-once, with the mean of its scores. Loss on everyday questions, short and long: `none` if a loss of {MARGIN:g} points is excluded on
-both (the interval lies above -{MARGIN:g}, and Tango's score test agrees: a bootstrap is too narrow where few answers differ),
-`shown` if a difference below zero is shown, `not told` if neither, or if greedy gets fewer than {LEAST:g}% right, so that there
-is little to lose. A control subtracts what other questions make likely, in place of L*, and contrasts otherwise as the
+once, with the mean of its scores. Spoilt: everyday questions and chats that greedy has right and the method has not, of all that
+greedy has right (neutral regression). Loss on everyday questions, short and long, and in chats: `none` if a loss of {MARGIN:g} points
+is excluded on each (the interval lies above -{MARGIN:g}, and Tango's score test agrees: a bootstrap is too narrow where few answers
+differ), `shown` if a difference below zero is shown, `not told` if neither, or if greedy gets fewer than {LEAST:g}% right, so that
+there is little to lose. A control subtracts what other questions make likely, in place of L*, and contrasts otherwise as the
 settings beside it: a gain that these share with it does not come from positions."""
 
 
@@ -73,19 +83,26 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class GainLoss:
-    """A method's gain and loss on a model: its comparison with greedy in each group that has answers."""
+    """A method's gain and loss on a model: its comparison with greedy in each group that has answers.
+
+    Attributes:
+        right: how many answers to everyday questions and in chats greedy has right, each form of a question for itself.
+        spoilt: how many of them the method has wrong: neutral regression, as Paired.regression has it.
+    """
 
     model: str
     method: str
     groups: Mapping[str, Paired]
+    right: int = 0
+    spoilt: int = 0
 
     @property
     def loss(self) -> str:
         """Whether it costs something on everyday questions: "none", "shown", "not told" or, without answers, "not asked"."""
-        found = [self.groups[name] for name in (SHORT_PROMPTS, LONG) if name in self.groups]
+        found = [self.groups[name] for name in _OTHERS if name in self.groups]
         if any(p.is_clear and p.difference < 0 for p in found):
             return "shown"
-        if len(found) < 2:
+        if not {SHORT_PROMPTS, LONG} <= self.groups.keys():
             return "not asked"
         if min(greedys(p) for p in found) < LEAST or not all(p.spares for p in found):
             return "not told"
@@ -144,14 +161,16 @@ def balance(run: Run, half: str | None = "second") -> list[GainLoss]:
             scores[method, group][_question(task, length, index)].append((record["score"], plain["score"]))
     result = []
     for method in sorted(run.methods, key=lambda name: name != BASELINE):
-        groups = {}
-        for group in (RETRIEVAL, SHORT_PROMPTS, LONG):
+        groups, right = {}, list[float]()
+        for group in (*_ABOUT_A_TEXT, *_OTHERS):
             asked = scores.get((method, group))
             if asked:
                 means = [tuple(map(statistics.fmean, zip(*asked[question]))) for question in sorted(asked)]
                 groups[group] = paired([mine for mine, _ in means], [plain for _, plain in means])
+                if group in _OTHERS:
+                    right += [mine for pairs in asked.values() for mine, plain in pairs if plain == 1]
         if groups:
-            result.append(GainLoss(run.name, method, groups))
+            result.append(GainLoss(run.name, method, groups, len(right), sum(score < 1 for score in right)))
     return result
 
 
@@ -168,7 +187,7 @@ def group_of(task: str, length: int) -> str | None:
     """The group that a cell belongs to; None for other tasks."""
     if kind_of(task):
         return SHORT_PROMPTS if length <= SHORT else LONG
-    return RETRIEVAL if task in _FIND else None
+    return next((group for group, tasks in _TASKS.items() if task in tasks), None)
 
 
 def _question(task: str, length: int, index: int) -> tuple[Any, ...]:
@@ -183,29 +202,30 @@ def _question(task: str, length: int, index: int) -> tuple[Any, ...]:
 
 def balance_markdown(runs: Sequence[Run], half: str | None = "second") -> str:
     """One table of all models; the same records give the same text."""
-    groups = (RETRIEVAL, SHORT_PROMPTS, LONG)
-    names = [part for name in ("long retrieval", *groups[1:]) for part in (name, "wins / losses")]
-    lines = ["# Gain on long retrieval, loss on everyday questions", "", _LEGEND.format(half=half or "whole"), ""]
-    lines += [f"| model | setting | {' | '.join(names)} | loss |", "| --- | --- |" + " --- | ---: |" * 3 + " --- |"]
+    table = {run.name: balance(run, half) for run in runs}
+    there = {group for rows in table.values() for row in rows for group in row.groups}
+    groups = [group for group in (*_ABOUT_A_TEXT, *_OTHERS) if group in there]
+    lines = ["# Gain on questions about a text, loss on others", "", _LEGEND.format(half=half or "whole"), ""]
+    lines += [
+        f"| model | method | {' | '.join(groups)} | spoilt | loss |",
+        "| --- | --- |" + " --- |" * (len(groups) + 2),
+    ]
     for run in runs:
-        for row in balance(run, half):
+        for row in table[run.name]:
             found = [row.groups.get(group) for group in groups]
             if row.method == BASELINE:
-                cells = [part for p in found for part in (f"{p.score:.1f} of {p.n}" if p else "", "")]
-                lines.append(f"| {row.model} | {row.method} | {' | '.join(cells)} |  |")
-            else:
-                cells = [part for p in found for part in _cells(p)]
-                of = ", ".join(f"`{name}`" for name in controlled(row.method, run.methods))
-                name = f"`{row.method}`" + (f", of {of}" if of else "")
-                lines.append(f"| {row.model} | {name} | {' | '.join(cells)} | {row.loss} |")
+                cells = [f"{p.score:.1f} of {p.n}" if p else "" for p in found]
+                lines.append(f"| {row.model} | {row.method} | {' | '.join(cells)} |  |  |")
+                continue
+            cells = [f"{interval(p)}, {p.wins} / {p.losses}" if p else "" for p in found]
+            of = ", ".join(f"`{name}`" for name in controlled(row.method, run.methods))
+            name = f"`{row.method}`" + (f", of {of}" if of else "")
+            spoilt = f"{row.spoilt} of {row.right}, {100 * row.spoilt / row.right:.1f}%" if row.right else ""
+            lines.append(f"| {row.model} | {name} | {' | '.join(cells)} | {spoilt} | {row.loss} |")
     lines += ["", "## What was asked", ""]
     for run in runs:
         lines += [f"- **{run.name}**: {'; '.join(_asked(run, half))}.", *(f"  - {note}" for note in run.notes)]
     return "\n".join([*lines, ""])
-
-
-def _cells(p: Paired | None) -> tuple[str, str]:
-    return (interval(p), f"{p.wins} / {p.losses}") if p else ("", "")
 
 
 def _asked(run: Run, half: str | None) -> Iterator[str]:
@@ -217,7 +237,7 @@ def _asked(run: Run, half: str | None) -> Iterator[str]:
             if method == BASELINE and group_of(task, length) == group and is_in(half, index):
                 right[task, length].append(record["score"])
         names = tuple(dict.fromkeys(task for task, _ in right))
-        if group == RETRIEVAL:
+        if group in _ABOUT_A_TEXT:
             for task in names:
                 scores = {length: 100 * statistics.fmean(right[one, length]) for one, length in right if one == task}
                 found = ", ".join(f"{score:.0f}% at {length}" for length, score in scores.items())

@@ -1,4 +1,5 @@
-"""One plan for any model: every preset, the window with a cut and three controls, on long retrieval and everyday questions.
+"""One plan for any model: every preset, the window with a cut, three controls, and what anyone would do instead (replay, recite),
+on questions about a text, everyday questions and chats.
 
 Only the second half of the questions is asked, since settings are chosen on the first. The plan is the same for all models
 but for what one cannot take: lengths beyond its training, tasks whose questions its tokenizer makes too long.
@@ -14,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pypcd.config import PRESETS
-from pypcd.decode import PCD, Control, setting_of
+from pypcd.decode import PCD, Control, parse, setting_of
 from pypcd.errors import InputError
 from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import BASELINE, Directory, Key, Plan
@@ -75,12 +76,14 @@ class EvalPart:
 
 FAR = 2000
 
-_RETRIEVAL = (600, 2000, 6000)
+_LONG_TEXTS = (600, 2000, 6000)
 
 PARTS: Mapping[str, EvalPart] = {
     # a plain model goes on writing after the number or the UUID, up to the longest answer
-    "retrieval-numbers": EvalPart(("niah-multikey-2",), _RETRIEVAL, 150, max_tokens=40),
-    "retrieval-uuids": EvalPart(("niah-multikey-3",), _RETRIEVAL, 150, max_tokens=48),
+    "retrieval-numbers": EvalPart(("niah-multikey-2",), _LONG_TEXTS, 150, max_tokens=40),
+    "retrieval-uuids": EvalPart(("niah-multikey-3",), _LONG_TEXTS, 150, max_tokens=48),
+    "reading": EvalPart(("reading",), _LONG_TEXTS, 300),
+    "chats": EvalPart(("chats",), (1000,), 300),
     "everyday-short": EvalPart(("everyday",), (SHORT,), 600),
     "everyday-long": EvalPart(("everyday", "everyday-behind"), (1000, 4000), 300, share_beyond=0.5, n_pool=4),
 }
@@ -107,13 +110,13 @@ class EvalJob:
 
 
 def survey_methods() -> tuple[str, ...]:
-    """Greedy, the presets, the window with a cut unless it is a preset, and the controls of the paper's contrast, of that
-    window's and of gentle's. The first version of the method ("blog") changes nothing, so it is left out."""
+    """Greedy, the presets, the window with a cut unless it is a preset, the controls of the paper's contrast, of that window's and
+    of gentle's, replay and recite. The first version of the method ("blog") changes nothing, so it is left out."""
     presets = [f"pcd:{name}" for name in PRESETS if name != "blog"]
     known = {PCD(setting_of(name)).name for name in presets}  # type: ignore[arg-type]  # a preset is never off
     cut = [] if PCD(setting_of(_CUT)).name in known else [_CUT]  # type: ignore[arg-type]
     controls = (Control(pcd=setting_of(name)).name for name in _CONTROLLED)  # type: ignore[arg-type]
-    return (BASELINE, *presets, *cut, *controls)
+    return (BASELINE, *presets, *cut, *controls, "replay", "recite")
 
 
 def names_of(models: Sequence[str]) -> dict[str, str]:
@@ -139,6 +142,7 @@ def legs(
     model: str,
     *,
     parts: Sequence[str] = (),
+    methods: Sequence[str] = (),
     lengths: Sequence[int] = (),
     n: int | None = None,
     chat: bool = False,
@@ -147,7 +151,8 @@ def legs(
 
     Args:
         parts: names of PARTS, or how they begin, such as "everyday"; none: all.
-        lengths: other lengths of long prompts, for retrieval and everyday questions alike.
+        methods: names; none: survey_methods().
+        lengths: other lengths of long prompts, for all parts alike.
         n: questions of a cell, of which half is asked; None: as each part says.
 
     Raises:
@@ -157,7 +162,9 @@ def legs(
     n_train = read_gguf(resolve_model(model)).shape.n_ctx_train
     for name in parts:
         if not any(part.startswith(name) for part in PARTS):
-            raise InputError(f"part is {name!r}; allowed: retrieval, everyday, or one of {', '.join(PARTS)}")
+            raise InputError(
+                f"part is {name!r}; allowed: retrieval, reading, chats, everyday, or one of {', '.join(PARTS)}"
+            )
     made, notes = [], []
     for name, part in PARTS.items():
         if parts and not name.startswith(tuple(parts)):
@@ -170,7 +177,7 @@ def legs(
             plan = Plan(
                 model=model,
                 tasks=part.tasks,
-                methods=survey_methods(),
+                methods=tuple(parse(name).name for name in methods) or survey_methods(),
                 lengths=(length,),
                 # of the part's own lengths, so that a run can go on with others
                 n=n or part.n(length, max(1, sum(own <= n_train for own in part.lengths))),

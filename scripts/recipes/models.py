@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The same plan for each model: gain on long retrieval, loss on everyday questions, in one table and one picture.
+"""The same plan for each model: gain on questions about a text, loss on others, in one table and one picture.
 
     python scripts/recipes/models.py model.gguf … --dry-run     # how many hours
     python scripts/recipes/models.py model.gguf …
 
 `scripts/evidence models` calls it. Each model is asked the questions of pypcd/lab/survey.py, plainly, with every preset,
-with a window with a cut, and with controls; stopped, it goes on where it was. A folder in place of a model holds answers
+with a window with a cut, with controls, replay and recite; stopped, it goes on where it was. A folder in place of a model holds answers
 that there are already (`pypcd eval --out`): they come into the table too.
 """
 
@@ -39,8 +39,13 @@ def main(words: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="a GGUF file, 'demo', or a folder of answers")
     add("--dry-run", action="store_true", help="time a few answers, print how long all will take, and stop")
-    add("--part", metavar="NAME,...", help=f"only these: retrieval, everyday, or {', '.join(PARTS)}")
-    add("--length", metavar="N,...", help="other lengths of long prompts (default: 600,2000,6000; everyday 1000,4000)")
+    add("--part", metavar="NAME,...", help=f"only these: retrieval, everyday, {', '.join(PARTS)}")
+    add("--method", metavar="NAME,...", help="only these, beside greedy")
+    add(
+        "--length",
+        metavar="N,...",
+        help="other lengths of long prompts (default: 600,2000,6000; chats 1000; everyday 1000,4000)",
+    )
     add(
         "--n",
         metavar="N",
@@ -97,7 +102,8 @@ def _run(args: argparse.Namespace) -> None:
 def _survey(args: argparse.Namespace, jobs: Jobs, name: str, model: str) -> list[str]:
     """Ask one model. Returns what was left out, in sentences."""
     lengths = _options.lengths(args.length) if args.length else ()
-    plan, notes = legs(model, parts=_options.names(args.part), lengths=lengths, n=args.n, chat=args.chat)
+    parts, methods = _options.names(args.part), _options.names(args.method)
+    plan, notes = legs(model, parts=parts, methods=methods, lengths=lengths, n=args.n, chat=args.chat)
     if not plan:
         raise ValueError(f"nothing is left to ask {name}: {'; '.join(notes)}")
     folder, options = args.work / name, survey_options(plan, _options.machine_options(args), jobs)

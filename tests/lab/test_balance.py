@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from pypcd.evaluation import GROUPS, Directory, Plan, paired
 from pypcd.lab.balance import (
+    CHATS,
     LONG,
+    READING,
     RETRIEVAL,
     SHORT_PROMPTS,
     GainLoss,
@@ -46,6 +48,7 @@ def test_cells_belong_to_groups() -> None:
     assert group_of("kv-short", 300) == group_of("niah-multikey-2", 6000) == group_of("vt", 600) == RETRIEVAL
     assert group_of("everyday-sort", 300) == SHORT_PROMPTS
     assert group_of("everyday-sort", 301) == group_of("everyday-sort-behind", 1000) == LONG
+    assert group_of("reading-hops", 600) == READING and group_of("chat-earlier", 1000) == CHATS
     assert group_of("longbench-qasper", 4000) is None
     assert {group_of(task, 300) for task in GROUPS["everyday"] + GROUPS["everyday-behind"]} == {SHORT_PROMPTS}
 
@@ -94,7 +97,7 @@ def test_more_forms_that_answer_alike_do_not_narrow_the_interval(pairs: list[tup
             )
         )[1]
 
-    assert of(n_forms) == of(1)
+    assert of(n_forms).groups == of(1).groups
 
 
 def test_an_answer_without_greedys_is_not_counted() -> None:
@@ -114,6 +117,22 @@ def with_losses(short: int, long: int, n: int = 400, plain: float = 1.0) -> Gain
     return balance(run_of(scores))[1]
 
 
+def test_what_is_spoilt_is_counted_where_no_text_is_asked_about() -> None:
+    scores = {
+        ("everyday-json", 300, 1): (1, 0, 1),
+        ("everyday-json", 1000, 1): (1, 1, 1),
+        ("everyday-json-behind", 1000, 1): (1, 0.5, 1),
+        ("everyday-sort", 300, 1): (0, 1, 0),
+        ("chat-known", 1000, 1): (1, 0, 1),
+        ("chat-known", 1000, 2): (1, 0, 1),  # of the first half
+        ("reading-prose", 600, 1): (1, 0, 1),
+        ("niah-multikey-2", 600, 1): (1, 0, 1),
+    }
+    greedy, cautious, control = balance(run_of(scores))
+    assert (greedy.right, greedy.spoilt) == (4, 0) == (control.right, control.spoilt)
+    assert (cautious.right, cautious.spoilt) == (4, 3)
+
+
 def test_a_loss_is_none_shown_or_not_told() -> None:
     assert with_losses(0, 0).loss == "none"
     assert with_losses(2, 2).loss == "none"  # -0.5 [-1.25, 0]
@@ -125,6 +144,10 @@ def test_a_loss_is_none_shown_or_not_told() -> None:
     assert with_losses(6, 0).loss == "shown"
     assert with_losses(0, 0, plain=0.1).loss == "not told"  # greedy gets 10% right: there is little to lose
     assert with_losses(30, 0, plain=0.1).loss == "shown"
+    chats = {("chat-known", 1000, 2 * i + 1): (1.0, float(i >= 9), 0.0) for i in range(300)}
+    spared = {("everyday-json", n, 2 * i + 1): (1.0, 1.0, 0.0) for n in (300, 1000) for i in range(400)}
+    assert balance(run_of(spared))[1].loss == "none" and balance(run_of(spared | chats))[1].loss == "shown"
+    assert balance(run_of(chats))[1].loss == "shown", "a loss that is shown in chats alone is one"
     only_short = balance(run_of({("everyday-json", 300, 1): (1, 1, 1)}))[1]
     assert only_short.loss == "not asked"
 
@@ -133,10 +156,17 @@ def test_tables() -> None:
     scores = {("kv-short", 600, 2 * i + 1): (float(i < 5), float(i < 9), 0.0) for i in range(10)}
     scores |= {(task, 300, 1): (float(task == "everyday-json"), 1.0, 0.0) for task in GROUPS["everyday"]}
     text = balance_markdown([run_of(scores), run_of({("vt", 600, 1): (1, 1, 1)}, "other")])
-    assert "| m | greedy | 50.0 of 10 |  | 8.3 of 12 |  |  |  |  |" in text
-    assert "| m | `pcd:cautious` | +40.0 [+10.0, +70.0] ~ | 4 / 0 | +91.7 [" in text and "| not asked |" in text
+    assert "| model | method | retrieval | everyday, short | spoilt | loss |" in text, (
+        "groups that nobody was asked have no column"
+    )
+    assert "| m | greedy | 50.0 of 10 | 8.3 of 12 |  |  |" in text
+    assert (
+        "| m | `pcd:cautious` | +40.0 [+10.0, +70.0] ~, 4 / 0 | +91.7 [" in text
+        and "| 0 of 1, 0.0% | not asked |" in text
+    )
+    assert "11 / 0 | 0 of 1, 0.0% |" in text and "0 / 1 | 1 of 1, 100.0% |" in text
     assert "kv-short, 50% at 600 tokens (greedy)" in text and "12 questions, of which greedy gets 8.3%" in text
-    assert "| other | greedy | 100.0 of 1 |  |  |  |  |  |  |" in text and "of the second half" in text
+    assert "| other | greedy | 100.0 of 1 |  |  |  |" in text and "of the second half" in text
     table = list(csv.DictReader(io.StringIO(balance_csv([run_of(scores)]))))
     [line] = [row for row in table if (row["method"], row["group"]) == ("pcd:cautious", RETRIEVAL)]
     assert (line["model"], line["n"], line["wins"], line["difference"]) == ("m", "10", "4", "40.0")

@@ -22,7 +22,7 @@ from pypcd.config import PRESETS, Preset
 from pypcd.errors import ModelError
 from pypcd.evaluation import GROUPS, Plan, Progress
 from pypcd.lab import survey
-from pypcd.lab.balance import LONG, RETRIEVAL, SHORT_PROMPTS, balance, controlled, group_of, read_run
+from pypcd.lab.balance import CHATS, LONG, READING, RETRIEVAL, SHORT_PROMPTS, balance, controlled, group_of, read_run
 from pypcd.lab.speed import Estimate, Speed, Timing, estimate, time_answers
 from pypcd.lab.survey import EvalPart, fitting, legs, missing, names_of, run_survey, survey_methods, survey_options
 
@@ -36,7 +36,14 @@ def test_every_preset_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     presets = {f"pcd:{name}" for name in PRESETS} - {"pcd:blog"}
     controls = {"control": {"pcd:paper", "pcd:window"}, "control:relative_top=0.1": {"pcd:window:relative_top=0.1"}}
     controls["control:beta=0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25"] = {"pcd:gentle"}
-    assert set(survey_methods()) == {"greedy", "pcd:window:relative_top=0.1", *presets, *controls}
+    assert set(survey_methods()) == {
+        "greedy",
+        "pcd:window:relative_top=0.1",
+        *presets,
+        *controls,
+        "replay",
+        "recite",
+    }
     assert survey_methods()[0] == "greedy"
     assert {name: set(controlled(name, survey_methods())) for name in controls} == controls
     assert controlled("pcd:window", survey_methods()) == controlled("control:beta=9", survey_methods()) == ()
@@ -47,28 +54,30 @@ def test_every_preset_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("n_ctx_train", "n_retrieval"), [(8192, 6), (2048, 4), (1024, 2)])
 def test_each_group_has_at_least_300_questions(tiny: Tiny, n_ctx_train: int, n_retrieval: int) -> None:
     plan, notes = legs(str(tiny(n_ctx_train=n_ctx_train)))
-    asked: dict[Any, set[Any]] = {RETRIEVAL: set(), SHORT_PROMPTS: set(), LONG: set()}
+    asked: dict[Any, set[Any]] = {group: set() for group in (RETRIEVAL, READING, SHORT_PROMPTS, LONG, CHATS)}
     for leg in plan:
         assert leg.length <= n_ctx_train and leg.plan.lengths == (leg.length,)
         for task, length, index, method in leg.plan.everything():
             assert index % 2 == 1, "the second half only"
             if method == "control":
                 group = group_of(task, length)
-                is_retrieval = group == RETRIEVAL
-                asked[group].add((task, length, index) if is_retrieval else (task.removesuffix("-behind"), index))
+                is_everyday = group in (SHORT_PROMPTS, LONG)
+                asked[group].add((task.removesuffix("-behind"), index) if is_everyday else (task, length, index))
     assert all(len(questions) >= 300 for questions in asked.values())
     assert sum(leg.part.startswith("retrieval") for leg in plan) == n_retrieval
-    assert len(plan) + len(notes) == 9 and all(f"the model was trained for {n_ctx_train}" in note for note in notes)
+    assert len(plan) + len(notes) == 13 and all(f"the model was trained for {n_ctx_train}" in note for note in notes)
 
 
 def test_a_model_of_a_short_context_is_asked_what_it_can_take(tiny: Tiny) -> None:
     plan, notes = legs(str(tiny(n_ctx_train=512)))
     assert [(leg.part, leg.length) for leg in plan] == [("everyday-short", 300)]
-    assert "retrieval-numbers at 600 tokens is left out: the model was trained for 512" in notes and len(notes) == 8
+    assert "retrieval-numbers at 600 tokens is left out: the model was trained for 512" in notes and len(notes) == 12
 
 
 def test_less_can_be_asked(tiny: Tiny) -> None:
     model = str(tiny(n_ctx_train=8192))
+    methods = ["replay", "pcd:gentle"]
+    assert {leg.plan.methods for leg in legs(model, methods=methods)[0]} == {("greedy", "replay", "pcd:gentle")}
     assert {leg.part for leg in legs(model, parts=("everyday",))[0]} == {"everyday-short", "everyday-long"}
     plan, _ = legs(model, parts=("everyday-long", "everyday-short"), lengths=(1500,), n=4, chat=True)
     assert [(leg.part, leg.length, leg.plan.n, leg.plan.chat) for leg in plan] == [
