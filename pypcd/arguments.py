@@ -46,7 +46,9 @@ def check_keywords(kwargs: dict[str, Any]) -> None:
         raise ArgumentError(f"Llama has no argument {name!r}{did_you_mean(name, [*_KEYWORDS, *_OURS])}")
 
 
-_CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+UNBLOCKED = (0, 1, 30)  # f32, f16, bf16
+_BLOCK = 32  # values, in all others
 _OPENING: dict[str, Any] = {
     "n_batch": Integer(1, note="32 or more are usual"),
     "n_ubatch": Integer(0),
@@ -73,9 +75,17 @@ def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
     if n_seq_max > n_batch:
         raise InputError(f"n_seq_max is {n_seq_max}, and n_batch {n_batch}; allowed: n_seq_max of at most n_batch")
     for name in ("type_k", "type_v"):
-        if kwargs.get(name) not in (None, *_CACHE_TYPES.values()):
-            allowed = ", ".join(f"{number} ({kind})" for kind, number in _CACHE_TYPES.items())
+        if kwargs.get(name) not in (None, *CACHE_TYPES.values()):
+            allowed = ", ".join(f"{number} ({kind})" for kind, number in CACHE_TYPES.items())
             raise InputError(f"{name} is {kwargs[name]!r}; allowed: {allowed}, or None")
+        width = getattr(read_gguf(path).shape, f"n_embd_head_{name[-1]}")
+        if (
+            kwargs.get(name) not in (None, *UNBLOCKED) and width % _BLOCK
+        ):  # llama.cpp would read across blocks, or end the process
+            raise InputError(
+                f"{name} is {kwargs[name]}, whose blocks have {_BLOCK} values, but this model's heads have {width}; allowed: "
+                f"{', '.join(map(str, UNBLOCKED))}, or None"
+            )
     if kwargs.get("lora_path"):
         check_lora(kwargs["lora_path"], path, read_gguf(path))
     projector = getattr(kwargs.get("chat_handler"), "clip_model_path", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -48,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
     add("--method", metavar="NAME,...", help="besides greedy (default: pcd, two variants, control)")
+    add(
+        "--type-k",
+        metavar="TYPE,...",
+        help="types of cached keys, such as q8_0,q4_0: each method with each of them too",
+    )
+    add("--type-v", metavar="TYPE,...", help="types of cached values; with several of both, all pairs")
     add("--length", metavar="N,...", help="tokens of prompt and answer (1k,2k,4k; everyday: 300,1k)")
     n, few = (_of_each(["everyday"], n) for n in (DEFAULT_N, QUICK_N))
     add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell ({DEFAULT_N}; everyday: {n} a task)")
@@ -121,7 +128,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     return Plan(
         model=args.model,
         tasks=tasks,
-        methods=_options.names(args.method) or methods,
+        methods=_with_types(args, _options.names(args.method) or methods),
         lengths=_options.lengths(args.length) if args.length else lengths,
         n=args.n or _of_each(tasks, QUICK_N if args.quick else DEFAULT_N),
         seed=args.seed,
@@ -130,6 +137,16 @@ def _plan(args: argparse.Namespace) -> Plan:
         max_tokens=args.max_tokens,
         half=args.half,
     )
+
+
+def _with_types(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple[str, ...]:
+    """The methods, and each with the types of --type-k and --type-v; without --method greedy alone."""
+    keys, values = _options.names(args.type_k), _options.names(args.type_v)
+    if not keys and not values:
+        return methods
+    methods = _options.names(args.method) or (BASELINE,)
+    pairs = list(itertools.product(keys or ("f16",), values or ("f16",)))
+    return (*methods, *(f"{method}+kv:{k}:{v}" for k, v in pairs for method in methods))
 
 
 def _tasks(args: argparse.Namespace) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
     method = pypcd.decode.parse("rephrase+pcd:beta=1.5")
     method.generate(llm, Prompt(before, segments, joiner, after)).text
 
-A method has three parts: an edit of the prompt, the source of the rows (the logits of each step), and the search that
-chooses tokens from them. A name is one part, or several joined by "+"; its values follow, each after a colon:
+A method has four parts: an edit of the prompt, the source of the rows (the logits of each step), the search that
+chooses tokens from them, and the types of the KV cache. A name is one part, or several joined by "+"; its values follow, each after a colon:
 
     greedy  sample:temperature=0.7:seed=1  beam:4                    search: how tokens are chosen
     pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control  cad:0.5  rows: where logits come from
@@ -12,6 +12,7 @@ chooses tokens from them. A name is one part, or several joined by "+"; its valu
     ms-poe  ms-poe-outlier  ms-poe:max_ratio=1.6:first_layer=0
     self-extend:4:width=512
     recite  replay:4  rephrase  segr  segr-ends  segr-vote:5          edit: how the prompt is changed
+    kv:q8_0  kv:q8_0:q4_0                                             cache: the types of keys and values
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pypcd.config import PCDConfig, is_profile, joined, read_values
+from pypcd.decode import cache
 from pypcd.decode.method import Answer, Edit, Method
 from pypcd.decode.rows import OF_CONTROL, PCD, Control, Plain, RowSource, Stream
 from pypcd.decode.search import Greedy, Sampling, Search
@@ -128,6 +130,7 @@ _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "rephrase": ("edit", _lab("edits:parse_rephrase")),
     "recite": ("edit", _lab("recite:parse")),
     "replay": ("edit", _lab("replay:parse")),
+    "kv": ("cache", cache.parse),
 }
 
 NAMES = tuple(_PARTS)

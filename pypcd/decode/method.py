@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pypcd.checks import Integer
+from pypcd.decode.cache import KVTypes
 from pypcd.decode.rows import Constrained, Plain, RowSource
 from pypcd.decode.search import Greedy, Search
 from pypcd.decode.session import Logits, Session
@@ -61,17 +62,24 @@ class Method:
         rows: where the logits come from.
         search: how tokens are chosen from them.
         edit: how the prompt is changed first; None leaves it.
+        cache: the types of keys and values; None: whatever the context has.
     """
 
     name: str
     rows: RowSource = dataclasses.field(default_factory=Plain)
     search: Search = dataclasses.field(default_factory=Greedy)
     edit: Edit | None = None
+    cache: KVTypes | None = None
 
     @property
     def n_sequences(self) -> int:
         """How many sequences a context must have: pypcd.Llama's n_seq_max."""
         return self.search.n_sequences * self.rows.n_sequences
+
+    @property
+    def n_added(self) -> int:
+        """How many tokens of text its edit may add to a prompt, besides words of its own."""
+        return int(getattr(self.edit, "n_tokens", 0))
 
     def with_pool(self, prompts: tuple[Prompt, ...]) -> Method:
         """The same method with a pool: other prompts of the same kind, which some rows (control) are made from."""
@@ -87,7 +95,7 @@ class Method:
             return "the model has a recurrent state for one sequence, but this needs several"
         if self.n_sequences > llm.n_seq_max:
             return f"it needs {self.n_sequences} sequences, the context has {llm.n_seq_max}; load the model with n_seq_max={self.n_sequences}"
-        return self.rows.refusal(llm)
+        return (self.cache and self.cache.refusal(llm)) or self.rows.refusal(llm)
 
     def generate(
         self,

@@ -43,7 +43,7 @@ __all__ = [
     "tasks_of",
 ]
 
-_SPARE = 256  # tokens besides prompt and answer, for what an edit adds
+_SPARE = 256  # tokens besides prompt and answer, for an edit's own words
 _BARE = 1024  # tokens for a prompt without its context
 _THREADS = ("n_threads", "n_threads_batch")
 
@@ -106,7 +106,7 @@ def facts(
 def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str]) -> dict[str, Any]:
     path, n_ctx = resolve_model(plan.model), context_of(plan, options)
     no_matter = ["n_ctx"]  # a run may be continued with other values of these
-    if _threads_matter(options):
+    if _threads_matter(plan, options):
         options = run_options(plan, options)
     else:
         no_matter += _THREADS
@@ -208,12 +208,14 @@ def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[
     return {**options, **dict(zip(_THREADS, (decode, batch)))}
 
 
-def _threads_matter(options: Mapping[str, Any]) -> bool:
+def _threads_matter(plan: Plan, options: Mapping[str, Any]) -> bool:
     """Whether logits depend on the number of threads: with flash attention, in layers that the CPU computes."""
     gpu, on_gpu = machine.has_gpu(options), options.get("n_gpu_layers")
     flash_attn = options.get("flash_attn")
     if flash_attn is None:
         flash_attn = gpu and on_gpu != 0  # pypcd.Llama's default
+    caches = [method.cache for method in map(parse, plan.methods)]
+    flash_attn = flash_attn or any(cache and cache.options.get("flash_attn") for cache in caches)
     return bool(flash_attn) and not (gpu and on_gpu in (None, -1))
 
 
@@ -224,6 +226,7 @@ def context_of(plan: Plan, options: Mapping[str, Any]) -> int:
     methods, tasks = [parse(name) for name in plan.methods], tasks_of(plan).values()
     n_answer = max(plan.max_tokens or task.max_tokens for task in tasks)
     longest = max(plan.lengths) * (2 if any(task.may_exceed for task in tasks) else 1)
+    longest += max(method.n_added for method in methods)
     n_bare = _BARE if any(method.rows.n_sequences > 1 for method in methods) else 0
     return longest + _SPARE + max(method.n_sequences for method in methods) * n_answer + n_bare
 
@@ -319,6 +322,12 @@ def counts_of(plan: Plan) -> dict[str, int]:
 MakeWorker = Callable[[Plan, Mapping[str, Any]], "Worker"]  # from the plan and the options of the model
 
 
+def _own_context(method: Method) -> tuple[object, ...]:
+    """What a method's context has that others lack: a micro-batch as large as a prompt, which takes much memory, or the types of
+    its cache."""
+    return method.rows.whole_prompt, method.cache
+
+
 class Worker:
     """A model that answers samples. A subclass may keep other facts of an answer (_answered)."""
 
@@ -331,15 +340,19 @@ class Worker:
         n_ctx = context_of(plan, options)
         settings = {"n_seq_max": max(method.n_sequences for method in methods.values()), **options, "n_ctx": n_ctx}
         self.llm = Llama(plan.model, **settings)
-        self.session = self._whole = Session(self.llm)
+        self.session = Session(self.llm)
         self.refused: dict[str, str] = {}
-        whole = [name for name, method in methods.items() if method.rows.whole_prompt]
-        if whole:  # a micro-batch as large as a prompt takes much memory: these methods get a context of their own
+        self._sessions = {_own_context(Method("")): self.session}
+        for name, method in methods.items():  # some need a context of their own
+            own = _own_context(method)
             try:
-                self._whole = Session(Llama(plan.model, **{**settings, "n_batch": n_ctx, "n_ubatch": n_ctx}))
-            except ModelError as error:
+                if own not in self._sessions:
+                    batch = {"n_batch": n_ctx, "n_ubatch": n_ctx} if method.rows.whole_prompt else {}
+                    types = method.cache.options if method.cache else {}
+                    self._sessions[own] = Session(Llama(plan.model, **{**settings, **batch, **types}))
+            except (InputError, ModelError) as error:
                 why = f"it needs prompts in one micro-batch, here of {n_ctx} tokens: {error}"
-                self.refused = dict.fromkeys(whole, why)
+                self.refused[name] = why if method.rows.whole_prompt else str(error)
         self.vocabulary = Vocabulary(self.llm)
         self._tokenizer = ModelTokenizer(self.llm, chat=plan.chat)
         self._counts = counts_of(plan)
@@ -357,11 +370,11 @@ class Worker:
         self._order = sorted(methods, key=lambda name: (methods[name].edit is not None, plan.methods.index(name)))
 
     def close(self) -> None:
-        for session in (self.session, self._whole):
+        for session in self._sessions.values():
             session.llm.close()
 
     def _session(self, method: Method) -> Session:
-        return self._whole if method.rows.whole_prompt else self.session
+        return self._sessions[_own_context(method)]
 
     def cell(self, name: str, length: int) -> tuple[list[Sample], tuple[Prompt, ...]]:
         """The questions of a cell, and its pool: other questions, for methods that need some."""
@@ -389,7 +402,7 @@ class Worker:
                     yield key, None
                 else:
                     yield key, self._record(key, samples[index], self._pooled[method])
-        for session in (self.session, self._whole):
+        for session in self._sessions.values():
             session.clear()  # the next sample starts from an empty cache too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:

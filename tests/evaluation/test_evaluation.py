@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import llama_cpp
 import numpy as np
 import pytest
 from conftest import Tiny
@@ -44,6 +46,7 @@ from pypcd import engine, machine, threads
 from pypcd.decode import Session
 from pypcd.evaluation import (
     Directory,
+    ModelTokenizer,
     Plan,
     Progress,
     csv_text,
@@ -56,7 +59,7 @@ from pypcd.evaluation import (
     task,
 )
 from pypcd.evaluation.gold import Gold
-from pypcd.gguf import read_gguf
+from pypcd.gguf import DEMO_MODEL, read_gguf
 from pypcd.vocabulary import Vocabulary
 
 Load = Callable[..., pypcd.Llama]
@@ -225,6 +228,31 @@ def test_a_method_that_cannot_run_is_refused_with_a_sentence(tiny: Tiny, tmp_pat
 def test_a_method_that_wants_the_whole_prompt_at_once_gets_it(tmp_path: Path) -> None:
     plan = Plan("demo", ("kv-short",), ("ms-poe-outlier",), (800,), n=1)
     assert len(evaluate(plan, Directory(tmp_path / "run"), options=ONE).records) == 2
+
+
+def test_types_of_the_cache_are_methods_beside_the_usual_one(tmp_path: Path) -> None:
+    """They answer as llama_cpp does in a context of those types, which is opened for them alone."""
+    methods = ("greedy+kv:q4_0", "greedy+kv:q4_0:q8_0", "pcd:window+kv:f16:q8_0", "pcd:window", "greedy+kv:f16")
+    plan = Plan("demo", ("kv-short",), methods, (300,), n=3, max_tokens=12)
+    outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 512})
+    assert outcome.refused == {} and len(outcome.records) == 18
+    answers = {
+        method: [outcome.records["kv-short", 300, i, method]["prediction"] for i in range(3)] for method in plan.methods
+    }
+    assert answers["greedy"] == answers["greedy+kv:f16"]
+    for method, types in (("kv:q4_0", {"type_k": 2}), ("kv:q4_0:q8_0", {"type_k": 2, "type_v": 8, "flash_attn": True})):
+        with contextlib.closing(llama_cpp.Llama(str(DEMO_MODEL), n_ctx=512, verbose=False, **ONE, **types)) as llm:
+            for i, sample in enumerate(task("kv-short").samples(3, 300, ModelTokenizer(llm), 0)):
+                text = sample.prompt.text + sample.prompt.answer_prefix
+                wanted = llm(text, max_tokens=12, temperature=0.0)["choices"][0]["text"]
+                assert answers[f"greedy+{method}"][i] == wanted
+
+
+def test_a_type_that_a_model_cannot_have_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    plan = Plan(str(tiny("llama", n_head=8)), ("kv-short",), ("greedy+kv:q8_0",), (400,), n=1, max_tokens=3)
+    outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})
+    assert "whose blocks have 32 values, but this model's heads have 8" in outcome.refused["greedy+kv:q8_0"]
+    assert {key[3] for key in outcome.records} == {"greedy"}
 
 
 @pytest.mark.parametrize(

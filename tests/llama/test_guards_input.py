@@ -249,6 +249,17 @@ OPENING: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize("kwargs", [{"type_k": 8}, {"type_v": 2, "flash_attn": True}])
+def test_a_type_whose_blocks_do_not_fit_in_a_head_is_an_error(kwargs: dict[str, Any], tiny: Tiny, load: Load) -> None:
+    """llama.cpp ends the process if there is one such head, and reads across blocks if there are several."""
+    for n_head_kv in (1, 8):
+        with pytest.raises(
+            ValueError, match=r"blocks have 32 values, but this model's heads have 8; allowed: 0, 1, 30, or None"
+        ):
+            load(tiny("llama", n_head=8, n_head_kv=n_head_kv), **kwargs)
+    load(tiny("llama", n_head=8), type_k=30, type_v=0).eval([1, 2, 3])
+
+
 def test_values_at_which_llama_cpp_ends_the_process_are_errors_at_the_opening(tiny: Tiny) -> None:
     lines = run(
         tiny("llama"),

@@ -67,7 +67,7 @@ class AttentionSort:
     def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
         _check_segments(prompt)
         for _ in range(self.rounds):
-            scores = attention(session, prompt, chat)
+            scores = attention(session, prompt, chat).mean(axis=0)
             order = [int(i) for i in np.argsort(scores, kind="stable")]
             order = _ends(order) if self.ends else order
             if order == list(range(len(order))):
@@ -77,7 +77,8 @@ class AttentionSort:
 
 
 def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> npt.NDArray[np.float64]:
-    """The attention of a prompt's last n_last tokens to each segment, averaged over them, layers and heads; float64[n_segments].
+    """How much of its attention each head pays to each segment, from each of the prompt's last n_last tokens;
+    float64[n, n_segments], a row for each head of each layer and each of these tokens.
 
     Raises:
         PCDError: the model's graph has no attention weights, or its tokenizer changes the text.
@@ -90,12 +91,12 @@ def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> 
     with tap(session.llm, ["kq_soft_max"]) as tensors:
         for i in range(begin, len(tokens), session.llm.n_batch):
             session.write(tokens[i : i + session.llm.n_batch])
-    found = [row for parts in tensors.values() for w in parts for row in w[0, :, :n_last, : len(tokens)].mean(axis=0)]
-    rows = [row for row in found if len(row) == len(tokens)]  # without sliding-window caches that dropped some
+    found = [w[0, :, :n_last, : len(tokens)] for parts in tensors.values() for w in parts]
+    rows = [w.reshape(-1, len(tokens)) for w in found if w.shape[-1] == len(tokens)]  # not of caches that dropped some
     if not rows:
         raise PCDError("this model's graph has no attention weights to rank segments by; use another method")
-    mean = np.asarray(np.mean(rows, axis=0), np.float64)
-    return np.array([mean[first:last].sum() for first, last in spans])
+    weights = np.concatenate(rows).astype(np.float64)
+    return np.stack([weights[:, first:last].sum(axis=1) for first, last in spans], axis=1)
 
 
 def _ends(ascending: Sequence[int]) -> list[int]:

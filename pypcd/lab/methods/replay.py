@@ -43,7 +43,7 @@ class Replay:
     def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
         if len(prompt.segments) <= self.n:
             return prompt
-        scores = attention(session, prompt, chat, self.n_last)
+        scores = attention(session, prompt, chat, self.n_last).max(axis=0)
         best = sorted(np.argsort(-scores, kind="stable")[: self.n])
         again = prompt.joiner.join(prompt.segments[i] for i in best)
         return prompt.replace(after=f"\n\nThe most relevant parts again:\n{again}\n{prompt.after}")
