@@ -417,13 +417,23 @@ def test_segments_are_sorted_by_the_attention_they_get(tiny: Tiny, load: Load) -
 
 def test_the_segments_with_most_attention_are_repeated(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
-    edited = parse("replay:3").edit.edit(Session(llm), PROMPT, chat=False, answer=never)  # type: ignore[union-attr]
-    best = sorted(np.argsort(attended(tiny("llama"), llm, 8).max((0, 1, 2)))[-3:])
-    before, again, after = edited.after.partition(", ".join(PROMPT.segments[i] for i in best))
-    assert again and before.strip() == "The most relevant parts again:" and after == "\n" + PROMPT.after
-    assert edited.replace(after=PROMPT.after) == PROMPT
-    whole = parse("replay:12").edit.edit(Session(llm), PROMPT, chat=False, answer=never)  # type: ignore[union-attr]
-    assert whole == PROMPT, "it has 12 segments"
+    by_attention = np.argsort(-attended(tiny("llama"), llm, 16).max((0, 1, 2)))
+
+    def repeated(name: str) -> str:
+        edited = parse(name).edit.edit(Session(llm), PROMPT, chat=False, answer=never)  # type: ignore[union-attr]
+        begin, again, end = "\n\nThe most relevant parts again:\n", edited.after, "\n" + PROMPT.after
+        assert edited.replace(after=PROMPT.after) == PROMPT and again.startswith(begin) and again.endswith(end)
+        return again[len(begin) : -len(end)]
+
+    def best(n: int) -> str:
+        return ", ".join(PROMPT.segments[i] for i in sorted(by_attention[:n]))
+
+    assert repeated("replay:3") == best(3) and repeated("replay") == best(4) and repeated("replay:12") == PROMPT.context
+    three = sum(len(llm.tokenize(PROMPT.segments[i].encode(), False)) for i in by_attention[:3])
+    assert repeated(f"replay:n_tokens={three - 1}") == best(2) and repeated(f"replay:n_tokens={three}") == best(3)
+    assert repeated("replay:n_tokens=1") == best(1)
+    alone = PROMPT.replace(segments=PROMPT.segments[:1])
+    assert parse("replay").edit.edit(Session(llm), alone, chat=False, answer=never) == alone  # type: ignore[union-attr]
 
 
 def test_what_is_recited_becomes_the_context(llm: pypcd.Llama) -> None:
