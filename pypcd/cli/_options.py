@@ -170,8 +170,7 @@ class ListNames(argparse.Action):
         for line in (
             f"tasks: {', '.join(name for name in tasks if name not in known)}",
             *(f"  {group}, which is all of: {', '.join(names)}" for group, names in groups.items()),
-            f"  from files or the Hugging Face hub: {', '.join(name for name in from_files if name.startswith('longbench-'))}",
-            f"  from files that RULER made: {', '.join(name for name in from_files if name.startswith('ruler-'))}",
+            f"  from files or the Hugging Face hub: {', '.join(name for name in from_files if name not in groups['ruler-files'])}",
             f"methods: {', '.join(decode.NAMES)}",
             "  join parts with +, write values after colons, such as beam:4+pcd:beta=1.5 (docs/lab/methods.md)",
         ):

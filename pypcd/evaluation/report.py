@@ -13,9 +13,10 @@ from pypcd.evaluation.plan import BASELINE, Key, Plan
 from pypcd.evaluation.stats import Paired, interval, paired
 from pypcd.evaluation.tasks import GROUPS
 
-__all__ = ["Row", "by_depth", "csv_text", "markdown", "rows"]
+__all__ = ["Row", "by_depth", "csv_text", "effective_lengths", "markdown", "rows"]
 
 N_BANDS = 5  # of depth
+EFFECTIVE = 0.85  # of the score at the shortest length
 
 _LEGEND = """\
 {n} questions a cell{half}, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions,
@@ -82,6 +83,19 @@ def by_depth(plan: Plan, records: Mapping[Key, Mapping[str, Any]], task: str, le
     return result
 
 
+def effective_lengths(table: Sequence[Row], task: str) -> dict[str, int]:
+    """How far each method gets in a task, or a group: the longest length before its score falls below 85% of its score at the shortest
+    one. Methods that have nothing right at the shortest length are left out."""
+    result = {}
+    for method in dict.fromkeys(row.method for row in table if row.task == task):
+        scores = sorted((row.length, row.paired.score) for row in table if (row.task, row.method) == (task, method))
+        least = EFFECTIVE * scores[0][1]
+        too_long = [length for length, score in scores if score < least]
+        if least:
+            result[method] = max(length for length, _ in scores if not too_long or length < too_long[0])
+    return result
+
+
 def _cell(
     plan: Plan, records: Mapping[Key, Mapping[str, Any]], task: str, length: int, method: str
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -126,7 +140,8 @@ def markdown(
     half = f", the {plan.half} half of {plan.n}" if plan.half else ""
     parts += [_LEGEND.format(n=asked, half=half, seed=plan.seed, asked=form), ""]
     for name, tasks in _groups(plan).items():
-        parts += _section(f"{name} ({metrics[tasks[0]]}, its {len(tasks)} tasks together)", name, table)
+        kinds = ", ".join(dict.fromkeys(metrics[task] for task in tasks))
+        parts += _section(f"{name} ({kinds}, its {len(tasks)} tasks together)", name, table)
     for task in plan.tasks:
         n = len({key[2] for key in records if key[0] == task})
         parts += _section(f"{task} ({metrics[task]}{f', {n} questions' if n < asked else ''})", task, table)
@@ -154,6 +169,19 @@ def _section(title: str, name: str, table: Sequence[Row]) -> list[str]:
         "| tokens | method | score | difference | p | wins / losses | spoilt | MRR | MRR, wrong |",
         "| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
         *(_line(row) for row in table if row.task == name),
+        "",
+        *_effective_line(table, name),
+    ]
+
+
+def _effective_line(table: Sequence[Row], name: str) -> list[str]:
+    lengths = sorted({row.length for row in table if row.task == name})
+    found = effective_lengths(table, name) if len(lengths) > 1 else {}
+    if not found:
+        return []
+    of_each = ", ".join(f"{method} {length}" for method, length in found.items())
+    return [
+        f"Effective length, before the score falls below {EFFECTIVE:.0%} of that at {lengths[0]} tokens: {of_each}.",
         "",
     ]
 

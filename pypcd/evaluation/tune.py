@@ -55,7 +55,7 @@ Cell = tuple["str | None", "int | None"]
 ALL: Cell = (None, None)
 
 _FIRST, _SECOND = HALVES
-_GROUP_OF = {part: name for name, parts in GROUPS.items() for part in parts}
+_GROUP_OF = {part: name for name, parts in GROUPS.items() if not name.startswith("ruler") for part in parts}
 
 
 @dataclasses.dataclass(frozen=True)

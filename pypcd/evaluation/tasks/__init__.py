@@ -57,6 +57,17 @@ FROM_FILES = tuple(_WITH_DATA)
 """The tasks that take data."""
 
 GROUPS = {
+    "ruler": (
+        "niah-single-1",
+        "niah-multikey-2",
+        "niah-multikey-3",
+        "niah-multivalue",
+        "niah-multiquery",
+        "vt",
+        "cwe",
+        "fwe",
+    ),
+    "ruler-files": tuple(f"ruler-{ruler_task}" for ruler_task in RULER_TASKS),
     "everyday": tuple(made.name for made in EVERYDAY if made.way == "shots"),
     "everyday-behind": tuple(made.name for made in EVERYDAY if made.way == "behind"),
     "constrained": tuple(made.name for made in CONSTRAINED if isinstance(made, Objects) and not made.shown),
@@ -89,8 +100,8 @@ def task(name: str, *, data: str | pathlib.Path | None = None) -> Task:
     if name in GROUPS:
         raise InputError(f"{name} is {len(GROUPS[name])} tasks; name one of them: {', '.join(GROUPS[name])}")
     if name not in _GENERATED:
-        group_of = {part: group for group, parts in GROUPS.items() for part in parts}
-        there_are = ", ".join(dict.fromkeys(group_of.get(one, one) for one in TASKS))
+        grouped = parts_of(group for group in GROUPS if not group.startswith("ruler"))
+        there_are = ", ".join((*(one for one in TASKS if one not in grouped), *GROUPS))
         raise InputError(f"there is no task {name!r}{did_you_mean(name, (*GROUPS, *TASKS))}; there are: {there_are}")
     if data is not None:
         raise InputError(f"data is {str(data)!r}, but {name} generates its questions; leave data out")
