@@ -428,7 +428,7 @@ def test_the_segments_with_most_attention_are_repeated(tiny: Tiny, load: Load) -
     def best(n: int) -> str:
         return ", ".join(PROMPT.segments[i] for i in sorted(by_attention[:n]))
 
-    assert repeated("replay:3") == best(3) and repeated("replay") == best(4) and repeated("replay:12") == PROMPT.context
+    assert repeated("replay:3") == best(3) and repeated("replay") == best(2) and repeated("replay:12") == PROMPT.context
     three = sum(len(llm.tokenize(PROMPT.segments[i].encode(), False)) for i in by_attention[:3])
     assert repeated(f"replay:n_tokens={three - 1}") == best(2) and repeated(f"replay:n_tokens={three}") == best(3)
     assert repeated("replay:n_tokens=1") == best(1)

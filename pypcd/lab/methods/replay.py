@@ -35,7 +35,7 @@ class Replay:
         ValueError: a value is out of range.
     """
 
-    n: int = 4
+    n: int = 2
     n_tokens: int = 256
     n_last: int = 16
 
