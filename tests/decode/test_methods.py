@@ -430,7 +430,7 @@ def test_the_segments_with_most_attention_are_repeated(tiny: Tiny, load: Load) -
 
     assert repeated("replay:3") == best(3) and repeated("replay") == best(2) and repeated("replay:12") == PROMPT.context
     three = sum(len(llm.tokenize(PROMPT.segments[i].encode(), False)) for i in by_attention[:3])
-    assert repeated(f"replay:n_tokens={three - 1}") == best(2) and repeated(f"replay:n_tokens={three}") == best(3)
+    assert repeated(f"replay:9:n_tokens={three - 1}") == best(2) and repeated(f"replay:9:n_tokens={three}") == best(3)
     assert repeated("replay:n_tokens=1") == best(1)
     alone = PROMPT.replace(segments=PROMPT.segments[:1])
     assert parse("replay").edit.edit(Session(llm), alone, chat=False, answer=never) == alone  # type: ignore[union-attr]
