@@ -25,6 +25,7 @@ from typing import Any
 from pypcd.config import PCDConfig, is_profile, joined, read_values
 from pypcd.decode import cache
 from pypcd.decode.method import Answer, Edit, Method
+from pypcd.decode.replay import Replay
 from pypcd.decode.rows import OF_CONTROL, PCD, Control, Plain, RowSource, Stream
 from pypcd.decode.search import Greedy, Sampling, Search
 from pypcd.decode.session import Session
@@ -129,7 +130,7 @@ _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "segr-vote": ("edit", _lab("edits:parse_vote")),
     "rephrase": ("edit", _lab("edits:parse_rephrase")),
     "recite": ("edit", _lab("recite:parse")),
-    "replay": ("edit", _lab("replay:parse")),
+    "replay": ("edit", lambda words: values_of(Replay, words, "n")),
     "kv": ("cache", cache.parse),
 }
 

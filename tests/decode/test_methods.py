@@ -17,10 +17,11 @@ from reference import behind
 import pypcd
 from pypcd.decode import Control, Method, Plain, Session, parse
 from pypcd.decode.method import _place
+from pypcd.decode.replay import attention, segment_spans
 from pypcd.engine import token_bytes
 from pypcd.lab.methods.beam import Beam
 from pypcd.lab.methods.cad import CAD
-from pypcd.lab.methods.edits import AttentionSort, _ends, attention, medoid, segment_spans
+from pypcd.lab.methods.edits import AttentionSort, _ends, medoid
 from pypcd.lab.methods.recite import Recite
 from pypcd.method import contrast, entropy, log_softmax
 from pypcd.prompt import Prompt

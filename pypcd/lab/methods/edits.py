@@ -8,23 +8,18 @@ import functools
 import math
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from pypcd.checks import Integer, check
 from pypcd.decode import values_of
 from pypcd.decode.method import Answering
+from pypcd.decode.replay import attention
 from pypcd.decode.session import Session
-from pypcd.engine import tap, token_bytes
-from pypcd.errors import InputError, PCDError
-from pypcd.prompt import Prompt, prompt_tokens
+from pypcd.errors import InputError
+from pypcd.prompt import Prompt
 
-if TYPE_CHECKING:
-    from pypcd.llama import Llama
-
-__all__ = ["AttentionSort", "MedoidVote", "Rephrase", "parse_rephrase", "parse_sort", "parse_vote", "segment_spans"]
+__all__ = ["AttentionSort", "MedoidVote", "Rephrase", "parse_rephrase", "parse_sort", "parse_vote"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,29 +69,6 @@ class AttentionSort:
                 break
             prompt = prompt.replace(segments=tuple(prompt.segments[i] for i in order))
         return prompt
-
-
-def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> npt.NDArray[np.float64]:
-    """How much of its attention each head pays to each segment, from each of the prompt's last n_last tokens;
-    float64[n, n_segments], a row for each head of each layer and each of these tokens.
-
-    Raises:
-        PCDError: the model's graph has no attention weights, or its tokenizer changes the text.
-    """
-    tokens = prompt_tokens(session.llm, prompt, chat=chat)
-    spans = segment_spans(session.llm, prompt, tokens)
-    begin = max(len(tokens) - n_last, 0)
-    session.start(tokens)
-    session.back(begin)
-    with tap(session.llm, ["kq_soft_max"]) as tensors:
-        for i in range(begin, len(tokens), session.llm.n_batch):
-            session.write(tokens[i : i + session.llm.n_batch])
-    found = [w[0, :, :n_last, : len(tokens)] for parts in tensors.values() for w in parts]
-    rows = [w.reshape(-1, len(tokens)) for w in found if w.shape[-1] == len(tokens)]  # not of caches that dropped some
-    if not rows:
-        raise PCDError("this model's graph has no attention weights to rank segments by; use another method")
-    weights = np.concatenate(rows).astype(np.float64)
-    return np.stack([weights[:, first:last].sum(axis=1) for first, last in spans], axis=1)
 
 
 def _ends(ascending: Sequence[int]) -> list[int]:
@@ -156,29 +128,6 @@ def _check_segments(prompt: Prompt) -> None:
             f"the prompt has {len(prompt.segments)} segments; allowed: at least 2, since their order is changed; give "
             "the context of Prompt as segments"
         )
-
-
-def segment_spans(llm: Llama, prompt: Prompt, tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """The tokens of each segment: index of the first, and one past the last. A token across a border counts for both.
-
-    Raises:
-        PCDError: the model's tokenizer changes the text, so segments cannot be found in it.
-    """
-    ends = np.cumsum([len(token_bytes(llm, token)) for token in tokens])
-    text = b"".join(token_bytes(llm, token) for token in tokens)
-    at = text.rfind(prompt.context.encode())
-    if at < 0:
-        raise PCDError(
-            "this model's tokenizer changes the text, so the prompt's segments cannot be found in it; use another method"
-        )
-    spans = []
-    for segment in prompt.segments:
-        first, last = at, at + len(segment.encode())
-        spans.append(
-            (int(np.searchsorted(ends, first, side="right")), int(np.searchsorted(ends, last - 1, side="right")) + 1)
-        )
-        at = last + len(prompt.joiner.encode())
-    return spans
 
 
 def parse_sort(words: Sequence[str], *, ends: bool = False) -> AttentionSort:
