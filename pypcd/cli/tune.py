@@ -17,7 +17,7 @@ from pypcd.evaluation import Directory, Paired, Plan, run_options
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import MARGIN, NOT_SHOWN, interval
 from pypcd.evaluation.tasks.everyday import LEAST
-from pypcd.evaluation.tune import ALL, FEW_SETTINGS, N_EVERYDAY, SETTINGS, Cell, Tuned, tune
+from pypcd.evaluation.tune import ALL, FEW_SETTINGS, MOST_SPOILT, N_EVERYDAY, SETTINGS, Cell, Tuned, tune
 
 DEFAULT_TASKS = "kv,niah-multikey-2,vt"
 DEFAULT_LENGTHS, DEFAULT_N = "1k,4k", 100
@@ -104,13 +104,18 @@ def _print(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> No
     print(_table.table(names, tried, (False,) * len(names), 1, columns))
     if tuned.best:
         rows = [*_lines(tuned.gain, "all long questions"), *_lines(tuned.everyday, "all everyday questions")]
-        head = ("tokens", "task", BASELINE, "PCD", "difference", "wins / losses")
+        head = ("tokens", "task", BASELINE, "PCD", "difference", "wins / losses", "spoilt")
         print(f"\nSecond half, with the best setting, {tuned.best}:\n")
-        print(_table.table(head, rows, (True, False, True, True, False, True), 2, columns))
+        print(_table.table(head, rows, (True, False, True, True, False, True, True), 2, columns))
     print(f"\n{NOT_SHOWN}\n")
     for setting, reason in tuned.refused.items():
         _terminal.note(f"{setting} was left out: {reason}")
     print("\n".join(_text.wrap(_verdict(plan, everyday, tuned, profile), min(columns or 120, 120))))
+
+
+def _spoilt(tuned: Tuned) -> str:
+    found = tuned.everyday.get(ALL)
+    return f"{found.regression:.1f}% of the everyday questions that were right" if found else "nothing"
 
 
 def _interval(result: Paired | None) -> str:
@@ -123,7 +128,8 @@ def _lines(results: Mapping[Cell, Paired], together: str) -> list[list[str]]:
         if len(results) > 2 or (task, length) != ALL:
             name = "everyday, behind text" if task == "everyday-behind" else task or together
             scores = f"{p.score - p.difference:.1f}", f"{p.score:.1f}"
-            lines.append([str(length or ""), name, *scores, interval(p), f"{p.wins} / {p.losses}"])
+            counts = f"{p.wins} / {p.losses}", f"{p.spoilt} of {p.right}"
+            lines.append([str(length or ""), name, *scores, interval(p), *counts])
     return lines
 
 
@@ -139,6 +145,7 @@ def _verdict(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> 
     if tuned.verdict == "off":
         reasons = {
             "it loses everyday questions": tuned.harms,
+            f"it spoils {_spoilt(tuned)}, and {MOST_SPOILT:.0f}% are allowed": tuned.gains and tuned.spoils,
             f"a loss of {MARGIN:.0f} points on everyday questions is not excluded": tuned.gains,
             "its gain is not shown": tuned.best,
             "every setting that gains loses everyday questions": tuned.chosen_by.gain.difference > 0,

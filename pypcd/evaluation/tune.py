@@ -4,7 +4,7 @@ All settings answer the first half of the long questions, and those that gain so
 everyday questions. The best one then answers the second halves, because the best of many looks better than it is on the
 questions that it was chosen by.
 
-Everyday questions longer than the shortest of the long ones are not asked.
+Chats of several turns count as everyday questions. Everyday questions longer than the shortest of the long ones are not asked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pypcd.evaluation.stats import Paired, needed, noninferiority_n, paired
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
 
-__all__ = ["ALL", "FEW_SETTINGS", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "tune"]
+__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "tune"]
 
 SETTINGS = (
     "gentle",
@@ -48,6 +48,9 @@ FEW_SETTINGS = ("gentle", "window:beta=1:relative_top=0.3", "window:relative_top
 N_EVERYDAY = 32
 """Everyday questions of each kind, short and in each long form: enough to show that nothing is lost where a setting changes
 about 3% of the answers."""
+
+MOST_SPOILT = 1.0
+"""Percent of the everyday questions that greedy has right: how many of them a setting may have wrong."""
 
 Cell = tuple["str | None", "int | None"]
 """A task or a group of tasks, and a length. (None, None) stands for all of them together."""
@@ -72,8 +75,11 @@ class Tried:
 
     @property
     def is_eligible(self) -> bool:
-        """Whether it gains something and gets no fewer everyday questions right."""
-        return self.gain.difference > 0 and (self.everyday is None or self.everyday.difference >= 0)
+        """Whether it gains something, gets no fewer everyday questions right, and spoils at most 1% of those that greedy has right."""
+        usual = self.everyday
+        return self.gain.difference > 0 and (
+            usual is None or (usual.difference >= 0 and usual.regression <= MOST_SPOILT)
+        )
 
     @property
     def merit(self) -> tuple[float, float]:
@@ -137,8 +143,13 @@ class Tuned:
 
     @property
     def spares(self) -> bool:
-        """Whether a loss of 2 points on everyday questions is excluded."""
-        return bool(self.everyday) and self.everyday[ALL].spares and not self.harms
+        """Whether a loss of 2 points on everyday questions is excluded, and at most 1% of what greedy has right is spoilt."""
+        return bool(self.everyday) and self.everyday[ALL].spares and not (self.harms or self.spoils)
+
+    @property
+    def spoils(self) -> bool:
+        """Whether it spoils more than 1% of the everyday questions that greedy has right (neutral regression)."""
+        return bool(self.everyday) and self.everyday[ALL].regression > MOST_SPOILT
 
     @property
     def verdict(self) -> Literal["on", "off", "unknown"]:
@@ -176,7 +187,7 @@ def tune(
         directory: for the answers, in the folders `long` and `everyday`, which are runs of evaluate(). A run that was stopped
             continues.
         everyday: everyday questions of each kind, short (300 tokens) and, at the plan's shortest length above that, with
-            many examples and behind unrelated text. 0: none; then nothing is known of harm.
+            many examples and behind unrelated text; and chats of each kind, at both lengths. 0: none; then nothing is known of harm.
         settings: texts, the mildest first.
         options, jobs, model_facts: as in evaluate().
         progress: updated with what is to be answered, and with each answer.
@@ -248,9 +259,9 @@ def _check(plan: Plan, everyday: int) -> None:
 
 
 def _everyday(plan: Plan, n: int) -> Plan:
-    """Everyday questions: short, and in both long forms at the plan's shortest length above that."""
+    """Everyday questions and chats: short, and in their long forms at the plan's shortest length above that."""
     long = sorted(length for length in plan.lengths if length > SHORT)[:1]
-    groups = ("everyday", "everyday-behind") if long else ("everyday",)
+    groups = ("everyday", *(["everyday-behind"] if long else []), "chats")
     return dataclasses.replace(plan, tasks=groups, lengths=(SHORT, *long), n=n, data=None)
 
 

@@ -18,7 +18,9 @@ SETTING, OTHER = "window:relative_top=0.3", "window:relative_top=0.1"
 
 
 def pairs(wins: int, losses: int, n: int) -> Paired:
-    return paired([1.0] * wins + [0.0] * (n - wins), [0.0] * wins + [1.0] * losses + [0.0] * (n - wins - losses))
+    """On all others both are right."""
+    both = [1.0] * (n - wins - losses)
+    return paired([1.0] * wins + [0.0] * losses + both, [0.0] * wins + [1.0] * losses + both)
 
 
 def tuned(gain: Paired, everyday: Paired | None, *, best: bool = True, plain_everyday: float | None = 76.0) -> Tuned:
@@ -68,7 +70,12 @@ HELPS, SPARES = pairs(60, 10, 100), pairs(3, 4, 576)
         (tuned(HELPS, None, plain_everyday=None), "on", ["--pcd demo.pcd.json", "not known", "none were asked"]),
         (tuned(HELPS, None, plain_everyday=7.0), "on", ["--pcd demo.pcd.json", "not known", "7%", "20%"]),
         (tuned(HELPS, pairs(2, 20, 576)), "off", ["it loses everyday questions"]),
-        (tuned(HELPS, pairs(10, 20, 1000)), "off", ["a loss of 2 points on everyday questions is not excluded"]),
+        (
+            tuned(HELPS, pairs(10, 20, 1000)),
+            "off",
+            ["it spoils 2.0% of the everyday questions that were right, and 1% are allowed"],
+        ),
+        (tuned(HELPS, pairs(0, 5, 510)), "off", ["a loss of 2 points on everyday questions is not excluded"]),
         (tuned(pairs(3, 2, 600), SPARES), "off", ["its gain is not shown"]),
         (tuned(pairs(3, 2, 600), SPARES, best=False), "off", ["every setting that gains loses everyday questions"]),
         (tuned(HELPS, pairs(4, 5, 144)), "unknown", ["144", "1227", "--everyday 273"]),
@@ -104,16 +111,16 @@ def test_all_settings_and_the_best_ones_cells_are_in_tables(
     lines = [[word.strip() for word in line.split("  ") if word.strip()] for line in captured.out.splitlines()]
     tried = [line for line in lines if line[:1] in ([SETTING], [OTHER])]
     assert [line[1][:5] for line in tried] == ["+25.0", "+39.5"] and [line[2][:4] for line in tried] == ["+0.2", "-6.8"]
-    rows = [line for line in lines if line and " / " in line[-1] and line[0] != "tokens"]
+    rows = [line for line in lines if len(line) > 2 and " of " in line[-1]]
     assert [row[:2] for row in rows] == [
         ["1024", "kv"],
         ["1024", "vt"],
-        ["all long questions", "10.0"],
+        ["all long questions", "40.0"],
         ["300", "everyday"],
         ["1024", "everyday, behind text"],
-        ["all everyday questions", "0.7"],
+        ["all everyday questions", "99.5"],
     ]
-    assert rows[2][2:4] == ["60.0", "+50.0 [+37.0, +63.0]"] and rows[5][-1] == "3 / 4"
+    assert rows[2][2:4] == ["90.0", "+50.0 [+37.0, +63.0]"] and rows[5][-2:] == ["3 / 4", "4 of 573"]
     assert "cautious" in captured.err and "this model has no rotary positions" in flat(captured.err)
 
 

@@ -22,7 +22,9 @@ from pypcd.evaluation.tune import ALL, FEW_SETTINGS, SETTINGS, Tried, Tuned, tun
 
 
 def pairs(wins: int, losses: int, n: int) -> Paired:
-    return paired([1.0] * wins + [0.0] * (n - wins), [0.0] * wins + [1.0] * losses + [0.0] * (n - wins - losses))
+    """On all others both are right."""
+    both = [1.0] * (n - wins - losses)
+    return paired([1.0] * wins + [0.0] * losses + both, [0.0] * wins + [1.0] * losses + both)
 
 
 # -- verdicts --------------------------------------------------------------------------------------------------------
@@ -53,10 +55,12 @@ NOTHING = pairs(0, 0, 600)
         (judged(pairs(30, 5, 100), NOTHING), "on"),
         (judged(pairs(30, 5, 100), pairs(0, 0, 188)), "unknown"),  # too few, though nothing was lost
         (judged(pairs(30, 5, 100), pairs(0, 0, 189)), "on"),
-        (judged(pairs(30, 5, 100), pairs(8, 9, 600)), "on"),  # -0.2 [-1.5, +1.2]
+        (judged(pairs(30, 5, 100), pairs(6, 5, 600)), "on"),  # +0.2 [-0.8, +1.3], 5 of 594 are spoilt
+        (judged(pairs(30, 5, 100), pairs(8, 9, 600)), "off"),  # -0.2 [-1.5, +1.2], 9 of 592
         (judged(pairs(30, 5, 100), pairs(4, 5, 200)), "unknown"),  # -0.5 [-3.5, +2.5]
         (judged(pairs(30, 5, 100), pairs(9, 12, 576)), "unknown"),  # -0.5 [-2.1, +1.0], 716 are needed
-        (judged(pairs(30, 5, 100), pairs(9, 12, 800)), "on"),
+        (judged(pairs(30, 5, 100), pairs(5, 8, 805)), "on"),  # 8 of 800: 1% may be spoilt
+        (judged(pairs(30, 5, 100), pairs(6, 8, 805)), "off"),  # 8 of 799
         (judged(pairs(30, 5, 100), pairs(10, 20, 1000)), "off"),  # -1.0 [-2.1, +0.1], and 589 would have been enough
         (judged(pairs(30, 5, 100), pairs(2, 12, 600)), "off"),  # -1.7 [-3.0, -0.5]
         (judged(pairs(30, 5, 100), pairs(0, 8, 2000), pairs(9, 8, 6000)), "off"),  # p is 0.008 in one form
@@ -89,6 +93,10 @@ Strike = Callable[[str, str, int, int], bool]
 WIDE, NARROW = "pcd:window:relative_top=0.1", "pcd:window:window=32:relative_top=0.1"
 
 
+def is_usual(task: str) -> bool:
+    return task.startswith(("everyday", "chat"))
+
+
 class World:
     """Greedy is wrong on all long questions and right on most everyday ones. Where a setting strikes, it is the other way
     round."""
@@ -109,12 +117,12 @@ class World:
         task, length, index, method = key
         if method == self.failing:
             return {"error": "out of memory", "score": 0.0}
-        is_right = task.startswith("everyday") and (7 * index + len(task)) % 20 < 20 * self.plain_right
+        is_right = is_usual(task) and (7 * index + len(task)) % 20 < 20 * self.plain_right
         strikes = method != BASELINE and self._strikes(method, task, length, index)
         return {"score": float(is_right != strikes)}
 
     def evaluate(self, plan: Plan, directory: Directory, *, only: Any, **how: Any) -> Outcome:
-        assert directory.path.name == ("everyday" if plan.tasks[0].startswith("everyday") else "long")
+        assert directory.path.name == ("everyday" if is_usual(plan.tasks[0]) else "long")
         keys = [key for key in plan.everything() if only(key)]
         self.answered += [key for key in keys if key not in self.answered]
         how["progress"].begin(keys, keys)
@@ -122,7 +130,7 @@ class World:
 
     def methods(self, is_everyday: bool, half: int) -> set[str]:
         """The methods that answered questions of a kind and a half."""
-        kind = (key for key in self.answered if key[0].startswith("everyday") == is_everyday)
+        kind = (key for key in self.answered if is_usual(key[0]) == is_everyday)
         return {key[3] for key in kind if key[2] % 2 == half}
 
 
@@ -132,7 +140,7 @@ def plan_of(n: int = 96, tasks: tuple[str, ...] = ("niah-multikey-2",), lengths:
 
 def windows(method: str, task: str, length: int, index: int) -> bool:
     """The narrow window finds most and harms; the wide one finds fewer and harms nothing; others do nothing."""
-    if task.startswith("everyday"):
+    if is_usual(task):
         return method == NARROW and index % 16 < 2
     return method == NARROW or (method == WIDE and index % 8 < 6)
 
@@ -146,11 +154,12 @@ def test_the_highest_gain_that_costs_nothing_is_chosen_and_judged(
     narrow = tuned.tried[NARROW.removeprefix("pcd:")]
     assert narrow.gain.difference == 100 > tuned.chosen_by.gain.difference == 75
     assert narrow.everyday is not None and narrow.everyday.losses > 0
-    assert tuned.chosen_by.everyday == pairs_of_equals(576, 80.0)
+    assert tuned.chosen_by.everyday == pairs_of_equals(640, 80.0)
     assert tuned.verdict == "on" and tuned.config == pypcd.PCDConfig.resolve(tuned.best)
 
-    assert list(tuned.everyday) == [("everyday", 300), ("everyday", 1024), ("everyday-behind", 1024), ALL]
-    assert [result.n for result in tuned.everyday.values()] == [192, 192, 192, 576]
+    chats = [("chats", 300), ("chats", 1024)]
+    assert list(tuned.everyday) == [("everyday", 300), ("everyday", 1024), ("everyday-behind", 1024), *chats, ALL]
+    assert [result.n for result in tuned.everyday.values()] == [192, 192, 192, 32, 32, 640]
     assert list(tuned.gain) == [("niah-multikey-2", 1024), ALL] and tuned.gain[ALL].n == tuned.n_judged == 48
     assert (tuned.gain[ALL].wins, tuned.gain[ALL].losses) == (36, 0)
     # who was asked what
@@ -176,12 +185,15 @@ def test_what_loses_everyday_questions_is_never_chosen(
     def strikes(method: str, task: str, length: int, index: int) -> bool:
         rng = np.random.default_rng([seed, *method.encode(), len(task), length, index])
         share = np.random.default_rng([seed, *method.encode()]).uniform(0, 0.6)
-        return bool(rng.uniform() < (share / 12 if task.startswith("everyday") else share))
+        return bool(rng.uniform() < (share / 12 if is_usual(task) else share))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         World(strikes).install(monkeypatch)
         tuned = tune(plan_of(24), tmp_path_factory.mktemp("run"), options=ONE, everyday=everyday)
-    fair = [t.gain.difference for t in tuned.tried.values() if t.everyday and t.everyday.difference >= 0]
+    asked = [t for t in tuned.tried.values() if t.everyday]
+    fair = [
+        t.gain.difference for t in asked if t.everyday.difference >= 0 and t.everyday.spoilt <= 0.01 * t.everyday.right
+    ]  # type: ignore[union-attr]
     assert (tuned.best is not None) == any(gain > 0 for gain in fair)
     if tuned.best is not None:
         assert tuned.chosen_by.everyday is not None and tuned.chosen_by.everyday.difference >= 0
@@ -189,7 +201,7 @@ def test_what_loses_everyday_questions_is_never_chosen(
 
 
 def test_of_equal_settings_the_mildest_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    World(lambda method, task, length, index: not task.startswith("everyday")).install(monkeypatch)
+    World(lambda method, task, length, index: not is_usual(task)).install(monkeypatch)
     assert tune(plan_of(), tmp_path, options=ONE, everyday=2).best == SETTINGS[0]
 
 
@@ -209,7 +221,7 @@ def test_without_gain_no_everyday_questions_are_asked(monkeypatch: pytest.Monkey
     world = World(lambda *where: False).install(monkeypatch)
     tuned = tune(plan_of(160), tmp_path, options=ONE)
     assert tuned.best is None and tuned.plain_everyday is None and tuned.verdict == "off" and tuned.n_judged == 80
-    assert len([key for key in world.answered if key[0].startswith("everyday")]) == 1  # that they fit is known
+    assert len([key for key in world.answered if is_usual(key[0])]) == 1  # that they fit is known
     assert world.methods(False, 1) == set()
 
 
@@ -249,7 +261,7 @@ def test_what_is_to_come_is_known_beforehand(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(Progress, "begin", counted)
     tune(plan_of(192), tmp_path, options=ONE, everyday=8)
-    n_long, n_everyday, n = 192 // 2, 8 // 2 * 36, len(SETTINGS) + 1
+    n_long, n_everyday, n = 192 // 2, 8 // 2 * 40, len(SETTINGS) + 1
     judging = 2 * (n_long + n_everyday)
     begun = 1 + n_long * n
     assert seen == [1, begun + n_everyday * n + judging, *[begun + n_everyday * 3 + judging] * 3]
@@ -298,15 +310,15 @@ def test_tuning_finds_what_helps_the_demo_model_and_goes_on_byte_for_byte(tmp_pa
 
 def test_everyday_questions_are_really_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The demo model gets none of them right; here that counts, and its prompts may be longer."""
-    monkeypatch.setattr(tuning, "SHORT", 560)
+    monkeypatch.setattr(tuning, "SHORT", 700)
     monkeypatch.setattr(tuning, "LEAST", 0.0)
-    plan = Plan("demo", ("kv-short",), ("greedy",), (450, 600), n=12, max_tokens=12)
+    plan = Plan("demo", ("kv-short",), ("greedy",), (450, 750), n=12, max_tokens=12)
     how = {"options": ONE, "everyday": 2, "settings": ["cautious"]}
     tuned = tune(plan, tmp_path / "run", **how)
     assert tuned.best == "cautious" and tuned.plain_everyday is not None and tuned.n_judged == 12
-    assert [result.n for result in tuned.everyday.values()] == [12, 12, 12, 36]
+    assert [result.n for result in tuned.everyday.values()] == [12, 12, 12, 2, 2, 40]
     folders = [Directory(tmp_path / "run" / name) for name in ("long", "everyday")]
-    assert [len(folder.records()) for folder in folders] == [2 * 24, 2 * 72]
+    assert [len(folder.records()) for folder in folders] == [2 * 24, 2 * 80]
     whole = [folder.samples.read_bytes() for folder in folders]
     assert tune(plan, tmp_path / "run", **how) == tuned
     assert [folder.samples.read_bytes() for folder in folders] == whole
