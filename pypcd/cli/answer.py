@@ -6,11 +6,14 @@ import argparse
 import json
 import pathlib
 
+from pypcd import library
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Answer, Session, parse
 from pypcd.errors import InputError, UnsupportedError
 from pypcd.prompt import Prompt, prompt_tokens, split_context
+
+DEFAULT_METHODS = "greedy,replay"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-p", "--prompt", metavar="QUESTION", help="the question (default: stdin, without its last newline)")
     add("--context", metavar="FILE", type=pathlib.Path, help="the text it is about; put before the question")
-    add("--method", metavar="NAME,...", default="greedy,pcd:gentle", help="see --list (default: %(default)s)")
+    add("--method", metavar="NAME,...", help=f"see --list (default: {DEFAULT_METHODS})")
     add("--chat", action="store_true", help="use the model's chat template")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=256, help="longest answer (%(default)s)")
     add(
@@ -35,9 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    methods = [parse(name) for name in _options.names(args.method)]
+    usual = "greedy" if library.why_stock() else DEFAULT_METHODS  # replay reads attention weights
+    methods = [parse(name) for name in _options.names(usual if args.method is None else args.method)]
     if not methods:
-        raise InputError("--method is empty; give at least one, such as greedy,pcd:gentle")
+        raise InputError(f"--method is empty; give at least one, such as {DEFAULT_METHODS}")
     question = read_prompt(args.prompt)
     prompt = Prompt(after=question)
     if args.context is not None:

@@ -44,17 +44,14 @@ QUICK_N = 50
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd eval MODEL [options]"
+    parser.description = "Measure decoding methods, and KV cache types: --type-k, --type-v q8_0,q4_0."
     parser._actions[0].help = argparse.SUPPRESS  # -h: help is to fit a screen, and whoever reads it has found it
     _options.add_model(parser)
     add = parser.add_argument
     add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
     add("--method", metavar="NAME,...", help="besides greedy (default: pcd, two variants, control)")
-    add(
-        "--type-k",
-        metavar="TYPE,...",
-        help="types of cached keys, such as q8_0,q4_0: each method with each of them too",
-    )
-    add("--type-v", metavar="TYPE,...", help="types of cached values; with several of both, all pairs")
+    for name in ("--type-k", "--type-v"):
+        add(name, metavar="TYPE,...", help=argparse.SUPPRESS)  # the description has them
     add("--length", metavar="N,...", help="tokens of prompt and answer (1k,2k,4k; everyday: 300,1k)")
     n, few = (_of_each(["everyday"], n) for n in (DEFAULT_N, QUICK_N))
     add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell ({DEFAULT_N}; everyday: {n} a task)")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pypcd import library
 from pypcd.checks import Integer, check
 from pypcd.decode.method import Answering
 from pypcd.decode.session import Session
@@ -46,6 +47,11 @@ class Replay:
 
     def __post_init__(self) -> None:
         check(self, n=Integer(1, 100), n_tokens=Integer(1, 4096), n_last=Integer(1, 64))
+
+    def refusal(self, llm: Llama) -> str | None:
+        """Why a model cannot run it, in a sentence; None if it can."""
+        why = library.why_stock()
+        return f"attention weights are read by pypcd's own libllama ({why})" if why else None
 
     def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
         if len(prompt.segments) < 2:
