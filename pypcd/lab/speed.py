@@ -100,6 +100,12 @@ class Speed:
                 each[statistics.fmean(t.n_prompt for t in found)] = sum(s for _, s in answers) / n_tokens
         return _between(n_prompt, each) if each else 0.0
 
+    def ratio(self, method: str) -> float | None:
+        """The time of prompt and answer as a multiple of greedy's, over all timings; None for a method that the model cannot run."""
+        asked = [t for t in self._timings if method in t.answers]
+        plain = sum(t.read + t.answers[BASELINE][1] for t in asked)
+        return sum(t.read + t.answers[method][1] for t in asked) / plain if plain else None
+
     def n_tokens(self, task: str, method: str, most: int) -> float:
         """Tokens of an answer: as in the timings of this task, or else of all everyday questions; `most` if there are none."""
         kind, timed = kind_of(task), [t for t in self._timings if method in t.answers]
@@ -171,10 +177,13 @@ def _timed(session: Session, plan: Plan, name: str, length: int) -> Timing:
 
     session.clear()
     (n_prompt, _, first), (_, n_tokens, again) = seconds(BASELINE, 2)
+    read = max(first - again, 0.0)
     answers = {BASELINE: (n_tokens, again)}
     for method in plan.methods:
         made = parse(method).with_pool((sample.prompt,))
         if method != BASELINE and made.refusal(llm, chat=plan.chat) is None:
+            if made.edit is not None:  # it leaves another prompt in the cache than it finds
+                session.clear()
             _, n_tokens, taken = seconds(method, 2 if isinstance(made.rows, Control) else 1)[-1]
-            answers[method] = n_tokens, taken
-    return Timing(name, length, n_prompt, max(first - again, 0.0), answers)
+            answers[method] = n_tokens, max(taken - read, 0.0) if made.edit else taken
+    return Timing(name, length, n_prompt, read, answers)

@@ -122,7 +122,7 @@ def _survey(args: argparse.Namespace, jobs: Jobs, name: str, model: str) -> list
         if args.dry_run or n_left == n_all:
             asked = [leg.plan for leg, keys in zip(plan, left) if keys]
             speed = Speed(list(time_answers(llm, asked))) if asked else Speed([])
-            table = hours(name, plan, [estimate(leg.plan, keys, speed, jobs) for leg, keys in zip(plan, left)])
+            table = hours(name, plan, [estimate(leg.plan, keys, speed, jobs) for leg, keys in zip(plan, left)], speed)
             _terminal.write(table) if args.dry_run else print(table, file=sys.stderr)
         elif n_left:
             _terminal.say(f"{name} goes on: {n_all - n_left:,} of {n_all:,} answers are there")
@@ -134,8 +134,8 @@ def _survey(args: argparse.Namespace, jobs: Jobs, name: str, model: str) -> list
     return [*notes, *(f"`{method}` is refused: {reason}" for method, reason in refused.items())]
 
 
-def hours(name: str, plan: Sequence[EvalJob], estimates: Sequence[Estimate]) -> str:
-    """The estimate as a table, a line for each part and length."""
+def hours(name: str, plan: Sequence[EvalJob], estimates: Sequence[Estimate], speed: Speed) -> str:
+    """The estimate as a table, a line for each part and length; and the time of each method beside greedy's."""
     total = sum(estimates, Estimate())
     took = _progress.duration
     head = f"{name}: {total.n_questions:,} questions, {total.n_answers:,} answers, about {took(total.seconds)} on this machine"
@@ -144,6 +144,9 @@ def hours(name: str, plan: Sequence[EvalJob], estimates: Sequence[Estimate]) -> 
     for leg, e in zip(plan, estimates):
         times = " | ".join(took(s) for s in (e.seconds, e.prompts, e.answers, e.control))
         lines.append(f"| {leg.part} | {leg.length} | {e.n_questions:,} | {times} |")
+    times = {method: speed.ratio(method) for method in plan[0].plan.methods[1:]}
+    lines += ["", "Prompt and answer, as a multiple of greedy's time, on the questions that were timed:"]
+    lines += [", ".join(f"{method} {ratio:.2f}" for method, ratio in times.items() if ratio)]
     text = "\n".join(lines) + "\n"
     columns = _table.columns()
     return text if columns is None else _table.aligned(text, columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -211,6 +212,12 @@ def test_speed_between_two_lengths_worked_out_by_hand() -> None:
     assert SPEED.n_tokens("niah-multikey-2", "pcd", 40) == 40  # not timed: as long as it may be
 
 
+def test_a_methods_time_is_a_multiple_of_greedys() -> None:
+    # prompts of 1, 3 and 84 s; answers of greedy 0.5, 0.1 and 1.6 s, of PCD 2.0, 0.4 and 4.8 s
+    assert SPEED.ratio("greedy") == 1 and SPEED.ratio("pcd") == pytest.approx((88 + 7.2) / (88 + 2.2))
+    assert SPEED.ratio("refused") is None and Speed([]).ratio("pcd") is None
+
+
 def test_an_estimate_worked_out_by_hand() -> None:
     plan = Plan("m", ("everyday-json",), METHODS, (300,), n=6, half="second", n_pool=4)
     e = estimate(plan, plan.everything(), SPEED)
@@ -254,6 +261,11 @@ def test_answers_are_timed_at_the_ends(load: Callable[..., pypcd.Llama]) -> None
         assert t.n_prompt <= t.length and t.read >= 0
         assert set(t.answers) == set(METHODS) and all(n <= 4 and s > 0 for n, s in t.answers.values())
     assert timings[-1].read > 0
+    # an edit changes what the cache holds: each is timed from an empty one, and the prompt's time is taken off
+    (edited,) = time_answers(
+        llm, [Plan("demo", ("kv-short",), ("replay", "pcd:window", "recite:4"), (400,), max_tokens=4)]
+    )
+    assert list(edited.answers) == ["greedy", "replay", "pcd:window", "recite:4"]
     # a method that the model cannot run takes no time
     refused = [
         Plan("demo", ("kv-short",), ("greedy", "pcd:cache=separate:window=8:perturbation=noise", "rephrase"), (300,))
@@ -283,6 +295,9 @@ def test_the_script_on_a_real_model(
 
     main([*words, "--dry-run"])
     shown = capsys.readouterr()
+    assert re.search(
+        r"greedy's time, on the questions that were timed:\npcd:window \d+\.\d\d, control \d+\.\d\d\n", shown.out
+    )
     assert "demo: 10 questions, 30 answers" in shown.out and "| everyday-long | 500 | 4 |" in shown.out
     assert "retrieval-pairs at 4000 tokens" in shown.err and "2048" in shown.err
     assert not (tmp_path / "work").exists() and not (tmp_path / "out").exists()
