@@ -17,6 +17,9 @@ from pypcd.errors import PCDError
 __all__ = ["Prompt", "chat_formatter", "chat_tokens", "has_template", "prompt_tokens", "split_context"]
 
 
+LONGEST_PART = 1200  # characters: some 250 tokens of English
+
+
 @dataclasses.dataclass(frozen=True)
 class Prompt:
     """A prompt in parts, so that a method can reorder the context or leave it out.
@@ -51,12 +54,20 @@ class Prompt:
 
 
 def split_context(text: str) -> tuple[tuple[str, ...], str]:
-    """A text's parts and the text that joins them: its paragraphs, else its lines, else its sentences."""
+    """A text's parts and the text that joins them: its paragraphs, lines or sentences. The first of these counts whose parts have at most
+    LONGEST_PART characters; if none has, the one whose longest part is shortest."""
+    found: tuple[tuple[str, ...], str] = ((text,), "")
     for joiner in ("\n\n", "\n", ". "):
         parts = tuple(text.split(joiner))
-        if len(parts) > 1:
-            return parts, joiner
-    return (text,), ""
+        if _longest(parts) < _longest(found[0]):
+            found = parts, joiner
+        if len(found[0]) > 1 and _longest(found[0]) <= LONGEST_PART:
+            break
+    return found
+
+
+def _longest(parts: Sequence[str]) -> int:
+    return max(map(len, parts))
 
 
 def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:

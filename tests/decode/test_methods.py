@@ -24,7 +24,7 @@ from pypcd.lab.methods.cad import CAD
 from pypcd.lab.methods.edits import AttentionSort, _ends, medoid
 from pypcd.lab.methods.recite import Recite
 from pypcd.method import contrast, entropy, log_softmax
-from pypcd.prompt import Prompt
+from pypcd.prompt import Prompt, split_context
 
 Load = Callable[..., pypcd.Llama]
 
@@ -372,6 +372,31 @@ def test_what_cannot_be_done_is_refused_and_leaves_a_session_that_can_be_used(
 def test_an_answer_stops_if_the_context_is_full(llm: pypcd.Llama) -> None:
     answer = parse("greedy").generate(llm, "x" * 500, max_tokens=100)
     assert len(answer.tokens) <= llm.n_ctx() - answer.n_prompt
+
+
+# -- prompts ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.text(alphabet="ab. \n", max_size=60))
+def test_a_texts_parts_are_the_text(text: str) -> None:
+    parts, joiner = split_context(text)
+    assert joiner.join(parts) == text
+
+
+def test_a_text_is_cut_where_its_parts_become_short() -> None:
+    long, line = "word " * 300, "One thing. Another thing. " * 60
+    for text, n, joiner in (
+        ("one\n\ntwo", 2, "\n\n"),
+        ("one\ntwo", 2, "\n"),
+        ("One. Two. Three", 3, ". "),
+        ("one", 1, ""),
+        ("", 1, ""),
+        (f"a\nb\n\n{long}\n{long}", 5, "\n"),  # no line is short enough, but these are the shortest parts
+        (f"a\nb\n\n{line}", 121, ". "),  # a paragraph of 1,560 characters
+        (f"{long}\n\n{long}.b", 2, "\n\n"),
+    ):
+        parts, found = split_context(text)
+        assert (len(parts), found) == (n, joiner), text[:20]
 
 
 # -- edits -----------------------------------------------------------------------------------------------------------
