@@ -90,7 +90,8 @@ def _evidence(tuned: Tuned) -> dict[str, Any]:
     names = ("verdict", "best", "n_judged", "n_needed", "n_everyday_needed", "plain_everyday", "refused")
     found = {name: getattr(tuned, name) for name in names}
     tried = {setting: dataclasses.asdict(figures) for setting, figures in tuned.tried.items()}
-    return {**found, "gain": cells(tuned.gain), "everyday": cells(tuned.everyday), "tried": tried}
+    judged = {name: cells(getattr(tuned, name)) for name in ("gain", "everyday", "replay")}
+    return {**found, **judged, "tried": tried}
 
 
 # -- what is printed at the end ----------------------------------------------------------------------------------------
@@ -110,7 +111,19 @@ def _print(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> No
     print(f"\n{NOT_SHOWN}\n")
     for setting, reason in tuned.refused.items():
         _terminal.note(f"{setting} was left out: {reason}")
-    print("\n".join(_text.wrap(_verdict(plan, everyday, tuned, profile), min(columns or 120, 120))))
+    for text in (_verdict(plan, everyday, tuned, profile), _beside(tuned)):
+        print("\n".join(_text.wrap(text, min(columns or 120, 120))))
+
+
+def _beside(tuned: Tuned) -> str:
+    """What replay does on the same questions, in a sentence."""
+    if ALL not in tuned.replay:
+        return ""
+    p = tuned.replay[ALL]
+    return (
+        f"Beside it, on the long questions of the second half: replay {interval(p)}, {p.wins} / {p.losses}. It repeats the passages that "
+        "a question attends to: pypcd answer MODEL --context FILE -p QUESTION."
+    )
 
 
 def _spoilt(tuned: Tuned) -> str:

@@ -2,7 +2,7 @@
 
 All settings answer the first half of the long questions, and those that gain something there answer the first half of the
 everyday questions. The best one then answers the second halves, because the best of many looks better than it is on the
-questions that it was chosen by.
+questions that it was chosen by. So does replay, on the long questions: what anyone would do instead of a contrast.
 
 Chats of several turns count as everyday questions. Everyday questions longer than the shortest of the long ones are not asked.
 """
@@ -48,6 +48,9 @@ FEW_SETTINGS = ("gentle", "window:beta=1:relative_top=0.3", "window:relative_top
 N_EVERYDAY = 32
 """Everyday questions of each kind, short and in each long form: enough to show that nothing is lost where a setting changes
 about 3% of the answers."""
+
+INSTEAD = "replay"
+"""The method that is judged beside the best setting."""
 
 MOST_SPOILT = 1.0
 """Percent of the everyday questions that greedy has right: how many of them a setting may have wrong."""
@@ -97,6 +100,7 @@ class Tuned:
         refused: settings that the model cannot run, or that left a question without an answer, with the reason.
         gain: the best setting on the long questions of the second half, by task and length and, last, on all of them.
         everyday: the same on everyday questions. Empty if none were asked, or if greedy answers too few of them.
+        replay: the method replay on the long questions of the second half; empty if the model cannot run it.
         n_judged: long questions in the second half.
         plain_everyday: greedy's score on the first half of the everyday questions, in percent; None if none were asked.
     """
@@ -107,6 +111,7 @@ class Tuned:
     gain: Mapping[Cell, Paired]
     everyday: Mapping[Cell, Paired]
     n_judged: int
+    replay: Mapping[Cell, Paired] = dataclasses.field(default_factory=dict)
     plain_everyday: float | None = None
 
     @property
@@ -209,7 +214,7 @@ def tune(
     how = {"options": options, "jobs": jobs, "model_facts": model_facts, "progress": progress or Progress()}
     long = _Questions(plan, pathlib.Path(directory, "long"), how)
     usual = _Questions(usual_plan, pathlib.Path(directory, "everyday"), how) if usual_plan else None
-    judging = [key for side in (long, usual) if side for key in side.keys(_SECOND, methods[:1])]
+    judging = [*long.keys(_SECOND, [methods[0], INSTEAD]), *(usual.keys(_SECOND, methods[:1]) if usual else [])]
     if usual:
         usual.try_one()
 
@@ -231,19 +236,18 @@ def tune(
 
     eligible = [name for name in tried if name not in refused and tried[name].is_eligible]
     best = max(eligible, key=lambda name: tried[name].merit, default=None)
-    gain: dict[Cell, Paired] = {}
-    lost: dict[Cell, Paired] = {}
-    if best is not None:
-        gain = long.judge(best, then=usual.keys(_SECOND, [best]) if usual else [])
-        lost = usual.judge(best) if usual else {}
+    chosen = [best] if best is not None else []
+    gain = long.judge([*chosen, INSTEAD], then=usual.keys(_SECOND, chosen) if usual and chosen else [])
+    lost = usual.judge(chosen) if usual and chosen else {}
     text = dict(zip(methods, settings))
     return Tuned(
         best=text[best] if best else None,
         tried={text[name]: figures for name, figures in tried.items()},
         refused={text[name]: why for name, why in refused.items()},
-        gain=gain,
-        everyday=lost,
+        gain=gain.get(best or "", {}),
+        everyday=lost.get(best or "", {}),
         n_judged=len(long.keys(_SECOND)),
+        replay=gain.get(INSTEAD, {}),
         plain_everyday=plain,
     )
 
@@ -321,16 +325,17 @@ class _Questions:
                 found[name] = {cell: paired(*zip(*both)) for cell, both in scores.items()}
         return found, refused
 
-    def judge(self, method: str, *, then: Sequence[Key] = ()) -> dict[Cell, Paired]:
-        """Compare one method with greedy on the second half.
+    def judge(self, methods: Sequence[str], *, then: Sequence[Key] = ()) -> dict[str, dict[Cell, Paired]]:
+        """Compare methods with greedy on the second half.
 
         Raises:
-            PCDError: a question cannot be answered.
+            PCDError: a setting cannot answer a question.
         """
-        found, refused = self.compare(_SECOND, [method], then=then)
-        if method in refused:
-            raise PCDError(f"{method}, the best setting on the first half, cannot be judged: {refused[method]}")
-        return found[method]
+        found, refused = self.compare(_SECOND, methods, then=then)
+        for method in refused:
+            if method != INSTEAD:
+                raise PCDError(f"{method}, the best setting on the first half, cannot be judged: {refused[method]}")
+        return found
 
     def _evaluate(self, half: str, methods: Sequence[str], keys: Sequence[Key]) -> Outcome:
         plan = dataclasses.replace(self._plan, half=half, methods=(BASELINE, *methods))

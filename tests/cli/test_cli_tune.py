@@ -36,6 +36,7 @@ def tuned(gain: Paired, everyday: Paired | None, *, best: bool = True, plain_eve
         everyday=cells if everyday and best else {},  # type: ignore[arg-type]
         n_judged=gain.n,
         plain_everyday=plain_everyday,
+        replay={("kv", 1024): pairs(30, 1, 50), ALL: pairs(50, 2, 100)},
     )
 
 
@@ -94,6 +95,8 @@ def test_the_verdict_is_printed_and_kept(
     last = flat(capsys.readouterr().out.split("\n\n")[-1])
     assert all(word in last for word in words) and ("leave pcd off" in last.lower()) == (verdict != "on")
     evidence = profile["evidence"]
+    assert "Beside it, on the long questions of the second half: replay +48.0 [" in last and "], 50 / 2. It repeats" in last
+    assert [cell["task"] for cell in evidence["replay"]] == ["kv", None]
     assert evidence["verdict"] == verdict == result.verdict and evidence["best"] == result.best
     assert profile["pcd"] == (pypcd.PCDConfig.resolve(SETTING).as_dict() if verdict == "on" else None)
     assert [cell["task"] for cell in evidence["gain"]] == (["kv", "vt", None] if result.best else [])

@@ -18,7 +18,7 @@ import pypcd
 from pypcd.evaluation import Directory, Outcome, Paired, Plan, Progress, paired
 from pypcd.evaluation import tune as tuning
 from pypcd.evaluation.plan import BASELINE
-from pypcd.evaluation.tune import ALL, FEW_SETTINGS, SETTINGS, Tried, Tuned, tune
+from pypcd.evaluation.tune import ALL, FEW_SETTINGS, INSTEAD, SETTINGS, Tried, Tuned, tune
 
 
 def pairs(wins: int, losses: int, n: int) -> Paired:
@@ -126,7 +126,8 @@ class World:
         keys = [key for key in plan.everything() if only(key)]
         self.answered += [key for key in keys if key not in self.answered]
         how["progress"].begin(keys, keys)
-        return Outcome({key: self._record(key) for key in keys if key[3] not in self.refused}, self.refused)
+        refused = {method: why for method, why in self.refused.items() if method in plan.methods}
+        return Outcome({key: self._record(key) for key in keys if key[3] not in refused}, refused)
 
     def methods(self, is_everyday: bool, half: int) -> set[str]:
         """The methods that answered questions of a kind and a half."""
@@ -139,7 +140,9 @@ def plan_of(n: int = 96, tasks: tuple[str, ...] = ("niah-multikey-2",), lengths:
 
 
 def windows(method: str, task: str, length: int, index: int) -> bool:
-    """The narrow window finds most and harms; the wide one finds fewer and harms nothing; others do nothing."""
+    """The narrow window finds most and harms; the wide one finds fewer and harms nothing; replay finds a half; others do nothing."""
+    if method == INSTEAD:
+        return index % 4 == 1
     if is_usual(task):
         return method == NARROW and index % 16 < 2
     return method == NARROW or (method == WIDE and index % 8 < 6)
@@ -162,9 +165,10 @@ def test_the_highest_gain_that_costs_nothing_is_chosen_and_judged(
     assert [result.n for result in tuned.everyday.values()] == [192, 192, 192, 32, 32, 640]
     assert list(tuned.gain) == [("niah-multikey-2", 1024), ALL] and tuned.gain[ALL].n == tuned.n_judged == 48
     assert (tuned.gain[ALL].wins, tuned.gain[ALL].losses) == (36, 0)
+    assert list(tuned.replay) == list(tuned.gain) and (tuned.replay[ALL].wins, tuned.replay[ALL].n) == (24, 48)
     # who was asked what
     everyone = {BASELINE, *(f"pcd:{text}" for text in SETTINGS)}
-    assert world.methods(False, 0) == everyone and world.methods(False, 1) == {BASELINE, WIDE}
+    assert world.methods(False, 0) == everyone and world.methods(False, 1) == {BASELINE, WIDE, INSTEAD}
     assert world.methods(True, 0) == {BASELINE, WIDE, NARROW} and world.methods(True, 1) == {BASELINE, WIDE}
     assert not any(task.endswith("-behind") and length == 300 for task, length, _, _ in world.answered)
 
@@ -222,7 +226,7 @@ def test_without_gain_no_everyday_questions_are_asked(monkeypatch: pytest.Monkey
     tuned = tune(plan_of(160), tmp_path, options=ONE)
     assert tuned.best is None and tuned.plain_everyday is None and tuned.verdict == "off" and tuned.n_judged == 80
     assert len([key for key in world.answered if is_usual(key[0])]) == 1  # that they fit is known
-    assert world.methods(False, 1) == set()
+    assert world.methods(False, 1) == {BASELINE, INSTEAD} and tuned.replay[ALL].n == 80 and not tuned.gain
 
 
 def test_none_need_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -242,6 +246,9 @@ def test_what_a_model_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(pypcd.UnsupportedError, match="no twin"):
         tune(plan_of(), tmp_path / "b", **how)
 
+    world.refused = {INSTEAD: "no attention weights"}
+    tuned = tune(plan_of(), tmp_path / "instead", **how)
+    assert f"pcd:{tuned.best}" == WIDE and tuned.replay == {} and tuned.gain and INSTEAD not in tuned.refused
     world.refused, world.failing = {}, NARROW
     tuned = tune(plan_of(), tmp_path / "c", **how)
     assert "out of memory" in tuned.refused[NARROW.removeprefix("pcd:")] and f"pcd:{tuned.best}" == WIDE
@@ -262,7 +269,7 @@ def test_what_is_to_come_is_known_beforehand(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(Progress, "begin", counted)
     tune(plan_of(192), tmp_path, options=ONE, everyday=8)
     n_long, n_everyday, n = 192 // 2, 8 // 2 * 40, len(SETTINGS) + 1
-    judging = 2 * (n_long + n_everyday)
+    judging = 3 * n_long + 2 * n_everyday
     begun = 1 + n_long * n
     assert seen == [1, begun + n_everyday * n + judging, *[begun + n_everyday * 3 + judging] * 3]
 
@@ -318,7 +325,7 @@ def test_everyday_questions_are_really_asked(monkeypatch: pytest.MonkeyPatch, tm
     assert tuned.best == "cautious" and tuned.plain_everyday is not None and tuned.n_judged == 12
     assert [result.n for result in tuned.everyday.values()] == [12, 12, 12, 2, 2, 40]
     folders = [Directory(tmp_path / "run" / name) for name in ("long", "everyday")]
-    assert [len(folder.records()) for folder in folders] == [2 * 24, 2 * 80]
+    assert [len(folder.records()) for folder in folders] == [2 * 24 + 12, 2 * 80]
     whole = [folder.samples.read_bytes() for folder in folders]
     assert tune(plan, tmp_path / "run", **how) == tuned
     assert [folder.samples.read_bytes() for folder in folders] == whole
