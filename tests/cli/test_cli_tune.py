@@ -95,7 +95,10 @@ def test_the_verdict_is_printed_and_kept(
     last = flat(capsys.readouterr().out.split("\n\n")[-1])
     assert all(word in last for word in words) and ("leave pcd off" in last.lower()) == (verdict != "on")
     evidence = profile["evidence"]
-    assert "Beside it, on the long questions of the second half: replay +48.0 [" in last and "], 50 / 2. It repeats" in last
+    assert (
+        "Beside it, on the long questions of the second half: replay +48.0 [" in last
+        and "], 50 / 2. It repeats" in last
+    )
     assert [cell["task"] for cell in evidence["replay"]] == ["kv", None]
     assert evidence["verdict"] == verdict == result.verdict and evidence["best"] == result.best
     assert profile["pcd"] == (pypcd.PCDConfig.resolve(SETTING).as_dict() if verdict == "on" else None)
