@@ -7,8 +7,9 @@ gives the same file, byte for byte.
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from pypcd.errors import InputError, PCDError
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.report import Row
+from pypcd.explain.places import Mark, Reading, between, last_of
 from pypcd.explain.steps import Step
 
 __all__ = [
@@ -103,7 +105,7 @@ def new_figure(width: float, height: float, **kwargs: Any) -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # type: ignore[import-not-found]
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(**kwargs)
+    return figure, figure.subplot_mosaic(**kwargs) if "mosaic" in kwargs else figure.subplots(**kwargs)
 
 
 def kind(path: pathlib.Path) -> str:
@@ -175,24 +177,26 @@ def differences(rows: Sequence[Row]) -> Any:
 # -- explain -----------------------------------------------------------------------------------------------------------
 
 _N_CANDIDATES = 4
+_COLOUR_OF = {"plain": VERMILLION, "PCD": BLUE, None: BLACK}
 
 
 def decisive_token(
     step: Step,
     plain: str,
     pcd: str,
+    reading: Reading,
     *,
     beta: float,
-    before: str = "",
     is_right: tuple[bool | None, bool | None] = (None, None),
 ) -> Any:
-    """A token where PCD and plain decoding differ: its candidates in L, in L* and after the contrast, and both answers.
+    """A token where PCD and plain decoding differ: what each evaluation read before it, its candidates in L, in L* and after the
+    contrast, and both answers.
 
     Args:
         step: the token's step, with is_changed.
-        plain, pcd: the text of each answer from this token on.
+        plain, pcd: the text of each answer from the first token on in which they differ.
+        reading: the prompt, and what PCD wrote before the token.
         beta: strength of the contrast.
-        before: the text that both wrote before it.
         is_right: whether plain's answer is right, and whether PCD's is; None: unknown.
     """
     theirs = min(step.candidates, key=lambda c: c.rank_before)
@@ -212,9 +216,10 @@ def decisive_token(
     )  # fmt: skip
     y = np.arange(len(names))[::-1]
     with drawing():
-        figure, panels = new_figure(7.2, 0.24 * len(names) + 1.75, ncols=len(columns), sharey=True)
-        where = f"next token, after {drawable(before, 40, from_end=True)}" if before else "answer's first token"
-        figure.suptitle(f"Probabilities of the {where}", fontsize=9, x=0.005, ha="left", parse_math=False)
+        size = (7.2, 0.24 * len(names) + 3.5)
+        figure, grid = new_figure(*size, mosaic="ppp;LSC", height_ratios=(1.7, 0.24 * len(names) + 1.2))
+        prompt, *panels = (grid[name] for name in "pLSC")
+        _strip(prompt, reading)
         for axes, (title, values, result, colour) in zip(panels, columns):
             shares = [*values, max(1 - sum(values), 0.0)]
             bars = axes.barh(y, [100 * p for p in shares], 0.72, color=[c for c, _ in looks], edgecolor="white")
@@ -225,21 +230,115 @@ def decisive_token(
             axes.set_xlabel(result, fontsize=9, color=colour, loc="left", parse_math=False, labelpad=2)
             axes.set_xlim(0, 128)
             axes.set_xticks([])
+            axes.set_yticks([])
             axes.spines["bottom"].set_visible(False)
             axes.tick_params(left=False)
         panels[0].set_yticks(y, names, parse_math=False, fontsize=9)
         for label, (colour, _) in zip(panels[0].get_yticklabels()[:2], looks):
             label.set(color=colour, weight="bold")
+        figure.set_dpi(_RC["savefig.dpi"])  # texts are not quite as wide at another one
+        figure.draw_without_rendering()  # lays it out
+        _write(prompt, reading)
         return figure
+
+
+def _strip(axes: Any, reading: Reading) -> None:
+    """The prompt from left to right, once as L and once as L* sees it, with the answers that stand in it."""
+    n, seen = reading.n_tokens, reading.seen
+    lanes = ((1.0, "L", (range(n),)), (0.0, "L*", seen))
+    for y, _, parts in lanes:
+        axes.barh(y, n, 0.62, color="white", edgecolor="0.7", linewidth=0.6)
+        for part in parts:
+            axes.barh(y, len(part), 0.62, part.start, color="0.82", linewidth=0)
+    taken = [*seen, *(span for mark in reading.marks for span in mark.spans)]
+    widest = max(between(taken, n), key=len, default=range(0))
+    if len(widest) > 0.15 * n:
+        middle = widest.start + len(widest) / 2
+        axes.text(middle, 0, "not seen", ha="center", va="center", fontsize=8.5, color="0.35")
+    for mark in reading.marks:
+        _mark(axes, mark, n, lanes)
+    axes.set_xlim(0, n)
+    axes.set_ylim(-1.5, 2.4)
+    axes.set_xticks([])
+    axes.set_yticks([y for y, _, _ in lanes], [f"{name} sees" for _, name, _ in lanes], fontsize=9)
+    axes.tick_params(left=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_title(_what_is_seen(n, seen), fontsize=9, loc="left")
+    axes.set_xlabel(" ", fontsize=9, loc="left", parse_math=False)  # its room; the text is known once the width is
+
+
+def _what_is_seen(n: int, seen: Sequence[range]) -> str:
+    if len(seen) == 1 and len(seen[0]) == n:
+        return f"The text so far: L and L* see all {n} tokens"
+    first, last = (range(0), *seen)[-2:]
+    parts = [f"the {name} {len(part)}" for name, part in (("first", first), ("last", last)) if part]
+    return f"The text so far: L sees all {n} tokens, L* only {' and '.join(parts)}"
+
+
+def _mark(axes: Any, mark: Mark, n: int, lanes: Sequence[tuple[float, str, Sequence[range]]]) -> None:
+    """An answer in the lanes; where it is not seen, its outline in dots."""
+    colour = _COLOUR_OF[mark.writer]
+    least = 0.006 * n  # a long prompt's answer is to be seen too
+    for y, _, parts in lanes:
+        for span in mark.spans:
+            left, width = min(span.start, n - least), max(len(span), least)
+            inside = [range(max(span.start, part.start), min(span.stop, part.stop)) for part in parts]
+            if span in inside:
+                axes.barh(y, width, 0.62, left, color=colour, linewidth=0)
+                continue
+            axes.barh(y, width, 0.62, left, facecolor="white", edgecolor=colour, linestyle=":", linewidth=0.8)
+            for part in filter(len, inside):
+                axes.barh(y, len(part), 0.62, part.start, color=colour, linewidth=0)
+
+
+def _write(axes: Any, reading: Reading) -> None:
+    """The end of the text, and the text around each answer: the first above the lanes and the second below, with the answer at its
+    place if there is room.
+
+    The axes have their final size.
+    """
+    n, width = reading.n_tokens, axes.get_window_extent().width
+    label = axes.xaxis.label
+    _fit(label, width, lambda most: f"The next token, after “{drawable(reading.text, most, from_end=True)}”:")
+    for mark, (edge, end, y, side) in zip(reading.marks, ((1.31, 1.7, 1.7, "bottom"), (-0.31, -0.62, -0.72, "top"))):
+        colour = _COLOUR_OF[mark.writer]
+        shown = axes.text(0, y, "", va=side, color=colour, fontsize=8.5, parse_math=False, in_layout=False)
+        _fit(shown, width, functools.partial(_around, mark))
+        if mark.spans:
+            place = (mark.spans[-1].start + mark.spans[-1].stop) / 2
+            axes.plot([place, place], [edge, end], color=colour, linewidth=0.8)
+            own, whole = shown.get_window_extent().width, shown.get_text()
+            before = (max(whole.rfind(mark.text), 0) + len(mark.text) / 2) / len(whole)
+            left = place / n * width - own * min(before, 1)
+            shown.set_x(min(max(left, 0), max(width - own, 0)) / width * n)
+
+
+def _around(mark: Mark, most: int) -> str:
+    writes = "PCD writes" if mark.writer == "PCD" else "plain decoding writes"
+    what = "the right answer" if mark.is_right else writes
+    if not mark.spans:
+        return f"{what}, {drawable(mark.text, most // 3)}, does not stand in the prompt"
+    times = f", {len(mark.spans)} times" if len(mark.spans) > 1 else ""
+    return f"{what}{times}: {drawable(' '.join(mark.around.split()), most)}"
+
+
+def _fit(label: Any, width: float, text: Callable[[int], str]) -> None:
+    """Give a label as much of a text as fits in a width. `text`: at most so many characters of it."""
+    for most in range(76, 8, -4):
+        label.set_text(text(most))
+        if label.get_window_extent().width <= width:
+            return
 
 
 def drawable(text: str, n: int, *, from_end: bool = False) -> str:
     """At most n characters of a text; those that are not printable or not in the font are escaped."""
     from matplotlib.font_manager import findfont, get_font  # type: ignore[import-not-found]
 
+    text = text[-n - 1 :] if from_end else text[: n + 1]  # no more can be kept
     font = get_font(findfont(_RC["font.family"]))
     has = [c.isprintable() and font.get_char_index(ord(c)) for c in text]
     kept = "".join(c if known else c.encode("unicode_escape").decode() for c, known in zip(text, has))
-    if len(kept) <= n:
-        return kept
-    return "…" + kept[1 - n :] if from_end else kept[: n - 1] + "…"
+    if from_end:
+        return last_of(kept, n)
+    return kept if len(kept) <= n else kept[: n - 1] + "…"

@@ -8,16 +8,21 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from pypcd import PCDError, plots
+from pypcd import PCDConfig, PCDError, plots
+from pypcd.checks import Integer
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli._text import cells, wrap
+from pypcd.cli.eval import DEFAULT_N
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Session
 from pypcd.errors import InputError
+from pypcd.evaluation import ModelTokenizer, task
+from pypcd.evaluation.tasks.sample import Task
 from pypcd.explain.page import page
+from pypcd.explain.places import Reading, Written, marks, seen
 from pypcd.explain.steps import Candidate, Step, explain, strength_of
 from pypcd.prompt import Prompt, prompt_tokens
-from pypcd.vocabulary import Vocabulary, shown
+from pypcd.vocabulary import Vocabulary
 
 LEGEND = "> chosen   * leads to the right answer   L: the model   L*: local-aware   PCD: after the contrast"
 STRENGTH = "   beta: how strong the contrast is"
@@ -29,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-p", "--prompt", metavar="TEXT", help="the prompt (default: stdin, without its last newline)")
     add("-f", "--file", metavar="FILE", type=pathlib.Path, help="read the prompt from a file")
+    add("--question", metavar="TASK:N:I", help="question I, from 0, of eval's at N tokens, in place of -p")
     add("--chat", action="store_true", help="use the model's chat template")
     add("--gold", metavar="TEXT", help="the right answer; its tokens are marked")
     add("--pcd", metavar="SETTING", default="paper", help="a preset, or beta=1.5:window=64 ... (default %(default)s)")
@@ -37,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--n-ctx", metavar="N", type=_options.at_least(0), default=0, help="context (default: the model's)")
     _options.add_machine(parser)
     add("--html", metavar="FILE", type=pathlib.Path, help="also write an HTML page")
-    add("--picture", metavar="FILE", type=pathlib.Path, help="draw the first token that plain decoding would not write")
+    add("--picture", metavar="FILE", type=pathlib.Path, help="draw a token that plain decoding would not write")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -45,16 +51,10 @@ def run(args: argparse.Namespace) -> int:
     setting = _options.pcd_setting(args.pcd, args.model)
     if setting is None:
         raise InputError("--pcd is off, so there is nothing to explain; allowed: on, a preset, or values")
-    if args.file is not None and args.prompt is not None:
-        raise InputError("there are two prompts, -p and -f; give one of them")
     if args.gold is not None and not args.gold.strip():
         raise InputError("--gold is empty; give the right answer, or leave it out")
-    if args.file is not None:
-        text = args.file.read_bytes().decode("utf-8", "replace").removesuffix("\n")
-        if not text:
-            raise InputError(f"{args.file} is empty")
-    else:
-        text = read_prompt(args.prompt)
+    asked = None if args.question is None else _question(args.question)
+    prompt = _prompt(args)
     for option, path in (("--html", args.html), ("--picture", args.picture)):
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{option}: there is no folder {path.parent}")
@@ -64,16 +64,23 @@ def run(args: argparse.Namespace) -> int:
 
     llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
     llm.check_pcd(setting)
-    # as in generate, control tokens in a plain prompt are read as control tokens
+    gold = args.gold
+    if asked is not None:
+        made, n, length, index = asked
+        sample = made.samples(n, length, ModelTokenizer(llm, chat=args.chat), 0)[index]
+        prompt, gold = sample.prompt, gold or sample.gold.strip()
+    # as in generate, control tokens in a plain prompt of the user's are read as control tokens
     tokens = (
-        prompt_tokens(llm, Prompt(after=text), chat=True) if args.chat else llm.tokenize(text.encode(), special=True)
+        llm.tokenize(prompt.text.encode(), special=True)
+        if asked is None and not args.chat
+        else prompt_tokens(llm, prompt, chat=args.chat)
     )
     if len(tokens) >= llm.n_ctx():
         raise PCDError(f"the prompt has {len(tokens)} tokens, the context {llm.n_ctx()}; give a larger --n-ctx")
 
     vocabulary = Vocabulary(llm)
     session = Session(llm)
-    told = explain(session, tokens, setting, vocabulary, n_tokens=args.max_tokens, n_top=args.top, gold=args.gold)
+    told = explain(session, tokens, setting, vocabulary, n_tokens=args.max_tokens, n_top=args.top, gold=gold)
     steps: list[Step] = []
     for step in told:
         if not args.json:
@@ -88,15 +95,16 @@ def run(args: argparse.Namespace) -> int:
         "model": args.model,
         "pcd": setting.as_dict(),
         "n_prompt": len(tokens),
-        "gold": args.gold,
+        "gold": gold,
         "text": answer.decode("utf-8", "replace"),
         "steps": [step.as_dict() for step in steps],
     }
     if args.html is not None:
         facts = {"model": args.model, "PCD": _options.describe_pcd(setting), "prompt": f"{len(tokens)} tokens"}
-        if args.gold is not None:
-            facts["right answer"] = args.gold
-        shown_page = page({**facts, "answer": record["text"]}, text, steps, with_strength=setting.adaptive is not None)
+        if gold is not None:
+            facts["right answer"] = gold
+        read = prompt.text + prompt.answer_prefix
+        shown_page = page({**facts, "answer": record["text"]}, read, steps, with_strength=setting.adaptive is not None)
         args.html.write_text(shown_page, encoding="utf-8")
         _terminal.say(f"written to {args.html}")
     if args.json:
@@ -105,9 +113,43 @@ def run(args: argparse.Namespace) -> int:
     if args.picture is not None:
         # with beta=0 the contrast is L itself, so this is what plain decoding writes
         plain = explain(session, tokens, setting.replace(beta=0.0), vocabulary, n_tokens=args.max_tokens, n_top=1)
-        draw(args.picture, vocabulary, list(plain), steps, args.gold)
+        draw(args.picture, vocabulary, tokens, setting, list(plain), steps, gold)
         _terminal.say(f"drawn in {args.picture}")
     return 0
+
+
+def _prompt(args: argparse.Namespace) -> Prompt:
+    """The user's own prompt; empty if it is a question of a task."""
+    given = {"-p": args.prompt, "-f": args.file, "--question": args.question}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise InputError(f"there are {len(names)} prompts, {' and '.join(names)}; give one of them")
+    if args.question is not None:
+        return Prompt()
+    if args.file is None:
+        return Prompt(after=read_prompt(args.prompt))
+    text = args.file.read_bytes().decode("utf-8", "replace").removesuffix("\n")
+    if not text:
+        raise InputError(f"{args.file} is empty")
+    return Prompt(after=text)
+
+
+def _question(text: str) -> tuple[Task, int, int, int]:
+    """A task, how many questions `pypcd eval` asks of it, their length, and the index of one.
+
+    Raises:
+        ValueError: the text is not that, or there is no such task or question.
+    """
+    name, *numbers = text.split(":")
+    if len(numbers) != 2 or "," in text:
+        raise InputError(
+            f"--question is {text!r}; allowed: a task, a length and an index, such as niah-multikey-2:600:0"
+        )
+    made = task(name)
+    n = min(DEFAULT_N, made.n_questions or DEFAULT_N)
+    [length] = _options.lengths(numbers[0], "--question")
+    [index] = _options.integers("--question", numbers[1], Integer(0, n - 1), "0")
+    return made, n, length, index
 
 
 def written(vocabulary: Vocabulary, steps: Sequence[Step]) -> bytes:
@@ -117,36 +159,38 @@ def written(vocabulary: Vocabulary, steps: Sequence[Step]) -> bytes:
 def draw(
     path: pathlib.Path,
     vocabulary: Vocabulary,
+    tokens: Sequence[int],
+    setting: PCDConfig,
     plain: Sequence[Step],
     steps: Sequence[Step],
     gold: str | None,
 ) -> None:
-    """The first token that plain decoding would not have written.
+    """The first token of the right answer that plain decoding would not have written, else the first token of all.
 
     Raises:
         PCDError: there is no such token.
     """
-    k = next((step.index for step in steps if step.is_changed), None)
-    if k is None:
+    changed = [step for step in steps if step.is_changed]
+    if not changed:
         raise PCDError(f"{path} was not drawn: plain decoding writes the same {len(steps)} tokens")
-
-    def is_right(answer: Sequence[Step]) -> bool | None:
-        if gold is None:
-            return None
-        if gold.strip() in written(vocabulary, answer).decode("utf-8", "replace"):
-            return True
-        return False if answer[-1].text == "(end)" else None  # unfinished: it may still come
-
-    def text(part: Sequence[Step]) -> str:
-        return shown(written(vocabulary, part))[1:-1] if written(vocabulary, part) else "(nothing)"
-
+    drawn = next((s for s in changed if any(c.is_gold and c.is_chosen for c in s.candidates)), changed[0])
+    first = changed[0].index  # up to here both write the same
+    before = written(vocabulary, steps[: drawn.index])
+    shared = len(written(vocabulary, steps[:first]).decode("utf-8", "replace"))
+    ours, theirs = (
+        Written(written(vocabulary, answer).decode("utf-8", "replace"), shared, answer[-1].text == "(end)")
+        for answer in (steps, plain)
+    )
+    pieces, right = [vocabulary.text(token) for token in tokens], (gold or "").strip()
+    n_read = len(tokens) + drawn.index
+    text = (b"".join(pieces) + before).decode("utf-8", "replace")
     figure = plots.decisive_token(
-        steps[k],
-        text(plain[k:]).strip(),
-        text(steps[k:]).strip(),
-        beta=steps[k].beta or 0.0,
-        before=text(steps[:k]) if k else "",
-        is_right=(is_right(plain), is_right(steps)),
+        drawn,
+        theirs.line,
+        ours.line,
+        Reading(n_read, seen(n_read, setting), text, marks(pieces, theirs, ours, right)),
+        beta=drawn.beta or 0.0,
+        is_right=(theirs.is_right(right), ours.is_right(right)),
     )
     plots.save(figure, path)
 

@@ -1,4 +1,7 @@
-"""Explanations: columns are the model's rows, marks are at the right answer's tokens, the page is safe."""
+"""Explanations: columns are the model's rows, marks are at the right answer's tokens, the page is safe.
+
+What the twin sees, and where an answer stands, are checked against places counted by hand; what it sees against the engine too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import html.parser
 import numpy as np
 import pytest
 from conftest import F32, SMALL, contrasted, rounding_of
+from tiny_gguf import write_tiny_gguf
 
 import pypcd
 from pypcd.cli import _text
@@ -14,6 +18,7 @@ from pypcd.cli.explain import table
 from pypcd.decode import Session
 from pypcd.evaluation.tasks.kv import KV_SHORT
 from pypcd.explain.page import page
+from pypcd.explain.places import Mark, Written, between, excerpt, find, last_of, marks, named, seen
 from pypcd.explain.steps import Candidate, Step, explain, strength_of
 from pypcd.vocabulary import Vocabulary, shown
 
@@ -240,3 +245,128 @@ def test_the_page_has_every_candidate_with_marks_beside_the_colours() -> None:
     assert seen.data.count("▶") == 2 + 1 and seen.data.count("★") == 1 + 1  # once each in the legend
     assert "not needed" in seen.data and "excluded" in seen.data and "25.0%" in seen.data
     assert ("class", "token changed") in seen.attributes
+
+
+# -- what the twin sees, and where answers stand -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "fields", "wanted"),
+    [
+        (100, {"window": 64}, [(0, 4), (36, 100)]),
+        (100, {"window": 64, "n_sink": 0}, [(36, 100)]),
+        (100, {"window": 1, "n_sink": 1}, [(0, 1), (99, 100)]),
+        (69, {"window": 64}, [(0, 4), (5, 69)]),  # all but one
+        (68, {"window": 64}, [(0, 68)]),  # the first and the last touch
+        (10, {"window": 64}, [(0, 10)]),
+        (3, {"window": 1}, [(0, 3)]),
+        (100, {"window": 64, "n_sink": 500}, [(0, 100)]),
+        (100, {}, [(0, 100)]),
+        (1_000_000, {"window": 64}, [(0, 4), (999_936, 1_000_000)]),
+    ],
+)
+def test_the_twin_sees_the_first_tokens_and_the_last(n, fields, wanted) -> None:
+    assert [(part.start, part.stop) for part in seen(n, pypcd.PCDConfig(**fields))] == wanted
+
+
+def test_what_is_said_to_be_seen_is_what_the_engine_sees(tmp_path) -> None:
+    """In a model of one layer a token's key depends on this token alone, so another one that is not seen changes nothing."""
+    setting, n = pypcd.PCDConfig.preset("window").replace(window=6, n_sink=2), 14
+    llm = pypcd.Llama(str(write_tiny_gguf(tmp_path / "one.gguf", n_layer=1)), **{**SMALL, **F32}, pcd=setting)
+
+    def local(tokens: list[int]) -> np.ndarray:
+        llm.reset()
+        llm.eval(tokens)
+        return llm.pcd_logits().local.copy()
+
+    tokens = [10 + 3 * i for i in range(n)]
+    first = local(tokens)
+    changed = [not np.array_equal(first, local([*tokens[:i], 200, *tokens[i + 1 :]])) for i in range(n)]
+    llm.close()
+    assert [i for i, is_changed in enumerate(changed) if is_changed] == [i for part in seen(n, setting) for i in part]
+
+
+def test_between_spans() -> None:
+    spans = [range(6, 8), range(4), range(2, 3), range(7, 9)]
+    assert between(spans, 10) == [range(4, 6), range(9, 10)] and between([], 3) == [range(3)]
+    assert between([range(3)], 3) == []
+
+
+#         0    1(control) 2    3    4    5    6     7     8    9
+PIECES = [b"A", b"", b"my is", b" 2", b"81", b", B", b"ob is ", b"71", b".\n", b"Amy is 2813."]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("281", [(3, 5)]),  # not in 2813
+        ("81", []),
+        ("71", [(7, 8)]),
+        ("Amy is", [(0, 3), (9, 10)]),
+        ("281, Bob is 71.", [(3, 9)]),
+        ("12345", []),
+        (".", [(8, 9), (9, 10)]),
+    ],
+)
+def test_a_text_is_found_in_whole_words(text, wanted) -> None:
+    assert [(span.start, span.stop) for span in find(PIECES, text)] == wanted
+
+
+def test_texts_in_any_script_are_found_though_a_token_ends_within_a_character() -> None:
+    pieces = [b"caf\xc3", b"\xa9 \xe6\xbc", b"\xa2\xe5\xad\x97\xe3\x81", b"\xaf \xff", b"caf\xc3\xa9", b"s"]
+    assert find(pieces, "café") == (range(2),)  # not in cafés
+    assert find(pieces, "caf") == () and find(pieces, "漢字") == (range(1, 3),)
+    assert excerpt(pieces, range(1, 3), 40) == "caf 漢字 cafés"  # what is not whole is left out
+
+
+@pytest.mark.parametrize(
+    ("answer", "start", "wanted"),
+    [
+        (" 71.\nAmy is", 0, "71"),  # its line
+        ('"281, Bob"', 0, "281, Bob"),
+        ("Bob is 99", 0, "Bob is"),
+        ("Bob is 71", 8, "71"),  # the word in which the answers differ
+        ("28", 0, ""),
+        ("", 0, ""),
+        ("99 71", 0, ""),
+    ],
+)
+def test_what_an_answer_takes_from_the_prompt(answer, start, wanted) -> None:
+    assert named(PIECES, answer, start) == wanted
+
+
+def test_excerpts_are_a_line_and_say_what_they_leave_out() -> None:
+    assert excerpt(PIECES, range(3, 5), 60) == "Amy is 281, Bob is 71."
+    assert excerpt(PIECES, range(7, 8), 60) == "Amy is 281, Bob is 71."
+    pieces = [b"first line\n", *[b"word "] * 500, b"28", *[b" more"] * 500]
+    text = excerpt(pieces, range(501, 502), 40)
+    assert text.startswith("…word ") and text.endswith("…") and " 28 " in text and len(text) <= 40
+    assert last_of("a word", 6) == "a word" and last_of("many words", 7) == "…words" and last_of("x" * 9, 5) == "…xxxx"
+
+
+def test_answers_are_judged_by_what_was_written() -> None:
+    right, wrong = Written('": 281.\nBob', 0, False), Written(" 71.\n", 0, False)
+    assert (right.line, wrong.line) == ("281. …", "71.") and Written("", 0, True).line == "(nothing)"
+    assert (right.is_right("281"), wrong.is_right("281"), wrong.is_right("")) == (True, False, None)
+    assert Written(" 71", 0, False).is_right("281") is None  # it may still come
+    assert Written(" 71", 0, True).is_right("281") is False
+    assert Written("It is 281.", 6, True).line == "281."
+
+
+def test_the_right_answer_is_marked_first_and_what_was_written_in_its_place() -> None:
+    right, wrong, none = Written(" 281.", 0, True), Written(" 71.", 0, True), Written(" 99.", 0, True)
+    amy, bob = (range(3, 5),), (range(7, 8),)
+    line = "Amy is 281, Bob is 71."
+    gold = Mark("PCD", True, "281", amy, line)
+    assert marks(PIECES, wrong, right, "281") == (gold, Mark("plain", False, "71", bob, line))
+    assert marks(PIECES, right, wrong, "281") == (
+        Mark("plain", True, "281", amy, line), Mark("PCD", False, "71", bob, line)
+    )  # fmt: skip
+    assert marks(PIECES, wrong, none, "281") == (
+        Mark(None, True, "281", amy, line),
+        Mark("plain", False, "71", bob, line),
+    )
+    assert marks(PIECES, none, right, "281") == (gold,) == marks(PIECES, right, right, "281")
+    assert marks(PIECES, wrong, none, "12345")[0] == Mark(None, True, "12345")  # it does not stand there
+    assert [mark.writer for mark in marks(PIECES, wrong, right, "")] == ["PCD", "plain"]
+    assert not any(mark.is_right for mark in marks(PIECES, wrong, right, ""))

@@ -11,7 +11,10 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd.cli import _terminal, _text, main
+from pypcd.cli import explain as explain_command
+from pypcd.evaluation import ModelTokenizer
 from pypcd.evaluation.tasks.kv import KV_SHORT
+from pypcd.explain.steps import Candidate, Step
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 
@@ -121,7 +124,9 @@ def test_explain_draws_the_token_that_plain_decoding_would_not_write(capsys, tmp
     pytest.importorskip("matplotlib")
     seen = {}
     monkeypatch.setattr(
-        _plots, "decisive_token", lambda step, *texts, **more: seen.update(step=step, texts=texts, **more)
+        _plots,
+        "decisive_token",
+        lambda step, plain, pcd, read, **more: seen.update(step=step, texts=(plain, pcd), read=read, **more),
     )
     monkeypatch.setattr(_plots, "save", lambda figure, path: seen.update(path=path))
     capsys.readouterr()
@@ -141,6 +146,50 @@ def test_explain_draws_the_token_that_plain_decoding_would_not_write(capsys, tmp
     changed = [step for step in record["steps"] if step["is_changed"]]
     assert json.loads(json.dumps(seen["step"].as_dict())) == changed[0]
     assert seen["beta"] == 2.5 and seen["path"] == tmp_path / "a.png"
+    read, first = seen["read"], changed[0]["index"]
+    assert read.n_tokens == record["n_prompt"] + first and read.seen == (range(read.n_tokens),)
+    assert first == 0 and read.text == captured.out
+    assert [(mark.writer, mark.text, mark.is_right) for mark in read.marks] == [
+        ("PCD", right, True), ("plain", plain, False)
+    ]  # fmt: skip
+    [[here], [there]] = (mark.spans for mark in read.marks)
+    assert here.start < there.start < read.n_tokens  # the last value of the prompt is the wrong one
+
+
+def test_explain_draws_the_first_token_of_the_right_answer_that_is_changed(capsys, tmp_path, monkeypatch) -> None:
+    plots = pytest.importorskip("pypcd.plots")
+    pytest.importorskip("matplotlib")
+    seen = {}
+
+    def step(index: int, before: float, is_gold: bool) -> Step:
+        own, other = (
+            Candidate(t, f'"{t}"', p, r, 0.1, p, 3 - r, t == 1, is_gold and t == 1)
+            for t, p, r in ((1, before, 2), (2, 0.5, 1))
+        )
+        return Step(index, '"1"', (own, other), True, 1.5)
+
+    steps = [step(0, 0.1, False), step(1, 0.2, True), step(2, 0.3, True)]
+    monkeypatch.setattr(explain_command, "explain", lambda *args, **more: iter(steps))
+    monkeypatch.setattr(plots, "decisive_token", lambda step, *args, **more: seen.update(step=step))
+    monkeypatch.setattr(plots, "save", lambda *args: None)
+    options = ("-p", "hello", "--threads=1", "--picture", str(tmp_path / "a.png"))
+    run(capsys, "explain", "demo", *options)
+    assert seen["step"] is steps[1]
+    steps[1:] = []
+    run(capsys, "explain", "demo", *options)
+    assert seen["step"] is steps[0]
+
+
+def test_explain_asks_the_question_of_a_task_with_its_right_answer(capsys) -> None:
+    options = ("explain", "demo", "--threads=1", "--max-tokens=6", "--json")
+    record = json.loads(run(capsys, *options, "--question=kv-short:240:7"))
+    llm = pypcd.Llama("demo", n_threads=1)
+    sample = KV_SHORT.samples(300, 240, ModelTokenizer(llm), 0)[7]
+    llm.close()
+    assert record["gold"] == sample.gold.strip()
+    same = json.loads(run(capsys, *options, "-p", sample.prompt.text, f"--gold={sample.gold}"))
+    assert (record["steps"], record["n_prompt"]) == (same["steps"], same["n_prompt"])
+    assert json.loads(run(capsys, *options, "--question=kv-short:240:7", "--gold=x"))["gold"] == "x"
 
 
 def test_explain_has_nothing_to_draw_where_plain_decoding_writes_the_same(capsys, tmp_path) -> None:
@@ -190,6 +239,12 @@ def test_nocache(capsys) -> None:
         (("explain", "demo", "-p", ""), "the prompt is empty"),
         (("explain", "demo", "-p", "x", "--pcd", "off"), "--pcd is off"),
         (("explain", "demo", "-p", "x", "-f", "y"), "-p and -f"),
+        (("explain", "demo", "-p", "x", "--question", "kv-short:240:1"), "-p and --question"),
+        (("explain", "demo", "--question", "kv-short"), "--question is 'kv-short'; allowed: a task"),
+        (("explain", "demo", "--question", "kv-short:240,480:1"), "allowed: a task, a length and an index"),
+        (("explain", "demo", "--question", "kv-shrt:240:1"), "did you mean 'kv-short'"),
+        (("explain", "demo", "--question", "kv-short:x:1"), "--question has 'x'"),
+        (("explain", "demo", "--question", "kv-short:240:300"), "integer from 0 to 299"),
         (("explain", "demo", "-f", "/none/such"), "/none/such: No such file"),
         (("explain", "demo", "-p", "x", "--gold", ""), "--gold is empty"),
         (("explain", "demo", "-p", "x", "--html", "/none/such/page.html"), "--html"),

@@ -13,12 +13,14 @@ pytest.importorskip("matplotlib")
 import matplotlib
 from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from test_salience import reading
 
 from pypcd import plots
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import MARGIN
+from pypcd.explain.places import Mark, Reading
 from pypcd.explain.steps import Candidate, Step
 from pypcd.lab import figures
 from pypcd.lab.balance import LONG, RETRIEVAL, SHORT_PROMPTS, Run, balance
@@ -78,7 +80,18 @@ def a_step(chosen: str = '"28"', plain: str = '"71"') -> Step:
     )
 
 
-FIGURES["decisive token"] = lambda: plots.decisive_token(a_step(), "71-00", "28-11", beta=1.5, is_right=(False, True))
+RIGHT = Mark("PCD", True, "28-11", (range(12, 15),), "Amy is 28-11.")
+WRONG = Mark("plain", False, "71-00", (range(31, 34),), "Bob is 71-00.")
+
+
+def a_token(
+    *marks: Mark, n: int = 40, seen: tuple[range, ...] = (range(4), range(24, 40)), end: str = "It is"
+) -> Figure:
+    step, reading = a_step(), Reading(n, seen, end, marks)
+    return plots.decisive_token(step, "71-00", "28-11", reading, beta=1.5, is_right=(False, True))
+
+
+FIGURES["decisive token"] = lambda: a_token(RIGHT, WRONG)
 
 
 def a_run(name: str = "model", n: int = 60) -> Run:
@@ -134,7 +147,7 @@ def test_an_unknown_format_is_an_error(tmp_path) -> None:
 
 
 def test_a_decisive_tokens_bars_are_its_probabilities() -> None:
-    panels = FIGURES["decisive token"]().axes
+    _, *panels = FIGURES["decisive token"]().axes
     shown = [[round(bar.get_width(), 6) for bar in axes.patches] for axes in panels]
     # the token of plain decoding, PCD's, the two likeliest others, and what is left of 100%
     assert shown == [[50, 25, 6, 5, 14], [75, 1, 5, 10, 9], [0.5, 87.5, 0, 10, 2]]
@@ -148,20 +161,105 @@ def test_a_decisive_tokens_bars_are_its_probabilities() -> None:
     assert two[0] != two[1] and panels[0].patches[0].get_hatch() and not panels[0].patches[1].get_hatch()
 
 
-def test_texts_that_no_font_has_or_that_look_like_formulas_are_drawn_as_they_are(tmp_path) -> None:
+def lane(figure: Figure, y: int) -> list[tuple[float, float, str]]:
+    """What is drawn in the lane of L (1) or of L* (0): where it begins and ends, and its colour, or that of its dotted outline."""
+    bars = [bar for bar in figure.axes[0].patches if bar.get_y() + bar.get_height() / 2 == pytest.approx(y)]
+    looks = [
+        f": {to_hex(bar.get_edgecolor())}" if bar.get_linestyle() == ":" else to_hex(bar.get_facecolor())
+        for bar in bars
+    ]
+    ends = [(round(bar.get_x(), 6), round(bar.get_x() + bar.get_width(), 6)) for bar in bars]
+    return [(*end, look) for end, look in zip(ends, looks)]
+
+
+GREY, WHITE = "#d1d1d1", "#ffffff"
+BLUE, RED = plots.BLUE.lower(), plots.VERMILLION.lower()
+
+
+def test_a_lane_shows_what_its_evaluation_sees_and_the_answers_in_it() -> None:
+    figure = a_token(RIGHT, WRONG)
+    assert lane(figure, 1) == [(0, 40, WHITE), (0, 40, GREY), (12, 15, BLUE), (31, 34, RED)]
+    assert lane(figure, 0) == [
+        (0, 40, WHITE), (0, 4, GREY), (24, 40, GREY), (12, 15, f": {BLUE}"), (31, 34, RED)
+    ]  # fmt: skip
+    strip, *panels = figure.axes
+    assert strip.get_xlim() == (0, 40) and [label.get_text() for label in strip.get_yticklabels()] == [
+        "L sees",
+        "L* sees",
+    ]
+    assert strip.get_title(loc="left") == "The text so far: L sees all 40 tokens, L* only the first 4 and the last 16"
+    assert strip.get_xlabel() == "The next token, after “It is”:"
+    colours = {text.get_text(): to_hex(text.get_color()) for text in strip.texts}
+    assert colours.pop("not seen") and colours == {
+        "the right answer: Amy is 28-11.": BLUE,
+        "plain decoding writes: Bob is 71-00.": RED,
+    }
+    names = [to_hex(label.get_color()) for label in panels[0].get_yticklabels()[:2]]
+    assert names == [RED, BLUE]  # those of the rows
+
+
+def test_an_answer_that_the_window_cuts_is_seen_in_part() -> None:
+    figure = a_token(Mark("PCD", True, "28-11", (range(22, 26),), "28-11"))
+    assert lane(figure, 0)[3:] == [(22, 26, f": {BLUE}"), (24, 26, BLUE)]
+    assert lane(figure, 1)[2:] == [(22, 26, BLUE)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "title"),
+    [
+        ((range(40),), "L and L* see all 40 tokens"),
+        ((range(30, 40),), "L sees all 40 tokens, L* only the last 10"),
+        ((range(1), range(39, 40)), "L sees all 40 tokens, L* only the first 1 and the last 1"),
+    ],
+)
+def test_the_heading_says_what_is_seen(seen: tuple[range, ...], title: str) -> None:
+    figure = a_token(RIGHT, seen=seen)
+    strip = figure.axes[0]
+    assert strip.get_title(loc="left") == f"The text so far: {title}"
+    shown = [text.get_text() for text in strip.texts]
+    assert ("not seen" in shown) == (len(seen[0]) < 40)
+    assert [part[:2] for part in lane(figure, 0) if part[2] == GREY] == [(part.start, part.stop) for part in seen]
+
+
+def test_an_answer_that_is_not_in_the_prompt_or_in_it_more_than_once() -> None:
+    nowhere, twice = Mark(None, True, "1234"), Mark("plain", False, "71", (range(2, 3), range(31, 32)), "Bob is 71.")
+    figure = a_token(nowhere, twice)
+    shown = [text.get_text() for text in figure.axes[0].texts]
+    assert "the right answer, 1234, does not stand in the prompt" in shown
+    assert "plain decoding writes, 2 times: Bob is 71." in shown
+    assert [part[:2] for part in lane(figure, 0) if part[2] == RED] == [(2, 3), (31, 32)]
+    assert len(figure.axes[0].lines) == 1  # one leads to the text, from the last place
+
+
+def test_answers_in_a_very_long_prompt_can_be_seen() -> None:
+    n = 200_000
+    right, wrong = (Mark(w, w == "PCD", "28", (range(at, at + 1),), "28") for w, at in (("PCD", 9), ("plain", n - 1)))
+    figure = a_token(right, wrong, n=n, seen=(range(4), range(n - 64, n)))
+    assert lane(figure, 1)[2:] == [(9, 9 + 0.006 * n, BLUE), (0.994 * n, n, RED)]
+    assert lane(figure, 0)[3] == (9, 9 + 0.006 * n, f": {BLUE}")
+
+
+HARD = ("漢字 $ and a long beginning ", "$x$_^ \\frac{ ", "W" * 30, "word ")
+
+
+@pytest.mark.parametrize("around", HARD)
+@pytest.mark.parametrize("at", [0, 20, 39])
+def test_texts_that_no_font_has_or_that_look_like_formulas_are_drawn_as_they_are(
+    around: str, at: int, tmp_path
+) -> None:
     step = a_step('"$a$ and a very long token"', '"\u202e漢字$\\frac"')
-    figure = plots.decisive_token(
-        step, "漢字" * 9 + " $x", "\\frac$ $" * 9, beta=1, before="漢 $ and a long beginning" * 3
-    )
+    marks = (Mark(w, w == "PCD", "28", (range(at, at + 1),), around * 4 + "28") for w in ("PCD", "plain"))
+    reading = Reading(40, (range(4), range(24, 40)), around * 40, tuple(marks))
+    figure = plots.decisive_token(step, "漢字" * 9 + " $x", "\\frac$ $" * 9, reading, beta=1)
     plots.save(figure, tmp_path / "a.png")  # a missing glyph would be a warning, and a warning an error here
-    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    strip, *panels = figure.axes
+    names = [label.get_text() for label in panels[0].get_yticklabels()]
     assert names[0].startswith('"\\u202e') and names[1].startswith('"$a$ and a') and max(map(len, names)) <= 12
-    title = figure._suptitle.get_text()
-    assert title.endswith("long beginning") and len(title) < 80
     renderer = drawn(figure)
-    for axes in figure.axes:
-        boxes = apart(renderer, [*axes.get_yticklabels(), axes.xaxis.label, *axes.texts])
-        assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 for box in boxes)
+    boxes = apart(renderer, [strip.title, strip._left_title, strip.xaxis.label, *strip.texts])
+    for axes in panels:
+        boxes += apart(renderer, [*axes.get_yticklabels(), axes.xaxis.label, *axes.texts])
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y0 >= 0 for box in boxes)
 
 
 def test_a_balance_is_a_point_with_both_intervals() -> None:
