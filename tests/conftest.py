@@ -58,8 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
 FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
-    "exports", "floors", "gate0", "graphs", "kv", "layers", "limits", "longbench", "metrics",
-    "nocache", "packaging", "places", "progress", "report", "import_layers", "ruler", "ruler_files", "salience", "sampler", "sequences",
+    "exports", "floors", "gate0", "graphs", "graphwalks", "kv", "layers", "limits", "longbench", "metrics", "mrcr",
+    "nocache", "nolima", "packaging", "places", "progress", "report", "import_layers", "ruler", "ruler_files", "salience", "sampler", "sequences",
     "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks",
 }  # fmt: skip
 

@@ -21,8 +21,7 @@ from pypcd.evaluation.plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.tasks import FROM_FILES
 from pypcd.evaluation.tasks import task as task_named
-from pypcd.evaluation.tasks.longbench import LongBench
-from pypcd.evaluation.tasks.ruler_files import RulerFile
+from pypcd.evaluation.tasks.rows import FromFile
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 from pypcd.evaluation.tokenizer import ModelTokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
@@ -113,9 +112,7 @@ def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str])
     options = {name: value for name, value in options.items() if name not in no_matter}
     if not machine.has_gpu(options):
         options.pop("n_gpu_layers", None)
-    data = {
-        name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, (LongBench, RulerFile))
-    }
+    data = {name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, FromFile)}
     return {
         "model_sha256": sha256(path),
         "model_bytes": os.path.getsize(path),

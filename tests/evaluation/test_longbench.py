@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pypcd.errors import PCDError
-from pypcd.evaluation.tasks.longbench import LONGBENCH_TASKS, LongBench, _in_parts, _truncated
+from pypcd.evaluation.tasks.longbench import LONGBENCH_TASKS, LongBench, LongBenchV2, _in_parts, _truncated
 from pypcd.prompt import Prompt
 
 # as config/dataset2prompt.json has them
@@ -257,3 +257,144 @@ def test_without_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPat
         monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
         with pytest.raises(PCDError, match=named):
             LongBench("qasper").samples(1, 4000, Pieces(), 0)
+
+
+# -- version 2 ----------------------------------------------------------------------------------------------------------
+
+# as prompts/0shot.txt has it
+V2_TEMPLATE = """Please read the following text and answer the question below.
+
+<text>
+$DOC$
+</text>
+
+What is the correct answer to this question: $Q$
+Choices:
+(A) $C_A$
+(B) $C_B$
+(C) $C_C$
+(D) $C_D$
+
+Format your response as follows: "The correct answer is (insert answer here)"."""
+
+
+def _v2_row(**changes: Any) -> dict[str, Any]:
+    row = {
+        "_id": "66f3",
+        "domain": "Single-Document QA",
+        "sub_domain": "Legal",
+        "difficulty": "hard",
+        "length": "short",
+        "question": " Who {pays}?\n",
+        "choice_A": "The tenant ",
+        "choice_B": "The {owner}",
+        "choice_C": "Both",
+        "choice_D": "\tNobody",
+        "answer": "B",
+        "context": "\n\nThe tenant pays.\n\nThe {owner} pays it back.\n",
+    }
+    return {**row, **changes}
+
+
+V2_ROW = json.dumps(_v2_row())
+
+
+def _v2_text(row: dict[str, Any]) -> str:
+    text = V2_TEMPLATE.replace("$DOC$", row["context"].strip()).replace("$Q$", row["question"].strip())
+    for letter in "ABCD":
+        text = text.replace(f"$C_{letter}$", row[f"choice_{letter}"].strip())
+    return text
+
+
+def _v2(folder: Path, rows: list[dict[str, Any]]) -> LongBenchV2:
+    (folder / "data.json").write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    return LongBenchV2(folder)
+
+
+def test_the_prompt_is_that_of_version_2(tmp_path: Path) -> None:
+    (sample,) = _v2(tmp_path, [_v2_row()]).samples(1, 4000, Pieces(), 0)
+    assert sample.prompt.text == _v2_text(_v2_row()) and not sample.prompt.answer_prefix
+    assert sample.prompt.segments == ("The tenant pays.", "The {owner} pays it back.")
+    assert sample.answers == ("B",) and sample.depth is None
+    assert sample.extra == {
+        "id": "66f3",
+        "truncated": False,
+        "domain": "Single-Document QA",
+        "sub_domain": "Legal",
+        "difficulty": "hard",
+        "length": "short",
+    }
+
+
+def test_prompts_of_version_2_are_cut_in_the_middle(tmp_path: Path) -> None:
+    row = _v2_row(context="\n".join(f"line {k} of the contract" for k in range(900)))
+    made, tokenizer = _v2(tmp_path, [row]), Pieces(template=100)
+    (sample,) = made.samples(1, 4000, tokenizer, 0)
+    assert sample.prompt.text == _cut(_v2_text(row), 3500, tokenizer)
+    assert sample.extra["truncated"] is True and len(sample.prompt.segments) > 300
+    with pytest.raises(ValueError, match="question 0 of longbench-v2 takes 40"):
+        made.samples(1, 4000, Pieces(template=400), 0)
+    with pytest.raises(ValueError, match="n_tokens is 501; allowed: at least 502"):
+        made.samples(1, 501, tokenizer, 0)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "letter"),
+    [
+        ("The correct answer is (B)", "B"),
+        ("The correct answer is (B).", "B"),
+        ("The correct answer is B", "B"),
+        ("**The correct answer is (**B**)**", "B"),
+        ("It depends. The correct answer is (B), since both pay.", "B"),
+        ("The correct answer is (C). The correct answer is (B)", "C"),  # the first one
+        ("The correct answer is C, or rather: The correct answer is (B)", "B"),  # parentheses go first
+        ("The correct answer is Both", "B"),  # a letter is enough
+        ("The correct answer is (E)", ""),
+        ("The correct answer is: (B)", ""),
+        ("the correct answer is (B)", ""),
+        ("(B)", ""),
+        ("B", ""),
+        ("", ""),
+    ],
+)
+def test_the_choice_is_read_as_the_authors_read_it(tmp_path: Path, prediction: str, letter: str) -> None:
+    for right in "ABCD":
+        made = _v2(tmp_path, [_v2_row(answer=right)])
+        (sample,) = made.samples(1, 4000, Pieces(), 0)
+        assert made.score(prediction, sample) == (letter == right)
+        assert made.score(sample.gold, sample) == 1.0
+
+
+def test_rows_of_version_2_are_a_list_or_lines(tmp_path: Path) -> None:
+    rows = [_v2_row(_id=str(k)) for k in range(7)]
+    lines = _write(tmp_path / "mine.jsonl", rows)
+    made = _v2(tmp_path, rows)
+    assert made.n_questions == LongBenchV2(lines).n_questions == 7
+    assert made.samples(3, 4000, Pieces(), 5) == LongBenchV2(lines).samples(3, 4000, Pieces(), 5)
+    with pytest.raises(ValueError, match="n is 8; allowed: 1 to 7, the questions of longbench-v2"):
+        made.samples(8, 4000, Pieces(), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("", "", "data.json is missing in .*; give LongBench v2's data.json"),
+        ("nowhere", "", "there is no .*nowhere; give LongBench v2's data.json"),
+        ("data.json", "[]", "data.json is empty; give LongBench v2's data.json"),
+        ("data.json", f"[{V2_ROW}", "data.json is no complete JSON list; give LongBench v2's data.json"),
+        (
+            "data.json",
+            f"[{V2_ROW}, {ROW}]",
+            "row 2 of .*data.json is not a row of LongBench v2; allowed: a JSON object",
+        ),
+        ("data.json", f"[{json.dumps(_v2_row(answer='E'))}]", "row 1 of .*data.json is not a row of LongBench v2"),
+        ("data.json", f"[{json.dumps(_v2_row(answer='AB'))}]", "row 1 of .*data.json is not a row of LongBench v2"),
+        ("data.json", f"[{json.dumps(_v2_row(choice_C=None))}]", "row 1 of .*data.json is not a row of LongBench v2"),
+        ("lines.jsonl", f"{V2_ROW}\n\nno json", "line 3 of .*lines.jsonl is not a row of LongBench v2"),
+    ],
+)
+def test_what_are_no_rows_of_version_2_is_named(name: str, content: str, named: str, tmp_path: Path) -> None:
+    if content:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises((ValueError, FileNotFoundError), match=named):
+        LongBenchV2(tmp_path / name).samples(1, 4000, Pieces(), 0)

@@ -23,14 +23,21 @@ GENERATED = [name for name in TASKS if name not in FROM_FILES]
 
 def test_every_task_has_its_name(tmp_path: Path) -> None:
     assert len(set(TASKS)) == len(TASKS)
+    book = (
+        tmp_path / "haystack" / "rand_shuffle" / "book.txt"
+    )  # of nolima, whose needles are in another folder beside it
+    rows = tmp_path / "needlesets"
+    for folder in (book.parent, rows):
+        folder.mkdir(parents=True)
+    book.touch()
     for name in TASKS:
-        first, _, rest = name.partition("-")
-        data = tmp_path / f"{rest}.jsonl" if first == "ruler" else None
-        if data is not None:
+        data = None
+        if name in FROM_FILES:
+            data = rows / f"{name.partition('-')[2] or name}.jsonl"
             data.touch()
         made = task(name, data=data)
         assert made.name == name
-        assert made.metric in ("accuracy", "recall", "F1", "values")
+        assert made.metric in ("accuracy", "recall", "F1", "values", "ratio")
         assert made.max_tokens >= 8
 
 
@@ -97,8 +104,11 @@ def test_data_is_for_tasks_that_read_it(tmp_path: Path) -> None:
         task("kv", data="somewhere")
     with pytest.raises(FileNotFoundError, match="there is no"):
         task("longbench-qasper", data=tmp_path / "none")
-    with pytest.raises(ValueError, match="ruler-vt has no data; give the folder with vt/validation.jsonl"):
+    with pytest.raises(ValueError, match="ruler-vt has no data; give RULER's folder with vt/validation.jsonl"):
         task("ruler-vt")
+    for name, give in (("longbench-v2", "data.json"), ("mrcr", "a JSONL file"), ("nolima", "a folder with needlesets")):
+        with pytest.raises(ValueError, match=f"{name} has no data; give .*{give}"):
+            task(name)
 
 
 @pytest.fixture(scope="module")

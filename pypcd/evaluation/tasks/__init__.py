@@ -1,5 +1,5 @@
-"""The benchmarks by name: `kv` (InfiniteBench), `ruler` and `ruler_files` (RULER), `longbench` (LongBench), `everyday`,
-`constrained`, `reading` and `chats` (ours).
+"""The benchmarks by name: `kv` (InfiniteBench), `ruler` and `ruler_files` (RULER), `longbench` (LongBench and its v2), `mrcr` and
+`graphwalks` (after OpenAI's), `nolima` (NoLiMa), `everyday`, `constrained`, `reading` and `chats` (ours).
 
 A benchmark is a `Task` (`sample`): it makes questions of a length (`size`) and scores their answers (`metrics`).
 Knows nothing of models except their tokenizer.
@@ -15,8 +15,11 @@ from pypcd.errors import InputError, did_you_mean
 from pypcd.evaluation.tasks.chats import CHATS
 from pypcd.evaluation.tasks.constrained import CONSTRAINED, Objects
 from pypcd.evaluation.tasks.everyday import EVERYDAY
+from pypcd.evaluation.tasks.graphwalks import GRAPHWALKS
 from pypcd.evaluation.tasks.kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
-from pypcd.evaluation.tasks.longbench import LONGBENCH_TASKS, LongBench
+from pypcd.evaluation.tasks.longbench import LONGBENCH_TASKS, LongBench, LongBenchV2
+from pypcd.evaluation.tasks.mrcr import MRCR
+from pypcd.evaluation.tasks.nolima import NoLiMa
 from pypcd.evaluation.tasks.reading import READING
 from pypcd.evaluation.tasks.ruler import CWE, FWE, NIAH, VT, VTAuthors
 from pypcd.evaluation.tasks.ruler_files import RULER_TASKS, RulerFile
@@ -39,12 +42,16 @@ _GENERATED: dict[str, Task] = {
         NIAH("niah-multiquery", "noise", "words", "numbers", n_queries=4),
         CWE(),
         FWE(),
+        *GRAPHWALKS,
     )
 }
 
 _WITH_DATA: dict[str, Callable[[str | pathlib.Path | None], Task]] = {
     **{f"longbench-{dataset}": functools.partial(LongBench, dataset) for dataset in LONGBENCH_TASKS},
     **{f"ruler-{ruler_task}": functools.partial(RulerFile, ruler_task) for ruler_task in RULER_TASKS},
+    LongBenchV2.name: LongBenchV2,
+    MRCR.name: MRCR,
+    NoLiMa.name: NoLiMa,
 }
 
 _GENERATED.update((made.name, made) for made in EVERYDAY)
@@ -68,6 +75,7 @@ GROUPS = {
         "fwe",
     ),
     "ruler-files": tuple(f"ruler-{ruler_task}" for ruler_task in RULER_TASKS),
+    "graphwalks": tuple(made.name for made in GRAPHWALKS),
     "everyday": tuple(made.name for made in EVERYDAY if made.way == "shots"),
     "everyday-behind": tuple(made.name for made in EVERYDAY if made.way == "behind"),
     "constrained": tuple(made.name for made in CONSTRAINED if isinstance(made, Objects) and not made.shown),
@@ -88,11 +96,11 @@ def task(name: str, *, data: str | pathlib.Path | None = None) -> Task:
 
     Args:
         data: where the rows of a LongBench task are: its .jsonl file, a folder with it, or data.zip. None: they are
-            downloaded from the Hugging Face hub. For a task of RULER's own files: its file, or a folder with it.
+            downloaded from the Hugging Face hub. For every other task that takes data: its file, or a folder with it.
 
     Raises:
         ValueError: there is no such task, it is a group, data is given for a task that generates its questions, or it
-            is None for a task of RULER's own files.
+            is None for a task that needs some.
         FileNotFoundError: data does not contain the task.
     """
     if name in _WITH_DATA:

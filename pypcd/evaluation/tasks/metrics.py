@@ -21,6 +21,7 @@ __all__ = [
     "qa_f1_zh",
     "recall",
     "same_sentence",
+    "set_f1",
     "word_match",
     "wrong_values",
 ]
@@ -57,6 +58,12 @@ def list_f1(prediction: str, references: Sequence[str]) -> float:
     items = [item.strip().lower() for item in _without_control_characters(prediction).split(",")]
     n_right = sum(reference.lower() in items for reference in references)
     return _f1(n_right, len(items), len(references))
+
+
+def set_f1(prediction: str, references: Sequence[str]) -> float:
+    """F1 of a comma-separated list as a set, as GraphWalks is scored: a repeated item counts once, and the case matters."""
+    items = {item.strip() for item in prediction.split(",")} - {""}
+    return _f1(len(items.intersection(references)), len(items), len(references))
 
 
 def qa_f1(prediction: str, answers: Sequence[str]) -> float:

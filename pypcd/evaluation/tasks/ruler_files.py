@@ -9,8 +9,6 @@ metrics.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 import pathlib
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +16,7 @@ from typing import Any
 
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks.metrics import any_match, recall
-from pypcd.evaluation.tasks.rows import drawn, read_rows
+from pypcd.evaluation.tasks.rows import FromFile, Row, check_length, drawn, found_in, read_rows
 from pypcd.evaluation.tasks.ruler import listed, numbered
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tasks.size import check_cell
@@ -28,6 +26,7 @@ __all__ = ["RULER_TASKS", "RulerFile"]
 
 FILE = "validation.jsonl"
 PREPARED = "which scripts/data/prepare.py of https://github.com/NVIDIA/RULER makes"
+A_ROW = "a row of RULER; allowed: a JSON object with input and a list of outputs, and with an answer_prefix or none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +94,7 @@ RULER_TASKS = tuple(_FORMATS)
 
 
 @dataclasses.dataclass(frozen=True)
-class RulerFile:
+class RulerFile(FromFile):
     """A task of RULER whose questions are in a file.
 
     A cell (the task at a length) has all of its rows, in their order, or n rows drawn with the seed. RULER has fixed how
@@ -118,9 +117,7 @@ class RulerFile:
     may_exceed = True
 
     def __post_init__(self) -> None:
-        if self.data is None:
-            raise InputError(f"{self.name} has no data; give the folder with {self.ruler_task}/{FILE}, {PREPARED}")
-        _find(self.ruler_task, pathlib.Path(self.data))
+        self._find()
 
     @property
     def name(self) -> str:
@@ -138,41 +135,34 @@ class RulerFile:
     def one_text(self) -> bool:
         return all(len(row["outputs"]) == 1 for _, row in self._rows)
 
-    @property
-    def n_questions(self) -> int:
-        return len(self._rows)
-
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
         samples = [self._sample(i, *row) for i, row in enumerate(drawn(self._rows, n, self.name, seed))]
         longest = self._sample(0, *max(self._rows, key=lambda row: len(row[1]["input"])))
         needed = self.max_tokens + max(tokenizer.count(sample.prompt) for sample in (longest, *samples))
-        if not needed <= 2 * n_tokens <= 4 * needed:
-            raise InputError(
-                f"n_tokens is {n_tokens}, but the longest question of {self.name} takes {needed} in {self._path}; allowed: "
-                f"{-(-needed // 2)} to {2 * needed}, best the length that RULER was given"
-            )
+        check_length(n_tokens, needed, self.name, self._path, "the length that RULER was given")
         return samples
 
     def score(self, prediction: str, sample: Sample) -> float:
         return self._format.score(prediction, sample.answers)
 
-    def data_sha256(self) -> str:
-        """The SHA-256 of the rows' file."""
-        return hashlib.sha256(self._path.read_bytes()).hexdigest()
-
     @property
     def _format(self) -> _Format:
         return _FORMATS[self.ruler_task]
 
-    @functools.cached_property
-    def _path(self) -> pathlib.Path:
-        return _find(self.ruler_task, pathlib.Path(self.data or ""))
+    def _find(self) -> pathlib.Path:
+        right = f"{self.ruler_task}/{FILE}"
+        give = f"RULER's folder with {right}, {PREPARED}"
+        path = found_in(self.data, (right, f"data/{right}"), self.name, give)
+        named = [name for name in (path.stem, path.absolute().parent.name) if name in RULER_TASKS]
+        if named and self.ruler_task not in named:
+            raise FileNotFoundError(
+                f"{path} has the questions of {named[0]}, not of {self.ruler_task}; give {right}, or the folder with those of both"
+            )
+        return path
 
-    @functools.cached_property
-    def _rows(self) -> list[tuple[int, dict[str, Any]]]:
-        stat = self._path.stat()
-        return _read(self._path, stat.st_size, stat.st_mtime_ns)
+    def _parsed(self, content: bytes, path: pathlib.Path) -> list[Row]:
+        return read_rows(content, path, _is_row, A_ROW, f"RULER's {FILE}, {PREPARED}")
 
     def _sample(self, i: int, line: int, row: dict[str, Any]) -> Sample:
         prompt = _in_parts(row["input"], self._format)
@@ -206,39 +196,6 @@ def _last(pattern: str, text: str) -> re.Match[str] | None:
     for found in re.finditer(pattern, text):
         pass
     return found
-
-
-def _find(ruler_task: str, path: pathlib.Path) -> pathlib.Path:
-    """The file that has a task's rows."""
-    path = path.expanduser()
-    if path.is_file():
-        named = [name for name in (path.stem, path.absolute().parent.name) if name in RULER_TASKS]
-        if named and ruler_task not in named:
-            raise FileNotFoundError(
-                f"{path} has the questions of {named[0]}, not of {ruler_task}; give {ruler_task}/{FILE}, or the folder with "
-                "those of both"
-            )
-        return path
-    names = (f"{ruler_task}/{FILE}", f"data/{ruler_task}/{FILE}")
-    found = [path / name for name in names if (path / name).is_file()]
-    if not found:
-        what = "there is no" if not path.exists() else f"{' or '.join(names)} is missing in"
-        raise FileNotFoundError(f"{what} {path}; give RULER's folder with {names[0]}, {PREPARED}")
-    return found[0]
-
-
-@functools.lru_cache(maxsize=len(RULER_TASKS))
-def _read(path: pathlib.Path, n_bytes: int, changed: int) -> list[tuple[int, dict[str, Any]]]:
-    """The rows of a file, which is read once while it stays as it is: a run makes its tasks several times.
-
-    Raises:
-        ValueError: a line is not a row of RULER; the message says which.
-    """
-    right = "a row of RULER; allowed: a JSON object with input and a list of outputs, and with an answer_prefix or none"
-    rows = read_rows(path.read_bytes(), path, _is_row, right)
-    if not rows:
-        raise InputError(f"{path} is empty; give RULER's {FILE}, {PREPARED}")
-    return rows
 
 
 def _is_row(row: Any) -> bool:
