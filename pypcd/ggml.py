@@ -13,7 +13,7 @@ import pathlib
 import sys
 import zlib
 
-__all__ = ["difference", "identity"]
+__all__ = ["base_of", "difference", "identity"]
 
 _F16 = 1
 
@@ -32,14 +32,18 @@ def identity(folder: pathlib.Path) -> dict[str, str]:
         OSError: there is no libggml-base, or it does not load.
         AttributeError: it has no such functions.
     """
-    name = {"win32": "ggml-base.dll", "darwin": "libggml-base.dylib"}.get(sys.platform, "libggml-base.so")
-    base = ctypes.CDLL(str(folder / name))
+    base = ctypes.CDLL(str(base_of(folder)))
     base.ggml_version.restype = base.ggml_commit.restype = ctypes.c_char_p
     return {
         "version": base.ggml_version().decode(),
         "commit": base.ggml_commit().decode(),  # "unknown" where it was built without git
         "tensor layout": _tensor_layout(base),
     }
+
+
+def base_of(folder: pathlib.Path) -> pathlib.Path:
+    """Where a folder's libggml-base is."""
+    return folder / {"win32": "ggml-base.dll", "darwin": "libggml-base.dylib"}.get(sys.platform, "libggml-base.so")
 
 
 def _tensor_layout(base: ctypes.CDLL) -> str:

@@ -6,7 +6,6 @@ import argparse
 import json
 import pathlib
 
-from pypcd import library
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Answer, Session, parse
@@ -38,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    usual = "greedy" if library.why_stock() else DEFAULT_METHODS  # replay reads attention weights
-    methods = [parse(name) for name in _options.names(usual if args.method is None else args.method)]
+    methods = [parse(name) for name in _options.names(DEFAULT_METHODS if args.method is None else args.method)]
     if not methods:
         raise InputError(f"--method is empty; give at least one, such as {DEFAULT_METHODS}")
     question = read_prompt(args.prompt)
@@ -70,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             except (UnsupportedError, InputError) as error:
                 if len(methods) == 1:
                     raise
-                failed = True
+                failed = args.method is not None  # replay is a part of the default, but some models lack what it reads
                 _terminal.note(f"{method.name}: {error}" if isinstance(error, InputError) else str(error))
                 continue
         _show(method.name, answer, args, alone=len(methods) == 1)

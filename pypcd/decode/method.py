@@ -95,8 +95,7 @@ class Method:
             return "the model has a recurrent state for one sequence, but this needs several"
         if self.n_sequences > llm.n_seq_max:
             return f"it needs {self.n_sequences} sequences, the context has {llm.n_seq_max}; load the model with n_seq_max={self.n_sequences}"
-        of_edit = getattr(self.edit, "refusal", None)  # most edits change any model's prompt
-        return (self.cache and self.cache.refusal(llm)) or (of_edit and of_edit(llm)) or self.rows.refusal(llm)
+        return (self.cache and self.cache.refusal(llm)) or self.rows.refusal(llm)
 
     def generate(
         self,

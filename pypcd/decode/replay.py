@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pypcd import library
 from pypcd.checks import Integer, check
 from pypcd.decode.method import Answering
 from pypcd.decode.session import Session
-from pypcd.engine import tap, token_bytes
-from pypcd.errors import PCDError
+from pypcd.engine import read_tensors, token_bytes
+from pypcd.errors import PCDError, UnsupportedError
 from pypcd.prompt import Prompt, prompt_tokens
 
 if TYPE_CHECKING:
@@ -48,11 +47,6 @@ class Replay:
     def __post_init__(self) -> None:
         check(self, n=Integer(1, 100), n_tokens=Integer(1, 4096), n_last=Integer(1, 64))
 
-    def refusal(self, llm: Llama) -> str | None:
-        """Why a model cannot run it, in a sentence; None if it can."""
-        why = library.why_stock()
-        return f"attention weights are read by pypcd's own libllama ({why})" if why else None
-
     def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
         if len(prompt.segments) < 2:
             return prompt
@@ -72,20 +66,21 @@ def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> 
     float64[n, n_segments], a row for each head of each layer and each of these tokens.
 
     Raises:
-        PCDError: the model's graph has no attention weights, or its tokenizer changes the text.
+        UnsupportedError: the model's graph has no attention weights, or llama.cpp is too old to name them.
+        PCDError: the model's tokenizer changes the text.
     """
     tokens = prompt_tokens(session.llm, prompt, chat=chat)
     spans = segment_spans(session.llm, prompt, tokens)
     begin = max(len(tokens) - n_last, 0)
     session.start(tokens)
     session.back(begin)
-    with tap(session.llm, ["kq_soft_max"]) as tensors:
-        for i in range(begin, len(tokens), session.llm.n_batch):
-            session.write(tokens[i : i + session.llm.n_batch])
+    tensors = read_tensors(session.llm, ["kq_soft_max"], tokens[:begin], tokens[begin:])
     found = [w[0, :, :n_last, : len(tokens)] for parts in tensors.values() for w in parts]
     rows = [w.reshape(-1, len(tokens)) for w in found if w.shape[-1] == len(tokens)]  # not of caches that dropped some
     if not rows:
-        raise PCDError("this model's graph has no attention weights to rank segments by; use another method")
+        raise UnsupportedError(
+            "this llama.cpp names no attention weights of this model to rank segments by; use another method"
+        )
     weights = np.concatenate(rows).astype(np.float64)
     return np.stack([weights[:, first:last].sum(axis=1) for first, last in spans], axis=1)
 

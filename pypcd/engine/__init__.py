@@ -84,7 +84,7 @@ from pypcd.engine._pcd import (
 from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.engine._rpc import RemoteDevices, check_rpc_server, rpc_library, run_rpc_server
 from pypcd.engine._stock import watch
-from pypcd.engine._tap import tap
+from pypcd.engine._tap import read_tensors, tap
 
 __all__ = [
     "N_SEQUENCES",
@@ -139,6 +139,7 @@ __all__ = [
     "pcd_refusal",
     "pcd_stats",
     "progress_callback",
+    "read_tensors",
     "reason",
     "rewind",
     "rope_freq_scale",

@@ -109,6 +109,7 @@ CALLS: dict[str, tuple[Callable[[pypcd.Llama], Any], dict[str, Any]]] = {
     "end": (to_the_end, {}),
     "beam": (answered("beam:3+pcd:window=9:perturbation=none"), {"n_seq_max": 8}),
     "cad": (answered("cad:0.5"), {"n_seq_max": 8}),
+    "replay": (answered("replay:3"), {}),
 }
 SETTINGS: list[dict[str, Any]] = [
     {"perturbation": "none", "window": 12, "beta": 1.5},
@@ -144,7 +145,7 @@ def test_what_one_shows_the_other_shows(name: str, setting: dict[str, Any], tiny
         llm = load(path, setting, engine=engine, **options)
         shown.append(call(llm))
         stats = llm.pcd_stats()
-        assert stats.n_twins or setting is not SETTINGS[0] or name in ("schema", "grammar", "cad", "pickle")
+        assert stats.n_twins or setting is not SETTINGS[0] or name in ("schema", "grammar", "cad", "replay", "pickle")
     assert same(*shown, 4 * tolerance(path)), shown
 
 
@@ -152,7 +153,7 @@ def test_each_call_shows_something(tiny: Tiny, load: Load) -> None:
     """With PCD it says something else than without, or the test above shows nothing."""
     path = tiny("llama", chat_template=CHAT_TEMPLATE)
     for name, (call, options) in CALLS.items():
-        if name in ("schema", "grammar", "cad", "beam"):  # plain, or with a setting of their own
+        if name in ("schema", "grammar", "cad", "replay", "beam"):  # plain, or with a setting of their own
             continue
         shown = [call(load(path, setting, engine="stock", **options)) for setting in (SETTINGS[0], False)]
         assert not same(*shown, 4 * tolerance(path)), name
