@@ -30,7 +30,8 @@ class Prompt:
         joiner: the text between two segments.
         after: the text after the context: the question.
         answer_prefix: the beginning of the answer, given to the model.
-        shots: example questions with their answers.
+        shots: example questions with their answers. They stand before all else, in turns of their own.
+        text_first: whether the context stands before the shots: then it is no part of the question, but of the first turn.
     """
 
     before: str = ""
@@ -39,6 +40,7 @@ class Prompt:
     after: str = ""
     answer_prefix: str = ""
     shots: tuple[tuple[str, str], ...] = ()
+    text_first: bool = False
 
     @property
     def context(self) -> str:
@@ -48,6 +50,20 @@ class Prompt:
     def text(self) -> str:
         """The question as one text, without shots and answer prefix."""
         return self.before + self.context + self.after
+
+    @property
+    def turns(self) -> tuple[tuple[str, str], ...]:
+        """Questions with answers, and last the question without one: what a chat template gets."""
+        if not (self.text_first and self.shots):
+            return (*self.shots, (self.text, ""))
+        (question, answer), *others = self.shots
+        return (f"{self.before}{self.context}{question}", answer), *others, (self.after, "")
+
+    @property
+    def whole(self) -> str:
+        """All of it as one text, without the answer prefix."""
+        *shots, (asked, _) = self.turns
+        return "".join(f"{question}{answer}\n\n" for question, answer in shots) + asked
 
     def replace(self, **changes: Any) -> Prompt:
         return dataclasses.replace(self, **changes)
@@ -80,15 +96,14 @@ def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
         PCDError: with chat, the model has no template or it refuses the messages.
     """
     if not chat:
-        shots = "".join(f"{question}{answer}\n\n" for question, answer in prompt.shots)
-        text = shots + prompt.text + prompt.answer_prefix
-        return llm.tokenize(text.encode("utf-8", "replace"), special=False)
+        return llm.tokenize((prompt.whole + prompt.answer_prefix).encode("utf-8", "replace"), special=False)
     if not has_template(llm):
         raise PCDError("this model has no chat template; use it without chat")
     messages = []
-    for question, answer in prompt.shots:
+    *shots, (asked, _) = prompt.turns
+    for question, answer in shots:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.lstrip()}]
-    return chat_tokens(llm, [*messages, {"role": "user", "content": prompt.text}], prompt.answer_prefix)[0]
+    return chat_tokens(llm, [*messages, {"role": "user", "content": asked}], prompt.answer_prefix)[0]
 
 
 def chat_tokens(llm: Any, messages: Sequence[Any], answer_prefix: str = "") -> tuple[list[int], list[str]]:

@@ -403,7 +403,7 @@ class Worker:
             session.clear()  # the next sample starts from an empty cache too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
-        asked = "".join(question + answer for question, answer in sample.prompt.shots) + sample.prompt.text
+        asked = "".join(question + answer for question, answer in sample.prompt.turns)
         begun: Record = {
             "task": key[0],
             "length": key[1],

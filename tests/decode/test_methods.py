@@ -383,6 +383,16 @@ def test_a_texts_parts_are_the_text(text: str) -> None:
     assert joiner.join(parts) == text
 
 
+def test_where_a_text_stands_among_the_turns() -> None:
+    prompt = Prompt("T: ", ("a", "b"), "|", "? last", shots=(("one", " 1"), ("two", " 2")))
+    assert prompt.turns == (("one", " 1"), ("two", " 2"), ("T: a|b? last", ""))
+    assert prompt.whole == "one 1\n\ntwo 2\n\nT: a|b? last"
+    first = prompt.replace(text_first=True)
+    assert first.turns == (("T: a|bone", " 1"), ("two", " 2"), ("? last", ""))
+    assert first.whole == "T: a|bone 1\n\ntwo 2\n\n? last"
+    assert first.replace(shots=()).whole == prompt.replace(shots=()).whole == "T: a|b? last"
+
+
 def test_a_text_is_cut_where_its_parts_become_short() -> None:
     long, line = "word " * 300, "One thing. Another thing. " * 60
     for text, n, joiner in (

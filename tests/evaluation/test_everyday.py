@@ -329,7 +329,7 @@ def test_a_question_is_the_same_at_every_length_and_in_both_ways(name: str) -> N
     for same in zip(*of):
         assert len({(sample.prompt.after, sample.answers, sample.gold, sample.end) for sample in same}) == 1
         n = min(len(sample.prompt.shots) for sample in same)
-        near = {sample.prompt.shots[1 - n :] for sample in same}  # the first one has the unrelated text
+        near = {sample.prompt.shots[1 - n :] for sample in same}  # the first one is set off from the unrelated text
         assert len(near) == 1 and n > 1
 
 
@@ -405,7 +405,8 @@ def test_short_prompts_have_few_examples(name: str, n_tokens: int, seed: int) ->
 def test_unrelated_text_stands_before_the_examples_and_answers_nothing(name: str) -> None:
     full, bare = SHOTS[name].samples(5, 900, Words(), 0), short(name, 5)
     for sample, other, plain in zip(BEHIND[name].samples(5, 900, Words(), 0), full, bare):
-        text, _, question = sample.prompt.shots[0][0].rpartition("\n\n")
+        text, question = sample.prompt.context, sample.prompt.shots[0][0].removeprefix("\n\n")
+        assert sample.prompt.whole.startswith(f"{text}\n\n{question}{sample.prompt.shots[0][1]}\n\n")
         assert question in [q for q, _ in other.prompt.shots][-len(sample.prompt.shots) :]
         assert len(text) > 500 and plain.prompt.after == sample.prompt.after
         assert not re.search(r"[\d{}\[\]:]", text)
@@ -470,6 +471,12 @@ def test_a_turn_of_a_conversation_has_no_space_before_its_answer(tiny: Tiny) -> 
     assert tokens == llm.tokenize(
         f"{turns}<user>{sample.prompt.after}<assistant>".encode(), add_bos=False, special=True
     )
+    (sample,) = BEHIND["arithmetic"].samples(1, 400, Words(), 0)
+    assert sample.prompt.segments
+    tokens = prompt_tokens(llm, sample.prompt, chat=True)
+    turns = "".join(f"<user>{q}<assistant>{a.strip()}" for q, a in sample.prompt.shots)
+    text = turns.replace("<user>", f"<user>{sample.prompt.context}", 1) + f"<user>{sample.prompt.after}<assistant>"
+    assert tokens == llm.tokenize(text.encode(), add_bos=False, special=True)
 
 
 # -- groups and runs -------------------------------------------------------------------------------------------------

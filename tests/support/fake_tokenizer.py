@@ -25,8 +25,8 @@ class Pieces:
         self._ids: dict[str, int] = {}
 
     def count(self, prompt: Prompt) -> int:
-        shots = "".join(question + answer for question, answer in prompt.shots)
-        return len(self.encode(shots + prompt.text + prompt.answer_prefix)) + self.template
+        asked = "".join(question + answer for question, answer in prompt.turns)
+        return len(self.encode(asked + prompt.answer_prefix)) + self.template
 
     def encode(self, text: str) -> list[int]:
         tokens = [BOS]

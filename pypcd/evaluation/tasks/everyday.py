@@ -88,10 +88,13 @@ class Everyday:
         """The question with as many examples as `size`, or with the few of a short prompt and a sentence for each more."""
         n_examples = size if self.way == "shots" else min(size, self.kind.n_examples)
         shots = [(question, after(question, answer)) for question, answer in asked.examples(n_examples)[::-1]]
-        if n_examples < size:
-            question, answer = shots[0]
-            shots[0] = f"{paragraphs(asked.sentences(size - n_examples))}\n\n{question}", answer
-        prompt = Prompt(shots=tuple(shots), after=asked.question)
+        prompt = Prompt(after=asked.question)
+        if n_examples < size:  # as a text that was handed over, in which methods look for what the question needs
+            (question, answer), *others = shots
+            shots = [(f"\n\n{question}", answer), *others]
+            text = tuple(paragraphs(asked.sentences(size - n_examples)).split("\n\n"))
+            prompt = prompt.replace(segments=text, joiner="\n\n", text_first=True)
+        prompt = prompt.replace(shots=tuple(shots))
         return Sample(i, prompt, (asked.answer,), gold=after(asked.question, asked.answer), end="\n\n")
 
 
