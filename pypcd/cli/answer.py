@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
             except (UnsupportedError, InputError) as error:
                 if len(methods) == 1:
                     raise
-                failed = args.method is not None  # replay is a part of the default, but some models lack what it reads
+                # replay was not asked for by name, and some models lack what it reads
+                failed |= args.method is not None or not isinstance(error, UnsupportedError)
                 _terminal.note(f"{method.name}: {error}" if isinstance(error, InputError) else str(error))
                 continue
         _show(method.name, answer, args, alone=len(methods) == 1)

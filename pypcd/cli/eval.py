@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, next to your figures")
     add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
-    add("--data", metavar="PATH", help="where the questions of longbench-..., ruler-..., mrcr and nolima are")
+    add("--data", metavar="PATH", help="where the questions of tasks from files are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--max-tokens", metavar="N", type=_options.at_least(1), help="longest answer (default: the task's own)")
     _options.add_jobs(parser)
