@@ -5,7 +5,8 @@
     pcd:window:beta=2.5*(l>s):relative_top=0.1      only for tokens that L* finds less probable
 
 An expression has numbers, + - * / **, comparisons, `and`, `or`, `not`, the functions in FUNCTIONS, and these names. Of a
-step: those in NAMES. Of each token at a step: `l` and `s`, its log-probabilities under L and L* (natural logarithms).
+step: those in NAMES. Of each token at a step: `l` and `s`, its log-probabilities under L and L* (natural logarithms), and `seen`,
+which is 1 if the prompt has it and else 0.
 
 With a strength that is a number this is `method.contrast`, but for tokens masked in L*, whose logit is compared with the
 others' after normalisation. Knows nothing of models.
@@ -40,8 +41,11 @@ NAMES: Mapping[str, str] = {
     "entropy": "of softmax L, in bits",
     "entropy_s": "of softmax L*, in bits",
     "first": "the entropy of softmax L at the answer's first token, in bits",
+    "first_word": "the same at the first step whose best token has a letter or a digit; 0 before it",
+    "most": "the highest entropy so far at such steps, in bits; 0 before them",
     "top": "the highest probability under L",
     "top_s": "the highest probability under L*",
+    "margin": "log-probability of L's best token less that of its second",
     "rank": "the rank in L* of L's best token; 1 where the rows agree on it",
     "rank_back": "the rank in L of L*'s best token",
     "step": "tokens of the answer before this one",
@@ -75,6 +79,7 @@ _OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
+_TOKENS = ("l", "s", "seen")  # names of what each token has
 _TIE = 1e-9  # contrasted logits nearer than this are equal but for rounding; the lower id goes first
 
 
@@ -85,12 +90,14 @@ class Rows:
     Attributes:
         ids: int[n, k].
         l, s: log-probabilities under L and L*, float64[n, k]; -inf: masked.
+        seen: whether the prompt has the token, bool[n, k].
         values: NAMES without jsd_kept, float64[n] each.
     """
 
     ids: Array
     l: Array
     s: Array
+    seen: Array
     values: Mapping[str, Array]
 
 
@@ -102,7 +109,7 @@ class Formula:
         view: what makes L*; None: plain decoding, whatever the rest says.
         beta: the strength, an expression.
         gamma: how many of the most probable tokens of L stay in play.
-        relative_top: the cut, an expression without l, s and jsd_kept.
+        relative_top: the cut, an expression without l, s, seen and jsd_kept.
         where: an expression; where it is false the strength is 0. Empty: everywhere.
 
     Raises:
@@ -118,7 +125,7 @@ class Formula:
     def __post_init__(self) -> None:
         Integer(1)("gamma", self.gamma)
         steps = {name for name in NAMES if name != "jsd_kept"}
-        for name, allowed in (("beta", {*NAMES, "l", "s"}), ("relative_top", steps), ("where", {*NAMES, "l", "s"})):
+        for name, allowed in (("beta", {*NAMES, *_TOKENS}), ("relative_top", steps), ("where", {*NAMES, *_TOKENS})):
             if getattr(self, name) or name != "where":
                 _check(name, getattr(self, name), allowed)
 
@@ -192,7 +199,7 @@ class Formula:
             cut = np.log(np.asarray(_value(_tree(self.relative_top), names), float))
             kept &= rows.l >= rows.l[:, :1] + np.where(np.isnan(cut), -np.inf, cut)
             kept[:, 0] = True
-            names |= {"l": rows.l, "s": rows.s}
+            names |= {"l": rows.l, "s": rows.s, "seen": rows.seen}
             if "jsd_kept" in self.beta + self.where:
                 names["jsd_kept"] = _jsd(rows.l, rows.s, kept)[:, None]
             strength = np.asarray(_value(_tree(self.beta), names), float)

@@ -137,6 +137,7 @@ class _Recorder(Worker):
                 what = child.index if child else gold.judge(before, None if is_end(token) else text(token))
                 if what is not None:
                     tree.edges.append((node.index, token, what))
+            tree.words.append(re.search(rb"[0-9A-Za-z\x80-\xff]", text(int(node.ids[0]))) is not None)
         return tree
 
     def _spellings(self, gold: _Gold, sample: Sample, tree: _Tree, own: Sequence[int]) -> Iterator[Path]:
@@ -224,11 +225,13 @@ class _Tree:
     Attributes:
         nodes: by the tokens that lead there.
         edges: (node, token, a node, "right" or "open"). A token that has none leads to a wrong answer.
+        words: of each node, whether the best token of L has a letter or a digit.
     """
 
     prompt: list[int]
     nodes: dict[Path, _Node] = dataclasses.field(default_factory=dict)
     edges: list[tuple[int, int, int | str]] = dataclasses.field(default_factory=list)
+    words: list[bool] = dataclasses.field(default_factory=list)
 
     def leaves(self) -> list[Path]:
         inner = {path[:i] for path in self.nodes for i in range(len(path))}
@@ -242,6 +245,8 @@ class _Tree:
             "ids": _packed(np.stack([node.ids for node in nodes]).astype("<i4")),
             "logits": _packed(np.stack([node.logits for node in nodes])),
             "lse": [node.lse for node in nodes],
+            "words": self.words,
+            "seen": _packed(np.stack([np.isin(node.ids, self.prompt) for node in nodes]).astype("u1")),
         }
 
 
@@ -358,6 +363,6 @@ def _packed(array: npt.NDArray[Any]) -> str:
     return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode()
 
 
-def unpacked(text: str, kind: Literal["i4", "f4"], n: int) -> npt.NDArray[Any]:
-    """A record's integers or floats, [n, k]."""
-    return np.frombuffer(base64.b64decode(text), f"<{kind}").reshape(n, -1)
+def unpacked(text: str, kind: Literal["i4", "f4", "u1"], n: int) -> npt.NDArray[Any]:
+    """A record's integers, floats or truth values (u1), [n, k]."""
+    return np.frombuffer(base64.b64decode(text), np.dtype(kind).newbyteorder("<")).reshape(n, -1)

@@ -79,8 +79,11 @@ class Screen:
             ]
         )
         self._step, self._context = (np.concatenate([getattr(t, name) for t in made]) for name in ("step", "context"))
-        l = np.concatenate([tree.l[:, : self.k] for tree in made])
-        self._views: dict[str, tuple[Rows, npt.NDArray[Any]]] = {BASELINE: (Rows(self._ids, l, l, {}), self._next)}
+        l, self._seen = (np.concatenate([getattr(t, name)[:, : self.k] for t in made]) for name in ("l", "seen"))
+        self._trees = made
+        self._views: dict[str, tuple[Rows, npt.NDArray[Any]]] = {
+            BASELINE: (Rows(self._ids, l, l, self._seen, {}), self._next)
+        }
 
     @property
     def cells(self) -> list[Cell]:
@@ -98,13 +101,17 @@ class Screen:
                 for name, lse in (("logits", "lse"), ("logits_s", "lse_s"))
             )
             order = np.lexsort((self._ids, -l), axis=1)  # its own L may have near tokens in another order
-            ids, l, s, after = (np.take_along_axis(array, order, 1) for array in (self._ids, l, s, self._next))
+            arrays = (self._ids, l, s, self._seen, self._next)
+            ids, l, s, seen, after = (np.take_along_axis(array, order, 1) for array in arrays)
             names = ("entropy", "entropy_s", "top_s", "jsd", "rank", "rank_back")
             values = {name: scalars[name] for name in names}
             sizes = np.diff(self._first)
             values["first"] = np.repeat(scalars["entropy"][self._first[:-1]], sizes)
             values |= {"top": np.exp(l[:, 0]), "step": self._step, "context": self._context}
-            self._views[view] = Rows(ids, l, s, values), after
+            values["margin"] = l[:, 0] - l[:, 1]
+            parts = zip(self._trees, np.split(scalars["entropy"], self._first[1:-1]))
+            values["first_word"], values["most"] = np.concatenate([t.of_words(part) for t, part in parts], axis=1)
+            self._views[view] = Rows(ids, l, s, seen, values), after
         return self._views[view]
 
     def follow(self, formula: Formula) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -121,6 +128,11 @@ class Screen:
         while (going := at >= 0).any():
             at[going] = after[at[going]]
         return at == _RIGHT, at == _OPEN
+
+    def entropies(self, view: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """In bits, those of softmax L at each answer's first token, and at all recorded steps."""
+        rows, _ = self._view(view)
+        return rows.values["entropy"][self._first[:-1]], rows.values["entropy"]
 
     def _record(self, question: Question, method: str) -> Record:
         where = "question {2} of {0} at {1} tokens".format(*question)
@@ -143,8 +155,24 @@ class _Tree:
         self.step = np.asarray(record["steps"], float)
         self.context = self.step + record["n_prompt"]
         self.next = np.full(self.ids.shape, _WRONG)
+        self._before = np.full(n, -1)  # the node that leads to each
         for node, token, what in record["edges"]:
             self.next[node, self.ids[node] == token] = {RIGHT: _RIGHT, OPEN: _OPEN}.get(what, what)
+            if what not in (RIGHT, OPEN):
+                self._before[what] = node
+        self.seen = unpacked(record["seen"], "u1", n).astype(bool)
+        self._words = record["words"]
+
+    def of_words(self, entropy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """first_word and most (see formula.NAMES) of each node, float64[2, n]."""
+        found = np.zeros((2, len(entropy)))
+        has_word = np.array(self._words)
+        for node, before in enumerate(self._before):  # a node comes after the one that leads to it
+            first, most, had = (*found[:, before], has_word[before]) if before >= 0 else (0.0, 0.0, False)
+            now = entropy[node] if self._words[node] else 0.0
+            found[:, node] = first if had else now, max(most, now)
+            has_word[node] |= had
+        return found
 
 
 def _log_probabilities(logits: npt.NDArray[Any], lse: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

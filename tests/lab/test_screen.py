@@ -46,7 +46,8 @@ def rows_of(first: Any, second: Any, k: int | None = None, **values: float) -> R
     ids = np.argsort(-first, kind="stable")[:k]
     values = {**compared(first, second), **values}
     named = {name: np.array([value]) for name, value in values.items()}
-    return Rows(ids[None], log_softmax(first)[ids][None], log_softmax(second)[ids][None], named)
+    seen = ids % 2 == 0  # the prompt has the even tokens
+    return Rows(ids[None], log_softmax(first)[ids][None], log_softmax(second)[ids][None], seen[None], named)
 
 
 def chosen(formula: Formula, first: Any, second: Any, **values: float) -> int:
@@ -75,6 +76,8 @@ def by(**fields: Any) -> Formula:
         (by(beta="1.1", where="rank>1"), 0),  # both rows have token 0 first
         (by(beta="1.1", where="rank==1"), 2),
         (by(beta="1/0*(jsd>2)"), 0),  # dividing by zero decides nothing
+        (by(beta="1.1", where="seen"), 2),
+        (by(beta="1.1", where="not seen"), 1),
         (by(beta="1.1*(s>-2)"), 0),  # L* gives tokens 1 and 2 less than e^-2, so they stay as they are
     ],
 )
@@ -139,7 +142,7 @@ def test_masked_tokens_say_nothing() -> None:
     assert all(map(math.isfinite, got.values())) and got["rank_back"] == 3
     rows = rows_of([2.0, 1.0], [2.0, -1e300])
     assert by(beta="50").choose(rows) == 1
-    rows = Rows(rows.ids, rows.l, np.array([[-0.4, -np.inf]]), rows.values)
+    rows = Rows(rows.ids, rows.l, np.array([[-0.4, -np.inf]]), rows.seen, rows.values)
     assert by(beta="50").choose(rows) == 0  # token 1 keeps its logit, and token 0 gains
 
 
@@ -351,6 +354,8 @@ def records_by_hand() -> dict[Any, dict[str, Any]]:
             "logits": packed(first, "f4"),
             "lse": lse,
             "n_prompt": 10 * (index + 1),
+            "words": [False, True],
+            "seen": packed([[1, 0, 1]] * n, "u1"),
         }
         scalars = [compared(a, b) for a, b in zip(first, second)]
         made["t", 9, index, VIEW] = {
@@ -374,6 +379,9 @@ def test_verdicts_worked_out_by_hand() -> None:
     assert follow(by(beta="1")) == ([False, True, False], [False, False, True])
     assert follow(by(beta="1", where="context>=20")) == ([True, True, False], [False, False, True])
     assert follow(by(beta="1", where="step==1"))[0] == [False] * 3  # token 0, then 1
+    for gate in ("first_word", "most"):  # only the second token is a word
+        assert follow(by(beta="1", where=f"{gate}>0")) == follow(by(beta="1", where="step==1"))
+    assert follow(by(beta="1", where="seen")) == follow(Formula(None))  # the prompt has tokens 0 and 2
     (scored,) = score(screen, [by(beta="1")])
     result = scored.cells["t", 9]
     assert (result.n, result.wins, result.losses, result.score) == (3, 1, 1, pytest.approx(100 / 3))
