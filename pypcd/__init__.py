@@ -1,6 +1,6 @@
 """Positional Contrastive Decoding for GGUF models.
 
-    llm = pypcd.Llama("model.gguf", pcd=True)  # the recommended setting
+    llm = pypcd.Llama("model.gguf", pcd=True)  # the preset "unsure"
     llm.create_chat_completion(messages)
 
 llama_cpp then has pypcd's own build of libllama in place of the stock one, also if it was imported before; but pypcd has to

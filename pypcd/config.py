@@ -2,7 +2,7 @@
 
 One spelling everywhere, words joined by colons (commas stand between the methods of a list):
 
-    on  off  gentle  window:relative_top=0.1  beta=1.5:window=64  tuned.json
+    on  off  unsure  window:relative_top=0.1  beta=1.5:window=64  tuned.json
 
 `--pcd`, `/pcd` in the chat, `pcd=` in Python and `"pcd"` in a request take it; a method has it after `pcd:`; PCDConfig.describe()
 prints it. A text is a whole setting: what it does not name is as in the preset that it begins with, or as in the paper.
@@ -63,7 +63,7 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = {
     "paper": Preset({}, "the paper's optimum: alpha 0.2, beta 2.5, gamma 30, base_ratio 1e-4"),
-    "gentle": Preset(
+    "unsure": Preset(
         {
             "perturbation": "none",
             "window": 64,
@@ -87,7 +87,8 @@ PRESETS: Mapping[str, Preset] = {
     ),
 }
 
-RECOMMENDED = "gentle"  # what True and "on" mean
+RECOMMENDED = "unsure"  # what True and "on" mean: of the presets, the one that spoils fewest answers
+_FORMER = {"gentle": "unsure"}  # it spoils more than its name said
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
@@ -121,14 +122,13 @@ class PCDConfig(Fields):
 
     @classmethod
     def preset(cls, name: str) -> PCDConfig:
-        """The preset called `name`: "paper", "gentle", "cautious", "window" or "blog".
+        """The preset called `name`: "paper", "unsure", "cautious", "window" or "blog".
 
         Raises:
             ValueError: there is no such preset.
         """
         if name not in PRESETS:
-            near = did_you_mean(name, PRESETS)
-            raise InputError(f"preset is {name!r}{near}; allowed: {', '.join(map(repr, PRESETS))}")
+            raise InputError(f"preset is {name!r}{_near(name, PRESETS)}; allowed: {', '.join(map(repr, PRESETS))}")
         return cls(**PRESETS[name].fields)
 
     @classmethod
@@ -136,7 +136,7 @@ class PCDConfig(Fields):
         """The setting that a user's `pcd=` means; None for off.
 
         Args:
-            setting: None and False are off, True is the recommended preset. A text is "on" (the recommended preset), "off", a
+            setting: None and False are off, True is the preset "unsure". A text is "on" (that preset), "off", a
                 preset, a preset followed by values, values such as "beta=1.5:window=64", which differ from the paper's, or the
                 path of a profile (.json, as `pypcd tune` writes it). A mapping changes fields of `base`.
             base: the setting in force; None: the paper's.
@@ -160,7 +160,7 @@ class PCDConfig(Fields):
         if isinstance(setting, Mapping):
             return (base or cls()).replace(**setting)
         raise ArgumentError(
-            f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, text such as 'gentle' or "
+            f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, text such as 'unsure' or "
             "'beta=1.5:window=64', a mapping, PCDConfig"
         )
 
@@ -238,8 +238,8 @@ def _arguments() -> str:
 
 if PCDConfig.__doc__:  # python -OO has none
     PCDConfig.__doc__ = inspect.cleandoc(PCDConfig.__doc__).replace("Raises:", f"{_arguments()}\n\nRaises:")
-rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "gentle", "cautious", "blog")})
-rename(PCDConfig, {"windowed": "preset('window')"})
+rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "cautious", "blog")})
+rename(PCDConfig, {"windowed": "preset('window')", "gentle": "preset('unsure')"})
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -252,13 +252,17 @@ _NONE = {
 }
 
 
+def _near(name: str, names: Iterable[str]) -> str:
+    return f" (it is called {_FORMER[name]!r} now)" if name in _FORMER else did_you_mean(name, names)
+
+
 def _not_a_setting(text: str, name: str) -> str:
     """The error message for a text whose first word is unknown."""
     names = ["on", "off", *PRESETS]
     if name == "pcd":
         return f"pcd is {text!r}, which is a method's name; write {text[len('pcd:') :] or 'paper'}"
     return (
-        f"pcd is {text!r}, which is not a setting{did_you_mean(name, names)}; allowed: {', '.join(names)}, values such as "
+        f"pcd is {text!r}, which is not a setting{_near(name, names)}; allowed: {', '.join(names)}, values such as "
         "beta=1.5:window=64, or a profile's file (.json)"
     )
 

@@ -61,11 +61,11 @@ class Llama(llama_cpp.Llama):
 
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
-        pcd: True for the recommended preset, text such as "gentle", "beta=1.5:window=64" or a profile's file (.json), a
+        pcd: True for the preset "unsure", text such as "unsure", "beta=1.5:window=64" or a profile's file (.json), a
             mapping of changed fields, a PCDConfig, or False. Answers under a grammar, a JSON schema or a forced tool are plain
             all the same, unless their own call has `pcd`.
         engine: what evaluates the second time. "native": pypcd's own libllama, which runs all settings. "stock": any libllama,
-            for settings that need a window alone (perturbation="none"), among them "gentle" and "window". None: the native one if
+            for settings that need a window alone (perturbation="none"), among them "unsure" and "window". None: the native one if
             this process has it.
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192, at most
             n_batch. They share n_ctx.

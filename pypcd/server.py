@@ -1,6 +1,6 @@
 """llama-server with PCD as a process: its command, its settings, its start and its end.
 
-    server = Server("model.gguf", pcd="gentle", port=8080)
+    server = Server("model.gguf", pcd="unsure", port=8080)
     with server.running():
         server.wait_until_ready(stopped)
         server.wait(stopped)
@@ -77,7 +77,7 @@ def executable() -> pathlib.Path:
     if not any((folder / "ggml.json").exists() for folder in library_module.library_dirs()):
         raise LibraryError(
             "llama-server belongs to pypcd's native part, which is not installed; docs/install.md says how to get it. What serves "
-            "without it: pip install 'llama-cpp-python[server]', and then PYPCD=gentle python -m llama_cpp.server --model MODEL"
+            "without it: pip install 'llama-cpp-python[server]', and then PYPCD=unsure python -m llama_cpp.server --model MODEL"
         )
     raise LibraryError(
         f"llama-server was not found; looked for {', '.join(map(str, dict.fromkeys(places)))}; it is part of pypcd unless it was "

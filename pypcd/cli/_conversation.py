@@ -65,8 +65,8 @@ class Conversation:
 
     @property
     def compared(self) -> tuple[PCDConfig, None]:
-        """The settings that compare() compares: the one in force (or the last one that was, or gentle), and None: off."""
-        return self.llm.pcd or self._last_on or PCDConfig.preset("gentle"), None
+        """The settings that compare() compares: the one in force (or the last one that was, or unsure), and None: off."""
+        return self.llm.pcd or self._last_on or PCDConfig.preset("unsure"), None
 
     def compare(
         self, stopped: Callable[[], bool] = never, look: Callable[[int, str], object] = ignore

@@ -240,7 +240,7 @@ def names(text: str | None) -> tuple[str, ...]:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """The options of chat and generate."""
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help=f"off (default), gentle, {EXAMPLE_PCD} ...")
+    add("--pcd", metavar="SETTING", help=f"off (default), unsure, {EXAMPLE_PCD} ...")
     add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
     add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")

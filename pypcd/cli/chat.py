@@ -22,7 +22,7 @@ from pypcd.prompt import has_template
 COMMANDS = {
     "help": ("", "this list"),
     "pcd": ("on|off|beta=…", "switch PCD, or give it another setting; alone: show it"),
-    "compare": ("", "answer the last message with PCD (gentle, if none was on) and without, side by side"),
+    "compare": ("", "answer the last message with PCD (unsure, if none was on) and without, side by side"),
     "regen": ("", "answer the last message again"),
     "undo": ("", "take back the last turn"),
     "clear": ("", "forget the conversation"),

@@ -31,13 +31,13 @@ from pypcd.lab.paper import (
     PAPER_TABLES,
 )
 
-DEFAULT_METHODS = (BASELINE, "pcd", "pcd:gentle", "pcd:window:relative_top=0.1", "control")
+DEFAULT_METHODS = (BASELINE, "pcd", "pcd:unsure", "pcd:window:relative_top=0.1", "control")
 DEFAULT_LENGTHS = (1024, 2048, 4096)
 DEFAULT_N = 300
 
 EVERYDAY_LENGTHS = (SHORT, 1024)
 
-QUICK_METHODS = (BASELINE, "pcd:gentle", "pcd:window:relative_top=0.1")
+QUICK_METHODS = (BASELINE, "pcd:unsure", "pcd:window:relative_top=0.1")
 QUICK_LENGTHS = (1024,)
 QUICK_N = 50
 

@@ -27,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd serve MODEL[=SETTING] ... [options] [-- llama-server's own options]"
     parser.epilog = (
         'A request chooses with "pcd": true, false, a preset or values in its body, or by its model: NAME:pcd, '
-        "NAME:pcd-gentle. See docs/serve.md. Ctrl-C ends the server."
+        "NAME:pcd-unsure. See docs/serve.md. Ctrl-C ends the server."
     )
     parser.set_defaults(server_options=[])
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help="where neither a request nor MODEL says: off (default), gentle ...")
+    add("--pcd", metavar="SETTING", help="where neither a request nor MODEL says: off (default), unsure ...")
     add(
         "--host",
         metavar="ADDRESS",

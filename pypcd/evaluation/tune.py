@@ -28,9 +28,9 @@ from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
 __all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "tune"]
 
 SETTINGS = (
-    "gentle",
-    "gentle:min_first_entropy=1.5",
-    "gentle:beta=1.5",
+    "unsure",
+    "unsure:min_first_entropy=1.5",
+    "unsure:beta=1.5",
     "window:beta=1:relative_top=0.3",
     "window:beta=1:relative_top=0.1",
     "window:beta=1.5:relative_top=0.1",
@@ -43,7 +43,7 @@ SETTINGS = (
 )
 """The settings that are tried, the mild ones first: of two that do equally well, the first is taken."""
 
-FEW_SETTINGS = ("gentle", "window:beta=1:relative_top=0.3", "window:relative_top=0.1", "cautious")
+FEW_SETTINGS = ("unsure", "window:beta=1:relative_top=0.3", "window:relative_top=0.1", "cautious")
 
 N_EVERYDAY = 32
 """Everyday questions of each kind, short and in each long form: enough to show that nothing is lost where a setting changes

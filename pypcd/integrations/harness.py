@@ -1,4 +1,4 @@
-"""`pypcd` as a model of lm-evaluation-harness: `python -m pypcd.integrations.lm_eval --model pypcd --model_args path=model.gguf,pcd=gentle`.
+"""`pypcd` as a model of lm-evaluation-harness: `python -m pypcd.integrations.lm_eval --model pypcd --model_args path=model.gguf,pcd=unsure`.
 
 The only module that imports lm_eval, and imported by it alone: newer versions find it by its entry point in pyproject.toml,
 those before by `pypcd.integrations.lm_eval`. It turns the harness's requests into tokens; `texts` does the rest. It does not know tasks

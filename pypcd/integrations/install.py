@@ -29,11 +29,11 @@ _setting: Any = _UNREAD
 _warned: set[type] = set()
 
 
-def install(pcd: PCDSetting = "gentle") -> None:
+def install(pcd: PCDSetting = "unsure") -> None:
     """From now on `llama_cpp.Llama(…)` makes a pypcd.Llama, also where a framework has imported the class already.
 
         import pypcd
-        pypcd.install("gentle")
+        pypcd.install("unsure")
         from langchain_community.llms import LlamaCpp
 
         llm = LlamaCpp(model_path="model.gguf")
@@ -43,7 +43,7 @@ def install(pcd: PCDSetting = "gentle") -> None:
     embeddings, decodes plainly, and a UserWarning says why. Classes that others have derived from llama_cpp.Llama decode
     plainly too; derive them from pypcd.Llama. llama_cpp.server takes "pcd" in its requests if it is imported afterwards.
 
-    The environment variable PYPCD does the same for programs that cannot be edited: `PYPCD=gentle python -m llama_cpp.server`.
+    The environment variable PYPCD does the same for programs that cannot be edited: `PYPCD=unsure python -m llama_cpp.server`.
 
     Args:
         pcd: anything that the `pcd` argument of pypcd.Llama takes; False for models whose PCD is off until a call turns it

@@ -63,7 +63,7 @@ def _checked(value: Any) -> Any:
 def _request(base: Any) -> Any:
     setting = Annotated[Optional[Union[bool, str, dict[str, Any]]], BeforeValidator(_checked)]
     about = "Positional Contrastive Decoding for this request: true, false, a preset or values; null: as the server was started."
-    field: Any = (setting, Field(default=None, description=about, examples=["gentle", {"beta": 1.5}, False]))
+    field: Any = (setting, Field(default=None, description=about, examples=["unsure", {"beta": 1.5}, False]))
     return create_model(base.__name__, __base__=base, __module__=base.__module__, pcd=field)
 
 

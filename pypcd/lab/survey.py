@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _CUT = "pcd:window:relative_top=0.1"
-_CONTROLLED = ("pcd", _CUT, "pcd:gentle")  # the contrasts that have a control
+_CONTROLLED = ("pcd", _CUT, "pcd:unsure")  # the contrasts that have a control
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class EvalJob:
 
 def survey_methods() -> tuple[str, ...]:
     """Greedy, the presets, the window with a cut unless it is a preset, the controls of the paper's contrast, of that window's and
-    of gentle's, replay and recite. The first version of the method ("blog") changes nothing, so it is left out."""
+    of unsure's, replay and recite. The first version of the method ("blog") changes nothing, so it is left out."""
     presets = [f"pcd:{name}" for name in PRESETS if name != "blog"]
     known = {PCD(setting_of(name)).name for name in presets}  # type: ignore[arg-type]  # a preset is never off
     cut = [] if PCD(setting_of(_CUT)).name in known else [_CUT]  # type: ignore[arg-type]

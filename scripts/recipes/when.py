@@ -14,6 +14,7 @@ import argparse
 import collections
 import csv
 import dataclasses
+import io
 import itertools
 import pathlib
 import re
@@ -93,6 +94,16 @@ ROUTES = tuple(
     for unsure in ("2", "{s90}")
     for sure in (0.5, 1)
 )
+
+LEGEND = f"""\
+# When to contrast: {{n}} rules tried
+
+Judged on recorded rows: a window of 64 tokens and the first 4, with the strengths and gates of `scripts/recipes/when.py`. Points
+against greedy with 95% intervals, and wins / losses, on questions about a text. *Spoilt*: everyday questions and chats that greedy has
+right and the rule has not. A rule is *safe* if it spoils at most {MOST_SPOILT:.0%} on each model. *With a document*: prompts without a text are
+plain. {{{{75}}}} is the entropy in bits below which 75% of a model's short everyday answers begin, {{{{s90}}}} that below which 90% of
+all their steps are:
+"""
 
 Answers = dict[str, npt.NDArray[np.bool_]]  # right or wrong, by group
 
@@ -240,8 +251,6 @@ def mean_gain(one: Tried, plain: Plain, models: Sequence[str], half: str) -> flo
 
 def table_of_all(tried: Sequence[Tried], plain: Plain, models: Sequence[str]) -> str:
     """CSV: wins and losses of everything that was tried, on both halves."""
-    import io
-
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     cells = [(m, h, g) for (m, h), answers in plain.items() for g in answers]
@@ -262,22 +271,13 @@ def report(tried: Sequence[Tried], plain: Plain, models: Sequence[str], bits: di
         for one in tried
         if one.name in ("beta=0.75:relative_top=0.3:where=first>=2.25", "beta=2.5:relative_top=0.1")
     ]
-    both = [one for one in safe if all(keeps_its_promise(one, plain, model, "second") for model in models)]
+    quantiles = [f"- {model}: " + ", ".join(f"{{{q}}} {v:.2f}" for q, v in of.items()) for model, of in bits.items()]
+    anywhere = [one for one in tried if all(keeps_its_promise(one, plain, m, h) for m, h in plain)]
     lines = [
-        f"# When to contrast: {len(tried)} rules tried",
+        LEGEND.format(n=len(tried)),
+        *quantiles,
         "",
-        "Judged on recorded rows: a window of 64 tokens and the first 4, strengths and gates as they are written in `scripts/recipes/when.py`. "
-        "Points against greedy with 95% intervals, wins / losses, on questions about a text. Spoilt: everyday questions and chats that greedy has right "
-        f"and the rule has not. A rule is *safe* if it spoils at most {MOST_SPOILT:.0%} on each model. {{75}} is the entropy in bits below which 75% of a "
-        "model's short everyday answers begin, {s90} that below which 90% of all their steps are:",
-        "",
-        *(
-            f"- {model}: " + ", ".join(f"{{{name}}} {value:.2f}" for name, value in of.items())
-            for model, of in bits.items()
-        ),
-        "",
-        f"{len(safe)} rules are safe on the first half. {len(both)} of these are safe on the second half too; of all rules, "
-        f"{sum(all(keeps_its_promise(one, plain, model, 'second') for model in models) for one in tried)} are.",
+        f"{len(safe)} rules are safe on the first half. Of these {len(anywhere)} are safe on the second half too.",
         "",
         "## Safe on the first half, the 15 with the highest gain there",
         "",

@@ -152,15 +152,15 @@ def test_the_prompt_says_what_is_in_force_and_on_means_the_recommended_preset(ch
     with chat() as terminal:
         for command, name in (
             ("hello", "off"),
-            ("/pcd gentle", "gentle"),
+            ("/pcd unsure", "unsure"),
             ("/pcd off", "off"),
-            ("/pcd on", "gentle"),
+            ("/pcd on", "unsure"),
             ("/pcd paper", "paper"),
             ("/pcd beta=1", r"paper\W+beta=1.0\W?"),
             ("/pcd gamma=9", r"paper\W+gamma=9\W?"),
             ("/pcd beta=1:gamma=9:window=64", "custom"),  # too long for a prompt
             ("/pcd window:relative_top=0.1", "window:relative_top=0.1"),  # what README advises to try
-            ("/pcd on", "gentle"),
+            ("/pcd on", "unsure"),
         ):
             terminal.enter(command)
             assert re.fullmatch(f"{name} >>>", terminal.text().rstrip().split("\n")[-1])
@@ -261,8 +261,8 @@ def test_a_terminal_that_cannot_move_its_cursor_has_the_same_chat(chat: Chat, tm
         assert question["content"] == "two\nlines" and len(answer["content"]) > 5
         terminal.enter("/set max_tokens 8")
         terminal.enter("/compare")
-        gentle, off = (terminal.text().index(f"--- PCD {name} ---") for name in ("gentle", "off"))
-        assert gentle < off
+        unsure, off = (terminal.text().index(f"--- PCD {name} ---") for name in ("unsure", "off"))
+        assert unsure < off
         n = terminal.text().count(">>>")
         terminal.send("\x03")
         terminal.prompt(n + 1)

@@ -250,10 +250,10 @@ def test_a_seed_makes_a_warm_answer_repeatable(session):
 TALK = [
     ("/help", *(f"/{name}" for name in COMMANDS)),
     ("hello", r"12 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/512 \| PCD off \| cut at max_tokens"),
-    ("/pcd gentle", "PCD gentle"),
-    ("/regen", r"PCD gentle, from 300 tokens on \| cut at max_tokens"),
+    ("/pcd unsure", "PCD unsure"),
+    ("/regen", r"PCD unsure, from 300 tokens on \| cut at max_tokens"),
     ("two", r"12 tokens \|"),
-    ("/pcd gentle:relative_top=0", "PCD gentle:relative_top=0.0"),
+    ("/pcd unsure:relative_top=0", "PCD unsure:relative_top=0.0"),
     ("/pcd beta=1.5", "PCD paper:beta=1.5"),
     ("/pcd off", "PCD off"),
     ("/pcd betta=2", "did you mean 'beta'"),
@@ -319,7 +319,7 @@ def test_no_colour_but_on_a_terminal(monkeypatch):
 # -- the commands, through pipes -------------------------------------------------------------------------------------
 
 
-LONG = "hello " * 120  # gentle contrasts nothing below 300 tokens
+LONG = "hello " * 120  # unsure contrasts nothing below 300 tokens
 HINT = "PCD is off; --pcd window:relative_top=0.1 turns it on\n"
 
 
@@ -356,12 +356,12 @@ def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model, comman
 
     text, err = run()
     off, said_off = run("--pcd=off")
-    gentle, said_gentle = run("--pcd=gentle")
+    unsure, said_unsure = run("--pcd=unsure")
     advised, _ = run(re.search("--pcd [^ ]+", HINT)[0].replace(" ", "="))
     assert text == off
-    assert gentle != off != advised, "or this shows nothing"
+    assert unsure != off != advised, "or this shows nothing"
     assert err.count(HINT) == 1 and err.replace(HINT, "").count("\n") == said_off.count("\n")
-    assert "PCD is off" not in said_off + said_gentle
+    assert "PCD is off" not in said_off + said_unsure
     if command == ("generate",):
         with pypcd.Llama(model, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1) as llm:
             tokens = [t for t, _ in zip(llm.generate(llm.tokenize(LONG.encode(), special=True), temp=0), range(12))]
@@ -494,8 +494,8 @@ def test_closed_streams_give_no_traceback(model, closed):
     [
         (299, "min_context=300", False),
         (290, "min_context=300", True),
-        (299, "gentle", True),
-        (300, "gentle", False),
+        (299, "unsure", True),
+        (300, "unsure", False),
     ],
 )
 def test_the_line_below_an_answer_says_where_pcd_waited(n_prompt, setting, waits):

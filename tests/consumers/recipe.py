@@ -1,7 +1,7 @@
 """What the tests of docs/recipes.md share: a recipe as it stands on the page, a folder that it runs in, and what its answer has to be.
 
 A recipe is run by another Python, as a user would, in a folder with `model.gguf` (the demo model) and `question.txt`. Two things in it are
-replaced: the setting, since "gentle" leaves the demo model alone where it is sure, and a server's address. Knows nothing of any
+replaced: the setting, since "unsure" leaves the demo model alone where it is sure, and a server's address. Knows nothing of any
 one package.
 """
 
@@ -65,15 +65,15 @@ def recipe(heading: str, language: str = "python", nth: int = 0) -> str:
 
 
 def with_setting(text: str, setting: Any) -> str:
-    """The same recipe with another setting than "gentle": in an argument, the environment or a model's name, where none is off."""
+    """The same recipe with another setting than "unsure": in an argument, the environment or a model's name, where none is off."""
     forms = {
-        '"gentle"': repr(setting),
-        "PYPCD=gentle": f"PYPCD={setting or 'off'}",
-        "pcd=gentle": f"pcd={setting or 'off'}",
-        ":pcd-gentle": f":pcd-{setting}" if setting else "",
+        '"unsure"': repr(setting),
+        "PYPCD=unsure": f"PYPCD={setting or 'off'}",
+        "pcd=unsure": f"pcd={setting or 'off'}",
+        ":pcd-unsure": f":pcd-{setting}" if setting else "",
     }
     (form,) = (form for form in forms if form in text)
-    assert text.count("gentle") == 1, text
+    assert text.count("unsure") == 1, text
     return text.replace(form, forms[form])
 
 

@@ -25,7 +25,7 @@ def test_a_program_gets_the_answer_with_pcd(folder: Folder, server: Server) -> N
 
 
 def test_an_answer_that_is_kept_does_not_see_the_servers_new_setting(folder: Folder) -> None:
-    text = recipe("DSPy").replace("model:pcd-gentle", "model")
+    text = recipe("DSPy").replace("model:pcd-unsure", "model")
     with ready(folder.path / "model.gguf", pcd=False) as server:
         text, port = text.replace(ADDRESS, server.url), server.port
         assert folder.run(text) == folder.wrong

@@ -17,6 +17,6 @@ def test_the_recipes_answer_is_llamas(folder: Folder, server: Server) -> None:
 
 
 def test_the_models_name_chooses_too(folder: Folder, server: Server) -> None:
-    text = recipe("LiteLLM").replace(ADDRESS, server.url).replace(', extra_body={"pcd": "gentle"}', "")
+    text = recipe("LiteLLM").replace(ADDRESS, server.url).replace(', extra_body={"pcd": "unsure"}', "")
     assert folder.run(text) == folder.wrong
     assert folder.run(text.replace("openai/model", "openai/model:pcd-cautious")) == folder.right

@@ -74,7 +74,7 @@ SAMPLING: dict[str, Any] = {
 def started(folder: Folder, setting: Any) -> Iterator[Any]:
     """The recipe's file as text-generation-webui starts its server; what has the port that it chose."""
     file = folder.path / "llama_cpp_binaries.py"
-    file.write_text(recipe("text-generation-webui").replace('"gentle"', repr(setting or "off")), encoding="utf-8")
+    file.write_text(recipe("text-generation-webui").replace('"unsure"', repr(setting or "off")), encoding="utf-8")
     file.chmod(0o755)
     found = folder.run("import llama_cpp_binaries\n\nprint(llama_cpp_binaries.get_binary_path())\n")
     assert found == str(file)
@@ -144,7 +144,7 @@ def test_open_webui_lists_a_model_for_each_setting_and_each_answers_as_llama(fol
     assert recipe("Open WebUI", "sh").splitlines()[0] == "pypcd serve model.gguf &"
     status, models = ask(server, "/v1/models", **HEADERS)
     names = [model["id"] for model in models["data"]]
-    assert status == 200 and {"model", "model:pcd-gentle", f"model:pcd-{ON}"} <= set(names)
+    assert status == 200 and {"model", "model:pcd-unsure", f"model:pcd-{ON}"} <= set(names)
     check_greedy(folder, lambda setting: chat(server, folder, model=f"model:pcd-{setting}" if setting else "model"))
 
 
@@ -154,6 +154,6 @@ def test_open_webuis_parameter_reaches_the_server(folder: Folder, server: Server
 
 
 def test_what_it_asks_for_a_title_is_answered(folder: Folder, server: Server) -> None:
-    body = {"model": "model:pcd-gentle", "messages": [{"role": "user", "content": folder.question}], "stream": False}
+    body = {"model": "model:pcd-unsure", "messages": [{"role": "user", "content": folder.question}], "stream": False}
     status, answer = ask(server, "/v1/chat/completions", {**body, "max_tokens": 8}, **HEADERS)
     assert status == 200 and answer["choices"][0]["message"]["content"]

@@ -159,10 +159,10 @@ def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first
 
 
 def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Llama) -> None:
-    gentle = Control(pcd=pypcd.PCDConfig.preset("gentle"))
+    unsure = Control(pcd=pypcd.PCDConfig.preset("unsure"))
     assert (
-        gentle
-        == parse(gentle.name).rows
+        unsure
+        == parse(unsure.name).rows
         == parse("control:0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25").rows
     )
     control = Control(pcd=pypcd.PCDConfig(gamma=9, adaptive="jsd", alpha=0.5, n_sink=8), n_steps=4)

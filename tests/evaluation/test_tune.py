@@ -32,9 +32,9 @@ def pairs(wins: int, losses: int, n: int) -> Paired:
 
 def judged(gain: Paired, *everyday: Paired, disagreement: float = 0.0) -> Tuned:
     """A chosen setting with its results on the second half; everyday: each form's, and all together last."""
-    tried = {"gentle": Tried(pairs(round(100 * disagreement), 0, 100), everyday[-1] if everyday else None)}
+    tried = {"unsure": Tried(pairs(round(100 * disagreement), 0, 100), everyday[-1] if everyday else None)}
     cells = dict(zip([*((f"form {i}", 300) for i in range(len(everyday) - 1)), ALL], everyday))
-    return Tuned("gentle", tried, {}, {ALL: gain}, cells, gain.n)
+    return Tuned("unsure", tried, {}, {ALL: gain}, cells, gain.n)
 
 
 NOTHING = pairs(0, 0, 600)
@@ -70,14 +70,14 @@ NOTHING = pairs(0, 0, 600)
 )
 def test_what_follows_from_so_many_questions(tuned: Tuned, verdict: str) -> None:
     assert tuned.verdict == verdict
-    assert tuned.config == (pypcd.PCDConfig.preset("gentle") if verdict == "on" else None)
+    assert tuned.config == (pypcd.PCDConfig.preset("unsure") if verdict == "on" else None)
     assert verdict != "on" or tuned.gains
 
 
 @pytest.mark.parametrize(("n", "verdict"), [(76, "unknown"), (77, "off")])
 def test_where_nothing_was_chosen_the_number_of_questions_decides(n: int, verdict: str) -> None:
-    tuned = Tuned(None, {"gentle": Tried(pairs(0, 0, 20)), "window": Tried(pairs(0, 1, 20))}, {}, {}, {}, n)
-    assert tuned.verdict == verdict and tuned.config is None and tuned.chosen_by == tuned.tried["gentle"]
+    tuned = Tuned(None, {"unsure": Tried(pairs(0, 0, 20)), "window": Tried(pairs(0, 1, 20))}, {}, {}, {}, n)
+    assert tuned.verdict == verdict and tuned.config is None and tuned.chosen_by == tuned.tried["unsure"]
 
 
 def test_settings_are_different_ones_and_the_mild_come_first() -> None:

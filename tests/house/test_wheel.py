@@ -291,7 +291,7 @@ def test_the_pure_one_answers_with_the_stock_library(pure_environment: Environme
 
 def test_the_pure_one_says_what_serves(pure_environment: Environment) -> None:
     said = pure_environment.run("pypcd", "serve", "demo", status=2)
-    assert "native part, which is not installed" in said and "PYPCD=gentle python -m llama_cpp.server" in said
+    assert "native part, which is not installed" in said and "PYPCD=unsure python -m llama_cpp.server" in said
 
 
 def test_programs_get_pcd_from_the_pure_one(pure_environment: Environment) -> None:

@@ -57,7 +57,7 @@ def test_the_class_that_was_imported_before_makes_a_pypcd_llama(tiny: Tiny) -> N
 def test_installing_again_changes_the_default_and_open_models_keep_theirs(tiny: Tiny) -> None:
     pypcd.uninstall()
     pypcd.install()
-    assert made(tiny("llama")).pcd == pypcd.PCDConfig.resolve("gentle")
+    assert made(tiny("llama")).pcd == pypcd.PCDConfig.resolve("unsure")
     pypcd.install(PCD)
     first = made(tiny("llama"))
     pypcd.install("window")
@@ -256,13 +256,13 @@ OPEN = """if True:
     ("value", "statement", "setting"),
     [
         ("window", "pass", "window"),
-        ("1", "pass", "gentle"),
-        ("True", "pass", "gentle"),
+        ("1", "pass", "unsure"),
+        ("True", "pass", "unsure"),
         ("", "pass", None),
         ("0", "pass", None),
         ("Off", "pass", None),
         (" ", "pass", None),
-        ("window", "pypcd.install('gentle')", "gentle"),  # what the program says comes first
+        ("window", "pypcd.install('unsure')", "unsure"),  # what the program says comes first
         ("window", "pypcd.uninstall()", None),
     ],
 )
@@ -291,7 +291,7 @@ def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(start: str
     """Whatever a program's arguments are."""
     for value in ("", "off", "no", " 0"):
         assert runs(start + IS_THERE, "--model", "pypcd", PYPCD=value) == "\n\n"
-    for value in ("gentle", "nonsense"):
+    for value in ("unsure", "nonsense"):
         assert runs(start + IS_THERE, PYPCD=value) == "pypcd pypcd.finder\npypcd.finder\n"
 
 

@@ -208,7 +208,7 @@ def test_the_command(pcd: str, engine: str, tasks: Path, tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("pcd=gentle", "model_args has no path; write --model_args path=model.gguf"),
+        ("pcd=unsure", "model_args has no path; write --model_args path=model.gguf"),
         (
             "path=demo,n_ctxx=512",
             r"model_args has 'n_ctxx', which is unknown \(did you mean 'n_ctx'\?\); allowed: add_bos_token, ",
@@ -216,7 +216,7 @@ def test_the_command(pcd: str, engine: str, tasks: Path, tmp_path: Path, monkeyp
         ("path=demo,logits_all=True", "model_args has 'logits_all', which is unknown"),
         (
             "path=demo,pcd=gentel",
-            r"pcd is 'gentel', which is not a setting \(did you mean 'gentle'\?\); allowed: on, off, ",
+            r"pcd is 'gentel', which is not a setting \(did you mean 'unsure'\?\); allowed: on, off, ",
         ),
         ("path=demo,pcd=beta=-1", r"beta is -1(\.0)?; allowed: from 0 to 1000"),
         ("path=demo,pcd=sequences=chosen", "sequences is 'chosen', which contrasts nothing here; allowed: 'all'"),

@@ -172,7 +172,7 @@ def test_a_stream_that_is_left_leaves_no_setting_behind(server: Server, llm: pyp
 
 
 WRONG = {  # and what of it the message names
-    "gentel": "'gentle'",
+    "gentel": "'unsure'",
     "beta=-1": "beta is -1",
     "tuned.json": "a file; allowed in a request: ",
     '{"bta": 1}': "bta",
@@ -232,7 +232,7 @@ WINDOW = "window:window=6:gamma=5"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("setting", [None, False, "gentle", WINDOW, SETTINGS[3]], ids=str)
+@pytest.mark.parametrize("setting", [None, False, "unsure", WINDOW, SETTINGS[3]], ids=str)
 def test_answers_are_those_of_the_native_engine(
     setting: Any, stream: bool, stock_server: Server, llm: pypcd.Llama
 ) -> None:

@@ -36,7 +36,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts/recipes/models.py"
 def test_every_preset_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     presets = {f"pcd:{name}" for name in PRESETS} - {"pcd:blog"}
     controls = {"control": {"pcd:paper", "pcd:window"}, "control:relative_top=0.1": {"pcd:window:relative_top=0.1"}}
-    controls["control:beta=0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25"] = {"pcd:gentle"}
+    controls["control:beta=0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25"] = {"pcd:unsure"}
     assert set(survey_methods()) == {
         "greedy",
         "pcd:window:relative_top=0.1",
@@ -77,8 +77,8 @@ def test_a_model_of_a_short_context_is_asked_what_it_can_take(tiny: Tiny) -> Non
 
 def test_less_can_be_asked(tiny: Tiny) -> None:
     model = str(tiny(n_ctx_train=8192))
-    methods = ["replay", "pcd:gentle"]
-    assert {leg.plan.methods for leg in legs(model, methods=methods)[0]} == {("greedy", "replay", "pcd:gentle")}
+    methods = ["replay", "pcd:unsure"]
+    assert {leg.plan.methods for leg in legs(model, methods=methods)[0]} == {("greedy", "replay", "pcd:unsure")}
     assert {leg.part for leg in legs(model, parts=("everyday",))[0]} == {"everyday-short", "everyday-long"}
     plan, _ = legs(model, parts=("everyday-long", "everyday-short"), lengths=(1500,), n=4, chat=True)
     assert [(leg.part, leg.length, leg.plan.n, leg.plan.chat) for leg in plan] == [

@@ -24,7 +24,7 @@ Load = Callable[..., pypcd.Llama]
 # --- states ---
 
 
-@pytest.mark.parametrize("pcd", [False, True, {"cache": "separate"}, "gentle"], ids=str)
+@pytest.mark.parametrize("pcd", [False, True, {"cache": "separate"}, "unsure"], ids=str)
 @pytest.mark.parametrize("used", [False, True])
 def test_a_restored_state_can_be_sampled_from(pcd: Any, used: bool, tiny: Tiny, load: Load) -> None:
     path = tiny("llama")

@@ -132,16 +132,16 @@ def test_it_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
 
 
 def test_pcd_is_off_until_a_request_asks_and_one_line_says_how() -> None:
-    with serving("demo", "--parallel", "1") as process:  # gentle contrasts nothing below 300 tokens
+    with serving("demo", "--parallel", "1") as process:  # unsure contrasts nothing below 300 tokens
         said = greeting(process)
         assert said["head"].startswith("demo | PCD off where a request does not say")
         prompt = "".join(random.Random(0).choices("abcdef0123456789 ", k=600))
         fields = {"prompt": prompt, "n_predict": 12, "temperature": 0, "return_tokens": True}
-        settings: tuple[dict[str, Any], ...] = ({}, {"pcd": False}, {"pcd": "gentle"})
-        plain, off, gentle = (post(said["page"] + "completion", **fields, **setting) for setting in settings)
+        settings: tuple[dict[str, Any], ...] = ({}, {"pcd": False}, {"pcd": "unsure"})
+        plain, off, unsure = (post(said["page"] + "completion", **fields, **setting) for setting in settings)
         assert plain["generation_settings"]["pcd"] is False and "pcd_twins" not in plain["timings"]
-        assert gentle["tokens_evaluated"] > 300 and gentle["timings"]["pcd_twins"] > 0
-        assert plain["tokens"] == off["tokens"] != gentle["tokens"]
+        assert unsure["tokens_evaluated"] > 300 and unsure["timings"]["pcd_twins"] > 0
+        assert plain["tokens"] == off["tokens"] != unsure["tokens"]
         err = ended(process)
     assert re.fullmatch('pypcd: PCD is off; "pcd": .* --pcd SETTING .*\n', err)
     with pypcd.Llama("demo", pcd=False, n_ctx=512, n_threads=1, n_threads_batch=1) as llm:
@@ -149,7 +149,7 @@ def test_pcd_is_off_until_a_request_asks_and_one_line_says_how() -> None:
     assert plain["tokens"] == tokens
 
 
-@pytest.mark.parametrize("args", [["demo", "--pcd", "off"], ["demo=gentle"]], ids=" ".join)
+@pytest.mark.parametrize("args", [["demo", "--pcd", "off"], ["demo=unsure"]], ids=" ".join)
 def test_who_chose_a_setting_is_not_told_how(args: list[str]) -> None:
     with serving(*args) as process:
         greeting(process)

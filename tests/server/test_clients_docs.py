@@ -76,7 +76,7 @@ def test_the_line_of_the_page_gives_the_answer_of_llama(server: Server, llm: pyp
 
 
 @needs_curl
-@pytest.mark.parametrize(("key", "setting"), [(None, None), ("secret", "gentle")])
+@pytest.mark.parametrize(("key", "setting"), [(None, None), ("secret", "unsure")])
 def test_the_line_that_serve_prints_works(key: str | None, setting: str | None) -> None:
     with serving("demo", *(["--pcd", setting] if setting else []), *(["--api-key", key] if key else [])) as process:
         line = greeting(process)["try"]

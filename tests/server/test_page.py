@@ -152,7 +152,7 @@ def test_a_number_out_of_range_stays_to_be_mended(chat: Chat, script: Script) ->
 
 
 def test_the_pcd_of_an_answer_is_chosen(chat: Chat, script: Script, served: Server) -> None:
-    for label, wanted in (("^off", False), ("^gentle", "gentle"), ("^window", "window"), ("server's", None)):
+    for label, wanted in (("^off", False), ("^unsure", "unsure"), ("^window", "window"), ("server's", None)):
         chat.pcd(label)
         assert means(served, asked(chat).get("pcd")) == means(served, wanted), label
 

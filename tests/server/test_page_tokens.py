@@ -181,11 +181,11 @@ def others(dialog: Locator) -> Locator:
     return dialog.get_by_role("button", name=re.compile("^Go on with"))
 
 
-@pytest.mark.parametrize("label", ["server's", "^gentle", "^off"])
+@pytest.mark.parametrize("label", ["server's", "^unsure", "^off"])
 def test_going_on_with_another_candidate_and_back(chat: Chat, served: Server, label: str) -> None:
     """From the token that was chosen anyway the same answer follows, to the letter."""
     chat.pcd(label)
-    setting = {"server's": {}, "^gentle": "gentle", "^off": False}[label]
+    setting = {"server's": {}, "^unsure": "unsure", "^off": False}[label]
     answer = chat.ask("Hello")
     first = chat.copied(answer)
     prompt = prompt_of(served, "Hello")
@@ -244,7 +244,7 @@ def test_a_branch_asks_for_its_tokens_and_no_others(chat: Chat, script: Script) 
 @pytest.mark.parametrize("contrasted", [False, True])
 def test_a_branch_keeps_what_an_answers_first_token_decided(chat: Chat, script: Script, contrasted: bool) -> None:
     """min_first_entropy: the twin of the first token may be made before it is known that none is needed."""
-    chat.pcd("^gentle")
+    chat.pcd("^unsure")
     stream = chat.begin()
     counts = {"pcd_twins": 3, "pcd_contrasted": 2} if contrasted else {"pcd_twins": 1, "pcd_contrasted": 0}
     timings = {"prompt_n": 9, "cache_n": 0, "predicted_n": 3, "predicted_per_second": 9.0, **counts}
@@ -260,7 +260,7 @@ def test_the_server_counts_one_twin_at_most_where_the_first_token_was_sure() -> 
     """What the page goes by; the first token's twin may be evaluated beside it."""
     sure = '{"a": 1} ' * 200
     for evaluation in ("fused", "alternate"):
-        setting = f"gentle:min_first_entropy=30:evaluation={evaluation}"
+        setting = f"unsure:min_first_entropy=30:evaluation={evaluation}"
         with serve(pcd=setting, parallel=1) as server:
             answer = complete(server, sure, n_predict=6)
             assert answer["tokens_evaluated"] > 300
@@ -330,16 +330,16 @@ def compared(chat: Chat) -> list[Script.Stream]:
     return sorted((chat.script.next(chat) for _ in range(2)), key=lambda stream: bool(stream.body["pcd"]))
 
 
-def test_compare_is_with_gentle_where_the_server_is_off(open_page: Open, script: Script) -> None:
+def test_compare_is_with_unsure_where_the_server_is_off(open_page: Open, script: Script) -> None:
     with serve(pcd=False) as server:
         chat = open_page(server)
         chat.play(script)
         streams = compared(chat)
         for stream in streams:
             stream.say("x").end()
-        gentle = ask(server, "/props")[1]["pcd"]["presets"]["gentle"]
-        assert [stream.body["pcd"] for stream in streams] == [False, gentle]
-        expect(chat.named("group", "Comparison")).to_contain_text(re.compile("gentle"))
+        unsure = ask(server, "/props")[1]["pcd"]["presets"]["unsure"]
+        assert [stream.body["pcd"] for stream in streams] == [False, unsure]
+        expect(chat.named("group", "Comparison")).to_contain_text(re.compile("unsure"))
 
 
 def test_stop_ends_both_sides(chat: Chat, script: Script) -> None:

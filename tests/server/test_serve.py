@@ -217,7 +217,7 @@ def test_the_body_comes_before_the_suffix_and_that_before_the_server(server: Ser
     )
     for asked in ({"pcd": True}, {"pcd": "on"}, {"model": "demo:pcd"}, {"model": "demo:pcd-paper", "pcd": True}):
         for at in (server, off):
-            assert of(at, **asked) == of(at, pcd="gentle"), "the recommended preset, whatever holds without it"
+            assert of(at, **asked) == of(at, pcd="unsure"), "the recommended preset, whatever holds without it"
     assert of(off, pcd="paper")["beta"] == 2.5
     assert of(off, pcd={"adaptive": "jsd", "window": None})["adaptive"] == "jsd"
     assert of(server, pcd="off") is False
@@ -299,7 +299,7 @@ def test_models_list_the_settings_behind_the_model(server: Server) -> None:
 
 
 def test_a_server_that_only_restricts_the_view_over_rotates_on_request() -> None:
-    with ready(pcd="gentle", parallel=2) as server:
+    with ready(pcd="unsure", parallel=2) as server:
         names = [entry["id"] for entry in ask(server, "/v1/models")[1]["data"]]
         assert "demo:pcd-paper" in names
         assert own(complete(server, "a", n_predict=1))["perturbation"] == "none"

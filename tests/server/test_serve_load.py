@@ -136,7 +136,7 @@ RIGHT: dict[str, dict[str, Any]] = {
         "messages": HI,
         "max_tokens": 2,
         "pcd": True,
-        "model": "demo:pcd-gentle",
+        "model": "demo:pcd-unsure",
         "tools": [],
         "logprobs": True,
         "top_logprobs": 2,

@@ -62,7 +62,7 @@ def test_a_refusal_names_options_and_no_function_of_c() -> None:
 
 @pytest.mark.parametrize("path", MUTE_ROUTES)
 def test_a_route_that_decodes_nothing_takes_no_setting(path: str, server: Server) -> None:
-    for setting in (True, "gentle", "nonsense", {"beta": 1}, 3):
+    for setting in (True, "unsure", "nonsense", {"beta": 1}, 3):
         status, answer = ask(server, path, {**MUTE_ROUTES[path], "pcd": setting})
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
         said = answer["error"]["message"]

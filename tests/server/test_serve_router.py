@@ -116,7 +116,7 @@ def test_every_route_takes_a_name_with_its_suffix(server: Server, path: str) -> 
         status, answer = ask(server, path, {**body, "model": name})
         assert status == 200, answer
     if path in MUTE_ROUTES:
-        status, answer = ask(server, path, {**body, "model": "demo", "pcd": "gentle"})
+        status, answer = ask(server, path, {**body, "model": "demo", "pcd": "unsure"})
         assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
 
 

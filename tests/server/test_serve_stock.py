@@ -57,7 +57,7 @@ def started(kind: type[Server], pcd: Any = False) -> Any:
 Servers = tuple[Server, Server]
 
 
-@pytest.fixture(scope="module", params=["off", "off, used", "gentle", "paper"])
+@pytest.fixture(scope="module", params=["off", "off, used", "unsure", "paper"])
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
     """Stock, and ours: started with --pcd off, the same after a request with PCD, started with PCD for those that do not say.
 

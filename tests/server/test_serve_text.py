@@ -27,7 +27,7 @@ VALUES = {  # of the fields that a request may change
     "perturbation": ["none", "off"],
 }
 NO_FIELDS = {"bta": ["1"], "Beta": ["1"], "": ["1"]}
-FIRST = ["on", "off", "ON", "Gentle", "gentle", "window", "cautious", "paper", "gentel", "pcd", "true", ""]
+FIRST = ["on", "off", "ON", "Unsure", "gentle", "unsure", "window", "cautious", "paper", "unsuer", "pcd", "true", ""]
 
 
 def text(rng: random.Random) -> str:
@@ -80,9 +80,9 @@ def test_a_text_is_a_whole_setting_and_an_object_a_change() -> None:
         assert beta_and_window() == beta_and_window(pcd={}) == (0.5, 64)
         assert beta_and_window(pcd={"beta": 2}) == (2, 64)
         assert beta_and_window(pcd="beta=2") == (2, None) and beta_and_window(pcd="gamma=5") == (2.5, None)
-        gentle = PRESETS["gentle"].fields
+        unsure = PRESETS["unsure"].fields
         for asked in ({"pcd": True}, {"pcd": "on"}, {"model": "demo:pcd"}):
-            assert beta_and_window(**asked) == (gentle["beta"], gentle["window"])
+            assert beta_and_window(**asked) == (unsure["beta"], unsure["window"])
         assert beta_and_window(pcd="on:beta=3") == (3, 64) and beta_and_window(pcd="paper") == (2.5, None)
         assert beta_and_window(pcd="paper:window=8") == (2.5, 8)
         assert beta_and_window(pcd="gamma=3", model="demo:pcd-cautious") == (2.5, None)

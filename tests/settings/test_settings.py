@@ -114,11 +114,12 @@ def test_a_comma_within_a_method_is_explained() -> None:
     [
         (
             "cautius",
-            "pcd is 'cautius', which is not a setting .did you mean 'cautious'.*on, off, paper, gentle, cautious",
+            "pcd is 'cautius', which is not a setting .did you mean 'cautious'.*on, off, paper, unsure, cautious",
         ),
         ("pcd:cautious", "pcd is 'pcd:cautious', which is a method's name; write cautious"),
         ("", "allowed: on, off"),
         ("onn", "did you mean 'on'"),
+        ("gentle", "it is called 'unsure' now"),
         ("off:beta=1", "which is not a setting"),
         ("beta=", "name=value"),
         ("beta=1:beta=2", "beta is given twice, 1 and 2"),
@@ -154,14 +155,14 @@ def test_a_text_is_a_whole_setting_and_a_mapping_a_change() -> None:
     assert PCDConfig.resolve("window=off:type_k_over=none", base) == PCDConfig.resolve("paper", base) == PCDConfig()
     assert PCDConfig.resolve("window=none:cache=shared") == PCDConfig(cache="shared")
     for text in ("on", "ON", True):
-        assert PCDConfig.resolve(text, base) == PCDConfig.resolve(text) == PCDConfig.preset("gentle")
+        assert PCDConfig.resolve(text, base) == PCDConfig.resolve(text) == PCDConfig.preset("unsure")
     assert PCDConfig.resolve("cautious:beta=2", base) == PCDConfig.preset("cautious").replace(beta=2)
     assert PCDConfig.resolve("off", base) is None
 
 
 def test_a_setting_is_shown_as_the_nearest_preset_and_what_differs() -> None:
     assert PCDConfig(beta=1.5, window=64).describe() == "beta=1.5:window=64"
-    assert list(PRESETS) == ["paper", "gentle", "cautious", "window", "blog"]
+    assert list(PRESETS) == ["paper", "unsure", "cautious", "window", "blog"]
     for name in PRESETS:
         assert PCDConfig.preset(name) == PCDConfig.resolve(name)
         assert _options.describe_pcd(PCDConfig.preset(name)) == name

@@ -19,7 +19,7 @@ import pypcd
 
 # -- models ------------------------------------------------------------------------------------------------------------
 
-llm = pypcd.Llama("model.gguf", pcd="gentle", n_ctx=4096, n_gpu_layers=-1, verbose=False)
+llm = pypcd.Llama("model.gguf", pcd="unsure", n_ctx=4096, n_gpu_layers=-1, verbose=False)
 pypcd.Llama(Path("model.gguf"), pcd={"beta": 1.5, "window": 64}, n_ctx=None, flash_attn=None)
 pypcd.Llama(model_path="model.gguf", rpc_servers=["one:50052", "two:50052"], n_seq_max=4, use_extra_bufts=True)
 pypcd.Llama("model.gguf", chat_format="chatml", type_k=8, draft_model=LlamaPromptLookupDecoding())
@@ -28,9 +28,9 @@ stock: llama_cpp.Llama = llm
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 
-gentle = pypcd.PCDConfig.preset("gentle")
-milder = gentle.replace(beta=0.5, window=None, cache="shared")
-for setting in (None, False, True, "on", gentle, milder):
+unsure = pypcd.PCDConfig.preset("unsure")
+milder = unsure.replace(beta=0.5, window=None, cache="shared")
+for setting in (None, False, True, "on", unsure, milder):
     llm.pcd = setting
 llm.pcd = {"beta": 0.5}
 assert_type(llm.pcd, "pypcd.PCDConfig | None")

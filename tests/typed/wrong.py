@@ -26,7 +26,7 @@ pypcd.PCDConfig(bta=1.5)  # wrong
 pypcd.PCDConfig(beta="1.5")  # wrong
 pypcd.PCDConfig(band="lwo")  # wrong
 pypcd.PCDConfig().replace(bta=1.5)  # wrong
-pypcd.PCDConfig.gentle()  # wrong
+pypcd.PCDConfig.unsure()  # wrong
 pypcd.PCDConfig().beta = 1.5  # wrong
 
 llm.pcd = 3.5  # wrong
