@@ -61,7 +61,7 @@ LLAMA_CPP_PYTHON = (
 
 def install(session: nox.Session, *requirements: str, extras: str = "") -> None:
     """pypcd's wheel and more; a session whose packages pip cannot install is skipped."""
-    wheel = next((ROOT / ".cache/wheel").glob("pypcd-*.whl"), None)
+    wheel = next((ROOT / ".cache/wheel").glob("llama_pcd-*.whl"), None)
     if wheel is None:
         session.error("there is no wheel of pypcd in .cache/wheel; scripts/install makes one")
     try:
@@ -118,7 +118,7 @@ def stock(session: nox.Session, version: str) -> None:
     (llama,) = kept.glob(f"llama_cpp_python-{version}-*.whl")
     out = session.create_tmp()
     session.run_install("pip", "wheel", "--no-deps", "--wheel-dir", out, ".", "-C", "wheel.cmake=false")
-    (wheel,) = Path(out).glob("pypcd-*.whl")
+    (wheel,) = Path(out).glob("llama_pcd-*.whl")
     session.install(str(llama), str(wheel), "pytest>=8", "hypothesis", "gguf>=0.10", "pyyaml")
     session.run("pypcd", "info", "demo", env={"PYPCD_ENGINE": ""})
     tests = session.posargs or ["tests/engine/test_stock.py", "tests/llama", "tests/integrations/test_texts.py"]

@@ -64,7 +64,8 @@ MENDABLE = (PCDError, InputError)  # what pypcd raises itself; with OSError, all
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
     """The hint " (did you mean 'x'?)" with the name nearest to a misspelt one; empty if none is near."""
-    close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), list(names), n=3, cutoff=0.5)
+    close.sort(key=lambda near: sorted(near) != sorted(str(name)))  # the same letters in another order go first
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

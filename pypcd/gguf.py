@@ -47,10 +47,13 @@ def resolve_model(model: str | os.PathLike[str]) -> str:
         raise ModelError(f"{path} is a folder, not a GGUF file{hint}")
     if not path.exists():
         raise FileNotFoundError(
-            f"there is no model file {path}; give the path of a .gguf file, or 'demo' for the model that comes with pypcd"
+            f"there is no model file {path}; give the path of a .gguf file, or 'demo' for the model that comes with pypcd. Models "
+            "in GGUF are found at https://huggingface.co/models?library=gguf; SmolLM2-135M-Instruct and Gemma 3 270M are tested"
         )
     with path.open("rb") as file:
         magic = file.read(len(_MAGIC))
+    if not magic:
+        raise ModelError(f"{path} is empty; download the model again")
     if magic != _MAGIC:
         raise ModelError(
             f"{path} is not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}; convert the model with llama.cpp's "

@@ -385,7 +385,7 @@ def _check_ggml(lib: pathlib.Path, ours: pathlib.Path) -> None:
 def pinned_version() -> str | None:
     """The llama-cpp-python version this package was built for; None where pypcd is not installed as a package."""
     try:
-        requires = importlib.metadata.requires("pypcd") or []
+        requires = importlib.metadata.requires("llama-pcd") or []
     except importlib.metadata.PackageNotFoundError:
         return None
     for line in requires:

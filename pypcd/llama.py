@@ -172,7 +172,10 @@ class Llama(llama_cpp.Llama):
             except PCDError:
                 raise
             except (ValueError, RuntimeError) as error:
-                raise ModelError(f"cannot load {path}: {lib.last_errors() or error}") from error
+                said = lib.last_errors() or str(error)
+                if "not within the file bounds" in said or "failed to read key-value pairs" in said:
+                    said = f"the file is incomplete or damaged, download it again; {said}"
+                raise ModelError(f"cannot load {path}: {said}") from error
             lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
             self._fingerprint = states.fingerprint(path)
             self._keeps_state = lib.is_recurrent(self)

@@ -85,7 +85,7 @@ def require() -> None:
     try:
         import matplotlib  # type: ignore[import-not-found]  # noqa: F401
     except ImportError:
-        raise PCDError("pictures need matplotlib, which is not installed; pip install pypcd[plot]") from None
+        raise PCDError("pictures need matplotlib, which is not installed; pip install matplotlib") from None
 
 
 @contextlib.contextmanager

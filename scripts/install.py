@@ -114,7 +114,7 @@ class Environment:
         sources = (path for name in SOURCES for path in [self.root / name, *(self.root / name).rglob("*")])
         inside = ((path, f"/{path.relative_to(self.root).as_posix()}") for path in sources if path.is_file())
         files = (path for path, name in inside if not any(part in name for part in NO_SOURCES))
-        packages = self.site("llama_cpp_python-*.dist-info/RECORD") + self.site("pypcd-*.dist-info/RECORD")
+        packages = self.site("llama_cpp_python-*.dist-info/RECORD") + self.site("llama_pcd-*.dist-info/RECORD")
         return {
             "folder": str(self.root),
             "python": self.python_version(),
@@ -159,7 +159,7 @@ class Environment:
         same = before.get("packages") == now["packages"]
         if not same:
             self.install_llama_cpp_python()
-        wheel = next(self.wheels.glob("pypcd-*.whl"), None)
+        wheel = next(self.wheels.glob("llama_pcd-*.whl"), None)
         if wheel is None or not same or own_source or before.get("sources") != now["sources"]:
             wheel = self.build_wheel()
         named = f"{wheel}[{','.join(extras)}]" if extras else str(wheel)
@@ -279,7 +279,7 @@ class Environment:
         own = [f"-Cbuild-dir=build/{self.backend}", "-Ccmake.define.PYPCD_SERVER=OFF"] if self.backend else []
         title = f"2/3 libllama{'' if self.backend else ' and llama-server'}, 5 minutes on two cores the first time"
         self.pip(title, "wheel", "--no-deps", "--no-build-isolation", *own, "--wheel-dir", self.wheels, self.root)
-        return next(self.wheels.glob("pypcd-*.whl"))
+        return next(self.wheels.glob("llama_pcd-*.whl"))
 
     # -- running pip -------------------------------------------------------------------------------------------------
 

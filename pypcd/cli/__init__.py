@@ -126,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
+    if argv and argv[0] not in COMMANDS and argv[0].endswith(".gguf"):
+        argv = ["chat", *argv]
     words = [word for word in argv if not word.startswith("-")][:2]
     name = " ".join(words if words[:1] == ["lab"] else words[:1]) or None
     parser, commands = make_parser([] if name is None else [name])

@@ -13,6 +13,7 @@ from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._terminal import say
 from pypcd.cli._text import sentence, wrap
+from pypcd.checks import literal
 from pypcd.config import load
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import DEMO_MODEL
@@ -31,14 +32,12 @@ COMMANDS = {
     "read": ("FILE", "put a file's text in front of your next message, which may be empty"),
     "save": ("FILE", "save the conversation and its settings"),
     "load": ("FILE", "go on with a saved conversation"),
+    "demo": ("K", "ask the model 'demo' one of its questions, 1 to 300"),
     "stats": ("", "figures of the conversation so far"),
     "exit": ("", "leave (or Ctrl-D)"),
 }
 ALIASES = {"quit": "exit", "bye": "exit", "?": "help"}
-DEMO_HINT = (
-    "It looks values up in a JSON object and knows nothing else. In another terminal: pypcd demo --question 215 > q.txt; "
-    "here: /pcd on, /read q.txt, Enter, /compare"
-)
+DEMO_HINT = "This model looks values up in a JSON object and knows nothing else. /demo asks it a question; then /compare shows what PCD changes"
 ERRORS = (PCDError, ValueError, TypeError, OSError, NotImplementedError)
 
 
@@ -206,6 +205,19 @@ class Chat:
 
     def do_load(self, argument: str) -> None:
         say(self.session.load(argument))
+
+    def do_demo(self, argument: str) -> None:
+        if pathlib.Path(self.session.llm.model_path) != DEMO_MODEL:
+            raise InputError(
+                f"/demo is for the model 'demo'; this is {self.session.llm.model_path}, which answers questions of your own"
+            )
+        from pypcd.cli import demo  # which imports the evaluation
+
+        sample = demo.question(literal(argument) if argument else demo.SHOWN)
+        say(
+            f"a JSON object, and whose value is wanted; the right one is {sample.answers[0]}, the last one {sample.extra['nearest']}"
+        )
+        self.answer(lambda stopped: self.session.send(sample.prompt.text, stopped))
 
     def do_stats(self, _: str) -> None:
         figures, stats = self.session.figures, self.session.llm.pcd_stats()

@@ -27,6 +27,8 @@ from pypcd.vocabulary import Vocabulary
 
 TASK = "kv-short"
 LENGTHS = (240, 530, 1010, 1490)  # tokens with which this model reads 16, 40, 80 and 120 pairs, and answers
+N = 75  # questions a length
+SHOWN = 215  # a question on which the paper's setting changes the answer to the right one
 N_POOL = 12  # further questions, which the control (the contrast without positions) takes its prior from
 N_EXAMPLES = 3
 
@@ -40,7 +42,7 @@ Records = Mapping[Key, Mapping[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--n", type=_options.at_least(2), default=75, help="questions per length (default %(default)s)")
+    parser.add_argument("--n", type=_options.at_least(2), default=N, help="questions per length (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="other questions (default %(default)s)")
     parser.add_argument("--question", type=int, metavar="K", help="print question K, for generate or chat, and leave")
     parser.add_argument("--pcd", metavar="SETTING", help="ask with this setting too: cautious, beta=1.5:window=64 ...")
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         methods[YOURS] = BASELINE if config is None else PCDRows(config).name
     plan = Plan("demo", (TASK,), tuple(methods.values()), LENGTHS, n=args.n, seed=args.seed, n_pool=N_POOL)
     if args.question is not None:
-        return _print_question(plan, args.question)
+        return _print_question(question(args.question, plan))
 
     options = {"n_threads": args.threads, "n_threads_batch": args.threads}
     with tempfile.TemporaryDirectory() as folder, _progress.following("asking") as progress:
@@ -89,11 +91,20 @@ def _samples(llm: Llama, plan: Plan, length: int) -> list[Sample]:
     return task(TASK).samples(plan.n, length, ModelTokenizer(llm), plan.seed)
 
 
-def _print_question(plan: Plan, k: int) -> int:
+def question(k: object, plan: Plan | None = None) -> Sample:
+    """Question k of the demo, counted from 1.
+
+    Raises:
+        ValueError: there is no such question.
+    """
+    plan = plan or Plan("demo", (TASK,), tuple(METHODS.values()), LENGTHS, n=N, n_pool=N_POOL)
     total = plan.n * len(plan.lengths)
-    if not 1 <= k <= total:
+    if not isinstance(k, int) or not 1 <= k <= total:
         raise InputError(f"--question is {k}; allowed: 1 to {total}, --n for each of {len(plan.lengths)} lengths")
-    sample = _samples(Llama("demo", n_ctx=256), plan, plan.lengths[(k - 1) // plan.n])[(k - 1) % plan.n]
+    return _samples(Llama("demo", n_ctx=256), plan, plan.lengths[(k - 1) // plan.n])[(k - 1) % plan.n]
+
+
+def _print_question(sample: Sample) -> int:
     _terminal.write(sample.prompt.text + "\n" * sys.stdout.isatty())
     _terminal.say(f"the right value is {sample.answers[0]}, the last one in the prompt {sample.extra['nearest']}")
     return 0

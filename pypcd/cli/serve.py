@@ -123,6 +123,13 @@ def _wait(server: Server, stopped: Callable[[], bool], *, enabled: bool) -> bool
         return server.wait_until_ready(waiting)
 
 
+DEMO_QUESTION = (  # answered with the last value if PCD is off
+    "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
+    '{"9c34-54c5": "8044-44b2", "1d2e-77a0": "5fa0-913c", "0b71-2c9d": "c1d8-3e05"}\n\n\n'
+    'Key: "9c34-54c5"\nThe value associated with the specified key is: '
+)
+
+
 def _greeting(server: Server, args: argparse.Namespace, without: Collection[str]) -> str:
     """Where it is, and a command that asks it something.
 
@@ -145,6 +152,10 @@ def _greeting(server: Server, args: argparse.Namespace, without: Collection[str]
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 64,
     }
+    if names[0] == "demo":  # which knows nothing of France
+        body.update(
+            messages=[{"role": "user", "content": DEMO_QUESTION}], max_tokens=16, temperature=0, pcd="window:window=16"
+        )
     key = " -H 'Authorization: Bearer KEY'" if _has_key(args) else ""
     return (
         f"{head}"

@@ -87,7 +87,7 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
                 "that it wrote, or local:4 for four processes on this machine"
             )
         self.is_elsewhere = not self._n_local
-        self._dask = require("distributed", "cluster", "a cluster")
+        self._dask = require("distributed", "a cluster")
         self._closing = contextlib.ExitStack()
 
     def __exit__(self, *_: object) -> None:

@@ -34,7 +34,7 @@ def main() -> None:
         if error.name != "lm_eval":
             raise
         raise UnsupportedError(
-            "lm_eval is not installed; pip install 'pypcd[lm-eval]', with Python 3.10 or newer"
+            "lm_eval is not installed; pip install 'lm_eval>=0.4.10', with Python 3.10 or newer"
         ) from None
     cli_evaluate()
 

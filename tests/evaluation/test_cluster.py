@@ -308,7 +308,7 @@ def test_rows_are_recorded_on_a_cluster_too(cluster: Cluster, tmp_path: Path) ->
 def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert main(["eval", "demo", "--n", "1", "--cluster", "local:2"]) == 1
-    assert "pip install 'pypcd[cluster]'" in capsys.readouterr().err
+    assert "pip install distributed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["eval", "tune"])

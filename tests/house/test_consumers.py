@@ -97,7 +97,7 @@ class Session:
 @pytest.fixture
 def quick(noxfile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / ".cache/wheel").mkdir(parents=True)
-    (tmp_path / ".cache/wheel/pypcd-0.1.0-py3-none-any.whl").touch()
+    (tmp_path / ".cache/wheel/llama_pcd-0.1.0-py3-none-any.whl").touch()
     monkeypatch.setattr(noxfile, "ROOT", tmp_path)
     return nox.registry.get()["quick"]
 

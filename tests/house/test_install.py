@@ -72,7 +72,7 @@ BUILDS: dict[str, list[str]] = {  # what a change of a file makes pip do
     "README.md": [],
     # the package was replaced, perhaps by one of the same version: a llama-cpp-python for a GPU, say
     f"{SITE}/llama_cpp_python-0.3.36.dist-info/RECORD": [FIRST, BUILD, PACKAGE, REQUIRED],
-    f"{SITE}/pypcd-0.1.0.dist-info/RECORD": [FIRST, BUILD, PACKAGE, REQUIRED],
+    f"{SITE}/llama_pcd-0.1.0.dist-info/RECORD": [FIRST, BUILD, PACKAGE, REQUIRED],
 }
 
 
@@ -342,7 +342,7 @@ def test_a_backend_is_built_into_an_environment_of_its_own_and_kept(
     project.install(backend=backend)
     kept = f"ROOT/.cache/llama-cpp-python/0.3.36-{backend}-KEY"
     built = "wheel --no-deps --no-build-isolation"
-    wheel = f"ROOT/.cache/wheel-{backend}/pypcd-0.1.0-py3-none-any.whl"
+    wheel = f"ROOT/.cache/wheel-{backend}/llama_pcd-0.1.0-py3-none-any.whl"
     calls = [
         TOOLS,
         f"{built} -C build-dir=ROOT/build/llama-cpp-python-{backend}-KEY --wheel-dir {kept} ROOT/build/llama_cpp_python-0.3.36",

@@ -24,7 +24,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT = sorted((ROOT / ".cache/wheel").glob("pypcd-*.whl"))
+BUILT = sorted((ROOT / ".cache/wheel").glob("llama_pcd-*.whl"))
 NOT_PACKED = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json")  # of an installation, not of a wheel
 
 pytestmark = [
@@ -58,7 +58,7 @@ def libraries(wheel: Path) -> dict[str, bytes]:
 
 
 def test_it_is_for_every_python_and_a_named_system(wheel: Path) -> None:
-    assert re.fullmatch(r"pypcd-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl", wheel.name)
+    assert re.fullmatch(r"llama_pcd-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl", wheel.name)
 
 
 def test_no_library_needs_a_newer_system_than_the_name_says(wheel: Path) -> None:
@@ -115,7 +115,7 @@ def test_it_is_made_as_cibuildwheel_makes_it() -> None:
         r"^repair-wheel-command = \"(auditwheel.*)\"$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE
     )
     assert said
-    command = said[1].replace("{dest_dir}", '"$out"').replace("{wheel}", ".cache/wheel/pypcd-*.whl")
+    command = said[1].replace("{dest_dir}", '"$out"').replace("{wheel}", ".cache/wheel/llama_pcd-*.whl")
     assert f'"$python" -m {command}\n' in (ROOT / "scripts/wheel").read_text()
 
 
@@ -194,7 +194,7 @@ def installed(folder: Path, wheel: Path, packages: Path) -> Environment:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wheels of all that pypcd requires, as this environment has them; not pypcd's own."""
     folder = tmp_path_factory.mktemp("packages")
-    for name in all_required("pypcd"):
+    for name in all_required("llama-pcd"):
         pack(name, folder)
     return folder
 
@@ -263,7 +263,7 @@ def pure_environment(pure: Path, packages: Path, tmp_path_factory: pytest.TempPa
 
 
 def test_the_pure_wheel_is_for_any_machine_and_a_range_of_versions(pure: Path) -> None:
-    assert re.fullmatch(r"pypcd-[\d.]+-py3-none-any\.whl", pure.name)
+    assert re.fullmatch(r"llama_pcd-[\d.]+-py3-none-any\.whl", pure.name)
     with zipfile.ZipFile(pure) as archive:
         names = set(archive.namelist())
         assert not [name for name in names if name.startswith(("pypcd/lib/", "pypcd/bin/")) or name.endswith(".so")]
@@ -271,7 +271,7 @@ def test_the_pure_wheel_is_for_any_machine_and_a_range_of_versions(pure: Path) -
         assert archive.read("pypcd.pth") == (ROOT / "cmake/pypcd.pth").read_bytes()
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         required = re.findall(r"^Requires-Dist: (.*)$", archive.read(metadata).decode(), re.MULTILINE)
-    native = {Requirement(line).name: line for line in importlib.metadata.requires("pypcd") or []}
+    native = {Requirement(line).name: line for line in importlib.metadata.requires("llama-pcd") or []}
     for line in required:
         if not line.startswith("llama-cpp-python>="):
             assert native[Requirement(line).name], line

@@ -99,7 +99,7 @@ def test_the_command_is_the_harnesss_own_with_our_model_among_its(fake: Path) ->
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm_eval is installed")
 def test_without_the_harness_the_command_names_the_extra() -> None:
     done = command()
-    assert done.returncode == 1 and "lm_eval is not installed; pip install 'pypcd[lm-eval]'" in done.stderr
+    assert done.returncode == 1 and "lm_eval is not installed; pip install 'lm_eval>=0.4.10'" in done.stderr
 
 
 # -- the real harness ------------------------------------------------------------------------------------------------------

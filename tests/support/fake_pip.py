@@ -62,10 +62,10 @@ def package(name):
 if arguments[0] == "wheel":
     folder = Path(arguments[arguments.index("--wheel-dir") + 1])
     folder.mkdir(parents=True, exist_ok=True)
-    name = "pypcd-0.1.0" if Path(arguments[-1]) == root else "llama_cpp_python-0.3.36"
+    name = "llama_pcd-0.1.0" if Path(arguments[-1]) == root else "llama_cpp_python-0.3.36"
     (folder / f"{name}-py3-none-any.whl").write_text(os.environ.get("CMAKE_ARGS", ""))
-elif "--force-reinstall" in arguments and "pypcd-" in arguments[-1]:
-    package("pypcd-0.1.0.dist-info")
+elif "--force-reinstall" in arguments and "llama_pcd-" in arguments[-1]:
+    package("llama_pcd-0.1.0.dist-info")
 elif "llama-cpp-python==" in arguments[-1] or "llama_cpp_python" in arguments[-1]:
     package("llama_cpp_python-0.3.36.dist-info")
     lib = site / "llama_cpp/lib"
@@ -77,8 +77,8 @@ elif "llama-cpp-python==" in arguments[-1] or "llama_cpp_python" in arguments[-1
 TOOLS = "install scikit-build-core>=0.11 pip setuptools>=70.1"
 FIRST = f"{TOOLS} llama-cpp-python==0.3.36"
 BUILD = "wheel --no-deps --no-build-isolation --wheel-dir ROOT/.cache/wheel ROOT"
-PACKAGE = "install --force-reinstall --no-deps ROOT/.cache/wheel/pypcd-0.1.0-py3-none-any.whl"
-REQUIRED = "install --no-build-isolation ROOT/.cache/wheel/pypcd-0.1.0-py3-none-any.whl"
+PACKAGE = "install --force-reinstall --no-deps ROOT/.cache/wheel/llama_pcd-0.1.0-py3-none-any.whl"
+REQUIRED = "install --no-build-isolation ROOT/.cache/wheel/llama_pcd-0.1.0-py3-none-any.whl"
 KEPT = "ROOT/.cache/llama-cpp-python/0.3.36-cpu-KEY"
 HERE = f"-C build-dir=ROOT/build/llama-cpp-python-cpu-KEY --wheel-dir {KEPT} ROOT/build/llama_cpp_python-0.3.36"
 AGAIN = [

@@ -71,7 +71,7 @@ def main() -> int:
         folder = Path(name)
         for program in PROGRAMS:
             (folder / program).write_bytes((HERE / program).read_bytes())
-        where = run(["pip", "show", "--files", "pypcd"], folder).stdout
+        where = run(["pip", "show", "--files", "llama-pcd"], folder).stdout
         if not re.search(r"^  pypcd[\\/]llama\.pyi$", where, re.MULTILINE):
             raise SystemExit("the installed pypcd has no llama.pyi; run scripts/install")
         wanted = marked(folder)

@@ -11,17 +11,18 @@ from pypcd.errors import PCDError
 __all__ = ["require"]
 
 
-def require(module: str, extra: str, purpose: str) -> Any:
+def require(module: str, purpose: str) -> Any:
     """A module of an optional package.
 
     Raises:
-        PCDError: it is not installed; the message names the extra that installs it.
+        PCDError: it is not installed; the message says how to install it.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jieba's source has invalid escapes, which newer Pythons report
             return importlib.import_module(module)
     except ImportError as error:
+        package = module.replace("_", "-")
         raise PCDError(
-            f"{purpose} needs the package {module.replace('_', '-')}, which is not installed: pip install 'pypcd[{extra}]'"
+            f"{purpose} needs the package {package}, which is not installed: pip install {package}"
         ) from error

@@ -309,7 +309,7 @@ def _fetched() -> pathlib.Path:
     Raises:
         PCDError: huggingface_hub is not installed, or the hub cannot be reached.
     """
-    hub = require("huggingface_hub", "hub", "downloading LongBench")
+    hub = require("huggingface_hub", "downloading LongBench")
     try:
         return pathlib.Path(hub.hf_hub_download(REPOSITORY, "data.zip", repo_type="dataset"))
     except Exception as error:  # its own, or one of requests or httpx, depending on its version

@@ -152,7 +152,7 @@ def _chinese_words(text: str) -> list[str]:
 
 @functools.cache
 def _jieba() -> Any:
-    jieba = require("jieba", "eval", "the metric for Chinese answers")
+    jieba = require("jieba", "the metric for Chinese answers")
     jieba.setLogLevel(logging.WARNING)  # it reports every load of its dictionary
     return jieba
 
