@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pypcd
-from pypcd import PCDConfig, UnsupportedError
+from pypcd import PCDConfig, PCDError, UnsupportedError
 from pypcd.cli import _options
-from pypcd.cli._generation import ContextFull, Figures, Generation
+from pypcd.cli._generation import ContextFull, Figures, Generation, Reading, attended
 from pypcd.config import PCDSetting
+from pypcd.decode import Replay
+from pypcd.decode.replay import repeated
+from pypcd.document import Document
 from pypcd.errors import InputError
-from pypcd.prompt import chat_formatter, chat_tokens
+from pypcd.prompt import Prompt, chat_formatter, chat_tokens
 
 Message = dict  # {"role": ..., "content": ...}
+SPACE = "\n\n"  # between documents, passages and the question
 
 
 def never() -> bool:
@@ -40,14 +44,19 @@ class Conversation:
         self.system = system
         self.messages: list[Message] = []
         self.draft: str | None = None
-        self.attached: list[str] = []
+        self.attached: list[Document] = []
+        self.documents: list[Document] = []  # all that were attached so far
+        self.replay: Replay | None = Replay()  # what is repeated of them; None: nothing
+        self.passages: list[str] = []  # that were repeated for the last answer
+        self.left_out = ""  # why nothing was, if not by choice
         self.figures: list[Figures] = []
         self._last_on = llm.pcd  # the setting that a mapping changes after PCD was switched off
         chat_formatter(llm)  # raises now if the template is broken
 
     def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
         """Answer a message, with the attached files in front of it; they may be all there is."""
-        self.draft = "\n\n".join([*self.attached, *([text] if text.strip() else [])])
+        self.draft = SPACE.join([*(d.text for d in self.attached), *([text] if text.strip() else [])])
+        self.documents += self.attached
         self.attached = []
         yield from self.regen(stopped)
 
@@ -97,17 +106,22 @@ class Conversation:
         return last["content"]
 
     def clear(self) -> None:
-        self.messages, self.attached = [], []
+        self.messages, self.attached, self.documents = [], [], []
 
-    def read(self, path: str) -> str:
-        """Put a file's text in front of the next message; returns what was read, in words."""
-        data = pathlib.Path(path).expanduser().read_bytes()
-        if b"\0" in data[:8192]:
-            raise InputError(f"{path} is not a text file")
-        text = data.decode("utf-8", "replace")
-        n = len(self.llm.tokenize(text.encode(), add_bos=False, special=False))
-        self.attached.append(text)
-        return f"{path} ({n} tokens) goes in front of your next message; Enter sends it alone"
+    def attach(self, document: Document) -> int:
+        """Put a document in front of the next message; returns its number of tokens.
+
+        Raises:
+            ContextFull: it does not fit in the context.
+        """
+        n, n_ctx = len(self.llm.tokenize(document.text.encode(), add_bos=False, special=False)), self.llm.n_ctx()
+        if n >= n_ctx:
+            raise ContextFull(
+                f"{document.name} has {n} tokens, which do not fit in the context of {n_ctx}; start with a larger --n-ctx or "
+                "hand over a part of it. Nothing is cut"
+            )
+        self.attached.append(document)
+        return n
 
     def set_pcd(self, setting: PCDSetting) -> None:
         """Put a setting in force, as --pcd does. A mapping changes the setting in force, or the last one that was."""
@@ -123,6 +137,7 @@ class Conversation:
             "model": self.llm.model_path,
             "system": self.system,
             "messages": self.messages,
+            "documents": [{"name": d.name, "text": d.text} for d in self._documents_in(self.messages)],
             "settings": dataclasses.asdict(self.sampling),
             "pcd": self.llm.pcd.as_dict() if self.llm.pcd else None,
         }
@@ -137,9 +152,13 @@ class Conversation:
         """
         record = _load_json(pathlib.Path(path).expanduser())
         sampling = _options.GenerationSettings()
-        messages, system, pcd = record["messages"], record["system"], record["pcd"]
+        messages, system, pcd, documents = (record[name] for name in ("messages", "system", "pcd", "documents"))
         if not _is_turns(messages) or not isinstance(system, str):
             raise InputError(f"{path} is damaged: its messages are not turns of user and assistant")
+        try:
+            documents = [Document.of(made["name"], made["text"]) for made in documents]
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise InputError(f"{path} is damaged: its documents are not names and texts") from error
         for name, value in record["settings"].items():
             sampling.set(name, value)
         config, said = PCDConfig().replace(**pcd) if pcd else None, ""
@@ -148,7 +167,7 @@ class Conversation:
             self._last_on = config or self._last_on
         except UnsupportedError as error:
             said = f"; its PCD setting is left out: {error}"
-        self.messages, self.system, self.sampling = messages, system, sampling
+        self.messages, self.system, self.sampling, self.documents = messages, system, sampling, documents
         return f"{len(messages) // 2} turns from {path}{said}"
 
     def _question(self) -> list[Message]:
@@ -160,13 +179,51 @@ class Conversation:
         return self.messages[:-1]
 
     def _generation(self, messages: list[Message], stopped: Callable[[], bool], sampling: Any = None) -> Generation:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        prompt, stop = chat_tokens(self.llm, [*system, *messages])
+        messages = [*([{"role": "system", "content": self.system}] if self.system else []), *messages]
+        prompt, stop = chat_tokens(self.llm, messages)
+        reading = None
+        self.passages, self.left_out = [], ""
         try:
-            return Generation(self.llm, prompt, sampling or self.sampling, stop=stop, stopped=stopped)
+            if self.replay and len(prompt) < self.llm.n_ctx():
+                reading = self._find_passages(prompt, messages, stopped)
+            if self.passages:
+                *others, last = messages
+                question = self._question_of(last)
+                content = f"{last['content'][: len(last['content']) - len(question)]}{repeated(SPACE.join(self.passages))}{SPACE}{question}"
+                prompt, stop = chat_tokens(self.llm, [*others, {**last, "content": content}])
+            answer = Generation(self.llm, prompt, sampling or self.sampling, stop=stop, stopped=stopped)
         except ContextFull as error:
             room = "/undo or /clear makes room and /regen then sends it again; or start" if self.messages else "start"
             raise ContextFull(f"the context is full: {error}; {room} with a larger --n-ctx") from None
+        return answer.after(reading) if reading else answer
+
+    def _find_passages(self, prompt: list[int], messages: list[Message], stopped: Callable[[], bool]) -> Reading | None:
+        """Set `passages` to what the question is answered from, if the messages have documents."""
+        texts = [Prompt(segments=d.segments, joiner=d.joiner) for d in self._documents_in(messages)]
+        if sum(len(text.segments) for text in texts) < 2 or not self._question_of(messages[-1]):
+            return None
+        assert self.replay is not None
+        try:
+            found = attended(self.llm, prompt, self.replay.n_last, stopped)
+            if found is None:
+                return None
+            self.passages = self.replay.passages(self.llm, prompt, texts, found[0])
+            n = len(self.llm.tokenize(repeated(SPACE.join(self.passages)).encode(), add_bos=False, special=False))
+            if len(prompt) + n + 2 >= self.llm.n_ctx():
+                self.passages, self.left_out = [], "the context has no room for them"
+            return found[1]
+        except PCDError as error:
+            self.left_out = str(error)
+            return None
+
+    def _documents_in(self, messages: list[Message]) -> list[Document]:
+        return [d for d in self.documents if any(d.text in m["content"] for m in messages)]
+
+    def _question_of(self, message: Message) -> str:
+        """What a message asks, without the documents in front of it."""
+        content = message["content"]
+        ends = [content.rfind(d.text) + len(d.text) for d in self._documents_in([message])]
+        return content[max(ends, default=0) :].lstrip("\n")
 
 
 def _load_json(path: pathlib.Path) -> dict[str, Any]:
@@ -176,7 +233,7 @@ def _load_json(path: pathlib.Path) -> dict[str, Any]:
         record = None
     if not isinstance(record, dict) or record.get("pypcd_session") != 1:
         raise InputError(f"{path} is not a conversation saved by pypcd chat")
-    empty: dict[str, Any] = {"system": "", "messages": [], "settings": {}, "pcd": None}
+    empty: dict[str, Any] = {"system": "", "messages": [], "documents": [], "settings": {}, "pcd": None}
     record = {name: value for name, value in record.items() if value is not None}
     for name in ("settings", "pcd"):
         if not isinstance(record.get(name) or {}, dict):

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import llama_cpp
+import numpy as np
+import numpy.typing as npt
 
 import pypcd
 from pypcd import PCDError, engine
 from pypcd.cli import _options, _terminal
+from pypcd.decode.replay import attention_weights
 from pypcd.errors import InputError
 
 
@@ -90,6 +93,79 @@ class Figures:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A part of a prompt that was evaluated.
+
+    Attributes:
+        n_cached: of its tokens, those that the cache had.
+    """
+
+    n_cached: int
+    seconds: float
+
+
+def read(llm: pypcd.Llama, prompt: Sequence[int], n: int, stopped: Callable[[], bool]) -> Reading:
+    """Evaluate the first n tokens of a prompt or some more (at most a batch in all but the last), unless the cache has them.
+
+    Raises:
+        RuntimeError: it was stopped, or llama_decode failed.
+    """
+    started = time.perf_counter()
+    cached = done = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), prompt)
+    if done < n:
+        if not engine.rewind(llm, done):  # a recurrent state cannot go back
+            cached = done = 0
+            llm.reset()
+        llm.n_tokens = done
+        with _terminal.progress(len(prompt) - done, "reading the prompt") as bar:
+            while done < n:
+                part = prompt[done : done + llm.n_batch]
+                with engine.suspended(llm):  # these logits are not read
+                    llama_cpp.Llama.eval(llm, part)
+                if stopped():
+                    raise RuntimeError("stopped")
+                done += len(part)
+                bar.update(len(part))
+    return Reading(cached, time.perf_counter() - started)
+
+
+def attended(
+    llm: pypcd.Llama, prompt: Sequence[int], n_last: int, stopped: Callable[[], bool]
+) -> tuple[npt.NDArray[np.float64], Reading] | None:
+    """attention_weights() of a prompt's last tokens, whose others are evaluated for it and stay in the cache; None if it was stopped.
+
+    Raises:
+        UnsupportedError: as attention_weights().
+        PCDError: llama_decode failed.
+    """
+    n = max(len(prompt) - n_last, 0)
+    engine.set_abort(llm, stopped)
+    try:
+        reading = read(llm, prompt[:n], n, stopped)
+        _go_back(llm, n)
+        started = time.perf_counter()
+        with engine.suspended(llm):
+            weights = attention_weights(llm, prompt[:n], prompt[n:])
+        return weights, Reading(reading.n_cached, reading.seconds + time.perf_counter() - started)
+    except RuntimeError as error:
+        if stopped():
+            return None
+        if isinstance(error, PCDError):
+            raise
+        raise PCDError(f"the model could not be evaluated: {error}") from error
+    finally:
+        engine.set_abort(llm, None)
+        _go_back(llm, n)
+
+
+def _go_back(llm: pypcd.Llama, n: int) -> None:
+    """Forget what is behind the first n tokens."""
+    llm.n_tokens = min(llm.n_tokens, n)
+    if not engine.rewind(llm, llm.n_tokens):  # a recurrent state cannot
+        llm.reset()
+
+
 class Generation:
     """One answer: iterate over its text, piece by piece. `text` and `figures` hold what has come so far.
 
@@ -125,9 +201,16 @@ class Generation:
         self.text = ""
         self.figures = Figures(n_ctx, llm.pcd, len(self.prompt))
         self._pending = ""  # text that may be the beginning of a stop string
+        self._read: Reading | None = None  # what was evaluated of the prompt before
+
+    def after(self, reading: Reading) -> Generation:
+        """The same, with what another part of this answer has evaluated in its figures."""
+        self._read = reading
+        return self
 
     def __iter__(self) -> Iterator[str]:
         figures, s = self.figures, self.sampling
+        before = self._read.seconds if self._read else 0.0
         room = figures.n_ctx - figures.prompt_tokens
         limit = min(s.max_tokens or room, room)
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -148,7 +231,7 @@ class Generation:
                 now = time.perf_counter()
                 if not figures.completion_tokens:
                     self._watch(False)  # a token is soon done, and the callback would slow it down
-                    figures.prompt_seconds, first = now - start, now
+                    figures.prompt_seconds, first = now - start + before, now
                 figures.seconds = now - first
                 if engine.is_end(self.llm, token):
                     figures.finish_reason = "stop"
@@ -181,23 +264,8 @@ class Generation:
 
     def _prefill(self) -> None:
         """Evaluate all of the prompt but its last batch, which generate() does."""
-        llm = self.llm
-        done = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), self.prompt)
-        self.figures.cached_tokens = min(done, len(self.prompt) - 1)
-        if len(self.prompt) - done <= llm.n_batch:
-            return
-        if not engine.rewind(llm, done):  # a recurrent state cannot go back
-            done = self.figures.cached_tokens = 0
-            llm.reset()
-        llm.n_tokens = done
-        with _terminal.progress(len(self.prompt) - done, "reading the prompt") as bar:
-            while len(self.prompt) - done > llm.n_batch:
-                with engine.suspended(llm):  # these logits are not read
-                    llama_cpp.Llama.eval(llm, self.prompt[done : done + llm.n_batch])
-                if self.stopped():
-                    raise RuntimeError("stopped")
-                done += llm.n_batch
-                bar.update(llm.n_batch)
+        reading = read(self.llm, self.prompt, len(self.prompt) - self.llm.n_batch, self.stopped)
+        self.figures.cached_tokens = min((self._read or reading).n_cached, len(self.prompt) - 1)
 
     def _take(self, piece: str) -> str:
         """What may be shown now: all but a stop string or what may become one."""

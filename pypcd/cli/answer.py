@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
 
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Answer, Session, parse
+from pypcd.document import read_document
 from pypcd.errors import InputError, UnsupportedError
-from pypcd.prompt import Prompt, prompt_tokens, split_context
+from pypcd.prompt import Prompt, has_template, prompt_tokens
 
 DEFAULT_METHODS = "greedy,replay"
 
@@ -20,9 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_model(parser)
     add = parser.add_argument
     add("-p", "--prompt", metavar="QUESTION", help="the question (default: stdin, without its last newline)")
-    add("--context", metavar="FILE", type=pathlib.Path, help="the text it is about; put before the question")
+    add("--context", metavar="FILE", help="what it is about: a text, PDF or DOCX; put before the question")
     add("--method", metavar="NAME,...", help=f"see --list (default: {DEFAULT_METHODS})")
-    add("--chat", action="store_true", help="use the model's chat template")
+    add("--no-chat", action="store_true", help="plain text, also if the model has a chat template")
+    add("--chat", action="store_true", help=argparse.SUPPRESS)
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=256, help="longest answer (%(default)s)")
     add(
         "--n-ctx",
@@ -43,10 +44,8 @@ def run(args: argparse.Namespace) -> int:
     question = read_prompt(args.prompt)
     prompt = Prompt(after=question)
     if args.context is not None:
-        segments, joiner = split_context(
-            args.context.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").strip()
-        )
-        prompt = Prompt(segments=segments, joiner=joiner, after=f"\n\n{question}")
+        document = read_document(args.context)
+        prompt = Prompt(segments=document.segments, joiner=document.joiner, after=f"\n\n{question}")
     options = _options.machine_options(args)
     if any(method.rows.whole_prompt for method in methods):  # a token has a byte at least
         options["n_batch"] = options["n_ubatch"] = len(prompt.text.encode()) + 1024
@@ -56,14 +55,15 @@ def run(args: argparse.Namespace) -> int:
         n_seq_max=max(method.n_sequences for method in methods),
         **options,
     )
-    n_prompt = len(prompt_tokens(llm, prompt, chat=args.chat))
+    chat = (args.chat or has_template(llm)) and not args.no_chat
+    n_prompt = len(prompt_tokens(llm, prompt, chat=chat))
     failed = False
     session = Session(llm)
     for method in methods:
         with _terminal.progress(args.max_tokens, f"{method.name}, {n_prompt} tokens") as bar:
             try:
                 answer = method.generate(
-                    session, prompt, max_tokens=args.max_tokens, chat=args.chat, look=lambda *_: bar.update(1)
+                    session, prompt, max_tokens=args.max_tokens, chat=chat, look=lambda *_: bar.update(1)
                 )
             except (UnsupportedError, InputError) as error:
                 if len(methods) == 1:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pypcd import PCDError
+from pypcd.checks import literal
 from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
-from pypcd.cli._conversation import Conversation
+from pypcd.cli._conversation import SPACE, Conversation
 from pypcd.cli._terminal import say
 from pypcd.cli._text import sentence, wrap
-from pypcd.checks import literal
 from pypcd.config import load
+from pypcd.decode import Replay
+from pypcd.document import read_document
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import has_template
@@ -29,7 +31,11 @@ COMMANDS = {
     "clear": ("", "forget the conversation"),
     "system": ("TEXT", "set the system message; 'none' removes it; alone: show it"),
     "set": ("NAME VALUE", "change temperature, top_p, top_k, min_p, max_tokens, …; alone: show them"),
-    "read": ("FILE", "put a file's text in front of your next message, which may be empty"),
+    "file": (
+        "FILE",
+        "hand over a document (text, PDF, DOCX); then ask about it. Alone: the passages that were repeated",
+    ),
+    "replay": ("on|off", "repeat the passages that a question about a document is about; on unless you turn it off"),
     "save": ("FILE", "save the conversation and its settings"),
     "load": ("FILE", "go on with a saved conversation"),
     "demo": ("K", "ask the model 'demo' one of its questions, 1 to 300"),
@@ -100,10 +106,12 @@ class Chat:
             return True
         name, _, argument = text[1:].strip().partition(" ")
         name = ALIASES.get(name, name)
+        if name == "read":
+            raise InputError("/read is now /file")
         if name not in COMMANDS:
             hint = "/help lists them, // sends a message that starts with /"
             raise InputError(f"there is no command /{name}{did_you_mean(name, COMMANDS)}; {hint}")
-        if name in ("read", "save", "load") and not argument.strip():
+        if name in ("save", "load") and not argument.strip():
             raise InputError(f"/{name} needs a file name")
         return getattr(self, f"do_{name}")(argument.strip()) is not False
 
@@ -125,12 +133,23 @@ class Chat:
             figures, messages = self.session.figures[-1], self.session.messages
             if self.as_json:
                 self.print_json(
-                    {"message": messages[-2]["content"], "text": messages[-1]["content"], **figures.as_dict()}
+                    {
+                        "message": messages[-2]["content"],
+                        "text": messages[-1]["content"],
+                        **figures.as_dict(),
+                        "passages": self.session.passages,
+                    }
                 )
             else:
-                say(figures.line() + ("\n" if self.lines.typed else ""))
+                say(figures.line() + self._what_was_repeated() + ("\n" if self.lines.typed else ""))
         if stopped() and not self.lines.typed:
             self.status = 130
+
+    def _what_was_repeated(self) -> str:
+        if self.session.left_out:
+            return f"\nreplay repeated nothing: {self.session.left_out}"
+        n = len(self.session.passages)
+        return f"\nreplay repeated {n} passage{'s' * (n > 1)} of the document; /file shows them" if n else ""
 
     def fail(self, error: BaseException) -> None:
         _terminal.note(sentence(error))
@@ -197,8 +216,28 @@ class Chat:
         else:
             say(self.session.sampling.describe())
 
-    def do_read(self, argument: str) -> None:
-        say(self.session.read(argument))
+    def do_file(self, argument: str) -> None:
+        if argument:
+            self.attach(argument)
+        else:
+            say(SPACE.join(self.session.passages) or "nothing was repeated for the last answer")
+
+    def attach(self, path: str) -> None:
+        document = read_document(path)
+        n = self.session.attach(document)
+        parts = f"{len(document.segments)} parts" if len(document.segments) > 1 else "one part"
+        say(f"{document.name}: {n} tokens, {parts}; it goes in front of your next message{self._reading_takes(n)}")
+
+    def _reading_takes(self, n: int) -> str:
+        rates = [rate for figures in self.session.figures if (rate := figures.prompt_rate)]
+        return f", and is read in about {n / rates[-1]:.0f} s" if rates else ""
+
+    def do_replay(self, argument: str) -> None:
+        if argument not in ("", "on", "off"):
+            raise InputError(f"/replay is {argument!r}; allowed: on, off")
+        if argument:
+            self.session.replay = Replay() if argument == "on" else None
+        say(f"replay {'on' if self.session.replay else 'off'}")
 
     def do_save(self, argument: str) -> None:
         say(f"saved to {self.session.save(argument)}")
@@ -236,6 +275,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Lines from a pipe are answered one by one. /help in the chat lists its commands."
     _options.add_model(parser)
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this one message and leave")
+    parser.add_argument(
+        "--file", metavar="FILE", action="append", default=[], help="a document to ask about (text, PDF, DOCX)"
+    )
     parser.add_argument("--system", metavar="TEXT", default="", help="the system message")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each answer")
     _options.add_common(parser)
@@ -255,6 +297,8 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt is not None:
         chat.lines.typed = False
     chat.greet(no_setting=args.pcd is None)
+    for path in args.file:
+        chat.attach(path)
     if args.prompt is None:
         return chat.run()
     chat.handle(args.prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), literal=True)

@@ -19,7 +19,7 @@ from pypcd.prompt import Prompt, prompt_tokens
 if TYPE_CHECKING:
     from pypcd.llama import Llama
 
-__all__ = ["Replay", "attention", "segment_spans"]
+__all__ = ["Replay", "attention", "attention_weights", "repeated", "segment_spans"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +50,38 @@ class Replay:
     def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
         if len(prompt.segments) < 2:
             return prompt
-        scores = attention(session, prompt, chat, self.n_last).max(axis=0)
+        tokens = prompt_tokens(session.llm, prompt, chat=chat)
+        weights = _attention(session, tokens, self.n_last)
+        again = prompt.joiner.join(self.passages(session.llm, tokens, [prompt], weights))
+        return prompt.replace(after=f"\n\n{repeated(again)}\n{prompt.after}")
+
+    def passages(
+        self, llm: Llama, tokens: Sequence[int], texts: Sequence[Prompt], weights: npt.NDArray[np.float64]
+    ) -> list[str]:
+        """The segments that get most attention, in the order in which they stand in the prompt.
+
+        Args:
+            tokens: the prompt's.
+            texts: whose segments; the rest of each does not matter.
+            weights: as attention_weights() gives them.
+
+        Raises:
+            PCDError: the model's tokenizer changes the text.
+        """
+        found = [(*span, part) for text in texts for span, part in zip(segment_spans(llm, text, tokens), text.segments)]
+        scores = np.array([weights[:, first:last].sum(axis=1).max() for first, last, _ in found])
         best, left = list[int](), self.n_tokens
         for i in np.argsort(-scores, kind="stable")[: self.n]:
-            left -= len(session.llm.tokenize(prompt.segments[i].encode(), add_bos=False, special=False))
+            left -= len(llm.tokenize(found[i][-1].encode(), add_bos=False, special=False))
             if best and left < 0:
                 break
             best.append(int(i))
-        again = prompt.joiner.join(prompt.segments[i] for i in sorted(best))
-        return prompt.replace(after=f"\n\nThe most relevant parts again:\n{again}\n{prompt.after}")
+        return [found[i][-1] for i in sorted(best)]
+
+
+def repeated(passages: str) -> str:
+    """How passages are written before a question."""
+    return f"The most relevant parts again:\n{passages}"
 
 
 def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> npt.NDArray[np.float64]:
@@ -71,18 +94,33 @@ def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> 
     """
     tokens = prompt_tokens(session.llm, prompt, chat=chat)
     spans = segment_spans(session.llm, prompt, tokens)
+    weights = _attention(session, tokens, n_last)
+    return np.stack([weights[:, first:last].sum(axis=1) for first, last in spans], axis=1)
+
+
+def _attention(session: Session, tokens: Sequence[int], n_last: int) -> npt.NDArray[np.float64]:
     begin = max(len(tokens) - n_last, 0)
     session.start(tokens)
     session.back(begin)
-    tensors = read_tensors(session.llm, ["kq_soft_max"], tokens[:begin], tokens[begin:])
-    found = [w[0, :, :n_last, : len(tokens)] for parts in tensors.values() for w in parts]
-    rows = [w.reshape(-1, len(tokens)) for w in found if w.shape[-1] == len(tokens)]  # not of caches that dropped some
+    return attention_weights(session.llm, tokens[:begin], tokens[begin:])
+
+
+def attention_weights(llm: Llama, past: Sequence[int], last: Sequence[int]) -> npt.NDArray[np.float64]:
+    """The attention weights of tokens behind others, which sequence 0 holds; float64[n, len(past) + len(last)], a row for each head
+    of each layer and each of the last tokens. Whether the sequence then holds these too is not said.
+
+    Raises:
+        UnsupportedError: the model's graph has no attention weights, or llama.cpp is too old to name them.
+    """
+    n = len(past) + len(last)
+    tensors = read_tensors(llm, ["kq_soft_max"], past, last)
+    found = [w[0, :, : len(last), :n] for parts in tensors.values() for w in parts]
+    rows = [w.reshape(-1, n) for w in found if w.shape[-1] == n]  # not of caches that dropped some
     if not rows:
         raise UnsupportedError(
             "this llama.cpp names no attention weights of this model to rank segments by; use another method"
         )
-    weights = np.concatenate(rows).astype(np.float64)
-    return np.stack([weights[:, first:last].sum(axis=1) for first, last in spans], axis=1)
+    return np.concatenate(rows).astype(np.float64)
 
 
 def segment_spans(llm: Llama, prompt: Prompt, tokens: Sequence[int]) -> list[tuple[int, int]]:

@@ -39,7 +39,7 @@ from pypcd.evaluation.executors import (
     failed_record,
     load_exception,
 )
-from pypcd.evaluation.tasks.extras import require
+from pypcd.extras import require
 
 __all__ = ["Cluster"]
 

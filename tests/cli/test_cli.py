@@ -21,7 +21,10 @@ from pypcd.cli import _options, _terminal, _text, info
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli.chat import COMMANDS, Chat
+from pypcd.decode import Replay
+from pypcd.document import Document
 from pypcd.method import rho
+from pypcd.prompt import chat_tokens
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
 TIMEOUT = 60  # for one expectation, on a machine that is busy
@@ -127,17 +130,84 @@ def test_a_stopped_answer_stays_and_a_message_without_one_is_a_draft(session):
 def test_a_full_context_loses_nothing(session, tmp_path):
     ask(session, "one")
     kept = list(session.messages)
-    long = tmp_path / "long.txt"
-    long.write_bytes(b"ab\0c")
-    with pytest.raises(ValueError, match="not a text file"):
-        session.read(str(long))
-    long.write_text("ba " * 600)
-    assert "tokens" in session.read(str(long))
+    with pytest.raises(ContextFull, match=r"long has \d+ tokens.*Nothing is cut"):
+        session.attach(Document.of("long", "ba " * 600))
+    assert session.attached == []
+    n = next(n for n in range(600, 0, -1) if len(session.llm.tokenize(b"ba " * n)) < 500)
+    assert session.attach(Document.of("long", "ba " * n)) < session.llm.n_ctx()
     with pytest.raises(ContextFull, match=r"/undo.*--n-ctx"):
         list(session.send("what is it?"))
     assert session.messages == kept
     assert session.draft.startswith("ba ba") and session.draft.endswith("\n\nwhat is it?")
     assert ask(session, "short") != ""
+
+
+PARTS = ("ab ab", "cd cd", "ee ff", "ba ab")
+
+
+def test_a_question_about_a_document_has_its_passages_again(session, model):
+    """The same answer as to a message with the passages in it, which another model's context reads at once."""
+    session.set_pcd(False)
+    session.attach(Document("notes", PARTS, "\n\n"))
+    session.replay = Replay(n=1)
+    for turn, question in enumerate(("what is ab?", "and ee?")):
+        answer = ask(session, question)
+        (passage,) = session.passages
+        assert passage in PARTS and session.left_out == ""
+        *before, asked, _ = session.messages
+        assert asked["content"] == ("\n\n".join(PARTS) + "\n\n" if not turn else "") + question, (
+            "the history is as it was written"
+        )
+        again = asked["content"].removesuffix(question) + f"The most relevant parts again:\n{passage}\n\n{question}"
+        with pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1) as fresh:
+            other = Conversation(fresh, session.sampling)
+            prompt, stop = chat_tokens(fresh, [*before, {"role": "user", "content": again}])
+            assert "".join(Generation(fresh, prompt, other.sampling, stop=stop)) == answer
+        figures = session.figures[-1]
+        assert figures.prompt_tokens == len(prompt) and (figures.cached_tokens > 0) == bool(turn)
+
+
+def test_which_messages_have_no_passages(session):
+    session.set_pcd(False)
+    for attach, text in ((Document("one", PARTS[:1], ""), "what?"), (Document("notes", PARTS, "\n"), "")):
+        session.attach(attach)
+        ask(session, text)
+        assert session.passages == [] and session.left_out == ""
+    ask(session, "what?")
+    assert len(session.passages) == 2
+    session.replay = None
+    "".join(session.regen())
+    assert session.passages == []
+    session.replay = Replay()
+    session.clear()
+    ask(session, "what?")
+    assert session.passages == []
+
+
+def test_passages_that_cannot_be_found_are_said(session, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise pypcd.UnsupportedError("no attention here")
+
+    monkeypatch.setattr("pypcd.cli._generation.attention_weights", refuse)
+    session.set_pcd(False)
+    session.attach(Document("notes", PARTS, "\n\n"))
+    assert ask(session, "what?") != "" and session.left_out == "no attention here"
+
+
+def test_documents_are_saved_and_loaded(session, llm, tmp_path):
+    session.attach(Document("notes", PARTS, "\n\n"))
+    ask(session, "what?")
+    session.save(str(tmp_path / "talk.json"))
+    other = Conversation(llm, session.sampling)
+    other.load(str(tmp_path / "talk.json"))
+    assert other.documents == session.documents
+    "".join(other.regen())
+    assert other.passages == session.passages != []
+    record = json.loads((tmp_path / "talk.json").read_text())
+    for bad in ([3], [{"name": "x"}], "x", [{"name": "x", "text": ""}]):
+        (tmp_path / "bad.json").write_text(json.dumps({**record, "documents": bad}))
+        with pytest.raises(ValueError, match="its documents are not"):
+            other.load(str(tmp_path / "bad.json"))
 
 
 def test_the_answer_ends_where_the_context_does(llm):
@@ -268,12 +338,20 @@ TALK = [
     ("/set top_k", "/set NAME VALUE"),
     ("/save", "needs a file name"),
     ("/save talk.json", "saved to"),
-    ("/read nowhere", "nowhere: No such file"),
-    ("/read notes.txt", "in front of your next message"),
-    ("what is it", "--n-ctx"),
+    ("/read notes.txt", "/read is now /file"),
+    ("/file nowhere", "nowhere: No such file"),
+    ("/file notes.txt", "--n-ctx"),
+    ("/file short.txt", r"short.txt: \d+ tokens, 3 parts; it goes in front of your next message, and is read in about"),
+    ("what is it", r"12 tokens \|", "replay repeated 2 passages"),
+    ("/file", "bababa"),
+    ("/replay", "replay on"),
+    ("/replay maybe", "allowed: on, off"),
+    ("/replay off", "replay off"),
+    ("/regen", r"12 tokens \|"),
+    ("/file", "nothing was repeated"),
     ("/clear", "forgotten"),
     ("/load talk.json", "1 turns from"),
-    ("/stats", "4 answers", "twins"),
+    ("/stats", "6 answers", "twins"),
     ("/cmopare", "did you mean 'compare'"),
     ("//exit is a message", r"12 tokens \|"),
 ]
@@ -283,6 +361,7 @@ def test_each_command_of_the_chat_does_what_it_says(session, llm, capsys, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([line for line, *_ in TALK] + ["/bye", "not read"])))
     (tmp_path / "notes.txt").write_text("bababa\n" * 400)
+    (tmp_path / "short.txt").write_text("bababa\n\n" * 3)
     llm.pcd = False
     chat = Chat(session)
     assert chat.run() == 1, "a program should hear of the unknown command"

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pypcd.errors import InputError, PCDError
-from pypcd.evaluation.tasks.extras import require
 from pypcd.evaluation.tasks.metrics import qa_f1, qa_f1_zh
 from pypcd.evaluation.tasks.rows import FromFile, Row, drawn, found_in, read_rows
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tasks.size import check_cell
+from pypcd.extras import require
 from pypcd.prompt import Prompt
 
 __all__ = ["LONGBENCH_TASKS", "LongBench", "LongBenchV2"]

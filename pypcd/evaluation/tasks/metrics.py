@@ -10,7 +10,7 @@ import string
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pypcd.evaluation.tasks.extras import require
+from pypcd.extras import require
 
 __all__ = [
     "KV_SEPARATORS",

@@ -1,4 +1,4 @@
-"""Optional packages that only some tasks need, imported when they are used."""
+"""Optional packages, imported when they are used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pypcd.errors import PCDError
 __all__ = ["require"]
 
 
-def require(module: str, purpose: str) -> Any:
+def require(module: str, purpose: str, package: str = "") -> Any:
     """A module of an optional package.
 
     Raises:
@@ -22,7 +22,7 @@ def require(module: str, purpose: str) -> Any:
             warnings.simplefilter("ignore")  # jieba's source has invalid escapes, which newer Pythons report
             return importlib.import_module(module)
     except ImportError as error:
-        package = module.replace("_", "-")
+        package = package or module.replace("_", "-")
         raise PCDError(
             f"{purpose} needs the package {package}, which is not installed: pip install {package}"
         ) from error

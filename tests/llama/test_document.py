@@ -1,0 +1,119 @@
+"""Documents: texts, a PDF written by hand, a DOCX, and files that are none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import pypcd
+from pypcd.document import Document, read_document
+
+
+def pdf(*pages: str) -> bytes:
+    """A PDF with a line of text on each page."""
+    n = len(pages)
+    kids = " ".join(f"{3 + 2 * i} 0 R" for i in range(n))
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count {n} >>"]
+    font = "<< /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >>"
+    for i, text in enumerate(pages):
+        stream = f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET"
+        box = "/MediaBox [0 0 300 200]"
+        objects += [
+            f"<< /Type /Page /Parent 2 0 R {box} /Resources {font} /Contents {4 + 2 * i} 0 R >>",
+            f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
+        ]
+    data, places = b"%PDF-1.4\n", []
+    for number, text in enumerate(objects, 1):
+        places.append(len(data))
+        data += f"{number} 0 obj\n{text}\nendobj\n".encode()
+    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    size = len(objects) + 1
+    tail = f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{len(data)}\n%%EOF\n"
+    return data + tail.encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "segments"),
+    [
+        (b"One.\r\n\r\nTwo.\r\n", ("One.", "Two.")),
+        ("\ufeff# Über\n\nText".encode(), ("# Über", "Text")),
+        (b"caf\xe9", ("caf\ufffd",)),
+        (b"PK\x03\x04 is how a zip begins", ("PK\x03\x04 is how a zip begins",)),
+    ],
+)
+def test_texts(tmp_path: Path, data: bytes, segments: tuple[str, ...]) -> None:
+    (tmp_path / "report.md").write_bytes(data)
+    document = read_document(tmp_path / "report.md")
+    assert document.name == "report.md" and document.segments == segments
+    assert document.text == document.joiner.join(segments)
+
+
+def test_a_pdf(tmp_path: Path) -> None:
+    pytest.importorskip("pypdf")
+    (tmp_path / "report.txt").write_bytes(
+        pdf("The bridge was opened in 1931.", "Signed by Ruth Amsel.")
+    )  # whatever its name
+    document = read_document(tmp_path / "report.txt")
+    assert [part.strip() for part in document.segments] == ["The bridge was opened in 1931.", "Signed by Ruth Amsel."]
+
+
+def test_a_docx_in_its_order(tmp_path: Path) -> None:
+    docx = pytest.importorskip("docx")
+    made = docx.Document()
+    made.add_heading("Report", 1)
+    for row, texts in zip(made.add_table(rows=2, cols=2).rows, (("year", "bridges"), ("1931", "2"))):
+        for cell, text in zip(row.cells, texts):
+            cell.text = text
+    made.add_paragraph("Signed by Ruth Amsel.")
+    made.save(tmp_path / "report.DOCX")
+    document = read_document(tmp_path / "report.DOCX")
+    assert document.text == "Report\n\nyear | bridges\n1931 | 2\n\nSigned by Ruth Amsel."
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "error", "said"),
+    [
+        ("a.txt", b" \n", ValueError, "a.txt has no text"),
+        ("a.bin", b"\x7fELF\0\0", ValueError, "not a text file; allowed: texts in UTF-8, PDF, DOCX"),
+        ("a.pdf", b"%PDF-1.4 nonsense", ValueError, "cannot be read as a PDF"),
+        ("a.pdf", pdf(""), ValueError, "has no text; pictures of pages"),
+        ("a.docx", b"PK\x03\x04nonsense", ValueError, "cannot be read as a DOCX"),
+        ("", None, OSError, "directory"),
+        ("nowhere.txt", None, OSError, "No such file"),
+    ],
+)
+def test_what_is_no_document(tmp_path: Path, name: str, data: bytes | None, error: type[Exception], said: str) -> None:
+    if name.endswith((".pdf", ".docx")):
+        pytest.importorskip("pypdf" if name.endswith("pdf") else "docx")
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(error, match=said):
+        read_document(tmp_path / name)
+
+
+def test_an_encrypted_pdf_is_refused(tmp_path: Path) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    writer = pypdf.PdfWriter()
+    writer.add_blank_page(200, 200)
+    writer.encrypt("secret")
+    writer.write(tmp_path / "a.pdf")
+    with pytest.raises(ValueError, match="may be encrypted"):
+        read_document(tmp_path / "a.pdf")
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "data"), [("pypdf", "pypdf", pdf("x")), ("docx", "python-docx", b"PK\x03\x04")]
+)
+def test_without_the_package_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str, data: bytes
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / f"a.{module}").write_bytes(data)
+    with pytest.raises(pypcd.PCDError, match=f"pip install {package}$"):
+        read_document(tmp_path / f"a.{module}")
+
+
+def test_a_document_of_a_text() -> None:
+    assert Document.of("notes", "a\n\nb").segments == ("a", "b")
