@@ -183,6 +183,7 @@ class Llama(llama_cpp.Llama):
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self.pcd = config
             self._warn_profile_mismatch(pcd)
+            self._warn_beyond_training(kwargs)
             self.draft_model = draft_model
         except BaseException:
             self.close()  # a traceback may keep this object alive for long
@@ -250,6 +251,29 @@ class Llama(llama_cpp.Llama):
     def _warn_profile_mismatch(self, setting: PCDSetting) -> None:
         if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
             lib.logger.warning("%s", text)
+
+    def _warn_beyond_training(self, kwargs: Mapping[str, Any]) -> None:
+        """A text as long as the context may be longer than any that the model was trained on; several share it otherwise."""
+        trained = lib.n_ctx_train(self)
+        is_stretched = any(kwargs.get(name) for name in ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"))
+        is_stretched |= kwargs.get("rope_scaling_type", -1) != -1
+        if (
+            self._n_seq_max == 1
+            and 0 < trained < self.n_ctx()
+            and self.n_ctx() > -(-trained // 256) * 256
+            and not is_stretched
+        ):
+            lib.logger.warning(
+                "the context has %d tokens, but the model was trained for %d: answers to longer texts may be nonsense",
+                self.n_ctx(),
+                trained,
+            )
+
+    def __repr__(self) -> str:
+        if not lib.is_open(self):
+            return f"<pypcd.Llama {self.model_path}, closed>"
+        setting = self.pcd.describe() if self.pcd else "off"
+        return f"<pypcd.Llama {self.model_path}, n_ctx={self.n_ctx()}, pcd={setting}>"
 
     def check_pcd(self, setting: PCDSetting = True) -> None:
         """Check that this model and context can run a setting. The setting in force stays.

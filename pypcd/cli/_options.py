@@ -190,7 +190,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rpc(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rpc", metavar="HOST:PORT", help="another machine's 'pypcd rpc-server'; several with commas")
+    parser.add_argument("--rpc", metavar="HOST:PORT", help="other machines' 'pypcd rpc-server', with commas")
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
@@ -243,6 +243,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--pcd", metavar="SETTING", help=f"off (default), unsure, {EXAMPLE_PCD} ...")
     add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
+    add("--top-p", metavar="P", help="and --top-k, --min-p, --repeat-penalty: as in llama.cpp")
+    for name in ("--top-k", "--min-p", "--repeat-penalty"):
+        add(name, metavar="X", help=argparse.SUPPRESS)
     add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")
     add("--n-ctx", metavar="N", type=at_least(0), default=0, help="context (default: the model's, or what fits)")
     add_machine(parser)
@@ -251,6 +254,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def sampling_from(args: argparse.Namespace) -> GenerationSettings:
     sampling = GenerationSettings()
-    for name, value in (("temperature", args.temp), ("seed", args.seed), ("max_tokens", args.max_tokens)):
-        sampling.set(name, value)
+    given = {"temperature": args.temp, "seed": args.seed, "max_tokens": args.max_tokens}
+    given |= {name: getattr(args, name) for name in ("top_p", "top_k", "min_p", "repeat_penalty")}
+    for name, value in given.items():
+        if value is not None or name == "seed":
+            sampling.set(name, value)
     return sampling

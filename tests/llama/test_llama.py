@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import logging
 import pickle
 import re
 import sys
@@ -494,3 +495,28 @@ def test_a_decoder_that_waits_for_an_encoder_is_refused(tiny: Tiny, load: Load) 
     for attempt in (lambda: llm.eval([1, 2]), lambda: llm("x", max_tokens=1), lambda: Session(llm)):
         with pytest.raises(UnsupportedError, match="architecture 't5' has an encoder"):
             attempt()
+
+
+def test_repr_says_what_it_is(tmp_path):
+    llm = pypcd.Llama("demo", n_ctx=256, pcd="beta=1.5")
+    assert re.fullmatch(r"<pypcd.Llama \S+demo.gguf, n_ctx=256, pcd=beta=1.5>", repr(llm))
+    llm.pcd = False
+    assert repr(llm).endswith("pcd=off>")
+    llm.close()
+    assert repr(llm).endswith("demo.gguf, closed>")
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"n_ctx": 2048}, False),
+        ({"n_ctx": 2304}, True),
+        ({"n_ctx": 4096, "n_seq_max": 2}, False),
+        ({"n_ctx": 4096, "rope_freq_scale": 0.5}, False),
+        ({"n_ctx": 4096, "rope_scaling_type": 2}, False),
+    ],
+)
+def test_a_context_beyond_what_the_model_was_trained_for_is_said(caplog, options, warns):
+    with caplog.at_level(logging.WARNING, "pypcd"):
+        pypcd.Llama("demo", **options).close()
+    assert ("the model was trained for 2048" in caplog.text) is warns
