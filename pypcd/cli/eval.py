@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import itertools
 import json
 import pathlib
@@ -37,9 +38,9 @@ DEFAULT_N = 300
 
 EVERYDAY_LENGTHS = (SHORT, 1024)
 
-QUICK_METHODS = (BASELINE, "pcd:unsure", "pcd:window:relative_top=0.1")
-QUICK_LENGTHS = (1024,)
-QUICK_N = 50
+QUICK_METHODS = (BASELINE, "replay", "pcd:unsure", "pcd:window:relative_top=0.1")
+QUICK_LENGTHS = (800,)
+QUICK_N = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--quick",
         action="store_true",
-        help=f"{QUICK_N} (everyday: {few}) questions, {len(QUICK_METHODS)} methods, 1k only",
+        help=f"{QUICK_N} (everyday: {few}) questions, {len(QUICK_METHODS)} methods, {QUICK_LENGTHS[0]} tokens",
     )
     add("--half", metavar="HALF", choices=HALVES, help="first, to choose by, or second, to judge by")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
@@ -79,8 +80,12 @@ def run(args: argparse.Namespace) -> int:
     with _terminal.resumable(), _options.jobs(args) as jobs:
         options = run_options(plan, _options.machine_options(args), jobs)
         known = _progress.model_facts(plan, options, jobs, out)
-        with _progress.following("answering") as progress:
-            outcome = evaluate(plan, out, jobs=jobs, options=options, model_facts=known, progress=progress)
+        try:
+            with _progress.following("answering") as progress:
+                outcome = evaluate(plan, out, jobs=jobs, options=options, model_facts=known, progress=progress)
+        except KeyboardInterrupt:
+            _print_so_far(plan, out)
+            raise
 
     metrics = {name: made.metric for name, made in tasks_of(plan).items()}
     text = markdown(plan, outcome.records, metrics, outcome.refused)
@@ -110,6 +115,20 @@ def run(args: argparse.Namespace) -> int:
         _terminal.write(text if columns is None else _table.aligned(text, columns))
     _terminal.say(f"answers and tables are in {out.path}")
     return 0
+
+
+def _print_so_far(plan: Plan, out: Directory) -> None:
+    """The table of the questions that all methods have answered."""
+    records = out.records()
+    answered = collections.Counter(key[:3] for key in records)
+    n = max(answered.values(), default=0)  # some methods may be refused
+    records = {key: record for key, record in records.items() if answered[key[:3]] == n}
+    if records:
+        metrics = {name: made.metric for name, made in tasks_of(plan).items()}
+        columns, text = _table.columns(), markdown(plan, records, metrics, {})
+        _terminal.write("\n" + (text if columns is None else _table.aligned(text, columns)))
+        total = len(tasks_of(plan)) * len(plan.lengths) * len(plan.indices(plan.n))
+        _terminal.say(f"so far: {len(records) // n} of {total} questions")
 
 
 def _plan(args: argparse.Namespace) -> Plan:

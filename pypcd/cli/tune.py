@@ -21,7 +21,7 @@ from pypcd.evaluation.tune import ALL, FEW_SETTINGS, MOST_SPOILT, N_EVERYDAY, SE
 
 DEFAULT_TASKS = "kv,niah-multikey-2,vt"
 DEFAULT_LENGTHS, DEFAULT_N = "1k,4k", 100
-QUICK_LENGTHS, QUICK_N, QUICK_EVERYDAY = "1k", 40, 8
+QUICK_LENGTHS, QUICK_N, QUICK_EVERYDAY = "800", 12, 2
 DEMO_LENGTHS = "500,1500"  # its context ends at 2048
 
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--n", metavar="N", type=_options.at_least(2), help=f"questions a cell (default {DEFAULT_N})")
     of_each = f"everyday questions of each kind (default {N_EVERYDAY}; demo 0)"
     add("--everyday", metavar="N", type=_options.at_least(0), help=of_each)
-    few = f"--n {QUICK_N}, --everyday {QUICK_EVERYDAY}, 1k tokens, {len(FEW_SETTINGS)} settings"
+    few = f"--n {QUICK_N}, --everyday {QUICK_EVERYDAY}, {QUICK_LENGTHS} tokens, {len(FEW_SETTINGS)} settings"
     add("--quick", action="store_true", help=few)
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--profile", metavar="FILE", help="where the setting is written (default: MODEL.pcd.json)")

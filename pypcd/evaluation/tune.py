@@ -43,7 +43,7 @@ SETTINGS = (
 )
 """The settings that are tried, the mild ones first: of two that do equally well, the first is taken."""
 
-FEW_SETTINGS = ("unsure", "window:beta=1:relative_top=0.3", "window:relative_top=0.1", "cautious")
+FEW_SETTINGS = ("unsure", "window:relative_top=0.1")
 
 N_EVERYDAY = 32
 """Everyday questions of each kind, short and in each long form: enough to show that nothing is lost where a setting changes

@@ -126,13 +126,13 @@ def planned(*args: str) -> Plan:
     ("args", "n", "lengths", "n_methods"),
     [
         ("--task kv", 300, (1024, 2048, 4096), 5),
-        ("--task kv --quick", 50, (1024,), 3),
+        ("--task kv --quick", 24, (800,), 4),
         ("--task everyday", 25, (300, 1024), 5),
         ("--task everyday,everyday-behind", 25, (300, 1024), 5),
-        ("--task everyday --quick", 5, (1024,), 3),
-        ("--task everyday --quick --length 300 --n 7", 7, (300,), 3),
+        ("--task everyday --quick", 2, (800,), 4),
+        ("--task everyday --quick --length 300 --n 7", 7, (300,), 4),
         ("--task everyday-json", 300, (300, 1024), 5),
-        ("--task everyday-json --quick", 50, (1024,), 3),
+        ("--task everyday-json --quick", 24, (800,), 4),
         ("--task everyday-json,kv", 300, (1024, 2048, 4096), 5),
         ("--task kv,everyday --n 40", 40, (1024, 2048, 4096), 5),
         ("--paper table1", 300, PAPER_TABLES["table1"].lengths, len(set(PAPER_TABLES["table1"].methods))),
@@ -171,3 +171,20 @@ def test_types_of_the_cache_are_asked_beside_f16(tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["plan"]["methods"] == ["greedy", "pcd:window", "pcd:window+kv:f16:q8_0"]
     assert main([*command, "--type-k=q9", f"--out={tmp_path / 'c'}"]) == 1
     assert "k is 'q9'" in capsys.readouterr().err
+
+
+def test_a_stopped_eval_shows_what_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["eval", "demo", "--task", "kv-short", "--length", "200", "--method", "pcd", "--threads", "1"]
+    words += ["--out", str(tmp_path / "run")]
+    assert main([*words, "--n", "3"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "pcd" in line and "200" in line)
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(eval_command, "evaluate", stop)
+    assert main([*words, "--n", "5"]) == 130
+    out, said = capsys.readouterr()
+    assert row in out and "so far: 3 of 5 questions" in said and "run the same command again" in said

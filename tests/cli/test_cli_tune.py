@@ -135,7 +135,7 @@ def test_all_settings_and_the_best_ones_cells_are_in_tables(
     [
         ("demo", [], ("kv-short",), 100, 0, (500, 1500), SETTINGS),  # it reads nothing else
         ("some.gguf", [], ("kv", "niah-multikey-2", "vt"), 100, 32, (1024, 4096), SETTINGS),
-        ("some.gguf", ["--quick"], ("kv", "niah-multikey-2", "vt"), 40, 8, (1024,), FEW_SETTINGS),
+        ("some.gguf", ["--quick"], ("kv", "niah-multikey-2", "vt"), 12, 2, (800,), FEW_SETTINGS),
     ],
 )
 def test_what_is_asked_by_default(

@@ -292,11 +292,14 @@ def test_what_cannot_be_tuned_by_is_refused(tmp_path: Path) -> None:
 # -- real runs -------------------------------------------------------------------------------------------------------
 
 
+SOME = (*FEW_SETTINGS, "window:beta=1:relative_top=0.3", "cautious")
+
+
 def test_tuning_finds_what_helps_the_demo_model_and_goes_on_byte_for_byte(tmp_path: Path) -> None:
     plan, progress = Plan("demo", ("kv-short",), ("greedy",), (450,), n=36), Progress()
 
     def run(progress: Progress | None = None) -> Tuned:
-        return tune(plan, tmp_path / "run", options=ONE, everyday=0, settings=FEW_SETTINGS, progress=progress)
+        return tune(plan, tmp_path / "run", options=ONE, everyday=0, settings=SOME, progress=progress)
 
     tuned = run(progress)
     assert tuned.best is not None and tuned.chosen_by.gain.difference > 5 and tuned.gain[ALL].n == 18
