@@ -17,7 +17,7 @@ from pypcd import finder
 
 if TYPE_CHECKING:
     from pypcd.config import PCDConfig, PCDFields, PCDSetting
-    from pypcd.engine import PCDLogits, PCDStats
+    from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
     from pypcd.errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
     from pypcd.integrations.install import install, uninstall
     from pypcd.llama import Llama
@@ -39,6 +39,7 @@ __all__ = [
     "LibraryError",
     "Llama",
     "ModelError",
+    "PCDAnswer",
     "PCDConfig",
     "PCDError",
     "PCDFields",
@@ -61,6 +62,7 @@ _HOME_OF = {
     "PCDFields": "config",
     "PCDLogits": "engine",
     "PCDSetting": "config",
+    "PCDAnswer": "engine",
     "PCDStats": "engine",
     "RPCError": "errors",
     "UnsupportedError": "errors",

@@ -41,6 +41,7 @@ __all__ = [
     "joined",
     "load",
     "read_values",
+    "typed",
     "write_values",
 ]
 
@@ -250,6 +251,20 @@ _NONE = {
     for field in FIELDS.values()
     if None in field.numbers
 }
+
+
+def typed(config: PCDConfig | None) -> str:
+    """A setting as it can be typed: off, or a preset and the values that differ from it, in the fewest values."""
+    if config is None:
+        return "off"
+    fields = config.as_dict()
+    texts = []
+    for name in PRESETS:
+        start = PCDConfig.preset(name).as_dict()
+        changed = {field: value for field, value in fields.items() if value != start[field]}
+        is_other = "perturbation" in changed  # another kind of twin: its preset would mislead
+        texts.append((is_other, len(changed), f"{name}:{write_values(changed)}" if changed else name))
+    return min(texts, key=lambda text: text[:2])[-1]
 
 
 def _near(name: str, names: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from pypcd import arguments, guards, machine, states, threads
 from pypcd.checks import Integer
 from pypcd.config import PCDConfig, PCDSetting, Profile, load
 from pypcd.drafts import DraftModel, Drafts
-from pypcd.engine import PCDLogits, PCDStats
+from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
 from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError, rename
 from pypcd.gguf import resolve_model
 from pypcd.remote import Servers, parse_servers
@@ -139,6 +139,7 @@ class Llama(llama_cpp.Llama):
         self._n_shown: int | None = None  # how many tokens a logits processor sees; None: all
         self._is_whole = False  # within a call that returns a whole answer
         self._n_constrained = 0  # answers left plain under a grammar
+        self._answer = PCDAnswer()
         pcd = load(pcd)  # a profile is read once
         config = PCDConfig.resolve(pcd)
         self._n_seq_max = Integer(1, lib.N_SEQUENCES)("n_seq_max", n_seq_max)
@@ -619,6 +620,8 @@ class Llama(llama_cpp.Llama):
             token = int(super().sample(*args, **kwargs))
             if self._processors is not None:
                 self._processors.check()
+            if before == "generate":
+                self._note(token, at)
             return token
         finally:
             self._n_shown = None
@@ -643,7 +646,7 @@ class Llama(llama_cpp.Llama):
                 if not self._n_constrained:
                     lib.logger.warning("%s", LEFT_PLAIN)
                 self._n_constrained += 1
-            self._is_prompt = True
+            self._is_prompt, self._answer = True, PCDAnswer()
             if self._pcd is not None and self._pcd.min_first_entropy:
                 self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
             text = guards.StreamGuard(self, tokens)
@@ -660,6 +663,17 @@ class Llama(llama_cpp.Llama):
             self._requires_eval = True
             lib.rewind(self, self.n_tokens)
 
+    def _note(self, token: int, at: int) -> None:
+        """Count a token of the answer, sampled from row `at`, in last_answer."""
+        if not self._answer.n_tokens:
+            setting = self._pcd if self._combines else None
+            self._answer = PCDAnswer(setting, n_prompt=self.n_tokens)
+        rows = None
+        if self._answer.setting is not None:
+            with contextlib.suppress(PCDError):  # a row that was made plainly
+                rows = lib.pcd_logits(self, at)
+        self._answer = self._answer.with_token(token, rows)
+
     # -- looking inside --------------------------------------------------------------------------------------------
 
     def pcd_logits(self, i: int = -1) -> PCDLogits:
@@ -673,6 +687,11 @@ class Llama(llama_cpp.Llama):
             PCDError: the last evaluation was without PCD, or there was none.
         """
         return lib.pcd_logits(self, i - self._n_unread if i < 0 else i)
+
+    @property
+    def last_answer(self) -> PCDAnswer:
+        """What PCD did to the answer that generate() wrote last, or has written so far: `str(llm.last_answer)` is a sentence."""
+        return self._answer
 
     def pcd_stats(self) -> PCDStats:
         """What PCD has done in this context so far."""

@@ -15,12 +15,16 @@ import numpy.typing as npt
 import pypcd
 from pypcd import PCDError, engine
 from pypcd.cli import _options, _terminal
+from pypcd.config import typed
 from pypcd.decode.replay import attention_weights
 from pypcd.errors import InputError
 
 
 class ContextFull(PCDError):
     """A prompt does not fit in the context."""
+
+
+SHOWN = 3  # changed tokens in the line under an answer
 
 
 @dataclasses.dataclass
@@ -35,6 +39,10 @@ class Figures:
     prompt_seconds: float = 0.0
     seconds: float = 0.0  # after the prompt
     finish_reason: str = "interrupted"  # or stop, length (max_tokens), context (full)
+    answer: pypcd.PCDAnswer = dataclasses.field(default_factory=pypcd.PCDAnswer)
+    changed: list[tuple[str, str]] = dataclasses.field(
+        default_factory=list
+    )  # texts: the model's own token, and the one with PCD
 
     @property
     def rate(self) -> float | None:
@@ -61,20 +69,18 @@ class Figures:
             f"{rate(self.rate)} tok/s",
             f"prompt {rate(self.prompt_rate)} tok/s",
             f"context {self.context_used}/{self.n_ctx}",
-            f"PCD {_options.describe_pcd(self.pcd)}{self._waits()}",
+            self.what_pcd_did(),
             *([ends[self.finish_reason]] if self.finish_reason in ends else []),
         ]
         return " | ".join(parts)
 
-    def _waits(self) -> str:
-        """Where the text was too short for PCD: from when on it contrasts."""
-        if self.pcd is None:
-            return ""
-        # with min_first_entropy it is decided for a whole answer, at its first token
-        n_tokens = self.prompt_tokens + 1 if self.pcd.min_first_entropy else self.context_used
-        if n_tokens > self.pcd.min_context:
-            return ""
-        return f", from {self.pcd.min_context} tokens on"
+    def what_pcd_did(self) -> str:
+        """A sentence, and the first of the texts that changed, each behind what the model alone would have written."""
+        if self.pcd and not self.answer.n_tokens:
+            return f"PCD ({typed(self.pcd)})"
+        shown = ", ".join(f"{before!r} to {after!r}" for before, after in self.changed[:SHOWN])
+        more = f" and {len(self.changed) - SHOWN} more" if len(self.changed) > SHOWN else ""
+        return f"{self.answer}{f': {shown}{more}' if shown else ''}"
 
     def as_dict(self) -> dict[str, Any]:
         def rounded(value: float | None) -> float | None:
@@ -90,6 +96,9 @@ class Figures:
             "context_used": self.context_used,
             "n_ctx": self.n_ctx,
             "pcd": self.pcd.as_dict() if self.pcd else None,
+            "pcd_contrasted": self.answer.n_contrasted,
+            "pcd_changed": self.answer.n_changed,
+            "what_pcd_did": str(self.answer),
         }
 
 
@@ -252,11 +261,22 @@ class Generation:
                 raise PCDError(f"the model could not be evaluated: {error}") from error
         finally:
             self._watch(False)
+            self._tell_changes()
         rest = self._pending + utf8.decode(b"", final=True)
         if rest:
             self.text += rest
             self._pending = ""
             yield rest
+
+    def _tell_changes(self) -> None:
+        llm, figures = self.llm, self.figures
+        if figures.completion_tokens or llm.last_answer.n_tokens:
+            n = max(figures.completion_tokens, llm.last_answer.n_changed)  # without its end, unless that is a change
+            figures.answer = dataclasses.replace(llm.last_answer, setting=figures.pcd, n_tokens=n)
+            figures.changed = [
+                tuple(engine.token_bytes(llm, token).decode("utf-8", "replace") for token in (c.plain, c.token))  # type: ignore[misc]
+                for c in figures.answer.changes
+            ]
 
     def _watch(self, on: bool) -> None:
         """Let Ctrl-C end a batch half-way (on the CPU; llama.cpp's GPU backends finish theirs)."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pypcd.checks import Integer, Number, literal
 from pypcd.cli import _terminal
-from pypcd.config import PRESETS, PCDConfig, Profile, load, write_values
+from pypcd.config import PCDConfig, Profile, load
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import resolve_model
 from pypcd.remote import parse_servers
@@ -87,20 +87,6 @@ def note_of_profile(setting: object, model_path: str) -> None:
 def how_to_turn_on(option: str) -> str:
     """A sentence for those who did not choose a setting. `option`: what takes one, such as --pcd."""
     return f"PCD is off; {option} {EXAMPLE_PCD} turns it on"
-
-
-def describe_pcd(config: PCDConfig | None) -> str:
-    """A setting as it can be typed: off, or a preset and the values that differ from it, in the fewest values."""
-    if config is None:
-        return "off"
-    fields = config.as_dict()
-    texts = []
-    for name in PRESETS:
-        start = PCDConfig.preset(name).as_dict()
-        changed = {field: value for field, value in fields.items() if value != start[field]}
-        is_other = "perturbation" in changed  # another kind of twin: its preset would mislead
-        texts.append((is_other, len(changed), f"{name}:{write_values(changed)}" if changed else name))
-    return min(texts, key=lambda text: text[:2])[-1]
 
 
 def add_model(

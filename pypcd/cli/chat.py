@@ -14,7 +14,7 @@ from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
 from pypcd.cli._conversation import SPACE, Conversation
 from pypcd.cli._terminal import say
 from pypcd.cli._text import sentence, wrap
-from pypcd.config import load
+from pypcd.config import load, typed
 from pypcd.decode import Replay
 from pypcd.document import read_document
 from pypcd.errors import InputError, did_you_mean
@@ -60,7 +60,7 @@ class Chat:
         llm = self.session.llm
         if self.lines.typed:
             name = llm.metadata.get("general.name") or pathlib.Path(llm.model_path).name
-            state = f"context {llm.n_ctx()} | PCD {_options.describe_pcd(llm.pcd)}"
+            state = f"context {llm.n_ctx()} | PCD {typed(llm.pcd)}"
             say(f"{name} | {state} | /help for commands, Ctrl-D to leave")
         if no_setting:
             say(_options.how_to_turn_on("/pcd" if self.lines.typed else "--pcd"))
@@ -92,7 +92,7 @@ class Chat:
 
     def prompt(self) -> str:
         """The prompt before a typed line: the name of the PCD setting in force, and >>>."""
-        setting = _options.describe_pcd(self.session.llm.pcd)
+        setting = typed(self.session.llm.pcd)
         return f"{setting if len(setting) <= 24 else 'custom'} >>> "
 
     def handle(self, text: str, literal: bool) -> bool:
@@ -174,7 +174,7 @@ class Chat:
             setting = load(argument)
             self.session.set_pcd(setting)
             _options.note_of_profile(setting, self.session.llm.model_path)
-        say(f"PCD {_options.describe_pcd(self.session.llm.pcd)}")
+        say(f"PCD {typed(self.session.llm.pcd)}")
 
     def do_compare(self, _: str) -> None:
         if self.as_json:
@@ -182,7 +182,7 @@ class Chat:
                 answers = self.session.compare(stopped, lambda *_: bar.update(1))
             self.print_json({"compare": [{"text": a.text, **a.figures.as_dict()} for a in answers]})
             return
-        titles = [f"PCD {_options.describe_pcd(config)}" for config in self.session.compared]
+        titles = [f"PCD {typed(config)}" for config in self.session.compared]
         with _compare.view(titles) as view, _terminal.interruptible() as stopped:
             answers = self.session.compare(stopped, view.write)
         if answers[0].text == answers[1].text:

@@ -14,6 +14,7 @@ from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli._text import cells, wrap
 from pypcd.cli.eval import DEFAULT_N
 from pypcd.cli.generate import read_prompt
+from pypcd.config import typed
 from pypcd.decode import Session
 from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, task
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         "steps": [step.as_dict() for step in steps],
     }
     if args.html is not None:
-        facts = {"model": args.model, "PCD": _options.describe_pcd(setting), "prompt": f"{len(tokens)} tokens"}
+        facts = {"model": args.model, "PCD": typed(setting), "prompt": f"{len(tokens)} tokens"}
         if gold is not None:
             facts["right answer"] = gold
         read = prompt.text + prompt.answer_prefix

@@ -15,7 +15,7 @@ from typing import Any
 from pypcd import served
 from pypcd.cli import _options, _terminal
 from pypcd.cli._text import sentence
-from pypcd.config import load
+from pypcd.config import load, typed
 from pypcd.errors import MENDABLE, PCDError
 from pypcd.server import OptionError, Server, show_options
 
@@ -137,7 +137,7 @@ def _greeting(server: Server, args: argparse.Namespace, without: Collection[str]
         without: the models that cannot run PCD.
     """
     names = list(server.configs)
-    pcd = {name: "off" if name in without else _options.describe_pcd(config) for name, config in server.configs.items()}
+    pcd = {name: "off" if name in without else typed(config) for name, config in server.configs.items()}
     wanted = f"{names[0]}:pcd-{pcd[names[0]]}"  # to show how a name chooses
     if len(names) == 1:
         head = f"{names[0]} | PCD {pcd[names[0]]} where a request does not say | Ctrl-C to end\n"

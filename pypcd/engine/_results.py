@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from pypcd.config import PCDConfig, typed
 from pypcd.errors import PCDError, rename
 
-__all__ = ["PCDLogits", "PCDStats", "no_rows"]
+__all__ = ["Change", "PCDAnswer", "PCDLogits", "PCDStats", "no_rows"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,66 @@ class PCDLogits:
     local: npt.NDArray[np.float32] | None
     contrasted: npt.NDArray[np.float32]
     beta: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A token of an answer that plain decoding would not have found most probable.
+
+    Attributes:
+        index: which token of the answer, from 0.
+        token: its id.
+        plain: the id of the model's own most probable token there.
+    """
+
+    index: int
+    token: int
+    plain: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PCDAnswer:
+    """What PCD did to an answer; as text, a sentence.
+
+    Attributes:
+        setting: what was in force; None: off.
+        n_tokens: tokens of the answer, its end included.
+        n_contrasted: those for which more than one token was plausible, and which no floor left plain.
+        changes: those of them that differ from the model's own most probable one because of the contrast: with a temperature, those where
+            the most probable token is another one with the contrast.
+        n_prompt: tokens before the answer.
+    """
+
+    setting: PCDConfig | None = None
+    n_tokens: int = 0
+    n_contrasted: int = 0
+    changes: tuple[Change, ...] = ()
+    n_prompt: int = 0
+
+    @property
+    def n_changed(self) -> int:
+        return len(self.changes)
+
+    def __str__(self) -> str:
+        if self.setting is None:
+            return "PCD off"
+        name = f"PCD ({typed(self.setting)})"
+        if self.n_contrasted:
+            return f"{name} changed {self.n_changed} of {self.n_tokens} tokens"
+        is_short = self.n_prompt + self.n_tokens <= self.setting.min_context
+        why = f"the text has fewer than {self.setting.min_context} tokens" if is_short else "the model was sure"
+        return f"{name} left this answer alone: {why}"
+
+    def with_token(self, token: int, rows: PCDLogits | None) -> PCDAnswer:
+        """The same with one more token; None: PCD did not look at it."""
+        if rows is None or rows.beta is None:
+            return dataclasses.replace(self, n_tokens=self.n_tokens + 1)
+        plain, changes = int(rows.standard.argmax()), self.changes
+        if plain not in (token, int(rows.contrasted.argmax())):
+            changes = (*changes, Change(self.n_tokens, token, plain))
+        return dataclasses.replace(
+            self, n_tokens=self.n_tokens + 1, n_contrasted=self.n_contrasted + 1, changes=changes
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli.chat import COMMANDS, Chat
 from pypcd.decode import Replay
 from pypcd.document import Document
+from pypcd.engine import Change
 from pypcd.method import rho
 from pypcd.prompt import chat_tokens
 
@@ -321,13 +322,13 @@ TALK = [
     ("/help", *(f"/{name}" for name in COMMANDS)),
     ("hello", r"12 tokens \| .* tok/s \| prompt .* tok/s \| context \d+/512 \| PCD off \| cut at max_tokens"),
     ("/pcd unsure", "PCD unsure"),
-    ("/regen", r"PCD unsure, from 300 tokens on \| cut at max_tokens"),
+    ("/regen", r"PCD \(unsure\) left this answer alone: the text has fewer than 300 tokens \| cut at max_tokens"),
     ("two", r"12 tokens \|"),
     ("/pcd unsure:relative_top=0", "PCD unsure:relative_top=0.0"),
     ("/pcd beta=1.5", "PCD paper:beta=1.5"),
     ("/pcd off", "PCD off"),
     ("/pcd betta=2", "did you mean 'beta'"),
-    ("/compare", r"12 tokens \|.*PCD paper:beta=1.5", r"12 tokens \|.*PCD off"),
+    ("/compare", r"12 tokens \|.*PCD \(paper:beta=1.5\) changed", r"12 tokens \|.*PCD off"),
     ("/regen", r"12 tokens \|.*PCD off"),
     ("/undo", "two"),
     ("/system be kind", "be kind"),
@@ -456,7 +457,7 @@ def test_generate_reads_its_prompt_from_a_pipe_too(model, capsys, monkeypatch):
     monkeypatch.setattr(_terminal, "setup", lambda: None)
     assert main([*command, "-p", "hello"]) == 0
     out, err = capsys.readouterr()
-    assert out == record["text"] + "\n" and err.count("\n") == 1 and "PCD paper:beta=1.5 | cut at max_tokens" in err
+    assert out == record["text"] + "\n" and err.count("\n") == 1 and "PCD (paper:beta=1.5) changed" in err
 
 
 def faulty(kind: str) -> None:
@@ -569,14 +570,29 @@ def test_closed_streams_give_no_traceback(model, closed):
 
 
 @pytest.mark.parametrize(
-    "n_prompt, setting, waits",
+    ("setting", "n_prompt", "n_contrasted", "changes", "said"),
     [
-        (299, "min_context=300", False),
-        (290, "min_context=300", True),
-        (299, "unsure", True),
-        (300, "unsure", False),
+        ("off", 9, 0, 0, "PCD off"),
+        ("window", 9, 5, 0, "PCD (window) changed 0 of 5 tokens"),
+        ("window", 9, 5, 2, "PCD (window) changed 2 of 5 tokens"),
+        ("unsure", 295, 0, 0, "PCD (unsure) left this answer alone: the text has fewer than 300 tokens"),
+        ("unsure", 300, 0, 0, "PCD (unsure) left this answer alone: the model was sure"),
     ],
 )
-def test_the_line_below_an_answer_says_where_pcd_waited(n_prompt, setting, waits):
-    figures = Figures(512, pypcd.PCDConfig.resolve(setting), n_prompt, completion_tokens=5)
-    assert (", from 300 tokens on" in figures.line()) == waits
+def test_an_answer_says_what_pcd_did(setting, n_prompt, n_contrasted, changes, said):
+    made = (Change(0, 1, 2),) * changes
+    assert str(pypcd.PCDAnswer(pypcd.PCDConfig.resolve(setting), 5, n_contrasted, made, n_prompt)) == said
+
+
+def test_the_line_below_an_answer_has_the_first_changes():
+    config = pypcd.PCDConfig.resolve("window")
+    figures = Figures(512, config, 9, completion_tokens=5)
+    assert "| PCD (window) |" in figures.line() + " |", "stopped before the first token"
+    figures.answer = pypcd.PCDAnswer(config, 5, 5, (Change(0, 1, 2),) * 4)
+    figures.changed = [(" a", " b"), ("1", "2"), ("x", "y"), ("p", "q")]
+    assert (
+        figures.line().split(" | ")[4]
+        == "PCD (window) changed 4 of 5 tokens: ' a' to ' b', '1' to '2', 'x' to 'y' and 1 more"
+    )
+    record = figures.as_dict()
+    assert (record["pcd_contrasted"], record["pcd_changed"]) == (5, 4)

@@ -520,3 +520,50 @@ def test_a_context_beyond_what_the_model_was_trained_for_is_said(caplog, options
     with caplog.at_level(logging.WARNING, "pypcd"):
         pypcd.Llama("demo", **options).close()
     assert ("the model was trained for 2048" in caplog.text) is warns
+
+
+@pytest.mark.parametrize(
+    "setting", ["paper", "window:window=16", "unsure:min_context=0:min_first_entropy=0", "beta=0", False]
+)
+@pytest.mark.parametrize("temp", [0.0, 1.5])
+def test_the_last_answer_is_counted_as_its_rows_say(setting, temp):
+    """Beside a loop that reads the rows of each step itself."""
+    with pypcd.Llama("demo", n_ctx=512, n_threads=1, n_threads_batch=1, pcd=setting, seed=5) as llm:
+        assert llm.last_answer == pypcd.PCDAnswer()
+        prompt = llm.tokenize(
+            b'{"9c34-54c5": "8044-44b2", "1d2e-77a0": "5fa0-913c", "0b71-2c9d": "c1d8-3e05"}\nKey: "1d2e'
+        )
+        contrasted, changes = 0, []
+        tokens = []
+        for token in llm.generate(prompt, temp=temp, top_k=0, top_p=1.0, min_p=0.0):
+            if setting:
+                rows = llm.pcd_logits()
+                contrasted += rows.beta is not None
+                plain, best = rows.standard.argmax(), rows.contrasted.argmax()
+                if rows.beta is not None and plain != best and token != plain:
+                    changes.append((len(tokens), token, plain))
+            tokens.append(token)
+            if len(tokens) == 40:
+                break
+        made = llm.last_answer
+        assert made.setting == llm.pcd and made.n_contrasted == contrasted and made.n_prompt == len(prompt)
+        assert [(c.index, c.token, c.plain) for c in made.changes] == changes
+        assert made.n_tokens == 40 and (setting in ("beta=0", False) or contrasted)
+        llm.create_completion("x", max_tokens=3, pcd="paper")
+        assert llm.last_answer.setting == pypcd.PCDConfig() and llm.last_answer.n_tokens <= 3
+        llm.create_completion("x", max_tokens=3, pcd=False)
+        assert str(llm.last_answer) == "PCD off"
+
+
+def test_drafts_leave_the_count_of_an_answer_as_it_is():
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    text = '{"9c34-54c5": "8044-44b2", "1d2e-77a0": "5fa0-913c"}\n{"9c34-54c5": "8044-44b2", "1d2e-77a0": "5fa0-913c"}\nKey: "9c34'
+    made = []
+    for draft in (None, LlamaPromptLookupDecoding(num_pred_tokens=4)):
+        with pypcd.Llama(
+            "demo", n_ctx=512, n_threads=1, n_threads_batch=1, pcd="window:window=16", draft_model=draft
+        ) as llm:
+            llm.create_completion(text, max_tokens=24, temperature=0)
+            made.append(llm.last_answer)
+    assert made[0] == made[1] and made[0].n_contrasted

@@ -14,7 +14,7 @@ import pypcd
 from pypcd import PCDConfig
 from pypcd.cli import _options, main
 from pypcd.cli._conversation import Conversation
-from pypcd.config import PRESETS, read_values
+from pypcd.config import PRESETS, read_values, typed
 from pypcd.decode import PCD, parse, setting_of
 
 windows = st.builds(
@@ -37,7 +37,7 @@ def test_what_describe_prints_is_the_setting_when_it_is_pasted(c: PCDConfig, oth
     assert PCDConfig.resolve(c.describe()) == PCDConfig.resolve(c.describe(), other) == c
     assert PCDConfig.resolve(f" {c.describe()}\n", other) == c
     assert not re.search(r"[\s,+]", c.describe())  # as a method's name it may stand in a list, and beside another part
-    shown = _options.describe_pcd(c)  # what the chat shows
+    shown = typed(c)  # what the chat shows
     assert PCDConfig.resolve(shown) == PCDConfig.resolve(shown, other) == c
 
 
@@ -165,8 +165,8 @@ def test_a_setting_is_shown_as_the_nearest_preset_and_what_differs() -> None:
     assert list(PRESETS) == ["paper", "unsure", "cautious", "window", "blog"]
     for name in PRESETS:
         assert PCDConfig.preset(name) == PCDConfig.resolve(name)
-        assert _options.describe_pcd(PCDConfig.preset(name)) == name
-    assert _options.describe_pcd(None) == "off"
+        assert typed(PCDConfig.preset(name)) == name
+    assert typed(None) == "off"
     for shown in (
         "paper:beta=1.5",
         "cautious:beta=2.0",
@@ -174,9 +174,9 @@ def test_a_setting_is_shown_as_the_nearest_preset_and_what_differs() -> None:
         "cautious:window=64",
         "blog:gamma=30",
     ):
-        assert _options.describe_pcd(PCDConfig.resolve(shown)) == shown
+        assert typed(PCDConfig.resolve(shown)) == shown
     likest = PCDConfig.preset("window").replace(beta=1.5, relative_top=0.1)  # cautious, but for its kind of twin
-    assert "perturbation" not in _options.describe_pcd(likest)
+    assert "perturbation" not in typed(likest)
     with pytest.raises(ValueError, match="did you mean 'window'"):
         PCDConfig.preset("windw")
 
