@@ -23,7 +23,7 @@ from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli.chat import COMMANDS, Chat
 from pypcd.decode import Replay
 from pypcd.document import Document
-from pypcd.engine import Change
+from pypcd.engine._results import Change
 from pypcd.method import rho
 from pypcd.prompt import chat_tokens
 
