@@ -252,7 +252,7 @@ def test_without_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPat
 
     for hub, named in (
         (types.SimpleNamespace(hf_hub_download=fail), "ConnectionError.*data.zip"),
-        (None, r"pip install 'pypcd\[hub\]'"),
+        (None, r"pip install huggingface-hub"),
     ):
         monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
         with pytest.raises(PCDError, match=named):

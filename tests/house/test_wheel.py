@@ -285,7 +285,7 @@ def test_the_pure_one_answers_with_the_stock_library(pure_environment: Environme
     assert "engine         stock: " in said and said.count("PASS") == 4 and "FAIL" not in said
     assert "PCD window     yes" in said and "PCD            no: " in said
     answer = ("pypcd", "generate", "demo", "-p", "The value of", "--max-tokens", "4", "--pcd")
-    assert "PCD window" in pure_environment.run(*answer, "window")
+    assert "PCD (window)" in pure_environment.run(*answer, "window")
     assert "installed without its native part; docs/install.md" in pure_environment.run(*answer, "paper", status=1)
 
 

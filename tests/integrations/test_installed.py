@@ -100,7 +100,7 @@ def test_a_pcd_of_the_callers_comes_first(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "error"),
-    [("gentel", ValueError), ({"bta": 1}, TypeError), (3, TypeError), ("beta=-1", ValueError), ("a.json", OSError)],
+    [("unsuer", ValueError), ({"bta": 1}, TypeError), (3, TypeError), ("beta=-1", ValueError), ("a.json", OSError)],
 )
 def test_a_wrong_setting_is_refused_at_once_and_changes_nothing(setting: Any, error: type, tiny: Tiny) -> None:
     with pytest.raises(error):
@@ -301,7 +301,7 @@ def test_a_program_that_does_not_know_pypcd(value: str, seen: str | None, start:
     assert said == f"{pypcd.PCDConfig.resolve(seen) if seen else 'stock'}\n"
 
 
-@pytest.mark.parametrize("value", ["gentel", "bta=2", "nowhere.json"])
+@pytest.mark.parametrize("value", ["unsuer", "bta=2", "nowhere.json"])
 def test_a_wrong_value_is_one_sentence_when_llama_cpp_is_imported(value: str, start: str) -> None:
     """Whether the program knows pypcd or not."""
     for first in ("import pypcd\n", start):

@@ -215,8 +215,8 @@ def test_the_command(pcd: str, engine: str, tasks: Path, tmp_path: Path, monkeyp
         ),
         ("path=demo,logits_all=True", "model_args has 'logits_all', which is unknown"),
         (
-            "path=demo,pcd=gentel",
-            r"pcd is 'gentel', which is not a setting \(did you mean 'unsure'\?\); allowed: on, off, ",
+            "path=demo,pcd=unsuer",
+            r"pcd is 'unsuer', which is not a setting \(did you mean 'unsure'\?\); allowed: on, off, ",
         ),
         ("path=demo,pcd=beta=-1", r"beta is -1(\.0)?; allowed: from 0 to 1000"),
         ("path=demo,pcd=sequences=chosen", "sequences is 'chosen', which contrasts nothing here; allowed: 'all'"),

@@ -172,7 +172,7 @@ def test_a_stream_that_is_left_leaves_no_setting_behind(server: Server, llm: pyp
 
 
 WRONG = {  # and what of it the message names
-    "gentel": "'unsure'",
+    "unsuer": "'unsure'",
     "beta=-1": "beta is -1",
     "tuned.json": "a file; allowed in a request: ",
     '{"bta": 1}': "bta",

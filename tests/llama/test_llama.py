@@ -499,7 +499,7 @@ def test_a_decoder_that_waits_for_an_encoder_is_refused(tiny: Tiny, load: Load) 
 
 def test_repr_says_what_it_is(tmp_path):
     llm = pypcd.Llama("demo", n_ctx=256, pcd="beta=1.5")
-    assert re.fullmatch(r"<pypcd.Llama \S+demo.gguf, n_ctx=256, pcd=beta=1.5>", repr(llm))
+    assert re.fullmatch(r"<pypcd.Llama .+demo.gguf, n_ctx=256, pcd=beta=1.5>", repr(llm))
     llm.pcd = False
     assert repr(llm).endswith("pcd=off>")
     llm.close()
