@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 import pypcd
-from pypcd import PCDConfig, PCDError, UnsupportedError
+from pypcd import PCDConfig, PCDError, UnsupportedError, engine
 from pypcd.cli import _options
-from pypcd.cli._generation import ContextFull, Figures, Generation, Reading, attended
+from pypcd.cli._generation import ContextFull, Figures, Generation, Reading, read
 from pypcd.config import PCDSetting
 from pypcd.decode import Replay
-from pypcd.decode.replay import repeated
+from pypcd.decode.replay import attention_weights, repeated
 from pypcd.document import Document
 from pypcd.errors import InputError
 from pypcd.prompt import Prompt, chat_formatter, chat_tokens
@@ -204,7 +208,7 @@ class Conversation:
             return None
         assert self.replay is not None
         try:
-            found = attended(self.llm, prompt, self.replay.n_last, stopped)
+            found = _attended(self.llm, prompt, self.replay.n_last, stopped)
             if found is None:
                 return None
             self.passages = self.replay.passages(self.llm, prompt, texts, found[0])
@@ -224,6 +228,42 @@ class Conversation:
         content = message["content"]
         ends = [content.rfind(d.text) + len(d.text) for d in self._documents_in([message])]
         return content[max(ends, default=0) :].lstrip("\n")
+
+
+def _attended(
+    llm: pypcd.Llama, prompt: Sequence[int], n_last: int, stopped: Callable[[], bool]
+) -> tuple[npt.NDArray[np.float64], Reading] | None:
+    """attention_weights() of a prompt's last tokens, whose others are evaluated for it and stay in the cache; None if it was stopped.
+
+    Raises:
+        UnsupportedError: as attention_weights().
+        PCDError: llama_decode failed.
+    """
+    n = max(len(prompt) - n_last, 0)
+    engine.set_abort(llm, stopped)
+    try:
+        _go_back(llm, n)  # before reading: what cannot go back is read again
+        reading = read(llm, prompt[:n], n, stopped)
+        started = time.perf_counter()
+        with engine.suspended(llm):
+            weights = attention_weights(llm, prompt[:n], prompt[n:])
+        return weights, Reading(reading.n_cached, reading.seconds + time.perf_counter() - started)
+    except RuntimeError as error:
+        if stopped():
+            return None
+        if isinstance(error, PCDError):
+            raise
+        raise PCDError(f"the model could not be evaluated: {error}") from error
+    finally:
+        engine.set_abort(llm, None)
+        _go_back(llm, n)
+
+
+def _go_back(llm: pypcd.Llama, n: int) -> None:
+    """Forget what is behind the first n tokens."""
+    llm.n_tokens = min(llm.n_tokens, n)
+    if not engine.rewind(llm, llm.n_tokens):  # a recurrent state cannot
+        llm.reset()
 
 
 def _load_json(path: pathlib.Path) -> dict[str, Any]:

@@ -9,14 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import llama_cpp
-import numpy as np
-import numpy.typing as npt
 
 import pypcd
 from pypcd import PCDError, engine
 from pypcd.cli import _options, _terminal
 from pypcd.config import typed
-from pypcd.decode.replay import attention_weights
 from pypcd.errors import InputError
 
 
@@ -139,42 +136,6 @@ def read(llm: pypcd.Llama, prompt: Sequence[int], n: int, stopped: Callable[[], 
     return Reading(cached, time.perf_counter() - started)
 
 
-def attended(
-    llm: pypcd.Llama, prompt: Sequence[int], n_last: int, stopped: Callable[[], bool]
-) -> tuple[npt.NDArray[np.float64], Reading] | None:
-    """attention_weights() of a prompt's last tokens, whose others are evaluated for it and stay in the cache; None if it was stopped.
-
-    Raises:
-        UnsupportedError: as attention_weights().
-        PCDError: llama_decode failed.
-    """
-    n = max(len(prompt) - n_last, 0)
-    engine.set_abort(llm, stopped)
-    try:
-        reading = read(llm, prompt[:n], n, stopped)
-        _go_back(llm, n)
-        started = time.perf_counter()
-        with engine.suspended(llm):
-            weights = attention_weights(llm, prompt[:n], prompt[n:])
-        return weights, Reading(reading.n_cached, reading.seconds + time.perf_counter() - started)
-    except RuntimeError as error:
-        if stopped():
-            return None
-        if isinstance(error, PCDError):
-            raise
-        raise PCDError(f"the model could not be evaluated: {error}") from error
-    finally:
-        engine.set_abort(llm, None)
-        _go_back(llm, n)
-
-
-def _go_back(llm: pypcd.Llama, n: int) -> None:
-    """Forget what is behind the first n tokens."""
-    llm.n_tokens = min(llm.n_tokens, n)
-    if not engine.rewind(llm, llm.n_tokens):  # a recurrent state cannot
-        llm.reset()
-
-
 class Generation:
     """One answer: iterate over its text, piece by piece. `text` and `figures` hold what has come so far.
 
@@ -270,7 +231,7 @@ class Generation:
 
     def _tell_changes(self) -> None:
         llm, figures = self.llm, self.figures
-        if figures.completion_tokens or llm.last_answer.n_tokens:
+        if figures.completion_tokens or figures.finish_reason == "stop":  # else last_answer may be an earlier one
             n = max(figures.completion_tokens, llm.last_answer.n_changed)  # without its end, unless that is a change
             figures.answer = dataclasses.replace(llm.last_answer, setting=figures.pcd, n_tokens=n)
             figures.changed = [

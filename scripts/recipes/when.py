@@ -24,17 +24,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-import pypcd
 from pypcd.cli import _options, _progress
 from pypcd.cli._text import sentence
 from pypcd.evaluation import Directory, Plan
 from pypcd.evaluation.plan import HALVES
 from pypcd.evaluation.stats import Paired, interval, paired
-from pypcd.gguf import resolve_model
+from pypcd.gguf import read_gguf, resolve_model
 from pypcd.lab.formula import Formula
 from pypcd.lab.recorded import record
 from pypcd.lab.screen import Screen
-from pypcd.prompt import has_template
 
 VIEW = "pcd:perturbation=none:window=64"
 GROUPS = ("about a text", "the same, chat template", "unrelated to the text", "many examples", "short", "chats")
@@ -146,7 +144,7 @@ def run(args: argparse.Namespace) -> None:
         for text, mode in candidates()
     ]
     plain = {key: r.plain for key, r in rows.items()}
-    (args.out / "summary.csv").write_text(table_of_all(tried, plain, models), encoding="utf-8")
+    (args.out / "summary.csv").write_text(table_of_all(tried, plain), encoding="utf-8")
     (args.out / "summary.md").write_text(report(tried, plain, models, bits), encoding="utf-8")
     print((args.out / "summary.md").read_text(encoding="utf-8"))
 
@@ -170,7 +168,7 @@ class Rows:
         screens = []
         for i, cell in enumerate(CELLS):
             is_chat = cell.group == CHAT
-            if is_chat and not has_template(pypcd.Llama(str(resolve_model(model)), vocab_only=True, verbose=False)):
+            if is_chat and "tokenizer.chat_template" not in read_gguf(resolve_model(model)).metadata:
                 continue
             plan = Plan(
                 model,
@@ -249,7 +247,7 @@ def mean_gain(one: Tried, plain: Plain, models: Sequence[str], half: str) -> flo
     return float(np.mean([gain(one, plain, model, half, (ABOUT,)).difference for model in models]))
 
 
-def table_of_all(tried: Sequence[Tried], plain: Plain, models: Sequence[str]) -> str:
+def table_of_all(tried: Sequence[Tried], plain: Plain) -> str:
     """CSV: wins and losses of everything that was tried, on both halves."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -21,11 +21,12 @@ from pypcd.cli import _options, _terminal, _text, info
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli.chat import COMMANDS, Chat
-from pypcd.decode import Replay
+from pypcd.decode import Replay, Session
+from pypcd.decode.replay import attention
 from pypcd.document import Document
 from pypcd.engine._results import Change
 from pypcd.method import rho
-from pypcd.prompt import chat_tokens
+from pypcd.prompt import Prompt, chat_tokens
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
 TIMEOUT = 60  # for one expectation, on a machine that is busy
@@ -168,6 +169,35 @@ def test_a_question_about_a_document_has_its_passages_again(session, model):
         assert figures.prompt_tokens == len(prompt) and (figures.cached_tokens > 0) == bool(turn)
 
 
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+@pytest.mark.parametrize("before", [None, Replay(n=1)])
+def test_passages_are_those_of_the_method(tmp_path, arch, before):
+    """Which evaluates the prompt anew. A hybrid model's state cannot go back; the cache may have all of the prompt already."""
+    path = str(write_tiny_gguf(tmp_path / "tiny.gguf", arch=arch, seed=3, chat_template=CHAT_TEMPLATE))
+    with pypcd.Llama(path, n_ctx=512, n_threads=1, n_threads_batch=1) as llm:
+        asked = Conversation(llm, _options.GenerationSettings(max_tokens=12))
+        asked.attach(Document("notes", PARTS, "\n\n"))
+        asked.replay = before
+        ask(asked, "what is ab?")
+        asked.replay = Replay(n=1)
+        list(asked.regen())
+        found = asked.passages
+    with pypcd.Llama(path, n_ctx=512, n_threads=1, n_threads_batch=1) as fresh:
+        prompt = Prompt(segments=PARTS, joiner="\n\n", after="\n\nwhat is ab?")
+        scores = attention(Session(fresh), prompt, True, Replay().n_last).max(axis=0)
+    assert np.sort(scores)[-1] > 1.01 * np.sort(scores)[-2], "two parts get as much, so either may be found"
+    assert found == [PARTS[scores.argmax()]]
+
+
+def test_an_answer_that_was_stopped_before_it_began_says_nothing_of_the_one_before(model):
+    with pypcd.Llama(model, n_ctx=512, n_batch=32, n_threads=1, n_threads_batch=1, pcd="window") as llm:
+        llm.create_completion("hello", max_tokens=4)
+        assert llm.last_answer.n_tokens
+        sampling = _options.GenerationSettings(max_tokens=12)
+        stopped = Generation(llm, llm.tokenize(b"ba " * 100), sampling, stopped=lambda: True)
+        assert list(stopped) == [] and stopped.figures.answer == pypcd.PCDAnswer()
+
+
 def test_which_messages_have_no_passages(session):
     session.set_pcd(False)
     for attach, text in ((Document("one", PARTS[:1], ""), "what?"), (Document("notes", PARTS, "\n"), "")):
@@ -189,7 +219,7 @@ def test_passages_that_cannot_be_found_are_said(session, monkeypatch):
     def refuse(*_: object) -> None:
         raise pypcd.UnsupportedError("no attention here")
 
-    monkeypatch.setattr("pypcd.cli._generation.attention_weights", refuse)
+    monkeypatch.setattr("pypcd.cli._conversation.attention_weights", refuse)
     session.set_pcd(False)
     session.attach(Document("notes", PARTS, "\n\n"))
     assert ask(session, "what?") != "" and session.left_out == "no attention here"

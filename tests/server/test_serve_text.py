@@ -27,7 +27,7 @@ VALUES = {  # of the fields that a request may change
     "perturbation": ["none", "off"],
 }
 NO_FIELDS = {"bta": ["1"], "Beta": ["1"], "": ["1"]}
-FIRST = ["on", "off", "ON", "Unsure", "gentle", "unsure", "window", "cautious", "paper", "unsuer", "pcd", "true", ""]
+FIRST = ["on", "off", "ON", "Unsure", "unsure", "window", "cautious", "paper", "gentle", "pcd", "true", ""]
 
 
 def text(rng: random.Random) -> str:
@@ -67,7 +67,7 @@ def test_a_text_means_what_it_means_in_python(server: Server) -> None:
             own = {name: getattr(wanted, name) for name in VALUES}
             assert {name: got[name] for name in own} == pytest.approx(own), given
         kinds["setting" if wanted else "off"] += 1
-    assert min(kinds.values()) >= 3 and kinds["setting"] > 90 and kinds["refused"] > 100, kinds
+    assert min(kinds.values()) >= 3 and kinds["setting"] > 100 and kinds["refused"] > 100, kinds
 
 
 def test_a_text_is_a_whole_setting_and_an_object_a_change() -> None:
