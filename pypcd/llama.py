@@ -668,11 +668,8 @@ class Llama(llama_cpp.Llama):
         if not self._answer.n_tokens:
             setting = self._pcd if self._combines else None
             self._answer = PCDAnswer(setting, n_prompt=self.n_tokens)
-        rows = None
-        if self._answer.setting is not None:
-            with contextlib.suppress(PCDError):  # a row that was made plainly
-                rows = lib.pcd_logits(self, at)
-        self._answer = self._answer.with_token(token, rows)
+        best = None if self._answer.setting is None else lib.best_tokens(self, at)
+        self._answer = self._answer.with_token(token, best)
 
     # -- looking inside --------------------------------------------------------------------------------------------
 

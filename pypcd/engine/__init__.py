@@ -66,6 +66,7 @@ from pypcd.engine._model import (
 from pypcd.engine._pcd import (
     N_SEQUENCES,
     begin_answer,
+    best_tokens,
     choose_engine,
     in_force,
     init_sampler,
@@ -98,6 +99,7 @@ __all__ = [
     "Step",
     "backends",
     "begin_answer",
+    "best_tokens",
     "can_shift",
     "check_decoder",
     "check_grammar",

@@ -102,9 +102,21 @@ class Native:
         beta = float(_bindings.pcd_get_strength_ith(context(self._llm), i))
         return PCDLogits(standard, local, contrasted, None if math.isnan(beta) else beta)
 
+    def best(self, i: int) -> tuple[int, int] | None:
+        """As engine.best_tokens()."""
+        if math.isnan(_bindings.pcd_get_strength_ith(context(self._llm), i)):
+            return None
+        rows = (self._view(i, which) for which in (_bindings.ROW_STANDARD, _bindings.ROW_CONTRASTED))
+        standard, contrasted = (int(row.argmax()) for row in rows if row is not None)
+        return standard, contrasted
+
     def _row(self, i: int, which: int) -> npt.NDArray[np.float32] | None:
+        view = self._view(i, which)
+        return None if view is None else view.copy()
+
+    def _view(self, i: int, which: int) -> npt.NDArray[np.float32] | None:
         pointer = _bindings.pcd_get_logits_ith(context(self._llm), i, which)
-        return np.ctypeslib.as_array(pointer, shape=(self._llm.n_vocab(),)).copy() if pointer else None
+        return np.ctypeslib.as_array(pointer, shape=(self._llm.n_vocab(),)) if pointer else None
 
     def stats(self) -> PCDStats:
         stats = _bindings.pcd_get_stats(context(self._llm))

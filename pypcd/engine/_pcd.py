@@ -26,6 +26,7 @@ from pypcd.errors import LibraryError
 __all__ = [
     "N_SEQUENCES",
     "begin_answer",
+    "best_tokens",
     "choose_engine",
     "in_force",
     "init_sampler",
@@ -59,6 +60,7 @@ class Engine(Protocol):
     def begin_answer(self, pos: int, seq_id: int) -> None: ...
     def set_tokens(self, tokens: Sequence[int], seq_id: int) -> None: ...
     def logits(self, i: int) -> PCDLogits: ...
+    def best(self, i: int) -> tuple[int, int] | None: ...
     def stats(self) -> PCDStats: ...
     def init_sampler(self, row: int) -> Any: ...
 
@@ -194,6 +196,11 @@ def pcd_logits(llm: llama_cpp.Llama, i: int) -> PCDLogits:
         PCDError: the last evaluation was without PCD, or there was none.
     """
     return _engine(llm).logits(i)
+
+
+def best_tokens(llm: llama_cpp.Llama, i: int) -> tuple[int, int] | None:
+    """The most probable tokens of entry i before and after the contrast, without a copy of the rows; None if nothing was contrasted."""
+    return _engine(llm).best(i)
 
 
 def pcd_stats(llm: llama_cpp.Llama) -> PCDStats:

@@ -79,12 +79,16 @@ class PCDAnswer:
         why = f"the text has fewer than {self.setting.min_context} tokens" if is_short else "the model was sure"
         return f"{name} left this answer alone: {why}"
 
-    def with_token(self, token: int, rows: PCDLogits | None) -> PCDAnswer:
-        """The same with one more token; None: PCD did not look at it."""
-        if rows is None or rows.beta is None:
+    def with_token(self, token: int, best: tuple[int, int] | None) -> PCDAnswer:
+        """The same with one more token.
+
+        Args:
+            best: the most probable tokens there before and after the contrast; None: there was none.
+        """
+        if best is None:
             return dataclasses.replace(self, n_tokens=self.n_tokens + 1)
-        plain, changes = int(rows.standard.argmax()), self.changes
-        if plain not in (token, int(rows.contrasted.argmax())):
+        (plain, contrasted), changes = best, self.changes
+        if plain not in (token, contrasted):
             changes = (*changes, Change(self.n_tokens, token, plain))
         return dataclasses.replace(
             self, n_tokens=self.n_tokens + 1, n_contrasted=self.n_contrasted + 1, changes=changes

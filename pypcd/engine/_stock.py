@@ -527,6 +527,13 @@ class Stock:
         contrasted = row.standard if row.contrasted is None else row.contrasted
         return PCDLogits(row.standard, row.local, contrasted, row.beta)
 
+    def best(self, i: int) -> tuple[int, int] | None:
+        """As engine.best_tokens()."""
+        one = self._find(i)
+        if one is None or one.row is None or one.row.beta is None or one.row.contrasted is None:
+            return None
+        return int(one.row.standard.argmax()), int(one.row.contrasted.argmax())
+
     def row(self, i: int) -> Logits | None:
         """What callers see of entry i of the last batch, if llama.cpp has no row under this index."""
         one = None if self._is_theirs else self._find(i)
