@@ -1,0 +1,130 @@
+"""pypcd compare: the questions of a file, what counts as right, and answers side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pypcd.cli import compare, main
+from pypcd.cli.compare import Question, read_questions
+from pypcd.decode import Method
+
+PAIRS = '{"9c34-54c5": "8044-44b2", "1d2e-77a0": "5fa0-913c"}'
+BEFORE = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
+ASKED = BEFORE + PAIRS + '\n\n\nKey: "KEY"\nThe value associated with the specified key is: '
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    return write(
+        tmp_path / "q.jsonl",
+        {"prompt": ASKED.replace("KEY", "9c34-54c5"), "answer": "8044-44B2"},
+        "",
+        {"question": ASKED.replace("KEY", "1d2e-77a0"), "answer": "not this"},
+        {"prompt": "x"},
+    )
+
+
+def test_lines_are_questions(tmp_path: Path) -> None:
+    (tmp_path / "report.txt").write_text("One.\n\nTwo.")
+    found = read_questions(
+        write(
+            tmp_path / "q.jsonl",
+            {"file": "report.txt", "question": "Which?", "answer": " Two "},
+            {"document": "a\n\nb", "prompt": "What?"},
+        )
+    )
+    assert [(q.text, q.answer) for q in found] == [("Which?", "Two"), ("What?", "")]
+    assert found[0].prompt.whole == "One.\n\nTwo.\n\nWhich?" and found[1].prompt.segments == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"), [("It is  TWO\nmen.", True), ("two", False), ("tw o men", False), ("", False)]
+)
+def test_what_is_right(text: str, is_right: bool) -> None:
+    assert Question("?", "two men").is_right(text) is is_right
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("what?", "line 2: .*write lines such as"),
+        ("[1]", "line 2: it is a list"),
+        ({"question": "a", "anser": "b"}, "there is no 'anser'; allowed: answer, document, file, prompt, question"),
+        ({"question": "a", "prompt": "b"}, "one of"),
+        ({"answer": "a"}, "one of"),
+        ({"question": "a", "file": "x", "document": "y"}, "at most one"),
+        ({"question": " "}, "the question is empty"),
+        ({"question": 3}, "question is no text"),
+        ({"question": "a", "document": " "}, "document has no text"),
+    ],
+)
+def test_what_is_no_question(tmp_path: Path, line: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_questions(write(tmp_path / "q.jsonl", {"prompt": "fine"}, line))
+
+
+def test_a_file_without_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="has no questions"):
+        read_questions(write(tmp_path / "q.jsonl", ""))
+    assert main(["compare", "demo", str(tmp_path / "nowhere.jsonl")]) == 1
+    assert "nowhere.jsonl: No such file" in capsys.readouterr().err
+
+
+def test_answers_side_by_side(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "compare",
+        "demo",
+        str(asked),
+        "--threads",
+        "1",
+        "--max-tokens",
+        "6",
+        "--method",
+        "greedy,pcd:window:window=16",
+    ]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    first, second, _ = out.split(" of 3: ")[1:]
+    assert "greedy        right: 8044-44b2" in first and "right: the same" in first
+    assert "greedy        wrong: 5fa0-913c" in second
+    assert [line.split()[1:4] for line in out.splitlines() if line.endswith(" of 3")] == [["1", "of", "2"]] * 2
+    assert main([*words, "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["right"] for record in records] == [True, True, False, False, None, None]
+    assert len(records) == 6 and [record["question"] for record in records] == [1, 1, 2, 2, 3, 3]
+
+
+def test_what_is_done_is_shown_if_it_is_stopped(
+    asked: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, n = Method.generate, 0
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        nonlocal n
+        n += 1
+        if n == 3:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(Method, "generate", generate)
+    words = ["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "6", "--method", "greedy,pcd:window"]
+    assert main(words) == 130
+    assert "stopped; so far:" in (out := capsys.readouterr().out) and out.count("1 of 1") == 2
+
+
+def test_a_method_that_fails_is_said_and_the_others_go_on(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "2", "--method", "greedy,cad"]) == 1
+    captured = capsys.readouterr()
+    assert "cad" in captured.err and captured.out.count("greedy  ") >= 3
+    assert main(["compare", "demo", str(asked), "--method", ""]) == 1
+    assert "--method is empty" in capsys.readouterr().err
+    assert compare.FEWEST == 6
