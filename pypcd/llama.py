@@ -574,6 +574,7 @@ class Llama(llama_cpp.Llama):
             PCDError: llama.cpp cannot read it; then the context is empty.
         """
         self._lock.check_outside("load_sequence")
+        _ = self.ctx  # a closed model says so
         lib.clear(self)
         self._n_changes += 1
         lib.load_sequence(self, os.fspath(path))

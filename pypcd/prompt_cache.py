@@ -75,7 +75,7 @@ class PromptCache:
 
     Args:
         folder: by default pypcd/prompts in the user's folder for caches.
-        limit: bytes that they may take together; 0: nothing is kept. By default PYPCD_CACHE_GIB, or 4 GiB.
+        limit: bytes that they may take together; 0: nothing is kept or read back. By default PYPCD_CACHE_GIB, or 4 GiB.
 
     Raises:
         ValueError: PYPCD_CACHE_GIB is no number.
@@ -101,6 +101,8 @@ class PromptCache:
 
     def find(self, llm: Llama, tokens: Sequence[int]) -> list[Entry]:
         """The beginnings of these tokens that are on disk for this model and its settings, the longest in front."""
+        if not self.limit:
+            return []
         weights, settings = llm.weights_id, settings_id(llm)
         fitting = [
             entry
