@@ -19,7 +19,7 @@ LAYERS: tuple[set[str], ...] = (
     {"gguf", "remote"},
     {"engine"},
     {"arguments", "guards", "llama", "machine", "sampler", "states", "threads"},
-    {"prompt", "document", "vocabulary", "served", "server"},
+    {"prompt", "prompt_cache", "document", "vocabulary", "served", "server"},
     {"decode"},
     {"bench", "evaluation", "explain"},
     {"plots"},
