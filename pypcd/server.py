@@ -97,7 +97,8 @@ def settings(
     required: bool = True,
     models: Mapping[str, tuple[PCDConfig | None, bool]] | None = None,
 ) -> str:
-    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON. Of each what differs from the paper's.
+    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON, of each what differs from the paper's; and how it
+    says what PCD did.
 
     Args:
         config: for requests that do not say; None: PCD is off for them, and others begin with the default.
@@ -105,7 +106,12 @@ def settings(
         models: the same two for models that have their own, by name.
     """
     common = _setting(config, required)
-    record = {"version": library_module.API_VERSION, "recommended": RECOMMENDED, **common}
+    record = {
+        "version": library_module.API_VERSION,
+        "recommended": RECOMMENDED,
+        "sentences": engine.SENTENCES,
+        **common,
+    }
     if models:  # what differs: an environment variable has to be short
         record["models"] = {
             name: {key: value for key, value in _setting(*own).items() if value != common[key]}
@@ -416,7 +422,9 @@ class Server:
                 if lost := self._lost(self._lines):
                     raise RPCError(lost)
                 how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-                raise PCDError(f"llama-server ended {how}: {_said(self._lines) or 'its log is empty'}")
+                killed = "another program ended it, or the system did, which had too little memory"
+                without = killed if how.endswith("SIGKILL") else "its log is empty"
+                raise PCDError(f"llama-server ended {how}: {_said(self._lines, -1) or without}")
             time.sleep(0.1)
 
     def _stop(self) -> None:
@@ -503,13 +511,13 @@ def _aliases(options: Sequence[str]) -> list[str]:
     return [name.strip() for value in given for name in value.split(",") if name.strip()]
 
 
-def _said(lines: Iterable[str]) -> str:
-    """The first error in a log, else its last line, without port, time, level and function."""
+def _said(lines: Iterable[str], which: int = 0) -> str:
+    """The first error in a log, or the last one (-1), else its last line, without port, time, level and function."""
     told = [line for line in (re.sub(r"^\[ *\d+\] ", "", line) for line in lines) if line.strip()]
     errors = [line for line in told if re.match(r"[\d.]+ E |error|terminate|.*GGML_ASSERT", line)]
-    first = (errors or told[-1:] or [""])[0]
+    said = (errors or told[-1:] or [""])[which]
     return re.sub(
-        r"^([\d.]+ [A-Z] (\w{3,4} +)?\w+: +|error: )(failed to initialize router models: )?", "", first
+        r"^([\d.]+ [A-Z] (\w{3,4} +)?\w+: +|error: )(failed to initialize router models: )?", "", said
     ).strip()
 
 
@@ -539,6 +547,11 @@ def _chosen(
         ("gpu-layers", "n-gpu-layers", "ngl", "LLAMA_ARG_N_GPU_LAYERS"): "all" if on_gpu else "",
         ("threads", "t", "LLAMA_ARG_THREADS"): str(threads.decode),
         ("threads-batch", "tb"): str(threads.batch),
+        (
+            "temp",
+            "temperature",
+            "LLAMA_ARG_TEMPERATURE",
+        ): "0",  # as the terminal: an answer about a text is the most probable one
     }
     return {names[0]: value for names, value in chosen.items() if value and option_of(given, *names) is None}
 

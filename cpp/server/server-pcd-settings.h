@@ -6,6 +6,7 @@
 #include "json.h"
 #include "twins/settings.h"
 
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -23,6 +24,8 @@ struct server_pcd_settings {
     std::vector<llama_pcd_params> contexts;  // what the context may be set to; the first that runs is
     std::vector<std::pair<std::string, llama_pcd_params>> presets;
     std::string recommended;                 // the one that "on" and true mean
+    std::set<std::string> names;             // the model's
+    std::map<std::string, std::string> sentences; // what PCD did, from Python (pypcd/engine/_results.py), with names in braces
 
     // since the context was made
     bool        is_on = false;  // in the context
@@ -43,7 +46,16 @@ struct server_pcd_settings {
     // not name is as in its preset, or as in the paper.
     std::optional<llama_pcd_params> text(const std::string & given) const;
 
+    std::string typed(const llama_pcd_params & p) const; // the other way round, in the fewest values
+
     std::vector<std::string> own_names() const;
+    std::vector<std::string> suffixes () const; // what may stand behind a colon of the model's name
 };
+
+// the hint ' (did you mean "x"?)' with the name nearest to a misspelt one; empty if none is near
+std::string server_pcd_near(const std::string & name, const std::vector<std::string> & names);
+
+// why "<model>:<end>" is refused
+std::string server_pcd_wrong_name(const std::string & name, const std::string & model, const std::vector<std::string> & suffixes);
 
 extern server_pcd_settings server_pcd;

@@ -263,8 +263,8 @@ def test_the_models_name_chooses_and_the_body_comes_first(client: Any, llm: pypc
     ("setting", "model", "message"),
     [
         ({"beta": -1}, "demo", "Field 'pcd': beta is -1, allowed: 0 to 1000"),
-        ("cautius", "demo", "Field 'pcd': it is \"cautius\"; allowed: "),
-        (None, "demo:pcd-x", "Field 'model': it is \"x\"; allowed: "),
+        ("cautius", "demo", 'Field \'pcd\': it is "cautius" (did you mean "cautious"?); allowed: '),
+        (None, "demo:pcd-x", "Field 'model': it is \"demo:pcd-x\"; allowed: "),
     ],
 )
 def test_a_wrong_setting_is_a_bad_request_with_the_sentence(

@@ -41,7 +41,7 @@ needs_curl = pytest.mark.skipif(
 def setting_of(text: str) -> Any:
     """The setting that a program asks for, in its body or its model's name."""
     given = re.search(r'"pcd": (\{.*?\}|"\w+")', text)
-    return json.loads(given[1]) if given else re.search(r"demo:pcd-(\w+)", text)[1]
+    return json.loads(given[1]) if given else re.search(r"model:pcd-(\w+)", text)[1]
 
 
 def shell(line: str) -> Any:
@@ -87,5 +87,5 @@ def test_the_line_that_serve_prints_works(key: str | None, setting: str | None) 
     assert answer["choices"][0]["message"]["content"].strip() == "8044-44b2", (
         "the first of its values, with PCD of its own"
     )
-    counts = [answer["timings"].get(f"pcd_{name}", 0) for name in ("twins", "skipped")]
+    counts = [answer["timings"][f"pcd_{name}"] for name in ("twins", "skipped")]
     assert sum(counts) == answer["usage"]["completion_tokens"]
