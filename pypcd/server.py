@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -36,6 +37,9 @@ from pypcd import library as library_module
 from pypcd import threads as threads_module
 from pypcd.checks import Integer, literal
 from pypcd.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, load
+from pypcd.decode import Replay
+from pypcd.decode.replay import repeated
+from pypcd.document import SPACE
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
 from pypcd.gguf import resolve_model
 from pypcd.remote import Device, Servers, handshake, lost_text, parse_servers
@@ -110,6 +114,7 @@ def settings(
         "version": library_module.API_VERSION,
         "recommended": RECOMMENDED,
         "sentences": engine.SENTENCES,
+        "replay": {**dataclasses.asdict(Replay()), "text": SPACE.join([repeated("{passages}"), ""])},
         **common,
     }
     if models:  # what differs: an environment variable has to be short
@@ -258,6 +263,7 @@ class Server:
             "LLAMA_ARG_PCD": passed,
             "PYPCD_AMX": str(int(engine.configure_amx().on)),
             "PYPCD_HOST": host,
+            "PYPCD_PYTHON": sys.executable,  # which reads documents
         }
         if api_key is not None:
             self.environment["LLAMA_API_KEY"] = api_key  # a command line can be read by all users of the machine

@@ -118,6 +118,7 @@ void server_pcd_answer::to_json(json & timings, uint64_t n_prompt, uint64_t n_to
     timings["pcd_contrasted"]  = counts.n_contrasted;
     timings["pcd_changed"]     = counts.n_changed;
     timings["pcd_constrained"] = counts.n_constrained;
+    passages.to_json(timings);
 }
 
 //

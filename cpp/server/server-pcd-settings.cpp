@@ -111,6 +111,9 @@ void server_pcd_settings::read(const json & all, const std::set<std::string> & g
     for (const auto & [key, text] : all.at("sentences").items()) {
         sentences[key] = text.get<std::string>();
     }
+    const json & numbers = all.at("replay");
+    replay = { numbers.at("n").get<int32_t>(), numbers.at("n_tokens").get<int32_t>(), numbers.at("n_last").get<int32_t>(),
+        numbers.at("text").get<std::string>() };
     recommended = all.at("recommended").get<std::string>();
     by_default = given.at("default").get<bool>();
     required   = given.at("required").get<bool>();

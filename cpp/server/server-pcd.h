@@ -9,6 +9,7 @@
 
 #include "json.h"
 #include "llama-pcd.h"
+#include "server-pcd-documents.h"
 #include "server-pcd-origin.h"
 
 #include <cstdint>
@@ -42,6 +43,8 @@ struct server_pcd_counts {
 struct server_pcd_answer {
     server_pcd_request request;
     server_pcd_counts  counts;
+
+    server_pcd_passages passages = {};
 
     // Row i of the last decode, and the token that was chosen from it; LLAMA_TOKEN_NULL: a drafted one was not, so it is no token of the
     // answer.

@@ -19,12 +19,11 @@ from pypcd.cli._generation import ContextFull, Figures, Generation, Reading, rea
 from pypcd.config import PCDSetting
 from pypcd.decode import Replay
 from pypcd.decode.replay import attention_weights, repeated
-from pypcd.document import Document
+from pypcd.document import SPACE, Document
 from pypcd.errors import InputError
 from pypcd.prompt import Prompt, chat_formatter, chat_tokens
 
 Message = dict  # {"role": ..., "content": ...}
-SPACE = "\n\n"  # between documents, passages and the question
 
 
 def never() -> bool:

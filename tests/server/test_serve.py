@@ -24,6 +24,7 @@ from serving import (
     complete,
     in_python,
     is_greedy,
+    last_timings,
     log_softmax,
     ready,
     refused,
@@ -151,12 +152,6 @@ def test_every_route_takes_the_field_and_the_suffix(server: Server, path: str) -
     assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
 
 
-def last_timings(path: str, text: str) -> dict[str, Any]:
-    """Those of the end of a stream."""
-    parts = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    return dict(next(part["timings"] for part in reversed(parts) if "timings" in part))
-
-
 @pytest.mark.parametrize("path", ["/completion", *ROUTES])
 def test_every_route_says_what_pcd_did(server: Server, path: str) -> None:
     body = {"temperature": 0, **ROUTES.get(path, {"prompt": PROMPTS[0], "n_predict": 8}), "pcd": {"beta": 30.0}}
@@ -164,7 +159,7 @@ def test_every_route_says_what_pcd_did(server: Server, path: str) -> None:
     timings = whole["timings"]
     assert timings["pcd_setting"] == "paper:beta=30.0" and timings["pcd_changed"] > 0
     assert timings["pcd_answer"].startswith("PCD (paper:beta=30.0) changed ")
-    told = last_timings(path, stream)
+    told = last_timings(stream)
     assert {name: told[name] for name in timings if name.startswith("pcd")} == {
         name: timings[name] for name in timings if name.startswith("pcd")
     }
