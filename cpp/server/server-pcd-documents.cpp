@@ -235,6 +235,9 @@ static json take(json & body, const char * name) {
 }
 
 server_pcd_chat::server_pcd_chat(json & body) {
+    if (!body.is_object()) {
+        return; // the route itself refuses it
+    }
     const json wanted    = take(body, "replay");
     const json documents = take(body, "documents");
     take(body, "pcd_replay"); // ours alone
