@@ -264,6 +264,9 @@ class Server:
             "PYPCD_AMX": str(int(engine.configure_amx().on)),
             "PYPCD_HOST": host,
             "PYPCD_PYTHON": sys.executable,  # which reads documents
+            "PYPCD_ROOT": str(
+                pathlib.Path(__file__).resolve().parents[1]
+            ),  # in this folder: Python imports from where it starts
         }
         if api_key is not None:
             self.environment["LLAMA_API_KEY"] = api_key  # a command line can be read by all users of the machine

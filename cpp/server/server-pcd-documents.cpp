@@ -35,7 +35,7 @@ std::string server_pcd_document::text() const {
 // what a program writes to its output, for what is written to its input
 static std::string output_of(const std::vector<std::string> & command, const std::string & input) {
     common_subproc process;
-    if (!process.create(command, subprocess_option_no_window | subprocess_option_inherit_environment)) {
+    if (!process.create(command, subprocess_option_no_window | subprocess_option_inherit_environment, {}, std::getenv("PYPCD_ROOT"))) {
         throw std::runtime_error("documents cannot be read: " + command[0] + " did not start");
     }
     std::mutex mutex;

@@ -376,3 +376,10 @@ def test_without_pypcd_serve_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     with server.running():
         assert server.wait_until_ready()
         assert "`pypcd serve`" in rejected(server, documents=[{"name": "a", "text": "b"}])
+
+
+def test_no_module_of_the_folder_that_it_starts_in_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(1)\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with ready(parallel=1) as server:
+        assert ask(server, "/documents", {"name": "a", "text": "b"})[0] == 200
