@@ -234,6 +234,12 @@ static json take(json & body, const char * name) {
     return res;
 }
 
+// what add_replay() adds is ours: no client knows this
+static const std::string & signature() {
+    static const std::string res = random_mark() + random_mark();
+    return res;
+}
+
 server_pcd_chat::server_pcd_chat(json & body) {
     if (!body.is_object()) {
         return; // the route itself refuses it
@@ -380,6 +386,7 @@ void server_pcd_chat::add_replay(json & params, const std::function<std::string(
         documents.push_back(json { { "name", cur.name }, { "segments", cur.segments }, { "joiner", cur.joiner } });
     }
     params["pcd_replay"] = {
+        { "signature", signature() },
         { "documents", documents },
         { "prompt",    replay->prompt },
         { "mark",      replay->mark },
@@ -397,6 +404,9 @@ server_pcd_replay_ptr server_pcd_replay_of(const json & params) {
         return nullptr;
     }
     const json & given = params.at("pcd_replay");
+    if (text_of(given, "signature") != signature()) {
+        throw std::invalid_argument("Field 'pcd_replay': it is no field of requests; leave it out");
+    }
 
     auto res = std::make_shared<server_pcd_replay>();
     for (const auto & cur : given.at("documents")) {

@@ -349,6 +349,9 @@ def test_documents_belong_to_chats(wide: Server) -> None:
     for field in ({"documents": [{"name": "a", "text": "b"}]}, {"replay": True}):
         assert "it belongs to chats" in rejected(wide, "/completion", prompt="a", **field)
     assert complete(wide, "a", documents=None, n_predict=1)["tokens"]
+    forged = {"documents": [], "prompt": "a", "mark": "b", "left_out": ""}
+    assert "Field 'pcd_replay'" in rejected(wide, "/completion", prompt="a", pcd_replay=forged)
+    assert "passages" not in chat(wide, [{"role": "user", "content": "a"}], pcd_replay=forged)["timings"]
     part = {"type": "document", "source": {"type": "url", "url": "http://127.0.0.1/a"}}
     said = rejected(wide, "/v1/messages", messages=[{"role": "user", "content": [part]}])
     assert 'type "url"; allowed: "text", "base64"' in said
