@@ -20,13 +20,12 @@ from pypcd.cli._reading import Kept, Reading, read
 from pypcd.config import PCDSetting
 from pypcd.decode import Replay
 from pypcd.decode.replay import attention_weights, repeated
-from pypcd.document import Document
+from pypcd.document import SPACE, Document
 from pypcd.errors import InputError
 from pypcd.prompt import Prompt, chat_formatter, chat_tokens
 from pypcd.prompt_cache import PromptCache
 
 Message = dict  # {"role": ..., "content": ...}
-SPACE = "\n\n"  # between documents, passages and the question
 
 
 def never() -> bool:
