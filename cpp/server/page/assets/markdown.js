@@ -3,25 +3,40 @@
 
 import {marked} from "./vendor/marked/marked.esm.js";
 import DOMPurify from "./vendor/dompurify/purify.es.mjs";
+import {place} from "./places.js";
 
 const LONGEST = 200_000; // characters; a longer text stays text
-const OPEN = "\uE000", MIDDLE = "\uE001", CLOSE = "\uE002"; // private use: they stand around marked words while Markdown is read
-const MARKS = /[\uE000-\uE002]/g;
-const MARKED = /\uE000(\d+)\uE001([^\uE000-\uE002]*)\uE002/g;
-
-const unmarked = text => text.replace(/\uE000\d+\uE001|[\uE000-\uE002]/g, "");
 
 const escaped = text => text.replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`);
 
+/** As Markdown takes it: "&amp;" is one character. */
+const escapedOnce = text => text.replace(/[<>"']|&(?!(?:#\d{1,7}|#x[\da-f]{1,6}|\w+);)/gi, escaped);
+
+/** The text of a part of the Markdown, with its marks. */
+function withMarks(token, escape) {
+  let html = "", end = 0;
+  for (const {from, to, mark} of token.marks ?? []) {
+    html += `${escape(token.text.slice(end, from))}<mark data-mark="${mark}">${escape(token.text.slice(from, to))}</mark>`;
+    end = to;
+  }
+  return html + escape(token.text.slice(end));
+}
+
+let blocks; // of code, in the text that is being read
+
 marked.use({
   gfm: true,
-  walkTokens: token => {
-    if (token.href) token.href = unmarked(token.href);
-    token.escaped = false; // behind <script> and the like it takes text for HTML that is shown as it is
-  },
   renderer: {
-    html: ({text}) => escaped(text),
+    text(token) {
+      return token.tokens ? this.parser.parseInline(token.tokens) : withMarks(token, escapedOnce);
+    },
+    codespan: token => `<code>${withMarks(token, escaped)}</code>`,
+    html: token => withMarks(token, escaped),
     image: ({href, text}) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
+    code(token) {
+      blocks.push(token);
+      return `<pre><code>${escaped(token.text)}\n</code></pre>`;
+    },
   },
 });
 
@@ -32,16 +47,16 @@ DOMPurify.addHook("afterSanitizeAttributes", node => {
 });
 
 const RULES = {
-  ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre",
+  ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "mark", "ol", "p", "pre",
     "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"],
-  ALLOWED_ATTR: ["href", "start"],
+  ALLOWED_ATTR: ["data-mark", "href", "start"],
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
   RETURN_DOM_FRAGMENT: true,
 };
 
 /**
- * An element with the text. pieces: {text, mark}, in order; mark is a number for a word that is marked, else null. Each marked word
- * becomes an element of what button(mark, word) makes.
+ * An element with the text. pieces: {text, mark}, in order; mark is a number for one that is marked, else null. The word around each
+ * marked piece becomes an element of what button(mark, word) makes.
  */
 export function markdown(pieces, button) {
   const plain = pieces.map(piece => piece.text).join("");
@@ -57,38 +72,29 @@ export function markdown(pieces, button) {
   element.className = "markdown";
   try {
     if (plain.length > LONGEST) throw new RangeError("too long");
-    element.append(DOMPurify.sanitize(marked.parse(withMarks(pieces)), RULES));
+    const text = plain.replaceAll("\r\n", " \n").replaceAll("\r", "\n"); // as long as it was
+    const tokens = marked.lexer(text);
+    place(tokens, text, rangesOf(pieces));
+    blocks = [];
+    element.append(DOMPurify.sanitize(marked.parser(tokens), RULES));
   } catch { // nested without end: the reader of Markdown gives up, and the text is shown as it is
     element.textContent = plain;
     element.classList.add("plain");
     return element;
   }
-  mark(element, button);
+  for (const [i, code] of element.querySelectorAll("pre > code").entries()) markCode(code, blocks[i].marks ?? []);
+  for (const mark of element.querySelectorAll("mark")) {
+    const made = button(Number(mark.dataset.mark), mark.textContent);
+    made.replaceChildren(...mark.childNodes);
+    mark.replaceWith(made);
+  }
+  for (const wide of element.querySelectorAll("pre, table")) {
+    const box = scrolling(wide.localName === "pre" ? "Code" : "Table");
+    wide.replaceWith(box);
+    box.append(wide);
+  }
   return element;
 }
-
-/**
- * The Markdown with its marks. It has to mean the same with and without them, so only words are marked, and those that are part of an
- * address, of "&amp;" or of the name of a link are not, nor those beside "_", which between letters is no emphasis.
- */
-function withMarks(pieces) {
-  const clean = pieces.map(piece => piece.text.replace(MARKS, ""));
-  const addresses = [...clean.join("").matchAll(/\S+/g)].filter(run => /:\/\/|@|www\./i.test(run[0]))
-    .map(({index, 0: found}) => [index, index + found.length]);
-  let start = 0;
-  return pieces.map(({mark}, i) => {
-    const text = clean[i];
-    const word = text.trimStart();
-    const at = start + text.length - word.length;
-    start += text.length;
-    while (addresses.length && addresses[0][1] <= at) addresses.shift();
-    if (mark === null || !isWord(word) || addresses[0]?.[0] <= at) return text;
-    if ((text === word && /[&[<_]$/.test(clean[i - 1])) || /^[;\]:>_]/.test(clean[i + 1])) return text;
-    return `${text.slice(0, -word.length)}${OPEN}${mark}${MIDDLE}${word}${CLOSE}`;
-  }).join("");
-}
-
-const isWord = text => text.length <= 64 && /^[\p{L}\p{N}'’-]+$/u.test(text) && /\p{L}/u.test(text);
 
 /** The pieces without their first n characters. */
 function after(pieces, n) {
@@ -99,29 +105,47 @@ function after(pieces, n) {
   });
 }
 
-function mark(element, button) {
+/** Where the marked pieces stand in the whole text. */
+function rangesOf(pieces) {
+  const ranges = [];
+  let from = 0;
+  for (const {text, mark} of pieces) {
+    if (mark !== null && /\S/.test(text)) ranges.push({from, to: from + text.length, mark});
+    from += text.length;
+  }
+  return ranges;
+}
+
+/** Marks in code, which may be of several elements. */
+function markCode(code, marks) {
+  for (const {from, to, mark} of marks) {
+    const range = document.createRange();
+    range.setStart(...pointOf(code, from, true));
+    range.setEnd(...pointOf(code, to, false));
+    const made = document.createElement("mark");
+    made.dataset.mark = mark;
+    made.append(range.extractContents());
+    range.insertNode(made);
+  }
+}
+
+/** The text node and the place in it where the n-th character is; where two nodes meet, in the next one or in the one before. */
+function pointOf(element, n, next) {
   const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
-  const found = [];
-  while (walker.nextNode()) if (/[\uE000-\uE002]/.test(walker.currentNode.data)) found.push(walker.currentNode);
-  for (const node of found) {
-    const inLink = node.parentElement.closest("a");
-    const parts = [];
-    let end = 0;
-    for (const match of node.data.matchAll(MARKED)) {
-      parts.push(node.data.slice(end, match.index).replace(MARKS, ""), inLink ? match[2] : button(Number(match[1]), match[2]));
-      end = match.index + match[0].length;
-    }
-    parts.push(unmarked(node.data.slice(end)));
-    node.replaceWith(...parts);
+  while (walker.nextNode()) {
+    const {length} = walker.currentNode;
+    if (next ? n < length : n <= length) return [walker.currentNode, n];
+    n -= length;
   }
-  // A table may be wider than the page, and a place that scrolls has to be reachable by keyboard.
-  for (const wide of element.querySelectorAll("pre, table")) {
-    const box = document.createElement("div");
-    box.className = "wide";
-    box.tabIndex = 0;
-    box.setAttribute("role", "group");
-    box.setAttribute("aria-label", wide.localName === "pre" ? "Code" : "Table");
-    wide.replaceWith(box);
-    box.append(wide);
-  }
+  throw new RangeError("behind the end of the text");
+}
+
+/** A table or code may be wider than the page, and a place that scrolls has to be reachable by keyboard. */
+function scrolling(name) {
+  const box = document.createElement("div");
+  box.className = "wide";
+  box.tabIndex = 0;
+  box.setAttribute("role", "group");
+  box.setAttribute("aria-label", name);
+  return box;
 }
