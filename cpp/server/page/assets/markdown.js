@@ -3,6 +3,7 @@
 
 import {marked} from "./vendor/marked/marked.esm.js";
 import DOMPurify from "./vendor/dompurify/purify.es.mjs";
+import {highlighted, languageOf} from "./code.js";
 import {place} from "./places.js";
 
 const LONGEST = 200_000; // characters; a longer text stays text
@@ -22,7 +23,7 @@ function withMarks(token, escape) {
   return html + escape(token.text.slice(end));
 }
 
-let blocks; // of code, in the text that is being read
+let blocks = []; // of code, in the text that is being read
 
 marked.use({
   gfm: true,
@@ -35,7 +36,7 @@ marked.use({
     image: ({href, text}) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
     code(token) {
       blocks.push(token);
-      return `<pre><code>${escaped(token.text)}\n</code></pre>`;
+      return `<pre><code>${highlighted(token) ?? escaped(token.text)}\n</code></pre>`;
     },
   },
 });
@@ -46,25 +47,29 @@ DOMPurify.addHook("afterSanitizeAttributes", node => {
   node.setAttribute("rel", "noopener noreferrer nofollow");
 });
 
+DOMPurify.addHook("uponSanitizeAttribute", (node, attribute) => {
+  if (attribute.attrName === "class") attribute.keepAttr = /^hljs-[a-z_-]+( [a-z]+_+)*$/.test(attribute.attrValue);
+});
+
 const RULES = {
   ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "mark", "ol", "p", "pre",
-    "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"],
-  ALLOWED_ATTR: ["data-mark", "href", "start"],
+    "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"],
+  ALLOWED_ATTR: ["class", "data-mark", "href", "start"],
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
   RETURN_DOM_FRAGMENT: true,
 };
 
 /**
  * An element with the text. pieces: {text, mark}, in order; mark is a number for one that is marked, else null. The word around each
- * marked piece becomes an element of what button(mark, word) makes.
+ * marked piece becomes an element of what button(mark, word) makes. copy(text) is what the button of a block of code does.
  */
-export function markdown(pieces, button) {
+export function markdown(pieces, button, copy) {
   const plain = pieces.map(piece => piece.text).join("");
   const thought = /^\s*<think>([^]*?)(?:<\/think>|$)/.exec(plain); // how models that reason first set it apart
   if (thought) {
     const folded = document.createElement("details");
     folded.append(Object.assign(document.createElement("summary"), {textContent: "Reasoning"}), thought[1].trim());
-    const rest = markdown(after(pieces, thought[0].length), button);
+    const rest = markdown(after(pieces, thought[0].length), button, copy);
     rest.prepend(folded);
     return rest;
   }
@@ -82,17 +87,22 @@ export function markdown(pieces, button) {
     element.classList.add("plain");
     return element;
   }
-  for (const [i, code] of element.querySelectorAll("pre > code").entries()) markCode(code, blocks[i].marks ?? []);
+  const codes = [...element.querySelectorAll("pre > code")];
+  for (const [i, code] of codes.entries()) markCode(code, blocks[i].marks ?? []);
   for (const mark of element.querySelectorAll("mark")) {
     const made = button(Number(mark.dataset.mark), mark.textContent);
     made.replaceChildren(...mark.childNodes);
     mark.replaceWith(made);
   }
-  for (const wide of element.querySelectorAll("pre, table")) {
-    const box = scrolling(wide.localName === "pre" ? "Code" : "Table");
-    wide.replaceWith(box);
-    box.append(wide);
+  for (const [i, code] of codes.entries()) {
+    const language = languageOf(blocks[i]);
+    const box = scroll(code.parentElement, language ? `Code: ${language}` : "Code");
+    const head = Object.assign(document.createElement("div"), {className: "code"});
+    const press = Object.assign(document.createElement("button"), {textContent: "Copy code", onclick: () => copy(blocks[i].text)});
+    head.append(Object.assign(document.createElement("span"), {textContent: language}), press);
+    box.before(head);
   }
+  for (const table of element.querySelectorAll("table")) scroll(table, "Table");
   return element;
 }
 
@@ -141,11 +151,13 @@ function pointOf(element, n, next) {
 }
 
 /** A table or code may be wider than the page, and a place that scrolls has to be reachable by keyboard. */
-function scrolling(name) {
+function scroll(wide, name) {
   const box = document.createElement("div");
   box.className = "wide";
   box.tabIndex = 0;
   box.setAttribute("role", "group");
   box.setAttribute("aria-label", name);
+  wide.replaceWith(box);
+  box.append(wide);
   return box;
 }
