@@ -106,6 +106,8 @@ HOSTILE = {
 MADE_OF = {
     "a", "b", "blockquote", "br", "button", "code", "del", "details", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr",
     "li", "ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul",
+    "math", "menclose", "mfrac", "mi", "mn", "mo", "mover", "mpadded", "mphantom", "mroot", "mrow", "mspace", "msqrt", "mstyle", "msub",
+    "msubsup", "msup", "mtable", "mtd", "mtext", "mtr", "munder", "munderover", "semantics",
 }  # fmt: skip
 
 LOOK = """article => {
@@ -215,7 +217,7 @@ def test_nesting_without_end_is_shown_and_the_page_stays_alive(chat: Chat, scrip
 
 PIECES = st.sampled_from(
     [*"<>&\"'`*_[]()!#|\\/=:;- \n\t{}$~^@", "<img src=x onerror=window.ran=1>", "<script>", "</script>", "javascript:", "](", "![",
-     "<!--", "-->", "<![CDATA[", "]]>", "&#x3c;", "&lt;", "```", "\n\n", "http://example.com/", "data:text/html,", "<a href=",
+     "<!--", "-->", "<![CDATA[", "]]>", "&#x3c;", "&lt;", "```", "\n\n", "http://example.com/", "data:text/html,", "<a href=", "$$", "\\(", "\\)", "\\href{javascript:", "\\frac{",
      " onclick=window.ran=1", "<svg>", "<style>", "</style>", "<b ", "\ue0000\ue001", "\ue002", "x", "Ω", "\u202e"]
 )  # fmt: skip
 

@@ -90,3 +90,86 @@ def test_a_wide_block_of_code_scrolls_by_itself(open_page: Open, script: Script)
     assert chat.widest() == 0
     chat.button("Copy code", answer).click(trial=True)
     expect(chat.button("Copy code", answer)).to_be_in_viewport()
+
+
+# -- formulas ---------------------------------------------------------------------------------------------------------
+
+# The parts of a text that are formulas, by the letters that are seen; display formulas in capital letters' place: "block".
+FORMULAS: dict[str, list[str]] = {
+    r"so \(x^2\) and $y_1$": ["x2", "y1"],
+    r"\[ a + b \] and $$c$$": ["a+b", "c"],
+    "Thus\n$$\na = b\n+ c\n$$\nand\n\\[\n- 1 \\\\\n> 2\n\\]\nend": ["a=b+c", "−1>2"],
+    "1. one $a$\n   $$\n   b\n   $$\n2. **two $c$**\n\n> $$d$$\n\n| $e$ |\n|-|\n| $f$ |": list("abcdef"),
+    r"$\frac{1}{2}$, $2ab$ ($x$). $\text{if } x$ and $n$-th": ["12", "2ab", "x", "if x", "n"],
+    "$5 and $6, US$ 5 or 6$, $5-$6, $5 to 7$ each, from $1,000 to $2,000": [],
+    "**$5** and **$6**; $HOME/bin:$PATH; $A and $B; \\$x\\$; 3$a$": [],
+    "`$x$` and `` \\(y\\) ``\n\n```\n$$z$$\n\\[w\\]\n```\n\n    $v$": [],
+    "$$ unclosed \\( too \\[ and $\n\n$$ here": [],
+    "$$\na\n\nb\n$$": [],
+}
+READ = """async texts => {
+  const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
+  return texts.map(text => {
+    const element = markdown([{text, mark: null}], () => null);
+    return [...element.querySelectorAll("math")].map(math => math.textContent.replace(/[ \\u2061\\n]/g, (c) => c === " " ? " " : ""));
+  });
+}"""
+
+
+def test_what_is_a_formula_and_what_is_not(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    found = dict(zip(FORMULAS, chat.page.evaluate(READ, list(FORMULAS))))
+    plain = {text: [one.replace("\xa0", " ") for one in formulas] for text, formulas in found.items()}
+    assert plain == FORMULAS
+
+
+def test_a_list_begins_with_its_number(chat: Chat, script: Script) -> None:
+    expect(chat.told("3. three\n4. four\n").get_by_role("list")).to_have_attribute("start", "3")
+
+
+def test_formulas_are_drawn(chat: Chat, script: Script) -> None:
+    answer = chat.told("A sum $\\sum_{i=1}^n i$ and\n\n$$\n\\frac{a}{b}\n$$\n\nend")
+    inline, block = answer.locator("math").all()
+    assert (inline.get_attribute("display"), block.get_attribute("display")) == (None, "block")
+    upper, lower = (block.locator("mi").nth(i).bounding_box() for i in range(2))
+    assert upper and lower and upper["y"] + upper["height"] <= lower["y"] + 2, "a fraction stands above one another"
+    assert block.evaluate("math => math.namespaceURI").endswith("MathML")
+    assert "\\" not in answer.locator(".markdown").inner_text()
+
+
+def test_what_is_no_tex_is_shown_as_it_was_written(chat: Chat, script: Script) -> None:
+    for text in (
+        r"\(\frac{1}\)",
+        r"$\unknowncommand{x}$",
+        "$$\n\\begin{matrix} a\n$$",
+        "$" + "{" * 1900 + "}" * 1900 + "$",
+    ):
+        answer = (chat.retold if chat.answers.count() else chat.told)(text)
+        expect(answer.locator("math")).to_have_count(0)
+        assert answer.locator(".markdown").inner_text().split() == text.split()
+        assert chat.copied(answer) == text
+
+
+def test_a_formula_is_harmless(chat: Chat, script: Script) -> None:
+    """Addresses, HTML and styles in TeX, which KaTeX knows; and a size that would push all else away."""
+    answer = chat.told(
+        r"$\href{javascript:window.ran=1}{a}$ $\url{http://example.com}$ $\includegraphics{http://example.com/x.png}$"
+        r" $\htmlId{message}{b}$ $\htmlStyle{position:fixed}{c}$ $\htmlData{x=y}{d}$ $\class{first}{e}$ $\text{<img src=x onerror=window.ran=1>}$"
+        r" $\rule{9999em}{9999em}$ $\def\a{\a\a}\a$ $\gdef\f{1}\f$ $\f$ $\color{red;position:fixed}{g}$"
+    )
+    found = answer.evaluate(
+        "one => [...one.querySelectorAll('math, math *')].flatMap(one => one.getAttributeNames().concat(one.localName))"
+    )
+    assert not {"href", "src", "style", "class", "id", "onerror", "img", "a", "mglyph", "annotation"} & set(found)
+    assert chat.page.evaluate("window.ran ?? null") is None
+    height = answer.evaluate("one => one.getBoundingClientRect().height")
+    assert height < 1500 and chat.widest() == 0
+    expect(answer).to_contain_text(r"$\f$")  # a macro lives in its own formula
+
+
+def test_a_formula_with_a_changed_token_is_marked(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    html = made(chat, "So $x + ^1^$ is\n\n$$\ny = ^2^\n$$\n\n$\\frac{^3^}$ end")
+    html = re.sub(r'<u aria-label="(.*?)">', r"<u>\1: ", html)
+    wanted = ["x + 1: x+1", "y = 2: y=2", "$\\frac{3}$"]
+    assert re.findall("<u>([^<]*)</u>", re.sub("<(?!/?u>)[^>]*>", "", html)) == wanted

@@ -4,6 +4,7 @@
 import {marked} from "./vendor/marked/marked.esm.js";
 import DOMPurify from "./vendor/dompurify/purify.es.mjs";
 import {highlighted, languageOf} from "./code.js";
+import {ATTRIBUTES, extensions, TAGS} from "./formulas.js";
 import {place} from "./places.js";
 
 const LONGEST = 200_000; // characters; a longer text stays text
@@ -27,6 +28,11 @@ let blocks = []; // of code, in the text that is being read
 
 marked.use({
   gfm: true,
+  extensions: extensions((token, mathml) => {
+    const html = mathml ?? escaped(token.raw.trim());
+    if (!token.marks?.length) return html;
+    return `<mark data-mark="${token.marks[0].mark}" data-name="${mathml ? escaped(token.text) : ""}">${html}</mark>`;
+  }),
   renderer: {
     text(token) {
       return token.tokens ? this.parser.parseInline(token.tokens) : withMarks(token, escapedOnce);
@@ -53,9 +59,11 @@ DOMPurify.addHook("uponSanitizeAttribute", (node, attribute) => {
 
 const RULES = {
   ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "mark", "ol", "p", "pre",
-    "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"],
-  ALLOWED_ATTR: ["class", "data-mark", "href", "start"],
+    "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul", ...TAGS],
+  ALLOWED_ATTR: ["class", "data-mark", "data-name", "href", "start", ...ATTRIBUTES],
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+  ADD_URI_SAFE_ATTR: ["data-mark", "data-name", "start", ...ATTRIBUTES], // these are no addresses
+  ALLOW_DATA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
 
@@ -92,6 +100,7 @@ export function markdown(pieces, button, copy) {
   for (const mark of element.querySelectorAll("mark")) {
     const made = button(Number(mark.dataset.mark), mark.textContent);
     made.replaceChildren(...mark.childNodes);
+    if (mark.dataset.name) made.ariaLabel = mark.dataset.name;
     mark.replaceWith(made);
   }
   for (const [i, code] of codes.entries()) {
@@ -103,6 +112,7 @@ export function markdown(pieces, button, copy) {
     box.before(head);
   }
   for (const table of element.querySelectorAll("table")) scroll(table, "Table");
+  for (const math of element.querySelectorAll("math[display=block]")) scroll(math.closest("button") ?? math, "Formula", "span");
   return element;
 }
 
@@ -150,9 +160,9 @@ function pointOf(element, n, next) {
   throw new RangeError("behind the end of the text");
 }
 
-/** A table or code may be wider than the page, and a place that scrolls has to be reachable by keyboard. */
-function scroll(wide, name) {
-  const box = document.createElement("div");
+/** What may be wider than the page; and a place that scrolls has to be reachable by keyboard. kind: a paragraph takes "span" only. */
+function scroll(wide, name, kind = "div") {
+  const box = document.createElement(kind);
   box.className = "wide";
   box.tabIndex = 0;
   box.setAttribute("role", "group");
