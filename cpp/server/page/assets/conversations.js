@@ -2,7 +2,7 @@
 // beside the old one; nothing is lost. Knows nothing of the server or the screen.
 //
 // A message: {id, parent, role: "user" | "assistant", text, made} and
-//   of a user:      files: [{name, text, count}]
+//   of a user:      files: [{name, text, count, image}] (image: see images.js)
 //   of an assistant: model, system, temperature, top_p, tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
 //                   of two answers that are compared), ended ("stop", "limit", "full", "stopped", "lost"; undefined: it is being written)
 
@@ -152,6 +152,11 @@ const oneOf = (...values) => value => {
   return value;
 };
 
+const image = value => {
+  if (!/^data:image\/(?:png|jpeg);base64,[A-Za-z\d+/]+=*$/.test(string(value))) throw new Error("a picture is none");
+  return value;
+};
+
 const pcdOf = value => {
   if (value === false) return false;
   record({})(value);
@@ -167,7 +172,7 @@ const optionOf = record({
 const tokenOf = record({id: number, text: string, n: number, strength: orNull(number), options: listOf(optionOf), chosen: optional(Boolean)});
 const messageOf = record({
   id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
-  files: optional(listOf(record({name: string, text: string, count: orNull(number)}))),
+  files: optional(listOf(record({name: string, text: string, count: orNull(number), image: optional(image)}))),
   tokens: optional(listOf(tokenOf)),
   model: optional(string), system: optional(string), temperature: optional(number), top_p: optional(number), setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number), ended: optional(oneOf("stop", "limit", "full", "stopped", "lost")),
   pair: optional(string),

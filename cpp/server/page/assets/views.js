@@ -5,6 +5,7 @@ import {live} from "./vendor/lit-html/directives/live.js";
 import {repeat} from "./vendor/lit-html/directives/repeat.js";
 import {THINK} from "./answers.js";
 import {conversationsDialog, settingsDialog, tokenDialog} from "./dialogs.js";
+import {picture, small} from "./images.js";
 import {markdown} from "./markdown.js";
 import {error, select} from "./parts.js";
 import {choiceOf, choices} from "./settings.js";
@@ -64,7 +65,7 @@ function yours(message, state, act) {
         @input=${event => act.retype(event.target.value)}></textarea>
       <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
-      ${message.files?.map(file => html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
+      ${message.files?.map(file => file.image ? picture(file, state.props) : html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
       <div class="text" tabindex=${mayScroll(message.text) ? 0 : nothing}>${message.text}</div>
       <div class="tools">
         ${versions(message, state, act)}
@@ -193,7 +194,7 @@ function composer(state, act) {
 
 /** of: a message that is not sent yet. */
 function files(of, act) {
-  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li>${file.name}
+  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li>${small(file)}${file.name}
     ${file.count ? `(${tokensIn(file.count)})` : nothing}
     <button type="button" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(of, file)}>×</button></li>`)}</ul>` : nothing;
 }
