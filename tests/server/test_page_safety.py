@@ -203,6 +203,8 @@ NESTED = {
     "lines": "\n" * 5000 + "x",
     "links": "<http://" * 1000,
     "mail": "a@" * 2000 + "." * 2000,
+    "formula": "$" + "{" * 1900 + "x" + "}" * 1900 + "$",
+    "formulas": "$$" * 1500 + "\\(" * 1500,
 }
 
 
@@ -297,6 +299,47 @@ def test_a_mark_changes_no_meaning(open_page: Open) -> None:
 
     check()
     assert n_marks > 1000, "or this shows little"
+
+
+GROW = """
+async cases => {
+  const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
+  const button = () => document.createElement("button");
+  return cases.map(pieces => {
+    const all = pieces.map(([text, is], i) => ({text, mark: is ? i : null}));
+    let element;
+    for (let n = 1; n <= all.length; ++n) element = markdown(all.slice(0, n), button, null, element);
+    const whole = markdown(all, button, null);
+    return [element.outerHTML, whole.outerHTML];
+  });
+}
+"""
+
+
+def test_an_answer_that_came_in_pieces_is_the_whole_one(open_page: Open) -> None:
+    page = open_page(greedy=False).page
+    more = [
+        "\n\n",
+        "\n\n",
+        "[a]",
+        "\n\n[a]: https://x.y\n",
+        "$$\nx\n$$\n",
+        "```js\nlet x\n```\n",
+        "* a\n",
+        "<think>",
+        "</think>",
+    ]
+    piece = st.tuples(st.sampled_from([*TEXTS, *more * 3]), st.booleans())
+
+    @settings(
+        max_examples=8, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(st.lists(st.lists(piece, min_size=1, max_size=14), min_size=200, max_size=200))
+    def check(cases: list[list[tuple[str, bool]]]) -> None:
+        for case, (grown, whole) in zip(cases, page.evaluate(GROW, cases)):
+            assert grown == whole, case
+
+    check()
 
 
 # An answer with ^ before each token that was changed, and its words that are marked.

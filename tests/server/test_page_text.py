@@ -64,6 +64,22 @@ def test_code_has_colours_when_it_is_complete(chat: Chat, script: Script) -> Non
     chat.finished()
 
 
+def test_what_is_complete_stays_while_the_rest_is_written(chat: Chat, script: Script) -> None:
+    """What is scrolled, selected or about to be clicked in it is not taken away."""
+    stream = chat.begin().say("<think>", "Hm.", "</think>", "```js\n" + "f(1) + " * 200 + "0\n```\n", "\nOne ", "two")
+    box = chat.named("group", "Code: JavaScript", chat.answers)
+    expect(chat.answers).to_contain_text("One two")
+    box.evaluate("box => { box.scrollLeft = 50; window.box = box }")
+    chat.answers.get_by_text("Reasoning").click()
+    stream.say(" three", "\n\n* four", "\n* five", "\n\nsix")
+    expect(chat.answers).to_contain_text("six")
+    assert box.evaluate("box => box === window.box && box.scrollLeft") == 50
+    expect(chat.answers.get_by_text("Hm.")).to_be_visible()
+    expect(chat.answers.get_by_role("listitem")).to_have_text(["four", "five"])
+    stream.end()
+    chat.finished()
+
+
 def test_code_of_no_known_language_stays_as_it_is(chat: Chat, script: Script) -> None:
     for language in ("klingon", "constructor", "__proto__", "x" * 300, 'html" onclick="window.ran=1'):
         answer = (chat.retold if chat.answers.count() else chat.told)(f"```{language}\nif <b> then\n```\n")
@@ -138,12 +154,7 @@ def test_formulas_are_drawn(chat: Chat, script: Script) -> None:
 
 
 def test_what_is_no_tex_is_shown_as_it_was_written(chat: Chat, script: Script) -> None:
-    for text in (
-        r"\(\frac{1}\)",
-        r"$\unknowncommand{x}$",
-        "$$\n\\begin{matrix} a\n$$",
-        "$" + "{" * 1900 + "}" * 1900 + "$",
-    ):
+    for text in (r"\(\frac{1}\)", r"$\unknowncommand{x}$", "$$\n\\begin{matrix} a\n$$"):
         answer = (chat.retold if chat.answers.count() else chat.told)(text)
         expect(answer.locator("math")).to_have_count(0)
         assert answer.locator(".markdown").inner_text().split() == text.split()

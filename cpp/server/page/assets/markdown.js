@@ -24,7 +24,7 @@ function withMarks(token, escape) {
   return html + escape(token.text.slice(end));
 }
 
-let blocks = []; // of code, in the text that is being read
+let blocks = []; // of code, in the block that is being made
 
 marked.use({
   gfm: true,
@@ -67,53 +67,95 @@ const RULES = {
   RETURN_DOM_FRAGMENT: true,
 };
 
+const written = new WeakMap(); // an element that was made here -> its blocks: [{key, nodes}]
+
 /**
  * An element with the text. pieces: {text, mark}, in order; mark is a number for one that is marked, else null. The word around each
  * marked piece becomes an element of what button(mark, word) makes. copy(text) is what the button of a block of code does.
+ *
+ * element: what was made of the first of these pieces. Its blocks that stay as they are, stay: while an answer is written, the last one
+ * alone is made anew, and what a person selects, scrolls or is about to click in the others is not taken away.
  */
-export function markdown(pieces, button, copy) {
-  const plain = pieces.map(piece => piece.text).join("");
-  const thought = /^\s*<think>([^]*?)(?:<\/think>|$)/.exec(plain); // how models that reason first set it apart
+export function markdown(pieces, button, copy, element = document.createElement("div")) {
+  let text = textOf(pieces);
+  const thought = /^\s*<think>([^]*?)(?:<\/think>|$)/.exec(text); // how models that reason first set it apart
   if (thought) {
-    const folded = document.createElement("details");
-    folded.append(Object.assign(document.createElement("summary"), {textContent: "Reasoning"}), thought[1].trim());
-    const rest = markdown(after(pieces, thought[0].length), button, copy);
-    rest.prepend(folded);
-    return rest;
+    pieces = after(pieces, thought[0].length);
+    text = textOf(pieces);
   }
-  const element = document.createElement("div");
   element.className = "markdown";
   try {
-    if (plain.length > LONGEST) throw new RangeError("too long");
-    const text = plain.replaceAll("\r\n", " \n").replaceAll("\r", "\n"); // as long as it was
-    const tokens = marked.lexer(text);
-    place(tokens, text, rangesOf(pieces));
-    blocks = [];
-    element.append(DOMPurify.sanitize(marked.parser(tokens), RULES));
+    if (text.length > LONGEST) throw new RangeError("too long");
+    fill(element, text.replaceAll("\r\n", " \n").replaceAll("\r", "\n"), rangesOf(pieces), button, copy); // as long as it was
   } catch { // nested without end: the reader of Markdown gives up, and the text is shown as it is
-    element.textContent = plain;
+    element.replaceChildren(text);
     element.classList.add("plain");
-    return element;
+    written.delete(element);
   }
-  const codes = [...element.querySelectorAll("pre > code")];
+  if (thought) fold(element, thought[1].trim());
+  return element;
+}
+
+const textOf = pieces => pieces.map(piece => piece.text).join("");
+
+/** What the model thought before its answer. */
+function fold(element, text) {
+  let folded = element.querySelector(":scope > details");
+  if (!folded) {
+    folded = document.createElement("details");
+    folded.append(Object.assign(document.createElement("summary"), {textContent: "Reasoning"}), "");
+    element.prepend(folded);
+  }
+  if (folded.lastChild.data !== text) folded.lastChild.data = text;
+}
+
+function fill(element, text, ranges, button, copy) {
+  const tokens = marked.lexer(text);
+  const links = JSON.stringify(tokens.links); // addresses that are given behind a block change it too
+  const before = written.get(element) ?? [];
+  const now = [];
+  let start = 0, kept = 0;
+  for (const token of tokens) {
+    const end = start + token.raw.length;
+    const own = ranges.filter(range => range.from < end && range.to > start);
+    const key = JSON.stringify([token.raw, links, own.map(range => [range.from - start, range.to - start, range.mark])]);
+    if (kept === now.length && before[kept]?.key === key) now.push(before[kept++]);
+    else {
+      place([token], text, own, start);
+      now.push({key, nodes: elementsOf(token, button, copy)});
+    }
+    start = end;
+  }
+  if (!written.has(element)) element.replaceChildren();
+  for (const {nodes} of before.slice(kept)) for (const node of nodes) node.remove();
+  element.append(...now.slice(kept).flatMap(({nodes}) => nodes));
+  written.set(element, now);
+}
+
+/** One block of the text. */
+function elementsOf(token, button, copy) {
+  blocks = [];
+  const made = DOMPurify.sanitize(marked.parser([token]), RULES);
+  const codes = [...made.querySelectorAll("pre > code")];
   for (const [i, code] of codes.entries()) markCode(code, blocks[i].marks ?? []);
-  for (const mark of element.querySelectorAll("mark")) {
-    const made = button(Number(mark.dataset.mark), mark.textContent);
-    made.replaceChildren(...mark.childNodes);
-    if (mark.dataset.name) made.ariaLabel = mark.dataset.name;
-    mark.replaceWith(made);
+  for (const mark of made.querySelectorAll("mark")) {
+    const marked = button(Number(mark.dataset.mark), mark.textContent);
+    marked.replaceChildren(...mark.childNodes);
+    if (mark.dataset.name) marked.ariaLabel = mark.dataset.name;
+    mark.replaceWith(marked);
   }
   for (const [i, code] of codes.entries()) {
+    const {text} = blocks[i];
     const language = languageOf(blocks[i]);
     const box = scroll(code.parentElement, language ? `Code: ${language}` : "Code");
     const head = Object.assign(document.createElement("div"), {className: "code"});
-    const press = Object.assign(document.createElement("button"), {textContent: "Copy code", onclick: () => copy(blocks[i].text)});
+    const press = Object.assign(document.createElement("button"), {textContent: "Copy code", onclick: () => copy(text)});
     head.append(Object.assign(document.createElement("span"), {textContent: language}), press);
     box.before(head);
   }
-  for (const table of element.querySelectorAll("table")) scroll(table, "Table");
-  for (const math of element.querySelectorAll("math[display=block]")) scroll(math.closest("button") ?? math, "Formula", "span");
-  return element;
+  for (const table of made.querySelectorAll("table")) scroll(table, "Table");
+  for (const math of made.querySelectorAll("math[display=block]")) scroll(math.closest("button") ?? math, "Formula", "span");
+  return [...made.childNodes];
 }
 
 /** The pieces without their first n characters. */

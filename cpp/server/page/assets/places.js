@@ -6,11 +6,10 @@ const ENDS = /[.,:;!?…'’‘]/; // of sentences: part of a word only inside o
 const ENTITY = /&(?:#\d{1,7}|#x[\da-f]{1,6}|\w+);/gi; // one character
 
 /**
- * Gives parts of a text their marks: [{from, to, mark}] in their own `text`. tokens: what marked's lexer makes of text. ranges:
- * {from, to, mark} in text, in order.
+ * Gives parts of a text their marks: [{from, to, mark}] in their own `text`. tokens: what marked's lexer makes of text, from `at` on.
+ * ranges: {from, to, mark} in text, in order.
  */
-export function place(tokens, text, ranges) {
-  let at = 0; // behind what was found last
+export function place(tokens, text, ranges, at = 0) { // at: behind what was found last
   const hit = (from, to) => ranges.some(range => range.from < to && range.to > from);
 
   const placeAll = (list, to) => {

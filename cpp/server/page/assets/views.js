@@ -138,7 +138,7 @@ function text(message, act) {
     button.ariaDescription = "changed by PCD";
     button.onclick = () => act.open(message, i);
     return button;
-  }, act.copy);
+  }, act.copy, known?.element);
   element.addEventListener("keydown", move);
   for (const [i, button] of element.querySelectorAll(".token").entries()) button.tabIndex = i ? -1 : 0;
   texts.set(message, {n: message.text.length, element});
