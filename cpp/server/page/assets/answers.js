@@ -53,8 +53,8 @@ function continuedPrompt(prompt, kept) {
  * Writes an answer: fills message as it comes, and calls changed() each time.
  *
  * message: of an assistant, with model, system, temperature, top_p, seed and pcd (the field of the request: false or an object).
- * path: the talk before it. options: {n_predict, signal, sees}.
- * before: the answer that this one goes on with; kept: its tokens that stay.
+ * path: the talk before it. options: {n_predict, signal}.
+ * before: the answer that this one goes on with; kept: its tokens that stay. options.sees: whether the model sees pictures.
  */
 export async function write(message, path, options, changed, before = null, kept = []) {
   message.tokens = [...kept];

@@ -2,9 +2,11 @@
 // beside the old one; nothing is lost. Knows nothing of the server or the screen.
 //
 // A message: {id, parent, role: "user" | "assistant", text, made} and
-//   of a user:      files: [{name, text, count, image}] (image: see images.js)
+//   of a user:      files: [{name, text, count}]
 //   of an assistant: model, system, temperature, top_p, tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
 //                   of two answers that are compared), ended ("stop", "limit", "full", "stopped", "lost"; undefined: it is being written)
+
+// A file of a user may have an `image`, a data URL, in place of a text: see images.js.
 
 import {createStore, delMany, get, getMany, keys, set, update} from "./vendor/idb-keyval/index.js";
 

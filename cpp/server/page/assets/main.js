@@ -7,9 +7,9 @@ import {render} from "./vendor/lit-html/lit-html.js";
 import * as answers from "./answers.js";
 import * as api from "./api.js";
 import * as conversations from "./conversations.js";
-import * as images from "./images.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
+import * as images from "./images.js";
 
 if (self !== top) throw new Error("This page does not work inside of another one."); // which could have its buttons clicked
 

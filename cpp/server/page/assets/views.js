@@ -5,11 +5,11 @@ import {live} from "./vendor/lit-html/directives/live.js";
 import {repeat} from "./vendor/lit-html/directives/repeat.js";
 import {THINK} from "./answers.js";
 import {conversationsDialog, settingsDialog, tokenDialog} from "./dialogs.js";
-import {picture, small} from "./images.js";
 import {markdown} from "./markdown.js";
 import {error, select} from "./parts.js";
 import {choiceOf, choices} from "./settings.js";
 import {replaced, shown} from "./tokens.js";
+import {picture, small} from "./images.js";
 
 export function page(state, act) {
   const {conversation, settings, props} = state;
