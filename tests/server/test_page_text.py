@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from browser import Chat, Open, Script, expect
+import pytest
+from browser import Chat, Open, Script, candidates, event, expect
 
 pytest_plugins = ["browser"]  # fixtures
 
@@ -184,3 +185,57 @@ def test_a_formula_with_a_changed_token_is_marked(open_page: Open) -> None:
     html = re.sub(r'<u aria-label="(.*?)">', r"<u>\1: ", html)
     wanted = ["x + 1: x+1", "y = 2: y=2", "$\\frac{3}$"]
     assert re.findall("<u>([^<]*)</u>", re.sub("<(?!/?u>)[^>]*>", "", html)) == wanted
+
+
+# -- all of it --------------------------------------------------------------------------------------------------------
+
+ALL = r"""The mean is \(\bar{x} = \frac{1}{n} \sum_{i=1}^{n} x_i\) at 14:^30^, for €^5^.
+
+1. ^981^ in a list, $\alpha_^1^^2$
+2. a formula:
+
+   $$
+   f(x) = \begin{cases} x^{2} & \text{if } x > 0 \\ 0 & \text{otherwise} \end{cases} \qquad A = \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
+   $$
+
+| Key | Formula |
+|---|---|
+| 3de5-^aa57^ | $e^{i\pi} = ^-1^$ |
+
+```python
+@cache
+def answer(n: int = ^981^, key: str = "3de5-^aa57^") -> str:  # a comment of ^1^ line, which is wider than a telephone
+    return f"{n:>5}" if ^n^ else None
+```
+
+\[ L = (1+\beta)\,\log p(x \mid c) - \beta \log p'(x \mid c) + \int_0^\infty e^{-t}\,dt + ^981^ \]
+"""
+
+
+def changed(text: str) -> dict[str, Any]:
+    """A token that PCD changed."""
+    entry = event(text, 1, top_logprobs=candidates(1, 2))
+    (told,) = entry["completion_probabilities"]
+    told["pcd"] = {"standard": -3.0, "local": -1.0, "contrasted": -0.1, "strength": 1.0, "pushed_out": []}
+    told["top_logprobs"] = [
+        {"id": n, "token": text * n, "bytes": [*(text * n).encode()], "logprob": row["contrasted"], "pcd": row}
+        for n, row in ((1, told["pcd"]), (2, {"standard": -0.1, "local": -0.1, "contrasted": -3.0}))
+    ]
+    return entry
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)])
+def test_code_formulas_and_marks_are_accessible_and_fit(
+    open_page: Open, script: Script, scheme: str, width: int
+) -> None:
+    chat = open_page(viewport={"width": width, "height": 740}, color_scheme=scheme)
+    chat.play(script)
+    # "^…^" is a changed token, unless TeX has it: there "^" stands before a brace, a backslash or alone
+    parts = re.split(r"\^([\w-]+)\^(?![{\\])", ALL)
+    answer = chat.told(*(changed(part) if i % 2 else part for i, part in enumerate(parts) if part))
+    marks = [one.inner_text() for one in answer.locator("button.changed").all()]
+    assert marks[:3] == ["14:30", "€5", "981"] and "3de5-aa57" in marks and len(marks) == len(parts) // 2
+    assert chat.axe() == []
+    assert chat.widest() == 0
+    text = answer.locator(".markdown")
+    assert text.evaluate("text => text.scrollWidth - text.clientWidth") == 0, "wide things scroll in their own boxes"
