@@ -142,6 +142,15 @@ def test_a_large_picture_is_made_smaller(chat: Chat, script: Script) -> None:
     assert int.from_bytes(base64.b64decode(url.partition(",")[2])[16:20], "big") == 2048
 
 
+def test_a_photograph_becomes_a_jpeg(chat: Chat, script: Script) -> None:
+    asked = seeing(chat)
+    choose(chat, file("noise.png", png(0, 1200)))
+    expect(chat.button("Remove noise.png")).to_be_visible()
+    chat.told("x")
+    url = asked[-1][-1]["content"][0]["image_url"]["url"]
+    assert url.startswith("data:image/jpeg;base64,") and len(url) < 4_000_000 < len(data_uri(png(0, 1200)))
+
+
 def test_a_model_that_does_not_see_says_so(chat: Chat, script: Script) -> None:
     asked = seeing(chat, False)
     choose(chat, file("cat.png", png(0)))

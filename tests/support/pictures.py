@@ -64,15 +64,15 @@ def write_projector(path: Path) -> Path:
     return path
 
 
-def png(seed: int) -> bytes:
+def png(seed: int, size: int = SIZE) -> bytes:
     """A picture of random pixels."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8)
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     out = io.BytesIO()
-    out.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", SIZE, SIZE, 8, 2, 0, 0, 0)))
+    out.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)))
     out.write(chunk(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in pixels))) + chunk(b"IEND", b""))
     return out.getvalue()
 

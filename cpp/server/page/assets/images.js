@@ -3,6 +3,7 @@
 import {html, nothing} from "./vendor/lit-html/lit-html.js";
 
 const LONGEST = 2048; // pixels of a side: encoders see fewer
+const LARGEST = 4_000_000; // characters of a PNG; a larger one is a photograph, which JPEG is made for
 
 /** props: of /props. */
 export const sees = props => Boolean(props?.modalities?.vision);
@@ -26,7 +27,8 @@ export async function imageOf(file) {
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   bitmap.close();
-  return {name: file.name, text: "", image: file.type === "image/jpeg" ? canvas.toDataURL("image/jpeg", .92) : canvas.toDataURL("image/png")};
+  const png = file.type === "image/jpeg" ? "" : canvas.toDataURL("image/png");
+  return {name: file.name, text: "", image: png && png.length <= LARGEST ? png : canvas.toDataURL("image/jpeg", .92)};
 }
 
 /** Refuses pictures that the model would not see. props: null where they are not known yet. */
