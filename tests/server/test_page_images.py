@@ -25,9 +25,10 @@ def seeing(chat: Chat, sees: bool = True) -> list[Any]:
     """Have the server say whether its model sees; the messages that templates are asked for."""
     asked: list[Any] = []
 
+    told = {**ask(chat.server, "/props")[1], "modalities": {"vision": sees, "audio": False}}
+
     def props(route: Any) -> None:
-        answer = route.fetch()
-        route.fulfill(response=answer, json={**answer.json(), "modalities": {"vision": sees, "audio": False}})
+        route.fulfill(json=told)
 
     def template(route: Any) -> None:
         asked.append(json.loads(route.request.post_data)["messages"])
