@@ -1,30 +1,34 @@
 // Answers: what is asked of the server for one, and what comes back as it is written. Knows messages and the server, not the screen.
 
 import * as api from "./api.js";
+import * as images from "./images.js";
 import {tokenOf} from "./tokens.js";
 
 export const THINK = "<think>\n"; // which some templates write themselves, so that it is not in the answer
 const N_OPTIONS = 8; // candidates that are kept of each token
 
-/** The talk as a chat template takes it. */
-function messagesOf(path, system) {
+/** The talk as a chat template takes it. sees: whether the model sees pictures; where it does not, they are left out. */
+function messagesOf(path, system, sees) {
   const messages = system ? [{role: "system", content: system}] : [];
   for (const message of path) {
-    const content = message.role === "user" ? contentOf(message) : (message.thinks ? THINK : "") + message.text;
+    const content = message.role === "user" ? contentOf(message, sees) : (message.thinks ? THINK : "") + message.text;
     if (!content) continue;
     const last = messages.at(-1);
-    if (last?.role === message.role) last.content += "\n\n" + content; // an answer is missing, and templates want turns
+    if (last?.role === message.role) last.content = images.joined(last.content, content); // an answer is missing, and templates want turns
     else messages.push({role: message.role, content});
   }
   return messages;
 }
 
 /** Files come first: what is asked last is answered best. */
-const contentOf = ({text, files = []}) =>
-  [...files.map(file => `${file.name}:\n\n${file.text}`), text].filter(Boolean).join("\n\n");
+function contentOf({text, files = []}, sees) {
+  const texts = files.filter(file => !file.image).map(file => `${file.name}:\n\n${file.text}`);
+  return images.contentOf(sees ? files : [], [...texts, text].filter(Boolean).join("\n\n"));
+}
 
-/** How many tokens the server has to read for an answer. */
-export const promptSize = async (path, {model, system}) => api.tokenCount(model, await api.template(model, messagesOf(path, system)));
+/** How many tokens the server has to read for an answer, without those of pictures. */
+export const promptSize = async (path, {model, system}, sees) =>
+  api.tokenCount(model, await api.template(model, messagesOf(path, system, sees)));
 
 /**
  * The field "pcd" of a request that goes on with an answer. min_first_entropy decides once, by an answer's first token: that has been
@@ -50,18 +54,20 @@ function continuedPrompt(prompt, kept) {
  *
  * message: of an assistant, with model, system, temperature, top_p, seed and pcd (the field of the request: false or an object).
  * path: the talk before it. options: {n_predict, signal}.
- * before: the answer that this one goes on with; kept: its tokens that stay.
+ * before: the answer that this one goes on with; kept: its tokens that stay. options.sees: whether the model sees pictures.
  */
 export async function write(message, path, options, changed, before = null, kept = []) {
   message.tokens = [...kept];
   message.text = textOf(kept);
   message.decided = before?.decided;
   try {
-    const prompt = await api.template(message.model, messagesOf(path, message.system));
+    const messages = messagesOf(path, message.system, options.sees);
+    const prompt = await api.template(message.model, messages);
+    const seen = images.imagesOf(messages);
     if (/<think>\s*$/.test(prompt)) message.thinks = true;
     const body = {
       model: message.model,
-      prompt: continuedPrompt(prompt, kept),
+      prompt: seen.length ? {prompt_string: prompt + textOf(kept), multimodal_data: seen} : continuedPrompt(prompt, kept),
       pcd: before ? continued(before) : message.pcd,
       temperature: message.temperature, top_p: message.top_p, seed: message.seed, n_predict: options.n_predict,
       n_probs: N_OPTIONS, return_progress: true, timings_per_token: true,

@@ -9,6 +9,7 @@ import * as api from "./api.js";
 import * as conversations from "./conversations.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
+import * as images from "./images.js";
 
 if (self !== top) throw new Error("This page does not work inside of another one."); // which could have its buttons clicked
 
@@ -139,7 +140,7 @@ async function choose() {
 /** What is too long is not sent: the server would refuse it, and this and all that is said later with it. */
 async function checkRoom(path) {
   const size = state.props.default_generation_settings.n_ctx;
-  const n = await answers.promptSize(path, state.settings);
+  const n = await answers.promptSize(path, state.settings, images.sees(state.props));
   if (n >= size) throw new Error(`This takes ${n} tokens with what was said before, and the context has ${size}. Shorten it, or begin a new conversation.`);
 }
 
@@ -179,7 +180,7 @@ async function answer(conversation, fields, before = null, kept = []) {
   };
   try {
     const path = conversation.path(message.parent);
-    await answers.write(message, path, {n_predict, signal: controller.signal}, changed, before, kept);
+    await answers.write(message, path, {n_predict, signal: controller.signal, sees: images.sees(state.props)}, changed, before, kept);
   } finally {
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
     try {
@@ -233,7 +234,8 @@ async function send(conversation, compare) {
   const {draft} = state;
   if (!draft.text.trim() && !draft.files.length) return;
   await ready();
-  const files = draft.files.map(({name, text, count}) => ({name, text, count: count ?? null}));
+  images.check(draft.files, state.props);
+  const files = draft.files.map(({name, text, image, count}) => ({name, text, image, count: count ?? null}));
   const question = {role: "user", text: draft.text.trim(), files};
   await checkRoom([...conversation.path(), question]);
   if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
@@ -250,6 +252,11 @@ const focusOn = id => document.getElementById(id)?.focus();
 async function attach(files) {
   for (const file of files) {
     if (file.size > LARGEST) throw new Error(`${file.name} has ${file.size} bytes; at most ${LARGEST} can be read here.`);
+    if (images.isImage(file)) {
+      images.check([file], state.props);
+      state.draft.files.push(await images.imageOf(file));
+      continue;
+    }
     const text = await file.text();
     if (text.includes("\0")) throw new Error(`${file.name} is no text file.`);
     state.draft.files.push({name: file.name, text});
@@ -295,11 +302,11 @@ const actions = {
     show();
   },
   paste(event) {
-    const {files} = event.clipboardData;
     const text = event.clipboardData.getData("text/plain");
+    const files = [...event.clipboardData.files].filter(file => !text || !images.isImage(file)); // a table comes with its picture
     if (!files.length && text.length <= LONG_PASTE) return;
     event.preventDefault();
-    actions.attach(files.length ? [...files] : [new File([text], `pasted-${state.draft.files.length + 1}.txt`)]);
+    actions.attach(files.length ? files : [new File([text], `pasted-${state.draft.files.length + 1}.txt`)]);
   },
   attach: told(attach),
   detach(of, file) {
@@ -324,6 +331,7 @@ const actions = {
     const question = {role: "user", text: state.editing.text.trim(), files: state.editing.files};
     if (!question.text && !question.files.length) return;
     await ready();
+    images.check(question.files, state.props);
     await checkRoom([...conversation.path(message.parent), question]);
     state.editing = null;
     const made = conversation.add({...question, parent: message.parent});

@@ -9,6 +9,7 @@ import {markdown} from "./markdown.js";
 import {error, select} from "./parts.js";
 import {choiceOf, choices} from "./settings.js";
 import {replaced, shown} from "./tokens.js";
+import {picture, small} from "./images.js";
 
 export function page(state, act) {
   const {conversation, settings, props} = state;
@@ -64,7 +65,7 @@ function yours(message, state, act) {
         @input=${event => act.retype(event.target.value)}></textarea>
       <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
-      ${message.files?.map(file => html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
+      ${message.files?.map(file => file.image ? picture(file, state.props) : html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
       <div class="text" tabindex=${mayScroll(message.text) ? 0 : nothing}>${message.text}</div>
       <div class="tools">
         ${versions(message, state, act)}
@@ -137,7 +138,7 @@ function text(message, act) {
     button.ariaDescription = "changed by PCD";
     button.onclick = () => act.open(message, i);
     return button;
-  });
+  }, act.copy, known?.element);
   element.addEventListener("keydown", move);
   for (const [i, button] of element.querySelectorAll(".token").entries()) button.tabIndex = i ? -1 : 0;
   texts.set(message, {n: message.text.length, element});
@@ -193,7 +194,7 @@ function composer(state, act) {
 
 /** of: a message that is not sent yet. */
 function files(of, act) {
-  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li>${file.name}
+  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li>${small(file)}${file.name}
     ${file.count ? `(${tokensIn(file.count)})` : nothing}
     <button type="button" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(of, file)}>×</button></li>`)}</ul>` : nothing;
 }
