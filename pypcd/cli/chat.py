@@ -167,7 +167,7 @@ class Chat:
             lines = wrap(what, max(_terminal.width() - column, 16))
             say(f"/{name} {argument}".ljust(column) + f"\n{' ' * column}".join(lines))
         say('a pasted page is one message; """ begins and ends one that you type over several lines')
-        say("Ctrl-C stops an answer and keeps it")
+        say("Ctrl-C stops an answer and keeps it; what PCD changed in one is underlined")
 
     def do_pcd(self, argument: str) -> None:
         if argument:

@@ -259,6 +259,40 @@ def test_stop_strings_never_show(llm):
     assert "".join(shown) == whole[: whole.index(stop)]
 
 
+@pytest.mark.parametrize("stop", [[], ["\ufffd\ufffd\ufffd\ufffd", "ab a"]])
+def test_the_pieces_that_pcd_changed_are_those_of_last_answer(llm, stop):
+    """Character by character, although a character's bytes may be of several tokens, and a stop string may hold text back."""
+    llm.pcd = "window:window=2:n_sink=0"
+    prompt = llm.tokenize(b"hello")
+    generation = Generation(llm, prompt, _options.GenerationSettings(max_tokens=120), stop=stop)
+    shown = [(c, isinstance(piece, _text.Changed)) for piece in generation for c in piece]
+    changed = {change.index for change in llm.last_answer.changes}
+    tokens = llm.input_ids[len(prompt) : llm.n_tokens].tolist()
+    pieces = [llm.detokenize([token], prev_tokens=[1], special=True) for token in tokens]
+    assert changed and len(changed) < len(tokens) and len(tokens) > 100
+    of_byte = [i for i, piece in enumerate(pieces) for _ in piece]
+    expected = [(c, bool(changed & set(of_byte[at:end]))) for c, at, end in _characters(b"".join(pieces))]
+    assert shown == expected[: len(shown)] or shown[: len(expected)] == expected
+    assert abs(len(expected) - len(shown)) < 8 and {is_changed for _, is_changed in shown} == {True, False}
+
+
+def _characters(data):
+    """Each character of bytes, with its first byte and its end; an invalid sequence is one character."""
+    at = 0
+    while at < len(data):
+        try:
+            end = len(data)
+            valid = data[at:].decode("utf-8")
+        except UnicodeDecodeError as error:
+            valid, end = data[at : at + error.start].decode("utf-8"), at + error.end
+        for c in valid:
+            yield c, at, at + len(c.encode())
+            at += len(c.encode())
+        if at < end:
+            yield "\ufffd", at, end
+        at = end
+
+
 def test_save_and_load(session, llm, tmp_path):
     ask(session, "one")
     session.system = "be kind"
