@@ -213,15 +213,21 @@ def tune(
     options["n_ctx"] = max(context_of(asked, options) for asked in (plan, usual_plan) if asked)
     if model_facts is None:
         model_facts = facts(plan, options, jobs=jobs)
-    how = {"options": options, "jobs": jobs, "model_facts": model_facts, "progress": progress or Progress()}
+    how: dict[str, Any] = {
+        "options": options,
+        "jobs": jobs,
+        "model_facts": model_facts,
+        "progress": progress or Progress(),
+    }
     long = _Questions(plan, pathlib.Path(directory, "long"), how)
     usual = _Questions(usual_plan, pathlib.Path(directory, "everyday"), how) if usual_plan else None
     judging = [*long.keys(_SECOND, [methods[0], INSTEAD]), *(usual.keys(_SECOND, methods[:1]) if usual else [])]
+    to_come = usual.keys(_FIRST, methods) if usual else []
+    how["progress"].expect([*long.keys(_FIRST, methods), *to_come, *judging])
     if usual:
         usual.try_cells(1)
     long.try_cells()
 
-    to_come = usual.keys(_FIRST, methods) if usual else []
     found, refused = long.compare(_FIRST, methods, then=[*to_come, *judging])
     tried = {name: Tried(found[name][ALL]) for name in methods if name in found}
     if not tried:

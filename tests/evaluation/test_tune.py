@@ -271,8 +271,9 @@ def test_what_is_to_come_is_known_beforehand(monkeypatch: pytest.MonkeyPatch, tm
     tune(plan_of(192), tmp_path, options=ONE, everyday=8)
     n_long, n_everyday, n = 192 // 2, 8 // 2 * 40, len(SETTINGS) + 1
     judging = 3 * n_long + 2 * n_everyday
+    whole = n_long * n + n_everyday * n + judging
     begun = 2 + n_long * n
-    assert seen == [1, 2, begun + n_everyday * n + judging, *[begun + n_everyday * 3 + judging] * 3]
+    assert seen == [whole + 1, whole + 2, begun + n_everyday * n + judging, *[begun + n_everyday * 3 + judging] * 3]
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
