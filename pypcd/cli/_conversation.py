@@ -172,7 +172,8 @@ class Conversation:
         except UnsupportedError as error:
             said = f"; its PCD setting is left out: {error}"
         self.messages, self.system, self.sampling, self.documents = messages, system, sampling, documents
-        return f"{len(messages) // 2} turns from {path}{said}"
+        n = len(messages) // 2
+        return f"{n} turn{'s' * (n != 1)} from {path}{said}"
 
     def _question(self) -> list[Message]:
         """The messages up to the one to be answered."""

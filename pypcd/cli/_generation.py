@@ -24,6 +24,7 @@ class ContextFull(PCDError):
 
 
 SHOWN = 3  # changed tokens in the line under an answer
+REPEATS = "it repeats itself; {} or {} is against that"  # such as options
 
 
 @dataclasses.dataclass
@@ -38,6 +39,7 @@ class Figures:
     prompt_seconds: float = 0.0
     seconds: float = 0.0  # after the prompt
     finish_reason: str = "interrupted"  # or stop, length (max_tokens), context (full)
+    repeats: bool = False  # it was cut, and ends with one text again and again
     answer: pypcd.PCDAnswer = dataclasses.field(default_factory=pypcd.PCDAnswer)
     changed: list[tuple[str, str]] = dataclasses.field(
         default_factory=list
@@ -62,6 +64,8 @@ class Figures:
         def rate(value: float | None) -> str:
             return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
+        if self.finish_reason == "stop" and not self.completion_tokens:
+            return f"the model ended at once | context {self.context_used}/{self.n_ctx} | {self.what_pcd_did()}"
         ends = {"length": "cut at max_tokens", "context": "the context is full", "interrupted": "stopped"}
         parts = [
             f"{self.completion_tokens} tokens",
@@ -227,6 +231,7 @@ class Generation:
             self._tell_changes()
         rest, self._pending = [*self._pending, *decode.end()], []
         yield from self._shown(rest)
+        figures.repeats = figures.finish_reason in ("length", "context") and repeats(self.text)
 
     def _is_changed(self) -> bool:
         """Whether PCD changed the last token."""
@@ -271,6 +276,16 @@ class Generation:
         for is_changed, run in itertools.groupby(characters, lambda one: one[1]):
             text = "".join(character for character, _ in run)
             yield Changed(text) if is_changed else text
+
+
+def repeats(text: str) -> bool:
+    """Whether a text ends with the same again and again: three times at least, and 60 characters."""
+    end = text[-600:]
+    for n in range(1, len(end) // 3 + 1):
+        same = next((i for i in range(len(end) - n) if end[-1 - i] != end[-1 - i - n]), len(end) - n)
+        if same + n >= max(3 * n, 60):
+            return True
+    return False
 
 
 class _Decoder:

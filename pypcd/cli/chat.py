@@ -12,9 +12,10 @@ from pypcd import PCDError
 from pypcd.checks import literal
 from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
 from pypcd.cli._conversation import SPACE, Conversation
+from pypcd.cli._generation import REPEATS, Figures
 from pypcd.cli._terminal import say
 from pypcd.cli._text import sentence, wrap
-from pypcd.config import load, typed
+from pypcd.config import PRESETS, load, typed
 from pypcd.decode import Replay
 from pypcd.document import read_document
 from pypcd.errors import InputError, did_you_mean
@@ -141,9 +142,15 @@ class Chat:
                     }
                 )
             else:
-                say(figures.line() + self._what_was_repeated() + ("\n" if self.lines.typed else ""))
+                end = "\n" if self.lines.typed else ""
+                say(figures.line() + self._remedy(figures) + self._what_was_repeated() + end)
         if stopped() and not self.lines.typed:
             self.status = 130
+
+    def _remedy(self, figures: Figures) -> str:
+        if not figures.repeats or self.session.sampling.has_remedy:
+            return ""
+        return "\n" + REPEATS.format("/set repeat_penalty 1.1", "/set temperature 0.8")
 
     def _what_was_repeated(self) -> str:
         if self.session.left_out:
@@ -174,7 +181,11 @@ class Chat:
             setting = load(argument)
             self.session.set_pcd(setting)
             _options.note_of_profile(setting, self.session.llm.model_path)
-        say(f"PCD {typed(self.session.llm.pcd)}")
+        config = self.session.llm.pcd
+        say(f"PCD {typed(config)}")
+        if config and not argument:
+            values = "  ".join(f"{name}={value}" for name, value in config.differences().items())
+            say(f"values that are not the paper's: {values}" if values else PRESETS["paper"].what)
 
     def do_compare(self, _: str) -> None:
         if self.as_json:
@@ -260,14 +271,26 @@ class Chat:
 
     def do_stats(self, _: str) -> None:
         figures, stats = self.session.figures, self.session.llm.pcd_stats()
-        say(f"{len(figures)} answers, {sum(f.completion_tokens for f in figures)} tokens")
-        keys = f"{stats.second_bytes / 2**20:.1f} MiB of second keys"
-        say(f"PCD: {stats.n_twins} twins (second rows) for {stats.n_tokens} tokens, {keys}")
+        say(f"{_counted(len(figures), 'answer')}, {_counted(sum(f.completion_tokens for f in figures), 'token')}")
+        with_pcd = [f for f in figures if f.pcd]
+        if with_pcd:
+            n = sum(f.answer.n_changed for f in with_pcd)
+            touched = sum(f.answer.n_changed > 0 for f in with_pcd)
+            more = f" in {_counted(touched, 'answer')}" if n else ""
+            say(f"PCD was on for {_counted(len(with_pcd), 'answer')} and changed {_counted(n, 'token')}{more}")
+        if stats.second_bytes:
+            say(
+                f"it takes {stats.second_bytes / 2**20:.1f} MiB beside the {stats.kv_bytes / 2**20:.1f} MiB of the cache"
+            )
         if figures:
             say(f"last: {figures[-1].line()}")
 
     def do_exit(self, _: str) -> bool:
         return False
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -165,7 +165,7 @@ def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str])
     wanted = list(KV_SHORT.questions(3, 40))[1]  # the fifth: second of the second length
     assert out == wanted.prompt.text
     assert wanted.answers[0] in err
-    assert main(["demo", "--n", "3", "--question", "13"]) == 1
+    assert main(["demo", "--n", "3", "--question", "13"]) == 2
     assert "--question is 13; allowed: 1 to 12" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["demo", "--n", "1"])
