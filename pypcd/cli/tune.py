@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(plan, everyday, tuned, profile)
         if args.quick:
-            print(_table.paragraph(_how_little(tuned)))
+            print(_table.paragraph(_how_little(tuned, everyday)))
     _terminal.say(f"the answers are in {out}, the result is in {profile}")
     return 0
 
@@ -149,11 +149,15 @@ def _print_so_far(tried: Mapping[str, Tried]) -> None:
         _terminal.say(f"so far: long questions answered by {', '.join(counts)}")
 
 
-def _how_little(tuned: Tuned) -> str:
-    n = tuned.n_judged
+def _how_little(tuned: Tuned, everyday: int) -> str:
+    cost = (
+        f", and so few everyday questions cannot show that a setting costs less than {MARGIN:.0f} points"
+        if everyday
+        else ""
+    )
     return (
-        f"quick is a first look: {n} long questions judge, of which at least {min_n_to_detect()} must differ to show anything, and so few "
-        f"everyday questions cannot show that a setting costs less than {MARGIN:.0f} points. Without --quick more of both are asked."
+        f"quick is a first look: {tuned.n_judged} long questions judge, of which at least {min_n_to_detect()} must differ to show "
+        f"anything{cost}. Without --quick more are asked."
     )
 
 
