@@ -9,7 +9,7 @@ import itertools
 import re
 from collections.abc import Callable
 
-__all__ = ["Changed", "Flow", "cells", "clean", "sentence", "underlined", "wrap"]
+__all__ = ["Changed", "Flow", "cells", "clean", "counted", "sentence", "underlined", "wrap"]
 
 _UNDERLINE, _NO_UNDERLINE = "\x1b[4m", "\x1b[24m"
 
@@ -45,6 +45,11 @@ def cells(text: str) -> int:
     text = text.replace(_UNDERLINE, "").replace(_NO_UNDERLINE, "")
     width = wcswidth(text)
     return width if width >= 0 else sum(max(wcwidth(c), 0) for c in text)  # below 0: it has control codes
+
+
+def counted(n: int, what: str) -> str:
+    """Such as "1 turn" or "2 turns"."""
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def sentence(error: BaseException) -> str:

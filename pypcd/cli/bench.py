@@ -16,7 +16,7 @@ from pypcd import machine
 from pypcd.bench import SEQUENCES, Measurement, all_methods, bench, default_methods, methods_for
 from pypcd.cli import _graph, _options, _table, _terminal
 from pypcd.cli._progress import duration
-from pypcd.cli._text import clean, wrap
+from pypcd.cli._text import clean, counted, wrap
 from pypcd.config import PCDConfig
 from pypcd.decode import setting_of
 from pypcd.engine import choose_engine
@@ -107,10 +107,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _header(args: argparse.Namespace, threads: int) -> str:
     where = f"RPC ({args.rpc})" if args.rpc else "GPU" if machine.has_gpu() else "CPU"
-    of = (
-        f"medians of {_counted(args.rounds, 'round')} of {args.n_tokens} tokens, each beside greedy's in the same round"
-    )
-    head = f"{args.model}, {_counted(threads, 'thread')}, {where}, llama-cpp-python {llama_cpp.__version__}; {of}"
+    of = f"medians of {counted(args.rounds, 'round')} of {args.n_tokens} tokens, each beside greedy's in the same round"
+    head = f"{args.model}, {counted(threads, 'thread')}, {where}, llama-cpp-python {llama_cpp.__version__}; {of}"
     return _table.aligned(head, _table.columns())
 
 
@@ -147,10 +145,12 @@ def _costs(rows: Sequence[Measurement]) -> list[str]:
     sentences = []
     for (n, method), found in of_method.items():
         name, _, where = method.partition(" ")
-        shares = [("on a prompt", found[0].prefill_ratio)]
+        prompt = found[0].prefill_ratio
+        shares = [] if prompt is None else [("on a prompt", prompt)]
         shares += [("on a token" + f" after {row.n_past}" * (len(found) > 1), row.ratio) for row in found]
         *first, last = (f"{_share(ratio)} {what}" for what, ratio in shares)
-        text = f"{name.removeprefix('pcd:').replace('pcd', 'paper')} costs {', '.join(first)} and {last}"
+        setting = "paper" if name == "pcd" else name.removeprefix("pcd:")
+        text = f"{setting} costs {' and '.join([*([', '.join(first)] if first else []), last])}"
         text += f", with {n} sequences" * (n > 1) + f" {where}" * bool(where) + "."
         config = setting_of(name)
         if config and config.min_first_entropy:
@@ -159,15 +159,9 @@ def _costs(rows: Sequence[Measurement]) -> list[str]:
     return sentences
 
 
-def _share(ratio: float | None) -> str:
+def _share(ratio: float) -> str:
     """How much more time that is; medians of a few rounds do not tell 1% from nothing."""
-    if ratio is None or ratio < 1.015:
-        return "less than 2%"
-    return f"{100 * (ratio - 1):.0f}%"
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
+    return "less than 2%" if ratio < 1.015 else f"{100 * (ratio - 1):.0f}%"
 
 
 def _ratio(value: float | None) -> str:

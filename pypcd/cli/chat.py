@@ -14,7 +14,7 @@ from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
 from pypcd.cli._conversation import SPACE, Conversation
 from pypcd.cli._generation import REPEATS, Figures
 from pypcd.cli._terminal import say
-from pypcd.cli._text import sentence, wrap
+from pypcd.cli._text import counted, sentence, wrap
 from pypcd.config import PRESETS, load, typed
 from pypcd.decode import Replay
 from pypcd.document import read_document
@@ -156,7 +156,7 @@ class Chat:
         if self.session.left_out:
             return f"\nreplay repeated nothing: {self.session.left_out}"
         n = len(self.session.passages)
-        return f"\nreplay repeated {n} passage{'s' * (n > 1)} of the document; /file shows them" if n else ""
+        return f"\nreplay repeated {counted(n, 'passage')} of the document; /file shows them" if n else ""
 
     def fail(self, error: BaseException) -> None:
         _terminal.note(sentence(error))
@@ -271,26 +271,22 @@ class Chat:
 
     def do_stats(self, _: str) -> None:
         figures, stats = self.session.figures, self.session.llm.pcd_stats()
-        say(f"{_counted(len(figures), 'answer')}, {_counted(sum(f.completion_tokens for f in figures), 'token')}")
+        say(f"{counted(len(figures), 'answer')}, {counted(sum(f.completion_tokens for f in figures), 'token')}")
         with_pcd = [f for f in figures if f.pcd]
         if with_pcd:
             n = sum(f.answer.n_changed for f in with_pcd)
             touched = sum(f.answer.n_changed > 0 for f in with_pcd)
-            more = f" in {_counted(touched, 'answer')}" if n else ""
-            say(f"PCD was on for {_counted(len(with_pcd), 'answer')} and changed {_counted(n, 'token')}{more}")
+            more = f" in {counted(touched, 'answer')}" if n else ""
+            say(f"PCD was on for {counted(len(with_pcd), 'answer')} and changed {counted(n, 'token')}{more}")
         if stats.second_bytes:
             say(
-                f"it takes {stats.second_bytes / 2**20:.1f} MiB beside the {stats.kv_bytes / 2**20:.1f} MiB of the cache"
+                f"PCD takes {stats.second_bytes / 2**20:.1f} MiB beside the {stats.kv_bytes / 2**20:.1f} MiB of the cache"
             )
         if figures:
             say(f"last: {figures[-1].line()}")
 
     def do_exit(self, _: str) -> bool:
         return False
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
