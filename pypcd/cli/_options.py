@@ -95,7 +95,7 @@ def how_to_turn_on(option: str) -> str:
 
 
 def add_model(
-    parser: argparse.ArgumentParser, what: str = "a GGUF file, or 'demo', which comes with pypcd", **kwargs: Any
+    parser: argparse.ArgumentParser, what: str = "a GGUF file; or 'demo', which only looks up values", **kwargs: Any
 ) -> None:
     parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=26)  # one line for each option
     parser._optionals.title = "arguments"  # one list of all: help is to fit a screen
