@@ -161,7 +161,7 @@ class PCDConfig(Fields):
         if isinstance(setting, Mapping):
             return (base or cls()).replace(**setting)
         raise ArgumentError(
-            f"pcd={setting!r} is a {type(setting).__name__}; allowed: bool, text such as 'unsure' or "
+            f"pcd={setting!r} is of the type {type(setting).__name__}; allowed: bool, text such as 'unsure' or "
             "'beta=1.5:window=64', a mapping, PCDConfig"
         )
 

@@ -11,8 +11,9 @@ from pypcd.errors import InputError
 if TYPE_CHECKING:
     from pypcd.llama import Llama
 
-__all__ = ["SKIPPED", "Vocabulary", "shown"]
+__all__ = ["END", "SKIPPED", "Vocabulary", "shown"]
 
+END = "(end)"  # how a token is shown that ends an answer
 SKIPPED = b'" :\\'  # characters before an answer, which the paper's authors skip
 
 
@@ -36,7 +37,7 @@ class Vocabulary:
     def shown(self, token: int) -> str:
         """A token as readable text, safe for terminals; "(end)" for one that ends an answer."""
         if is_end(self._llm, token):
-            return "(end)"
+            return END
         return shown(self._texts[token])
 
     def is_skipped(self, token: int) -> bool:

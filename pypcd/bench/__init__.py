@@ -10,7 +10,7 @@ Knows nothing of tasks or answers.
 """
 
 from pypcd.bench.graph import GRAPH_METHODS, GraphCost, graph_costs
-from pypcd.bench.measurement import SEQUENCES, Measurement, bench, default_methods, methods_for
+from pypcd.bench.measurement import SEQUENCES, Measurement, all_methods, bench, default_methods, methods_for
 from pypcd.bench.placement import Placement, left_device, placements
 from pypcd.bench.selftest import self_test
 
@@ -20,6 +20,7 @@ __all__ = [
     "GraphCost",
     "Measurement",
     "Placement",
+    "all_methods",
     "bench",
     "default_methods",
     "graph_costs",

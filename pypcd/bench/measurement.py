@@ -1,7 +1,7 @@
 """Times plain decoding and PCD settings: same model, same tokens, interleaved rounds, one or several sequences at once.
 
 Ratios are medians over rounds of a method's time divided by plain decoding's time in the same round, or by that of as
-many plain rows as the method computes ("two-rows"). Plain decoding ("greedy") and each method run with flash attention
+many plain rows as the method computes ("two-rows"): what else the machine does weighs on both. Plain decoding ("greedy") and each method run with flash attention
 on or off, whichever is faster for them. Knows nothing of the terminal.
 """
 
@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -26,13 +27,14 @@ from pypcd.config import PCDConfig
 from pypcd.decode import setting_of
 from pypcd.errors import PCDError
 
-__all__ = ["SEQUENCES", "Measurement", "bench", "default_methods", "methods_for"]
+__all__ = ["SEQUENCES", "Measurement", "all_methods", "bench", "default_methods", "methods_for"]
 
 GREEDY = "greedy"  # plain decoding
 TWO_ROWS = "two-rows"  # plain steps of two tokens of each sequence: the cost of a second row, without PCD
 STOCK = "stock"  # llama_cpp.Llama with llama-cpp-python's own library, in another process, with one sequence
 
 SEQUENCES = Integer(1, engine.N_SEQUENCES)
+_PROMPT_ROUNDS = 3
 _OWN_TOKENS = 16  # the end of each sequence's text: what it begins with is the same in all, and evaluated only once
 
 
@@ -46,12 +48,13 @@ class Measurement:
         n_sequences: sequences decoded in one batch.
         n_past: tokens of each of them in the cache.
         flash_attn: whether it ran with flash attention, the faster of the two for it.
-        tokens_per_second: of all sequences together, one token of each at a time, median; two-rows' steps count as one
-            token of each too.
+        tokens_per_second: of all sequences together, one token of each at a time: greedy's median, divided by the ratio.
+            two-rows' steps count as one token of each too.
         ratio: time of a step divided by greedy's, median of rounds; 1 for greedy.
         two_rows_ratio: time of a step divided by two-rows', median of rounds; None without two-rows.
         twins: twins (PCD's second evaluations of a token) per token.
-        prefill_ratio: time of fresh prompts divided by greedy's; None if it was not measured.
+        prefill_ratio: time of fresh prompts divided by greedy's; None for "two-rows" and "stock". Settings that read prompts alike
+            share one measurement.
         kv_bytes: bytes of the context's keys and values, including the second ones that only twins see; 0 in the engine "stock",
             which does not know.
     """
@@ -70,11 +73,17 @@ class Measurement:
 
 
 def default_methods() -> list[str]:
-    """The methods measured by default; without the stock library where AMX is off, since it cannot turn that off."""
+    """The methods measured by default: the two settings that are known to gain more than they cost somewhere."""
+    return ["pcd:unsure", "pcd:window:relative_top=0.1"]
+
+
+def all_methods() -> list[str]:
+    """A method of each kind; without the stock library where AMX is off, since it cannot turn that off."""
     amx = engine.configure_amx()
     return [
         *([] if amx.exists and not amx.on else [STOCK]),
         TWO_ROWS,
+        *default_methods(),
         "pcd",
         "pcd:cache=shared",
         "pcd:cache=separate",
@@ -151,7 +160,7 @@ def bench(
     n_prefill: int = 512,
     flash_attn: Sequence[bool] = (False, True),
     engines: Sequence[str | None] = (None,),
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str, float | None], None] = lambda text, seconds_left: None,
     **kwargs: Any,
 ) -> Iterator[Measurement]:
     """Measure every method that the model can run: the fewest sequences first, then the shortest context.
@@ -169,6 +178,7 @@ def bench(
             length.
         flash_attn: settings to try; each method is reported with its faster one.
         engines: those of pypcd.Llama; if they are several, each PCD setting is measured in each, as "NAME (ENGINE)".
+        progress: called with what is under way, and the seconds that are left of this number of sequences, once they are known.
         kwargs: passed to pypcd.Llama.
 
     Raises:
@@ -180,6 +190,36 @@ def bench(
         yield from plan.measure(model, _works(able, engines), sorted(set(lengths)), text, kwargs)
 
 
+class _Pace:
+    """How long the rest takes, if it goes on as so far: tokens of texts that are read, and steps of decoding."""
+
+    def __init__(self) -> None:
+        self._left = {"tokens": 0, "steps": 0}
+        self._done = {"tokens": 0, "steps": 0}
+        self._seconds = {"tokens": 0.0, "steps": 0.0}
+
+    def expect(self, tokens: int, steps: int) -> None:
+        self._left = {"tokens": tokens, "steps": steps}
+
+    @contextlib.contextmanager
+    def timing(self, kind: str, n: int) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.count(kind, n, time.perf_counter() - started)
+
+    def count(self, kind: str, n: int, seconds: float) -> None:
+        self._left[kind] = max(self._left[kind] - n, 0)
+        self._done[kind] += n
+        self._seconds[kind] += seconds
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None before both kinds are known."""
+        if not all(self._done.values()):
+            return None
+        return sum(n * self._seconds[kind] / self._done[kind] for kind, n in self._left.items())
+
+
 @dataclasses.dataclass(frozen=True)
 class _Plan:
     """bench() for one number of sequences."""
@@ -189,7 +229,11 @@ class _Plan:
     rounds: int
     n_prefill: int
     flash_attn: Sequence[bool]
-    progress: Callable[[str], None]
+    progress: Callable[[str, float | None], None]
+    pace: _Pace = dataclasses.field(default_factory=_Pace)
+
+    def say(self, text: str) -> None:
+        self.progress(text, self.pace.seconds_left)
 
     def measure(
         self,
@@ -205,7 +249,7 @@ class _Plan:
         try:
             for fa in self.flash_attn:
                 for place in dict.fromkeys(work.place for work in works.values()):
-                    self.progress(f"loading, flash attention {'on' if fa else 'off'}")
+                    self.say(f"loading, flash attention {'on' if fa else 'off'}")
                     stock = STOCK in works and place == plain
                     models[fa, place] = _Model(
                         model, self.n, stock, n_ctx=n_ctx, flash_attn=fa, engine=place[0], **kwargs
@@ -218,22 +262,51 @@ class _Plan:
             first = models[self.flash_attn[0], plain]
             stream = _stream(first.llm, text, lengths[-1] + self.n)
             prefill: dict[str, float] = {}
+            self._expect(works, len(models), lengths)
             for n_past in lengths:
-                self.progress(f"filling the cache to {self._of(n_past)}")
                 texts = _texts(stream, self.n, n_past)
-                for m in models.values():
-                    m.fill(texts)
-                tokens = first.texts.continuations(self.n_tokens + timing.WARM_UP)
+                self._fill(first, texts, f"1 of {len(models)}")
+                with self.pace.timing("steps", self.n_tokens + timing.WARM_UP):
+                    tokens = first.texts.continuations(self.n_tokens + timing.WARM_UP)
+                for i, m in enumerate((m for m in models.values() if m is not first), 2):
+                    self._fill(m, texts, f"{i} of {len(models)}")
                 best = self._faster(models, works, tokens, n_past)
                 if not prefill:
                     at = {name: models[best[GREEDY].flash_attn, work.place] for name, work in works.items()}
                     prefill = self._prefill_ratios(at, works, texts)
-                    for m in set(at.values()):
-                        m.fill(texts)
+                    for i, m in enumerate(set(at.values()), 1):
+                        self._fill(m, texts, f"{i} of {len(set(at.values()))}")
                 yield from self._rounds(best, works, tokens, n_past, prefill)
         finally:
             for m in models.values():
                 m.close()
+
+    def _expect(self, works: Mapping[str, _Work], n_models: int, lengths: Sequence[int]) -> None:
+        """Tell the pace what there is to do, more or less: texts of several sequences have little that is not in all of them."""
+        n_prompts = len({key for name, work in works.items() if (key := _prompts_like(name, work))})
+        steps = len(works) * self.rounds * (self.n_tokens + timing.WARM_UP) + self.n_tokens
+        if len(self.flash_attn) > 1:
+            steps += len(works) * len(self.flash_attn) * self._n_few
+        filled = n_models * lengths[-1] + n_models // len(self.flash_attn) * lengths[0]  # again behind the prompts
+        tokens = filled + n_prompts * _PROMPT_ROUNDS * min(self.n_prefill, self.n * lengths[0])
+        self.pace.expect(tokens, len(lengths) * steps)
+
+    @property
+    def _n_few(self) -> int:
+        """Tokens that tell which of two ways is faster."""
+        return timing.WARM_UP + max(2, self.n_tokens // 4)
+
+    def _fill(self, m: _Model, texts: Sequence[Sequence[int]], which: str) -> None:
+        started, before = time.perf_counter(), 0
+
+        def tell(done: int, total: int) -> None:
+            nonlocal started, before
+            now = time.perf_counter()
+            self.pace.count("tokens", done - before, now - started)
+            started, before = now, done
+            self.say(f"filling cache {which}, {done} of {self._of(total)}")
+
+        m.fill(texts, tell)
 
     def _faster(
         self,
@@ -243,12 +316,16 @@ class _Plan:
         n_past: int,
     ) -> dict[str, _Model]:
         """The model that each method is faster with: flash attention on or off."""
-        self.progress(f"{self._of(n_past)}: which flash attention setting is faster")
-        few = [text[: timing.WARM_UP + max(2, self.n_tokens // 4)] for text in tokens]
+        few = [text[: self._n_few] for text in tokens]
         best: dict[str, _Model] = {}
         for name, work in works.items():
             ways = [models[fa, work.place] for fa in self.flash_attn]
-            best[name] = min(ways, key=lambda m: m.time(name, work.config, few)[0]) if len(ways) > 1 else ways[0]
+            if len(ways) > 1:
+                self.say(f"{self._of(n_past)}, flash attention on or off, {name}")
+                with self.pace.timing("steps", len(ways) * self._n_few):
+                    best[name] = min(ways, key=lambda m: m.time(name, work.config, few)[0])
+            else:
+                best[name] = ways[0]
         return best
 
     def _rounds(
@@ -263,18 +340,21 @@ class _Plan:
         twins: dict[str, float] = {}
         for i in range(self.rounds):
             for name, (config, _) in works.items():
-                self.progress(f"{self._of(n_past)}, round {i + 1} of {self.rounds}, {name}")
-                seconds, twins[name] = best[name].time(name, config, tokens)
+                self.say(f"{self._of(n_past)}, round {i + 1} of {self.rounds}, {name}")
+                with self.pace.timing("steps", self.n_tokens + timing.WARM_UP):
+                    seconds, twins[name] = best[name].time(name, config, tokens)
                 times[name].append(seconds)
+        plain = statistics.median(times[GREEDY])
         for name, work in works.items():
+            ratio = _median_ratio(times[name], times[GREEDY])
             yield Measurement(
                 method=name,
                 engine=best[name].llm.engine,
                 n_sequences=self.n,
                 n_past=n_past,
                 flash_attn=best[name].flash_attn,
-                tokens_per_second=self.n / statistics.median(times[name]),
-                ratio=_median_ratio(times[name], times[GREEDY]),
+                tokens_per_second=self.n / (plain * ratio),
+                ratio=ratio,
                 two_rows_ratio=_median_ratio(times[name], times[TWO_ROWS]) if TWO_ROWS in times else None,
                 twins=twins[name],
                 prefill_ratio=prefill.get(name),
@@ -286,16 +366,19 @@ class _Plan:
         models: dict[str, _Model],
         works: dict[str, _Work],
         texts: Sequence[Sequence[int]],
-        rounds: int = 3,
     ) -> dict[str, float]:
         prompts = [text[: max(1, self.n_prefill // self.n)] for text in texts]  # fill() may keep the first
-        timed = {name: work.config for name, work in works.items() if _reads_as_itself(name, work.config)}
-        times: dict[str, list[float]] = {name: [] for name in timed}
-        for i in range(rounds):
-            for name, config in timed.items():
-                self.progress(f"prompt of {self._of(len(prompts[0]))}, round {i + 1} of {rounds}, {name}")
-                times[name].append(models[name].read(config, prompts))
-        return {name: _median_ratio(times[name], times[GREEDY]) for name in timed}
+        alike: dict[_Prompts, list[str]] = {}
+        for name, work in works.items():
+            if key := _prompts_like(name, work):
+                alike.setdefault(key, []).append(name)
+        times: dict[str, list[float]] = {names[0]: [] for names in alike.values()}
+        for i in range(_PROMPT_ROUNDS):
+            for name, taken in times.items():
+                self.say(f"prompt of {self._of(len(prompts[0]))}, round {i + 1} of {_PROMPT_ROUNDS}, {name}")
+                with self.pace.timing("tokens", sum(map(len, prompts))):
+                    taken.append(models[name].read(works[name].config, prompts))
+        return {name: _median_ratio(times[names[0]], times[GREEDY]) for names in alike.values() for name in names}
 
     def _of(self, n_tokens: int) -> str:
         return f"{n_tokens} tokens" if self.n == 1 else f"{self.n} times {n_tokens} tokens"
@@ -319,10 +402,10 @@ class _Model:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env
             )
 
-    def fill(self, texts: Sequence[Sequence[int]]) -> None:
+    def fill(self, texts: Sequence[Sequence[int]], tell: Callable[[int, int], object]) -> None:
         self.llm.pcd = None
         with _reasons():
-            self.texts.fill(texts)
+            self.texts.fill(texts, tell)
         for seq, text in enumerate(texts):  # a copied sequence does not have them
             engine.set_tokens(self.llm, text, seq)
         if self.stock:
@@ -395,15 +478,29 @@ def _texts(stream: list[int], n: int, n_past: int) -> list[list[int]]:
     return [stream[:common] + stream[common + i : n_past + i] for i in range(n)]
 
 
-def _reads_as_itself(name: str, config: PCDConfig | None) -> bool:
-    """Whether to time a method's prefill. If a setting changes only how twins are evaluated, what they see, or the type
-    of second keys, its prefill is the same as without that change."""
-    if config is None:
-        return name == GREEDY
+_Prompts = tuple[Optional[str], Optional[PCDConfig]]  # an engine and a setting, whose prompts take as long as others'
+
+# fields that say what becomes of the last token alone, or that change no more than the type of second keys
+_OF_TOKENS = (
+    "beta",
+    "evaluation",
+    "relative_top",
+    "adaptive",
+    "min_context",
+    "min_entropy",
+    "min_first_entropy",
+    "type_k_over",
+)
+
+
+def _prompts_like(name: str, work: _Work) -> _Prompts | None:
+    """Equal for methods that read prompts alike; None: its prompts are not timed."""
+    config = work.config
+    if config is None or not config.beta:
+        return (None, None) if name not in (TWO_ROWS, STOCK) else None
+    paper = PCDConfig()
     window = config.window if config.perturbation == "none" else None
-    return config == config.replace(
-        evaluation=PCDConfig().evaluation, relative_top=0.0, type_k_over=None, window=window
-    )
+    return (work.engine, config.replace(window=window, **{field: getattr(paper, field) for field in _OF_TOKENS}))  # type: ignore[misc]
 
 
 def _median_ratio(times: Sequence[float], plain: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llama_cpp
@@ -21,6 +21,8 @@ Tokens = Sequence[int]
 
 # tokens of each sequence that are not timed: graphs are built, second keys made
 WARM_UP = 6
+
+_PART = 128  # tokens that fill() evaluates between two calls of `tell`
 
 
 class Texts:
@@ -55,20 +57,28 @@ class Texts:
         self._first, self.n_past = texts[0], len(texts[0])
         return seconds
 
-    def fill(self, texts: Sequence[Tokens]) -> None:
+    def fill(self, texts: Sequence[Tokens], tell: Callable[[int, int], object] = lambda done, total: None) -> None:
         """Fill the cache with a text for each sequence. What they begin with in common is evaluated once; the others get
-        a copy of it in cells of their own. What sequence 0 holds of it already is kept."""
+        a copy of it in cells of their own. What sequence 0 holds of it already is kept.
+
+        Args:
+            tell: called with how many tokens are evaluated, and how many are to be.
+        """
         n_common = _common(texts)
         if self.n_past > n_common or self._first != texts[0][: self.n_past]:
             self.clear()
         for seq in range(1, self.n):
             self._forget(seq, 0)
-        self._read({0: texts[0][self.n_past : n_common]}, self.n_past)
+        n_new = n_common - self.n_past
+        n = n_new + sum(len(text) - n_common for text in texts)
+        tell(0, n)
+        self._read({0: texts[0][self.n_past : n_common]}, self.n_past, _PART, lambda done: tell(done, n))
         if n_common and self.n > 1:
             state = self._state(0)
             for seq in range(1, self.n):
                 self._load(seq, state)
-        self._read({seq: text[n_common:] for seq, text in enumerate(texts)}, n_common)
+        rests = {seq: text[n_common:] for seq, text in enumerate(texts)}
+        self._read(rests, n_common, _PART, lambda done: tell(n_new + done, n))
         self._first, self.n_past = texts[0], len(texts[0])
         self._kept = [self._state(seq) for seq in range(self.n)] if self._keeps else []
 
@@ -94,15 +104,23 @@ class Texts:
         timed = seconds[WARM_UP // n_rows :] or seconds[-1:]
         return sum(timed) / len(timed)
 
-    def _read(self, texts: dict[int, Tokens], n_past: int) -> float:
+    def _read(
+        self,
+        texts: dict[int, Tokens],
+        n_past: int,
+        n_most: int = 2**31,
+        tell: Callable[[int], object] = lambda done: None,
+    ) -> float:
         entries = [
             (token, n_past + i, seq, i == len(text) - 1) for seq, text in texts.items() for i, token in enumerate(text)
         ]
         seconds, self._next = 0.0, []
-        for first in range(0, len(entries), self._llm.n_batch):
-            part = entries[first : first + self._llm.n_batch]
+        size = min(self._llm.n_batch, n_most)
+        for first in range(0, len(entries), size):
+            part = entries[first : first + size]
             seconds += self._decode(part)
             self._next += self._most_probable(sum(entry[-1] for entry in part))
+            tell(first + len(part))
         return seconds
 
     def _decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> float:

@@ -10,14 +10,15 @@ import argparse
 import importlib
 import os
 import sys
+import textwrap
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pypcd import __version__
 from pypcd.cli import _terminal
 from pypcd.cli._text import sentence
-from pypcd.errors import MENDABLE, did_you_mean
+from pypcd.errors import MENDABLE, InputError, did_you_mean
 from pypcd.library import NOT_INSTALLED
 
 __all__ = ["COMMANDS", "LAB", "main", "make_parser", "module_of"]
@@ -59,8 +60,7 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
     parser = argparse.ArgumentParser(
         prog="pypcd",
         usage="pypcd [-h] [--version] COMMAND ...",
-        description="Positional Contrastive Decoding (PCD) for GGUF models.\n\ncommands:\n"
-        + "\n".join(f"  {name:<10}  {text}" for name, text in COMMANDS.items()),
+        description=f"Positional Contrastive Decoding (PCD) for GGUF models.\n\ncommands:\n{_listed(COMMANDS)}",
         epilog="'pypcd COMMAND --help' lists a command's options;\n"
         "'pypcd completion --help' says how bash and zsh learn them.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -71,12 +71,18 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
     lab = made["lab"]
     lab.usage = "pypcd lab COMMAND ..."
     lab.formatter_class = argparse.RawDescriptionHelpFormatter
-    lab.description = f"{lab.description}\n\ncommands:\n" + "\n".join(
-        f"  {name:<14}  {text}" for name, text in LAB.items()
-    )
+    lab.description = f"{lab.description}\n\ncommands:\n{_listed(LAB)}"
     subparsers = lab.add_subparsers(prog="pypcd lab", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
     made.update({name: _add(subparsers, name, text, commands) for name, text in LAB.items()})
     return parser, made
+
+
+def _listed(commands: Mapping[str, str]) -> str:
+    """Commands and what they do, in the columns of the terminal."""
+    first = max(map(len, commands)) + 4
+    room = max(_terminal.width() - first, 16)
+    lines = {name: textwrap.wrap(text, room, break_on_hyphens=False) for name, text in commands.items()}
+    return "\n".join(f"  {name:<{first - 2}}" + f"\n{' ' * first}".join(text) for name, text in lines.items())
 
 
 def _add(subparsers: Any, name: str, text: str, commands: Collection[str]) -> argparse.ArgumentParser:
@@ -94,7 +100,8 @@ def module_of(name: str) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 1 after an error.
+    """Run a command. Returns the exit status: 2 after a mistake in what was typed or in a file that was given, as for what argparse
+    finds; 1 after any other error.
 
     What the user or the system can mend is one sentence on stderr; all else is a fault of pypcd's, and shows where it is.
 
@@ -113,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except (*MENDABLE, OSError, MemoryError) as error:
         print(f"pypcd: {sentence(error)}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, (InputError, FileNotFoundError)) else 1
     except Exception as error:  # noqa: BLE001
         if isinstance(error, ModuleNotFoundError) and error.name == "llama_cpp":
             print(f"pypcd: {NOT_INSTALLED}", file=sys.stderr)

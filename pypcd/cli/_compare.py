@@ -84,7 +84,7 @@ class _Columns(View):
 
     def __init__(self, titles: Sequence[str], columns: int) -> None:
         self._width = (columns - 3) // 2
-        self._flows = [Flow(self._width) for _ in titles]
+        self._flows = [Flow(self._width, _terminal.mark) for _ in titles]
         heads = [wrap(title, self._width) for title in titles]
         self._head = max(map(len, heads)) + 1  # lines above the answers
         self._texts = ["\n".join(h + [""] * (self._head - 1 - len(h)) + ["-" * self._width, ""]) for h in heads]
@@ -115,7 +115,7 @@ class _Printed(_Columns):
     def end(self) -> None:
         super().end()
         self._bar.close()
-        _terminal.write("\n".join([*self.lines(), ""]))
+        print("\n".join(self.lines()), flush=True)
 
 
 class _Drawn(_Columns):
@@ -144,6 +144,6 @@ class _Drawn(_Columns):
         if self._n:
             self._output.cursor_up(self._n)
         self._output.erase_down()
-        self._output.write("".join(line + "\n" for line in lines))
+        self._output.write_raw("".join(line + "\n" for line in lines))  # which keeps the codes of what is underlined
         self._output.flush()
         self._n = len(lines)

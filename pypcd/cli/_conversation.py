@@ -17,6 +17,7 @@ from pypcd import PCDConfig, PCDError, UnsupportedError, engine
 from pypcd.cli import _options
 from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli._reading import Kept, Reading, read
+from pypcd.cli._text import counted
 from pypcd.config import PCDSetting
 from pypcd.decode import Replay
 from pypcd.decode.replay import attention_weights, repeated
@@ -190,7 +191,7 @@ class Conversation:
         except UnsupportedError as error:
             said = f"; its PCD setting is left out: {error}"
         self.messages, self.system, self.sampling, self.documents = messages, system, sampling, documents
-        return f"{len(messages) // 2} turns from {path}{said}"
+        return f"{counted(len(messages) // 2, 'turn')} from {path}{said}"
 
     def _question(self) -> list[Message]:
         """The messages up to the one to be answered."""

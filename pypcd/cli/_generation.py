@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import pypcd
 from pypcd import PCDError, engine
 from pypcd.cli import _options
 from pypcd.cli._reading import Kept, Reading, read
+from pypcd.cli._text import Changed
 from pypcd.config import typed
 from pypcd.errors import InputError
 
@@ -21,6 +23,7 @@ class ContextFull(PCDError):
 
 
 SHOWN = 3  # changed tokens in the line under an answer
+REPEATS = "it repeats itself; {} or {} is against that"  # such as options
 
 
 @dataclasses.dataclass
@@ -35,6 +38,7 @@ class Figures:
     prompt_seconds: float = 0.0
     seconds: float = 0.0  # after the prompt
     finish_reason: str = "interrupted"  # or stop, length (max_tokens), context (full)
+    repeats: bool = False  # it was cut, and ends with one text again and again
     answer: pypcd.PCDAnswer = dataclasses.field(default_factory=pypcd.PCDAnswer)
     changed: list[tuple[str, str]] = dataclasses.field(
         default_factory=list
@@ -59,6 +63,8 @@ class Figures:
         def rate(value: float | None) -> str:
             return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
+        if self.finish_reason == "stop" and not self.completion_tokens:
+            return f"the model ended at once | context {self.context_used}/{self.n_ctx} | {self.what_pcd_did()}"
         ends = {"length": "cut at max_tokens", "context": "the context is full", "interrupted": "stopped"}
         parts = [
             f"{self.completion_tokens} tokens",
@@ -99,7 +105,8 @@ class Figures:
 
 
 class Generation:
-    """One answer: iterate over its text, piece by piece. `text` and `figures` hold what has come so far.
+    """One answer: iterate over its text, piece by piece; a piece of a token that PCD changed is a Changed. `text` and `figures`
+    hold what has come so far.
 
     llama_cpp's own stream is not used here: it gives no figures, goes silent at a broken UTF-8 byte, and cannot be
     stopped while it reads the prompt.
@@ -133,8 +140,9 @@ class Generation:
         self.seed = sampling.draw_seed()
         self.text = ""
         self.figures = Figures(n_ctx, llm.pcd, len(self.prompt))
-        self._pending = ""  # text that may be the beginning of a stop string
         self._kept = kept
+        # characters that may begin a stop string, and whether PCD changed them
+        self._pending: list[tuple[str, bool]] = []
         self._read: Reading | None = None  # what was evaluated of the prompt before
 
     def after(self, reading: Reading) -> Generation:
@@ -147,7 +155,7 @@ class Generation:
         before = self._read.seconds if self._read else 0.0
         room = figures.n_ctx - figures.prompt_tokens
         limit = min(s.max_tokens or room, room)
-        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        decode = _Decoder()
         start = first = time.perf_counter()
         self.llm.set_seed(self.seed)
         try:
@@ -171,9 +179,7 @@ class Generation:
                     figures.finish_reason = "stop"
                     break
                 figures.completion_tokens += 1
-                piece = self._take(utf8.decode(engine.token_bytes(self.llm, token)))
-                if piece:
-                    yield piece
+                yield from self._take(decode(engine.token_bytes(self.llm, token), self._is_changed()))
                 if figures.finish_reason == "stop" or self.stopped():
                     break
                 if figures.completion_tokens >= limit:
@@ -187,11 +193,14 @@ class Generation:
         finally:
             self._watch(False)
             self._tell_changes()
-        rest = self._pending + utf8.decode(b"", final=True)
-        if rest:
-            self.text += rest
-            self._pending = ""
-            yield rest
+        rest, self._pending = [*self._pending, *decode.end()], []
+        yield from self._shown(rest)
+        figures.repeats = figures.finish_reason in ("length", "context") and repeats(self.text)
+
+    def _is_changed(self) -> bool:
+        """Whether PCD changed the last token."""
+        answer = self.llm.last_answer
+        return bool(answer.changes) and answer.changes[-1].index == answer.n_tokens - 1
 
     def _tell_changes(self) -> None:
         llm, figures = self.llm, self.figures
@@ -212,15 +221,59 @@ class Generation:
         reading = read(self.llm, self.prompt, len(self.prompt) - self.llm.n_batch, self.stopped, self._kept)
         self.figures.cached_tokens = min((self._read or reading).n_cached, len(self.prompt) - 1)
 
-    def _take(self, piece: str) -> str:
+    def _take(self, characters: Sequence[tuple[str, bool]]) -> Iterator[str]:
         """What may be shown now: all but a stop string or what may become one."""
-        text = self._pending + piece
+        characters = [*self._pending, *characters]
+        text = "".join(character for character, _ in characters)
         found = [at for at in (text.find(s) for s in self.stop) if at >= 0]
         if found:
-            text, self._pending = text[: min(found)], ""
+            n, self._pending = min(found), []
             self.figures.finish_reason = "stop"
         else:
-            n = max((n for s in self.stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
-            text, self._pending = text[: len(text) - n], text[len(text) - n :]
-        self.text += text
-        return text
+            n = len(text) - max((n for s in self.stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+            self._pending = characters[n:]
+        return self._shown(characters[:n])
+
+    def _shown(self, characters: Sequence[tuple[str, bool]]) -> Iterator[str]:
+        """Characters as pieces of the answer."""
+        self.text += "".join(character for character, _ in characters)
+        for is_changed, run in itertools.groupby(characters, lambda one: one[1]):
+            text = "".join(character for character, _ in run)
+            yield Changed(text) if is_changed else text
+
+
+def repeats(text: str) -> bool:
+    """Whether a text ends with the same again and again: three times at least, and 60 characters."""
+    end = text[-600:]
+    for n in range(1, len(end) // 3 + 1):
+        same = next((i for i in range(len(end) - n) if end[-1 - i] != end[-1 - i - n]), len(end) - n)
+        if same + n >= max(3 * n, 60):
+            return True
+    return False
+
+
+class _Decoder:
+    """Tokens' bytes as characters, each with whether one of its tokens is changed."""
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_changed = False  # one of the tokens of a character that has begun
+
+    def __call__(self, data: bytes, is_changed: bool) -> list[tuple[str, bool]]:
+        characters: list[tuple[str, bool]] = []
+        for i in range(len(data)):
+            text = self._utf8.decode(data[i : i + 1])
+            is_open = bool(self._utf8.getstate()[0])
+            if is_open and not text:
+                self._is_changed |= is_changed
+                continue
+            if is_open or len(text) > 1:  # what had begun was no character, and this byte begins another one
+                characters.append((text[0], self._is_changed))
+                self._is_changed, text = False, text[1:]
+            characters += [(c, self._is_changed or is_changed) for c in text]
+            self._is_changed = is_open and is_changed
+        return characters
+
+    def end(self) -> list[tuple[str, bool]]:
+        """What has begun and was no character."""
+        return [(c, self._is_changed) for c in self._utf8.decode(b"", final=True)]

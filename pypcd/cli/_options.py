@@ -65,6 +65,11 @@ class GenerationSettings:
     def draw_seed(self) -> int:
         return random.randrange(2**32 - 1) if self.seed is None else self.seed
 
+    @property
+    def has_remedy(self) -> bool:
+        """Whether something is set against answers that repeat themselves."""
+        return self.temperature > 0 or self.repeat_penalty > 1
+
     def describe(self) -> str:
         values = {**dataclasses.asdict(self), "seed": "random" if self.seed is None else self.seed}
         return "  ".join(f"{name}={value}" for name, value in values.items())
@@ -90,7 +95,7 @@ def how_to_turn_on(option: str) -> str:
 
 
 def add_model(
-    parser: argparse.ArgumentParser, what: str = "a GGUF file, or 'demo', which comes with pypcd", **kwargs: Any
+    parser: argparse.ArgumentParser, what: str = "a GGUF file; or 'demo', which only looks up values", **kwargs: Any
 ) -> None:
     parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=26)  # one line for each option
     parser._optionals.title = "arguments"  # one list of all: help is to fit a screen
@@ -203,6 +208,13 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {"n_threads": args.threads, "n_threads_batch": args.threads}
     if args.gpu_layers is not None:
         options["n_gpu_layers"] = args.gpu_layers
+        if args.gpu_layers and args.rpc is None:
+            from pypcd import machine  # slow to import, and few use this option
+
+            if not machine.has_gpu():
+                _terminal.note(
+                    f"--gpu-layers is {args.gpu_layers}, but no GPU is found (docs/troubleshooting.md); the CPU computes all"
+                )
     if args.rpc is not None:
         for name, alone in (("jobs", 1), ("cluster", None)):
             if (value := getattr(args, name, alone)) != alone:

@@ -43,10 +43,10 @@ class Follower(Progress):
         if self._bar.disable or now < self._drawn:
             return
         self._drawn = now + 0.2
-        left, done = self.seconds_left, 0.0
+        left = self.seconds_left
+        done = self.n_answers_done / max(self.n_answers, 1)  # those from before this run too, as in the text
         text = f"{self._what}: {self.n_questions_done:,} of {self.n_questions:,} questions"
         if left is not None:
-            done = self.seconds / max(self.seconds + left, 1e-9)
             text += f", about {duration(left)} left"
         self._bar.set_description_str(text, refresh=False)
         self._bar.update(done - self._bar.n)

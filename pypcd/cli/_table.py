@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pypcd.cli import _terminal, _text
 
-__all__ = ["aligned", "columns", "table"]
+__all__ = ["aligned", "columns", "paragraph", "table"]
 
 _GAP = 2
 _NARROWEST = 8  # of a label
@@ -18,6 +18,11 @@ _NARROWEST = 8  # of a label
 def columns() -> int | None:
     """How wide a result on stdout may be; None for a file or a pipe, which has no width."""
     return _terminal.width() if sys.stdout.isatty() or os.environ.get("COLUMNS") else None
+
+
+def paragraph(text: str) -> str:
+    """Text for stdout: broken between words where that has a width."""
+    return _wrapped(text, columns())
 
 
 def table(

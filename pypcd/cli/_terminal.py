@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from pypcd.cli._text import Flow, clean, wrap
+from pypcd.cli._text import Changed, Flow, clean, underlined, wrap
 
 
 def setup() -> None:
@@ -24,26 +24,37 @@ def setup() -> None:
 
 
 def write(text: str) -> None:
-    """Part of a result, at once. A pipe gets it as it is, a terminal cleaned."""
-    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
+    """Part of a result, at once. A pipe gets it as it is, a terminal cleaned, and with what PCD changed underlined."""
+    if sys.stdout.isatty():
+        text = mark(clean(text)) if isinstance(text, Changed) else clean(text)
+    _put(text)
+
+
+def _put(text: str) -> None:
+    sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def mark(text: str) -> str:
+    """Text of a result that PCD changed: underlined, if stdout is a terminal that can do it."""
+    return underlined(text) if _has_style(sys.stdout) else text
 
 
 class Printer:
     """Writes a result that comes in pieces: a terminal gets it broken between words, a pipe as it is."""
 
     def __init__(self) -> None:
-        self._flow = Flow(width()) if sys.stdout.isatty() else None
+        self._flow = Flow(width(), mark) if sys.stdout.isatty() else None
 
     def write(self, piece: str) -> None:
         if self._flow is not None:
             self._flow.columns = width()  # the window may have changed
             piece = self._flow.feed(piece)
-        write(piece)
+        _put(piece)
 
     def end(self) -> None:
         """What is held back of the last word, and the end of its line."""
-        write(("" if self._flow is None else self._flow.end()) + "\n")
+        _put(("" if self._flow is None else self._flow.end()) + "\n")
 
 
 def note(text: str) -> None:
@@ -61,7 +72,11 @@ def _fitted(text: str) -> str:
 
 
 def faint(text: str, stream: TextIO) -> str:
-    return f"\x1b[2m{text}\x1b[0m" if obeys_codes(stream) and not os.environ.get("NO_COLOR") else text
+    return f"\x1b[2m{text}\x1b[0m" if _has_style(stream) else text
+
+
+def _has_style(stream: TextIO) -> bool:
+    return obeys_codes(stream) and not os.environ.get("NO_COLOR")
 
 
 def obeys_codes(stream: TextIO) -> bool:

@@ -13,9 +13,12 @@ from collections.abc import Sequence
 import llama_cpp
 
 from pypcd import machine
-from pypcd.bench import SEQUENCES, Measurement, bench, default_methods, methods_for
+from pypcd.bench import SEQUENCES, Measurement, all_methods, bench, default_methods, methods_for
 from pypcd.cli import _graph, _options, _table, _terminal
+from pypcd.cli._progress import duration
+from pypcd.cli._text import clean, counted, wrap
 from pypcd.config import PCDConfig
+from pypcd.decode import setting_of
 from pypcd.engine import choose_engine
 from pypcd.errors import InputError
 from pypcd.gguf import resolve_model
@@ -24,13 +27,13 @@ from pypcd.threads import choose, width_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd bench MODEL [options]"
-    parser.epilog = "Times are ratios to greedy decoding and to its steps of two tokens (two-rows)."
     _options.add_model(parser)
     add = parser.add_argument
     add("--length", metavar="N,...", help="tokens in the context (default 512,2048)")
     add("--sequences", metavar="N,...", help="texts decoded in one batch (default 1)")
     add("--engine", metavar="NAME,...", help="native, stock, or both (default: as in chat)")
     add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING, two-rows, stock (llama_cpp)")
+    add("--all", action="store_true", help="each kind of setting, two-rows and stock: about ten times as long")
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
     add(
         "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
@@ -56,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     lengths = _options.lengths(args.length or "512,2048")
     sequences = _options.integers("--sequences", args.sequences or "1", SEQUENCES, "1,4,16")
-    names = list(default_methods()) if args.method is None else _options.names(args.method)
+    if args.all and args.method is not None:
+        raise InputError("--all and --method both choose methods; give one of them")
+    names = (
+        list(all_methods() if args.all else default_methods()) if args.method is None else _options.names(args.method)
+    )
     if args.rpc:
         if args.method and "stock" in names:
             raise InputError("--method has stock, which computes on this machine alone; leave it out beside --rpc")
@@ -89,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print("" if rows else _header(args, threads), _text(together), sep="\n", flush=True)
         rows += together
+    if not args.json and (costs := _costs(rows)):
+        print("", *costs, sep="\n")
     _note_missing(methods, rows)
     if args.json:
         record = {"model": args.model, "n_threads": threads, "gpu": machine.has_gpu()}
@@ -98,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _header(args: argparse.Namespace, threads: int) -> str:
     where = f"RPC ({args.rpc})" if args.rpc else "GPU" if machine.has_gpu() else "CPU"
-    of = f"medians of {args.rounds} rounds of {args.n_tokens} tokens"
-    head = f"{args.model}, {threads} threads, {where}, llama-cpp-python {llama_cpp.__version__}; {of}"
+    of = f"medians of {counted(args.rounds, 'round')} of {args.n_tokens} tokens, each beside greedy's in the same round"
+    head = f"{args.model}, {counted(threads, 'thread')}, {where}, llama-cpp-python {llama_cpp.__version__}; {of}"
     return _table.aligned(head, _table.columns())
 
 
@@ -107,14 +116,16 @@ def _text(rows: Sequence[Measurement]) -> str:
     """The methods at one context length and number of sequences."""
     n, n_past = rows[0].n_sequences, rows[0].n_past
     title = f"{n_past} tokens" if n == 1 else f"{n} sequences of {n_past} tokens"
-    head = ("method", "flash", "tok/s", "time / greedy", "time / two-rows", "twins", "prompt / greedy", "KV MiB")
+    two_rows = [row.two_rows_ratio for row in rows if row.two_rows_ratio is not None]
+    beside = ("time / two-rows",) if two_rows else ()
+    head = ("method", "flash", "tok/s", "time / greedy", *beside, "twins", "prompt / greedy", "KV MiB")
     cells = [
         (
             row.method,
             "on" if row.flash_attn else "off",
             f"{row.tokens_per_second:.2f}",
             f"{row.ratio:.2f}x",
-            _ratio(row.two_rows_ratio),
+            *([_ratio(row.two_rows_ratio)] if two_rows else []),
             f"{row.twins:.2f}",
             _ratio(row.prefill_ratio),
             f"{row.kv_bytes / 2**20:.1f}" if row.kv_bytes else "-",  # the stock engine does not know
@@ -123,6 +134,34 @@ def _text(rows: Sequence[Measurement]) -> str:
     ]
     right = [False] + [True] * (len(head) - 1)
     return f"{title}\n\n{_table.table(head, cells, right, 1, _table.columns())}"
+
+
+def _costs(rows: Sequence[Measurement]) -> list[str]:
+    """What each PCD setting costs, in a sentence."""
+    of_method: dict[tuple[int, str], list[Measurement]] = {}
+    for row in rows:
+        if row.method.startswith("pcd"):
+            of_method.setdefault((row.n_sequences, row.method), []).append(row)
+    sentences = []
+    for (n, method), found in of_method.items():
+        name, _, where = method.partition(" ")
+        prompt = found[0].prefill_ratio
+        shares = [] if prompt is None else [("on a prompt", prompt)]
+        shares += [("on a token" + f" after {row.n_past}" * (len(found) > 1), row.ratio) for row in found]
+        *first, last = (f"{_share(ratio)} {what}" for what, ratio in shares)
+        setting = "paper" if name == "pcd" else name.removeprefix("pcd:")
+        text = f"{setting} costs {' and '.join([*([', '.join(first)] if first else []), last])}"
+        text += f", with {n} sequences" * (n > 1) + f" {where}" * bool(where) + "."
+        config = setting_of(name)
+        if config and config.min_first_entropy:
+            text += " That is an answer that it contrasts; any other costs nothing."
+        sentences += wrap(text, min(_table.columns() or 120, 120))
+    return sentences
+
+
+def _share(ratio: float) -> str:
+    """How much more time that is; medians of a few rounds do not tell 1% from nothing."""
+    return "less than 2%" if ratio < 1.015 else f"{100 * (ratio - 1):.0f}%"
 
 
 def _ratio(value: float | None) -> str:
@@ -138,6 +177,9 @@ def _note_missing(methods: dict[str, PCDConfig | None], rows: Sequence[Measureme
             _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
 
 
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+def _progress(text: str, seconds_left: float | None = None) -> None:
+    """One line of a terminal, over the one before."""
+    if _terminal.obeys_codes(sys.stderr):
+        left = "" if seconds_left is None else f"about {duration(seconds_left)} left: "
+        line = clean(left + text)[: _terminal.width() - 1]
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

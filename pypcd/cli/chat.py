@@ -12,9 +12,10 @@ from pypcd import PCDError
 from pypcd.checks import literal
 from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
 from pypcd.cli._conversation import SPACE, Conversation
+from pypcd.cli._generation import REPEATS, Figures
 from pypcd.cli._terminal import say
-from pypcd.cli._text import sentence, wrap
-from pypcd.config import load, typed
+from pypcd.cli._text import counted, sentence, wrap
+from pypcd.config import PRESETS, load, typed
 from pypcd.decode import Replay
 from pypcd.document import read_document
 from pypcd.errors import InputError, did_you_mean
@@ -142,15 +143,21 @@ class Chat:
                     }
                 )
             else:
-                say(figures.line() + self._what_was_repeated() + ("\n" if self.lines.typed else ""))
+                end = "\n" if self.lines.typed else ""
+                say(figures.line() + self._remedy(figures) + self._what_was_repeated() + end)
         if stopped() and not self.lines.typed:
             self.status = 130
+
+    def _remedy(self, figures: Figures) -> str:
+        if not figures.repeats or self.session.sampling.has_remedy:
+            return ""
+        return "\n" + REPEATS.format("/set repeat_penalty 1.1", "/set temperature 0.8")
 
     def _what_was_repeated(self) -> str:
         if self.session.left_out:
             return f"\nreplay repeated nothing: {self.session.left_out}"
         n = len(self.session.passages)
-        return f"\nreplay repeated {n} passage{'s' * (n > 1)} of the document; /file shows them" if n else ""
+        return f"\nreplay repeated {counted(n, 'passage')} of the document; /file shows them" if n else ""
 
     def fail(self, error: BaseException) -> None:
         _terminal.note(sentence(error))
@@ -168,14 +175,18 @@ class Chat:
             lines = wrap(what, max(_terminal.width() - column, 16))
             say(f"/{name} {argument}".ljust(column) + f"\n{' ' * column}".join(lines))
         say('a pasted page is one message; """ begins and ends one that you type over several lines')
-        say("Ctrl-C stops an answer and keeps it")
+        say("Ctrl-C stops an answer and keeps it; what PCD changed in one is underlined")
 
     def do_pcd(self, argument: str) -> None:
         if argument:
             setting = load(argument)
             self.session.set_pcd(setting)
             _options.note_of_profile(setting, self.session.llm.model_path)
-        say(f"PCD {typed(self.session.llm.pcd)}")
+        config = self.session.llm.pcd
+        say(f"PCD {typed(config)}")
+        if config and not argument:
+            values = "  ".join(f"{name}={value}" for name, value in config.differences().items())
+            say(f"values that are not the paper's: {values}" if values else PRESETS["paper"].what)
 
     def do_compare(self, _: str) -> None:
         if self.as_json:
@@ -263,9 +274,17 @@ class Chat:
 
     def do_stats(self, _: str) -> None:
         figures, stats = self.session.figures, self.session.llm.pcd_stats()
-        say(f"{len(figures)} answers, {sum(f.completion_tokens for f in figures)} tokens")
-        keys = f"{stats.second_bytes / 2**20:.1f} MiB of second keys"
-        say(f"PCD: {stats.n_twins} twins (second rows) for {stats.n_tokens} tokens, {keys}")
+        say(f"{counted(len(figures), 'answer')}, {counted(sum(f.completion_tokens for f in figures), 'token')}")
+        with_pcd = [f for f in figures if f.pcd]
+        if with_pcd:
+            n = sum(f.answer.n_changed for f in with_pcd)
+            touched = sum(f.answer.n_changed > 0 for f in with_pcd)
+            more = f" in {counted(touched, 'answer')}" if n else ""
+            say(f"PCD was on for {counted(len(with_pcd), 'answer')} and changed {counted(n, 'token')}{more}")
+        if stats.second_bytes:
+            say(
+                f"PCD takes {stats.second_bytes / 2**20:.1f} MiB beside the {stats.kv_bytes / 2**20:.1f} MiB of the cache"
+            )
         if figures:
             say(f"last: {figures[-1].line()}")
 

@@ -10,11 +10,12 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pypcd import Llama, PCDConfig, PCDError, library
 from pypcd.cli import _options, _progress, _table, _terminal
+from pypcd.config import RECOMMENDED
 from pypcd.decode import PCD as PCDRows
 from pypcd.decode import Session
 from pypcd.errors import InputError
@@ -32,11 +33,17 @@ SHOWN = 215  # a question on which the paper's setting changes the answer to the
 N_POOL = 12  # further questions, which the control (the contrast without positions) takes its prior from
 N_EXAMPLES = 3
 
-PCD, WINDOW, CONTROL = "PCD", "window", "control"
+PCD, WINDOW, ON, CONTROL = "PCD", "window", "on", "control"
 YOURS = "yours"  # the setting of --pcd
-METHODS = {BASELINE: BASELINE, PCD: "pcd", WINDOW: "pcd:window", CONTROL: "control"}
+METHODS = {BASELINE: BASELINE, PCD: "pcd", WINDOW: "pcd:window", ON: f"pcd:{RECOMMENDED}", CONTROL: "control"}
 PRESET_OF = {PCD: "paper", WINDOW: "window"}
-TITLES = {PCD: "PCD (paper)", WINDOW: "window twin", YOURS: "yours (--pcd)"}
+TITLES = {PCD: "PCD (paper)", WINDOW: "window twin", ON: f"{RECOMMENDED} (on)", YOURS: "yours (--pcd)"}
+
+LEGEND = (
+    "window twin: PCD whose second evaluation sees only the last 64 tokens, without over-rotation",
+    f"{RECOMMENDED} (on): such a window, milder, and only from 300 tokens on where the model is unsure how to begin; what --pcd on means",
+    "control: subtracts what other questions make likely; a gain that it shares does not come from position",
+)
 
 Records = Mapping[Key, Mapping[str, Any]]
 
@@ -74,16 +81,21 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**record, "cells": listed}, indent=2))
         return 0
 
-    print("pypcd's demo model looks up values in a JSON object. A pull towards the last value was planted in it:")
-    print("a test case for the failure that PCD is made for. It is not evidence about any other model.\n")
+    print(
+        _table.paragraph(
+            "pypcd's demo model looks up values in a JSON object. A fault was planted in it in training, a pull towards the last value: "
+            "the failure that PCD is made for. What PCD gains here says nothing about any other model.\n"
+        )
+    )
     llm = Llama("demo", n_ctx=2048, **options)
     shown = PCD if PCD in methods else WINDOW
     for text in itertools.islice(_examples(llm, plan, outcome.records, shown), N_EXAMPLES):
         print(text)
     _print_table(cells, args.n)
     if PCD not in methods:
-        print(f"The paper's setting was left out, since it needs pypcd's own libllama: {library.why_stock()}.")
-    print(f"try one: pypcd demo --question K | pypcd generate demo --pcd {PRESET_OF[shown]} (or off)")
+        reason = f"The paper's setting was left out, since it needs pypcd's own libllama: {library.why_stock()}."
+        print(_table.paragraph(reason))
+    print(_table.paragraph(f"try one: pypcd demo --question K | pypcd generate demo --pcd {PRESET_OF[shown]} (or off)"))
     return 0
 
 
@@ -139,11 +151,12 @@ def _examples(llm: Llama, plan: Plan, records: Records, shown: str) -> Iterator[
         if step is None:
             continue
         plain, pcd = (records[(TASK, *question, method)]["prediction"].strip() for method in (BASELINE, METHODS[shown]))
-        yield (
+        text = (
             f"question {numbered.index(question) + 1}: the right value is {sample.answers[0]}, the last one is "
-            f"{sample.extra['nearest']}\n  greedy answers {plain!r}, PCD {pcd!r}; where greedy first goes wrong:\n"
-            f"    before  {_listed(step, lambda c: c.before)}\n    after   {_listed(step, lambda c: c.after)}\n"
+            f"{sample.extra['nearest']}. greedy answers {plain!r}, PCD {pcd!r}; where greedy first goes wrong:\n"
         )
+        best = (f"    {name:<8}{_listed(step, share)}\n" for name, share in SHARES.items())
+        yield _table.paragraph(text) + "".join(best)
 
 
 def first_wrong(session: Session, vocabulary: Vocabulary, sample: Sample, preset: str) -> Step | None:
@@ -158,16 +171,21 @@ def first_wrong(session: Session, vocabulary: Vocabulary, sample: Sample, preset
     return None
 
 
-def _listed(step: Step, share: Any, n: int = 4) -> str:
-    best: list[Candidate] = sorted(step.candidates, key=share, reverse=True)[:n]
+SHARES: Mapping[str, Callable[[Candidate], float]] = {"before": lambda c: c.before, "after": lambda c: c.after}
+
+
+def _listed(step: Step, share: Callable[[Candidate], float]) -> str:
+    """As many candidates as fit in 60 columns."""
+    best = sorted(step.candidates, key=share, reverse=True)[:3]
     return "   ".join(f"{c.text.strip(chr(34)):<5} {100 * share(c):5.1f}%" for c in best)
 
 
 def _print_table(cells: list[tuple[int, str, Paired]], n: int) -> None:
-    print(
-        f"right: in % of {n} questions a length; difference to greedy, plain decoding, in points with its 95% interval;"
+    legend = (
+        f"right: in % of {n} questions a length; difference to greedy, plain decoding, in points with its 95% interval; "
+        "wins / losses: questions only this method / only greedy got right\n"
     )
-    print("wins / losses: questions only this method / only greedy got right\n")
+    print(_table.paragraph(legend))
     head = ("tokens", "method", "right", "difference", "wins / losses")
     lines = [
         (str(n_tokens), TITLES.get(name, name), f"{c.score:.1f}")
@@ -175,6 +193,6 @@ def _print_table(cells: list[tuple[int, str, Paired]], n: int) -> None:
         for n_tokens, name, c in cells
     ]
     print(_table.table(head, lines, (True, False, True, False, True), 2, _table.columns()))
-    print(f"\n{NOT_SHOWN}")
-    print("window twin: PCD whose second evaluation sees only the last 64 tokens, without over-rotation")
-    print("control: subtracts what other questions make likely; a gain that it shares does not come from position.")
+    print("\n" + _table.paragraph(NOT_SHOWN))
+    for line in LEGEND:
+        print(_table.paragraph(line))

@@ -8,14 +8,14 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from pypcd import PCDConfig, PCDError, plots
+from pypcd import PCDAnswer, PCDConfig, PCDError, plots
 from pypcd.checks import Integer
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli._text import cells, wrap
 from pypcd.cli.eval import DEFAULT_N
 from pypcd.cli.generate import read_prompt
-from pypcd.config import typed
 from pypcd.decode import Session
+from pypcd.engine import Change
 from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.evaluation.tasks.sample import Task
@@ -23,9 +23,10 @@ from pypcd.explain.page import page
 from pypcd.explain.places import Reading, Written, marks, seen
 from pypcd.explain.steps import Candidate, Step, explain, strength_of
 from pypcd.prompt import Prompt, prompt_tokens
-from pypcd.vocabulary import Vocabulary
+from pypcd.vocabulary import END, Vocabulary
 
-LEGEND = "> chosen   * leads to the right answer   L: the model   L*: local-aware   PCD: after the contrast"
+LEGEND = "> chosen   L: the model   L*: local-aware   PCD: after the contrast"
+GOLD = "   * leads to the right answer"
 STRENGTH = "   beta: how strong the contrast is"
 
 
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--question", metavar="TASK:N:I", help="question I, from 0, of eval's at N tokens, in place of -p")
     add("--chat", action="store_true", help="use the model's chat template")
     add("--gold", metavar="TEXT", help="the right answer; its tokens are marked")
-    add("--pcd", metavar="SETTING", default="paper", help="a preset, or beta=1.5:window=64 ... (default %(default)s)")
+    add("--pcd", metavar="SETTING", default="on", help="a preset, or beta=1.5:window=64 ... (default: unsure)")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=12, help="tokens at most (default %(default)s)")
     add("--top", metavar="N", type=_options.at_least(1), default=4, help="candidates of each row (default %(default)s)")
     add("--n-ctx", metavar="N", type=_options.at_least(0), default=0, help="context (default: the model's)")
@@ -86,26 +87,40 @@ def run(args: argparse.Namespace) -> int:
     for step in told:
         if not args.json:
             if not steps:
-                legend = LEGEND + (STRENGTH if setting.adaptive else "")
+                legend = LEGEND + GOLD * (gold is not None) + STRENGTH * (setting.adaptive is not None)
                 print("\n".join(wrap(legend, _terminal.width())))
             note = strength_of(step) if setting.adaptive or step.below else ""
             print("\n" + table(step, _terminal.width(), note), flush=True)
         steps.append(step)
     answer = written(vocabulary, steps)
+    what = what_pcd_did(steps, setting, len(tokens))
+    is_cut = steps[-1].text != END
+    if not args.json:
+        ends = (
+            f" | cut at {len(steps)} tokens, --max-tokens"
+            if len(steps) == args.max_tokens
+            else " | the context is full"
+        )
+        print("\n".join(["", *wrap(what + ends * is_cut, _terminal.width())]))
+        if not any(step.beta is not None for step in steps) and args.pcd == "on":
+            _terminal.say(f"--pcd {_options.EXAMPLE_PCD} contrasts every answer")
     record = {
         "model": args.model,
         "pcd": setting.as_dict(),
         "n_prompt": len(tokens),
         "gold": gold,
         "text": answer.decode("utf-8", "replace"),
+        "is_cut": is_cut,
+        "what_pcd_did": what,
         "steps": [step.as_dict() for step in steps],
     }
     if args.html is not None:
-        facts = {"model": args.model, "PCD": typed(setting), "prompt": f"{len(tokens)} tokens"}
+        facts = {"model": args.model, "prompt": f"{len(tokens)} tokens", "what PCD did": what}
         if gold is not None:
             facts["right answer"] = gold
         read = prompt.text + prompt.answer_prefix
-        shown_page = page({**facts, "answer": record["text"]}, read, steps, with_strength=setting.adaptive is not None)
+        facts["answer"] = record["text"] + f" … (cut at {len(steps)} tokens)" * is_cut
+        shown_page = page(facts, read, steps, with_strength=setting.adaptive is not None)
         args.html.write_text(shown_page, encoding="utf-8")
         _terminal.say(f"written to {args.html}")
     if args.json:
@@ -153,6 +168,22 @@ def _question(text: str) -> tuple[Task, int, int, int]:
     return made, n, length, index
 
 
+def what_pcd_did(steps: Sequence[Step], setting: PCDConfig, n_prompt: int) -> str:
+    """PCDAnswer's sentence, and which tokens it changed, counted from 1."""
+    chosen = [next(c.token for c in step.candidates if c.is_chosen) for step in steps]
+    plain = [min(step.candidates, key=lambda c: c.rank_before).token for step in steps]
+    changed = [step.index for step in steps if step.is_changed]
+    answer = PCDAnswer(
+        setting,
+        n_tokens=len(steps),
+        n_contrasted=sum(step.beta is not None for step in steps),
+        changes=tuple(Change(i, chosen[i], plain[i]) for i in changed),
+        n_prompt=n_prompt,
+    )
+    which = f": token{'s' * (len(changed) > 1)} {', '.join(str(i + 1) for i in changed)}" if changed else ""
+    return f"{answer}{which}"
+
+
 def written(vocabulary: Vocabulary, steps: Sequence[Step]) -> bytes:
     return b"".join(vocabulary.text(c.token) for step in steps for c in step.candidates if c.is_chosen)
 
@@ -179,7 +210,7 @@ def draw(
     before = written(vocabulary, steps[: drawn.index])
     shared = len(written(vocabulary, steps[:first]).decode("utf-8", "replace"))
     ours, theirs = (
-        Written(written(vocabulary, answer).decode("utf-8", "replace"), shared, answer[-1].text == "(end)")
+        Written(written(vocabulary, answer).decode("utf-8", "replace"), shared, answer[-1].text == END)
         for answer in (steps, plain)
     )
     pieces, right = [vocabulary.text(token) for token in tokens], (gold or "").strip()

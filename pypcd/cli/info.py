@@ -12,11 +12,14 @@ import llama_cpp
 import numpy as np
 
 import pypcd
-from pypcd import PCDConfig, engine, library, method
+from pypcd import PCDConfig, PCDError, engine, library, method
 from pypcd.bench import placements, self_test
 from pypcd.cli import _loading, _options, _terminal
+from pypcd.decode import Session
+from pypcd.decode.replay import attention
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
 from pypcd.machine import backends, devices, has_gpu, total_memory
+from pypcd.prompt import Prompt
 from pypcd.threads import best_threads, width_of
 
 _IDLE = "found: there is none, or its driver is missing or older than this build needs; models run on the devices above"
@@ -127,7 +130,17 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
         }
     for name, config in (("pcd", PCDConfig()), ("window", PCDConfig.preset("window"))):
         facts[name] = engine.pcd_refusal(llm, config) or "yes"
+    facts["replay"] = _refusal_of_replay(llm) or "yes"
     return facts
+
+
+def _refusal_of_replay(llm: pypcd.Llama) -> str | None:
+    """Why the model cannot say what a question attends to; None: it can."""
+    try:
+        attention(Session(llm), Prompt(segments=("one", "two"), joiner="\n", after="\nthree"), chat=False)
+    except PCDError as error:
+        return str(error)
+    return None
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
@@ -160,6 +173,7 @@ def report(record: dict[str, Any]) -> str:
             ("rope", _rope_text(rope) if rope else "none"),
             ("PCD", _yes(m["pcd"])),
             *([("PCD window", _yes(m["window"]))] if m["pcd"] not in ("yes", m["window"]) else []),
+            ("documents", _documents_text(m["replay"])),
         ]
         if rope and m["pcd"] == "yes":
             rows += [
@@ -202,6 +216,12 @@ def _engine_text(lib: dict[str, Any]) -> str:
     if lib["engine"] == "native":
         return f"native: all settings; PCD interface {lib['pcd_interface']}"
     return f"stock: settings with a window alone, such as unsure and window ({lib['why_stock']})"
+
+
+def _documents_text(replay: str) -> str:
+    if replay == "yes":
+        return "a question about one gets replay: the two passages that it attends to most stand once more before it"
+    return f"a question about one is answered without replay: {replay}"
 
 
 def _yes(answer: str) -> str:

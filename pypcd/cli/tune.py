@@ -15,13 +15,24 @@ from pypcd.config import Profile
 from pypcd.errors import InputError
 from pypcd.evaluation import Directory, Paired, Plan, run_options
 from pypcd.evaluation.plan import BASELINE
-from pypcd.evaluation.stats import MARGIN, NOT_SHOWN, interval
+from pypcd.evaluation.stats import MARGIN, NOT_SHOWN, interval, min_n_to_detect
 from pypcd.evaluation.tasks.everyday import LEAST
-from pypcd.evaluation.tune import ALL, FEW_SETTINGS, MOST_SPOILT, N_EVERYDAY, SETTINGS, Cell, Tuned, tune
+from pypcd.evaluation.tune import (
+    ALL,
+    FEW_SETTINGS,
+    MOST_SPOILT,
+    N_EVERYDAY,
+    SETTINGS,
+    Cell,
+    Tried,
+    Tuned,
+    so_far,
+    tune,
+)
 
 DEFAULT_TASKS = "kv,niah-multikey-2,vt"
 DEFAULT_LENGTHS, DEFAULT_N = "1k,4k", 100
-QUICK_LENGTHS, QUICK_N, QUICK_EVERYDAY = "800", 12, 2
+QUICK_LENGTHS, QUICK_N, QUICK_EVERYDAY = "1k", 12, 4
 DEMO_LENGTHS = "500,1500"  # its context ends at 2048
 
 
@@ -35,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--n", metavar="N", type=_options.at_least(2), help=f"questions a cell (default {DEFAULT_N})")
     of_each = f"everyday questions of each kind (default {N_EVERYDAY}; demo 0)"
     add("--everyday", metavar="N", type=_options.at_least(0), help=of_each)
-    few = f"--n {QUICK_N}, --everyday {QUICK_EVERYDAY}, {QUICK_LENGTHS} tokens, {len(FEW_SETTINGS)} settings"
+    few = (
+        f"a first look: {QUICK_N} and {QUICK_EVERYDAY} questions, {QUICK_LENGTHS} tokens, {len(FEW_SETTINGS)} settings"
+    )
     add("--quick", action="store_true", help=few)
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--profile", metavar="FILE", help="where the setting is written (default: MODEL.pcd.json)")
@@ -68,10 +81,15 @@ def run(args: argparse.Namespace) -> int:
         everyday = 0 if is_demo else QUICK_EVERYDAY if args.quick else N_EVERYDAY
     with _terminal.resumable(), _options.jobs(args) as jobs:
         options = run_options(plan, _options.machine_options(args), jobs)
-        how: dict[str, Any] = {"everyday": everyday, "settings": FEW_SETTINGS if args.quick else SETTINGS}
+        settings = FEW_SETTINGS if args.quick else SETTINGS
+        how: dict[str, Any] = {"everyday": everyday, "settings": settings, "long_everyday": not args.quick}
         how["model_facts"] = known = _progress.model_facts(plan, options, jobs, Directory(out / "long"))
-        with _progress.following("answering") as progress:
-            tuned = tune(plan, out, options=options, jobs=jobs, progress=progress, **how)
+        try:
+            with _progress.following("answering") as progress:
+                tuned = tune(plan, out, options=options, jobs=jobs, progress=progress, **how)
+        except KeyboardInterrupt:
+            _print_so_far(so_far(out, settings))
+            raise
     evidence = {**vars(plan), "n_everyday": everyday, **known, **_evidence(tuned)}
     setting = tuned.config.as_dict() if tuned.config else None
     Profile(str(profile), setting, evidence).write()
@@ -79,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"pcd": setting, **evidence}, indent=2))
     else:
         _print(plan, everyday, tuned, profile)
+        if args.quick:
+            print(_table.paragraph(_how_little(tuned, everyday)))
     _terminal.say(f"the answers are in {out}, the result is in {profile}")
     return 0
 
@@ -99,20 +119,46 @@ def _evidence(tuned: Tuned) -> dict[str, Any]:
 
 def _print(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> None:
     columns = _table.columns()
-    names = ["setting", "long questions", *(["everyday questions"] if tuned.plain_everyday is not None else [])]
-    tried = [[name, *map(_interval, (found.gain, found.everyday))][: len(names)] for name, found in tuned.tried.items()]
     print("First half of the questions, difference to greedy in points:\n")
-    print(_table.table(names, tried, (False,) * len(names), 1, columns))
+    print(_tried(tuned.tried, with_everyday=tuned.plain_everyday is not None))
     if tuned.best:
         rows = [*_lines(tuned.gain, "all long questions"), *_lines(tuned.everyday, "all everyday questions")]
         head = ("tokens", "task", BASELINE, "PCD", "difference", "wins / losses", "spoilt")
         print(f"\nSecond half, with the best setting, {tuned.best}:\n")
         print(_table.table(head, rows, (True, False, True, True, False, True, True), 2, columns))
-    print(f"\n{NOT_SHOWN}\n")
+    print(f"\n{_table.paragraph(NOT_SHOWN)}\n")
     for setting, reason in tuned.refused.items():
         _terminal.note(f"{setting} was left out: {reason}")
     for text in (_verdict(plan, everyday, tuned, profile), _beside(tuned)):
         print("\n".join(_text.wrap(text, min(columns or 120, 120))))
+
+
+def _tried(tried: Mapping[str, Tried], *, with_everyday: bool) -> str:
+    """A table of settings."""
+    names = ["setting", "long questions", *["everyday questions"] * with_everyday]
+    rows = [[name, *map(_interval, (found.gain, found.everyday))][: len(names)] for name, found in tried.items()]
+    return _table.table(names, rows, (False,) * len(names), 1, _table.columns())
+
+
+def _print_so_far(tried: Mapping[str, Tried]) -> None:
+    """The settings that have answered something; each is compared on its own questions."""
+    if tried:
+        print("\nSo far, difference to greedy in points; nothing is judged yet:\n")
+        print(_tried(tried, with_everyday=any(found.everyday for found in tried.values())))
+        counts = (f"{name} {found.gain.n}" for name, found in tried.items())
+        _terminal.say(f"so far: long questions answered by {', '.join(counts)}")
+
+
+def _how_little(tuned: Tuned, everyday: int) -> str:
+    cost = (
+        f", and so few everyday questions cannot show that a setting costs less than {MARGIN:.0f} points"
+        if everyday
+        else ""
+    )
+    return (
+        f"quick is a first look: {tuned.n_judged} long questions judge, of which at least {min_n_to_detect()} must differ to show "
+        f"anything{cost}. Without --quick more are asked."
+    )
 
 
 def _beside(tuned: Tuned) -> str:

@@ -85,7 +85,7 @@ from pypcd.engine._pcd import (
     trim_pcd,
     unset_sequence_pcd,
 )
-from pypcd.engine._results import SENTENCES, PCDAnswer, PCDLogits, PCDStats
+from pypcd.engine._results import SENTENCES, Change, PCDAnswer, PCDLogits, PCDStats
 from pypcd.engine._rpc import RemoteDevices, check_rpc_server, rpc_library, run_rpc_server
 from pypcd.engine._stock import watch
 from pypcd.engine._tap import read_tensors, tap
@@ -93,6 +93,7 @@ from pypcd.engine._tap import read_tensors, tap
 __all__ = [
     "N_SEQUENCES",
     "SENTENCES",
+    "Change",
     "Grammar",
     "Graph",
     "GraphStats",

@@ -25,7 +25,7 @@ from pypcd.evaluation.stats import Paired, needed, noninferiority_n, paired
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
 
-__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "tune"]
+__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "so_far", "tune"]
 
 SETTINGS = (
     "unsure",
@@ -179,6 +179,7 @@ def tune(
     directory: str | pathlib.Path,
     *,
     everyday: int = N_EVERYDAY,
+    long_everyday: bool = True,
     settings: Sequence[str] = SETTINGS,
     options: Mapping[str, Any] | None = None,
     jobs: Jobs = 1,
@@ -193,6 +194,7 @@ def tune(
             continues.
         everyday: everyday questions of each kind, short (300 tokens) and, at the plan's shortest length above that, with
             many examples and behind unrelated text; and chats of each kind, at both lengths. 0: none; then nothing is known of harm.
+        long_everyday: whether the longer ones of these are asked.
         settings: texts, the mildest first.
         options, jobs, model_facts: as in evaluate().
         progress: updated with what is to be answered, and with each answer.
@@ -205,20 +207,27 @@ def tune(
     _check(plan, everyday)
     methods = tuple(f"pcd:{text}" for text in settings)
     plan = dataclasses.replace(plan, methods=methods, half=None)
-    usual_plan = _everyday(plan, everyday) if everyday else None
+    usual_plan = _everyday(plan, everyday, long_everyday) if everyday else None
     options = run_options(plan, options or {}, jobs)
     # one context for all questions: some models compute differently in a long one
     options["n_ctx"] = max(context_of(asked, options) for asked in (plan, usual_plan) if asked)
     if model_facts is None:
         model_facts = facts(plan, options, jobs=jobs)
-    how = {"options": options, "jobs": jobs, "model_facts": model_facts, "progress": progress or Progress()}
+    how: dict[str, Any] = {
+        "options": options,
+        "jobs": jobs,
+        "model_facts": model_facts,
+        "progress": progress or Progress(),
+    }
     long = _Questions(plan, pathlib.Path(directory, "long"), how)
     usual = _Questions(usual_plan, pathlib.Path(directory, "everyday"), how) if usual_plan else None
     judging = [*long.keys(_SECOND, [methods[0], INSTEAD]), *(usual.keys(_SECOND, methods[:1]) if usual else [])]
-    if usual:
-        usual.try_one()
-
     to_come = usual.keys(_FIRST, methods) if usual else []
+    how["progress"].expect([*long.keys(_FIRST, methods), *to_come, *judging])
+    if usual:
+        usual.try_cells(1)
+    long.try_cells()
+
     found, refused = long.compare(_FIRST, methods, then=[*to_come, *judging])
     tried = {name: Tried(found[name][ALL]) for name in methods if name in found}
     if not tried:
@@ -252,6 +261,23 @@ def tune(
     )
 
 
+def so_far(directory: str | pathlib.Path, settings: Sequence[str]) -> dict[str, Tried]:
+    """The settings of a run that was stopped, each compared with greedy on all the questions that both have answered."""
+    long, usual = (Directory(pathlib.Path(directory, name)).records() for name in ("long", "everyday"))
+
+    def compared(records: Mapping[Key, Mapping[str, Any]], method: str) -> Paired | None:
+        asked = [key[:3] for key, record in records.items() if key[3] == method and not record.get("error")]
+        scores = [
+            (records[(*key, method)]["score"], records[(*key, BASELINE)]["score"])
+            for key in asked
+            if (*key, BASELINE) in records
+        ]
+        return paired(*zip(*scores)) if scores else None
+
+    found = {setting: (compared(long, f"pcd:{setting}"), compared(usual, f"pcd:{setting}")) for setting in settings}
+    return {setting: Tried(gain, lost) for setting, (gain, lost) in found.items() if gain}
+
+
 def _check(plan: Plan, everyday: int) -> None:
     Integer(0)("everyday", everyday)
     usual = sorted(filter(kind_of, plan.tasks))
@@ -262,9 +288,9 @@ def _check(plan: Plan, everyday: int) -> None:
             raise InputError(f"{name} has {n} question a cell; allowed: at least 2, since half of them are for judging")
 
 
-def _everyday(plan: Plan, n: int) -> Plan:
+def _everyday(plan: Plan, n: int, with_long: bool) -> Plan:
     """Everyday questions and chats: short, and in their long forms at the plan's shortest length above that."""
-    long = sorted(length for length in plan.lengths if length > SHORT)[:1]
+    long = sorted(length for length in plan.lengths if length > SHORT)[:with_long]
     groups = ("everyday", *(["everyday-behind"] if long else []), "chats")
     return dataclasses.replace(plan, tasks=groups, lengths=(SHORT, *long), n=n, data=None)
 
@@ -287,9 +313,11 @@ class _Questions:
         # questions behind text are long ones: below SHORT there is no room for the text
         return [key for key in keys if not (_GROUP_OF.get(key[0]) == "everyday-behind" and key[1] <= SHORT)]
 
-    def try_one(self) -> None:
-        """Let greedy answer one question, so that a length that is too short is known now and not hours later."""
-        self._evaluate(_FIRST, (), self.keys(_FIRST)[:1])
+    def try_cells(self, n: int | None = None) -> None:
+        """Let greedy answer the first question of the first n tasks and lengths (all, if None), so that a length that is too short is
+        known now and not hours later."""
+        first = {key[:2]: key for key in reversed(self.keys(_FIRST))}
+        self._evaluate(_FIRST, (), list(reversed(first.values()))[:n])
 
     def compare(
         self, half: str, methods: Sequence[str], *, then: Sequence[Key] = ()

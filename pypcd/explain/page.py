@@ -22,7 +22,9 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); p
   overflow: auto; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1em 1em; }
 dd { margin: 0; overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; margin: .3em 0 1.6em; }
+table { border-collapse: collapse; table-layout: fixed; width: 100%; margin: .3em 0 1.6em; }
+th:first-child { width: 2.2em; }
+th:last-child { width: 7em; }
 th, td { text-align: left; padding: .15em .5em; border-bottom: 1px solid var(--line); vertical-align: middle; }
 td.token { overflow-wrap: anywhere; max-width: 14em; }
 tr.chosen { background: var(--soft); font-weight: bold; }
@@ -37,9 +39,10 @@ h2 { font-size: 1em; margin: 0; }
 
 _LEGEND = (
     "L: the model's own probabilities. L*: those of the local-aware evaluation. PCD: after the contrast. "
-    "&#9654; the token that was written; &#9733; on the way to the right answer; underlined: plain decoding would have "
-    "written another token."
+    "&#9654; the token that was written"
 )
+_GOLD = "; &#9733; on the way to the right answer"
+_CHANGED = "; underlined: plain decoding would have written another token"
 
 _BAR = 7.0  # em, for a probability of 1
 
@@ -58,6 +61,8 @@ def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step], *, with_s
         for step in steps
     )
     sections = "".join(_step(step, with_strength) for step in steps)
+    has_gold = any(c.is_gold for step in steps for c in step.candidates)
+    legend = _LEGEND + _GOLD * has_gold + _CHANGED * any(step.is_changed for step in steps) + "."
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         # no script runs and nothing is downloaded, whatever the prompt contains
@@ -65,7 +70,7 @@ def page(facts: Mapping[str, str], prompt: str, steps: Sequence[Step], *, with_s
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>pypcd explain</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<h1>How this answer came to be</h1>\n<dl>{shown}</dl>\n<pre>{_text(prompt)}</pre>\n"
-        f"<p>{answer}</p>\n<p>{_LEGEND}</p>\n{sections}</body>\n</html>\n"
+        f"<p>{answer}</p>\n<p>{legend}</p>\n{sections}</body>\n</html>\n"
     )
 
 

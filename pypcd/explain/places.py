@@ -33,9 +33,10 @@ class Written:
 
     @property
     def line(self) -> str:
-        """The rest of a line that follows what both answers share, without the quotes and colons that come first."""
-        line, _, more = self.text[self.start :].lstrip(_SKIPPED).partition("\n")
-        return (line.rstrip() + " …" * bool(more)) or "(nothing)"
+        """The rest of a line that follows what both answers share, without the quotes and colons that come first; "…" if it goes on."""
+        line, newline, more = self.text[self.start :].lstrip(_SKIPPED).partition("\n")
+        goes_on = more or not (newline or self.is_ended)
+        return (line.rstrip() + " …" * bool(goes_on)) or "(nothing)"
 
     def is_right(self, gold: str) -> bool | None:
         """Whether a right answer is in it; None: neither the answer nor its line has ended, or no right answer is known."""

@@ -13,8 +13,18 @@ from tiny_gguf import write_tiny_gguf
 
 import pypcd
 from pypcd import PCDConfig, PCDError, engine
-from pypcd.bench import GRAPH_METHODS, Measurement, bench, default_methods, measurement, methods_for, timing
+from pypcd.bench import (
+    GRAPH_METHODS,
+    Measurement,
+    all_methods,
+    bench,
+    default_methods,
+    measurement,
+    methods_for,
+    timing,
+)
 from pypcd.cli import main
+from pypcd.cli.bench import _costs
 
 QUICK = ["--n-tokens", "2", "--rounds", "1", "--threads", "1"]
 
@@ -40,7 +50,9 @@ def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> No
         assert (row.ratio == 1) == (row.method == "greedy") and (row.two_rows_ratio == 1) == (row.method == "two-rows")
         assert row.n_sequences == 1
         assert row.twins == (0 if row.method in ("greedy", "stock", "two-rows") else 1)
-        assert (row.prefill_ratio is not None) == (row.method in ("greedy", "pcd"))
+        assert (row.prefill_ratio is not None) == (row.method == "greedy" or row.method.startswith("pcd"))
+        greedy = next(one for one in rows if one.n_past == row.n_past)
+        assert row.tokens_per_second * row.ratio == pytest.approx(greedy.tokens_per_second)  # they agree
 
 
 def test_several_sequences_are_measured_after_one_each_number_with_a_context_of_its_own(model: Path) -> None:
@@ -53,6 +65,7 @@ def test_several_sequences_are_measured_after_one_each_number_with_a_context_of_
     for row in rows:
         assert row.twins == (1 if row.method.startswith("pcd") else 0)
         assert (row.prefill_ratio is not None) == (row.method in ("greedy", "pcd", "pcd:cache=separate"))
+        assert row.tokens_per_second > 0
     greedy = [row.kv_bytes for row in rows if row.method == "greedy"]
     assert greedy[0] == greedy[1] and 2 * greedy[0] == greedy[2] == greedy[3]  # 256 cells, and 512
     assert all(row.two_rows_ratio is None for row in measure(model, methods_for(["pcd"]), sequences=[2]))
@@ -179,12 +192,12 @@ def test_a_cut_saves_twins_and_an_answer_that_is_contrasted_is_what_is_timed(mod
 def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "text.txt"
     options = ["bench", str(model), "--length", "64", "--method", "pcd:window", *QUICK, "--text"]
-    for text, status in (("some words", 0), ("", 1)):
+    for text, status in (("some words", 0), ("", 2)):
         path.write_text(text)
         assert main([*options, str(path)]) == status
         out, err = capsys.readouterr()
         assert ("window" in out) == bool(text) == (str(path) not in err)
-    assert main([*options, str(tmp_path / "none.txt")]) == 1
+    assert main([*options, str(tmp_path / "none.txt")]) == 2
 
 
 def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,24 +206,27 @@ def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyP
         measure(model, methods_for(["stock"]))
 
 
-@pytest.mark.parametrize(
-    ("name", "is_timed"),
-    [
-        ("greedy", True),
-        ("stock", False),
-        ("two-rows", False),
-        ("pcd", True),
-        ("pcd:cache=separate", True),
-        ("pcd:window", True),
-        ("pcd:perturbation=noise:cache=shared:band=all:beta=1.5:gamma=100", True),
-        ("pcd:evaluation=alternate", False),
-        ("pcd:window=4096", False),
-        ("pcd:cache=separate:type_k_over=q4_0", False),
-        ("pcd:relative_top=0.1", False),
-    ],
-)
-def test_prompts_are_timed_of_the_methods_that_read_them_in_a_way_of_their_own(name: str, is_timed: bool) -> None:
-    assert measurement._reads_as_itself(name, methods_for([name])[name]) == is_timed
+def test_settings_that_read_prompts_alike_share_one_measurement(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [
+        ["greedy", "pcd:beta=0"],
+        ["pcd", "pcd:evaluation=alternate", "pcd:window=4096", "pcd:relative_top=0.1"],
+        ["pcd:cache=separate", "pcd:cache=separate:type_k_over=f16"],
+        ["pcd:window", "pcd:unsure", "pcd:window:relative_top=0.1"],
+        ["pcd:perturbation=noise:cache=shared:band=all:beta=1.5:gamma=100"],
+    ]
+    read: list[PCDConfig | None] = []
+    times = iter(range(1, 100))
+    monkeypatch.setattr(
+        measurement._Model, "read", lambda self, config, prompts: read.append(config) or float(next(times))
+    )
+    methods = methods_for([name for group in groups for name in group] + ["two-rows"])
+    rows = {row.method: row.prefill_ratio for row in measure(model, methods)}
+    assert read == [methods[group[0]] for group in groups] * 3  # of three rounds
+    assert rows.pop("two-rows") is None
+    n = len(groups)
+    for i, group in enumerate(groups):
+        ratios = sorted((round_ * n + i + 1) / (round_ * n + 1) for round_ in range(3))
+        assert [rows[name] for name in group] == [ratios[1]] * len(group)
 
 
 def test_methods_are_settings_and_the_benchmarks_own() -> None:
@@ -229,7 +245,41 @@ def test_methods_are_settings_and_the_benchmarks_own() -> None:
     ):
         with pytest.raises(ValueError, match=remedy):
             methods_for([name])
-    assert len(methods_for(default_methods())) == len(default_methods()) + 1
+    for listed in (default_methods(), all_methods()):
+        assert len(methods_for(listed)) == len(listed) + 1
+    assert set(default_methods()) < set(all_methods())
+
+
+def test_what_is_under_way_is_counted_and_the_time_left_falls_to_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10**6))  # each look at it takes a second
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    said: list[tuple[str, float | None]] = []
+    measure(model, methods_for(default_methods()), 100, 300, progress=lambda *told: said.append(told))
+    fills = [text for text, _ in said if text.startswith("filling")]
+    # the last token is a part of its own, since it is the sequence's own; timed prompts are in the cache before the second filling
+    parts = [*2 * [(0, 100), (99, 100), (100, 100)], (0, 200), (128, 200), (199, 200), (200, 200)]
+    assert fills == [f"filling cache 1 of 1, {done} of {total} tokens" for done, total in parts]
+    left = [seconds for _, seconds in said if seconds is not None]
+    assert said[0][1] is None and len(left) > 10
+    assert left[0] > left[-1] and 0 <= left[-1] < left[0] / 4
+
+
+def test_each_settings_cost_is_said_in_a_sentence() -> None:
+    def row(method: str, n_past: int, ratio: float, prompt: float | None, n: int = 1) -> Measurement:
+        return Measurement(method, "native", n, n_past, False, 10.0, ratio, None, 1.0, prompt, 0)
+
+    rows = [row("greedy", 512, 1.0, 1.0), row("pcd:unsure", 512, 1.104, 1.031), row("pcd", 512, 2.2, 0.97)]
+    unsure = (
+        "unsure costs 3% on a prompt and 10% on a token. That is an answer that it contrasts; any other costs nothing."
+    )
+    assert _costs(rows) == [unsure, "paper costs less than 2% on a prompt and 120% on a token."]
+    several = [row("pcd:window", 512, 1.5, 1.0, 4), row("pcd:window", 2048, 1.01, 1.0, 4)]
+    assert _costs(several) == [
+        "window costs less than 2% on a prompt, 50% on a token after 512 and less than 2% on a token after 2048, with 4",
+        "sequences.",
+    ]
 
 
 def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +296,7 @@ def test_the_table_of_several_sequences_is_readable_in_80_columns(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    methods = ",".join(["stock", *default_methods()])
+    methods = ",".join(["stock", *all_methods()])
     assert main(["bench", str(model), "--length", "16", "--sequences", "1,2", "--method", methods, *QUICK]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -272,7 +322,7 @@ def test_the_table_of_several_sequences_is_readable_in_80_columns(
 )
 def test_bad_options_are_refused(model: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        assert main(["bench", str(model), *options]) == 1
+        assert main(["bench", str(model), *options]) == 2
     except SystemExit as exit:  # argparse's own way
         assert exit.code == 2
     assert "allowed" in capsys.readouterr().err
@@ -348,7 +398,7 @@ def test_the_table_of_host_work_is_readable_in_80_columns(
 def test_what_host_work_is_not_measured_for(
     options: list[str], named: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", str(model), *options]) == 1
+    assert main(["bench", str(model), *options]) == 2
     assert named in capsys.readouterr().err
 
 

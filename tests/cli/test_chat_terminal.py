@@ -16,11 +16,14 @@ import pytest
 import wcwidth
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
+import pypcd
 from pypcd.cli import _compare
-from pypcd.cli._text import Flow, cells, clean, wrap
+from pypcd.cli._conversation import Conversation
+from pypcd.cli._options import GenerationSettings
+from pypcd.cli._text import Changed, Flow, cells, clean, underlined, wrap
 
 pytest.importorskip("pexpect")
-pytest.importorskip("pyte")
+pyte = pytest.importorskip("pyte")
 from terminal import Terminal
 
 # Python 3.12 warns of forks beside threads, which are llama.cpp's
@@ -200,6 +203,35 @@ def test_answers_wrap_between_words(chat: Chat, tmp_path: Path) -> None:
     assert len(full) > 3  # the rows that end where the next word would not fit
 
 
+def underscored(terminal: Terminal) -> str:
+    """The underlined characters on the screen; a wide one has two cells, of which the second is empty."""
+    rows = [*terminal.screen.history.top, *(terminal.screen.buffer[y] for y in range(terminal.screen.lines))]
+    return "".join(row[x].data for row in rows for x in range(terminal.columns) if row[x].underscore)
+
+
+def test_what_pcd_changed_is_underlined_in_chat_in_compare_and_in_generate(model: str, chat: Chat) -> None:
+    setting = "window:window=2:n_sink=0"
+    with pypcd.Llama(model, n_threads=1, n_threads_batch=1, pcd=setting) as llm:
+        pieces = list(Conversation(llm, GenerationSettings(max_tokens=40)).send("hello"))
+        assert llm.last_answer.n_changed > 2
+    changed = "".join("".join(clean(piece) for piece in pieces if isinstance(piece, Changed)).split())
+    with chat("--max-tokens=40", f"--pcd={setting}", columns=60) as terminal:
+        terminal.enter("hello")
+        assert underscored(terminal) == changed
+        terminal.enter("/clear")
+        terminal.enter("hello")
+        n = len(underscored(terminal))
+        terminal.enter("/compare")
+        assert sorted(underscored(terminal)[n:]) == sorted(changed)  # the left column alone
+    with chat("--max-tokens=40", f"--pcd={setting}", NO_COLOR="1") as terminal:
+        terminal.enter("hello")
+        assert underscored(terminal) == ""
+    terminal = Terminal("generate", model, "-phello", "--threads=1", "--max-tokens=40", f"--pcd={setting}")
+    while terminal.read():
+        pass
+    assert underscored(terminal) != "" and f"changed {llm.last_answer.n_changed} of" not in underscored(terminal)
+
+
 def test_ctrl_c_keeps_what_has_come_with_the_word_it_stopped_in(chat: Chat, tmp_path: Path) -> None:
     with chat("--max-tokens=0", columns=40) as terminal:
         terminal.send("hello\r")
@@ -328,6 +360,31 @@ def test_lines_fit_and_lose_nothing_however_they_come(text: str, columns: int) -
         flow = Flow(columns)
         pieces = [flow.feed(text[i : i + size]) for i in range(0, len(text), size)]
         assert ("".join(pieces) + flow.end()).split("\n") == lines
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("columns", [10, 23, 40])
+def test_marks_change_no_line_and_are_on_what_changed_alone(text: str, columns: int) -> None:
+    for size in (1, 2, 5):
+        flow, screen = Flow(columns, underlined), pyte.Screen(300, 300)
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        lines = (
+            "".join(flow.feed(Changed(piece) if i % 3 == 1 else piece) for i, piece in enumerate(pieces)) + flow.end()
+        ).split("\n")
+        assert [re.sub(r"\x1b\[\d+m", "", line) for line in lines] == wrap(text, columns)
+        assert [cells(line) for line in lines] == list(map(cells, wrap(text, columns)))
+        if text.isascii():
+            pyte.Stream(screen).feed("\r\n".join(lines))
+            drawn = [
+                cell for y in range(300) for cell in map(screen.buffer[y].__getitem__, range(300)) if cell.data != " "
+            ]
+            marks = [i // size % 3 == 1 for i, character in enumerate(text) if not character.isspace()]
+            assert [cell.underscore for cell in drawn] == marks
+
+
+def test_a_mark_is_on_all_of_what_combines() -> None:
+    flow = Flow(10, underlined)
+    assert flow.feed("a") + flow.feed("e") + flow.feed(Changed("\u0301")) + flow.end() == "a" + underlined("e\u0301")
 
 
 def test_words_stay_whole_and_wide_characters_fill_the_line() -> None:

@@ -19,7 +19,7 @@ import pypcd
 from pypcd import errors
 from pypcd.cli import _options, _terminal, _text, info, main
 from pypcd.cli._conversation import Conversation
-from pypcd.cli._generation import ContextFull, Figures, Generation
+from pypcd.cli._generation import ContextFull, Figures, Generation, repeats
 from pypcd.cli.chat import COMMANDS, Chat
 from pypcd.decode import Replay, Session
 from pypcd.decode.replay import attention
@@ -260,6 +260,40 @@ def test_stop_strings_never_show(llm):
     assert "".join(shown) == whole[: whole.index(stop)]
 
 
+@pytest.mark.parametrize("stop", [[], ["\ufffd\ufffd\ufffd\ufffd", "ab a"]])
+def test_the_pieces_that_pcd_changed_are_those_of_last_answer(llm, stop):
+    """Character by character, although a character's bytes may be of several tokens, and a stop string may hold text back."""
+    llm.pcd = "window:window=2:n_sink=0"
+    prompt = llm.tokenize(b"hello")
+    generation = Generation(llm, prompt, _options.GenerationSettings(max_tokens=120), stop=stop)
+    shown = [(c, isinstance(piece, _text.Changed)) for piece in generation for c in piece]
+    changed = {change.index for change in llm.last_answer.changes}
+    tokens = llm.input_ids[len(prompt) : llm.n_tokens].tolist()
+    pieces = [llm.detokenize([token], prev_tokens=[1], special=True) for token in tokens]
+    assert changed and len(changed) < len(tokens) and len(tokens) > 100
+    of_byte = [i for i, piece in enumerate(pieces) for _ in piece]
+    expected = [(c, bool(changed & set(of_byte[at:end]))) for c, at, end in _characters(b"".join(pieces))]
+    assert shown == expected[: len(shown)] or shown[: len(expected)] == expected
+    assert abs(len(expected) - len(shown)) < 8 and {is_changed for _, is_changed in shown} == {True, False}
+
+
+def _characters(data):
+    """Each character of bytes, with its first byte and its end; an invalid sequence is one character."""
+    at = 0
+    while at < len(data):
+        try:
+            end = len(data)
+            valid = data[at:].decode("utf-8")
+        except UnicodeDecodeError as error:
+            valid, end = data[at : at + error.start].decode("utf-8"), at + error.end
+        for c in valid:
+            yield c, at, at + len(c.encode())
+            at += len(c.encode())
+        if at < end:
+            yield "\ufffd", at, end
+        at = end
+
+
 def test_save_and_load(session, llm, tmp_path):
     ask(session, "one")
     session.system = "be kind"
@@ -271,7 +305,7 @@ def test_save_and_load(session, llm, tmp_path):
 
     llm.pcd = False
     other = Conversation(llm)
-    assert other.load(str(path)).startswith("1 turns")
+    assert other.load(str(path)) == f"1 turn from {path}"
     assert (other.messages, other.system, other.sampling) == (session.messages, "be kind", session.sampling)
     assert llm.pcd.beta == 1.5
 
@@ -356,6 +390,9 @@ TALK = [
     ("/regen", r"PCD \(unsure\) left this answer alone: the text has fewer than 300 tokens \| cut at max_tokens"),
     ("two", r"12 tokens \|"),
     ("/pcd unsure:relative_top=0", "PCD unsure:relative_top=0.0"),
+    ("/pcd", "PCD unsure:relative_top=0.0", "that are not the paper's: beta=0.75 .* window=64 .* min_context=300"),
+    ("/pcd paper", "PCD paper"),
+    ("/pcd", "PCD paper", "alpha 0.2, beta 2.5, gamma 30"),
     ("/pcd beta=1.5", "PCD paper:beta=1.5"),
     ("/pcd off", "PCD off"),
     ("/pcd betta=2", "did you mean 'beta'"),
@@ -382,8 +419,8 @@ TALK = [
     ("/regen", r"12 tokens \|"),
     ("/file", "nothing was repeated"),
     ("/clear", "forgotten"),
-    ("/load talk.json", "1 turns from"),
-    ("/stats", "6 answers", "twins"),
+    ("/load talk.json", "1 turn from"),
+    ("/stats", "6 answers, 72 tokens", r"PCD was on for 2 answers and changed 0 tokens", "last: 12 tokens"),
     ("/cmopare", "did you mean 'compare'"),
     ("//exit is a message", r"12 tokens \|"),
 ]
@@ -549,9 +586,60 @@ def test_what_the_user_or_the_system_can_mend_is_one_sentence(error, said, where
 
     monkeypatch.setattr(_terminal, "setup", lambda: None)
     monkeypatch.setattr(info, "run", fail)
-    assert main(["info"]) == 1
+    assert main(["info"]) == (2 if isinstance(error, (errors.InputError, FileNotFoundError)) else 1)
     text = capsys.readouterr().err
     assert text.count("\n") == 1 and said.rpartition(": ")[2] in text
+
+
+@pytest.mark.parametrize(
+    ("end", "is_repeated"),
+    [
+        ("la Femme, " * 8, True),
+        ("1fce" + "dbce" * 40, True),
+        ("The cat is in the cellar on Wednesday.\n" * 3, True),
+        ("The cat is in the cellar on Wednesday.\n" * 3 + "The cat is i", True),  # cut anywhere
+        ("The cat is in the cellar on Wednesday.\n" * 2, False),
+        ("ab " * 10, False),  # too short to be sure
+        ("".join(f"{i}. The cat is in the cellar.\n" for i in range(20)), False),
+        ("Well...", False),
+        ("", False),
+    ],
+)
+def test_an_answer_that_ends_with_the_same_again_and_again(end, is_repeated):
+    assert repeats("It began otherwise. " * 2 + "And then: " + end) == is_repeated
+
+
+def test_an_answer_that_repeats_itself_and_one_that_ends_at_once_say_so(model, capsys, monkeypatch):
+    from pypcd.cli import _generation, main
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    monkeypatch.setattr(_generation, "repeats", lambda text: len(text) > 5)
+    command = ["generate", model, "-p", "hello", "--threads=1", "--max-tokens=20"]
+    remedy = "it repeats itself; --repeat-penalty 1.1 or --temp 0.8 is against that"
+    for more, is_said in (([], True), (["--temp=0.8"], False), (["--repeat-penalty=1.1"], False)):
+        assert main([*command, *more]) == 0
+        assert (remedy in capsys.readouterr().err) == is_said
+    assert main(["chat", *command[1:]]) == 0
+    assert "it repeats itself; /set repeat_penalty 1.1 or /set temperature 0.8 is against" in capsys.readouterr().err
+    first = json.loads(pypcd_command(*command, "--json").stdout)["text"][0]
+    assert main([*command, "--stop", first]) == 0
+    assert "repeats itself" not in capsys.readouterr().err
+
+    monkeypatch.setattr(_generation.engine, "is_end", lambda llm, token: True)
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert out == "\n" and "the model ended at once | context" in err and "tok/s" not in err
+
+
+def test_layers_for_a_gpu_that_is_not_there_are_said(capsys, monkeypatch):
+    from pypcd.cli import main
+
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+    for has_gpu, layers, is_said in ((False, "99", True), (False, "0", False), (True, "99", False)):
+        monkeypatch.setattr("pypcd.machine.has_gpu", lambda *_, has_gpu=has_gpu: has_gpu)
+        options = ["--threads=1", "--max-tokens=1", f"--gpu-layers={layers}"]
+        assert main(["generate", "demo", "-p", "x", *options]) == 0
+        assert ("no GPU is found" in capsys.readouterr().err) == is_said
 
 
 def test_info(model, capsys, monkeypatch):
@@ -576,6 +664,7 @@ def test_info(model, capsys, monkeypatch):
     assert re.search(r"(?m)^no CUDA device +found: there is none, or its driver is missing", info.report(record))
     assert main(["info", model]) == 0
     text = capsys.readouterr().out
+    assert "a question about one gets replay" in " ".join(text.split())
     assert "of 8 frequencies" in text and text.count("PASS") == 4 and re.search(r"up to \d\.\de-0\d", text)
 
 

@@ -170,7 +170,7 @@ def test_types_of_the_cache_are_asked_beside_f16(tmp_path: Path, capsys: pytest.
     assert plan["methods"] == ["greedy", *(f"greedy+kv:{pair}" for pair in pairs)]
     assert main([*command, "--type-v=q8_0", "--method=pcd:window", f"--out={tmp_path / 'b'}"]) == 0
     assert json.loads(capsys.readouterr().out)["plan"]["methods"] == ["greedy", "pcd:window", "pcd:window+kv:f16:q8_0"]
-    assert main([*command, "--type-k=q9", f"--out={tmp_path / 'c'}"]) == 1
+    assert main([*command, "--type-k=q9", f"--out={tmp_path / 'c'}"]) == 2
     assert "k is 'q9'" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import pypcd
 from pypcd.cli import main
 from pypcd.cli import tune as command
 from pypcd.evaluation import Paired, Plan, paired
-from pypcd.evaluation.tune import ALL, FEW_SETTINGS, SETTINGS, Tried, Tuned
+from pypcd.evaluation.tune import ALL, FEW_SETTINGS, SETTINGS, Tried, Tuned, tune
 
 SETTING, OTHER = "window:relative_top=0.3", "window:relative_top=0.1"
 
@@ -135,7 +135,7 @@ def test_all_settings_and_the_best_ones_cells_are_in_tables(
     [
         ("demo", [], ("kv-short",), 100, 0, (500, 1500), SETTINGS),  # it reads nothing else
         ("some.gguf", [], ("kv", "niah-multikey-2", "vt"), 100, 32, (1024, 4096), SETTINGS),
-        ("some.gguf", ["--quick"], ("kv", "niah-multikey-2", "vt"), 12, 2, (800,), FEW_SETTINGS),
+        ("some.gguf", ["--quick"], ("kv", "niah-multikey-2", "vt"), 12, 4, (1024,), FEW_SETTINGS),
     ],
 )
 def test_what_is_asked_by_default(
@@ -154,6 +154,38 @@ def test_what_is_asked_by_default(
     asked = called(tuned(HELPS, SPARES), monkeypatch, tmp_path, *arguments, model=model)
     assert (asked["plan"].tasks, asked["plan"].lengths, asked["plan"].n) == (tasks, lengths, n)
     assert (asked["everyday"], asked["settings"]) == (everyday, settings)
+    assert asked["long_everyday"] == (arguments == [])
+
+
+def test_a_quick_run_says_how_little_it_tells(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = tuned(pairs(3, 2, 18), pairs(0, 0, 28))
+    called(result, monkeypatch, tmp_path, "--quick", "--everyday", "4")
+    last = flat(capsys.readouterr().out.split("\n\n")[-1])
+    assert "18 long questions judge, of which at least 6 must differ" in last and "costs less than 2 points" in last
+    called(result, monkeypatch, tmp_path, "--everyday", "4", "--profile", "demo-quick.pcd.json")
+    assert "quick" not in capsys.readouterr().out
+
+
+def test_a_stopped_run_shows_what_is_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["tune", "demo", "--quick", "--length", "250", "--n", "6", "--threads", "1"]
+
+    def stop(plan: Plan, directory: Path, **how: Any) -> Tuned:
+        tune(plan, directory, **how)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "tune", stop)
+    assert main(arguments) == 130
+    out, said = capsys.readouterr()
+    rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.startswith(FEW_SETTINGS)}
+    assert rows.keys() == set(FEW_SETTINGS) and all(value[0] in "+-" for value in rows.values())
+    assert "run the same command again" in flat(said) and not list(tmp_path.glob("*.json"))
+    monkeypatch.setattr(command, "tune", tune)
+    assert main(arguments) == 0  # it goes on
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------
@@ -185,7 +217,7 @@ def test_tune_writes_a_profile_that_loads_and_goes_on(
     )
     assert before == after
     # a run with other questions needs another folder
-    assert main([*arguments, "--n", "12"]) == 1
+    assert main([*arguments, "--n", "12"]) == 2
     assert "n is 6 there and 12 here" in flat(capsys.readouterr().err)
-    assert main([*arguments, "--profile", "nowhere/x.json"]) == 1
+    assert main([*arguments, "--profile", "nowhere/x.json"]) == 2
     assert "nowhere" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_what_is_no_question(tmp_path: Path, line: Any, said: str) -> None:
 def test_a_file_without_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="has no questions"):
         read_questions(write(tmp_path / "q.jsonl", ""))
-    assert main(["compare", "demo", str(tmp_path / "nowhere.jsonl")]) == 1
+    assert main(["compare", "demo", str(tmp_path / "nowhere.jsonl")]) == 2
     assert "nowhere.jsonl: No such file" in capsys.readouterr().err
 
 
@@ -125,6 +125,6 @@ def test_a_method_that_fails_is_said_and_the_others_go_on(asked: Path, capsys: p
     assert main(["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "2", "--method", "greedy,cad"]) == 1
     captured = capsys.readouterr()
     assert "cad" in captured.err and captured.out.count("greedy  ") >= 3
-    assert main(["compare", "demo", str(asked), "--method", ""]) == 1
+    assert main(["compare", "demo", str(asked), "--method", ""]) == 2
     assert "--method is empty" in capsys.readouterr().err
     assert compare.FEWEST == 6

@@ -129,7 +129,13 @@ def test_the_command_prints_figures_that_add_up(
 
     assert main(["demo", "--n", "3", "--threads", "1"]) == 0
     out = capsys.readouterr().out
-    assert "was planted" in out and out.count("control") >= 2
+    assert "was planted" in out and "says nothing about any other model" in out and out.count("control") >= 2
+    assert out.count("unsure (on)") == 2  # in the table and below it
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["demo", "--n", "3", "--threads", "1"]) == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert narrow.split()[:99] == out.split()[:99]  # wrapped at words
     for cell in cells[1:]:
         figures = re.escape(f" {cell['score']:.1f}  {cell['difference']:+.1f} [")
         assert re.search(rf"{figures}.*\]( ~)? +{cell['wins']} / {cell['losses']}\n", out)
@@ -159,7 +165,7 @@ def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str])
     wanted = list(KV_SHORT.questions(3, 40))[1]  # the fifth: second of the second length
     assert out == wanted.prompt.text
     assert wanted.answers[0] in err
-    assert main(["demo", "--n", "3", "--question", "13"]) == 1
+    assert main(["demo", "--n", "3", "--question", "13"]) == 2
     assert "--question is 13; allowed: 1 to 12" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["demo", "--n", "1"])

@@ -243,6 +243,9 @@ def test_the_page_has_every_candidate_with_marks_beside_the_colours() -> None:
     seen = Reader(page({}, "q", STEPS))
     assert seen.tags.count("section") == 2 and seen.tags.count("tr") == 3 + 2
     assert seen.data.count("▶") == 2 + 1 and seen.data.count("★") == 1 + 1  # once each in the legend
+    assert "underlined" in seen.data
+    plain = Reader(page({}, "q", STEPS[1:]))
+    assert "▶" in plain.data and "★" not in plain.data and "underlined" not in plain.data
     assert "not needed" in seen.data and "excluded" in seen.data and "25.0%" in seen.data
     assert ("class", "token changed") in seen.attributes
 
@@ -351,6 +354,7 @@ def test_answers_are_judged_by_what_was_written() -> None:
     assert Written(" 71", 0, False).is_right("281") is None  # it may still come
     assert Written(" 71", 0, True).is_right("281") is False
     assert Written("It is 281.", 6, True).line == "281."
+    assert Written("It is 281", 6, False).line == "281 …"  # it was cut
 
 
 def test_the_right_answer_is_marked_first_and_what_was_written_in_its_place() -> None:

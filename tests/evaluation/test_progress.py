@@ -137,3 +137,15 @@ def test_a_bar_shows_questions_and_the_time_left(monkeypatch: pytest.MonkeyPatch
         progress.answered(("kv", 1000, 10, "greedy"), 2.0)
         clock.now += 2
     assert "answering: 11 of 40 questions, about 5" in stream.getvalue() and "s left" in stream.getvalue()
+    assert " 28%" in stream.getvalue()
+
+
+def test_the_percentage_of_a_run_that_goes_on_is_that_of_its_counts() -> None:
+    plan = Plan("m", ("kv",), ("greedy", "pcd"), (1000,), n=50)
+    keys, bar = list(plan.everything()), Bar()
+    bar.disable, bar.n = False, 0.0
+    bar.set_description_str = lambda text, refresh: setattr(bar, "text", text)
+    bar.update = lambda n: setattr(bar, "n", bar.n + n)
+    progress = Follower(bar, "answering")
+    progress.begin(keys, [key for key in keys if key[2] >= 26])
+    assert bar.text == "answering: 26 of 50 questions" and bar.n == 26 / 50

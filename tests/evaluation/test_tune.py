@@ -18,7 +18,7 @@ import pypcd
 from pypcd.evaluation import Directory, Outcome, Paired, Plan, Progress, paired
 from pypcd.evaluation import tune as tuning
 from pypcd.evaluation.plan import BASELINE
-from pypcd.evaluation.tune import ALL, FEW_SETTINGS, INSTEAD, SETTINGS, Tried, Tuned, tune
+from pypcd.evaluation.tune import ALL, FEW_SETTINGS, INSTEAD, SETTINGS, Tried, Tuned, so_far, tune
 
 
 def pairs(wins: int, losses: int, n: int) -> Paired:
@@ -226,6 +226,7 @@ def test_without_gain_no_everyday_questions_are_asked(monkeypatch: pytest.Monkey
     tuned = tune(plan_of(160), tmp_path, options=ONE)
     assert tuned.best is None and tuned.plain_everyday is None and tuned.verdict == "off" and tuned.n_judged == 80
     assert len([key for key in world.answered if is_usual(key[0])]) == 1  # that they fit is known
+    assert [key[2] for key in world.answered[:2]] == [0, 0] and not is_usual(world.answered[1][0])
     assert world.methods(False, 1) == {BASELINE, INSTEAD} and tuned.replay[ALL].n == 80 and not tuned.gain
 
 
@@ -270,8 +271,9 @@ def test_what_is_to_come_is_known_beforehand(monkeypatch: pytest.MonkeyPatch, tm
     tune(plan_of(192), tmp_path, options=ONE, everyday=8)
     n_long, n_everyday, n = 192 // 2, 8 // 2 * 40, len(SETTINGS) + 1
     judging = 3 * n_long + 2 * n_everyday
-    begun = 1 + n_long * n
-    assert seen == [1, begun + n_everyday * n + judging, *[begun + n_everyday * 3 + judging] * 3]
+    whole = n_long * n + n_everyday * n + judging
+    begun = 2 + n_long * n
+    assert seen == [whole + 1, whole + 2, begun + n_everyday * n + judging, *[begun + n_everyday * 3 + judging] * 3]
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
@@ -350,6 +352,31 @@ def test_a_length_too_short_for_everyday_questions_is_known_at_once(tiny: Tiny, 
     with pytest.raises(ValueError, match="at length 300: n_tokens is 300; allowed: at least"):
         tune(plan, tmp_path, options={**ONE, "n_ctx": 1024}, everyday=2)
     assert not (tmp_path / "long").exists()
+
+
+def test_every_tasks_length_is_tried_at_once(tiny: Tiny, tmp_path: Path) -> None:
+    """kv-short fits where vt does not."""
+    plan = Plan(str(tiny("llama")), ("kv-short", "vt"), ("greedy",), (600,), n=40)
+    with pytest.raises(ValueError, match="vt at length 600: n_tokens is 600; allowed: at least"):
+        tune(plan, tmp_path, options={**ONE, "n_ctx": 1024}, everyday=0)
+    assert len(Directory(tmp_path / "long").records()) <= 1
+
+
+def test_what_is_done_of_a_run_that_was_stopped(tmp_path: Path) -> None:
+    plan, settings = Plan("demo", ("kv-short",), ("greedy",), (450,), n=12), ["cautious", "window"]
+    assert so_far(tmp_path, settings) == {}
+    tuned = tune(plan, tmp_path, options=ONE, everyday=0, settings=settings)
+    whole = so_far(tmp_path, settings)
+    assert {name for name in settings if whole[name].gain.n == 12} == {tuned.best}  # which has answered both halves
+    other = next(name for name in settings if name != tuned.best)
+    assert whole[other] == tuned.tried[other]
+    answers = tmp_path / "long" / "samples.jsonl"
+    by = {method: [] for method in ("greedy", f"pcd:{other}", f"pcd:{tuned.best}", INSTEAD)}
+    for line in answers.read_text().splitlines(keepends=True):
+        by[json.loads(line)["method"]].append(line)
+    answers.write_text("".join([*by["greedy"], *by[f"pcd:{other}"][:4]]))
+    stopped = so_far(tmp_path, settings)
+    assert list(stopped) == [other] and stopped[other].gain.n == 4 and stopped[other].everyday is None
 
 
 def test_where_nothing_helps_tuning_says_so(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_an_old_spellings_error_names_one_that_means_the_same(
 )
 def test_old_spellings(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said(old) == new
-    assert main(["generate", "demo", "-p", "x", "--pcd", old]) == 1
+    assert main(["generate", "demo", "-p", "x", "--pcd", old]) == 2
     assert capsys.readouterr().err == f"pypcd: pcd is {old!r}; allowed: words joined by colons; write {new}\n"
 
 

@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd lab plot decay [options]"
     parser.epilog = "With --out: pictures, curves (CSV) and figures (JSON), besides the tables."
     parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, max_help_position=26)
-    add = parser.add_argument
+    parser._optionals.title = "arguments"
+    add = parser._optionals.add_argument
     add("what", metavar="WHAT", choices=("decay",), help="decay: section 3.4, figures 3b and 4")
     add("--out", metavar="DIR", type=pathlib.Path, help="where to write pictures and data")
     add("--format", choices=plots.FORMATS, default="png", help="format of the pictures (default %(default)s)")

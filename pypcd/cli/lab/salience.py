@@ -11,6 +11,7 @@ from typing import Any
 
 from pypcd import plots
 from pypcd.cli import _loading, _options, _table, _terminal
+from pypcd.config import typed
 from pypcd.decode import Session
 from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, task
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--task", metavar="NAME", help="as in `pypcd eval` (default: kv; for demo kv-short)")
     add("--length", metavar="N,...", default="512,1k,2k", help="tokens of a prompt (default %(default)s)")
     add("--n", metavar="N", type=_options.at_least(1), default=50, help="questions a length (default %(default)s)")
-    add("--pcd", metavar="SETTING", default="paper", help="a preset, or beta=1.5:window=64 ... (default %(default)s)")
+    add("--pcd", metavar="SETTING", default="on", help="a preset, or beta=1.5:window=64 ... (default: unsure)")
     add("--data", metavar="PATH", help="where the questions of tasks from files are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(record, indent=2))
     else:
-        print(_report(args, name, table))
+        print(_report(args, name, typed(setting), table))
     if written:
         _terminal.say("written: " + ", ".join(map(str, written)))
     return 0
@@ -129,7 +130,7 @@ def _write(
     ]
 
 
-def _report(args: argparse.Namespace, task: str, table: Sequence[SalienceRow]) -> str:
+def _report(args: argparse.Namespace, task: str, setting: str, table: Sequence[SalienceRow]) -> str:
     head = ("tokens", "method", "S(L)", "wrong", "own", "median", "worst", "difference")
     rows = [
         (
@@ -146,13 +147,15 @@ def _report(args: argparse.Namespace, task: str, table: Sequence[SalienceRow]) -
     ]
     return "\n".join(
         (
-            f"{args.model}, task {task}, {args.n} questions a length; PCD {args.pcd}",
-            "S(L): mean of 1 / rank of the gold token; wrong: where greedy does not rank it first; own: where the method",
-            "itself does not; difference: of S(L) to greedy, with its 95% interval",
+            _table.paragraph(f"{args.model}, task {task}, {args.n} questions a length; PCD {setting}"),
+            _table.paragraph(
+                "S(L): mean of 1 / rank of the gold token; wrong: where greedy does not rank it first; own: where the method itself "
+                "does not; difference: of S(L) to greedy, with its 95% interval"
+            ),
             "",
             _table.table(head, rows, [name not in ("method", "difference") for name in head], 2, _table.columns()),
             "",
-            NOT_SHOWN,
+            _table.paragraph(NOT_SHOWN),
         )
     )
 
