@@ -56,6 +56,55 @@ def test_an_answer_appears_as_it_comes(chat: Chat, script: Script) -> None:
     assert chat.copied(answer) == said
 
 
+PAGE = "document.documentElement"
+LINES = [f"Row {n}\n\n" for n in range(30)]  # higher than any window here
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_page_follows_the_talk_until_one_scrolls_up(open_page: Open, script: Script, width: int) -> None:
+    chat = open_page(viewport={"width": width, "height": 740})
+    chat.play(script)
+
+    def below() -> float:
+        return chat.page.evaluate(f"{PAGE}.scrollHeight - {PAGE}.clientHeight - {PAGE}.scrollTop")
+
+    def sees(text: str) -> None:
+        """It is in the window, and not behind the message box."""
+        line = chat.page.get_by_text(text, exact=True)
+        expect(line).to_be_in_viewport()
+        assert line.bounding_box()["y"] + 20 < chat.message.bounding_box()["y"]  # type: ignore[index]
+
+    for n in range(3):  # the first message, and those behind a long talk
+        if n == 2:
+            chat.page.evaluate("scrollTo(0, 0)")  # where one was reading does not matter
+        stream = chat.begin(f"Question {n}")
+        sees(f"Question {n}")
+        for i, line in enumerate(LINES):
+            stream.say(line)
+            if i % 10 == 9:
+                expect(chat.answers.last.get_by_text(line.strip(), exact=True)).to_be_in_viewport()
+                chat.until(lambda: below() < 2)
+        stream.end()
+        chat.finished()
+        chat.until(lambda: below() < 2)
+
+    stream = chat.begin("Question 3").say(*LINES)
+    expect(chat.answers.last).to_contain_text("Row 29")
+    chat.until(lambda: below() < 2)
+    chat.page.mouse.move(width / 2, 300)
+    chat.page.mouse.wheel(0, -60)
+    chat.until(lambda: below() > 30)
+    place = chat.page.evaluate(f"{PAGE}.scrollTop")
+    stream.say(*LINES[:10])
+    chat.until(lambda: below() > 300)
+    assert chat.page.evaluate(f"{PAGE}.scrollTop") == place  # who reads above is left there
+    chat.page.mouse.wheel(0, 20_000)
+    chat.until(lambda: below() < 2)
+    stream.say("The very last line.").end()
+    chat.finished()
+    sees("The very last line.")
+
+
 def test_events_may_be_cut_anywhere(chat: Chat, script: Script) -> None:
     text = "Zoë says: 🎉 naïve"
     data = b"data: " + json.dumps(event(text), ensure_ascii=False).encode() + b"\r\n\r\n"

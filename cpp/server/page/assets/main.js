@@ -7,6 +7,7 @@ import {render} from "./vendor/lit-html/lit-html.js";
 import * as answers from "./answers.js";
 import * as api from "./api.js";
 import * as conversations from "./conversations.js";
+import {follow, grown} from "./follow.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
 
@@ -39,6 +40,7 @@ const state = {
 // -- showing ----------------------------------------------------------------------------------------------------------
 
 let waiting = 0;
+let wasWriting = false; // at the last picture
 let took = 0; // ms that the last picture took: a long answer gets fewer
 
 function show() {
@@ -46,8 +48,6 @@ function show() {
   waiting = 0;
   const start = performance.now();
   document.documentElement.dataset.colours = state.settings.colours;
-  const {scrollHeight, scrollTop, clientHeight} = document.documentElement;
-  const atEnd = scrollHeight - scrollTop - clientHeight < 40;
   const hadFocus = document.activeElement !== document.body;
   try {
     render(page(state, actions), document.body);
@@ -64,7 +64,8 @@ function show() {
   }
   if (hadFocus && document.activeElement.matches("body, :disabled")) // what had it is gone: else the keyboard begins at the top again
     (document.querySelector("dialog[open] button:enabled") ?? document.getElementById("message"))?.focus();
-  if (atEnd && state.runs.size) document.documentElement.scrollTop = document.documentElement.scrollHeight;
+  if (state.runs.size || wasWriting) grown(); // the last picture of an answer is longer too
+  wasWriting = state.runs.size > 0;
   took = performance.now() - start;
 }
 
@@ -167,7 +168,8 @@ async function answer(conversation, fields, before = null, kept = []) {
   const message = conversation.add({role: "assistant", text: "", tokens: [], model, system, temperature, top_p, ...fields});
   state.runs.set(message.id, {controller, conversation});
   state.error = "";
-  showSoon();
+  show();
+  if (conversation === state.conversation) follow();
   let saved = Date.now();
   const changed = () => {
     if (message.stats?.read > 64) state.speed = message.stats.readPerSecond;
@@ -241,6 +243,7 @@ async function send(conversation, compare) {
   state.draft = {text: "", files: [], count: 0};
   state.said = "Answering.";
   show();
+  follow();
   await keep(conversation).catch(fail); // a page that is closed now has the question
   await reply(conversation, message.id, compare);
 }
@@ -329,6 +332,7 @@ const actions = {
     const made = conversation.add({...question, parent: message.parent});
     show();
     focusOn("message");
+    follow();
     await keep(conversation).catch(fail);
     await reply(conversation, made.id);
   })),
@@ -403,6 +407,8 @@ const actions = {
     if (!found) throw new Error("This conversation is not there any more.");
     state.conversation = found;
     state.panel = null;
+    show();
+    follow();
   }),
   remove: told(async id => {
     const written = [...state.runs.values(), state].map(run => run.conversation).filter(found => found.id === id);
@@ -447,4 +453,6 @@ told(begin)();
 told(async () => {
   state.list = await conversations.list();
   if (state.list.length && !state.conversation.messages.size) state.conversation = await conversations.load(state.list[0].id) ?? state.conversation;
+  show();
+  follow();
 })();
