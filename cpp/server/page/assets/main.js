@@ -161,8 +161,8 @@ async function count() {
 
 const newSeed = () => state.settings.seed === "" ? Math.floor(Math.random() * 2 ** 32) : Number(state.settings.seed);
 
-/** Writes one answer behind conversation.at, or another version of one. */
-async function answer(conversation, fields, before = null, kept = []) {
+/** Writes one answer behind conversation.at, or another version of one. after: what it waits for. */
+async function answer(conversation, fields, {before = null, kept = [], after = null} = {}) {
   const controller = new AbortController();
   const {model, system, temperature, top_p, n_predict} = state.settings;
   const message = conversation.add({role: "assistant", text: "", tokens: [], model, system, temperature, top_p, ...fields});
@@ -180,6 +180,7 @@ async function answer(conversation, fields, before = null, kept = []) {
     showSoon();
   };
   try {
+    await after;
     const path = conversation.path(message.parent);
     await answers.write(message, path, {n_predict, signal: controller.signal}, changed, before, kept);
   } finally {
@@ -206,10 +207,10 @@ async function reply(conversation, parent, compare = false) {
     const {pcd} = state.props;
     if (!pcd?.presets) throw new Error(`There is nothing to compare with: ${pcd?.refusal ?? "this server runs without PCD"}.`);
     const pair = parent + fields.seed;
-    const results = await Promise.allSettled([
-      answer(conversation, {...fields, pair, pcd: false, setting: "off"}),
-      answer(conversation, {...fields, pair, ...withPcd(settings.turnedOn(state.settings, pcd))}),
-    ]);
+    const plain = answer(conversation, {...fields, pair, pcd: false, setting: "off"});
+    // behind it, in the same slot of the server, whose cache has the prompt: at once it would be read twice
+    const after = plain.catch(() => {});
+    const results = await Promise.allSettled([plain, answer(conversation, {...fields, pair, ...withPcd(settings.turnedOn(state.settings, pcd))}, {after})]);
     for (const result of results) if (result.status === "rejected") throw result.reason;
   } else await answer(conversation, {...fields, ...withPcd(state.settings)});
   const last = conversation.messages.get(conversation.at);
@@ -344,7 +345,7 @@ const actions = {
       throw new Error(`This answer is of the model ${model}, which this server does not have.`);
     const kept = message.tokens.slice(0, index);
     if (option) kept.push({...message.tokens[index], id: option.id, text: option.text, n: 1, chosen: true});
-    const writing = answer(conversation, {parent, model, system, temperature, top_p, setting, pcd, seed}, message, kept);
+    const writing = answer(conversation, {parent, model, system, temperature, top_p, setting, pcd, seed}, {before: message, kept});
     if (option) state.asTokens.add(conversation.at);
     show();
     await writing;

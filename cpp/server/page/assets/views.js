@@ -92,7 +92,7 @@ function answer(message, state, act, title = "") {
       ${!writing && !["stop", "full"].includes(message.ended) && message.tokens.length && !title
         ? html`<button @click=${() => act.goOn(message, message.tokens.length)}>Continue</button>` : nothing}
     </div>
-    <p class="quiet">${told(message, writing)}</p>
+    <p class="quiet">${told(message, writing, Boolean(title))}</p>
   </article>`;
 }
 
@@ -109,12 +109,13 @@ function versions(message, state, act) {
 
 const ENDS = {limit: "ended at the longest answer", full: "the context is full", stopped: "stopped", lost: "broken off"};
 
-function told(message, writing) {
+/** isCompared: without its speed, since the second of two finds the prompt in the cache, and PCD is not what made it faster. */
+function told(message, writing, isCompared) {
   const {stats, ended, pcd, setting} = message;
   if (!stats) return writing || !ended ? "" : ENDS[ended] ?? "";
   const changed = message.tokens.filter(replaced).length;
   return [
-    `${tokensIn(message.tokens.reduce((sum, token) => sum + token.n, 0))}, ${stats.perSecond.toFixed(1)} per second`,
+    tokensIn(message.tokens.reduce((sum, token) => sum + token.n, 0)) + (isCompared ? "" : `, ${stats.perSecond.toFixed(1)} per second`),
     !pcd ? "without PCD" : message.decided ? `PCD (${setting}) changed ${changed}` : `PCD (${setting}) found nothing to do`,
     ENDS[ended],
   ].filter(Boolean).join(" · ");
