@@ -223,6 +223,36 @@ def test_pcd_of_ones_own(chat: Chat, served: Server) -> None:
     assert said != complete(served, prompt, pcd=False)["content"], "or this shows nothing"
 
 
+# -- what PCD did -----------------------------------------------------------------------------------------------------
+
+
+def timings(**more: Any) -> dict[str, Any]:
+    return {"prompt_n": 9, "cache_n": 0, "predicted_n": 1, "predicted_per_second": 9.0, **more}
+
+
+def test_what_pcd_did_is_told_in_the_servers_sentence(chat: Chat, script: Script) -> None:
+    said = "PCD (window) left this answer alone: the text has fewer than 300 tokens"
+    chat.begin().say("x").end(timings=timings(pcd_answer=said, pcd_twins=0, pcd_contrasted=0))
+    expect(chat.finished()).to_contain_text(said)
+    chat.go()  # it is kept
+    expect(chat.answers).to_contain_text(said)
+    chat.pcd("^off")
+    expect(chat.retold("y")).to_contain_text("PCD off")  # of a server that says nothing
+
+
+def test_passages_that_were_read_again_open(chat: Chat, script: Script) -> None:
+    texts = ["The key is under the <b>mat</b>.", "It was moved on Friday."]
+    chat.begin().say("x").end(timings=timings(passages=texts))
+    answer = chat.finished()
+    expect(answer.get_by_text(texts[1])).to_be_hidden()
+    answer.get_by_text("2 passages").click()
+    for text in texts:
+        expect(answer.get_by_text(text, exact=True)).to_be_visible()
+    reason = "the document has fewer tokens than the passages"
+    chat.begin().say("x").end(timings=timings(passages=[], passages_left_out=reason))
+    expect(chat.finished()).to_contain_text(reason)
+
+
 # -- stop, edit, retry ------------------------------------------------------------------------------------------------
 
 
@@ -240,6 +270,17 @@ def test_stop_keeps_what_was_written_and_frees_the_server(open_page: Open) -> No
         chat.until(lambda: not any(slot["is_processing"] for slot in ask(server, "/slots")[1]))
         chat.set(longest_answer=4)
         chat.ask("And now?")
+
+
+def test_escape_in_an_edited_message_stops_no_answer(chat: Chat, script: Script) -> None:
+    chat.told("x")
+    stream = chat.begin("More").say("half")
+    chat.button("Edit", chat.questions.first).click()
+    field = chat.named("textbox", "Edit message")
+    field.press("Escape")
+    expect(field).to_have_count(0)
+    stream.say(" whole").end()
+    assert chat.copied(chat.finished()) == "half whole"
 
 
 def test_stop_ends_the_request(chat: Chat, script: Script) -> None:
@@ -267,6 +308,10 @@ def test_an_edited_question_is_answered_anew(chat: Chat, served: Server) -> None
     chat.button("Cancel").click()
     expect(field).to_have_count(0)
     expect(chat.answers).to_have_count(2)
+    chat.button("Edit", chat.questions.first).click()
+    field.press("Escape")
+    expect(field).to_have_count(0)
+    expect(chat.button("Edit", chat.questions.first)).to_be_focused()
     chat.button("Edit", chat.questions.first).click()
     field.fill("Three")
     chat.button("Send again").click()
@@ -410,7 +455,7 @@ def test_another_server_on_the_same_port_is_noticed(open_page: Open) -> None:
     chat.watch.allow("Failed to load resource: (net::ERR_CONNECTION_REFUSED|the server responded with a status of 503)")
     with serve(port=port, parallel=1, pcd=False):
         chat.button("Send").click()
-        expect(chat.finished()).to_contain_text("without PCD")
+        expect(chat.finished()).to_contain_text("PCD off")
         expect(chat.alert).to_have_count(0)
 
 

@@ -116,6 +116,32 @@ def test_progress_of_reading(chat: Chat, script: Script) -> None:
     chat.finished()
 
 
+def test_the_bar_moves_before_the_first_report_of_what_was_read(chat: Chat, script: Script) -> None:
+    """The server reports after each 2,048 tokens; until then the speed of the last prompt says about how far it is."""
+    bar = chat.named("progressbar", "Reading")
+    nothing = {"total": 1000, "cache": 0, "processed": 0, "time_ms": 0}
+
+    def is_reading(stream: Script.Stream) -> Script.Stream:
+        return stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": nothing})
+
+    stream = is_reading(chat.begin())
+    expect(bar).not_to_have_attribute("max", "1000")  # of no prompt is a speed known: it moves without an end
+    assert bar.evaluate("bar => bar.position") == -1
+    expect(chat.answers).to_contain_text("reading 1,000 tokens")
+    times = {"prompt_n": 1000, "cache_n": 0, "prompt_per_second": 50.0, "predicted_n": 1, "predicted_per_second": 9.0}
+    stream.say("x").end(timings=times)
+    chat.finished()
+    for n in range(2):
+        stream = is_reading(chat.begin())
+        expect(chat.answers.last).to_contain_text(re.compile(r"about (20|19|18) s left"))
+        first = bar.evaluate("bar => bar.position")
+        chat.until(lambda first=first: first + 0.03 < bar.evaluate("bar => bar.position") < 0.5)
+        stream.say("x").end()
+        chat.finished()
+        if n == 0:
+            chat.go()  # the speed is kept
+
+
 def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
     body = {"prompt": long_question(served, 1950)[0], "n_predict": 1, "stream": True, "return_progress": True}
     status, text = ask(served, "/completion", body)

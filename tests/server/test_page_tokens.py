@@ -123,6 +123,8 @@ def test_tokens_are_the_text(chat: Chat, script: Script) -> None:
         assert name.strip(), f"{word!r} has no name"
         assert word.strip() in name
     assert chat.copied(answer) == "".join(words)  # in this view too
+    tops = [one.bounding_box()["y"] for one in tokens.all()]  # type: ignore[index]
+    assert tops[2] == tops[3] < tops[4] < tops[5]  # behind a line's end begins another line
     chat.button("Tokens", answer).click()
     expect(answer.get_by_role("listitem")).to_have_text(re.compile("a list"))
 

@@ -207,6 +207,28 @@ def test_a_whole_talk_by_keyboard_alone(chat: Chat, script: Script) -> None:
     expect(chat.answers).to_contain_text(re.compile(r"2 of 2"))
 
 
+def test_the_message_box_has_the_focus_at_the_start_and_after_an_answer(chat: Chat, script: Script) -> None:
+    chat.go()
+    expect(chat.message).to_be_focused()
+    expect(chat.message).to_have_attribute("placeholder", re.compile("Message"))
+    chat.page.keyboard.type("Say")
+    chat.button("Send").click()
+    stream = script.next(chat).say("x")
+    chat.answers.click()  # reading does not count as doing something
+    stream.end()
+    chat.finished()
+    expect(chat.message).to_be_focused()
+    chat.button("Retry", chat.answers).click()
+    script.next(chat).say("y").end()
+    chat.finished()
+    expect(chat.message).to_be_focused()
+    stream = chat.begin().say("x")
+    chat.button("Tokens", chat.answers.first).focus()  # who does another thing meanwhile is left there
+    stream.end()
+    chat.finished()
+    expect(chat.button("Tokens", chat.answers.first)).to_be_focused()
+
+
 def test_the_focus_is_never_lost(chat: Chat, script: Script) -> None:
     """Where what had the focus goes away, the focus is not nowhere: a keyboard's user would begin at the top again."""
 

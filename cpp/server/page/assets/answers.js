@@ -95,6 +95,7 @@ function take(message, part) {
       read: timings.prompt_n, cached: timings.cache_n, written: timings.predicted_n,
       readPerSecond: timings.prompt_per_second ?? 0, perSecond: timings.predicted_per_second ?? 0,
       twins: timings.pcd_twins ?? 0, contrasted: timings.pcd_contrasted ?? 0,
+      did: timings.pcd_answer, passages: timings.passages, leftOut: timings.passages_left_out,
     };
     // the first token may have had a twin before it was seen to be sure: only more than that is for an answer that is contrasted
     message.decided ||= message.stats.contrasted > 0 || message.stats.twins > 1;

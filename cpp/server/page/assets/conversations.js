@@ -173,7 +173,7 @@ const messageOf = record({
   pair: optional(string),
   stats: optional(record({
     read: number, cached: number, written: number, perSecond: number, readPerSecond: number,
-    twins: number, contrasted: number,
+    twins: number, contrasted: number, did: optional(string), passages: optional(listOf(string)), leftOut: optional(string),
   })),
 });
 

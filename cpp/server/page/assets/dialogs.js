@@ -83,8 +83,9 @@ export function tokenDialog(state, act) {
         : token.strength === null ? plainly(token) : "PCD did not change the most probable token here."}
         ${token.strength === null ? nothing : `Strength (beta): ${token.strength.toFixed(2)}.`}</p>
       ${token.options.length ? table(message, index, act, state) : html`<p>Its candidates are not known: it was accepted from a draft.</p>`}
-      <p class="quiet">Model: with the whole text (L). Local: with the text over-rotated or cut off, so that it sees what is near (L*).
-        PCD: what the token was drawn from, before temperature and top p.</p>
+      <p class="quiet">Click another token to go on with the answer from it. The columns are three probabilities of each token. Model: of the
+        model alone (L). Local: of the second evaluation, which sees little of the text but what is near (L*). PCD: after the contrast of
+        the two; the answer’s token was drawn from these.</p>
       <div class="tools">${step("Previous token", index - 1)} ${step("Next token", index + 1)}
         <button class="first" @click=${() => act.open(null)}>Close</button></div>`;
   }, state, act);

@@ -34,7 +34,6 @@ const state = {
   runs: new Map(), // id of an answer that is being written -> {controller, conversation}
   imported: 0, // conversations from the last file
   panel: null, // "settings", "conversations"
-  speed: 0, // tokens of prompts that were read per second
 };
 
 // -- showing ----------------------------------------------------------------------------------------------------------
@@ -172,7 +171,7 @@ async function answer(conversation, fields, {before = null, kept = [], after = n
   if (conversation === state.conversation) follow();
   let saved = Date.now();
   const changed = () => {
-    if (message.stats?.read > 64) state.speed = message.stats.readPerSecond;
+    if (message.stats?.read > 64) state.settings.speeds[model] = message.stats.readPerSecond;
     if (Date.now() - saved > KEPT && message.text) {
       saved = Date.now();
       conversations.save(conversation).catch(fail);
@@ -180,10 +179,13 @@ async function answer(conversation, fields, {before = null, kept = [], after = n
     showSoon();
   };
   try {
+    message.waits = Boolean(after);
     await after;
+    delete message.waits;
     const path = conversation.path(message.parent);
     await answers.write(message, path, {n_predict, signal: controller.signal}, changed, before, kept);
   } finally {
+    settings.save(state.settings); // its speed
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
     try {
       await keep(conversation);
@@ -225,11 +227,20 @@ async function alone(action) {
   const {conversation} = state;
   if (busy.has(conversation)) return;
   busy.add(conversation);
+  const before = document.activeElement;
   try {
     await action(conversation);
   } finally {
     busy.delete(conversation);
+    show();
+    const {activeElement} = document;
+    if (conversation === state.conversation && (activeElement === before || activeElement === document.body)) focusOnMessage();
   }
+}
+
+/** The next thing to do, unless a person is doing another one; without a keyboard that would cover the page. */
+function focusOnMessage() {
+  if (matchMedia("(pointer: fine)").matches) document.getElementById("message")?.focus({preventScroll: true});
 }
 
 async function send(conversation, compare) {
@@ -447,9 +458,10 @@ for (const name of ["dragover", "drop"])
 addEventListener("keydown", event => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) actions.stop();
 });
-setInterval(() => { if (state.runs.size) showSoon() }, 500); // seconds go on while a prompt is read
+setInterval(() => { if (state.runs.size) showSoon() }, 250); // the bar goes on while a prompt is read
 
 show();
+focusOnMessage();
 told(begin)();
 told(async () => {
   state.list = await conversations.list();

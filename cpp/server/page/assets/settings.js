@@ -4,6 +4,7 @@ const NAME = "pypcd.settings";
 
 export const DEFAULTS = {
   model: "", setting: "server", custom: {}, temperature: 0.8, top_p: 0.95, n_predict: 1024, seed: "", system: "", colours: "system",
+  speeds: {}, // tokens of a prompt that were read per second, of each model
 };
 
 export function load() {

@@ -61,7 +61,11 @@ function yours(message, state, act) {
     ${editing ? html`
       ${files(state.editing, act)}
       <textarea id="edit" aria-label="Edit message" rows="4" .value=${live(state.editing.text)}
-        @input=${event => act.retype(event.target.value)}></textarea>
+        @input=${event => act.retype(event.target.value)} @keydown=${event => {
+          if (event.key !== "Escape") return;
+          event.stopPropagation(); // else it would stop an answer too
+          act.edit(null);
+        }}></textarea>
       <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
       ${message.files?.map(file => html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
@@ -82,7 +86,7 @@ function answer(message, state, act, title = "") {
   return html`<article class="answer" aria-label=${title || "Answer"} aria-busy=${writing}>
     ${title && html`<h2>${title}</h2>`}
     ${asTokens ? tokens(message, act) : text(message, act)}
-    ${writing && !message.text ? html`<p class="quiet">…</p>` : nothing}
+    ${writing && !message.text ? html`<p class="quiet reading">${reading(message, state.settings.speeds[message.model])}</p>` : nothing}
     <div class="tools">
       ${title ? html`<button ?disabled=${writing} @click=${() => act.choose(message)}>Go on with this</button>`
         : versions(message, state, act)}
@@ -93,6 +97,7 @@ function answer(message, state, act, title = "") {
         ? html`<button @click=${() => act.goOn(message, message.tokens.length)}>Continue</button>` : nothing}
     </div>
     <p class="quiet">${told(message, writing, Boolean(title))}</p>
+    ${passages(message, state)}
   </article>`;
 }
 
@@ -111,14 +116,29 @@ const ENDS = {limit: "ended at the longest answer", full: "the context is full",
 
 /** isCompared: without its speed, since the second of two finds the prompt in the cache, and PCD is not what made it faster. */
 function told(message, writing, isCompared) {
-  const {stats, ended, pcd, setting} = message;
+  const {stats, ended} = message;
   if (!stats) return writing || !ended ? "" : ENDS[ended] ?? "";
-  const changed = message.tokens.filter(replaced).length;
   return [
-    tokensIn(message.tokens.reduce((sum, token) => sum + token.n, 0)) + (isCompared ? "" : `, ${stats.perSecond.toFixed(1)} per second`),
-    !pcd ? "without PCD" : message.decided ? `PCD (${setting}) changed ${changed}` : `PCD (${setting}) found nothing to do`,
-    ENDS[ended],
+    tokensIn(message.tokens.reduce((sum, token) => sum + token.n, 0)),
+    isCompared ? "" : `${stats.perSecond.toFixed(1)} per second`,
+    did(message), ENDS[ended],
   ].filter(Boolean).join(" · ");
+}
+
+/** What PCD did: the server's sentence; or in words of our own, if the server is of a version that says none. */
+function did({stats, pcd, setting, decided, tokens}) {
+  if (stats.did) return stats.did;
+  return !pcd ? "PCD off" : decided ? `PCD (${setting}) changed ${tokens.filter(replaced).length} of ${stats.written} tokens` : `PCD (${setting}) found nothing to do`;
+}
+
+/** Passages of the files that stood before the question once more. */
+function passages(message, state) {
+  const {passages = [], leftOut} = message.stats ?? {};
+  const names = state.conversation.path(message.parent).flatMap(({files = []}) => files.map(file => file.name));
+  if (!passages.length) return leftOut ? html`<p class="quiet">No passage was read again: ${leftOut}.</p>` : nothing;
+  return html`<details class="passages"><summary>${passages.length === 1 ? "1 passage" : `${passages.length} passages`}
+    ${names.length === 1 ? `of ${names[0]}` : names.length ? "of the files" : ""} ${passages.length === 1 ? "was" : "were"} read again</summary>
+    ${passages.map(text => html`<blockquote class="file" tabindex="0">${text}</blockquote>`)}</details>`;
 }
 
 // -- an answer as text, with what PCD changed marked, or as tokens ----------------------------------------------------
@@ -149,9 +169,10 @@ function tokens(message, act) {
   const button = (token, i) => html`<button class=${"token" + (replaced(token) ? " changed" : "") + (token.chosen ? " chosen" : "")}
     tabindex=${i ? -1 : 0} aria-label=${/\S/.test(token.text) ? nothing : shown(token)}
     aria-description=${token.chosen ? "chosen by you" : replaced(token) ? "changed by PCD" : nothing}
-    @click=${() => act.open(message, i)}>${token.text || "∎"}</button>`;
+    @click=${() => act.open(message, i)}>${token.text.replaceAll("\n", "↵") || "∎"}</button>${[...token.text.matchAll(/\n/g)].map(() => html`<br>`)}`;
   // on one line: white space between elements would be seen here
-  return html`<div class="tokens" role="group" aria-label="Tokens; arrow keys move, Enter opens" @keydown=${move}>${message.tokens.map(button)}</div>`;
+  return html`<div class="tokens" role="group" aria-label="Tokens; arrow keys move, Enter opens" @keydown=${move}>${message.tokens.map(button)}</div>
+    <p class="quiet">Click a token to see what else the model might have said.</p>`;
 }
 
 const STEPS = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -Infinity, End: Infinity};
@@ -175,8 +196,8 @@ function composer(state, act) {
   const busy = [...state.runs.values()].some(run => run.conversation === conversation);
   return html`<form class="composer" @submit=${event => { event.preventDefault(); act.send() }}>
     ${files(draft, act)}
-    <label for="message">Message</label>
-    <textarea id="message" rows="2" .value=${live(draft.text)} @input=${event => act.type(event.target.value)} @paste=${act.paste}
+    <label class="unseen" for="message">Message</label>
+    <textarea id="message" rows="2" placeholder="Message, or drop a file" .value=${live(draft.text)} @input=${event => act.type(event.target.value)} @paste=${act.paste}
       @keydown=${event => {
         if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
         event.preventDefault();
@@ -187,7 +208,7 @@ function composer(state, act) {
         : html`<button class="first">Send</button><button type="button" @click=${act.compare}>Compare</button>`}
       <button type="button" @click=${event => event.target.nextElementSibling.click()}>Attach a text file</button>
       <input type="file" multiple hidden @change=${event => { act.attach([...event.target.files]); event.target.value = "" }}>
-      <span class="quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}` : reading(state) ?? used(state)}</span>
+      <span class="quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}` : used(state)}</span>
     </div>
   </form>`;
 }
@@ -209,13 +230,23 @@ function used({conversation, draft, props}) {
   return size ? html`<span class=${n > size ? "over" : ""}>${grouped.format(n)} of ${tokensIn(size)}${n > size ? ": too long" : ""}</span>` : nothing;
 }
 
-/** How far the prompts are read that answers wait for; between the server's reports by its speed. */
-function reading(state) {
-  const waiting = [...state.conversation.messages.values()].filter(message => message.progress && state.runs.has(message.id));
-  if (!waiting.length) return null;
-  const {total, cache, processed, time_ms, at} = waiting.map(message => message.progress).sort((a, b) => a.processed / a.total - b.processed / b.total)[0];
-  const perSecond = processed > cache && time_ms > 0 ? 1000 * (processed - cache) / time_ms : state.speed;
-  const done = Math.min(total, processed + perSecond * (performance.now() - at) / 1000);
-  const left = perSecond ? `, about ${Math.max(1, Math.ceil((total - done) / perSecond))} s left` : "";
-  return html`<progress aria-label="Reading" max=${total} .value=${done}></progress> reading ${tokensIn(total)}${left}`;
+/**
+ * How far the prompt of an answer is read: what the server reports after each batch, and between its reports what its speed makes of it;
+ * before the first, the speed of the last prompt. perSecond: that speed, if there was one.
+ */
+function reading({waits, progress}, perSecond) {
+  if (waits) return "waits for the other answer, which has read the same prompt";
+  if (!progress) return html`<progress aria-label="Reading"></progress> begins`;
+  const {total, cache, processed, time_ms, at} = progress;
+  const isMeasured = processed > cache && time_ms > 0;
+  const speed = isMeasured ? 1000 * (processed - cache) / time_ms : perSecond;
+  const words = `reading ${tokensIn(total)}`;
+  if (!speed) return html`<progress aria-label="Reading"></progress> ${words}`;
+  const due = processed + speed * (performance.now() - at) / 1000;
+  const done = Math.min(total, isMeasured ? due : eased(due / total) * total);
+  const left = (total - due) / speed;
+  return html`<progress aria-label="Reading" max=${total} .value=${done}></progress> ${words}${left > 0 ? `, about ${Math.ceil(left)} s left` : ""}`;
 }
+
+/** A guess may be too fast: its last tenth is never quite reached. */
+const eased = part => part < 0.9 ? part : 1 - 0.1 * Math.exp(-(part - 0.9) / 0.1);
