@@ -179,13 +179,35 @@ def asked(chat: Chat, text: str = "Say") -> dict[str, Any]:
     return chat.script.streams[-1].body
 
 
+SAMPLING = {"temperature": 0.33, "top_k": 7, "top_p": 0.975, "min_p": 0.125, "repeat_penalty": 1.25}
+
+
 def test_settings_reach_the_server(chat: Chat, script: Script, served: Server) -> None:
-    chat.set(temperature=0.33, top_p=0.975, longest_answer=17, seed=42, system_message="Be brief.")
+    chat.set(**SAMPLING, longest_answer=17, seed=42, system_message="Be brief.", stop_at="\n\nUser:\nEND")
     body = asked(chat, "Why?")
-    wanted = {"temperature": 0.33, "top_p": 0.975, "n_predict": 17, "seed": 42, "stream": True}
+    wanted = {**SAMPLING, "n_predict": 17, "seed": 42, "stop": ["User:", "END"], "stream": True}
     assert {name: body[name] for name in wanted} == wanted
     assert body["prompt"] == prompt_of(served, "Why?", system="Be brief.")
     assert body["n_probs"] > 0
+
+
+def test_what_is_not_set_is_the_servers(open_page: Open, script: Script) -> None:
+    chat = open_page(greedy=False)
+    chat.play(script)
+    chat.button("Settings").click()
+    dialog = chat.named("dialog", "Settings")
+    own = ask(chat.server, "/props")[1]["default_generation_settings"]["params"]
+    for name in SAMPLING:
+        field = dialog.get_by_label(re.compile(f"^{name.capitalize().replace('_', ' ')}"))
+        assert float(field.get_attribute("placeholder") or "nan") == pytest.approx(own[name], rel=1e-3)
+        expect(field).to_have_value("")
+    chat.button("Done", dialog).click()
+    body = asked(chat)
+    assert not {*SAMPLING, "stop"} & set(body)
+    chat.set(temperature=0.5)
+    assert asked(chat)["temperature"] == 0.5
+    chat.set(temperature="")
+    assert "temperature" not in asked(chat)
 
 
 def test_a_number_out_of_range_stays_to_be_mended(chat: Chat, script: Script) -> None:
@@ -206,21 +228,47 @@ def test_the_pcd_of_an_answer_is_chosen(chat: Chat, script: Script, served: Serv
         assert means(served, asked(chat).get("pcd")) == means(served, wanted), label
 
 
-def test_every_preset_that_runs_is_offered(chat: Chat, served: Server) -> None:
-    labels = chat.named("combobox", "PCD").locator("option").all_inner_texts()
+def test_every_preset_that_runs_is_offered_with_a_line_of_what_it_does(chat: Chat, served: Server) -> None:
+    dialog = chat.pcd_dialog()
+    labels = dialog.get_by_role("radio").evaluate_all("all => all.map(one => one.labels[0].innerText.split(/\\n+/))")
     presets = ask(served, "/props")[1]["pcd"]["presets"]
-    for preset in presets:
-        assert sum(label.startswith(preset) for label in labels) == 1, (preset, labels)
-    assert len(labels) == len(presets) + 3  # the server's setting, off, custom
+    assert {label[0] for label in labels} == {"the server's (paper)", "off", *presets, "custom"}
+    assert len(labels) == len(presets) + 3
+    for name, *about in labels:
+        assert len("".join(about)) > 10, name
 
 
 def test_pcd_of_ones_own(chat: Chat, served: Server) -> None:
-    chat.pcd("^custom")
-    chat.set(beta=30, relative_top=0.01)
+    chat.customise(beta=30, relative_top=0.01)
     said = chat.copied(chat.ask(PROMPTS[0]))
     prompt = prompt_of(served, PROMPTS[0])
     assert said == complete(served, prompt, pcd={"beta": 30, "relative_top": 0.01})["content"]
     assert said != complete(served, prompt, pcd=False)["content"], "or this shows nothing"
+
+
+def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
+    chat: Chat, script: Script, served: Server
+) -> None:
+    dialog = chat.pcd_dialog()
+    names = ask(served, "/props")[1]["pcd"]["per_request"]
+    fields = [dialog.get_by_label(re.compile(rf"\({name}\)")) for name in names]
+    for field in fields:
+        expect(field).to_have_count(0)
+    dialog.get_by_role("radio", name=re.compile("^custom")).check()
+    for field in fields:
+        expect(field).to_be_visible()
+    chat.button("Done", dialog).click()
+    values = {"beta": 0.5, "gamma": 8, "relative_top": 0.25, "perturbation": "none", "window": 32, "n_sink": 1}
+    values.update(adaptive="jsd", min_context=50, min_entropy=0.5, min_first_entropy=1.5)
+    assert set(values) == set(names)
+    chat.customise(**values)
+    body = asked(chat)["pcd"]
+    assert body == values
+    means(served, body)  # and the server takes it
+    chat.customise(adaptive="none", perturbation="over-rotation", window=0)
+    body = asked(chat)["pcd"]
+    assert body == {**values, "adaptive": None, "perturbation": "over-rotation", "window": None}
+    means(served, body)
 
 
 # -- what PCD did -----------------------------------------------------------------------------------------------------
@@ -408,8 +456,7 @@ def test_an_error_is_told_and_the_next_answer_comes(chat: Chat, script: Script, 
 
 
 def test_a_refused_setting_is_told_in_the_servers_words(chat: Chat) -> None:
-    chat.pcd("^custom")
-    chat.set(window=100_000_000_000)
+    chat.customise(window=100_000_000_000)
     chat.send("Hello")
     expect(chat.alert).to_contain_text("window is 100000000000")
     chat.watch.allow("the server responded with a status of 400")

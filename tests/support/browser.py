@@ -209,6 +209,12 @@ class Chat:
         """
         self.button("Settings").click()
         dialog = self.named("dialog", "Settings")
+        self._fill(dialog, values)
+        if not stays:
+            self.button("Done", dialog).click()
+            expect(dialog).to_be_hidden()
+
+    def _fill(self, dialog: Locator, values: dict[str, Any]) -> None:
         for name, value in values.items():
             label = name.capitalize().replace("_", " ").replace("Api", "API")
             field = dialog.get_by_label(re.compile(rf"^{label}\b|\({name}\)"))
@@ -217,16 +223,27 @@ class Chat:
             else:
                 field.fill(str(value))
                 field.blur()
-        if not stays:
-            self.button("Done", dialog).click()
-            expect(dialog).to_be_hidden()
 
     def pcd(self, label: str | re.Pattern[str]) -> None:
         """Choose the PCD of the next answer."""
-        field = self.named("combobox", "PCD")
-        labels = field.locator("option").all_inner_texts()
-        (found,) = [one for one in labels if re.search(label, one)]
-        field.select_option(label=found)
+        dialog = self.pcd_dialog()
+        dialog.get_by_role("radio", name=re.compile(label)).check()
+        self.button("Done", dialog).click()
+        expect(dialog).to_be_hidden()
+
+    def pcd_dialog(self) -> Locator:
+        self.page.get_by_role("button", name=re.compile("^PCD:")).click()
+        dialog = self.named("dialog", "PCD")
+        expect(dialog).to_be_visible()
+        return dialog
+
+    def customise(self, **values: Any) -> None:
+        """Choose a PCD of these values."""
+        dialog = self.pcd_dialog()
+        dialog.get_by_role("radio", name=re.compile("^custom")).check()
+        self._fill(dialog, values)
+        self.button("Done", dialog).click()
+        expect(dialog).to_be_hidden()
 
     def send(self, text: str) -> None:
         self.message.fill(text)

@@ -48,7 +48,7 @@ function continuedPrompt(prompt, kept) {
 /**
  * Writes an answer: fills message as it comes, and calls changed() each time.
  *
- * message: of an assistant, with model, system, temperature, top_p, seed and pcd (the field of the request: false or an object).
+ * message: of an assistant, with model, system, sampling (fields of the request), seed and pcd (its field: false or an object).
  * path: the talk before it. options: {n_predict, signal}.
  * before: the answer that this one goes on with; kept: its tokens that stay.
  */
@@ -63,7 +63,7 @@ export async function write(message, path, options, changed, before = null, kept
       model: message.model,
       prompt: continuedPrompt(prompt, kept),
       pcd: before ? continued(before) : message.pcd,
-      temperature: message.temperature, top_p: message.top_p, seed: message.seed, n_predict: options.n_predict,
+      ...message.sampling, seed: message.seed, n_predict: options.n_predict,
       n_probs: N_OPTIONS, return_progress: true, timings_per_token: true,
     };
     for await (const part of api.completion(body, options.signal)) {

@@ -3,7 +3,7 @@
 //
 // A message: {id, parent, role: "user" | "assistant", text, made} and
 //   of a user:      files: [{name, text, count}]
-//   of an assistant: model, system, temperature, top_p, tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
+//   of an assistant: model, system, sampling (fields of the request), tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
 //                   of two answers that are compared), ended ("stop", "limit", "full", "stopped", "lost"; undefined: it is being written)
 
 import {createStore, delMany, get, getMany, keys, set, update} from "./vendor/idb-keyval/index.js";
@@ -161,6 +161,10 @@ const pcdOf = value => {
   }));
 };
 
+const samplingOf = record({
+  temperature: optional(number), top_k: optional(number), top_p: optional(number), min_p: optional(number), repeat_penalty: optional(number),
+  stop: optional(listOf(string)),
+});
 const optionOf = record({
   id: number, text: string, bytes: optional(listOf(number)), model: orNull(number), local: orNull(number), pcd: orNull(number),
 });
@@ -169,7 +173,9 @@ const messageOf = record({
   id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
   files: optional(listOf(record({name: string, text: string, count: orNull(number)}))),
   tokens: optional(listOf(tokenOf)),
-  model: optional(string), system: optional(string), temperature: optional(number), top_p: optional(number), setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number), ended: optional(oneOf("stop", "limit", "full", "stopped", "lost")),
+  model: optional(string), system: optional(string), sampling: optional(samplingOf),
+  setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number),
+  ended: optional(oneOf("stop", "limit", "full", "stopped", "lost")),
   pair: optional(string),
   stats: optional(record({
     read: number, cached: number, written: number, perSecond: number, readPerSecond: number,

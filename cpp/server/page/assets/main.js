@@ -33,7 +33,7 @@ const state = {
   asTokens: new Set(), // ids of answers whose tokens are shown
   runs: new Map(), // id of an answer that is being written -> {controller, conversation}
   imported: 0, // conversations from the last file
-  panel: null, // "settings", "conversations"
+  panel: null, // "settings", "pcd", "conversations"
 };
 
 // -- showing ----------------------------------------------------------------------------------------------------------
@@ -163,8 +163,9 @@ const newSeed = () => state.settings.seed === "" ? Math.floor(Math.random() * 2 
 /** Writes one answer behind conversation.at, or another version of one. after: what it waits for. */
 async function answer(conversation, fields, {before = null, kept = [], after = null} = {}) {
   const controller = new AbortController();
-  const {model, system, temperature, top_p, n_predict} = state.settings;
-  const message = conversation.add({role: "assistant", text: "", tokens: [], model, system, temperature, top_p, ...fields});
+  const {model, system, n_predict} = state.settings;
+  const sampling = settings.samplingOf(state.settings);
+  const message = conversation.add({role: "assistant", text: "", tokens: [], model, system, sampling, ...fields});
   state.runs.set(message.id, {controller, conversation});
   state.error = "";
   show();
@@ -350,13 +351,13 @@ const actions = {
   })),
   goOn: told((message, index, option) => alone(async conversation => {
     state.open = null;
-    const {parent, model, system, temperature, top_p, setting, pcd, seed} = message; // as it was, whatever is set now
+    const {parent, model, system, sampling, setting, pcd, seed} = message; // as it was, whatever is set now
     await connect();
     if (!state.models.some(own => own.id === model)) // tokens are numbers, which another model reads in another way
       throw new Error(`This answer is of the model ${model}, which this server does not have.`);
     const kept = message.tokens.slice(0, index);
     if (option) kept.push({...message.tokens[index], id: option.id, text: option.text, n: 1, chosen: true});
-    const writing = answer(conversation, {parent, model, system, temperature, top_p, setting, pcd, seed}, {before: message, kept});
+    const writing = answer(conversation, {parent, model, system, sampling, setting, pcd, seed}, {before: message, kept});
     if (option) state.asTokens.add(conversation.at);
     show();
     await writing;

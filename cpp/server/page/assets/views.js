@@ -4,7 +4,7 @@ import {html, nothing} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {repeat} from "./vendor/lit-html/directives/repeat.js";
 import {THINK} from "./answers.js";
-import {conversationsDialog, settingsDialog, tokenDialog} from "./dialogs.js";
+import {conversationsDialog, pcdDialog, settingsDialog, tokenDialog} from "./dialogs.js";
 import {markdown} from "./markdown.js";
 import {error, select} from "./parts.js";
 import {choiceOf, choices} from "./settings.js";
@@ -17,7 +17,7 @@ export function page(state, act) {
       <h1>pypcd</h1>
       <button @click=${() => act.panel("conversations")}>Conversations</button>
       <label>Model ${select(state.models.map(({id}) => [id, id]), settings.model, value => act.set("model", value))}</label>
-      <label>PCD ${select(choices(props?.pcd), choiceOf(settings, props?.pcd), value => act.set("setting", value))}</label>
+      <button @click=${() => act.panel("pcd")}>PCD: ${choices(props?.pcd).find(({value}) => value === choiceOf(settings, props?.pcd))?.label ?? "on"}</button>
       <button @click=${() => act.panel("settings")}>Settings</button>
     </header>
     <main>
@@ -27,7 +27,7 @@ export function page(state, act) {
     </main>
     ${composer(state, act)}
     <p class="unseen" role="status">${state.said}</p>
-    ${settingsDialog(state, act)} ${conversationsDialog(state, act)} ${tokenDialog(state, act)}`;
+    ${settingsDialog(state, act)} ${pcdDialog(state, act)} ${conversationsDialog(state, act)} ${tokenDialog(state, act)}`;
 }
 
 function welcome(props) {
