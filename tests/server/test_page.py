@@ -134,8 +134,7 @@ def test_bytes_that_are_no_text(open_page: Open, tiny: Tiny) -> None:
         chat = open_page(server)
         chat.set(longest_answer=200)
         for text in ("one", "two"):
-            chat.button("Conversations").click()
-            chat.button("New conversation").click()
+            chat.button("New conversation", chat.menu()).click()
             answer = chat.ask(text)
             wanted = complete(server, prompt_of(server, text), n_predict=200)
             assert chat.copied(answer) == wanted["content"]
@@ -522,7 +521,6 @@ def test_a_key_is_asked_for_and_kept_out_of_what_is_saved(open_page: Open, tmp_p
         expect(chat.named("combobox", "Model").locator("option").first).to_have_text("demo")
         chat.ask("Hello")
         expect(chat.alert).to_have_count(0)
-        chat.button("Conversations").click()
         with chat.page.expect_download() as download:
             chat.button("Export").click()
         download.value.save_as(tmp_path / "talk.json")

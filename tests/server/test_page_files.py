@@ -33,7 +33,9 @@ def room(chat: Chat) -> tuple[int, int]:
     found: list[Any] = []
 
     def read() -> bool:
-        text = " ".join(chat.page.get_by_text(re.compile(r"\d+ of .*tokens")).all_inner_texts()).replace(",", "")
+        text = " ".join(chat.page.get_by_text(re.compile(r"^\s*[\d,]+ of [\d,]+ tokens")).all_inner_texts()).replace(
+            ",", ""
+        )
         found[:] = re.findall(r"(\d+) of (\d+) tokens", text)
         return bool(found)
 
@@ -174,7 +176,7 @@ def test_files_are_dropped_attached_and_removed(chat: Chat, script: Script, serv
         expect(chat.button(f"Remove {name}")).to_be_visible()
     chat.button("Remove no.py").click()
     (tmp_path / "three.csv").write_text("a,b\n1,2\n")
-    choose(chat, "Attach a text file", tmp_path / "three.csv")
+    choose(chat, "Attach files", tmp_path / "three.csv")
     expect(removers(chat)).to_have_count(3)
     chat.told("x", text="What is in them?")
     prompt = script.streams[-1].body["prompt"]
@@ -203,7 +205,7 @@ def test_a_file_is_taken_out_of_a_question(chat: Chat, script: Script) -> None:
 
 def test_what_is_no_text_is_refused_with_a_sentence(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)
-    choose(chat, "Attach a text file", tmp_path / "picture.png")
+    choose(chat, "Attach files", tmp_path / "picture.png")
     expect(chat.alert).to_contain_text("picture.png")
     expect(removers(chat)).to_have_count(0)
 
@@ -229,14 +231,6 @@ def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file(chat: Chat) -> N
 
 
 # -- conversations ----------------------------------------------------------------------------------------------------
-
-
-def menu(chat: Chat) -> Any:
-    nav = chat.named("navigation", "Conversations")
-    if not nav.is_visible():
-        chat.button("Conversations").click()
-        expect(nav).to_be_visible()
-    return nav
 
 
 def talk(chat: Chat, *pairs: tuple[str, str]) -> None:
@@ -272,24 +266,103 @@ def test_settings_stay_after_a_reload(open_page: Open) -> None:
 
 def test_conversations_are_made_found_and_deleted(chat: Chat, script: Script) -> None:
     talk(chat, ("About cats", "meow"))
-    chat.button("New conversation", menu(chat)).click()
+    chat.button("New conversation", chat.menu()).click()
     expect(chat.answers).to_have_count(0)
     talk(chat, ("About dogs", "woof"))
     assert "cats" not in script.streams[-1].body["prompt"]
-    chat.button("About cats", menu(chat)).click()
+    chat.button("About cats", chat.menu()).click()
     expect(chat.answers).to_contain_text("meow")
-    chat.button("Delete About dogs", menu(chat)).click()
-    confirm = chat.page.get_by_role("button", name=re.compile("^(Delete|Yes)$"))
-    if confirm.count():
-        confirm.click()
-    expect(chat.button("About dogs", menu(chat))).to_have_count(0)
+    chat.button("Delete About dogs", chat.menu()).click()
+    expect(chat.button("About dogs", chat.menu())).to_have_count(0)
     chat.go()
-    expect(chat.button("About cats", menu(chat))).to_be_visible()
-    expect(chat.button("About dogs", menu(chat))).to_have_count(0)
+    expect(chat.button("About cats", chat.menu())).to_be_visible()
+    expect(chat.button("About dogs", chat.menu())).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_what_was_deleted_is_put_back(open_page: Open, script: Script, width: int) -> None:
+    chat = open_page(viewport={"width": width, "height": 740})
+    chat.play(script)
+    talk(chat, ("About cats", "meow"))
+    chat.button("Delete About cats", chat.menu()).click()
+    expect(chat.answers).to_have_count(0)
+    chat.button("Undo", chat.menu()).click()
+    expect(chat.button("About cats", chat.menu())).to_be_visible()
+    expect(chat.answers).to_contain_text("meow")
+    expect(chat.button("Undo")).to_have_count(0)
+    chat.go()
+    expect(chat.answers).to_contain_text("meow")
+
+
+def titles(chat: Chat) -> list[str]:
+    return [one.get_attribute("title") or "" for one in chat.menu().get_by_role("listitem").locator(".title").all()]
+
+
+def test_a_conversation_is_renamed_in_its_place(chat: Chat, script: Script) -> None:
+    talk(chat, ("About cats", "meow"))
+    chat.button("New conversation", chat.menu()).click()
+    talk(chat, ("About dogs", "woof"))
+    field = chat.named("textbox", "Title")
+    for key, wanted in (("Escape", "About cats"), ("Enter", "Felines <b>")):
+        chat.button("Rename About cats", chat.menu()).click()
+        expect(field).to_be_focused()
+        expect(field).to_have_value("About cats")
+        field.fill("Felines <b>")
+        field.press(key)
+        expect(field).to_have_count(0)
+        assert titles(chat) == ["About dogs", wanted]  # it keeps its place
+        expect(chat.button(f"Rename {wanted}")).to_be_focused()
+    chat.button("Felines <b>", chat.menu()).click()
+    talk(chat, ("More", "purr"))  # and its name, when it is kept again
+    chat.go()
+    assert titles(chat) == ["Felines <b>", "About dogs"]
+    chat.button("Rename About dogs", chat.menu()).click()
+    field.fill("   ")
+    chat.message.click()  # nothing is no name
+    assert titles(chat) == ["Felines <b>", "About dogs"]
+
+
+def test_conversations_are_searched_by_titles_and_texts(chat: Chat, script: Script) -> None:
+    drop(chat, ("lion.txt", "text/plain", "roar"))
+    for said in (("About cats", "They say meow."), ("About dogs", "They say Woof.")):
+        talk(chat, said)
+        chat.button("New conversation", chat.menu()).click()
+    field = chat.named("searchbox", "Search conversations")
+    everything = ["About dogs", "About cats"]
+    for text, wanted in (
+        *(("dogs", everything[:1]), ("MEOW", everything[1:]), ("say about", everything), ("lion", everything[1:])),
+        *(("about meow woof", []), ("", everything)),
+    ):
+        field.fill(text)
+        chat.until(lambda wanted=wanted: titles(chat) == wanted)
+    field.fill("nothing like that")
+    expect(chat.menu()).to_contain_text("Nothing was found")
+
+
+def test_the_list_is_beside_the_talk_or_in_a_drawer(open_page: Open, script: Script) -> None:
+    chat = open_page(viewport={"width": 1280, "height": 800})
+    chat.play(script)
+    talk(chat, ("About cats", "meow"))
+    nav = chat.named("navigation", "Conversations")
+    expect(nav).to_be_visible()
+    expect(chat.button("Conversations")).to_have_count(0)
+    chat.page.set_viewport_size({"width": 360, "height": 740})
+    expect(nav).to_have_count(0)
+    drawer = chat.named("dialog", "Conversations")
+    chat.button("Conversations").click()
+    expect(drawer).to_be_visible()
+    chat.page.keyboard.press("Escape")
+    expect(drawer).to_be_hidden()
+    expect(chat.button("Conversations")).to_be_focused()
+    chat.button("About cats", chat.menu()).click()  # who has chosen sees the talk
+    expect(drawer).to_be_hidden()
+    chat.button("Conversations").click()
+    chat.page.mouse.click(350, 400)  # beside it
+    expect(drawer).to_be_hidden()
 
 
 def exported(chat: Chat, path: Path) -> dict[str, Any]:
-    nav = menu(chat)
+    nav = chat.menu()
     with chat.page.expect_download() as download:
         chat.button("Export", nav).click()
     assert download.value.suggested_filename.endswith(".json")
@@ -298,19 +371,19 @@ def exported(chat: Chat, path: Path) -> dict[str, Any]:
 
 
 def load(chat: Chat, path: Path) -> None:
-    menu(chat)
+    chat.menu()
     choose(chat, "Import", path)
 
 
 def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, script: Script, tmp_path: Path) -> None:
     drop(chat, ("notes.txt", "text/plain", "some notes"))
     talk(chat, ("About cats", "meow `x` 🎉"), ("And?", "purr"))
-    chat.button("New conversation", menu(chat)).click()
+    chat.button("New conversation", chat.menu()).click()
     talk(chat, ("About dogs", "woof"))
     first = exported(chat, tmp_path / "talks.json")
     other = open_page()  # another browser, as it were
     load(other, tmp_path / "talks.json")
-    other.button("About cats", menu(other)).click()
+    other.button("About cats", other.menu()).click()
     expect(other.answers).to_have_count(2)
     assert [other.copied(one) for one in other.answers.all()] == ["meow `x` 🎉", "purr"]
     expect(other.questions.first).to_contain_text("notes.txt")
@@ -322,7 +395,7 @@ def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, scrip
 
     assert plain(first) == plain(second)
     load(other, tmp_path / "talks.json")  # a second time: nothing is doubled
-    expect(other.button("About cats", menu(other))).to_have_count(1)
+    expect(other.button("About cats", other.menu())).to_have_count(1)
 
 
 def test_an_answer_of_another_model_is_read_but_not_gone_on_with(open_page: Open, tmp_path: Path) -> None:
@@ -336,7 +409,7 @@ def test_an_answer_of_another_model_is_read_but_not_gone_on_with(open_page: Open
     (tmp_path / "talks.json").write_text(json.dumps(file))
     other = open_page()
     load(other, tmp_path / "talks.json")
-    other.button("Hello", menu(other)).click()
+    other.button("Hello", other.menu()).click()
     dialog = other.open_token(other.tokens(other.answers).first)
     dialog.get_by_role("button", name=re.compile("^Go on with ")).first.click()
     expect(other.alert).to_contain_text("of the model elsewhere")
@@ -393,7 +466,7 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
     ):
         load(chat, tampered(change))
         expect(chat.alert).to_contain_text("tampered.json")
-        expect(chat.button("Tampered", menu(chat))).to_have_count(0)
+        expect(chat.button("Tampered", chat.menu())).to_have_count(0)
         chat.go()
 
     def hostile(one: Any) -> None:
@@ -403,7 +476,7 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
             token.update(text=text)
 
     load(chat, tampered(hostile))
-    chat.button(text, menu(chat)).click()
+    chat.button(text, chat.menu()).click()
     expect(chat.answers).to_be_visible()
     chat.tokens(chat.answers)
     assert chat.page.evaluate("window.ran ?? null") is None
@@ -417,7 +490,7 @@ def test_two_pages_at_once(open_page: Open, script: Script, served: Server) -> N
     one = open_page()
     one.ask("About cats")
     two = one.again()
-    two.button("New conversation", menu(two)).click()
+    two.button("New conversation", two.menu()).click()
     one.play(script)  # for both
     one.send("More of one")
     first = script.next(one).say("from one")
@@ -433,7 +506,7 @@ def test_two_pages_at_once(open_page: Open, script: Script, served: Server) -> N
     expect(two.answers).to_have_count(1)
     three = one.again()
     for title in ("About cats", "About dogs"):
-        expect(three.button(title, menu(three))).to_have_count(1)
+        expect(three.button(title, three.menu())).to_have_count(1)
 
 
 def test_two_pages_of_one_talk_lose_nothing(open_page: Open, script: Script, tmp_path: Path) -> None:

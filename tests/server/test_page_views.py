@@ -75,8 +75,7 @@ def views(chat: Chat, script: Script) -> Iterator[str]:
     chat.button("Settings").click()
     yield "settings"
     chat.button("Done").click()
-    chat.button("Conversations").click()
-    expect(chat.named("navigation", "Conversations")).to_be_visible()
+    chat.menu()
     yield "conversations"
     page.keyboard.press("Escape")
     stream = chat.begin("Read this.")

@@ -245,6 +245,15 @@ class Chat:
         self.button("Done", dialog).click()
         expect(dialog).to_be_hidden()
 
+    def menu(self) -> Locator:
+        """The list of conversations: beside the talk, or in a drawer that is opened."""
+        nav = self.named("navigation", "Conversations")
+        opener = self.button("Conversations")
+        if not nav.is_visible() and opener.is_visible():
+            opener.click()
+        expect(nav).to_be_visible()
+        return nav
+
     def send(self, text: str) -> None:
         self.message.fill(text)
         self.message.press("Enter")

@@ -10,7 +10,7 @@ import {createStore, delMany, get, getMany, keys, set, update} from "./vendor/id
 
 const FORMAT = 1; // of exported files
 const store = createStore("pypcd", "conversations");
-const LONGEST_TITLE = 60;
+const LONGEST_TITLE = 120;
 
 const newId = () => Date.now().toString(36) + Math.floor(Math.random() * 2 ** 40).toString(36);
 
@@ -96,7 +96,29 @@ export async function save(conversation) {
     conversation.changed = Date.now();
     return structuredClone(conversation.plain());
   }, store);
-  await set("head:" + id, {id, title: conversation.title, changed: conversation.changed}, store);
+  await putHead(conversation);
+}
+
+const putHead = ({id, title, changed}) => set("head:" + id, {id, title, changed}, store);
+
+/** It keeps its place in the list. */
+export async function rename(id, title) {
+  await update("body:" + id, found => found && {...found, title}, store);
+  await putHead({...await get("head:" + id, store), id, title});
+}
+
+/** Puts back what was removed, as it was. */
+export async function restore(conversation) {
+  await set("body:" + conversation.id, conversation.plain(), store);
+  await putHead(conversation);
+}
+
+/** The ids of those that have all of these words, in their titles or in what was said. */
+export async function search(text) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const bodies = await getMany((await keys(store)).filter(name => name.startsWith("body:")), store);
+  const said = ({title, messages}) => [title, ...messages.flatMap(({text, files = []}) => [text, ...files.map(file => file.name)])].join("\n").toLowerCase();
+  return new Set(bodies.filter(Boolean).filter(body => words.every(word => said(body).includes(word))).map(({id}) => id));
 }
 
 export const remove = id => delMany(["head:" + id, "body:" + id], store);

@@ -55,7 +55,7 @@ export function pcdDialog(state, act) {
   const chosen = choiceOf(settings, pcd);
   return dialog("PCD", state.panel === "pcd", () => act.panel(null), () => html`
     <h2>PCD <small>of the next answers</small></h2>
-    <p class="quiet">PCD evaluates each token a second time, with little of the text but what is near, and subtracts what that says: what is far
+    <p class="quiet">PCD evaluates each token a second time, with little of the text but what is near, and subtracts the result. So what is far
       away in a long text counts more.</p>
     <div role="radiogroup" aria-label="PCD">
       ${choices(pcd).map(({value, label, about}) => html`<label class="choice"><input type="radio" name="pcd" value=${value}
@@ -67,32 +67,12 @@ export function pcdDialog(state, act) {
 
 function custom(settings, pcd, act) {
   const set = name => value => act.set("custom", {...settings.custom, [name]: value});
-  return html`<fieldset><legend>Custom</legend>${Object.entries(customOf(settings, pcd)).map(([name, value]) => {
+  return html`<fieldset id="custom"><legend class="unseen">Custom</legend>${Object.entries(customOf(settings, pcd)).map(([name, value]) => {
     const {label, about} = VALUES[name];
     const names = namesOf(name, pcd);
     if (names) return field(label, select(names.map(one => [one, one]), value ?? "none", set(name), idOf(label)), about);
     return number(label, value ?? 0, VALUES[name], given => set(name)(given === "" ? pcd.setting[name] ?? 0 : Number(given)));
   })}</fieldset>`;
-}
-
-// -- conversations -------------------------------------------------------------------------------------------------------
-
-export function conversationsDialog(state, act) {
-  return dialog("Conversations", state.panel === "conversations", () => act.panel(null), () => html`
-    <nav aria-label="Conversations">
-      <h2>Conversations</h2>
-      <button class="first" @click=${act.fresh}>New conversation</button>
-      <ul>${state.list.map(({id, title}) => html`<li>
-        <button class="title" aria-current=${id === state.conversation.id} @click=${() => act.load(id)}>${title}</button>
-        <button aria-label=${`Delete ${title}`} @click=${() => act.remove(id)}>×</button></li>`)}</ul>
-      <p class="quiet">${state.imported ? `Imported: ${state.imported}.` : ""} They are kept in this browser.</p>
-      <div class="tools">
-        <button @click=${act.exportAll}>Export</button>
-        <button @click=${event => event.target.nextElementSibling.click()}>Import</button>
-        <input type="file" accept=".json,application/json" hidden @change=${({target}) => { target.files[0] && act.importAll(target.files[0]); target.value = "" }}>
-        <button @click=${() => act.panel(null)}>Close</button>
-      </div>
-    </nav>`, state, act);
 }
 
 // -- a token ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 // The page: what is shown, and what a person does. What it looks like is in views.js; start reading here.
 //
-//   main.js ── views.js ── (token, talk, composer, dialogs) ── tokens.js, markdown.js
-//          └── answers.js ── api.js            └── conversations.js, settings.js
+//   main.js ── views.js ── sidebar.js, dialogs.js, markdown.js, tokens.js
+//          ├── answers.js ── api.js
+//          └── conversations.js, settings.js, follow.js
 
 import {render} from "./vendor/lit-html/lit-html.js";
 import * as answers from "./answers.js";
@@ -32,6 +33,11 @@ const state = {
   open: null, // {id, index} of a token
   asTokens: new Set(), // ids of answers whose tokens are shown
   runs: new Map(), // id of an answer that is being written -> {controller, conversation}
+  isWide: true, // enough for the list of conversations beside the talk
+  search: "", // in the conversations
+  found: null, // ids of those that have it; null: nothing is searched for
+  renaming: null, // id of a conversation
+  deleted: null, // the last conversation that was, until something else is done with the list
   imported: 0, // conversations from the last file
   panel: null, // "settings", "pcd", "conversations"
 };
@@ -199,6 +205,7 @@ async function answer(conversation, fields, {before = null, kept = [], after = n
 async function keep(conversation) {
   await conversations.save(conversation);
   state.list = await conversations.list();
+  if (state.found) state.found = await conversations.search(state.search);
 }
 
 const withPcd = chosen => ({pcd: settings.pcdOf(chosen, state.props?.pcd), setting: settings.labelOf(chosen, state.props?.pcd)});
@@ -390,6 +397,7 @@ const actions = {
     if (!name) document.activeElement.blur(); // a field that is being filled in tells its value while it is there
     state.panel = name;
     state.imported = 0;
+    state.deleted = null;
     if (name === "conversations") refresh();
     show();
   },
@@ -398,6 +406,7 @@ const actions = {
     settings.save(state.settings);
     if (name === "model") told(choose)();
     show();
+    if (name === "setting") document.getElementById("custom")?.scrollIntoView(); // it is the last of the list
   },
   key: told(async value => {
     api.key.set(value);
@@ -410,7 +419,7 @@ const actions = {
 
   fresh() {
     state.conversation = new conversations.Conversation();
-    state.panel = null;
+    leaveList();
     show();
     focusOn("message");
   },
@@ -419,18 +428,49 @@ const actions = {
     const found = running?.conversation ?? await conversations.load(id);
     if (!found) throw new Error("This conversation is not there any more.");
     state.conversation = found;
-    state.panel = null;
+    leaveList();
     show();
     follow();
   }),
+  search: told(async text => {
+    state.search = text;
+    const found = text.trim() ? await conversations.search(text) : null;
+    if (state.search === text) state.found = found;
+  }),
+  rename(id) {
+    state.renaming = id;
+    show();
+    document.getElementById("title").select();
+  },
+  retitle: told(async (id, text) => {
+    if (state.renaming !== id) return;
+    state.renaming = null;
+    const isByKey = document.activeElement.id === "title";
+    const title = text.trim();
+    const head = state.list.find(one => one.id === id);
+    if (title && title !== head.title) {
+      head.title = title;
+      for (const conversation of open(id)) conversation.title = title;
+      await conversations.rename(id, title);
+    }
+    show();
+    if (isByKey) focusOn("rename-" + id);
+  }),
   remove: told(async id => {
-    const written = [...state.runs.values(), state].map(run => run.conversation).filter(found => found.id === id);
-    for (const conversation of written) {
+    for (const conversation of open(id)) {
       conversation.isGone = true;
       actions.stop(conversation);
     }
+    state.deleted = await conversations.load(id);
     await conversations.remove(id);
     if (id === state.conversation.id) state.conversation = new conversations.Conversation();
+    state.list = await conversations.list();
+  }),
+  restore: told(async () => {
+    const {deleted} = state;
+    state.deleted = null;
+    await conversations.restore(deleted);
+    if (!state.conversation.messages.size) state.conversation = deleted;
     state.list = await conversations.list();
   }),
   exportAll: told(async () => save(`pypcd-${new Date().toISOString().slice(0, 10)}.json`, await conversations.exported())),
@@ -446,6 +486,13 @@ const actions = {
   }),
 };
 
+/** Where a conversation is in this page: shown, or written in. */
+const open = id => [...state.runs.values(), state].map(run => run.conversation).filter(found => found.id === id);
+
+function leaveList() {
+  state.panel = state.deleted = null;
+}
+
 const refresh = told(async () => { state.list = await conversations.list() });
 
 // -- start -------------------------------------------------------------------------------------------------------------
@@ -456,11 +503,18 @@ for (const name of ["dragover", "drop"])
     event.preventDefault();
     if (name === "drop") actions.attach([...event.dataTransfer.files]);
   });
+const room = matchMedia("(min-width: 60rem)");
+const fit = () => {
+  state.isWide = room.matches;
+  if (state.isWide && state.panel === "conversations") state.panel = null;
+};
+room.addEventListener("change", () => { fit(); show() });
 addEventListener("keydown", event => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) actions.stop();
 });
 setInterval(() => { if (state.runs.size) showSoon() }, 250); // the bar goes on while a prompt is read
 
+fit();
 show();
 focusOnMessage();
 told(begin)();

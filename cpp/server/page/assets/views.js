@@ -4,38 +4,49 @@ import {html, nothing} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {repeat} from "./vendor/lit-html/directives/repeat.js";
 import {THINK} from "./answers.js";
-import {conversationsDialog, pcdDialog, settingsDialog, tokenDialog} from "./dialogs.js";
+import {pcdDialog, settingsDialog, tokenDialog} from "./dialogs.js";
 import {markdown} from "./markdown.js";
-import {error, select} from "./parts.js";
-import {choiceOf, choices} from "./settings.js";
+import {error, icon, select} from "./parts.js";
+import {labelOf} from "./settings.js";
+import {sidebar} from "./sidebar.js";
 import {replaced, shown} from "./tokens.js";
 
 export function page(state, act) {
   const {conversation, settings, props} = state;
   return html`
-    <header>
-      <h1>pypcd</h1>
-      <button @click=${() => act.panel("conversations")}>Conversations</button>
-      <label>Model ${select(state.models.map(({id}) => [id, id]), settings.model, value => act.set("model", value))}</label>
-      <button @click=${() => act.panel("pcd")}>PCD: ${choices(props?.pcd).find(({value}) => value === choiceOf(settings, props?.pcd))?.label ?? "on"}</button>
-      <button @click=${() => act.panel("settings")}>Settings</button>
-    </header>
-    <main>
-      ${conversation.messages.size ? nothing : welcome(props)}
-      ${talk(state, act)}
-      ${state.panel || state.open ? nothing : error(state, act)}
-    </main>
-    ${composer(state, act)}
+    ${sidebar(state, act)}
+    <div class="page">
+      <header>
+        ${state.isWide ? nothing : html`<button class="bare" aria-label="Conversations" @click=${() => act.panel("conversations")}>${icon("menu")}</button>`}
+        <h1>pypcd</h1>
+        <label><span class="quiet name">Model</span> ${select(state.models.map(({id}) => [id, id]), settings.model, value => act.set("model", value))}</label>
+        <button class="pcd" @click=${() => act.panel("pcd")}><span class="quiet">PCD:</span> ${props ? labelOf(settings, props.pcd) : "…"} ${icon("down")}</button>
+        <button class="bare" aria-label="Settings" title="Settings" @click=${() => act.panel("settings")}>${icon("gear")}</button>
+      </header>
+      <main>
+        ${conversation.messages.size ? nothing : welcome(state)}
+        ${talk(state, act)}
+        ${state.panel || state.open ? nothing : error(state, act)}
+      </main>
+      ${composer(state, act)}
+    </div>
     <p class="unseen" role="status">${state.said}</p>
-    ${settingsDialog(state, act)} ${pcdDialog(state, act)} ${conversationsDialog(state, act)} ${tokenDialog(state, act)}`;
+    ${settingsDialog(state, act)} ${pcdDialog(state, act)} ${tokenDialog(state, act)}`;
 }
 
-function welcome(props) {
-  return html`<p class="welcome">
-    Ask something, or drop a long text here and ask about it. “Compare” answers plainly and with PCD side by side; “Tokens” under an
-    answer shows what PCD did at each step. ${props?.pcd?.refusal ? html`<br>PCD is off: ${props.pcd.refusal}.` : nothing}
-    Conversations are kept in this browser alone. Programs find the model under ${new URL("v1", location.href).href}.
-  </p>`;
+function welcome({props, settings}) {
+  const refusal = props?.pcd?.refusal;
+  return html`<div class="welcome">
+    <h2>What would you like to know?</h2>
+    <ul>
+      <li>Ask something, or drop a long text here and ask about it.</li>
+      <li>“Compare” answers plainly and with PCD, side by side.</li>
+      <li>“Tokens” under an answer shows what PCD did at each step.</li>
+    </ul>
+    ${settings.model === "demo" ? html`<p>The model “demo” looks values up in a JSON object and knows nothing else: paste one, and ask for the value of a key.</p>` : nothing}
+    ${refusal ? html`<p>PCD is off: ${refusal}.</p>` : nothing}
+    <p class="quiet">Conversations are kept in this browser alone. Programs find the model under ${new URL("v1", location.href).href}.</p>
+  </div>`;
 }
 
 // -- the talk --------------------------------------------------------------------------------------------------------
@@ -195,29 +206,32 @@ function composer(state, act) {
   const {draft, conversation} = state;
   const busy = [...state.runs.values()].some(run => run.conversation === conversation);
   return html`<form class="composer" @submit=${event => { event.preventDefault(); act.send() }}>
-    ${files(draft, act)}
-    <label class="unseen" for="message">Message</label>
-    <textarea id="message" rows="2" placeholder="Message, or drop a file" .value=${live(draft.text)} @input=${event => act.type(event.target.value)} @paste=${act.paste}
-      @keydown=${event => {
-        if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-        event.preventDefault();
-        act.send();
-      }}></textarea>
-    <div class="tools">
-      ${busy ? html`<button type="button" id="stop" @click=${() => act.stop()}>Stop</button>`
-        : html`<button class="first">Send</button><button type="button" @click=${act.compare}>Compare</button>`}
-      <button type="button" @click=${event => event.target.nextElementSibling.click()}>Attach a text file</button>
-      <input type="file" multiple hidden @change=${event => { act.attach([...event.target.files]); event.target.value = "" }}>
-      <span class="quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}` : used(state)}</span>
+    <div class="box">
+      ${files(draft, act)}
+      <label class="unseen" for="message">Message</label>
+      <textarea id="message" rows="1" placeholder="Message, or drop a file" .value=${live(draft.text)} @input=${event => act.type(event.target.value)}
+        @paste=${act.paste}
+        @keydown=${event => {
+          if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+          event.preventDefault();
+          act.send();
+        }}></textarea>
+      <div class="tools">
+        <button type="button" class="bare" aria-label="Attach files" title="Attach files" @click=${event => event.currentTarget.nextElementSibling.click()}>${icon("clip")} <span class="name">Attach files</span></button>
+        <input type="file" multiple hidden @change=${event => { act.attach([...event.target.files]); event.target.value = "" }}>
+        ${busy ? html`<button type="button" id="stop" @click=${() => act.stop()}>Stop</button>`
+          : html`<button type="button" @click=${act.compare}>Compare</button><button class="first">Send</button>`}
+      </div>
     </div>
+    <div class="status quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}` : used(state)}</div>
   </form>`;
 }
 
 /** of: a message that is not sent yet. */
 function files(of, act) {
-  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li>${file.name}
-    ${file.count ? `(${tokensIn(file.count)})` : nothing}
-    <button type="button" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(of, file)}>×</button></li>`)}</ul>` : nothing;
+  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li><span>${icon("file")} ${file.name}
+    ${file.count ? `(${tokensIn(file.count)})` : nothing}</span>
+    <button type="button" class="bare" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(of, file)}>${icon("cross")}</button></li>`)}</ul>` : nothing;
 }
 
 const grouped = new Intl.NumberFormat("en");
