@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, ask, complete, expect, prompt_of, question
+from browser import Chat, Open, Script, ask, candidates, complete, event, expect, prompt_of, question
 
 from pypcd.server import Server
 
@@ -207,6 +208,81 @@ def test_what_is_no_text_is_refused_with_a_sentence(chat: Chat, tmp_path: Path) 
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)
     choose(chat, "Attach files", tmp_path / "picture.png")
     expect(chat.alert).to_contain_text("picture.png")
+    expect(removers(chat)).to_have_count(0)
+
+
+def sse(*parts: dict[str, Any]) -> str:
+    return "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n"
+
+
+def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, script: Script, served: Server) -> None:
+    """As the server of documents answers: POST /documents, and a chat whose answer names the passages."""
+    read: list[dict[str, Any]] = []
+    asked: list[dict[str, Any]] = []
+
+    def document(route: Any) -> None:
+        read.append(route.request.post_data_json)
+        route.fulfill(json={"name": read[-1]["filename"], "text": "One.\n\nZoë has 2.", "n_tokens": 10_531})
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.post_data_json)
+        told = {"prompt_n": 9, "cache_n": 0, "predicted_per_second": 9.0, "passages": ["Zoë has 2."]}
+        words = [event(" w1", 1, top_logprobs=candidates(1, 2)), event("", 5), event("🎉", 6)]
+        parts = [
+            {
+                "choices": [
+                    {
+                        "delta": {"content": one["content"]},
+                        "finish_reason": None,
+                        "logprobs": {"content": one["completion_probabilities"]},
+                    }
+                ],
+                "timings": {**told, "predicted_n": n},
+            }
+            for n, one in enumerate(words, start=1)
+        ]
+        end = {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {**told, "predicted_n": 3}}
+        route.fulfill(body=sse(*parts, end), content_type="text/event-stream")
+
+    chat.page.context.route("**/documents", document)
+    chat.page.context.route("**/v1/chat/completions", answer)
+    content = "%PDF-1.7 \x00\x01"
+    drop(chat, ("report.pdf", "application/pdf", content))
+    expect(chat.page.get_by_text("report.pdf (10,531 tokens)")).to_be_visible()
+    expect(chat.page.get_by_text("too long")).to_be_visible()
+    assert read[0]["filename"] == "report.pdf"
+    assert base64.b64decode(read[0]["file_data"].partition(",")[2]) == content.encode()
+    chat.send("Who has 2?")
+    said = chat.finished()
+    expect(said).to_contain_text("1 passage of report.pdf was read again")
+    assert chat.copied(said) == " w1🎉"
+    body = asked[0]
+    (message,) = body["messages"]
+    file, text = message["content"]
+    assert file["type"] == "file" and file["file"]["filename"] == "report.pdf" and text["text"] == "Who has 2?"
+    kind, _, data = file["file"]["file_data"].partition(",")
+    assert kind == "data:text/plain;base64" and base64.b64decode(data).decode() == "One.\n\nZoë has 2."
+    assert body["temperature"] == 0 and body["max_tokens"] == 24 and "pcd" in body
+    # another candidate goes on behind the same passages
+    dialog = chat.open_token(chat.tokens(said).first)
+    dialog.get_by_role("button", name=re.compile("^Go on with .*w2")).click()
+    stream = script.next(chat).say(" end")
+    stream.end()
+    prompt, chosen = stream.body["prompt"]
+    assert chosen == 2 and prompt == prompt_of(served, "One.\n\nZoë has 2.\n\nZoë has 2.\n\nWho has 2?")
+    assert chat.copied(chat.finished()) == " w2 end"
+    chat.go()  # what was read is kept
+    chat.ask("And?")
+    assert [one["role"] for one in asked[1]["messages"]] == ["user", "assistant", "user"]
+    assert asked[1]["messages"][0]["content"] == message["content"]
+
+
+def test_what_the_server_says_of_a_document_is_told(chat: Chat) -> None:
+    error = {"error": {"code": 400, "message": "report.pdf is encrypted", "type": "invalid_request_error"}}
+    chat.page.context.route("**/documents", lambda route: route.fulfill(status=400, json=error))
+    chat.watch.allow("status of 400")
+    drop(chat, ("report.pdf", "application/pdf", "%PDF \x00"))
+    expect(chat.alert).to_contain_text("report.pdf is encrypted")
     expect(removers(chat)).to_have_count(0)
 
 

@@ -7,21 +7,39 @@ export const THINK = "<think>\n"; // which some templates write themselves, so t
 const N_OPTIONS = 8; // candidates that are kept of each token
 
 /** The talk as a chat template takes it. */
-function messagesOf(path, system) {
+function messagesOf(path, system, of = contentOf) {
   const messages = system ? [{role: "system", content: system}] : [];
   for (const message of path) {
-    const content = message.role === "user" ? contentOf(message) : (message.thinks ? THINK : "") + message.text;
+    const content = message.role === "user" ? of(message) : (message.thinks ? THINK : "") + message.text;
     if (!content) continue;
     const last = messages.at(-1);
-    if (last?.role === message.role) last.content += "\n\n" + content; // an answer is missing, and templates want turns
+    if (last?.role === message.role) last.content = joined(last.content, content); // an answer is missing, and templates want turns
     else messages.push({role: message.role, content});
   }
   return messages;
 }
 
-/** Files come first: what is asked last is answered best. */
-const contentOf = ({text, files = []}) =>
-  [...files.map(file => `${file.name}:\n\n${file.text}`), text].filter(Boolean).join("\n\n");
+const joined = (a, b) => typeof a === "string" && typeof b === "string" ? `${a}\n\n${b}` : [a, b].flatMap(one => typeof one === "string" ? {type: "text", text: one} : one);
+
+/** Files come first: what is asked last is answered best. A file that the server has read is its text alone, as the server makes of it. */
+const contentOf = ({text, files = []}) => [...files.map(textOfFile), text].filter(Boolean).join("\n\n");
+
+const textOfFile = ({name, text, isRead}) => isRead ? text : `${name}:\n\n${text}`;
+
+/** With files that the server has read as files: then it can put passages of them before the question once more. */
+const partsOf = ({text, files}) => [
+  ...files.map(file => file.isRead ? {type: "file", file: {filename: file.name, file_data: dataOf(file.text)}} : {type: "text", text: textOfFile(file)}),
+  ...(text ? [{type: "text", text}] : []),
+];
+
+const hasRead = path => path.some(({files = []}) => files.some(file => file.isRead));
+
+function dataOf(text) {
+  const bytes = new TextEncoder().encode(text);
+  let letters = "";
+  for (let i = 0; i < bytes.length; i += 32768) letters += String.fromCharCode(...bytes.subarray(i, i + 32768));
+  return "data:text/plain;base64," + btoa(letters);
+}
 
 /** How many tokens the server has to read for an answer. */
 export const promptSize = async (path, {model, system}) => api.tokenCount(model, await api.template(model, messagesOf(path, system)));
@@ -37,10 +55,10 @@ function continued(answer) {
 
 const textOf = tokens => tokens.map(token => token.text).join("");
 
-/** The tokens that stay, as they were; as text where some of a character are not known. */
-function continuedPrompt(prompt, kept) {
+/** The tokens that stay, as they were; as text where some of a character are not known, or of a chat, which may hold some back. */
+function continuedPrompt(prompt, kept, isChat) {
   if (!kept.length) return prompt;
-  const known = kept.findLastIndex(token => token.n > 1) + 1;
+  const known = kept.findLastIndex(token => token.n > 1 || (isChat && !token.chosen)) + 1;
   const start = prompt + textOf(kept.slice(0, known));
   return known === kept.length ? start : [start, ...kept.slice(known).map(token => token.id)];
 }
@@ -57,16 +75,9 @@ export async function write(message, path, options, changed, before = null, kept
   message.text = textOf(kept);
   message.decided = before?.decided;
   try {
-    const prompt = await api.template(message.model, messagesOf(path, message.system));
-    if (/<think>\s*$/.test(prompt)) message.thinks = true;
-    const body = {
-      model: message.model,
-      prompt: continuedPrompt(prompt, kept),
-      pcd: before ? continued(before) : message.pcd,
-      ...message.sampling, seed: message.seed, n_predict: options.n_predict,
-      n_probs: N_OPTIONS, return_progress: true, timings_per_token: true,
-    };
-    for await (const part of api.completion(body, options.signal)) {
+    const asked = {model: message.model, ...message.sampling, seed: message.seed, return_progress: true, timings_per_token: true};
+    const stream = hasRead(path) && !before ? chatOf(message, path, options, asked) : await completionOf(message, path, options, asked, before, kept);
+    for await (const part of stream) {
       take(message, part);
       changed();
     }
@@ -79,6 +90,22 @@ export async function write(message, path, options, changed, before = null, kept
     changed();
   }
 }
+
+async function completionOf(message, path, options, asked, before, kept) {
+  const last = path.at(-1);
+  const passages = before?.stats?.passages ?? []; // which the answer had, and what it goes on with
+  const talk = passages.length ? [...path.slice(0, -1), {...last, text: [...passages, last.text].join("\n\n")}] : path;
+  const prompt = await api.template(message.model, messagesOf(talk, message.system));
+  if (/<think>\s*$/.test(prompt)) message.thinks = true;
+  const whole = continuedPrompt(prompt, kept, hasRead(path));
+  return api.completion({...asked, prompt: whole, pcd: before ? continued(before) : message.pcd, n_predict: options.n_predict, n_probs: N_OPTIONS}, options.signal);
+}
+
+/** Each answer of a chat says what it thinks in its text. */
+const chatOf = (message, path, options, asked) => api.chat({
+  ...asked, messages: messagesOf(path, message.system, said => hasRead([said]) ? partsOf(said) : contentOf(said)),
+  pcd: message.pcd, max_tokens: options.n_predict, logprobs: true, top_logprobs: N_OPTIONS, reasoning_format: "none",
+}, options.signal);
 
 function take(message, part) {
   if (part.prompt_progress) message.progress = {...part.prompt_progress, at: performance.now()};

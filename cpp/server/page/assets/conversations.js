@@ -2,7 +2,7 @@
 // beside the old one; nothing is lost. Knows nothing of the server or the screen.
 //
 // A message: {id, parent, role: "user" | "assistant", text, made} and
-//   of a user:      files: [{name, text, count}]
+//   of a user:      files: [{name, text, count, isRead (by the server)}]
 //   of an assistant: model, system, sampling (fields of the request), tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
 //                   of two answers that are compared), ended ("stop", "limit", "full", "stopped", "lost"; undefined: it is being written)
 
@@ -193,7 +193,7 @@ const optionOf = record({
 const tokenOf = record({id: number, text: string, n: number, strength: orNull(number), options: listOf(optionOf), chosen: optional(Boolean)});
 const messageOf = record({
   id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
-  files: optional(listOf(record({name: string, text: string, count: orNull(number)}))),
+  files: optional(listOf(record({name: string, text: string, count: orNull(number), isRead: optional(Boolean)}))),
   tokens: optional(listOf(tokenOf)),
   model: optional(string), system: optional(string), sampling: optional(samplingOf),
   setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number),

@@ -2,12 +2,13 @@
 //
 //   main.js ── views.js ── sidebar.js, dialogs.js, markdown.js, tokens.js
 //          ├── answers.js ── api.js
-//          └── conversations.js, settings.js, follow.js
+//          └── conversations.js, settings.js, files.js, follow.js
 
 import {render} from "./vendor/lit-html/lit-html.js";
 import * as answers from "./answers.js";
 import * as api from "./api.js";
 import * as conversations from "./conversations.js";
+import * as files from "./files.js";
 import {follow, grown} from "./follow.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
@@ -15,7 +16,6 @@ import {page} from "./views.js";
 if (self !== top) throw new Error("This page does not work inside of another one."); // which could have its buttons clicked
 
 const LONG_PASTE = 2000; // characters; a longer one becomes a file
-const LARGEST = 20_000_000; // bytes of a file
 const FRAME = 60; // ms between two pictures of an answer that is being written, at least
 const KEPT = 3000; // ms between two savings of it
 
@@ -26,6 +26,7 @@ const state = {
   models: [], // {id, isLoaded}
   props: null, // of the chosen model; null: it is not loaded, or the server has not answered yet
   loading: "", // the model that is
+  reading: "", // the file that is
   error: "", // a sentence
   said: "", // for screen readers
   draft: {text: "", files: [], count: 0}, // the next message
@@ -255,8 +256,8 @@ async function send(conversation, compare) {
   const {draft} = state;
   if (!draft.text.trim() && !draft.files.length) return;
   await ready();
-  const files = draft.files.map(({name, text, count}) => ({name, text, count: count ?? null}));
-  const question = {role: "user", text: draft.text.trim(), files};
+  const sent = draft.files.map(({name, text, count, isRead}) => ({name, text, count: count ?? null, isRead}));
+  const question = {role: "user", text: draft.text.trim(), files: sent};
   await checkRoom([...conversation.path(), question]);
   if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
   const message = conversation.add({...question, parent: conversation.at});
@@ -270,14 +271,16 @@ async function send(conversation, compare) {
 
 const focusOn = id => document.getElementById(id)?.focus();
 
-async function attach(files) {
-  for (const file of files) {
-    if (file.size > LARGEST) throw new Error(`${file.name} has ${file.size} bytes; at most ${LARGEST} can be read here.`);
-    const text = await file.text();
-    if (text.includes("\0")) throw new Error(`${file.name} is no text file.`);
-    state.draft.files.push({name: file.name, text});
+async function attach(given) {
+  for (const file of given) {
+    state.reading = file.name;
+    show();
+    try {
+      state.draft.files.push(await files.read(file, state.settings.model));
+    } finally {
+      state.reading = "";
+    }
   }
-  show();
   await count();
 }
 

@@ -223,7 +223,8 @@ function composer(state, act) {
           : html`<button type="button" @click=${act.compare}>Compare</button><button class="first">Send</button>`}
       </div>
     </div>
-    <div class="status quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}` : used(state)}</div>
+    <div class="status quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}`
+      : state.reading ? `reading ${state.reading}` : used(state)}</div>
   </form>`;
 }
 
