@@ -70,7 +70,7 @@ def test_the_page_follows_the_talk_until_one_scrolls_up(open_page: Open, script:
 
     def sees(text: str) -> None:
         """It is in the window, and not behind the message box."""
-        line = chat.page.get_by_text(text, exact=True)
+        line = chat.page.get_by_role("main").get_by_text(text, exact=True)
         expect(line).to_be_in_viewport()
         assert line.bounding_box()["y"] + 20 < chat.message.bounding_box()["y"]  # type: ignore[index]
 

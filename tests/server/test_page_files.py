@@ -389,6 +389,7 @@ def test_a_conversation_is_renamed_in_its_place(chat: Chat, script: Script) -> N
         assert titles(chat) == ["About dogs", wanted]  # it keeps its place
         expect(chat.button(f"Rename {wanted}")).to_be_focused()
     chat.button("Felines <b>", chat.menu()).click()
+    expect(chat.answers).to_contain_text("meow")
     talk(chat, ("More", "purr"))  # and its name, when it is kept again
     chat.go()
     assert titles(chat) == ["Felines <b>", "About dogs"]

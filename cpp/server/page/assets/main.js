@@ -2,14 +2,17 @@
 //
 //   main.js ── views.js ── sidebar.js, dialogs.js, markdown.js, tokens.js
 //          ├── answers.js ── api.js
-//          └── conversations.js, settings.js, files.js, follow.js
+//          ├── listing.js ── conversations.js
+//          └── settings.js, files.js, follow.js, browser.js
 
 import {render} from "./vendor/lit-html/lit-html.js";
 import * as answers from "./answers.js";
 import * as api from "./api.js";
+import {copy} from "./browser.js";
 import * as conversations from "./conversations.js";
 import * as files from "./files.js";
 import {follow, grown} from "./follow.js";
+import {listActions} from "./listing.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
 
@@ -284,26 +287,6 @@ async function attach(given) {
   await count();
 }
 
-function save(name, text) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], {type: "application/json"}));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-}
-
-async function copy(text) {
-  if (navigator.clipboard) await navigator.clipboard.writeText(text);
-  else { // over plain HTTP from another machine there is no clipboard
-    const area = Object.assign(document.createElement("textarea"), {value: text});
-    (document.querySelector("dialog[open]") ?? document.body).append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  }
-  state.said = "Copied.";
-}
-
 // -- what a person does ----------------------------------------------------------------------------------------------
 
 let typing = 0;
@@ -386,7 +369,10 @@ const actions = {
     keep(state.conversation).catch(fail);
     show();
   },
-  copy: told(copy),
+  copy: told(async text => {
+    await copy(text);
+    state.said = "Copied.";
+  }),
   tokens(message) {
     if (!state.asTokens.delete(message.id)) state.asTokens.add(message.id);
     show();
@@ -419,82 +405,8 @@ const actions = {
     state.error = "";
     show();
   },
-
-  fresh() {
-    state.conversation = new conversations.Conversation();
-    leaveList();
-    show();
-    focusOn("message");
-  },
-  load: told(async id => {
-    const running = [...state.runs.values()].find(run => run.conversation.id === id);
-    const found = running?.conversation ?? await conversations.load(id);
-    if (!found) throw new Error("This conversation is not there any more.");
-    state.conversation = found;
-    leaveList();
-    show();
-    follow();
-  }),
-  search: told(async text => {
-    state.search = text;
-    const found = text.trim() ? await conversations.search(text) : null;
-    if (state.search === text) state.found = found;
-  }),
-  rename(id) {
-    state.renaming = id;
-    show();
-    document.getElementById("title").select();
-  },
-  retitle: told(async (id, text) => {
-    if (state.renaming !== id) return;
-    state.renaming = null;
-    const isByKey = document.activeElement.id === "title";
-    const title = text.trim();
-    const head = state.list.find(one => one.id === id);
-    if (title && title !== head.title) {
-      head.title = title;
-      for (const conversation of open(id)) conversation.title = title;
-      await conversations.rename(id, title);
-    }
-    show();
-    if (isByKey) focusOn("rename-" + id);
-  }),
-  remove: told(async id => {
-    for (const conversation of open(id)) {
-      conversation.isGone = true;
-      actions.stop(conversation);
-    }
-    state.deleted = await conversations.load(id);
-    await conversations.remove(id);
-    if (id === state.conversation.id) state.conversation = new conversations.Conversation();
-    state.list = await conversations.list();
-  }),
-  restore: told(async () => {
-    const {deleted} = state;
-    state.deleted = null;
-    await conversations.restore(deleted);
-    if (!state.conversation.messages.size) state.conversation = deleted;
-    state.list = await conversations.list();
-  }),
-  exportAll: told(async () => save(`pypcd-${new Date().toISOString().slice(0, 10)}.json`, await conversations.exported())),
-  importAll: told(async file => {
-    try {
-      const n = await conversations.imported(await file.text());
-      state.imported = n;
-      state.said = `${n} conversations imported.`;
-    } catch (error) {
-      throw new Error(`${file.name} was not imported: ${error.message}.`);
-    }
-    state.list = await conversations.list();
-  }),
 };
-
-/** Where a conversation is in this page: shown, or written in. */
-const open = id => [...state.runs.values(), state].map(run => run.conversation).filter(found => found.id === id);
-
-function leaveList() {
-  state.panel = state.deleted = null;
-}
+Object.assign(actions, listActions({state, told, show, stop: actions.stop}));
 
 const refresh = told(async () => { state.list = await conversations.list() });
 
