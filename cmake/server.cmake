@@ -60,6 +60,6 @@ set_target_properties(llama-server PROPERTIES INSTALL_RPATH "${rpath}" BUILD_WIT
 install(TARGETS llama-server COMPONENT pypcd RUNTIME DESTINATION pypcd/bin)
 install(FILES "${PYPCD_LLAMA_DIR}/licenses/LICENSE-jsonhpp" COMPONENT pypcd DESTINATION pypcd/bin)
 install(FILES "${PYPCD_LLAMA_DIR}/vendor/cpp-httplib/LICENSE" COMPONENT pypcd DESTINATION pypcd/bin RENAME LICENSE-cpp-httplib)
-foreach(license IN ITEMS lit-html marked dompurify idb-keyval)
+foreach(license IN ITEMS lit-html marked dompurify idb-keyval highlight.js katex)
     install(FILES "${page_dir}/assets/vendor/${license}/LICENSE" COMPONENT pypcd DESTINATION pypcd/bin RENAME "LICENSE-${license}")
 endforeach()

@@ -106,6 +106,8 @@ HOSTILE = {
 MADE_OF = {
     "a", "b", "blockquote", "br", "button", "code", "del", "details", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr",
     "li", "ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul",
+    "math", "menclose", "mfrac", "mi", "mn", "mo", "mover", "mpadded", "mphantom", "mroot", "mrow", "mspace", "msqrt", "mstyle", "msub",
+    "msubsup", "msup", "mtable", "mtd", "mtext", "mtr", "munder", "munderover", "semantics",
 }  # fmt: skip
 
 LOOK = """article => {
@@ -200,6 +202,8 @@ NESTED = {
     "lines": "\n" * 5000 + "x",
     "links": "<http://" * 1000,
     "mail": "a@" * 2000 + "." * 2000,
+    "formula": "$" + "{" * 1900 + "x" + "}" * 1900 + "$",
+    "formulas": "$$" * 1500 + "\\(" * 1500,
 }
 
 
@@ -214,7 +218,7 @@ def test_nesting_without_end_is_shown_and_the_page_stays_alive(chat: Chat, scrip
 
 PIECES = st.sampled_from(
     [*"<>&\"'`*_[]()!#|\\/=:;- \n\t{}$~^@", "<img src=x onerror=window.ran=1>", "<script>", "</script>", "javascript:", "](", "![",
-     "<!--", "-->", "<![CDATA[", "]]>", "&#x3c;", "&lt;", "```", "\n\n", "http://example.com/", "data:text/html,", "<a href=",
+     "<!--", "-->", "<![CDATA[", "]]>", "&#x3c;", "&lt;", "```", "\n\n", "http://example.com/", "data:text/html,", "<a href=", "$$", "\\(", "\\)", "\\href{javascript:", "\\frac{",
      " onclick=window.ran=1", "<svg>", "<style>", "</style>", "<b ", "\ue0000\ue001", "\ue002", "x", "Ω", "\u202e"]
 )  # fmt: skip
 
@@ -257,8 +261,9 @@ async cases => {
   const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
   const html = (pieces, marked) => {
     const words = [];
-    const button = (_, word) => (words.push(word), document.createTextNode(word));
+    const button = (i, word) => (words.push([i, word]), document.createElement("button"));
     const element = markdown(pieces.map(([text, is], i) => ({text, mark: marked && is ? i : null})), button);
+    for (const made of element.querySelectorAll("button")) made.replaceWith(...made.childNodes);
     return [element.innerHTML, words];
   };
   return cases.map(pieces => [html(pieces, true), html(pieces, false)]);
@@ -267,9 +272,10 @@ async cases => {
 
 
 def test_a_mark_changes_no_meaning(open_page: Open) -> None:
-    """Addresses, tables, lists: an answer with marks, taken off, is the answer without them."""
+    """Addresses, tables, lists: an answer with marks, taken off, is the answer without them; and each stands on its own token."""
     page = open_page(greedy=False).page
     piece = st.tuples(st.sampled_from(TEXTS), st.booleans())
+    n_marks = 0
 
     # not made smaller: each example is 200 short answers, and the one that differs is named
     @settings(
@@ -281,15 +287,96 @@ def test_a_mark_changes_no_meaning(open_page: Open) -> None:
     )
     @given(st.lists(st.lists(piece, min_size=1, max_size=9), min_size=200, max_size=200))
     def check(cases: list[list[tuple[str, bool]]]) -> None:
+        nonlocal n_marks
         for case, ((marked, words), (plain, none)) in zip(cases, page.evaluate(COMPARE, cases)):
             assert marked == plain and not none, case
-            assert {word.strip() for word in words} <= {text.strip() for text, _ in case}
+            for i, word in words:
+                n_marks += 1
+                text, is_changed = case[i]
+                assert is_changed, (case, word)
+                assert set(text.strip()) & set(word), (case, word)
 
     check()
-    (((snake, _), (plain, _)),) = page.evaluate(COMPARE, [[["www", True], ["_", False], ["org", True], ["_\n", False]]])
-    assert snake == plain
-    ((_, words), _), ((_, others), _) = page.evaluate(
-        COMPARE,
-        [[["one ", False], ["word", True], [" more", True]], [["| ", True], ["word", True], ["\n|-|-|\n", True]]],
+    assert n_marks > 1000, "or this shows little"
+
+
+GROW = """
+async cases => {
+  const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
+  const button = () => document.createElement("button");
+  return cases.map(pieces => {
+    const all = pieces.map(([text, is], i) => ({text, mark: is ? i : null}));
+    let element;
+    for (let n = 1; n <= all.length; ++n) element = markdown(all.slice(0, n), button, null, element);
+    const whole = markdown(all, button, null);
+    return [element.outerHTML, whole.outerHTML];
+  });
+}
+"""
+
+
+def test_an_answer_that_came_in_pieces_is_the_whole_one(open_page: Open) -> None:
+    page = open_page(greedy=False).page
+    more = [
+        "\n\n",
+        "\n\n",
+        "[a]",
+        "\n\n[a]: https://x.y\n",
+        "$$\nx\n$$\n",
+        "```js\nlet x\n```\n",
+        "* a\n",
+        "<think>",
+        "</think>",
+    ]
+    piece = st.tuples(st.sampled_from([*TEXTS, *more * 3]), st.booleans())
+
+    @settings(
+        max_examples=8, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )
-    assert words == ["word", "more"] and others == ["word"], "or marks are not looked at, and this shows nothing"
+    @given(st.lists(st.lists(piece, min_size=1, max_size=14), min_size=200, max_size=200))
+    def check(cases: list[list[tuple[str, bool]]]) -> None:
+        for case, (grown, whole) in zip(cases, page.evaluate(GROW, cases)):
+            assert grown == whole, case
+
+    check()
+
+
+# An answer with ^ before each token that was changed, and its words that are marked.
+WORDS = {
+    "in the ^shed on": ["shed"],
+    "number 9^8^1 in": ["981"],
+    "the key 3^de5-aa57, which": ["3de5-aa57"],
+    "at 14:^30.": ["14:30"],
+    "€^5 or $6.^50!": ["€5", "$6.50"],
+    "on 2024-05-^17 (^7%)": ["2024-05-17", "7%"],
+    "no ^. yes^, ^ or": [".", "yes,"],
+    "**9^8**1 and **9^8**^1": ["98", "98", "1"],
+    "1. ^1\n2. a ^1": ["1", "1"],
+    "> one\n> ^two\n>\n> - ^1 **^b**": ["two", "1", "b"],
+    "| ^1 | 2 |\n|-|-|\n| ^1 | ^a-1 |": ["1", "1", "a-1"],
+    "[981](http://x.y/981) then ^981": ["981"],
+    "a snake_^case and `a ^1 b`": ["snake_case", "1"],
+    "a &a^mp; b &amp; ^amp": ["&", "amp"],
+    "<b>^x</b> 1 < ^2 \\* ^3": ["x", "2", "3"],
+    '```json\n{"key": "3de5-^aa57",\n ^"n": -^1.5}\n```\nnot ^1': ["3de5-aa57", '"n', "-1.5", "1"],
+    "1. a\n   ```\n   x = ^10\n     y\n   ```\n\n       ^4": ["10", "4"],
+    "答案是^四十二。": ["四十二"],
+    "one\r\n^two\r\n\r\n- ^1": ["two", "1"],
+}
+
+
+def test_the_whole_word_is_marked_whatever_it_is(open_page: Open) -> None:
+    page = open_page(greedy=False).page
+    cases = []
+    for text in WORDS:
+        first, *others = re.split(r"\^", text)
+        cases.append([(first, False), *(part for other in others for part in changed(other))])
+    found = page.evaluate(COMPARE, cases)
+    assert {text: [word for _, word in words] for text, ((_, words), _) in zip(WORDS, found)} == WORDS
+
+
+def changed(text: str) -> list[tuple[str, bool]]:
+    """A changed token, and what is behind it."""
+    token = re.match(r"\w+|\W", text)
+    assert token
+    return [(token[0], True), (text[token.end() :], False)]

@@ -1,35 +1,35 @@
 // Answers: what is asked of the server for one, and what comes back as it is written. Knows messages and the server, not the screen.
 
 import * as api from "./api.js";
+import * as images from "./images.js";
 import {tokenOf} from "./tokens.js";
 
 export const THINK = "<think>\n"; // which some templates write themselves, so that it is not in the answer
 const N_OPTIONS = 8; // candidates that are kept of each token
 
-/** The talk as a chat template takes it. */
-function messagesOf(path, system, of = contentOf) {
+/** The talk as a chat template takes it. sees: whether the model sees pictures; where it does not, they are left out. */
+function messagesOf(path, system, sees, of = contentOf) {
   const messages = system ? [{role: "system", content: system}] : [];
   for (const message of path) {
-    const content = message.role === "user" ? of(message) : (message.thinks ? THINK : "") + message.text;
+    const content = message.role === "user" ? of(message, sees) : (message.thinks ? THINK : "") + message.text;
     if (!content) continue;
     const last = messages.at(-1);
-    if (last?.role === message.role) last.content = joined(last.content, content); // an answer is missing, and templates want turns
+    if (last?.role === message.role) last.content = images.joined(last.content, content); // an answer is missing, and templates want turns
     else messages.push({role: message.role, content});
   }
   return messages;
 }
 
-const joined = (a, b) => typeof a === "string" && typeof b === "string" ? `${a}\n\n${b}` : [a, b].flatMap(one => typeof one === "string" ? {type: "text", text: one} : one);
-
 /** Files come first: what is asked last is answered best. A file that the server has read is its text alone, as the server makes of it. */
-const contentOf = ({text, files = []}) => [...files.map(textOfFile), text].filter(Boolean).join("\n\n");
+const contentOf = ({text, files = []}, sees) =>
+  images.contentOf(sees ? files : [], [...files.filter(file => !file.image).map(textOfFile), text].filter(Boolean).join("\n\n"));
 
 const textOfFile = ({name, text, isRead}) => isRead ? text : `${name}:\n\n${text}`;
 
 /** With files that the server has read as files: then it can put passages of them before the question once more. */
-const partsOf = ({text, files}) => [
-  ...files.map(file => file.isRead ? {type: "file", file: {filename: file.name, file_data: dataOf(file.text)}} : {type: "text", text: textOfFile(file)}),
-  ...(text ? [{type: "text", text}] : []),
+const partsOf = ({text, files}, sees) => [
+  ...files.filter(file => file.isRead).map(file => ({type: "file", file: {filename: file.name, file_data: dataOf(file.text)}})),
+  ...images.partsOf(contentOf({text, files: files.filter(file => !file.isRead)}, sees)).filter(part => part.text !== ""),
 ];
 
 const hasRead = path => path.some(({files = []}) => files.some(file => file.isRead));
@@ -41,8 +41,9 @@ function dataOf(text) {
   return "data:text/plain;base64," + btoa(letters);
 }
 
-/** How many tokens the server has to read for an answer. */
-export const promptSize = async (path, {model, system}) => api.tokenCount(model, await api.template(model, messagesOf(path, system)));
+/** How many tokens the server has to read for an answer, without those of pictures. */
+export const promptSize = async (path, {model, system}, sees) =>
+  api.tokenCount(model, await api.template(model, messagesOf(path, system, sees)));
 
 /**
  * The field "pcd" of a request that goes on with an answer. min_first_entropy decides once, by an answer's first token: that has been
@@ -68,7 +69,7 @@ function continuedPrompt(prompt, kept, isChat) {
  *
  * message: of an assistant, with model, system, sampling (fields of the request), seed and pcd (its field: false or an object).
  * path: the talk before it. options: {n_predict, signal}.
- * before: the answer that this one goes on with; kept: its tokens that stay.
+ * before: the answer that this one goes on with; kept: its tokens that stay. options.sees: whether the model sees pictures.
  */
 export async function write(message, path, options, changed, before = null, kept = []) {
   message.tokens = [...kept];
@@ -95,15 +96,17 @@ async function completionOf(message, path, options, asked, before, kept) {
   const last = path.at(-1);
   const passages = before?.stats?.passages ?? []; // which the answer had, and what it goes on with
   const talk = passages.length ? [...path.slice(0, -1), {...last, text: [...passages, last.text].join("\n\n")}] : path;
-  const prompt = await api.template(message.model, messagesOf(talk, message.system));
+  const messages = messagesOf(talk, message.system, options.sees);
+  const prompt = await api.template(message.model, messages);
+  const seen = images.imagesOf(messages);
   if (/<think>\s*$/.test(prompt)) message.thinks = true;
-  const whole = continuedPrompt(prompt, kept, hasRead(path));
+  const whole = seen.length ? {prompt_string: prompt + textOf(kept), multimodal_data: seen} : continuedPrompt(prompt, kept, hasRead(path));
   return api.completion({...asked, prompt: whole, pcd: before ? continued(before) : message.pcd, n_predict: options.n_predict, n_probs: N_OPTIONS}, options.signal);
 }
 
 /** Each answer of a chat says what it thinks in its text. */
 const chatOf = (message, path, options, asked) => api.chat({
-  ...asked, messages: messagesOf(path, message.system, said => hasRead([said]) ? partsOf(said) : contentOf(said)),
+  ...asked, messages: messagesOf(path, message.system, options.sees, (said, sees) => hasRead([said]) ? partsOf(said, sees) : contentOf(said, sees)),
   pcd: message.pcd, max_tokens: options.n_predict, logprobs: true, top_logprobs: N_OPTIONS, reasoning_format: "none",
 }, options.signal);
 

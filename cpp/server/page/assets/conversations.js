@@ -6,6 +6,8 @@
 //   of an assistant: model, system, sampling (fields of the request), tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
 //                   of two answers that are compared), ended ("stop", "limit", "full", "stopped", "lost"; undefined: it is being written)
 
+// A file of a user may have an `image`, a data URL, in place of a text: see images.js.
+
 import {createStore, delMany, get, getMany, keys, set, update} from "./vendor/idb-keyval/index.js";
 
 const FORMAT = 1; // of exported files
@@ -174,6 +176,11 @@ const oneOf = (...values) => value => {
   return value;
 };
 
+const image = value => {
+  if (!/^data:image\/(?:png|jpeg);base64,[A-Za-z\d+/]+=*$/.test(string(value))) throw new Error("a picture is none");
+  return value;
+};
+
 const pcdOf = value => {
   if (value === false) return false;
   record({})(value);
@@ -193,7 +200,7 @@ const optionOf = record({
 const tokenOf = record({id: number, text: string, n: number, strength: orNull(number), options: listOf(optionOf), chosen: optional(Boolean)});
 const messageOf = record({
   id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
-  files: optional(listOf(record({name: string, text: string, count: orNull(number), isRead: optional(Boolean)}))),
+  files: optional(listOf(record({name: string, text: string, count: orNull(number), isRead: optional(Boolean), image: optional(image)}))),
   tokens: optional(listOf(tokenOf)),
   model: optional(string), system: optional(string), sampling: optional(samplingOf),
   setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number),

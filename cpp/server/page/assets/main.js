@@ -15,6 +15,7 @@ import {follow, grown} from "./follow.js";
 import {listActions} from "./listing.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
+import * as images from "./images.js";
 
 if (self !== top) throw new Error("This page does not work inside of another one."); // which could have its buttons clicked
 
@@ -149,7 +150,7 @@ async function choose() {
 /** What is too long is not sent: the server would refuse it, and this and all that is said later with it. */
 async function checkRoom(path) {
   const size = state.props.default_generation_settings.n_ctx;
-  const n = await answers.promptSize(path, state.settings);
+  const n = await answers.promptSize(path, state.settings, images.sees(state.props));
   if (n >= size) throw new Error(`This takes ${n} tokens with what was said before, and the context has ${size}. Shorten it, or begin a new conversation.`);
 }
 
@@ -194,7 +195,7 @@ async function answer(conversation, fields, {before = null, kept = [], after = n
     await after;
     delete message.waits;
     const path = conversation.path(message.parent);
-    await answers.write(message, path, {n_predict, signal: controller.signal}, changed, before, kept);
+    await answers.write(message, path, {n_predict, signal: controller.signal, sees: images.sees(state.props)}, changed, before, kept);
   } finally {
     settings.save(state.settings); // its speed
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
@@ -259,7 +260,8 @@ async function send(conversation, compare) {
   const {draft} = state;
   if (!draft.text.trim() && !draft.files.length) return;
   await ready();
-  const sent = draft.files.map(({name, text, count, isRead}) => ({name, text, count: count ?? null, isRead}));
+  images.check(draft.files, state.props);
+  const sent = draft.files.map(({name, text, image, count, isRead}) => ({name, text, image, count: count ?? null, isRead}));
   const question = {role: "user", text: draft.text.trim(), files: sent};
   await checkRoom([...conversation.path(), question]);
   if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
@@ -279,6 +281,7 @@ async function attach(given) {
     state.reading = file.name;
     show();
     try {
+      images.check([file], state.props);
       state.draft.files.push(await files.read(file, state.settings.model));
     } finally {
       state.reading = "";
@@ -304,11 +307,11 @@ const actions = {
     show();
   },
   paste(event) {
-    const {files} = event.clipboardData;
     const text = event.clipboardData.getData("text/plain");
+    const files = [...event.clipboardData.files].filter(file => !text || !images.isImage(file)); // a table comes with its picture
     if (!files.length && text.length <= LONG_PASTE) return;
     event.preventDefault();
-    actions.attach(files.length ? [...files] : [new File([text], `pasted-${state.draft.files.length + 1}.txt`)]);
+    actions.attach(files.length ? files : [new File([text], `pasted-${state.draft.files.length + 1}.txt`)]);
   },
   attach: told(attach),
   detach(of, file) {
@@ -333,6 +336,7 @@ const actions = {
     const question = {role: "user", text: state.editing.text.trim(), files: state.editing.files};
     if (!question.text && !question.files.length) return;
     await ready();
+    images.check(question.files, state.props);
     await checkRoom([...conversation.path(message.parent), question]);
     state.editing = null;
     const made = conversation.add({...question, parent: message.parent});

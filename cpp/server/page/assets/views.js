@@ -10,6 +10,7 @@ import {error, icon, select} from "./parts.js";
 import {labelOf} from "./settings.js";
 import {sidebar} from "./sidebar.js";
 import {replaced, shown} from "./tokens.js";
+import {picture, small} from "./images.js";
 
 export function page(state, act) {
   const {conversation, settings, props} = state;
@@ -79,7 +80,7 @@ function yours(message, state, act) {
         }}></textarea>
       <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
-      ${message.files?.map(file => html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
+      ${message.files?.map(file => file.image ? picture(file, state.props) : html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
       <div class="text" tabindex=${mayScroll(message.text) ? 0 : nothing}>${message.text}</div>
       <div class="tools">
         ${versions(message, state, act)}
@@ -169,7 +170,7 @@ function text(message, act) {
     button.ariaDescription = "changed by PCD";
     button.onclick = () => act.open(message, i);
     return button;
-  });
+  }, act.copy, known?.element);
   element.addEventListener("keydown", move);
   for (const [i, button] of element.querySelectorAll(".token").entries()) button.tabIndex = i ? -1 : 0;
   texts.set(message, {n: message.text.length, element});
@@ -230,7 +231,7 @@ function composer(state, act) {
 
 /** of: a message that is not sent yet. */
 function files(of, act) {
-  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li><span>${icon("file")} ${file.name}
+  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li><span>${file.image ? small(file) : icon("file")} ${file.name}
     ${file.count ? `(${tokensIn(file.count)})` : nothing}</span>
     <button type="button" class="bare" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(of, file)}>${icon("cross")}</button></li>`)}</ul>` : nothing;
 }

@@ -1,0 +1,238 @@
+"""The page in Chromium: pictures in messages. A server that sees has a small random model of vision."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Chat, Open, Script, ask, expect, serve
+from conftest import Tiny
+from pictures import SIZE, data_uri, png, write_projector
+from tiny_gguf import CHAT_TEMPLATE
+
+from pypcd.server import Server
+
+pytest_plugins = ["browser"]  # fixtures
+
+REFUSAL = "does not see pictures"
+
+
+def seeing(chat: Chat, sees: bool = True) -> list[Any]:
+    """Have the server say whether its model sees; the messages that templates are asked for."""
+    asked: list[Any] = []
+
+    told = {**ask(chat.server, "/props")[1], "modalities": {"vision": sees, "audio": False}}
+
+    def props(route: Any) -> None:
+        route.fulfill(json=told)
+
+    def template(route: Any) -> None:
+        asked.append(json.loads(route.request.post_data)["messages"])
+        prompt = "".join(
+            part if isinstance(part, str) else part.get("text", "<__media__>")
+            for message in asked[-1]
+            for part in (message["content"] if isinstance(message["content"], list) else [message["content"]])
+        )
+        route.fulfill(json={"prompt": prompt})
+
+    chat.page.context.unroute("**/props?*")
+    chat.page.context.unroute("**/apply-template")
+    chat.page.context.route("**/props?*", props)
+    chat.page.context.route("**/apply-template", template)
+    chat.go()
+    return asked
+
+
+def choose(chat: Chat, *files: dict[str, Any]) -> None:
+    chat.page.locator("form input[type=file]").set_input_files([*files])  # type: ignore[arg-type]
+
+
+def file(name: str, content: bytes, kind: str = "image/png") -> dict[str, Any]:
+    return {"name": name, "mimeType": kind, "buffer": content}
+
+
+def is_drawn(picture: Any) -> bool:
+    return bool(picture.evaluate("async one => { await one.decode(); return one.naturalWidth > 0 }"))
+
+
+# Ways for a picture to come: with the data of a picture they make the event that a browser makes.
+PASTE = """([text, data]) => {
+  const transfer = new DataTransfer();
+  const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
+  transfer.items.add(new File([bytes], "image.png", {type: "image/png"}));
+  if (data) transfer.setData("text/plain", data);
+  const message = document.getElementById("message");
+  const event = new ClipboardEvent("paste", {clipboardData: transfer, bubbles: true, cancelable: true});
+  return message.dispatchEvent(event);
+}"""
+DROP = """([text]) => {
+  const transfer = new DataTransfer();
+  const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
+  transfer.items.add(new File([bytes], "dropped.png", {type: "image/png"}));
+  const event = new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true});
+  document.getElementById("message").dispatchEvent(event);
+}"""
+
+
+def test_a_picture_is_chosen_pasted_dropped_shown_and_sent(chat: Chat, script: Script) -> None:
+    asked = seeing(chat)
+    pictures = [png(n) for n in range(3)]
+    texts = [base64.b64encode(one).decode() for one in pictures]
+    choose(chat, file("chosen.png", pictures[0]), file("notes.txt", b"some notes", "text/plain"))
+    expect(chat.button("Remove notes.txt")).to_be_visible()
+    chat.page.evaluate(PASTE, [texts[1], ""])
+    expect(chat.button("Remove image.png")).to_be_visible()
+    chat.page.evaluate(DROP, [texts[2]])
+    expect(chat.button("Remove dropped.png")).to_be_visible()
+    shown = chat.page.locator("form img")
+    expect(shown).to_have_count(3)
+    assert all(map(is_drawn, shown.all()))
+    chat.button("Remove image.png").click()
+    answer = chat.told("A cat.", text="What is this?")
+    expect(answer).to_contain_text("A cat.")
+    parts = asked[-1][-1]["content"]
+    assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
+    assert "some notes" in parts[2]["text"] and parts[2]["text"].endswith("What is this?")
+    urls = [part["image_url"]["url"] for part in parts[:2]]
+    assert all(url.startswith("data:image/png;base64,") for url in urls) and urls[0] != urls[1]
+    prompt = script.streams[-1].body["prompt"]
+    assert prompt["multimodal_data"] == [url.partition(",")[2] for url in urls]
+    assert prompt["prompt_string"].count("<__media__>") == 2
+    for name in ("chosen.png", "dropped.png"):
+        assert is_drawn(chat.questions.get_by_role("img", name=name))
+    assert chat.widest() == 0 and chat.axe() == []
+    # a later question has them before it, after a reload too
+    chat.go()
+    assert is_drawn(chat.questions.get_by_role("img", name="chosen.png"))
+    chat.told("Yes.", text="Sure?")
+    assert script.streams[-1].body["prompt"]["multimodal_data"] == prompt["multimodal_data"]
+
+
+def test_the_pixels_are_those_of_the_picture(chat: Chat, script: Script) -> None:
+    asked = seeing(chat)
+    choose(chat, file("small.png", png(5)))
+    chat.told("x")
+    pixels = """async url => {
+      const image = new Image();
+      image.src = url;
+      await image.decode();
+      const canvas = Object.assign(document.createElement("canvas"), {width: image.width, height: image.height});
+      canvas.getContext("2d").drawImage(image, 0, 0);
+      return [...canvas.getContext("2d").getImageData(0, 0, image.width, image.height).data];
+    }"""
+    sent = asked[-1][-1]["content"][0]["image_url"]["url"]
+    found = chat.page.evaluate(pixels, sent)
+    assert found == chat.page.evaluate(pixels, data_uri(png(5))) and len(found) == 4 * SIZE * SIZE
+
+
+def test_a_large_picture_is_made_smaller(chat: Chat, script: Script) -> None:
+    asked = seeing(chat)
+    large = chat.page.evaluate(
+        """() => { const canvas = Object.assign(document.createElement("canvas"), {width: 5000, height: 100});
+          canvas.getContext("2d").fillRect(0, 0, 99, 99);
+          return canvas.toDataURL("image/webp").split(",")[1] }"""
+    )
+    choose(chat, file("large.webp", base64.b64decode(large), "image/webp"))
+    chat.told("x")
+    url = asked[-1][-1]["content"][0]["image_url"]["url"]
+    assert url.startswith("data:image/png;base64,")  # servers do not read WebP
+    assert int.from_bytes(base64.b64decode(url.partition(",")[2])[16:20], "big") == 2048
+
+
+def test_a_photograph_becomes_a_jpeg(chat: Chat, script: Script) -> None:
+    asked = seeing(chat)
+    choose(chat, file("noise.png", png(0, 1200)))
+    expect(chat.button("Remove noise.png")).to_be_visible()
+    chat.told("x")
+    url = asked[-1][-1]["content"][0]["image_url"]["url"]
+    assert url.startswith("data:image/jpeg;base64,") and len(url) < 4_000_000 < len(data_uri(png(0, 1200)))
+
+
+def test_a_model_that_does_not_see_says_so(chat: Chat, script: Script) -> None:
+    asked = seeing(chat, False)
+    choose(chat, file("cat.png", png(0)))
+    expect(chat.alert).to_contain_text("cat.png is a picture")
+    expect(chat.alert).to_contain_text(REFUSAL)
+    expect(chat.page.get_by_role("img")).to_have_count(0)
+    # pasted with a text, as tables are: the text is what was meant
+    assert chat.page.evaluate(PASTE, [base64.b64encode(png(0)).decode(), "1\t2"]), "left to the browser"
+    # a picture of a talk with a model that saw is left out
+    seeing(chat)
+    choose(chat, file("cat.png", png(0)))
+    expect(chat.button("Remove cat.png")).to_be_visible()
+    chat.told("A cat.", text="What is this?")
+    asked = seeing(chat, False)
+    expect(chat.questions).to_contain_text(REFUSAL)
+    chat.told("No.", text="Sure?")
+    assert [message["content"] for message in asked[-1]] == ["What is this?", "A cat.", "Sure?"]
+    assert isinstance(script.streams[-1].body["prompt"], str)
+    chat.button("Edit", chat.questions.first).click()
+    chat.button("Send again").click()
+    expect(chat.alert).to_contain_text(REFUSAL)
+
+
+def test_what_is_no_picture_is_refused_with_a_sentence(chat: Chat, script: Script) -> None:
+    seeing(chat)
+    choose(chat, file("broken.png", png(0)[:40]))
+    expect(chat.alert).to_contain_text("broken.png is no picture")
+    choose(chat, file("drawing.svg", b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"))
+    expect(chat.button("Remove drawing.svg")).to_be_visible()
+    expect(chat.page.get_by_role("img")).to_have_count(0)  # it is a text
+
+
+def test_pictures_are_exported_and_only_pictures_imported(chat: Chat, script: Script, tmp_path: Path) -> None:
+    seeing(chat)
+    choose(chat, file("cat.png", png(0)))
+    expect(chat.button("Remove cat.png")).to_be_visible()
+    chat.told("A cat.", text="What is this?")
+    nav = chat.menu()
+    with chat.page.expect_download() as download:
+        chat.button("Export", nav).click()
+    download.value.save_as(tmp_path / "talks.json")
+    text = (tmp_path / "talks.json").read_text(encoding="utf-8")
+    assert '"image":"data:image/png;base64,' in text
+    for url in ("http://example.com/x.png", "data:text/html;base64,AAAA", "data:image/svg+xml;base64,AAAA", "x"):
+        broken = json.loads(text)
+        broken["conversations"][0]["id"] = "other"
+        broken["conversations"][0]["messages"][0]["files"][0]["image"] = url
+        (tmp_path / "bad.json").write_text(json.dumps(broken))
+        with chat.page.expect_file_chooser() as chooser:
+            chat.button("Import", nav).click()
+        chooser.value.set_files(tmp_path / "bad.json")
+        expect(chat.alert).to_contain_text("bad.json was not imported: a picture is none")
+        chat.button("Close", chat.alert).click()
+
+
+# -- a real server that sees ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def seer(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    projector = write_projector(tmp_path_factory.mktemp("vision") / "mmproj.gguf")
+    with serve("--mmproj", str(projector), model=tiny(chat_template=CHAT_TEMPLATE), parallel=1) as server:
+        yield server
+
+
+def test_answers_about_pictures_are_those_of_the_server(open_page: Open, seer: Server) -> None:
+    """The page asks /apply-template and /completion; the server's own answer is that of /v1/chat/completions."""
+    said = []
+    for n in range(2):
+        chat = open_page(seer)
+        chat.set(longest_answer=8)
+        choose(chat, file("random.png", png(n)))
+        expect(chat.button("Remove random.png")).to_be_visible()
+        said.append(chat.copied(chat.ask("bada")))
+        content = [{"type": "image_url", "image_url": {"url": data_uri(png(n))}}, {"type": "text", "text": "bada"}]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
+        status, answer = ask(seer, "/v1/chat/completions", body)
+        assert status == 200 and said[-1] == answer["choices"][0]["message"]["content"]
+    assert said[0] != said[1], "what is in the picture must matter, or this shows nothing"
+    chat.set(longest_answer=4)
+    before = chat.copied(chat.answers)
+    chat.button("Continue", chat.answers).click()
+    more = chat.copied(chat.finished())
+    assert more.startswith(before) and len(more) > len(before)
