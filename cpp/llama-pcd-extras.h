@@ -35,6 +35,11 @@ LLAMA_API int32_t llama_pcd_set_tap(
         struct llama_context * ctx, const char * const * prefixes, size_t n,
         llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err);
 
+// The cells of a layer's cache that hold positions 0 .. n-1 of a sequence, into cells[n]; -1 where there is none. They are the columns of
+// its attention weights. Returns how many there are; 0 also for memory that PCD knows nothing of, or without kv_unified.
+LLAMA_API int32_t llama_pcd_get_cells(
+        struct llama_context * ctx, int32_t il, llama_seq_id seq_id, int32_t * cells, int32_t n);
+
 // Ms-PoE: each attention head sees position t as t / r, with a ratio of its own. ratios: of all query heads, layer by layer, n in all; the
 // keys of a group of heads have its first head's. A layer whose ratios are all 1 is left as the model has it. What is in memory was
 // evaluated with the ratios of its time: clear it after a change. NULL: off. Not together with PCD. On failure the former setting stays and

@@ -1,18 +1,30 @@
-"""Documents: files that are handed over for questions about them."""
+"""Documents: files that are handed over for questions about them.
+
+python -m pypcd.document    # llama-server has the documents of a request read so (cpp/server/server-pcd-documents.cpp)
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
+import io
+import json
+import logging
 import os
 import pathlib
+import sys
 import zipfile
+from collections.abc import Mapping
 from typing import Any
 
-from pypcd.errors import InputError
+from pypcd.errors import MENDABLE, InputError
 from pypcd.extras import require
 from pypcd.prompt import split_context
 
-__all__ = ["Document", "read_document"]
+__all__ = ["SPACE", "Document", "read_document"]
+
+SPACE = "\n\n"  # between documents, passages and the question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,28 +65,35 @@ def read_document(path: str | os.PathLike[str]) -> Document:
         PCDError: the package that reads such files is not installed.
     """
     place = pathlib.Path(path).expanduser()
-    data = place.read_bytes()
+    return _of_bytes(place.name, place.read_bytes(), str(path))
+
+
+def _of_bytes(name: str, data: bytes, path: str) -> Document:
+    """
+    Args:
+        path: what an error calls it.
+    """
     if data.startswith(b"%PDF-"):
-        return Document.of(place.name, _pdf(place))
-    if data.startswith(b"PK\x03\x04") and place.suffix.lower() == ".docx":
-        return Document.of(place.name, _docx(place))
+        return Document.of(name, _pdf(data, path))
+    if data.startswith(b"PK\x03\x04") and name.lower().endswith(".docx"):
+        return Document.of(name, _docx(data, path))
     if b"\0" in data[:8192]:
         raise InputError(f"{path} is not a text file; allowed: texts in UTF-8, PDF, DOCX")
-    return Document.of(place.name, data.decode("utf-8-sig", "replace"))
+    return Document.of(name, data.decode("utf-8-sig", "replace"))
 
 
-def _pdf(path: pathlib.Path) -> str:
+def _pdf(data: bytes, path: str) -> str:
     pypdf = require("pypdf", "a PDF")
     try:
-        return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
+        return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(io.BytesIO(data)).pages)
     except (pypdf.errors.PyPdfError, ValueError, KeyError) as error:
         raise InputError(f"{path} cannot be read as a PDF: {error}; it may be encrypted or damaged") from error
 
 
-def _docx(path: pathlib.Path) -> str:
+def _docx(data: bytes, path: str) -> str:
     docx = require("docx", "a DOCX", package="python-docx")
     try:
-        parts = docx.Document(str(path)).iter_inner_content()
+        parts = docx.Document(io.BytesIO(data)).iter_inner_content()
         return "\n\n".join(text for part in parts if (text := _of_part(part)).strip())
     except (docx.opc.exceptions.OpcError, zipfile.BadZipFile, SyntaxError, ValueError, KeyError) as error:
         raise InputError(f"{path} cannot be read as a DOCX: {error}; it may be damaged") from error
@@ -85,3 +104,33 @@ def _of_part(part: Any) -> str:
     if not hasattr(part, "rows"):
         return str(part.text)
     return "\n".join(" | ".join(cell.text.strip() for cell in row.cells) for row in part.rows)
+
+
+# -- for llama-server -------------------------------------------------------------------------------------------------
+
+
+def _sent(made: Mapping[str, str]) -> Document:
+    """A document of a request: its name, and its text or its bytes in base64, as they are or in a data URL."""
+    name = made["name"]
+    if "text" in made:
+        return Document.of(name, made["text"])
+    given = made["file_data"]
+    try:
+        data = base64.b64decode(given.partition(",")[2] if given.startswith("data:") else given, validate=True)
+    except binascii.Error as error:
+        raise InputError(
+            f"file_data of {name} is not base64 ({error}); allowed: the file's bytes in base64, or a data URL with them"
+        ) from error
+    return _of_bytes(name, data, name)
+
+
+def _answer(made: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        return dataclasses.asdict(_sent(made))
+    except MENDABLE as error:
+        return {"error": str(error)}
+
+
+if __name__ == "__main__":
+    logging.disable()  # pypdf tells of what it mends
+    json.dump([_answer(made) for made in json.load(sys.stdin)], sys.stdout)

@@ -89,6 +89,8 @@ class Llama(llama_cpp.Llama):
         verbose: whether llama.cpp's log is printed (llama_cpp's default is True).
         draft_model: proposes tokens that are evaluated ahead. It does not turn logits_all on, and how many of its tokens
             are evaluated is measured (llama_cpp evaluates all); see `draft_model`.
+        progress: called after each batch of a prompt of more than one, with the number of tokens that are evaluated and that of all
+            that have to be; what it raises stops the evaluation there.
         **kwargs: the other arguments of llama_cpp.Llama.
 
     Raises:
@@ -118,9 +120,11 @@ class Llama(llama_cpp.Llama):
         n_threads_batch: int | None = None,
         verbose: bool = False,
         draft_model: DraftModel | None = None,
+        progress: Callable[[int, int], object] | None = None,
         **kwargs: Any,
     ) -> None:
         arguments.check_keywords(kwargs)
+        self.progress = progress
         self._lock = guards.ModelLock(self)
         # the setting
         self._pcd: PCDConfig | None = None
@@ -445,7 +449,9 @@ class Llama(llama_cpp.Llama):
         return tokens if pcd is None else self._steps(pcd, tokens)
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin.
+        """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin. With PCD the last
+        token of a prompt is evaluated alone, as it is if the prompt is asked again and all others are in the cache: a contrast
+        multiplies the rounding that differs between batches of different sizes.
 
         In a step of generate() with drafted tokens all logits are read, and each of its tokens gets a twin.
 
@@ -473,17 +479,22 @@ class Llama(llama_cpp.Llama):
         is_prompt, self._is_prompt = self._is_prompt and bool(self._lock.in_callback), False
         is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1 and not is_step)
         if self._pcd is not None and tokens and is_prompt:
+            n_head = n_head if self._logits_all else len(tokens) - 1
             # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
             lib.begin_answer(self, n_past + len(tokens) - 1)
         lib.clear_errors()
         try:
-            if n_head:
+            for at in range(0, n_head, self.n_batch):
                 with lib.suspended(self):
-                    super().eval(tokens[:n_head])
+                    super().eval(tokens[at : min(at + self.n_batch, n_head)])
+                if self.progress is not None and len(tokens) > self.n_batch:
+                    self.progress(min(at + self.n_batch, n_head), len(tokens))
             if is_step and not (n_head or self._logits_all):
                 self._eval_with_all_rows(tokens)
             else:
                 super().eval(tokens[n_head:])
+            if self.progress is not None and len(tokens) > self.n_batch:
+                self.progress(len(tokens), len(tokens))
         except PCDError:
             raise
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
@@ -552,6 +563,30 @@ class Llama(llama_cpp.Llama):
             lib.clear(self)
             raise PCDError(f"the state cannot be restored, and the context is empty now: {lib.reason()}") from error
         lib.set_tokens(self, self.input_ids[: self.n_tokens].tolist())
+
+    def load_sequence(self, path: str | os.PathLike[str], tokens: Sequence[int]) -> None:
+        """Replace what the context holds by a sequence from a file (prompt_cache); like load_state() it leaves no logits.
+
+        Args:
+            tokens: those that the sequence was made of.
+
+        Raises:
+            PCDError: llama.cpp cannot read it; then the context is empty.
+        """
+        self._lock.check_outside("load_sequence")
+        _ = self.ctx  # a closed model says so
+        lib.clear(self)
+        self._n_changes += 1
+        lib.load_sequence(self, os.fspath(path))
+        self._n_certain, self._n_unread, self._is_restored = None, 0, True
+        self.input_ids[: len(tokens)] = tokens
+        self.n_tokens, self._requires_eval = len(tokens), True
+        lib.set_tokens(self, tokens)
+
+    @property
+    def weights_id(self) -> str:
+        """What tells this model's file from others: 16 hexadecimal digits."""
+        return self._fingerprint
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""

@@ -6,15 +6,24 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from pypcd.engine import token_text  # first: it reports a wrong or missing library
+from pypcd.engine import token_bytes, token_text  # first: it reports a wrong or missing library
 
 # isort: split
 import jinja2
+import numpy as np
 from llama_cpp import llama_chat_format
 
 from pypcd.errors import PCDError
 
-__all__ = ["Prompt", "chat_formatter", "chat_tokens", "has_template", "prompt_tokens", "split_context"]
+__all__ = [
+    "Prompt",
+    "chat_formatter",
+    "chat_tokens",
+    "has_template",
+    "n_tokens_through",
+    "prompt_tokens",
+    "split_context",
+]
 
 
 LONGEST_PART = 1200  # characters: some 250 tokens of English
@@ -121,6 +130,15 @@ def chat_tokens(llm: Any, messages: Sequence[Any], answer_prefix: str = "") -> t
     if tokens[:2] == [llm.token_bos()] * 2:
         tokens = tokens[1:]
     return tokens, [made.stop] if isinstance(made.stop, str) else made.stop or []
+
+
+def n_tokens_through(llm: Any, tokens: Sequence[int], text: str) -> int:
+    """How many tokens of a prompt it takes to the end of a text in it, without one that goes beyond; 0 if it is not there as it is."""
+    parts = [token_bytes(llm, token) for token in tokens]
+    at = b"".join(parts).rfind(text.encode())
+    if at < 0:
+        return 0
+    return int(np.searchsorted(np.cumsum([len(part) for part in parts]), at + len(text.encode()), side="right"))
 
 
 def has_template(llm: Any) -> bool:

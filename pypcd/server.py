@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -36,6 +37,9 @@ from pypcd import library as library_module
 from pypcd import threads as threads_module
 from pypcd.checks import Integer, literal
 from pypcd.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, load
+from pypcd.decode import Replay
+from pypcd.decode.replay import repeated
+from pypcd.document import SPACE
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
 from pypcd.gguf import resolve_model
 from pypcd.remote import Device, Servers, handshake, lost_text, parse_servers
@@ -97,7 +101,8 @@ def settings(
     required: bool = True,
     models: Mapping[str, tuple[PCDConfig | None, bool]] | None = None,
 ) -> str:
-    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON. Of each what differs from the paper's.
+    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON, of each what differs from the paper's; and how it
+    says what PCD did.
 
     Args:
         config: for requests that do not say; None: PCD is off for them, and others begin with the default.
@@ -105,7 +110,13 @@ def settings(
         models: the same two for models that have their own, by name.
     """
     common = _setting(config, required)
-    record = {"version": library_module.API_VERSION, "recommended": RECOMMENDED, **common}
+    record = {
+        "version": library_module.API_VERSION,
+        "recommended": RECOMMENDED,
+        "sentences": engine.SENTENCES,
+        "replay": {**dataclasses.asdict(Replay()), "text": SPACE.join([repeated("{passages}"), ""])},
+        **common,
+    }
     if models:  # what differs: an environment variable has to be short
         record["models"] = {
             name: {key: value for key, value in _setting(*own).items() if value != common[key]}
@@ -252,6 +263,10 @@ class Server:
             "LLAMA_ARG_PCD": passed,
             "PYPCD_AMX": str(int(engine.configure_amx().on)),
             "PYPCD_HOST": host,
+            "PYPCD_PYTHON": sys.executable,  # which reads documents
+            "PYPCD_ROOT": str(
+                pathlib.Path(__file__).resolve().parents[1]
+            ),  # in this folder: Python imports from where it starts
         }
         if api_key is not None:
             self.environment["LLAMA_API_KEY"] = api_key  # a command line can be read by all users of the machine
@@ -416,7 +431,9 @@ class Server:
                 if lost := self._lost(self._lines):
                     raise RPCError(lost)
                 how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-                raise PCDError(f"llama-server ended {how}: {_said(self._lines) or 'its log is empty'}")
+                killed = "another program ended it, or the system did, which had too little memory"
+                without = killed if how.endswith("SIGKILL") else "its log is empty"
+                raise PCDError(f"llama-server ended {how}: {_said(self._lines, -1) or without}")
             time.sleep(0.1)
 
     def _stop(self) -> None:
@@ -503,13 +520,13 @@ def _aliases(options: Sequence[str]) -> list[str]:
     return [name.strip() for value in given for name in value.split(",") if name.strip()]
 
 
-def _said(lines: Iterable[str]) -> str:
-    """The first error in a log, else its last line, without port, time, level and function."""
+def _said(lines: Iterable[str], which: int = 0) -> str:
+    """The first error in a log, or the last one (-1), else its last line, without port, time, level and function."""
     told = [line for line in (re.sub(r"^\[ *\d+\] ", "", line) for line in lines) if line.strip()]
     errors = [line for line in told if re.match(r"[\d.]+ E |error|terminate|.*GGML_ASSERT", line)]
-    first = (errors or told[-1:] or [""])[0]
+    said = (errors or told[-1:] or [""])[which]
     return re.sub(
-        r"^([\d.]+ [A-Z] (\w{3,4} +)?\w+: +|error: )(failed to initialize router models: )?", "", first
+        r"^([\d.]+ [A-Z] (\w{3,4} +)?\w+: +|error: )(failed to initialize router models: )?", "", said
     ).strip()
 
 
@@ -539,6 +556,11 @@ def _chosen(
         ("gpu-layers", "n-gpu-layers", "ngl", "LLAMA_ARG_N_GPU_LAYERS"): "all" if on_gpu else "",
         ("threads", "t", "LLAMA_ARG_THREADS"): str(threads.decode),
         ("threads-batch", "tb"): str(threads.batch),
+        (
+            "temp",
+            "temperature",
+            "LLAMA_ARG_TEMPERATURE",
+        ): "0",  # as the terminal: an answer about a text is the most probable one
     }
     return {names[0]: value for names, value in chosen.items() if value and option_of(given, *names) is None}
 

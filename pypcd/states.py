@@ -6,6 +6,7 @@ them; a state without one, of stock llama_cpp, is read unseen.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from typing import Any
@@ -19,20 +20,24 @@ from pypcd.errors import ArgumentError, InputError, PCDError
 
 __all__ = ["evaluate_last", "fingerprint", "fitted", "sealed"]
 
-_TAIL = 65536  # bytes at a file's end, which are weights
+_PARTS, _PART = 64, 65536  # of a file, and the bytes of each
 
 
-def fingerprint(model_path: str) -> int:
-    """What tells a model's file from others. It is taken when the model is opened: later the file may be gone."""
+def fingerprint(model_path: str | os.PathLike[str]) -> str:
+    """What tells a model's file from others, 16 hexadecimal digits: of its size and of 64 parts of it, from the first to the last, so
+    that a model whose weights were trained on has another. It is taken when the model is opened: later the file may be gone."""
     size = os.path.getsize(model_path)
+    found = hashlib.blake2b(str(size).encode(), digest_size=8)
     with open(model_path, "rb") as file:
-        file.seek(max(0, size - _TAIL))
-        return zlib.crc32(file.read(), size & 0xFFFFFFFF)
+        for i in range(_PARTS):
+            file.seek(max(size - _PART, 0) * i // (_PARTS - 1))
+            found.update(file.read(_PART))
+    return found.hexdigest()
 
 
-def sealed(model: int, state: llama_cpp.LlamaState) -> llama_cpp.LlamaState:
+def sealed(model: str, state: llama_cpp.LlamaState) -> llama_cpp.LlamaState:
     """The same state with its seal, which stays with it when it is pickled; `model` is the fingerprint."""
-    vars(state)["seal"] = {"model": model, "state": _sum(state)}
+    vars(state)["seal"] = {"weights": model, "state": _sum(state)}
     return state
 
 
@@ -42,7 +47,7 @@ def _sum(state: llama_cpp.LlamaState) -> int:
 
 
 def fitted(
-    model_path: str, model: int, state: Any, n_ids: int, n_ctx: int, scores: npt.NDArray[np.float32]
+    model_path: str, model: str, state: Any, n_ids: int, n_ctx: int, scores: npt.NDArray[np.float32]
 ) -> llama_cpp.LlamaState:
     """A state with arrays as large as those it is restored into, as llama_cpp.Llama.load_state needs them.
 
@@ -60,7 +65,7 @@ def fitted(
     n = int(state.n_tokens)
     given = getattr(state, "seal", None)
     if given is not None:
-        if model != given["model"]:
+        if model != given.get("weights", model):  # older ones have another sum
             raise InputError(
                 f"the state is that of another model than {model_path}; allowed: one that this model saved"
             )

@@ -14,6 +14,7 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: its threads cost more than they give here
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+os.environ["PYPCD_CACHE_GIB"] = "0"  # the user's own is left alone
 os.environ.pop("PYPCD", None)  # stock objects are what much is compared with
 os.environ.setdefault("PYPCD_ENGINE", "native")  # or an error: no test runs on another library unseen
 

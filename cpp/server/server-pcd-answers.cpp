@@ -56,31 +56,69 @@ json server_pcd_props() {
     };
 }
 
-void server_pcd_counts::count(llama_context * ctx, int32_t i, const server_pcd_request & request) {
-    n_constrained += request.constrained;
-    if (!llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_STANDARD)) {
-        return;
-    }
-    ++(llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_LOCAL) ? n_twins : n_skipped);
-    n_contrasted += !std::isnan(llama_pcd_get_strength_ith(ctx, i));
-}
-
 void server_pcd_counts::add(const server_pcd_counts & other) {
-    n_twins      += other.n_twins;
-    n_skipped    += other.n_skipped;
-    n_contrasted += other.n_contrasted;
+    n_twins       += other.n_twins;
+    n_skipped     += other.n_skipped;
+    n_contrasted  += other.n_contrasted;
+    n_changed     += other.n_changed;
     n_constrained += other.n_constrained;
 }
 
-void server_pcd_counts::to_json(json & timings) const {
-    if (n_twins + n_skipped > 0) {
-        timings["pcd_twins"]      = n_twins;
-        timings["pcd_skipped"]    = n_skipped;
-        timings["pcd_contrasted"] = n_contrasted;
+void server_pcd_answer::count(llama_context * ctx, int32_t i, llama_token token) {
+    counts.n_constrained += request.constrained;
+
+    const float * l = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_STANDARD);
+    if (!l) {
+        return;
     }
-    if (n_constrained > 0) {
-        timings["pcd_constrained"] = n_constrained;
+    ++(llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_LOCAL) ? counts.n_twins : counts.n_skipped);
+
+    const float * l_con = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_CONTRASTED);
+    if (!l_con || token == LLAMA_TOKEN_NULL || std::isnan(llama_pcd_get_strength_ith(ctx, i))) {
+        return;
     }
+    ++counts.n_contrasted;
+
+    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
+    const auto    best    = [&](const float * row) { return (llama_token) (std::max_element(row, row + n_vocab) - row); };
+
+    const llama_token plain = best(l);
+    counts.n_changed += plain != token && plain != best(l_con);
+}
+
+void server_pcd_answer::count(llama_context * ctx, const std::vector<int32_t> & rows, const std::vector<llama_token> & tokens) {
+    for (size_t k = 0; k < rows.size(); ++k) {
+        count(ctx, rows[k], k < tokens.size() ? tokens[k] : LLAMA_TOKEN_NULL);
+    }
+}
+
+// what PCD did, as Python says it (str() of pypcd.PCDAnswer)
+static std::string sentence(const server_pcd_answer & answer, const std::string & setting, uint64_t n_prompt, uint64_t n_tokens) {
+    const auto & counts = answer.counts;
+    const bool is_short = n_prompt + n_tokens <= (uint64_t) answer.request.params.min_context;
+
+    std::string res = server_pcd.sentences.at(!answer.request.on ? "off" : counts.n_contrasted > 0 ? "changed" : is_short ? "short" : "sure");
+    string_replace_all(res, "{n_changed}",   std::to_string(counts.n_changed));
+    string_replace_all(res, "{n_tokens}",    std::to_string(n_tokens));
+    string_replace_all(res, "{min_context}", std::to_string(answer.request.params.min_context));
+    string_replace_all(res, "{setting}",     setting);
+    return res;
+}
+
+void server_pcd_answer::to_json(json & timings, uint64_t n_prompt, uint64_t n_tokens) const {
+    if (!server_pcd.is_given) {
+        return;
+    }
+    const std::string setting = request.on ? server_pcd.typed(request.params) : "off";
+
+    timings["pcd_setting"]     = setting;
+    timings["pcd_answer"]      = sentence(*this, setting, n_prompt, n_tokens);
+    timings["pcd_twins"]       = counts.n_twins;
+    timings["pcd_skipped"]     = counts.n_skipped;
+    timings["pcd_contrasted"]  = counts.n_contrasted;
+    timings["pcd_changed"]     = counts.n_changed;
+    timings["pcd_constrained"] = counts.n_constrained;
+    passages.to_json(timings);
 }
 
 //

@@ -3,6 +3,8 @@
 
 #include "server-pcd.h"
 
+#include "server-pcd-settings.h"
+
 #include <cstdlib>
 #include <thread>
 
@@ -41,9 +43,27 @@ void server_pcd_list(json & models, json entry, const json & told) {
     if (pcd.at("presets").contains(pcd.at("recommended").get<std::string>())) {
         add(":pcd");
     }
+    add(":pcd-off");
     for (const auto & [preset, values] : pcd.at("presets").items()) {
         add(":pcd-" + preset);
     }
+}
+
+std::string server_pcd_front_of(const std::string & name) {
+    return name.substr(0, name.find_last_of(':'));
+}
+
+std::string server_pcd_not_found(const std::string & name, const json & told, bool has_front) {
+    if (!has_front) {
+        return "model '" + name + "' not found";
+    }
+    std::vector<std::string> suffixes = { "pcd", "pcd-off" };
+    if (told.is_object() && told.contains("pcd") && told.at("pcd").contains("presets")) { // else it was never loaded
+        for (const auto & [preset, values] : told.at("pcd").at("presets").items()) {
+            suffixes.push_back("pcd-" + preset);
+        }
+    }
+    return "Field 'model': " + server_pcd_wrong_name(name, server_pcd_front_of(name), suffixes);
 }
 
 std::string server_pcd_ended(const std::string & why, bool in_stream) {

@@ -50,7 +50,52 @@ static llama_pcd_params params_of(const json & given) {
     return res;
 }
 
-void server_pcd_settings::read(const json & all, const std::set<std::string> & names) {
+// how many letters have to be put in, left out, changed, or swapped with their neighbour
+static size_t distance(const std::string & a, const std::string & b) {
+    std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+    for (size_t i = 0; i <= a.size(); ++i) {
+        for (size_t j = 0; j <= b.size(); ++j) {
+            if (i == 0 || j == 0) {
+                d[i][j] = i + j;
+                continue;
+            }
+            d[i][j] = std::min({ d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]) });
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+                d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+            }
+        }
+    }
+    return d[a.size()][b.size()];
+}
+
+std::string server_pcd_near(const std::string & name, const std::vector<std::string> & names) {
+    std::string near;
+    size_t best = name.size() > 40 ? 0 : 1 + name.size()/3; // a longer one is no slip, and would take long to compare
+    for (const auto & cur : names) {
+        if (const size_t d = best > 0 ? distance(name, cur) : 1; d < best || (d == best && near.empty() && d < cur.size())) {
+            near = cur;
+            best = d;
+        }
+    }
+    return near.empty() ? "" : " (did you mean " + json(near).dump_safe() + "?)";
+}
+
+std::string server_pcd_wrong_name(const std::string & name, const std::string & model, const std::vector<std::string> & suffixes) {
+    const auto last = [](const std::string & text) { return text.substr(text.find('-') + 1); }; // the preset
+
+    std::vector<std::string> quoted = { json(model).dump_safe() };
+    std::vector<std::string> words;
+    for (const auto & cur : suffixes) {
+        quoted.push_back(json(model + ":" + cur).dump_safe());
+        words.push_back(last(cur));
+    }
+    std::string near = server_pcd_near(last(name.substr(model.size() + 1)), words);
+    string_replace_all(near, "mean \"", near == " (did you mean \"pcd\"?)" ? "mean \"" + model + ":" : "mean \"" + model + ":pcd-");
+    return "it is " + json(name).dump_safe() + near + "; allowed: " + join(quoted);
+}
+
+void server_pcd_settings::read(const json & all, const std::set<std::string> & given_names) {
+    names = given_names;
     const int32_t version = all.at("version").get<int32_t>();
     if (version != llama_pcd_version()) {
         throw std::runtime_error(string_format("it has version %d of the PCD interface, this server has %d", version, llama_pcd_version()));
@@ -63,6 +108,12 @@ void server_pcd_settings::read(const json & all, const std::set<std::string> & n
             }
         }
     }
+    for (const auto & [key, text] : all.at("sentences").items()) {
+        sentences[key] = text.get<std::string>();
+    }
+    const json & numbers = all.at("replay");
+    replay = { numbers.at("n").get<int32_t>(), numbers.at("n_tokens").get<int32_t>(), numbers.at("n_last").get<int32_t>(),
+        numbers.at("text").get<std::string>() };
     recommended = all.at("recommended").get<std::string>();
     by_default = given.at("default").get<bool>();
     required   = given.at("required").get<bool>();
@@ -99,6 +150,18 @@ std::vector<std::string> server_pcd_settings::own_names() const {
     return res;
 }
 
+std::vector<std::string> server_pcd_settings::suffixes() const {
+    std::vector<std::string> res;
+    if (std::find(runs.begin(), runs.end(), recommended) != runs.end()) {
+        res.push_back("pcd");
+    }
+    res.push_back("pcd-off");
+    for (const auto & name : runs) {
+        res.push_back("pcd-" + name);
+    }
+    return res;
+}
+
 json server_pcd_settings::value_of(const pcd_field & field, const llama_pcd_params & p) const {
     if (field.number) {
         return json(std::stod(string_format("%.7g", p.*field.number))); // 0.1, not 0.10000000149
@@ -115,7 +178,8 @@ llama_pcd_params server_pcd_settings::fields(const json & given, llama_pcd_param
     for (const auto & [name, value] : given.items()) {
         const auto field = std::find_if(pcd_fields.begin(), pcd_fields.end(), [&n = name](const auto & cur) { return cur.name == n; });
         if (field == pcd_fields.end()) {
-            throw std::invalid_argument("there is no field " + json(name).dump_safe() + "; a request may change " + join(own_names()));
+            throw std::invalid_argument("there is no field " + json(name).dump_safe() + server_pcd_near(name, own_names()) +
+                    "; a request may change " + join(own_names()));
         }
         const double number = number_of(*field, value);
         if (!can_have(*field, number)) {
@@ -131,14 +195,17 @@ llama_pcd_params server_pcd_settings::fields(const json & given, llama_pcd_param
 
 llama_pcd_params server_pcd_settings::preset(const std::string & name, const std::string & given) const {
     if (std::find(runs.begin(), runs.end(), name) == runs.end()) {
-        std::vector<std::string> names = { "true", "false" };
-        for (const auto & cur : runs) {
-            names.push_back("\"" + cur + "\"");
+        std::vector<std::string> words = { "on", "off" };
+        words.insert(words.end(), runs.begin(), runs.end());
+
+        std::vector<std::string> allowed = { "true", "false" };
+        for (const auto & cur : words) {
+            allowed.push_back("\"" + cur + "\"");
         }
         const bool is_preset = std::any_of(presets.begin(), presets.end(), [&](const auto & cur) { return cur.first == name; });
         throw std::invalid_argument("it is " + json(given.empty() ? name : given).dump_safe() +
-                (is_preset ? ", a preset that only `pypcd serve --pcd` can put in force" : "") +
-                "; allowed: " + join(names) + ", an object with any of " + join(own_names()) + ", or these in a text such as " + EXAMPLE);
+                (is_preset ? ", a preset that only `pypcd serve --pcd` can put in force" : server_pcd_near(name, words)) +
+                "; allowed: " + join(allowed) + ", an object with any of " + join(own_names()) + ", or these in a text such as " + EXAMPLE);
     }
     return std::find_if(presets.begin(), presets.end(), [&](const auto & cur) { return cur.first == name; })->second;
 }
@@ -202,4 +269,34 @@ std::optional<llama_pcd_params> server_pcd_settings::text(const std::string & gi
         values_given[name] = literal(word.substr(equal + 1), can_be_none(name));
     }
     return fields(values_given, base);
+}
+
+// a value as Python writes it
+static std::string written(const pcd_field & field, const json & value) {
+    if (value.is_null() || value.is_string()) {
+        return value.is_null() ? "None" : value.get<std::string>();
+    }
+    const std::string text = field.number ? string_format("%.7g", value.get<double>()) : value.dump_safe();
+    return field.number && text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
+}
+
+std::string server_pcd_settings::typed(const llama_pcd_params & p) const {
+    std::string res;
+    std::pair<bool, size_t> least = { true, SIZE_MAX };
+
+    for (const auto & [name, preset] : presets) {
+        std::vector<std::string> words = { name };
+        bool is_other = false; // another kind of twin: its preset would mislead
+        for (const auto & field : pcd_fields) {
+            if (field.get(p) != field.get(preset)) {
+                words.push_back(std::string(field.name) + "=" + written(field, value_of(field, p)));
+                is_other |= field.is(&llama_pcd_params::perturbation);
+            }
+        }
+        if (const auto cur = std::make_pair(is_other, words.size()); cur < least) {
+            least = cur;
+            res   = string_join(words, ":");
+        }
+    }
+    return res;
 }

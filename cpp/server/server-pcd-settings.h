@@ -6,11 +6,20 @@
 #include "json.h"
 #include "twins/settings.h"
 
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
+
+// what is repeated of documents: pypcd.decode.Replay, and how it is written
+struct server_pcd_replay_numbers {
+    int32_t n        = 0; // segments at most
+    int32_t n_tokens = 0; // that they have together at most
+    int32_t n_last   = 0; // tokens of the prompt's end whose attention counts
+    std::string text;     // with {passages} in it, up to the question
+};
 
 // Requests are read by many threads, so all but is_on stays as it is while they come.
 struct server_pcd_settings {
@@ -23,6 +32,10 @@ struct server_pcd_settings {
     std::vector<llama_pcd_params> contexts;  // what the context may be set to; the first that runs is
     std::vector<std::pair<std::string, llama_pcd_params>> presets;
     std::string recommended;                 // the one that "on" and true mean
+    std::set<std::string> names;             // the model's
+    std::map<std::string, std::string> sentences; // what PCD did, from Python (pypcd/engine/_results.py), with names in braces
+
+    server_pcd_replay_numbers replay;
 
     // since the context was made
     bool        is_on = false;  // in the context
@@ -43,7 +56,16 @@ struct server_pcd_settings {
     // not name is as in its preset, or as in the paper.
     std::optional<llama_pcd_params> text(const std::string & given) const;
 
+    std::string typed(const llama_pcd_params & p) const; // the other way round, in the fewest values
+
     std::vector<std::string> own_names() const;
+    std::vector<std::string> suffixes () const; // what may stand behind a colon of the model's name
 };
+
+// the hint ' (did you mean "x"?)' with the name nearest to a misspelt one; empty if none is near
+std::string server_pcd_near(const std::string & name, const std::vector<std::string> & names);
+
+// why "<model>:<end>" is refused
+std::string server_pcd_wrong_name(const std::string & name, const std::string & model, const std::vector<std::string> & suffixes);
 
 extern server_pcd_settings server_pcd;

@@ -117,7 +117,8 @@ bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, b
     return true;
 }
 
-bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, std::string & err) {
+bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, server_pcd_answer & answer, std::string & err) {
+    answer = { request, {} };
     if (!request.on) {
         llama_pcd_unset_seq(ctx, id);
         return true;
@@ -156,15 +157,35 @@ void server_pcd_prompt(
 // requests
 //
 
-// the setting that the end of a model's name asks for, "pcd" or "pcd-<preset>"; empty: none
+// The setting that the end of a model's name asks for, "pcd" or "pcd-<preset>"; empty: none. Clients send any name, such as "gpt-4", but
+// another end behind the name of this server's model is a mistake.
 static std::string suffix_of(const json & body) {
     if (!body.contains("model") || !body.at("model").is_string()) {
         return {};
     }
     const std::string model = body.at("model").get<std::string>();
-    const size_t      n     = server_pcd_model_of(model).size();
 
-    return n == model.size() ? "" : model.substr(n + 1);
+    std::string own; // of the names that it begins with the longest
+    for (const auto & name : server_pcd.names) {
+        if (model == name) {
+            return {};
+        }
+        if (model.rfind(name + ":", 0) == 0 && name.size() > own.size()) {
+            own = name;
+        }
+    }
+    const size_t      n      = server_pcd_model_of(model).size();
+    const std::string suffix = n == model.size() ? "" : model.substr(n + 1);
+    if (own.empty()) {
+        return suffix;
+    }
+    const auto ends = server_pcd.suffixes();
+    const bool is_setting = suffix.size() + own.size() + 1 == model.size();
+    const bool is_known   = std::find(ends.begin(), ends.end(), suffix) != ends.end();
+    if (!is_setting || (!is_known && server_pcd.refusal.empty())) {
+        throw std::invalid_argument(server_pcd_wrong_name(model, own, ends));
+    }
+    return suffix;
 }
 
 static server_pcd_request request_of(const json & body, bool constrained, const char *& field) {
@@ -172,7 +193,10 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
 
     field = "model";
     if (const std::string suffix = suffix_of(body); !suffix.empty()) {
-        res = { true, server_pcd.preset(suffix == "pcd" ? server_pcd.recommended : suffix.substr(4)) };
+        res = { suffix != "pcd-off", res.params };
+        if (res.on) {
+            res.params = server_pcd.preset(suffix == "pcd" ? server_pcd.recommended : suffix.substr(4));
+        }
     }
 
     field = "pcd";
@@ -200,6 +224,10 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
         return { params.has_value(), params.value_or(llama_pcd_params {}) };
     }
     throw std::invalid_argument("it is " + given.dump_safe() + "; allowed: true, false, a setting as text, an object");
+}
+
+static bool suffix_asks(const std::string & suffix) {
+    return !suffix.empty() && suffix != "pcd-off";
 }
 
 static bool asks(const json & body) {
@@ -231,8 +259,8 @@ server_pcd_request server_pcd_of(const json & body, bool constrained) {
     try {
         if (!server_pcd.is_given || !server_pcd.refusal.empty()) {
             const bool has_field = body.contains("pcd") && !body.at("pcd").is_null(); // it comes before the model's name
-            if (has_field ? asks(body) : !suffix_of(body).empty()) {
-                field = has_field ? "pcd" : "model";
+            field = has_field ? "pcd" : "model";
+            if (has_field ? asks(body) : suffix_asks(suffix_of(body))) {
                 throw std::invalid_argument(server_pcd.is_given ? server_pcd.refusal :
                         "this server was started without settings for PCD; `pypcd serve` has them");
             }

@@ -9,6 +9,7 @@
 
 #include "json.h"
 #include "llama-pcd.h"
+#include "server-pcd-documents.h"
 #include "server-pcd-origin.h"
 
 #include <cstdint>
@@ -26,18 +27,32 @@ struct server_pcd_request {
     common_json to_json() const; // false, or what a request may set, by name
 };
 
-// what PCD did: for a request, or since the start
+// what PCD did: for an answer, or since the start
 struct server_pcd_counts {
     uint64_t n_twins      = 0; // rows that a twin was evaluated for
     uint64_t n_skipped    = 0; // rows that needed none
     uint64_t n_contrasted = 0; // rows that are not the model's own: more than one token was plausible, and no floor kept them plain
 
+    uint64_t n_changed     = 0; // tokens that are not the model's own most probable one, because of the contrast
     uint64_t n_constrained = 0; // rows of answers that a grammar left plain
 
-    void count(llama_context * ctx, int32_t i, const server_pcd_request & request); // row i of the last decode
-    void add  (const server_pcd_counts & other);
+    void add(const server_pcd_counts & other);
+};
 
-    void to_json(common_json & timings) const; // where there is something to tell
+// what PCD did for one answer
+struct server_pcd_answer {
+    server_pcd_request request;
+    server_pcd_counts  counts;
+
+    server_pcd_passages passages = {};
+
+    // Row i of the last decode, and the token that was chosen from it; LLAMA_TOKEN_NULL: a drafted one was not, so it is no token of the
+    // answer.
+    void count(llama_context * ctx, int32_t i, llama_token token);
+    void count(llama_context * ctx, const std::vector<int32_t> & rows, const std::vector<llama_token> & tokens);
+
+    // n_prompt, n_tokens: of the prompt and the answer
+    void to_json(common_json & timings, uint64_t n_prompt, uint64_t n_tokens) const;
 };
 
 // the candidates of one token, before and after the contrast: natural logarithms of probabilities
@@ -79,7 +94,7 @@ void server_pcd_loading(const std::string & stage, float progress);
 // all requests, but cannot run here.
 bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, bool reads_hidden_states);
 
-// What a body asks for: its field "pcd", else the end of "model" (name:pcd, name:pcd-preset), else the server's setting, but nothing
+// What a body asks for: its field "pcd", else the end of "model" (name:pcd, name:pcd-preset, name:pcd-off), else the server's setting, but nothing
 // where a grammar constrains the answer from its first token on. Throws std::invalid_argument.
 server_pcd_request server_pcd_of(const common_json & body, bool constrained);
 
@@ -87,7 +102,7 @@ server_pcd_request server_pcd_of(const common_json & body, bool constrained);
 void server_pcd_check_route(const std::string & path, const std::string & body);
 
 // A slot takes a request, or gives it back. False: it cannot have this setting, and err is a sentence for its client.
-bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, std::string & err);
+bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, server_pcd_answer & answer, std::string & err);
 void server_pcd_end  (llama_context * ctx, llama_seq_id id);
 
 // A slot begins with its prompt, whose last token lies at `last`: there the answer begins, whatever is cached. tokens: those of the
@@ -105,6 +120,11 @@ common_json server_pcd_props();
 
 // the model that a request names: without the end that asks for a setting
 std::string server_pcd_model_of(const std::string & name);
+
+// What stands in front of the last colon of a name; and why a name is refused that no model has. entry: /v1/models has it for the model
+// that is called like the front; null: there is none.
+std::string server_pcd_front_of (const std::string & name);
+std::string server_pcd_not_found(const std::string & name, const common_json & told, bool has_front);
 
 // adds a model to those of /v1/models, and the names of its settings, as far as its server has told them when it was last ready
 void server_pcd_list(common_json & models, common_json entry, const common_json & told);

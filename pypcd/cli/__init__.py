@@ -30,6 +30,7 @@ COMMANDS = {
     "rpc-server": "compute a part of models that other machines open with --rpc",
     "answer": "answer a question about a text with any decoding method",
     "compare": "answer your own questions by several methods, side by side",
+    "cache": "list documents that were read before, or forget them",
     "explain": "show each token's candidates before and after the contrast",
     "info": "show the library, the machine and what PCD does to a model",
     "bench": "time plain decoding and PCD side by side",

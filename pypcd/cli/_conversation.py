@@ -15,16 +15,17 @@ import numpy.typing as npt
 import pypcd
 from pypcd import PCDConfig, PCDError, UnsupportedError, engine
 from pypcd.cli import _options
-from pypcd.cli._generation import ContextFull, Figures, Generation, Reading, read
+from pypcd.cli._generation import ContextFull, Figures, Generation
+from pypcd.cli._reading import Kept, Reading, read
 from pypcd.config import PCDSetting
 from pypcd.decode import Replay
 from pypcd.decode.replay import attention_weights, repeated
-from pypcd.document import Document
+from pypcd.document import SPACE, Document
 from pypcd.errors import InputError
 from pypcd.prompt import Prompt, chat_formatter, chat_tokens
+from pypcd.prompt_cache import PromptCache
 
 Message = dict  # {"role": ..., "content": ...}
-SPACE = "\n\n"  # between documents, passages and the question
 
 
 def never() -> bool:
@@ -42,8 +43,15 @@ class Conversation:
     is lost to an error.
     """
 
-    def __init__(self, llm: pypcd.Llama, sampling: _options.GenerationSettings | None = None, system: str = "") -> None:
+    def __init__(
+        self,
+        llm: pypcd.Llama,
+        sampling: _options.GenerationSettings | None = None,
+        system: str = "",
+        cache: PromptCache | None = None,
+    ) -> None:
         self.llm = llm
+        self.cache = cache  # where documents that were read stay on disk; None: nowhere
         self.sampling = sampling or _options.GenerationSettings()
         self.system = system
         self.messages: list[Message] = []
@@ -59,7 +67,7 @@ class Conversation:
 
     def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
         """Answer a message, with the attached files in front of it; they may be all there is."""
-        self.draft = SPACE.join([*(d.text for d in self.attached), *([text] if text.strip() else [])])
+        self.draft = self._with_attached(text)
         self.documents += self.attached
         self.attached = []
         yield from self.regen(stopped)
@@ -127,6 +135,16 @@ class Conversation:
         self.attached.append(document)
         return n
 
+    def seconds_to_read(self, n: int) -> float | None:
+        """About how long n tokens of the next message take, which has documents; None: it is not known yet. 0: they are on disk."""
+        if self.cache is not None:
+            tokens, _ = self._prompt([*self.messages, {"role": "user", "content": self._with_attached("?")}])
+            if any(entry.n_tokens >= n for entry in self.cache.find(self.llm, tokens)):
+                return 0.0
+        rates = [rate for figures in self.figures if (rate := figures.prompt_rate)]
+        rate = rates[-1] if rates else None if self.cache is None else self.cache.rate(self.llm)
+        return n / rate if rate else None
+
     def set_pcd(self, setting: PCDSetting) -> None:
         """Put a setting in force, as --pcd does. A mapping changes the setting in force, or the last one that was."""
         self.llm.pcd = PCDConfig.resolve(setting, self._last_on)
@@ -182,33 +200,45 @@ class Conversation:
             raise InputError("there is no message yet")
         return self.messages[:-1]
 
+    def _with_attached(self, text: str) -> str:
+        return SPACE.join([*(d.text for d in self.attached), *([text] if text.strip() else [])])
+
+    def _prompt(self, messages: list[Message]) -> tuple[list[int], list[str]]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return chat_tokens(self.llm, [*system, *messages])
+
     def _generation(self, messages: list[Message], stopped: Callable[[], bool], sampling: Any = None) -> Generation:
-        messages = [*([{"role": "system", "content": self.system}] if self.system else []), *messages]
-        prompt, stop = chat_tokens(self.llm, messages)
+        prompt, stop = self._prompt(messages)
         reading = None
         self.passages, self.left_out = [], ""
         try:
-            if self.replay and len(prompt) < self.llm.n_ctx():
-                reading = self._find_passages(prompt, messages, stopped)
+            kept = None
+            if len(prompt) < self.llm.n_ctx():
+                documents = {d.name: d.text for d in self._documents_in(messages)}
+                kept = Kept.of(self.cache, self.llm, prompt, documents)
+                if self.replay:
+                    reading = self._find_passages(prompt, messages, stopped, kept)
             if self.passages:
                 *others, last = messages
                 question = self._question_of(last)
                 content = f"{last['content'][: len(last['content']) - len(question)]}{repeated(SPACE.join(self.passages))}{SPACE}{question}"
-                prompt, stop = chat_tokens(self.llm, [*others, {**last, "content": content}])
-            answer = Generation(self.llm, prompt, sampling or self.sampling, stop=stop, stopped=stopped)
+                prompt, stop = self._prompt([*others, {**last, "content": content}])
+            answer = Generation(self.llm, prompt, sampling or self.sampling, stop=stop, stopped=stopped, kept=kept)
         except ContextFull as error:
             room = "/undo or /clear makes room and /regen then sends it again; or start" if self.messages else "start"
             raise ContextFull(f"the context is full: {error}; {room} with a larger --n-ctx") from None
         return answer.after(reading) if reading else answer
 
-    def _find_passages(self, prompt: list[int], messages: list[Message], stopped: Callable[[], bool]) -> Reading | None:
+    def _find_passages(
+        self, prompt: list[int], messages: list[Message], stopped: Callable[[], bool], kept: Kept | None
+    ) -> Reading | None:
         """Set `passages` to what the question is answered from, if the messages have documents."""
         texts = [Prompt(segments=d.segments, joiner=d.joiner) for d in self._documents_in(messages)]
         if sum(len(text.segments) for text in texts) < 2 or not self._question_of(messages[-1]):
             return None
         assert self.replay is not None
         try:
-            found = _attended(self.llm, prompt, self.replay.n_last, stopped)
+            found = _attended(self.llm, prompt, self.replay.n_last, stopped, kept)
             if found is None:
                 return None
             self.passages = self.replay.passages(self.llm, prompt, texts, found[0])
@@ -231,7 +261,7 @@ class Conversation:
 
 
 def _attended(
-    llm: pypcd.Llama, prompt: Sequence[int], n_last: int, stopped: Callable[[], bool]
+    llm: pypcd.Llama, prompt: Sequence[int], n_last: int, stopped: Callable[[], bool], kept: Kept | None
 ) -> tuple[npt.NDArray[np.float64], Reading] | None:
     """attention_weights() of a prompt's last tokens, whose others are evaluated for it and stay in the cache; None if it was stopped.
 
@@ -243,7 +273,7 @@ def _attended(
     engine.set_abort(llm, stopped)
     try:
         _go_back(llm, n)  # before reading: what cannot go back is read again
-        reading = read(llm, prompt[:n], n, stopped)
+        reading = read(llm, prompt[:n], n, stopped, kept)
         started = time.perf_counter()
         with engine.suspended(llm):
             weights = attention_weights(llm, prompt[:n], prompt[n:])

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import llama_cpp
-
 import pypcd
 from pypcd import PCDError, engine
-from pypcd.cli import _options, _terminal
+from pypcd.cli import _options
+from pypcd.cli._reading import Kept, Reading, read
 from pypcd.config import typed
 from pypcd.errors import InputError
 
@@ -99,43 +98,6 @@ class Figures:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """A part of a prompt that was evaluated.
-
-    Attributes:
-        n_cached: of its tokens, those that the cache had.
-    """
-
-    n_cached: int
-    seconds: float
-
-
-def read(llm: pypcd.Llama, prompt: Sequence[int], n: int, stopped: Callable[[], bool]) -> Reading:
-    """Evaluate the first n tokens of a prompt or some more (at most a batch in all but the last), unless the cache has them.
-
-    Raises:
-        RuntimeError: it was stopped, or llama_decode failed.
-    """
-    started = time.perf_counter()
-    cached = done = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), prompt)
-    if done < n:
-        if not engine.rewind(llm, done):  # a recurrent state cannot go back
-            cached = done = 0
-            llm.reset()
-        llm.n_tokens = done
-        with _terminal.progress(len(prompt) - done, "reading the prompt") as bar:
-            while done < n:
-                part = prompt[done : done + llm.n_batch]
-                with engine.suspended(llm):  # these logits are not read
-                    llama_cpp.Llama.eval(llm, part)
-                if stopped():
-                    raise RuntimeError("stopped")
-                done += len(part)
-                bar.update(len(part))
-    return Reading(cached, time.perf_counter() - started)
-
-
 class Generation:
     """One answer: iterate over its text, piece by piece. `text` and `figures` hold what has come so far.
 
@@ -154,6 +116,7 @@ class Generation:
         *,
         stop: Sequence[str] = (),
         stopped: Callable[[], bool] = lambda: False,
+        kept: Kept | None = None,
     ) -> None:
         n_ctx = llm.n_ctx()
         if not prompt:
@@ -171,6 +134,7 @@ class Generation:
         self.text = ""
         self.figures = Figures(n_ctx, llm.pcd, len(self.prompt))
         self._pending = ""  # text that may be the beginning of a stop string
+        self._kept = kept
         self._read: Reading | None = None  # what was evaluated of the prompt before
 
     def after(self, reading: Reading) -> Generation:
@@ -245,7 +209,7 @@ class Generation:
 
     def _prefill(self) -> None:
         """Evaluate all of the prompt but its last batch, which generate() does."""
-        reading = read(self.llm, self.prompt, len(self.prompt) - self.llm.n_batch, self.stopped)
+        reading = read(self.llm, self.prompt, len(self.prompt) - self.llm.n_batch, self.stopped, self._kept)
         self.figures.cached_tokens = min((self._read or reading).n_cached, len(self.prompt) - 1)
 
     def _take(self, piece: str) -> str:

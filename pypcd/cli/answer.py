@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
-from pypcd.cli import _loading, _options, _terminal
+from pypcd.cli import _loading, _options, _reading, _terminal
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Answer, Session, parse
 from pypcd.document import read_document
 from pypcd.errors import InputError, UnsupportedError
 from pypcd.prompt import Prompt, has_template, prompt_tokens
+from pypcd.prompt_cache import PromptCache
 
 DEFAULT_METHODS = "greedy,replay"
 
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if not methods:
         raise InputError(f"--method is empty; give at least one, such as {DEFAULT_METHODS}")
     question = read_prompt(args.prompt)
-    prompt = Prompt(after=question)
+    prompt, document = Prompt(after=question), None
     if args.context is not None:
         document = read_document(args.context)
         prompt = Prompt(segments=document.segments, joiner=document.joiner, after=f"\n\n{question}")
@@ -58,7 +60,17 @@ def run(args: argparse.Namespace) -> int:
     chat = (args.chat or has_template(llm)) and not args.no_chat
     n_prompt = len(prompt_tokens(llm, prompt, chat=chat))
     failed = False
-    session = Session(llm)
+    cache, documents = PromptCache(), {} if document is None else {document.name: document.text}
+
+    def read(tokens: Sequence[int]) -> int:
+        kept = _reading.Kept.of(cache, llm, tokens, documents)
+        return len(tokens) - _reading.read(llm, tokens, len(tokens), lambda: False, kept).n_cached
+
+    if document is not None:
+        rate, is_known = cache.rate(llm), cache.find(llm, prompt_tokens(llm, prompt, chat=chat))
+        takes = "; it was read before" if is_known else f", read in about {n_prompt / rate:.0f} s" if rate else ""
+        _terminal.say(f"{document.name}: {n_prompt} tokens with the question{takes}")
+    session = Session(llm, read)
     for method in methods:
         with _terminal.progress(args.max_tokens, f"{method.name}, {n_prompt} tokens") as bar:
             try:

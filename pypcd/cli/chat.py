@@ -20,6 +20,7 @@ from pypcd.document import read_document
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import has_template
+from pypcd.prompt_cache import PromptCache
 
 # command -> (its argument, what it does)
 COMMANDS = {
@@ -229,8 +230,10 @@ class Chat:
         say(f"{document.name}: {n} tokens, {parts}; it goes in front of your next message{self._reading_takes(n)}")
 
     def _reading_takes(self, n: int) -> str:
-        rates = [rate for figures in self.session.figures if (rate := figures.prompt_rate)]
-        return f", and is read in about {n / rates[-1]:.0f} s" if rates else ""
+        seconds = self.session.seconds_to_read(n)
+        if seconds is None:
+            return ""
+        return f", and is read in about {seconds:.0f} s" if seconds else "; it was read before"
 
     def do_replay(self, argument: str) -> None:
         if argument not in ("", "on", "off"):
@@ -293,7 +296,7 @@ def run(args: argparse.Namespace) -> int:
             "this model has no chat template, so it may be a base model: Llama 2's format is used; "
             "'pypcd generate' continues a text"
         )
-    chat = Chat(Conversation(llm, sampling, args.system), as_json=args.json)
+    chat = Chat(Conversation(llm, sampling, args.system, PromptCache()), as_json=args.json)
     if args.prompt is not None:
         chat.lines.typed = False
     chat.greet(no_setting=args.pcd is None)

@@ -138,7 +138,7 @@ def _greeting(server: Server, args: argparse.Namespace, without: Collection[str]
     """
     names = list(server.configs)
     pcd = {name: "off" if name in without else typed(config) for name, config in server.configs.items()}
-    wanted = f"{names[0]}:pcd-{pcd[names[0]]}"  # to show how a name chooses
+    wanted = f"{names[0]}:pcd-{pcd[names[0]]}" if pcd[names[0]] != "off" else ""  # to show how a name chooses
     if len(names) == 1:
         head = f"{names[0]} | PCD {pcd[names[0]]} where a request does not say | Ctrl-C to end\n"
     else:

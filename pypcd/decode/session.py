@@ -34,13 +34,18 @@ class Session:
         n_evaluated: prompt tokens evaluated so far.
         refusals: why this model cannot run a method, as far as known; for Method.
 
+    Args:
+        read: evaluates a prompt's tokens, all but the last, in the empty cache, and returns how many of them were not on disk; by
+            default Llama.eval.
+
     Raises:
         UnsupportedError: the model has an encoder.
     """
 
-    def __init__(self, llm: Llama) -> None:
+    def __init__(self, llm: Llama, read: Callable[[Sequence[int]], int] | None = None) -> None:
         engine.check_decoder(llm)
         self.llm = llm
+        self._evaluate = read
         self.n_evaluated = 0
         self.refusals: dict[tuple[object, bool], str | None] = {}
         self._prompt: list[int] = []
@@ -212,7 +217,9 @@ class Session:
         return engine.rewind(self.llm, self._n_prompt, 0)
 
     def _read(self, tokens: Sequence[int]) -> int:
-        if tokens:
+        if tokens and self._evaluate is not None:
+            self.n_evaluated -= len(tokens) - self._evaluate(tokens)
+        elif tokens:
             self.llm.eval(tokens)
         return len(tokens)
 

@@ -19,14 +19,17 @@ library.check()  # first: it reports a wrong or missing library
 from pypcd.engine._amx import configure_amx, install_amx
 from pypcd.engine._bindings import is_native
 from pypcd.engine._context import (
+    cache_settings,
     can_shift,
     clear,
     copy_sequence,
     decode,
     has_row,
+    load_sequence,
     rewind,
     row,
     rows,
+    save_sequence,
     set_abort,
     set_threads,
     shift,
@@ -82,13 +85,14 @@ from pypcd.engine._pcd import (
     trim_pcd,
     unset_sequence_pcd,
 )
-from pypcd.engine._results import PCDAnswer, PCDLogits, PCDStats
+from pypcd.engine._results import SENTENCES, PCDAnswer, PCDLogits, PCDStats
 from pypcd.engine._rpc import RemoteDevices, check_rpc_server, rpc_library, run_rpc_server
 from pypcd.engine._stock import watch
 from pypcd.engine._tap import read_tensors, tap
 
 __all__ = [
     "N_SEQUENCES",
+    "SENTENCES",
     "Grammar",
     "Graph",
     "GraphStats",
@@ -100,6 +104,7 @@ __all__ = [
     "backends",
     "begin_answer",
     "best_tokens",
+    "cache_settings",
     "can_shift",
     "check_decoder",
     "check_grammar",
@@ -131,6 +136,7 @@ __all__ = [
     "is_recurrent",
     "last_errors",
     "library_path",
+    "load_sequence",
     "logger",
     "n_bytes",
     "n_ctx_train",
@@ -151,6 +157,7 @@ __all__ = [
     "rows",
     "rpc_library",
     "run_rpc_server",
+    "save_sequence",
     "set_abort",
     "set_exits",
     "set_head_ratios",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -17,14 +18,17 @@ from pypcd.engine._handles import check_shift, is_open, shifts
 from pypcd.errors import PCDError
 
 __all__ = [
+    "cache_settings",
     "can_shift",
     "clear",
     "copy_sequence",
     "decode",
     "has_row",
+    "load_sequence",
     "rewind",
     "row",
     "rows",
+    "save_sequence",
     "set_abort",
     "set_threads",
     "shift",
@@ -32,6 +36,23 @@ __all__ = [
 ]
 
 _ALL = -1  # sequences
+# of llama_context_params: what changes keys and values, or how they are stored. Versions of llama.cpp have not all of them
+_OF_THE_CACHE = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+    "attention_type",
+    "type_k",
+    "type_v",
+    "flash_attn",
+    "flash_attn_type",
+    "swa_full",
+)
 
 
 def decode(llm: llama_cpp.Llama, entries: Sequence[tuple[int, int, int, bool]]) -> bool:
@@ -118,6 +139,42 @@ def copy_sequence(llm: llama_cpp.Llama, source: int, target: int) -> None:
     llama_cpp.llama_memory_seq_cp(memory(llm), source, target, -1, -1)
     if twins := stock(llm):
         twins.copy_answer(source, target)
+
+
+def save_sequence(llm: llama_cpp.Llama, path: str, tokens: Sequence[int]) -> int:
+    """Write the state of sequence 0 to a file, behind the tokens that made it; returns the file's size in bytes.
+
+    Raises:
+        PCDError: it could not be written.
+    """
+    _log.clear_errors()
+    array = (llama_cpp.llama_token * len(tokens))(*tokens)
+    size = llama_cpp.llama_state_seq_save_file(context(llm), os.fsencode(path), 0, array, len(tokens))
+    if not size:
+        raise PCDError(f"{path} could not be written: {_log.reason()}")
+    return int(size)
+
+
+def load_sequence(llm: llama_cpp.Llama, path: str) -> None:
+    """Replace sequence 0 by what save_sequence() has written. A file that was changed since may end the process.
+
+    Raises:
+        PCDError: this context cannot hold it; then sequence 0 is empty.
+    """
+    _log.clear_errors()
+    tokens, n = (llama_cpp.llama_token * llm.n_ctx())(), ctypes.c_size_t()
+    if not llama_cpp.llama_state_seq_load_file(
+        context(llm), os.fsencode(path), 0, tokens, len(tokens), ctypes.byref(n)
+    ):
+        rewind(llm, 0, 0)
+        raise PCDError(f"{path} could not be restored: {_log.reason()}")
+
+
+def cache_settings(llm: llama_cpp.Llama) -> str:
+    """The context's settings that keys and values depend on, as far as they are not llama.cpp's own."""
+    usual, given = llama_cpp.llama_context_default_params(), llm.context_params
+    names = [name for name in _OF_THE_CACHE if hasattr(usual, name) and getattr(given, name) != getattr(usual, name)]
+    return " ".join(f"{name}={getattr(given, name)}" for name in names)
 
 
 def synchronize(llm: llama_cpp.Llama) -> None:

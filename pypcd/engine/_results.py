@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pypcd.config import PCDConfig, typed
 from pypcd.errors import PCDError, rename
 
-__all__ = ["Change", "PCDAnswer", "PCDLogits", "PCDStats", "no_rows"]
+__all__ = ["SENTENCES", "Change", "PCDAnswer", "PCDLogits", "PCDStats", "no_rows"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,15 @@ class Change:
     plain: int
 
 
+# what PCD did to an answer; llama-server fills them in too (pypcd/server.py)
+SENTENCES = {
+    "off": "PCD off",
+    "changed": "PCD ({setting}) changed {n_changed} of {n_tokens} tokens",
+    "short": "PCD ({setting}) left this answer alone: the text has fewer than {min_context} tokens",
+    "sure": "PCD ({setting}) left this answer alone: the model was sure",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class PCDAnswer:
     """What PCD did to an answer; as text, a sentence.
@@ -71,13 +80,14 @@ class PCDAnswer:
 
     def __str__(self) -> str:
         if self.setting is None:
-            return "PCD off"
-        name = f"PCD ({typed(self.setting)})"
-        if self.n_contrasted:
-            return f"{name} changed {self.n_changed} of {self.n_tokens} tokens"
+            return SENTENCES["off"]
         is_short = self.n_prompt + self.n_tokens <= self.setting.min_context
-        why = f"the text has fewer than {self.setting.min_context} tokens" if is_short else "the model was sure"
-        return f"{name} left this answer alone: {why}"
+        return SENTENCES["changed" if self.n_contrasted else "short" if is_short else "sure"].format(
+            setting=typed(self.setting),
+            n_changed=self.n_changed,
+            n_tokens=self.n_tokens,
+            min_context=self.setting.min_context,
+        )
 
     def with_token(self, token: int, best: tuple[int, int] | None) -> PCDAnswer:
         """The same with one more token.

@@ -17,7 +17,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd import errors
-from pypcd.cli import _options, _terminal, _text, info
+from pypcd.cli import _options, _terminal, _text, info, main
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli.chat import COMMANDS, Chat
@@ -27,6 +27,7 @@ from pypcd.document import Document
 from pypcd.engine._results import Change
 from pypcd.method import rho
 from pypcd.prompt import Prompt, chat_tokens
+from pypcd.prompt_cache import PromptCache
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
 TIMEOUT = 60  # for one expectation, on a machine that is busy
@@ -626,3 +627,44 @@ def test_the_line_below_an_answer_has_the_first_changes():
     )
     record = figures.as_dict()
     assert (record["pcd_contrasted"], record["pcd_changed"]) == (5, 4)
+
+
+# -- documents on disk ---------------------------------------------------------------------------------------------------
+
+
+NOTES = tuple(f"Part {i} of the notes: {'ab ' * 20}{i * 7}." for i in range(12))
+
+
+def test_a_document_that_was_read_before_begins_at_once_in_chat(model, tmp_path):
+    """And the answers are those without the cache, which the conversation of no cache has."""
+    cache, answers, cached = PromptCache(tmp_path, 2**30), [], []
+    for kept in (None, cache, cache):
+        with pypcd.Llama(model, n_ctx=2048, n_threads=1, n_threads_batch=1) as llm:
+            chat = Conversation(llm, _options.GenerationSettings(max_tokens=12), cache=kept)
+            chat.attach(Document("notes", NOTES, "\n\n"))
+            answers.append((ask(chat, "what is 21?"), ask(chat, "and 42?"), tuple(chat.passages)))
+            cached.append(chat.figures[0].cached_tokens)
+    assert answers[0] == answers[1] == answers[2] and len(answers[0][2]) > 0
+    (entry,) = cache.entries()
+    assert cached == [0, 0, entry.n_tokens] and entry.about["documents"] == ["notes"]
+
+
+def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
+    (tmp_path / "notes.txt").write_text("\n\n".join(NOTES))
+    command = ["answer", str(model), "--context", str(tmp_path / "notes.txt"), "-p", "what is 21?", "--threads", "1"]
+    command += ["--max-tokens", "4", "--n-ctx", "2048", "--json", "--method", "greedy"]
+    records, said = [], []
+    for _ in range(2):
+        assert main(command) == 0
+        out, err = capsys.readouterr()
+        records.append(json.loads(out))
+        said.append(err)
+    assert records[0]["text"] == records[1]["text"]
+    assert records[1]["n_evaluated"] < 40 and records[0]["n_evaluated"] > 256
+    assert "it was read before" in said[1] and "read before" not in said[0]
+    assert main(["cache"]) == 0
+    assert "notes.txt" in capsys.readouterr().out
+    assert main(["cache", "clear"]) == 0 and main(["cache"]) == 0
+    assert "notes.txt" not in capsys.readouterr().out

@@ -37,6 +37,7 @@ USES: dict[str, str] = {  # each public method and property that needs the model
     "embed": "llm.embed('x')",
     "eval": "llm.eval([1, 2])",
     "generate": "next(llm.generate([1, 2]))",
+    "load_sequence": "llm.load_sequence('kept.state', [1])",
     "load_state": "llm.load_state(state)",
     "model": "llm.model",
     "n_ctx": "llm.n_ctx()",
@@ -68,6 +69,7 @@ LOW = {
 PLAIN = {  # what only Python data is needed for
     "close", "context_params", "engine", "eval_logits", "eval_tokens", "from_pretrained", "last_answer", "logits_to_logprobs", "longest_token_prefix",
     "model_params", "n_seq_max", "reset", "set_cache", "set_seed", "set_sequence_pcd",
+    "weights_id",
 }  # fmt: skip
 
 

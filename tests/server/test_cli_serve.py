@@ -24,14 +24,15 @@ from typing import Any
 
 import pytest
 from conftest import Tiny
-from serving import SECONDS, within
+from serving import SECONDS, SMALL, ask, complete, ready, within
 
 import pypcd
-from pypcd import PCDConfig
+from pypcd import PCDConfig, served
 from pypcd import server as server_module
 from pypcd.cli import main
 from pypcd.config import PRESETS
 from pypcd.gguf import DEMO_MODEL
+from pypcd.server import Server
 
 OPTIONS = ["--ctx-size", "512", "--threads", "1", "--threads-batch", "1"]
 
@@ -139,7 +140,7 @@ def test_pcd_is_off_until_a_request_asks_and_one_line_says_how() -> None:
         fields = {"prompt": prompt, "n_predict": 12, "temperature": 0, "return_tokens": True}
         settings: tuple[dict[str, Any], ...] = ({}, {"pcd": False}, {"pcd": "unsure"})
         plain, off, unsure = (post(said["page"] + "completion", **fields, **setting) for setting in settings)
-        assert plain["generation_settings"]["pcd"] is False and "pcd_twins" not in plain["timings"]
+        assert plain["generation_settings"]["pcd"] is False and plain["timings"]["pcd_twins"] == 0
         assert unsure["tokens_evaluated"] > 300 and unsure["timings"]["pcd_twins"] > 0
         assert plain["tokens"] == off["tokens"] != unsure["tokens"]
         err = ended(process)
@@ -309,6 +310,46 @@ def test_it_outlives_the_thread_that_started_it() -> None:
         assert server.wait_until_ready()
         with urllib.request.urlopen(f"{server.url}/health") as answer:
             assert answer.status == 200
+
+
+MISTAKES: list[tuple[str, Any]] = [
+    ("/completion", {"prompt": "a", "pcd": {"beta": -1}}),
+    ("/completion", {"prompt": "a " * 3000}),
+    ("/completion", {"prompt": "a", "model": "demo:pcd-x"}),
+    ("/v1/chat/completions", {"messages": "a"}),
+    ("/completion", b"{"),
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no such signal")
+def test_a_clients_mistake_is_neither_shown_nor_a_reason_for_the_end() -> None:
+    lines: list[str] = []
+    options = ["--ctx-size", "1024", "--threads", "1", "--log-verbosity", "1"]
+    with Server("demo", port=0, options=options, log=lines.append).running() as server:
+        assert server.wait_until_ready() and server._process
+        for path, body in MISTAKES:
+            assert ask(server, path, body)[0] in (400, 500), body
+        assert lines == []
+        os.kill(server._process.pid, signal.SIGKILL)
+        with pytest.raises(
+            pypcd.PCDError, match="^llama-server ended by signal SIGKILL: another program ended it, or "
+        ):
+            server.wait()
+
+
+def test_answers_are_the_most_probable_ones_unless_something_else_is_asked(tmp_path: Path) -> None:
+    def temperature(server: Server, t: float | None = None, **fields: Any) -> float:
+        return float(complete(server, "a", n_predict=1, temperature=t, **fields)["generation_settings"]["temperature"])
+
+    with ready("demo", parallel=1) as server:
+        assert temperature(server) == 0 and temperature(server, t=0.5) == 0.5
+    for word in ("--temp", "--temperature"):
+        with ready("demo", parallel=1, options=[*SMALL, word, "0.25"]) as server:
+            assert temperature(server) == 0.25
+    ini = tmp_path / "models.ini"
+    ini.write_text("[plain]\nmodel = demo\n[warm]\nmodel = demo\ntemperature = 0.75\n", encoding="utf-8")
+    with ready(served.read([str(ini)]), parallel=1) as server:
+        assert temperature(server, model="plain") == 0 and temperature(server, model="warm") == 0.75
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing ties it to pypcd")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
@@ -263,8 +264,8 @@ def test_the_models_name_chooses_and_the_body_comes_first(client: Any, llm: pypc
     ("setting", "model", "message"),
     [
         ({"beta": -1}, "demo", "Field 'pcd': beta is -1, allowed: 0 to 1000"),
-        ("cautius", "demo", "Field 'pcd': it is \"cautius\"; allowed: "),
-        (None, "demo:pcd-x", "Field 'model': it is \"x\"; allowed: "),
+        ("cautius", "demo", 'Field \'pcd\': it is "cautius" (did you mean "cautious"?); allowed: '),
+        (None, "demo:pcd-x", "Field 'model': it is \"demo:pcd-x\"; allowed: "),
     ],
 )
 def test_a_wrong_setting_is_a_bad_request_with_the_sentence(
@@ -350,3 +351,47 @@ def test_litellm_has_a_field_of_its_own_schemas_and_logprobs(litellm: LiteLLM, l
         entries = choice.logprobs.content
         assert "".join(entry.token for entry in entries) == choice.message.content
         assert all(entry.pcd["contrasted"] == pytest.approx(entry.logprob, abs=1e-4) for entry in entries)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+NOTES = "The key k1 is red.\n\nThe key k2 is blue.\n\nThe lamp k3 is red."
+DATA = base64.b64encode(NOTES.encode()).decode()
+QUESTION = {"type": "text", "text": "What is blue?"}
+FILE = {"type": "file", "file": {"filename": "notes.txt", "file_data": f"data:text/plain;base64,{DATA}"}}
+
+
+def of_openai(server: Server) -> Answer:
+    return OpenAI(server).ask("", False, messages=[{"role": "user", "content": [FILE, QUESTION]}])
+
+
+def of_openais_responses(server: Server) -> Answer:
+    part = {"type": "input_file", **FILE["file"]}
+    content = [part, {"type": "input_text", "text": QUESTION["text"]}]
+    answer = OpenAI(server).client.responses.create(
+        model="demo", input=[{"role": "user", "content": content}], max_output_tokens=N, extra_body=pcd(False)
+    )
+    return answer.output_text, answer.usage.output_tokens < N
+
+
+def of_anthropic(server: Server) -> Answer:
+    source = {"type": "text", "media_type": "text/plain", "data": NOTES}
+    content = [{"type": "document", "source": source, "title": "notes.txt"}, QUESTION]
+    return Anthropic(server).ask("", False, messages=[{"role": "user", "content": content}])
+
+
+def of_langchain(server: Server) -> Answer:
+    part = {"type": "file", "base64": DATA, "mime_type": "text/plain", "filename": "notes.txt"}
+    chain = LangChain(server)
+    return chain.told(chain.model(False).invoke([{"role": "user", "content": [part, QUESTION]}]))
+
+
+@pytest.mark.parametrize("ask_with_file", [of_openai, of_openais_responses, of_anthropic, of_langchain])
+def test_a_clients_own_parts_are_files(server: Server, llm: pypcd.Llama, ask_with_file: Any) -> None:
+    """The same answer as to a message with the file's text, and the passages that are told to curl."""
+    text, ended = ask_with_file(server)
+    told = json.loads(Curl(server).post("", False, "demo", messages=[{"role": "user", "content": [FILE, QUESTION]}]))
+    passages = "\n\n".join(told["timings"]["passages"])
+    assert passages
+    prompt = f"{NOTES}\n\nThe most relevant parts again:\n{passages}\n\n{QUESTION['text']}"
+    said(llm, prompt, False, text, ended=ended)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from clients import package, said
+from serving import ask
 from test_cli_serve import greeting, serving
 
 import pypcd
@@ -24,7 +25,10 @@ pytestmark = pytest.mark.usefixtures("offline", "loop", "collected")
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 if not PAGE.exists():
     pytest.skip("the page lies in a checkout only", allow_module_level=True)
-SECTION = PAGE.read_text(encoding="utf-8").partition("\n## From Python and other programs\n")[2].partition("\n## ")[0]
+SECTION, DOCUMENTS = (
+    PAGE.read_text(encoding="utf-8").partition(f"\n## {head}\n")[2].partition("\n## ")[0]
+    for head in ("From Python and other programs", "Documents")
+)
 PROGRAMS = {
     re.search(r"(?m)^(?:from|import) (\w+)", text)[1]: text
     for text in re.findall(r"(?ms)^```python\n(.*?)^```", SECTION)
@@ -41,7 +45,7 @@ needs_curl = pytest.mark.skipif(
 def setting_of(text: str) -> Any:
     """The setting that a program asks for, in its body or its model's name."""
     given = re.search(r'"pcd": (\{.*?\}|"\w+")', text)
-    return json.loads(given[1]) if given else re.search(r"demo:pcd-(\w+)", text)[1]
+    return json.loads(given[1]) if given else re.search(r"model:pcd-(\w+)", text)[1]
 
 
 def shell(line: str) -> Any:
@@ -67,6 +71,24 @@ def test_a_program_prints_the_answer_of_llama_with_its_setting(
     said(llm, QUESTION, setting_of(text), out.getvalue()[:-1], n=32)
 
 
+def test_the_program_with_a_document_prints_answer_and_passages(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package("openai")
+    (text,) = re.findall(r"(?ms)^```python\n(.*?)^```", DOCUMENTS)
+    report = "The bridge was opened in 1931.\n\nSigned by Ruth Amsel.\n\nThe river is wide."
+    (tmp_path / "report.txt").write_text(report, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(text.replace(OURS, server.url), "docs/serve.md, Documents", "exec"), {})  # noqa: S102  it is ours
+    body = {"messages": [{"role": "user", "content": "Who signed it?"}], "documents": [{"name": "a", "text": report}]}
+    status, answer = ask(server, "/v1/chat/completions", body)
+    assert status == 200 and answer["timings"]["passages"]
+    wanted = [answer["choices"][0]["message"]["content"], str(answer["timings"]["passages"])]
+    assert out.getvalue() == "\n".join(wanted) + "\n"
+
+
 @needs_curl
 def test_the_line_of_the_page_gives_the_answer_of_llama(server: Server, llm: pypcd.Llama) -> None:
     assert OURS in LINE
@@ -87,5 +109,5 @@ def test_the_line_that_serve_prints_works(key: str | None, setting: str | None) 
     assert answer["choices"][0]["message"]["content"].strip() == "8044-44b2", (
         "the first of its values, with PCD of its own"
     )
-    counts = [answer["timings"].get(f"pcd_{name}", 0) for name in ("twins", "skipped")]
+    counts = [answer["timings"][f"pcd_{name}"] for name in ("twins", "skipped")]
     assert sum(counts) == answer["usage"]["completion_tokens"]

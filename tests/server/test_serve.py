@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import http.client
 import json
 import re
@@ -18,9 +19,12 @@ from serving import (
     PROMPTS,
     ROUTES,
     SETTINGS,
+    N,
     ask,
     complete,
+    in_python,
     is_greedy,
+    last_timings,
     log_softmax,
     ready,
     refused,
@@ -28,10 +32,12 @@ from serving import (
 
 import pypcd
 from pypcd import PCDConfig
-from pypcd.config import PRESETS
+from pypcd.config import PRESETS, typed
 from pypcd.server import Server
 
 pytest_plugins = ["serving"]  # fixtures
+
+COUNTS = ("twins", "skipped", "contrasted", "changed", "constrained")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +55,7 @@ def test_an_answer_is_that_of_llama_with_the_same_setting(server: Server, llm: p
     for prompt in PROMPTS:
         answer = complete(server, prompt, pcd=SETTINGS[name])
         is_greedy(llm, prompt, SETTINGS[name], answer["tokens"])
-        counts = [answer["timings"].get(f"pcd_{name}", 0) for name in ("twins", "skipped", "contrasted")]
+        counts = [answer["timings"][f"pcd_{name}"] for name in ("twins", "skipped", "contrasted")]
         assert counts[0] + counts[1] == (0 if name == "plain" else len(answer["tokens"]))
         assert counts[2] <= counts[0]
         if name == "late":
@@ -90,6 +96,35 @@ def test_a_connection_stays_after_a_stream(server: Server) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_answer_says_what_pcd_did_as_python_does(server: Server, llm: pypcd.Llama, name: str) -> None:
+    n_tied = 0
+    for prompt in PROMPTS:
+        answer = complete(server, prompt, pcd=SETTINGS[name])
+        timings = answer["timings"]
+        llm.pcd = in_python(SETTINGS[name])
+        llm.reset()
+        if llm.create_completion(prompt, max_tokens=N, temperature=0)["choices"][0]["text"] != answer["content"]:
+            is_greedy(llm, prompt, SETTINGS[name], answer["tokens"])
+            n_tied += 1
+            continue
+        setting = llm.pcd and llm.pcd.replace(evaluation="auto")  # evaluation is the server's
+        wanted = dataclasses.replace(llm.last_answer, setting=setting)
+        assert timings["pcd_answer"] == str(wanted)
+        assert timings["pcd_setting"] == typed(setting)
+        assert (timings["pcd_contrasted"], timings["pcd_changed"]) == (wanted.n_contrasted, wanted.n_changed)
+    assert n_tied < len(PROMPTS)
+
+
+def test_it_says_why_an_answer_was_left_alone(server: Server) -> None:
+    def said(prompt: str, **pcd: Any) -> str:
+        return str(complete(server, prompt, n_predict=5, ignore_eos=True, pcd=pcd)["timings"]["pcd_answer"])
+
+    assert "fewer than 300 tokens" in said("a", min_context=300)
+    assert said(PROMPTS[0], min_entropy=20.0).endswith("left this answer alone: the model was sure")
+    assert " changed " in said(PROMPTS[0], beta=30.0, perturbation="none", window=4)
+
+
 TEXT_OF: dict[str, Callable[[Any], str]] = {
     "/v1/completions": lambda answer: answer["choices"][0]["text"],
     "/v1/chat/completions": lambda answer: answer["choices"][0]["message"]["content"],
@@ -115,6 +150,19 @@ def test_every_route_takes_the_field_and_the_suffix(server: Server, path: str) -
     assert said(model="demo:pcd-cautious", pcd=strong) != plain
     status, answer = ask(server, path, {**body, "pcd": "cautius"})
     assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/completion", *ROUTES])
+def test_every_route_says_what_pcd_did(server: Server, path: str) -> None:
+    body = {"temperature": 0, **ROUTES.get(path, {"prompt": PROMPTS[0], "n_predict": 8}), "pcd": {"beta": 30.0}}
+    whole, stream = (ask(server, path, {**body, "stream": stream})[1] for stream in (False, True))
+    timings = whole["timings"]
+    assert timings["pcd_setting"] == "paper:beta=30.0" and timings["pcd_changed"] > 0
+    assert timings["pcd_answer"].startswith("PCD (paper:beta=30.0) changed ")
+    told = last_timings(stream)
+    assert {name: told[name] for name in timings if name.startswith("pcd")} == {
+        name: timings[name] for name in timings if name.startswith("pcd")
+    }
 
 
 # -- under a grammar --------------------------------------------------------------------------------------------------
@@ -150,14 +198,14 @@ def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Serv
     (plain, without), (on, with_pcd) = (constrained(server, path, body, pcd=pcd) for pcd in (False, strong))
     assert plain != on, "or this shows nothing"
     text, timings = constrained(server, path, body)
-    assert text == plain and "pcd_twins" not in timings
+    assert text == plain and timings["pcd_twins"] == 0 and timings["pcd_answer"] == "PCD off"
     assert timings["pcd_constrained"] == timings["predicted_n"]
-    assert not {"pcd_constrained", "pcd_twins"} & set(without)
-    assert with_pcd["pcd_twins"] == with_pcd["predicted_n"] and "pcd_constrained" not in with_pcd
+    assert without["pcd_constrained"] == without["pcd_twins"] == 0
+    assert with_pcd["pcd_twins"] == with_pcd["predicted_n"] and with_pcd["pcd_constrained"] == 0
     for asked in ({"pcd": {}}, {"pcd": True}, {"model": "demo:pcd"}, {"model": "demo:pcd-cautious"}):
         text, timings = constrained(server, path, body, **asked)
         assert timings["pcd_twins"] + timings["pcd_skipped"] == timings["predicted_n"]
-        assert "pcd_constrained" not in timings
+        assert timings["pcd_constrained"] == 0
         assert re.fullmatch("[a-z]{8}", text) if "grammar" in body else re.fullmatch("[a-z]{12}", json.loads(text)["a"])
     text, timings = constrained(server, path, body, pcd={"beta": 0.0})
     assert text == plain and timings["pcd_twins"] > 0
@@ -165,7 +213,8 @@ def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Serv
 
 def test_a_plain_server_has_nothing_to_leave_out(off: Server) -> None:
     text, timings = constrained(off, "/completion", {"grammar": RULES})
-    assert re.fullmatch("[a-z]{8}", text) and not [name for name in timings if name.startswith("pcd")]
+    assert re.fullmatch("[a-z]{8}", text) and timings["pcd_setting"] == "off"
+    assert not any(timings[f"pcd_{name}"] for name in COUNTS)
 
 
 def test_a_grammar_that_begins_later_leaves_the_setting(server: Server, llm: pypcd.Llama) -> None:
@@ -173,7 +222,7 @@ def test_a_grammar_that_begins_later_leaves_the_setting(server: Server, llm: pyp
     later = {"grammar": RULES, "grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "<never written>"}]}
     answer = complete(server, PROMPTS[0], **later)
     is_greedy(llm, PROMPTS[0], {}, answer["tokens"])
-    assert answer["timings"]["pcd_twins"] > 0 and "pcd_constrained" not in answer["timings"]
+    assert answer["timings"]["pcd_twins"] > 0 and answer["timings"]["pcd_constrained"] == 0
 
 
 def counter(server: Server, name: str) -> float:
@@ -205,7 +254,11 @@ def test_the_body_comes_before_the_suffix_and_that_before_the_server(server: Ser
         return own(complete(at, "a", n_predict=1, **fields))
 
     assert of(server)["beta"] == 2.5 and of(off) is False
-    assert of(server, model="demo")["beta"] == 2.5 and of(server, model="x:y")["beta"] == 2.5
+    assert all(
+        of(server, model=name)["beta"] == 2.5 for name in ("demo", "x:y", "gpt-4", "demonstration:x", "x:demo:y")
+    )
+    assert of(server, model="demo:pcd-off") is False and of(off, model="demo:pcd-off") is False
+    assert of(server, model="demo:pcd-off", pcd="window")["window"] == 64
     assert of(server, model="demo:pcd-cautious")["beta"] == 1.5
     assert of(server, model="demo:pcd-cautious", pcd=None)["beta"] == 1.5
     assert of(server, model="demo:pcd-cautious", pcd=False) is False
@@ -247,10 +300,14 @@ def test_presets_are_those_of_python(off: Server, name: str) -> None:
         ({"perturbation": "noise"}, 'perturbation is "noise", this server\'s is "over-rotation"'),
         ({"alpha": 0.3}, "alpha is 0.3, this server's is 0.2, which only `pypcd serve --pcd` can change"),
         ({"cache": "separate"}, 'cache is "separate", this server\'s is "rerotated"'),
-        ({"bta": 1}, 'there is no field "bta"; a request may change beta, gamma, relative_top'),
+        ({"bta": 1}, 'there is no field "bta" (did you mean "beta"?); a request may change beta, gamma, relative_top'),
+        ({"strength": 1}, 'there is no field "strength"; a request may change beta'),
         (3, "it is 3"),
         ([], "it is []"),
-        ("cautius", 'it is "cautius"; allowed: true, false, "paper"'),
+        ("cautius", 'it is "cautius" (did you mean "cautious"?); allowed: true, false, "on", "off", "paper"'),
+        ("nusure:beta=1", '(did you mean "unsure"?)'),
+        ("oof", '(did you mean "off"?)'),
+        ("quiet", 'it is "quiet"; allowed: true, false, "on", "off", "paper"'),
         ("tuned.json", 'it is "tuned.json"'),
         ("blog", "`pypcd serve --pcd`"),
         ("blog:beta=1", "`pypcd serve --pcd`"),
@@ -272,7 +329,20 @@ def test_what_a_request_may_not_have_is_refused_with_a_sentence(server: Server, 
 
 
 def test_a_wrong_suffix_names_the_field_model_and_a_refused_stream_is_a_plain_400(server: Server) -> None:
-    assert "Field 'model': it is \"x\"; allowed: " in refused(server, model="demo:pcd-x")
+    said = refused(server, model="demo:pcd-x")
+    assert said.startswith('Field \'model\': it is "demo:pcd-x"; allowed: "demo", "demo:pcd", "demo:pcd-off", ')
+    near = {
+        "pcd-unshure": "pcd-unsure",
+        "unsure": "pcd-unsure",
+        "dcp": "pcd",
+        "PCD": "",
+        "7b": "",
+        "": "",
+        "pcd:pcd": "",
+    }
+    for end, meant in near.items():
+        hint = f' (did you mean "demo:{meant}"?)' if meant else ""
+        assert f'it is "demo:{end}"{hint}; allowed: "demo"' in refused(server, model=f"demo:{end}")
     for setting in ({"beta": -1}, "x"):
         assert "Field 'pcd'" in refused(server, pcd=setting, stream=True)
 
@@ -294,7 +364,7 @@ def test_models_list_the_settings_behind_the_model(server: Server) -> None:
     status, answer = ask(server, "/v1/models")
     names = [entry["id"] for entry in answer["data"]]
     runs = [name for name in PRESETS if name != "blog"]  # noise is the whole server's
-    assert status == 200 and names == ["demo", "demo:pcd", *(f"demo:pcd-{name}" for name in runs)]
+    assert status == 200 and names == ["demo", "demo:pcd", *(f"demo:pcd-{name}" for name in ("off", *runs))]
     assert all(entry["meta"] == answer["data"][0]["meta"] for entry in answer["data"])
 
 
@@ -325,11 +395,10 @@ def test_props_name_every_field(server: Server, off: Server) -> None:
 
 
 def test_slots_and_metrics_say_what_pcd_did(server: Server) -> None:
-    names = ("twins", "skipped", "contrasted")
-    before = [counter(server, name) for name in names]
+    before = [counter(server, name) for name in COUNTS]
     timings = complete(server, PROMPTS[2], pcd={"min_context": 20, "min_entropy": 1.0}, id_slot=3)["timings"]
     assert timings["pcd_twins"] > 0 and timings["pcd_skipped"] > 0
-    assert [counter(server, name) - b for name, b in zip(names, before)] == [timings[f"pcd_{name}"] for name in names]
+    assert [counter(server, name) - b for name, b in zip(COUNTS, before)] == [timings[f"pcd_{name}"] for name in COUNTS]
     assert params_of(server, 3)["pcd"]["min_entropy"] == 1.0
 
 

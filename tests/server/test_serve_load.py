@@ -150,6 +150,36 @@ RIGHT: dict[str, dict[str, Any]] = {
     },
     "/v1/messages": {"messages": HI, "max_tokens": 2, "pcd": False, "system": "x"},
 }
+FILE = {"filename": "a.txt", "file_data": "YS4KCmIu"}
+TEXTS = [{"name": "a", "text": "a.\n\nb."}]
+WITH_DOCUMENTS: dict[str, dict[str, Any]] = {  # which stock llama-server has not
+    "/chat/completions": {
+        "messages": [
+            {"role": "user", "content": [{"type": "file", "file": FILE}, {"type": "text", "text": "hi"}]},
+        ],
+        "max_tokens": 2,
+        "documents": TEXTS,
+        "replay": True,
+    },
+    "/responses": {
+        "input": [{"role": "user", "content": [{"type": "input_file", **FILE}, {"type": "input_text", "text": "hi"}]}],
+        "max_output_tokens": 2,
+    },
+    "/v1/messages": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "document", "source": {"type": "text", "data": "a.\n\nb."}, "title": "x"},
+                    {"type": "text", "text": "hi"},
+                ],
+            }
+        ],
+        "max_tokens": 2,
+        "documents": TEXTS,
+    },
+    "/documents": FILE,
+}
 # what it tells as a fault of its own; test_serve_stock.py
 LLAMA_CPPS = r"json\.exception|^Failed to parse |' is required$"
 DEEP: Any = 1
@@ -177,9 +207,9 @@ def mutated(value: Any, rng: random.Random, depth: int = 0) -> Any:
     return {**value, key: mutated(value[key], rng, depth + 1)}
 
 
-def body(rng: random.Random) -> tuple[str, bytes]:
-    path = rng.choice(list(RIGHT))
-    made: Any = RIGHT[path]
+def body(rng: random.Random, right: dict[str, dict[str, Any]] = RIGHT) -> tuple[str, bytes]:
+    path = rng.choice(list(right))
+    made: Any = right[path]
     for _ in range(rng.randrange(1, 4)):
         made = mutated(made, rng)
         if not isinstance(made, dict):
@@ -207,7 +237,7 @@ def test_a_mutated_body_is_refused_or_answered_and_harms_nobody(llm: pypcd.Llama
 
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             kept = pool.submit(others)
-            sent = [body(rng) for _ in range(N_BODIES)]
+            sent = [body(rng, right) for right in (RIGHT, WITH_DOCUMENTS) for _ in range(N_BODIES)]
             for one, (status, answer) in zip(sent, pool.map(lambda one: ask(server, *one), sent)):
                 own = status == 500 and re.search(LLAMA_CPPS, answer["error"]["message"])
                 assert own or status in (200, 400, 401, 404, 413, 501), (one, answer)

@@ -107,6 +107,7 @@ def test_the_body_comes_before_the_suffix_and_that_before_the_models_setting(ser
     assert of(model="demo:pcd-cautious")["beta"] == 1.5
     assert of(model="demo:pcd-cautious", pcd={"gamma": 5})["gamma"] == 5
     assert of(model="demo:pcd-cautious", pcd=False) is False
+    assert of(model="demo:pcd-off") is False
 
 
 @pytest.mark.parametrize("path", [*ROUTES, "/tokenize", "/detokenize", "/apply-template"])
@@ -145,7 +146,7 @@ def test_models_list_the_settings_of_what_is_loaded(ini: Path, tmp_path: Path, m
     downloaded = hub_file(tmp_path)
     with ready(served.read([str(ini)])) as server:
         with_settings = {
-            name: [name, f"{name}:pcd", *(f"{name}:pcd-{run}" for run in RUNS)] for name in statuses(server)
+            name: [name, f"{name}:pcd", *(f"{name}:pcd-{run}" for run in ("off", *RUNS))] for name in statuses(server)
         }
         assert server.names() == [*with_settings["demo"], "late", *with_settings["père noël"]]
         assert statuses(server) == {"demo": "loaded", "late": "unloaded", "père noël": "loaded"}
@@ -176,7 +177,12 @@ def hub_file(home: Path) -> Path:
     [
         ({"model": "nobody"}, "model 'nobody' not found"),
         ({"model": "nobody:pcd-cautious"}, "model 'nobody:pcd-cautious' not found"),
-        ({"model": "demo:q4"}, "model 'demo:q4' not found"),
+        (
+            {"model": "demo:q4"},
+            'Field \'model\': it is "demo:q4"; allowed: "demo", "demo:pcd", "demo:pcd-off", "demo:pcd-paper", ',
+        ),
+        ({"model": "demo:unshure"}, 'it is "demo:unshure" (did you mean "demo:pcd-unsure"?); allowed: "demo", '),
+        ({"model": "père noël:pcd-widow"}, '(did you mean "père noël:pcd-window"?)'),
         ({"model": "demo:pcd-x"}, "Field 'model': "),
         ({"model": "demo", "pcd": {"beta": -1}}, "Field 'pcd': "),
         ({"model": ":pcd"}, "model"),

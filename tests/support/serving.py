@@ -108,6 +108,12 @@ def complete(server: Server, prompt: str, **fields: Any) -> dict[str, Any]:
     return answer
 
 
+def last_timings(text: str) -> dict[str, Any]:
+    """Those of the end of a stream."""
+    parts = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    return dict(next(part["timings"] for part in reversed(parts) if "timings" in part))
+
+
 def refused(server: Server, **fields: Any) -> str:
     status, answer = ask(server, "/completion", {"prompt": "a", "n_predict": 1, **fields})
     assert status == 400, answer

@@ -1,0 +1,284 @@
+"""Prompts that were read stay on disk: the keys and values behind a document are read back in place of being computed again.
+
+A file holds what llama_state_seq_save_file() writes for sequence 0, and behind it JSON about it, the JSON's length and a CRC-32 of
+all before (little-endian), and a mark. Its name has what has to be equal: the weights, the settings that keys and values
+depend on, and the tokens. Files that were not used for longest go first. They hold the text: nobody else may read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import struct
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pypcd import engine
+from pypcd.checks import Number, literal
+from pypcd.errors import PCDError
+
+if TYPE_CHECKING:
+    from pypcd.llama import Llama
+
+__all__ = ["LIMIT_NAME", "MIN_TOKENS", "Entry", "PromptCache"]
+
+MIN_TOKENS = 256  # less is soon read again
+LIMIT_NAME = "PYPCD_CACHE_GIB"  # the environment variable
+_LIMIT = 4.0  # GiB
+_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})-([0-9]+)-([0-9a-f]{8})\.state")
+_MARK = b"pypcd-kv"
+_TAIL = struct.Struct("<II8s")  # the JSON's length, the CRC-32, the mark
+_HEAD = struct.Struct("<III")  # llama.cpp's: magic, version, number of tokens
+_STALE = 3600.0  # seconds after which a file that was not finished is left over
+_PIECE = 1 << 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A prompt's beginning on disk.
+
+    Attributes:
+        used: when it was written or read last, in seconds since 1970.
+        about: what the writer said: the names of the model and of its documents.
+    """
+
+    path: pathlib.Path
+    weights: str
+    settings: str
+    n_tokens: int
+    tokens: str
+    n_bytes: int
+    used: float
+
+    @property
+    def about(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError, struct.error), open(self.path, "rb") as file:
+            length, _, mark = _TAIL.unpack(_last(file, _TAIL.size))
+            if mark == _MARK:
+                found = json.loads(_last(file, _TAIL.size + length)[:length])
+                return found if isinstance(found, dict) else {}
+        return {}
+
+
+class PromptCache:
+    """The folder of these files.
+
+    Args:
+        folder: by default pypcd/prompts in the user's folder for caches.
+        limit: bytes that they may take together; 0: nothing is kept or read back. By default PYPCD_CACHE_GIB, or 4 GiB.
+
+    Raises:
+        ValueError: PYPCD_CACHE_GIB is no number.
+    """
+
+    def __init__(self, folder: pathlib.Path | None = None, limit: int | None = None) -> None:
+        self.folder = folder or _user_folder() / "pypcd" / "prompts"
+        if limit is None:
+            given = os.environ.get(LIMIT_NAME, "")
+            limit = int(Number(0, 1e6, note="GiB")(LIMIT_NAME, literal(given) if given else _LIMIT) * 2**30)
+        self.limit = limit
+
+    def entries(self) -> list[Entry]:
+        """The files that are there, those that were used last in front."""
+        found = []
+        for path in self.folder.glob("*.state") if self.folder.is_dir() else ():
+            if name := _NAME.fullmatch(path.name):
+                with contextlib.suppress(OSError):  # another process removed it
+                    status = path.stat()
+                    weights, settings, n, tokens = name.groups()
+                    found.append(Entry(path, weights, settings, int(n), tokens, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda entry: -entry.used)
+
+    def find(self, llm: Llama, tokens: Sequence[int]) -> list[Entry]:
+        """The beginnings of these tokens that are on disk for this model and its settings, the longest in front."""
+        if not self.limit:
+            return []
+        weights, settings = llm.weights_id, settings_id(llm)
+        fitting = [
+            entry
+            for entry in self.entries()
+            if (entry.weights, entry.settings) == (weights, settings)
+            and entry.n_tokens <= len(tokens)
+            and entry.tokens == _sum(tokens[: entry.n_tokens])
+        ]
+        return sorted(fitting, key=lambda entry: -entry.n_tokens)
+
+    def restore(self, llm: Llama, tokens: Sequence[int]) -> int:
+        """Put the longest beginning of these tokens that is on disk in sequence 0, if that saves at least MIN_TOKENS of them.
+
+        Returns:
+            how many tokens were restored; 0: none, and the context is as before.
+        """
+        held = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), tokens)
+        for entry in self.find(llm, tokens):
+            if entry.n_tokens < held + MIN_TOKENS:
+                break
+            beginning = list(tokens[: entry.n_tokens])
+            try:
+                _check(entry.path, beginning)
+                llm.load_sequence(entry.path, beginning)
+            except FileNotFoundError:  # another process removed it
+                continue
+            except (OSError, PCDError) as error:
+                engine.logger.warning("%s is removed, and the prompt is read again: %s", entry.path, error)
+                with contextlib.suppress(OSError):
+                    entry.path.unlink()
+                continue
+            with contextlib.suppress(OSError):
+                os.utime(entry.path)
+            return entry.n_tokens
+        return 0
+
+    def keep(self, llm: Llama, tokens: Sequence[int], about: dict[str, Any]) -> bool:
+        """Write sequence 0, which has just these tokens; whether it is on disk now. What cannot be written is a warning.
+
+        Args:
+            about: for the list that people see.
+        """
+        path = self.folder / f"{llm.weights_id}-{settings_id(llm)}-{len(tokens)}-{_sum(tokens)}.state"
+        if len(tokens) < MIN_TOKENS or not self.limit:
+            return False
+        if path.exists():
+            return True
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="writing-", dir=self.folder) as beside:  # only this user may enter
+                made = pathlib.Path(beside) / path.name
+                n_bytes = engine.save_sequence(llm, str(made), tokens)
+                if n_bytes > self.limit:
+                    engine.logger.warning(
+                        "%d tokens take %.1f GiB, which are not kept: the limit is %.1f (%s)",
+                        len(tokens),
+                        n_bytes / 2**30,
+                        self.limit / 2**30,
+                        LIMIT_NAME,
+                    )
+                    return False
+                _seal(made, n_bytes, {**about, "n_tokens": len(tokens)})
+                os.replace(made, path)
+        except (OSError, PCDError) as error:
+            engine.logger.warning(
+                "the prompt is not kept in %s, and will be read again next time: %s", self.folder, error
+            )
+            return False
+        self._prune()
+        return True
+
+    def rate(self, llm: Llama) -> float | None:
+        """How many tokens of a document this model read in a second when it read one last; None: it has read none."""
+        rates = (entry.about.get("tokens_per_second") for entry in self.entries() if entry.weights == llm.weights_id)
+        return next((float(rate) for rate in rates if isinstance(rate, (int, float)) and rate > 0), None)
+
+    def clear(self) -> int:
+        """Remove all files; returns how many bytes they had."""
+        n_bytes = 0
+        for entry in self.entries():
+            entry.path.unlink(missing_ok=True)
+            n_bytes += entry.n_bytes
+        self._sweep(0.0)
+        return n_bytes
+
+    def _prune(self) -> None:
+        """Keep to the limit, and remove what a process has left that ended while it wrote."""
+        left = self.limit
+        for entry in self.entries():
+            left -= entry.n_bytes
+            if left < 0:
+                with contextlib.suppress(OSError):  # on Windows another process may read it
+                    entry.path.unlink(missing_ok=True)
+        self._sweep(_STALE)
+
+    def _sweep(self, seconds: float) -> None:
+        for folder in self.folder.glob("writing-*") if self.folder.is_dir() else ():
+            with contextlib.suppress(OSError):
+                if time.time() - folder.stat().st_mtime >= seconds:
+                    for file in folder.iterdir():
+                        file.unlink()
+                    folder.rmdir()
+
+
+def settings_id(llm: Llama) -> str:
+    """What tells the settings that keys and values depend on from others: 8 hexadecimal digits."""
+    text = [engine.cache_settings(llm)]
+    if any(name.endswith("rope.scaling.original_context_length") for name in llm.metadata):
+        text.append(f"n_ctx={llm.n_ctx()}")  # LongRoPE has other factors beyond that length
+    if llm.lora_path:
+        status = os.stat(llm.lora_path)
+        text.append(f"lora={llm.lora_scale} {status.st_size} {status.st_mtime_ns}")
+    if llm.kv_overrides:
+        text.append(f"kv_overrides={sorted(llm.kv_overrides.items())}")
+    return f"{zlib.crc32(' '.join(text).encode()):08x}"
+
+
+def _sum(tokens: Sequence[int]) -> str:
+    return f"{zlib.crc32(np.asarray(tokens, '<i4').tobytes()):08x}"
+
+
+def _seal(path: pathlib.Path, n_bytes: int, about: dict[str, Any]) -> None:
+    """Write what stands behind the state.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    text = json.dumps(about, ensure_ascii=False).encode()
+    with open(path, "r+b") as file:
+        if file.seek(0, os.SEEK_END) != n_bytes:  # llama.cpp does not see whether its last bytes were written
+            raise OSError("the disk is full")
+        file.write(text)
+        total = _crc(file, n_bytes + len(text))
+        file.seek(0, os.SEEK_END)
+        file.write(_TAIL.pack(len(text), total, _MARK))
+
+
+def _check(path: pathlib.Path, tokens: Sequence[int]) -> None:
+    """
+    Raises:
+        OSError: it cannot be read.
+        PCDError: it is damaged, or of other tokens.
+    """
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < _TAIL.size + _HEAD.size:
+            raise PCDError(f"it has {size} bytes")
+        _, total, mark = _TAIL.unpack(_last(file, _TAIL.size))
+        if mark != _MARK or _crc(file, size - _TAIL.size) != total:
+            raise PCDError("it is damaged")
+        file.seek(0)
+        n = _HEAD.unpack(file.read(_HEAD.size))[2]
+        if n != len(tokens) or file.read(4 * n) != np.asarray(tokens, "<i4").tobytes():
+            raise PCDError("it has other tokens")
+
+
+def _crc(file: Any, n: int) -> int:
+    """The CRC-32 of a file's first n bytes."""
+    file.seek(0)
+    total = 0
+    while n > 0 and (piece := file.read(min(n, _PIECE))):
+        total = zlib.crc32(piece, total)
+        n -= len(piece)
+    return total
+
+
+def _last(file: Any, n: int) -> bytes:
+    file.seek(-n, os.SEEK_END)
+    return bytes(file.read(n))
+
+
+def _user_folder() -> pathlib.Path:
+    """The user's folder for caches, by the system's convention."""
+    home = pathlib.Path.home()
+    if sys.platform == "win32":
+        return pathlib.Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches"
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
