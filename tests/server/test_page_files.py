@@ -80,6 +80,7 @@ def test_a_paste_of_2000_tokens(chat: Chat, served: Server) -> None:
     text, _ = long_question(served, 2000)
     n = count(served, text)
     assert n > 1900
+    chat.read_no_documents()
     paste(chat, text)
     expect(removers(chat)).to_have_count(1)
     expect(chat.message).to_have_value("")
@@ -205,6 +206,7 @@ def test_a_file_is_taken_out_of_a_question(chat: Chat, script: Script) -> None:
 
 
 def test_what_is_no_text_is_refused_with_a_sentence(chat: Chat, tmp_path: Path) -> None:
+    chat.read_no_documents()
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)
     choose(chat, "Attach files", tmp_path / "picture.png")
     expect(chat.alert).to_contain_text("picture.png")

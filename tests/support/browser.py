@@ -336,6 +336,11 @@ class Chat:
 
         self.script = script
         self.page.context.route("**/completion", elsewhere)
+        self.read_no_documents()
+
+    def read_no_documents(self) -> None:
+        """The page takes files as text, as with a server that has no route for documents."""
+        self.page.context.route("**/documents", lambda route: route.fulfill(status=404, json={"error": {}}))
 
     def axe(self) -> list[str]:
         """What axe-core finds of serious or critical faults on the page as it is now."""
