@@ -373,7 +373,7 @@ def test_what_was_deleted_is_put_back(open_page: Open, script: Script, width: in
 
 
 def titles(chat: Chat) -> list[str]:
-    return [one.get_attribute("title") or "" for one in chat.menu().get_by_role("listitem").locator(".title").all()]
+    return list(chat.menu().locator("li .title").evaluate_all("all => all.map(one => one.title)"))
 
 
 def test_a_conversation_is_renamed_in_its_place(chat: Chat, script: Script) -> None:
