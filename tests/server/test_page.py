@@ -56,6 +56,55 @@ def test_an_answer_appears_as_it_comes(chat: Chat, script: Script) -> None:
     assert chat.copied(answer) == said
 
 
+PAGE = "document.documentElement"
+LINES = [f"Row {n}\n\n" for n in range(30)]  # higher than any window here
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_page_follows_the_talk_until_one_scrolls_up(open_page: Open, script: Script, width: int) -> None:
+    chat = open_page(viewport={"width": width, "height": 740})
+    chat.play(script)
+
+    def below() -> float:
+        return chat.page.evaluate(f"{PAGE}.scrollHeight - {PAGE}.clientHeight - {PAGE}.scrollTop")
+
+    def sees(text: str) -> None:
+        """It is in the window, and not behind the message box."""
+        line = chat.page.get_by_role("main").get_by_text(text, exact=True)
+        expect(line).to_be_in_viewport()
+        assert line.bounding_box()["y"] + 20 < chat.message.bounding_box()["y"]  # type: ignore[index]
+
+    for n in range(3):  # the first message, and those behind a long talk
+        if n == 2:
+            chat.page.evaluate("scrollTo(0, 0)")  # where one was reading does not matter
+        stream = chat.begin(f"Question {n}")
+        sees(f"Question {n}")
+        for i, line in enumerate(LINES):
+            stream.say(line)
+            if i % 10 == 9:
+                expect(chat.answers.last.get_by_text(line.strip(), exact=True)).to_be_in_viewport()
+                chat.until(lambda: below() < 2)
+        stream.end()
+        chat.finished()
+        chat.until(lambda: below() < 2)
+
+    stream = chat.begin("Question 3").say(*LINES)
+    expect(chat.answers.last).to_contain_text("Row 29")
+    chat.until(lambda: below() < 2)
+    chat.page.mouse.move(width / 2, 300)
+    chat.page.mouse.wheel(0, -60)
+    chat.until(lambda: below() > 30)
+    place = chat.page.evaluate(f"{PAGE}.scrollTop")
+    stream.say(*LINES[:10])
+    chat.until(lambda: below() > 300)
+    assert chat.page.evaluate(f"{PAGE}.scrollTop") == place  # who reads above is left there
+    chat.page.mouse.wheel(0, 20_000)
+    chat.until(lambda: below() < 2)
+    stream.say("The very last line.").end()
+    chat.finished()
+    sees("The very last line.")
+
+
 def test_events_may_be_cut_anywhere(chat: Chat, script: Script) -> None:
     text = "Zoë says: 🎉 naïve"
     data = b"data: " + json.dumps(event(text), ensure_ascii=False).encode() + b"\r\n\r\n"
@@ -85,8 +134,7 @@ def test_bytes_that_are_no_text(open_page: Open, tiny: Tiny) -> None:
         chat = open_page(server)
         chat.set(longest_answer=200)
         for text in ("one", "two"):
-            chat.button("Conversations").click()
-            chat.button("New conversation").click()
+            chat.button("New conversation", chat.menu()).click()
             answer = chat.ask(text)
             wanted = complete(server, prompt_of(server, text), n_predict=200)
             assert chat.copied(answer) == wanted["content"]
@@ -130,13 +178,35 @@ def asked(chat: Chat, text: str = "Say") -> dict[str, Any]:
     return chat.script.streams[-1].body
 
 
+SAMPLING = {"temperature": 0.33, "top_k": 7, "top_p": 0.975, "min_p": 0.125, "repeat_penalty": 1.25}
+
+
 def test_settings_reach_the_server(chat: Chat, script: Script, served: Server) -> None:
-    chat.set(temperature=0.33, top_p=0.975, longest_answer=17, seed=42, system_message="Be brief.")
+    chat.set(**SAMPLING, longest_answer=17, seed=42, system_message="Be brief.", stop_at="\n\nUser:\nEND")
     body = asked(chat, "Why?")
-    wanted = {"temperature": 0.33, "top_p": 0.975, "n_predict": 17, "seed": 42, "stream": True}
+    wanted = {**SAMPLING, "n_predict": 17, "seed": 42, "stop": ["User:", "END"], "stream": True}
     assert {name: body[name] for name in wanted} == wanted
     assert body["prompt"] == prompt_of(served, "Why?", system="Be brief.")
     assert body["n_probs"] > 0
+
+
+def test_what_is_not_set_is_the_servers(open_page: Open, script: Script) -> None:
+    chat = open_page(greedy=False)
+    chat.play(script)
+    chat.button("Settings").click()
+    dialog = chat.named("dialog", "Settings")
+    own = ask(chat.server, "/props")[1]["default_generation_settings"]["params"]
+    for name in SAMPLING:
+        field = dialog.get_by_label(re.compile(f"^{name.capitalize().replace('_', ' ')}"))
+        assert float(field.get_attribute("placeholder") or "nan") == pytest.approx(own[name], rel=1e-3)
+        expect(field).to_have_value("")
+    chat.button("Done", dialog).click()
+    body = asked(chat)
+    assert not {*SAMPLING, "stop"} & set(body)
+    chat.set(temperature=0.5)
+    assert asked(chat)["temperature"] == 0.5
+    chat.set(temperature="")
+    assert "temperature" not in asked(chat)
 
 
 def test_a_number_out_of_range_stays_to_be_mended(chat: Chat, script: Script) -> None:
@@ -157,21 +227,77 @@ def test_the_pcd_of_an_answer_is_chosen(chat: Chat, script: Script, served: Serv
         assert means(served, asked(chat).get("pcd")) == means(served, wanted), label
 
 
-def test_every_preset_that_runs_is_offered(chat: Chat, served: Server) -> None:
-    labels = chat.named("combobox", "PCD").locator("option").all_inner_texts()
+def test_every_preset_that_runs_is_offered_with_a_line_of_what_it_does(chat: Chat, served: Server) -> None:
+    dialog = chat.pcd_dialog()
+    labels = dialog.get_by_role("radio").evaluate_all("all => all.map(one => one.labels[0].innerText.split(/\\n+/))")
     presets = ask(served, "/props")[1]["pcd"]["presets"]
-    for preset in presets:
-        assert sum(label.startswith(preset) for label in labels) == 1, (preset, labels)
-    assert len(labels) == len(presets) + 3  # the server's setting, off, custom
+    assert {label[0] for label in labels} == {"the server's (paper)", "off", *presets, "custom"}
+    assert len(labels) == len(presets) + 3
+    for name, *about in labels:
+        assert len("".join(about)) > 10, name
 
 
 def test_pcd_of_ones_own(chat: Chat, served: Server) -> None:
-    chat.pcd("^custom")
-    chat.set(beta=30, relative_top=0.01)
+    chat.customise(beta=30, relative_top=0.01)
     said = chat.copied(chat.ask(PROMPTS[0]))
     prompt = prompt_of(served, PROMPTS[0])
     assert said == complete(served, prompt, pcd={"beta": 30, "relative_top": 0.01})["content"]
     assert said != complete(served, prompt, pcd=False)["content"], "or this shows nothing"
+
+
+def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
+    chat: Chat, script: Script, served: Server
+) -> None:
+    dialog = chat.pcd_dialog()
+    names = ask(served, "/props")[1]["pcd"]["per_request"]
+    fields = [dialog.get_by_label(re.compile(rf"\({name}\)")) for name in names]
+    for field in fields:
+        expect(field).to_have_count(0)
+    dialog.get_by_role("radio", name=re.compile("^custom")).check()
+    for field in fields:
+        expect(field).to_be_visible()
+    chat.button("Done", dialog).click()
+    values = {"beta": 0.5, "gamma": 8, "relative_top": 0.25, "perturbation": "none", "window": 32, "n_sink": 1}
+    values.update(adaptive="jsd", min_context=50, min_entropy=0.5, min_first_entropy=1.5)
+    assert set(values) == set(names)
+    chat.customise(**values)
+    body = asked(chat)["pcd"]
+    assert body == values
+    means(served, body)  # and the server takes it
+    chat.customise(adaptive="none", perturbation="over-rotation", window=0)
+    body = asked(chat)["pcd"]
+    assert body == {**values, "adaptive": None, "perturbation": "over-rotation", "window": None}
+    means(served, body)
+
+
+# -- what PCD did -----------------------------------------------------------------------------------------------------
+
+
+def timings(**more: Any) -> dict[str, Any]:
+    return {"prompt_n": 9, "cache_n": 0, "predicted_n": 1, "predicted_per_second": 9.0, **more}
+
+
+def test_what_pcd_did_is_told_in_the_servers_sentence(chat: Chat, script: Script) -> None:
+    said = "PCD (window) left this answer alone: the text has fewer than 300 tokens"
+    chat.begin().say("x").end(timings=timings(pcd_answer=said, pcd_twins=0, pcd_contrasted=0))
+    expect(chat.finished()).to_contain_text(said)
+    chat.go()  # it is kept
+    expect(chat.answers).to_contain_text(said)
+    chat.pcd("^off")
+    expect(chat.retold("y")).to_contain_text("PCD off")  # of a server that says nothing
+
+
+def test_passages_that_were_read_again_open(chat: Chat, script: Script) -> None:
+    texts = ["The key is under the <b>mat</b>.", "It was moved on Friday."]
+    chat.begin().say("x").end(timings=timings(passages=texts))
+    answer = chat.finished()
+    expect(answer.get_by_text(texts[1])).to_be_hidden()
+    answer.get_by_text("2 passages").click()
+    for text in texts:
+        expect(answer.get_by_text(text, exact=True)).to_be_visible()
+    reason = "the document has fewer tokens than the passages"
+    chat.begin().say("x").end(timings=timings(passages=[], passages_left_out=reason))
+    expect(chat.finished()).to_contain_text(reason)
 
 
 # -- stop, edit, retry ------------------------------------------------------------------------------------------------
@@ -191,6 +317,17 @@ def test_stop_keeps_what_was_written_and_frees_the_server(open_page: Open) -> No
         chat.until(lambda: not any(slot["is_processing"] for slot in ask(server, "/slots")[1]))
         chat.set(longest_answer=4)
         chat.ask("And now?")
+
+
+def test_escape_in_an_edited_message_stops_no_answer(chat: Chat, script: Script) -> None:
+    chat.told("x")
+    stream = chat.begin("More").say("half")
+    chat.button("Edit", chat.questions.first).click()
+    field = chat.named("textbox", "Edit message")
+    field.press("Escape")
+    expect(field).to_have_count(0)
+    stream.say(" whole").end()
+    assert chat.copied(chat.finished()) == "half whole"
 
 
 def test_stop_ends_the_request(chat: Chat, script: Script) -> None:
@@ -218,6 +355,10 @@ def test_an_edited_question_is_answered_anew(chat: Chat, served: Server) -> None
     chat.button("Cancel").click()
     expect(field).to_have_count(0)
     expect(chat.answers).to_have_count(2)
+    chat.button("Edit", chat.questions.first).click()
+    field.press("Escape")
+    expect(field).to_have_count(0)
+    expect(chat.button("Edit", chat.questions.first)).to_be_focused()
     chat.button("Edit", chat.questions.first).click()
     field.fill("Three")
     chat.button("Send again").click()
@@ -314,8 +455,7 @@ def test_an_error_is_told_and_the_next_answer_comes(chat: Chat, script: Script, 
 
 
 def test_a_refused_setting_is_told_in_the_servers_words(chat: Chat) -> None:
-    chat.pcd("^custom")
-    chat.set(window=100_000_000_000)
+    chat.customise(window=100_000_000_000)
     chat.send("Hello")
     expect(chat.alert).to_contain_text("window is 100000000000")
     chat.watch.allow("the server responded with a status of 400")
@@ -361,7 +501,7 @@ def test_another_server_on_the_same_port_is_noticed(open_page: Open) -> None:
     chat.watch.allow("Failed to load resource: (net::ERR_CONNECTION_REFUSED|the server responded with a status of 503)")
     with serve(port=port, parallel=1, pcd=False):
         chat.button("Send").click()
-        expect(chat.finished()).to_contain_text("without PCD")
+        expect(chat.finished()).to_contain_text("PCD off")
         expect(chat.alert).to_have_count(0)
 
 
@@ -381,7 +521,6 @@ def test_a_key_is_asked_for_and_kept_out_of_what_is_saved(open_page: Open, tmp_p
         expect(chat.named("combobox", "Model").locator("option").first).to_have_text("demo")
         chat.ask("Hello")
         expect(chat.alert).to_have_count(0)
-        chat.button("Conversations").click()
         with chat.page.expect_download() as download:
             chat.button("Export").click()
         download.value.save_as(tmp_path / "talk.json")

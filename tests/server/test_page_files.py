@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, ask, complete, expect, prompt_of, question
+from browser import Chat, Open, Script, ask, candidates, complete, event, expect, prompt_of, question
 
 from pypcd.server import Server
 
@@ -33,7 +34,9 @@ def room(chat: Chat) -> tuple[int, int]:
     found: list[Any] = []
 
     def read() -> bool:
-        text = " ".join(chat.page.get_by_text(re.compile(r"\d+ of .*tokens")).all_inner_texts()).replace(",", "")
+        text = " ".join(chat.page.get_by_text(re.compile(r"^\s*[\d,]+ of [\d,]+ tokens")).all_inner_texts()).replace(
+            ",", ""
+        )
         found[:] = re.findall(r"(\d+) of (\d+) tokens", text)
         return bool(found)
 
@@ -77,6 +80,7 @@ def test_a_paste_of_2000_tokens(chat: Chat, served: Server) -> None:
     text, _ = long_question(served, 2000)
     n = count(served, text)
     assert n > 1900
+    chat.read_no_documents()
     paste(chat, text)
     expect(removers(chat)).to_have_count(1)
     expect(chat.message).to_have_value("")
@@ -116,6 +120,32 @@ def test_progress_of_reading(chat: Chat, script: Script) -> None:
     chat.finished()
 
 
+def test_the_bar_moves_before_the_first_report_of_what_was_read(chat: Chat, script: Script) -> None:
+    """The server reports after each 2,048 tokens; until then the speed of the last prompt says about how far it is."""
+    bar = chat.named("progressbar", "Reading")
+    nothing = {"total": 1000, "cache": 0, "processed": 0, "time_ms": 0}
+
+    def is_reading(stream: Script.Stream) -> Script.Stream:
+        return stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": nothing})
+
+    stream = is_reading(chat.begin())
+    expect(bar).not_to_have_attribute("max", "1000")  # of no prompt is a speed known: it moves without an end
+    assert bar.evaluate("bar => bar.position") == -1
+    expect(chat.answers).to_contain_text("reading 1,000 tokens")
+    times = {"prompt_n": 1000, "cache_n": 0, "prompt_per_second": 50.0, "predicted_n": 1, "predicted_per_second": 9.0}
+    stream.say("x").end(timings=times)
+    chat.finished()
+    for n in range(2):
+        stream = is_reading(chat.begin())
+        expect(chat.answers.last).to_contain_text(re.compile(r"about (20|19|18) s left"))
+        first = bar.evaluate("bar => bar.position")
+        chat.until(lambda first=first: first + 0.03 < bar.evaluate("bar => bar.position") < 0.5)
+        stream.say("x").end()
+        chat.finished()
+        if n == 0:
+            chat.go()  # the speed is kept
+
+
 def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
     body = {"prompt": long_question(served, 1950)[0], "n_predict": 1, "stream": True, "return_progress": True}
     status, text = ask(served, "/completion", body)
@@ -148,7 +178,7 @@ def test_files_are_dropped_attached_and_removed(chat: Chat, script: Script, serv
         expect(chat.button(f"Remove {name}")).to_be_visible()
     chat.button("Remove no.py").click()
     (tmp_path / "three.csv").write_text("a,b\n1,2\n")
-    choose(chat, "Attach a text file", tmp_path / "three.csv")
+    choose(chat, "Attach files", tmp_path / "three.csv")
     expect(removers(chat)).to_have_count(3)
     chat.told("x", text="What is in them?")
     prompt = script.streams[-1].body["prompt"]
@@ -176,9 +206,85 @@ def test_a_file_is_taken_out_of_a_question(chat: Chat, script: Script) -> None:
 
 
 def test_what_is_no_text_is_refused_with_a_sentence(chat: Chat, tmp_path: Path) -> None:
+    chat.read_no_documents()
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)
-    choose(chat, "Attach a text file", tmp_path / "picture.png")
+    choose(chat, "Attach files", tmp_path / "picture.png")
     expect(chat.alert).to_contain_text("picture.png")
+    expect(removers(chat)).to_have_count(0)
+
+
+def sse(*parts: dict[str, Any]) -> str:
+    return "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n"
+
+
+def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, script: Script, served: Server) -> None:
+    """As the server of documents answers: POST /documents, and a chat whose answer names the passages."""
+    read: list[dict[str, Any]] = []
+    asked: list[dict[str, Any]] = []
+
+    def document(route: Any) -> None:
+        read.append(route.request.post_data_json)
+        route.fulfill(json={"name": read[-1]["filename"], "text": "One.\n\nZoë has 2.", "n_tokens": 10_531})
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.post_data_json)
+        told = {"prompt_n": 9, "cache_n": 0, "predicted_per_second": 9.0, "passages": ["Zoë has 2."]}
+        words = [event(" w1", 1, top_logprobs=candidates(1, 2)), event("", 5), event("🎉", 6)]
+        parts = [
+            {
+                "choices": [
+                    {
+                        "delta": {"content": one["content"]},
+                        "finish_reason": None,
+                        "logprobs": {"content": one["completion_probabilities"]},
+                    }
+                ],
+                "timings": {**told, "predicted_n": n},
+            }
+            for n, one in enumerate(words, start=1)
+        ]
+        end = {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {**told, "predicted_n": 3}}
+        route.fulfill(body=sse(*parts, end), content_type="text/event-stream")
+
+    chat.page.context.route("**/documents", document)
+    chat.page.context.route("**/v1/chat/completions", answer)
+    content = "%PDF-1.7 \x00\x01"
+    drop(chat, ("report.pdf", "application/pdf", content))
+    expect(chat.page.get_by_text("report.pdf (10,531 tokens)")).to_be_visible()
+    expect(chat.page.get_by_text("too long")).to_be_visible()
+    assert read[0]["filename"] == "report.pdf"
+    assert base64.b64decode(read[0]["file_data"].partition(",")[2]) == content.encode()
+    chat.send("Who has 2?")
+    said = chat.finished()
+    expect(said).to_contain_text("1 passage of report.pdf was read again")
+    assert chat.copied(said) == " w1🎉"
+    body = asked[0]
+    (message,) = body["messages"]
+    file, text = message["content"]
+    assert file["type"] == "file" and file["file"]["filename"] == "report.pdf" and text["text"] == "Who has 2?"
+    kind, _, data = file["file"]["file_data"].partition(",")
+    assert kind == "data:text/plain;base64" and base64.b64decode(data).decode() == "One.\n\nZoë has 2."
+    assert body["temperature"] == 0 and body["max_tokens"] == 24 and "pcd" in body
+    # another candidate goes on behind the same passages
+    dialog = chat.open_token(chat.tokens(said).first)
+    dialog.get_by_role("button", name=re.compile("^Go on with .*w2")).click()
+    stream = script.next(chat).say(" end")
+    stream.end()
+    prompt, chosen = stream.body["prompt"]
+    assert chosen == 2 and prompt == prompt_of(served, "One.\n\nZoë has 2.\n\nZoë has 2.\n\nWho has 2?")
+    assert chat.copied(chat.finished()) == " w2 end"
+    chat.go()  # what was read is kept
+    chat.ask("And?")
+    assert [one["role"] for one in asked[1]["messages"]] == ["user", "assistant", "user"]
+    assert asked[1]["messages"][0]["content"] == message["content"]
+
+
+def test_what_the_server_says_of_a_document_is_told(chat: Chat) -> None:
+    error = {"error": {"code": 400, "message": "report.pdf is encrypted", "type": "invalid_request_error"}}
+    chat.page.context.route("**/documents", lambda route: route.fulfill(status=400, json=error))
+    chat.watch.allow("status of 400")
+    drop(chat, ("report.pdf", "application/pdf", "%PDF \x00"))
+    expect(chat.alert).to_contain_text("report.pdf is encrypted")
     expect(removers(chat)).to_have_count(0)
 
 
@@ -205,14 +311,6 @@ def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file(chat: Chat) -> N
 # -- conversations ----------------------------------------------------------------------------------------------------
 
 
-def menu(chat: Chat) -> Any:
-    nav = chat.named("navigation", "Conversations")
-    if not nav.is_visible():
-        chat.button("Conversations").click()
-        expect(nav).to_be_visible()
-    return nav
-
-
 def talk(chat: Chat, *pairs: tuple[str, str]) -> None:
     for text, answer in pairs:
         chat.told(*re.findall(r"\s?\S+", answer), text=text)
@@ -237,8 +335,7 @@ def test_settings_stay_after_a_reload(open_page: Open) -> None:
     chat.set(temperature=0.5, longest_answer=33, system_message="Be brief.")
     chat.pcd("^window")
     chat.go()
-    field = chat.named("combobox", "PCD")
-    assert field.evaluate("field => field.selectedOptions[0].label").startswith("window")
+    expect(chat.page.get_by_role("button", name="PCD: window")).to_be_visible()
     chat.button("Settings").click()
     dialog = chat.named("dialog", "Settings")
     for name, value in (("Temperature", "0.5"), ("Longest answer", "33"), ("System message", "Be brief.")):
@@ -247,24 +344,104 @@ def test_settings_stay_after_a_reload(open_page: Open) -> None:
 
 def test_conversations_are_made_found_and_deleted(chat: Chat, script: Script) -> None:
     talk(chat, ("About cats", "meow"))
-    chat.button("New conversation", menu(chat)).click()
+    chat.button("New conversation", chat.menu()).click()
     expect(chat.answers).to_have_count(0)
     talk(chat, ("About dogs", "woof"))
     assert "cats" not in script.streams[-1].body["prompt"]
-    chat.button("About cats", menu(chat)).click()
+    chat.button("About cats", chat.menu()).click()
     expect(chat.answers).to_contain_text("meow")
-    chat.button("Delete About dogs", menu(chat)).click()
-    confirm = chat.page.get_by_role("button", name=re.compile("^(Delete|Yes)$"))
-    if confirm.count():
-        confirm.click()
-    expect(chat.button("About dogs", menu(chat))).to_have_count(0)
+    chat.button("Delete About dogs", chat.menu()).click()
+    expect(chat.button("About dogs", chat.menu())).to_have_count(0)
     chat.go()
-    expect(chat.button("About cats", menu(chat))).to_be_visible()
-    expect(chat.button("About dogs", menu(chat))).to_have_count(0)
+    expect(chat.button("About cats", chat.menu())).to_be_visible()
+    expect(chat.button("About dogs", chat.menu())).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_what_was_deleted_is_put_back(open_page: Open, script: Script, width: int) -> None:
+    chat = open_page(viewport={"width": width, "height": 740})
+    chat.play(script)
+    talk(chat, ("About cats", "meow"))
+    chat.button("Delete About cats", chat.menu()).click()
+    expect(chat.answers).to_have_count(0)
+    chat.button("Undo", chat.menu()).click()
+    expect(chat.button("About cats", chat.menu())).to_be_visible()
+    expect(chat.answers).to_contain_text("meow")
+    expect(chat.button("Undo")).to_have_count(0)
+    chat.go()
+    expect(chat.answers).to_contain_text("meow")
+
+
+def titles(chat: Chat) -> list[str]:
+    return list(chat.menu().locator("li .title").evaluate_all("all => all.map(one => one.title)"))
+
+
+def test_a_conversation_is_renamed_in_its_place(chat: Chat, script: Script) -> None:
+    talk(chat, ("About cats", "meow"))
+    chat.button("New conversation", chat.menu()).click()
+    talk(chat, ("About dogs", "woof"))
+    field = chat.named("textbox", "Title")
+    for key, wanted in (("Escape", "About cats"), ("Enter", "Felines <b>")):
+        chat.button("Rename About cats", chat.menu()).click()
+        expect(field).to_be_focused()
+        expect(field).to_have_value("About cats")
+        field.fill("Felines <b>")
+        field.press(key)
+        expect(field).to_have_count(0)
+        assert titles(chat) == ["About dogs", wanted]  # it keeps its place
+        expect(chat.button(f"Rename {wanted}")).to_be_focused()
+    chat.button("Felines <b>", chat.menu()).click()
+    expect(chat.answers).to_contain_text("meow")
+    talk(chat, ("More", "purr"))  # and its name, when it is kept again
+    chat.go()
+    assert titles(chat) == ["Felines <b>", "About dogs"]
+    chat.button("Rename About dogs", chat.menu()).click()
+    field.fill("   ")
+    chat.message.click()  # nothing is no name
+    assert titles(chat) == ["Felines <b>", "About dogs"]
+
+
+def test_conversations_are_searched_by_titles_and_texts(chat: Chat, script: Script) -> None:
+    drop(chat, ("lion.txt", "text/plain", "roar"))
+    for said in (("About cats", "They say meow."), ("About dogs", "They say Woof.")):
+        talk(chat, said)
+        chat.button("New conversation", chat.menu()).click()
+    field = chat.named("searchbox", "Search conversations")
+    everything = ["About dogs", "About cats"]
+    for text, wanted in (
+        *(("dogs", everything[:1]), ("MEOW", everything[1:]), ("say about", everything), ("lion", everything[1:])),
+        *(("about meow woof", []), ("", everything)),
+    ):
+        field.fill(text)
+        chat.until(lambda wanted=wanted: titles(chat) == wanted)
+    field.fill("nothing like that")
+    expect(chat.menu()).to_contain_text("Nothing was found")
+
+
+def test_the_list_is_beside_the_talk_or_in_a_drawer(open_page: Open, script: Script) -> None:
+    chat = open_page(viewport={"width": 1280, "height": 800})
+    chat.play(script)
+    talk(chat, ("About cats", "meow"))
+    nav = chat.named("navigation", "Conversations")
+    expect(nav).to_be_visible()
+    expect(chat.button("Conversations")).to_have_count(0)
+    chat.page.set_viewport_size({"width": 360, "height": 740})
+    expect(nav).to_have_count(0)
+    drawer = chat.named("dialog", "Conversations")
+    chat.button("Conversations").click()
+    expect(drawer).to_be_visible()
+    chat.page.keyboard.press("Escape")
+    expect(drawer).to_be_hidden()
+    expect(chat.button("Conversations")).to_be_focused()
+    chat.button("About cats", chat.menu()).click()  # who has chosen sees the talk
+    expect(drawer).to_be_hidden()
+    chat.button("Conversations").click()
+    chat.page.mouse.click(350, 400)  # beside it
+    expect(drawer).to_be_hidden()
 
 
 def exported(chat: Chat, path: Path) -> dict[str, Any]:
-    nav = menu(chat)
+    nav = chat.menu()
     with chat.page.expect_download() as download:
         chat.button("Export", nav).click()
     assert download.value.suggested_filename.endswith(".json")
@@ -273,19 +450,19 @@ def exported(chat: Chat, path: Path) -> dict[str, Any]:
 
 
 def load(chat: Chat, path: Path) -> None:
-    menu(chat)
+    chat.menu()
     choose(chat, "Import", path)
 
 
 def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, script: Script, tmp_path: Path) -> None:
     drop(chat, ("notes.txt", "text/plain", "some notes"))
     talk(chat, ("About cats", "meow `x` 🎉"), ("And?", "purr"))
-    chat.button("New conversation", menu(chat)).click()
+    chat.button("New conversation", chat.menu()).click()
     talk(chat, ("About dogs", "woof"))
     first = exported(chat, tmp_path / "talks.json")
     other = open_page()  # another browser, as it were
     load(other, tmp_path / "talks.json")
-    other.button("About cats", menu(other)).click()
+    other.button("About cats", other.menu()).click()
     expect(other.answers).to_have_count(2)
     assert [other.copied(one) for one in other.answers.all()] == ["meow `x` 🎉", "purr"]
     expect(other.questions.first).to_contain_text("notes.txt")
@@ -297,7 +474,7 @@ def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, scrip
 
     assert plain(first) == plain(second)
     load(other, tmp_path / "talks.json")  # a second time: nothing is doubled
-    expect(other.button("About cats", menu(other))).to_have_count(1)
+    expect(other.button("About cats", other.menu())).to_have_count(1)
 
 
 def test_an_answer_of_another_model_is_read_but_not_gone_on_with(open_page: Open, tmp_path: Path) -> None:
@@ -311,7 +488,7 @@ def test_an_answer_of_another_model_is_read_but_not_gone_on_with(open_page: Open
     (tmp_path / "talks.json").write_text(json.dumps(file))
     other = open_page()
     load(other, tmp_path / "talks.json")
-    other.button("Hello", menu(other)).click()
+    other.button("Hello", other.menu()).click()
     dialog = other.open_token(other.tokens(other.answers).first)
     dialog.get_by_role("button", name=re.compile("^Go on with ")).first.click()
     expect(other.alert).to_contain_text("of the model elsewhere")
@@ -368,7 +545,7 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
     ):
         load(chat, tampered(change))
         expect(chat.alert).to_contain_text("tampered.json")
-        expect(chat.button("Tampered", menu(chat))).to_have_count(0)
+        expect(chat.button("Tampered", chat.menu())).to_have_count(0)
         chat.go()
 
     def hostile(one: Any) -> None:
@@ -378,7 +555,7 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
             token.update(text=text)
 
     load(chat, tampered(hostile))
-    chat.button(text, menu(chat)).click()
+    chat.button(text, chat.menu()).click()
     expect(chat.answers).to_be_visible()
     chat.tokens(chat.answers)
     assert chat.page.evaluate("window.ran ?? null") is None
@@ -392,7 +569,7 @@ def test_two_pages_at_once(open_page: Open, script: Script, served: Server) -> N
     one = open_page()
     one.ask("About cats")
     two = one.again()
-    two.button("New conversation", menu(two)).click()
+    two.button("New conversation", two.menu()).click()
     one.play(script)  # for both
     one.send("More of one")
     first = script.next(one).say("from one")
@@ -408,7 +585,7 @@ def test_two_pages_at_once(open_page: Open, script: Script, served: Server) -> N
     expect(two.answers).to_have_count(1)
     three = one.again()
     for title in ("About cats", "About dogs"):
-        expect(three.button(title, menu(three))).to_have_count(1)
+        expect(three.button(title, three.menu())).to_have_count(1)
 
 
 def test_two_pages_of_one_talk_lose_nothing(open_page: Open, script: Script, tmp_path: Path) -> None:

@@ -189,8 +189,7 @@ def test_pictures_are_exported_and_only_pictures_imported(chat: Chat, script: Sc
     choose(chat, file("cat.png", png(0)))
     expect(chat.button("Remove cat.png")).to_be_visible()
     chat.told("A cat.", text="What is this?")
-    chat.button("Conversations").click()
-    nav = chat.named("navigation", "Conversations")
+    nav = chat.menu()
     with chat.page.expect_download() as download:
         chat.button("Export", nav).click()
     download.value.save_as(tmp_path / "talks.json")

@@ -123,6 +123,8 @@ def test_tokens_are_the_text(chat: Chat, script: Script) -> None:
         assert name.strip(), f"{word!r} has no name"
         assert word.strip() in name
     assert chat.copied(answer) == "".join(words)  # in this view too
+    tops = [one.bounding_box()["y"] for one in tokens.all()]  # type: ignore[index]
+    assert tops[2] == tops[3] < tops[4] < tops[5]  # behind a line's end begins another line
     chat.button("Tokens", answer).click()
     expect(answer.get_by_role("listitem")).to_have_text(re.compile("a list"))
 
@@ -323,42 +325,112 @@ def test_compare(chat: Chat, served: Server, taken: str) -> None:
     assert more == complete(served, prompt_of(served, text, texts[taken], "More"))["content"]
 
 
-def compared(chat: Chat) -> list[Script.Stream]:
-    """Both sides of a comparison whose answers the test makes up, the plain one first."""
-    chat.message.fill("Say")
+def n_read(server: Server) -> int:
+    """How many tokens of prompts the server has evaluated."""
+    (n,) = re.findall(r"^llamacpp:prompt_tokens_total (\d+)", ask(server, "/metrics")[1], re.MULTILINE)
+    return int(n)
+
+
+def test_compare_reads_its_prompt_once_and_tells_no_speed(chat: Chat, served: Server) -> None:
+    text, _ = question(30, 101)
+    n_tokens = complete(served, prompt_of(served, text), n_predict=1, pcd=False)["tokens_evaluated"]
+    complete(served, "Something else", n_predict=1)
+    before = n_read(served)
+    text, _ = question(30, 102)  # as long, and in no cache
+    chat.message.fill(text)
     chat.button("Compare").click()
-    return sorted((chat.script.next(chat) for _ in range(2)), key=lambda stream: bool(stream.body["pcd"]))
+    group = chat.named("group", "Comparison")
+    expect(group.get_by_role("article")).to_have_count(2)
+    expect(chat.button("Send")).to_be_visible()
+    assert 0.9 * n_tokens < n_read(served) - before < 1.3 * n_tokens
+    assert re.findall(r"\d+ tokens", group.inner_text()) and "per second" not in group.inner_text()
+    chat.button("Go on with this", group).first.click()
+    expect(chat.answers).to_contain_text("per second")
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_a_comparison_stays_within_the_column(open_page: Open, script: Script, width: int) -> None:
+    chat = open_page(viewport={"width": width, "height": 740})
+    chat.play(script)
+    chat.told("x")
+    column = chat.answers.first.bounding_box()
+    assert column
+    Compared(chat)
+    left, right = (one.bounding_box() for one in chat.named("group", "Comparison").get_by_role("article").all())
+    assert left and right
+    for box in (left, right):
+        assert column["x"] - 1 <= box["x"] and box["x"] + box["width"] <= column["x"] + column["width"] + 1
+    if width > 1000:
+        assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
+    else:
+        assert left["y"] + left["height"] <= right["y"] and left["x"] == right["x"]
+    expect(chat.answers.first).to_be_visible()  # what was said before keeps its place
+    assert chat.answers.first.bounding_box()["x"] == column["x"]  # type: ignore[index]
+
+
+class Compared:
+    """Both sides of a comparison whose answers the test makes up."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        chat.message.fill("Say")
+        chat.button("Compare").click()
+        self.plain = chat.script.next(chat)
+
+    def contrasted(self) -> Script.Stream:
+        """The second one, which is asked for when the first is there."""
+        return self._chat.script.next(self._chat)
 
 
 def test_compare_is_with_unsure_where_the_server_is_off(open_page: Open, script: Script) -> None:
     with serve(pcd=False) as server:
         chat = open_page(server)
         chat.play(script)
-        streams = compared(chat)
-        for stream in streams:
-            stream.say("x").end()
+        compared = Compared(chat)
+        compared.plain.say("x").end()
+        contrasted = compared.contrasted().say("x")
+        contrasted.end()
         unsure = ask(server, "/props")[1]["pcd"]["presets"]["unsure"]
-        assert [stream.body["pcd"] for stream in streams] == [False, unsure]
+        assert [compared.plain.body["pcd"], contrasted.body["pcd"]] == [False, unsure]
         expect(chat.named("group", "Comparison")).to_contain_text(re.compile("unsure"))
 
 
-def test_stop_ends_both_sides(chat: Chat, script: Script) -> None:
-    streams = compared(chat)
-    assert [stream.body["pcd"] is False for stream in streams] == [True, False]
-    assert len({(stream.body["prompt"], stream.body["seed"]) for stream in streams}) == 1
-    for stream in streams:
-        stream.say("half")
-    expect(chat.named("group", "Comparison").get_by_text("half")).to_have_count(2)
+def test_both_sides_are_asked_for_alike_one_after_the_other(chat: Chat, script: Script) -> None:
+    compared = Compared(chat)
+    compared.plain.say("half")
+    expect(chat.named("group", "Comparison").get_by_role("article")).to_have_count(2)
+    expect(chat.named("group", "Comparison").get_by_text("half")).to_have_count(1)
+    assert len(script.streams) == 1
+    compared.plain.end()
+    contrasted = compared.contrasted()
+    assert (compared.plain.body["pcd"] is False) and contrasted.body["pcd"]
+    for name in ("prompt", "seed", "model"):
+        assert compared.plain.body[name] == contrasted.body[name]
+    contrasted.say("whole").end()
+    expect(chat.named("group", "Comparison").get_by_text("whole")).to_be_visible()
+
+
+@pytest.mark.parametrize("n_whole", [0, 1])
+def test_stop_ends_both_sides(chat: Chat, script: Script, n_whole: int) -> None:
+    compared = Compared(chat)
+    stream = compared.plain
+    if n_whole:
+        stream.say("whole").end()
+        stream = compared.contrasted()
+    stream.say("half")
+    expect(chat.page.get_by_text("half")).to_be_visible()
     chat.button("Stop").click()
-    chat.until(lambda: all(stream.is_left.is_set() for stream in streams))
+    chat.until(stream.is_left.is_set)
     expect(chat.button("Send")).to_be_visible()
+    assert len(script.streams) == n_whole + 1  # what was not asked for yet is not
+    expect(chat.page.get_by_text("half")).to_be_visible()
 
 
 def test_one_side_may_fail(chat: Chat, script: Script) -> None:
-    first, second = compared(chat)
-    first.fail(400, b'{"error": {"code": 400, "message": "No room.", "type": "x"}}')
+    compared = Compared(chat)
+    compared.plain.fail(400, b'{"error": {"code": 400, "message": "No room.", "type": "x"}}')
     chat.watch.allow("the server responded with a status of 400")
-    second.say("whole").end()
+    compared.contrasted().say("whole").end()
     expect(chat.alert).to_contain_text("No room.")
     expect(chat.button("Send")).to_be_visible()
     expect(chat.page.get_by_text("whole")).to_be_visible()

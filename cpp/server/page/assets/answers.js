@@ -8,10 +8,10 @@ export const THINK = "<think>\n"; // which some templates write themselves, so t
 const N_OPTIONS = 8; // candidates that are kept of each token
 
 /** The talk as a chat template takes it. sees: whether the model sees pictures; where it does not, they are left out. */
-function messagesOf(path, system, sees) {
+function messagesOf(path, system, sees, of = contentOf) {
   const messages = system ? [{role: "system", content: system}] : [];
   for (const message of path) {
-    const content = message.role === "user" ? contentOf(message, sees) : (message.thinks ? THINK : "") + message.text;
+    const content = message.role === "user" ? of(message, sees) : (message.thinks ? THINK : "") + message.text;
     if (!content) continue;
     const last = messages.at(-1);
     if (last?.role === message.role) last.content = images.joined(last.content, content); // an answer is missing, and templates want turns
@@ -20,10 +20,25 @@ function messagesOf(path, system, sees) {
   return messages;
 }
 
-/** Files come first: what is asked last is answered best. */
-function contentOf({text, files = []}, sees) {
-  const texts = files.filter(file => !file.image).map(file => `${file.name}:\n\n${file.text}`);
-  return images.contentOf(sees ? files : [], [...texts, text].filter(Boolean).join("\n\n"));
+/** Files come first: what is asked last is answered best. A file that the server has read is its text alone, as the server makes of it. */
+const contentOf = ({text, files = []}, sees) =>
+  images.contentOf(sees ? files : [], [...files.filter(file => !file.image).map(textOfFile), text].filter(Boolean).join("\n\n"));
+
+const textOfFile = ({name, text, isRead}) => isRead ? text : `${name}:\n\n${text}`;
+
+/** With files that the server has read as files: then it can put passages of them before the question once more. */
+const partsOf = ({text, files}, sees) => [
+  ...files.filter(file => file.isRead).map(file => ({type: "file", file: {filename: file.name, file_data: dataOf(file.text)}})),
+  ...images.partsOf(contentOf({text, files: files.filter(file => !file.isRead)}, sees)).filter(part => part.text !== ""),
+];
+
+const hasRead = path => path.some(({files = []}) => files.some(file => file.isRead));
+
+function dataOf(text) {
+  const bytes = new TextEncoder().encode(text);
+  let letters = "";
+  for (let i = 0; i < bytes.length; i += 32768) letters += String.fromCharCode(...bytes.subarray(i, i + 32768));
+  return "data:text/plain;base64," + btoa(letters);
 }
 
 /** How many tokens the server has to read for an answer, without those of pictures. */
@@ -41,10 +56,10 @@ function continued(answer) {
 
 const textOf = tokens => tokens.map(token => token.text).join("");
 
-/** The tokens that stay, as they were; as text where some of a character are not known. */
-function continuedPrompt(prompt, kept) {
+/** The tokens that stay, as they were; as text where some of a character are not known, or of a chat, which may hold some back. */
+function continuedPrompt(prompt, kept, isChat) {
   if (!kept.length) return prompt;
-  const known = kept.findLastIndex(token => token.n > 1) + 1;
+  const known = kept.findLastIndex(token => token.n > 1 || (isChat && !token.chosen)) + 1;
   const start = prompt + textOf(kept.slice(0, known));
   return known === kept.length ? start : [start, ...kept.slice(known).map(token => token.id)];
 }
@@ -52,7 +67,7 @@ function continuedPrompt(prompt, kept) {
 /**
  * Writes an answer: fills message as it comes, and calls changed() each time.
  *
- * message: of an assistant, with model, system, temperature, top_p, seed and pcd (the field of the request: false or an object).
+ * message: of an assistant, with model, system, sampling (fields of the request), seed and pcd (its field: false or an object).
  * path: the talk before it. options: {n_predict, signal}.
  * before: the answer that this one goes on with; kept: its tokens that stay. options.sees: whether the model sees pictures.
  */
@@ -61,18 +76,9 @@ export async function write(message, path, options, changed, before = null, kept
   message.text = textOf(kept);
   message.decided = before?.decided;
   try {
-    const messages = messagesOf(path, message.system, options.sees);
-    const prompt = await api.template(message.model, messages);
-    const seen = images.imagesOf(messages);
-    if (/<think>\s*$/.test(prompt)) message.thinks = true;
-    const body = {
-      model: message.model,
-      prompt: seen.length ? {prompt_string: prompt + textOf(kept), multimodal_data: seen} : continuedPrompt(prompt, kept),
-      pcd: before ? continued(before) : message.pcd,
-      temperature: message.temperature, top_p: message.top_p, seed: message.seed, n_predict: options.n_predict,
-      n_probs: N_OPTIONS, return_progress: true, timings_per_token: true,
-    };
-    for await (const part of api.completion(body, options.signal)) {
+    const asked = {model: message.model, ...message.sampling, seed: message.seed, return_progress: true, timings_per_token: true};
+    const stream = hasRead(path) && !before ? chatOf(message, path, options, asked) : await completionOf(message, path, options, asked, before, kept);
+    for await (const part of stream) {
       take(message, part);
       changed();
     }
@@ -85,6 +91,24 @@ export async function write(message, path, options, changed, before = null, kept
     changed();
   }
 }
+
+async function completionOf(message, path, options, asked, before, kept) {
+  const last = path.at(-1);
+  const passages = before?.stats?.passages ?? []; // which the answer had, and what it goes on with
+  const talk = passages.length ? [...path.slice(0, -1), {...last, text: [...passages, last.text].join("\n\n")}] : path;
+  const messages = messagesOf(talk, message.system, options.sees);
+  const prompt = await api.template(message.model, messages);
+  const seen = images.imagesOf(messages);
+  if (/<think>\s*$/.test(prompt)) message.thinks = true;
+  const whole = seen.length ? {prompt_string: prompt + textOf(kept), multimodal_data: seen} : continuedPrompt(prompt, kept, hasRead(path));
+  return api.completion({...asked, prompt: whole, pcd: before ? continued(before) : message.pcd, n_predict: options.n_predict, n_probs: N_OPTIONS}, options.signal);
+}
+
+/** Each answer of a chat says what it thinks in its text. */
+const chatOf = (message, path, options, asked) => api.chat({
+  ...asked, messages: messagesOf(path, message.system, options.sees, (said, sees) => hasRead([said]) ? partsOf(said, sees) : contentOf(said, sees)),
+  pcd: message.pcd, max_tokens: options.n_predict, logprobs: true, top_logprobs: N_OPTIONS, reasoning_format: "none",
+}, options.signal);
 
 function take(message, part) {
   if (part.prompt_progress) message.progress = {...part.prompt_progress, at: performance.now()};
@@ -101,6 +125,7 @@ function take(message, part) {
       read: timings.prompt_n, cached: timings.cache_n, written: timings.predicted_n,
       readPerSecond: timings.prompt_per_second ?? 0, perSecond: timings.predicted_per_second ?? 0,
       twins: timings.pcd_twins ?? 0, contrasted: timings.pcd_contrasted ?? 0,
+      did: timings.pcd_answer, passages: timings.passages, leftOut: timings.passages_left_out,
     };
     // the first token may have had a twin before it was seen to be sure: only more than that is for an answer that is contrasted
     message.decided ||= message.stats.contrasted > 0 || message.stats.twins > 1;

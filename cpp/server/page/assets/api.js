@@ -49,15 +49,33 @@ export const props = model => json("props?model=" + encodeURIComponent(model));
 export const tokenCount = async (model, content) => (await json("tokenize", {model, content})).tokens.length;
 export const template = async (model, messages) => (await json("apply-template", {model, messages})).prompt;
 
+/** What the server reads in a file: {name, text, n_tokens}. */
+export const document = (model, filename, file_data) => json("documents", {model, filename, file_data});
+
+/** As completion(), of a chat: the server itself puts what its messages hold into a prompt. */
+export async function* chat(body, signal) {
+  for await (const {choices: [choice] = [], prompt_progress, timings} of parts("v1/chat/completions", body, signal, ({choices}) => choices?.[0]?.finish_reason)) {
+    const {delta, finish_reason, logprobs} = choice ?? {};
+    const entries = (logprobs?.content ?? []).map(entry => ({...entry, token: delta.content ?? ""})); // of what was held back too
+    if (!entries.length && delta?.content) entries.push({id: -1, token: delta.content});
+    yield {
+      prompt_progress, timings, completion_probabilities: entries, tokens_predicted: timings?.predicted_n,
+      stop: Boolean(finish_reason), stop_type: finish_reason === "length" ? "limit" : "eos",
+    };
+  }
+}
+
+export const completion = (body, signal) => parts("completion", body, signal, part => part.stop);
+
 /** The parts of a streamed completion, as they come. A stream that ends without its last part is an error. */
-export async function* completion(body, signal) {
-  const response = await ask("completion", {...body, stream: true}, signal);
+async function* parts(path, body, signal, isLast) {
+  const response = await ask(path, {...body, stream: true}, signal);
   try {
     for await (const data of events(response.body)) {
       const part = JSON.parse(data);
       if (part.error) throw new ServerError(part.error.message ?? "The server ended this answer.", part.error.code ?? 500);
       yield part;
-      if (part.stop) return;
+      if (isLast(part)) return;
     }
   } catch (error) {
     if (signal.aborted || error instanceof ServerError) throw error;

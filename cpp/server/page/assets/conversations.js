@@ -2,8 +2,8 @@
 // beside the old one; nothing is lost. Knows nothing of the server or the screen.
 //
 // A message: {id, parent, role: "user" | "assistant", text, made} and
-//   of a user:      files: [{name, text, count}]
-//   of an assistant: model, system, temperature, top_p, tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
+//   of a user:      files: [{name, text, count, isRead (by the server)}]
+//   of an assistant: model, system, sampling (fields of the request), tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
 //                   of two answers that are compared), ended ("stop", "limit", "full", "stopped", "lost"; undefined: it is being written)
 
 // A file of a user may have an `image`, a data URL, in place of a text: see images.js.
@@ -12,7 +12,7 @@ import {createStore, delMany, get, getMany, keys, set, update} from "./vendor/id
 
 const FORMAT = 1; // of exported files
 const store = createStore("pypcd", "conversations");
-const LONGEST_TITLE = 60;
+const LONGEST_TITLE = 120;
 
 const newId = () => Date.now().toString(36) + Math.floor(Math.random() * 2 ** 40).toString(36);
 
@@ -98,7 +98,29 @@ export async function save(conversation) {
     conversation.changed = Date.now();
     return structuredClone(conversation.plain());
   }, store);
-  await set("head:" + id, {id, title: conversation.title, changed: conversation.changed}, store);
+  await putHead(conversation);
+}
+
+const putHead = ({id, title, changed}) => set("head:" + id, {id, title, changed}, store);
+
+/** It keeps its place in the list. */
+export async function rename(id, title) {
+  await update("body:" + id, found => found && {...found, title}, store);
+  await putHead({...await get("head:" + id, store), id, title});
+}
+
+/** Puts back what was removed, as it was. */
+export async function restore(conversation) {
+  await set("body:" + conversation.id, conversation.plain(), store);
+  await putHead(conversation);
+}
+
+/** The ids of those that have all of these words, in their titles or in what was said. */
+export async function search(text) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const bodies = await getMany((await keys(store)).filter(name => name.startsWith("body:")), store);
+  const said = ({title, messages}) => [title, ...messages.flatMap(({text, files = []}) => [text, ...files.map(file => file.name)])].join("\n").toLowerCase();
+  return new Set(bodies.filter(Boolean).filter(body => words.every(word => said(body).includes(word))).map(({id}) => id));
 }
 
 export const remove = id => delMany(["head:" + id, "body:" + id], store);
@@ -168,19 +190,25 @@ const pcdOf = value => {
   }));
 };
 
+const samplingOf = record({
+  temperature: optional(number), top_k: optional(number), top_p: optional(number), min_p: optional(number), repeat_penalty: optional(number),
+  stop: optional(listOf(string)),
+});
 const optionOf = record({
   id: number, text: string, bytes: optional(listOf(number)), model: orNull(number), local: orNull(number), pcd: orNull(number),
 });
 const tokenOf = record({id: number, text: string, n: number, strength: orNull(number), options: listOf(optionOf), chosen: optional(Boolean)});
 const messageOf = record({
   id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
-  files: optional(listOf(record({name: string, text: string, count: orNull(number), image: optional(image)}))),
+  files: optional(listOf(record({name: string, text: string, count: orNull(number), isRead: optional(Boolean), image: optional(image)}))),
   tokens: optional(listOf(tokenOf)),
-  model: optional(string), system: optional(string), temperature: optional(number), top_p: optional(number), setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number), ended: optional(oneOf("stop", "limit", "full", "stopped", "lost")),
+  model: optional(string), system: optional(string), sampling: optional(samplingOf),
+  setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number),
+  ended: optional(oneOf("stop", "limit", "full", "stopped", "lost")),
   pair: optional(string),
   stats: optional(record({
     read: number, cached: number, written: number, perSecond: number, readPerSecond: number,
-    twins: number, contrasted: number,
+    twins: number, contrasted: number, did: optional(string), passages: optional(listOf(string)), leftOut: optional(string),
   })),
 });
 

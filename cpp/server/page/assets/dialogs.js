@@ -1,71 +1,78 @@
-// The dialogs: settings, conversations, and a token with its candidates. They stay in the page and are shown by main.js, so that the
-// browser keeps the focus in them and gives it back.
+// The dialogs: settings, PCD, and a token with its candidates. They stay in the page and are shown by main.js, so that the browser keeps
+// the focus in them and gives it back.
 
 import {html, nothing, svg} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {key} from "./api.js";
-import {error, select} from "./parts.js";
-import {customOf, DEFAULTS, NUMBERS} from "./settings.js";
+import {dialog, select} from "./parts.js";
+import {choiceOf, choices, customOf, DEFAULTS, namesOf, ownSampling, SAMPLING, VALUES} from "./settings.js";
 import {candidates, replaced, shown} from "./tokens.js";
 
-function dialog(label, open, close, content, state, act) {
-  return html`<dialog aria-label=${label} data-open=${String(open)} @close=${() => open && close()}
-    @cancel=${event => { if (event.target === event.currentTarget) { event.preventDefault(); close() } }}>
-    ${open ? html`${error(state, act)}${content()}` : nothing}</dialog>`;
-}
-
 const idOf = (...words) => words.join("-").replace(/\W+/g, "-");
+
+const field = (label, input, about = "") => html`<div class="field"><label for=${idOf(label)}>${label}</label>${input}
+  ${about && html`<small id=${idOf(label, "about")}>${about}</small>`}</div>`;
+
+/** own: what holds if nothing is written. */
+const number = (label, value, {min, max, step, about = ""}, changed, own = "") => field(label, html`<input type="number" id=${idOf(label)}
+  aria-describedby=${about ? idOf(label, "about") : nothing} min=${min} max=${max ?? nothing} step=${step} placeholder=${own || nothing} .value=${String(value)}
+  @change=${({target}) => target.reportValidity() && changed(target.value)}>`, about);
+
+/** What cannot be taken is told, and stays to be mended. */
+const isValid = of => [...of.querySelectorAll("input")].every(input => input.reportValidity());
+
+const done = act => html`<div class="tools end"><button class="first" @click=${event => isValid(event.target.closest("dialog")) && act.panel(null)}>Done</button></div>`;
 
 // -- settings ----------------------------------------------------------------------------------------------------------
 
 export function settingsDialog(state, act) {
-  const {settings} = state;
-  const field = (label, input, about = "") => html`<div class="field"><label for=${idOf(label)}>${label}</label>${input}
-    ${about && html`<small id=${idOf(label, "about")}>${about}</small>`}</div>`;
-  const number = (label, value, {min, max, step}, changed, about = "") => field(label, html`<input type="number" id=${idOf(label)}
-    aria-describedby=${about ? idOf(label, "about") : nothing} min=${min} max=${max ?? nothing} step=${step} .value=${String(value)}
-    @change=${({target}) => target.reportValidity() && changed(target.value)}>`, about);
-  const given = name => value => value === "" ? act.set(name, DEFAULTS[name]) : act.set(name, Number(value));
+  const {settings, props} = state;
   const set = name => value => act.set(name, value);
-  const pcd = state.props?.pcd;
+  const area = (label, name, rows, about = "") => field(label, html`<textarea id=${idOf(label)} rows=${rows} aria-describedby=${about ? idOf(label, "about") : nothing}
+    .value=${live(settings[name])} @change=${event => act.set(name, event.target.value)}></textarea>`, about);
   return dialog("Settings", state.panel === "settings", () => act.panel(null), () => html`
     <h2>Settings</h2>
-    ${number("Temperature", settings.temperature, {min: 0, max: 5, step: "any"}, given("temperature"), "0: always the most probable token")}
-    ${number("Top p", settings.top_p, {min: 0, max: 1, step: "any"}, given("top_p"))}
-    ${number("Longest answer", settings.n_predict, {min: 1, step: 1}, given("n_predict"), "tokens")}
-    ${number("Seed", settings.seed, {min: 0, max: 4294967295, step: 1}, set("seed"), "empty: another one each time")}
-    ${field("System message", html`<textarea id=${idOf("System message")} rows="3" .value=${live(settings.system)}
-      @change=${event => act.set("system", event.target.value)}></textarea>`)}
+    ${area("System message", "system", 3)}
+    <fieldset><legend>Sampling</legend>
+      <p class="quiet">What is empty is left to the server, whose value is shown in grey.</p>
+      ${Object.entries(SAMPLING).map(([name, range]) => number(range.label, settings.sampling[name] ?? "", range,
+        value => act.set("sampling", {...settings.sampling, [name]: value === "" ? undefined : Number(value)}), ownSampling(name, props)))}
+      ${number("Seed", settings.seed, {min: 0, max: 4294967295, step: 1, about: "empty: another one each time"}, set("seed"))}
+      ${number("Longest answer", settings.n_predict, {min: 1, step: 1, about: "tokens"}, value => act.set("n_predict", value === "" ? DEFAULTS.n_predict : Number(value)))}
+      ${area("Stop at", "stop", 2, "texts that end an answer, one a line")}
+    </fieldset>
     <label class="field">Colours ${select([["system", "as the system"], ["light", "light"], ["dark", "dark"]], settings.colours, set("colours"))}</label>
     ${field("API key", html`<input type="password" id=${idOf("API key")} aria-describedby=${idOf("API key", "about")} autocomplete="off"
-      .value=${live(key.get())} @change=${event => act.key(event.target.value)}>`, "where the server wants one; for this tab")}
-    ${pcd?.presets && settings.setting === "custom" ? html`<fieldset><legend>PCD: custom</legend>
-      ${Object.entries(customOf(settings, pcd)).map(([name, value]) => number(NUMBERS[name].label, value ?? 0, NUMBERS[name],
-        found => act.set("custom", {...settings.custom, [name]: found === "" ? pcd.setting[name] : Number(found)}), NUMBERS[name].about))}</fieldset>` : nothing}
-    <button class="first" @click=${event => isValid(event.target.closest("dialog")) && act.panel(null)}>Done</button>`, state, act);
+      .value=${live(key.get())} @change=${event => act.key(event.target.value)}>`, "if the server wants one; for this tab")}
+    ${done(act)}`, state, act);
 }
 
-/** What cannot be taken is told, and stays to be mended. */
-const isValid = dialog => [...dialog.querySelectorAll("input")].every(input => input.reportValidity());
+// -- PCD ---------------------------------------------------------------------------------------------------------------
 
-// -- conversations -------------------------------------------------------------------------------------------------------
+export function pcdDialog(state, act) {
+  const {settings, props} = state;
+  const pcd = props?.pcd;
+  const chosen = choiceOf(settings, pcd);
+  return dialog("PCD", state.panel === "pcd", () => act.panel(null), () => html`
+    <h2>PCD <small>of the next answers</small></h2>
+    <p class="quiet">PCD evaluates each token a second time, with little of the text but what is near, and subtracts the result. So what is far
+      away in a long text counts more.</p>
+    <div role="radiogroup" aria-label="PCD">
+      ${choices(pcd).map(({value, label, about}) => html`<label class="choice"><input type="radio" name="pcd" value=${value}
+        .checked=${live(value === chosen)} @change=${() => act.set("setting", value)}><span>${label}<small>${about}</small></span></label>`)}
+    </div>
+    ${pcd?.presets && chosen === "custom" ? custom(settings, pcd, act) : nothing}
+    ${done(act)}`, state, act);
+}
 
-export function conversationsDialog(state, act) {
-  return dialog("Conversations", state.panel === "conversations", () => act.panel(null), () => html`
-    <nav aria-label="Conversations">
-      <h2>Conversations</h2>
-      <button class="first" @click=${act.fresh}>New conversation</button>
-      <ul>${state.list.map(({id, title}) => html`<li>
-        <button class="title" aria-current=${id === state.conversation.id} @click=${() => act.load(id)}>${title}</button>
-        <button aria-label=${`Delete ${title}`} @click=${() => act.remove(id)}>×</button></li>`)}</ul>
-      <p class="quiet">${state.imported ? `Imported: ${state.imported}.` : ""} They are kept in this browser.</p>
-      <div class="tools">
-        <button @click=${act.exportAll}>Export</button>
-        <button @click=${event => event.target.nextElementSibling.click()}>Import</button>
-        <input type="file" accept=".json,application/json" hidden @change=${({target}) => { target.files[0] && act.importAll(target.files[0]); target.value = "" }}>
-        <button @click=${() => act.panel(null)}>Close</button>
-      </div>
-    </nav>`, state, act);
+function custom(settings, pcd, act) {
+  const set = name => value => act.set("custom", {...settings.custom, [name]: value});
+  return html`<fieldset id="custom"><legend class="unseen">Custom</legend>${Object.entries(customOf(settings, pcd)).map(([name, value]) => {
+    const {label, about} = VALUES[name];
+    const names = namesOf(name, pcd);
+    if (names) return field(label, select(names.map(one => [one, one]), value ?? "none", set(name), idOf(label)), about);
+    return number(label, value ?? 0, VALUES[name], given => set(name)(given === "" ? pcd.setting[name] ?? 0 : Number(given)));
+  })}</fieldset>`;
 }
 
 // -- a token ---------------------------------------------------------------------------------------------------------
@@ -83,8 +90,9 @@ export function tokenDialog(state, act) {
         : token.strength === null ? plainly(token) : "PCD did not change the most probable token here."}
         ${token.strength === null ? nothing : `Strength (beta): ${token.strength.toFixed(2)}.`}</p>
       ${token.options.length ? table(message, index, act, state) : html`<p>Its candidates are not known: it was accepted from a draft.</p>`}
-      <p class="quiet">Model: with the whole text (L). Local: with the text over-rotated or cut off, so that it sees what is near (L*).
-        PCD: what the token was drawn from, before temperature and top p.</p>
+      <p class="quiet">Click another token to go on with the answer from it. The columns are three probabilities of each token. Model: of the
+        model alone (L). Local: of the second evaluation, which sees little of the text but what is near (L*). PCD: after the contrast of
+        the two; the answer's token was drawn from these.</p>
       <div class="tools">${step("Previous token", index - 1)} ${step("Next token", index + 1)}
         <button class="first" @click=${() => act.open(null)}>Close</button></div>`;
   }, state, act);

@@ -43,7 +43,7 @@ export const contentOf = (files, text) => {
   return parts.length ? [...parts, ...(text ? [{type: "text", text}] : [])] : text;
 };
 
-const partsOf = content => typeof content === "string" ? [{type: "text", text: content}] : content;
+export const partsOf = content => typeof content === "string" ? [{type: "text", text: content}] : content;
 
 export const joined = (a, b) =>
   typeof a === "string" && typeof b === "string" ? `${a}\n\n${b}` : [...partsOf(a), {type: "text", text: "\n\n"}, ...partsOf(b)];

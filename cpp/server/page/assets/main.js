@@ -1,12 +1,18 @@
 // The page: what is shown, and what a person does. What it looks like is in views.js; start reading here.
 //
-//   main.js ── views.js ── (token, talk, composer, dialogs) ── tokens.js, markdown.js
-//          └── answers.js ── api.js            └── conversations.js, settings.js
+//   main.js ── views.js ── sidebar.js, dialogs.js, markdown.js, tokens.js
+//          ├── answers.js ── api.js
+//          ├── listing.js ── conversations.js
+//          └── settings.js, files.js, follow.js, browser.js
 
 import {render} from "./vendor/lit-html/lit-html.js";
 import * as answers from "./answers.js";
 import * as api from "./api.js";
+import {copy} from "./browser.js";
 import * as conversations from "./conversations.js";
+import * as files from "./files.js";
+import {follow, grown} from "./follow.js";
+import {listActions} from "./listing.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
 import * as images from "./images.js";
@@ -14,7 +20,6 @@ import * as images from "./images.js";
 if (self !== top) throw new Error("This page does not work inside of another one."); // which could have its buttons clicked
 
 const LONG_PASTE = 2000; // characters; a longer one becomes a file
-const LARGEST = 20_000_000; // bytes of a file
 const FRAME = 60; // ms between two pictures of an answer that is being written, at least
 const KEPT = 3000; // ms between two savings of it
 
@@ -25,6 +30,7 @@ const state = {
   models: [], // {id, isLoaded}
   props: null, // of the chosen model; null: it is not loaded, or the server has not answered yet
   loading: "", // the model that is
+  reading: "", // the file that is
   error: "", // a sentence
   said: "", // for screen readers
   draft: {text: "", files: [], count: 0}, // the next message
@@ -32,14 +38,19 @@ const state = {
   open: null, // {id, index} of a token
   asTokens: new Set(), // ids of answers whose tokens are shown
   runs: new Map(), // id of an answer that is being written -> {controller, conversation}
+  isWide: true, // enough for the list of conversations beside the talk
+  search: "", // in the conversations
+  found: null, // ids of those that have it; null: nothing is searched for
+  renaming: null, // id of a conversation
+  deleted: null, // the last conversation that was, until something else is done with the list
   imported: 0, // conversations from the last file
-  panel: null, // "settings", "conversations"
-  speed: 0, // tokens of prompts that were read per second
+  panel: null, // "settings", "pcd", "conversations"
 };
 
 // -- showing ----------------------------------------------------------------------------------------------------------
 
 let waiting = 0;
+let wasWriting = false; // at the last picture
 let took = 0; // ms that the last picture took: a long answer gets fewer
 
 function show() {
@@ -47,8 +58,6 @@ function show() {
   waiting = 0;
   const start = performance.now();
   document.documentElement.dataset.colours = state.settings.colours;
-  const {scrollHeight, scrollTop, clientHeight} = document.documentElement;
-  const atEnd = scrollHeight - scrollTop - clientHeight < 40;
   const hadFocus = document.activeElement !== document.body;
   try {
     render(page(state, actions), document.body);
@@ -65,7 +74,8 @@ function show() {
   }
   if (hadFocus && document.activeElement.matches("body, :disabled")) // what had it is gone: else the keyboard begins at the top again
     (document.querySelector("dialog[open] button:enabled") ?? document.getElementById("message"))?.focus();
-  if (atEnd && state.runs.size) document.documentElement.scrollTop = document.documentElement.scrollHeight;
+  if (state.runs.size || wasWriting) grown(); // the last picture of an answer is longer too
+  wasWriting = state.runs.size > 0;
   took = performance.now() - start;
 }
 
@@ -161,17 +171,19 @@ async function count() {
 
 const newSeed = () => state.settings.seed === "" ? Math.floor(Math.random() * 2 ** 32) : Number(state.settings.seed);
 
-/** Writes one answer behind conversation.at, or another version of one. */
-async function answer(conversation, fields, before = null, kept = []) {
+/** Writes one answer behind conversation.at, or another version of one. after: what it waits for. */
+async function answer(conversation, fields, {before = null, kept = [], after = null} = {}) {
   const controller = new AbortController();
-  const {model, system, temperature, top_p, n_predict} = state.settings;
-  const message = conversation.add({role: "assistant", text: "", tokens: [], model, system, temperature, top_p, ...fields});
+  const {model, system, n_predict} = state.settings;
+  const sampling = settings.samplingOf(state.settings);
+  const message = conversation.add({role: "assistant", text: "", tokens: [], model, system, sampling, ...fields});
   state.runs.set(message.id, {controller, conversation});
   state.error = "";
-  showSoon();
+  show();
+  if (conversation === state.conversation) follow();
   let saved = Date.now();
   const changed = () => {
-    if (message.stats?.read > 64) state.speed = message.stats.readPerSecond;
+    if (message.stats?.read > 64) state.settings.speeds[model] = message.stats.readPerSecond;
     if (Date.now() - saved > KEPT && message.text) {
       saved = Date.now();
       conversations.save(conversation).catch(fail);
@@ -179,9 +191,13 @@ async function answer(conversation, fields, before = null, kept = []) {
     showSoon();
   };
   try {
+    message.waits = Boolean(after);
+    await after;
+    delete message.waits;
     const path = conversation.path(message.parent);
     await answers.write(message, path, {n_predict, signal: controller.signal, sees: images.sees(state.props)}, changed, before, kept);
   } finally {
+    settings.save(state.settings); // its speed
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
     try {
       await keep(conversation);
@@ -194,6 +210,7 @@ async function answer(conversation, fields, before = null, kept = []) {
 async function keep(conversation) {
   await conversations.save(conversation);
   state.list = await conversations.list();
+  if (state.found) state.found = await conversations.search(state.search);
 }
 
 const withPcd = chosen => ({pcd: settings.pcdOf(chosen, state.props?.pcd), setting: settings.labelOf(chosen, state.props?.pcd)});
@@ -205,10 +222,10 @@ async function reply(conversation, parent, compare = false) {
     const {pcd} = state.props;
     if (!pcd?.presets) throw new Error(`There is nothing to compare with: ${pcd?.refusal ?? "this server runs without PCD"}.`);
     const pair = parent + fields.seed;
-    const results = await Promise.allSettled([
-      answer(conversation, {...fields, pair, pcd: false, setting: "off"}),
-      answer(conversation, {...fields, pair, ...withPcd(settings.turnedOn(state.settings, pcd))}),
-    ]);
+    const plain = answer(conversation, {...fields, pair, pcd: false, setting: "off"});
+    // behind it, in the same slot of the server, whose cache has the prompt: at once it would be read twice
+    const after = plain.catch(() => {});
+    const results = await Promise.allSettled([plain, answer(conversation, {...fields, pair, ...withPcd(settings.turnedOn(state.settings, pcd))}, {after})]);
     for (const result of results) if (result.status === "rejected") throw result.reason;
   } else await answer(conversation, {...fields, ...withPcd(state.settings)});
   const last = conversation.messages.get(conversation.at);
@@ -223,11 +240,20 @@ async function alone(action) {
   const {conversation} = state;
   if (busy.has(conversation)) return;
   busy.add(conversation);
+  const before = document.activeElement;
   try {
     await action(conversation);
   } finally {
     busy.delete(conversation);
+    show();
+    const {activeElement} = document;
+    if (conversation === state.conversation && (activeElement === before || activeElement === document.body)) focusOnMessage();
   }
+}
+
+/** The next thing to do, unless a person is doing another one; without a keyboard that would cover the page. */
+function focusOnMessage() {
+  if (matchMedia("(pointer: fine)").matches) document.getElementById("message")?.focus({preventScroll: true});
 }
 
 async function send(conversation, compare) {
@@ -235,54 +261,33 @@ async function send(conversation, compare) {
   if (!draft.text.trim() && !draft.files.length) return;
   await ready();
   images.check(draft.files, state.props);
-  const files = draft.files.map(({name, text, image, count}) => ({name, text, image, count: count ?? null}));
-  const question = {role: "user", text: draft.text.trim(), files};
+  const sent = draft.files.map(({name, text, image, count, isRead}) => ({name, text, image, count: count ?? null, isRead}));
+  const question = {role: "user", text: draft.text.trim(), files: sent};
   await checkRoom([...conversation.path(), question]);
   if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
   const message = conversation.add({...question, parent: conversation.at});
   state.draft = {text: "", files: [], count: 0};
   state.said = "Answering.";
   show();
+  follow();
   await keep(conversation).catch(fail); // a page that is closed now has the question
   await reply(conversation, message.id, compare);
 }
 
 const focusOn = id => document.getElementById(id)?.focus();
 
-async function attach(files) {
-  for (const file of files) {
-    if (file.size > LARGEST) throw new Error(`${file.name} has ${file.size} bytes; at most ${LARGEST} can be read here.`);
-    if (images.isImage(file)) {
+async function attach(given) {
+  for (const file of given) {
+    state.reading = file.name;
+    show();
+    try {
       images.check([file], state.props);
-      state.draft.files.push(await images.imageOf(file));
-      continue;
+      state.draft.files.push(await files.read(file, state.settings.model));
+    } finally {
+      state.reading = "";
     }
-    const text = await file.text();
-    if (text.includes("\0")) throw new Error(`${file.name} is no text file.`);
-    state.draft.files.push({name: file.name, text});
   }
-  show();
   await count();
-}
-
-function save(name, text) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], {type: "application/json"}));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-}
-
-async function copy(text) {
-  if (navigator.clipboard) await navigator.clipboard.writeText(text);
-  else { // over plain HTTP from another machine there is no clipboard
-    const area = Object.assign(document.createElement("textarea"), {value: text});
-    (document.querySelector("dialog[open]") ?? document.body).append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  }
-  state.said = "Copied.";
 }
 
 // -- what a person does ----------------------------------------------------------------------------------------------
@@ -337,18 +342,19 @@ const actions = {
     const made = conversation.add({...question, parent: message.parent});
     show();
     focusOn("message");
+    follow();
     await keep(conversation).catch(fail);
     await reply(conversation, made.id);
   })),
   goOn: told((message, index, option) => alone(async conversation => {
     state.open = null;
-    const {parent, model, system, temperature, top_p, setting, pcd, seed} = message; // as it was, whatever is set now
+    const {parent, model, system, sampling, setting, pcd, seed} = message; // as it was, whatever is set now
     await connect();
     if (!state.models.some(own => own.id === model)) // tokens are numbers, which another model reads in another way
       throw new Error(`This answer is of the model ${model}, which this server does not have.`);
     const kept = message.tokens.slice(0, index);
     if (option) kept.push({...message.tokens[index], id: option.id, text: option.text, n: 1, chosen: true});
-    const writing = answer(conversation, {parent, model, system, temperature, top_p, setting, pcd, seed}, message, kept);
+    const writing = answer(conversation, {parent, model, system, sampling, setting, pcd, seed}, {before: message, kept});
     if (option) state.asTokens.add(conversation.at);
     show();
     await writing;
@@ -367,7 +373,10 @@ const actions = {
     keep(state.conversation).catch(fail);
     show();
   },
-  copy: told(copy),
+  copy: told(async text => {
+    await copy(text);
+    state.said = "Copied.";
+  }),
   tokens(message) {
     if (!state.asTokens.delete(message.id)) state.asTokens.add(message.id);
     show();
@@ -381,6 +390,7 @@ const actions = {
     if (!name) document.activeElement.blur(); // a field that is being filled in tells its value while it is there
     state.panel = name;
     state.imported = 0;
+    state.deleted = null;
     if (name === "conversations") refresh();
     show();
   },
@@ -389,6 +399,7 @@ const actions = {
     settings.save(state.settings);
     if (name === "model") told(choose)();
     show();
+    if (name === "setting") document.getElementById("custom")?.scrollIntoView(); // it is the last of the list
   },
   key: told(async value => {
     api.key.set(value);
@@ -398,42 +409,8 @@ const actions = {
     state.error = "";
     show();
   },
-
-  fresh() {
-    state.conversation = new conversations.Conversation();
-    state.panel = null;
-    show();
-    focusOn("message");
-  },
-  load: told(async id => {
-    const running = [...state.runs.values()].find(run => run.conversation.id === id);
-    const found = running?.conversation ?? await conversations.load(id);
-    if (!found) throw new Error("This conversation is not there any more.");
-    state.conversation = found;
-    state.panel = null;
-  }),
-  remove: told(async id => {
-    const written = [...state.runs.values(), state].map(run => run.conversation).filter(found => found.id === id);
-    for (const conversation of written) {
-      conversation.isGone = true;
-      actions.stop(conversation);
-    }
-    await conversations.remove(id);
-    if (id === state.conversation.id) state.conversation = new conversations.Conversation();
-    state.list = await conversations.list();
-  }),
-  exportAll: told(async () => save(`pypcd-${new Date().toISOString().slice(0, 10)}.json`, await conversations.exported())),
-  importAll: told(async file => {
-    try {
-      const n = await conversations.imported(await file.text());
-      state.imported = n;
-      state.said = `${n} conversations imported.`;
-    } catch (error) {
-      throw new Error(`${file.name} was not imported: ${error.message}.`);
-    }
-    state.list = await conversations.list();
-  }),
 };
+Object.assign(actions, listActions({state, told, show, stop: actions.stop}));
 
 const refresh = told(async () => { state.list = await conversations.list() });
 
@@ -445,14 +422,24 @@ for (const name of ["dragover", "drop"])
     event.preventDefault();
     if (name === "drop") actions.attach([...event.dataTransfer.files]);
   });
+const room = matchMedia("(min-width: 60rem)");
+const fit = () => {
+  state.isWide = room.matches;
+  if (state.isWide && state.panel === "conversations") state.panel = null;
+};
+room.addEventListener("change", () => { fit(); show() });
 addEventListener("keydown", event => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) actions.stop();
 });
-setInterval(() => { if (state.runs.size) showSoon() }, 500); // seconds go on while a prompt is read
+setInterval(() => { if (state.runs.size) showSoon() }, 250); // the bar goes on while a prompt is read
 
+fit();
 show();
+focusOnMessage();
 told(begin)();
 told(async () => {
   state.list = await conversations.list();
   if (state.list.length && !state.conversation.messages.size) state.conversation = await conversations.load(state.list[0].id) ?? state.conversation;
+  show();
+  follow();
 })();

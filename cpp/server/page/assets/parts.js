@@ -1,11 +1,11 @@
 // Elements that several views have.
 
-import {html, nothing} from "./vendor/lit-html/lit-html.js";
+import {html, nothing, svg} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 
 /** options: [value, label]. */
-export function select(options, value, changed) {
-  return html`<select .value=${live(value)} @change=${event => changed(event.target.value)}>
+export function select(options, value, changed, id = "") {
+  return html`<select id=${id || nothing} .value=${live(value)} @change=${event => changed(event.target.value)}>
     ${options.map(([name, label]) => html`<option value=${name} ?selected=${name === value}>${label}</option>`)}
   </select>`;
 }
@@ -14,3 +14,20 @@ export function select(options, value, changed) {
 export function error(state, act) {
   return state.error ? html`<p class="error" role="alert">${state.error} <button @click=${act.dismiss}>Close</button></p>` : nothing;
 }
+
+/** kind: a class of its looks. */
+export function dialog(label, open, close, content, state, act, kind = "") {
+  return html`<dialog class=${kind || nothing} aria-label=${label} data-open=${String(open)} closedby="any" @close=${() => open && close()}
+    @cancel=${event => { if (event.target === event.currentTarget) { event.preventDefault(); close() } }}>
+    ${open ? html`${error(state, act)}${content()}` : nothing}</dialog>`;
+}
+
+// Lines on a field of 16 by 16.
+const ICONS = {
+  plus: "M8 3v10M3 8h10", cross: "M4 4l8 8M12 4l-8 8", pen: "M3 13l.7-3L11 2.7 13.3 5 6 12.3zM9.5 4.2l2.3 2.3", menu: "M2.5 4h11M2.5 8h11M2.5 12h11",
+  bin: "M3 4.5h10M6.5 4.5V3h3v1.5M4.5 4.5l.6 8.5h5.8l.6-8.5", clip: "M13 7.5L8 12.5a3 3 0 0 1-4.3-4.3L9 3a2 2 0 0 1 2.9 2.9L6.7 11a1 1 0 0 1-1.4-1.4L10 5",
+  gear: "M8 5.7a2.3 2.3 0 1 0 0 4.6 2.3 2.3 0 0 0 0-4.6zM8 1.8v2M8 12.2v2M1.8 8h2M12.2 8h2M3.6 3.6L5 5M11 11l1.4 1.4M12.4 3.6L11 5M5 11l-1.4 1.4",
+  down: "M4 6l4 4 4-4", file: "M4 2h5l3 3v9H4zM9 2v3h3",
+};
+
+export const icon = name => html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true">${svg`<path d=${ICONS[name]}></path>`}</svg>`;

@@ -4,39 +4,50 @@ import {html, nothing} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {repeat} from "./vendor/lit-html/directives/repeat.js";
 import {THINK} from "./answers.js";
-import {conversationsDialog, settingsDialog, tokenDialog} from "./dialogs.js";
+import {pcdDialog, settingsDialog, tokenDialog} from "./dialogs.js";
 import {markdown} from "./markdown.js";
-import {error, select} from "./parts.js";
-import {choiceOf, choices} from "./settings.js";
+import {error, icon, select} from "./parts.js";
+import {labelOf} from "./settings.js";
+import {sidebar} from "./sidebar.js";
 import {replaced, shown} from "./tokens.js";
 import {picture, small} from "./images.js";
 
 export function page(state, act) {
   const {conversation, settings, props} = state;
   return html`
-    <header>
-      <h1>pypcd</h1>
-      <button @click=${() => act.panel("conversations")}>Conversations</button>
-      <label>Model ${select(state.models.map(({id}) => [id, id]), settings.model, value => act.set("model", value))}</label>
-      <label>PCD ${select(choices(props?.pcd), choiceOf(settings, props?.pcd), value => act.set("setting", value))}</label>
-      <button @click=${() => act.panel("settings")}>Settings</button>
-    </header>
-    <main>
-      ${conversation.messages.size ? nothing : welcome(props)}
-      ${talk(state, act)}
-      ${state.panel || state.open ? nothing : error(state, act)}
-    </main>
-    ${composer(state, act)}
+    ${sidebar(state, act)}
+    <div class="page">
+      <header>
+        ${state.isWide ? nothing : html`<button class="bare" aria-label="Conversations" @click=${() => act.panel("conversations")}>${icon("menu")}</button>`}
+        <h1>pypcd</h1>
+        <label><span class="quiet name">Model</span> ${select(state.models.map(({id}) => [id, id]), settings.model, value => act.set("model", value))}</label>
+        <button class="pcd" @click=${() => act.panel("pcd")}><span class="quiet">PCD:</span> ${props ? labelOf(settings, props.pcd) : "…"} ${icon("down")}</button>
+        <button class="bare" aria-label="Settings" title="Settings" @click=${() => act.panel("settings")}>${icon("gear")}</button>
+      </header>
+      <main>
+        ${conversation.messages.size ? nothing : welcome(state)}
+        ${talk(state, act)}
+        ${state.panel || state.open ? nothing : error(state, act)}
+      </main>
+      ${composer(state, act)}
+    </div>
     <p class="unseen" role="status">${state.said}</p>
-    ${settingsDialog(state, act)} ${conversationsDialog(state, act)} ${tokenDialog(state, act)}`;
+    ${settingsDialog(state, act)} ${pcdDialog(state, act)} ${tokenDialog(state, act)}`;
 }
 
-function welcome(props) {
-  return html`<p class="welcome">
-    Ask something, or drop a long text here and ask about it. “Compare” answers plainly and with PCD side by side; “Tokens” under an
-    answer shows what PCD did at each step. ${props?.pcd?.refusal ? html`<br>PCD is off: ${props.pcd.refusal}.` : nothing}
-    Conversations are kept in this browser alone. Programs find the model under ${new URL("v1", location.href).href}.
-  </p>`;
+function welcome({props, settings}) {
+  const refusal = props?.pcd?.refusal;
+  return html`<div class="welcome">
+    <h2>What would you like to know?</h2>
+    <ul>
+      <li>Ask something, or drop a long text here and ask about it.</li>
+      <li>“Compare” answers plainly and with PCD, side by side.</li>
+      <li>“Tokens” under an answer shows what PCD did at each step.</li>
+    </ul>
+    ${settings.model === "demo" ? html`<p>The model “demo” looks values up in a JSON object and knows nothing else: paste one, and ask for the value of a key.</p>` : nothing}
+    ${refusal ? html`<p>PCD is off: ${refusal}.</p>` : nothing}
+    <p class="quiet">Conversations are kept in this browser alone. Programs find the model under ${new URL("v1", location.href).href}.</p>
+  </div>`;
 }
 
 // -- the talk --------------------------------------------------------------------------------------------------------
@@ -62,7 +73,11 @@ function yours(message, state, act) {
     ${editing ? html`
       ${files(state.editing, act)}
       <textarea id="edit" aria-label="Edit message" rows="4" .value=${live(state.editing.text)}
-        @input=${event => act.retype(event.target.value)}></textarea>
+        @input=${event => act.retype(event.target.value)} @keydown=${event => {
+          if (event.key !== "Escape") return;
+          event.stopPropagation(); // else it would stop an answer too
+          act.edit(null);
+        }}></textarea>
       <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
       ${message.files?.map(file => file.image ? picture(file, state.props) : html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
@@ -83,7 +98,7 @@ function answer(message, state, act, title = "") {
   return html`<article class="answer" aria-label=${title || "Answer"} aria-busy=${writing}>
     ${title && html`<h2>${title}</h2>`}
     ${asTokens ? tokens(message, act) : text(message, act)}
-    ${writing && !message.text ? html`<p class="quiet">…</p>` : nothing}
+    ${writing && !message.text ? html`<p class="quiet reading">${reading(message, state.settings.speeds[message.model])}</p>` : nothing}
     <div class="tools">
       ${title ? html`<button ?disabled=${writing} @click=${() => act.choose(message)}>Go on with this</button>`
         : versions(message, state, act)}
@@ -93,7 +108,8 @@ function answer(message, state, act, title = "") {
       ${!writing && !["stop", "full"].includes(message.ended) && message.tokens.length && !title
         ? html`<button @click=${() => act.goOn(message, message.tokens.length)}>Continue</button>` : nothing}
     </div>
-    <p class="quiet">${told(message, writing)}</p>
+    <p class="quiet">${told(message, writing, Boolean(title))}</p>
+    ${passages(message, state)}
   </article>`;
 }
 
@@ -110,15 +126,31 @@ function versions(message, state, act) {
 
 const ENDS = {limit: "ended at the longest answer", full: "the context is full", stopped: "stopped", lost: "broken off"};
 
-function told(message, writing) {
-  const {stats, ended, pcd, setting} = message;
+/** isCompared: without its speed, since the second of two finds the prompt in the cache, and PCD is not what made it faster. */
+function told(message, writing, isCompared) {
+  const {stats, ended} = message;
   if (!stats) return writing || !ended ? "" : ENDS[ended] ?? "";
-  const changed = message.tokens.filter(replaced).length;
   return [
-    `${tokensIn(message.tokens.reduce((sum, token) => sum + token.n, 0))}, ${stats.perSecond.toFixed(1)} per second`,
-    !pcd ? "without PCD" : message.decided ? `PCD (${setting}) changed ${changed}` : `PCD (${setting}) found nothing to do`,
-    ENDS[ended],
+    tokensIn(message.tokens.reduce((sum, token) => sum + token.n, 0)),
+    isCompared ? "" : `${stats.perSecond.toFixed(1)} per second`,
+    did(message), ENDS[ended],
   ].filter(Boolean).join(" · ");
+}
+
+/** What PCD did: the server's sentence; or in words of our own, if the server is of a version that says none. */
+function did({stats, pcd, setting, decided, tokens}) {
+  if (stats.did) return stats.did;
+  return !pcd ? "PCD off" : decided ? `PCD (${setting}) changed ${tokens.filter(replaced).length} of ${stats.written} tokens` : `PCD (${setting}) found nothing to do`;
+}
+
+/** Passages of the files that stood before the question once more. */
+function passages(message, state) {
+  const {passages = [], leftOut} = message.stats ?? {};
+  const names = state.conversation.path(message.parent).flatMap(({files = []}) => files.map(file => file.name));
+  if (!passages.length) return leftOut ? html`<p class="quiet">No passage was read again: ${leftOut}.</p>` : nothing;
+  return html`<details class="passages"><summary>${passages.length === 1 ? "1 passage" : `${passages.length} passages`}
+    ${names.length === 1 ? `of ${names[0]}` : names.length ? "of the files" : ""} ${passages.length === 1 ? "was" : "were"} read again</summary>
+    ${passages.map(text => html`<blockquote class="file" tabindex="0">${text}</blockquote>`)}</details>`;
 }
 
 // -- an answer as text, with what PCD changed marked, or as tokens ----------------------------------------------------
@@ -149,9 +181,10 @@ function tokens(message, act) {
   const button = (token, i) => html`<button class=${"token" + (replaced(token) ? " changed" : "") + (token.chosen ? " chosen" : "")}
     tabindex=${i ? -1 : 0} aria-label=${/\S/.test(token.text) ? nothing : shown(token)}
     aria-description=${token.chosen ? "chosen by you" : replaced(token) ? "changed by PCD" : nothing}
-    @click=${() => act.open(message, i)}>${token.text || "∎"}</button>`;
+    @click=${() => act.open(message, i)}>${token.text.replaceAll("\n", "↵") || "∎"}</button>${[...token.text.matchAll(/\n/g)].map(() => html`<br>`)}`;
   // on one line: white space between elements would be seen here
-  return html`<div class="tokens" role="group" aria-label="Tokens; arrow keys move, Enter opens" @keydown=${move}>${message.tokens.map(button)}</div>`;
+  return html`<div class="tokens" role="group" aria-label="Tokens; arrow keys move, Enter opens" @keydown=${move}>${message.tokens.map(button)}</div>
+    <p class="quiet">Click a token to see what else the model might have said.</p>`;
 }
 
 const STEPS = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -Infinity, End: Infinity};
@@ -174,29 +207,33 @@ function composer(state, act) {
   const {draft, conversation} = state;
   const busy = [...state.runs.values()].some(run => run.conversation === conversation);
   return html`<form class="composer" @submit=${event => { event.preventDefault(); act.send() }}>
-    ${files(draft, act)}
-    <label for="message">Message</label>
-    <textarea id="message" rows="2" .value=${live(draft.text)} @input=${event => act.type(event.target.value)} @paste=${act.paste}
-      @keydown=${event => {
-        if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-        event.preventDefault();
-        act.send();
-      }}></textarea>
-    <div class="tools">
-      ${busy ? html`<button type="button" id="stop" @click=${() => act.stop()}>Stop</button>`
-        : html`<button class="first">Send</button><button type="button" @click=${act.compare}>Compare</button>`}
-      <button type="button" @click=${event => event.target.nextElementSibling.click()}>Attach a text file</button>
-      <input type="file" multiple hidden @change=${event => { act.attach([...event.target.files]); event.target.value = "" }}>
-      <span class="quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}` : reading(state) ?? used(state)}</span>
+    <div class="box">
+      ${files(draft, act)}
+      <label class="unseen" for="message">Message</label>
+      <textarea id="message" rows="1" placeholder="Message, or drop a file" .value=${live(draft.text)} @input=${event => act.type(event.target.value)}
+        @paste=${act.paste}
+        @keydown=${event => {
+          if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+          event.preventDefault();
+          act.send();
+        }}></textarea>
+      <div class="tools">
+        <button type="button" class="bare" aria-label="Attach files" title="Attach files" @click=${event => event.currentTarget.nextElementSibling.click()}>${icon("clip")} <span class="name">Attach files</span></button>
+        <input type="file" multiple hidden @change=${event => { act.attach([...event.target.files]); event.target.value = "" }}>
+        ${busy ? html`<button type="button" id="stop" @click=${() => act.stop()}>Stop</button>`
+          : html`<button type="button" @click=${act.compare}>Compare</button><button class="first">Send</button>`}
+      </div>
     </div>
+    <div class="status quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}`
+      : state.reading ? `reading ${state.reading}` : used(state)}</div>
   </form>`;
 }
 
 /** of: a message that is not sent yet. */
 function files(of, act) {
-  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li>${small(file)}${file.name}
-    ${file.count ? `(${tokensIn(file.count)})` : nothing}
-    <button type="button" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(of, file)}>×</button></li>`)}</ul>` : nothing;
+  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li><span>${file.image ? small(file) : icon("file")} ${file.name}
+    ${file.count ? `(${tokensIn(file.count)})` : nothing}</span>
+    <button type="button" class="bare" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(of, file)}>${icon("cross")}</button></li>`)}</ul>` : nothing;
 }
 
 const grouped = new Intl.NumberFormat("en");
@@ -209,13 +246,23 @@ function used({conversation, draft, props}) {
   return size ? html`<span class=${n > size ? "over" : ""}>${grouped.format(n)} of ${tokensIn(size)}${n > size ? ": too long" : ""}</span>` : nothing;
 }
 
-/** How far the prompts are read that answers wait for; between the server's reports by its speed. */
-function reading(state) {
-  const waiting = [...state.conversation.messages.values()].filter(message => message.progress && state.runs.has(message.id));
-  if (!waiting.length) return null;
-  const {total, cache, processed, time_ms, at} = waiting.map(message => message.progress).sort((a, b) => a.processed / a.total - b.processed / b.total)[0];
-  const perSecond = processed > cache && time_ms > 0 ? 1000 * (processed - cache) / time_ms : state.speed;
-  const done = Math.min(total, processed + perSecond * (performance.now() - at) / 1000);
-  const left = perSecond ? `, about ${Math.max(1, Math.ceil((total - done) / perSecond))} s left` : "";
-  return html`<progress aria-label="Reading" max=${total} .value=${done}></progress> reading ${tokensIn(total)}${left}`;
+/**
+ * How far the prompt of an answer is read: what the server reports after each batch, and between its reports what its speed makes of it;
+ * before the first, the speed of the last prompt. perSecond: that speed, if there was one.
+ */
+function reading({waits, progress}, perSecond) {
+  if (waits) return "waits for the other answer, which has read the same prompt";
+  if (!progress) return html`<progress aria-label="Reading"></progress> begins`;
+  const {total, cache, processed, time_ms, at} = progress;
+  const isMeasured = processed > cache && time_ms > 0;
+  const speed = isMeasured ? 1000 * (processed - cache) / time_ms : perSecond;
+  const words = `reading ${tokensIn(total)}`;
+  if (!speed) return html`<progress aria-label="Reading"></progress> ${words}`;
+  const due = processed + speed * (performance.now() - at) / 1000;
+  const done = Math.min(total, isMeasured ? due : eased(due / total) * total);
+  const left = (total - due) / speed;
+  return html`<progress aria-label="Reading" max=${total} .value=${done}></progress> ${words}${left > 0 ? `, about ${Math.ceil(left)} s left` : ""}`;
 }
+
+/** A guess may be too fast: its last tenth is never quite reached. */
+const eased = part => part < 0.9 ? part : 1 - 0.1 * Math.exp(-(part - 0.9) / 0.1);

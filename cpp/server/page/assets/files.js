@@ -1,0 +1,27 @@
+// Files for a message. The server reads them, which knows PDF and DOCX; a text it need not read.
+
+import * as api from "./api.js";
+import {imageOf, isImage} from "./images.js";
+
+const LARGEST = 20_000_000; // bytes of a file
+
+/** {name, text}, and if the server has read it, isRead and count, its tokens. */
+export async function read(file, model) {
+  if (file.size > LARGEST) throw new Error(`${file.name} has ${file.size} bytes; at most ${LARGEST} can be read here.`);
+  if (isImage(file)) return imageOf(file);
+  try {
+    const {text, n_tokens} = await api.document(model, file.name, await dataOf(file));
+    return {name: file.name, text, count: n_tokens, isRead: true};
+  } catch (error) {
+    const text = await file.text();
+    if (!/[\0\uFFFD]/.test(text)) return {name: file.name, text}; // the server reads no documents, but this is a text
+    throw error.status === 404 ? new Error(`${file.name} is no text file.`) : error;
+  }
+}
+
+const dataOf = file => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.onload = () => resolve(reader.result);
+  reader.onerror = () => reject(new Error(`${file.name} cannot be read: ${reader.error.message}`));
+  reader.readAsDataURL(file);
+});
