@@ -17,6 +17,8 @@ from pypcd.prompt_cache import MIN_TOKENS, PromptCache
 
 FIRST = 64  # tokens of a long prompt that are read before the others: then the bar tells how long it will take
 
+LEFT = 16  # tokens of a document's end that are read with the question: replay reads a prompt's last ones by themselves
+
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
@@ -33,7 +35,7 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """The beginning of a prompt, through its last document, which is kept on disk.
+    """The beginning of a prompt, nearly to the end of its last document, which is kept on disk.
 
     Attributes:
         n: its number of tokens.
@@ -55,7 +57,7 @@ class Kept:
         """
         if cache is None or not documents or len(prompt) < MIN_TOKENS:
             return None
-        n = max(n_tokens_through(llm, prompt, text) for text in documents.values())
+        n = max(n_tokens_through(llm, prompt, text) for text in documents.values()) - LEFT
         return cls(cache, n, list(documents)) if n >= MIN_TOKENS else None
 
 
@@ -72,11 +74,11 @@ def read(
         RuntimeError: it was stopped, or llama_decode failed.
     """
     started = time.perf_counter()
+    n_kept = min(kept.n, len(prompt)) if kept else 0
     cached = done = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), prompt)
-    is_new = kept is not None and done < kept.n
-    if kept is not None and is_new and (found := kept.cache.restore(llm, prompt[: kept.n])):
-        cached = done = found
-        is_new = done < kept.n
+    if kept is not None and done < n_kept:
+        cached = done = kept.cache.restore(llm, prompt[:n_kept]) or done
+    is_new = done < n_kept
     if done < n or is_new:
         if not engine.rewind(llm, done):  # a recurrent state cannot go back
             cached = done = 0
@@ -97,13 +99,13 @@ def read(
                     bar.update(len(part))
 
             if kept is not None and is_new:
-                go_on(kept.n, kept.n)
-                seconds, n_new = time.perf_counter() - started, kept.n - done
+                go_on(n_kept, n_kept)
+                seconds, n_new = time.perf_counter() - started, n_kept - done
                 about = {
                     "model": pathlib.Path(llm.model_path).name,
                     "documents": list(kept.names),
                     "tokens_per_second": round(n_new / seconds, 3),
                 }
-                kept.cache.keep(llm, prompt[: kept.n], about)
+                kept.cache.keep(llm, prompt[:n_kept], about)
             go_on(n, len(prompt))
     return Reading(cached, time.perf_counter() - started)
