@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from browser import Chat, Open, Script, ask, candidates, complete, event, expect, prompt_of, question
+from documents import pdf
 
 from pypcd.server import Server
 
@@ -279,11 +280,30 @@ def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, script:
     assert asked[1]["messages"][0]["content"] == message["content"]
 
 
-def test_what_the_server_says_of_a_document_is_told(chat: Chat) -> None:
+def test_the_real_server_reads_a_pdf_and_answers_about_it(chat: Chat, served: Server, tmp_path: Path) -> None:
+    pytest.importorskip("pypdf")
+    (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 and nothing that a PDF has")
+    chat.watch.allow("status of 400")
+    choose(chat, "Attach files", tmp_path / "bad.pdf")
+    expect(chat.alert).to_contain_text("bad.pdf cannot be read as a PDF")
+    expect(removers(chat)).to_have_count(0)
+    pages = ["The bridge was opened in 1931.", "Signed by Ruth Amsel.", "It has nine arches."]
+    (tmp_path / "report.pdf").write_bytes(pdf(*pages))
+    choose(chat, "Attach files", tmp_path / "report.pdf")
+    file = {"filename": "report.pdf", "file_data": base64.b64encode(pdf(*pages)).decode()}
+    status, read = ask(served, "/documents", file)
+    assert status == 200 and [part.strip() for part in read["text"].split("\n\n")] == pages
+    expect(chat.page.get_by_text(f"report.pdf ({read['n_tokens']} tokens)")).to_be_visible()
+    said = chat.ask("Who signed it?")
+    expect(said).to_contain_text(re.compile(r"[12] passages?\s+of report.pdf w(as|ere) read again"))
+
+
+@pytest.mark.parametrize("content", ["%PDF \x00", "%PDF-1.4 and text alone"])
+def test_what_the_server_says_of_a_document_is_told(chat: Chat, content: str) -> None:
     error = {"error": {"code": 400, "message": "report.pdf is encrypted", "type": "invalid_request_error"}}
     chat.page.context.route("**/documents", lambda route: route.fulfill(status=400, json=error))
     chat.watch.allow("status of 400")
-    drop(chat, ("report.pdf", "application/pdf", "%PDF \x00"))
+    drop(chat, ("report.pdf", "application/pdf", content))
     expect(chat.alert).to_contain_text("report.pdf is encrypted")
     expect(removers(chat)).to_have_count(0)
 

@@ -13,9 +13,10 @@ export async function read(file, model) {
     const {text, n_tokens} = await api.document(model, file.name, await dataOf(file));
     return {name: file.name, text, count: n_tokens, isRead: true};
   } catch (error) {
+    if (error.status !== 404) throw error;
     const text = await file.text();
-    if (!/[\0\uFFFD]/.test(text)) return {name: file.name, text}; // the server reads no documents, but this is a text
-    throw error.status === 404 ? new Error(`${file.name} is no text file.`) : error;
+    if (/[\0\uFFFD]/.test(text)) throw new Error(`${file.name} is no text file.`);
+    return {name: file.name, text}; // the server reads no documents, but this is a text
   }
 }
 
