@@ -449,8 +449,8 @@ class Llama(llama_cpp.Llama):
         return tokens if pcd is None else self._steps(pcd, tokens)
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin. With PCD the last
-        token of a prompt is evaluated alone, as it is if the prompt is asked again and all others are in the cache: a contrast
+        """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin. With PCD generate()
+        has the last token of a prompt evaluated alone, as it is if the prompt is asked again and all others are in the cache: a contrast
         multiplies the rounding that differs between batches of different sizes.
 
         In a step of generate() with drafted tokens all logits are read, and each of its tokens gets a twin.
@@ -477,9 +477,10 @@ class Llama(llama_cpp.Llama):
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
         n_past, started = self.n_tokens, time.perf_counter()
         is_prompt, self._is_prompt = self._is_prompt and bool(self._lock.in_callback), False
+        if is_prompt and self._pcd is not None and tokens and not self._logits_all:
+            n_head = len(tokens) - 1
         is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1 and not is_step)
         if self._pcd is not None and tokens and is_prompt:
-            n_head = n_head if self._logits_all else len(tokens) - 1
             # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
             lib.begin_answer(self, n_past + len(tokens) - 1)
         lib.clear_errors()

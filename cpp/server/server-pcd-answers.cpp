@@ -97,7 +97,8 @@ static std::string sentence(const server_pcd_answer & answer, const std::string 
     const auto & counts = answer.counts;
     const bool is_short = n_prompt + n_tokens <= (uint64_t) answer.request.params.min_context;
 
-    std::string res = server_pcd.sentences.at(!answer.request.on ? "off" : counts.n_contrasted > 0 ? "changed" : is_short ? "short" : "sure");
+    const char * name = !answer.request.on ? "off" : counts.n_contrasted > 0 ? "changed" : is_short ? "short" : "sure";
+    std::string  res  = server_pcd.sentences.at(name);
     string_replace_all(res, "{n_changed}",   std::to_string(counts.n_changed));
     string_replace_all(res, "{n_tokens}",    std::to_string(n_tokens));
     string_replace_all(res, "{min_context}", std::to_string(answer.request.params.min_context));

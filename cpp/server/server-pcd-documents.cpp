@@ -160,7 +160,8 @@ static json file_of(const json & given) {
 
     std::string name = text_of(given, "filename");
     if (name.empty()) { // its ending says that it is a DOCX
-        name = data.rfind("data:", 0) == 0 && data.substr(0, 100).find("wordprocessingml") != std::string::npos ? "document.docx" : "document";
+        const bool is_docx = data.rfind("data:", 0) == 0 && data.substr(0, 100).find("wordprocessingml") != std::string::npos;
+        name = is_docx ? "document.docx" : "document";
     }
     return json { { "name", name }, { "file_data", data } };
 }
@@ -168,7 +169,8 @@ static json file_of(const json & given) {
 // {"name", "text"} of a client
 static json plain_of(const json & given) {
     if (!given.is_object() || text_of(given, "text").empty()) {
-        throw std::invalid_argument("it has " + given.dump_safe().substr(0, 80) + "; allowed: a list of {\"name\": \"report.txt\", \"text\": \"…\"}; "
+        throw std::invalid_argument("it has " + given.dump_safe().substr(0, 80)
+                + "; allowed: a list of {\"name\": \"report.txt\", \"text\": \"…\"}; "
                 "files such as PDF are parts of a message, or POST /documents reads them");
     }
     const std::string name = text_of(given, "name");
@@ -188,7 +190,8 @@ json server_pcd_anthropic_file(const json & part) {
         return json { { "type", "file" }, { "file", { { "name", name }, { "text", text_of(source, "data") } } } };
     }
     if (type != "base64") {
-        throw std::invalid_argument("a document's source has type " + json(type).dump_safe() + "; allowed: \"text\", \"base64\"; this server fetches no files");
+        throw std::invalid_argument("a document's source has type " + json(type).dump_safe()
+                + "; allowed: \"text\", \"base64\"; this server fetches no files");
     }
     json file = {
         { "file_data", "data:" + text_of(source, "media_type") + ";base64," + text_of(source, "data") },
@@ -270,7 +273,8 @@ server_pcd_chat::server_pcd_chat(json & body) {
     try {
         if (!documents.is_null()) {
             if (!documents.is_array()) {
-                throw std::invalid_argument("it is " + documents.dump_safe().substr(0, 80) + "; allowed: a list of {\"name\": \"report.txt\", \"text\": \"…\"}");
+                throw std::invalid_argument("it is " + documents.dump_safe().substr(0, 80)
+                        + "; allowed: a list of {\"name\": \"report.txt\", \"text\": \"…\"}");
             }
             for (const auto & cur : documents) {
                 if (last_user == messages.size()) {
@@ -397,7 +401,8 @@ void server_pcd_chat::add_replay(json & params, const std::function<std::string(
 server_pcd_replay_ptr server_pcd_replay_of(const json & params) {
     for (const char * field : { "documents", "replay" }) {
         if (params.contains(field) && !params.at(field).is_null()) {
-            throw std::invalid_argument(std::string("Field '") + field + "': it belongs to chats, such as /v1/chat/completions; leave it out");
+            throw std::invalid_argument(std::string("Field '") + field
+                    + "': it belongs to chats, such as /v1/chat/completions; leave it out");
         }
     }
     if (!params.contains("pcd_replay")) {

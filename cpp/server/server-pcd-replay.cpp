@@ -108,7 +108,8 @@ static void look(const char * name, const int64_t ne[4], const float * data, voi
 }
 
 // evaluates tokens at positions n_past .. once, for their attention, and takes them out again; an error in a sentence, or none
-static std::string evaluate(reading & cur, const std::vector<llama_token> & tokens, int32_t n_past, const std::function<bool()> & make_room) {
+static std::string evaluate(
+        reading & cur, const std::vector<llama_token> & tokens, int32_t n_past, const std::function<bool()> & make_room) {
     char err[512] = "";
     const char * prefix = "kq_soft_max";
     if (llama_pcd_set_tap(cur.ctx, &prefix, 1, look, &cur, err, sizeof(err)) != LLAMA_PCD_OK) {
@@ -143,7 +144,8 @@ static std::string evaluate(reading & cur, const std::vector<llama_token> & toke
 }
 
 // the tokens of each document's segments; a token across a border counts for both
-static bool find_spans(const llama_vocab * vocab, const server_pcd_replay & replay, const std::vector<llama_token> & prompt, std::vector<span> & res) {
+static bool find_spans(
+        const llama_vocab * vocab, const server_pcd_replay & replay, const std::vector<llama_token> & prompt, std::vector<span> & res) {
     std::vector<size_t> ends;
     std::string text;
     for (const llama_token token : prompt) {

@@ -117,7 +117,8 @@ bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, b
     return true;
 }
 
-bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, server_pcd_answer & answer, std::string & err) {
+bool server_pcd_begin(
+        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, server_pcd_answer & answer, std::string & err) {
     answer = { request, {} };
     if (!request.on) {
         llama_pcd_unset_seq(ctx, id);

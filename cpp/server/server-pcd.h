@@ -94,15 +94,16 @@ void server_pcd_loading(const std::string & stage, float progress);
 // all requests, but cannot run here.
 bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, bool reads_hidden_states);
 
-// What a body asks for: its field "pcd", else the end of "model" (name:pcd, name:pcd-preset, name:pcd-off), else the server's setting, but nothing
-// where a grammar constrains the answer from its first token on. Throws std::invalid_argument.
+// What a body asks for: its field "pcd", else the end of "model" (name:pcd, name:pcd-preset, name:pcd-off), else the server's setting,
+// but nothing where a grammar constrains the answer from its first token on. Throws std::invalid_argument.
 server_pcd_request server_pcd_of(const common_json & body, bool constrained);
 
 // Throws std::invalid_argument where a body asks for PCD and its route decodes nothing.
 void server_pcd_check_route(const std::string & path, const std::string & body);
 
 // A slot takes a request, or gives it back. False: it cannot have this setting, and err is a sentence for its client.
-bool server_pcd_begin(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, server_pcd_answer & answer, std::string & err);
+bool server_pcd_begin(
+        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, server_pcd_answer & answer, std::string & err);
 void server_pcd_end  (llama_context * ctx, llama_seq_id id);
 
 // A slot begins with its prompt, whose last token lies at `last`: there the answer begins, whatever is cached. tokens: those of the

@@ -284,7 +284,7 @@ def test_what_is_no_scheduler_is_told_of(tmp_path: Path, capsys: pytest.CaptureF
             with Cluster(address) as cluster, pytest.raises(pypcd.PCDError, match=f"no Dask scheduler .* {address}"):
                 evaluate(DEMO, Directory(run), jobs=cluster, options=ONE)
     assert time.monotonic() - began < 60
-    assert main(["eval", "demo", "--n", "1", "--cluster", "nowhere.json", "--out", str(tmp_path / "other")]) == 1
+    assert main(["eval", "demo", "--n", "1", "--cluster", "nowhere.json", "--out", str(tmp_path / "other")]) == 2
     said = capsys.readouterr().err
     assert "nowhere.json" in said and "dask scheduler" in said and not (tmp_path / "other").exists()
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STOCK = Path(llama_cpp.__file__).parent / "llama.py"
 
 # ours, by method; the others that pypcd.Llama has are llama_cpp's
-OF_INIT = {"pcd", "engine", "n_seq_max", "use_extra_bufts", "rpc_servers"}
+OF_INIT = {"progress", "pcd", "engine", "n_seq_max", "use_extra_bufts", "rpc_servers"}
 OURS = {
     "__init__": OF_INIT,
     "__call__": {"pcd"},
