@@ -275,6 +275,7 @@ def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, script:
     assert chosen == 2 and prompt == prompt_of(served, "One.\n\nZoë has 2.\n\nZoë has 2.\n\nWho has 2?")
     assert chat.copied(chat.finished()) == " w2 end"
     chat.go()  # what was read is kept
+    expect(chat.questions.first).to_contain_text("Who has 2?")
     chat.ask("And?")
     assert [one["role"] for one in asked[1]["messages"]] == ["user", "assistant", "user"]
     assert asked[1]["messages"][0]["content"] == message["content"]
