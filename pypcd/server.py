@@ -263,10 +263,9 @@ class Server:
             "LLAMA_ARG_PCD": passed,
             "PYPCD_AMX": str(int(engine.configure_amx().on)),
             "PYPCD_HOST": host,
-            "PYPCD_PYTHON": sys.executable,  # which reads documents
-            "PYPCD_ROOT": str(
-                pathlib.Path(__file__).resolve().parents[1]
-            ),  # in this folder: Python imports from where it starts
+            # documents are read by this Python, started in this folder, since it imports from where it starts
+            "PYPCD_PYTHON": sys.executable,
+            "PYPCD_ROOT": str(pathlib.Path(__file__).resolve().parents[1]),
         }
         if api_key is not None:
             self.environment["LLAMA_API_KEY"] = api_key  # a command line can be read by all users of the machine
@@ -556,11 +555,8 @@ def _chosen(
         ("gpu-layers", "n-gpu-layers", "ngl", "LLAMA_ARG_N_GPU_LAYERS"): "all" if on_gpu else "",
         ("threads", "t", "LLAMA_ARG_THREADS"): str(threads.decode),
         ("threads-batch", "tb"): str(threads.batch),
-        (
-            "temp",
-            "temperature",
-            "LLAMA_ARG_TEMPERATURE",
-        ): "0",  # as the terminal: an answer about a text is the most probable one
+        # as the terminal: an answer about a text is the most probable one
+        ("temp", "temperature", "LLAMA_ARG_TEMPERATURE"): "0",
     }
     return {names[0]: value for names, value in chosen.items() if value and option_of(given, *names) is None}
 

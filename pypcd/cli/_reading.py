@@ -76,11 +76,11 @@ def read(
     started = time.perf_counter()
     n_kept = min(kept.n, len(prompt)) if kept else 0
     cached = done = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), prompt)
-    if kept is not None and done < n_kept:
-        cached = done = kept.cache.restore(llm, prompt[:n_kept]) or done
+    restored = kept.cache.restore(llm, prompt[:n_kept]) if kept is not None and done < n_kept else 0
+    cached = done = restored or done
     is_new = done < n_kept
     if done < n or is_new:
-        if not engine.rewind(llm, done):  # a recurrent state cannot go back
+        if not restored and not engine.rewind(llm, done):  # a recurrent state cannot go back
             cached = done = 0
             llm.reset()
         llm.n_tokens = done

@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         **options,
     )
     chat = (args.chat or has_template(llm)) and not args.no_chat
-    n_prompt = len(prompt_tokens(llm, prompt, chat=chat))
+    asked = prompt_tokens(llm, prompt, chat=chat)
+    n_prompt = len(asked)
     failed = False
     cache, documents = PromptCache(), {} if document is None else {document.name: document.text}
 
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         return len(tokens) - _reading.read(llm, tokens, len(tokens), lambda: False, kept).n_cached
 
     if document is not None:
-        rate, is_known = cache.rate(llm), cache.find(llm, prompt_tokens(llm, prompt, chat=chat))
+        rate, is_known = cache.rate(llm), cache.find(llm, asked)
         takes = "; it was read before" if is_known else f", read in about {n_prompt / rate:.0f} s" if rate else ""
         _terminal.say(f"{document.name}: {n_prompt} tokens with the question{takes}")
     session = Session(llm, read)

@@ -724,9 +724,11 @@ def test_the_line_below_an_answer_has_the_first_changes():
 NOTES = tuple(f"Part {i} of the notes: {'ab ' * 20}{i * 7}." for i in range(12))
 
 
-def test_a_document_that_was_read_before_begins_at_once_in_chat(model, tmp_path):
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+def test_a_document_that_was_read_before_begins_at_once_in_chat(tmp_path, arch):
     """And the answers are those without the cache, which the conversation of no cache has."""
-    cache, answers, cached = PromptCache(tmp_path, 2**30), [], []
+    cache, answers, cached = PromptCache(tmp_path / "prompts", 2**30), [], []
+    model = str(write_tiny_gguf(tmp_path / "tiny.gguf", arch, seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=16384))
     for kept in (None, cache, cache):
         with pypcd.Llama(model, n_ctx=2048, n_threads=1, n_threads_batch=1) as llm:
             chat = Conversation(llm, _options.GenerationSettings(max_tokens=12), cache=kept)
