@@ -3,6 +3,7 @@
 A file holds what llama_state_seq_save_file() writes for sequence 0, and behind it JSON about it, the JSON's length and a CRC-32 of
 all before (little-endian), and a mark. Its name has what has to be equal: the weights, the settings that keys and values
 depend on, and the tokens. Files that were not used for longest go first. They hold the text: nobody else may read them.
+llama-server reads and writes them too (cpp/server/server-pcd-disk.cpp).
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ from pypcd.errors import PCDError
 if TYPE_CHECKING:
     from pypcd.llama import Llama
 
-__all__ = ["LIMIT_NAME", "MIN_TOKENS", "Entry", "PromptCache"]
+__all__ = ["LIMIT_NAME", "MIN_TOKENS", "N_LEFT", "Entry", "PromptCache"]
 
 MIN_TOKENS = 256  # less is soon read again
+N_LEFT = (
+    16  # tokens of a document's end that are read with the question: replay reads a prompt's last ones by themselves
+)
 LIMIT_NAME = "PYPCD_CACHE_GIB"  # the environment variable
 _LIMIT = 4.0  # GiB
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})-([0-9]+)-([0-9a-f]{8})\.state")

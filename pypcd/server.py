@@ -42,8 +42,10 @@ from pypcd.decode.replay import repeated
 from pypcd.document import SPACE
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
 from pypcd.gguf import resolve_model
+from pypcd.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.remote import Device, Servers, handshake, lost_text, parse_servers
 from pypcd.served import Served, option_of, to_ini
+from pypcd.states import fingerprint
 
 __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 
@@ -99,22 +101,29 @@ def settings(
     config: PCDConfig | None,
     *,
     required: bool = True,
-    models: Mapping[str, tuple[PCDConfig | None, bool]] | None = None,
+    weights: str = "",
+    models: Mapping[str, tuple[PCDConfig | None, bool, str]] | None = None,
 ) -> str:
-    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON, of each what differs from the paper's; and how it
-    says what PCD did.
+    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON, of each what differs from the paper's; how it
+    says what PCD did; and where it keeps prompts.
 
     Args:
         config: for requests that do not say; None: PCD is off for them, and others begin with the default.
         required: whether the server ends where the model cannot run it; else PCD is off there.
-        models: the same two for models that have their own, by name.
+        weights: what tells the model's file from others (states.fingerprint).
+        models: the same three for models that have their own, by name.
+
+    Raises:
+        ValueError: PYPCD_CACHE_GIB is no number.
     """
-    common = _setting(config, required)
+    common = _setting(config, required, weights)
+    prompts = PromptCache()
     record = {
         "version": library_module.API_VERSION,
         "recommended": RECOMMENDED,
         "sentences": engine.SENTENCES,
         "replay": {**dataclasses.asdict(Replay()), "text": SPACE.join([repeated("{passages}"), ""])},
+        "disk": {"folder": str(prompts.folder), "limit": prompts.limit, "n_min": MIN_TOKENS, "n_left": N_LEFT},
         **common,
     }
     if models:  # what differs: an environment variable has to be short
@@ -125,7 +134,7 @@ def settings(
     return json.dumps(record, separators=(",", ":"))
 
 
-def _setting(config: PCDConfig | None, required: bool) -> dict[str, Any]:
+def _setting(config: PCDConfig | None, required: bool, weights: str) -> dict[str, Any]:
     base = (config or PCDConfig()).replace(sequences="chosen")
     # A context that over-rotates can have twins that do not, and makes no second keys for them. The other way round is refused.
     can_turn = base.perturbation == "none" and base.cache != "separate"
@@ -141,6 +150,7 @@ def _setting(config: PCDConfig | None, required: bool) -> dict[str, Any]:
     return {
         "default": config is not None,
         "required": required,
+        "weights": weights,
         "setting": base.differences(),
         "contexts": [context.differences() for context in dict.fromkeys(contexts)],
         "presets": {name: preset.differences() for name, preset in presets.items()},
@@ -231,7 +241,10 @@ class Server:
             if name in given:
                 word = f"--{name}" if len(name) > 2 else f"-{name}"
                 raise OptionError(f"{word} stands behind --; {instead.format(given[name])}")
-        wanted = {one.name: (self.configs[one.name], pcd_required or one.pcd is not None) for one in self.models}
+        wanted = {
+            one.name: (self.configs[one.name], pcd_required or one.pcd is not None, fingerprint(one.path))
+            for one in self.models
+        }
         self.command = [str(program), "--host", host, "--port", str(self.port), "--kv-unified", "--metrics"]
         if "cors-origins" not in given:
             self.command += ["--cors-origins", "localhost"]  # else any page that is open in a browser here could ask it
@@ -255,7 +268,8 @@ class Server:
             if not aliases:  # it adds names to those that it has
                 self.command += ["--alias", only.name]
             self.command += [word for name, value in chosen.items() for word in (f"--{name}", value)]
-            passed = settings(self.configs[only.name], required=wanted[only.name][1])
+            config, is_required, weights = wanted[only.name]
+            passed = settings(config, required=is_required, weights=weights)
         self.command += options
         self.environment = {
             **_environment(program),

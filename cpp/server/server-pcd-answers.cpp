@@ -64,6 +64,16 @@ void server_pcd_counts::add(const server_pcd_counts & other) {
     n_constrained += other.n_constrained;
 }
 
+int32_t server_pcd_answer::n_next(int32_t n_prompt, int32_t n_read) const {
+    if (const int32_t n = beginning.n_next(n_read); n > 0) {
+        return n;
+    }
+    if (passages.is_waiting()) {
+        return passages.n_before(n_prompt);
+    }
+    return request.on && n_read < n_prompt - 1 ? n_prompt - 1 : n_prompt;
+}
+
 void server_pcd_answer::count(llama_context * ctx, int32_t i, llama_token token) {
     counts.n_constrained += request.constrained;
 

@@ -94,8 +94,8 @@ std::string server_pcd_wrong_name(const std::string & name, const std::string & 
     return "it is " + json(name).dump_safe() + near + "; allowed: " + join(quoted);
 }
 
-void server_pcd_settings::read(const json & all, const std::set<std::string> & given_names) {
-    names = given_names;
+void server_pcd_settings::read(const json & all, const llama_context * ctx, const common_params & params) {
+    names = params.model_alias;
     const int32_t version = all.at("version").get<int32_t>();
     if (version != llama_pcd_version()) {
         throw std::runtime_error(string_format("it has version %d of the PCD interface, this server has %d", version, llama_pcd_version()));
@@ -126,6 +126,7 @@ void server_pcd_settings::read(const json & all, const std::set<std::string> & g
     for (const auto & [name, cur] : given.at("presets").items()) {
         presets.emplace_back(name, params_of(cur));
     }
+    disk.read(given.at("disk"), given.at("weights").get<std::string>(), ctx, params);
     is_given = true;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "json.h"
+#include "server-pcd-disk.h"
 #include "twins/settings.h"
 
 #include <map>
@@ -36,6 +37,7 @@ struct server_pcd_settings {
     std::map<std::string, std::string> sentences; // what PCD did, from Python (pypcd/engine/_results.py), with names in braces
 
     server_pcd_replay_numbers replay;
+    server_pcd_disk disk;
 
     // since the context was made
     bool        is_on = false;  // in the context
@@ -43,7 +45,7 @@ struct server_pcd_settings {
     llama_pcd_params context = {};
     std::vector<std::string> runs; // presets that requests may name
 
-    void read(const common_json & given, const std::set<std::string> & names); // for the model of one of these names
+    void read(const common_json & given, const llama_context * ctx, const common_params & params); // for the model of this context
 
     bool is_own  (const pcd_field & field) const;                // a request may change it
     bool can_have(const pcd_field & field, double number) const; // and to this value

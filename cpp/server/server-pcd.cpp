@@ -68,7 +68,7 @@ static bool goes_on_without() {
     return res;
 }
 
-bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, bool reads_hidden_states) {
+bool server_pcd_load(llama_context * ctx, const common_params & params) {
     server_pcd = {};
 
     const char * given = std::getenv("LLAMA_ARG_PCD");
@@ -76,12 +76,12 @@ bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, b
         return true;
     }
     try {
-        server_pcd.read(json::parse(given), names);
+        server_pcd.read(json::parse(given), ctx, params);
     } catch (const std::exception & e) {
         LOG_ERR("%s: LLAMA_ARG_PCD cannot be read: %s; `pypcd serve` writes it\n", __func__, e.what());
         return false;
     }
-    if (reads_hidden_states) {
+    if (params.speculative.need_n_rs_seq() > 0) {
         server_pcd.refusal = "PCD cannot run here: this server speculates with the model's hidden states (EAGLE-3, MTP, DFlash, DSpark)";
     }
     // --backend-sampling gives every sequence a sampler, beside which PCD is refused; a slot gets its own with each request

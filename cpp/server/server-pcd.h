@@ -9,11 +9,11 @@
 
 #include "json.h"
 #include "llama-pcd.h"
+#include "server-pcd-disk.h"
 #include "server-pcd-documents.h"
 #include "server-pcd-origin.h"
 
 #include <cstdint>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -44,7 +44,12 @@ struct server_pcd_answer {
     server_pcd_request request;
     server_pcd_counts  counts;
 
-    server_pcd_passages passages = {};
+    server_pcd_beginning beginning = {};
+    server_pcd_passages  passages  = {};
+
+    // Up to where the prompt's tokens are read next, of which n_read are: to where it is kept, to where its passages are chosen, or to its
+    // end. A contrast multiplies rounding, so the last token, which a prompt that is asked again has by itself, is read by itself then.
+    int32_t n_next(int32_t n_prompt, int32_t n_read) const;
 
     // Row i of the last decode, and the token that was chosen from it; LLAMA_TOKEN_NULL: a drafted one was not, so it is no token of the
     // answer.
@@ -90,9 +95,8 @@ struct server_pcd_probs {
 // How much of a model is loaded, 0 to 1: a line on stdout for `pypcd serve`.
 void server_pcd_loading(const std::string & stage, float progress);
 
-// The context was made: read the settings and try them; names: the model's, which may have a setting of its own. False: PCD is on for
-// all requests, but cannot run here.
-bool server_pcd_load(llama_context * ctx, const std::set<std::string> & names, bool reads_hidden_states);
+// The context was made: read the settings and try them. False: PCD is on for all requests, but cannot run here.
+bool server_pcd_load(llama_context * ctx, const common_params & params);
 
 // What a body asks for: its field "pcd", else the end of "model" (name:pcd, name:pcd-preset, name:pcd-off), else the server's setting,
 // but nothing where a grammar constrains the answer from its first token on. Throws std::invalid_argument.

@@ -16,7 +16,7 @@ import pypcd
 from pypcd import PCDConfig, PCDError, UnsupportedError, engine
 from pypcd.cli import _options
 from pypcd.cli._generation import ContextFull, Figures, Generation
-from pypcd.cli._reading import LEFT, Kept, Reading, read
+from pypcd.cli._reading import Kept, Reading, read
 from pypcd.cli._text import counted
 from pypcd.config import PCDSetting
 from pypcd.decode import Replay
@@ -24,7 +24,7 @@ from pypcd.decode.replay import attention_weights, repeated
 from pypcd.document import SPACE, Document
 from pypcd.errors import InputError
 from pypcd.prompt import Prompt, chat_formatter, chat_tokens
-from pypcd.prompt_cache import PromptCache
+from pypcd.prompt_cache import N_LEFT, PromptCache
 
 Message = dict  # {"role": ..., "content": ...}
 
@@ -140,7 +140,7 @@ class Conversation:
         """About how long n tokens of the next message take, which has documents; None: it is not known yet. 0: they are on disk."""
         if self.cache is not None:
             tokens, _ = self._prompt([*self.messages, {"role": "user", "content": self._with_attached("?")}])
-            if any(entry.n_tokens >= n - LEFT for entry in self.cache.find(self.llm, tokens)):
+            if any(entry.n_tokens >= n - N_LEFT for entry in self.cache.find(self.llm, tokens)):
                 return 0.0
         rates = [rate for figures in self.figures if (rate := figures.prompt_rate)]
         rate = rates[-1] if rates else None if self.cache is None else self.cache.rate(self.llm)

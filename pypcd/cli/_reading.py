@@ -13,11 +13,9 @@ import pypcd
 from pypcd import engine
 from pypcd.cli import _terminal
 from pypcd.prompt import n_tokens_through
-from pypcd.prompt_cache import MIN_TOKENS, PromptCache
+from pypcd.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 
 FIRST = 64  # tokens of a long prompt that are read before the others: then the bar tells how long it will take
-
-LEFT = 16  # tokens of a document's end that are read with the question: replay reads a prompt's last ones by themselves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Kept:
         """
         if cache is None or not documents or len(prompt) < MIN_TOKENS:
             return None
-        n = max(n_tokens_through(llm, prompt, text) for text in documents.values()) - LEFT
+        n = max(n_tokens_through(llm, prompt, text) for text in documents.values()) - N_LEFT
         return cls(cache, n, list(documents)) if n >= MIN_TOKENS else None
 
 

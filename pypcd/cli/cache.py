@@ -11,7 +11,7 @@ from pypcd.prompt_cache import LIMIT_NAME, PromptCache
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd cache [list|clear]"
     parser.epilog = (
-        "chat and answer keep what a model has computed for a document, so that the next question about it begins at once, "
+        "chat, answer and serve keep what a model has computed for a document, so that the next question begins at once, "
         f"tomorrow too. Files that were not used for longest go first. {LIMIT_NAME}=N allows N GiB (4); 0 keeps nothing."
     )
     parser.add_argument("action", nargs="?", choices=("list", "clear"), default="list", help="list is the default")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pypcd.engine import _log
 from pypcd.engine._calls import context, memory, stock
 from pypcd.engine._handles import check_shift, is_open, shifts
+from pypcd.engine._model import slides
 from pypcd.errors import PCDError
 
 __all__ = [
@@ -53,6 +54,11 @@ _OF_THE_CACHE = (
     "flash_attn_type",
     "swa_full",
 )
+_YARN = {
+    "yarn_attn_factor": 1.0,
+    "yarn_beta_fast": 32.0,
+    "yarn_beta_slow": 1.0,
+}  # of a model that does not say; below 0: these
 
 
 def decode(llm: llama_cpp.Llama, entries: Sequence[tuple[int, int, int, bool]]) -> bool:
@@ -171,10 +177,20 @@ def load_sequence(llm: llama_cpp.Llama, path: str) -> None:
 
 
 def cache_settings(llm: llama_cpp.Llama) -> str:
-    """The context's settings that keys and values depend on, as far as they are not llama.cpp's own."""
+    """The context's settings that keys and values depend on, as far as they are not llama.cpp's own: what cpp/server/server-pcd-disk.cpp
+    writes of a server's."""
     usual, given = llama_cpp.llama_context_default_params(), llm.context_params
-    names = [name for name in _OF_THE_CACHE if hasattr(usual, name) and getattr(given, name) != getattr(usual, name)]
-    return " ".join(f"{name}={getattr(given, name)}" for name in names)
+    is_scaled = any(".rope.scaling." in name for name in llm.metadata)
+    words = []
+    for name in _OF_THE_CACHE:
+        if not hasattr(usual, name) or (name == "swa_full" and not slides(llm)):
+            continue
+        value, other = getattr(given, name), getattr(usual, name)
+        if name in _YARN and not is_scaled:
+            value, other = value if value >= 0 else _YARN[name], _YARN[name]
+        if value != other:
+            words.append(f"{name}={value:g}")
+    return " ".join(words)
 
 
 def synchronize(llm: llama_cpp.Llama) -> None:

@@ -1,0 +1,63 @@
+// Prompts on disk: the keys and values behind the documents of a request are read back in place of being computed again. The files are
+// those of pypcd/prompt_cache.py, which says what is in them; `pypcd chat` and the server read each other's. Knows sequences and
+// tokens, but nothing of slots.
+
+#pragma once
+
+#include "json.h"
+#include "server-pcd-documents.h"
+
+#include "llama.h"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+struct common_params;
+
+// where they are; of one context
+struct server_pcd_disk {
+    std::string folder;
+    uint64_t    limit = 0; // bytes that they may take together; 0: nothing is kept or read back
+    std::string prefix;    // of their names: the weights, and the settings that keys and values depend on
+    std::string model;     // its file's name, for people
+
+    int32_t n_min  = 0; // tokens that are worth a file
+    int32_t n_left = 0; // tokens of the documents' end that are read with the question
+
+    // given: what `pypcd serve` says; weights: what tells the model's file from others
+    void read(const common_json & given, const std::string & weights, const llama_context * ctx, const common_params & params);
+};
+
+// the beginning of one prompt, nearly to the end of its last document
+class server_pcd_beginning {
+public:
+    // A slot takes a request. Nothing is kept of a prompt without documents, or with pictures: prompt has the tokens of its text alone.
+    void begin(
+            const server_pcd_replay_ptr & replay, const llama_vocab * vocab, const std::vector<llama_token> & prompt, int32_t n_prompt);
+
+    // Replace the sequence by the longest part of it that is on disk, if that saves reading more than a few tokens behind the n that
+    // it has in common with the prompt. make_room: whether there is more room in memory now. False: the sequence is as before; else it
+    // holds these tokens, none if they did not fit.
+    bool restore(
+            llama_context * ctx, llama_seq_id id, int32_t n, const std::function<bool()> & make_room, std::vector<llama_token> & held);
+
+    // whether the sequence is as it was when it had n_past tokens: nothing has to be taken out of it
+    bool is_just_loaded(int32_t n_past) const { return n_loaded > 0 && n_past == n_loaded; }
+
+    // how many tokens are to be read next, before any others, so that it can be kept; 0: no stop is needed
+    int32_t n_next(int32_t n_read) const { return n_read < (int32_t) tokens.size() ? (int32_t) tokens.size() : 0; }
+
+    // The sequence holds n_read tokens of the prompt: if these are just the beginning, write them, once.
+    void keep(llama_context * ctx, llama_seq_id id, int32_t n_read);
+
+private:
+    std::vector<llama_token> tokens;
+    std::vector<std::string> names; // of the documents
+
+    bool    is_kept    = false;
+    int32_t n_loaded = 0; // from disk
+    int32_t n_held   = 0; // tokens that did not have to be read
+    int64_t t_start  = 0; // us
+};

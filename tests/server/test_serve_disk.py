@@ -1,0 +1,258 @@
+"""Prompts that llama-server keeps on disk. The oracles: the same question to a server that keeps nothing, and `pypcd chat`, which
+reads the server's files, as the server reads its."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import http.client
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import F32, Tiny
+from serving import SMALL, ask, ready
+from test_serve_documents import CHAT, TEMPLATE, TOKENS, notes, said, whole, with_file
+
+import pypcd
+from pypcd.cli import _options
+from pypcd.cli._conversation import Conversation
+from pypcd.document import Document
+from pypcd.prompt_cache import MIN_TOKENS, PromptCache
+from pypcd.served import Served
+from pypcd.server import Server
+
+pytest_plugins = ["serving"]  # fixtures
+
+TEXT = notes(1, 40)
+QUESTION, OTHER = "What is the value of k3?", "Which one is red?"
+
+
+@pytest.fixture
+def model(tiny: Tiny) -> str:
+    return str(tiny("llama", seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PromptCache]:
+    """The user's cache, in a folder with a name as people give them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a näme"))
+    monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
+    yield PromptCache()
+
+
+def answer_of(server: Server, text: str = TEXT, question: str = QUESTION, **fields: Any) -> tuple[str, int, list[str]]:
+    """The answer, the tokens of its prompt that were in memory or on disk, and its passages."""
+    body = {"messages": with_file(text, question), "max_tokens": TOKENS, "seed": 1, **fields}
+    status, answer = ask(server, CHAT, body)
+    assert status == 200, answer
+    return said(answer), answer["timings"]["cache_n"], answer["timings"]["passages"]
+
+
+def without(monkeypatch: pytest.MonkeyPatch, model: str, ask_it: Callable[[Server], Any], **given: Any) -> Any:
+    """What a server answers that keeps nothing."""
+    with monkeypatch.context() as patch:
+        patch.setenv("PYPCD_CACHE_GIB", "0")
+        with ready(model, **given) as server:
+            return ask_it(server)
+
+
+@pytest.mark.parametrize("pcd", [False, "paper", "window"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
+def test_a_new_process_goes_on_where_another_has_read(
+    tiny: Tiny, prompts: PromptCache, monkeypatch: pytest.MonkeyPatch, arch: str, pcd: Any
+) -> None:
+    path = str(tiny(arch, seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
+    given: dict[str, Any] = {"pcd": pcd, "pcd_required": False, "parallel": 1}
+    expected = without(monkeypatch, path, lambda server: answer_of(server), **given)
+    assert not prompts.entries()
+    with ready(path, **given) as server:
+        if pcd and server.refusals():
+            pytest.skip(f"{arch} cannot run {pcd}")
+        first = answer_of(server)
+        again = answer_of(server)
+    (entry,) = prompts.entries()
+    assert first == (expected[0], 0, expected[2]) and again[0] == first[0] and again[1] >= entry.n_tokens
+    with ready(path, **given) as server:
+        assert answer_of(server) == (first[0], entry.n_tokens, first[2])
+        assert answer_of(server, question=OTHER)[1] >= entry.n_tokens
+    assert [one.path for one in prompts.entries()] == [entry.path], "it was written once"
+    assert entry.about["documents"] == ["notes.txt"] and entry.about["model"] == Path(path).name
+    assert entry.about["n_tokens"] == entry.n_tokens and entry.about["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("first", ["chat", "server"])
+def test_chat_and_the_server_read_each_others(model: str, prompts: PromptCache, first: str) -> None:
+    def in_chat() -> tuple[str, int]:
+        with pypcd.Llama(model, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32) as llm:
+            talk = Conversation(llm, _options.GenerationSettings(max_tokens=TOKENS), cache=prompts)
+            talk.attach(Document.of("notes.txt", TEXT))
+            text = whole("".join(talk.send(QUESTION)))
+            return text, talk.figures[-1].cached_tokens
+
+    def in_server() -> tuple[str, int]:
+        with ready(model) as server:
+            return answer_of(server)[:2]
+
+    order = [in_chat, in_server] if first == "chat" else [in_server, in_chat]
+    wrote, read = (one() for one in order)
+    (entry,) = prompts.entries()
+    assert wrote == (read[0], 0) and read[1] == entry.n_tokens >= MIN_TOKENS
+
+
+def test_only_what_is_equal_is_read_back(model: str, tiny: Tiny, prompts: PromptCache) -> None:
+    with ready(model) as server:
+        answer_of(server)
+    with ready(model) as server:
+        assert answer_of(server, TEXT.replace("k0", "k7"))[1] < MIN_TOKENS, "another document"
+        (longer, cached, _) = answer_of(server, TEXT + "\n" + notes(2, 30))
+        assert longer and cached >= MIN_TOKENS, "one that goes on"
+    for options in (["--cache-type-k", "f16"], ["--rope-freq-scale", "0.5"], ["--override-kv", "x.y=int:1"]):
+        with ready(model, options=[*SMALL, *options]) as server:
+            assert answer_of(server)[1] == 0, options
+    with ready(str(tiny("llama", seed=4, chat_template=TEMPLATE, n_ctx_train=8192))) as server:
+        assert answer_of(server)[1] == 0, "another model"
+
+
+def test_what_is_not_to_be_cached_is_not(model: str, prompts: PromptCache) -> None:
+    with ready(model) as server:
+        answer_of(server, cache_prompt=False)
+        answer_of(server, notes(1, 3))
+        status, _ = ask(server, CHAT, {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 1})
+    assert status == 200 and not prompts.entries(), "a short document, and a text that is none"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip,
+        lambda path: path.write_bytes(path.read_bytes()[:-5000]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"x" * 100_000),
+    ],
+)
+def test_a_damaged_file_is_removed_and_the_prompt_is_read_again(
+    model: str, prompts: PromptCache, damage: Callable[[Path], Any]
+) -> None:
+    with ready(model) as server:
+        first = answer_of(server)
+    (entry,) = prompts.entries()
+    damage(entry.path)
+    lines: list[str] = []
+    with ready(model, log=lines.append) as server:
+        assert answer_of(server) == first
+    (written,) = prompts.entries()
+    assert written.path == entry.path and abs(written.n_bytes - entry.n_bytes) < 9, "it was written again, with another speed"
+    assert any(f"{entry.path} is removed, and the prompt is read again" in line for line in lines)
+
+
+def test_what_cannot_be_written_costs_no_answer(
+    model: str, prompts: PromptCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = without(monkeypatch, model, lambda server: answer_of(server))
+    prompts.folder.parent.mkdir(parents=True)
+    prompts.folder.write_text("a file where the folder should be")
+    lines: list[str] = []
+    with ready(model, log=lines.append) as server:
+        assert answer_of(server) == expected
+    assert any(f"the prompt is not kept in {prompts.folder}" in line for line in lines)
+
+
+def test_the_limit_holds(model: str, prompts: PromptCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = prompts.folder / "writing-0123"
+    with ready(model) as server:
+        answer_of(server)
+        (entry,) = prompts.entries()
+        left.mkdir()
+        (left / "part").write_text("of a process that was killed")
+        os.utime(left, (1, 1))
+        monkeypatch.setenv("PYPCD_CACHE_GIB", str(1.5 * entry.n_bytes / 2**30))
+    with ready(model) as server:
+        answer_of(server, notes(2, 40))
+    (kept,) = prompts.entries()
+    assert kept.path != entry.path and not left.exists(), "that which was used for longest went"
+    monkeypatch.setenv("PYPCD_CACHE_GIB", str(0.5 * entry.n_bytes / 2**30))
+    lines: list[str] = []
+    with ready(model, log=lines.append) as server:
+        answer_of(server, notes(3, 40))
+    assert [one.path for one in prompts.entries()] == [kept.path]
+    assert any("and the limit is" in line for line in lines)
+    assert sorted(prompts.folder.iterdir()) == [kept.path], "nothing is left over"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
+def test_nobody_else_may_read_them(model: str, prompts: PromptCache) -> None:
+    with ready(model) as server:
+        answer_of(server)
+    assert prompts.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_server_that_is_killed_leaves_nothing_wrong(model: str, prompts: PromptCache) -> None:
+    long = notes(5, 200)
+    with ready(model, parallel=1) as server:
+        first = answer_of(server, long)
+    (entry,) = prompts.entries()
+    size = entry.n_bytes
+    entry.path.unlink()
+    for wait in (0.0, 0.002, 0.005, 0.02):
+        with ready(model, parallel=1) as server:
+            assert server._process is not None
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                asked = pool.submit(answer_of, server, long)
+                while not asked.done() and not any(prompts.folder.glob("writing-*")):
+                    time.sleep(0.0005)
+                time.sleep(wait)
+                server._process.kill()
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    asked.result()
+        for one in prompts.entries():
+            assert abs(one.n_bytes - size) < 9, "a file that has its name is whole"
+            one.path.unlink()
+    with ready(model, parallel=1) as server:
+        assert answer_of(server, long) == first
+    assert prompts.clear() >= size - 9 and not list(prompts.folder.iterdir())
+
+
+def test_each_model_of_a_router_has_its_own(tiny: Tiny, prompts: PromptCache, tmp_path: Path) -> None:
+    names = {}
+    for seed in (3, 4):
+        path = tmp_path / f"m{seed}.gguf"
+        path.write_bytes(Path(tiny("llama", seed=seed, chat_template=TEMPLATE, n_ctx_train=8192)).read_bytes())
+        names[f"m{seed}"] = path
+
+    def run() -> list[int]:
+        with ready([Served(name, str(path)) for name, path in names.items()]) as server:
+            return [answer_of(server, model=name)[1] for name in names]
+
+    assert run() == [0, 0] and len(prompts.entries()) == 2
+    assert run() == [entry.n_tokens for entry in prompts.entries()]
+
+
+@pytest.mark.parametrize("pcd", [False, "unsure", "window"])
+def test_a_question_that_is_asked_again_gets_the_same_logits(model: str, pcd: Any) -> None:
+    """With PCD, that is: a contrast multiplies rounding, so that the last token of a prompt is evaluated by itself."""
+
+    def rows(server: Server) -> list[Any]:
+        body = {
+            "messages": [{"role": "user", "content": TEXT + QUESTION}],
+            "max_tokens": 3,
+            "logprobs": True,
+            "top_logprobs": 5,
+        }
+        _, answer = ask(server, CHAT, {**body, "pcd": pcd})
+        return [answer["choices"][0]["logprobs"], answer["timings"]["cache_n"]]
+
+    with ready(model, parallel=1) as server:
+        first, again = rows(server), rows(server)
+    assert first[1] == 0 and again[1] > MIN_TOKENS
+    if pcd:
+        assert first[0] == again[0]
