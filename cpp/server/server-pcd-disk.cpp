@@ -121,7 +121,8 @@ static std::string settings_text(const llama_context * ctx, const common_params 
 void server_pcd_disk::read(const json & given, const std::string & weights, const llama_context * ctx, const common_params & params) {
     *this = {};
     // a draft model would have to read the documents all the same; the others change keys and values in ways that no name has
-    if (params.speculative.draft.ctx_dft || !params.lora_adapters.empty() || !params.control_vectors.empty() || !params.kv_overrides.empty()) {
+    const bool has_more = !params.lora_adapters.empty() || !params.control_vectors.empty() || !params.kv_overrides.empty();
+    if (has_more || params.speculative.draft.ctx_dft) {
         return;
     }
     const std::string text = settings_text(ctx, params);

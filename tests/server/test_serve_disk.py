@@ -151,7 +151,9 @@ def test_a_damaged_file_is_removed_and_the_prompt_is_read_again(
     with ready(model, log=lines.append) as server:
         assert answer_of(server) == first
     (written,) = prompts.entries()
-    assert written.path == entry.path and abs(written.n_bytes - entry.n_bytes) < 9, "it was written again, with another speed"
+    assert written.path == entry.path and abs(written.n_bytes - entry.n_bytes) < 9, (
+        "it was written again, with another speed"
+    )
     assert any(f"{entry.path} is removed, and the prompt is read again" in line for line in lines)
 
 
