@@ -140,6 +140,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     words = [word for word in argv if not word.startswith("-")][:2]
     name = " ".join(words if words[:1] == ["lab"] else words[:1]) or None
     parser, commands = make_parser([] if name is None else [name])
+    if argv in ([], ["lab"]):
+        commands.get("lab" if argv else "", parser).print_help(sys.stderr)
+        sys.exit(2)
+    if name is None and not {"-h", "--help", "--version"} & set(argv):
+        parser.error(f"there is no option {argv[0]}; the commands: {', '.join(COMMANDS)}")
     if name is not None and name not in commands:
         if f"lab {name}" in LAB:
             parser.error(f"'pypcd {name}' is now 'pypcd lab {name}'")

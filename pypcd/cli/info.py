@@ -171,7 +171,7 @@ def report(record: dict[str, Any]) -> str:
             ("context", f"{m['context_length']} tokens"),
             ("chat template", "yes" if m["chat_template"] else "none: a base model, for 'pypcd generate'"),
             ("rope", _rope_text(rope) if rope else "none"),
-            ("PCD", _yes(m["pcd"])),
+            ("PCD", _yes(m["pcd"]) + ("; 'pypcd tune' tells whether it helps this model" if m["pcd"] == "yes" else "")),
             *([("PCD window", _yes(m["window"]))] if m["pcd"] not in ("yes", m["window"]) else []),
             ("documents", _documents_text(m["replay"])),
         ]

@@ -67,8 +67,9 @@ def test_only_the_chosen_command_is_imported(command: str) -> None:
         (["chat", "m.gguf", "n.gguf"], "pypcd chat: error: unexpected argument 'n.gguf'"),
         (["salience", "m.gguf"], "pypcd: error: 'pypcd salience' is now 'pypcd lab salience'"),
         (["lab", "salienec"], "pypcd: error: there is no command 'lab salienec' (did you mean 'lab salience'?)"),
-        (["lab"], "pypcd lab: error: the following arguments are required: COMMAND"),
-        (["--nope"], "pypcd: error: the following arguments are required: COMMAND"),
+        (["--nope"], "pypcd: error: there is no option --nope; the commands: chat, generate,"),
+        ([], "usage: pypcd [-h] [--version] COMMAND ...\n\nPositional Contrastive Decoding"),
+        (["lab"], "usage: pypcd lab COMMAND ..."),
     ],
 )
 def test_what_is_misspelt_is_said_with_what_was_meant(
