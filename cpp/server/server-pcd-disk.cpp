@@ -343,7 +343,7 @@ void server_pcd_beginning::begin(
     if (n < (size_t) (disk.n_min + disk.n_left)) {
         return;
     }
-    tokens.assign(prompt.begin(), prompt.begin() + (n - disk.n_left));
+    tokens = std::make_shared<const std::vector<llama_token>>(prompt.begin(), prompt.begin() + (n - disk.n_left));
     for (const auto & document : replay->documents) {
         names.push_back(document.name);
     }
@@ -357,20 +357,23 @@ bool server_pcd_beginning::restore(
     n_loaded = 0;
     n_held   = n;
     std::vector<entry> found;
-    if (n_held + disk.n_min <= (int32_t) tokens.size()) {
+    if (n_held + disk.n_min <= size()) {
         found = entries(disk, disk.prefix);
     }
     std::sort(found.begin(), found.end(), [](const entry & a, const entry & b) { return a.n_tokens > b.n_tokens; });
 
     for (const auto & cur : found) {
-        if (cur.n_tokens > (int32_t) tokens.size() || cur.path.filename().u8string() != name_of(disk, tokens, cur.n_tokens)) {
+        if (cur.n_tokens > size() || cur.path.filename().u8string() != name_of(disk, *tokens, cur.n_tokens)) {
             continue;
         }
         if (cur.n_tokens < n_held + disk.n_min) {
             break;
         }
+        if (!fs::exists(cur.path)) { // another process removed it
+            continue;
+        }
         try {
-            check(cur.path, tokens, cur.n_tokens);
+            check(cur.path, *tokens, cur.n_tokens);
         } catch (const std::exception & e) {
             LOG_ERR("%s: %s is removed, and the prompt is read again: %s\n", __func__, cur.path.u8string().c_str(), e.what());
             std::error_code ec;
@@ -398,24 +401,24 @@ bool server_pcd_beginning::restore(
         std::error_code ec;
         fs::last_write_time(cur.path, fs::file_time_type::clock::now(), ec);
         n_loaded = n_held = cur.n_tokens;
-        is_kept  = n_loaded == (int32_t) tokens.size();
+        is_kept  = n_loaded == size();
         return true;
     }
     return false;
 }
 
 void server_pcd_beginning::keep(llama_context * ctx, llama_seq_id id, int32_t n_read) {
-    if (is_kept || n_read == 0 || n_read != (int32_t) tokens.size()) {
+    if (is_kept || n_read == 0 || n_read != size()) {
         return;
     }
     is_kept = true;
     const auto & disk = server_pcd.disk;
     try {
-        if (fs::exists(folder_of(disk) / fs::u8path(name_of(disk, tokens, tokens.size())))) {
+        if (fs::exists(folder_of(disk) / fs::u8path(name_of(disk, *tokens, size())))) {
             return;
         }
         const double seconds = (ggml_time_us() - t_start)*1e-6;
-        write(disk, ctx, id, tokens, json {
+        write(disk, ctx, id, *tokens, json {
             { "model",             disk.model },
             { "documents",         names },
             { "tokens_per_second", (n_read - n_held)/std::max(seconds, 1e-3) },

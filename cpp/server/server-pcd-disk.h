@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -47,14 +48,16 @@ public:
     bool is_just_loaded(int32_t n_past) const { return n_loaded > 0 && n_past == n_loaded; }
 
     // how many tokens are to be read next, before any others, so that it can be kept; 0: no stop is needed
-    int32_t n_next(int32_t n_read) const { return n_read < (int32_t) tokens.size() ? (int32_t) tokens.size() : 0; }
+    int32_t n_next(int32_t n_read) const { return n_read < size() ? size() : 0; }
 
     // The sequence holds n_read tokens of the prompt: if these are just the beginning, write them, once.
     void keep(llama_context * ctx, llama_seq_id id, int32_t n_read);
 
 private:
-    std::vector<llama_token> tokens;
-    std::vector<std::string> names; // of the documents
+    int32_t size() const { return tokens ? (int32_t) tokens->size() : 0; }
+
+    std::shared_ptr<const std::vector<llama_token>> tokens; // null: none are kept; shared, since answers are copied with this
+    std::vector<std::string> names;                         // of the documents
 
     bool    is_kept    = false;
     int32_t n_loaded = 0; // from disk
