@@ -16,7 +16,7 @@ from typing import Any
 
 from pypcd.errors import InputError, ModelError
 
-__all__ = ["DEMO_MODEL", "GGUF", "Shape", "check_lora", "check_projector", "read_gguf", "resolve_model"]
+__all__ = ["DEMO_MODEL", "GGUF", "Shape", "check_lora", "check_projector", "explained", "read_gguf", "resolve_model"]
 
 DEMO_MODEL = pathlib.Path(__file__).parent / "models" / "demo.gguf"
 
@@ -157,6 +157,19 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUF:
             return _Reader(data).gguf()
     except (struct.error, ValueError, KeyError, OverflowError):  # an empty file cannot be mapped: a ValueError too
         return GGUF()
+
+
+_CUT = ("not within the file bounds", "failed to read key-value pairs", "exceeds remaining file size")
+_NOISE = ("failed to read header", "GGUF file is version", "but must be in")
+
+
+def explained(said: str) -> str:
+    """What llama.cpp says of a file that it cannot load, behind what a person can do about it if it is broken."""
+    if any(words in said for words in _CUT):
+        return f"the file is incomplete or damaged, download it again; {said}"
+    if any(words in said for words in _NOISE):
+        return f"the file is damaged, download it again, or of a newer GGUF; {said}"
+    return said
 
 
 def check_lora(lora: str | os.PathLike[str], model_path: str, model: GGUF) -> None:

@@ -24,7 +24,7 @@ from pypcd.config import PCDConfig, PCDSetting, Profile, load
 from pypcd.drafts import DraftModel, Drafts
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
 from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError, rename
-from pypcd.gguf import resolve_model
+from pypcd.gguf import explained, resolve_model
 from pypcd.remote import Servers, parse_servers
 from pypcd.signatures import shows_arguments_of
 
@@ -177,10 +177,7 @@ class Llama(llama_cpp.Llama):
             except PCDError:
                 raise
             except (ValueError, RuntimeError) as error:
-                said = lib.last_errors() or str(error)
-                if "not within the file bounds" in said or "failed to read key-value pairs" in said:
-                    said = f"the file is incomplete or damaged, download it again; {said}"
-                raise ModelError(f"cannot load {path}: {said}") from error
+                raise ModelError(f"cannot load {path}: {explained(lib.last_errors() or str(error))}") from error
             lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
             self._fingerprint = states.fingerprint(path)
             self._keeps_state = lib.is_recurrent(self)

@@ -41,7 +41,7 @@ from pypcd.decode import Replay
 from pypcd.decode.replay import repeated
 from pypcd.document import SPACE
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
-from pypcd.gguf import resolve_model
+from pypcd.gguf import explained, resolve_model
 from pypcd.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.remote import Device, Servers, handshake, lost_text, parse_servers
 from pypcd.served import Served, option_of, to_ini
@@ -516,7 +516,7 @@ class Server:
             r"invalid argument|error while handling argument|unknown value|expected value|option '.*' not recog", said
         ):
             return OptionError(f"llama-server: {said}; `pypcd serve MODEL -- --help` lists its options")
-        return ModelError(f"llama-server cannot serve {path}: {said or 'its log is empty'}")
+        return ModelError(f"llama-server cannot serve {path}: {explained(said) or 'its log is empty'}")
 
 
 def _is_gone(address: str) -> bool:

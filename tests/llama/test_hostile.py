@@ -73,6 +73,8 @@ def test_a_file_that_is_no_model_is_a_clear_error(n_ctx: int | None, tmp_path: P
     (tmp_path / "folder").mkdir()
     wanted: dict[Path, tuple[type[Exception], str]] = {
         **{tmp_path / f"{name}.gguf": (pypcd.ModelError, name) for name in bad},
+        tmp_path / "no-weights.gguf": (pypcd.ModelError, "the file is incomplete or damaged, download it again"),
+        tmp_path / "version.gguf": (pypcd.ModelError, "the file is damaged, download it again, or of a newer GGUF"),
         tmp_path / "folder": (pypcd.ModelError, "is a folder"),
         tmp_path: (pypcd.ModelError, r"is a folder.*it holds counts\.gguf"),
         tmp_path / "nowhere.gguf": (FileNotFoundError, "nowhere.gguf"),

@@ -394,11 +394,24 @@ def test_a_process_that_still_loads_ends_with_its_router(tmp_path: Path, number:
         assert within(lambda: not any(map(lives, servers)))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("cut", "is incomplete or damaged"), ("noise", "is damaged, download it again, or of a newer")],
+)
+def test_a_broken_model_says_what_to_do(tmp_path: Path, tiny: Tiny, name: str, message: str) -> None:
+    data = tiny("llama").read_bytes()
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(data[: len(data) // 2] if name == "cut" else data[:4] + bytes(range(256)) * 20)
+    expected = pytest.raises(pypcd.ModelError, match=rf"cannot serve .*broken\.gguf: the file {message}")
+    with Server(str(broken), port=0, options=SMALL).running() as server, expected:
+        server.wait_until_ready()
+
+
 def test_a_model_that_does_not_load_is_named(tmp_path: Path, tiny: Tiny) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny("llama").read_bytes()[:4096])
     with Server(served.read(["demo", str(broken)]), port=0, options=SMALL).running() as server:
-        with pytest.raises(pypcd.ModelError, match=r"llama-server cannot serve .*broken\.gguf: ."):
+        with pytest.raises(pypcd.ModelError, match=r"cannot serve .*broken\.gguf: the file is incomplete or damaged, "):
             server.wait_until_ready()
         with pytest.raises(pypcd.ModelError, match="broken"):
             server.wait_until_ready()
