@@ -422,6 +422,18 @@ def test_a_conversation_is_renamed_in_its_place(chat: Chat, script: Script) -> N
     assert titles(chat) == ["Felines <b>", "About dogs"]
 
 
+def test_a_name_given_in_another_tab_stays(chat: Chat, script: Script) -> None:
+    talk(chat, ("About cats", "meow"))
+    other = chat.again()
+    other.button("Rename About cats", other.menu()).click()
+    other.named("textbox", "Title").fill("Felines")
+    other.named("textbox", "Title").press("Enter")
+    expect(other.button("Rename Felines")).to_be_focused()
+    talk(chat, ("More", "purr"))  # this tab knows the old name
+    chat.go()
+    assert titles(chat) == ["Felines"]
+
+
 def test_conversations_are_searched_by_titles_and_texts(chat: Chat, script: Script) -> None:
     drop(chat, ("lion.txt", "text/plain", "roar"))
     for said in (("About cats", "They say meow."), ("About dogs", "They say Woof.")):

@@ -88,13 +88,14 @@ export async function load(id) {
   return found ? new Conversation(found) : null;
 }
 
-/** Another tab may have added messages to the same conversation: they stay. */
+/** Another tab may have added messages to the same conversation, or renamed it: that stays. */
 export async function save(conversation) {
   if (conversation.isGone) return; // it was deleted while an answer was written
   const {id} = conversation;
   await update("body:" + id, other => { // in one transaction
     for (const message of other?.messages ?? [])
       if (!conversation.messages.has(message.id) && (message.role === "user" || message.ended)) conversation.messages.set(message.id, message);
+    conversation.title = other?.title || conversation.title;
     conversation.changed = Date.now();
     return structuredClone(conversation.plain());
   }, store);
