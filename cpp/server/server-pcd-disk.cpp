@@ -120,6 +120,7 @@ static std::string settings_text(const llama_context * ctx, const common_params 
 
 void server_pcd_disk::read(const json & given, const std::string & weights, const llama_context * ctx, const common_params & params) {
     *this = {};
+    n_left = given.at("n_left").get<int32_t>();
     // a draft model would have to read the documents all the same; the others change keys and values in ways that no name has
     const bool has_more = !params.lora_adapters.empty() || !params.control_vectors.empty() || !params.kv_overrides.empty();
     if (has_more || params.speculative.draft.ctx_dft) {
@@ -131,7 +132,6 @@ void server_pcd_disk::read(const json & given, const std::string & weights, cons
     folder = given.at("folder").get<std::string>();
     limit  = given.at("limit").get<uint64_t>();
     n_min  = given.at("n_min").get<int32_t>();
-    n_left = given.at("n_left").get<int32_t>();
     prefix = weights + string_format("-%08x-", crc32(text.data(), text.size()));
 }
 
@@ -333,14 +333,17 @@ static size_t n_through(const llama_vocab * vocab, const server_pcd_replay & rep
 }
 
 void server_pcd_beginning::begin(
-        const server_pcd_replay_ptr & replay, const llama_vocab * vocab, const std::vector<llama_token> & prompt, int32_t n_prompt) {
+        const server_pcd_replay_ptr & replay, const llama_vocab * vocab, const std::vector<llama_token> & prompt, int32_t n_prompt,
+        bool given_marks) {
     *this = {};
     const auto & disk = server_pcd.disk;
-    if (!replay || disk.limit == 0 || (int32_t) prompt.size() < n_prompt) {
+    marks = given_marks;
+    if (!replay || (disk.limit == 0 && !marks) || (int32_t) prompt.size() < n_prompt) {
         return;
     }
     const size_t n = n_through(vocab, *replay, prompt);
-    if (n < (size_t) (disk.n_min + disk.n_left)) {
+    is_kept = disk.limit == 0 || n < (size_t) (disk.n_min + disk.n_left);
+    if ((is_kept && !marks) || n <= (size_t) disk.n_left) {
         return;
     }
     tokens = std::make_shared<const std::vector<llama_token>>(prompt.begin(), prompt.begin() + (n - disk.n_left));
@@ -357,7 +360,7 @@ bool server_pcd_beginning::restore(
     n_loaded = 0;
     n_held   = n;
     std::vector<entry> found;
-    if (n_held + disk.n_min <= size()) {
+    if (disk.limit > 0 && n_held + disk.n_min <= size()) {
         found = entries(disk, disk.prefix);
     }
     std::sort(found.begin(), found.end(), [](const entry & a, const entry & b) { return a.n_tokens > b.n_tokens; });
@@ -407,15 +410,18 @@ bool server_pcd_beginning::restore(
     return false;
 }
 
-void server_pcd_beginning::keep(llama_context * ctx, llama_seq_id id, int32_t n_read) {
-    if (is_kept || n_read == 0 || n_read != size()) {
-        return;
+bool server_pcd_beginning::keep(llama_context * ctx, llama_seq_id id, int32_t n_read) {
+    if (n_read == 0 || n_read != size()) {
+        return false;
+    }
+    if (is_kept) {
+        return true;
     }
     is_kept = true;
     const auto & disk = server_pcd.disk;
     try {
         if (fs::exists(folder_of(disk) / fs::u8path(name_of(disk, *tokens, size())))) {
-            return;
+            return true;
         }
         const double seconds = (ggml_time_us() - t_start)*1e-6;
         write(disk, ctx, id, *tokens, json {
@@ -427,4 +433,5 @@ void server_pcd_beginning::keep(llama_context * ctx, llama_seq_id id, int32_t n_
     } catch (const std::exception & e) {
         LOG_ERR("%s: the prompt is not kept in %s, and will be read again next time: %s\n", __func__, disk.folder.c_str(), e.what());
     }
+    return true;
 }

@@ -35,8 +35,12 @@ struct server_pcd_disk {
 class server_pcd_beginning {
 public:
     // A slot takes a request. Nothing is kept of a prompt without documents, or with pictures: prompt has the tokens of its text alone.
+    // marks: the sequence's last tokens cannot be taken out, so that its slot keeps a checkpoint of the beginning.
     void begin(
-            const server_pcd_replay_ptr & replay, const llama_vocab * vocab, const std::vector<llama_token> & prompt, int32_t n_prompt);
+            const server_pcd_replay_ptr & replay, const llama_vocab * vocab, const std::vector<llama_token> & prompt, int32_t n_prompt,
+            bool marks);
+
+    bool is_marked() const { return marks && size() > 0; }
 
     // Replace the sequence by the longest part of it that is on disk, if that saves reading more than a few tokens behind the n that
     // it has in common with the prompt. make_room: whether there is more room in memory now. False: the sequence is as before; else it
@@ -50,8 +54,8 @@ public:
     // how many tokens are to be read next, before any others, so that it can be kept; 0: no stop is needed
     int32_t n_next(int32_t n_read) const { return n_read < size() ? size() : 0; }
 
-    // The sequence holds n_read tokens of the prompt: if these are just the beginning, write them, once.
-    void keep(llama_context * ctx, llama_seq_id id, int32_t n_read);
+    // The sequence holds n_read tokens of the prompt. Whether these are just the beginning; then they are written, once.
+    bool keep(llama_context * ctx, llama_seq_id id, int32_t n_read);
 
 private:
     int32_t size() const { return tokens ? (int32_t) tokens->size() : 0; }
@@ -59,7 +63,8 @@ private:
     std::shared_ptr<const std::vector<llama_token>> tokens; // null: none are kept; shared, since answers are copied with this
     std::vector<std::string> names;                         // of the documents
 
-    bool    is_kept    = false;
+    bool    marks    = false;
+    bool    is_kept  = false; // on disk, or not to be
     int32_t n_loaded = 0; // from disk
     int32_t n_held   = 0; // tokens that did not have to be read
     int64_t t_start  = 0; // us

@@ -43,8 +43,9 @@ struct server_pcd_passages {
 
     bool has_documents = false;
 
-    // A slot takes a request. several: it asks for more than one answer. goes_back: the last tokens of a sequence can be taken out.
-    void begin(const server_pcd_replay_ptr & replay, int32_t n_prompt, bool several, bool goes_back);
+    // A slot takes a request. several: it asks for more than one answer. goes_back: the last tokens of a sequence can be taken out; if
+    // not, is_marked: there will be a checkpoint to begin anew from.
+    void begin(const server_pcd_replay_ptr & replay, int32_t n_prompt, bool several, bool goes_back, bool is_marked);
 
     bool is_waiting() const { return waiting; } // the passages are not chosen yet
     bool is_again  () const { return again; }   // the prompt has begun anew with them
@@ -53,7 +54,8 @@ struct server_pcd_passages {
     int32_t n_before(int32_t n_prompt) const;
 
     // Choose them by the attention of the prompt's last tokens, of whose others the sequence holds n_before(). Returns the tokens of the
-    // prompt with the passages; none: it stays as it is. make_room: whether there is more room in memory now.
+    // prompt to begin anew with: with the passages, or as it is if the sequence cannot go back; none: it goes on. make_room: whether there
+    // is more room in memory now.
     std::vector<llama_token> choose(
             llama_context * ctx, llama_seq_id id, const server_pcd_replay & replay, const std::vector<llama_token> & prompt, int32_t n_ctx,
             const std::function<bool()> & make_room);
@@ -64,8 +66,14 @@ struct server_pcd_passages {
     void to_json(common_json & timings) const;
 
 private:
-    bool waiting = false;
-    bool again   = false;
+    bool waiting   = false;
+    bool again     = false;
+    bool goes_back = true;
+
+    // the prompt with the passages, if there are any
+    std::vector<llama_token> find(
+            llama_context * ctx, llama_seq_id id, const server_pcd_replay & replay, const std::vector<llama_token> & prompt, int32_t n_ctx,
+            const std::function<bool()> & make_room);
 
     uint64_t n_cached_first = 0; // of the prompt's tokens, when it first began
 };

@@ -16,8 +16,10 @@
 
 using json = common_json;
 
-void server_pcd_passages::begin(const server_pcd_replay_ptr & replay, int32_t n_prompt, bool several, bool goes_back) {
+void server_pcd_passages::begin(
+        const server_pcd_replay_ptr & replay, int32_t n_prompt, bool several, bool given_goes_back, bool is_marked) {
     *this = {};
+    goes_back = given_goes_back;
     if (!replay) {
         return;
     }
@@ -28,7 +30,7 @@ void server_pcd_passages::begin(const server_pcd_replay_ptr & replay, int32_t n_
     }
     if (several) {
         left_out = "the request asks for several answers (n)";
-    } else if (!goes_back) {
+    } else if (!goes_back && !is_marked) {
         left_out = "this model's state cannot go back, so its prompt would be read twice";
     } else {
         waiting = n_prompt > server_pcd.replay.n_last + 1;
@@ -171,11 +173,23 @@ static bool find_spans(
 std::vector<llama_token> server_pcd_passages::choose(
         llama_context * ctx, llama_seq_id id, const server_pcd_replay & replay, const std::vector<llama_token> & prompt, int32_t n_ctx,
         const std::function<bool()> & make_room) {
+    auto res = find(ctx, id, replay, prompt, n_ctx, make_room);
+
+    waiting = false;
+    if (res.empty() && !goes_back) {
+        res = prompt; // what was evaluated for its attention is still in the state
+    }
+    again = !res.empty();
+    return res;
+}
+
+std::vector<llama_token> server_pcd_passages::find(
+        llama_context * ctx, llama_seq_id id, const server_pcd_replay & replay, const std::vector<llama_token> & prompt, int32_t n_ctx,
+        const std::function<bool()> & make_room) {
     const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx));
     const auto & numbers = server_pcd.replay;
     const int32_t n_past = n_before((int32_t) prompt.size());
 
-    waiting = false;
     reading cur = { ctx, id, (int32_t) prompt.size(), {} };
     if (!find_spans(vocab, replay, prompt, cur.spans)) {
         left_out = "this model's tokenizer changes the text, so that they cannot be found in it";
@@ -215,6 +229,5 @@ std::vector<llama_token> server_pcd_passages::choose(
         texts.clear();
         return {};
     }
-    again = true;
     return res;
 }

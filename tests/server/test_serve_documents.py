@@ -115,6 +115,27 @@ def test_passages_and_answer_are_those_of_pypcd_chat(wide: Server, talking: pypc
         assert said(answer) == wanted
 
 
+@pytest.mark.parametrize("n", [6, 40], ids=["short", "long"])
+def test_so_are_those_of_a_hybrid_model(tiny: Tiny, n: int) -> None:
+    """Its recurrent state cannot go back, so the server begins anew from a checkpoint at the documents' end."""
+    path = str(tiny("lfm2", seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
+    talking = pypcd.Llama(path, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32)
+    lines: list[str] = []
+    options = [*SMALL, "--log-verbosity", "5"]
+    with talking, ready(path, parallel=2, options=options, log=lines.append) as server:
+        for question in QUESTIONS:
+            talk = conversation(talking)
+            talk.attach(Document.of("notes.txt", notes(1, n)))
+            wanted = whole("".join(talk.send(question)))
+            answer = chat(server, with_file(notes(1, n), question))
+            assert answer["timings"]["passages"] == talk.passages != []
+            assert said(answer) == wanted
+    log = "\n".join(lines)
+    assert "restored context checkpoint" in log and "forcing full prompt re-processing" not in log, (
+        "the text is read once"
+    )
+
+
 def test_so_are_those_of_a_later_question(wide: Server, talking: pypcd.Llama) -> None:
     talk = conversation(talking)
     talk.attach(Document.of("notes.txt", notes(5)))
@@ -210,6 +231,10 @@ def test_why_nothing_is_repeated(tiny: Tiny) -> None:
         assert "not the user's" in chat(server, spoken)["timings"]["passages_left_out"]
     text = "\n\n".join(f"ab{i} cd{i}" for i in range(20))
     with ready(tiny("mamba", chat_template=TEMPLATE), parallel=2) as server:
+        left_out = chat(server, with_file(text, "what?"))["timings"]["passages_left_out"]
+        assert "this model has no attention weights" in left_out
+    options = [*SMALL, "--ctx-checkpoints", "0"]
+    with ready(tiny("lfm2", chat_template=TEMPLATE), parallel=2, options=options) as server:
         assert "cannot go back" in chat(server, with_file(text, "what?"))["timings"]["passages_left_out"]
     quantized = [*SMALL, "--flash-attn", "on", "--cache-type-v", "q8_0"]
     with ready("demo", parallel=2, options=quantized) as server:
