@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parse(sys.argv[1:] if argv is None else list(argv))
         return args.run(args)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        print("\npypcd: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; no error at exit either

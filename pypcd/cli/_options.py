@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pypcd.checks import Integer, Number, literal
 from pypcd.cli import _terminal
-from pypcd.config import PCDConfig, Profile, load
+from pypcd.config import RECOMMENDED, PCDConfig, Profile, load
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import resolve_model
 from pypcd.remote import parse_servers
@@ -20,9 +20,9 @@ from pypcd.remote import parse_servers
 if TYPE_CHECKING:
     from pypcd.evaluation import Cluster
 
-# what chat and generate name when they say that PCD is off: it gains most where something is to be found in a long prompt. They
-# start with none, since each that gains there costs something elsewhere, on one model or another (docs/lab/evidence.md)
-EXAMPLE_PCD = "window:relative_top=0.1"
+# what chat and generate name when they say that PCD is off: of those that gain, the one that costs least elsewhere. They start with
+# none, since each that gains costs something, on one model or another (docs/lab/evidence.md)
+EXAMPLE_PCD = RECOMMENDED
 
 _RANGES: dict[str, Number | Integer] = {
     "temperature": Number(0, 100, note="0: the most probable token"),
@@ -238,7 +238,7 @@ def names(text: str | None) -> tuple[str, ...]:
 def add_common(parser: argparse.ArgumentParser) -> None:
     """The options of chat and generate."""
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help=f"off (default), unsure, {EXAMPLE_PCD} ...")
+    add("--pcd", metavar="SETTING", help="off (default), unsure, window:relative_top=0.1 ...")
     add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
     add("--top-p", metavar="P", help="and --top-k, --min-p, --repeat-penalty: as in llama.cpp")

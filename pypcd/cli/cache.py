@@ -14,7 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "chat, answer and serve keep what a model has computed for a document, so that the next question begins at once, "
         f"tomorrow too. Files that were not used for longest go first. {LIMIT_NAME}=N allows N GiB (4); 0 keeps nothing."
     )
-    parser.add_argument("action", nargs="?", choices=("list", "clear"), default="list", help="list is the default")
+    parser._optionals.title = "arguments"  # one list of all, as in the other commands
+    parser._optionals.add_argument(
+        "action", nargs="?", choices=("list", "clear"), default="list", help="list is the default"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

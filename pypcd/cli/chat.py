@@ -17,7 +17,7 @@ from pypcd.cli._terminal import say
 from pypcd.cli._text import counted, sentence, wrap
 from pypcd.config import PRESETS, load, typed
 from pypcd.decode import Replay
-from pypcd.document import read_document
+from pypcd.document import Document, read_document
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import has_template
@@ -230,12 +230,11 @@ class Chat:
 
     def do_file(self, argument: str) -> None:
         if argument:
-            self.attach(argument)
+            self.attach(read_document(argument))
         else:
             say(SPACE.join(self.session.passages) or "nothing was repeated for the last answer")
 
-    def attach(self, path: str) -> None:
-        document = read_document(path)
+    def attach(self, document: Document) -> None:
         n = self.session.attach(document)
         parts = f"{len(document.segments)} parts" if len(document.segments) > 1 else "one part"
         say(f"{document.name}: {n} tokens, {parts}; it goes in front of your next message{self._reading_takes(n)}")
@@ -309,6 +308,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = _options.sampling_from(args)
     if args.prompt is not None and not args.prompt.strip():
         raise InputError("the prompt is empty")
+    documents = [read_document(path) for path in args.file]
     llm = _loading.load_model(args)
     if not has_template(llm):
         _terminal.note(
@@ -319,8 +319,8 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt is not None:
         chat.lines.typed = False
     chat.greet(no_setting=args.pcd is None)
-    for path in args.file:
-        chat.attach(path)
+    for document in documents:
+        chat.attach(document)
     if args.prompt is None:
         return chat.run()
     chat.handle(args.prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), literal=True)

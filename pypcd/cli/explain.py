@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         )
         print("\n".join(["", *wrap(what + ends * is_cut, _terminal.width())]))
         if not any(step.beta is not None for step in steps) and args.pcd == "on":
-            _terminal.say(f"--pcd {_options.EXAMPLE_PCD} contrasts every answer")
+            _terminal.say("--pcd window:relative_top=0.1 contrasts every answer")
     record = {
         "model": args.model,
         "pcd": setting.as_dict(),

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 _terminal.note(f"{name}: {why}" if len(server.models) > 1 else why)
             if args.pcd is None and any(one.pcd is None and one.name not in refusals for one in server.models):
                 _terminal.note(
-                    'PCD is off; "pcd": "window:relative_top=0.1" in a request turns it on for that one, --pcd SETTING for all'
+                    'PCD is off; "pcd": "unsure" in a request turns it on for that one, --pcd SETTING for all'
                 )
             _terminal.write(_greeting(server, args, refusals))
             server.wait(stopped)

@@ -162,7 +162,7 @@ def test_the_prompt_says_what_is_in_force_and_on_means_the_recommended_preset(ch
             ("/pcd beta=1", r"paper\W+beta=1.0\W?"),
             ("/pcd gamma=9", r"paper\W+gamma=9\W?"),
             ("/pcd beta=1:gamma=9:window=64", "custom"),  # too long for a prompt
-            ("/pcd window:relative_top=0.1", "window:relative_top=0.1"),  # what README advises to try
+            ("/pcd window:relative_top=0.1", "window:relative_top=0.1"),
             ("/pcd on", "unsure"),
         ):
             terminal.enter(command)
@@ -174,7 +174,7 @@ def test_a_chat_starts_plainly_and_its_first_lines_say_how_to_turn_it_on(chat: C
         head, hint, prompt = terminal.text().strip().split("\n")
         assert "| PCD off |" in head and prompt.rstrip() == "off >>>"
         terminal.enter(hint.partition("; ")[2].partition(" turns")[0])
-        assert terminal.text().rstrip().endswith("window:relative_top=0.1 >>>")
+        assert terminal.text().rstrip().endswith("unsure >>>")
     with chat("--pcd=window") as terminal:
         assert "PCD is off" not in terminal.text() and terminal.text().rstrip().endswith("window >>>")
 

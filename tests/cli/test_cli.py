@@ -468,7 +468,7 @@ def test_no_colour_but_on_a_terminal(monkeypatch):
 
 
 LONG = "hello " * 120  # unsure contrasts nothing below 300 tokens
-HINT = "PCD is off; --pcd window:relative_top=0.1 turns it on\n"
+HINT = "PCD is off; --pcd unsure turns it on\n"
 
 
 def test_piped_chat_answers_line_by_line(model):
