@@ -181,7 +181,7 @@ static std::string name_of(const server_pcd_disk & disk, const std::vector<llama
 
 using file_ptr = std::unique_ptr<FILE, int (*)(FILE *)>;
 
-static file_ptr open(const fs::path & path, const char * mode) {
+static file_ptr open_file(const fs::path & path, const char * mode) {
     return { ggml_fopen(path.u8string().c_str(), mode), fclose };
 }
 
@@ -214,7 +214,7 @@ static uint32_t get_u32(const char * p) {
 
 // throws where it is damaged, or of other tokens
 static void check(const fs::path & path, const std::vector<llama_token> & tokens, size_t n) {
-    const auto file = open(path, "rb");
+    const auto file = open_file(path, "rb");
     if (!file) {
         throw std::runtime_error(strerror(errno));
     }
@@ -236,7 +236,7 @@ static void check(const fs::path & path, const std::vector<llama_token> & tokens
 static void seal(const fs::path & path, uint64_t n_bytes, const json & about) {
     const std::string text = about.dump_safe();
 
-    const auto file = open(path, "r+b");
+    const auto file = open_file(path, "r+b");
     if (!file || fs::file_size(path) != n_bytes) { // llama.cpp does not see whether its last bytes were written
         throw std::runtime_error("the disk is full");
     }
@@ -275,7 +275,7 @@ static void prune(const server_pcd_disk & disk) {
 }
 
 // writes a sequence that has just these tokens; throws where it cannot be written
-static void write(
+static void write_file(
         const server_pcd_disk & disk, llama_context * ctx, llama_seq_id id, const std::vector<llama_token> & tokens, const json & about) {
     const fs::path folder = folder_of(disk);
     const fs::path path   = folder / fs::u8path(name_of(disk, tokens, tokens.size()));
@@ -372,14 +372,14 @@ bool server_pcd_beginning::restore(
         if (cur.n_tokens < n_held + disk.n_min) {
             break;
         }
-        if (!fs::exists(cur.path)) { // another process removed it
+        std::error_code ec;
+        if (!fs::exists(cur.path, ec)) { // another process removed it
             continue;
         }
         try {
             check(cur.path, *tokens, cur.n_tokens);
         } catch (const std::exception & e) {
             LOG_ERR("%s: %s is removed, and the prompt is read again: %s\n", __func__, cur.path.u8string().c_str(), e.what());
-            std::error_code ec;
             fs::remove(cur.path, ec);
             continue;
         }
@@ -401,7 +401,6 @@ bool server_pcd_beginning::restore(
             LOG_WRN("%s: %s does not fit into memory, and the prompt is read again\n", __func__, cur.path.u8string().c_str());
             return true;
         }
-        std::error_code ec;
         fs::last_write_time(cur.path, fs::file_time_type::clock::now(), ec);
         n_loaded = n_held = cur.n_tokens;
         is_kept  = n_loaded == size();
@@ -424,7 +423,7 @@ bool server_pcd_beginning::keep(llama_context * ctx, llama_seq_id id, int32_t n_
             return true;
         }
         const double seconds = (ggml_time_us() - t_start)*1e-6;
-        write(disk, ctx, id, *tokens, json {
+        write_file(disk, ctx, id, *tokens, json {
             { "model",             disk.model },
             { "documents",         names },
             { "tokens_per_second", (n_read - n_held)/std::max(seconds, 1e-3) },
