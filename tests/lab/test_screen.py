@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import rounding_of
+from conftest import F32, rounding_of
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import ONE, cut_copy, lines, without_time
+from runs import ONE as ONE_THREAD
+from runs import cut_copy, lines, without_time
 
 import pypcd
 from pypcd.decode import PCD, Session, setting_of
@@ -32,6 +33,7 @@ Load = Callable[..., pypcd.Llama]
 WINDOW = pypcd.PCDConfig(perturbation="none", window=16)
 VIEW = PCD(WINDOW).name
 VIEWS = (VIEW, "pcd", "pcd:cache=shared", "pcd:cache=separate")
+ONE = {**ONE_THREAD, **F32}  # a cache that rounds nothing
 DEMO = Plan("demo", ("kv-short",), VIEWS, (200, 450), n=6)
 K = 40
 
@@ -421,7 +423,7 @@ def check_best(ids: np.ndarray, row: np.ndarray, near: float) -> None:
 def test_recorded_rows_are_those_of_real_decoding(recorded: tuple[Directory, dict[Any, Any]], load: Load) -> None:
     """Step by step, one token at a time, along the right answer."""
     _, records = recorded
-    llm = load("demo", False, n_ctx=512, n_batch=512, f16=True)
+    llm = load("demo", False, n_ctx=512, n_batch=512)
     session = Session(llm)
     (sample, *_) = task("kv-short").samples(6, 450, pypcd.evaluation.ModelTokenizer(llm), 0)
     prompt = prompt_tokens(llm, sample.prompt)
@@ -431,10 +433,10 @@ def test_recorded_rows_are_those_of_real_decoding(recorded: tuple[Directory, dic
     assert plain["steps"] == [0, 1, 2, 3, 4, 5] and plain["n_prompt"] == len(prompt)
     path = [token for _, token, what in plain["edges"] if what not in ("open", "right")]
     assert llm.detokenize(path).decode() == sample.answers[0]
-    limit = rounding_of(llm, prompt)
+    limits = [rounding_of(llm, [*prompt, *path[:step]]) for step in range(n)]  # of each row
     for name in VIEWS:
         made = records["kv-short", 450, 0, name]
-        for step, token in enumerate([None, *path]):
+        for step, (token, limit) in enumerate(zip([None, *path], limits)):
             session.start(prompt, setting_of(name)) if token is None else session.step({0: token})
             rows = llm.pcd_logits(0)
             check_best(ids[step], rows.standard, 2 * limit)  # each of two logits may be off by it
