@@ -52,7 +52,9 @@ def test_columns_are_the_rows_of_a_fresh_evaluation(llm, vocabulary, prompt, set
     steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=4, gold=SAMPLE.answers[0]))
     written = list(prompt)
     for i, step in enumerate(steps):
-        limit = contrasted(rounding_of(llm, written), setting.beta)  # a probability moves by less than its logit
+        limit = rounding_of(llm, written)
+        # a logit may be off by the limit, and so may those that it is normalised with
+        near, contrasted_near = (float(np.expm1(2 * by)) for by in (limit, contrasted(limit, setting.beta)))
         llm.pcd = setting
         llm.eval(written)
         rows = llm.pcd_logits()
@@ -60,9 +62,9 @@ def test_columns_are_the_rows_of_a_fresh_evaluation(llm, vocabulary, prompt, set
         before, over, after = map(probabilities, (rows.standard, rows.local, rows.contrasted))
         assert step.index == i and len(step.candidates) >= 3
         for c in step.candidates:
-            assert c.before == pytest.approx(before[c.token], abs=limit)
-            assert c.local == pytest.approx(over[c.token], abs=limit)
-            assert c.after == pytest.approx(after[c.token], abs=limit)
+            assert c.before == pytest.approx(before[c.token], rel=near)
+            assert c.local == pytest.approx(over[c.token], rel=near)
+            assert c.after == pytest.approx(after[c.token], rel=contrasted_near)
             assert (c.rank_after is None) == (not np.isfinite(rows.contrasted[c.token])) == (c.after == 0)
             assert c.text == vocabulary.shown(c.token)
         for row, attribute in ((rows.standard, "rank_before"), (rows.contrasted, "rank_after")):

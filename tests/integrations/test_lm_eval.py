@@ -191,16 +191,11 @@ def test_the_command(pcd: str, engine: str, tasks: Path, tmp_path: Path, monkeyp
         made = llm(prompt, max_tokens=6, temperature=0.0, stop=["\n"])
         assert sample["resps"] == [[made["choices"][0]["text"]]]
     if pcd == "off":
-        asked = [list(sample["arguments"].values()) for sample in samples(out, "choices")]
-        every = "".join(
-            request["arg_0"] + request["arg_1"] for requests in asked for request in requests
-        )  # batches hold several
-        limit = rounding_of_score(llm, llm.tokenize(every.encode()), 1)
         for sample in samples(out, "choices"):
             for i, [[value, is_greedy]] in enumerate(sample["resps"]):
                 request = sample["arguments"][f"gen_args_{i}"]
-                wanted, n = plain_score(llm, request["arg_0"], request["arg_1"])
-                assert float(value) == pytest.approx(wanted, abs=n * limit) and is_greedy in ("True", "False")
+                wanted, limit = plain_score(llm, request["arg_0"], request["arg_1"])
+                assert float(value) == pytest.approx(wanted, abs=limit) and is_greedy in ("True", "False")
     llm.close()
 
 
@@ -360,10 +355,11 @@ def rounding_of_score(llm: pypcd.Llama, text: list[int], n: int) -> float:
     return 2 * n * rounding_of(llm, text)
 
 
-def plain_score(llm: pypcd.Llama, context: str, continuation: str) -> tuple[float, int]:
-    """The score of a text, one token at a time, and how many tokens it is of."""
+def plain_score(llm: pypcd.Llama, context: str, continuation: str) -> tuple[float, float]:
+    """The score of a text, one token at a time, and how much it may differ: every token by the rounding of its own row."""
     tokens = llm.tokenize((context + continuation).encode(), special=True)
     n = len(llm.tokenize(context.encode(), special=True))
+    limit = sum(rounding_of_score(llm, tokens[:i], 1) for i in range(n, len(tokens)))
     llm.reset()
     llm.eval(tokens[:n])
     value = 0.0
@@ -371,4 +367,4 @@ def plain_score(llm: pypcd.Llama, context: str, continuation: str) -> tuple[floa
         row = pypcd.engine.row(llm)  # type: ignore[attr-defined]
         value += float(log_softmax(row)[token])
         llm.eval([token])
-    return value, len(tokens) - n
+    return value, limit

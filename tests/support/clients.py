@@ -168,7 +168,7 @@ def said(
         bias: added to the logits of tokens.
         grammar: what the request's answer has to follow.
     """
-    llm.pcd = in_python(setting)
+    llm.pcd = config = in_python(setting)
     known, rest, worst, rules = pieces(llm), text.encode(), 0.0, Grammar(llm, grammar) if grammar else None
     tokens = llm.tokenize(prompt.encode())
     llm.reset()
@@ -195,7 +195,7 @@ def said(
     if rules:
         rules.close()
     if worst > 0:
-        limit = contrasted(rounding_of(llm, tokens), 30.0)
+        limit = contrasted(rounding_of(llm, tokens), config.beta if config else 0.0)
         assert worst < limit, f"{text!r} is {worst} behind the best, not {limit}: {prompt!r} with {setting}"
 
 

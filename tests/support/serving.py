@@ -133,7 +133,7 @@ def is_greedy(llm: pypcd.Llama, prompt: str, setting: Any, tokens: list[int], *,
     Args:
         ends: whether the answer may end; else the token that would end it is not looked at.
     """
-    llm.pcd = in_python(setting)
+    llm.pcd = config = in_python(setting)
     text = llm.tokenize(prompt.encode())
     llm.reset()
     llm._ctx.kv_cache_clear()
@@ -149,7 +149,8 @@ def is_greedy(llm: pypcd.Llama, prompt: str, setting: Any, tokens: list[int], *,
             missed.append((i, float(row.max() - row[token])))
         llm.eval([token])
     for i, by in missed:
-        assert by < contrasted(rounding_of(llm, text + tokens[:i]), 30.0), (prompt, setting, tokens, i, by)
+        limit = contrasted(rounding_of(llm, text + tokens[:i]), config.beta if config else 0.0)
+        assert by < limit, (prompt, setting, tokens, i, by)
 
 
 def log_softmax(row: Any) -> np.ndarray:
