@@ -15,7 +15,6 @@ import os
 import pathlib
 import re
 import struct
-import sys
 import tempfile
 import time
 import zlib
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pypcd import engine
+from pypcd import engine, folders
 from pypcd.checks import Number, literal
 from pypcd.errors import PCDError
 
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["LIMIT_NAME", "MIN_TOKENS", "N_LEFT", "Entry", "PromptCache"]
 
 MIN_TOKENS = 256  # less is soon read again
-N_LEFT = (
-    16  # tokens of a document's end that are read with the question: replay reads a prompt's last ones by themselves
-)
+N_LEFT = 16  # tokens of a document's end that are read with the question: replay reads the last ones by themselves
 LIMIT_NAME = "PYPCD_CACHE_GIB"  # the environment variable
 _LIMIT = 4.0  # GiB
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})-([0-9]+)-([0-9a-f]{8})\.state")
@@ -78,7 +75,7 @@ class PromptCache:
     """The folder of these files.
 
     Args:
-        folder: by default pypcd/prompts in the user's folder for caches.
+        folder: by default pypcd/prompts in the user's folder for caches; a user without one gets a warning and a limit of 0.
         limit: bytes that they may take together; 0: nothing is kept or read back. By default PYPCD_CACHE_GIB, or 4 GiB.
 
     Raises:
@@ -86,11 +83,16 @@ class PromptCache:
     """
 
     def __init__(self, folder: pathlib.Path | None = None, limit: int | None = None) -> None:
-        self.folder = folder or _user_folder() / "pypcd" / "prompts"
         if limit is None:
             given = os.environ.get(LIMIT_NAME, "")
             limit = int(Number(0, 1e6, note="GiB")(LIMIT_NAME, literal(given) if given else _LIMIT) * 2**30)
-        self.limit = limit
+        if folder is None:
+            try:
+                folder = folders.cache() / "prompts"
+            except OSError as error:
+                engine.logger.warning("documents that were read are not kept on disk: %s", error)
+                folder, limit = pathlib.Path(os.devnull), 0
+        self.folder, self.limit = folder, limit
 
     def entries(self) -> list[Entry]:
         """The files that are there, those that were used last in front."""
@@ -276,13 +278,3 @@ def _crc(file: Any, n: int) -> int:
 def _last(file: Any, n: int) -> bytes:
     file.seek(-n, os.SEEK_END)
     return bytes(file.read(n))
-
-
-def _user_folder() -> pathlib.Path:
-    """The user's folder for caches, by the system's convention."""
-    home = pathlib.Path.home()
-    if sys.platform == "win32":
-        return pathlib.Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches"
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")

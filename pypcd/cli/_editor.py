@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import glob
 import os
-import pathlib
-import sys
 from collections.abc import Iterator, Sequence
 
 from prompt_toolkit import PromptSession
@@ -17,7 +15,9 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.shortcuts import CompleteStyle
 
+from pypcd import folders
 from pypcd.cli import _terminal
+from pypcd.cli._text import sentence
 
 __all__ = ["Editor"]
 
@@ -33,7 +33,7 @@ class Editor:
 
     def __init__(self, commands: Sequence[str]) -> None:
         self._session: PromptSession[str] = PromptSession(
-            history=_history(_history_file()),
+            history=_history(),
             completer=_Completer(commands),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
@@ -70,22 +70,14 @@ class _Completer(Completer):
         yield from (Completion(text, start_position=-len(word)) for text in found)
 
 
-def _history_file() -> pathlib.Path:
-    """The history's file, in the user's folder for the state of programs."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or pathlib.Path.home() / "AppData" / "Local"
-    else:
-        base = os.environ.get("XDG_STATE_HOME") or pathlib.Path.home() / ".local" / "state"
-    return pathlib.Path(base) / "pypcd" / "chat_history"
-
-
-def _history(path: pathlib.Path) -> History:
+def _history() -> History:
     """A history in a file that only the user can read; kept for this run only if the file cannot be made."""
     try:
+        path = folders.state() / "chat_history"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
     except OSError as error:
-        _terminal.note(f"what you type is not kept for the next chat: {error.filename}: {error.strerror}")
+        _terminal.note(f"what you type is not kept for the next chat: {sentence(error)}")
         return InMemoryHistory()
     return _ShortHistory(path)
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import llama_cpp
 
+from pypcd import folders
 from pypcd.engine import _bindings
 from pypcd.engine._log import logger
 from pypcd.errors import InputError
@@ -175,7 +176,7 @@ def _signal_name(number: int) -> str:
 
 
 def _file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pypcd" / "amx.json"
+    return folders.cache() / "amx.json"
 
 
 def _key() -> str:
@@ -191,7 +192,7 @@ def _key() -> str:
 def _read() -> dict[str, str]:
     try:
         known = json.loads(_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):  # no file; cut off; no home
+    except (OSError, ValueError):  # no file, or no home; cut off
         return {}
     return {k: v for k, v in known.items() if isinstance(v, str)} if isinstance(known, dict) else {}
 
@@ -199,7 +200,7 @@ def _read() -> dict[str, str]:
 def _write(key: str, verdict: str) -> None:
     """Add one entry and leave out those of files that are gone. What cannot be remembered is probed again."""
     entries = {k: v for k, v in _read().items() if Path(k.rsplit(" ", 2)[0]).exists()}
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError):
         path = _file()
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
