@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import dataclasses
 import io
 import json
@@ -14,7 +15,6 @@ import logging
 import os
 import pathlib
 import sys
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +46,7 @@ class Document:
         Raises:
             ValueError: the text is empty.
         """
-        text = text.replace("\r\n", "\n").strip()
+        text = text.replace("\r\n", "\n").replace("\0", "").strip()
         if not text:
             raise InputError(f"{name} has no text; pictures of pages, such as a scan, are not read")
         return cls(name, *split_context(text))
@@ -57,11 +57,12 @@ class Document:
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """A document from a file: PDF, DOCX, or a text such as Markdown, in UTF-8. Bytes that are not UTF-8 become U+FFFD.
+    """A document from a file: PDF, DOCX (without headers and footers), or a text such as Markdown, in UTF-8 or in UTF-16 with a byte
+    order mark.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is neither, is damaged or encrypted, or has no text.
+        ValueError: it is none of these, is damaged or encrypted, or has no text.
         PCDError: the package that reads such files is not installed.
     """
     place = pathlib.Path(path).expanduser()
@@ -77,16 +78,26 @@ def _of_bytes(name: str, data: bytes, path: str) -> Document:
         return Document.of(name, _pdf(data, path))
     if data.startswith(b"PK\x03\x04") and name.lower().endswith(".docx"):
         return Document.of(name, _docx(data, path))
-    if b"\0" in data[:8192]:
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if b"\0" in data[:8192] and not is_wide:
         raise InputError(f"{path} is not a text file; allowed: texts in UTF-8, PDF, DOCX")
-    return Document.of(name, data.decode("utf-8-sig", "replace"))
+    try:
+        return Document.of(name, data.decode("utf-16" if is_wide else "utf-8-sig"))
+    except UnicodeDecodeError as error:
+        wrong = data[error.start : error.start + 1].hex()
+        raise InputError(
+            f"{path} is not in UTF-8: its byte {error.start + 1} is {wrong}; save it as UTF-8, such as with "
+            "iconv -f windows-1252 -t utf-8, if it is in Windows-1252"
+        ) from error
 
 
 def _pdf(data: bytes, path: str) -> str:
     pypdf = require("pypdf", "a PDF")
     try:
         return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(io.BytesIO(data)).pages)
-    except (pypdf.errors.PyPdfError, ValueError, KeyError) as error:
+    except pypdf.errors.DependencyError as error:
+        raise InputError(f"{path} is an encrypted PDF: {error}; pip install cryptography") from error
+    except Exception as error:  # damaged files end in errors of any kind
         raise InputError(f"{path} cannot be read as a PDF: {error}; it may be encrypted or damaged") from error
 
 
@@ -95,7 +106,7 @@ def _docx(data: bytes, path: str) -> str:
     try:
         parts = docx.Document(io.BytesIO(data)).iter_inner_content()
         return "\n\n".join(text for part in parts if (text := _of_part(part)).strip())
-    except (docx.opc.exceptions.OpcError, zipfile.BadZipFile, SyntaxError, ValueError, KeyError) as error:
+    except Exception as error:  # damaged files end in errors of any kind
         raise InputError(f"{path} cannot be read as a DOCX: {error}; it may be damaged") from error
 
 
@@ -103,7 +114,13 @@ def _of_part(part: Any) -> str:
     """The text of a paragraph, or of a table: a line for each row."""
     if not hasattr(part, "rows"):
         return str(part.text)
-    return "\n".join(" | ".join(cell.text.strip() for cell in row.cells) for row in part.rows)
+    return "\n".join(" | ".join(cell.text.strip() for cell in _cells(row)) for row in part.rows)
+
+
+def _cells(row: Any) -> list[Any]:
+    """A row's cells; one that was merged of several is in it as often, and is taken once."""
+    cells = row.cells
+    return [cell for i, cell in enumerate(cells) if i == 0 or cell._tc is not cells[i - 1]._tc]
 
 
 # -- for llama-server -------------------------------------------------------------------------------------------------

@@ -574,6 +574,7 @@ class Llama(llama_cpp.Llama):
         self._lock.check_outside("load_sequence")
         _ = self.ctx  # a closed model says so
         lib.clear(self)
+        self.n_tokens = 0
         self._n_changes += 1
         lib.load_sequence(self, os.fspath(path))
         self._n_certain, self._n_unread, self._is_restored = None, 0, True
@@ -701,8 +702,10 @@ class Llama(llama_cpp.Llama):
         if not self._answer.n_tokens:
             setting = self._pcd if self._combines else None
             self._answer = PCDAnswer(setting, n_prompt=self.n_tokens)
-        best = None if self._answer.setting is None else lib.best_tokens(self, at)
-        self._answer = self._answer.with_token(token, best)
+        is_on = self._answer.setting is not None
+        self._answer = self._answer.with_token(
+            token, lib.best_tokens(self, at) if is_on else None, is_on and lib.has_twin(self, at)
+        )
 
     # -- looking inside --------------------------------------------------------------------------------------------
 

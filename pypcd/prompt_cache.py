@@ -97,7 +97,7 @@ class PromptCache:
     def entries(self) -> list[Entry]:
         """The files that are there, those that were used last in front."""
         found = []
-        for path in self.folder.glob("*.state") if self.folder.is_dir() else ():
+        for path in self._paths("*.state"):
             if name := _NAME.fullmatch(path.name):
                 with contextlib.suppress(OSError):  # another process removed it
                     status = path.stat()
@@ -122,8 +122,10 @@ class PromptCache:
     def restore(self, llm: Llama, tokens: Sequence[int]) -> int:
         """Put the longest beginning of these tokens that is on disk in sequence 0, if that saves at least MIN_TOKENS of them.
 
+        A file that is damaged, or that llama.cpp cannot load, is removed with a warning.
+
         Returns:
-            how many tokens were restored; 0: none, and the context is as before.
+            how many tokens were restored; 0: none, and the context is as before, or empty if a file could not be loaded.
         """
         held = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), tokens)
         for entry in self.find(llm, tokens):
@@ -135,7 +137,10 @@ class PromptCache:
                 llm.load_sequence(entry.path, beginning)
             except FileNotFoundError:  # another process removed it
                 continue
-            except (OSError, PCDError) as error:
+            except OSError as error:
+                engine.logger.warning("%s cannot be read, so the prompt is read again: %s", entry.path, error)
+                continue
+            except PCDError as error:
                 engine.logger.warning("%s is removed, and the prompt is read again: %s", entry.path, error)
                 with contextlib.suppress(OSError):
                     entry.path.unlink()
@@ -204,8 +209,13 @@ class PromptCache:
                     entry.path.unlink(missing_ok=True)
         self._sweep(_STALE)
 
+    def _paths(self, pattern: str) -> list[pathlib.Path]:
+        with contextlib.suppress(OSError):  # it may not be read; what cannot be written is said
+            return list(self.folder.glob(pattern)) if self.folder.is_dir() else []
+        return []
+
     def _sweep(self, seconds: float) -> None:
-        for folder in self.folder.glob("writing-*") if self.folder.is_dir() else ():
+        for folder in self._paths("writing-*"):
             with contextlib.suppress(OSError):
                 if time.time() - folder.stat().st_mtime >= seconds:
                     for file in folder.iterdir():

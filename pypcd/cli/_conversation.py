@@ -16,7 +16,7 @@ import pypcd
 from pypcd import PCDConfig, PCDError, UnsupportedError, engine
 from pypcd.cli import _options
 from pypcd.cli._generation import ContextFull, Figures, Generation
-from pypcd.cli._reading import Kept, Reading, read
+from pypcd.cli._reading import Kept, Reading, read, takes
 from pypcd.cli._text import counted
 from pypcd.config import PCDSetting
 from pypcd.decode import Replay
@@ -24,9 +24,10 @@ from pypcd.decode.replay import attention_weights, repeated
 from pypcd.document import SPACE, Document
 from pypcd.errors import InputError
 from pypcd.prompt import Prompt, chat_formatter, chat_tokens
-from pypcd.prompt_cache import N_LEFT, PromptCache
+from pypcd.prompt_cache import PromptCache
 
-Message = dict  # {"role": ..., "content": ...}
+# {"role": ..., "content": ...}; one of the user's may have "documents", a list of Document, which the model gets in front of the content
+Message = dict
 
 
 def never() -> bool:
@@ -40,8 +41,8 @@ def ignore(*_: object) -> None:
 class Conversation:
     """Messages, settings and the model that answers. It neither reads nor writes the terminal.
 
-    A message is part of `messages` once an answer to it has begun; until then `draft` keeps it, so that nothing
-    is lost to an error.
+    A message is part of `messages` once an answer to it has begun; until then `draft` keeps it and `attached` its documents, so that
+    nothing is lost to an error.
     """
 
     def __init__(
@@ -57,8 +58,7 @@ class Conversation:
         self.system = system
         self.messages: list[Message] = []
         self.draft: str | None = None
-        self.attached: list[Document] = []
-        self.documents: list[Document] = []  # all that were attached so far
+        self.attached: list[Document] = []  # documents of the next message
         self.replay: Replay | None = Replay()  # what is repeated of them; None: nothing
         self.passages: list[str] = []  # that were repeated for the last answer
         self.left_out = ""  # why nothing was, if not by choice
@@ -68,9 +68,7 @@ class Conversation:
 
     def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
         """Answer a message, with the attached files in front of it; they may be all there is."""
-        self.draft = self._with_attached(text)
-        self.documents += self.attached
-        self.attached = []
+        self.draft = text
         yield from self.regen(stopped)
 
     def regen(self, stopped: Callable[[], bool] = never) -> Iterator[str]:
@@ -81,8 +79,9 @@ class Conversation:
             yield from answer
         finally:
             if answer.text or answer.figures.finish_reason != "interrupted":
+                if self.draft is not None:
+                    self.draft, self.attached = None, []
                 self.messages = [*messages, {"role": "assistant", "content": answer.text}]
-                self.draft = None
                 self.figures.append(answer.figures)
 
     @property
@@ -116,10 +115,14 @@ class Conversation:
         if not self.messages:
             raise InputError("there is no turn to take back")
         self.messages, last = self.messages[:-2], self.messages[-2]
+        self.passages = []
         return last["content"]
 
     def clear(self) -> None:
-        self.messages, self.attached, self.documents = [], [], []
+        """Forget all but a draft, which may now have room."""
+        self.messages, self.passages = [], []
+        if self.draft is None:
+            self.attached = []
 
     def attach(self, document: Document) -> int:
         """Put a document in front of the next message; returns its number of tokens.
@@ -136,15 +139,11 @@ class Conversation:
         self.attached.append(document)
         return n
 
-    def seconds_to_read(self, n: int) -> float | None:
-        """About how long n tokens of the next message take, which has documents; None: it is not known yet. 0: they are on disk."""
-        if self.cache is not None:
-            tokens, _ = self._prompt([*self.messages, {"role": "user", "content": self._with_attached("?")}])
-            if any(entry.n_tokens >= n - N_LEFT for entry in self.cache.find(self.llm, tokens)):
-                return 0.0
-        rates = [rate for figures in self.figures if (rate := figures.prompt_rate)]
-        rate = rates[-1] if rates else None if self.cache is None else self.cache.rate(self.llm)
-        return n / rate if rate else None
+    def reading_takes(self) -> str:
+        """How long the next message's documents take to read, as far as it is known, in words."""
+        messages = [*self.messages, self._message("?")]
+        prompt, _ = self._prompt(messages)
+        return takes(self.llm, prompt, Kept.of(self.cache, self.llm, prompt, documents_in(messages)))
 
     def set_pcd(self, setting: PCDSetting) -> None:
         """Put a setting in force, as --pcd does. A mapping changes the setting in force, or the last one that was."""
@@ -159,8 +158,7 @@ class Conversation:
             "pypcd_session": 1,
             "model": self.llm.model_path,
             "system": self.system,
-            "messages": self.messages,
-            "documents": [{"name": d.name, "text": d.text} for d in self._documents_in(self.messages)],
+            "messages": [_as_saved(message) for message in self.messages],
             "settings": dataclasses.asdict(self.sampling),
             "pcd": self.llm.pcd.as_dict() if self.llm.pcd else None,
         }
@@ -175,11 +173,11 @@ class Conversation:
         """
         record = _load_json(pathlib.Path(path).expanduser())
         sampling = _options.GenerationSettings()
-        messages, system, pcd, documents = (record[name] for name in ("messages", "system", "pcd", "documents"))
+        messages, system, pcd = (record[name] for name in ("messages", "system", "pcd"))
         if not _is_turns(messages) or not isinstance(system, str):
             raise InputError(f"{path} is damaged: its messages are not turns of user and assistant")
         try:
-            documents = [Document.of(made["name"], made["text"]) for made in documents]
+            messages = [_of_saved(message) for message in messages]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged: its documents are not names and texts") from error
         for name, value in record["settings"].items():
@@ -190,23 +188,30 @@ class Conversation:
             self._last_on = config or self._last_on
         except UnsupportedError as error:
             said = f"; its PCD setting is left out: {error}"
-        self.messages, self.system, self.sampling, self.documents = messages, system, sampling, documents
+        self.messages, self.system, self.sampling = messages, system, sampling
+        self.draft, self.attached, self.passages = None, [], []
         return f"{counted(len(messages) // 2, 'turn')} from {path}{said}"
 
     def _question(self) -> list[Message]:
         """The messages up to the one to be answered."""
         if self.draft is not None:
-            return [*self.messages, {"role": "user", "content": self.draft}]
+            return [*self.messages, self._message(self.draft)]
         if not self.messages:
             raise InputError("there is no message yet")
         return self.messages[:-1]
 
-    def _with_attached(self, text: str) -> str:
-        return SPACE.join([*(d.text for d in self.attached), *([text] if text.strip() else [])])
+    def _message(self, text: str) -> Message:
+        """The user's next message."""
+        documents = {"documents": list(self.attached)} if self.attached else {}
+        return {"role": "user", "content": text, **documents}
 
-    def _prompt(self, messages: list[Message]) -> tuple[list[int], list[str]]:
+    def _prompt(self, messages: list[Message], passages: Sequence[str] = ()) -> tuple[list[int], list[str]]:
+        """The tokens of messages, the last one with passages in front of its question, and the texts that end an answer."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return chat_tokens(self.llm, [*system, *messages])
+        *others, last = messages
+        texts = [*map(_text_of, others), _text_of(last, passages)]
+        plain = [{"role": message["role"], "content": text} for message, text in zip(messages, texts)]
+        return chat_tokens(self.llm, [*system, *plain])
 
     def _generation(self, messages: list[Message], stopped: Callable[[], bool], sampling: Any = None) -> Generation:
         prompt, stop = self._prompt(messages)
@@ -215,27 +220,25 @@ class Conversation:
         try:
             kept = None
             if len(prompt) < self.llm.n_ctx():
-                documents = {d.name: d.text for d in self._documents_in(messages)}
-                kept = Kept.of(self.cache, self.llm, prompt, documents)
+                kept = Kept.of(self.cache, self.llm, prompt, documents_in(messages))
                 if self.replay:
                     reading = self._find_passages(prompt, messages, stopped, kept)
             if self.passages:
-                *others, last = messages
-                question = self._question_of(last)
-                content = f"{last['content'][: len(last['content']) - len(question)]}{repeated(SPACE.join(self.passages))}{SPACE}{question}"
-                prompt, stop = self._prompt([*others, {**last, "content": content}])
+                prompt, stop = self._prompt(messages, self.passages)
             answer = Generation(self.llm, prompt, sampling or self.sampling, stop=stop, stopped=stopped, kept=kept)
         except ContextFull as error:
             room = "/undo or /clear makes room and /regen then sends it again; or start" if self.messages else "start"
-            raise ContextFull(f"the context is full: {error}; {room} with a larger --n-ctx") from None
+            names = ", ".join(document.name for document in self.attached)
+            without = f"; /file none takes back {names}" if names else ""
+            raise ContextFull(f"the context is full: {error}; {room} with a larger --n-ctx{without}") from None
         return answer.after(reading) if reading else answer
 
     def _find_passages(
         self, prompt: list[int], messages: list[Message], stopped: Callable[[], bool], kept: Kept | None
     ) -> Reading | None:
         """Set `passages` to what the question is answered from, if the messages have documents."""
-        texts = [Prompt(segments=d.segments, joiner=d.joiner) for d in self._documents_in(messages)]
-        if sum(len(text.segments) for text in texts) < 2 or not self._question_of(messages[-1]):
+        texts = [Prompt(segments=d.segments, joiner=d.joiner) for d in documents_in(messages)]
+        if sum(len(text.segments) for text in texts) < 2 or not messages[-1]["content"].strip():
             return None
         assert self.replay is not None
         try:
@@ -251,14 +254,26 @@ class Conversation:
             self.left_out = str(error)
             return None
 
-    def _documents_in(self, messages: list[Message]) -> list[Document]:
-        return [d for d in self.documents if any(d.text in m["content"] for m in messages)]
 
-    def _question_of(self, message: Message) -> str:
-        """What a message asks, without the documents in front of it."""
-        content = message["content"]
-        ends = [content.rfind(d.text) + len(d.text) for d in self._documents_in([message])]
-        return content[max(ends, default=0) :].lstrip("\n")
+def documents_in(messages: Sequence[Message]) -> list[Document]:
+    return [document for message in messages for document in message.get("documents", ())]
+
+
+def _text_of(message: Message, passages: Sequence[str] = ()) -> str:
+    """What the model gets of a message: its documents, passages of them, the question."""
+    again = [repeated(SPACE.join(passages))] if passages else []
+    question = [message["content"]] if message["content"].strip() else []
+    return SPACE.join([*(document.text for document in message.get("documents", ())), *again, *question])
+
+
+def _as_saved(message: Message) -> dict[str, Any]:
+    documents = [{"name": document.name, "text": document.text} for document in message.get("documents", ())]
+    return {**message, **({"documents": documents} if documents else {})}
+
+
+def _of_saved(message: dict[str, Any]) -> Message:
+    documents = [Document.of(made["name"], made["text"]) for made in message.get("documents", ())]
+    return {**message, **({"documents": documents} if documents else {})}
 
 
 def _attended(
@@ -304,7 +319,7 @@ def _load_json(path: pathlib.Path) -> dict[str, Any]:
         record = None
     if not isinstance(record, dict) or record.get("pypcd_session") != 1:
         raise InputError(f"{path} is not a conversation saved by pypcd chat")
-    empty: dict[str, Any] = {"system": "", "messages": [], "documents": [], "settings": {}, "pcd": None}
+    empty: dict[str, Any] = {"system": "", "messages": [], "settings": {}, "pcd": None}
     record = {name: value for name, value in record.items() if value is not None}
     for name in ("settings", "pcd"):
         if not isinstance(record.get(name) or {}, dict):

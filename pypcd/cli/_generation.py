@@ -34,15 +34,14 @@ class Figures:
     pcd: pypcd.PCDConfig | None
     prompt_tokens: int
     cached_tokens: int = 0  # of the prompt, kept from the turn before
-    completion_tokens: int = 0
+    completion_tokens: int = 0  # its end included
     prompt_seconds: float = 0.0
     seconds: float = 0.0  # after the prompt
     finish_reason: str = "interrupted"  # or stop, length (max_tokens), context (full)
     repeats: bool = False  # it was cut, and ends with one text again and again
     answer: pypcd.PCDAnswer = dataclasses.field(default_factory=pypcd.PCDAnswer)
-    changed: list[tuple[str, str]] = dataclasses.field(
-        default_factory=list
-    )  # texts: the model's own token, and the one with PCD
+    # texts: the model's own token, and the one with PCD
+    changed: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     @property
     def rate(self) -> float | None:
@@ -63,7 +62,7 @@ class Figures:
         def rate(value: float | None) -> str:
             return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
-        if self.finish_reason == "stop" and not self.completion_tokens:
+        if self.finish_reason == "stop" and self.completion_tokens == 1:
             return f"the model ended at once | context {self.context_used}/{self.n_ctx} | {self.what_pcd_did()}"
         ends = {"length": "cut at max_tokens", "context": "the context is full", "interrupted": "stopped"}
         parts = [
@@ -98,9 +97,11 @@ class Figures:
             "context_used": self.context_used,
             "n_ctx": self.n_ctx,
             "pcd": self.pcd.as_dict() if self.pcd else None,
+            "pcd_answer": str(self.answer),
+            "pcd_setting": typed(self.pcd),
             "pcd_contrasted": self.answer.n_contrasted,
+            "pcd_skipped": self.answer.n_skipped,
             "pcd_changed": self.answer.n_changed,
-            "what_pcd_did": str(self.answer),
         }
 
 
@@ -130,13 +131,8 @@ class Generation:
             raise InputError("the prompt is empty")
         if len(prompt) >= n_ctx:
             raise ContextFull(f"{len(prompt)} tokens do not fit in the context of {n_ctx}")
-        self.llm, self.prompt, self.sampling, self.stop, self.stopped = (
-            llm,
-            list(prompt),
-            sampling,
-            [s for s in stop if s],
-            stopped,
-        )
+        self.llm, self.prompt, self.sampling = llm, list(prompt), sampling
+        self.stop, self.stopped = [s for s in stop if s], stopped
         self.seed = sampling.draw_seed()
         self.text = ""
         self.figures = Figures(n_ctx, llm.pcd, len(self.prompt))
@@ -171,14 +167,14 @@ class Generation:
             )
             for token in tokens:
                 now = time.perf_counter()
-                if not figures.completion_tokens:
+                figures.completion_tokens += 1
+                if figures.completion_tokens == 1:
                     self._watch(False)  # a token is soon done, and the callback would slow it down
                     figures.prompt_seconds, first = now - start + before, now
                 figures.seconds = now - first
                 if engine.is_end(self.llm, token):
                     figures.finish_reason = "stop"
                     break
-                figures.completion_tokens += 1
                 yield from self._take(decode(engine.token_bytes(self.llm, token), self._is_changed()))
                 if figures.finish_reason == "stop" or self.stopped():
                     break
@@ -204,9 +200,8 @@ class Generation:
 
     def _tell_changes(self) -> None:
         llm, figures = self.llm, self.figures
-        if figures.completion_tokens or figures.finish_reason == "stop":  # else last_answer may be an earlier one
-            n = max(figures.completion_tokens, llm.last_answer.n_changed)  # without its end, unless that is a change
-            figures.answer = dataclasses.replace(llm.last_answer, setting=figures.pcd, n_tokens=n)
+        if figures.completion_tokens:  # else last_answer may be an earlier one
+            figures.answer = dataclasses.replace(llm.last_answer, setting=figures.pcd)
             figures.changed = [
                 tuple(engine.token_bytes(llm, token).decode("utf-8", "replace") for token in (c.plain, c.token))  # type: ignore[misc]
                 for c in figures.answer.changes

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pypcd
 from pypcd import ModelError, UnsupportedError, engine
 from pypcd.cli import _options, _terminal
+
+if TYPE_CHECKING:
+    from pypcd.decode import Method, Prompt
 
 
 def load_model(args: argparse.Namespace) -> pypcd.Llama:
@@ -27,6 +31,16 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
         raise UnsupportedError(f"PCD cannot run here: {refusal}")
     llm.pcd = config
     return llm
+
+
+def open_for(
+    args: argparse.Namespace, methods: Sequence[Method], prompts: Sequence[Prompt], n_ctx: int = 0
+) -> pypcd.Llama:
+    """The model, with what the methods need to answer the prompts."""
+    options = _options.machine_options(args)
+    if any(method.rows.whole_prompt for method in methods):  # a token has a byte at least
+        options["n_batch"] = options["n_ubatch"] = max(len(prompt.text.encode()) for prompt in prompts) + 1024
+    return open_model(args.model, n_ctx=n_ctx, n_seq_max=max(method.n_sequences for method in methods), **options)
 
 
 def open_model(path: str, **options: Any) -> pypcd.Llama:

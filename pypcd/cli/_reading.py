@@ -12,6 +12,7 @@ import llama_cpp
 import pypcd
 from pypcd import engine
 from pypcd.cli import _terminal
+from pypcd.document import Document
 from pypcd.prompt import n_tokens_through
 from pypcd.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 
@@ -46,17 +47,31 @@ class Kept:
 
     @classmethod
     def of(
-        cls, cache: PromptCache | None, llm: pypcd.Llama, prompt: Sequence[int], documents: dict[str, str]
+        cls, cache: PromptCache | None, llm: pypcd.Llama, prompt: Sequence[int], documents: Sequence[Document]
     ) -> Kept | None:
-        """None: nothing is kept of this prompt.
-
-        Args:
-            documents: texts by their names.
-        """
+        """None: nothing is kept of this prompt, since it is short, or a document is not in it as it is."""
         if cache is None or not documents or len(prompt) < MIN_TOKENS:
             return None
-        n = max(n_tokens_through(llm, prompt, text) for text in documents.values()) - N_LEFT
-        return cls(cache, n, list(documents)) if n >= MIN_TOKENS else None
+        ends = [n_tokens_through(llm, prompt, document.text) for document in documents]
+        n = max(ends) - N_LEFT if all(ends) else 0
+        return cls(cache, n, [document.name for document in documents]) if n >= MIN_TOKENS else None
+
+
+def takes(llm: pypcd.Llama, prompt: Sequence[int], kept: Kept | None) -> str:
+    """How long a prompt with documents takes to read, for behind a semicolon; empty if it is short, or nobody knows."""
+    if kept is None:
+        return ""
+    on_disk = [entry.n_tokens for entry in kept.cache.find(llm, prompt[: kept.n])]
+    n_left = kept.n - max([_n_held(llm, prompt), *on_disk])
+    if n_left < MIN_TOKENS:
+        return "; it was read before"
+    rate = kept.cache.rate(llm)
+    return f"; reading takes about {n_left / rate:.0f} s" if rate else ""
+
+
+def _n_held(llm: pypcd.Llama, prompt: Sequence[int]) -> int:
+    """How many tokens of a prompt the context holds."""
+    return llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), prompt)
 
 
 def read(
@@ -73,9 +88,8 @@ def read(
     """
     started = time.perf_counter()
     n_kept = min(kept.n, len(prompt)) if kept else 0
-    cached = done = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), prompt)
-    restored = kept.cache.restore(llm, prompt[:n_kept]) if kept is not None and done < n_kept else 0
-    cached = done = restored or done
+    restored = kept.cache.restore(llm, prompt[:n_kept]) if kept is not None and _n_held(llm, prompt) < n_kept else 0
+    cached = done = restored or _n_held(llm, prompt)  # a file that could not be loaded has emptied the context
     is_new = done < n_kept
     if done < n or is_new:
         if not restored and not engine.rewind(llm, done):  # a recurrent state cannot go back

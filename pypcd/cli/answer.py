@@ -48,28 +48,19 @@ def run(args: argparse.Namespace) -> int:
     if args.context is not None:
         document = read_document(args.context)
         prompt = Prompt(segments=document.segments, joiner=document.joiner, after=f"\n\n{question}")
-    options = _options.machine_options(args)
-    if any(method.rows.whole_prompt for method in methods):  # a token has a byte at least
-        options["n_batch"] = options["n_ubatch"] = len(prompt.text.encode()) + 1024
-    llm = _loading.open_model(
-        args.model,
-        n_ctx=args.n_ctx,
-        n_seq_max=max(method.n_sequences for method in methods),
-        **options,
-    )
+    llm = _loading.open_for(args, methods, [prompt], args.n_ctx)
     chat = (args.chat or has_template(llm)) and not args.no_chat
     asked = prompt_tokens(llm, prompt, chat=chat)
     n_prompt = len(asked)
     failed = False
-    cache, documents = PromptCache(), {} if document is None else {document.name: document.text}
+    cache, documents = PromptCache(), [] if document is None else [document]
 
     def read(tokens: Sequence[int]) -> int:
         kept = _reading.Kept.of(cache, llm, tokens, documents)
         return len(tokens) - _reading.read(llm, tokens, len(tokens), lambda: False, kept).n_cached
 
     if document is not None:
-        rate, is_known = cache.rate(llm), cache.find(llm, asked)
-        takes = "; it was read before" if is_known else f", read in about {n_prompt / rate:.0f} s" if rate else ""
+        takes = _reading.takes(llm, asked, _reading.Kept.of(cache, llm, asked, documents))
         _terminal.say(f"{document.name}: {n_prompt} tokens with the question{takes}")
     session = Session(llm, read)
     for method in methods:

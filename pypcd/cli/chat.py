@@ -11,7 +11,7 @@ from typing import Any
 from pypcd import PCDError
 from pypcd.checks import literal
 from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
-from pypcd.cli._conversation import SPACE, Conversation
+from pypcd.cli._conversation import SPACE, Conversation, documents_in
 from pypcd.cli._generation import REPEATS, Figures
 from pypcd.cli._terminal import say
 from pypcd.cli._text import counted, sentence, wrap
@@ -35,7 +35,7 @@ COMMANDS = {
     "set": ("NAME VALUE", "change temperature, top_p, top_k, min_p, max_tokens, …; alone: show them"),
     "file": (
         "FILE",
-        "hand over a document (text, PDF, DOCX); then ask about it. Alone: the passages that were repeated",
+        "hand over a document (text, PDF, DOCX), then ask about it; 'none' takes it back. Alone: the passages that were repeated",
     ),
     "replay": ("on|off", "repeat the passages that a question about a document is about; on unless you turn it off"),
     "save": ("FILE", "save the conversation and its settings"),
@@ -99,7 +99,7 @@ class Chat:
 
     def handle(self, text: str, literal: bool) -> bool:
         """One message or command. False: leave."""
-        if not text.strip() and not self.session.attached:
+        if not text.strip():
             return True
         literal = literal or ("\n" in text and not text.startswith("/system "))  # other commands take one line
         if literal or not text.startswith("/") or text.startswith("//"):
@@ -137,6 +137,7 @@ class Chat:
                 self.print_json(
                     {
                         "message": messages[-2]["content"],
+                        "documents": [document.name for document in documents_in(messages)],
                         "text": messages[-1]["content"],
                         **figures.as_dict(),
                         "passages": self.session.passages,
@@ -229,7 +230,10 @@ class Chat:
             say(self.session.sampling.describe())
 
     def do_file(self, argument: str) -> None:
-        if argument:
+        if argument == "none":
+            self.session.attached = []
+            say("no document goes in front of your next message")
+        elif argument:
             self.attach(read_document(argument))
         else:
             say(SPACE.join(self.session.passages) or "nothing was repeated for the last answer")
@@ -237,13 +241,9 @@ class Chat:
     def attach(self, document: Document) -> None:
         n = self.session.attach(document)
         parts = f"{len(document.segments)} parts" if len(document.segments) > 1 else "one part"
-        say(f"{document.name}: {n} tokens, {parts}; it goes in front of your next message{self._reading_takes(n)}")
-
-    def _reading_takes(self, n: int) -> str:
-        seconds = self.session.seconds_to_read(n)
-        if seconds is None:
-            return ""
-        return f", and is read in about {seconds:.0f} s" if seconds else "; it was read before"
+        say(
+            f"{document.name}: {n} tokens, {parts}; it goes in front of your next message{self.session.reading_takes()}"
+        )
 
     def do_replay(self, argument: str) -> None:
         if argument not in ("", "on", "off"):

@@ -108,12 +108,7 @@ def run(args: argparse.Namespace) -> int:
     methods = [parse(name) for name in _options.names(args.method)]
     if not methods:
         raise InputError(f"--method is empty; give at least one, such as {DEFAULT_METHODS}")
-    llm = _loading.open_model(
-        args.model,
-        n_ctx=0,
-        n_seq_max=max(method.n_sequences for method in methods),
-        **_options.machine_options(args),
-    )
+    llm = _loading.open_for(args, methods, [question.prompt for question in questions])
     chat = has_template(llm) and not args.no_chat
     session, tally = Session(llm), Tally(methods)
     try:
@@ -151,20 +146,22 @@ class Tally:
 
     def __init__(self, methods: Sequence[Method]) -> None:
         self.methods = methods
-        self.right, self.judged, self.changed, self.answered, self.failed = (
-            collections.Counter[str]() for _ in range(5)
+        self.right, self.judged, self.changed, self.compared, self.answered, self.failed = (
+            collections.Counter[str]() for _ in range(6)
         )
-        self.first = ""  # the first method's answer to the present question
+        self.first: str | None = None  # the first method's answer to the present question; None: it failed
 
     def add(self, question: Question, method: Method, answer: Answer | None) -> None:
         name = method.name
+        if method is self.methods[0]:
+            self.first = answer and answer.text.strip()
         if answer is None:
             self.failed[name] += 1
             return
-        if method is self.methods[0]:
-            self.first = answer.text.strip()
         self.answered[name] += 1
-        self.changed[name] += answer.text.strip() != self.first
+        if self.first is not None:
+            self.compared[name] += 1
+            self.changed[name] += answer.text.strip() != self.first
         if question.answer:
             self.judged[name] += 1
             self.right[name] += question.is_right(answer.text)
@@ -174,10 +171,10 @@ class Tally:
         head = ["method", *(["right"] if judged else []), "other answers"]
         rows = []
         for method in self.methods:
-            name, n = method.name, self.answered[method.name]
-            if n:
+            name = method.name
+            if self.answered[name]:
                 right = [f"{self.right[name]} of {self.judged[name]}"] if judged else []
-                rows.append([name, *right, f"{self.changed[name]} of {n}"])
+                rows.append([name, *right, f"{self.changed[name]} of {self.compared[name]}"])
         print()
         print(_table.table(head, rows, (False, *(True,) * (len(head) - 1)), 2, _table.columns()))
         if judged:

@@ -110,6 +110,10 @@ class Native:
         standard, contrasted = (int(row.argmax()) for row in rows if row is not None)
         return standard, contrasted
 
+    def has_twin(self, i: int) -> bool:
+        """As engine.has_twin()."""
+        return self._view(i, _bindings.ROW_LOCAL) is not None
+
     def _row(self, i: int, which: int) -> npt.NDArray[np.float32] | None:
         view = self._view(i, which)
         return None if view is None else view.copy()

@@ -61,6 +61,7 @@ class Engine(Protocol):
     def set_tokens(self, tokens: Sequence[int], seq_id: int) -> None: ...
     def logits(self, i: int) -> PCDLogits: ...
     def best(self, i: int) -> tuple[int, int] | None: ...
+    def has_twin(self, i: int) -> bool: ...
     def stats(self) -> PCDStats: ...
     def init_sampler(self, row: int) -> Any: ...
 
@@ -201,6 +202,11 @@ def pcd_logits(llm: llama_cpp.Llama, i: int) -> PCDLogits:
 def best_tokens(llm: llama_cpp.Llama, i: int) -> tuple[int, int] | None:
     """The most probable tokens of entry i before and after the contrast, without a copy of the rows; None if nothing was contrasted."""
     return _engine(llm).best(i)
+
+
+def has_twin(llm: llama_cpp.Llama, i: int) -> bool:
+    """Whether entry i was evaluated a second time; not if that could not change the result."""
+    return _engine(llm).has_twin(i)
 
 
 def pcd_stats(llm: llama_cpp.Llama) -> PCDStats:

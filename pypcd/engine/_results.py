@@ -66,6 +66,7 @@ class PCDAnswer:
         changes: those of them that differ from the model's own most probable one because of the contrast: with a temperature, those where
             the most probable token is another one with the contrast.
         n_prompt: tokens before the answer.
+        n_skipped: tokens of the answer whose twin (second evaluation) was not needed, and left out.
     """
 
     setting: PCDConfig | None = None
@@ -73,6 +74,7 @@ class PCDAnswer:
     n_contrasted: int = 0
     changes: tuple[Change, ...] = ()
     n_prompt: int = 0
+    n_skipped: int = 0
 
     @property
     def n_changed(self) -> int:
@@ -89,19 +91,25 @@ class PCDAnswer:
             min_context=self.setting.min_context,
         )
 
-    def with_token(self, token: int, best: tuple[int, int] | None) -> PCDAnswer:
+    def with_token(self, token: int, best: tuple[int, int] | None, has_twin: bool) -> PCDAnswer:
         """The same with one more token.
 
         Args:
             best: the most probable tokens there before and after the contrast; None: there was none.
+            has_twin: whether it was evaluated a second time.
         """
+        n_skipped = self.n_skipped + (self.setting is not None and not has_twin)
         if best is None:
-            return dataclasses.replace(self, n_tokens=self.n_tokens + 1)
+            return dataclasses.replace(self, n_tokens=self.n_tokens + 1, n_skipped=n_skipped)
         (plain, contrasted), changes = best, self.changes
         if plain not in (token, contrasted):
             changes = (*changes, Change(self.n_tokens, token, plain))
         return dataclasses.replace(
-            self, n_tokens=self.n_tokens + 1, n_contrasted=self.n_contrasted + 1, changes=changes
+            self,
+            n_tokens=self.n_tokens + 1,
+            n_contrasted=self.n_contrasted + 1,
+            n_skipped=n_skipped,
+            changes=changes,
         )
 
 

@@ -534,6 +534,11 @@ class Stock:
             return None
         return int(one.row.standard.argmax()), int(one.row.contrasted.argmax())
 
+    def has_twin(self, i: int) -> bool:
+        """As engine.has_twin()."""
+        one = self._find(i)
+        return one is not None and one.row is not None and one.row.local is not None
+
     def row(self, i: int) -> Logits | None:
         """What callers see of entry i of the last batch, if llama.cpp has no row under this index."""
         one = None if self._is_theirs else self._find(i)

@@ -136,13 +136,50 @@ def test_a_full_context_loses_nothing(session, tmp_path):
     with pytest.raises(ContextFull, match=r"long has \d+ tokens.*Nothing is cut"):
         session.attach(Document.of("long", "ba " * 600))
     assert session.attached == []
-    n = next(n for n in range(600, 0, -1) if len(session.llm.tokenize(b"ba " * n)) < 500)
+    n = next(n for n in range(600, 0, -1) if len(session.llm.tokenize(b"ba " * n)) < 470)
     assert session.attach(Document.of("long", "ba " * n)) < session.llm.n_ctx()
     with pytest.raises(ContextFull, match=r"/undo.*--n-ctx"):
         list(session.send("what is it?"))
-    assert session.messages == kept
-    assert session.draft.startswith("ba ba") and session.draft.endswith("\n\nwhat is it?")
-    assert ask(session, "short") != ""
+    assert session.messages == kept and session.draft == "what is it?"
+    with pytest.raises(ContextFull, match="/file none takes back long$"):
+        list(session.send("short"))  # the document is in front of this question now
+    session.clear()
+    list(session.regen())
+    (asked, _), text = session.messages, session.attached
+    assert (asked["content"], [d.name for d in asked["documents"]], text) == ("short", ["long"], [])
+
+
+def test_a_document_stays_in_front_of_the_next_message_until_an_answer_begins(session):
+    """Its question was stopped while it was read, or a conversation was loaded in between."""
+    session.set_pcd(False)
+    session.attach(Document("notes", PARTS, "\n\n"))
+    list(session.send("what is ab?", stopped=lambda: True))
+    if not session.messages:  # nothing came before it was stopped
+        assert session.draft == "what is ab?" and [d.name for d in session.attached] == ["notes"]
+    ask(session, "what is cd?")
+    assert session.messages[0]["documents"] == [Document("notes", PARTS, "\n\n")] and session.passages
+
+
+def test_what_was_meant_for_one_conversation_does_not_get_into_another(session, llm, tmp_path):
+    ask(session, "one")
+    session.save(str(tmp_path / "talk.json"))
+    other = Conversation(llm, session.sampling)
+    other.draft, other.passages = "of another talk", ["a passage"]
+    other.attach(Document("notes", PARTS, "\n\n"))
+    other.load(str(tmp_path / "talk.json"))
+    assert (other.draft, other.attached, other.passages) == (None, [], [])
+    session.attach(Document("notes", PARTS, "\n\n"))
+    session.clear()
+    assert session.attached == [] and ask(session, "two") and "documents" not in session.messages[0]
+
+
+def test_a_question_that_has_a_documents_words_stays_whole(session):
+    session.set_pcd(False)
+    session.attach(Document("name", ("ab", "cd"), " "))
+    ask(session, "who is ab cd the first?")
+    (prompt, _), passages = session._prompt(session.messages[:1], session.passages), "ab\n\ncd"
+    text = session.llm.detokenize(prompt).decode()
+    assert f"ab cd\n\nThe most relevant parts again:\n{passages}\n\nwho is ab cd the first?" in text
 
 
 PARTS = ("ab ab", "cd cd", "ee ff", "ba ab")
@@ -153,18 +190,18 @@ def test_a_question_about_a_document_has_its_passages_again(session, model):
     session.set_pcd(False)
     session.attach(Document("notes", PARTS, "\n\n"))
     session.replay = Replay(n=1)
+    document = "\n\n".join(PARTS) + "\n\n"
     for turn, question in enumerate(("what is ab?", "and ee?")):
         answer = ask(session, question)
         (passage,) = session.passages
         assert passage in PARTS and session.left_out == ""
         *before, asked, _ = session.messages
-        assert asked["content"] == ("\n\n".join(PARTS) + "\n\n" if not turn else "") + question, (
-            "the history is as it was written"
-        )
-        again = asked["content"].removesuffix(question) + f"The most relevant parts again:\n{passage}\n\n{question}"
+        assert asked["content"] == question, "the history is as it was written"
+        texts = [{"role": m["role"], "content": text + m["content"]} for m, text in zip(before, [document, ""])]
+        again = f"{'' if turn else document}The most relevant parts again:\n{passage}\n\n{question}"
         with pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1) as fresh:
             other = Conversation(fresh, session.sampling)
-            prompt, stop = chat_tokens(fresh, [*before, {"role": "user", "content": again}])
+            prompt, stop = chat_tokens(fresh, [*texts, {"role": "user", "content": again}])
             assert "".join(Generation(fresh, prompt, other.sampling, stop=stop)) == answer
         figures = session.figures[-1]
         assert figures.prompt_tokens == len(prompt) and (figures.cached_tokens > 0) == bool(turn)
@@ -232,12 +269,14 @@ def test_documents_are_saved_and_loaded(session, llm, tmp_path):
     session.save(str(tmp_path / "talk.json"))
     other = Conversation(llm, session.sampling)
     other.load(str(tmp_path / "talk.json"))
-    assert other.documents == session.documents
+    assert other.messages == session.messages and other.messages[0]["documents"][0].segments == PARTS
     "".join(other.regen())
     assert other.passages == session.passages != []
     record = json.loads((tmp_path / "talk.json").read_text())
     for bad in ([3], [{"name": "x"}], "x", [{"name": "x", "text": ""}]):
-        (tmp_path / "bad.json").write_text(json.dumps({**record, "documents": bad}))
+        first, *others = record["messages"]
+        damaged = {**record, "messages": [{**first, "documents": bad}, *others]}
+        (tmp_path / "bad.json").write_text(json.dumps(damaged))
         with pytest.raises(ValueError, match="its documents are not"):
             other.load(str(tmp_path / "bad.json"))
 
@@ -410,7 +449,10 @@ TALK = [
     ("/read notes.txt", "/read is now /file"),
     ("/file nowhere", "nowhere: No such file"),
     ("/file notes.txt", "--n-ctx"),
-    ("/file short.txt", r"short.txt: \d+ tokens, 3 parts; it goes in front of your next message, and is read in about"),
+    ("/file short.txt", r"short.txt: \d+ tokens, 3 parts; it goes in front of your next message\n"),
+    ("/file none", "no document goes in front"),
+    ("", ""),
+    ("/file short.txt", "3 parts"),
     ("what is it", r"12 tokens \|", "replay repeated 2 passages"),
     ("/file", "bababa"),
     ("/replay", "replay on"),
@@ -741,6 +783,57 @@ def test_a_document_that_was_read_before_begins_at_once_in_chat(tmp_path, arch):
     assert cached == [0, 0, entry.n_tokens] and entry.about["documents"] == ["notes"]
 
 
+def test_what_is_known_of_reading_a_document_is_true(tmp_path):
+    """Another one of the same length was not read before, nor a longer one that begins as it does; one in the context needs nothing."""
+    model = str(write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=16384))
+    with pypcd.Llama(model, n_ctx=4096, n_threads=1, n_threads_batch=1) as llm:
+
+        def said(*documents: Document) -> str:
+            chat = Conversation(llm, _options.GenerationSettings(max_tokens=2), cache=cache)
+            for document in documents:
+                chat.attach(document)
+            return chat.reading_takes()
+
+        cache = PromptCache(tmp_path / "prompts", 2**30)
+        notes = Document("notes", NOTES, "\n\n")
+        assert said(notes) == "", "nothing was ever read with this model"
+        first = Conversation(llm, _options.GenerationSettings(max_tokens=2), cache=cache)
+        first.attach(notes)
+        ask(first, "what is 21?")
+        llm.reset()
+        assert said(notes) == "; it was read before" and said(Document("short", ("ab",), "")) == ""
+        other = Document("other", tuple(part.replace("ab", "ba") for part in NOTES), "\n\n")
+        longer = Document("longer", (*NOTES, *NOTES), "\n\n")
+        seconds = []
+        for document in (other, longer):
+            (found,) = re.findall(r"^; reading takes about (\d+) s$", said(document))
+            seconds.append(int(found))
+        assert seconds[0] <= seconds[1] + 1, "of the longer one half is there"
+
+
+def test_a_file_that_llama_cpp_cannot_load_is_read_again_from_the_beginning(tmp_path, monkeypatch, caplog):
+    """Part of the prompt is in the context, which the attempt has emptied."""
+    model = str(write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=16384))
+    cache = PromptCache(tmp_path / "prompts", 2**30)
+
+    def refuse(*_: object) -> None:
+        raise pypcd.PCDError("not this one")
+
+    answers = []
+    for kept in (None, cache, cache):
+        with pypcd.Llama(model, n_ctx=2048, n_threads=1, n_threads_batch=1) as llm:
+            chat = Conversation(llm, _options.GenerationSettings(max_tokens=12), "be kind", cache=kept)
+            chat.replay = None
+            if len(answers) == 2:
+                ask(chat, "hello")  # the system message and more are held then
+                chat.clear()
+                monkeypatch.setattr("pypcd.engine.load_sequence", refuse)
+            chat.attach(Document("notes", NOTES, "\n\n"))
+            answers.append(ask(chat, "what is 21?"))
+    assert answers[0] == answers[1] == answers[2]
+    assert "not this one" in caplog.text and len(cache.entries()) == 1, "it is written anew"
+
+
 def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
@@ -756,6 +849,14 @@ def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tm
     assert records[0]["text"] == records[1]["text"]
     assert records[1]["n_evaluated"] < 40 and records[0]["n_evaluated"] > 256
     assert "it was read before" in said[1] and "read before" not in said[0]
+    for changed, says in (
+        ("\n\n".join([*NOTES, *NOTES]), "reading takes about"),
+        ("\n\n".join(NOTES[1:]), "takes about"),
+    ):
+        (tmp_path / "notes.txt").write_text(changed)
+        assert main(command) == 0
+        err = capsys.readouterr().err
+        assert says in err and "read before" not in err
     assert main(["cache"]) == 0
     assert "notes.txt" in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0 and main(["cache"]) == 0

@@ -128,3 +128,12 @@ def test_a_method_that_fails_is_said_and_the_others_go_on(asked: Path, capsys: p
     assert main(["compare", "demo", str(asked), "--method", ""]) == 2
     assert "--method is empty" in capsys.readouterr().err
     assert compare.FEWEST == 6
+
+
+def test_without_a_first_answer_nothing_is_called_the_same(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "6", "--method", "cad,greedy"]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "the same" not in out and out.count("greedy        right: ") == 1
+    row = next(line for line in out.splitlines() if line.startswith("greedy") and line.endswith("0 of 0"))
+    assert row.split()[1:4] == ["1", "of", "2"]

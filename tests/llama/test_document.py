@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from documents import pdf
 
 import pypcd
+from pypcd import errors
 from pypcd.document import Document, read_document
 
 
@@ -17,7 +19,7 @@ from pypcd.document import Document, read_document
     [
         (b"One.\r\n\r\nTwo.\r\n", ("One.", "Two.")),
         ("\ufeff# Über\n\nText".encode(), ("# Über", "Text")),
-        (b"caf\xe9", ("caf\ufffd",)),
+        ("Größe\n\n✓".encode("utf-16"), ("Größe", "✓")),
         (b"PK\x03\x04 is how a zip begins", ("PK\x03\x04 is how a zip begins",)),
     ],
 )
@@ -55,6 +57,7 @@ def test_a_docx_in_its_order(tmp_path: Path) -> None:
     [
         ("a.txt", b" \n", ValueError, "a.txt has no text"),
         ("a.bin", b"\x7fELF\0\0", ValueError, "not a text file; allowed: texts in UTF-8, PDF, DOCX"),
+        ("a.txt", b"caf\xe9", ValueError, "not in UTF-8: its byte 4 is e9; save it as UTF-8, such as with iconv"),
         ("a.pdf", b"%PDF-1.4 nonsense", ValueError, "cannot be read as a PDF"),
         ("a.pdf", pdf(""), ValueError, "has no text; pictures of pages"),
         ("a.docx", b"PK\x03\x04nonsense", ValueError, "cannot be read as a DOCX"),
@@ -71,7 +74,7 @@ def test_what_is_no_document(tmp_path: Path, name: str, data: bytes | None, erro
         read_document(tmp_path / name)
 
 
-def test_an_encrypted_pdf_is_refused(tmp_path: Path) -> None:
+def test_an_encrypted_pdf_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pypdf = pytest.importorskip("pypdf")
     writer = pypdf.PdfWriter()
     writer.add_blank_page(200, 200)
@@ -79,6 +82,50 @@ def test_an_encrypted_pdf_is_refused(tmp_path: Path) -> None:
     writer.write(tmp_path / "a.pdf")
     with pytest.raises(ValueError, match="may be encrypted"):
         read_document(tmp_path / "a.pdf")
+
+    def needs_more(*_: object) -> None:
+        raise pypdf.errors.DependencyError("cryptography>=3.1 is required for AES algorithm")
+
+    monkeypatch.setattr(pypdf, "PdfReader", needs_more)
+    with pytest.raises(ValueError, match=r"AES.*pip install cryptography"):
+        read_document(tmp_path / "a.pdf")
+
+
+def test_a_damaged_file_is_an_error_of_its_own_kind_whatever_its_reader_stumbles_over(tmp_path: Path) -> None:
+    pytest.importorskip("pypdf")
+    docx = pytest.importorskip("docx")
+    made = docx.Document()
+    made.add_paragraph("Signed by Ruth Amsel.")
+    made.save(tmp_path / "whole.docx")
+    rng = random.Random(3)
+    outcomes = set()
+    for whole, name in ((pdf("One.", "Two.") * 2, "a.pdf"), ((tmp_path / "whole.docx").read_bytes(), "a.docx")):
+        for _ in range(150):
+            data = bytearray(whole)
+            for _ in range(rng.choice((1, 4, 40))):
+                data[rng.randrange(8, len(data))] = rng.randrange(256)
+            (tmp_path / name).write_bytes(data)
+            try:
+                outcomes.add((name, bool(read_document(tmp_path / name).text)))
+            except ValueError as error:
+                assert isinstance(error, errors.InputError)
+                outcomes.add((name, False))
+    assert len(outcomes) == 4, "some of each are damaged, and some are read all the same"
+
+
+def test_characters_that_no_text_has_are_left_out() -> None:
+    assert Document.of("notes", "a\0b").text == "ab"
+
+
+def test_a_merged_cell_stands_once(tmp_path: Path) -> None:
+    docx = pytest.importorskip("docx")
+    made = docx.Document()
+    table = made.add_table(rows=2, cols=3)
+    table.rows[0].cells[0].merge(table.rows[0].cells[2]).text = "Bridges"
+    for cell, text in zip(table.rows[1].cells, ("a", "a", "b")):
+        cell.text = text
+    made.save(tmp_path / "a.docx")
+    assert read_document(tmp_path / "a.docx").text == "Bridges\na | a | b"
 
 
 @pytest.mark.parametrize(

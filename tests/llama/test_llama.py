@@ -523,7 +523,15 @@ def test_a_context_beyond_what_the_model_was_trained_for_is_said(caplog, options
 
 
 @pytest.mark.parametrize(
-    "setting", ["paper", "window:window=16", "unsure:min_context=0:min_first_entropy=0", "beta=0", False]
+    "setting",
+    [
+        "paper",
+        "window:window=16",
+        "window:window=16:relative_top=0.5",
+        "unsure:min_context=0:min_first_entropy=0",
+        "beta=0",
+        False,
+    ],
 )
 @pytest.mark.parametrize("temp", [0.0, 1.5])
 def test_the_last_answer_is_counted_as_its_rows_say(setting, temp):
@@ -533,12 +541,13 @@ def test_the_last_answer_is_counted_as_its_rows_say(setting, temp):
         prompt = llm.tokenize(
             b'{"9c34-54c5": "8044-44b2", "1d2e-77a0": "5fa0-913c", "0b71-2c9d": "c1d8-3e05"}\nKey: "1d2e'
         )
-        contrasted, changes = 0, []
+        contrasted, skipped, changes = 0, 0, []
         tokens = []
         for token in llm.generate(prompt, temp=temp, top_k=0, top_p=1.0, min_p=0.0):
             if setting:
                 rows = llm.pcd_logits()
                 contrasted += rows.beta is not None
+                skipped += rows.local is None
                 plain, best = rows.standard.argmax(), rows.contrasted.argmax()
                 if rows.beta is not None and plain != best and token != plain:
                     changes.append((len(tokens), token, plain))
@@ -547,6 +556,7 @@ def test_the_last_answer_is_counted_as_its_rows_say(setting, temp):
                 break
         made = llm.last_answer
         assert made.setting == llm.pcd and made.n_contrasted == contrasted and made.n_prompt == len(prompt)
+        assert made.n_skipped == skipped and (skipped > 0 or "relative_top" not in str(setting))
         assert [(c.index, c.token, c.plain) for c in made.changes] == changes
         assert made.n_tokens == 40 and (setting in ("beta=0", False) or contrasted)
         llm.create_completion("x", max_tokens=3, pcd="paper")
