@@ -41,7 +41,7 @@ from pypcd.decode import Replay
 from pypcd.decode.replay import repeated
 from pypcd.document import SPACE
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
-from pypcd.gguf import explained, resolve_model
+from pypcd.gguf import explained, read_gguf, resolve_model
 from pypcd.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.remote import Device, Servers, handshake, lost_text, parse_servers
 from pypcd.served import Served, option_of, to_ini
@@ -262,6 +262,7 @@ class Server:
         else:
             (only,) = self.models
             chosen = _chosen(only.path, parallel, given, remote=self._remote)
+            self._note_beyond_training(only, given, parallel)
             if self.rpc_servers:
                 self.command += ["--rpc", ",".join(self.rpc_servers)]
             self.command += ["--model", only.path, "--parallel", str(parallel)]
@@ -323,6 +324,7 @@ class Server:
                 "stop-timeout": str(_PATIENCE),
                 **_chosen(one.path, slots, own, n_at_once, self._remote),
             }
+            self._note_beyond_training(one, own, slots)
             if self.rpc_servers:
                 options["rpc"] = ",".join(self.rpc_servers)
             if n is None:
@@ -331,6 +333,15 @@ class Server:
                 options["load-on-startup"] = "1"
             sections[one.name] = {**options, **one.options}
         return to_ini(sections)
+
+    def _note_beyond_training(self, one: Served, given: Mapping[str, str], slots: int) -> None:
+        """llama-server gives no text more than the model was trained for, and says so in its log alone."""
+        n_ctx = option_of(given, *_CTX_SIZE) or ""
+        trained = read_gguf(one.path).shape.n_ctx_train
+        if n_ctx.isdecimal() and int(n_ctx) // slots > -(-trained // 256) * 256:
+            self.remarks.append(
+                f"{one.name}: a text may have {trained} tokens, as many as the model was trained for, not {int(n_ctx) // slots}"
+            )
 
     @property
     def url(self) -> str:
@@ -543,6 +554,9 @@ def _said(lines: Iterable[str], which: int = 0) -> str:
     ).strip()
 
 
+_CTX_SIZE = ("ctx-size", "c", "LLAMA_ARG_CTX_SIZE")
+
+
 def _chosen(
     path: str, parallel: int, given: Mapping[str, str], n_models: int = 1, remote: Sequence[Device] = ()
 ) -> dict[str, str]:
@@ -553,15 +567,14 @@ def _chosen(
         n_models: how many are loaded at the same time.
         remote: devices of other machines.
     """
-    sizes = ("ctx-size", "c", "LLAMA_ARG_CTX_SIZE")
-    n_ctx = option_of(given, *sizes) or ""
+    n_ctx = option_of(given, *_CTX_SIZE) or ""
     on_gpu = bool(remote) or machine.has_gpu()
     options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
     threads = threads_module.choose(threads_module.width_of(path, options))
     if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
         n_ctx = str(machine.checked_n_ctx(path, options, parallel, n_models, remote))
     chosen = {
-        sizes: n_ctx,
+        _CTX_SIZE: n_ctx,
         # where all is taken, every request would be ended
         ("kv-unified-per-slot", "LLAMA_ARG_KV_UNIFIED_PER_SLOT"): str(int(n_ctx) // parallel),
         ("fit", "LLAMA_ARG_FIT"): "off",  # it does not count second keys

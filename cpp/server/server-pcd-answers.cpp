@@ -37,7 +37,7 @@ json server_pcd_props() {
         return json(nullptr);
     }
     if (!server_pcd.refusal.empty()) {
-        return json { { "refusal", server_pcd.refusal } };
+        return json { { "refusal", server_pcd.refusal }, { "replay", server_pcd.replay.text } };
     }
     json setting = json::object();
     for (const auto & field : pcd_fields) {
@@ -53,6 +53,7 @@ json server_pcd_props() {
         { "presets",     presets },
         { "recommended", server_pcd.recommended },
         { "per_request", server_pcd.own_names() },
+        { "replay",      server_pcd.replay.text },
     };
 }
 

@@ -154,7 +154,7 @@ class Tally:
     def add(self, question: Question, method: Method, answer: Answer | None) -> None:
         name = method.name
         if method is self.methods[0]:
-            self.first = answer and answer.text.strip()
+            self.first = None if answer is None else answer.text.strip()
         if answer is None:
             self.failed[name] += 1
             return

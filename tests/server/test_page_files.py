@@ -272,7 +272,9 @@ def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, script:
     stream = script.next(chat).say(" end")
     stream.end()
     prompt, chosen = stream.body["prompt"]
-    assert chosen == 2 and prompt == prompt_of(served, "One.\n\nZoë has 2.\n\nZoë has 2.\n\nWho has 2?")
+    assert chosen == 2 and prompt == prompt_of(
+        served, "One.\n\nZoë has 2.\n\nThe most relevant parts again:\nZoë has 2.\n\nWho has 2?"
+    )
     assert chat.copied(chat.finished()) == " w2 end"
     chat.go()  # what was read is kept
     expect(chat.questions.first).to_contain_text("Who has 2?")
@@ -297,6 +299,22 @@ def test_the_real_server_reads_a_pdf_and_answers_about_it(chat: Chat, served: Se
     expect(chat.page.get_by_text(f"report.pdf ({read['n_tokens']} tokens)")).to_be_visible()
     said = chat.ask("Who signed it?")
     expect(said).to_contain_text(re.compile(r"[12] passages?\s+of report.pdf w(as|ere) read again"))
+
+
+def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, served: Server) -> None:
+    """Passages too: what it asks of /completion is what the server has in its slot, so that it reads next to nothing anew."""
+    text = "\n\n".join(
+        f"Clause {i}: the bridge over river {i} has {i * 7} arches and was opened in {1900 + i}." for i in range(12)
+    )
+    drop(chat, ("report.txt", "text/plain", text))
+    expect(removers(chat)).to_have_count(1)
+    said = chat.ask("How many arches has river 4?")
+    expect(said).to_contain_text(re.compile(r"of report.txt w(as|ere) read again"))
+    with chat.page.expect_response("**/completion") as response:
+        chat.button("Continue").click()
+    chat.finished()
+    end = [json.loads(line[6:]) for line in response.value.text().splitlines() if line.startswith("data: {")][-1]
+    assert end["timings"]["cache_n"] > 300 and end["timings"]["prompt_n"] <= 8
 
 
 @pytest.mark.parametrize("content", ["%PDF \x00", "%PDF-1.4 and text alone"])

@@ -150,14 +150,17 @@ def test_so_are_those_of_a_later_question(wide: Server, talking: pypcd.Llama) ->
 
 
 def test_a_document_is_read_once(wide: Server) -> None:
-    def n_read() -> float:
+    def counted(name: str) -> float:
         lines = ask(wide, "/metrics")[1].splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith("llamacpp:prompt_tokens_total "))
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:{name} "))
 
-    before = n_read()
+    names = ("prompt_tokens_total", "prompt_tokens_cached_total")
+    before = [counted(name) for name in names]
     answer = chat(wide, with_file(notes(77), QUESTIONS[1]))
     assert answer["timings"]["passages"] and answer["timings"]["cache_n"] < 20
-    assert n_read() - before < answer["usage"]["prompt_tokens"] + 40
+    n_read, n_cached = (counted(name) - b for name, b in zip(names, before))
+    assert n_read < answer["usage"]["prompt_tokens"] + 40
+    assert n_cached == answer["timings"]["cache_n"], "what was just read for its attention is no cache"
 
 
 def test_several_documents_stand_in_their_order(wide: Server, talking: pypcd.Llama) -> None:

@@ -270,8 +270,7 @@ def test_one_at_a_time_where_no_more_may_be_loaded(ini: Path, monkeypatch: pytes
     models = served.read([str(ini)])
     monkeypatch.setattr(machine, "room_for_weights", lambda: max(model.size for model in models))
     made = Server(models, port=0, options=SMALL)
-    (remark,) = made.remarks
-    assert "--models-max" in remark
+    assert sum("--models-max" in remark for remark in made.remarks) == 1
     with made.running() as server:
         assert server.wait_until_ready()
         assert statuses(server) == {"demo": "loaded", "late": "unloaded", "père noël": "unloaded"}
@@ -298,6 +297,17 @@ def test_what_does_not_fit_is_said_and_a_users_number_counts(ini: Path, monkeypa
     monkeypatch.undo()
     made = Server(served.read([str(ini)]), port=0)
     assert made.remarks == [] and made.command[made.command.index("--models-max") + 1] == "3"
+
+
+def test_more_context_than_a_model_was_trained_for_is_said(ini: Path, tiny: Tiny) -> None:
+    model = str(tiny("llama", n_ctx_train=1024))
+    assert Server(model, port=0, parallel=2, options=["-c", "2048"]).remarks == []
+    for options in (["-c", "4096"], ["--ctx-size", "4096"]):
+        (remark,) = Server(model, port=0, parallel=2, options=options).remarks
+        assert remark.endswith("a text may have 1024 tokens, as many as the model was trained for, not 2048")
+    assert any(
+        "trained for" in remark for remark in Server(served.read([str(ini)]), port=0, options=["-c", "999936"]).remarks
+    )
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------

@@ -69,7 +69,8 @@ function continuedPrompt(prompt, kept, isChat) {
  *
  * message: of an assistant, with model, system, sampling (fields of the request), seed and pcd (its field: false or an object).
  * path: the talk before it. options: {n_predict, signal}.
- * before: the answer that this one goes on with; kept: its tokens that stay. options.sees: whether the model sees pictures.
+ * before: the answer that this one goes on with; kept: its tokens that stay. options.sees: whether the model sees pictures;
+ * options.replay: how the server writes passages before a question.
  */
 export async function write(message, path, options, changed, before = null, kept = []) {
   message.tokens = [...kept];
@@ -95,7 +96,8 @@ export async function write(message, path, options, changed, before = null, kept
 async function completionOf(message, path, options, asked, before, kept) {
   const last = path.at(-1);
   const passages = before?.stats?.passages ?? []; // which the answer had, and what it goes on with
-  const talk = passages.length ? [...path.slice(0, -1), {...last, text: [...passages, last.text].join("\n\n")}] : path;
+  const again = passages.length ? options.replay.replace("{passages}", () => passages.join("\n\n")) : "";
+  const talk = again ? [...path.slice(0, -1), {...last, text: again + last.text}] : path;
   const messages = messagesOf(talk, message.system, options.sees);
   const prompt = await api.template(message.model, messages);
   const seen = images.imagesOf(messages);

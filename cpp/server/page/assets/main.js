@@ -195,7 +195,7 @@ async function answer(conversation, fields, {before = null, kept = [], after = n
     await after;
     delete message.waits;
     const path = conversation.path(message.parent);
-    await answers.write(message, path, {n_predict, signal: controller.signal, sees: images.sees(state.props)}, changed, before, kept);
+    await answers.write(message, path, {n_predict, signal: controller.signal, sees: images.sees(state.props), replay: state.props?.pcd?.replay}, changed, before, kept);
   } finally {
     settings.save(state.settings); // its speed
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
@@ -277,17 +277,21 @@ async function send(conversation, compare) {
 const focusOn = id => document.getElementById(id)?.focus();
 
 async function attach(given) {
+  const failed = [];
   for (const file of given) {
     state.reading = file.name;
     show();
     try {
       images.check([file], state.props);
       state.draft.files.push(await files.read(file, state.settings.model));
+    } catch (error) { // the others are read all the same
+      failed.push(error.message);
     } finally {
       state.reading = "";
     }
   }
   await count();
+  if (failed.length) throw new Error(failed.join(" "));
 }
 
 // -- what a person does ----------------------------------------------------------------------------------------------
@@ -352,6 +356,7 @@ const actions = {
     await connect();
     if (!state.models.some(own => own.id === model)) // tokens are numbers, which another model reads in another way
       throw new Error(`This answer is of the model ${model}, which this server does not have.`);
+    if (!state.props) await choose();
     const kept = message.tokens.slice(0, index);
     if (option) kept.push({...message.tokens[index], id: option.id, text: option.text, n: 1, chosen: true});
     const writing = answer(conversation, {parent, model, system, sampling, setting, pcd, seed}, {before: message, kept});
