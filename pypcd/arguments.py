@@ -79,9 +79,8 @@ def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
             allowed = ", ".join(f"{number} ({kind})" for kind, number in CACHE_TYPES.items())
             raise InputError(f"{name} is {kwargs[name]!r}; allowed: {allowed}, or None")
         width = getattr(read_gguf(path).shape, f"n_embd_head_{name[-1]}")
-        if (
-            kwargs.get(name) not in (None, *UNBLOCKED) and width % _BLOCK
-        ):  # llama.cpp would read across blocks, or end the process
+        # llama.cpp would read across blocks, or end the process
+        if kwargs.get(name) not in (None, *UNBLOCKED) and width % _BLOCK:
             raise InputError(
                 f"{name} is {kwargs[name]}, whose blocks have {_BLOCK} values, but this model's heads have {width}; allowed: "
                 f"{', '.join(map(str, UNBLOCKED))}, or None"

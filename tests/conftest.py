@@ -32,9 +32,8 @@ from reference import Noise, Reference, behind, contrast, rho
 from rpc_servers import rpc_servers  # noqa: F401  a fixture
 from tiny_gguf import write_tiny_gguf
 
-pytest.register_assert_rewrite(
-    "browser", "clients", "fake_pip", "serving"
-)  # shared by tests, and their messages are read
+# shared by tests, and their messages are read
+pytest.register_assert_rewrite("browser", "clients", "fake_pip", "serving")
 settings.register_profile("pypcd", deadline=None, database=None)  # these two cores may be shared
 settings.load_profile("pypcd")
 

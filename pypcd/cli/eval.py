@@ -28,9 +28,7 @@ from pypcd.evaluation.plan import BASELINE, HALVES
 from pypcd.evaluation.stats import min_n_to_detect
 from pypcd.evaluation.tasks import parts_of
 from pypcd.evaluation.tasks.everyday import SHORT, kind_of
-from pypcd.lab.paper import (
-    PAPER_TABLES,
-)
+from pypcd.lab.paper import PAPER_TABLES
 
 DEFAULT_METHODS = (BASELINE, "pcd", "pcd:unsure", "pcd:window:relative_top=0.1", "control")
 DEFAULT_LENGTHS = (1024, 2048, 4096)

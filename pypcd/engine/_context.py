@@ -54,11 +54,8 @@ _OF_THE_CACHE = (
     "flash_attn_type",
     "swa_full",
 )
-_YARN = {
-    "yarn_attn_factor": 1.0,
-    "yarn_beta_fast": 32.0,
-    "yarn_beta_slow": 1.0,
-}  # of a model that does not say; below 0: these
+# of a model that does not say; below 0: these
+_YARN = {"yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}
 
 
 def decode(llm: llama_cpp.Llama, entries: Sequence[tuple[int, int, int, bool]]) -> bool:

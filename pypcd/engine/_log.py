@@ -50,9 +50,8 @@ def _callback(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
 
 
 def install() -> None:
-    logging.getLogger("llama-cpp-python").setLevel(
-        logging.ERROR
-    )  # as llama_cpp.Llama(verbose=False) does, but from the start
+    # as llama_cpp.Llama(verbose=False) does, but from the start
+    logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
     in_force, data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
     if hasattr(llama_cpp, "llama_log_get"):  # llama-cpp-python 0.3.17 and newer
         llama_cpp.llama_log_get(ctypes.byref(in_force), ctypes.byref(data))

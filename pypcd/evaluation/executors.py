@@ -136,9 +136,8 @@ class ProcessPool(InProcess):
         try:
             running = n
             while running:
-                n_alive = sum(
-                    process.is_alive() for process in processes
-                )  # what one said before it ended is found below
+                # what one said before it ended is found below
+                n_alive = sum(process.is_alive() for process in processes)
                 try:
                     kind, value = results.get(timeout=1)
                 except queue.Empty:

@@ -199,9 +199,8 @@ class Texts:
 
     def save(self, seq: int) -> None:
         if llama_cpp.llama_memory_seq_pos_max(self.context.memory, seq) != -1:
-            self.decode(
-                seq, 1, False
-            )  # a shift that is not applied yet would be lost: llama.cpp saves the keys as they are
+            # a shift that is not applied yet would be lost: llama.cpp saves the keys as they are
+            self.decode(seq, 1, False)
             self.saved = self.context.save(seq), [token for token, _ in self.text[seq]], self.start[seq]
 
     def load(self, seq: int) -> None:

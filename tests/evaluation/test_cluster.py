@@ -38,9 +38,7 @@ from pypcd.evaluation import (
 from pypcd.evaluation import cluster as at_work  # as the workers' processes have it
 from pypcd.evaluation.run import Worker
 from pypcd.gguf import DEMO_MODEL
-from pypcd.lab.recorded import (
-    record,
-)
+from pypcd.lab.recorded import record
 
 distributed = pytest.importorskip("distributed")
 KILLER = ("kv-short", 280, 1)  # the question that workers below die of
