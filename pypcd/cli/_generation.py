@@ -97,11 +97,7 @@ class Figures:
             "context_used": self.context_used,
             "n_ctx": self.n_ctx,
             "pcd": self.pcd.as_dict() if self.pcd else None,
-            "pcd_answer": str(self.answer),
-            "pcd_setting": typed(self.pcd),
-            "pcd_contrasted": self.answer.n_contrasted,
-            "pcd_skipped": self.answer.n_skipped,
-            "pcd_changed": self.answer.n_changed,
+            **self.answer.as_dict(),
         }
 
 

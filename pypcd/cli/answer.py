@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from pypcd import PCDAnswer
 from pypcd.cli import _loading, _options, _reading, _terminal
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Answer, Session, parse
@@ -90,6 +91,7 @@ def _show(name: str, answer: Answer, args: argparse.Namespace, *, alone: bool) -
             "n_evaluated": answer.n_evaluated,
             "n_tokens": len(answer.tokens),
             "seconds": round(answer.seconds, 3),
+            **(answer.pcd or PCDAnswer()).as_dict(),
         }
         print(json.dumps(record, ensure_ascii=False), flush=True)
         return
@@ -97,4 +99,4 @@ def _show(name: str, answer: Answer, args: argparse.Namespace, *, alone: bool) -
         print(f"--- {name} ---")
     _terminal.write(answer.text + "\n")
     figures = f"{answer.n_prompt} tokens, {answer.n_evaluated} evaluated | answer {len(answer.tokens)} | {answer.seconds:.1f} s"
-    _terminal.say(figures)
+    _terminal.say(f"{figures} | {answer.pcd}" if answer.pcd else figures)

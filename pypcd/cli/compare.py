@@ -7,8 +7,10 @@ import collections
 import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 
+from pypcd import PCDAnswer
 from pypcd.cli import _loading, _options, _table, _terminal
 from pypcd.cli._text import wrap
 from pypcd.decode import Answer, Method, Session, parse
@@ -197,6 +199,7 @@ def _show(
             "text": None if answer is None else answer.text,
             "right": question.is_right(answer.text) if answer and question.answer else None,
             "n_prompt": answer.n_prompt if answer else None,
+            **((answer and answer.pcd) or PCDAnswer()).as_dict(),
         }
         print(json.dumps(record, ensure_ascii=False), flush=True)
     elif answer is not None:
@@ -205,4 +208,7 @@ def _show(
         text = "the same" if is_same else " ".join(answer.text.split()) or "(nothing)"
         head = f"  {method.name:<12.12}  "
         indent = "\n" + " " * len(head)
-        print(head + indent.join(wrap(verdict + text, max(_terminal.width() - len(head), 24))), flush=True)
+        room = max(_terminal.width() - len(head), 24)
+        print(head + indent.join(wrap(verdict + text, room)), flush=True)
+        for line in wrap(str(answer.pcd), room) if answer.pcd else ():
+            print(indent[1:] + _terminal.faint(line, sys.stdout), flush=True)

@@ -12,7 +12,7 @@ from pypcd.decode.cache import KVTypes
 from pypcd.decode.rows import Constrained, Plain, RowSource
 from pypcd.decode.search import Greedy, Search
 from pypcd.decode.session import Logits, Session
-from pypcd.engine import is_recurrent, token_bytes
+from pypcd.engine import PCDAnswer, best_tokens, has_twin, is_recurrent, token_bytes
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.prompt import Prompt, has_template, prompt_tokens
 
@@ -44,6 +44,7 @@ class Answer:
         n_prompt: number of tokens of the prompt that was answered.
         n_evaluated: prompt tokens evaluated for it; less than n_prompt if the prompt was in the cache.
         seconds: time for everything.
+        pcd: what PCD did to it, if the method contrasts by PCD and writes one answer at a time.
     """
 
     text: str
@@ -51,6 +52,7 @@ class Answer:
     n_prompt: int
     n_evaluated: int
     seconds: float
+    pcd: PCDAnswer | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +146,14 @@ class Method:
         def text_of(tokens: Sequence[int]) -> bytes:
             return b"".join(token_bytes(session.llm, token) for token in tokens)
 
+        did = None if self.rows.pcd is None or self.search.n_sequences > 1 else PCDAnswer(self.rows.pcd)
+
+        def watch(token: int, row: Logits) -> None:
+            nonlocal did
+            if did is not None:
+                did = did.with_token(token, best_tokens(session.llm, -1), has_twin(session.llm, -1))
+            look(token, row)
+
         def is_over(tokens: Sequence[int]) -> bool:
             return bool(stop) and _place(text_of(tokens), stop) is not None
 
@@ -153,7 +163,7 @@ class Method:
             room = session.llm.n_ctx() - len(tokens)
             stream = self.rows.open(session, prompt, tokens, chat=chat)
             stream = Constrained(stream, grammar) if grammar else stream
-            chosen = self.search.run(stream, min(max_tokens, room), session.is_end, look, is_over)
+            chosen = self.search.run(stream, min(max_tokens, room), session.is_end, watch, is_over)
         except RuntimeError as error:
             raise error if isinstance(error, PCDError) else PCDError(str(error)) from error
         finally:
@@ -162,7 +172,12 @@ class Method:
         text = text[: _place(text, stop)]
         seconds = time.perf_counter() - start
         return Answer(
-            text.decode("utf-8", "replace"), tuple(chosen), len(tokens), session.n_evaluated - before, seconds
+            text.decode("utf-8", "replace"),
+            tuple(chosen),
+            len(tokens),
+            session.n_evaluated - before,
+            seconds,
+            did and dataclasses.replace(did, n_prompt=len(tokens)),
         )
 
 

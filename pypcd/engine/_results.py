@@ -91,6 +91,16 @@ class PCDAnswer:
             min_context=self.setting.min_context,
         )
 
+    def as_dict(self) -> dict[str, str | int]:
+        """The sentence, the setting and the counts, as llama-server's timings have them (docs/serve.md)."""
+        return {
+            "pcd_answer": str(self),
+            "pcd_setting": typed(self.setting),
+            "pcd_contrasted": self.n_contrasted,
+            "pcd_skipped": self.n_skipped,
+            "pcd_changed": self.n_changed,
+        }
+
     def with_token(self, token: int, best: tuple[int, int] | None, has_twin: bool) -> PCDAnswer:
         """The same with one more token.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,16 @@ def test_without_a_stop_text_each_token_is_read_once(llm: pypcd.Llama, monkeypat
     monkeypatch.setattr("pypcd.decode.method.token_bytes", counted)
     answer = parse("greedy").generate(llm, PROMPT, max_tokens=12)
     assert tuple(read) == answer.tokens
+
+
+def test_a_contrasted_answer_says_what_pcd_did_as_the_model_itself_does(llm: pypcd.Llama) -> None:
+    setting, text = "window:window=16:relative_top=0.5:evaluation=fused", PROMPT.whole
+    answer = parse(f"pcd:{setting}").generate(llm, text, max_tokens=24)
+    llm.create_completion(text, max_tokens=24, temperature=0, pcd=setting)
+    assert answer.pcd and answer.pcd.n_contrasted and answer.pcd.n_changed
+    assert answer.pcd == dataclasses.replace(llm.last_answer, setting=pypcd.PCDConfig.resolve(setting))
+    for name in ("greedy", "beam:2+pcd:window", "control"):
+        assert parse(name).generate(llm, text, max_tokens=2).pcd is None
 
 
 def test_white_space_before_an_answer_does_not_end_it() -> None:
