@@ -76,7 +76,7 @@ def _of_bytes(name: str, data: bytes, path: str) -> Document:
     """
     if data.startswith(b"%PDF-"):
         return Document.of(name, _pdf(data, path))
-    if data.startswith(b"PK\x03\x04") and name.lower().endswith(".docx"):
+    if data.startswith(b"PK\x03\x04") and (b"word/document.xml" in data or name.lower().endswith(".docx")):
         return Document.of(name, _docx(data, path))
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if b"\0" in data[:8192] and not is_wide:
@@ -93,6 +93,7 @@ def _of_bytes(name: str, data: bytes, path: str) -> Document:
 
 def _pdf(data: bytes, path: str) -> str:
     pypdf = require("pypdf", "a PDF")
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it tells of what it mends
     try:
         return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(io.BytesIO(data)).pages)
     except pypdf.errors.DependencyError as error:
@@ -133,7 +134,8 @@ def _sent(made: Mapping[str, str]) -> Document:
         return Document.of(name, made["text"])
     given = made["file_data"]
     try:
-        data = base64.b64decode(given.partition(",")[2] if given.startswith("data:") else given, validate=True)
+        text = given.partition(",")[2] if given.startswith("data:") else given
+        data = base64.b64decode("".join(text.split()), validate=True)  # with lines, as the command base64 writes it
     except binascii.Error as error:
         raise InputError(
             f"file_data of {name} is not base64 ({error}); allowed: the file's bytes in base64, or a data URL with them"
@@ -149,5 +151,4 @@ def _answer(made: Mapping[str, str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    logging.disable()  # pypdf tells of what it mends
     json.dump([_answer(made) for made in json.load(sys.stdin)], sys.stdout)

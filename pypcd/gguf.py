@@ -7,19 +7,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import glob
 import mmap
 import os
 import pathlib
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any
 
 from pypcd.errors import InputError, ModelError
 
-__all__ = ["DEMO_MODEL", "GGUF", "Shape", "check_lora", "check_projector", "explained", "read_gguf", "resolve_model"]
+__all__ = [
+    "DEMO_MODEL",
+    "GGUF",
+    "Shape",
+    "check_lora",
+    "check_projector",
+    "explained",
+    "parts",
+    "read_gguf",
+    "resolve_model",
+]
 
 DEMO_MODEL = pathlib.Path(__file__).parent / "models" / "demo.gguf"
 
+PART = re.compile(r"-(\d{5})-of-\d{5}$")  # at the end of the name of a part of a model
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # those llama.cpp reads; version 1 had shorter length fields
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -27,6 +40,15 @@ _TEXT, _ARRAY = 8, 9
 _MAX_NUMBERS = 4096  # longer arrays are not kept; one number for each layer is far fewer
 _MAX_DIMENSIONS = 4
 _MAX_LAYERS = 1024  # more than llama.cpp loads
+
+
+def parts(model: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """The files of a model: one, or those that it is split into, as llama.cpp names them."""
+    path = pathlib.Path(model)
+    part = PART.search(path.stem)
+    if part is None:
+        return [path]
+    return sorted(path.parent.glob(glob.escape(path.stem[: part.start()]) + "-*-of-*.gguf"))
 
 
 def resolve_model(model: str | os.PathLike[str]) -> str:

@@ -179,7 +179,7 @@ class Llama(llama_cpp.Llama):
             except (ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load {path}: {explained(lib.last_errors() or str(error))}") from error
             lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
-            self._fingerprint = states.fingerprint(path)
+            self._fingerprint, self._weights_id = states.fingerprint(path), states.weights_id(path)
             self._keeps_state = lib.is_recurrent(self)
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
@@ -584,8 +584,8 @@ class Llama(llama_cpp.Llama):
 
     @property
     def weights_id(self) -> str:
-        """What tells this model's file from others: 16 hexadecimal digits."""
-        return self._fingerprint
+        """What tells this model's files from others, also before they were changed: 16 hexadecimal digits."""
+        return self._weights_id
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""

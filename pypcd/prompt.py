@@ -11,6 +11,7 @@ from pypcd.engine import token_bytes, token_text  # first: it reports a wrong or
 # isort: split
 import jinja2
 import numpy as np
+import numpy.typing as npt
 from llama_cpp import llama_chat_format
 
 from pypcd.errors import PCDError
@@ -19,6 +20,7 @@ __all__ = [
     "Prompt",
     "chat_formatter",
     "chat_tokens",
+    "find_texts",
     "has_template",
     "n_tokens_through",
     "prompt_tokens",
@@ -132,13 +134,29 @@ def chat_tokens(llm: Any, messages: Sequence[Any], answer_prefix: str = "") -> t
     return tokens, [made.stop] if isinstance(made.stop, str) else made.stop or []
 
 
-def n_tokens_through(llm: Any, tokens: Sequence[int], text: str) -> int:
-    """How many tokens of a prompt it takes to the end of a text in it, without one that goes beyond; 0 if it is not there as it is."""
+def find_texts(llm: Any, tokens: Sequence[int], texts: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """Where texts stand in a prompt: the byte at which each of its tokens ends, and the byte at which each text begins; -1: not as it is.
+
+    Each is looked for behind the one before it: what comes later, such as a question, may quote them.
+    """
     parts = [token_bytes(llm, token) for token in tokens]
-    at = b"".join(parts).rfind(text.encode())
-    if at < 0:
+    whole, begins, behind = b"".join(parts), list[int](), 0
+    for text in texts:
+        data = text.encode()
+        at = whole.find(data, behind)
+        begins.append(at if at >= 0 else whole.find(data))
+        behind = begins[-1] + len(data) if begins[-1] >= 0 else behind
+    return np.cumsum([len(part) for part in parts], dtype=np.int64), begins
+
+
+def n_tokens_through(llm: Any, tokens: Sequence[int], texts: Sequence[str]) -> int:
+    """How many tokens of a prompt it takes to the end of the last of some texts in it, without one that goes beyond; 0 if one of them
+    is not there as it is."""
+    ends, begins = find_texts(llm, tokens, texts)
+    if min(begins) < 0:
         return 0
-    return int(np.searchsorted(np.cumsum([len(part) for part in parts]), at + len(text.encode()), side="right"))
+    last = max(begin + len(text.encode()) for begin, text in zip(begins, texts))
+    return int(np.searchsorted(ends, last, side="right"))
 
 
 def has_template(llm: Any) -> bool:

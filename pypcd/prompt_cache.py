@@ -168,14 +168,15 @@ class PromptCache:
                 n_bytes = engine.save_sequence(llm, str(made), tokens)
                 if n_bytes > self.limit:
                     engine.logger.warning(
-                        "%d tokens take %.1f GiB, which are not kept: the limit is %.1f (%s)",
+                        "%d tokens take %.0f MiB, which are not kept: the limit is %.0f (%s)",
                         len(tokens),
-                        n_bytes / 2**30,
-                        self.limit / 2**30,
+                        n_bytes / 2**20,
+                        self.limit / 2**20,
                         LIMIT_NAME,
                     )
                     return False
                 _seal(made, n_bytes, {**about, "n_tokens": len(tokens)})
+                made.chmod(0o600)  # the folder may be of another time, and open
                 os.replace(made, path)
         except (OSError, PCDError) as error:
             engine.logger.warning(

@@ -10,7 +10,6 @@ Knows the names of models and the syntax of that file, but not what an option me
 from __future__ import annotations
 
 import configparser
-import glob
 import os
 import pathlib
 import re
@@ -19,12 +18,11 @@ from typing import NamedTuple
 
 from pypcd.config import PCDConfig, PCDSetting, load
 from pypcd.errors import InputError, ModelError
-from pypcd.gguf import resolve_model
+from pypcd.gguf import PART, parts, resolve_model
 
 __all__ = ["Served", "option_of", "read", "to_ini"]
 
 _COMPANIONS = re.compile(r".*mmproj|mtp-|dspark-|dflash-")  # files beside a model, as llama.cpp names them
-_PART = re.compile(r"-(\d{5})-of-\d{5}$")
 
 
 class Served(NamedTuple):
@@ -47,10 +45,7 @@ class Served(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of its file, or of all the files that it is split into."""
-        path = pathlib.Path(self.path)
-        part = _PART.search(path.stem)
-        files = path.parent.glob(glob.escape(path.stem[: part.start()]) + "-*-of-*.gguf") if part else [path]
-        return sum(file.stat().st_size for file in files)
+        return sum(part.stat().st_size for part in parts(self.path))
 
 
 def read(words: Sequence[str]) -> list[Served]:
@@ -121,7 +116,7 @@ def _models(word: str, setting: str | None) -> list[Served]:
 
 def _can_be_served(file: pathlib.Path) -> bool:
     """Not a part of a model but the first, and not a file beside one."""
-    part = _PART.search(file.stem)
+    part = PART.search(file.stem)
     return (part is None or int(part[1]) == 1) and not _COMPANIONS.match(file.name)
 
 

@@ -45,7 +45,7 @@ from pypcd.gguf import explained, read_gguf, resolve_model
 from pypcd.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.remote import Device, Servers, handshake, lost_text, parse_servers
 from pypcd.served import Served, option_of, to_ini
-from pypcd.states import fingerprint
+from pypcd.states import weights_id
 
 __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 
@@ -110,7 +110,7 @@ def settings(
     Args:
         config: for requests that do not say; None: PCD is off for them, and others begin with the default.
         required: whether the server ends where the model cannot run it; else PCD is off there.
-        weights: what tells the model's file from others (states.fingerprint).
+        weights: what tells the model's file from others (states.weights_id).
         models: the same three for models that have their own, by name.
 
     Raises:
@@ -242,7 +242,7 @@ class Server:
                 word = f"--{name}" if len(name) > 2 else f"-{name}"
                 raise OptionError(f"{word} stands behind --; {instead.format(given[name])}")
         wanted = {
-            one.name: (self.configs[one.name], pcd_required or one.pcd is not None, fingerprint(one.path))
+            one.name: (self.configs[one.name], pcd_required or one.pcd is not None, weights_id(one.path))
             for one in self.models
         }
         self.command = [str(program), "--host", host, "--port", str(self.port), "--kv-unified", "--metrics"]

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from pypcd import engine
 from pypcd.errors import ArgumentError, InputError, PCDError
+from pypcd.gguf import parts
 
-__all__ = ["evaluate_last", "fingerprint", "fitted", "sealed"]
+__all__ = ["evaluate_last", "fingerprint", "fitted", "sealed", "weights_id"]
 
 _PARTS, _PART = 64, 65536  # of a file, and the bytes of each
 
@@ -32,6 +33,14 @@ def fingerprint(model_path: str | os.PathLike[str]) -> str:
         for i in range(_PARTS):
             file.seek(max(size - _PART, 0) * i // (_PARTS - 1))
             found.update(file.read(_PART))
+    return found.hexdigest()
+
+
+def weights_id(model_path: str | os.PathLike[str]) -> str:
+    """As fingerprint(), of all files of a model that is split, and of when they were changed: for what can be made again."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts(model_path):
+        found.update(f"{fingerprint(part)} {os.stat(part).st_mtime_ns} ".encode())
     return found.hexdigest()
 
 

@@ -106,7 +106,8 @@ void server_pcd_answer::count(llama_context * ctx, const std::vector<int32_t> & 
 // what PCD did, as Python says it (str() of pypcd.PCDAnswer)
 static std::string sentence(const server_pcd_answer & answer, const std::string & setting, uint64_t n_prompt, uint64_t n_tokens) {
     const auto & counts = answer.counts;
-    const bool is_short = n_prompt + n_tokens <= (uint64_t) answer.request.params.min_context;
+    const bool is_one   = answer.request.params.min_first_entropy > 0; // an answer that begins too early is plain to its end
+    const bool is_short = n_prompt + (is_one ? 1 : n_tokens) <= (uint64_t) answer.request.params.min_context;
 
     const char * name = !answer.request.on ? "off" : counts.n_contrasted > 0 ? "changed" : is_short ? "short" : "sure";
     std::string  res  = server_pcd.sentences.at(name);

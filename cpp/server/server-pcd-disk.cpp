@@ -223,6 +223,9 @@ static void check(const fs::path & path, const std::vector<llama_token> & tokens
     std::vector<char> head(3*4 + n*sizeof(llama_token)); // llama.cpp's: magic, version, number of tokens
     std::array<char, TAIL> tail;
     bool ok = size >= head.size() + TAIL && fread(head.data(), 1, head.size(), file.get()) == head.size();
+    if (ok && (get_u32(&head[0]) != LLAMA_STATE_SEQ_MAGIC || get_u32(&head[4]) != LLAMA_STATE_SEQ_VERSION)) {
+        throw std::runtime_error("another version of llama.cpp wrote it");
+    }
     ok = ok && get_u32(&head[8]) == n && memcmp(&head[12], tokens.data(), n*sizeof(llama_token)) == 0;
 
     const uint32_t crc = ok ? crc32_of(file.get(), size - TAIL) : 0; // stands at the tail then
@@ -294,10 +297,11 @@ static void write_file(
             throw std::runtime_error("the disk is full, or the folder cannot be written");
         }
         if (n_bytes > disk.limit) {
-            throw std::runtime_error(string_format("it takes %.1f GiB, and the limit is %.1f (PYPCD_CACHE_GIB)",
-                        n_bytes/1073741824.0, disk.limit/1073741824.0));
+            throw std::runtime_error(string_format("it takes %.0f MiB, and the limit is %.0f (PYPCD_CACHE_GIB)",
+                        n_bytes/1048576.0, disk.limit/1048576.0));
         }
         seal(made, n_bytes, about);
+        fs::permissions(made, fs::perms::owner_read | fs::perms::owner_write); // the folder may be of another time, and open
         fs::rename(made, path);
     } catch (...) {
         std::error_code ec;
@@ -314,22 +318,15 @@ static void write_file(
 
 // how many tokens it takes to the end of the last document, without one that goes beyond; 0: a document is not there as it is
 static size_t n_through(const llama_vocab * vocab, const server_pcd_replay & replay, const std::vector<llama_token> & prompt) {
-    std::string text;
-    std::vector<size_t> ends;
-    for (const llama_token token : prompt) {
-        text += common_token_to_piece(vocab, token, true);
-        ends.push_back(text.size());
+    const server_pcd_places places(vocab, prompt, replay.documents);
+    if (!places.has_all()) {
+        return 0;
     }
     size_t last = 0;
-    for (const auto & document : replay.documents) {
-        const std::string own = document.text();
-        const size_t      at  = text.rfind(own);
-        if (at == std::string::npos) {
-            return 0;
-        }
-        last = std::max(last, at + own.size());
+    for (size_t i = 0; i < replay.documents.size(); ++i) {
+        last = std::max(last, places.begins[i] + replay.documents[i].text().size());
     }
-    return std::upper_bound(ends.begin(), ends.end(), last) - ends.begin();
+    return places.token_at(last);
 }
 
 void server_pcd_beginning::begin(
@@ -407,6 +404,14 @@ bool server_pcd_beginning::restore(
         return true;
     }
     return false;
+}
+
+int32_t server_pcd_beginning::n_again(int32_t n_past, int32_t n_before) const {
+    if (n_past < n_before) {
+        return n_past;
+    }
+    const bool is_near = size() > 0 && size() < n_before && n_before - size() <= server_pcd.disk.n_min;
+    return is_near ? size() : n_before - 1;
 }
 
 bool server_pcd_beginning::keep(llama_context * ctx, llama_seq_id id, int32_t n_read) {

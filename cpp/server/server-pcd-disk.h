@@ -54,6 +54,10 @@ public:
     // how many tokens are to be read next, before any others, so that it can be kept; 0: no stop is needed
     int32_t n_next(int32_t n_read) const { return n_read < size() ? size() : 0; }
 
+    // A prompt whose first n_before tokens are in the cache is asked again: how many of these stay. Those behind the beginning are read
+    // as they were the first time, in a batch of the same shape, so that the logits are the same; if they are many, one is.
+    int32_t n_again(int32_t n_past, int32_t n_before) const;
+
     // The sequence holds n_read tokens of the prompt. Whether these are just the beginning; then they are written, once.
     bool keep(llama_context * ctx, llama_seq_id id, int32_t n_read);
 

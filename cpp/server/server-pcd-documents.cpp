@@ -28,6 +28,33 @@ std::string server_pcd_document::text() const {
     return string_join(segments, joiner);
 }
 
+server_pcd_places::server_pcd_places(
+        const llama_vocab * vocab, const std::vector<llama_token> & prompt, const std::vector<server_pcd_document> & documents) {
+    std::string text;
+    for (const llama_token token : prompt) {
+        text += common_token_to_piece(vocab, token, true);
+        ends.push_back(text.size());
+    }
+    size_t behind = 0;
+    for (const auto & document : documents) {
+        const std::string own = document.text();
+        size_t at = text.find(own, behind);
+        if (at == std::string::npos) { // the documents of a request's field stand behind files of earlier messages
+            at = text.find(own);
+        }
+        begins.push_back(at);
+        behind = at == std::string::npos ? behind : at + own.size();
+    }
+}
+
+bool server_pcd_places::has_all() const {
+    return std::find(begins.begin(), begins.end(), std::string::npos) == begins.end();
+}
+
+int32_t server_pcd_places::token_at(size_t byte) const {
+    return (int32_t) (std::upper_bound(ends.begin(), ends.end(), byte) - ends.begin());
+}
+
 //
 // Python
 //

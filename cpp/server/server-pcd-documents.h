@@ -34,6 +34,18 @@ struct server_pcd_replay {
     std::string left_out; // why, if not by choice
 };
 
+// where documents stand in a prompt
+struct server_pcd_places {
+    std::vector<size_t> ends;   // the byte at which each token ends
+    std::vector<size_t> begins; // the byte at which each document begins; npos: it is not there as it is
+
+    // each document is looked for behind the one before it: what comes later, such as the question, may quote it
+    server_pcd_places(const llama_vocab * vocab, const std::vector<llama_token> & prompt, const std::vector<server_pcd_document> & documents);
+
+    bool has_all() const;
+    int32_t token_at(size_t byte) const; // the index of its token
+};
+
 using server_pcd_replay_ptr = std::shared_ptr<const server_pcd_replay>; // null: no documents
 
 // the passages of an answer

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <stdexcept>
 
 using json = common_json;
@@ -148,22 +149,16 @@ static std::string evaluate(
 // the tokens of each document's segments; a token across a border counts for both
 static bool find_spans(
         const llama_vocab * vocab, const server_pcd_replay & replay, const std::vector<llama_token> & prompt, std::vector<span> & res) {
-    std::vector<size_t> ends;
-    std::string text;
-    for (const llama_token token : prompt) {
-        text += common_token_to_piece(vocab, token, true);
-        ends.push_back(text.size());
+    const server_pcd_places places(vocab, prompt, replay.documents);
+    if (!places.has_all()) {
+        return false;
     }
-    const auto token_at = [&](size_t byte) { return (int32_t) (std::upper_bound(ends.begin(), ends.end(), byte) - ends.begin()); };
-
-    for (const auto & document : replay.documents) {
-        size_t at = text.rfind(document.text());
-        if (at == std::string::npos) {
-            return false;
-        }
+    for (size_t i = 0; i < replay.documents.size(); ++i) {
+        const auto & document = replay.documents[i];
+        size_t at = places.begins[i];
         for (const auto & segment : document.segments) {
             const size_t last = at + segment.size();
-            res.push_back({ &segment, token_at(at), token_at(std::max(last, at + 1) - 1) + 1 });
+            res.push_back({ &segment, places.token_at(at), places.token_at(std::max(last, at + 1) - 1) + 1 });
             at = last + document.joiner.size();
         }
     }
@@ -206,13 +201,22 @@ std::vector<llama_token> server_pcd_passages::find(
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return cur.spans[a].most > cur.spans[b].most; });
 
     std::vector<size_t> best;
-    int32_t left = numbers.n_tokens;
-    for (size_t k = 0; k < order.size() && (int32_t) k < numbers.n; ++k) {
-        left -= (int32_t) common_tokenize(vocab, *cur.spans[order[k]].text, false, false).size();
-        if (!best.empty() && left < 0) {
+    std::set<std::string> seen;
+    bool    are_all = true; // that the documents have
+    int32_t left    = numbers.n_tokens;
+    for (const size_t i : order) {
+        if (!seen.insert(*cur.spans[i].text).second) { // of a document that is there twice
+            continue;
+        }
+        left -= (int32_t) common_tokenize(vocab, *cur.spans[i].text, false, false).size();
+        if ((int32_t) best.size() == numbers.n || (!best.empty() && left < 0)) {
+            are_all = false;
             break;
         }
-        best.push_back(order[k]);
+        best.push_back(i);
+    }
+    if (are_all) { // small models take a text that stands there twice for a pattern to go on with
+        return {};
     }
     std::sort(best.begin(), best.end());
     for (const size_t i : best) {

@@ -64,8 +64,10 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
         epilog="'pypcd COMMAND --help' lists a command's options;\n"
         "'pypcd completion --help' says how bash and zsh learn them.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,  # the usage line has both options
     )
-    parser.add_argument("--version", action="version", version=f"pypcd {__version__}")
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    parser.add_argument("--version", action="version", version=f"pypcd {__version__}", help=argparse.SUPPRESS)
     subparsers = parser.add_subparsers(prog="pypcd", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
     made = {name: _add(subparsers, name, text, commands) for name, text in COMMANDS.items()}
     lab = made["lab"]

@@ -7,7 +7,7 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from pypcd.cli import _options
 from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli._reading import Kept, Reading, read, takes
 from pypcd.cli._text import counted
-from pypcd.config import PCDSetting
+from pypcd.config import PCDSetting, typed
 from pypcd.decode import Replay
 from pypcd.decode.replay import attention_weights, repeated
 from pypcd.document import SPACE, Document
@@ -36,6 +36,14 @@ def never() -> bool:
 
 def ignore(*_: object) -> None:
     pass
+
+
+class Compared(NamedTuple):
+    """A way to answer."""
+
+    title: str
+    pcd: PCDConfig | None
+    replay: Replay | None
 
 
 class Conversation:
@@ -85,29 +93,34 @@ class Conversation:
                 self.figures.append(answer.figures)
 
     @property
-    def compared(self) -> tuple[PCDConfig, None]:
-        """The settings that compare() compares: the one in force (or the last one that was, or unsure), and None: off."""
-        return self.llm.pcd or self._last_on or PCDConfig.preset("unsure"), None
+    def compared(self) -> list[Compared]:
+        """What compare() compares: the PCD setting in force (or the last one that was) with none. If none ever was, replay with none
+        where there are documents, else the preset unsure."""
+        config = self.llm.pcd or self._last_on
+        if config is None and self.replay and documents_in(self._question()):
+            return [Compared("replay", None, self.replay), Compared("plain", None, None)]
+        config = config or PCDConfig.preset("unsure")
+        return [Compared(f"PCD {typed(one)}", one, self.replay) for one in (config, None)]
 
     def compare(
         self, stopped: Callable[[], bool] = never, look: Callable[[int, str], object] = ignore
     ) -> list[Generation]:
-        """The last message answered with PCD and without; history and settings stay as they are.
+        """The last message answered in the two ways of `compared`; history and settings stay as they are.
 
         Args:
             look: called with the number of the answer, 0 or 1, and each piece of its text.
         """
-        messages, before = self._question(), self.llm.pcd
+        messages, before = self._question(), (self.llm.pcd, self.replay, self.passages, self.left_out)
         sampling = dataclasses.replace(self.sampling, seed=self.sampling.draw_seed())
         answers = []
         try:
-            for i, config in enumerate(self.compared):
-                self.llm.pcd = config
+            for i, way in enumerate(self.compared):
+                self.llm.pcd, self.replay = way.pcd, way.replay
                 answers.append(self._generation(messages, stopped, sampling))
                 for piece in answers[-1]:
                     look(i, piece)
         finally:
-            self.llm.pcd = before
+            self.llm.pcd, self.replay, self.passages, self.left_out = before
         return answers
 
     def undo(self) -> str:

@@ -235,7 +235,7 @@ class Generation:
 
 def repeats(text: str) -> bool:
     """Whether a text ends with the same again and again: three times at least, and 60 characters."""
-    end = text[-600:]
+    end = text[-1800:]
     for n in range(1, len(end) // 3 + 1):
         same = next((i for i in range(len(end) - n) if end[-1 - i] != end[-1 - i - n]), len(end) - n)
         if same + n >= max(3 * n, 60):

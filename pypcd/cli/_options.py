@@ -241,7 +241,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--pcd", metavar="SETTING", help="off (default), unsure, window:relative_top=0.1 ...")
     add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
-    add("--top-p", metavar="P", help="and --top-k, --min-p, --repeat-penalty: as in llama.cpp")
+    add("--top-p", metavar="P", help="and --top-k, --min-p, --repeat-penalty, as llama.cpp")
     for name in ("--top-k", "--min-p", "--repeat-penalty"):
         add(name, metavar="X", help=argparse.SUPPRESS)
     add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")

@@ -52,8 +52,7 @@ class Kept:
         """None: nothing is kept of this prompt, since it is short, or a document is not in it as it is."""
         if cache is None or not documents or len(prompt) < MIN_TOKENS:
             return None
-        ends = [n_tokens_through(llm, prompt, document.text) for document in documents]
-        n = max(ends) - N_LEFT if all(ends) else 0
+        n = n_tokens_through(llm, prompt, [document.text for document in documents]) - N_LEFT
         return cls(cache, n, [document.name for document in documents]) if n >= MIN_TOKENS else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 
+from pypcd.cli._text import clean
 from pypcd.prompt_cache import LIMIT_NAME, PromptCache
 
 
@@ -29,9 +30,8 @@ def run(args: argparse.Namespace) -> int:
     for entry in entries:
         about, used = entry.about, datetime.datetime.fromtimestamp(entry.used)
         names = ", ".join(map(str, about.get("documents", ["?"])))
-        print(
-            f"{used:%Y-%m-%d %H:%M}  {entry.n_bytes / 2**20:6.0f} MiB  {entry.n_tokens:6d} tokens  {about.get('model', '?')}  {names}"
-        )
+        what = clean(f"{about.get('model', '?')}  {names}").replace("\n", " ")  # clients of a server choose such names
+        print(f"{used:%Y-%m-%d %H:%M}  {entry.n_bytes / 2**20:6.0f} MiB  {entry.n_tokens:6d} tokens  {what}")
     total = sum(entry.n_bytes for entry in entries)
     print(f"{total / 2**20:.0f} MiB of {cache.limit / 2**20:.0f} in {cache.folder}")
     return 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pathlib
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +29,10 @@ from pypcd.prompt_cache import PromptCache
 COMMANDS = {
     "help": ("", "this list"),
     "pcd": ("on|off|beta=…", "switch PCD, or give it another setting; alone: show it"),
-    "compare": ("", "answer the last message with PCD (unsure, if none was on) and without, side by side"),
+    "compare": (
+        "",
+        "answer the last message with PCD and without, side by side; with a document, if PCD was never on: with replay and without",
+    ),
     "regen": ("", "answer the last message again"),
     "undo": ("", "take back the last turn"),
     "clear": ("", "forget the conversation"),
@@ -193,9 +198,12 @@ class Chat:
         if self.as_json:
             with _terminal.interruptible() as stopped, _terminal.progress(None, "answering twice") as bar:
                 answers = self.session.compare(stopped, lambda *_: bar.update(1))
-            self.print_json({"compare": [{"text": a.text, **a.figures.as_dict()} for a in answers]})
+            ways = zip(self.session.compared, answers)
+            self.print_json(
+                {"compare": [{"title": way.title, "text": a.text, **a.figures.as_dict()} for way, a in ways]}
+            )
             return
-        titles = [f"PCD {typed(config)}" for config in self.session.compared]
+        titles = [way.title for way in self.session.compared]
         with _compare.view(titles) as view, _terminal.interruptible() as stopped:
             answers = self.session.compare(stopped, view.write)
         if answers[0].text == answers[1].text:
@@ -234,7 +242,7 @@ class Chat:
             self.session.attached = []
             say("no document goes in front of your next message")
         elif argument:
-            self.attach(read_document(argument))
+            self.attach(read_document(_path(argument)))
         else:
             say(SPACE.join(self.session.passages) or "nothing was repeated for the last answer")
 
@@ -266,6 +274,9 @@ class Chat:
         from pypcd.cli import demo  # which imports the evaluation
 
         sample = demo.question(literal(argument) if argument else demo.SHOWN)
+        if self.session.messages:  # it knows nothing but one object and one question, and two of them fill the context
+            self.session.clear()
+            say("the conversation begins anew")
         say(
             f"a JSON object, and whose value is wanted; the right one is {sample.answers[0]}, the last one {sample.extra['nearest']}"
         )
@@ -291,9 +302,18 @@ class Chat:
         return False
 
 
+def _path(text: str) -> str:
+    """A file's name as it was typed; or as a terminal pastes one that was dragged there, quoted or with backslashes."""
+    if not pathlib.Path(text).expanduser().exists():
+        with contextlib.suppress(ValueError):  # a quotation that does not end
+            words = shlex.split(text)
+            return words[0] if len(words) == 1 else text
+    return text
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd chat MODEL [-p TEXT] [options]"
-    parser.epilog = "Lines from a pipe are answered one by one. /help in the chat lists its commands."
+    parser.epilog = "A pipe's lines are answered one by one. /help in the chat: its commands."
     _options.add_model(parser)
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this one message and leave")
     parser.add_argument(

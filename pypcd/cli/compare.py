@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pypcd import PCDAnswer
 from pypcd.cli import _loading, _options, _table, _terminal
-from pypcd.cli._text import wrap
+from pypcd.cli._text import sentence, wrap
 from pypcd.decode import Answer, Method, Session, parse
 from pypcd.document import Document, read_document
 from pypcd.errors import InputError, PCDError
@@ -68,14 +68,16 @@ def _plain(text: str) -> str:
 def read_questions(path: pathlib.Path) -> list[Question]:
     """
     Raises:
-        OSError: it, or a file that it names, cannot be read.
-        ValueError: a line is no question; the message has its number.
+        OSError: it cannot be read.
+        ValueError: a line is no question, or its file cannot be read; the message has its number.
     """
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             try:
-                found.append(_question(json.loads(line), path.parent))
+                found.append(_question(json.loads(line.decode("utf-8-sig")), path.parent))
+            except OSError as error:
+                raise InputError(f"{path}, line {number}: {sentence(error)}") from None
             except ValueError as error:
                 raise InputError(f"{path}, line {number}: {error}; write lines such as {LINE}") from None
     if not found:
@@ -180,10 +182,11 @@ class Tally:
         print()
         print(_table.table(head, rows, (False, *(True,) * (len(head) - 1)), 2, _table.columns()))
         if judged:
-            print(
-                f"\nAn answer is right if it contains what the file says. {FEWEST} questions on which a method alone is right, and none on\n"
-                "which it alone is wrong, show a difference; fewer may be chance."
+            legend = (
+                f"An answer is right if it contains what the file says. {FEWEST} questions on which a method alone is right, and none "
+                "on which it alone is wrong, show a difference; fewer may be chance."
             )
+            print("\n" + _table.paragraph(legend))
 
 
 FEWEST = 6  # a sign test's p is then below 0.05
@@ -205,7 +208,7 @@ def _show(
     elif answer is not None:
         is_same = method is not tally.methods[0] and answer.text.strip() == tally.first
         verdict = ("right: " if question.is_right(answer.text) else "wrong: ") if question.answer else ""
-        text = "the same" if is_same else " ".join(answer.text.split()) or "(nothing)"
+        text = f"as {tally.methods[0].name}" if is_same else " ".join(answer.text.split()) or "(nothing)"
         head = f"  {method.name:<12.12}  "
         indent = "\n" + " " * len(head)
         room = max(_terminal.width() - len(head), 24)

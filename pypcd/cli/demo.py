@@ -112,7 +112,9 @@ def question(k: object, plan: Plan | None = None) -> Sample:
     plan = plan or Plan("demo", (TASK,), tuple(METHODS.values()), LENGTHS, n=N, n_pool=N_POOL)
     total = plan.n * len(plan.lengths)
     if not isinstance(k, int) or not 1 <= k <= total:
-        raise InputError(f"--question is {k}; allowed: 1 to {total}, --n for each of {len(plan.lengths)} lengths")
+        raise InputError(
+            f"question {k} is none of the demo's; allowed: 1 to {total}, the same number for each of {len(plan.lengths)} lengths"
+        )
     return _samples(Llama("demo", n_ctx=256), plan, plan.lengths[(k - 1) // plan.n])[(k - 1) % plan.n]
 
 

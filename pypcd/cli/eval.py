@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--half", metavar="HALF", choices=HALVES, help="first, to choose by, or second, to judge by")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
-    add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help="table1, table2 or table3, next to your figures")
+    add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help=argparse.SUPPRESS)  # docs/evaluate.md has it
     add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
     add("--data", metavar="PATH", help="where the questions of tasks from files are")
     add("--chat", action="store_true", help="ask through the model's chat template")

@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd explain MODEL [-p TEXT | -f FILE] [options] [< FILE]"
     _options.add_model(parser)
     add = parser.add_argument
-    add("-p", "--prompt", metavar="TEXT", help="the prompt (default: stdin, without its last newline)")
+    add("-p", "--prompt", metavar="TEXT", help="the prompt (default: standard input)")
     add("-f", "--file", metavar="FILE", type=pathlib.Path, help="read the prompt from a file")
-    add("--question", metavar="TASK:N:I", help="question I, from 0, of eval's at N tokens, in place of -p")
+    add("--question", metavar="TASK:N:I", help="or question I, from 0, of eval's at N tokens")
     add("--chat", action="store_true", help="use the model's chat template")
     add("--gold", metavar="TEXT", help="the right answer; its tokens are marked")
-    add("--pcd", metavar="SETTING", default="on", help="a preset, or beta=1.5:window=64 ... (default: unsure)")
+    add("--pcd", metavar="SETTING", default="on", help="unsure (default), or beta=1.5:window=64 ...")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=12, help="tokens at most (default %(default)s)")
     add("--top", metavar="N", type=_options.at_least(1), default=4, help="candidates of each row (default %(default)s)")
     add("--n-ctx", metavar="N", type=_options.at_least(0), default=0, help="context (default: the model's)")

@@ -38,12 +38,11 @@ DEMO_LENGTHS = "500,1500"  # its context ends at 2048
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd tune MODEL [options]"
-    parser.epilog = f"Half of the questions choose one of {len(SETTINGS)} settings, the other half judges it."
     _options.add_model(parser)
     add = parser.add_argument
     add("--task", metavar="NAME,...", help=f"default: {DEFAULT_TASKS}; for demo kv-short")
     add("--length", metavar="N,...", help=f"your prompts' tokens (default {DEFAULT_LENGTHS}; demo {DEMO_LENGTHS})")
-    add("--n", metavar="N", type=_options.at_least(2), help=f"questions a cell (default {DEFAULT_N})")
+    add("--n", metavar="N", type=_options.at_least(2), help=f"questions a cell ({DEFAULT_N}): half choose, half judge")
     of_each = f"everyday questions of each kind (default {N_EVERYDAY}; demo 0)"
     add("--everyday", metavar="N", type=_options.at_least(0), help=of_each)
     few = (

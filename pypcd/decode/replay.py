@@ -12,9 +12,9 @@ import numpy.typing as npt
 from pypcd.checks import Integer, check
 from pypcd.decode.method import Answering
 from pypcd.decode.session import Session
-from pypcd.engine import read_tensors, token_bytes
+from pypcd.engine import read_tensors
 from pypcd.errors import PCDError, UnsupportedError
-from pypcd.prompt import Prompt, prompt_tokens
+from pypcd.prompt import Prompt, find_texts, prompt_tokens
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
@@ -53,12 +53,13 @@ class Replay:
         tokens = prompt_tokens(session.llm, prompt, chat=chat)
         weights = _attention(session, tokens, self.n_last)
         again = prompt.joiner.join(self.passages(session.llm, tokens, [prompt], weights))
-        return prompt.replace(after=f"\n\n{repeated(again)}\n{prompt.after}")
+        return prompt if not again else prompt.replace(after=f"\n\n{repeated(again)}\n{prompt.after}")
 
     def passages(
         self, llm: Llama, tokens: Sequence[int], texts: Sequence[Prompt], weights: npt.NDArray[np.float64]
     ) -> list[str]:
-        """The segments that get most attention, in the order in which they stand in the prompt.
+        """The segments that get most attention, in the order in which they stand in the prompt; none if that would be all of them:
+        small models take a text that stands there twice for a pattern to go on with.
 
         Args:
             tokens: the prompt's.
@@ -68,15 +69,18 @@ class Replay:
         Raises:
             PCDError: the model's tokenizer changes the text.
         """
-        found = [(*span, part) for text in texts for span, part in zip(segment_spans(llm, text, tokens), text.segments)]
-        scores = np.array([weights[:, first:last].sum(axis=1).max() for first, last, _ in found])
+        segments = [segment for text in texts for segment in text.segments]
+        spans = segment_spans(llm, texts, tokens)
+        scores = np.array([weights[:, first:last].sum(axis=1).max() for first, last in spans])
         best, left = list[int](), self.n_tokens
-        for i in np.argsort(-scores, kind="stable")[: self.n]:
-            left -= len(llm.tokenize(found[i][-1].encode(), add_bos=False, special=False))
-            if best and left < 0:
+        for i in np.argsort(-scores, kind="stable"):
+            if segments[i] in (segments[j] for j in best):  # of a document that is there twice
+                continue
+            left -= len(llm.tokenize(segments[i].encode(), add_bos=False, special=False))
+            if len(best) == self.n or (best and left < 0):
                 break
             best.append(int(i))
-        return [found[i][-1] for i in sorted(best)]
+        return [segments[i] for i in sorted(best)] if len(best) < len(set(segments)) else []
 
 
 def repeated(passages: str) -> str:
@@ -93,7 +97,7 @@ def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> 
         PCDError: the model's tokenizer changes the text.
     """
     tokens = prompt_tokens(session.llm, prompt, chat=chat)
-    spans = segment_spans(session.llm, prompt, tokens)
+    spans = segment_spans(session.llm, [prompt], tokens)
     weights = _attention(session, tokens, n_last)
     return np.stack([weights[:, first:last].sum(axis=1) for first, last in spans], axis=1)
 
@@ -123,24 +127,22 @@ def attention_weights(llm: Llama, past: Sequence[int], last: Sequence[int]) -> n
     return np.concatenate(rows).astype(np.float64)
 
 
-def segment_spans(llm: Llama, prompt: Prompt, tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """The tokens of each segment: index of the first, and one past the last. A token across a border counts for both.
+def segment_spans(llm: Llama, texts: Sequence[Prompt], tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """The tokens of each segment of these texts: index of the first, and one past the last. A token across a border counts for both.
 
     Raises:
         PCDError: the model's tokenizer changes the text, so segments cannot be found in it.
     """
-    ends = np.cumsum([len(token_bytes(llm, token)) for token in tokens])
-    text = b"".join(token_bytes(llm, token) for token in tokens)
-    at = text.rfind(prompt.context.encode())
-    if at < 0:
+    ends, begins = find_texts(llm, tokens, [text.context for text in texts])
+    if min(begins) < 0:
         raise PCDError(
             "this model's tokenizer changes the text, so the prompt's segments cannot be found in it; use another method"
         )
     spans = []
-    for segment in prompt.segments:
-        first, last = at, at + len(segment.encode())
-        spans.append(
-            (int(np.searchsorted(ends, first, side="right")), int(np.searchsorted(ends, last - 1, side="right")) + 1)
-        )
-        at = last + len(prompt.joiner.encode())
+    for text, at in zip(texts, begins):
+        for segment in text.segments:
+            last = at + len(segment.encode())
+            pair = int(np.searchsorted(ends, at, side="right")), int(np.searchsorted(ends, last - 1, side="right")) + 1
+            spans.append(pair)
+            at = last + len(text.joiner.encode())
     return spans

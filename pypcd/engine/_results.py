@@ -83,7 +83,10 @@ class PCDAnswer:
     def __str__(self) -> str:
         if self.setting is None:
             return SENTENCES["off"]
-        is_short = self.n_prompt + self.n_tokens <= self.setting.min_context
+        n_last = (
+            1 if self.setting.min_first_entropy else self.n_tokens
+        )  # that floor leaves an answer plain that begins too early
+        is_short = self.n_prompt + n_last <= self.setting.min_context
         return SENTENCES["changed" if self.n_contrasted else "short" if is_short else "sure"].format(
             setting=typed(self.setting),
             n_changed=self.n_changed,

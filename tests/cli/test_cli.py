@@ -17,7 +17,8 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd import errors
-from pypcd.cli import _options, _terminal, _text, info, main
+from pypcd.cli import COMMANDS as COMMANDS_OF_PYPCD
+from pypcd.cli import LAB, _options, _terminal, _text, info, main, make_parser
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._generation import ContextFull, Figures, Generation, repeats
 from pypcd.cli.chat import COMMANDS, Chat
@@ -114,6 +115,36 @@ def test_compare_leaves_everything_as_it_was(session, llm):
     assert "".join(session.regen()) == off.text
 
 
+def test_compare_shows_replay_beside_none_if_pcd_was_never_on(session, llm, capsys):
+    llm.pcd = False
+    session = Conversation(llm, session.sampling)
+    session.attach(Document("notes", PARTS, "\n\n"))
+    answer = ask(session, "what is ab?")
+    passages = list(session.passages)
+    assert [way.title for way in session.compared] == ["replay", "plain"]
+    with_replay, plain = session.compare()
+    assert with_replay.text == answer and session.passages == passages and session.replay
+    session.replay = None
+    assert "".join(session.regen()) == plain.text
+    assert [way.title for way in session.compared] == ["PCD unsure", "PCD off"]
+    session.set_pcd("window")
+    session.replay = Replay()
+    assert [way.title for way in session.compared] == ["PCD window", "PCD off"]
+
+
+def test_the_demo_asks_its_questions_one_by_one(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/demo 3\n/demo 2\n/demo 999\n"))
+    with pypcd.Llama("demo", n_threads=1, n_threads_batch=1) as llm:
+        chat = Chat(Conversation(llm, _options.GenerationSettings(max_tokens=4)))
+        assert chat.run() == 1
+        assert len(chat.session.messages) == 2
+    said = capsys.readouterr().err
+    assert (
+        said.count("the conversation begins anew") == 2
+        and "question 999 is none of the demo's; allowed: 1 to 300" in said
+    )
+
+
 def test_a_stopped_answer_stays_and_a_message_without_one_is_a_draft(session):
     pieces = []
     pieces.extend(session.send("one", stopped=lambda: len(pieces) > 2))
@@ -175,11 +206,13 @@ def test_what_was_meant_for_one_conversation_does_not_get_into_another(session, 
 
 def test_a_question_that_has_a_documents_words_stays_whole(session):
     session.set_pcd(False)
-    session.attach(Document("name", ("ab", "cd"), " "))
-    ask(session, "who is ab cd the first?")
-    (prompt, _), passages = session._prompt(session.messages[:1], session.passages), "ab\n\ncd"
+    session.attach(Document("name", ("ab", "cd", "ef"), " "))
+    ask(session, "who is ab cd ef the first?")
+    prompt, _ = session._prompt(session.messages[:1], session.passages)
     text = session.llm.detokenize(prompt).decode()
-    assert f"ab cd\n\nThe most relevant parts again:\n{passages}\n\nwho is ab cd the first?" in text
+    assert len(session.passages) == 2
+    passages = "\n\n".join(session.passages)
+    assert f"ab cd ef\n\nThe most relevant parts again:\n{passages}\n\nwho is ab cd ef the first?" in text
 
 
 PARTS = ("ab ab", "cd cd", "ee ff", "ba ab")
@@ -451,10 +484,15 @@ TALK = [
     ("/file notes.txt", "--n-ctx"),
     ("/file short.txt", r"short.txt: \d+ tokens, 3 parts; it goes in front of your next message\n"),
     ("/file none", "no document goes in front"),
+    ("/file 'short.txt'", "3 parts"),
+    ("/file none", "no document"),
+    ("/file two\\ words.txt", "two words.txt: \\d+ tokens"),
+    ("/file none", "no document"),
     ("", ""),
     ("/file short.txt", "3 parts"),
     ("what is it", r"12 tokens \|", "replay repeated 2 passages"),
-    ("/file", "bababa"),
+    ("/file", "ba"),
+    ("/compare", r"12 tokens \|.*PCD \(paper:beta=1.5\)"),
     ("/replay", "replay on"),
     ("/replay maybe", "allowed: on, off"),
     ("/replay off", "replay off"),
@@ -472,7 +510,8 @@ def test_each_command_of_the_chat_does_what_it_says(session, llm, capsys, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([line for line, *_ in TALK] + ["/bye", "not read"])))
     (tmp_path / "notes.txt").write_text("bababa\n" * 400)
-    (tmp_path / "short.txt").write_text("bababa\n\n" * 3)
+    (tmp_path / "short.txt").write_text("ba\n\nbaba\n\nbababa")
+    (tmp_path / "two words.txt").write_text("bababa")
     llm.pcd = False
     chat = Chat(session)
     assert chat.run() == 1, "a program should hear of the unknown command"
@@ -511,6 +550,15 @@ def test_no_colour_but_on_a_terminal(monkeypatch):
 
 LONG = "hello " * 120  # unsure contrasts nothing below 300 tokens
 HINT = "PCD is off; --pcd unsure turns it on\n"
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS_OF_PYPCD, *LAB])
+def test_each_help_fits_a_screen(name, monkeypatch):
+    """Of 24 lines with 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    parser, commands = make_parser([name])
+    lines = commands.get(name, parser).format_help().splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
 
 
 def test_piped_chat_answers_line_by_line(model):
@@ -738,6 +786,14 @@ def test_closed_streams_give_no_traceback(model, closed):
         ("window", 9, 5, 0, "PCD (window) changed 0 of 5 tokens"),
         ("window", 9, 5, 2, "PCD (window) changed 2 of 5 tokens"),
         ("unsure", 295, 0, 0, "PCD (unsure) left this answer alone: the text has fewer than 300 tokens"),
+        ("unsure", 299, 0, 0, "PCD (unsure) left this answer alone: the text has fewer than 300 tokens"),
+        (
+            "window:min_context=300",
+            299,
+            0,
+            0,
+            "PCD (window:min_context=300) left this answer alone: the model was sure",
+        ),
         ("unsure", 300, 0, 0, "PCD (unsure) left this answer alone: the model was sure"),
     ],
 )
@@ -859,5 +915,13 @@ def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tm
         assert says in err and "read before" not in err
     assert main(["cache"]) == 0
     assert "notes.txt" in capsys.readouterr().out
+    hostile = {**PromptCache().entries()[0].about, "documents": ["a\x1b[31m\x07\nb"]}
+    monkeypatch.setattr("pypcd.prompt_cache.Entry.about", hostile)
+    assert main(["cache"]) == 0
+    out = capsys.readouterr().out
+    assert not set("\x1b\x07") & set(out) and "b\n" in out and out.count("\n") == 4
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
     assert main(["cache", "clear"]) == 0 and main(["cache"]) == 0
     assert "notes.txt" not in capsys.readouterr().out

@@ -72,6 +72,17 @@ def test_what_is_no_question(tmp_path: Path, line: Any, said: str) -> None:
         read_questions(write(tmp_path / "q.jsonl", {"prompt": "fine"}, line))
 
 
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", {"prompt": "fine"}, {"file": "nowhere.txt", "question": "x"})
+    with pytest.raises(ValueError, match=r"line 2: .*nowhere.txt: No such file"):
+        read_questions(path)
+    path.write_bytes(b'{"prompt": "fine"}\n{"prompt": "M\xfcller"}\n')
+    with pytest.raises(ValueError, match="line 2: .*utf-8"):
+        read_questions(path)
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "fine"}\n')
+    assert read_questions(path)[0].text == "fine"
+
+
 def test_a_file_without_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="has no questions"):
         read_questions(write(tmp_path / "q.jsonl", ""))
@@ -94,7 +105,7 @@ def test_answers_side_by_side(asked: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(words) == 0
     out = capsys.readouterr().out
     first, second, _ = out.split(" of 3: ")[1:]
-    assert "greedy        right: 8044-44b2" in first and "right: the same" in first
+    assert "greedy        right: 8044-44b2" in first and "right: as greedy" in first
     assert "greedy        wrong: 5fa0-913c" in second
     assert [line.split()[1:4] for line in out.splitlines() if line.endswith(" of 3")] == [["1", "of", "2"]] * 2
     assert main([*words, "--json"]) == 0
@@ -134,6 +145,6 @@ def test_without_a_first_answer_nothing_is_called_the_same(asked: Path, capsys: 
     words = ["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "6", "--method", "cad,greedy"]
     assert main(words) == 1
     out = capsys.readouterr().out
-    assert "the same" not in out and out.count("greedy        right: ") == 1
+    assert "as cad" not in out and out.count("greedy        right: ") == 1
     row = next(line for line in out.splitlines() if line.startswith("greedy") and line.endswith("0 of 0"))
     assert row.split()[1:4] == ["1", "of", "2"]

@@ -166,7 +166,7 @@ def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str])
     assert out == wanted.prompt.text
     assert wanted.answers[0] in err
     assert main(["demo", "--n", "3", "--question", "13"]) == 2
-    assert "--question is 13; allowed: 1 to 12" in capsys.readouterr().err
+    assert "question 13 is none of the demo's; allowed: 1 to 12" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["demo", "--n", "1"])
     assert "--n: '1'; allowed: an integer of at least 2" in capsys.readouterr().err

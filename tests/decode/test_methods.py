@@ -25,7 +25,7 @@ from pypcd.lab.methods.cad import CAD
 from pypcd.lab.methods.edits import AttentionSort, _ends, medoid
 from pypcd.lab.methods.recite import Recite
 from pypcd.method import contrast, entropy, log_softmax
-from pypcd.prompt import Prompt, split_context
+from pypcd.prompt import Prompt, find_texts, n_tokens_through, split_context
 
 Load = Callable[..., pypcd.Llama]
 
@@ -95,7 +95,7 @@ def test_a_contrasted_answer_says_what_pcd_did_as_the_model_itself_does(llm: pyp
     llm.create_completion(text, max_tokens=24, temperature=0, pcd=setting)
     assert answer.pcd and answer.pcd.n_contrasted and answer.pcd.n_changed
     assert answer.pcd == dataclasses.replace(llm.last_answer, setting=pypcd.PCDConfig.resolve(setting))
-    for name in ("greedy", "beam:2+pcd:window", "control"):
+    for name in ("greedy", "beam:2+pcd:window"):
         assert parse(name).generate(llm, text, max_tokens=2).pcd is None
 
 
@@ -440,7 +440,7 @@ def attended(path: Any, llm: pypcd.Llama, n_last: int) -> np.ndarray:
     """What each head pays to each segment from each of the prompt's last tokens, by the reference: [layer, head, token, segment]."""
     tokens = tokens_of(llm)
     weights = np.stack([w[:, -n_last:] for w in reference(path).trace(tokens).attention])
-    spans = segment_spans(llm, PROMPT, tokens)
+    spans = segment_spans(llm, [PROMPT], tokens)
     return np.stack([weights[..., first:last].sum(-1) for first, last in spans], axis=-1)
 
 
@@ -475,12 +475,12 @@ def test_the_segments_with_most_attention_are_repeated(tiny: Tiny, load: Load) -
     def best(n: int) -> str:
         return ", ".join(PROMPT.segments[i] for i in sorted(by_attention[:n]))
 
-    assert repeated("replay:3") == best(3) and repeated("replay") == best(2) and repeated("replay:12") == PROMPT.context
+    assert repeated("replay:3") == best(3) and repeated("replay") == best(2) and repeated("replay:11") == best(11)
     three = sum(len(llm.tokenize(PROMPT.segments[i].encode(), False)) for i in by_attention[:3])
     assert repeated(f"replay:9:n_tokens={three - 1}") == best(2) and repeated(f"replay:9:n_tokens={three}") == best(3)
     assert repeated("replay:n_tokens=1") == best(1)
-    alone = PROMPT.replace(segments=PROMPT.segments[:1])
-    assert parse("replay").edit.edit(Session(llm), alone, chat=False, answer=never) == alone  # type: ignore[union-attr]
+    for name, whole in (("replay", PROMPT.replace(segments=PROMPT.segments[:1])), ("replay:12", PROMPT)):
+        assert parse(name).edit.edit(Session(llm), whole, chat=False, answer=never) == whole  # type: ignore[union-attr]
 
 
 def test_what_is_recited_becomes_the_context(llm: pypcd.Llama) -> None:
@@ -533,9 +533,32 @@ def test_a_vote_answers_one_of_its_orders(llm: pypcd.Llama) -> None:
 def test_segments_are_found_in_the_tokens(segments: list[str], joiner: str, tiny: Tiny, shared: pypcd.Llama) -> None:
     prompt = Prompt("Before: ", tuple(segments), joiner, " After")
     tokens = tokens_of(shared, prompt)
-    for segment, (first, last) in zip(segments, segment_spans(shared, prompt, tokens)):
+    for segment, (first, last) in zip(segments, segment_spans(shared, [prompt], tokens)):
         text = b"".join(token_bytes(shared, token) for token in tokens[first:last])
         assert segment.encode() in text
+
+
+def test_a_text_is_looked_for_behind_the_one_before_it(shared: pypcd.Llama) -> None:
+    """A later one may be the same, and what follows may quote it."""
+    tokens = shared.tokenize(b"system ab, cd\nab, cd\nab, cd, ef question ab, cd?", add_bos=False)
+    text = b"".join(token_bytes(shared, token) for token in tokens).decode()
+    texts = [Prompt(segments=("ab", "cd"), joiner=", "), Prompt(segments=("ab", "cd", "ef"), joiner=", ")]
+    ends, begins = find_texts(shared, tokens, [one.context for one in texts])
+    assert begins == [text.index("ab"), text.index("ab, cd, ef")] and ends[-1] == len(text)
+    assert find_texts(shared, tokens, ["ef", "ab, cd\n", "nowhere"])[1] == [text.index("ef"), text.index("ab"), -1]
+    assert n_tokens_through(shared, tokens, ["ab", "nowhere"]) == 0
+    n = n_tokens_through(shared, tokens, [one.context for one in texts])
+    assert text.encode().startswith(b"".join(token_bytes(shared, token) for token in tokens[:n]))
+    assert ends[n - 1] <= text.index(" question") < ends[n]
+
+
+def test_replay_leaves_a_prompt_alone_of_which_it_would_repeat_all(llm: pypcd.Llama) -> None:
+    for segments, n in ((("ab", "cd"), 2), (("ab", "cd", "ab", "cd"), 2), (("ab", "cd", "ef"), 3)):
+        prompt = Prompt(segments=segments, joiner=". ", after="? It is")
+        assert parse(f"replay:{n}").generate(llm, prompt, max_tokens=2).n_prompt == len(tokens_of(llm, prompt))
+    prompt = Prompt(segments=("ab", "ab", "cd", "ef"), joiner=". ", after="? It is")
+    weights = np.ones((1, len(tokens_of(llm, prompt))))
+    assert parse("replay:2").edit.passages(llm, tokens_of(llm, prompt), [prompt], weights) == ["ab", "cd"]  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,8 @@ def test_a_docx_in_its_order(tmp_path: Path) -> None:
             cell.text = text
     made.add_paragraph("Signed by Ruth Amsel.")
     made.save(tmp_path / "report.DOCX")
+    (tmp_path / "report").write_bytes((tmp_path / "report.DOCX").read_bytes())  # as clients name it
+    assert read_document(tmp_path / "report").text == read_document(tmp_path / "report.DOCX").text
     document = read_document(tmp_path / "report.DOCX")
     assert document.text == "Report\n\nyear | bridges\n1931 | 2\n\nSigned by Ruth Amsel."
 

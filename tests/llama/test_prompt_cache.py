@@ -19,7 +19,7 @@ from tiny_gguf import write_tiny_gguf
 import pypcd
 from pypcd import engine
 from pypcd.prompt_cache import MIN_TOKENS, PromptCache
-from pypcd.states import fingerprint
+from pypcd.states import fingerprint, weights_id
 
 TEXT = [5 + (7 * i * i + i) % 300 for i in range(MIN_TOKENS + 30)]
 QUESTION = [11, 12, 13, 14, 15]
@@ -115,6 +115,20 @@ def test_a_model_whose_weights_were_trained_on_is_another(tmp_path: Path) -> Non
         file.write(b"\1" * 1_000_000)
     assert fingerprint(path) != before and path.stat().st_size == 20_000_000
     assert len(before) == 16
+
+
+def test_a_model_that_was_changed_at_all_has_prompts_of_its_own(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"large-0000{i}-of-00002.gguf" for i in (1, 2))
+    for path in (first, second):
+        path.write_bytes(bytes(20_000_000))
+        os.utime(path, ns=(0, 10**18))
+    before, seen = weights_id(first), fingerprint(second)
+    with open(second, "r+b") as file:  # a byte between two samples, and in the part that nobody names
+        file.seek(300_000)
+        file.write(b"\1")
+    assert weights_id(first) != before and fingerprint(second) == seen
+    os.utime(second, ns=(0, 10**18))
+    assert weights_id(first) == before and len(before) == 16
 
 
 def flip(path: Path) -> None:

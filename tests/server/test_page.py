@@ -100,9 +100,21 @@ def test_the_page_follows_the_talk_until_one_scrolls_up(open_page: Open, script:
     assert chat.page.evaluate(f"{PAGE}.scrollTop") == place  # who reads above is left there
     chat.page.mouse.wheel(0, 20_000)
     chat.until(lambda: below() < 2)
+    expect(chat.button("To the end")).to_have_count(0)
     stream.say("The very last line.").end()
     chat.finished()
     sees("The very last line.")
+    chat.page.mouse.wheel(0, -2000)
+    chat.button("To the end").click()
+    chat.until(lambda: below() < 2)
+    sees("The very last line.")
+    expect(chat.button("To the end")).to_have_count(0)
+
+
+def test_an_answer_without_a_text_says_so(chat: Chat, script: Script) -> None:
+    said = chat.told()
+    expect(said).to_contain_text("the model ended at once")
+    expect(said).not_to_contain_text("per second")
 
 
 def test_events_may_be_cut_anywhere(chat: Chat, script: Script) -> None:
@@ -467,14 +479,14 @@ def test_a_question_that_is_too_long_is_told(chat: Chat) -> None:
     chat.set(longest_answer=4)
     n_ctx = ask(chat.server, "/props")[1]["default_generation_settings"]["n_ctx"]
     chat.send("7 " * 1900)
-    expect(chat.alert).to_contain_text(f"the context has {n_ctx}")
+    expect(chat.alert).to_contain_text(f"the context has {n_ctx:,}")
     expect(chat.questions).to_have_count(0)
     expect(chat.message).to_have_value("7 " * 1900)  # nothing is lost
     chat.ask("Hello")
     chat.button("Edit", chat.questions).click()
     chat.page.get_by_role("textbox", name="Edit message").fill("7 " * 1900)
     chat.button("Send again").click()
-    expect(chat.alert).to_contain_text(f"the context has {n_ctx}")
+    expect(chat.alert).to_contain_text(f"the context has {n_ctx:,}")
     expect(chat.page.get_by_role("textbox", name="Edit message")).to_have_value("7 " * 1900)
 
 

@@ -225,7 +225,8 @@ def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, script:
 
     def document(route: Any) -> None:
         read.append(route.request.post_data_json)
-        route.fulfill(json={"name": read[-1]["filename"], "text": "One.\n\nZoë has 2.", "n_tokens": 10_531})
+        n = 10_531 if read[-1]["filename"] == "large.pdf" else 31
+        route.fulfill(json={"name": read[-1]["filename"], "text": "One.\n\nZoë has 2.", "n_tokens": n})
 
     def answer(route: Any) -> None:
         asked.append(route.request.post_data_json)
@@ -250,10 +251,18 @@ def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, script:
     chat.page.context.route("**/documents", document)
     chat.page.context.route("**/v1/chat/completions", answer)
     content = "%PDF-1.7 \x00\x01"
-    drop(chat, ("report.pdf", "application/pdf", content))
-    expect(chat.page.get_by_text("report.pdf (10,531 tokens)")).to_be_visible()
+    drop(chat, ("large.pdf", "application/pdf", content))
+    expect(chat.page.get_by_text("large.pdf (10,531 tokens)")).to_be_visible()
     expect(chat.page.get_by_text("too long")).to_be_visible()
-    assert read[0]["filename"] == "report.pdf"
+    chat.send("Who has 2?")
+    expect(chat.alert).to_contain_text(
+        re.compile(r"This takes 10,531 tokens, and the context has [\d,]+\. Shorten it, or start")
+    )
+    chat.button("Remove large.pdf").click()
+    drop(chat, ("report.pdf", "application/pdf", content))
+    expect(chat.page.get_by_text("report.pdf (31 tokens)")).to_be_visible()
+    expect(chat.alert).to_have_count(0)
+    assert read[1]["filename"] == "report.pdf"
     assert base64.b64decode(read[0]["file_data"].partition(",")[2]) == content.encode()
     chat.send("Who has 2?")
     said = chat.finished()
@@ -299,6 +308,45 @@ def test_the_real_server_reads_a_pdf_and_answers_about_it(chat: Chat, served: Se
     expect(chat.page.get_by_text(f"report.pdf ({read['n_tokens']} tokens)")).to_be_visible()
     said = chat.ask("Who signed it?")
     expect(said).to_contain_text(re.compile(r"[12] passages?\s+of report.pdf w(as|ere) read again"))
+
+
+def test_a_message_waits_for_its_files(chat: Chat, script: Script) -> None:
+    """Who presses Enter while a file is being read sends it with the file; or nothing, if it cannot be read."""
+    held: list[Any] = []
+    chat.page.context.route("**/documents", lambda route: held.append(route))
+    chat.watch.allow("status of 400")
+
+    def read(text: str | None) -> None:
+        chat.until(lambda: held)
+        error = {"error": {"code": 400, "message": "it is damaged", "type": "invalid_request_error"}}
+        route = held.pop()
+        if text is None:
+            route.fulfill(status=400, json=error)
+        else:
+            route.fulfill(json={"name": "x", "text": text, "n_tokens": 3})
+
+    drop(chat, ("bad.pdf", "application/pdf", "x"), ("good.pdf", "application/pdf", "y"))
+    chat.send("Who?")
+    read(None)
+    read("Zoë has 2.")
+    expect(chat.alert).to_contain_text("it is damaged")
+    expect(chat.button("Remove good.pdf")).to_be_visible()  # the others are there
+    assert not chat.questions.count() and chat.message.input_value() == "Who?"
+    drop(chat, ("slow.pdf", "application/pdf", "z"))
+    chat.message.press("Enter")
+    assert not chat.questions.count()
+    asked: list[Any] = []
+
+    def refuse(route: Any) -> None:
+        asked.append(route.request.post_data_json)
+        route.abort()
+
+    chat.page.context.route("**/v1/chat/completions", refuse)
+    chat.watch.allow("ERR_FAILED")
+    read("Ada has 3.")
+    chat.until(lambda: asked)
+    names = [part["file"]["filename"] for part in asked[0]["messages"][0]["content"] if part["type"] == "file"]
+    assert names == ["good.pdf", "slow.pdf"]
 
 
 def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, served: Server) -> None:
@@ -524,6 +572,9 @@ def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, scrip
         return json.dumps(sorted(json.dumps(one["messages"], sort_keys=True) for one in file["conversations"]))
 
     assert plain(first) == plain(second)
+    assert [one["title"] for one in second["conversations"]] == ["About dogs", "About cats"], (
+        "in the order that they had"
+    )
     load(other, tmp_path / "talks.json")  # a second time: nothing is doubled
     expect(other.button("About cats", other.menu())).to_have_count(1)
 

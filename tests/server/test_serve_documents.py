@@ -163,6 +163,30 @@ def test_a_document_is_read_once(wide: Server) -> None:
     assert n_cached == answer["timings"]["cache_n"], "what was just read for its attention is no cache"
 
 
+def test_a_document_that_is_there_twice_is_repeated_once(wide: Server, talking: pypcd.Llama) -> None:
+    """In one message, again in a later one, and quoted in a question: as in a chat."""
+    twice = [{"name": str(i), "text": notes(8)} for i in range(2)]
+    answer = chat(wide, [{"role": "user", "content": QUESTIONS[0]}], documents=twice)
+    assert len(set(answer["timings"]["passages"])) == len(answer["timings"]["passages"]) == 2
+    talk = conversation(talking)
+    for _ in range(2):
+        talk.attach(Document.of("notes.txt", notes(8)))
+    "".join(talk.send(QUESTIONS[0]))
+    assert talk.passages == answer["timings"]["passages"]
+    quoted = f"Is this in it? {notes(8, 2)}"
+    once = chat(wide, with_file(notes(8), quoted))
+    assert set(once["timings"]["passages"]) <= set(notes(8).split("\n"))
+
+
+def test_a_document_of_which_all_would_be_repeated_is_not(wide: Server, talking: pypcd.Llama) -> None:
+    answer = chat(wide, with_file(notes(4, 2), QUESTIONS[0]))
+    assert answer["timings"]["passages"] == [] and "passages_left_out" not in answer["timings"]
+    talk = conversation(talking)
+    talk.attach(Document.of("notes.txt", notes(4, 2)))
+    wanted = whole("".join(talk.send(QUESTIONS[0])))
+    assert talk.passages == [] and talk.left_out == "" and said(answer) == wanted
+
+
 def test_several_documents_stand_in_their_order(wide: Server, talking: pypcd.Llama) -> None:
     talk = conversation(talking)
     for seed in (1, 2):

@@ -88,15 +88,15 @@ export async function load(id) {
   return found ? new Conversation(found) : null;
 }
 
-/** Another tab may have added messages to the same conversation, or renamed it: that stays. */
-export async function save(conversation) {
+/** Another tab may have added messages to the same conversation, or renamed it: that stays. changed: when, in ms since 1970. */
+export async function save(conversation, changed = Date.now()) {
   if (conversation.isGone) return; // it was deleted while an answer was written
   const {id} = conversation;
   await update("body:" + id, other => { // in one transaction
     for (const message of other?.messages ?? [])
       if (!conversation.messages.has(message.id) && (message.role === "user" || message.ended)) conversation.messages.set(message.id, message);
     conversation.title = other?.title || conversation.title;
-    conversation.changed = Date.now();
+    conversation.changed = Math.max(other?.changed ?? 0, changed);
     return structuredClone(conversation.plain());
   }, store);
   await putHead(conversation);
@@ -144,7 +144,7 @@ export async function imported(text) {
   }
   if (file?.pypcd !== FORMAT || !Array.isArray(file.conversations)) throw new Error("it was not exported from here");
   const read = file.conversations.map(conversationOf); // all before the first is kept
-  for (const conversation of read) await save(conversation);
+  for (const conversation of read) await save(conversation, conversation.changed);
   return read.length;
 }
 

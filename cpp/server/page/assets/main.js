@@ -11,7 +11,7 @@ import * as api from "./api.js";
 import {copy} from "./browser.js";
 import * as conversations from "./conversations.js";
 import * as files from "./files.js";
-import {follow, grown} from "./follow.js";
+import {follow, grown, isAway, watch} from "./follow.js";
 import {listActions} from "./listing.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
@@ -38,6 +38,7 @@ const state = {
   open: null, // {id, index} of a token
   asTokens: new Set(), // ids of answers whose tokens are shown
   runs: new Map(), // id of an answer that is being written -> {controller, conversation}
+  isAway: false, // from the end of the talk
   isWide: true, // enough for the list of conversations beside the talk
   search: "", // in the conversations
   found: null, // ids of those that have it; null: nothing is searched for
@@ -59,6 +60,7 @@ function show() {
   const start = performance.now();
   document.documentElement.dataset.colours = state.settings.colours;
   const hadFocus = document.activeElement !== document.body;
+  state.isAway = isAway();
   try {
     render(page(state, actions), document.body);
   } catch (error) { // nothing that is kept may keep a person out
@@ -147,11 +149,17 @@ async function choose() {
   await count();
 }
 
+const grouped = new Intl.NumberFormat("en");
+
 /** What is too long is not sent: the server would refuse it, and this and all that is said later with it. */
 async function checkRoom(path) {
   const size = state.props.default_generation_settings.n_ctx;
-  const n = await answers.promptSize(path, state.settings, images.sees(state.props));
-  if (n >= size) throw new Error(`This takes ${n} tokens with what was said before, and the context has ${size}. Shorten it, or begin a new conversation.`);
+  const ofFiles = path.at(-1).files.reduce((sum, {count}) => sum + (count ?? 0), 0); // a long one takes long to be counted again
+  const n = ofFiles >= size ? ofFiles : await answers.promptSize(path, state.settings, images.sees(state.props));
+  if (n < size) return;
+  const [takes, has] = [n, size].map(one => grouped.format(one));
+  throw new Error(path.length > 1 ? `This takes ${takes} tokens with what was said before, and the context has ${has}. Shorten it, or begin a new conversation.`
+    : `This takes ${takes} tokens, and the context has ${has}. Shorten it, or start the server with a larger context.`);
 }
 
 let counting = 0; // the newest count of the draft wins
@@ -257,6 +265,8 @@ function focusOnMessage() {
 }
 
 async function send(conversation, compare) {
+  if (attaching) await attaching; // a file that cannot be read is told, and nothing is sent without it
+  if (conversation !== state.conversation) return;
   const {draft} = state;
   if (!draft.text.trim() && !draft.files.length) return;
   await ready();
@@ -276,14 +286,28 @@ async function send(conversation, compare) {
 
 const focusOn = id => document.getElementById(id)?.focus();
 
-async function attach(given) {
+let attaching = null; // files that are being read
+
+/** One after the other. */
+function attach(given) {
+  const before = attaching;
+  const mine = attaching = (async () => {
+    await before?.catch(() => {}); // told already
+    await readAll(given);
+  })().finally(() => { if (attaching === mine) attaching = null });
+  return mine;
+}
+
+async function readAll(given) {
+  state.error = "";
   const failed = [];
   for (const file of given) {
     state.reading = file.name;
     show();
     try {
       images.check([file], state.props);
-      state.draft.files.push(await files.read(file, state.settings.model));
+      const read = await files.read(file, state.settings.model);
+      state.draft.files.push(read); // by now it may be another draft
     } catch (error) { // the others are read all the same
       failed.push(error.message);
     } finally {
@@ -378,10 +402,17 @@ const actions = {
     keep(state.conversation).catch(fail);
     show();
   },
-  copy: told(async text => {
+  copy: told(async (text, button = null) => {
     await copy(text);
     state.said = "Copied.";
+    if (!button) return;
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy" }, 1500);
   }),
+  toEnd() {
+    follow();
+    focusOnMessage();
+  },
   tokens(message) {
     if (!state.asTokens.delete(message.id)) state.asTokens.add(message.id);
     show();
@@ -421,10 +452,11 @@ const refresh = told(async () => { state.list = await conversations.list() });
 
 // -- start -------------------------------------------------------------------------------------------------------------
 
-for (const name of ["dragover", "drop"])
+for (const name of ["dragover", "dragleave", "drop"])
   addEventListener(name, event => {
     if (!event.dataTransfer.types.includes("Files")) return;
     event.preventDefault();
+    document.documentElement.classList.toggle("dragging", name === "dragover" || (name === "dragleave" && event.relatedTarget !== null));
     if (name === "drop") actions.attach([...event.dataTransfer.files]);
   });
 const room = matchMedia("(min-width: 60rem)");
@@ -439,6 +471,7 @@ addEventListener("keydown", event => {
 setInterval(() => { if (state.runs.size) showSoon() }, 250); // the bar goes on while a prompt is read
 
 fit();
+watch(show);
 show();
 focusOnMessage();
 told(begin)();

@@ -27,7 +27,6 @@ export function page(state, act) {
       <main>
         ${conversation.messages.size ? nothing : welcome(state)}
         ${talk(state, act)}
-        ${state.panel || state.open ? nothing : error(state, act)}
       </main>
       ${composer(state, act)}
     </div>
@@ -85,11 +84,14 @@ function yours(message, state, act) {
       <div class="tools">
         ${versions(message, state, act)}
         <button id=${"edit-" + message.id} @click=${() => act.edit(message)}>Edit</button>
-        <button @click=${() => act.copy(message.text)}>Copy</button>
+        ${copyButton(message, act)}
         ${message.id === state.conversation.at ? html`<button @click=${() => act.retry(message)}>Retry</button>` : nothing}
       </div>`}
   </article>`;
 }
+
+/** For a moment it says what it did. */
+const copyButton = (message, act) => html`<button aria-label="Copy" @click=${({currentTarget}) => act.copy(message.text, currentTarget)}>Copy</button>`;
 
 /** title: of one of two that are compared. */
 function answer(message, state, act, title = "") {
@@ -103,7 +105,7 @@ function answer(message, state, act, title = "") {
       ${title ? html`<button ?disabled=${writing} @click=${() => act.choose(message)}>Go on with this</button>`
         : versions(message, state, act)}
       <button aria-pressed=${asTokens} @click=${() => act.tokens(message)}>Tokens</button>
-      <button @click=${() => act.copy(message.text)}>Copy</button>
+      ${copyButton(message, act)}
       ${title ? nothing : html`<button ?disabled=${writing} @click=${() => act.retry(message)}>Retry</button>`}
       ${!writing && !["stop", "full"].includes(message.ended) && message.tokens.length && !title
         ? html`<button @click=${() => act.goOn(message, message.tokens.length)}>Continue</button>` : nothing}
@@ -130,9 +132,10 @@ const ENDS = {limit: "ended at the longest answer", full: "the context is full",
 function told(message, writing, isCompared) {
   const {stats, ended} = message;
   if (!stats) return writing || !ended ? "" : ENDS[ended] ?? "";
+  const n = Math.max(message.tokens.reduce((sum, token) => sum + token.n, 0), stats.written); // with its end, as the server counts
   return [
-    tokensIn(message.tokens.reduce((sum, token) => sum + token.n, 0)),
-    isCompared ? "" : `${stats.perSecond.toFixed(1)} per second`,
+    ended === "stop" && !message.text ? "the model ended at once" : tokensIn(n),
+    isCompared || n < 2 || !message.text ? "" : `${stats.perSecond.toFixed(1)} per second`,
     did(message), ENDS[ended],
   ].filter(Boolean).join(" · ");
 }
@@ -206,11 +209,13 @@ function move(event) {
 function composer(state, act) {
   const {draft, conversation} = state;
   const busy = [...state.runs.values()].some(run => run.conversation === conversation);
-  return html`<form class="composer" @submit=${event => { event.preventDefault(); act.send() }}>
-    <div class="box">
+  return html`<div class="composer">
+    ${state.isAway ? html`<button class="to-end" aria-label="To the end" title="To the end" @click=${act.toEnd}>${icon("down")}</button>` : nothing}
+    ${state.panel || state.open ? nothing : error(state, act)}
+    <form class="box" @submit=${event => { event.preventDefault(); act.send() }}>
       ${files(draft, act)}
       <label class="unseen" for="message">Message</label>
-      <textarea id="message" rows="1" placeholder="Message, or drop a file" .value=${live(draft.text)} @input=${event => act.type(event.target.value)}
+      <textarea id="message" rows="1" placeholder=${conversation.pair() ? "Goes on with the second answer" : "Message, or drop a file"} .value=${live(draft.text)} @input=${event => act.type(event.target.value)}
         @paste=${act.paste}
         @keydown=${event => {
           if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -223,10 +228,10 @@ function composer(state, act) {
         ${busy ? html`<button type="button" id="stop" @click=${() => act.stop()}>Stop</button>`
           : html`<button type="button" @click=${act.compare}>Compare</button><button class="first">Send</button>`}
       </div>
-    </div>
+    </form>
     <div class="status quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}`
-      : state.reading ? `reading ${state.reading}` : used(state)}</div>
-  </form>`;
+      : state.reading ? html`<progress aria-label="Reading a file"></progress> reading ${state.reading}` : used(state)}</div>
+  </div>`;
 }
 
 /** of: a message that is not sent yet. */
@@ -251,7 +256,7 @@ function used({conversation, draft, props}) {
  * before the first, the speed of the last prompt. perSecond: that speed, if there was one.
  */
 function reading({waits, progress}, perSecond) {
-  if (waits) return "waits for the other answer, which has read the same prompt";
+  if (waits) return "waits for the other answer, which reads the same prompt";
   if (!progress) return html`<progress aria-label="Reading"></progress> begins`;
   const {total, cache, processed, time_ms, at} = progress;
   const isMeasured = processed > cache && time_ms > 0;
