@@ -65,6 +65,8 @@ def read_document(path: str | os.PathLike[str]) -> Document:
         ValueError: it is none of these, is damaged or encrypted, or has no text.
         PCDError: the package that reads such files is not installed.
     """
+    if not str(path):
+        raise InputError("the name of the document's file is empty")
     place = pathlib.Path(path).expanduser()
     return _of_bytes(place.name, place.read_bytes(), str(path))
 

@@ -124,6 +124,8 @@ class Llama(llama_cpp.Llama):
         **kwargs: Any,
     ) -> None:
         arguments.check_keywords(kwargs)
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress is {progress!r}; allowed: a function of two numbers of tokens, or None")
         self.progress = progress
         self._lock = guards.ModelLock(self)
         # the setting

@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except (*MENDABLE, OSError, MemoryError) as error:
         print(f"pypcd: {sentence(error)}", file=sys.stderr)
-        return 2 if isinstance(error, (InputError, FileNotFoundError)) else 1
+        return 2 if isinstance(error, (InputError, FileNotFoundError, IsADirectoryError)) else 1
     except Exception as error:  # noqa: BLE001
         if isinstance(error, ModuleNotFoundError) and error.name == "llama_cpp":
             print(f"pypcd: {NOT_INSTALLED}", file=sys.stderr)

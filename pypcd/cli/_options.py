@@ -89,6 +89,14 @@ def note_of_profile(setting: object, model_path: str) -> None:
         _terminal.note(remark)
 
 
+def note_of_demo(model: str, prompt: str) -> None:
+    """Print a note if the included model is asked what it cannot answer."""
+    if model == "demo" and "{" not in prompt:
+        _terminal.note(
+            "the model 'demo' looks values up in a JSON object and knows nothing else; pypcd demo --question 4 prints a question"
+        )
+
+
 def how_to_turn_on(option: str) -> str:
     """A sentence for those who did not choose a setting. `option`: what takes one, such as --pcd."""
     return f"PCD is off; {option} {EXAMPLE_PCD} turns it on"

@@ -111,7 +111,7 @@ def resumable() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        note("stopped; run the same command again to go on")
+        note("run the same command again to go on")  # and main() says that it was stopped
         raise
 
 

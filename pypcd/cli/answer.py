@@ -53,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
     chat = (args.chat or has_template(llm)) and not args.no_chat
     asked = prompt_tokens(llm, prompt, chat=chat)
     n_prompt = len(asked)
+    if n_prompt >= llm.n_ctx():
+        raise InputError(
+            f"{n_prompt} tokens do not fit in the context of {llm.n_ctx()}; give a larger --n-ctx or a shorter text. Nothing is cut"
+        )
     failed = False
     cache, documents = PromptCache(), [] if document is None else [document]
 
@@ -60,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         kept = _reading.Kept.of(cache, llm, tokens, documents)
         return len(tokens) - _reading.read(llm, tokens, len(tokens), lambda: False, kept).n_cached
 
+    _options.note_of_demo(args.model, prompt.text)
     if document is not None:
         takes = _reading.takes(llm, asked, _reading.Kept.of(cache, llm, asked, documents))
         _terminal.say(f"{document.name}: {n_prompt} tokens with the question{takes}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import pathlib
 import sys
@@ -90,14 +89,29 @@ def run(args: argparse.Namespace) -> int:
         progress=_progress,
         **options,
     )
-    for _, group in itertools.groupby(measured, lambda row: (row.n_sequences, row.n_past)):
-        together = list(group)
+    together: list[Measurement] = []  # of one length and number of sequences: a table
+
+    def show() -> None:
         _progress("")
-        if not args.json:
+        if not args.json and together:
             print("" if rows else _header(args, threads), _text(together), sep="\n", flush=True)
-        rows += together
-    if not args.json and (costs := _costs(rows)):
-        print("", *costs, sep="\n")
+        rows.extend(together)
+        together.clear()
+
+    def show_costs() -> None:
+        show()
+        if not args.json and (costs := _costs(rows)):
+            print("", *costs, sep="\n", flush=True)
+
+    try:
+        for row in measured:
+            if together and (row.n_sequences, row.n_past) != (together[0].n_sequences, together[0].n_past):
+                show()
+            together.append(row)
+    except KeyboardInterrupt:
+        show_costs()
+        raise
+    show_costs()
     _note_missing(methods, rows)
     if args.json:
         record = {"model": args.model, "n_threads": threads, "gpu": machine.has_gpu()}

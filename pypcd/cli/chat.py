@@ -343,5 +343,6 @@ def run(args: argparse.Namespace) -> int:
         chat.attach(document)
     if args.prompt is None:
         return chat.run()
+    _options.note_of_demo(args.model, args.prompt)
     chat.handle(args.prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), literal=True)
     return chat.status

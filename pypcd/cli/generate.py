@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     llm = _loading.load_model(args)
     if args.pcd is None:
         _terminal.say(_options.how_to_turn_on("--pcd"))
+    _options.note_of_demo(args.model, prompt)
     tokens = llm.tokenize(prompt.encode(), add_bos=True, special=True)
     with _terminal.interruptible() as stopped:
         try:

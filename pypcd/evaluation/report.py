@@ -140,10 +140,14 @@ def markdown(
     half = f", the {plan.half} half of {plan.n}" if plan.half else ""
     parts += [_LEGEND.format(n=asked, half=half, seed=plan.seed, asked=form), ""]
     for name, tasks in _groups(plan).items():
+        if records and not any(row.task == name for row in table):
+            continue
         kinds = ", ".join(dict.fromkeys(metrics[task] for task in tasks))
         parts += _section(f"{name} ({kinds}, its {len(tasks)} tasks together)", name, table)
     for task in plan.tasks:
         n = len({key[2] for key in records if key[0] == task})
+        if not n and records:  # it was stopped before
+            continue
         parts += _section(f"{task} ({metrics[task]}{f', {n} questions' if n < asked else ''})", task, table)
         for length in plan.lengths:
             parts += _depth_lines(by_depth(plan, records, task, length), length)

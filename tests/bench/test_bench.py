@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +264,25 @@ def test_what_is_under_way_is_counted_and_the_time_left_falls_to_nothing(
     left = [seconds for _, seconds in said if seconds is not None]
     assert said[0][1] is None and len(left) > 10
     assert left[0] > left[-1] and 0 <= left[-1] < left[0] / 4
+
+
+def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def row(method: str, n_past: int) -> Measurement:
+        return Measurement(method, "native", 1, n_past, False, 10.0, 1.25, None, 1.0, 1.0, 0)
+
+    def stopped(*_: object, **how: object) -> Iterator[Measurement]:
+        yield from (row("greedy", 512), row("pcd:window", 512), row("greedy", 2048))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pypcd.cli.bench.bench", stopped)
+    assert main(["bench", "demo", "--threads", "1"]) == 130
+    out = capsys.readouterr().out
+    assert (
+        "512 tokens" in out
+        and "2048 tokens" in out
+        and "pcd:window" in out
+        and "costs 0% on a prompt and 25% on a token" in out
+    )
 
 
 def test_each_settings_cost_is_said_in_a_sentence() -> None:

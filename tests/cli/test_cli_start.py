@@ -95,7 +95,7 @@ def test_what_is_misspelt_is_said_with_what_was_meant(
         ("answer demo -p why --method segr", "the prompt has 0 segments"),
         ("answer demo -p why --method cad", "--context"),
         ("answer demo -p why --context nowhere.txt", "nowhere.txt: No such file or directory"),
-        ("answer demo --n-ctx 256 -p '{long}'", "the prompt has"),
+        ("answer demo --n-ctx 256 -p '{long}'", "tokens do not fit in the context of 256; give a larger --n-ctx"),
         ("eval none.gguf", "there is no model file"),
         ("eval demo --task kw", "kw"),
         ("eval demo --method pdc", "did you mean"),

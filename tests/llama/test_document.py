@@ -65,9 +65,16 @@ def test_a_docx_in_its_order(tmp_path: Path) -> None:
         ("a.docx", b"PK\x03\x04nonsense", ValueError, "cannot be read as a DOCX"),
         ("", None, OSError, "directory"),
         ("nowhere.txt", None, OSError, "No such file"),
+        (None, None, ValueError, "name of the document's file is empty"),
     ],
 )
-def test_what_is_no_document(tmp_path: Path, name: str, data: bytes | None, error: type[Exception], said: str) -> None:
+def test_what_is_no_document(
+    tmp_path: Path, name: str | None, data: bytes | None, error: type[Exception], said: str
+) -> None:
+    if name is None:
+        with pytest.raises(error, match=said):
+            read_document("")
+        return
     if name.endswith((".pdf", ".docx")):
         pytest.importorskip("pypdf" if name.endswith("pdf") else "docx")
     if data is not None:
