@@ -221,6 +221,24 @@ def test_a_number_out_of_range_stays_to_be_mended(chat: Chat, script: Script) ->
     assert asked(chat)["top_p"] == 0.5
 
 
+def test_what_is_typed_into_the_settings_stays_while_an_answer_is_written(chat: Chat, script: Script) -> None:
+    stream = chat.begin()
+    chat.button("Settings").click()
+    dialog = chat.named("dialog", "Settings")
+    for n, (label, text) in enumerate({"System message": "Be brief.", "Stop at": "END", "API key": "sesame"}.items()):
+        field = dialog.get_by_label(label)
+        field.press_sequentially(text[:2])
+        stream.say(f" word{n}")
+        expect(chat.answers).to_contain_text(f"word{n}")  # the page was drawn anew
+        field.press_sequentially(text[2:])
+        expect(field).to_have_value(text)
+    chat.button("Done", dialog).click()
+    stream.end()
+    chat.finished()
+    body = asked(chat)
+    assert "Be brief." in body["prompt"] and body["stop"] == ["END"]
+
+
 def test_the_pcd_of_an_answer_is_chosen(chat: Chat, script: Script, served: Server) -> None:
     for label, wanted in (("^off", False), ("^unsure", "unsure"), ("^window", "window"), ("server's", None)):
         chat.pcd(label)

@@ -28,8 +28,9 @@ const done = act => html`<div class="tools end"><button class="first" @click=${e
 export function settingsDialog(state, act) {
   const {settings, props} = state;
   const set = name => value => act.set(name, value);
+  // no live() in what is typed into: a redraw, as there are many while an answer is written, would put the old value back
   const area = (label, name, rows, about = "") => field(label, html`<textarea id=${idOf(label)} rows=${rows} aria-describedby=${about ? idOf(label, "about") : nothing}
-    .value=${live(settings[name])} @change=${event => act.set(name, event.target.value)}></textarea>`, about);
+    .value=${settings[name]} @change=${event => act.set(name, event.target.value)}></textarea>`, about);
   return dialog("Settings", state.panel === "settings", () => act.panel(null), () => html`
     <h2>Settings</h2>
     ${area("System message", "system", 3)}
@@ -43,7 +44,7 @@ export function settingsDialog(state, act) {
     </fieldset>
     <label class="field">Colours ${select([["system", "as the system"], ["light", "light"], ["dark", "dark"]], settings.colours, set("colours"))}</label>
     ${field("API key", html`<input type="password" id=${idOf("API key")} aria-describedby=${idOf("API key", "about")} autocomplete="off"
-      .value=${live(key.get())} @change=${event => act.key(event.target.value)}>`, "if the server wants one; for this tab")}
+      .value=${key.get()} @change=${event => act.key(event.target.value)}>`, "if the server wants one; for this tab")}
     ${done(act)}`, state, act);
 }
 
