@@ -268,7 +268,7 @@ def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
 ) -> None:
     dialog = chat.pcd_dialog()
     names = ask(served, "/props")[1]["pcd"]["per_request"]
-    fields = [dialog.get_by_label(re.compile(rf"\({name}\)")) for name in names]
+    fields = [dialog.get_by_label(re.compile(rf"^{name.capitalize()}$|\({name}\)")) for name in names]
     for field in fields:
         expect(field).to_have_count(0)
     dialog.get_by_role("radio", name=re.compile("^custom")).check()
@@ -286,6 +286,40 @@ def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
     body = asked(chat)["pcd"]
     assert body == {**values, "adaptive": None, "perturbation": "over-rotation", "window": None}
     means(served, body)
+
+
+def test_a_server_without_pcd_offers_plain_decoding_once_and_custom_does_not_begin_as_the_strongest(
+    open_page: Open, script: Script
+) -> None:
+    with serve(pcd=False, parallel=1) as server:
+        chat = open_page(server)
+        chat.play(script)
+        dialog = chat.pcd_dialog()
+        labels = dialog.get_by_role("radio").evaluate_all(
+            "all => all.map(one => one.labels[0].innerText.split(/\\n+/)[0])"
+        )
+        assert [label for label in labels if "off" in label] == ["the server's (off)"]
+        chat.button("Done", dialog).click()
+        assert asked(chat)["pcd"] is False
+        chat.customise()
+        props = ask(server, "/props")[1]["pcd"]
+        assert asked(chat)["pcd"] == props["presets"][props["recommended"]]
+
+
+def test_custom_begins_as_what_was_chosen_before_and_keeps_what_was_typed(
+    chat: Chat, script: Script, served: Server
+) -> None:
+    presets = ask(served, "/props")[1]["pcd"]["presets"]
+    for label in ("window", "unsure"):
+        chat.pcd(f"^{label}")
+        chat.customise()
+        assert asked(chat)["pcd"] == presets[label]
+    chat.customise(beta=7, window=48)
+    chat.pcd("^window")
+    chat.customise()
+    assert asked(chat)["pcd"] == {**presets["unsure"], "beta": 7, "window": 48}
+    chat.customise(beta="", window="")
+    assert asked(chat)["pcd"] == presets["unsure"]
 
 
 # -- what PCD did -----------------------------------------------------------------------------------------------------
