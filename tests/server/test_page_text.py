@@ -121,7 +121,8 @@ def test_a_wide_block_of_code_scrolls_by_itself(open_page: Open, script: Script)
 
 
 def test_code_is_as_large_in_a_block_as_in_a_line(chat: Chat, script: Script) -> None:
-    sizes = chat.told("`a`\n\n```\nb\n```\n").locator("code").evaluate_all("all => all.map(one => getComputedStyle(one).fontSize)")
+    code = chat.told("`a`\n\n```\nb\n```\n").locator("code")
+    sizes = code.evaluate_all("all => all.map(one => getComputedStyle(one).fontSize)")
     assert len(sizes) == 2 and sizes[0] == sizes[1]
 
 
@@ -130,7 +131,8 @@ def test_code_is_as_large_in_a_block_as_in_a_line(chat: Chat, script: Script) ->
 
 def test_a_list_of_tasks_shows_what_is_done(open_page: Open) -> None:
     chat = open_page(greedy=False)
-    for text in ("- [ ] to ^do^\n- [x] done", "1. [ ] to ^do^\n\n2. [X] done\n"):  # the second has its items in paragraphs
+    in_paragraphs = "1. [ ] to ^do^\n\n2. [X] done\n"
+    for text in ("- [ ] to ^do^\n- [x] done", in_paragraphs):
         html = made(chat, text)
         assert re.findall("[☐☑] [a-z ]+", re.sub("<.*?>", "", html)) == ["☐ to do", "☑ done"], html
         assert "<u>do</u>" in html
