@@ -233,6 +233,24 @@ def test_a_number_out_of_range_stays_to_be_mended(chat: Chat, script: Script) ->
     assert asked(chat)["top_p"] == 0.5
 
 
+def test_what_is_typed_into_the_settings_stays_while_an_answer_is_written(chat: Chat, script: Script) -> None:
+    stream = chat.begin()
+    chat.button("Settings").click()
+    dialog = chat.named("dialog", "Settings")
+    for n, (label, text) in enumerate({"System message": "Be brief.", "Stop at": "END", "API key": "sesame"}.items()):
+        field = dialog.get_by_label(label)
+        field.press_sequentially(text[:2])
+        stream.say(f" word{n}")
+        expect(chat.answers).to_contain_text(f"word{n}")  # the page was drawn anew
+        field.press_sequentially(text[2:])
+        expect(field).to_have_value(text)
+    chat.button("Done", dialog).click()
+    stream.end()
+    chat.finished()
+    body = asked(chat)
+    assert "Be brief." in body["prompt"] and body["stop"] == ["END"]
+
+
 def test_the_pcd_of_an_answer_is_chosen(chat: Chat, script: Script, served: Server) -> None:
     for label, wanted in (("^off", False), ("^unsure", "unsure"), ("^window", "window"), ("server's", None)):
         chat.pcd(label)
@@ -262,7 +280,7 @@ def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
 ) -> None:
     dialog = chat.pcd_dialog()
     names = ask(served, "/props")[1]["pcd"]["per_request"]
-    fields = [dialog.get_by_label(re.compile(rf"\({name}\)")) for name in names]
+    fields = [dialog.get_by_label(re.compile(rf"^{name.capitalize()}$|\({name}\)")) for name in names]
     for field in fields:
         expect(field).to_have_count(0)
     dialog.get_by_role("radio", name=re.compile("^custom")).check()
@@ -280,6 +298,40 @@ def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
     body = asked(chat)["pcd"]
     assert body == {**values, "adaptive": None, "perturbation": "over-rotation", "window": None}
     means(served, body)
+
+
+def test_a_server_without_pcd_offers_plain_decoding_once_and_custom_does_not_begin_as_the_strongest(
+    open_page: Open, script: Script
+) -> None:
+    with serve(pcd=False, parallel=1) as server:
+        chat = open_page(server)
+        chat.play(script)
+        dialog = chat.pcd_dialog()
+        labels = dialog.get_by_role("radio").evaluate_all(
+            "all => all.map(one => one.labels[0].innerText.split(/\\n+/)[0])"
+        )
+        assert [label for label in labels if "off" in label] == ["the server's (off)"]
+        chat.button("Done", dialog).click()
+        assert asked(chat)["pcd"] is False
+        chat.customise()
+        props = ask(server, "/props")[1]["pcd"]
+        assert asked(chat)["pcd"] == props["presets"][props["recommended"]]
+
+
+def test_custom_begins_as_what_was_chosen_before_and_keeps_what_was_typed(
+    chat: Chat, script: Script, served: Server
+) -> None:
+    presets = ask(served, "/props")[1]["pcd"]["presets"]
+    for label in ("window", "unsure"):
+        chat.pcd(f"^{label}")
+        chat.customise()
+        assert asked(chat)["pcd"] == presets[label]
+    chat.customise(beta=7, window=48)
+    chat.pcd("^window")
+    chat.customise()
+    assert asked(chat)["pcd"] == {**presets["unsure"], "beta": 7, "window": 48}
+    chat.customise(beta="", window="")
+    assert asked(chat)["pcd"] == presets["unsure"]
 
 
 # -- what PCD did -----------------------------------------------------------------------------------------------------

@@ -54,6 +54,17 @@ def test_code_has_colours_its_language_and_a_button_that_copies_it(chat: Chat, s
         chat.until(lambda wanted=wanted: chat.page.evaluate("navigator.clipboard.readText()") == wanted)
 
 
+def test_a_button_says_that_it_has_copied(chat: Chat, script: Script) -> None:
+    answer = chat.told("```\nx\n```\n")
+    press = chat.button("Copy code", answer)
+    press.evaluate(
+        """press => { window.said = [];
+          new MutationObserver(() => said.push(press.textContent)).observe(press, {childList: true}) }"""
+    )
+    press.click()
+    chat.until(lambda: chat.page.evaluate("said") == ["Copied", "Copy code"])
+
+
 def test_code_has_colours_when_it_is_complete(chat: Chat, script: Script) -> None:
     stream = chat.begin().say("```js\nconst a = 1;\n", "const b = 2;\n")
     expect(chat.answers.locator("pre")).to_contain_text("const b")
@@ -107,6 +118,46 @@ def test_a_wide_block_of_code_scrolls_by_itself(open_page: Open, script: Script)
     assert chat.widest() == 0
     chat.button("Copy code", answer).click(trial=True)
     expect(chat.button("Copy code", answer)).to_be_in_viewport()
+
+
+def test_code_is_as_large_in_a_block_as_in_a_line(chat: Chat, script: Script) -> None:
+    code = chat.told("`a`\n\n```\nb\n```\n").locator("code")
+    sizes = code.evaluate_all("all => all.map(one => getComputedStyle(one).fontSize)")
+    assert len(sizes) == 2 and sizes[0] == sizes[1]
+
+
+# -- lists, tables, lines and links -----------------------------------------------------------------------------------
+
+
+def test_a_list_of_tasks_shows_what_is_done(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    in_paragraphs = "1. [ ] to ^do^\n\n2. [X] done\n"
+    for text in ("- [ ] to ^do^\n- [x] done", in_paragraphs):
+        html = made(chat, text)
+        assert re.findall("[☐☑] [a-z ]+", re.sub("<.*?>", "", html)) == ["☐ to do", "☑ done"], html
+        assert "<u>do</u>" in html
+
+
+def test_columns_of_a_table_are_aligned_and_its_box_is_as_wide(chat: Chat, script: Script) -> None:
+    answer = chat.told("| a | b | c |\n|---|:-:|--:|\n| 1 | 2 | 3 |\n")
+    for cells in ("th", "td"):
+        aligned = answer.locator(cells).evaluate_all("all => all.map(one => getComputedStyle(one).textAlign)")
+        assert aligned == ["left", "center", "right"]
+    box = chat.named("group", "Table", answer)
+    assert box.evaluate("box => box.clientWidth - box.firstChild.offsetWidth") < 40
+
+
+def test_lines_and_refused_links_have_colours_of_the_page(open_page: Open, script: Script) -> None:
+    chat = open_page(color_scheme="dark")
+    chat.play(script)
+    answer = chat.told("[not](javascript:1)\n\n---\n\n$\\url{x}$\n")
+    text, link, formula, line = answer.evaluate(
+        """one => ['.markdown', 'a', 'math *:not(:has(*))', 'hr'].map((name, i) =>
+          getComputedStyle(one.querySelector(name))[i < 3 ? 'color' : 'borderTopColor'])"""
+    )
+    assert link == text and formula == text
+    assert answer.locator("hr").evaluate("line => getComputedStyle(line).borderBottomWidth") == "0px"
+    assert max(int(number) for number in re.findall(r"\d+", line)[:3]) < 80
 
 
 # -- formulas ---------------------------------------------------------------------------------------------------------

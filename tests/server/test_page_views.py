@@ -134,6 +134,52 @@ def test_text_of_twice_the_size_fits(open_page: Open, script: Script) -> None:
     expect(chat.message).to_be_in_viewport()
 
 
+def test_on_a_telephone_the_message_box_is_as_wide_as_the_talk(open_page: Open, script: Script) -> None:
+    chat = open_page(viewport={"width": 360, "height": 740})
+    chat.play(script)
+    answer = chat.told("x").bounding_box()
+    box = chat.page.locator(".box").bounding_box()
+    assert answer and box and (answer["x"], answer["width"]) == (box["x"], box["width"])
+
+
+@pytest.mark.parametrize("pcd", [True, False])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_table_of_a_token_fits_in_even_columns(open_page: Open, script: Script, width: int, pcd: bool) -> None:
+    chat = open_page(viewport={"width": width, "height": 740})
+    chat.play(script)
+    options = candidates(1, 2)
+    options[0].update(token="a_word_without_an_end" * 3)
+    rows = [{"standard": 0, "local": -9, "contrasted": 0}, {"standard": -9, "local": 0, "contrasted": None}]
+    if pcd:
+        options = [{**one, "pcd": row} for one, row in zip(options, rows)]
+    chat.told(event(options[0]["token"], 1, top_logprobs=options))
+    dialog = chat.open_token(chat.tokens(chat.answers).first)
+    assert dialog.evaluate("dialog => dialog.scrollWidth - dialog.clientWidth") <= 0
+    widths = dialog.locator("thead th").evaluate_all("all => all.slice(1).map(one => one.offsetWidth)")
+    assert max(widths) - min(widths) <= 1
+    assert dialog.locator("td").evaluate_all("all => all.every(one => one.scrollWidth <= one.clientWidth)")
+
+
+def test_a_long_name_of_a_file_takes_two_lines_at_most(open_page: Open, tmp_path: Path) -> None:
+    chat = open_page(greedy=False, viewport={"width": 360, "height": 740})
+    path = tmp_path / ("a_report_of_everything_" * 8 + ".txt")
+    path.write_text("x")
+    chat.page.locator("input[type=file][multiple]").set_input_files(path)
+    name = chat.named("list", "Files").locator("li > span")
+    assert name.evaluate("name => name.offsetHeight / parseFloat(getComputedStyle(name).lineHeight)") < 2.5
+
+
+def test_sending_again_is_seen_to_be_the_first_choice(chat: Chat, script: Script) -> None:
+    """In an edited message, as in a dialog."""
+    chat.told("x")
+    chat.button("Edit", chat.questions).click()
+    press = chat.button("Send again")
+    press.evaluate("press => press.classList.add('first')")
+    assert press.evaluate("press => getComputedStyle(press).backgroundColor") == chat.button("Send").evaluate(
+        "press => getComputedStyle(press).backgroundColor"
+    )
+
+
 # -- by keyboard ------------------------------------------------------------------------------------------------------
 
 FOCUSED = """() => {

@@ -5,18 +5,18 @@ import {html, nothing, svg} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {key} from "./api.js";
 import {dialog, select} from "./parts.js";
-import {choiceOf, choices, customOf, DEFAULTS, namesOf, ownSampling, SAMPLING, VALUES} from "./settings.js";
+import {baseFor, baseOf, choiceOf, choices, customOf, DEFAULTS, namesOf, ownSampling, SAMPLING, VALUES} from "./settings.js";
 import {candidates, replaced, shown} from "./tokens.js";
 
 const idOf = (...words) => words.join("-").replace(/\W+/g, "-");
 
-const field = (label, input, about = "") => html`<div class="field"><label for=${idOf(label)}>${label}</label>${input}
+const field = (label, input, about = "", shown = label) => html`<div class="field"><label for=${idOf(label)}>${shown}</label>${input}
   ${about && html`<small id=${idOf(label, "about")}>${about}</small>`}</div>`;
 
-/** own: what holds if nothing is written. */
-const number = (label, value, {min, max, step, about = ""}, changed, own = "") => field(label, html`<input type="number" id=${idOf(label)}
+/** own: what holds if nothing is written. shown: the label, if it is more than a text. */
+const number = (label, value, {min, max, step, about = ""}, changed, own = "", shown = label) => field(label, html`<input type="number" id=${idOf(label)}
   aria-describedby=${about ? idOf(label, "about") : nothing} min=${min} max=${max ?? nothing} step=${step} placeholder=${own || nothing} .value=${String(value)}
-  @change=${({target}) => target.reportValidity() && changed(target.value)}>`, about);
+  @change=${({target}) => target.reportValidity() && changed(target.value)}>`, about, shown);
 
 /** What cannot be taken is told, and stays to be mended. */
 const isValid = of => [...of.querySelectorAll("input")].every(input => input.reportValidity());
@@ -28,8 +28,9 @@ const done = act => html`<div class="tools end"><button class="first" @click=${e
 export function settingsDialog(state, act) {
   const {settings, props} = state;
   const set = name => value => act.set(name, value);
+  // no live() in what is typed into: a redraw, as there are many while an answer is written, would put the old value back
   const area = (label, name, rows, about = "") => field(label, html`<textarea id=${idOf(label)} rows=${rows} aria-describedby=${about ? idOf(label, "about") : nothing}
-    .value=${live(settings[name])} @change=${event => act.set(name, event.target.value)}></textarea>`, about);
+    .value=${settings[name]} @change=${event => act.set(name, event.target.value)}></textarea>`, about);
   return dialog("Settings", state.panel === "settings", () => act.panel(null), () => html`
     <h2>Settings</h2>
     ${area("System message", "system", 3)}
@@ -43,7 +44,7 @@ export function settingsDialog(state, act) {
     </fieldset>
     <label class="field">Colours ${select([["system", "as the system"], ["light", "light"], ["dark", "dark"]], settings.colours, set("colours"))}</label>
     ${field("API key", html`<input type="password" id=${idOf("API key")} aria-describedby=${idOf("API key", "about")} autocomplete="off"
-      .value=${live(key.get())} @change=${event => act.key(event.target.value)}>`, "if the server wants one; for this tab")}
+      .value=${key.get()} @change=${event => act.key(event.target.value)}>`, "if the server wants one; for this tab")}
     ${done(act)}`, state, act);
 }
 
@@ -53,13 +54,17 @@ export function pcdDialog(state, act) {
   const {settings, props} = state;
   const pcd = props?.pcd;
   const chosen = choiceOf(settings, pcd);
+  const choose = value => {
+    if (value === "custom") act.set("base", baseFor(settings, pcd));
+    act.set("setting", value);
+  };
   return dialog("PCD", state.panel === "pcd", () => act.panel(null), () => html`
     <h2>PCD <small>of the next answers</small></h2>
     <p class="quiet">PCD evaluates each token a second time, with little of the text but what is near, and subtracts the result. So what is far
       away in a long text counts more.</p>
     <div role="radiogroup" aria-label="PCD">
       ${choices(pcd).map(({value, label, about}) => html`<label class="choice"><input type="radio" name="pcd" value=${value}
-        .checked=${live(value === chosen)} @change=${() => act.set("setting", value)}><span>${label}<small>${about}</small></span></label>`)}
+        .checked=${live(value === chosen)} @change=${() => choose(value)}><span>${label}<small>${about}</small></span></label>`)}
     </div>
     ${pcd?.presets && chosen === "custom" ? custom(settings, pcd, act) : nothing}
     ${done(act)}`, state, act);
@@ -67,11 +72,14 @@ export function pcdDialog(state, act) {
 
 function custom(settings, pcd, act) {
   const set = name => value => act.set("custom", {...settings.custom, [name]: value});
-  return html`<fieldset id="custom"><legend class="unseen">Custom</legend>${Object.entries(customOf(settings, pcd)).map(([name, value]) => {
+  const base = baseOf(settings, pcd);
+  return html`<fieldset id="custom"><legend class="unseen">Custom</legend>
+    <p class="quiet">It begins as ${base.name === "custom" ? "the server's" : base.name}.</p>${Object.entries(customOf(settings, pcd)).map(([name, value]) => {
     const {label, about} = VALUES[name];
     const names = namesOf(name, pcd);
-    if (names) return field(label, select(names.map(one => [one, one]), value ?? "none", set(name), idOf(label)), about);
-    return number(label, value ?? 0, VALUES[name], given => set(name)(given === "" ? pcd.setting[name] ?? 0 : Number(given)));
+    const shown = label.toLowerCase() === name ? label : html`${label} <code class="quiet">(${name})</code>`;
+    if (names) return field(label, select(names.map(one => [one, one]), value ?? "none", set(name), idOf(label)), about, shown);
+    return number(label, value ?? 0, VALUES[name], given => set(name)(given === "" ? undefined : Number(given)), String(base.values[name] ?? 0), shown);
   })}</fieldset>`;
 }
 
@@ -109,8 +117,8 @@ function table(message, index, act, state) {
   return html`<table>
     <thead><tr><th scope="col">Token</th><th scope="col">Model</th><th scope="col">Local</th><th scope="col">PCD</th></tr></thead>
     <tbody>${candidates(token).map(option => html`<tr class=${option.id === token.id ? "own" : ""}>
-      <th scope="row">${option.id === token.id || option.bytes ? html`<code>${shown(option)}</code>`
-        : html`<button ?disabled=${busy} aria-label=${`Go on with ${shown(option)}`} @click=${() => act.goOn(message, index, option)}><code>${shown(option)}</code></button>`}</th>
+      <th scope="row">${option.id === token.id || option.bytes ? html`<code title=${shown(option)}>${shown(option)}</code>`
+        : html`<button ?disabled=${busy} aria-label=${`Go on with ${shown(option)}`} title=${shown(option)} @click=${() => act.goOn(message, index, option)}><code>${shown(option)}</code></button>`}</th>
       <td>${bar(option.model, "model")}</td><td>${bar(option.local, "local")}</td>
       <td>${option.pcd === null ? html`<span class="quiet">taken out</span>` : bar(option.pcd, "pcd")}</td></tr>`)}</tbody>
   </table>`;

@@ -54,7 +54,7 @@ function mathml({text, display}) {
 }
 
 function made(text, display) {
-  const options = {displayMode: display, output: "mathml", strict: "ignore", trust: false, maxSize: 20, maxExpand: 500};
+  const options = {displayMode: display, output: "mathml", strict: "ignore", trust: false, errorColor: "currentColor", maxSize: 20, maxExpand: 500};
   try {
     return self.katex.renderToString(text, options).replace(/<annotation[^]*<\/annotation>|<\/?span[^>]*>/g, "");
   } catch (error) {

@@ -37,6 +37,7 @@ marked.use({
     text(token) {
       return token.tokens ? this.parser.parseInline(token.tokens) : withMarks(token, escapedOnce);
     },
+    checkbox: ({checked}) => `<span class="task">${checked ? "☑" : "☐"} </span>`,
     codespan: token => `<code>${withMarks(token, escaped)}</code>`,
     html: token => withMarks(token, escaped),
     image: ({href, text}) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
@@ -54,15 +55,16 @@ DOMPurify.addHook("afterSanitizeAttributes", node => {
 });
 
 DOMPurify.addHook("uponSanitizeAttribute", (node, attribute) => {
-  if (attribute.attrName === "class") attribute.keepAttr = /^hljs-[a-z_-]+( [a-z]+_+)*$/.test(attribute.attrValue);
+  if (attribute.attrName === "class") attribute.keepAttr = /^(task|hljs-[a-z_-]+( [a-z]+_+)*)$/.test(attribute.attrValue);
+  if (attribute.attrName === "align") attribute.keepAttr = ["td", "th"].includes(node.localName);
 });
 
 const RULES = {
   ALLOWED_TAGS: ["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "mark", "ol", "p", "pre",
     "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul", ...TAGS],
-  ALLOWED_ATTR: ["class", "data-mark", "data-name", "href", "start", ...ATTRIBUTES],
+  ALLOWED_ATTR: ["align", "class", "data-mark", "data-name", "href", "start", ...ATTRIBUTES],
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
-  ADD_URI_SAFE_ATTR: ["data-mark", "data-name", "start", ...ATTRIBUTES], // these are no addresses
+  ADD_URI_SAFE_ATTR: ["align", "data-mark", "data-name", "start", ...ATTRIBUTES], // these are no addresses
   ALLOW_DATA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
@@ -149,13 +151,21 @@ function elementsOf(token, button, copy) {
     const language = languageOf(blocks[i]);
     const box = scroll(code.parentElement, language ? `Code: ${language}` : "Code");
     const head = Object.assign(document.createElement("div"), {className: "code"});
-    const press = Object.assign(document.createElement("button"), {textContent: "Copy code", onclick: () => copy(text)});
+    const press = Object.assign(document.createElement("button"), {textContent: "Copy code", ariaLabel: "Copy code"});
+    press.onclick = () => copied(press, copy(text));
     head.append(Object.assign(document.createElement("span"), {textContent: language}), press);
     box.before(head);
   }
   for (const table of made.querySelectorAll("table")) scroll(table, "Table");
   for (const math of made.querySelectorAll("math[display=block]")) scroll(math.closest("button") ?? math, "Formula", "span");
   return [...made.childNodes];
+}
+
+/** Says so on the button, for those who see; its name stays. */
+async function copied(press, copying) {
+  await copying;
+  press.textContent = "Copied";
+  setTimeout(() => { press.textContent = "Copy code" }, 1500);
 }
 
 /** The pieces without their first n characters. */

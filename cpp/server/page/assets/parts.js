@@ -26,7 +26,7 @@ export function dialog(label, open, close, content, state, act, kind = "") {
 const ICONS = {
   plus: "M8 3v10M3 8h10", cross: "M4 4l8 8M12 4l-8 8", pen: "M3 13l.7-3L11 2.7 13.3 5 6 12.3zM9.5 4.2l2.3 2.3", menu: "M2.5 4h11M2.5 8h11M2.5 12h11",
   bin: "M3 4.5h10M6.5 4.5V3h3v1.5M4.5 4.5l.6 8.5h5.8l.6-8.5", clip: "M13 7.5L8 12.5a3 3 0 0 1-4.3-4.3L9 3a2 2 0 0 1 2.9 2.9L6.7 11a1 1 0 0 1-1.4-1.4L10 5",
-  gear: "M8 5.7a2.3 2.3 0 1 0 0 4.6 2.3 2.3 0 0 0 0-4.6zM8 1.8v2M8 12.2v2M1.8 8h2M12.2 8h2M3.6 3.6L5 5M11 11l1.4 1.4M12.4 3.6L11 5M5 11l-1.4 1.4",
+  gear: "M2 5h6.2M12.2 5H14M2 11h1.8M7.8 11H14M10.2 3a2 2 0 1 0 0 4 2 2 0 0 0 0-4zM5.8 9a2 2 0 1 0 0 4 2 2 0 0 0 0-4z",
   down: "M4 6l4 4 4-4", file: "M4 2h5l3 3v9H4zM9 2v3h3",
 };
 

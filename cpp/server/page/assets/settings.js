@@ -3,7 +3,7 @@
 const NAME = "pypcd.settings";
 
 export const DEFAULTS = {
-  model: "", setting: "server", custom: {}, sampling: {}, stop: "", n_predict: 1024, seed: "", system: "", colours: "system",
+  model: "", setting: "server", custom: {}, base: "", sampling: {}, stop: "", n_predict: 1024, seed: "", system: "", colours: "system",
   speeds: {}, // tokens of a prompt that were read per second, of each model
 };
 
@@ -63,18 +63,18 @@ const ABOUT = {
   custom: "Values of your own.",
 };
 
-// The values of a custom setting; docs/settings.md says more of them.
+// The values of a custom setting, by their names in a request; docs/settings.md says more of them.
 export const VALUES = {
-  beta: {label: "Strength (beta)", min: 0, max: 1000, step: "any", about: "0: no contrast"},
-  relative_top: {label: "Cut (relative_top)", min: 0, max: 1, step: "any", about: "leaves out tokens below this part of the best one's probability"},
-  gamma: {label: "Candidates (gamma)", min: 1, step: 1, about: "at most so many tokens are contrasted"},
-  perturbation: {label: "Rotation (perturbation)", about: "what is done to the second evaluation; none: it differs by its window alone"},
-  window: {label: "Window (window)", min: 0, step: 1, about: "tokens that the second evaluation sees; 0: all"},
-  n_sink: {label: "First tokens (n_sink)", min: 0, step: 1, about: "with a window: so many first tokens are seen too"},
-  adaptive: {label: "Adaptive (adaptive)", about: "jsd: the strength follows how much the two evaluations differ"},
-  min_context: {label: "From (min_context)", min: 0, step: 1, about: "tokens; a shorter text is decoded plainly"},
-  min_entropy: {label: "Unsure step (min_entropy)", min: 0, max: 100, step: "any", about: "bits; a surer step is decoded plainly; 0: none"},
-  min_first_entropy: {label: "Unsure answer (min_first_entropy)", min: 0, max: 100, step: "any", about: "bits; an answer with a surer first token is plain; 0: none"},
+  beta: {label: "Strength", min: 0, max: 1000, step: "any", about: "0: no contrast"},
+  relative_top: {label: "Cut", min: 0, max: 1, step: "any", about: "leaves out tokens below this part of the best one's probability"},
+  gamma: {label: "Candidates", min: 1, step: 1, about: "at most so many tokens are contrasted"},
+  perturbation: {label: "Rotation", about: "what is done to the second evaluation; none: it differs by its window alone"},
+  window: {label: "Window", min: 0, step: 1, about: "tokens that the second evaluation sees; 0: all"},
+  n_sink: {label: "First tokens", min: 0, step: 1, about: "with a window: so many first tokens are seen too"},
+  adaptive: {label: "Adaptive", about: "jsd: the strength follows how much the two evaluations differ"},
+  min_context: {label: "From", min: 0, step: 1, about: "tokens; a shorter text is decoded plainly"},
+  min_entropy: {label: "Unsure step", min: 0, max: 100, step: "any", about: "bits; a surer step is decoded plainly; 0: none"},
+  min_first_entropy: {label: "Unsure answer", min: 0, max: 100, step: "any", about: "bits; an answer with a surer first token is plain; 0: none"},
 };
 
 /** The names that a value may have; undefined: it is a number. */
@@ -91,8 +91,8 @@ export function choices(pcd) {
   const presets = Object.keys(ABOUT).filter(name => name in pcd.presets);
   presets.push(...Object.keys(pcd.presets).filter(name => !presets.includes(name)));
   return [
-    {value: "server", label: `the server's (${own})`, about: "The setting that the server was started with."},
-    ...["off", ...presets, "custom"].map(name => ({value: name, label: name, about: ABOUT[name] ?? ""})),
+    {value: "server", label: `the server's (${own})`, about: `${pcd.default ? "" : ABOUT.off + " "}The setting that the server was started with.`},
+    ...[...(pcd.default ? ["off"] : []), ...presets, "custom"].map(name => ({value: name, label: name, about: ABOUT[name] ?? ""})),
   ];
 }
 
@@ -132,9 +132,21 @@ export function labelOf(settings, pcd) {
   return choice === "server" || choice === "on" ? nameOf(pcd) : choice;
 }
 
-/** The custom values; where none was given, the server's. */
+/** What a custom setting that is chosen now begins as: what was chosen before it; what it began as, if values of it were given since. */
+export const baseFor = (settings, pcd) =>
+  Object.values(settings.custom).some(value => value !== undefined) ? settings.base : choiceOf(settings, pcd);
+
+/** That one, as {name, values}. The server's own only where it is on: else that is the paper's, the strongest. */
+export function baseOf({base}, pcd) {
+  const isOwn = base === "server" && pcd.default;
+  const name = isOwn ? nameOf(pcd) : base in pcd.presets ? base : pcd.recommended;
+  return {name, values: (isOwn ? null : pcd.presets[name]) ?? pcd.setting};
+}
+
+/** The custom values; where none was given, those of its base. */
 export function customOf(settings, pcd) {
+  const {values} = baseOf(settings, pcd);
   const names = Object.keys(VALUES).filter(name => pcd.per_request.includes(name));
   const isGiven = name => namesOf(name, pcd)?.includes(settings.custom[name]) ?? typeof settings.custom[name] === "number";
-  return Object.fromEntries(names.map(name => [name, isGiven(name) ? settings.custom[name] : pcd.setting[name]]));
+  return Object.fromEntries(names.map(name => [name, isGiven(name) ? settings.custom[name] : values[name]]));
 }
