@@ -11,7 +11,7 @@ from pypcd.cli import _loading, _options, _reading, _terminal
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Answer, Session, parse
 from pypcd.document import read_document
-from pypcd.errors import InputError, UnsupportedError
+from pypcd.errors import InputError, PCDError, UnsupportedError
 from pypcd.prompt import Prompt, has_template, prompt_tokens
 from pypcd.prompt_cache import PromptCache
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     asked = prompt_tokens(llm, prompt, chat=chat)
     n_prompt = len(asked)
     if n_prompt >= llm.n_ctx():
-        raise InputError(
+        raise PCDError(
             f"{n_prompt} tokens do not fit in the context of {llm.n_ctx()}; give a larger --n-ctx or a shorter text. Nothing is cut"
         )
     failed = False

@@ -17,8 +17,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd import errors
-from pypcd.cli import COMMANDS as COMMANDS_OF_PYPCD
-from pypcd.cli import LAB, _options, _terminal, _text, info, main, make_parser
+from pypcd.cli import _options, _terminal, _text, info, main
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._generation import ContextFull, Figures, Generation, repeats
 from pypcd.cli.chat import COMMANDS, Chat
@@ -550,15 +549,6 @@ def test_no_colour_but_on_a_terminal(monkeypatch):
 
 LONG = "hello " * 120  # unsure contrasts nothing below 300 tokens
 HINT = "PCD is off; --pcd unsure turns it on\n"
-
-
-@pytest.mark.parametrize("name", ["", *COMMANDS_OF_PYPCD, *LAB])
-def test_each_help_fits_a_screen(name, monkeypatch):
-    """Of 24 lines with 80 columns."""
-    monkeypatch.setenv("COLUMNS", "80")
-    parser, commands = make_parser([name])
-    lines = commands.get(name, parser).format_help().splitlines()
-    assert len(lines) <= 24 and max(map(len, lines)) <= 80
 
 
 def test_piped_chat_answers_line_by_line(model):

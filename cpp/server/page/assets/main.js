@@ -91,14 +91,17 @@ function fail(error) {
   show();
 }
 
-/** An action of the page: what it throws is told in a sentence. */
+/** An action of the page: what it throws is told in a sentence. Whether it was done. */
 const told = action => async (...args) => {
+  let isDone = false;
   try {
     await action(...args);
+    isDone = true;
   } catch (error) {
     fail(error);
   }
   show();
+  return isDone;
 };
 
 // -- the server ---------------------------------------------------------------------------------------------------------

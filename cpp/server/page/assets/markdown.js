@@ -163,7 +163,7 @@ function elementsOf(token, button, copy) {
 
 /** Says so on the button, for those who see; its name stays. */
 async function copied(press, copying) {
-  await copying;
+  if (!await copying) return; // it is told why
   press.textContent = "Copied";
   setTimeout(() => { press.textContent = "Copy code" }, 1500);
 }

@@ -77,7 +77,7 @@ function yours(message, state, act) {
           event.stopPropagation(); // else it would stop an answer too
           act.edit(null);
         }}></textarea>
-      <div class="tools"><button @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
+      <div class="tools"><button class="first" @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
       ${message.files?.map(file => file.image ? picture(file, state.props) : html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
       <div class="text" tabindex=${mayScroll(message.text) ? 0 : nothing}>${message.text}</div>
@@ -236,8 +236,8 @@ function composer(state, act) {
 
 /** of: a message that is not sent yet. */
 function files(of, act) {
-  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li><span>${file.image ? small(file) : icon("file")} ${file.name}
-    ${file.count ? `(${tokensIn(file.count)})` : nothing}</span>
+  return of.files.length ? html`<ul class="files" aria-label="Files">${of.files.map(file => html`<li><span>${file.image ? small(file) : icon("file")} ${file.name}</span>
+    ${file.count ? html`<span class="quiet">(${tokensIn(file.count)})</span>` : nothing}
     <button type="button" class="bare" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(of, file)}>${icon("cross")}</button></li>`)}</ul>` : nothing;
 }
 
