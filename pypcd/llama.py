@@ -23,7 +23,7 @@ from pypcd.checks import Integer
 from pypcd.config import PCDConfig, PCDSetting, Profile, load
 from pypcd.drafts import DraftModel, Drafts
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
-from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError, rename
+from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError, rename
 from pypcd.gguf import explained, resolve_model
 from pypcd.remote import Servers, parse_servers
 from pypcd.signatures import shows_arguments_of
@@ -125,7 +125,7 @@ class Llama(llama_cpp.Llama):
     ) -> None:
         arguments.check_keywords(kwargs)
         if progress is not None and not callable(progress):
-            raise TypeError(f"progress is {progress!r}; allowed: a function of two numbers of tokens, or None")
+            raise ArgumentError(f"progress is {progress!r}; allowed: a function of two numbers of tokens, or None")
         self.progress = progress
         self._lock = guards.ModelLock(self)
         # the setting

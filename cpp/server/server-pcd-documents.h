@@ -40,7 +40,8 @@ struct server_pcd_places {
     std::vector<size_t> begins; // the byte at which each document begins; npos: it is not there as it is
 
     // each document is looked for behind the one before it: what comes later, such as the question, may quote it
-    server_pcd_places(const llama_vocab * vocab, const std::vector<llama_token> & prompt, const std::vector<server_pcd_document> & documents);
+    server_pcd_places(
+            const llama_vocab * vocab, const std::vector<llama_token> & prompt, const std::vector<server_pcd_document> & documents);
 
     bool has_all() const;
     int32_t token_at(size_t byte) const; // the index of its token
