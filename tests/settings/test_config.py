@@ -175,9 +175,7 @@ def test_the_servers_page_asks_for_numbers_that_are_allowed() -> None:
     if not page.exists():
         pytest.skip("it lies in a checkout only")
     values = page.read_text(encoding="utf-8").partition("export const VALUES")[2]  # other numbers are the sampling's
-    rows = re.findall(
-        r'^  (\w+): {label: "[^"]*", min: (\d+),(?: max: (\d+),)? step: ("any"|1),', values, re.MULTILINE
-    )
+    rows = re.findall(r'^  (\w+): {label: "[^"]*", min: (\d+),(?: max: (\d+),)? step: ("any"|1),', values, re.MULTILINE)
     assert len(rows) > 5
     for name, low, high, step in rows:
         field = FIELDS[name]
