@@ -75,7 +75,7 @@ class Conversation:
         chat_formatter(llm)  # raises now if the template is broken
 
     def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
-        """Answer a message, with the attached files in front of it; they may be all there is."""
+        """Answer a message, with the attached documents in front of it."""
         self.draft = text
         yield from self.regen(stopped)
 
