@@ -97,6 +97,7 @@ class Watch:
         self.requests: list[str] = []
         self.faults: list[str] = []
         self.allowed: list[str] = []
+        self._context = context
         self._origin = url
         context.on("request", lambda request: self._request(request.url))
         context.on("page", self._follow)
@@ -131,6 +132,11 @@ class Watch:
         self.allowed += patterns
 
     def check(self) -> None:
+        """No fault but those allowed, and each of these. Chromium tells of a request's end after what made it end."""
+        for _ in range(int(SECONDS * 50)):
+            if not self.missing() or not self._context.pages:
+                break
+            self._context.pages[0].wait_for_timeout(20)
         left = [fault for fault in self.faults if not any(re.search(pattern, fault) for pattern in self.allowed)]
         assert not left, left
         missing = self.missing()
