@@ -17,13 +17,13 @@ from pypcd.checks import Integer, Number, OrNone
 from pypcd.errors import ArgumentError, InputError, did_you_mean
 from pypcd.gguf import check_lora, check_projector, read_gguf
 
-__all__ = ["check_call", "check_keywords", "check_opening", "unknown_keywords"]
+__all__ = ["N_BATCH", "check_call", "check_keywords", "check_opening", "unknown_keywords"]
 
 # arguments that llama_cpp's server and LangChain still pass, though llama_cpp.Llama no longer has them: name -> values
 # that change nothing
 _FORMER = {"mul_mat_q": (True, None), "n_parts": (-1, None), "f16_kv": (True, None)}
 
-_N_BATCH = inspect.signature(llama_cpp.Llama.__init__).parameters["n_batch"].default
+N_BATCH = inspect.signature(llama_cpp.Llama.__init__).parameters["n_batch"].default
 _KEYWORDS = [name for name in inspect.signature(llama_cpp.Llama.__init__).parameters if name not in ("self", "kwargs")]
 
 _OURS = ["pcd", "engine", "n_seq_max", "rpc_servers", "use_extra_bufts"]
@@ -71,7 +71,7 @@ def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
     for name, check in _OPENING.items():
         if name in kwargs:
             check(name, kwargs[name])
-    n_batch = kwargs.get("n_batch", _N_BATCH)
+    n_batch = kwargs.get("n_batch", N_BATCH)
     if n_seq_max > n_batch:
         raise InputError(f"n_seq_max is {n_seq_max}, and n_batch {n_batch}; allowed: n_seq_max of at most n_batch")
     for name in ("type_k", "type_v"):

@@ -35,6 +35,7 @@ import llama_cpp
 from pypcd import engine, machine
 from pypcd import library as library_module
 from pypcd import threads as threads_module
+from pypcd.arguments import N_BATCH
 from pypcd.checks import Integer, literal
 from pypcd.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, load
 from pypcd.decode import Replay
@@ -555,6 +556,7 @@ def _said(lines: Iterable[str], which: int = 0) -> str:
 
 
 _CTX_SIZE = ("ctx-size", "c", "LLAMA_ARG_CTX_SIZE")
+_UBATCH_SIZE = ("ubatch-size", "ub", "LLAMA_ARG_UBATCH")
 
 
 def _chosen(
@@ -575,6 +577,8 @@ def _chosen(
         n_ctx = str(machine.checked_n_ctx(path, options, parallel, n_models, remote))
     chosen = {
         _CTX_SIZE: n_ctx,
+        # after each batch it reports how far a prompt is read, and other answers get a token; a micro-batch is never larger
+        ("batch-size", "b", "LLAMA_ARG_BATCH"): "" if option_of(given, *_UBATCH_SIZE) else str(N_BATCH),
         # where all is taken, every request would be ended
         ("kv-unified-per-slot", "LLAMA_ARG_KV_UNIFIED_PER_SLOT"): str(int(n_ctx) // parallel),
         ("fit", "LLAMA_ARG_FIT"): "off",  # it does not count second keys

@@ -63,6 +63,17 @@ def test_answer_goes_on_after_a_method_that_cannot_run(tmp_path: Path, capsys: p
     assert "--- greedy ---" in captured.out
 
 
+def test_the_included_model_says_what_it_is_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note = "the model 'demo' looks values up in a JSON object"
+    words = ["--threads", "1", "--max-tokens", "1"]
+    for command in ("answer", "generate"):
+        assert main([command, "demo", "-p", "What is the capital of France?", *words]) == 0
+        assert capsys.readouterr().err.count(note) == 1, command
+    context, asked, _ = question(tmp_path)
+    assert main(["answer", "demo", "-p", asked, "--context", str(context), *words]) == 0
+    assert note not in capsys.readouterr().err
+
+
 # -- eval ------------------------------------------------------------------------------------------------------------
 
 
@@ -189,3 +200,7 @@ def test_a_stopped_eval_shows_what_is_done(
     assert main([*words, "--n", "5"]) == 130
     out, said = capsys.readouterr()
     assert row in out and "so far: 3 of 5 questions" in said and "run the same command again" in said
+    words[words.index("kv-short")] = "kv-short,kv"
+    assert main([*words, "--n", "3"]) == 130
+    out = capsys.readouterr().out
+    assert row in out and re.findall("^#+ (kv[a-z-]*)", out, re.MULTILINE) == ["kv-short"], "no table without answers"

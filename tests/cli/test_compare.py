@@ -141,6 +141,13 @@ def test_a_method_that_fails_is_said_and_the_others_go_on(asked: Path, capsys: p
     assert compare.FEWEST == 6
 
 
+def test_a_method_that_needs_its_prompt_in_one_batch(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "2", "--method", "greedy,ms-poe", "--json"]
+    assert main(words) == 0
+    methods = [json.loads(line)["method"] for line in capsys.readouterr().out.splitlines()]
+    assert methods == ["greedy", "ms-poe"] * (len(methods) // 2) and methods
+
+
 def test_without_a_first_answer_nothing_is_called_the_same(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "6", "--method", "cad,greedy"]
     assert main(words) == 1

@@ -250,6 +250,17 @@ def test_nobody_else_can_read_the_files(tiny: Tiny, load: Load, cache: PromptCac
     assert cache.folder.stat().st_mode & 0o077 == 0 or sys.platform == "win32"
 
 
+def test_a_folder_that_cannot_be_is_a_warning(tiny: Tiny, load: Load, tmp_path: Path, caplog: Any) -> None:
+    (tmp_path / "file").write_text("")
+    cache = PromptCache(tmp_path / "file" / "prompts", BIG)
+    llm = load(tiny(), False, **LARGE)
+    read(llm, None)
+    assert cache.entries() == [] and cache.restore(llm, TEXT) == 0
+    assert not cache.keep(llm, TEXT, {})
+    assert any("is not kept in" in record.getMessage() for record in caplog.records)
+    assert llm.n_tokens == len(TEXT)
+
+
 def test_a_number_that_is_none_is_refused(monkeypatch: Any) -> None:
     monkeypatch.setenv("PYPCD_CACHE_GIB", "much")
     with pytest.raises(ValueError, match="PYPCD_CACHE_GIB is 'much'"):
@@ -293,3 +304,5 @@ def test_progress_counts_the_tokens_of_a_long_prompt(tiny: Tiny, load: Load) -> 
     llm.reset()
     llm.eval(TEXT[:250])
     np.testing.assert_allclose(engine.row(llm), stopped, rtol=1e-4, atol=1e-4)
+    with pytest.raises(TypeError, match="progress is 'yes'; allowed: a function"):
+        load(tiny(), False, progress="yes")

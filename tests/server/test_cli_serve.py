@@ -382,4 +382,6 @@ def test_a_program_that_cannot_be_started_is_an_exception(monkeypatch: pytest.Mo
 def test_a_users_option_replaces_ours() -> None:
     command = server_module.Server("demo", port=0, options=["-c", "512", "--cors-origins", "*"]).command
     assert "--ctx-size" not in command and command.count("--cors-origins") == 1
-    assert {"--threads", "--flash-attn", "--kv-unified"} < set(command)
+    assert {"--threads", "--flash-attn", "--kv-unified", "--batch-size"} < set(command)
+    large = server_module.Server("demo", port=0, options=["-ub", "1024"]).command
+    assert "--batch-size" not in large, "a micro-batch is never larger than a batch"

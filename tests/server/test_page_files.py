@@ -122,7 +122,7 @@ def test_progress_of_reading(chat: Chat, script: Script) -> None:
 
 
 def test_the_bar_moves_before_the_first_report_of_what_was_read(chat: Chat, script: Script) -> None:
-    """The server reports after each 2,048 tokens; until then the speed of the last prompt says about how far it is."""
+    """The server reports after each batch; until then the speed of the last prompt says about how far it is."""
     bar = chat.named("progressbar", "Reading")
     nothing = {"total": 1000, "cache": 0, "processed": 0, "time_ms": 0}
 
@@ -152,9 +152,9 @@ def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
     status, text = ask(served, "/completion", body)
     assert status == 200
     reports = [json.loads(line[6:])["prompt_progress"] for line in text.splitlines() if "prompt_progress" in line]
-    assert reports
     for report in reports:
         assert set(report) == {"total", "cache", "processed", "time_ms"}
+    assert sum(0 < report["processed"] < report["total"] for report in reports) >= 3  # so that the bar moves
 
 
 def test_the_count_follows_what_is_written(chat: Chat, served: Server) -> None:

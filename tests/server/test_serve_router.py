@@ -241,7 +241,7 @@ def test_each_process_is_started_like_a_server_of_one_model(server: Server) -> N
         return str(words[words.index(option) + 1])
 
     alone = Server("demo", port=0, parallel=4, options=SMALL[2:]).command
-    for option in ("--ctx-size", "--kv-unified-per-slot", "--fit", "--flash-attn", "--parallel"):
+    for option in ("--ctx-size", "--kv-unified-per-slot", "--batch-size", "--fit", "--flash-attn", "--parallel"):
         # the context is dealt out among the models, which one of this size does not feel
         assert value("demo", option) == alone[alone.index(option) + 1], option
     assert value("père noël", "--ctx-size") == "2048" and value("père noël", "--kv-unified-per-slot") == str(2048 // 3)
