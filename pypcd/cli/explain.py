@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
             print("\n" + table(step, _terminal.width(), note), flush=True)
         steps.append(step)
     answer = written(vocabulary, steps)
-    what = what_pcd_did(steps, setting, len(tokens))
+    did = what_pcd_did(steps, setting, len(tokens))
+    what = f"{did}{which_changed(steps)}"
     is_cut = steps[-1].text != END
     if not args.json:
         ends = (
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         "gold": gold,
         "text": answer.decode("utf-8", "replace"),
         "is_cut": is_cut,
-        "what_pcd_did": what,
+        **did.as_dict(),
         "steps": [step.as_dict() for step in steps],
     }
     if args.html is not None:
@@ -168,20 +169,22 @@ def _question(text: str) -> tuple[Task, int, int, int]:
     return made, n, length, index
 
 
-def what_pcd_did(steps: Sequence[Step], setting: PCDConfig, n_prompt: int) -> str:
-    """PCDAnswer's sentence, and which tokens it changed, counted from 1."""
+def what_pcd_did(steps: Sequence[Step], setting: PCDConfig, n_prompt: int) -> PCDAnswer:
     chosen = [next(c.token for c in step.candidates if c.is_chosen) for step in steps]
     plain = [min(step.candidates, key=lambda c: c.rank_before).token for step in steps]
-    changed = [step.index for step in steps if step.is_changed]
-    answer = PCDAnswer(
+    return PCDAnswer(
         setting,
         n_tokens=len(steps),
         n_contrasted=sum(step.beta is not None for step in steps),
-        changes=tuple(Change(i, chosen[i], plain[i]) for i in changed),
+        changes=tuple(Change(step.index, chosen[step.index], plain[step.index]) for step in steps if step.is_changed),
         n_prompt=n_prompt,
     )
-    which = f": token{'s' * (len(changed) > 1)} {', '.join(str(i + 1) for i in changed)}" if changed else ""
-    return f"{answer}{which}"
+
+
+def which_changed(steps: Sequence[Step]) -> str:
+    """Which tokens PCD changed, counted from 1, for behind its sentence; empty if it changed none."""
+    changed = [str(step.index + 1) for step in steps if step.is_changed]
+    return f": token{'s' * (len(changed) > 1)} {', '.join(changed)}" if changed else ""
 
 
 def written(vocabulary: Vocabulary, steps: Sequence[Step]) -> bytes:

@@ -140,6 +140,8 @@ def test_explain_draws_the_token_that_plain_decoding_would_not_write(capsys, tmp
     [plain, mine] = (
         llm(captured.out, max_tokens=8, temperature=0, pcd=pcd)["choices"][0]["text"].strip() for pcd in (False, True)
     )
+    did = {**llm.last_answer.as_dict(), "pcd_skipped": 0}  # explain looks at each token twice
+    assert {name: record[name] for name in did} == did and did["pcd_changed"]
     llm.close()
     assert plain != mine == right  # question 215 was chosen for it
     assert seen["texts"] == (plain, mine) and seen["is_right"] == (False, True)
@@ -223,9 +225,9 @@ def test_explain_ends_with_what_pcd_changed_and_says_if_it_was_cut(capsys) -> No
                 llm.create_completion(sample.prompt.text, max_tokens=int(n), temperature=0)
                 assert [change.index + 1 for change in llm.last_answer.changes] == changed
             which = f": token{'s' * (len(changed) > 1)} {', '.join(map(str, changed))}" if changed else ""
-            sentence = f"PCD ({pcd}) changed {len(changed)} of {len(record['steps'])} tokens{which}"
-            assert record["what_pcd_did"] == sentence
-            assert last == sentence + (" | cut at 2 tokens, --max-tokens" if n == "2" else "")
+            sentence = f"PCD ({pcd}) changed {len(changed)} of {len(record['steps'])} tokens"
+            assert record["pcd_answer"] == sentence and record["pcd_changed"] == len(changed)
+            assert last == sentence + which + (" | cut at 2 tokens, --max-tokens" if n == "2" else "")
             assert record["is_cut"] == (n == "2")
 
 
