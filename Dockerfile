@@ -24,7 +24,7 @@ FROM python:3.12-slim-bookworm
 RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 # The wheels hold each library of ggml six times, where a link would do; and nobody here compiles against it.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --root-user-action=ignore --no-index --find-links /wheels pypcd \
+    pip install --no-cache-dir --root-user-action=ignore --no-index --find-links /wheels llama-pcd \
     && cd /usr/local/lib/python3.12/site-packages \
     && rm -r include lib llama_cpp/lib/*.so.*.* \
     && for file in llama_cpp/lib/*.so; do ln -sf "${file##*/}.0" "$file"; done

@@ -201,7 +201,8 @@ def test_the_last_stage_has_no_build_tools_and_is_nobodys_root(path: Path) -> No
     stage = last_stage(path)
     ran = " ".join(rest for name, rest in stage if name == "RUN")
     assert not re.search(r"g\+\+|gcc|build-essential|cmake|ninja|\bgit\b|-dev\b|devel", ran + stage[0][1])
-    assert "--no-index" in ran and not [name for name, _ in stage if name in ("COPY", "ADD")]
+    assert f"--no-index --find-links /wheels {PYPROJECT['project']['name']} " in ran
+    assert not [name for name, _ in stage if name in ("COPY", "ADD")]
     names = [name for name, _ in stage]
     (user,) = (rest for name, rest in stage if name == "USER")
     assert f"--uid {user} " in ran and int(user) > 0
