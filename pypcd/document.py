@@ -20,7 +20,7 @@ from typing import Any
 
 from pypcd.errors import MENDABLE, InputError
 from pypcd.extras import require
-from pypcd.prompt import split_context
+from pypcd.prompt import Prompt, split_context
 
 __all__ = ["SPACE", "Document", "read_document"]
 
@@ -54,6 +54,10 @@ class Document:
     @property
     def text(self) -> str:
         return self.joiner.join(self.segments)
+
+    def prompt(self, question: str = "") -> Prompt:
+        """The text and a question about it, for decoding methods."""
+        return Prompt(segments=self.segments, joiner=self.joiner, after=SPACE + question)
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:

@@ -270,7 +270,7 @@ class Fields:
         "Decode plainly if the model is sure: if softmax(`L`) has less entropy than this, in bits. 0: contrast at every step.",
         cost="nothing to speak of; with `alternate` it saves the twins of sure steps",
         own=True,
-        more="Where the model is sure",
+        more="If the model is sure",
     )
     min_first_entropy: float = _field(
         0.0,
@@ -280,7 +280,7 @@ class Fields:
         "answer that begins before `min_context` is plain too. 0: contrast in every answer.",
         cost="nothing; it saves the twins of such answers",
         own=True,
-        more="Where the model is sure",
+        more="If the model is sure",
     )
 
 

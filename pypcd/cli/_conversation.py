@@ -23,7 +23,7 @@ from pypcd.decode import Replay
 from pypcd.decode.replay import attention_weights, repeated
 from pypcd.document import SPACE, Document
 from pypcd.errors import InputError
-from pypcd.prompt import Prompt, chat_formatter, chat_tokens
+from pypcd.prompt import chat_formatter, chat_tokens
 from pypcd.prompt_cache import PromptCache
 
 # {"role": ..., "content": ...}; one of the user's may have "documents", a list of Document, which the model gets in front of the content
@@ -250,7 +250,7 @@ class Conversation:
         self, prompt: list[int], messages: list[Message], stopped: Callable[[], bool], kept: Kept | None
     ) -> Reading | None:
         """Set `passages` to what the question is answered from, if the messages have documents."""
-        texts = [Prompt(segments=d.segments, joiner=d.joiner) for d in documents_in(messages)]
+        texts = [document.prompt() for document in documents_in(messages)]
         if sum(len(text.segments) for text in texts) < 2 or not messages[-1]["content"].strip():
             return None
         assert self.replay is not None

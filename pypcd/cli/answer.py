@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     prompt, document = Prompt(after=question), None
     if args.context is not None:
         document = read_document(args.context)
-        prompt = Prompt(segments=document.segments, joiner=document.joiner, after=f"\n\n{question}")
+        prompt = document.prompt(question)
     llm = _loading.open_for(args, methods, [prompt], args.n_ctx)
     chat = (args.chat or has_template(llm)) and not args.no_chat
     asked = prompt_tokens(llm, prompt, chat=chat)

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser._optionals.add_argument(
         "questions", metavar="FILE.jsonl", type=pathlib.Path, help="a question a line; ten are enough to see something"
     )
-    add("--method", metavar="NAME,...", default=DEFAULT_METHODS, help="see --list (default: what README compares)")
+    add("--method", metavar="NAME,...", default=DEFAULT_METHODS, help=f"see --list (default: {DEFAULT_METHODS})")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=64, help="longest answer (%(default)s)")
     add("--no-chat", action="store_true", help="plain text, also if the model has a chat template")
     _options.add_machine(parser)
@@ -55,7 +55,7 @@ class Question:
     def prompt(self) -> Prompt:
         if self.document is None:
             return Prompt(after=self.text)
-        return Prompt(segments=self.document.segments, joiner=self.document.joiner, after=f"\n\n{self.text}")
+        return self.document.prompt(self.text)
 
     def is_right(self, text: str) -> bool:
         return _plain(self.answer) in _plain(text)

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(server_options=[])
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help="where neither a request nor MODEL says: off (default), unsure ...")
+    add("--pcd", metavar="SETTING", help="the setting if neither a request nor MODEL names one: off (default), unsure ...")
     add(
         "--host",
         metavar="ADDRESS",
@@ -140,13 +140,13 @@ def _greeting(server: Server, args: argparse.Namespace, without: Collection[str]
     pcd = {name: "off" if name in without else typed(config) for name, config in server.configs.items()}
     wanted = f"{names[0]}:pcd-{pcd[names[0]]}" if pcd[names[0]] != "off" else ""  # to show how a name chooses
     if len(names) == 1:
-        head = f"{names[0]} | PCD {pcd[names[0]]} where a request does not say | Ctrl-C to end\n"
+        head = f"{names[0]} | PCD {pcd[names[0]]} unless a request says otherwise | Ctrl-C to end\n"
     else:
         width = max(map(len, names))
         head = f"{len(names)} models | Ctrl-C to end\n"
         for name, setting in pcd.items():
             later = "" if name in server.at_start else "; loaded when it is asked for"
-            head += f"  {name:<{width}}  PCD {setting} where a request does not say{later}\n"
+            head += f"  {name:<{width}}  PCD {setting} unless a request says otherwise{later}\n"
     body: dict[str, Any] = {
         "model": wanted if wanted in server.names() else names[0],
         "messages": [{"role": "user", "content": "What is the capital of France?"}],

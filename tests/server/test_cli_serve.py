@@ -123,7 +123,7 @@ def test_a_folders_models_are_loaded_when_they_are_asked_for(tiny: Tiny, tmp_pat
 def test_it_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
     with serving("demo", "--pcd", "cautious") as process:
         said = greeting(process)
-        assert said["head"].startswith("demo | PCD cautious where a request does not say")
+        assert said["head"].startswith("demo | PCD cautious unless a request says otherwise")
         assert shlex.split(said["try"])[2] == said["OpenAI"] + "/chat/completions"
         assert '"demo:pcd-cautious"' in said["try"] and tried(said["try"])
         with urllib.request.urlopen(said["page"], timeout=SECONDS) as answer:
@@ -135,7 +135,7 @@ def test_it_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
 def test_pcd_is_off_until_a_request_asks_and_one_line_says_how() -> None:
     with serving("demo", "--parallel", "1") as process:  # unsure contrasts nothing below 300 tokens
         said = greeting(process)
-        assert said["head"].startswith("demo | PCD off where a request does not say")
+        assert said["head"].startswith("demo | PCD off unless a request says otherwise")
         prompt = "".join(random.Random(0).choices("abcdef0123456789 ", k=600))
         fields = {"prompt": prompt, "n_predict": 12, "temperature": 0, "return_tokens": True}
         settings: tuple[dict[str, Any], ...] = ({}, {"pcd": False}, {"pcd": "unsure"})
@@ -190,7 +190,7 @@ def test_a_key_is_asked_for_and_not_shown() -> None:
 def test_a_model_that_cannot_run_pcd_is_served_plainly_and_says_why(tiny: Tiny) -> None:
     with serving(str(tiny("mamba"))) as process:
         said = greeting(process)
-        assert ":pcd" not in said["try"] and "| PCD off where" in said["head"]
+        assert ":pcd" not in said["try"] and "| PCD off unless" in said["head"]
         with pytest.raises(urllib.error.HTTPError, match="400") as error:
             post(said["page"] + "completion", prompt="a", n_predict=1, pcd=True)
         assert "Field 'pcd': PCD cannot run here: " in json.load(error.value)["error"]["message"]
