@@ -14,7 +14,7 @@ from pypcd.checks import Integer, Number, literal
 from pypcd.cli import _terminal
 from pypcd.config import RECOMMENDED, PCDConfig, Profile, load
 from pypcd.errors import InputError, did_you_mean
-from pypcd.gguf import resolve_model
+from pypcd.gguf import read_gguf, resolve_model
 from pypcd.remote import parse_servers
 
 if TYPE_CHECKING:
@@ -95,6 +95,12 @@ def note_of_demo(model: str, prompt: str) -> None:
         _terminal.note(
             "the model 'demo' looks values up in a JSON object and knows nothing else; pypcd demo --question 4 prints a question"
         )
+
+
+def note_of_template(model: str, chat: bool) -> None:
+    """Print a note if questions do not go through a template that the model has, as they would in a chat."""
+    if not chat and model != "demo" and "tokenizer.chat_template" in read_gguf(resolve_model(model)).metadata:
+        _terminal.note("the model has a chat template; with --chat it is asked through that, as pypcd chat does")
 
 
 def how_to_turn_on(option: str) -> str:

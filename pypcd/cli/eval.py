@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     plan, paper = _plan(args), PAPER_TABLES.get(args.paper)
+    _options.note_of_template(args.model, args.chat)
     out = Directory(args.out or f"eval-{pathlib.Path(args.model).stem}{'-quick' * args.quick}")
     with _terminal.resumable(), _options.jobs(args) as jobs:
         options = run_options(plan, _options.machine_options(args), jobs)

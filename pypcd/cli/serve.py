@@ -31,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(server_options=[])
     add = parser.add_argument
-    add("--pcd", metavar="SETTING", help="the setting if neither a request nor MODEL names one: off (default), unsure ...")
+    add(
+        "--pcd",
+        metavar="SETTING",
+        help="the setting if neither a request nor MODEL names one: off (default), unsure ...",
+    )
     add(
         "--host",
         metavar="ADDRESS",

@@ -78,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     everyday = args.everyday
     if everyday is None:  # the demo model reads one kind of prompt
         everyday = 0 if is_demo else QUICK_EVERYDAY if args.quick else N_EVERYDAY
+    _options.note_of_template(args.model, args.chat)
     with _terminal.resumable(), _options.jobs(args) as jobs:
         options = run_options(plan, _options.machine_options(args), jobs)
         settings = FEW_SETTINGS if args.quick else SETTINGS

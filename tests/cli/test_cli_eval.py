@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 from pypcd import decode
 from pypcd.cli import eval as eval_command
@@ -183,6 +185,16 @@ def test_types_of_the_cache_are_asked_beside_f16(tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["plan"]["methods"] == ["greedy", "pcd:window", "pcd:window+kv:f16:q8_0"]
     assert main([*command, "--type-k=q9", f"--out={tmp_path / 'c'}"]) == 2
     assert "k is 'q9'" in capsys.readouterr().err
+
+
+def test_who_measures_an_instruct_model_without_its_template_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(write_tiny_gguf(tmp_path / "tiny.gguf", chat_template=CHAT_TEMPLATE))
+    words = ["--quick", "--task", "kv", "--length", "16"]  # too short, so nothing is asked
+    for command, more, n in itertools.product(("eval", "tune"), ((), ("--chat",)), (model, "demo")):
+        assert main([command, n, *words, *more, "--out", str(tmp_path / "run")]) == 2
+        assert ("with --chat it is asked" in capsys.readouterr().err) == (n == model and not more)
 
 
 def test_a_stopped_eval_shows_what_is_done(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_gguf import write_tiny_gguf
 
 import pypcd
 from pypcd.cli import main
@@ -149,6 +150,7 @@ def test_what_is_asked_by_default(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
+    write_tiny_gguf(tmp_path / "some.gguf")
     monkeypatch.setattr(command, "run_options", lambda *args: {})
     monkeypatch.setattr(command._progress, "model_facts", lambda *args: {})
     asked = called(tuned(HELPS, SPARES), monkeypatch, tmp_path, *arguments, model=model)

@@ -142,7 +142,18 @@ def test_a_method_that_fails_is_said_and_the_others_go_on(asked: Path, capsys: p
 
 
 def test_a_method_that_needs_its_prompt_in_one_batch(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "2", "--method", "greedy,ms-poe", "--json"]
+    words = [
+        "compare",
+        "demo",
+        str(asked),
+        "--threads",
+        "1",
+        "--max-tokens",
+        "2",
+        "--method",
+        "greedy,ms-poe",
+        "--json",
+    ]
     assert main(words) == 0
     methods = [json.loads(line)["method"] for line in capsys.readouterr().out.splitlines()]
     assert methods == ["greedy", "ms-poe"] * (len(methods) // 2) and methods
