@@ -60,7 +60,7 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
     parser = argparse.ArgumentParser(
         prog="pypcd",
         usage="pypcd [-h] [--version] COMMAND ...",
-        description=f"Positional Contrastive Decoding (PCD) for GGUF models.\n\ncommands:\n{_listed(COMMANDS)}",
+        description=f"Better answers from long prompts: replay, and\nPositional Contrastive Decoding (PCD).\n\ncommands:\n{_listed(COMMANDS)}",
         epilog="'pypcd COMMAND --help' lists a command's options;\n"
         "'pypcd completion --help' says how bash and zsh learn them.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -68,7 +68,7 @@ def test_only_the_chosen_command_is_imported(command: str) -> None:
         (["salience", "m.gguf"], "pypcd: error: 'pypcd salience' is now 'pypcd lab salience'"),
         (["lab", "salienec"], "pypcd: error: there is no command 'lab salienec' (did you mean 'lab salience'?)"),
         (["--nope"], "pypcd: error: there is no option --nope; the commands: chat, generate,"),
-        ([], "usage: pypcd [-h] [--version] COMMAND ...\n\nPositional Contrastive Decoding"),
+        ([], "usage: pypcd [-h] [--version] COMMAND ...\n\nBetter answers from long prompts"),
         (["lab"], "usage: pypcd lab COMMAND ..."),
     ],
 )
