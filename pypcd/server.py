@@ -40,7 +40,6 @@ from pypcd.checks import Integer, literal
 from pypcd.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, load
 from pypcd.decode import Replay
 from pypcd.decode.replay import repeated
-from pypcd.document import SPACE
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
 from pypcd.gguf import explained, read_gguf, resolve_model
 from pypcd.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
@@ -123,7 +122,7 @@ def settings(
         "version": library_module.API_VERSION,
         "recommended": RECOMMENDED,
         "sentences": engine.SENTENCES,
-        "replay": {**dataclasses.asdict(Replay()), "text": SPACE.join([repeated("{passages}"), ""])},
+        "replay": {**dataclasses.asdict(Replay()), "text": repeated(["{passages}"])},
         "disk": {"folder": str(prompts.folder), "limit": prompts.limit, "n_min": MIN_TOKENS, "n_left": N_LEFT},
         **common,
     }

@@ -259,7 +259,7 @@ class Conversation:
             if found is None:
                 return None
             self.passages = self.replay.passages(self.llm, prompt, texts, found[0])
-            n = len(self.llm.tokenize(repeated(SPACE.join(self.passages)).encode(), add_bos=False, special=False))
+            n = len(self.llm.tokenize(repeated(self.passages).encode(), add_bos=False, special=False))
             if len(prompt) + n + 2 >= self.llm.n_ctx():
                 self.passages, self.left_out = [], "the context has no room for them"
             return found[1]
@@ -274,9 +274,11 @@ def documents_in(messages: Sequence[Message]) -> list[Document]:
 
 def _text_of(message: Message, passages: Sequence[str] = ()) -> str:
     """What the model gets of a message: its documents, passages of them, the question."""
-    again = [repeated(SPACE.join(passages))] if passages else []
-    question = [message["content"]] if message["content"].strip() else []
-    return SPACE.join([*(document.text for document in message.get("documents", ())), *again, *question])
+    asked = message["content"] if message["content"].strip() else ""
+    if passages:
+        asked = repeated(passages) + asked
+    texts = [document.text for document in message.get("documents", ())]
+    return SPACE.join([*texts, asked] if asked else texts)
 
 
 def _as_saved(message: Message) -> dict[str, Any]:

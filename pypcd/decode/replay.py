@@ -52,8 +52,11 @@ class Replay:
             return prompt
         tokens = prompt_tokens(session.llm, prompt, chat=chat)
         weights = _attention(session, tokens, self.n_last)
-        again = prompt.joiner.join(self.passages(session.llm, tokens, [prompt], weights))
-        return prompt if not again else prompt.replace(after=f"\n\n{repeated(again)}\n{prompt.after}")
+        found = self.passages(session.llm, tokens, [prompt], weights)
+        if not found:
+            return prompt
+        again = repeated(found, prompt.joiner)
+        return prompt.replace(after="\n\n" + again + prompt.after.lstrip("\n"))
 
     def passages(
         self, llm: Llama, tokens: Sequence[int], texts: Sequence[Prompt], weights: npt.NDArray[np.float64]
@@ -83,9 +86,10 @@ class Replay:
         return [segments[i] for i in sorted(best)] if len(best) < len(set(segments)) else []
 
 
-def repeated(passages: str) -> str:
-    """How passages are written before a question."""
-    return f"The most relevant parts again:\n{passages}"
+def repeated(passages: Sequence[str], joiner: str = "\n\n") -> str:
+    """How passages are written between the text and the question. Small models copy some other headings into their answers, and go on
+    with passages that have none (docs/lab/evidence.md)."""
+    return f"From the text above:\n\n{joiner.join(passages)}\n\n"
 
 
 def attention(session: Session, prompt: Prompt, chat: bool, n_last: int = 1) -> npt.NDArray[np.float64]:

@@ -211,7 +211,7 @@ def test_a_question_that_has_a_documents_words_stays_whole(session):
     text = session.llm.detokenize(prompt).decode()
     assert len(session.passages) == 2
     passages = "\n\n".join(session.passages)
-    assert f"ab cd ef\n\nThe most relevant parts again:\n{passages}\n\nwho is ab cd ef the first?" in text
+    assert f"ab cd ef\n\nFrom the text above:\n\n{passages}\n\nwho is ab cd ef the first?" in text
 
 
 PARTS = ("ab ab", "cd cd", "ee ff", "ba ab")
@@ -230,7 +230,7 @@ def test_a_question_about_a_document_has_its_passages_again(session, model):
         *before, asked, _ = session.messages
         assert asked["content"] == question, "the history is as it was written"
         texts = [{"role": m["role"], "content": text + m["content"]} for m, text in zip(before, [document, ""])]
-        again = f"{'' if turn else document}The most relevant parts again:\n{passage}\n\n{question}"
+        again = f"{'' if turn else document}From the text above:\n\n{passage}\n\n{question}"
         with pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1) as fresh:
             other = Conversation(fresh, session.sampling)
             prompt, stop = chat_tokens(fresh, [*texts, {"role": "user", "content": again}])

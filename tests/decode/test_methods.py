@@ -468,7 +468,7 @@ def test_the_segments_with_most_attention_are_repeated(tiny: Tiny, load: Load) -
 
     def repeated(name: str) -> str:
         edited = parse(name).edit.edit(Session(llm), PROMPT, chat=False, answer=never)  # type: ignore[union-attr]
-        begin, again, end = "\n\nThe most relevant parts again:\n", edited.after, "\n" + PROMPT.after
+        begin, again, end = "\n\nFrom the text above:\n\n", edited.after, "\n\n" + PROMPT.after.lstrip("\n")
         assert edited.replace(after=PROMPT.after) == PROMPT and again.startswith(begin) and again.endswith(end)
         return again[len(begin) : -len(end)]
 

@@ -393,5 +393,5 @@ def test_a_clients_own_parts_are_files(server: Server, llm: pypcd.Llama, ask_wit
     told = json.loads(Curl(server).post("", False, "demo", messages=[{"role": "user", "content": [FILE, QUESTION]}]))
     passages = "\n\n".join(told["timings"]["passages"])
     assert passages
-    prompt = f"{NOTES}\n\nThe most relevant parts again:\n{passages}\n\n{QUESTION['text']}"
+    prompt = f"{NOTES}\n\nFrom the text above:\n\n{passages}\n\n{QUESTION['text']}"
     said(llm, prompt, False, text, ended=ended)

@@ -282,7 +282,7 @@ def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, script:
     stream.end()
     prompt, chosen = stream.body["prompt"]
     assert chosen == 2 and prompt == prompt_of(
-        served, "One.\n\nZoë has 2.\n\nThe most relevant parts again:\nZoë has 2.\n\nWho has 2?"
+        served, "One.\n\nZoë has 2.\n\nFrom the text above:\n\nZoë has 2.\n\nWho has 2?"
     )
     assert chat.copied(chat.finished()) == " w2 end"
     chat.go()  # what was read is kept

@@ -96,7 +96,7 @@ def conversation(llm: pypcd.Llama, pcd: Any = False) -> Conversation:
 
 def repeated(text: str, passages: list[str], question: str) -> str:
     """The message that a person would have written to get the same prompt."""
-    return f"{text}\n\nThe most relevant parts again:\n{SPACE.join(passages)}\n\n{question}"
+    return f"{text}\n\nFrom the text above:\n\n{SPACE.join(passages)}\n\n{question}"
 
 
 # -- passages ---------------------------------------------------------------------------------------------------------
