@@ -30,6 +30,7 @@ JOINED = {
     "no heading": lambda found, joiner: joiner.join(found) + "\n\n",
     "quoted": lambda found, joiner: "> " + joiner.join(found).replace("\n", "\n> ") + "\n\n",
 }  # fmt: skip
+KINDS = [kind for kind in ATTRIBUTES if len(kind.values) >= 10]  # a value for each person
 COPIED = ("from the text above", "relevant part")
 
 
@@ -37,7 +38,7 @@ def question(index: int) -> tuple[Document, str, str, list[str]]:
     """A document about two to ten people, a question about one, the right value and the others of its kind."""
     rng = random.Random(f"replay words {index}")
     n = rng.choice((2, 3, 3, 4, 5, 6, 8, 10))
-    names, kinds, n_more = rng.sample(LAST_NAMES, n), rng.sample(ATTRIBUTES, 3), rng.choice((0, 0, 1, 3))
+    names, kinds, n_more = rng.sample(LAST_NAMES, n), rng.sample(KINDS, 3), rng.choice((0, 0, 1, 3))
     values = {kind.name: rng.sample(kind.values, n) for kind in kinds}
     unrelated = prose.sentences(rng)
     paragraphs = []

@@ -50,6 +50,19 @@ def test_drafts_are_timed_by_how_many_guesses_are_right(
     assert made["Knowing"](text, 1.0, 4, 384)(text[:10]).tolist() == [10, 11, 12, 13]
 
 
+def test_headings_over_passages_are_compared(tiny: Tiny, recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    made = recipe("replay_words.py", tiny("llama"), "--n=3", "--max-tokens=2")
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == ["plain", *made["JOINED"]]
+    assert all(row.endswith("of 3 |") for row in rows)
+    for index in range(200):
+        document, asked, right, others = made["question"](index)
+        assert right in document.text and right not in others and all(other in document.text for other in others)
+        assert len(document.segments) == len(others) + 1
+        assert made["is_right"](f"It is {right}.", right, others)
+        assert not made["is_right"](f"It is {right}, or {others[0]}.", right, others)
+
+
 @pytest.mark.parametrize("beside", ["twice as many", "stock"])
 def test_requests_are_timed_beside_others(beside: str, recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     try:
