@@ -56,7 +56,7 @@ def test_headings_over_passages_are_compared(tiny: Tiny, recipe: Recipe, capsys:
     assert [row.split(" | ")[0].strip("| ") for row in rows] == ["plain", *made["JOINED"]]
     assert all(row.endswith("of 3 |") for row in rows)
     for index in range(200):
-        document, asked, right, others = made["question"](index)
+        document, _, right, others = made["question"](index)
         assert right in document.text and right not in others and all(other in document.text for other in others)
         assert len(document.segments) == len(others) + 1
         assert made["is_right"](f"It is {right}.", right, others)
