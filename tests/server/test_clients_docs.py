@@ -44,7 +44,7 @@ needs_curl = pytest.mark.skipif(
 
 def setting_of(text: str) -> Any:
     """The setting that a program asks for, in its body or its model's name."""
-    given = re.search(r'"pcd": (\{.*?\}|"\w+")', text)
+    given = re.search(r'"pcd": (\{.*?\}|"[^"]+")', text)
     return json.loads(given[1]) if given else re.search(r"model:pcd-(\w+)", text)[1]
 
 
