@@ -18,7 +18,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 import pypcd
 from pypcd import errors
 from pypcd.cli import _options, _terminal, _text, info, main
-from pypcd.cli._conversation import Conversation
+from pypcd.cli._conversation import Conversation, _text_of
 from pypcd.cli._generation import ContextFull, Figures, Generation, repeats
 from pypcd.cli.chat import COMMANDS, Chat
 from pypcd.decode import Replay, Session
@@ -255,8 +255,11 @@ def test_passages_are_those_of_the_method(tmp_path, arch, before):
     with pypcd.Llama(path, n_ctx=512, n_threads=1, n_threads_batch=1) as fresh:
         prompt = Prompt(segments=PARTS, joiner="\n\n", after="\n\nwhat is ab?")
         scores = attention(Session(fresh), prompt, True, Replay().n_last).max(axis=0)
+        edited = Replay(n=1).edit(Session(fresh), prompt, chat=True, answer=str)
     assert np.sort(scores)[-1] > 1.01 * np.sort(scores)[-2], "two parts get as much, so either may be found"
     assert found == [PARTS[scores.argmax()]]
+    message = {"role": "user", "content": "what is ab?", "documents": [Document("notes", PARTS, "\n\n")]}
+    assert edited.text == _text_of(message, found), "the method and the chat write passages in the same way"
 
 
 def test_an_answer_that_was_stopped_before_it_began_says_nothing_of_the_one_before(model):

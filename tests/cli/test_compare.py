@@ -22,6 +22,10 @@ def write(path: Path, *lines: Any) -> Path:
     return path
 
 
+def command(asked: Path, n_tokens: int, methods: str) -> list[str]:
+    return [*("compare", "demo", str(asked), "--threads", "1"), "--max-tokens", str(n_tokens), "--method", methods]
+
+
 @pytest.fixture
 def asked(tmp_path: Path) -> Path:
     return write(
@@ -91,17 +95,7 @@ def test_a_file_without_questions(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_answers_side_by_side(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "compare",
-        "demo",
-        str(asked),
-        "--threads",
-        "1",
-        "--max-tokens",
-        "6",
-        "--method",
-        "greedy,pcd:window:window=16",
-    ]
+    words = command(asked, 6, "greedy,pcd:window:window=16")
     assert main(words) == 0
     out = capsys.readouterr().out
     first, second, _ = out.split(" of 3: ")[1:]
@@ -127,13 +121,13 @@ def test_what_is_done_is_shown_if_it_is_stopped(
         return real(*args, **kwargs)
 
     monkeypatch.setattr(Method, "generate", generate)
-    words = ["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "6", "--method", "greedy,pcd:window"]
+    words = command(asked, 6, "greedy,pcd:window")
     assert main(words) == 130
     assert "stopped; so far:" in (out := capsys.readouterr().out) and out.count("1 of 1") == 2
 
 
 def test_a_method_that_fails_is_said_and_the_others_go_on(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "2", "--method", "greedy,cad"]) == 1
+    assert main(command(asked, 2, "greedy,cad")) == 1
     captured = capsys.readouterr()
     assert "cad" in captured.err and captured.out.count("greedy  ") >= 3
     assert main(["compare", "demo", str(asked), "--method", ""]) == 2
@@ -142,25 +136,13 @@ def test_a_method_that_fails_is_said_and_the_others_go_on(asked: Path, capsys: p
 
 
 def test_a_method_that_needs_its_prompt_in_one_batch(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "compare",
-        "demo",
-        str(asked),
-        "--threads",
-        "1",
-        "--max-tokens",
-        "2",
-        "--method",
-        "greedy,ms-poe",
-        "--json",
-    ]
-    assert main(words) == 0
+    assert main([*command(asked, 2, "greedy,ms-poe"), "--json"]) == 0
     methods = [json.loads(line)["method"] for line in capsys.readouterr().out.splitlines()]
     assert methods == ["greedy", "ms-poe"] * (len(methods) // 2) and methods
 
 
 def test_without_a_first_answer_nothing_is_called_the_same(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare", "demo", str(asked), "--threads", "1", "--max-tokens", "6", "--method", "cad,greedy"]
+    words = command(asked, 6, "cad,greedy")
     assert main(words) == 1
     out = capsys.readouterr().out
     assert "as cad" not in out and out.count("greedy        right: ") == 1

@@ -148,7 +148,13 @@ def test_the_bar_moves_before_the_first_report_of_what_was_read(chat: Chat, scri
 
 
 def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
-    body = {"prompt": long_question(served, 1950)[0], "n_predict": 1, "stream": True, "return_progress": True}
+    body = {
+        "prompt": long_question(served, 1950)[0],
+        "n_predict": 1,
+        "stream": True,
+        "return_progress": True,
+        "cache_prompt": False,
+    }
     status, text = ask(served, "/completion", body)
     assert status == 200
     reports = [json.loads(line[6:])["prompt_progress"] for line in text.splitlines() if "prompt_progress" in line]

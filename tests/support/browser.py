@@ -90,6 +90,15 @@ def script() -> Iterator[Script]:
                 stream.just_end()
 
 
+def came_about(page: Page, condition: Callable[[], Any]) -> bool:
+    """Whether something is so in time, while the page goes on."""
+    for _ in range(int(SECONDS * 50)):
+        if condition():
+            return True
+        page.wait_for_timeout(20)
+    return False
+
+
 class Watch:
     """What the pages of a context did that they should not."""
 
@@ -133,10 +142,8 @@ class Watch:
 
     def check(self) -> None:
         """No fault but those allowed, and each of these. Chromium tells of a request's end after what made it end."""
-        for _ in range(int(SECONDS * 50)):
-            if not self.missing() or not self._context.pages:
-                break
-            self._context.pages[0].wait_for_timeout(20)
+        if self._context.pages:
+            came_about(self._context.pages[0], lambda: not self.missing())
         left = [fault for fault in self.faults if not any(re.search(pattern, fault) for pattern in self.allowed)]
         assert not left, left
         missing = self.missing()
@@ -328,11 +335,7 @@ class Chat:
 
     def until(self, condition: Callable[[], Any]) -> None:
         """Wait, while the page goes on, for something that is not in it."""
-        for _ in range(int(SECONDS * 50)):
-            if condition():
-                return
-            self.page.wait_for_timeout(20)
-        raise AssertionError("it did not come about")
+        assert came_about(self.page, condition), "it did not come about"
 
     def play(self, script: Script) -> None:
         """From now on its answers are made up. The real server still counts tokens and knows the template."""
