@@ -9,7 +9,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from pypcd import plots
+from pypcd import files, plots
 from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.errors import InputError, PCDError
 from pypcd.evaluation import (
@@ -90,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
     text = markdown(plan, outcome.records, metrics, outcome.refused)
     if paper is not None:
         text += "\n" + paper.markdown(plan, outcome.records)
-    (out.path / "summary.md").write_text(text, encoding="utf-8")
-    (out.path / "summary.csv").write_text(csv_text(plan, outcome.records), encoding="utf-8")
+    files.write(out.path / "summary.md", text)
+    files.write(out.path / "summary.csv", csv_text(plan, outcome.records))
     table = rows(plan, outcome.records)
     _picture(table, out.path / "summary.png")
     if args.json:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import llama_cpp
 
-from pypcd import folders
+from pypcd import files
 from pypcd.engine import _bindings
 from pypcd.engine._log import logger
 from pypcd.errors import InputError
@@ -176,7 +176,7 @@ def _signal_name(number: int) -> str:
 
 
 def _file() -> Path:
-    return folders.cache() / "amx.json"
+    return files.cache() / "amx.json"
 
 
 def _key() -> str:

@@ -15,7 +15,7 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 # the layers, lowest first; a module may import from its own layer and those below
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "extras", "checks", "folders", "fields", "config", "method", "drafts", "ggml", "library", "signatures"},
+    {"errors", "extras", "checks", "fields", "files", "config", "method", "drafts", "ggml", "library", "signatures"},
     {"gguf", "remote"},
     {"engine"},
     {"arguments", "guards", "llama", "machine", "sampler", "states", "threads"},
