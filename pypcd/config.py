@@ -340,7 +340,7 @@ class Profile:
         if not file.exists():
             raise FileNotFoundError(f"there is no profile {file}; `pypcd tune` writes one")
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
+            record = files.parsed(file.read_text(encoding="utf-8"))
         except ValueError:
             record = None
         if not isinstance(record, dict) or record.get("pypcd_profile") != _VERSION or "pcd" not in record:

@@ -10,7 +10,9 @@ import stat
 import sys
 from typing import Any
 
-__all__ = ["cache", "is_own", "json_text", "state", "write"]
+from pypcd.errors import InputError
+
+__all__ = ["cache", "is_own", "json_text", "parsed", "state", "write"]
 
 
 def cache() -> pathlib.Path:
@@ -74,6 +76,18 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
 def json_text(record: Any, indent: int | None = None) -> bytes:
     """JSON in UTF-8. Names of files and texts of a PDF may have halves of a surrogate pair, which are escaped."""
     return json.dumps(record, ensure_ascii=False, indent=indent).encode("utf-8", "backslashreplace")
+
+
+def parsed(text: str | bytes) -> Any:
+    """What JSON says.
+
+    Raises:
+        ValueError: it is none, or nested more deeply than Python follows.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise InputError("its brackets are nested more deeply than can be read; allowed: some hundred levels") from None
 
 
 def is_own(path: str | os.PathLike[str], *, folder: bool = False) -> bool:

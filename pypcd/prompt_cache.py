@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 import re
@@ -67,7 +66,7 @@ class Entry:
         with contextlib.suppress(OSError, ValueError, struct.error), open(self.path, "rb") as file:
             length, _, mark = _TAIL.unpack(_last(file, _TAIL.size))
             if mark == _MARK:
-                found = json.loads(_last(file, _TAIL.size + length)[:length])
+                found = files.parsed(_last(file, _TAIL.size + length)[:length])
                 return found if isinstance(found, dict) else {}
         return {}
 

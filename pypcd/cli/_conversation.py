@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -329,7 +328,7 @@ def _go_back(llm: pypcd.Llama, n: int) -> None:
 
 def _load_json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = files.parsed(path.read_text(encoding="utf-8"))
     except ValueError:
         record = None
     if not isinstance(record, dict) or record.get("pypcd_session") != 1:

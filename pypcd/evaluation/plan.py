@@ -195,7 +195,7 @@ class Directory:
     @staticmethod
     def _read_run(file: pathlib.Path) -> dict[str, Any]:
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
+            record = files.parsed(file.read_text(encoding="utf-8"))
         except ValueError:
             record = None
         if not isinstance(record, dict) or any(name not in record for name in _FREE):
@@ -219,7 +219,7 @@ class Directory:
         records = {}
         for number, line in enumerate(lines.splitlines(), 1):
             try:
-                record = json.loads(line)
+                record = files.parsed(line)
                 key = record["task"], record["length"], record["index"], record["method"]
             except (ValueError, KeyError, TypeError):
                 raise InputError(f"{self.samples}, line {number}, is damaged; remove it and run again") from None

@@ -69,6 +69,7 @@ def test_what_is_right(text: str, is_right: bool) -> None:
         ({"question": " "}, "the question is empty"),
         ({"question": 3}, "question is no text"),
         ({"question": "a", "document": " "}, "document has no text"),
+        ('{"question": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2: its brackets are nested more deeply"),
     ],
 )
 def test_what_is_no_question(tmp_path: Path, line: Any, said: str) -> None:
