@@ -16,7 +16,7 @@ from pypcd import library
 library.check()  # first: it reports a wrong or missing library
 
 # isort: split
-from pypcd.engine._amx import configure_amx, install_amx
+from pypcd.engine._amx import choose_extra_bufts, configure_amx, install_amx
 from pypcd.engine._bindings import is_native
 from pypcd.engine._context import (
     cache_settings,
@@ -112,6 +112,7 @@ __all__ = [
     "check_grammar",
     "check_rpc_server",
     "choose_engine",
+    "choose_extra_bufts",
     "clear",
     "clear_errors",
     "configure_amx",
