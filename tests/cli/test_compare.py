@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import research.methods  # noqa: F401  whose names are a run's too
 from pypcd.cli import compare, main
 from pypcd.cli.compare import Question, read_questions
 from pypcd.decode import Method

@@ -42,6 +42,7 @@ from runs import (
 )
 
 import pypcd
+import research.methods
 from pypcd import engine, machine, threads
 from pypcd.decode import Session
 from pypcd.evaluation import (
