@@ -3,9 +3,8 @@
     llm = pypcd.Llama("model.gguf", pcd=True)  # the preset "unsure"
     llm.create_chat_completion(messages)
 
-llama_cpp then has pypcd's own build of libllama in place of the stock one, also if it was imported before; but pypcd has to
-come before a model is opened. The names below are imported when they are first used, so `import pypcd` itself takes almost no
-time.
+A llama_cpp that is imported afterwards has pypcd's own build of libllama in place of the stock one, so pypcd has to come first.
+The names below are imported when they are first used, so `import pypcd` itself takes almost no time.
 """
 
 from __future__ import annotations

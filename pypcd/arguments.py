@@ -1,23 +1,22 @@
-"""Arguments of llama_cpp.Llama that llama.cpp takes unseen, checked: those of opening a model, and those of a call.
+"""Arguments of llama_cpp.Llama that llama.cpp takes unseen, checked.
 
-Names are checked because llama_cpp ignores a misspelt one; of values, those at which llama.cpp ends the process, or at which an
-answer would be nonsense without a word.
+Names are checked because llama_cpp ignores a misspelt one; of values, those that users get wrong and at which llama.cpp ends the
+process.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import llama_cpp
 
-from pypcd.checks import Integer, Number, OrNone
+from pypcd.checks import Integer, OrNone
 from pypcd.errors import ArgumentError, InputError, did_you_mean
 from pypcd.gguf import check_lora, check_projector, read_gguf
 
-__all__ = ["N_BATCH", "check_call", "check_keywords", "check_opening", "unknown_keywords"]
+__all__ = ["N_BATCH", "check_keywords", "check_opening", "response_format", "unknown_keywords"]
 
 # arguments that llama_cpp's server and LangChain still pass, though llama_cpp.Llama no longer has them: name -> values
 # that change nothing
@@ -51,12 +50,8 @@ UNBLOCKED = (0, 1, 30)  # f32, f16, bf16
 _BLOCK = 32  # values, in all others
 _OPENING: dict[str, Any] = {
     "n_batch": Integer(1, note="32 or more are usual"),
-    "n_ubatch": Integer(0),
     "n_threads": OrNone(Integer(-1, 512)),  # more are an array's end in ggml
     "n_threads_batch": OrNone(Integer(-1, 512)),
-    "pooling_type": Integer(-1, 4),
-    "last_n_tokens_size": Integer(-1),
-    "lora_scale": Number(-math.inf),
 }
 
 
@@ -92,49 +87,19 @@ def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
         check_projector(projector)
 
 
-class _Both(llama_cpp.LogitsProcessorList):
-    """Processors that a bias is added to: llama_cpp uses what extend() returns, which of a list is None."""
-
-    def extend(self, others: Any) -> Any:
-        return _Both([*self, *others])
-
-
-def _response_format(given: Any) -> Any:
-    """A response_format in the one form that llama_cpp reads; OpenAI's own form of a schema it passes over without a word."""
-    kind = given.get("type") if isinstance(given, Mapping) else None
-    if kind == "json_schema":
-        inner = given.get("json_schema")
-        schema = inner.get("schema") if isinstance(inner, Mapping) else None
-        if not isinstance(schema, Mapping):
-            raise InputError(
-                f"response_format is {given!r}; allowed with json_schema: "
-                '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
-            )
-        return {"type": "json_object", "schema": schema}
-    if kind not in ("text", "json_object"):
-        raise InputError(
-            f"response_format is {given!r}; allowed: None, or a mapping whose type is text, json_object or json_schema"
-        )
-    return given
-
-
-def check_call(n_vocab: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The keywords of a completion, as they can be passed on.
+def response_format(given: Any) -> Any:
+    """A response_format in the form that llama_cpp reads: OpenAI's own form of a JSON schema it would pass over without a word.
 
     Raises:
-        ValueError: a value is one that llama_cpp would ignore, or that makes every answer empty.
+        ValueError: there is no schema in it.
     """
-    stop = kwargs.get("stop")
-    if stop == "" or (isinstance(stop, (list, tuple)) and "" in stop):
+    if not isinstance(given, Mapping) or given.get("type") != "json_schema":
+        return given
+    inner = given.get("json_schema")
+    schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    if not isinstance(schema, Mapping):
         raise InputError(
-            f"stop is {stop!r}; allowed: texts that are not empty, since every answer contains the empty one"
+            f"response_format is {given!r}; allowed with json_schema: "
+            '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
         )
-    bias = kwargs.get("logit_bias")
-    if bias:
-        for token in bias:
-            Integer(0, n_vocab - 1, note="the ids of tokens")("logit_bias's token", int(token))
-        if kwargs.get("logits_processor") is not None:
-            kwargs["logits_processor"] = _Both(kwargs["logits_processor"])
-    if kwargs.get("response_format") is not None:
-        kwargs["response_format"] = _response_format(kwargs["response_format"])
-    return kwargs
+    return {"type": "json_object", "schema": schema}

@@ -2,11 +2,12 @@
 
 Importing pypcd imports this, and nothing that takes time. `library` loads and checks the library, and `install` decides
 what llama_cpp.Llama is; the hook imports them when llama_cpp is imported. If it has been imported before, they do their work
-at once. `lm_eval` likewise, when lm-evaluation-harness imports its models.
+at once, as far as they can. `lm_eval` likewise, when lm-evaluation-harness imports its models.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Callable
 
@@ -14,7 +15,7 @@ __all__ = ["install"]
 
 
 class _Finder:
-    """Finds llama_cpp where the other finders do, and wraps their loader in ours.
+    """Finds llama_cpp where the other finders do, and has its loader call one of the functions below.
 
     Looking for it (importlib.util.find_spec) loads nothing. The finder stays installed: a second import of llama_cpp
     must get pypcd's library too, and removing an entry of sys.meta_path could make an import in another thread skip
@@ -22,31 +23,21 @@ class _Finder:
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        execute = _EXECUTE.get(name)
-        if execute is None:
+        if name not in _EXECUTE:
             return None
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None)
             spec = find_spec(name, path, target) if find_spec and finder is not self else None
             if spec is not None:
                 if spec.loader is not None:  # None: a folder of that name without any code
-                    spec.loader = _Loader(spec.loader, execute)
+                    spec.loader.exec_module = functools.partial(_run, spec.loader)
                 return spec
         return None
 
 
-class _Loader:
-    """Wraps a loader, so that one of the functions below executes the module."""
-
-    def __init__(self, loader: Any, execute: Callable[[Any, Callable[[], None]], None]) -> None:
-        self._loader, self._execute = loader, execute
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "_loader"), name)
-
-    def exec_module(self, module: Any) -> None:
-        module.__spec__.loader = module.__loader__ = self._loader  # from here on it is a module like any other
-        self._execute(module, lambda: self._loader.exec_module(module))
+def _run(loader: Any, module: Any) -> None:
+    del loader.exec_module  # from here on it is a loader like any other
+    _EXECUTE[module.__name__](module, lambda: loader.exec_module(module))
 
 
 def _execute_llama_cpp(module: Any, execute: Callable[[], None]) -> None:
@@ -58,13 +49,6 @@ def _execute_llama_cpp(module: Any, execute: Callable[[], None]) -> None:
     import pypcd.engine  # noqa: F401  llama.cpp's log goes through it, from the first line on
 
     apply()
-
-
-def _execute_mtmd(module: Any, execute: Callable[[], None]) -> None:
-    from pypcd import library
-
-    library.prepare_mtmd()
-    execute()
 
 
 def _execute_server(module: Any, execute: Callable[[], None]) -> None:
@@ -87,7 +71,6 @@ def _execute_models_of_lm_eval(module: Any, execute: Callable[[], None]) -> None
 
 _EXECUTE = {
     "llama_cpp": _execute_llama_cpp,
-    "llama_cpp.mtmd_cpp": _execute_mtmd,
     "llama_cpp.server.app": _execute_server,
     "lm_eval.models": _execute_models_of_lm_eval,
 }
@@ -98,7 +81,7 @@ _finder = _Finder()
 def install() -> None:
     """
     Raises:
-        LibraryError: llama_cpp is imported already, and the library that it has cannot be replaced.
+        LibraryError: llama_cpp is imported already, with another library than pypcd's, which is installed and fits.
     """
     if sys.modules.get("llama_cpp") is not None:
         from pypcd import library

@@ -1,4 +1,4 @@
-"""Who uses a pypcd.Llama: one thread at a time, and no call from inside another one that would change its text.
+"""Who uses a pypcd.Llama: one thread at a time, and one text at a time.
 
     @guards.guarded                # all public methods but UNLOCKED: alone in the model, or PCDError
     class Llama(llama_cpp.Llama): ...
@@ -51,40 +51,15 @@ class ModelLock(RLock):  # type: ignore[misc]  # final only for type checkers
     def __init__(self, llm: Any) -> None:
         super().__init__()
         self._llm = weakref.ref(llm)
-        self._thread = 0  # the last one that held it
+        self.holder = ""  # the thread that held it last
         self.in_callback = ""  # the method that may call functions of the caller's at the moment: "generate", "sample"
 
     def __enter__(self) -> None:  # type: ignore[override]
+        here = threading.current_thread().name
         if not self.acquire(timeout=_PATIENCE):
             _ = getattr(self._llm(), "ctx", None)  # if it is closed, or another process's, that says more
-            raise PCDError(
-                f"thread {_name(threading.get_ident())!r} calls a model that thread {_name(self._thread)!r} is using; "
-                f"{_REMEDY}"
-            )
-        self._thread = threading.get_ident()
-
-    @contextlib.contextmanager
-    def ending(self) -> Iterator[None]:
-        """The block that closes the model."""
-        with self:
-            self.check_outside("close")
-            yield
-
-    def check_outside(self, name: str, *allowed: str) -> None:
-        """
-        Raises:
-            PCDError: a function that generate() or sample() has called wants to change the text that they work on.
-        """
-        if self.in_callback and self.in_callback not in allowed:
-            raise PCDError(
-                f"{name}() was called by a logits processor, stopping criterion or draft model from inside of "
-                f"{self.in_callback}() of the same model; allowed there: tokenize() and detokenize(); open a second pypcd.Llama "
-                "for other calls"
-            )
-
-    def last_holder(self) -> str:
-        """The thread that used the model last."""
-        return _name(self._thread)
+            raise PCDError(f"thread {here!r} calls a model that thread {self.holder!r} is using; {_REMEDY}")
+        self.holder = here
 
 
 class StreamGuard:
@@ -114,18 +89,22 @@ class StreamGuard:
     def steps(self) -> Generator[Any, Any, None]:
         """
         Raises:
-            PCDError: somebody else has; or the model's own callbacks ask for this text.
+            PCDError: somebody else has; or a function that the model calls back asks it for this text.
         """
         llm, lock, sent, n_tokens = self._llm, self._llm._lock, None, 0
         try:
             while True:
                 with lock:
                     _ = llm.ctx  # a closed model says so
-                    lock.check_outside("generate")
+                    if lock.in_callback:
+                        raise PCDError(
+                            "a logits processor, stopping criterion or draft model asks the model that has called it for a text; "
+                            "open a second pypcd.Llama for that"
+                        )
                     if not self.is_latest() or llm.n_tokens < n_tokens:
                         raise PCDError(
                             "this text cannot go on: since its last token the model was used by another call, or reset "
-                            f"(thread {lock.last_holder()!r}); read a stream to its end, or close it, before the next call; {_REMEDY}"
+                            f"(thread {lock.holder!r}); read a stream to its end, or close it, before the next call; {_REMEDY}"
                         )
                     lock.in_callback = "generate"
                     try:
@@ -138,10 +117,6 @@ class StreamGuard:
                 sent = yield token
         finally:
             self._tokens.close()
-
-
-def _name(ident: int) -> str:
-    return next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
 
 
 def guarded(cls: _T) -> _T:
@@ -178,23 +153,14 @@ class Processors:
     def __call__(self, tokens: Any, scores: Any) -> Any:
         if self.error is None:
             try:
-                return self._run(tokens, scores)
+                for processor in self._processors:
+                    scores[:] = processor(tokens, scores)  # here, where an array of another shape is seen
+                if not scores.max() > -np.inf:  # NaN too
+                    raise InputError(
+                        "the logits processors left no token that is possible: all logits are -inf, or NaN"
+                    )
             except BaseException as error:  # noqa: BLE001  check() raises it
                 self.error = error
-        return scores
-
-    def _run(self, tokens: Any, scores: Any) -> Any:
-        shape = scores.shape
-        for processor in self._processors:
-            scores = np.asarray(processor(tokens, scores), np.float32)
-            if scores.shape != shape:
-                raise InputError(
-                    f"a logits processor returned the shape {scores.shape}; allowed: {shape}, as it was given"
-                )
-        best = scores.max()
-        if not best > -np.inf:  # NaN too
-            what = "NaN" if np.isnan(best) else "no token that is possible: all logits are -inf"
-            raise InputError(f"the logits processors left {what}")
         return scores
 
     def check(self) -> None:

@@ -388,7 +388,8 @@ class Llama(llama_cpp.Llama):
         """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
         if len(args) > 1:  # by their names, so that they are checked too
             args, kwargs = (), dict(inspect.signature(function).bind(*args, **kwargs).arguments)
-        kwargs = arguments.check_call(self.n_vocab(), kwargs)
+        if "response_format" in kwargs:
+            kwargs["response_format"] = arguments.response_format(kwargs["response_format"])
         if setting is None:
             return function(*args, **kwargs) if kwargs.get("stream") else self._call_whole(function, *args, **kwargs)
         setting = self._resolve(setting) or False  # once, for the call and for a returned stream
@@ -458,7 +459,6 @@ class Llama(llama_cpp.Llama):
             PCDError: llama_decode failed; the message has its reason.
             UnsupportedError: the model has an encoder.
         """
-        self._lock.check_outside("eval", "generate")
         lib.check_decoder(self)
         tokens = list(tokens)
         self._n_changes += 1
@@ -515,14 +515,12 @@ class Llama(llama_cpp.Llama):
 
     def save_state(self) -> llama_cpp.LlamaState:
         """llama_cpp.Llama.save_state, without drafted tokens that generate() has not read."""
-        self._lock.check_outside("save_state", "generate")
         self._forget_unread()
         state = super().save_state()
         return states.sealed(self._fingerprint, state)
 
     def reset(self) -> None:
         """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""
-        self._lock.check_outside("reset", "generate")
         self._n_certain, self._n_unread = None, 0
         if not self._keeps_state:
             super().reset()
@@ -548,10 +546,9 @@ class Llama(llama_cpp.Llama):
         The state may be that of another object with another n_ctx or n_batch, if its tokens fit.
 
         Raises:
-            ValueError: it is of another model, damaged, or longer than the context; nothing is changed.
+            ValueError: it is of another model, or longer than the context; nothing is changed.
             PCDError: llama.cpp cannot read it; then the context is empty.
         """
-        self._lock.check_outside("load_state")
         state = states.fitted(self.model_path, self._fingerprint, state, len(self.input_ids), self.n_ctx(), self.scores)
         self._n_changes += 1
         self._n_certain, self._n_unread, self._is_restored = None, 0, True
@@ -572,7 +569,6 @@ class Llama(llama_cpp.Llama):
         Raises:
             PCDError: llama.cpp cannot read it; then the context is empty.
         """
-        self._lock.check_outside("load_sequence")
         _ = self.ctx  # a closed model says so
         lib.clear(self)
         self.n_tokens = 0
@@ -590,7 +586,6 @@ class Llama(llama_cpp.Llama):
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""
-        self._lock.check_outside("embed")
         self._n_changes += 1
         with self._pcd_set_to(False):
             return super().embed(*args, **kwargs)
@@ -638,12 +633,10 @@ class Llama(llama_cpp.Llama):
         idx = kwargs.get("idx")
         at = -1 if idx is None else idx - self.n_tokens
         if not (self.n_tokens and lib.has_row(self, at)):
-            remedy = (
-                "evaluate tokens first"
-                if idx is None or not self.n_tokens
-                else "only the last token has some, unless logits_all=True"
+            raise PCDError(
+                f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): evaluate tokens first; of those, only the "
+                "last one has some, unless logits_all=True"
             )
-            raise PCDError(f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): {remedy}")
         if idx is not None and self._n_certain is not None:
             self._n_certain = self._n_shown = idx + 1
             self._n_unread = self.n_tokens - self._n_certain
@@ -745,7 +738,7 @@ class Llama(llama_cpp.Llama):
             PCDError: a call is under way, in another thread or around this one.
         """
         if hasattr(self, "_stack"):  # missing if __init__ raised early
-            with self._lock.ending() if lib.is_open(self) else contextlib.nullcontext():
+            with self._lock if lib.is_open(self) else contextlib.nullcontext():
                 super().close()
                 lib.invalidate_handles(self)
 

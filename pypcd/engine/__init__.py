@@ -49,7 +49,7 @@ from pypcd.engine._grammar import Grammar, check_grammar
 from pypcd.engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
 from pypcd.engine._handles import guard_handles, invalidate_handles, is_open
 from pypcd.engine._heads import evaluate_with_ratios, head_counts, set_head_ratios, unset_head_ratios
-from pypcd.engine._log import clear_errors, install, last_errors, logger, raise_interrupt, reason
+from pypcd.engine._log import clear_errors, install, last_errors, logger, reason
 from pypcd.engine._model import (
     check_decoder,
     detokenize,
@@ -186,5 +186,5 @@ __all__ = [
 ]
 
 install()  # llama.cpp's log callback, before anything is logged
-watch(raise_interrupt)
+watch()
 install_amx()  # what was found out earlier, for every model of this process

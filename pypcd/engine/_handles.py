@@ -36,34 +36,17 @@ _LATENT = (
 
 
 class _Model(_internals.LlamaModel):
-    """A model whose vocabulary is asked only for tokens that it has; llama.cpp ends the process at others."""
-
-    def _checked(self, tokens: list[int]) -> list[int]:
-        n = self.n_vocab()
-        if len(tokens) and not (0 <= min(tokens) and max(tokens) < n):
-            wrong = next(token for token in tokens if not 0 <= token < n)
-            raise InputError(f"token {wrong} is not in the vocabulary; allowed: 0 to {n - 1}")
-        return tokens
+    """A model that writes only tokens that it has; llama.cpp ends the process at others."""
 
     def detokenize(self, tokens: Any, special: bool = False) -> bytes:
-        tokens = list(tokens)
-        return bytes(super().detokenize(self._checked(tokens), special))
-
-    def token_to_piece(self, token: int, special: bool = False) -> bytes:
-        return bytes(super().token_to_piece(self._checked([token])[0], special))
-
-    def token_get_text(self, token: int) -> str:
-        return str(super().token_get_text(self._checked([token])[0]))
-
-    def token_get_score(self, token: int) -> float:
-        return float(super().token_get_score(self._checked([token])[0]))
-
-    def token_get_attr(self, token: int) -> int:
-        return int(super().token_get_attr(self._checked([token])[0]))
+        tokens, n = list(tokens), self.n_vocab()
+        if wrong := [token for token in tokens if not 0 <= token < n]:
+            raise InputError(f"token {wrong[0]} is not in the vocabulary; allowed: 0 to {n - 1}")
+        return bytes(super().detokenize(tokens, special))
 
 
 class _Context(_internals.LlamaContext):
-    """A context whose keys are moved only where llama.cpp can, and whose batches have twins.
+    """A context whose batches have twins.
 
     Attributes:
         stock: what evaluates them, if the library does not.
@@ -81,29 +64,22 @@ class _Context(_internals.LlamaContext):
         rows = None if self.stock is None else self.stock.rows()
         return super().get_logits() if rows is None else rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
-    def kv_cache_seq_shift(self, seq_id: int, p0: int, p1: int, shift: int) -> None:
-        check_shift(self)
-        super().kv_cache_seq_shift(seq_id, p0, p1, shift)
-
 
 class _Batch(_internals.LlamaBatch):
-    """A batch that takes at least one token, and no more than it has room for; others are written beside its memory."""
-
-    def _check(self, tokens: Sequence[int], n_before: int) -> None:
-        if not len(tokens):
-            raise InputError("there are no tokens to evaluate; give a text that is not empty")
-        if n_before + len(tokens) > self._n_tokens:
-            raise InputError(
-                f"a batch of {n_before + len(tokens)} tokens; allowed: {self._n_tokens}, which is this model's n_batch"
-            )
+    """A batch that takes at least one token: an empty one would be written beside its memory."""
 
     def set_batch(self, batch: Sequence[int], n_past: int, logits_all: bool) -> None:
-        self._check(batch, 0)
+        _check_some(batch)
         super().set_batch(batch, n_past, logits_all)
 
     def add_sequence(self, batch: Sequence[int], seq_id: int, logits_all: bool) -> None:
-        self._check(batch, self.batch.n_tokens)
+        _check_some(batch)
         super().add_sequence(batch, seq_id, logits_all)
+
+
+def _check_some(tokens: Sequence[int]) -> None:
+    if not len(tokens):
+        raise InputError("there are no tokens to evaluate; give a text that is not empty")
 
 
 class _Gone:

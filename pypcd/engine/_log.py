@@ -1,4 +1,4 @@
-"""llama.cpp's log: quiet unless asked for, and remembered for error messages; and Ctrl-C that falls into a callback.
+"""llama.cpp's log: quiet unless asked for, and remembered for error messages.
 
 llama.cpp logs a call's errors in the thread that calls, so what is remembered is each thread's own.
 """
@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import functools
 import logging
 import sys
 import threading
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 from llama_cpp._logger import llama_log_callback
 
-__all__ = ["clear_errors", "install", "last_errors", "logger", "raise_interrupt", "reason"]
+__all__ = ["clear_errors", "install", "last_errors", "logger", "reason"]
 
 logger = logging.getLogger("pypcd")
 
@@ -29,7 +28,6 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.errors: collections.deque[str] = collections.deque(maxlen=20)
         self.last_level = 0
-        self.interrupt: BaseException | None = None
 
 
 _here = _Thread()
@@ -60,34 +58,6 @@ def install() -> None:
         is_own = False
     if not is_own:  # else the program has set one of its own
         llama_cpp.llama_log_set(_callback, ctypes.c_void_p(0))
-    lib = llama_cpp.llama_cpp._lib
-    for function in list(vars(lib).values()):
-        if isinstance(function, lib._FuncPtr):
-            function.errcheck = raise_interrupt
-    sys.unraisablehook = functools.partial(_keep_interrupt, sys.unraisablehook)
-
-
-# No exception can pass through the library: Python hands those of a callback to sys.unraisablehook, and drops them. Ctrl-C may fall
-# into one before its first line, where no `try` of its own could keep it.
-
-
-def _keep_interrupt(others: Callable[[Any], Any], unraisable: Any) -> None:
-    """Ctrl-C, or another end of the program, in a callback that the library called is kept for the end of the call."""
-    error, began = unraisable.exc_value, unraisable.exc_traceback
-    who = began.tb_frame.f_globals.get("__name__", "").partition(".")[0] if began else ""
-    if error is None or isinstance(error, Exception) or who not in ("pypcd", "llama_cpp"):
-        others(unraisable)
-    else:
-        _here.interrupt = error
-
-
-def raise_interrupt(result: Any, function: Any, args: Any) -> Any:
-    """ctypes calls this after each call into the library."""
-    error = _here.interrupt
-    if error is not None:
-        _here.interrupt = None
-        raise error
-    return result
 
 
 def _address(function: Any) -> int | None:

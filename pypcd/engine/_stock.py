@@ -23,7 +23,7 @@ import functools
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import llama_cpp
@@ -54,22 +54,16 @@ def _address(ctx: Any) -> int:
     return int(getattr(ctx, "value", ctx) or 0)
 
 
-def watch(check: Callable[[Any, Any, Any], Any]) -> None:
-    """Have twins evaluated for whoever calls llama_cpp.llama_decode, and rows forgotten when a state is restored.
-
-    Args:
-        check: what ctypes calls after each call of a function, `errcheck`; it is called too.
-    """
+def watch() -> None:
+    """Have twins evaluated for whoever calls llama_cpp.llama_decode, and rows forgotten when a state is restored."""
 
     def decoded(result: int, function: Any, args: Sequence[Any]) -> int:
-        check(result, function, args)
         twins = _contexts.get(_address(args[0])) if result == 0 else None
         return result if twins is None else twins.decoded(args[1])
 
     def restored(result: int, function: Any, args: Sequence[Any]) -> int:
         if twins := _contexts.get(_address(args[0])):
             twins.forget()
-        check(result, function, args)
         return result
 
     llama_cpp.llama_decode.errcheck = decoded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -44,7 +43,6 @@ def runs(code: str, *args: Any, engine: str = "", quiet: bool = True, **environm
         ("import pypcd", "stock", "", "stock"),
         ("import pypcd", " Stock ", "", "stock"),
         ("import pypcd", "", STOCK, "stock"),
-        ("import llama_cpp, pypcd", "", "", "native"),
         ("import llama_cpp, pypcd", "stock", "", "stock"),
         ("import llama_cpp, pypcd", "", STOCK, "stock"),
         ("import llama_cpp, pypcd\nllm = llama_cpp.Llama(sys.argv[1], verbose=False)", "stock", "", "stock"),
@@ -118,33 +116,3 @@ def test_a_stock_library_that_does_not_load_is_one_sentence(copy: Path) -> None:
     code = "sys.path.insert(0, sys.argv[1])\nimport pypcd\ntry: pypcd.Llama\nexcept ImportError as error: print(type(error).__name__, error)"
     (said,) = runs(code, copy.parent, engine="stock")
     assert said.startswith("LibraryError libllama cannot be loaded: ") and said.endswith("reinstall llama-cpp-python")
-
-
-@pytest.mark.parametrize(
-    ("lost", "name"),
-    [
-        ("del llama_cpp.llama_memory_seq_cp", "llama_memory_seq_cp"),
-        ("llama_cpp.llama_context_params = type('params', (), {'_fields_': []})", "kv_unified"),
-    ],
-)
-def test_a_llama_cpp_without_a_call_that_is_needed_is_a_sentence(lost: str, name: str) -> None:
-    code = f"""
-import llama_cpp
-{lost}
-try:
-    import pypcd.engine
-except Exception as error:
-    print(f"{{type(error).__name__}}: {{error}}")
-"""
-    (said,) = runs(code, engine="stock")
-    assert said == (
-        f"LibraryError: llama-cpp-python {llama_cpp.__version__} has no {name}, which pypcd needs; pypcd is tested with 0.3.16 and "
-        "newer: pip install --upgrade llama-cpp-python"
-    )
-
-
-def test_the_calls_that_are_looked_for_are_those_of_the_stock_engine() -> None:
-    from pypcd import library
-
-    text = (Path(pypcd.__file__).parent / "engine/_stock.py").read_text()
-    assert set(library._CALLS) == set(re.findall(r"llama_cpp\.(llama_\w+)\(", text))

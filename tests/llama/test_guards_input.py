@@ -65,21 +65,15 @@ def test_a_recurrent_state_cannot_go_back_and_says_so(tiny: Tiny, load: Load) ->
 
 def test_nothing_to_sample_from_is_an_error(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
-    for use in (
-        lambda: llm.sample(),
-        lambda: next(llm.generate([])),
-        lambda: next(llm.generate([], reset=False)),
-        lambda: llm.eval([]) or llm.sample(),
-    ):
-        with pytest.raises(pypcd.PCDError, match=r"no logits to sample from \(0 tokens.*evaluate tokens first"):
+    for use in (lambda: llm.sample(), lambda: next(llm.generate([])), lambda: llm.eval([]) or llm.sample()):
+        with pytest.raises(
+            pypcd.PCDError, match=r"no logits to sample from \(0 tokens, idx=.*\): evaluate tokens first"
+        ):
             use()
     llm.eval(TOKENS[:30])
-    with pytest.raises(pypcd.PCDError, match=r"\(30 tokens, idx=5\): only the last token has some"):
+    with pytest.raises(pypcd.PCDError, match=r"\(30 tokens, idx=5\): .*only the last one has some"):
         llm.sample(idx=5)
     assert llm.sample(temp=0.0) == llm.sample(temp=0.0, idx=29)
-    llm.reset()
-    with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
-        llm.sample()
 
 
 def test_sampling_follows_its_own_arguments_not_those_of_an_earlier_text(tiny: Tiny, load: Load) -> None:
@@ -93,35 +87,16 @@ def test_sampling_follows_its_own_arguments_not_those_of_an_earlier_text(tiny: T
     assert next(text) == 300, "the text keeps its own"
 
 
-def test_a_state_of_another_model_or_a_damaged_one_is_refused_and_nothing_changes(tiny: Tiny, load: Load) -> None:
+def test_a_state_of_another_model_is_refused_and_nothing_changes(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
     llm.eval(TOKENS[:30])
-    alone = list(itertools.islice(llm.generate(TOKENS[:30], temp=0), 5))
-
-    def state(**changed: Any) -> llama_cpp.LlamaState:
-        made = pickle.loads(pickle.dumps(saved))
-        vars(made).update(changed)
-        return made
-
-    llm.eval([5])
     saved = llm.save_state()
-    data = saved.llama_state
-    flipped = bytes([*data[:99], data[99] ^ 1, *data[100:]])
-    for wrong, message in (
-        (state(llama_state=flipped), "the state is damaged: its bytes are not those"),
-        (state(llama_state=data[:500]), "is damaged"),
-        (state(llama_state=b"", llama_state_size=0), "is damaged"),
-        (state(llama_state_size=len(data) + 4096), "is damaged: .* bytes and .* token ids, where it says"),
-        (state(n_tokens=10**6), "is damaged"),
-        (state(n_tokens=-5), "is damaged"),
-        (state(input_ids=saved.input_ids + (np.arange(len(saved.input_ids)) == 3)), "is damaged"),
-        (state(input_ids=saved.input_ids[:3]), "is damaged"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            llm.load_state(wrong)
-    for other in (tiny("llama", seed=5), tiny("qwen2"), tiny("llama", n_vocab=400)):
+    alone = list(itertools.islice(llm.generate(TOKENS[:30], temp=0), 5))
+    for wrong in (tiny("llama", seed=5), tiny("qwen2"), tiny("llama", n_vocab=400)):
+        other = load(wrong, False)
+        other.eval(TOKENS[:30])
         with pytest.raises(ValueError, match="the state is that of another model than"):
-            load(other, False).load_state(saved)
+            llm.load_state(pickle.loads(pickle.dumps(other.save_state())))
     longer = load(tiny("llama"), False, n_ctx=512)
     longer.eval((TOKENS * 3)[:300])
     with pytest.raises(ValueError, match="the state has 300 tokens; allowed: 256, the context"):
@@ -130,10 +105,9 @@ def test_a_state_of_another_model_or_a_damaged_one_is_refused_and_nothing_change
         llm.load_state(None)
     assert list(itertools.islice(llm.generate(TOKENS[:30], temp=0), 5)) == alone
 
-    unsealed = state(llama_state=data[:500], llama_state_size=500)  # as from stock llama_cpp
-    del unsealed.seal
+    saved.llama_state, saved.llama_state_size = saved.llama_state[:500], 500
     with pytest.raises(pypcd.PCDError, match="the state cannot be restored, and the context is empty now: "):
-        llm.load_state(unsealed)
+        llm.load_state(saved)
     assert llm.n_tokens == 0
     assert list(itertools.islice(llm.generate(TOKENS[:30], temp=0), 5)) == alone
 
@@ -179,15 +153,11 @@ def test_a_logits_processors_exception_arrives(tiny: Tiny, load: Load) -> None:
 
     for processor, error, message in (
         (fails, KeyError, "mine"),
-        (lambda tokens, scores: scores[:5], ValueError, r"returned the shape \(5,\); allowed: \(384,\)"),
-        (lambda tokens, scores: None, ValueError, r"returned the shape \(\)"),
+        (lambda tokens, scores: scores[:5], ValueError, "broadcast"),
         (lambda tokens, scores: np.full_like(scores, -np.inf), ValueError, "left no token that is possible"),
-        (lambda tokens, scores: np.full_like(scores, np.nan), ValueError, "left NaN"),
     ):
         with pytest.raises(error, match=message):
             llm("abc", max_tokens=5, logits_processor=llama_cpp.LogitsProcessorList([processor]))
-        with pytest.raises(error, match=message):
-            llm.sample(logits_processor=llama_cpp.LogitsProcessorList([processor]))
         assert llm("abc", max_tokens=5, temperature=0)["choices"][0]["text"] == alone
     one = np.full(384, -np.inf, np.float32)
     one[300] = 0
@@ -208,14 +178,13 @@ def test_tokens_that_the_vocabulary_does_not_have_are_an_error(tiny: Tiny) -> No
         tiny("llama"),
         """
 llm = new(); tokenizer = llm.tokenizer()
-for use in (lambda: llm.detokenize([5, 10**6]), lambda: llm.detokenize([-1]), lambda: tokenizer.decode([384]),
-            lambda: llm._model.token_get_text(10**6), lambda: llm.detokenize([2**40 + 5])): said(use)
+for use in (lambda: llm.detokenize([5, 10**6]), lambda: llm.detokenize([-1]), lambda: tokenizer.decode([384])): said(use)
 print(llm.detokenize([]), llm.detokenize(np.array([300, 301])) == llm.detokenize([300, 301]))""",
     )
-    assert [line.split(";")[0] for line in lines[:5]] == [
-        f"InputError: token {token} is not in the vocabulary" for token in (10**6, -1, 384, 10**6, 2**40 + 5)
+    assert [line.split(";")[0] for line in lines[:3]] == [
+        f"InputError: token {token} is not in the vocabulary" for token in (10**6, -1, 384)
     ]
-    assert lines[5] == "b'' True"
+    assert lines[3] == "b'' True"
 
 
 def test_a_text_without_tokens_is_not_embedded_beside_the_memory_of_the_batch(tiny: Tiny) -> None:
@@ -225,27 +194,21 @@ def test_a_text_without_tokens_is_not_embedded_beside_the_memory_of_the_batch(ti
 llm = new(embedding=True); texts = llm.embed(["abc", "abcd"])
 class NoTokens:
     def tokenize(self, *args, **kwargs): return []
-llm.tokenizer_ = NoTokens()
-said(lambda: llm.embed("x")); said(lambda: llm._batch.set_batch([], 0, False)); said(lambda: llm._batch.set_batch([5] * 65, 0, False))
+llm.tokenizer_ = NoTokens(); said(lambda: llm.embed("x"))
 llm.tokenizer_ = llm.tokenizer(); print(np.allclose(llm.embed(["abc", "abcd"])[0], texts[0]))""",
     )
-    assert all(line.startswith("InputError: there are no tokens to evaluate") for line in lines[:2])
-    assert lines[2:] == ["InputError: a batch of 65 tokens; allowed: 64, which is this model's n_batch", "True"]
+    assert lines == ["InputError: there are no tokens to evaluate; give a text that is not empty", "True"]
 
 
 OPENING: list[tuple[dict[str, Any], str]] = [
     ({"n_batch": -5}, "n_batch is -5; allowed: an integer of at least 1"),
     ({"n_batch": 0}, "n_batch is 0; allowed"),
     ({"n_seq_max": 65, "n_batch": 64}, "n_seq_max is 65, and n_batch 64; allowed: n_seq_max of at most n_batch"),
-    ({"n_ubatch": -1}, "n_ubatch is -1; allowed: an integer of at least 0"),
     ({"n_threads": 100000}, "n_threads is 100000; allowed: an integer from -1 to 512"),
     ({"n_threads_batch": 513}, "n_threads_batch is 513; allowed"),
     ({"type_k": 999}, "type_k is 999; allowed: 0 .f32., 1 .f16."),
-    ({"type_k": 26}, "type_k is 26; allowed"),
     ({"type_k": 16}, "type_k is 16; allowed"),
     ({"type_v": 16, "flash_attn": True}, "type_v is 16; allowed"),
-    ({"embedding": True, "pooling_type": 77}, "pooling_type is 77; allowed: an integer from -1 to 4"),
-    ({"lora_scale": float("nan")}, "lora_scale is nan"),
 ]
 
 
@@ -263,52 +226,18 @@ def test_a_type_whose_blocks_do_not_fit_in_a_head_is_an_error(kwargs: dict[str, 
 def test_values_at_which_llama_cpp_ends_the_process_are_errors_at_the_opening(tiny: Tiny) -> None:
     lines = run(
         tiny("llama"),
-        "\n".join(f"said(lambda: new(**{kwargs!r})('abc', max_tokens=2))" for kwargs, _ in OPENING).replace(
-            "nan}", "float('nan')}"
-        ),
+        "\n".join(f"said(lambda: new(**{kwargs!r})('abc', max_tokens=2))" for kwargs, _ in OPENING),
     )
     for line, (kwargs, message) in zip(lines, OPENING):
         assert re.match(f"InputError: {message}", line), (kwargs, line)
     assert len(lines) == len(OPENING)
 
 
-def test_a_bias_or_a_stop_that_llama_cpp_would_misread_is_an_error(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    for bias in ({384: 1.0}, {-1: 1.0}, {"5000": 1.0}):
-        with pytest.raises(ValueError, match="logit_bias's token is .*; allowed: an integer from 0 to 383"):
-            llm("abc", max_tokens=2, logit_bias=bias)
-    with pytest.raises(ValueError, match="left NaN"):
-        llm("abc", max_tokens=2, logit_bias={5: float("nan")})
-    for stop in ("", ["x", ""]):
-        with pytest.raises(ValueError, match="allowed: texts that are not empty"):
-            llm("abc", max_tokens=2, stop=stop)
-        with pytest.raises(ValueError, match="allowed: texts that are not empty"):
-            llm("abc", None, 2, 0.8, 0.95, 0.05, 1.0, None, False, stop)
-    assert llm("abc", max_tokens=2, stop=None)["usage"]["completion_tokens"] == 2
-
-
-@pytest.mark.parametrize(
-    "given",
-    ["json", {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}],
-)
-def test_a_form_of_answers_that_llama_cpp_would_pass_over_is_an_error(given: Any, tiny: Tiny, load: Load) -> None:
+@pytest.mark.parametrize("given", [{"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}])
+def test_a_form_of_answers_without_a_schema_is_an_error(given: Any, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama", chat_template=CHAT_TEMPLATE), False)
     with pytest.raises(ValueError, match=r"response_format is .*; allowed"):
         llm.create_chat_completion([{"role": "user", "content": "abc"}], response_format=given)
-
-
-def test_a_bias_and_a_processor_both_count(tiny: Tiny, load: Load) -> None:
-    """llama_cpp drops both where both are given, and writes into the caller's list."""
-    llm, seen = load(tiny("llama"), False), []
-
-    def processor(tokens: Any, scores: Any) -> Any:
-        seen.append(len(tokens))
-        return scores
-
-    processors = llama_cpp.LogitsProcessorList([processor])
-    one = llm("abc", max_tokens=3, temperature=0, logit_bias={300: 1000.0}, logits_processor=processors)
-    assert one["choices"][0]["text"] == llm.detokenize([300] * 3).decode()
-    assert len(seen) == 3 and len(processors) == 1
 
 
 def test_latent_keys_in_blocks_are_not_moved(tiny: Tiny) -> None:
@@ -318,12 +247,10 @@ def test_latent_keys_in_blocks_are_not_moved(tiny: Tiny) -> None:
         """
 from pypcd import engine
 for kwargs in ({"type_k": 8, "type_v": 8, "flash_attn": True}, {}):
-    llm = new(**kwargs); llm.eval(list(range(5, 40))); llm._ctx.kv_cache_seq_rm(0, 3, 6)
-    print(engine.can_shift(llm)); said(lambda: llm._ctx.kv_cache_seq_shift(0, 6, -1, -3))
-    if not kwargs:
-        llm.n_tokens -= 3; llm.eval([5]); print(llm.n_tokens)""",
+    llm = new(**kwargs); llm.eval(list(range(5, 40))); engine.rewind(llm, 30)
+    print(engine.can_shift(llm)); said(lambda: engine.shift(llm, 0, 6, 30, 3))""",
     )
     assert lines[0] == "False" and lines[1].startswith(
         "PCDError: the keys of this context are stored in blocks (type_k=8)"
     )
-    assert lines[2:] == ["True", "returned None", "33"]
+    assert lines[2:] == ["True", "returned None"]
