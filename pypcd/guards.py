@@ -10,7 +10,6 @@ generate() also sees whether somebody else has evaluated meanwhile. Knows nothin
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import threading
@@ -73,18 +72,6 @@ class StreamGuard:
     def is_latest(self) -> bool:
         """Whether nobody else has evaluated since."""
         return bool(self._n_changes == self._llm._n_changes)
-
-    @contextlib.contextmanager
-    def ending(self) -> Iterator[bool]:
-        """The block that ends it, in whichever thread drops it: alone in the model, and True; or False where somebody else has
-        evaluated, or is about to in a call that holds the ModelLock. Waiting for that call could be for ever."""
-        lock = self._llm._lock
-        is_alone = lock.acquire(blocking=False)
-        try:
-            yield is_alone and self.is_latest()
-        finally:
-            if is_alone:
-                lock.release()
 
     def steps(self) -> Generator[Any, Any, None]:
         """

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import inspect
 import os
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -15,13 +14,11 @@ from pypcd import engine as lib  # first: it reports a wrong or missing library
 # isort: split
 import llama_cpp
 import numpy as np
-import numpy.typing as npt
 from typing_extensions import Self
 
 from pypcd import arguments, guards, machine, states, threads
 from pypcd.checks import Integer
 from pypcd.config import PCDConfig, PCDSetting, Profile, load
-from pypcd.drafts import DraftModel, Drafts
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
 from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError, rename
 from pypcd.gguf import explained, resolve_model
@@ -87,8 +84,8 @@ class Llama(llama_cpp.Llama):
         n_threads_batch: how many threads read prompts; None: n_threads if that is given, else the number of cores, or a
             faster one.
         verbose: whether llama.cpp's log is printed (llama_cpp's default is True).
-        draft_model: proposes tokens that are evaluated ahead. It does not turn logits_all on, and how many of its tokens
-            are evaluated is measured (llama_cpp evaluates all); see `draft_model`.
+        draft_model: proposes tokens that are evaluated ahead, as llama_cpp.Llama does it, while PCD is off. Beside it PCD is an
+            UnsupportedError.
         progress: called after each batch of a prompt of more than one, with the number of tokens that are evaluated and that of all
             that have to be; what it raises stops the evaluation there.
         **kwargs: the other arguments of llama_cpp.Llama.
@@ -119,7 +116,7 @@ class Llama(llama_cpp.Llama):
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         verbose: bool = False,
-        draft_model: DraftModel | None = None,
+        draft_model: llama_cpp.llama_speculative.LlamaDraftModel | None = None,
         progress: Callable[[int, int], object] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -136,13 +133,8 @@ class Llama(llama_cpp.Llama):
         self._n_changes = 0  # of the cache, by eval() and load_state()
         self._is_prompt = False  # the next evaluation is that of generate()'s prompt
         self._is_restored = False  # by load_state: then there are no logits of the last token
-        # drafted tokens
-        self._drafts: Drafts | None = None
-        self._n_certain: int | None = None  # in a step with drafted tokens: how many tokens of the text are certain
-        self._n_unread = 0  # rows of the last evaluation behind the one that was sampled from
         # logits processors, grammars
         self._processors: guards.Processors | None = None  # those of the sampler
-        self._n_shown: int | None = None  # how many tokens a logits processor sees; None: all
         self._is_whole = False  # within a call that returns a whole answer
         self._n_constrained = 0  # answers left plain under a grammar
         self._answer = PCDAnswer()
@@ -174,20 +166,21 @@ class Llama(llama_cpp.Llama):
         arguments.check_opening(path, kwargs, self._n_seq_max)
         try:
             try:
-                super().__init__(path, **kwargs)
+                super().__init__(path, draft_model=draft_model, **kwargs)
             except PCDError:
                 raise
             except (ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load {path}: {explained(lib.last_errors() or str(error))}") from error
             lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
-            self._fingerprint, self._weights_id = states.fingerprint(path), states.weights_id(path)
-            self._keeps_state = lib.is_recurrent(self)
+            # a draft model turns it on, though `scores` has rows for n_batch tokens alone then
+            self._logits_all = bool(kwargs.get("logits_all"))
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
+            self._fingerprint, self._weights_id = states.fingerprint(path), states.weights_id(path)
+            self._keeps_state = lib.is_recurrent(self)
             self.pcd = config
             self._warn_profile_mismatch(pcd)
             self._warn_beyond_training(kwargs)
-            self.draft_model = draft_model
         except BaseException:
             self.close()  # a traceback may keep this object alive for long
             raise
@@ -240,7 +233,6 @@ class Llama(llama_cpp.Llama):
     @pcd.setter
     def pcd(self, setting: PCDSetting) -> None:
         config = self._resolve(setting)
-        self._forget_unread()  # its logits are not the new setting's
         self._apply(config)
         if self._pcd is not None:
             lib.trim_pcd(self)
@@ -288,12 +280,25 @@ class Llama(llama_cpp.Llama):
             ValueError, TypeError, FileNotFoundError: it is not a setting.
         """
         config = PCDConfig.resolve(setting, self._pcd)
+        self._check_drafts(config)
         refusal = lib.pcd_refusal(self, config)
         if config is not None and refusal is not None:
             raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {refusal}")
 
+    def _check_drafts(self, config: PCDConfig | None) -> None:
+        """
+        Raises:
+            UnsupportedError: PCD is on, and there is a draft model.
+        """
+        if config is not None and self.draft_model is not None:
+            raise UnsupportedError(
+                f"PCD ({config.describe()}) cannot run here: there is a draft model, whose tokens are not contrasted; set "
+                "draft_model to None, or leave PCD off"
+            )
+
     def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
         """Put a setting in force; combine=False leaves the contrast to a sampler."""
+        self._check_drafts(config)
         self._read_back()
         if config == self._pcd and combine == self._combines:
             return
@@ -357,7 +362,9 @@ class Llama(llama_cpp.Llama):
         if setting is None:
             lib.unset_sequence_pcd(self, seq_id)
         else:
-            lib.set_sequence_pcd(self, seq_id, self._resolve(setting))
+            config = self._resolve(setting)
+            self._check_drafts(config)
+            lib.set_sequence_pcd(self, seq_id, config)
         self._requires_eval = True  # the present logits were made under the old setting
 
     # -- generation ------------------------------------------------------------------------------------------------
@@ -438,6 +445,7 @@ class Llama(llama_cpp.Llama):
             raise PCDError(
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
+        self._check_drafts(self._pcd)  # it may have been assigned meanwhile
         is_asked = pcd is not None or self._call_has_pcd or self._pcd is None
         is_left_plain = not is_asked and _has_grammar(args, kwargs)
         if is_left_plain and self._is_whole:
@@ -452,8 +460,6 @@ class Llama(llama_cpp.Llama):
         has the last token of a prompt evaluated alone, as it is if the prompt is asked again and all others are in the cache: a contrast
         multiplies the rounding that differs between batches of different sizes.
 
-        In a step of generate() with drafted tokens all logits are read, and each of its tokens gets a twin.
-
         Raises:
             ValueError: they do not fit in the context; nothing is evaluated.
             PCDError: llama_decode failed; the message has its reason.
@@ -462,22 +468,19 @@ class Llama(llama_cpp.Llama):
         lib.check_decoder(self)
         tokens = list(tokens)
         self._n_changes += 1
-        if not self._lock.in_callback:  # a stream that lies open, or was dropped while another thread had the turn
-            self._forget_unread()
-        is_step = self._drafts is not None and self._drafts.starts_step((self._pcd, self._combines))
         if self.n_tokens + len(tokens) > self.n_ctx():
             raise InputError(
                 f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
                 "shorten the prompt or load the model with a larger n_ctx"
             )
-        if len(tokens) > 1 and not is_step:
+        if len(tokens) > 1:
             self._renew_threads()
         n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
-        n_past, started = self.n_tokens, time.perf_counter()
+        n_past = self.n_tokens
         is_prompt, self._is_prompt = self._is_prompt and bool(self._lock.in_callback), False
         if is_prompt and self._pcd is not None and tokens and not self._logits_all:
             n_head = len(tokens) - 1
-        is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1 and not is_step)
+        is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1)
         if self._pcd is not None and tokens and is_prompt:
             # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
             lib.begin_answer(self, n_past + len(tokens) - 1)
@@ -488,24 +491,20 @@ class Llama(llama_cpp.Llama):
                     super().eval(tokens[at : min(at + self.n_batch, n_head)])
                 if self.progress is not None and len(tokens) > self.n_batch:
                     self.progress(min(at + self.n_batch, n_head), len(tokens))
-            if is_step and not (n_head or self._logits_all):
-                self._eval_with_all_rows(tokens)
-            else:
+            if self.draft_model is None or is_prompt or n_head or self._logits_all:
                 super().eval(tokens[n_head:])
+            else:
+                self._eval_with_all_rows(tokens)
             if self.progress is not None and len(tokens) > self.n_batch:
                 self.progress(len(tokens), len(tokens))
         except PCDError:
             raise
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {lib.reason()}") from error
-        self._n_certain, self._n_unread = n_past + 1 if is_step and len(tokens) > 1 else None, 0
         self._is_restored = self._is_restored and not tokens
-        if is_step and self._drafts is not None:
-            lib.synchronize(self)
-            self._drafts.note(len(tokens), time.perf_counter() - started)
 
     def _eval_with_all_rows(self, tokens: list[int]) -> None:
-        """llama_cpp.Llama.eval with a row for each token, as with logits_all, but without a copy in `scores`."""
+        """llama_cpp.Llama.eval with a row for each drafted token, as with logits_all, but without a copy in `scores`."""
         lib.rewind(self, self.n_tokens)
         self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=True)
         self._ctx.decode(self._batch)
@@ -514,14 +513,12 @@ class Llama(llama_cpp.Llama):
         self._requires_eval = False
 
     def save_state(self) -> llama_cpp.LlamaState:
-        """llama_cpp.Llama.save_state, without drafted tokens that generate() has not read."""
-        self._forget_unread()
+        """llama_cpp.Llama.save_state, with what tells this model's states from others'."""
         state = super().save_state()
         return states.sealed(self._fingerprint, state)
 
     def reset(self) -> None:
         """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""
-        self._n_certain, self._n_unread = None, 0
         if not self._keeps_state:
             super().reset()
             return
@@ -551,7 +548,7 @@ class Llama(llama_cpp.Llama):
         """
         state = states.fitted(self.model_path, self._fingerprint, state, len(self.input_ids), self.n_ctx(), self.scores)
         self._n_changes += 1
-        self._n_certain, self._n_unread, self._is_restored = None, 0, True
+        self._is_restored = True
         lib.clear_errors()
         try:
             super().load_state(state)
@@ -574,7 +571,7 @@ class Llama(llama_cpp.Llama):
         self.n_tokens = 0
         self._n_changes += 1
         lib.load_sequence(self, os.fspath(path))
-        self._n_certain, self._n_unread, self._is_restored = None, 0, True
+        self._is_restored = True
         self.input_ids[: len(tokens)] = tokens
         self.n_tokens, self._requires_eval = len(tokens), True
         lib.set_tokens(self, tokens)
@@ -600,30 +597,10 @@ class Llama(llama_cpp.Llama):
         """How many sequences batches may carry."""
         return self._n_seq_max
 
-    # -- drafted tokens --------------------------------------------------------------------------------------------
-
-    @property
-    def draft_model(self) -> Any:
-        """What proposes tokens that are evaluated ahead: the given draft model (`.model`) behind a choice of how many of
-        its tokens pay. Assign any llama_cpp.LlamaDraftModel, or None."""
-        return self._drafts
-
-    @draft_model.setter
-    def draft_model(self, model: DraftModel | None) -> None:
-        if isinstance(model, Drafts):
-            model = model.model
-        if model is not None and lib.is_recurrent(self):
-            lib.logger.warning(
-                "draft_model is not used: this model has recurrent layers, which cannot go back where a guess was wrong"
-            )
-            model = None
-        n_batch = min(self.n_batch, self.context_params.n_ubatch) if model is not None else 0
-        self._drafts = None if model is None else Drafts(model, self.n_ctx(), n_batch)
+    # -- sampling --------------------------------------------------------------------------------------------------
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """llama_cpp.Llama.sample; a logits processor does not see the drafted tokens behind the one that is continued.
-
-        After load_state() the last token is evaluated again, since a state has no logits.
+        """llama_cpp.Llama.sample. After load_state() the last token is evaluated again, since a state has no logits.
 
         Raises:
             PCDError: there are no logits to sample from.
@@ -637,9 +614,6 @@ class Llama(llama_cpp.Llama):
                 f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): evaluate tokens first; of those, only the "
                 "last one has some, unless logits_all=True"
             )
-        if idx is not None and self._n_certain is not None:
-            self._n_certain = self._n_shown = idx + 1
-            self._n_unread = self.n_tokens - self._n_certain
         before, sampler, processors = self._lock.in_callback, self._sampler, self._processors
         self._lock.in_callback = "sample"
         if before != "generate":
@@ -652,7 +626,6 @@ class Llama(llama_cpp.Llama):
                 self._note(token, at)
             return token
         finally:
-            self._n_shown = None
             self._lock.in_callback, self._sampler, self._processors = before, sampler, processors
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -663,12 +636,8 @@ class Llama(llama_cpp.Llama):
         kwargs["logits_processor"] = self._processors
         return super()._init_sampler(*args, **kwargs)
 
-    @property
-    def _input_ids(self) -> npt.NDArray[np.intc]:
-        return self.input_ids[: self.n_tokens if self._n_shown is None else self._n_shown]
-
     def _text_of(self, tokens: Generator[_T, Any, None], is_left_plain: bool) -> Generator[_T, Any, None]:
-        """The same generator; at its end, drafted tokens that nobody read go, and the text is that of decoding without."""
+        """The same generator, as the text of one answer that nobody else may change."""
         with self._lock:
             if is_left_plain:
                 if not self._n_constrained:
@@ -678,18 +647,7 @@ class Llama(llama_cpp.Llama):
             if self._pcd is not None and self._pcd.min_first_entropy:
                 self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
             text = guards.StreamGuard(self, tokens)
-        try:
-            yield from text.steps()
-        finally:
-            with text.ending() as is_latest:
-                if is_latest:
-                    self._forget_unread()
-
-    def _forget_unread(self) -> None:
-        if self._n_certain is not None and self._n_certain < self.n_tokens and lib.is_open(self):
-            self.n_tokens = self._n_certain
-            self._requires_eval = True
-            lib.rewind(self, self.n_tokens)
+        yield from text.steps()
 
     def _note(self, token: int, at: int) -> None:
         """Count a token of the answer, sampled from row `at`, in last_answer."""
@@ -708,12 +666,12 @@ class Llama(llama_cpp.Llama):
 
         Args:
             i: which token: its index in the batch, or negative, counted from the end of those whose logits were
-                requested; drafted tokens that generate() has not read yet do not count.
+                requested.
 
         Raises:
             PCDError: the last evaluation was without PCD, or there was none.
         """
-        return lib.pcd_logits(self, i - self._n_unread if i < 0 else i)
+        return lib.pcd_logits(self, i)
 
     @property
     def last_answer(self) -> PCDAnswer:
@@ -754,7 +712,6 @@ class Llama(llama_cpp.Llama):
             **super().__getstate__(),
             "n_threads": self._n_threads[0],
             "n_threads_batch": self._n_threads[1],
-            "draft_model": self._drafts and self._drafts.model,
             "pcd": self._pcd,
             "engine": self._engine,
             "n_seq_max": self._n_seq_max,

@@ -133,16 +133,6 @@ def test_a_rewind_goes_back_below_it_and_so_does_a_state(cache: str, tiny: Tiny,
     check_rows(other, path, TOKENS[:30])
 
 
-@pytest.mark.parametrize("cache", CACHES)
-def test_drafted_tokens_change_nothing(cache: str, tiny: Tiny, load: Load) -> None:
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-    path, setting = tiny("llama"), {"cache": cache, "min_context": 50}
-    wanted, plain = greedy(load(path, setting), 30), greedy(load(path, False), 30)
-    drafted = load(path, setting, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=3))
-    assert greedy(drafted, 30) == wanted != plain and wanted[:9] == plain[:9]
-
-
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     floor=st.integers(1, 60),

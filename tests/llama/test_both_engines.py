@@ -10,10 +10,10 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import TOKENS, Load, Tiny, native_row, tolerance
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
+import research.methods  # noqa: F401  beam and cad
 from pypcd.decode import parse
 from pypcd.prompt import Prompt
 
@@ -101,7 +101,6 @@ CALLS: dict[str, tuple[Callable[[pypcd.Llama], Any], dict[str, Any]]] = {
     "logit_bias": (lambda llm: text(llm(PROMPT, logit_bias={40: 3.0, 41: -9.0}, **SHORT)), {}),
     "processor": (processed, {}),
     "generate": (lambda llm: list(itertools.islice(llm.generate(TOKENS[:50], temp=0.0), 20)), {}),
-    "drafts": (lambda llm: text(llm(PROMPT * 2, **SHORT)), {"draft_model": LlamaPromptLookupDecoding(2, 4)}),
     "small batches": (lambda llm: text(llm(PROMPT, **SHORT)), {"n_batch": 16, "n_ubatch": 8}),
     "prefixes": (continued, {}),
     "state": (restored, {}),

@@ -32,7 +32,6 @@ USES: dict[str, str] = {  # each public method and property that needs the model
     "create_embedding": "llm.create_embedding('x')",
     "ctx": "llm.ctx",
     "detokenize": "llm.detokenize([5, 6])",
-    "draft_model": "setattr(llm, 'draft_model', llama_cpp.llama_speculative.LlamaPromptLookupDecoding())",
     "embed": "llm.embed('x')",
     "eval": "llm.eval([1, 2])",
     "generate": "next(llm.generate([1, 2]))",

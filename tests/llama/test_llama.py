@@ -563,17 +563,3 @@ def test_the_last_answer_is_counted_as_its_rows_say(setting, temp):
         assert llm.last_answer.setting == pypcd.PCDConfig() and llm.last_answer.n_tokens <= 3
         llm.create_completion("x", max_tokens=3, pcd=False)
         assert str(llm.last_answer) == "PCD off"
-
-
-def test_drafts_leave_the_count_of_an_answer_as_it_is():
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-    text = '{"9c34-54c5": "8044-44b2", "1d2e-77a0": "5fa0-913c"}\n{"9c34-54c5": "8044-44b2", "1d2e-77a0": "5fa0-913c"}\nKey: "9c34'
-    made = []
-    for draft in (None, LlamaPromptLookupDecoding(num_pred_tokens=4)):
-        with pypcd.Llama(
-            "demo", n_ctx=512, n_threads=1, n_threads_batch=1, pcd="window:window=16", draft_model=draft
-        ) as llm:
-            llm.create_completion(text, max_tokens=24, temperature=0)
-            made.append(llm.last_answer)
-    assert made[0] == made[1] and made[0].n_contrasted
