@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from pypcd import engine as lib  # first: it reports a wrong or missing library
 
@@ -23,10 +23,18 @@ from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
 from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError, rename
 from pypcd.gguf import explained, resolve_model
 from pypcd.remote import Servers, parse_servers
-from pypcd.signatures import shows_arguments_of
 
 if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletion, ChatCompletionChunk  # type: ignore[import-not-found,unused-ignore]
+    from llama_cpp.llama_speculative import LlamaDraftModel
+    from llama_cpp.llama_types import (
+        ChatCompletionRequestMessage,
+        CreateChatCompletionResponse,
+        CreateChatCompletionStreamResponse,
+        CreateCompletionResponse,
+    )
+    from typing_extensions import Unpack
+
+    from pypcd import options
 
 __all__ = ["Llama"]
 
@@ -39,7 +47,7 @@ LEFT_PLAIN = (
     "itself turns it on (docs/settings.md, Structured output)"
 )
 
-_GRAMMAR = list(inspect.signature(llama_cpp.Llama.generate).parameters).index("grammar") - 1  # without self
+_GRAMMAR = list(inspect.signature(llama_cpp.Llama.generate).parameters).index("grammar") - 2  # without self and tokens
 
 
 def _has_grammar(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -48,7 +56,6 @@ def _has_grammar(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return (args[_GRAMMAR] if len(args) > _GRAMMAR else kwargs.get("grammar")) is not None
 
 
-@shows_arguments_of(llama_cpp.Llama)
 @guards.guarded
 class Llama(llama_cpp.Llama):
     """A llama_cpp.Llama with Positional Contrastive Decoding (PCD).
@@ -116,11 +123,12 @@ class Llama(llama_cpp.Llama):
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         verbose: bool = False,
-        draft_model: llama_cpp.llama_speculative.LlamaDraftModel | None = None,
+        draft_model: LlamaDraftModel | None = None,
         progress: Callable[[int, int], object] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[options.Opening],
     ) -> None:
-        arguments.check_keywords(kwargs)
+        opening: dict[str, Any] = {**kwargs}
+        arguments.check_keywords(opening)
         if progress is not None and not callable(progress):
             raise ArgumentError(f"progress is {progress!r}; allowed: a function of two numbers of tokens, or None")
         self.progress = progress
@@ -156,31 +164,31 @@ class Llama(llama_cpp.Llama):
             n_gpu_layers = -1 if gpu else 0
         if flash_attn is None:
             flash_attn = gpu and n_gpu_layers != 0
-        kwargs.update(verbose=verbose, n_gpu_layers=n_gpu_layers, flash_attn=flash_attn, n_ctx=n_ctx)
-        kwargs["n_ctx"] = machine.checked_n_ctx(path, kwargs, remote=remote)
+        opening.update(verbose=verbose, n_gpu_layers=n_gpu_layers, flash_attn=flash_attn, n_ctx=n_ctx)
+        opening["n_ctx"] = machine.checked_n_ctx(path, opening, remote=remote)
         self._n_threads = n_threads, n_threads_batch  # as given
-        self._width = threads.width_of(path, {**kwargs, "rpc_servers": servers})
+        self._width = threads.width_of(path, {**opening, "rpc_servers": servers})
         self._threads = threads.choose(self._width, *self._n_threads)
-        kwargs["n_threads"], kwargs["n_threads_batch"] = self._threads.decode, self._threads.batch
+        opening["n_threads"], opening["n_threads_batch"] = self._threads.decode, self._threads.batch
 
-        arguments.check_opening(path, kwargs, self._n_seq_max)
+        arguments.check_opening(path, opening, self._n_seq_max)
         try:
             try:
-                super().__init__(path, draft_model=draft_model, **kwargs)
+                super().__init__(path, draft_model=draft_model, **opening)
             except PCDError:
                 raise
             except (ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load {path}: {explained(lib.last_errors() or str(error))}") from error
             lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
             # a draft model turns it on, though `scores` has rows for n_batch tokens alone then
-            self._logits_all = bool(kwargs.get("logits_all"))
+            self._logits_all = bool(opening.get("logits_all"))
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self._fingerprint, self._weights_id = states.fingerprint(path), states.weights_id(path)
             self._keeps_state = lib.is_recurrent(self)
             self.pcd = config
             self._warn_profile_mismatch(pcd)
-            self._warn_beyond_training(kwargs)
+            self._warn_beyond_training(opening)
         except BaseException:
             self.close()  # a traceback may keep this object alive for long
             raise
@@ -369,27 +377,68 @@ class Llama(llama_cpp.Llama):
 
     # -- generation ------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """create_completion()."""
-        return self._call(pcd, super().__call__, *args, **kwargs)
-
+    @overload  # type: ignore[override]  # llama_cpp.Llama's have no overloads
+    def create_completion(
+        self,
+        prompt: str | list[int],
+        *,
+        stream: Literal[False] = False,
+        pcd: PCDSetting = None,
+        **kwargs: Unpack[options.Completion],
+    ) -> CreateCompletionResponse: ...
+    @overload
+    def create_completion(
+        self,
+        prompt: str | list[int],
+        *,
+        stream: Literal[True],
+        pcd: PCDSetting = None,
+        **kwargs: Unpack[options.Completion],
+    ) -> Iterator[CreateCompletionResponse]: ...
+    @overload
+    def create_completion(
+        self, prompt: str | list[int], *, stream: bool, pcd: PCDSetting = None, **kwargs: Unpack[options.Completion]
+    ) -> CreateCompletionResponse | Iterator[CreateCompletionResponse]: ...
     def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """llama_cpp.Llama.create_completion, with a PCD setting of its own if one is given.
+        """llama_cpp.Llama.create_completion, with a PCD setting of its own if one is given; calling the object does the same.
 
         Args:
             pcd: for this call and its stream alone, anything that the `pcd` of Llama takes; None: `llm.pcd`, but off under a grammar.
         """
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
+    __call__ = create_completion  # type: ignore[assignment]
+
+    @overload  # type: ignore[override]
+    def create_chat_completion(
+        self,
+        messages: list[ChatCompletionRequestMessage],
+        *,
+        stream: Literal[False] = False,
+        pcd: PCDSetting = None,
+        **kwargs: Unpack[options.Chat],
+    ) -> CreateChatCompletionResponse: ...
+    @overload
+    def create_chat_completion(
+        self,
+        messages: list[ChatCompletionRequestMessage],
+        *,
+        stream: Literal[True],
+        pcd: PCDSetting = None,
+        **kwargs: Unpack[options.Chat],
+    ) -> Iterator[CreateChatCompletionStreamResponse]: ...
+    @overload
+    def create_chat_completion(
+        self,
+        messages: list[ChatCompletionRequestMessage],
+        *,
+        stream: bool,
+        pcd: PCDSetting = None,
+        **kwargs: Unpack[options.Chat],
+    ) -> CreateChatCompletionResponse | Iterator[CreateChatCompletionStreamResponse]: ...
     def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given."""
         return self._call(pcd, super().create_chat_completion, *args, **kwargs)
-
-    def create_chat_completion_openai_v1(
-        self, *args: Any, **kwargs: Any
-    ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
-        """create_chat_completion(), with an answer of the types of the package openai, which has to be installed."""
-        return super().create_chat_completion_openai_v1(*args, **kwargs)
 
     def _call(self, setting: PCDSetting, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
@@ -435,7 +484,9 @@ class Llama(llama_cpp.Llama):
 
         return under_it()
 
-    def generate(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
+    def generate(  # type: ignore[override]
+        self, tokens: Sequence[int], *args: Any, pcd: PCDSetting = None, **kwargs: Unpack[options.Generation]
+    ) -> Generator[int, Sequence[int] | None, None]:
         """llama_cpp.Llama.generate, with a PCD setting of its own if one is given.
 
         Raises:
@@ -452,8 +503,8 @@ class Llama(llama_cpp.Llama):
             self._apply(None)
         elif is_left_plain:
             pcd = False
-        tokens = self._text_of(super().generate(*args, **kwargs), is_left_plain)
-        return tokens if pcd is None else self._steps(pcd, tokens)
+        text = self._text_of(super().generate(tokens, *args, **kwargs), is_left_plain)
+        return text if pcd is None else self._steps(pcd, text)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin. With PCD generate()
@@ -599,7 +650,7 @@ class Llama(llama_cpp.Llama):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def sample(self, *args: Any, **kwargs: Any) -> int:
+    def sample(self, *args: Any, **kwargs: Unpack[options.Sample]) -> int:  # type: ignore[override]
         """llama_cpp.Llama.sample. After load_state() the last token is evaluated again, since a state has no logits.
 
         Raises:
@@ -685,9 +736,11 @@ class Llama(llama_cpp.Llama):
     # -- life ------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Self:
+    def from_pretrained(  # type: ignore[override]
+        cls, repo_id: str, filename: str | None, *args: Any, **kwargs: Unpack[options.FromHub]
+    ) -> Self:
         """Opens a model file of the Hugging Face Hub, which is downloaded if need be; the package huggingface-hub has to be installed."""
-        return super().from_pretrained(*args, **kwargs)  # type: ignore[return-value]  # it calls cls()
+        return super().from_pretrained(repo_id, filename, *args, **kwargs)  # type: ignore[return-value]  # it calls cls()
 
     def close(self) -> None:
         """Free the model. What needs it raises PCDError from then on; a second close() does nothing.

@@ -63,7 +63,7 @@ FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
     "exports", "floors", "gate0", "graphs", "graphwalks", "kv", "layers", "limits", "longbench", "metrics", "mrcr",
     "nocache", "nolima", "packaging", "places", "progress", "report", "import_layers", "ruler", "ruler_files", "salience", "sampler", "sequences",
-    "signatures", "spectrum", "stats", "study_table", "table", "tap", "tasks",
+    "spectrum", "stats", "table", "tap", "tasks",
 }  # fmt: skip
 
 

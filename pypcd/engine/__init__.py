@@ -33,7 +33,6 @@ from pypcd.engine._context import (
     set_abort,
     set_threads,
     shift,
-    synchronize,
 )
 from pypcd.engine._devices import (
     backends,
@@ -174,7 +173,6 @@ __all__ = [
     "step_times",
     "supports_gpu",
     "suspended",
-    "synchronize",
     "tap",
     "timed_steps",
     "token_bytes",

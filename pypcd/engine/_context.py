@@ -33,7 +33,6 @@ __all__ = [
     "set_abort",
     "set_threads",
     "shift",
-    "synchronize",
 ]
 
 _ALL = -1  # sequences
@@ -188,11 +187,6 @@ def cache_settings(llm: llama_cpp.Llama) -> str:
         if value != other:
             words.append(f"{name}={value:g}")
     return " ".join(words)
-
-
-def synchronize(llm: llama_cpp.Llama) -> None:
-    """Wait until what was decoded is computed: a GPU goes on after llama_decode has returned."""
-    llama_cpp.llama_synchronize(context(llm))
 
 
 def can_shift(llm: llama_cpp.Llama) -> bool:

@@ -16,10 +16,10 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 # the layers, lowest first; a module may import from its own layer and those below
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "extras", "checks", "fields", "files", "config", "method", "drafts", "ggml", "library", "signatures"},
+    {"errors", "extras", "checks", "fields", "files", "config", "method", "ggml", "library"},
     {"gguf", "remote"},
     {"engine"},
-    {"arguments", "guards", "llama", "machine", "sampler", "states", "threads"},
+    {"arguments", "guards", "llama", "machine", "options", "sampler", "states", "threads"},
     {"prompt", "prompt_cache", "document", "vocabulary", "served"},
     {"decode", "server"},
     {"bench", "evaluation", "explain"},

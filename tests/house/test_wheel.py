@@ -86,12 +86,7 @@ def test_ggml_is_left_to_llama_cpp_python(wheel: Path) -> None:
 
 
 def test_type_checkers_find_what_models_take(wheel: Path) -> None:
-    spec = importlib.util.find_spec("llama_cpp")
-    assert spec and spec.origin
-    command = [sys.executable, ROOT / "cmake/stub.py", Path(spec.origin).parent.parent]
-    made = subprocess.run(command, capture_output=True, check=True).stdout
     with zipfile.ZipFile(wheel) as archive:
-        assert archive.read("pypcd/llama.pyi") == made and b"pcd: PCDSetting=" in made
         assert archive.read("pypcd/py.typed") == b""
 
 

@@ -464,7 +464,7 @@ def test_from_pretrained_passes_pcd_on(hub: None) -> None:
 
 
 def test_the_defaults_are_as_the_signature_and_the_docstring_say(tiny: Tiny) -> None:
-    shown, text = inspect.signature(pypcd.Llama).parameters, inspect.getdoc(pypcd.Llama.__init__) or ""
+    shown, text = inspect.signature(pypcd.Llama).parameters, inspect.getdoc(pypcd.Llama) or ""
     with contextlib.closing(pypcd.Llama(tiny("llama"))) as llm:
         assert llm.pcd is None
         assert shown["verbose"].default is False and llm.verbose is False

@@ -2,8 +2,7 @@
 
     python tests/typed/check.py     # with mypy and basedpyright in that Python's environment
 
-Each has to report the lines that are marked as wrong, and no other. stubtest then compares the stub with what inspect finds at
-run time, but for the former names in former.txt.
+Each has to report the lines that are marked as wrong, and no other.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -71,17 +69,12 @@ def main() -> int:
         folder = Path(name)
         for program in PROGRAMS:
             (folder / program).write_bytes((HERE / program).read_bytes())
-        where = run(["pip", "show", "--files", "llama-pcd"], folder).stdout
-        if not re.search(r"^  pypcd[\\/]llama\.pyi$", where, re.MULTILINE):
-            raise SystemExit("the installed pypcd has no llama.pyi; run scripts/install")
         wanted = marked(folder)
         wrong = [*differences("mypy", mypy(folder), wanted), *differences("pyright", pyright(folder), wanted)]
-        stubtest = run(["mypy.stubtest", "--allowlist", str(HERE / "former.txt"), "pypcd.llama"], folder)
     print(*wrong, sep="\n", end="\n" if wrong else "")
-    print(stubtest.stdout + stubtest.stderr, end="")
-    if not wrong and stubtest.returncode == 0:
+    if not wrong:
         print(f"mypy and pyright find the {len(wanted)} wrong lines and nothing else")
-    return int(bool(wrong) or stubtest.returncode != 0)
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

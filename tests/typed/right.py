@@ -48,7 +48,7 @@ def ask(question: str, pcd: pypcd.PCDSetting = None) -> str:
 answer = llm("Once", max_tokens=8, temperature=0.0, pcd=False)
 assert_type(answer, CreateCompletionResponse)
 assert_type(answer["choices"][0]["text"], str)
-assert_type(llm.create_completion([1, 2, 3], None, 8, stream=False), CreateCompletionResponse)
+assert_type(llm.create_completion([1, 2, 3], max_tokens=8, stream=False), CreateCompletionResponse)
 for part in llm("Once", stream=True, stop=["."], pcd="window:relative_top=0.1"):
     assert_type(part["choices"][0]["finish_reason"], "Literal['stop', 'length'] | None")
 

@@ -1,0 +1,47 @@
+"""The keyword arguments that type checkers know are those that llama_cpp.Llama has at run time."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import llama_cpp
+import pytest
+
+import pypcd
+from pypcd import options
+
+NAMED = set(inspect.signature(pypcd.Llama.__init__).parameters) - {"self", "kwargs"}
+WRITTEN: dict[str, tuple[Any, set[str]]] = {  # the method of llama_cpp.Llama, and what pypcd's names itself
+    "Opening": (llama_cpp.Llama.__init__, NAMED),
+    "Completion": (llama_cpp.Llama.create_completion, {"prompt", "stream"}),
+    "Chat": (llama_cpp.Llama.create_chat_completion, {"messages", "stream"}),
+    "Generation": (llama_cpp.Llama.generate, {"tokens"}),
+    "Sample": (llama_cpp.Llama.sample, set()),
+    "FromHub": (llama_cpp.Llama.from_pretrained, {"repo_id", "filename"}),
+}
+
+
+def typed(name: str) -> dict[str, Any]:
+    return {
+        key: hint
+        for base in reversed(getattr(options, name).__mro__)
+        for key, hint in vars(base).get("__annotations__", {}).items()
+    }
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_names_are_those_of_llama_cpp(name: str) -> None:
+    method, named = WRITTEN[name]
+    theirs = set(inspect.signature(method).parameters) - {"self", "kwargs"} - named
+    ours = set(typed(name))
+    assert ours == (theirs | set(typed("OpeningWithOurs")) if name == "FromHub" else theirs)
+
+
+def test_what_pypcd_names_itself_is_known_where_it_is_passed_on() -> None:
+    assert set(typed("OpeningWithOurs")) == set(typed("Opening")) | NAMED - {"model_path"}
+
+
+def test_calling_a_model_is_create_completion() -> None:
+    assert inspect.unwrap(pypcd.Llama.__call__) is inspect.unwrap(pypcd.Llama.create_completion)
+    assert pypcd.Llama.create_completion.__doc__ and "pcd: for this call" in pypcd.Llama.create_completion.__doc__
