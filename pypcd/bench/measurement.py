@@ -14,9 +14,8 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Optional
 
 import numpy as np
 
@@ -27,11 +26,16 @@ from pypcd.config import PCDConfig
 from pypcd.decode import setting_of
 from pypcd.errors import PCDError
 
-__all__ = ["SEQUENCES", "Measurement", "all_methods", "bench", "default_methods", "methods_for"]
+__all__ = ["DEFAULT_METHODS", "SEQUENCES", "STOCK", "Measurement", "bench", "methods_for"]
 
 GREEDY = "greedy"  # plain decoding
 TWO_ROWS = "two-rows"  # plain steps of two tokens of each sequence: the cost of a second row, without PCD
-STOCK = "stock"  # llama_cpp.Llama with llama-cpp-python's own library, in another process, with one sequence
+STOCK = "llama_cpp"  # llama_cpp.Llama with llama-cpp-python's own library, in another process, with one sequence
+
+DEFAULT_METHODS = (
+    "pcd:unsure",
+    "pcd:window:relative_top=0.1",
+)  # the two settings that gain more than they cost somewhere
 
 SEQUENCES = Integer(1, engine.N_SEQUENCES)
 _PROMPT_ROUNDS = 3
@@ -43,8 +47,8 @@ class Measurement:
     """One method at one context length and number of sequences.
 
     Attributes:
-        method: "greedy", "two-rows", "stock" or "pcd:...", as given, and its engine behind it if there are several.
-        engine: of the context that it ran in; "stock" as a method is llama_cpp.Llama.
+        method: "greedy", "two-rows", "llama_cpp" or "pcd:...", as given.
+        engine: of the context that it ran in.
         n_sequences: sequences decoded in one batch.
         n_past: tokens of each of them in the cache.
         flash_attn: whether it ran with flash attention, the faster of the two for it.
@@ -53,8 +57,7 @@ class Measurement:
         ratio: time of a step divided by greedy's, median of rounds; 1 for greedy.
         two_rows_ratio: time of a step divided by two-rows', median of rounds; None without two-rows.
         twins: twins (PCD's second evaluations of a token) per token.
-        prefill_ratio: time of fresh prompts divided by greedy's; None for "two-rows" and "stock". Settings that read prompts alike
-            share one measurement.
+        prefill_ratio: time of fresh prompts divided by greedy's; None for "two-rows" and "llama_cpp".
         kv_bytes: bytes of the context's keys and values, including the second ones that only twins see; 0 in the engine "stock",
             which does not know.
     """
@@ -72,35 +75,12 @@ class Measurement:
     kv_bytes: int
 
 
-def default_methods() -> list[str]:
-    """The methods measured by default: the two settings that are known to gain more than they cost somewhere."""
-    return ["pcd:unsure", "pcd:window:relative_top=0.1"]
-
-
-def all_methods() -> list[str]:
-    """A method of each kind; without the stock library where AMX is off, since it cannot turn that off."""
-    amx = engine.configure_amx()
-    return [
-        *([] if amx.exists and not amx.on else [STOCK]),
-        TWO_ROWS,
-        *default_methods(),
-        "pcd",
-        "pcd:cache=shared",
-        "pcd:cache=separate",
-        "pcd:window",
-        "pcd:evaluation=fused",
-        "pcd:evaluation=alternate",
-        "pcd:relative_top=0.1",
-        "pcd:evaluation=alternate:relative_top=0.1",
-    ]
-
-
 def methods_for(names: Iterable[str]) -> dict[str, PCDConfig | None]:
     """The settings of methods by name, "greedy" first. Without min_first_entropy: what is timed is an answer that PCD
     contrasts, whatever its first token would say; any other takes as long as plain decoding.
 
     Args:
-        names: "greedy", "pcd:..." with any setting, "two-rows", "stock".
+        names: "greedy", "pcd:..." with any setting, "two-rows", "llama_cpp".
 
     Raises:
         ValueError: there is no such method, or it is not PCD.
@@ -120,32 +100,15 @@ def _keeps_second(config: PCDConfig | None) -> bool:
     return config.cache == "separate" or config.perturbation == "over-rotation"
 
 
-class _Work(NamedTuple):
-    """What is timed: a setting, in an engine (None: the one that pypcd.Llama takes by itself)."""
-
-    config: PCDConfig | None
-    engine: str | None = None
-
-    @property
-    def place(self) -> _Place:
-        """The context that it runs in. Settings with different second keys get separate ones, since each switch would make them
-        again. Settings without any run in the engine's first."""
-        if self.config is None or not _keeps_second(self.config):
-            return (self.engine, "rerotated", None, False)
-        config = self.config  # behind a window there may be no second keys
-        return (self.engine, config.cache, config.type_k_over, config.window is not None)
+_Place = tuple[str, Optional[str], bool]
 
 
-_Place = tuple[Optional[str], str, Optional[str], bool]
-
-
-def _works(methods: Mapping[str, PCDConfig | None], engines: Sequence[str | None]) -> dict[str, _Work]:
-    """What is timed, by its name; plain decoding in the first engine alone."""
-    works: dict[str, _Work] = {}
-    for name, config in methods.items():
-        for one in engines[:1] if config is None else engines:
-            works[name if len(engines) == 1 or config is None else f"{name} ({one})"] = _Work(config, one)
-    return works
+def _place(config: PCDConfig | None) -> _Place:
+    """The context that a setting runs in. Settings with different second keys get separate ones, since each switch would make them
+    again. Settings without any run in the first."""
+    if config is None or not _keeps_second(config):
+        return ("rerotated", None, False)
+    return (config.cache, config.type_k_over, config.window is not None)  # behind a window there may be no second keys
 
 
 def bench(
@@ -159,15 +122,14 @@ def bench(
     rounds: int = 5,
     n_prefill: int = 512,
     flash_attn: Sequence[bool] = (False, True),
-    engines: Sequence[str | None] = (None,),
-    progress: Callable[[str, float | None], None] = lambda text, seconds_left: None,
+    progress: Callable[[str], None] = lambda text: None,
     **kwargs: Any,
 ) -> Iterator[Measurement]:
     """Measure every method that the model can run: the fewest sequences first, then the shortest context.
 
     Args:
         model: a model path.
-        methods: names and settings, as methods_for() gives them. "stock" is measured with one sequence only.
+        methods: names and settings, as methods_for() gives them. "llama_cpp" is measured with one sequence only.
         lengths: tokens of each sequence in the cache when decoding starts.
         sequences: how many to decode in one batch. Each number gets a context of its own size.
         text: text that fills the cache, repeated; empty: random tokens. Sequences differ in their last tokens. All
@@ -177,8 +139,7 @@ def bench(
         n_prefill: tokens of the prompts whose prefill is timed, all sequences together. Each has at most the shortest
             length.
         flash_attn: settings to try; each method is reported with its faster one.
-        engines: those of pypcd.Llama; if they are several, each PCD setting is measured in each, as "NAME (ENGINE)".
-        progress: called with what is under way, and the seconds that are left of this number of sequences, once they are known.
+        progress: called with what is under way.
         kwargs: passed to pypcd.Llama.
 
     Raises:
@@ -187,37 +148,7 @@ def bench(
     for n in sorted({SEQUENCES("sequences", n) for n in sequences}):
         able = {name: config for name, config in methods.items() if n == 1 or name != STOCK}
         plan = _Plan(n, n_tokens, rounds, n_prefill, flash_attn, progress)
-        yield from plan.measure(model, _works(able, engines), sorted(set(lengths)), text, kwargs)
-
-
-class _Pace:
-    """How long the rest takes, if it goes on as so far: tokens of texts that are read, and steps of decoding."""
-
-    def __init__(self) -> None:
-        self._left = {"tokens": 0, "steps": 0}
-        self._done = {"tokens": 0, "steps": 0}
-        self._seconds = {"tokens": 0.0, "steps": 0.0}
-
-    def expect(self, tokens: int, steps: int) -> None:
-        self._left = {"tokens": tokens, "steps": steps}
-
-    @contextlib.contextmanager
-    def timing(self, kind: str, n: int) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.count(kind, n, time.perf_counter() - started)
-
-    def count(self, kind: str, n: int, seconds: float) -> None:
-        self._left[kind] = max(self._left[kind] - n, 0)
-        self._done[kind] += n
-        self._seconds[kind] += seconds
-
-    @property
-    def seconds_left(self) -> float | None:
-        """None before both kinds are known."""
-        if not all(self._done.values()):
-            return None
-        return sum(n * self._seconds[kind] / self._done[kind] for kind, n in self._left.items())
+        yield from plan.measure(model, able, sorted(set(lengths)), text, kwargs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,50 +160,42 @@ class _Plan:
     rounds: int
     n_prefill: int
     flash_attn: Sequence[bool]
-    progress: Callable[[str, float | None], None]
-    pace: _Pace = dataclasses.field(default_factory=_Pace)
-
-    def say(self, text: str) -> None:
-        self.progress(text, self.pace.seconds_left)
+    say: Callable[[str], None]
 
     def measure(
         self,
         model: str,
-        works: dict[str, _Work],
+        works: dict[str, PCDConfig | None],
         lengths: Sequence[int],
         text: str,
         kwargs: dict[str, Any],
     ) -> Iterator[Measurement]:
         n_ctx = self.n * (lengths[-1] + self.n_tokens + 8)
         models: dict[tuple[bool, _Place], _Model] = {}
-        plain = works[GREEDY].place
+        plain = _place(works[GREEDY])
         try:
             for fa in self.flash_attn:
-                for place in dict.fromkeys(work.place for work in works.values()):
+                for place in dict.fromkeys(map(_place, works.values())):
                     self.say(f"loading, flash attention {'on' if fa else 'off'}")
                     stock = STOCK in works and place == plain
-                    models[fa, place] = _Model(
-                        model, self.n, stock, n_ctx=n_ctx, flash_attn=fa, engine=place[0], **kwargs
-                    )
+                    models[fa, place] = _Model(model, self.n, stock, n_ctx=n_ctx, flash_attn=fa, **kwargs)
             works = {
-                name: work
-                for name, work in works.items()
-                if engine.pcd_refusal(models[self.flash_attn[0], work.place].llm, work.config) is None
+                name: config
+                for name, config in works.items()
+                if engine.pcd_refusal(models[self.flash_attn[0], _place(config)].llm, config) is None
             }
             first = models[self.flash_attn[0], plain]
             stream = _stream(first.llm, text, lengths[-1] + self.n)
             prefill: dict[str, float] = {}
-            self._expect(works, len(models), lengths)
             for n_past in lengths:
                 texts = _texts(stream, self.n, n_past)
                 self._fill(first, texts, f"1 of {len(models)}")
-                with self.pace.timing("steps", self.n_tokens + timing.WARM_UP):
-                    tokens = first.texts.continuations(self.n_tokens + timing.WARM_UP)
+                tokens = first.texts.continuations(self.n_tokens + timing.WARM_UP)
                 for i, m in enumerate((m for m in models.values() if m is not first), 2):
                     self._fill(m, texts, f"{i} of {len(models)}")
                 best = self._faster(models, works, tokens, n_past)
                 if not prefill:
-                    at = {name: models[best[GREEDY].flash_attn, work.place] for name, work in works.items()}
+                    at = {name: models[best[GREEDY].flash_attn, _place(config)] for name, config in works.items()}
                     prefill = self._prefill_ratios(at, works, texts)
                     for i, m in enumerate(set(at.values()), 1):
                         self._fill(m, texts, f"{i} of {len(set(at.values()))}")
@@ -281,49 +204,29 @@ class _Plan:
             for m in models.values():
                 m.close()
 
-    def _expect(self, works: Mapping[str, _Work], n_models: int, lengths: Sequence[int]) -> None:
-        """Tell the pace what there is to do, more or less: texts of several sequences have little that is not in all of them."""
-        n_prompts = len({key for name, work in works.items() if (key := _prompts_like(name, work))})
-        steps = len(works) * self.rounds * (self.n_tokens + timing.WARM_UP) + self.n_tokens
-        if len(self.flash_attn) > 1:
-            steps += len(works) * len(self.flash_attn) * self._n_few
-        filled = n_models * lengths[-1] + n_models // len(self.flash_attn) * lengths[0]  # again behind the prompts
-        tokens = filled + n_prompts * _PROMPT_ROUNDS * min(self.n_prefill, self.n * lengths[0])
-        self.pace.expect(tokens, len(lengths) * steps)
-
     @property
     def _n_few(self) -> int:
         """Tokens that tell which of two ways is faster."""
         return timing.WARM_UP + max(2, self.n_tokens // 4)
 
     def _fill(self, m: _Model, texts: Sequence[Sequence[int]], which: str) -> None:
-        started, before = time.perf_counter(), 0
-
-        def tell(done: int, total: int) -> None:
-            nonlocal started, before
-            now = time.perf_counter()
-            self.pace.count("tokens", done - before, now - started)
-            started, before = now, done
-            self.say(f"filling cache {which}, {done} of {self._of(total)}")
-
-        m.fill(texts, tell)
+        m.fill(texts, lambda done, total: self.say(f"filling cache {which}, {done} of {self._of(total)}"))
 
     def _faster(
         self,
         models: dict[tuple[bool, _Place], _Model],
-        works: dict[str, _Work],
+        works: dict[str, PCDConfig | None],
         tokens: Sequence[Sequence[int]],
         n_past: int,
     ) -> dict[str, _Model]:
         """The model that each method is faster with: flash attention on or off."""
         few = [text[: self._n_few] for text in tokens]
         best: dict[str, _Model] = {}
-        for name, work in works.items():
-            ways = [models[fa, work.place] for fa in self.flash_attn]
+        for name, config in works.items():
+            ways = [models[fa, _place(config)] for fa in self.flash_attn]
             if len(ways) > 1:
                 self.say(f"{self._of(n_past)}, flash attention on or off, {name}")
-                with self.pace.timing("steps", len(ways) * self._n_few):
-                    best[name] = min(ways, key=lambda m: m.time(name, work.config, few)[0])
+                best[name] = min(ways, key=lambda m: m.time(name, config, few)[0])
             else:
                 best[name] = ways[0]
         return best
@@ -331,7 +234,7 @@ class _Plan:
     def _rounds(
         self,
         best: dict[str, _Model],
-        works: dict[str, _Work],
+        works: dict[str, PCDConfig | None],
         tokens: Sequence[Sequence[int]],
         n_past: int,
         prefill: dict[str, float],
@@ -339,13 +242,12 @@ class _Plan:
         times: dict[str, list[float]] = {name: [] for name in works}
         twins: dict[str, float] = {}
         for i in range(self.rounds):
-            for name, (config, _) in works.items():
+            for name, config in works.items():
                 self.say(f"{self._of(n_past)}, round {i + 1} of {self.rounds}, {name}")
-                with self.pace.timing("steps", self.n_tokens + timing.WARM_UP):
-                    seconds, twins[name] = best[name].time(name, config, tokens)
+                seconds, twins[name] = best[name].time(name, config, tokens)
                 times[name].append(seconds)
         plain = statistics.median(times[GREEDY])
-        for name, work in works.items():
+        for name, config in works.items():
             ratio = _median_ratio(times[name], times[GREEDY])
             yield Measurement(
                 method=name,
@@ -358,27 +260,22 @@ class _Plan:
                 two_rows_ratio=_median_ratio(times[name], times[TWO_ROWS]) if TWO_ROWS in times else None,
                 twins=twins[name],
                 prefill_ratio=prefill.get(name),
-                kv_bytes=best[name].kv_bytes(work.config),
+                kv_bytes=best[name].kv_bytes(config),
             )
 
     def _prefill_ratios(
         self,
         models: dict[str, _Model],
-        works: dict[str, _Work],
+        works: dict[str, PCDConfig | None],
         texts: Sequence[Sequence[int]],
     ) -> dict[str, float]:
         prompts = [text[: max(1, self.n_prefill // self.n)] for text in texts]  # fill() may keep the first
-        alike: dict[_Prompts, list[str]] = {}
-        for name, work in works.items():
-            if key := _prompts_like(name, work):
-                alike.setdefault(key, []).append(name)
-        times: dict[str, list[float]] = {names[0]: [] for names in alike.values()}
+        times: dict[str, list[float]] = {name: [] for name in works if name not in (TWO_ROWS, STOCK)}
         for i in range(_PROMPT_ROUNDS):
             for name, taken in times.items():
                 self.say(f"prompt of {self._of(len(prompts[0]))}, round {i + 1} of {_PROMPT_ROUNDS}, {name}")
-                with self.pace.timing("tokens", sum(map(len, prompts))):
-                    taken.append(models[name].read(works[name].config, prompts))
-        return {name: _median_ratio(times[names[0]], times[GREEDY]) for names in alike.values() for name in names}
+                taken.append(models[name].read(works[name], prompts))
+        return {name: _median_ratio(taken, times[GREEDY]) for name, taken in times.items()}
 
     def _of(self, n_tokens: int) -> str:
         return f"{n_tokens} tokens" if self.n == 1 else f"{self.n} times {n_tokens} tokens"
@@ -444,7 +341,7 @@ class _Model:
             line = ""
         if not line:
             raise PCDError(
-                f"the process with the stock library ended with status {self.stock.wait()}; leave out the method 'stock'"
+                f"the process with the stock library ended with status {self.stock.wait()}; leave out the method {STOCK!r}"
             )
         return float(json.loads(line) or 0)  # fill() returns nothing
 
@@ -476,31 +373,6 @@ def _texts(stream: list[int], n: int, n_past: int) -> list[list[int]]:
     """n texts of n_past tokens that begin alike and end differently."""
     common = max(0, n_past - _OWN_TOKENS)
     return [stream[:common] + stream[common + i : n_past + i] for i in range(n)]
-
-
-_Prompts = tuple[Optional[str], Optional[PCDConfig]]  # an engine and a setting, whose prompts take as long as others'
-
-# fields that say what becomes of the last token alone, or that change no more than the type of second keys
-_OF_TOKENS = (
-    "beta",
-    "evaluation",
-    "relative_top",
-    "adaptive",
-    "min_context",
-    "min_entropy",
-    "min_first_entropy",
-    "type_k_over",
-)
-
-
-def _prompts_like(name: str, work: _Work) -> _Prompts | None:
-    """Equal for methods that read prompts alike; None: its prompts are not timed."""
-    config = work.config
-    if config is None or not config.beta:
-        return (None, None) if name not in (TWO_ROWS, STOCK) else None
-    paper = PCDConfig()
-    window = config.window if config.perturbation == "none" else None
-    return (work.engine, config.replace(window=window, **{field: getattr(paper, field) for field in _OF_TOKENS}))  # type: ignore[misc]
 
 
 def _median_ratio(times: Sequence[float], plain: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from pypcd import engine
 from pypcd.config import PCDConfig
 from pypcd.llama import Llama
 
-__all__ = ["OFF", "Placement", "is_whole", "left_device", "on_device", "placements"]
+__all__ = ["OFF", "Placement", "left_device", "placements"]
 
 OFF = "off"  # plain decoding in the same context
 MODES: dict[str, dict[str, Any]] = {
@@ -52,11 +52,6 @@ class Placement:
     n_splits: int
     n_on_cpu: int
     left: dict[str, int]
-
-
-def is_whole(llm: Llama) -> bool:
-    """Whether nothing is on the CPU because the caller wants it there: layers, or keys and values."""
-    return bool(llm.model_params.n_gpu_layers > engine.n_layer(llm) and llm.context_params.offload_kqv)
 
 
 def on_device(graphs: Sequence[engine.Graph]) -> bool:

@@ -46,6 +46,8 @@ _MOVED = {
     **{name: f"python -m research.{name}" for name in ("salience", "plot", "nocache", "spectrum")},
     "lab": "python -m research.NAME, with salience, plot, nocache or spectrum for NAME",
     "--paper": "python -m research.eval MODEL --paper TABLE",
+    "--graph": "commit 7d6ac68 counts graphs and the host's time; bench has ratios and memory",
+    "--all": "name the methods with --method",
 }
 
 
@@ -159,7 +161,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
-        if name == "eval" and word in _MOVED:
+        if name in ("eval", "bench") and word in _MOVED:
             command.error(f"{word} left the package; in a clone of its repository: {_MOVED[word]}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import llama_cpp
 
 from pypcd import machine
-from pypcd.bench import SEQUENCES, Measurement, all_methods, bench, default_methods, methods_for
-from pypcd.cli import _graph, _options, _table, _terminal
-from pypcd.cli._progress import duration
+from pypcd.bench import DEFAULT_METHODS, SEQUENCES, STOCK, Measurement, bench, methods_for
+from pypcd.cli import _options, _table, _terminal
 from pypcd.cli._text import clean, counted, wrap
 from pypcd.config import PCDConfig
 from pypcd.decode import setting_of
@@ -30,9 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--length", metavar="N,...", help="tokens in the context (default 512,2048)")
     add("--sequences", metavar="N,...", help="texts decoded in one batch (default 1)")
-    add("--engine", metavar="NAME,...", help="native, stock, or both (default: as in chat)")
-    add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING, two-rows, stock (llama_cpp)")
-    add("--all", action="store_true", help="each kind of setting, two-rows and stock: about ten times as long")
+    add("--engine", metavar="NAME", help="native or stock (default: as in chat)")
+    add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING, two-rows, llama_cpp")
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
     add(
         "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
@@ -43,31 +41,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--flash-attn", metavar="WHICH", choices=either, default="both", help="on, off, or the faster of both (default)"
     )
-    _graph.add_arguments(parser)
     _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    _graph.check(args)
     options = _options.machine_options(args)
     threads = args.threads or choose(width_of(resolve_model(args.model), options)).decode
     options["n_threads"] = options["n_threads_batch"] = threads
-    if args.graph:
-        _graph.run(args, None if args.method is None else _options.names(args.method), _progress, **options)
-        return 0
     lengths = _options.lengths(args.length or "512,2048")
     sequences = _options.integers("--sequences", args.sequences or "1", SEQUENCES, "1,4,16")
-    if args.all and args.method is not None:
-        raise InputError("--all and --method both choose methods; give one of them")
-    names = (
-        list(all_methods() if args.all else default_methods()) if args.method is None else _options.names(args.method)
-    )
-    if args.rpc:
-        if args.method and "stock" in names:
-            raise InputError("--method has stock, which computes on this machine alone; leave it out beside --rpc")
-        names = [name for name in names if name != "stock"]
-    engines = [None] if args.engine is None else [choose_engine(name) for name in _options.names(args.engine)]
+    names = list(DEFAULT_METHODS) if args.method is None else _options.names(args.method)
+    if args.rpc and STOCK in names:
+        raise InputError(f"--method has {STOCK}, which computes on this machine alone; leave it out beside --rpc")
+    if args.engine is not None:
+        options["engine"] = choose_engine(args.engine)
     methods = methods_for(names)
     text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
     if args.text and not text:
@@ -85,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         n_prefill=args.prompt or 512,
         flash_attn=flash_attn,
-        engines=engines,
         progress=_progress,
         **options,
     )
@@ -158,15 +145,14 @@ def _costs(rows: Sequence[Measurement]) -> list[str]:
             of_method.setdefault((row.n_sequences, row.method), []).append(row)
     sentences = []
     for (n, method), found in of_method.items():
-        name, _, where = method.partition(" ")
         prompt = found[0].prefill_ratio
         shares = [] if prompt is None else [("on a prompt", prompt)]
         shares += [("on a token" + f" after {row.n_past}" * (len(found) > 1), row.ratio) for row in found]
         *first, last = (f"{_share(ratio)} {what}" for what, ratio in shares)
-        setting = "paper" if name == "pcd" else name.removeprefix("pcd:")
+        setting = "paper" if method == "pcd" else method.removeprefix("pcd:")
         text = f"{setting} costs {' and '.join([*([', '.join(first)] if first else []), last])}"
-        text += f", with {n} sequences" * (n > 1) + f" {where}" * bool(where) + "."
-        config = setting_of(name)
+        text += f", with {n} sequences" * (n > 1) + "."
+        config = setting_of(method)
         if config and config.min_first_entropy:
             text += " That is an answer that it contrasts; any other costs nothing."
         sentences += wrap(text, min(_table.columns() or 120, 120))
@@ -183,17 +169,16 @@ def _ratio(value: float | None) -> str:
 
 
 def _note_missing(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement]) -> None:
-    measured = {row.method.partition(" (")[0] for row in rows}
+    measured = {row.method for row in rows}
     for name in (name for name in methods if name not in measured):
-        if name == "stock":
-            _terminal.note("stock is measured with one sequence only")
+        if name == STOCK:
+            _terminal.note(f"{STOCK} is measured with one sequence only")
         else:
             _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
 
 
-def _progress(text: str, seconds_left: float | None = None) -> None:
+def _progress(text: str) -> None:
     """One line of a terminal, over the one before."""
     if _terminal.obeys_codes(sys.stderr):
-        left = "" if seconds_left is None else f"about {duration(seconds_left)} left: "
-        line = clean(left + text)[: _terminal.width() - 1]
+        line = clean(text)[: _terminal.width() - 1]
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

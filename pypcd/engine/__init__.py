@@ -45,7 +45,7 @@ from pypcd.engine._devices import (
 )
 from pypcd.engine._exits import exit_rows, has_tied_head, set_exits
 from pypcd.engine._grammar import Grammar, check_grammar
-from pypcd.engine._graph import Graph, GraphStats, Step, fill_cells, graph_stats, timed_steps, watch_graphs
+from pypcd.engine._graph import Graph, watch_graphs
 from pypcd.engine._handles import guard_handles, invalidate_handles, is_open
 from pypcd.engine._heads import evaluate_with_ratios, head_counts, set_head_ratios, unset_head_ratios
 from pypcd.engine._log import clear_errors, install, last_errors, logger, reason
@@ -96,12 +96,10 @@ __all__ = [
     "Change",
     "Grammar",
     "Graph",
-    "GraphStats",
     "PCDAnswer",
     "PCDLogits",
     "PCDStats",
     "RemoteDevices",
-    "Step",
     "backends",
     "begin_answer",
     "best_tokens",
@@ -122,8 +120,6 @@ __all__ = [
     "devices",
     "evaluate_with_ratios",
     "exit_rows",
-    "fill_cells",
-    "graph_stats",
     "guard_handles",
     "has_row",
     "has_tied_head",
@@ -174,7 +170,6 @@ __all__ = [
     "supports_gpu",
     "suspended",
     "tap",
-    "timed_steps",
     "token_bytes",
     "token_text",
     "trim_pcd",

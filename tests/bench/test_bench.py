@@ -14,15 +14,13 @@ from tiny_gguf import write_tiny_gguf
 import pypcd
 from pypcd import PCDConfig, PCDError, engine
 from pypcd.bench import (
-    GRAPH_METHODS,
+    DEFAULT_METHODS,
     Measurement,
-    all_methods,
     bench,
-    default_methods,
-    measurement,
     methods_for,
     timing,
 )
+from pypcd.bench.measurement import _texts
 from pypcd.cli import main
 from pypcd.cli.bench import _costs
 
@@ -42,25 +40,27 @@ def measure(
 
 
 def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> None:
-    rows = measure(model, methods_for(["stock", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate"]), 64, 16)
-    names = ("greedy", "stock", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate")
+    rows = measure(
+        model, methods_for(["llama_cpp", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate"]), 64, 16
+    )
+    names = ("greedy", "llama_cpp", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate")
     assert [(row.n_past, row.method) for row in rows] == [(n, name) for n in (16, 64) for name in names]
     for row in rows:
         assert row.tokens_per_second > 0 and row.ratio > 0 and row.two_rows_ratio is not None
         assert (row.ratio == 1) == (row.method == "greedy") and (row.two_rows_ratio == 1) == (row.method == "two-rows")
         assert row.n_sequences == 1
-        assert row.twins == (0 if row.method in ("greedy", "stock", "two-rows") else 1)
+        assert row.twins == (0 if row.method in ("greedy", "llama_cpp", "two-rows") else 1)
         assert (row.prefill_ratio is not None) == (row.method == "greedy" or row.method.startswith("pcd"))
         greedy = next(one for one in rows if one.n_past == row.n_past)
         assert row.tokens_per_second * row.ratio == pytest.approx(greedy.tokens_per_second)  # they agree
 
 
 def test_several_sequences_are_measured_after_one_each_number_with_a_context_of_its_own(model: Path) -> None:
-    methods = methods_for(["stock", "two-rows", "pcd", "pcd:cache=separate"])
+    methods = methods_for(["llama_cpp", "two-rows", "pcd", "pcd:cache=separate"])
     rows = measure(model, methods, 64, 100, sequences=[3, 1, 3])
-    alone = ["greedy", "stock", "two-rows", "pcd", "pcd:cache=separate"]
+    alone = ["greedy", "llama_cpp", "two-rows", "pcd", "pcd:cache=separate"]
     assert [(row.n_sequences, row.n_past, row.method) for row in rows] == [
-        (n, n_past, name) for n in (1, 3) for n_past in (64, 100) for name in alone if n == 1 or name != "stock"
+        (n, n_past, name) for n in (1, 3) for n_past in (64, 100) for name in alone if n == 1 or name != "llama_cpp"
     ]
     for row in rows:
         assert row.twins == (1 if row.method.startswith("pcd") else 0)
@@ -151,7 +151,7 @@ def test_of_a_prompt_the_last_tokens_logits_are_wanted(several: timing.Texts, mo
 
 @pytest.mark.parametrize(("n", "n_past"), [(1, 16), (3, 16), (3, 100), (192, 20)])
 def test_texts_begin_alike_and_end_differently(n: int, n_past: int) -> None:
-    texts = measurement._texts(list(range(300)), n, n_past)
+    texts = _texts(list(range(300)), n, n_past)
     assert len(texts) == n and {len(text) for text in texts} == {n_past}
     assert timing._common(texts) == (n_past - 1 if n == 1 else n_past - 16)
     assert len(set(map(tuple, texts))) == n and texts[0] == list(range(n_past))
@@ -202,68 +202,37 @@ def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pypcd.bench.timing.__file__", "/nowhere.py")
-    with pytest.raises(PCDError, match="the stock library ended with status 2; leave out the method 'stock'"):
-        measure(model, methods_for(["stock"]))
-
-
-def test_settings_that_read_prompts_alike_share_one_measurement(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = [
-        ["greedy", "pcd:beta=0"],
-        ["pcd", "pcd:evaluation=alternate", "pcd:window=4096", "pcd:relative_top=0.1"],
-        ["pcd:cache=separate", "pcd:cache=separate:type_k_over=f16"],
-        ["pcd:window", "pcd:unsure", "pcd:window:relative_top=0.1"],
-        ["pcd:perturbation=noise:cache=shared:band=all:beta=1.5:gamma=100"],
-    ]
-    read: list[PCDConfig | None] = []
-    times = iter(range(1, 100))
-    monkeypatch.setattr(
-        measurement._Model, "read", lambda self, config, prompts: read.append(config) or float(next(times))
-    )
-    methods = methods_for([name for group in groups for name in group] + ["two-rows"])
-    rows = {row.method: row.prefill_ratio for row in measure(model, methods)}
-    assert read == [methods[group[0]] for group in groups] * 3  # of three rounds
-    assert rows.pop("two-rows") is None
-    n = len(groups)
-    for i, group in enumerate(groups):
-        ratios = sorted((round_ * n + i + 1) / (round_ * n + 1) for round_ in range(3))
-        assert [rows[name] for name in group] == [ratios[1]] * len(group)
+    with pytest.raises(PCDError, match="the stock library ended with status 2; leave out the method 'llama_cpp'"):
+        measure(model, methods_for(["llama_cpp"]))
 
 
 def test_methods_are_settings_and_the_benchmarks_own() -> None:
-    names = ["two-rows", "pcd:cautious", "pcd:cache=separate:type_k_over=q8_0", "stock"]
+    names = ["two-rows", "pcd:cautious", "pcd:cache=separate:type_k_over=q8_0", "llama_cpp"]
     methods = methods_for(names)
     assert list(methods) == ["greedy", *names]
     assert methods["pcd:cautious"] == PCDConfig.preset("cautious")
     assert methods["pcd:cache=separate:type_k_over=q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
-    assert methods["greedy"] is methods["stock"] is methods["two-rows"] is None
+    assert methods["greedy"] is methods["llama_cpp"] is methods["two-rows"] is None
     for name, remedy in (
         ("fast", "'fast'"),
         ("plain", "greedy"),
         ("beam", "'beam'"),
-        ("stok", "'stock'"),
+        ("llamacpp", "'llama_cpp'"),
         ("pcd:betta=1", "'beta'"),
     ):
         with pytest.raises(ValueError, match=remedy):
             methods_for([name])
-    for listed in (default_methods(), all_methods()):
-        assert len(methods_for(listed)) == len(listed) + 1
-    assert set(default_methods()) < set(all_methods())
+    assert len(methods_for(DEFAULT_METHODS)) == len(DEFAULT_METHODS) + 1
 
 
-def test_what_is_under_way_is_counted_and_the_time_left_falls_to_nothing(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter(range(10**6))  # each look at it takes a second
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
-    said: list[tuple[str, float | None]] = []
-    measure(model, methods_for(default_methods()), 100, 300, progress=lambda *told: said.append(told))
-    fills = [text for text, _ in said if text.startswith("filling")]
+def test_what_is_under_way_is_told(model: Path) -> None:
+    said: list[str] = []
+    measure(model, methods_for(DEFAULT_METHODS), 100, 300, progress=said.append)
+    fills = [text for text in said if text.startswith("filling")]
     # the last token is a part of its own, since it is the sequence's own; timed prompts are in the cache before the second filling
     parts = [*2 * [(0, 100), (99, 100), (100, 100)], (0, 200), (128, 200), (199, 200), (200, 200)]
     assert fills == [f"filling cache 1 of 1, {done} of {total} tokens" for done, total in parts]
-    left = [seconds for _, seconds in said if seconds is not None]
-    assert said[0][1] is None and len(left) > 10
-    assert left[0] > left[-1] and 0 <= left[-1] < left[0] / 4
+    assert any("round 2 of 2, pcd:unsure" in text for text in said)
 
 
 def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,16 +284,16 @@ def test_the_table_of_several_sequences_is_readable_in_80_columns(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    methods = ",".join(["stock", *all_methods()])
+    methods = "llama_cpp,two-rows,pcd:unsure,pcd:cache=separate,pcd:evaluation=alternate:relative_top=0.1"
     assert main(["bench", str(model), "--length", "16", "--sequences", "1,2", "--method", methods, *QUICK]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     at = [lines.index("16 tokens"), lines.index("2 sequences of 16 tokens")]
-    assert [sum(line.startswith("stock ") for line in part) for part in (lines[: at[1]], lines[at[1] :])] == [1, 0]
+    assert [sum(line.startswith("llama_cpp ") for line in part) for part in (lines[: at[1]], lines[at[1] :])] == [1, 0]
     (greedy,) = (line.split() for line in lines[at[1] :] if line.startswith("greedy"))
     assert greedy[3] == "1.00x"
-    assert main(["bench", str(model), "--length", "16", "--sequences", "2", "--method", "stock", *QUICK]) == 0
-    assert "stock is measured with one sequence only" in capsys.readouterr().err
+    assert main(["bench", str(model), "--length", "16", "--sequences", "2", "--method", "llama_cpp", *QUICK]) == 0
+    assert "llama_cpp is measured with one sequence only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -357,76 +326,16 @@ def test_methods_that_a_model_cannot_run_are_left_out_and_named(
     assert "cannot run pcd;" in err
 
 
-def test_graphs_and_host_work_of_each_method(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", str(model), "--graph", "--cells", "64,1k", "--n-tokens", "3", "--rounds", "1", "--threads", "1"]
-    assert main([*command, "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert (record["n_threads"], record["flash_attn"]) == (1, True)
-    rows = record["graphs"]
-    methods = ["off", *GRAPH_METHODS]
-    assert [(row["n_cells"], row["method"]) for row in rows] == [(n, name) for n in (64, 1024) for name in methods]
-    for row in rows:
-        off = row["method"] == "off"
-        assert (row["added_us"] is None) == off and row["own_us"] >= 0
-        assert row["host_us"] + 2 > row["own_us"], "own time is a part of host time, which is counted in microseconds"
-        assert row["n_splits"] == 1 and 0 <= row["reused"] <= 1
-        assert (row["n_tokens"], row["n_twins"]) == (1, 0 if off else 1)
-        added = row["n_nodes"] - rows[0]["n_nodes"]  # flash attention on the CPU passes over what a window hides
-        assert added == 0 if off or row["method"] == GRAPH_METHODS[-1] else added > 0
-        assert row["bytes_out"] == (1 if off else 2) * 384 * 4
-    assert main([*command, "--method", "pcd:window", "--flash-attn", "off"]) == 0
-    out = capsys.readouterr().out
-    assert "flash attention off" in out and out.count("pcd:window") == 2 and "pcd:cache" not in out
+@pytest.mark.parametrize("name", ["native", "stock"])
+def test_it_runs_in_the_engine_that_is_named(name: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["bench", str(model), "--length", "16", "--engine", name, "--method", "pcd:window", "--json", *QUICK]) == 0
+    )
+    rows = json.loads(capsys.readouterr().out)["measurements"]
+    assert [(row["method"], row["engine"]) for row in rows] == [("greedy", name), ("pcd:window", name)]
 
 
-def test_graphs_of_steps_that_alternate_are_those_of_twins_alone(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--cells", "64", "--n-tokens", "3", "--rounds", "1", "--threads", "1", "--method"]
-    assert main(["bench", str(model), "--graph", *options, "pcd:evaluation=alternate,pcd:evaluation=fused"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[:2] for line in out.splitlines() if line.startswith(("off", "pcd"))] == [
-        ["off", "1+0"],
-        ["pcd:evaluation=alternate", "0+1"],
-        ["pcd:evaluation=fused", "1+1"],
-    ]
-
-
-def test_the_table_of_host_work_is_readable_in_80_columns(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    options = ["--cells", "32k,64", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
-    assert main(["bench", str(model), "--graph", *options]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80 and lines.index("64 cells") < lines.index("32768 cells")
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--graph", "--cells", "x"], "'x'"),
-        (["--graph", "--method", "two-rows"], "two-rows"),
-        (["--graph", "--length", "512"], "--length"),
-        (["--graph", "--sequences", "1"], "--sequences"),
-        (["--graph", "--text", "a.txt"], "--text"),
-        (["--graph", "--prompt", "16"], "--cells"),
-        (["--cells", "64"], "--length"),
-    ],
-)
-def test_what_host_work_is_not_measured_for(
-    options: list[str], named: str, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", str(model), *options]) == 2
-    assert named in capsys.readouterr().err
-
-
-def test_both_engines_side_by_side(model: Path) -> None:
-    rows = measure(model, methods_for(["two-rows", "pcd:window", "pcd"]), 64, engines=("native", "stock"))
-    assert [(row.method, row.engine, row.twins) for row in rows] == [
-        ("greedy", "native", 0),
-        ("two-rows", "native", 0),
-        ("pcd:window (native)", "native", 1),
-        ("pcd:window (stock)", "stock", 1),
-        ("pcd (native)", "native", 1),  # which the other cannot run
-    ]
+def test_graphs_are_no_longer_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "demo", "--graph"])
+    assert "--graph left the package" in capsys.readouterr().err

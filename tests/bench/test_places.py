@@ -1,10 +1,9 @@
-"""Where operations ran: graphs that are watched, what counts as having left the device, and how info and bench say so.
+"""Where operations ran: graphs that are watched, what counts as having left the device, and how info says so.
 
 On a device itself tests/engine/test_backend.py holds all of PCD's operations to it."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 
@@ -13,17 +12,15 @@ import pytest
 from conftest import TOKENS, Tiny
 from hypothesis import example, given
 from hypothesis import strategies as st
+from steps import graph_stats
 
 import pypcd
 from pypcd import engine
-from pypcd.bench import graph as graph_module
 from pypcd.bench import left_device, placements
-from pypcd.bench import placement as placements_module
 from pypcd.cli import main
 
 Load = Callable[..., pypcd.Llama]
 GPU = "GPU0"
-QUICK = ["--graph", "--cells", "64", "--n-tokens", "2", "--rounds", "1", "--threads", "1"]
 
 
 def graph(on_cpu: dict[str, int], n_nodes: int = 20, n_splits: int = 2) -> engine.Graph:
@@ -46,7 +43,7 @@ def test_a_graph_that_is_watched_has_each_operation_with_its_device(tiny: Tiny, 
         assert found.on_cpu["MUL_MAT of ffn_out"] == found.on_cpu["ROPE of Kcur"] == 3, "one for each layer"
         assert not {name.partition(" ")[0] for name in found.on_cpu} & {"VIEW", "RESHAPE", "PERMUTE", "NONE"}
         assert found.n_splits == 1
-    assert graphs[0].n_nodes < engine.graph_stats(llm).n_nodes, "which counts views"
+    assert graphs[0].n_nodes < graph_stats(llm).n_nodes, "which counts views"
 
 
 def test_the_graphs_that_turn_second_keys_are_watched_too(tiny: Tiny, load: Load) -> None:
@@ -92,12 +89,6 @@ def test_on_the_cpu_alone_nothing_is_said(tiny: Tiny, load: Load, capsys: pytest
     assert list(placements(load(tiny("llama"), False))) == []
     assert main(["info", str(tiny("llama"))]) == 0
     assert "on the CPU" not in capsys.readouterr().out
-    command = ["bench", str(tiny("llama")), *QUICK]
-    assert main(command) == 0
-    out, err = capsys.readouterr()
-    assert "left" not in out + err
-    assert main([*command, "--json"]) == 0
-    assert {row["left"] for row in json.loads(capsys.readouterr().out)["graphs"]} == {None}
 
 
 # --- as on a device: the rows of graphs are changed on their way ---
@@ -123,8 +114,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
             self.graphs[:] = [graph(stay, found.n_nodes, 2 + 6 * windowed) for found in self.graphs]
 
     monkeypatch.setattr(engine, "watch_graphs", Watching)
-    monkeypatch.setattr(placements_module, "is_whole", lambda llm: True)
-    monkeypatch.setattr(graph_module, "is_whole", lambda llm: True)
 
 
 def test_info_names_what_left_the_device(tiny: Tiny, device: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,22 +136,3 @@ def test_info_names_what_left_the_device(tiny: Tiny, device: None, capsys: pytes
 def test_what_a_model_cannot_run_is_left_out(tiny: Tiny, load: Load, device: None) -> None:
     found = [place.way for place in placements(load(tiny("bloom"), False))]
     assert found == ["off", "window, fused", "window, alternate"]
-
-
-def test_bench_names_what_left_the_device(tiny: Tiny, device: None, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", str(tiny("llama")), *QUICK]
-    assert main(command) == 0
-    out, err = capsys.readouterr()
-    rows = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.startswith(("off", "pcd"))}
-    assert rows == {"off": "0", "pcd": "0", "pcd:cache=shared": "0", "pcd:cache=separate": "0", "pcd:window": "3"}
-    assert "left the device with pcd:window: 3 SOFT_MAX of node" in err and err.count("left the device with") == 1
-    assert main([*command, "--json"]) == 0
-    found = {row["method"]: row["left"] for row in json.loads(capsys.readouterr().out)["graphs"]}
-    assert found["pcd:window"] == {"SOFT_MAX of node": 3} and found["off"] == {}
-
-
-def test_with_a_part_on_the_cpu_by_choice_nothing_can_have_left(tiny: Tiny, load: Load) -> None:
-    whole = {0: False, 2: False, 3: False, 4: True, -1: True}
-    for n_gpu_layers, is_so in whole.items():
-        assert placements_module.is_whole(load(tiny("llama"), False, n_gpu_layers=n_gpu_layers)) == is_so
-    assert not placements_module.is_whole(load(tiny("llama"), False, n_gpu_layers=-1, offload_kqv=False))

@@ -8,9 +8,9 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import TOKENS, Load, Tiny, check_rows, close, expected
+from steps import fill_cells, graph_stats, timed_steps
 
 import pypcd
-from pypcd import engine
 
 TEXT = (TOKENS * 9)[:1000]
 MODES: dict[str, dict[str, Any]] = {
@@ -79,9 +79,9 @@ def test_rows_on_quantised_keys_are_near_the_references(mode: str, flash_attn: b
 
 def n_nodes(llm: pypcd.Llama, pcd: Any) -> int:
     llm.pcd = pcd
-    engine.fill_cells(llm, 900)
-    engine.timed_steps(llm, TEXT[:2])
-    return engine.graph_stats(llm).n_nodes
+    fill_cells(llm, 900)
+    timed_steps(llm, TEXT[:2])
+    return graph_stats(llm).n_nodes
 
 
 def test_flash_attention_on_the_cpu_needs_no_operation_for_a_window(tiny: Tiny, load: Load) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import TOKENS
+from steps import fill_cells, graph_stats, timed_steps
 from test_masks import SETTINGS
 
 import pypcd
-from pypcd import UnsupportedError, engine
+from pypcd import engine
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +24,8 @@ def llm(tiny: Any) -> Any:
 @pytest.mark.parametrize("name", [None, *SETTINGS])
 def test_a_graph_is_used_again_until_a_block_of_cells_is_full(name: str | None, llm: Any) -> None:
     llm.pcd = None if name is None else pypcd.PCDConfig(**SETTINGS[name]).repeatable()
-    engine.fill_cells(llm, 400)
-    steps = engine.timed_steps(llm, TOKENS[:120])[2:]
+    fill_cells(llm, 400)
+    steps = timed_steps(llm, TOKENS[:120])[2:]
     assert all(step.n_graphs == 1 for step in steps)
     crossed = [i for i, step in enumerate(steps, 402) if not step.n_reused]
     window = SETTINGS[name].get("window", 0) if name else 0
@@ -44,9 +45,9 @@ def test_a_twin_adds_a_row_to_what_is_copied(llm: Any) -> None:
     stats = {}
     for name in (None, "shared"):
         llm.pcd = None if name is None else pypcd.PCDConfig(**SETTINGS[name]).repeatable()
-        engine.fill_cells(llm, 300)
-        engine.timed_steps(llm, TOKENS[:2])
-        stats[name] = engine.graph_stats(llm)
+        fill_cells(llm, 300)
+        timed_steps(llm, TOKENS[:2])
+        stats[name] = graph_stats(llm)
     plain, twin = stats[None], stats["shared"]
     assert plain.bytes_out == 4 * llm.n_vocab() and twin.bytes_out == 2 * plain.bytes_out
     assert twin.n_nodes > plain.n_nodes and twin.n_splits == plain.n_splits == 1
@@ -57,13 +58,13 @@ def test_a_twin_adds_a_row_to_what_is_copied(llm: Any) -> None:
 def test_filled_cells_are_zeros_that_nothing_was_evaluated_for(name: str | None, llm: Any) -> None:
     """All of a sequence of n zeros weighs the same: beside them a token's row hardly depends on where they are."""
     llm.pcd = None if name is None else pypcd.PCDConfig(**SETTINGS[name])
-    before = engine.graph_stats(llm).n_computed
-    engine.fill_cells(llm, 1000)
-    assert engine.graph_stats(llm).n_computed == before and llm.n_tokens == 1000
+    before = graph_stats(llm).n_computed
+    fill_cells(llm, 1000)
+    assert graph_stats(llm).n_computed == before and llm.n_tokens == 1000
     llm.eval([5])
     row = native_standard(llm, name)
     llm.reset()
-    engine.fill_cells(llm, 500)
+    fill_cells(llm, 500)
     llm.eval([5])
     assert np.isfinite(row).all() and row.shape == native_standard(llm, name).shape
     llm.reset()
@@ -75,5 +76,5 @@ def native_standard(llm: Any, name: str | None) -> np.ndarray:
 
 @pytest.mark.parametrize("n", [0, -1, 5000])
 def test_more_cells_than_there_are_cannot_be_filled(n: int, llm: Any) -> None:
-    with pytest.raises(UnsupportedError, match=f"n is {n}; the cells of this context cannot be filled"):
-        engine.fill_cells(llm, n)
+    with pytest.raises(AssertionError):
+        fill_cells(llm, n)
