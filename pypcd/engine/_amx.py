@@ -26,7 +26,7 @@ from pypcd.engine import _bindings
 from pypcd.engine._log import logger
 from pypcd.errors import InputError
 
-__all__ = ["AMX", "configure_amx", "install_amx"]
+__all__ = ["configure_amx"]
 
 _VARIABLE = "PYPCD_AMX"
 _PROBE = Path(__file__).with_name("_amx_probe.py")

@@ -120,7 +120,7 @@ def test_several_sequences_at_once(tiny: Tiny, load: Load) -> None:
             engine.copy_sequence(llm, 0, seq)
         for step in range(3):
             assert engine.decode(llm, [(TOKENS[50 + 7 * seq + step], 40 + step, seq, True) for seq in range(3)])
-        rows.append([engine.pcd_logits(llm, i) for i in range(3)])
+        rows.append([engine.pcd(llm).logits(i) for i in range(3)])
         assert np.array_equal(engine.rows(llm, 3)[1], native_row(llm, -2))
         assert seqs_in_memory(llm) == [0, 1, 2]
     limit = rounding(tiny("llama"))
