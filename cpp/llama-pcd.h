@@ -197,7 +197,6 @@ LLAMA_API void                   llama_sampler_pcd_set_row(struct llama_sampler 
 
 // AMX, the matrix unit of some CPUs. Some compilers break ggml's kernels for it, which then crash. So models are loaded without
 // them, and with ggml's other kernels for the CPU, unless this process has said that they compute rightly.
-LLAMA_API bool llama_pcd_has_amx(void); // ggml has such kernels, and this CPU runs them
 LLAMA_API void llama_pcd_set_amx(bool on);
 
 #ifdef __cplusplus

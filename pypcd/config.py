@@ -22,6 +22,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
+from pypcd import files
 from pypcd.checks import Integer, check, literal
 from pypcd.errors import ArgumentError, InputError, did_you_mean, rename
 from pypcd.fields import FIELDS, OFFSET, RANGES, Fields, PCDFields
@@ -339,7 +340,7 @@ class Profile:
         if not file.exists():
             raise FileNotFoundError(f"there is no profile {file}; `pypcd tune` writes one")
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
+            record = files.parsed(file.read_text(encoding="utf-8"))
         except ValueError:
             record = None
         if not isinstance(record, dict) or record.get("pypcd_profile") != _VERSION or "pcd" not in record:
@@ -353,7 +354,7 @@ class Profile:
 
     def write(self) -> None:
         record = {"pypcd_profile": _VERSION, "pcd": self.fields, "evidence": self.evidence}
-        pathlib.Path(self.path).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        files.write(self.path, json.dumps(record, indent=2) + "\n")
 
     def remark(self, model_path: str) -> str | None:
         """A warning if the profile was chosen with a model file of another size; else None."""

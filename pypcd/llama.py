@@ -154,9 +154,8 @@ class Llama(llama_cpp.Llama):
         path = resolve_model(model_path)
         lib.clear_errors()
 
-        self._use_extra_bufts = use_extra_bufts
-        if use_extra_bufts is not False:
-            lib.configure_amx(force=use_extra_bufts is not None)
+        self._use_extra_bufts = use_extra_bufts  # as given
+        self._extra_bufts = lib.choose_extra_bufts(use_extra_bufts)
 
         self._remote = lib.RemoteDevices(servers) if servers else None
         remote = self._remote.devices if self._remote else []
@@ -201,8 +200,8 @@ class Llama(llama_cpp.Llama):
 
     @model_params.setter
     def model_params(self, params: Any) -> None:
-        if self._use_extra_bufts is not None:
-            params.use_extra_bufts = self._use_extra_bufts
+        if self._extra_bufts is not None:
+            params.use_extra_bufts = self._extra_bufts
         if self._remote is not None:
             self._remote.give_to(self, params)
         self._model_params = params

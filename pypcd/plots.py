@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from pypcd import files
 from pypcd.errors import InputError, PCDError
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.report import Row
@@ -131,8 +133,10 @@ def save(figure: Any, path: pathlib.Path) -> pathlib.Path:
         "svg": {"Date": None, "Creator": None},
         "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
     }
+    drawn = io.BytesIO()
     with drawing():
-        figure.savefig(path, format=kind(path), metadata=blank[kind(path)])
+        figure.savefig(drawn, format=kind(path), metadata=blank[kind(path)])
+    files.write(path, drawn.getvalue())
     return path
 
 

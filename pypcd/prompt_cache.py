@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import functools
 import os
 import pathlib
 import re
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pypcd import engine, folders
+from pypcd import engine, files
 from pypcd.checks import Number, literal
 from pypcd.errors import PCDError
 
@@ -66,7 +66,7 @@ class Entry:
         with contextlib.suppress(OSError, ValueError, struct.error), open(self.path, "rb") as file:
             length, _, mark = _TAIL.unpack(_last(file, _TAIL.size))
             if mark == _MARK:
-                found = json.loads(_last(file, _TAIL.size + length)[:length])
+                found = files.parsed(_last(file, _TAIL.size + length)[:length])
                 return found if isinstance(found, dict) else {}
         return {}
 
@@ -88,7 +88,7 @@ class PromptCache:
             limit = int(Number(0, 1e6, note="GiB")(LIMIT_NAME, literal(given) if given else _LIMIT) * 2**30)
         if folder is None:
             try:
-                folder = folders.cache() / "prompts"
+                folder = files.cache() / "prompts"
             except OSError as error:
                 engine.logger.warning("documents that were read are not kept on disk: %s", error)
                 folder, limit = pathlib.Path(os.devnull), 0
@@ -98,7 +98,7 @@ class PromptCache:
         """The files that are there, those that were used last in front."""
         found = []
         for path in self._paths("*.state"):
-            if name := _NAME.fullmatch(path.name):
+            if (name := _NAME.fullmatch(path.name)) and _is_ours(path):
                 with contextlib.suppress(OSError):  # another process removed it
                     status = path.stat()
                     weights, settings, n, tokens = name.groups()
@@ -159,8 +159,8 @@ class PromptCache:
         path = self.folder / f"{llm.weights_id}-{settings_id(llm)}-{len(tokens)}-{_sum(tokens)}.state"
         if len(tokens) < MIN_TOKENS or not self.limit:
             return False
-        if path.exists():
-            return True
+        if os.path.lexists(path):
+            return _is_ours(path)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="writing-", dir=self.folder) as beside:  # only this user may enter
@@ -192,11 +192,14 @@ class PromptCache:
         return next((float(rate) for rate in rates if isinstance(rate, (int, float)) and rate > 0), None)
 
     def clear(self) -> int:
-        """Remove all files; returns how many bytes they had."""
+        """Remove all files; returns how many bytes they had. What cannot be removed is a warning."""
         n_bytes = 0
         for entry in self.entries():
-            entry.path.unlink(missing_ok=True)
-            n_bytes += entry.n_bytes
+            try:
+                entry.path.unlink(missing_ok=True)
+                n_bytes += entry.n_bytes
+            except OSError as error:
+                engine.logger.warning("%s cannot be removed: %s", entry.path, error)
         self._sweep(0.0)
         return n_bytes
 
@@ -216,12 +219,30 @@ class PromptCache:
         return []
 
     def _sweep(self, seconds: float) -> None:
+        """Remove what processes wrote that ended meanwhile, if it is so old."""
         for folder in self._paths("writing-*"):
-            with contextlib.suppress(OSError):
-                if time.time() - folder.stat().st_mtime >= seconds:
+            with contextlib.suppress(OSError):  # another process removed it
+                if _is_ours(folder, folder=True) and time.time() - folder.stat().st_mtime >= seconds:
                     for file in folder.iterdir():
-                        file.unlink()
+                        if _is_ours(file):
+                            file.unlink()
                     folder.rmdir()
+
+
+def _is_ours(path: pathlib.Path, folder: bool = False) -> bool:
+    """Whether it may be read and removed; what is foreign is left alone, with a word."""
+    try:
+        if files.is_own(path, folder=folder):
+            return True
+    except OSError:  # another process removed it
+        return False
+    _leave_alone(path, "folder" if folder else "file")
+    return False
+
+
+@functools.cache
+def _leave_alone(path: pathlib.Path, kind: str) -> None:
+    engine.logger.warning("%s is left alone: it is no plain %s of this user", path, kind)
 
 
 def settings_id(llm: Llama) -> str:
@@ -247,7 +268,7 @@ def _seal(path: pathlib.Path, n_bytes: int, about: dict[str, Any]) -> None:
     Raises:
         OSError: the disk is full.
     """
-    text = json.dumps(about, ensure_ascii=False).encode()
+    text = files.json_text(about)
     with open(path, "r+b") as file:
         if file.seek(0, os.SEEK_END) != n_bytes:  # llama.cpp does not see whether its last bytes were written
             raise OSError("the disk is full")

@@ -269,7 +269,7 @@ class Environment:
         except OSError:  # not Linux: ggml uses AMX on Linux only
             return ""
         probe = next((self.root / "pypcd").rglob("_amx_probe.py"))
-        command = [self.python, "-I", "-S", probe, *self.site("llama_cpp/lib")]
+        command = [self.python, "-I", probe, self.root / "pypcd/models/demo.gguf"]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False)
         return "crashes" if done.returncode < 0 else "computes wrongly" if done.stdout.startswith("wrong") else ""
 

@@ -32,6 +32,9 @@ from reference import Noise, Reference, behind, contrast, rho
 from rpc_servers import rpc_servers  # noqa: F401  a fixture
 from tiny_gguf import write_tiny_gguf
 
+# research/ is not installed: it is imported from the clone, behind the installed package
+sys.path.append(str(Path(__file__).parents[1]))
+
 # shared by tests, and their messages are read
 pytest.register_assert_rewrite("browser", "clients", "fake_pip", "serving")
 settings.register_profile("pypcd", deadline=None, database=None)  # these two cores may be shared

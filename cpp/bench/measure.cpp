@@ -114,10 +114,6 @@ int32_t llama_pcd_fill(const llama_pcd_memory & memory, int32_t n) {
 
 static std::atomic<bool> amx_on { false };
 
-static bool is_amx(ggml_backend_buffer_type_t buft) {
-    return strcmp(ggml_backend_buft_name(buft), "AMX") == 0;
-}
-
 static ggml_backend_dev_t cpu_device() {
     auto * dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (!dev) {
@@ -135,22 +131,12 @@ static F cpu_function(const char * name) {
     return fn;
 }
 
-bool llama_pcd_cpu::has_amx() {
-    auto * bufts = cpu_function<ggml_backend_dev_get_extra_bufts_t>("ggml_backend_dev_get_extra_bufts")(cpu_device());
-    for (; bufts && *bufts; ++bufts) {
-        if (is_amx(*bufts)) {
-            return true;
-        }
-    }
-    return false;
-}
-
 void llama_pcd_cpu::set_amx(bool on) {
     amx_on = on;
 }
 
 bool llama_pcd_cpu::skips(ggml_backend_buffer_type_t buft) {
-    return !amx_on && is_amx(buft);
+    return !amx_on && strcmp(ggml_backend_buft_name(buft), "AMX") == 0;
 }
 
 // a model's matrices are read once a step, from memory: so many bytes of them that the caches hold few

@@ -23,10 +23,7 @@ int32_t llama_pcd_fill    (const llama_pcd_memory & memory, int32_t n);
 
 namespace llama_pcd_cpu {
 
-// AMX is ggml's: compiled into it, and given by this CPU and system
-bool has_amx();
-
-// for all models that are loaded from now on; off at first, because broken kernels crash
+// whether models use AMX, for all that are loaded from now on; off at first, because broken kernels crash
 void set_amx(bool on);
 
 bool skips(ggml_backend_buffer_type_t buft);

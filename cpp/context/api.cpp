@@ -307,10 +307,6 @@ float llama_pcd_entropy(const float * row, int32_t n_vocab) {
 // the CPU
 //
 
-bool llama_pcd_has_amx(void) {
-    return llama_pcd_guarded_value(__func__, false, llama_pcd_cpu::has_amx);
-}
-
 void llama_pcd_set_amx(bool on) {
     llama_pcd_cpu::set_amx(on);
 }

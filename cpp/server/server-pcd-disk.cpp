@@ -16,6 +16,11 @@
 #include <random>
 #include <stdexcept>
 
+#ifndef _WIN32
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
+
 namespace fs = std::filesystem;
 using json = common_json;
 
@@ -154,6 +159,20 @@ static fs::path folder_of(const server_pcd_disk & disk) {
     return fs::u8path(disk.folder);
 }
 
+// whether it is a plain file, or a folder, of this user: links are never followed, and what is foreign is left alone
+static bool is_own(const fs::path & path, fs::file_type type) {
+    std::error_code ec; // another process removed it
+    if (fs::symlink_status(path, ec).type() != type || ec) {
+        return false;
+    }
+#ifndef _WIN32
+    struct stat found;
+    return lstat(path.c_str(), &found) == 0 && found.st_uid == getuid();
+#else
+    return true;
+#endif
+}
+
 // those that are there, with names that begin so
 static std::vector<entry> entries(const server_pcd_disk & disk, const std::string & prefix) {
     std::vector<entry> res;
@@ -165,7 +184,8 @@ static std::vector<entry> entries(const server_pcd_disk & disk, const std::strin
         char     rest;
         std::error_code gone; // another process removed it
         if (string_starts_with(name, prefix) && string_ends_with(name, ".state") &&
-                sscanf(name.c_str(), "%8x%8x-%8x-%d-%8x.stat%c", &weights[0], &weights[1], &settings, &n, &tokens, &rest) == 6) {
+                sscanf(name.c_str(), "%8x%8x-%8x-%d-%8x.stat%c", &weights[0], &weights[1], &settings, &n, &tokens, &rest) == 6 &&
+                is_own(it->path(), fs::file_type::regular)) {
             const entry cur = { it->path(), n, (uint64_t) it->file_size(gone), it->last_write_time(gone) };
             if (!gone) {
                 res.push_back(cur);
@@ -271,7 +291,8 @@ static void prune(const server_pcd_disk & disk) {
     const auto now = fs::file_time_type::clock::now();
     for (fs::directory_iterator it(folder_of(disk), ec), end; !ec && it != end; it.increment(ec)) {
         std::error_code gone;
-        if (string_starts_with(it->path().filename().u8string(), "writing-") && now - it->last_write_time(gone) > STALE && !gone) {
+        if (string_starts_with(it->path().filename().u8string(), "writing-") && is_own(it->path(), fs::file_type::directory) &&
+                now - it->last_write_time(gone) > STALE && !gone) {
             fs::remove_all(it->path(), gone);
         }
     }

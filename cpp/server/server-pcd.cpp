@@ -239,7 +239,62 @@ static bool asks(const json & body) {
     return !given.is_null() && given != json(false) && given != json("off");
 }
 
+// How deeply a client may nest: llama.cpp copies, writes and compiles what it parsed by recursion, which ends the process at some ten
+// thousand levels. JSON Schemas and tools have some dozens.
+static const size_t MAX_DEPTH = 500;
+
+static void check_depth(size_t depth, const std::string & what) {
+    if (depth > MAX_DEPTH) {
+        throw std::invalid_argument(what + " has brackets in brackets, more than " + std::to_string(MAX_DEPTH) + " deep; allowed: at most "
+                "that; send what is inside as a text");
+    }
+}
+
+// The depth of brackets in a text whose backslashes take the meaning from what follows them. A surplus of closing ones counts as none.
+static size_t depth_of(const std::string & text) {
+    size_t depth = 0, most = 0;
+    for (size_t i = 0; i < text.size(); ++i) {
+        switch (text[i]) {
+            case '\\': ++i; break;
+            case '(': case '[': case '{': most = std::max(most, ++depth); break;
+            case ')': case ']': case '}': depth -= depth > 0; break;
+        }
+    }
+    return most;
+}
+
+// Of a body in JSON, and of its texts that llama.cpp compiles by recursion too: a grammar, a schema's pattern, a call's arguments.
+static void check_nesting(const std::string & body) {
+    size_t depth = 0;
+    std::string key; // the last one
+    for (size_t i = 0; i < body.size(); ++i) {
+        if (body[i] == '[' || body[i] == '{') {
+            check_depth(++depth, "the body of this request");
+        } else if (body[i] == ']' || body[i] == '}') {
+            depth -= depth > 0;
+            key.clear();
+        } else if (body[i] == '"') {
+            const size_t begin = i + 1;
+            for (i = begin; i < body.size() && body[i] != '"'; ++i) {
+                i += body[i] == '\\';
+            }
+            const std::string text = body.substr(std::min(begin, body.size()), i - begin);
+            const size_t next = body.find_first_not_of(" \t\r\n", i + 1);
+            if (next != std::string::npos && body[next] == ':') {
+                key = text;
+            } else if (key == "grammar" || key == "pattern" || key == "arguments") {
+                check_depth(depth_of(text), "field '" + key + "'");
+            }
+        }
+    }
+}
+
 void server_pcd_check_route(const std::string & path, const std::string & body) {
+    const size_t first = body.find_first_not_of(" \t\r\n");
+    if (first != std::string::npos && (body[first] == '{' || body[first] == '[')) {
+        check_nesting(body);
+    }
+
     // those that decode, and those whose bodies are for other programs
     static const auto takes_it = { "/completion", "/completions", "/infill", "/responses", "/messages", "/transcriptions",
         "/cors-proxy", "/tools" };

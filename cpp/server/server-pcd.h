@@ -102,7 +102,8 @@ bool server_pcd_load(llama_context * ctx, const common_params & params);
 // but nothing where a grammar constrains the answer from its first token on. Throws std::invalid_argument.
 server_pcd_request server_pcd_of(const common_json & body, bool constrained);
 
-// Throws std::invalid_argument where a body asks for PCD and its route decodes nothing.
+// Throws std::invalid_argument if a body is nested more deeply than recursion over it stands, before anything parses it; or if it asks
+// for PCD and its route decodes nothing.
 void server_pcd_check_route(const std::string & path, const std::string & body);
 
 // A slot takes a request, or gives it back. False: it cannot have this setting, and err is a sentence for its client.

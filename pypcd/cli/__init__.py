@@ -12,7 +12,7 @@ import os
 import sys
 import textwrap
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pypcd import __version__
@@ -21,7 +21,7 @@ from pypcd.cli._text import sentence
 from pypcd.errors import MENDABLE, InputError, did_you_mean
 from pypcd.library import NOT_INSTALLED
 
-__all__ = ["COMMANDS", "LAB", "main", "make_parser", "module_of"]
+__all__ = ["COMMANDS", "main", "make_parser", "module_of", "reported"]
 
 # name -> what it does; those that a newcomer needs come first
 COMMANDS = {
@@ -37,17 +37,15 @@ COMMANDS = {
     "bench": "time plain decoding and PCD side by side",
     "eval": "measure decoding methods on long-context tasks",
     "tune": "find the PCD setting that helps a model and harms nothing",
-    "lab": "measure what the method does and why, as the paper does",
     "demo": "ask the included model some questions, with and without PCD",
     "completion": "print the script that completes pypcd's options in your shell",
 }
 
-# those of `pypcd lab`
-LAB = {
-    "lab salience": "measure how high the right answer ranks, by prompt length",
-    "lab plot": "simulate the paper's decay of attention, and test its claims",
-    "lab nocache": "compare PCD with the KV cache to PCD without one",
-    "lab spectrum": "show what over-rotation does to each layer's attention",
+# what was a command, or an option of one, and how it is run now: in a clone of the repository
+_MOVED = {
+    **{name: f"python -m research.{name}" for name in ("salience", "plot", "nocache", "spectrum")},
+    "lab": "python -m research.NAME, with salience, plot, nocache or spectrum for NAME",
+    "--paper": "python -m research.eval MODEL --paper TABLE",
 }
 
 
@@ -69,14 +67,7 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"pypcd {__version__}", help=argparse.SUPPRESS)
     subparsers = parser.add_subparsers(prog="pypcd", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
-    made = {name: _add(subparsers, name, text, commands) for name, text in COMMANDS.items()}
-    lab = made["lab"]
-    lab.usage = "pypcd lab COMMAND ..."
-    lab.formatter_class = argparse.RawDescriptionHelpFormatter
-    lab.description = f"{lab.description}\n\ncommands:\n{_listed(LAB)}"
-    subparsers = lab.add_subparsers(prog="pypcd lab", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
-    made.update({name: _add(subparsers, name, text, commands) for name, text in LAB.items()})
-    return parser, made
+    return parser, {name: _add(subparsers, name, text, commands) for name, text in COMMANDS.items()}
 
 
 def _listed(commands: Mapping[str, str]) -> str:
@@ -88,8 +79,8 @@ def _listed(commands: Mapping[str, str]) -> str:
 
 
 def _add(subparsers: Any, name: str, text: str, commands: Collection[str]) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(name.rpartition(" ")[2], help=text, description=text[0].upper() + text[1:] + ".")
-    if name in commands and name != "lab":
+    parser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    if name in commands:
         module = module_of(name)
         module.add_arguments(parser)
         parser.set_defaults(run=module.run)
@@ -98,22 +89,32 @@ def _add(subparsers: Any, name: str, text: str, commands: Collection[str]) -> ar
 
 def module_of(name: str) -> Any:
     """A command's module."""
-    return importlib.import_module(f"pypcd.cli.{name.replace('-', '_').replace(' ', '.')}")
+    return importlib.import_module(f"pypcd.cli.{name.replace('-', '_')}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 2 after a mistake in what was typed or in a file that was given, as for what argparse
-    finds; 1 after any other error.
-
-    What the user or the system can mend is one sentence on stderr; all else is a fault of pypcd's, and shows where it is.
+    """Run a command. Returns the exit status.
 
     Raises:
         SystemExit: the arguments are wrong, or ask for help or the version.
     """
+
+    def run() -> int:
+        args = _parse(sys.argv[1:] if argv is None else list(argv))
+        return int(args.run(args))
+
+    return reported(run)
+
+
+def reported(run: Callable[[], int]) -> int:
+    """What a command returns; or, after an error, 2 for a mistake in what was typed or in a file that was given, as for what argparse
+    finds, and 1 for any other.
+
+    What the user or the system can mend is one sentence on stderr; all else is a fault of pypcd's, and shows where it is.
+    """
     _terminal.setup()
     try:
-        args = _parse(sys.argv[1:] if argv is None else list(argv))
-        return args.run(args)
+        return run()
     except KeyboardInterrupt:
         print("\npypcd: stopped", file=sys.stderr)
         return 130
@@ -139,19 +140,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: list[str]) -> argparse.Namespace:
     if argv and argv[0] not in COMMANDS and argv[0].endswith(".gguf"):
         argv = ["chat", *argv]
-    words = [word for word in argv if not word.startswith("-")][:2]
-    name = " ".join(words if words[:1] == ["lab"] else words[:1]) or None
+    name = next((word for word in argv if not word.startswith("-")), None)
     parser, commands = make_parser([] if name is None else [name])
-    if argv in ([], ["lab"]):
-        commands.get("lab" if argv else "", parser).print_help(sys.stderr)
+    if not argv:
+        parser.print_help(sys.stderr)
         sys.exit(2)
     if name is None and not {"-h", "--help", "--version"} & set(argv):
         parser.error(f"there is no option {argv[0]}; the commands: {', '.join(COMMANDS)}")
     if name is not None and name not in commands:
-        if f"lab {name}" in LAB:
-            parser.error(f"'pypcd {name}' is now 'pypcd lab {name}'")
-        allowed = LAB if words[0] == "lab" else COMMANDS
-        parser.error(f"there is no command {name!r}{did_you_mean(name, allowed)}; the commands: {', '.join(allowed)}")
+        if name in _MOVED:
+            parser.error(f"'pypcd {name}' left the package; in a clone of its repository: {_MOVED[name]}")
+        parser.error(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}; the commands: {', '.join(COMMANDS)}")
     own, of_server = argv, []
     if name is not None and "--" in argv and commands[name].get_default("server_options") is not None:
         own, of_server = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
@@ -160,6 +159,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
+        if name == "eval" and word in _MOVED:
+            command.error(f"{word} left the package; in a clone of its repository: {_MOVED[word]}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")
         shown = (action for action in command._actions if action.help != argparse.SUPPRESS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pypcd
-from pypcd import PCDConfig, PCDError, UnsupportedError, engine
+from pypcd import PCDConfig, PCDError, UnsupportedError, engine, files
 from pypcd.cli import _options
 from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli._reading import Kept, Reading, read, takes
@@ -175,7 +174,7 @@ class Conversation:
             "settings": dataclasses.asdict(self.sampling),
             "pcd": self.llm.pcd.as_dict() if self.llm.pcd else None,
         }
-        target.write_text(json.dumps(record, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        files.write(target, files.json_text(record, indent=2) + b"\n")
         return target
 
     def load(self, path: str) -> str:
@@ -329,7 +328,7 @@ def _go_back(llm: pypcd.Llama, n: int) -> None:
 
 def _load_json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = files.parsed(path.read_text(encoding="utf-8"))
     except ValueError:
         record = None
     if not isinstance(record, dict) or record.get("pypcd_session") != 1:

@@ -15,7 +15,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from pypcd import folders
+from pypcd import files
 from pypcd.cli import _terminal
 from pypcd.cli._text import sentence
 
@@ -73,7 +73,7 @@ class _Completer(Completer):
 def _history() -> History:
     """A history in a file that only the user can read; kept for this run only if the file cannot be made."""
     try:
-        path = folders.state() / "chat_history"
+        path = files.state() / "chat_history"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
     except OSError as error:

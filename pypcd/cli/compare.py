@@ -10,7 +10,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from pypcd import PCDAnswer
+from pypcd import PCDAnswer, files
 from pypcd.cli import _loading, _options, _table, _terminal
 from pypcd.cli._text import sentence, wrap
 from pypcd.decode import Answer, Method, Session, parse
@@ -75,7 +75,7 @@ def read_questions(path: pathlib.Path) -> list[Question]:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             try:
-                found.append(_question(json.loads(line.decode("utf-8-sig")), path.parent))
+                found.append(_question(files.parsed(line.decode("utf-8-sig")), path.parent))
             except OSError as error:
                 raise InputError(f"{path}, line {number}: {sentence(error)}") from None
             except ValueError as error:

@@ -6,7 +6,7 @@ import argparse
 
 import shtab
 
-from pypcd.cli import COMMANDS, LAB, make_parser
+from pypcd.cli import COMMANDS, make_parser
 
 SHELLS = ("bash", "zsh")
 
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    parser, commands = make_parser([*COMMANDS, *LAB])
-    for action in (*parser._actions, *commands["lab"]._actions):
+    parser, commands = make_parser(COMMANDS)
+    for action in parser._actions:
         if action.help == argparse.SUPPRESS:  # the list of commands, which the help has elsewhere
             action.help = None
     for command in commands.values():

@@ -9,7 +9,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from pypcd import plots
+from pypcd import files, plots
 from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.errors import InputError, PCDError
 from pypcd.evaluation import (
@@ -28,7 +28,6 @@ from pypcd.evaluation.plan import BASELINE, HALVES
 from pypcd.evaluation.stats import min_n_to_detect
 from pypcd.evaluation.tasks import parts_of
 from pypcd.evaluation.tasks.everyday import SHORT, kind_of
-from pypcd.lab.paper import PAPER_TABLES
 
 DEFAULT_METHODS = (BASELINE, "pcd", "pcd:unsure", "pcd:window:relative_top=0.1", "control")
 DEFAULT_LENGTHS = (1024, 2048, 4096)
@@ -61,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--half", metavar="HALF", choices=HALVES, help="first, to choose by, or second, to judge by")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
-    add("--paper", metavar="TABLE", choices=sorted(PAPER_TABLES), help=argparse.SUPPRESS)  # docs/evaluate.md has it
     add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
     add("--data", metavar="PATH", help="where the questions of tasks from files are")
     add("--chat", action="store_true", help="ask through the model's chat template")
@@ -73,9 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    plan, paper = _plan(args), PAPER_TABLES.get(args.paper)
+    plan = plan_of(args)
     _options.note_of_template(args.model, args.chat)
-    out = Directory(args.out or f"eval-{pathlib.Path(args.model).stem}{'-quick' * args.quick}")
+    out = Directory(folder(args))
     with _terminal.resumable(), _options.jobs(args) as jobs:
         options = run_options(plan, _options.machine_options(args), jobs)
         known = _progress.model_facts(plan, options, jobs, out)
@@ -88,10 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
     metrics = {name: made.metric for name, made in tasks_of(plan).items()}
     text = markdown(plan, outcome.records, metrics, outcome.refused)
-    if paper is not None:
-        text += "\n" + paper.markdown(plan, outcome.records)
-    (out.path / "summary.md").write_text(text, encoding="utf-8")
-    (out.path / "summary.csv").write_text(csv_text(plan, outcome.records), encoding="utf-8")
+    files.write(out.path / "summary.md", text)
+    files.write(out.path / "summary.csv", csv_text(plan, outcome.records))
     table = rows(plan, outcome.records)
     _picture(table, out.path / "summary.png")
     if args.json:
@@ -116,6 +112,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def folder(args: argparse.Namespace) -> str:
+    """Where the run is."""
+    return args.out or f"eval-{pathlib.Path(args.model).stem}{'-quick' * args.quick}"
+
+
 def _print_so_far(plan: Plan, out: Directory) -> None:
     """The table of the questions that all methods have answered."""
     records = out.records()
@@ -130,16 +131,11 @@ def _print_so_far(plan: Plan, out: Directory) -> None:
         _terminal.say(f"so far: {len(records) // n} of {total} questions")
 
 
-def _plan(args: argparse.Namespace) -> Plan:
-    paper = PAPER_TABLES.get(args.paper)
-    if args.quick and paper:
-        raise InputError("--quick and --paper choose lengths and methods; give one of them")
+def plan_of(args: argparse.Namespace) -> Plan:
     tasks = _tasks(args)
     usual = EVERYDAY_LENGTHS if all(map(kind_of, parts_of(tasks))) else DEFAULT_LENGTHS
     lengths: tuple[int, ...] = QUICK_LENGTHS if args.quick else usual
     methods: tuple[str, ...] = QUICK_METHODS if args.quick else DEFAULT_METHODS
-    if paper:
-        lengths, methods = paper.lengths, paper.methods
     return Plan(
         model=args.model,
         tasks=tasks,
@@ -165,8 +161,7 @@ def _with_types(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple[str
 
 
 def _tasks(args: argparse.Namespace) -> tuple[str, ...]:
-    paper = PAPER_TABLES.get(args.paper)
-    return _options.names(args.task) or (paper.tasks if paper else (_options.default_task(args.model),))
+    return _options.names(args.task) or (_options.default_task(args.model),)
 
 
 def _of_each(tasks: Sequence[str], n: int) -> int:

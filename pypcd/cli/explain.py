@@ -8,7 +8,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from pypcd import PCDAnswer, PCDConfig, PCDError, plots
+from pypcd import PCDAnswer, PCDConfig, PCDError, files, plots
 from pypcd.checks import Integer
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli._text import cells, wrap
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         read = prompt.text + prompt.answer_prefix
         facts["answer"] = record["text"] + f" … (cut at {len(steps)} tokens)" * is_cut
         shown_page = page(facts, read, steps, with_strength=setting.adaptive is not None)
-        args.html.write_text(shown_page, encoding="utf-8")
+        files.write(args.html, shown_page.encode("utf-8", "replace"))
         _terminal.say(f"written to {args.html}")
     if args.json:
         json.dump(record, sys.stdout, ensure_ascii=False)

@@ -6,25 +6,24 @@
 A method has four parts: an edit of the prompt, the source of the rows (the logits of each step), the search that
 chooses tokens from them, and the types of the KV cache. A name is one part, or several joined by "+"; its values follow, each after a colon:
 
-    greedy  sample:temperature=0.7:seed=1  beam:4                    search: how tokens are chosen
-    pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control  cad:0.5  rows: where logits come from
-    dola-low  dola-high  dola:16:18:20:relative_top=0.1
-    ms-poe  ms-poe-outlier  ms-poe:max_ratio=1.6:first_layer=0
-    self-extend:4:width=512
-    recite  replay:4  rephrase  segr  segr-ends  segr-vote:5          edit: how the prompt is changed
-    kv:q8_0  kv:q8_0:q4_0                                             cache: the types of keys and values
+    greedy  sample:temperature=0.7:seed=1                     search: how tokens are chosen
+    pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control   rows: where logits come from
+    recite  replay:4                                          edit: how the prompt is changed
+    kv:q8_0  kv:q8_0:q4_0                                     cache: the types of keys and values
+
+register() adds others, as research/ does with those that the paper compares with.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pypcd.config import PCDConfig, is_profile, joined, read_values
 from pypcd.decode import cache
 from pypcd.decode.method import Answer, Edit, Method
+from pypcd.decode.recite import Recite
 from pypcd.decode.replay import Replay
 from pypcd.decode.rows import OF_CONTROL, PCD, Control, Plain, RowSource, Stream
 from pypcd.decode.search import Greedy, Sampling, Search
@@ -33,7 +32,6 @@ from pypcd.errors import InputError, did_you_mean
 from pypcd.prompt import Prompt
 
 __all__ = [
-    "NAMES",
     "PCD",
     "Answer",
     "Control",
@@ -47,7 +45,9 @@ __all__ = [
     "Search",
     "Session",
     "Stream",
+    "names",
     "parse",
+    "register",
     "setting_of",
     "values_of",
 ]
@@ -100,41 +100,47 @@ def _without_values(make: Callable[[], Any]) -> Callable[[Sequence[str]], Any]:
     return made
 
 
-def _lab(home: str, **fixed: Any) -> Callable[[Sequence[str]], Any]:
-    """Makes a part that the lab has, which is imported when its name is first read: home is "module:maker"."""
-
-    def made(words: Sequence[str]) -> Any:
-        module, _, name = home.partition(":")
-        make = getattr(importlib.import_module(f"pypcd.lab.methods.{module}"), name)
-        return make(words, **fixed)
-
-    return made
-
-
 # name -> (which part of a Method it is, how to make it from the words after the name)
 _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "greedy": ("search", _without_values(Greedy)),
     "sample": ("search", lambda words: values_of(Sampling, words, "temperature")),
     "pcd": ("rows", _pcd),
     "control": ("rows", _control),
-    "beam": ("search", _lab("beam:parse")),
-    "cad": ("rows", _lab("cad:parse")),
-    "dola": ("rows", _lab("dola:parse")),
-    "dola-low": ("rows", _lab("dola:parse", layers="low")),
-    "dola-high": ("rows", _lab("dola:parse", layers="high")),
-    "self-extend": ("rows", _lab("selfextend:parse")),
-    "ms-poe": ("rows", _lab("mspoe:parse")),
-    "ms-poe-outlier": ("rows", _lab("mspoe:parse", order="outlier")),
-    "segr": ("edit", _lab("edits:parse_sort")),
-    "segr-ends": ("edit", _lab("edits:parse_sort", ends=True)),
-    "segr-vote": ("edit", _lab("edits:parse_vote")),
-    "rephrase": ("edit", _lab("edits:parse_rephrase")),
-    "recite": ("edit", _lab("recite:parse")),
+    "recite": ("edit", lambda words: values_of(Recite, words, "n_tokens")),
     "replay": ("edit", lambda words: values_of(Replay, words, "n")),
     "kv": ("cache", cache.parse),
 }
 
-NAMES = tuple(_PARTS)
+# those of research/, whose names are an error that says so until it has registered them
+_RESEARCH = (
+    "beam",
+    "cad",
+    "dola",
+    "dola-low",
+    "dola-high",
+    "self-extend",
+    "ms-poe",
+    "ms-poe-outlier",
+    "segr",
+    "segr-ends",
+    "segr-vote",
+    "rephrase",
+)
+
+
+def names() -> tuple[str, ...]:
+    """Of all parts that there are."""
+    return tuple(_PARTS)
+
+
+def register(name: str, kind: str, make: Callable[[Sequence[str]], Any]) -> None:
+    """Add a part of methods; one of the same name is replaced.
+
+    Args:
+        kind: "search", "rows", "edit" or "cache".
+        make: from the words behind the name, split at colons: ["4", "width=512"] of "self-extend:4:width=512".
+    """
+    _PARTS[name] = (kind, make)
 
 
 def parse(text: str) -> Method:
@@ -148,6 +154,11 @@ def parse(text: str) -> Method:
         new = joined(part)
         name, *words = new.split(":")
         if name not in _PARTS:
+            if name in _RESEARCH:
+                raise InputError(
+                    f"{name} is a method that pypcd is compared with; in a clone of pypcd's repository run it by "
+                    "python -m research.eval, which takes what `pypcd eval` takes"
+                )
             raise InputError(f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}")
         kind, make = _PARTS[name]
         if kind in parts:

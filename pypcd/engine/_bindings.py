@@ -222,7 +222,6 @@ pcd_strength = _bind(
 pcd_entropy = _bind("llama_pcd_entropy", ctypes.c_float, _float_p, ctypes.c_int32)
 sampler_init_pcd = _bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, _ctx_p)
 sampler_pcd_set_row = _bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)
-pcd_has_amx = _bind("llama_pcd_has_amx", ctypes.c_bool)
 pcd_set_amx = _bind("llama_pcd_set_amx", None, ctypes.c_bool)
 pcd_step_times = _bind(
     "llama_pcd_step_times",

@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from pypcd import files
 from pypcd.checks import Choice, Integer, check
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks import parts_of
@@ -28,7 +29,7 @@ HALVES = ("first", "second")
 
 Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 
-_UNFINISHED = "run.json.new"
+_UNFINISHED = ".run.json-"  # begins the name of one that was not written to its end
 _FREE = ("tasks", "methods", "lengths")  # a run may be continued with other ones
 _FILES = ("model", "model_mtime_ns", "data")  # hashes are compared in their place
 _BY_TASK = "data_sha256"
@@ -120,12 +121,10 @@ class Directory:
                 record[_BY_TASK] = {**record.get(_BY_TASK, {}), **before.get(_BY_TASK, {})}
                 for name in _FREE:
                     record[name] = list(dict.fromkeys([*before[name], *record[name]]))
-        elif self.path.exists() and any(file.name != _UNFINISHED for file in self.path.iterdir()):
+        elif self.path.exists() and not all(file.name.startswith(_UNFINISHED) for file in self.path.iterdir()):
             raise InputError(f"{self.path} is not empty and not a run of pypcd eval; give another directory")
         self.path.mkdir(parents=True, exist_ok=True)
-        temporary = self.path / _UNFINISHED
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(file)
+        files.write(file, json.dumps(record, indent=2) + "\n")
         lines = self._lines()
         if self._has_answers() and len(lines) < self.samples.stat().st_size:
             os.truncate(self.samples, len(lines))  # the next one begins where the last whole one ends
@@ -196,7 +195,7 @@ class Directory:
     @staticmethod
     def _read_run(file: pathlib.Path) -> dict[str, Any]:
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
+            record = files.parsed(file.read_text(encoding="utf-8"))
         except ValueError:
             record = None
         if not isinstance(record, dict) or any(name not in record for name in _FREE):
@@ -220,7 +219,7 @@ class Directory:
         records = {}
         for number, line in enumerate(lines.splitlines(), 1):
             try:
-                record = json.loads(line)
+                record = files.parsed(line)
                 key = record["task"], record["length"], record["index"], record["method"]
             except (ValueError, KeyError, TypeError):
                 raise InputError(f"{self.samples}, line {number}, is damaged; remove it and run again") from None

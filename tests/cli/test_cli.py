@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import json
@@ -299,7 +300,7 @@ def test_passages_that_cannot_be_found_are_said(session, monkeypatch):
 
 
 def test_documents_are_saved_and_loaded(session, llm, tmp_path):
-    session.attach(Document("notes", PARTS, "\n\n"))
+    session.attach(Document(os.fsdecode(b"caf\xe9.txt"), PARTS, "\n\n"))  # a name that UTF-8 does not have
     ask(session, "what?")
     session.save(str(tmp_path / "talk.json"))
     other = Conversation(llm, session.sampling)
@@ -368,7 +369,11 @@ def _characters(data):
         at = end
 
 
-def test_save_and_load(session, llm, tmp_path):
+def full_disk(handle):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_save_and_load(session, llm, tmp_path, monkeypatch):
     ask(session, "one")
     session.system = "be kind"
     session.sampling.set("top_k", "7")
@@ -376,6 +381,12 @@ def test_save_and_load(session, llm, tmp_path):
     path = tmp_path / "talk.json"
     session.save(str(path))
     session.save(str(path))  # over a session is fine
+    before = path.read_text()
+    monkeypatch.setattr("pypcd.files.os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        session.save(str(path))
+    assert path.read_text() == before and [file.name for file in tmp_path.iterdir()] == ["talk.json"]
+    monkeypatch.undo()
 
     llm.pcd = False
     other = Conversation(llm)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import research.methods  # noqa: F401  whose names are a run's too
 from pypcd.cli import compare, main
 from pypcd.cli.compare import Question, read_questions
 from pypcd.decode import Method
@@ -69,6 +70,7 @@ def test_what_is_right(text: str, is_right: bool) -> None:
         ({"question": " "}, "the question is empty"),
         ({"question": 3}, "question is no text"),
         ({"question": "a", "document": " "}, "document has no text"),
+        ('{"question": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2: its brackets are nested more deeply"),
     ],
 )
 def test_what_is_no_question(tmp_path: Path, line: Any, said: str) -> None:

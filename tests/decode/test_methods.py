@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 from reference import behind
 
 import pypcd
+import research.methods  # noqa: F401  beside the product's, for all that methods have in common
 from pypcd.decode import Control, Method, Plain, Session, parse
 from pypcd.decode.method import _place
+from pypcd.decode.recite import Recite
 from pypcd.decode.replay import attention, segment_spans
 from pypcd.engine import token_bytes
-from pypcd.lab.methods.beam import Beam
-from pypcd.lab.methods.cad import CAD
-from pypcd.lab.methods.edits import AttentionSort, _ends, medoid
-from pypcd.lab.methods.recite import Recite
 from pypcd.method import contrast, entropy, log_softmax
 from pypcd.prompt import Prompt, find_texts, n_tokens_through, split_context
+from research.methods.beam import Beam
+from research.methods.cad import CAD
+from research.methods.edits import AttentionSort, _ends, medoid
 
 Load = Callable[..., pypcd.Llama]
 

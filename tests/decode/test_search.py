@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pypcd.decode import Greedy, Sampling
-from pypcd.lab.methods.beam import Beam
+from research.methods.beam import Beam
 
 N_VOCAB, END = 4, 3
 

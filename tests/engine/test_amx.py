@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -20,11 +19,12 @@ from limits import allowed_nmse, nmse
 
 import pypcd
 from pypcd import engine
-from pypcd.engine import _amx, _amx_probe, _bindings
+from pypcd.engine import _amx, _amx_probe
+from pypcd.gguf import DEMO_MODEL
 
 LIB = Path(llama_cpp.__file__).parent / "lib"
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ggml uses AMX on Linux only")
-HAS_AMX = _bindings.pcd_has_amx()
+HAS_AMX = _amx._has_amx()
 Says = Callable[[str], None]
 needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this CPU or this build of ggml has no AMX")
 
@@ -44,42 +44,25 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # --- the probe ---
 
 
-@linux
-def test_the_probes_integers_are_what_ggml_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own reference, against ggml's plain kernels, to the bit; and one wrong number in one product is noticed."""
-    ggml = _amx_probe.Ggml(LIB)
-    plain = ggml.call("backend_cpu_buffer_type", _amx_probe._pointer)
-    assert list(_amx_probe.differences(ggml, plain)) == []
-
-    product = ggml.product
-
-    def wrong(buft: Any, kind: int, weights: bytes, inputs: list[list[int]]) -> list[tuple[float, ...]]:
-        rows = product(buft, kind, weights, inputs)
-        return rows if kind != 12 or len(inputs) == 1 else [*rows[:-1], (rows[-1][0] + 1, *rows[-1][1:])]
-
-    monkeypatch.setattr(ggml, "product", wrong)
-    assert list(_amx_probe.differences(ggml, plain)) == ["Q4_K, 19 tokens"]
+def test_kernels_that_work_are_found_right(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe itself, on the kernels that this CPU has in AMX's place, where it has none."""
+    monkeypatch.setattr(_amx_probe.llama_cpp, "llama_print_system_info", lambda: b"AMX_INT8 = 1")
+    assert HAS_AMX or _amx_probe.main(str(DEMO_MODEL)) == "right"
 
 
-@linux
-@pytest.mark.parametrize("kind", _amx_probe.TYPES)
-def test_the_probes_blocks_are_ggmls(kind: str) -> None:
-    """As the gguf package reads them, which is numpy."""
-    import random
-
-    import gguf
-
-    stored, values = _amx_probe.TYPES[kind][1](random.Random(3))
-    read = gguf.quants.dequantize(np.frombuffer(stored, np.uint8), gguf.GGMLQuantizationType[kind])
-    assert read.tolist() == values
+def test_other_logits_are_found_wrong() -> None:
+    rng = np.random.default_rng(3)
+    plain = rng.normal(size=(2, 100))
+    assert _amx_probe.verdict(plain + 0.01 * rng.normal(size=plain.shape), plain) == "right"
+    one_row = np.stack([plain[0], rng.normal(size=100)])  # a single token's products alone
+    for rows in (one_row, 0 * plain, np.full_like(plain, np.nan), np.full_like(plain, np.inf)):
+        assert _amx_probe.verdict(rows, plain).startswith("wrong: logits differ by")
 
 
-@linux
 def test_the_probe_answers_and_says_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
-    """It looks for AMX by itself, and finds it where the library does."""
     verdict, is_certain = _amx._probe()
     if HAS_AMX:
-        found = r"right|ggml's kernels for it (crash here \(SIG[A-Z]+\)|compute wrongly here \(.+ tokens\))"
+        found = r"right|ggml's kernels for it (crash here \(SIG[A-Z]+\)|compute wrongly here \(logits differ by .+\))"
         assert is_certain and re.fullmatch(found, verdict), verdict
     else:
         assert (verdict, is_certain) == ("the probe ended with exit code 0, saying 'none'", False)
@@ -92,9 +75,9 @@ def test_the_probe_answers_and_says_nothing_else(capfd: pytest.CaptureFixture[st
 @pytest.fixture
 def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
     """Has a script in the probe's place; each run leaves a line in `runs`. There is AMX, whatever this CPU has."""
-    monkeypatch.setattr(_amx._bindings, "pcd_has_amx", lambda: True)
-    monkeypatch.setattr(_amx, "_folder", lambda: tmp_path)
-    (tmp_path / "libggml-cpu.so").write_text("a library")
+    monkeypatch.setattr(_amx, "_has_amx", lambda: True)
+    monkeypatch.setattr(_amx, "_key", lambda: (tmp_path / "library").read_text())
+    (tmp_path / "library").write_text("a library")
     script = tmp_path / "probe.py"
     monkeypatch.setattr(_amx, "_PROBE", script)
 
@@ -117,7 +100,7 @@ def runs(tmp_path: Path) -> int:
     ("code", "on", "why", "remembered"),
     [
         ("print('right')", True, "its products are right", True),
-        ("print('wrong: Q4_0, 19 tokens')", False, "compute wrongly here (Q4_0, 19 tokens)", True),
+        ("print('wrong: logits differ by 1')", False, "compute wrongly here (logits differ by 1)", True),
         ("os.kill(os.getpid(), 11)", False, "crash here (SIGSEGV)", True),
         ("os.kill(os.getpid(), 4)", False, "crash here (SIGILL)", True),
         ("sys.exit(3)", False, "exit code 3, saying ''", False),
@@ -141,12 +124,17 @@ def test_each_way_to_end_has_its_meaning(
 def test_another_file_of_ggml_is_probed_anew(says: Says, tmp_path: Path) -> None:
     says("os.kill(os.getpid(), 11)")
     assert not engine.configure_amx().on
-    (tmp_path / "libggml-cpu.so").write_text("built with the cure")
+    (tmp_path / "library").write_text("built with the cure")
     says("print('right')")
     assert engine.configure_amx().on and runs(tmp_path) == 2
-    assert len(json.loads((tmp_path / "cache/pypcd/amx.json").read_text())) == 2
-    os.utime(tmp_path / "libggml-cpu.so", (1, 1))
-    assert engine.configure_amx().on and runs(tmp_path) == 3
+    assert json.loads((tmp_path / "cache/pypcd/amx.json").read_text())["built with the cure"] == "right"
+
+
+def test_the_file_of_ggml_is_told_by_its_name_size_and_time() -> None:
+    path = LIB / "libggml-cpu.so"
+    if path.exists():
+        status = path.stat()
+        assert _amx._key() == f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 @linux
@@ -167,17 +155,6 @@ def test_where_nothing_can_be_written_it_is_probed_each_time(says: Says, tmp_pat
     says("print('right')")
     for i in range(2):
         assert engine.configure_amx().on and runs(tmp_path) == i + 1
-
-
-@linux
-def test_files_that_are_gone_are_forgotten(says: Says, tmp_path: Path) -> None:
-    file = tmp_path / "cache/pypcd/amx.json"
-    file.parent.mkdir(parents=True)
-    here = f"{tmp_path / 'probe.py'} 1 1"
-    file.write_text(json.dumps({"/nowhere/libggml-cpu.so 1 1": "right", here: "right"}))
-    says("print('right')")
-    engine.configure_amx()
-    assert len(known := json.loads(file.read_text())) == 2 and here in known
 
 
 @linux
@@ -223,7 +200,7 @@ def test_the_variable_is_heard_before_the_argument_and_this_before_the_probe(
     says("os.kill(os.getpid(), 11)")
     if variable is not None:
         monkeypatch.setenv("PYPCD_AMX", variable)
-    monkeypatch.setattr(_amx._bindings, "pcd_has_amx", lambda: exists)
+    monkeypatch.setattr(_amx, "_has_amx", lambda: exists)
     state = engine.configure_amx(force=True)
     assert (state.exists, state.on) == (exists, on) and why in state.why
     assert runs(tmp_path) == 0
@@ -247,6 +224,48 @@ def test_info_says_what_is_in_force_and_where_the_remedy_is(
 
 
 # --- what models use ---
+
+
+@linux
+@pytest.mark.parametrize(
+    ("verdict", "asked", "native", "given"),
+    [
+        ("right", None, False, None),
+        ("crash", None, False, False),  # the stock library cannot leave out AMX alone
+        ("crash", True, False, True),
+        ("crash", False, False, False),
+        ("right", None, True, None),
+        ("crash", None, True, None),  # the native one can
+        ("crash", False, True, False),
+    ],
+)
+def test_a_model_is_opened_without_broken_kernels_on_both_engines(
+    verdict: str, asked: bool | None, native: bool, given: bool | None, says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(_amx._bindings, "is_native", lambda: native)
+    monkeypatch.setattr(_amx._bindings, "pcd_set_amx", told.append)
+    says("print('right')" if verdict == "right" else "os.kill(os.getpid(), 11)")
+    assert engine.choose_extra_bufts(asked) is given
+    assert told == ([] if not native or asked is False else [verdict == "right" or asked is True])
+
+
+@linux
+def test_so_is_a_stock_engines_model(says: Says, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """What llama.cpp is given, and one line in the log."""
+    monkeypatch.setattr(_amx._bindings, "is_native", lambda: False)
+    says("os.kill(os.getpid(), 11)")
+    _amx._say_once.cache_clear()
+    with caplog.at_level("INFO", "pypcd"):
+        for _ in range(2):
+            llm = pypcd.Llama(tiny("llama"), n_ctx=256, n_threads=1, n_gpu_layers=0, engine="stock")
+            assert llm.model_params.use_extra_bufts is False
+            llm.close()
+    said = [record.getMessage() for record in caplog.records if "AMX" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith(
+        "AMX is off: ggml's kernels for it crash here (SIGSEGV); 'AMX is off' in docs/"
+    )
+
 
 BUFFERS = """
 import logging, os, sys

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from research.recorded import record
 from runs import DEMO, ONE, Records, finished, lines, python_path, tables, wait_until, without_time
 
 import pypcd
@@ -38,7 +39,6 @@ from pypcd.evaluation import (
 from pypcd.evaluation import cluster as at_work  # as the workers' processes have it
 from pypcd.evaluation.run import Worker
 from pypcd.gguf import DEMO_MODEL
-from pypcd.lab.recorded import record
 
 distributed = pytest.importorskip("distributed")
 KILLER = ("kv-short", 280, 1)  # the question that workers below die of

@@ -42,6 +42,7 @@ from runs import (
 )
 
 import pypcd
+import research.methods
 from pypcd import engine, machine, threads
 from pypcd.decode import Session
 from pypcd.evaluation import (
@@ -203,7 +204,7 @@ def test_a_directory_is_used_by_one_run_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_kill_before_the_first_line_leaves_a_directory_that_can_be_used(tmp_path: Path) -> None:
-    (tmp_path / "run.json.new").write_text("{")
+    (tmp_path / ".run.json-12ab").write_text("{")
     assert Directory(tmp_path).open(DEMO, {}) == {}
 
 

@@ -11,12 +11,13 @@ import pypcd
 from pypcd import engine
 
 ROOT = Path(pypcd.__file__).parent
+RESEARCH = Path(__file__).parents[2] / "research"
 FILES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 # the layers, lowest first; a module may import from its own layer and those below
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "extras", "checks", "folders", "fields", "config", "method", "drafts", "ggml", "library", "signatures"},
+    {"errors", "extras", "checks", "fields", "files", "config", "method", "drafts", "ggml", "library", "signatures"},
     {"gguf", "remote"},
     {"engine"},
     {"arguments", "guards", "llama", "machine", "sampler", "states", "threads"},
@@ -24,7 +25,7 @@ LAYERS: tuple[set[str], ...] = (
     {"decode", "server"},
     {"bench", "evaluation", "explain"},
     {"plots"},
-    {"integrations", "lab"},
+    {"integrations"},
     {"cli"},
 )
 LAYER_OF = {part: i for i, parts in enumerate(LAYERS) for part in parts}
@@ -81,6 +82,25 @@ def test_nothing_is_imported_upwards() -> None:
             if part not in FRONT and target != "__version__" and LAYER_OF[target] > LAYER_OF[part]:
                 wrong.append(f"{where(path, line)} imports {name}")
     assert not wrong
+
+
+def test_research_is_beside_the_package_and_nothing_of_it_is_in_the_wheel() -> None:
+    named = [
+        f"{where(path, node.lineno)} imports research"
+        for path in FILES
+        for node in ast.walk(TREES[path])
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        if name.partition(".")[0] == "research"
+    ]
+    assert not named
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'wheel.packages = ["pypcd"]' in pyproject  # what tests/house/test_wheel.py finds in a wheel
 
 
 def test_the_engines_modules_are_its_own() -> None:
@@ -149,7 +169,9 @@ def test_what_pypcd_raises_is_of_its_own_kinds() -> None:
 
 
 def test_what_the_engine_offers_is_used() -> None:
-    nodes = [node for path in FILES if part_of(path) != "engine" for node in ast.walk(TREES[path])]
+    beside = [ast.parse(path.read_text(encoding="utf-8")) for path in RESEARCH.rglob("*.py")]
+    trees = [*(TREES[path] for path in FILES if part_of(path) != "engine"), *beside]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "pypcd.engine":

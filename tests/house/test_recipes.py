@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from conftest import Tiny
 
 import pypcd
 from pypcd import server
@@ -23,44 +22,14 @@ Recipe = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    """Runs a script with some arguments, in this process."""
+    """Runs a program of research/ with some arguments, in this process."""
 
     def run(name: str, *arguments: object) -> dict[str, Any]:
-        path = ROOT / "scripts/recipes" / name
+        path = ROOT / "research" / name
         monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
         return runpy.run_path(str(path), run_name="__main__")
 
     return run
-
-
-def test_drafts_are_timed_by_how_many_guesses_are_right(
-    tiny: Tiny, recipe: Recipe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = recipe("time_drafts.py", tiny("llama"), "off", "paper", "--length=20", "--n-tokens=12", "--n-guesses=4")
-    head, _, *rows = capsys.readouterr().out.splitlines()
-    assert head == "| right | off | paper |"
-    assert [row.split(" | ")[0] for row in rows] == ["| all", "| half", "| none"]
-    assert all(re.match(r"\| \w+( \| \d+\.\d\dx){2} \|$", row) for row in rows)
-    text = list(range(100))
-    right = {
-        name: sum(map(int.__eq__, made["Knowing"](text, share, 4, 384).text, text))
-        for name, share in made["SHARES"].items()
-    }
-    assert right["all"] == 100 and right["none"] == 0 and 30 < right["half"] < 70
-    assert made["Knowing"](text, 1.0, 4, 384)(text[:10]).tolist() == [10, 11, 12, 13]
-
-
-def test_headings_over_passages_are_compared(tiny: Tiny, recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    made = recipe("replay_words.py", tiny("llama"), "--n=3", "--max-tokens=2")
-    _, _, *rows = capsys.readouterr().out.splitlines()
-    assert [row.split(" | ")[0].strip("| ") for row in rows] == ["plain", *made["JOINED"]]
-    assert all(row.endswith("of 3 |") for row in rows)
-    for index in range(200):
-        document, _, right, others = made["question"](index)
-        assert right in document.text and right not in others and all(other in document.text for other in others)
-        assert len(document.segments) == len(others) + 1
-        assert made["is_right"](f"It is {right}.", right, others)
-        assert not made["is_right"](f"It is {right}, or {others[0]}.", right, others)
 
 
 @pytest.mark.parametrize("beside", ["twice as many", "stock"])

@@ -250,6 +250,65 @@ def test_nobody_else_can_read_the_files(tiny: Tiny, load: Load, cache: PromptCac
     assert cache.folder.stat().st_mode & 0o077 == 0 or sys.platform == "win32"
 
 
+@pytest.fixture
+def foreign(tmp_path: Path) -> dict[str, Path]:
+    """Files that are not the cache's, by what stands in its folder in their place."""
+    made = {name: tmp_path / name / "precious.txt" for name in ("linked", "inside")}
+    for path in made.values():
+        path.parent.mkdir()
+        path.write_text("keep me")
+    return made
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs are POSIX's")
+def test_what_is_not_the_caches_own_is_left_alone(
+    tiny: Tiny, load: Load, cache: PromptCache, foreign: dict[str, Path], caplog: Any
+) -> None:
+    """Links to folders and files, folders in a file's place, FIFOs, a link inside a folder that was not finished."""
+    llm = load(tiny(), False, **LARGE)
+    read(llm, cache)
+    (kept,) = cache.entries()
+    names = [f"{kept.weights}-{kept.settings}-300-0000000{i}.state" for i in range(3)]
+    (cache.folder / names[0]).symlink_to(foreign["linked"])
+    os.mkfifo(cache.folder / names[1])
+    (cache.folder / names[2]).mkdir()
+    (cache.folder / "writing-x").symlink_to(foreign["linked"].parent)
+    (cache.folder / "writing-y").mkdir()
+    (cache.folder / "writing-y" / "link").symlink_to(foreign["inside"])
+    (cache.folder / "writing-y" / "half.state").write_bytes(b"half")
+    os.utime(cache.folder / "writing-y", (1000, 1000))
+    os.utime(foreign["linked"].parent, (1000, 1000))
+
+    assert [entry.path for entry in cache.entries()] == [kept.path]
+    llm.reset()
+    assert cache.restore(llm, TEXT) == len(TEXT)
+    read(llm, cache, [9, *TEXT])  # which prunes
+    assert cache.clear() > 0 and cache.entries() == []
+    assert all(path.read_text() == "keep me" for path in foreign.values())
+    assert {path.name for path in cache.folder.iterdir()} == {*names, "writing-x", "writing-y"}
+    assert [path.name for path in (cache.folder / "writing-y").iterdir()] == ["link"]
+    said = [record.getMessage() for record in caplog.records if "is left alone" in record.getMessage()]
+    assert {Path(line.split(" is left")[0]).name for line in said} == {*names, "writing-x", "link"}
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can make another user's file")
+def test_another_users_file_is_neither_read_nor_removed(tiny: Tiny, load: Load, cache: PromptCache) -> None:
+    llm = load(tiny(), False, **LARGE)
+    read(llm, cache)
+    (entry,) = cache.entries()
+    os.chown(entry.path, 12345, 12345)
+    llm.reset()
+    assert cache.restore(llm, TEXT) == 0 and cache.clear() == 0 and entry.path.exists()
+    llm.eval(TEXT)
+    assert not cache.keep(llm, TEXT, {}) and os.stat(entry.path).st_uid == 12345
+
+
+def test_a_name_that_utf8_does_not_have_is_kept(tiny: Tiny, load: Load, cache: PromptCache) -> None:
+    llm, name = load(tiny(), False, **LARGE), os.fsdecode(b"caf\xe9.txt")
+    llm.eval(TEXT)
+    assert cache.keep(llm, TEXT, {"documents": [name]}) and cache.entries()[0].about["documents"] == [name]
+
+
 def test_a_folder_that_cannot_be_is_a_warning(tiny: Tiny, load: Load, tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "file").write_text("")
     cache = PromptCache(tmp_path / "file" / "prompts", BIG)

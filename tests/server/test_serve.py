@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Tiny, contrasted, rounding_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from serving import (
     BASE,
     MESSAGES,
@@ -327,6 +329,70 @@ def test_what_a_request_may_not_have_is_refused_with_a_sentence(server: Server, 
     said = refused(server, pcd=setting)
     assert said.startswith("Field 'pcd': ") and word in said and "llama_pcd" not in said
     assert complete(server, "a", n_predict=1)["tokens"]
+
+
+def nested(depth: int, opening: str = "[", closing: str = "]") -> str:
+    return opening * depth + closing * depth
+
+
+DEEP = {  # where a client's brackets reach a recursion: the route, and a body with them
+    **{
+        name: (
+            "/v1/chat/completions",
+            f'{{"messages": [{{"role": "user", "content": "a"}}], "max_tokens": 1, "{name}": %s}}',
+        )
+        for name in ("documents", "replay", "pcd", "stop", "tools", "logit_bias", "response_format", "unknown")
+    },
+    "content": ("/v1/chat/completions", '{"messages": [{"role": "user", "content": %s}]}'),
+    "file": ("/v1/chat/completions", '{"messages": [{"role": "user", "content": [{"type": "file", "file": %s}]}]}'),
+    "responses": ("/v1/responses", '{"input": %s}'),
+    "anthropic": ("/v1/messages", '{"messages": [{"role": "user", "content": %s}]}'),
+    "document": ("/documents", '{"file_data": %s}'),
+    "tokenize": ("/tokenize", '{"content": %s}'),
+    "alone": ("/completion", "%s"),
+    "objects": ("/completion", '{"prompt": "a", "n_predict": 1, "x": %s}'),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_brackets_in_brackets_are_refused_before_anything_follows_them(server: Server, name: str) -> None:
+    """200 KB of them ended the process, whatever field they were in."""
+    path, body = DEEP[name]
+    brackets = nested(100_000, '{"a":', "}").replace("}", "1}", 1) if name == "objects" else nested(100_000)
+    status, answer = ask(server, path, (body % brackets).encode())
+    assert status == 400 and "more than 500 deep; allowed: at most that" in answer["error"]["message"]
+    assert ask(server, "/health")[0] == 200
+
+
+@pytest.mark.parametrize("field", ["grammar", "pattern", "arguments"])
+def test_so_are_those_in_a_text_that_is_compiled(server: Server, field: str) -> None:
+    deep = nested(50_000, "(", ")")
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": nested(50_000)}}
+    bodies = {
+        "grammar": {"grammar": f'root ::= {nested(50_000, "(", ")")[:50_000]} "a" {")" * 50_000}'},
+        "pattern": {"response_format": {"type": "json_schema", "schema": {"type": "string", "pattern": f"^{deep}$"}}},
+        "arguments": {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}, *MESSAGES]},
+    }
+    status, answer = ask(server, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **bodies[field]})
+    assert status == 400 and f"field '{field}' has brackets in brackets" in answer["error"]["message"]
+    assert ask(server, "/health")[0] == 200
+
+
+@given(
+    st.recursive(
+        st.text(), lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(), values, max_size=3)
+    )
+)
+@settings(max_examples=40)
+def test_what_is_not_deep_is_let_through(server: Server, value: Any) -> None:
+    """Brackets in texts, behind backslashes and quotes, are no nesting, however many there are."""
+    body = {"content": "(" * 600 + '"[' * 600 + '\\"{' * 600, "x": value}
+    assert ask(server, "/tokenize", body)[0] == 200
+
+
+def test_500_levels_are_let_through_and_501_are_not(server: Server) -> None:
+    for depth, expected in ((499, 200), (500, 400)):  # beside the body's own
+        assert ask(server, "/tokenize", f'{{"content": "a", "x": {nested(depth)}}}'.encode())[0] == expected
 
 
 def test_a_wrong_suffix_names_the_field_model_and_a_refused_stream_is_a_plain_400(server: Server) -> None:

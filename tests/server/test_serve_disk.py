@@ -141,6 +141,26 @@ def of_another_version(path: Path) -> None:
     path.write_bytes(data)
 
 
+def test_what_is_not_the_servers_own_is_left_alone(model: str, prompts: PromptCache, tmp_path: Path) -> None:
+    """A link in a file's place, to a damaged file, and a link to a folder among those that are written."""
+    with ready(model) as server:
+        first = answer_of(server)
+    (entry,) = prompts.entries()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    entry.path.rename(elsewhere / "precious")
+    flip(elsewhere / "precious")
+    before = (elsewhere / "precious").read_bytes()
+    entry.path.symlink_to(elsewhere / "precious")
+    (prompts.folder / "writing-x").symlink_to(elsewhere)
+    os.utime(elsewhere, (1000, 1000))
+    with ready(model) as server:
+        assert answer_of(server) == first
+        answer_of(server, notes(2, 40))  # which prunes
+    assert (elsewhere / "precious").read_bytes() == before
+    assert entry.path.is_symlink() and (prompts.folder / "writing-x").is_symlink()
+
+
 @pytest.mark.parametrize(
     "damage",
     [

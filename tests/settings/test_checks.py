@@ -18,13 +18,13 @@ from pypcd.cli._options import GenerationSettings, at_least
 from pypcd.decode import Control, Sampling
 from pypcd.evaluation import Plan
 from pypcd.evaluation.tasks.size import check_cell
-from pypcd.lab.decay import Decay
-from pypcd.lab.methods.beam import Beam
-from pypcd.lab.methods.cad import CAD
-from pypcd.lab.methods.dola import DoLa
-from pypcd.lab.methods.edits import AttentionSort, MedoidVote
-from pypcd.lab.methods.mspoe import MsPoE
-from pypcd.lab.methods.selfextend import SelfExtend
+from research.decay import Decay
+from research.methods.beam import Beam
+from research.methods.cad import CAD
+from research.methods.dola import DoLa
+from research.methods.edits import AttentionSort, MedoidVote
+from research.methods.mspoe import MsPoE
+from research.methods.selfextend import SelfExtend
 
 
 def plan(**values: Any) -> Plan:

@@ -31,7 +31,7 @@ from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
 site = Path(__file__).parent / "lib/python3.11/site-packages"
-if "_amx_probe.py" in sys.argv[-2]:
+if sys.argv[-2].endswith("_amx_probe.py"):
     with open(root / "probes", "a") as probes:
         print(*(a.replace(str(root), "ROOT") for a in sys.argv[1:]), file=probes)
     found = (root / "amx").read_text().split("\\n")

@@ -1,1 +1,0 @@
-"""The commands of `pypcd lab`: the paper's measurements, a module each."""

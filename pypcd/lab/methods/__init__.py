@@ -1,1 +1,0 @@
-"""Decoding methods of others, to compare with: a file each. `pypcd.decode` has their names."""

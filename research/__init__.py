@@ -1,0 +1,23 @@
+"""Measurements, tables and baselines of the paper, beside the package: `python -m research.NAME` in a clone, with pypcd installed.
+
+pypcd never imports this. A module is a subject, and one that has a command is run by its name:
+
+    decay, claims; plot           the paper's simulation of attention over distance, its claims about it, the pictures
+    salience, questions           how high the right answer ranks, by the length of the prompt
+    layers, spectrum              what over-rotation does to each layer's attention, frequency block by frequency block
+    nocache                       PCD with the KV cache compared with PCD without it
+    methods/; eval                decoding methods of others: beam search, DoLa, Ms-PoE, Self-Extend, CAD, reranking; `pypcd eval` with them
+    paper, models, survey, balance, speed     the paper's tables; one plan for any models, its gains and losses, its hours
+    train_demo_model, time_server             how the included model was trained; what requests cost
+    figures, files, command       pictures (needs matplotlib), tables, how a command starts
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+# `python -m` puts the clone in front, whose pypcd/ has no library: the installed package comes first
+_ROOT = Path(__file__).resolve().parent.parent
+sys.path[:] = [*(path for path in sys.path if Path(path or os.curdir).resolve() != _ROOT), str(_ROOT)]

@@ -1,0 +1,51 @@
+"""`pypcd eval` with the methods that the paper compares with, and the paper's tables beside those of a run.
+
+python -m research.eval MODEL --method dola-low,ms-poe,segr
+python -m research.eval MODEL --paper table2
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import research.methods  # noqa: F401  puts them into the table
+from pypcd import cli, files
+from pypcd.cli import eval as product
+from pypcd.evaluation import Directory
+from research.paper import PAPER_TABLES
+
+__all__ = ["main"]
+
+
+def main(words: Sequence[str]) -> int:
+    own = argparse.ArgumentParser(prog="python -m research.eval", add_help=False)
+    own.add_argument("--paper", choices=sorted(PAPER_TABLES))
+    asked, others = own.parse_known_args(words)
+    paper = PAPER_TABLES.get(asked.paper)
+    if paper is None:
+        return cli.main(["eval", *others])
+    parser = argparse.ArgumentParser(prog="python -m research.eval")
+    product.add_arguments(parser)
+    args = parser.parse_args(others)
+    if args.quick:
+        parser.error("--quick and --paper choose lengths and methods; give one of them")
+    args.task = args.task or ",".join(paper.tasks)
+    args.method = args.method or ",".join(paper.methods)
+    args.length = args.length or ",".join(map(str, paper.lengths))
+
+    def run() -> int:
+        status = product.run(args)
+        out, plan = Directory(product.folder(args)), product.plan_of(args)
+        text = paper.markdown(plan, out.records())
+        files.write(out.path / "summary.md", (out.path / "summary.md").read_text(encoding="utf-8") + "\n" + text)
+        if not args.json:
+            print("\n" + text)
+        return status
+
+    return cli.reported(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,337 @@
+"""The commands plot, salience, explain and nocache: what they print, what they write, and what they say about mistakes."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import sys
+
+import pytest
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+
+import pypcd
+from pypcd import cli
+from pypcd.cli import _terminal, _text
+from pypcd.cli import explain as explain_command
+from pypcd.evaluation import ModelTokenizer
+from pypcd.evaluation.tasks.kv import KV_SHORT
+from pypcd.explain.steps import Candidate, Step
+from research.command import command
+
+SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
+
+
+@pytest.fixture(autouse=True)
+def plain_streams(monkeypatch):
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("cli") / "tiny.gguf"
+    return str(write_tiny_gguf(path, seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=2048, n_layer=2))
+
+
+RESEARCH = ("plot", "salience", "nocache", "spectrum")
+
+
+def main(words) -> int:
+    """`python -m research.NAME`, or `pypcd NAME`."""
+    name, *others = words
+    if name not in RESEARCH:
+        return cli.main(words)
+    module = importlib.import_module(f"research.{name}")
+    return command(name, module.add_arguments, module.run, others)
+
+
+def run(capsys, *args: str, status: int = 0) -> str:
+    assert main(args) == status, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def read_csv(path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# -- plot -------------------------------------------------------------------------------------------------------------
+
+
+def test_plot_decay_prints_the_claims_and_writes_what_it_draws(capsys, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    small = ("plot", "decay", "--d", "64", "--length", "512")
+    text = run(capsys, *small, "--out", str(tmp_path / "new"))
+    assert "claim of the paper" in text and "A.4" in text and "B'" in text
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert names == {"decay.png", "decay.csv", "decay.json", "decay_grid.png", "decay_grid.csv"}
+    rows = read_csv(tmp_path / "new/decay.csv")
+    assert len(rows) == 512 and [float(rows[0][c]) for c in ("standard", "over_rotated", "contrasted")] == [1, 1, 1]
+    record = json.loads((tmp_path / "new/decay.json").read_text())
+    assert record == json.loads(run(capsys, *small, "--json"))
+    assert len(record["grid"]) == 20 and f"{record['claims']['claimed']:.5f}" in text
+    assert f"{record['rates']['standard']['log']:.4f}" in text
+
+
+def test_plot_decay_without_the_grid(capsys, tmp_path) -> None:
+    options = ("plot", "decay", "--d=16", "--length=64", "--no-grid", "--vectors=bound", "--no-transition")
+    record = json.loads(run(capsys, *options, "--json"))
+    assert record["grid"] == []
+    assert (record["setting"]["vectors"], record["setting"]["transition"]) == ("bound", "none")
+    assert "one value changed" not in run(capsys, *options)
+
+
+# -- salience ---------------------------------------------------------------------------------------------------------
+
+QUICK = ("salience", "demo", "--length=96,160", "--n=4", "--threads=1")
+
+
+def test_salience_prints_and_writes_the_same_figures(capsys, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    text = run(capsys, *QUICK, "--out", str(tmp_path), "--format=svg")
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "salience.svg", "ranks.svg", "logits.svg", "salience.csv", "readings.csv", "salience.json",
+    }  # fmt: skip
+    record = json.loads((tmp_path / "salience.json").read_text())
+    assert record == json.loads(run(capsys, *QUICK, "--json"))
+    assert record["task"] == "kv-short" and [c["method"] for c in record["cells"]] == ["greedy", "PCD"] * 2
+    assert sum(record["ranks"]["greedy"]) == sum(record["ranks"]["PCD"]) == 8
+    readings = read_csv(tmp_path / "readings.csv")
+    assert len(readings) == 16
+    for cell in record["cells"]:
+        mine = [r for r in readings if (int(r["length"]), r["method"]) == (cell["length"], cell["method"])]
+        ranks = [int(r["rank"]) for r in mine]
+        assert cell["salience"] == pytest.approx(sum(1 / r for r in ranks) / 4)
+        assert f"{cell['salience']:.3f}" in text
+    curves = read_csv(tmp_path / "salience.csv")
+    assert [float(c["gold_logit"]) for c in curves] == [c["gold_logit"] for c in record["cells"]]
+    assert float(curves[0]["other_logit_1"]) == record["cells"][0]["competitor_logits"][0]
+
+
+def test_salience_of_another_setting_and_seed(capsys) -> None:
+    first = json.loads(run(capsys, *QUICK, "--json", "--seed=1", "--pcd=beta=0"))
+    assert first["pcd"]["beta"] == 0
+    for plain, mine in zip(first["cells"][::2], first["cells"][1::2]):
+        assert plain["salience"] == mine["salience"]  # beta 0 leaves the order of L
+
+
+# -- explain ----------------------------------------------------------------------------------------------------------
+
+
+def test_explain_in_text_json_and_html(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    prompt, page = tmp_path / "prompt.txt", tmp_path / "page.html"
+    prompt.write_text(SAMPLE.prompt.text + "\n")
+    options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answers[0]}")
+    text = run(capsys, *options, "-f", str(prompt), "--html", str(page))
+    assert max(map(_text.cells, text.splitlines())) <= 40
+    assert "token 1  " in text and ">*" in text and '"(end)"' not in text
+    record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt.text, "--json"))
+    assert record["text"].strip() == SAMPLE.answers[0] and record["gold"] == SAMPLE.answers[0]
+    assert record["steps"][-1]["text"] == "(end)"
+    assert text.count("token ") == len(record["steps"])
+    written = page.read_text(encoding="utf-8")
+    assert written.startswith("<!DOCTYPE html>") and SAMPLE.answers[0] in written
+
+
+def test_explain_draws_the_token_that_plain_decoding_would_not_write(capsys, tmp_path, monkeypatch) -> None:
+    _plots = pytest.importorskip("pypcd.plots")
+    pytest.importorskip("matplotlib")
+    seen = {}
+    monkeypatch.setattr(
+        _plots,
+        "decisive_token",
+        lambda step, plain, pcd, read, **more: seen.update(step=step, texts=(plain, pcd), read=read, **more),
+    )
+    monkeypatch.setattr(_plots, "save", lambda figure, path: seen.update(path=path))
+    capsys.readouterr()
+    assert main(["demo", "--question", "215"]) == 0
+    captured = capsys.readouterr()
+    right = captured.err.split("right value is ")[1].split(",")[0]
+    options = ("--threads=1", "--max-tokens=8", f"--gold={right}", "--picture", str(tmp_path / "a.png"))
+    record = json.loads(run(capsys, "explain", "demo", "-p", captured.out, *options, "--json"))
+
+    llm = pypcd.Llama("demo", n_threads=1)
+    [plain, mine] = (
+        llm(captured.out, max_tokens=8, temperature=0, pcd=pcd)["choices"][0]["text"].strip() for pcd in (False, True)
+    )
+    did = {**llm.last_answer.as_dict(), "pcd_skipped": 0}  # explain looks at each token twice
+    assert {name: record[name] for name in did} == did and did["pcd_changed"]
+    llm.close()
+    assert plain != mine == right  # question 215 was chosen for it
+    assert seen["texts"] == (plain, mine) and seen["is_right"] == (False, True)
+    changed = [step for step in record["steps"] if step["is_changed"]]
+    assert json.loads(json.dumps(seen["step"].as_dict())) == changed[0]
+    preset = pypcd.PCDConfig.preset("unsure")  # what is on if one says no more than on
+    assert seen["beta"] == preset.beta and seen["path"] == tmp_path / "a.png"
+    read, first = seen["read"], changed[0]["index"]
+    assert read.n_tokens == record["n_prompt"] + first
+    assert read.seen == (range(preset.n_sink), range(read.n_tokens - preset.window, read.n_tokens))
+    assert first == 0 and read.text == captured.out
+    assert [(mark.writer, mark.text, mark.is_right) for mark in read.marks] == [
+        ("PCD", right, True), ("plain", plain, False)
+    ]  # fmt: skip
+    [[here], [there]] = (mark.spans for mark in read.marks)
+    assert here.start < there.start < read.n_tokens  # the last value of the prompt is the wrong one
+
+
+def test_explain_draws_the_first_token_of_the_right_answer_that_is_changed(capsys, tmp_path, monkeypatch) -> None:
+    plots = pytest.importorskip("pypcd.plots")
+    pytest.importorskip("matplotlib")
+    seen = {}
+
+    def step(index: int, before: float, is_gold: bool) -> Step:
+        own, other = (
+            Candidate(t, f'"{t}"', p, r, 0.1, p, 3 - r, t == 1, is_gold and t == 1)
+            for t, p, r in ((1, before, 2), (2, 0.5, 1))
+        )
+        return Step(index, '"1"', (own, other), True, 1.5)
+
+    steps = [step(0, 0.1, False), step(1, 0.2, True), step(2, 0.3, True)]
+    monkeypatch.setattr(explain_command, "explain", lambda *args, **more: iter(steps))
+    monkeypatch.setattr(plots, "decisive_token", lambda step, *args, **more: seen.update(step=step))
+    monkeypatch.setattr(plots, "save", lambda *args: None)
+    options = ("-p", "hello", "--threads=1", "--picture", str(tmp_path / "a.png"))
+    run(capsys, "explain", "demo", *options)
+    assert seen["step"] is steps[1]
+    steps[1:] = []
+    run(capsys, "explain", "demo", *options)
+    assert seen["step"] is steps[0]
+
+
+def test_explain_asks_the_question_of_a_task_with_its_right_answer(capsys) -> None:
+    options = ("explain", "demo", "--threads=1", "--max-tokens=6", "--json")
+    record = json.loads(run(capsys, *options, "--question=kv-short:240:7"))
+    llm = pypcd.Llama("demo", n_threads=1)
+    sample = KV_SHORT.samples(300, 240, ModelTokenizer(llm), 0)[7]
+    llm.close()
+    assert record["gold"] == sample.gold.strip()
+    same = json.loads(run(capsys, *options, "-p", sample.prompt.text, f"--gold={sample.gold}"))
+    assert (record["steps"], record["n_prompt"]) == (same["steps"], same["n_prompt"])
+    assert json.loads(run(capsys, *options, "--question=kv-short:240:7", "--gold=x"))["gold"] == "x"
+
+
+def test_explain_has_nothing_to_draw_where_plain_decoding_writes_the_same(capsys, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "a.png"
+    options = ("--threads=1", "--max-tokens=2", "--picture", str(picture))
+    assert main(["explain", "demo", "-p", SAMPLE.prompt.text, "--pcd", "beta=0", *options]) == 1
+    assert "was not drawn" in capsys.readouterr().err
+    assert not picture.exists()
+
+
+def test_explain_through_the_chat_template(capsys, model) -> None:
+    record = json.loads(run(capsys, "explain", model, "-p", "hi", "--chat", "--max-tokens=2", "--json"))
+    plain = json.loads(run(capsys, "explain", model, "-p", "hi", "--max-tokens=2", "--json"))
+    assert record["n_prompt"] > plain["n_prompt"] and len(plain["steps"]) == 2
+    assert plain["pcd"] == pypcd.PCDConfig.preset("unsure").as_dict()
+
+
+def test_explain_ends_with_what_pcd_changed_and_says_if_it_was_cut(capsys) -> None:
+    question = ("explain", "demo", "--question=kv-short:1010:3", "--threads=1")
+    for pcd in ("window", "paper"):
+        for n in ("2", "30"):
+            options = (*question, f"--pcd={pcd}", f"--max-tokens={n}")
+            record = json.loads(run(capsys, *options, "--json"))
+            *_, last = run(capsys, *options).splitlines()
+            changed = [step["index"] + 1 for step in record["steps"] if step["is_changed"]]
+            with pypcd.Llama("demo", n_threads=1, pcd=pcd) as llm:
+                sample = KV_SHORT.samples(300, 1010, ModelTokenizer(llm), 0)[3]
+                llm.create_completion(sample.prompt.text, max_tokens=int(n), temperature=0)
+                assert [change.index + 1 for change in llm.last_answer.changes] == changed
+            which = f": token{'s' * (len(changed) > 1)} {', '.join(map(str, changed))}" if changed else ""
+            sentence = f"PCD ({pcd}) changed {len(changed)} of {len(record['steps'])} tokens"
+            assert record["pcd_answer"] == sentence and record["pcd_changed"] == len(changed)
+            assert last == sentence + which + (" | cut at 2 tokens, --max-tokens" if n == "2" else "")
+            assert record["is_cut"] == (n == "2")
+
+
+def test_explain_says_what_contrasts_an_answer_that_on_leaves_alone(capsys) -> None:
+    assert main(["explain", "demo", "-p", "short", "--threads=1", "--max-tokens=2"]) == 0
+    out, err = capsys.readouterr()
+    assert "PCD (unsure) left this answer alone: the text has fewer than 300 tokens" in out
+    assert "--pcd window:relative_top=0.1 contrasts every answer" in err
+    assert main(["explain", "demo", "-p", "short", "--threads=1", "--max-tokens=2", "--pcd", "unsure"]) == 0
+    assert "contrasts every answer" not in capsys.readouterr().err
+
+
+def test_explains_legend_names_only_what_is_shown(capsys) -> None:
+    options = ("explain", "demo", "-p", "short", "--threads=1", "--max-tokens=1", "--pcd")
+    for more, gold, beta in ((("window",), False, False), (("window:adaptive=jsd", "--gold=x"), True, True)):
+        legend = " ".join(run(capsys, *options, *more).partition("\n\n")[0].split())
+        assert ("* leads" in legend, "beta:" in legend) == (gold, beta)
+
+
+# -- nocache ----------------------------------------------------------------------------------------------------------
+
+
+def test_nocache(capsys) -> None:
+    options = ("nocache", "demo", "--length=96", "--n=1", "--n-tokens=2", "--threads=1")
+    text = run(capsys, *options)
+    assert all(name in text for name in ("greedy", "pcd ", "pcd:cache=shared", "pcd:cache=separate", "pcd:window"))
+    record = json.loads(run(capsys, *options, "--method=pcd:cache=separate", "--json"))
+    [check] = record["checks"]
+    assert check["method"] == "pcd:cache=separate" and check["is_same"] and check["n_steps"] == 2
+    assert check["local"] < 0.05 < check["effect"]
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args, named",
+    [
+        (("plot", "decay", "--d", "7"), "d is 7"),
+        (("plot", "decay", "--over-base", "1e9"), "over_base is 1000000000.0"),
+        (("plot", "decay", "--out", __file__), "is a file; allowed: a folder"),
+        (("salience", "demo", "--task", "kv-shrt"), "did you mean 'kv-short'"),
+        (("salience", "demo", "--pcd", "off"), "--pcd is off"),
+        (("salience", "demo", "--length", "16"), "n_tokens is 16"),
+        (("salience", "demo", "--length", "x"), "--length has 'x'"),
+        (("salience", "none.gguf"), "none.gguf"),
+        (("salience", "demo", "--out", __file__), "is a file; allowed: a folder"),
+        (("explain", "demo", "-p", ""), "the prompt is empty"),
+        (("explain", "demo", "-p", "x", "--pcd", "off"), "--pcd is off"),
+        (("explain", "demo", "-p", "x", "-f", "y"), "-p and -f"),
+        (("explain", "demo", "-p", "x", "--question", "kv-short:240:1"), "-p and --question"),
+        (("explain", "demo", "--question", "kv-short"), "--question is 'kv-short'; allowed: a task"),
+        (("explain", "demo", "--question", "kv-short:240,480:1"), "allowed: a task, a length and an index"),
+        (("explain", "demo", "--question", "kv-shrt:240:1"), "did you mean 'kv-short'"),
+        (("explain", "demo", "--question", "kv-short:x:1"), "--question has 'x'"),
+        (("explain", "demo", "--question", "kv-short:240:300"), "integer from 0 to 299"),
+        (("explain", "demo", "-f", "/none/such"), "/none/such: No such file"),
+        (("explain", "demo", "-p", "x", "--gold", ""), "--gold is empty"),
+        (("explain", "demo", "-p", "x", "--html", "/none/such/page.html"), "--html"),
+        (("explain", "demo", "-p", "x", "--picture", "/none/such/a.png"), "--picture"),
+        (("explain", "demo", "-p", "x", "--picture", "a.gif"), "'.gif'"),
+        (("explain", "demo", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
+        (("explain", "demo", "-p", "x " * 400, "--n-ctx", "256"), "give a larger --n-ctx"),
+        (("nocache", "demo", "--method", "pdc"), "did you mean 'pcd'"),
+        (("nocache", "demo", "--method", ","), "--method is empty"),
+        (("nocache", "demo", "--length", "64,128"), "--length"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_status_2(args, named, capsys) -> None:
+    assert main(args) == (1 if "256" in args else 2)  # a prompt that does not fit is none
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("pypcd: ") and named in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("args", [("plot", "decay"), ("salience", "demo")])
+def test_without_matplotlib_pictures_are_refused_and_tables_are_not(args, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "new"
+    assert main([*args, "--out", str(out)]) == 1
+    printed, err = capsys.readouterr()
+    assert printed == "" and "pip install matplotlib" in err
+    assert not out.exists()
+    if args[1] == "plot":
+        assert "standard" in run(capsys, *args, "--d=16", "--length=64", "--no-grid")
+
+
+def test_a_model_that_cannot_run_pcd_is_refused(capsys, tmp_path) -> None:
+    base = str(write_tiny_gguf(tmp_path / "base.gguf", "bloom"))
+    for args in (("salience", base, "--pcd=paper"), ("explain", base, "-p", "x", "--pcd=paper")):
+        assert main(args) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and "cannot run here: the architecture 'bloom'" in err
